@@ -1,0 +1,2 @@
+//! jepsen.
+fn main() {}

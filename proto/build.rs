@@ -1,0 +1,14 @@
+//! Compiles the `.proto` files with protox: no system protoc is needed.
+use std::{env, error::Error, fs, path::PathBuf};
+
+use prost::Message;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let files = ["raft.proto", "scheduler.proto", "agent.proto", "cluster.proto"];
+    let descriptors = protox::compile(files.map(|f| format!("quorate/v1/{f}")), ["."])?;
+    let path = PathBuf::from(env::var("OUT_DIR")?).join("quorate_descriptor.bin");
+    fs::write(path, descriptors.encode_to_vec())?;
+    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    println!("cargo:rerun-if-changed=quorate");
+    Ok(())
+}

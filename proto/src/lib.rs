@@ -1,0 +1,9 @@
+//! Generated gRPC code: messages, clients and services of `quorate.v1`.
+
+/// Messages, clients and servers of package `quorate.v1`.
+pub mod v1 {
+    tonic::include_proto!("quorate.v1");
+}
+
+/// The encoded file descriptor set, for reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/quorate_descriptor.bin"));

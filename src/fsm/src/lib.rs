@@ -1,0 +1,1 @@
+//! The replicated state machine: pure, no I/O, no clock, no randomness.

@@ -1,0 +1,1 @@
+//! Leader services as sans-io machines: broker, blocked evaluations, plan queue, heartbeats, drainer.
