@@ -1,1 +1,36 @@
-//! The replicated state machine: pure, no I/O, no clock, no randomness.
+//! The replicated state machine of Quorate: tables, commands and the one function that changes them, [`State::apply`].
+//!
+//! Pure: no I/O, no clock, no randomness, no floats. Time is `at` in the command, ids come in the command, iteration is ordered.
+//! Same log, same state, byte for byte, on every replica; [`digest`] is how replicas find out when that fails.
+//!
+//! ```text
+//!  Proposal { at, epoch, request, command } ──► State::apply ──► Applied { reply, effects } + ChangeSet (rows for the disk)
+//! ```
+
+pub mod allocation;
+
+pub mod codec;
+pub mod command;
+pub mod digest;
+pub mod effect;
+pub mod evaluation;
+pub mod id;
+
+pub mod job;
+pub mod limits;
+pub mod node;
+pub mod plan;
+pub mod resources;
+pub mod session;
+pub mod state;
+pub mod table;
+
+pub use allocation::{Allocation, ClientStatus, DesiredStatus, TaskEvent, TaskState};
+pub use command::{Command, Proposal, Rejection, Reply};
+pub use effect::Effect;
+pub use evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger};
+pub use id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, RequestId, Text, TimeMs};
+pub use job::{Job, JobKind, JobSpec, JobStatus, JobVersion, TaskGroup};
+pub use node::{Liveness, Node};
+pub use plan::{Placement, Plan, PlanVerdict, Stop};
+pub use state::State;

@@ -1,0 +1,211 @@
+//! The one place where bincode meets bytes. Everything Quorate persists is a frame:
+//!
+//! ```text
+//! magic u16 | kind u16 | version u16 | crc32c u32 of the payload | length u32 | payload        (little endian)
+//! ```
+//!
+//! Kinds and versions are explicit numbers outside bincode: a number, once used, never means anything else. Decoding takes a slice, never a
+//! reader (a hostile length prefix must not allocate), limits sizes, and refuses trailing bytes. Recursive types are not allowed in frames.
+
+use bincode::config::{Configuration, Limit, LittleEndian, Varint};
+use bytes::Bytes;
+use serde::{Serialize, de::DeserializeOwned};
+
+const MAGIC: u16 = 0x5152; // "RQ"
+/// Length of the header, bytes.
+pub const HEADER_BYTES: usize = 14;
+/// Longest payload, bytes.
+pub const PAYLOAD_BYTES_MAX: usize = 64 << 20;
+
+/// A type with a persisted form.
+pub trait Frame: Serialize + DeserializeOwned {
+    /// Number of the type. See `kinds`.
+    const KIND: u16;
+    /// Version of its layout.
+    const VERSION: u16;
+}
+
+/// Bytes that are not the frame that was expected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Too short, or the wrong magic number.
+    #[error("not a frame ({0} bytes)")]
+    NotAFrame(usize),
+    /// Another type.
+    #[error("frame of kind {found}, expected {expected}")]
+    Kind {
+        /// Kind in the frame.
+        found: u16,
+        /// Kind asked for.
+        expected: u16,
+    },
+    /// A version this program does not know: it is older than the data.
+    #[error("kind {kind} has version {found}, this program knows up to {known}: upgrade it")]
+    Version {
+        /// Kind.
+        kind: u16,
+        /// Version in the frame.
+        found: u16,
+        /// Newest version known.
+        known: u16,
+    },
+    /// The length in the header is not that of the bytes.
+    #[error("frame of kind {kind} says {said} bytes, has {has}")]
+    Length {
+        /// Kind.
+        kind: u16,
+        /// Length in the header.
+        said: usize,
+        /// Length found.
+        has: usize,
+    },
+    /// The checksum is wrong: the bytes are damaged.
+    #[error("frame of kind {kind} has a wrong checksum: the bytes are damaged")]
+    Checksum {
+        /// Kind.
+        kind: u16,
+    },
+    /// The payload is not of the type.
+    #[error("frame of kind {kind} does not decode: {detail}")]
+    Payload {
+        /// Kind.
+        kind: u16,
+        /// Detail from the decoder.
+        detail: String,
+    },
+}
+
+fn config() -> Configuration<LittleEndian, Varint, Limit<PAYLOAD_BYTES_MAX>> {
+    bincode::config::standard().with_limit::<PAYLOAD_BYTES_MAX>()
+}
+
+/// The frame of a value.
+pub fn encode<T: Frame>(value: &T) -> Bytes {
+    let mut out = Vec::with_capacity(256);
+    out.resize(HEADER_BYTES, 0);
+    bincode::serde::encode_into_std_write(value, &mut out, bincode::config::standard())
+        .expect("a derived Serialize into a Vec cannot fail");
+    let payload = out.get(HEADER_BYTES..).unwrap_or_default();
+    let length = u32::try_from(payload.len()).expect("a payload is below 4 GiB");
+    let crc = crc32c::crc32c(payload);
+    let mut header = Vec::with_capacity(HEADER_BYTES);
+    header.extend_from_slice(&MAGIC.to_le_bytes());
+    header.extend_from_slice(&T::KIND.to_le_bytes());
+    header.extend_from_slice(&T::VERSION.to_le_bytes());
+    header.extend_from_slice(&crc.to_le_bytes());
+    header.extend_from_slice(&length.to_le_bytes());
+    if let Some(slot) = out.get_mut(..HEADER_BYTES) {
+        slot.copy_from_slice(&header);
+    }
+    out.into()
+}
+
+fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+/// Kind and version of a frame, and its payload, checked against length and checksum.
+pub fn open(bytes: &[u8]) -> Result<(u16, u16, &[u8]), DecodeError> {
+    let parts = || {
+        let magic = u16::from_le_bytes(field(bytes, 0)?);
+        let kind = u16::from_le_bytes(field(bytes, 2)?);
+        let version = u16::from_le_bytes(field(bytes, 4)?);
+        let crc = u32::from_le_bytes(field(bytes, 6)?);
+        let length = u32::from_le_bytes(field(bytes, 10)?);
+        (magic == MAGIC).then_some((kind, version, crc, length))
+    };
+    let (kind, version, crc, length) = parts().ok_or(DecodeError::NotAFrame(bytes.len()))?;
+    let payload = bytes.get(HEADER_BYTES..).unwrap_or_default();
+    let said = usize::try_from(length).unwrap_or(usize::MAX);
+    if said != payload.len() {
+        return Err(DecodeError::Length { kind, said, has: payload.len() });
+    }
+    if crc32c::crc32c(payload) != crc {
+        return Err(DecodeError::Checksum { kind });
+    }
+    Ok((kind, version, payload))
+}
+
+/// The value of a frame.
+pub fn decode<T: Frame>(bytes: &[u8]) -> Result<T, DecodeError> {
+    let (kind, version, payload) = open(bytes)?;
+    if kind != T::KIND {
+        return Err(DecodeError::Kind { found: kind, expected: T::KIND });
+    }
+    if version != T::VERSION {
+        return Err(DecodeError::Version { kind, found: version, known: T::VERSION });
+    }
+    let (value, used) = bincode::serde::decode_from_slice(payload, config())
+        .map_err(|error| DecodeError::Payload { kind, detail: error.to_string() })?;
+    if used != payload.len() {
+        return Err(DecodeError::Payload { kind, detail: "trailing bytes".to_owned() });
+    }
+    Ok(value)
+}
+
+macro_rules! frames {
+    ($($(#[$doc:meta])* $kind:literal v $version:literal => $type:ty;)*) => {
+        $(impl Frame for $type {
+            const KIND: u16 = $kind;
+            const VERSION: u16 = $version;
+        })*
+        /// Every (kind, version) in use, for the test that keeps them apart.
+        pub const KINDS: &[(u16, u16)] = &[$(($kind, $version)),*];
+    };
+}
+
+frames! {
+    1 v 1 => crate::job::Job;
+    2 v 1 => crate::job::JobVersion;
+    3 v 1 => crate::node::Node;
+    4 v 1 => crate::evaluation::Evaluation;
+    5 v 1 => crate::allocation::Allocation;
+    6 v 1 => crate::state::NodePool;
+    7 v 1 => crate::state::Namespace;
+    8 v 1 => crate::state::SchedulerConfiguration;
+    9 v 1 => crate::state::TombstoneRow;
+    10 v 1 => crate::state::EarlyEligibility;
+    11 v 1 => crate::state::CapacityGain;
+    12 v 1 => crate::session::Session;
+    13 v 1 => crate::state::Head;
+    14 v 1 => crate::digest::DigestMark;
+    32 v 1 => crate::command::Proposal;
+    33 v 1 => crate::command::Reply;
+    34 v 1 => crate::plan::Plan;
+    35 v 1 => crate::job::JobSpec;
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::indexing_slicing, reason = "tests")]
+    use super::*;
+    use crate::state::Namespace;
+
+    #[test]
+    fn kinds_are_distinct() {
+        let mut kinds: Vec<u16> = KINDS.iter().map(|(kind, _)| *kind).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        assert_eq!(kinds.len(), KINDS.len());
+    }
+
+    #[test]
+    fn damage_anywhere_is_noticed() {
+        let row = Namespace {
+            name: "team".into(),
+            description: "théâtre".into(),
+            ..Namespace::default()
+        };
+        let bytes = encode(&row).to_vec();
+        assert_eq!(decode::<Namespace>(&bytes), Ok(row));
+        for position in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[position] ^= 1;
+            assert!(decode::<Namespace>(&damaged).is_err(), "flip at {position} was accepted");
+            assert!(decode::<Namespace>(&bytes[..position]).is_err(), "cut at {position}");
+        }
+        let mut longer = bytes;
+        longer.push(0);
+        assert!(decode::<Namespace>(&longer).is_err());
+    }
+}

@@ -1,0 +1,52 @@
+//! How replicas compare their states: per table the wrapping sum of a 128-bit hash over (key, encoded row).
+//!
+//! The sum does not depend on the order of changes and is kept up to date row by row. A [`DigestMark`] stores the digest as of the entry
+//! before it; servers report theirs; the leader commits the majority's as a verdict, and a replica that disagrees stops.
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::Index;
+
+/// A wrapping sum of row hashes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+pub struct Digest(pub u128);
+
+impl Digest {
+    /// Adds a row's hash.
+    pub fn add(&mut self, hash: u128) {
+        self.0 = self.0.wrapping_add(hash);
+    }
+
+    /// Takes a row's hash out.
+    pub fn remove(&mut self, hash: u128) {
+        self.0 = self.0.wrapping_sub(hash);
+    }
+}
+
+impl std::fmt::Display for Digest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// Hash of one row: the first 16 bytes of BLAKE3 over key length, key, frame.
+pub fn row_hash(disk_key: &[u8], frame: &[u8]) -> u128 {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&u32::try_from(disk_key.len()).unwrap_or(u32::MAX).to_le_bytes());
+    hasher.update(disk_key);
+    hasher.update(frame);
+    let mut out = [0u8; 16];
+    hasher.finalize_xof().fill(&mut out);
+    u128::from_le_bytes(out)
+}
+
+/// The digest of the state as of the entry before `index`, waiting for the servers' reports.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DigestMark {
+    /// Index of the mark.
+    pub index: Index,
+    /// This replica's digest. Not part of the replicated comparison of marks themselves: equal on replicas that agree.
+    pub digest: Digest,
+    /// What the majority found, once known.
+    pub verdict: Option<Digest>,
+}

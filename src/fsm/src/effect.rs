@@ -1,0 +1,28 @@
+//! What an applied entry means for the leader's services and for watchers. Effects only accelerate: whatever a service must do follows from
+//! [`crate::State`] alone, so a lost effect costs time, never correctness.
+
+use crate::id::{ClassId, EvaluationId, JobKey, NodeId};
+
+/// Something that changed.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Effect {
+    /// An evaluation was created or changed; its row says how.
+    Evaluation(EvaluationId),
+    /// A node has more room than before, or is newly schedulable.
+    Capacity {
+        /// Its class.
+        class: ClassId,
+        /// The node.
+        node: NodeId,
+    },
+    /// A node row changed or went.
+    Node(NodeId),
+    /// Allocations of a node changed.
+    NodeAllocations(NodeId),
+    /// A job row changed or went.
+    Job(JobKey),
+    /// The scheduler configuration changed.
+    SchedulerConfiguration,
+    /// A digest mark was set or got its verdict.
+    DigestMark,
+}

@@ -1,0 +1,222 @@
+//! Evaluations: requests to bring a job to its desired state, and the explanation of placements.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, Text, TimeMs},
+    job::JobKind,
+};
+
+/// Where an evaluation stands. Pending and blocked go on; the others are final.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum EvaluationStatus {
+    /// To be processed.
+    Pending,
+    /// Waits for capacity.
+    Blocked,
+    /// Processed.
+    Complete,
+    /// Could not be processed.
+    Failed,
+    /// Superseded.
+    Canceled,
+}
+
+impl EvaluationStatus {
+    /// The name used in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Blocked => "blocked",
+            Self::Complete => "complete",
+            Self::Failed => "failed",
+            Self::Canceled => "canceled",
+        }
+    }
+
+    /// Never changes again.
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, Self::Complete | Self::Failed | Self::Canceled)
+    }
+}
+
+/// Why an evaluation was made.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are Nomad's trigger names")]
+pub enum Trigger {
+    JobRegister,
+    JobDeregister,
+    PeriodicJob,
+    NodeDrain,
+    NodeUpdate,
+    AllocStop,
+    Scheduled,
+    RollingUpdate,
+    DeploymentWatcher,
+    FailedFollowUp,
+    MaxPlans,
+    AllocFailure,
+    QueuedAllocs,
+    Preemption,
+    JobScaling,
+    MaxDisconnectTimeout,
+    Reconnect,
+    RetryFailedAlloc,
+}
+
+impl Trigger {
+    /// The name used in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::JobRegister => "job-register",
+            Self::JobDeregister => "job-deregister",
+            Self::PeriodicJob => "periodic-job",
+            Self::NodeDrain => "node-drain",
+            Self::NodeUpdate => "node-update",
+            Self::AllocStop => "alloc-stop",
+            Self::Scheduled => "scheduled",
+            Self::RollingUpdate => "rolling-update",
+            Self::DeploymentWatcher => "deployment-watcher",
+            Self::FailedFollowUp => "failed-follow-up",
+            Self::MaxPlans => "max-plan-attempts",
+            Self::AllocFailure => "alloc-failure",
+            Self::QueuedAllocs => "queued-allocs",
+            Self::Preemption => "preemption",
+            Self::JobScaling => "job-scaling",
+            Self::MaxDisconnectTimeout => "max-disconnect-timeout",
+            Self::Reconnect => "reconnect",
+            Self::RetryFailedAlloc => "alloc-reschedule",
+        }
+    }
+}
+
+/// What a scheduling pass saw for one group: how many nodes, and why not.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Metrics {
+    /// Nodes looked at.
+    pub nodes_evaluated: u32,
+    /// Nodes that a constraint excluded.
+    pub nodes_filtered: u32,
+    /// Nodes in the job's pool.
+    pub nodes_in_pool: u32,
+    /// Ready nodes by datacenter.
+    pub nodes_available: BTreeMap<Text, u32>,
+    /// Nodes without room.
+    pub nodes_exhausted: u32,
+    /// Filtered nodes by class name.
+    pub class_filtered: BTreeMap<Text, u32>,
+    /// Filtered nodes by constraint.
+    pub constraint_filtered: BTreeMap<Text, u32>,
+    /// Exhausted nodes by class name.
+    pub class_exhausted: BTreeMap<Text, u32>,
+    /// Exhausted nodes by dimension.
+    pub dimension_exhausted: BTreeMap<Text, u32>,
+    /// Best nodes with their scores in millionths, best first, at most `limits::NODE_SCORES_MAX`.
+    pub scores: Vec<NodeScore>,
+    /// Further instances of the group that failed the same way.
+    pub coalesced_failures: u32,
+}
+
+/// Scores of one node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeScore {
+    /// Node.
+    pub node: NodeId,
+    /// By component, millionths.
+    pub parts: BTreeMap<Text, i32>,
+    /// Mean, millionths.
+    pub total: i32,
+}
+
+/// An evaluation row.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Evaluation {
+    /// Id.
+    pub id: EvaluationId,
+    /// Job.
+    pub job: JobKey,
+    /// Priority, the job's unless given.
+    pub priority: u16,
+    /// Scheduler.
+    pub kind: JobKind,
+    /// Why.
+    pub trigger: Trigger,
+    /// Where it stands.
+    pub status: EvaluationStatus,
+    /// In words.
+    pub status_description: Text,
+    /// Node it is about: node updates, and blocked records of per-node jobs.
+    pub node: Option<NodeId>,
+    /// Modify index of that node when the evaluation was made.
+    pub node_modify_index: Index,
+    /// Modify index of the job's spec when the evaluation was made.
+    pub job_modify_index: Index,
+    /// Not before this log time; 0: at once.
+    pub wait_until: TimeMs,
+    /// Follow-up.
+    pub next: Option<EvaluationId>,
+    /// Origin.
+    pub previous: Option<EvaluationId>,
+    /// Blocked evaluation that this one made.
+    pub blocked: Option<EvaluationId>,
+    /// Groups that could not be placed.
+    pub failed_groups: BTreeMap<Text, Metrics>,
+    /// For a blocked evaluation: classes seen, and whether they would do.
+    pub class_eligibility: BTreeMap<ClassId, bool>,
+    /// For a blocked evaluation: constraints look at unique properties, so classes say nothing.
+    pub escaped: bool,
+    /// Instances not placed, by group.
+    pub queued: BTreeMap<Text, u32>,
+    /// Index of the snapshot it was last processed on.
+    pub snapshot_index: Index,
+    /// Failed allocations that it waits to reschedule.
+    pub reschedules: Vec<AllocationId>,
+    /// Index of creation.
+    pub create_index: Index,
+    /// Index of the last change.
+    pub modify_index: Index,
+    /// Log time of creation.
+    pub created_at: TimeMs,
+    /// Log time of the last change.
+    pub modified_at: TimeMs,
+}
+
+impl Evaluation {
+    /// A pending evaluation; indexes and times are set when it is stored.
+    pub fn new(
+        id: EvaluationId,
+        job: JobKey,
+        kind: JobKind,
+        priority: u16,
+        trigger: Trigger,
+    ) -> Self {
+        Self {
+            id,
+            job,
+            priority,
+            kind,
+            trigger,
+            status: EvaluationStatus::Pending,
+            status_description: "".into(),
+            node: None,
+            node_modify_index: 0,
+            job_modify_index: 0,
+            wait_until: 0,
+            next: None,
+            previous: None,
+            blocked: None,
+            failed_groups: BTreeMap::new(),
+            class_eligibility: BTreeMap::new(),
+            escaped: false,
+            queued: BTreeMap::new(),
+            snapshot_index: 0,
+            reschedules: Vec::new(),
+            create_index: 0,
+            modify_index: 0,
+            created_at: 0,
+            modified_at: 0,
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Jobs: what users ask for. A [`JobSpec`] is immutable; a [`Job`] row says which version is current and what became of it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{Index, JobKey, Text, TimeMs};
+
+/// Which scheduler handles a job.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum JobKind {
+    /// Long-running, `count` instances, replaced when they end.
+    Service,
+    /// Runs to completion, `count` instances.
+    Batch,
+    /// One instance on each feasible node.
+    System,
+    /// Runs to completion once on each feasible node.
+    Sysbatch,
+}
+
+impl JobKind {
+    /// All kinds, in the order of their names in Nomad's documentation.
+    pub const ALL: [Self; 4] = [Self::Service, Self::Batch, Self::System, Self::Sysbatch];
+
+    /// The name used in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Service => "service",
+            Self::Batch => "batch",
+            Self::System => "system",
+            Self::Sysbatch => "sysbatch",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Whether one instance per node is wanted instead of `count` instances.
+    pub const fn is_per_node(self) -> bool {
+        matches!(self, Self::System | Self::Sysbatch)
+    }
+}
+
+/// A requirement `left operand right` that a node must meet.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct Constraint {
+    /// Left target, for example `${attr.kernel.name}`.
+    pub left: Text,
+    /// Operand as written: `=`, `!=`, `regexp`, `version`, `distinct_hosts` …
+    pub operand: Text,
+    /// Right target or literal.
+    pub right: Text,
+}
+
+/// A weighted preference; the weight is in -100..=100 and not 0.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct Affinity {
+    /// The condition.
+    pub constraint: Constraint,
+    /// Weight in -100..=100; negative repels.
+    pub weight: i16,
+}
+
+/// Spread instances over the values of a node attribute.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Spread {
+    /// The attribute, for example `${node.datacenter}`.
+    pub attribute: Text,
+    /// Weight among several spreads, 1..=100.
+    pub weight: u16,
+    /// Wanted percentages by value; empty asks for an even spread.
+    pub targets: Vec<SpreadTarget>,
+}
+
+/// A wanted share of one attribute value.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct SpreadTarget {
+    /// The value.
+    pub value: Text,
+    /// Percent of the group's count, 0..=100.
+    pub percent: u16,
+}
+
+/// What the agent does when a task ends with an error.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct RestartPolicy {
+    /// Restarts allowed in an interval.
+    pub attempts: u32,
+    /// Length of the interval, ms.
+    pub interval_ms: u64,
+    /// Pause before a restart, ms.
+    pub delay_ms: u64,
+    /// Fail the allocation when attempts are used up (`fail`), or wait for the next interval (`delay`).
+    pub fail: bool,
+}
+
+/// How delays between reschedules grow.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum DelayFunction {
+    /// The same delay each time.
+    Constant,
+    /// Doubled each time.
+    Exponential,
+    /// Sum of the last two.
+    Fibonacci,
+}
+
+/// What the scheduler does with failed allocations.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct ReschedulePolicy {
+    /// Attempts within the interval, ignored when `unlimited`.
+    pub attempts: u32,
+    /// Interval, ms.
+    pub interval_ms: u64,
+    /// First delay, ms.
+    pub delay_ms: u64,
+    /// Growth of the delay.
+    pub delay_function: DelayFunction,
+    /// Upper bound of the delay, ms.
+    pub delay_ms_max: u64,
+    /// No limit on attempts.
+    pub unlimited: bool,
+}
+
+/// How a change of the job is rolled out.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct UpdateStrategy {
+    /// Pause between steps of a system job, ms.
+    pub stagger_ms: u64,
+    /// Instances changed at a time; 0 means all at once.
+    pub max_parallel: u32,
+    /// How long an instance must run to count as healthy, ms.
+    pub healthy_ms_min: u64,
+    /// How long an instance may take to become healthy, ms.
+    pub healthy_deadline_ms: u64,
+    /// How long a rollout may go without progress, ms.
+    pub progress_deadline_ms: u64,
+}
+
+/// How allocations leave a draining node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct MigrateStrategy {
+    /// Instances of the group that may be missing at a time.
+    pub max_parallel: u32,
+    /// How long a replacement must run to count as healthy, ms.
+    pub healthy_ms_min: u64,
+    /// How long a replacement may take to become healthy, ms.
+    pub healthy_deadline_ms: u64,
+}
+
+/// A port that a group asks for.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct PortAsk {
+    /// Label, unique in the group.
+    pub label: Text,
+    /// The static port, or 0 for a dynamic one.
+    pub value: u16,
+    /// Port inside the task's network; 0: the same.
+    pub to: u16,
+}
+
+/// The network a group asks for; only host mode exists so far.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Network {
+    /// Ports, static and dynamic, in declaration order.
+    pub ports: Vec<PortAsk>,
+}
+
+/// Resources of one task.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct TaskResources {
+    /// MHz.
+    pub cpu_mhz: u64,
+    /// MiB reserved.
+    pub memory_mb: u64,
+    /// MiB allowed at most when oversubscription is on; 0: the same as reserved.
+    pub memory_mb_max: u64,
+}
+
+/// Log rotation of one task.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct LogConfig {
+    /// Files kept.
+    pub files_max: u32,
+    /// Size of one file, MiB.
+    pub file_mb_max: u32,
+    /// Keep no logs.
+    pub disabled: bool,
+}
+
+/// One process of a group.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Task {
+    /// Name, unique in the group.
+    pub name: Text,
+    /// Driver: `raw_exec`, `mock` …
+    pub driver: Text,
+    /// User to run as; empty: the agent's.
+    pub user: Text,
+    /// The driver's configuration, a JSON object in canonical form (sorted keys).
+    pub config_json: Text,
+    /// Environment.
+    pub env: BTreeMap<Text, Text>,
+    /// Meta of this task alone.
+    pub meta: BTreeMap<Text, Text>,
+    /// Constraints.
+    pub constraints: Vec<Constraint>,
+    /// Affinities.
+    pub affinities: Vec<Affinity>,
+    /// Resources.
+    pub resources: TaskResources,
+    /// Time between the kill signal and SIGKILL, ms.
+    pub kill_timeout_ms: u64,
+    /// Signal that asks the task to stop.
+    pub kill_signal: Text,
+    /// When this task ends, the others of the group are stopped.
+    pub leader: bool,
+    /// Pause before the kill signal, ms.
+    pub shutdown_delay_ms: u64,
+    /// Restart policy of this task.
+    pub restart: RestartPolicy,
+    /// Log rotation.
+    pub logs: LogConfig,
+}
+
+/// Tasks that are placed together on one node.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct TaskGroup {
+    /// Name, unique in the job.
+    pub name: Text,
+    /// Wanted instances; for per-node jobs 0 or 1.
+    pub count: u32,
+    /// Constraints.
+    pub constraints: Vec<Constraint>,
+    /// Affinities.
+    pub affinities: Vec<Affinity>,
+    /// Spreads.
+    pub spreads: Vec<Spread>,
+    /// Tasks, at least one.
+    pub tasks: Vec<Task>,
+    /// Meta.
+    pub meta: BTreeMap<Text, Text>,
+    /// Restart policy that tasks inherit.
+    pub restart: RestartPolicy,
+    /// Reschedule policy; none for per-node jobs.
+    pub reschedule: Option<ReschedulePolicy>,
+    /// Update strategy; none for batch jobs.
+    pub update: Option<UpdateStrategy>,
+    /// Migrate strategy.
+    pub migrate: MigrateStrategy,
+    /// Network, when ports are asked for.
+    pub network: Option<Network>,
+    /// Ephemeral disk, MiB.
+    pub disk_mb: u64,
+    /// Pause before stopping, ms.
+    pub shutdown_delay_ms: u64,
+    /// Service blocks as given (JSON array), stored and shown; not registered anywhere yet. Empty: none.
+    pub services_json: Text,
+}
+
+/// Marks a job as a template for dispatches.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Parameterized {
+    /// `optional`, `required` or `forbidden`.
+    pub payload: Text,
+    /// Meta keys a dispatch must give.
+    pub meta_required: Vec<Text>,
+    /// Meta keys a dispatch may give.
+    pub meta_optional: Vec<Text>,
+}
+
+/// What the user wrote, validated, with Nomad's defaults filled in.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// Namespace and id.
+    pub key: JobKey,
+    /// Display name.
+    pub name: Text,
+    /// Region, `global`.
+    pub region: Text,
+    /// Scheduler.
+    pub kind: JobKind,
+    /// 1..=100, default 50.
+    pub priority: u16,
+    /// A plan that loses a part loses all.
+    pub all_at_once: bool,
+    /// Datacenter patterns (globs), default `*`.
+    pub datacenters: Vec<Text>,
+    /// Node pool, `default`.
+    pub node_pool: Text,
+    /// Constraints.
+    pub constraints: Vec<Constraint>,
+    /// Affinities.
+    pub affinities: Vec<Affinity>,
+    /// Spreads.
+    pub spreads: Vec<Spread>,
+    /// Groups, at least one.
+    pub groups: Vec<TaskGroup>,
+    /// Meta.
+    pub meta: BTreeMap<Text, Text>,
+    /// Set for templates: such a job gets no evaluation.
+    pub parameterized: Option<Parameterized>,
+}
+
+impl JobSpec {
+    /// The group of that name.
+    pub fn group(&self, name: &str) -> Option<&TaskGroup> {
+        self.groups.iter().find(|group| &*group.name == name)
+    }
+}
+
+/// Whether anything of a job is alive; derived from its evaluations and allocations after each change.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum JobStatus {
+    /// Nothing runs yet.
+    Pending,
+    /// Something runs, or the job is a live template.
+    Running,
+    /// Nothing runs and nothing is to come.
+    Dead,
+}
+
+impl JobStatus {
+    /// The name used in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Running => "running",
+            Self::Dead => "dead",
+        }
+    }
+}
+
+/// The current state of a job. The spec of `version` is in the versions table.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// Namespace and id.
+    pub key: JobKey,
+    /// Scheduler of the current version.
+    pub kind: JobKind,
+    /// Priority of the current version.
+    pub priority: u16,
+    /// Current version, from 0.
+    pub version: u64,
+    /// Stopped by a user; allocations are to end.
+    pub stop: bool,
+    /// Derived status.
+    pub status: JobStatus,
+    /// Current version is a template.
+    pub parameterized: bool,
+    /// Index of the first registration; with the key it names one incarnation of a job.
+    pub create_index: Index,
+    /// Index of the last change.
+    pub modify_index: Index,
+    /// Index of the last change of the spec.
+    pub job_modify_index: Index,
+    /// Index of the entry that applied the last plan of this job.
+    ///
+    /// Invariant: never lower than that of any applied plan, so that an older plan is seen to be stale.
+    pub last_plan_index: Index,
+    /// Log time of the last registration.
+    pub submitted_at: TimeMs,
+    /// Instances that the last evaluation could not place, by group.
+    pub queued: BTreeMap<Text, u32>,
+}
+
+/// One version of a job.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct JobVersion {
+    /// The spec.
+    pub spec: Arc<JobSpec>,
+    /// Version number.
+    pub version: u64,
+    /// Known to work.
+    pub stable: bool,
+    /// Index of the job's first registration.
+    pub create_index: Index,
+    /// Index of this version's registration.
+    pub job_modify_index: Index,
+    /// Log time of this version's registration.
+    pub submitted_at: TimeMs,
+}
+
+/// Counts of a group's allocations by what became of them, and of instances not placed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct GroupSummary {
+    /// Not placed.
+    pub queued: u32,
+    /// Ended well.
+    pub complete: u32,
+    /// Ended with an error.
+    pub failed: u32,
+    /// Running.
+    pub running: u32,
+    /// Placed, not yet running.
+    pub starting: u32,
+    /// On a node that was lost.
+    pub lost: u32,
+    /// On a disconnected node.
+    pub unknown: u32,
+}

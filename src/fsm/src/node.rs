@@ -1,0 +1,265 @@
+//! Nodes. A node's state is five orthogonal parts (liveness, health, eligibility, drain, instance), never one enum: an operator's
+//! wish survives a flap, a suspension survives an operator's wish.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    id::{ClassId, Index, NodeId, Text, TimeMs},
+    resources::Resources,
+};
+
+/// Whether the agent is heard from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum Liveness {
+    /// Registered; statuses of its allocations are not in yet.
+    Initializing,
+    /// In service.
+    Ready,
+    /// Not heard from, and its allocations tolerate that for a while.
+    Disconnected,
+    /// Not heard from; its allocations are lost.
+    Down,
+}
+
+impl Liveness {
+    /// The status name used in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Initializing => "initializing",
+            Self::Ready => "ready",
+            Self::Disconnected => "disconnected",
+            Self::Down => "down",
+        }
+    }
+
+    /// The legal transitions (docs: node life).
+    pub const fn may_become(self, next: Self) -> bool {
+        matches!(
+            (self, next),
+            (Self::Initializing, Self::Ready | Self::Down)
+                | (Self::Ready, Self::Disconnected | Self::Down | Self::Initializing)
+                | (Self::Disconnected, Self::Initializing | Self::Down)
+                | (Self::Down, Self::Initializing)
+        )
+    }
+}
+
+/// Why a node was suspended.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum SuspendReason {
+    /// Infrastructure errors of its tasks.
+    Flaky,
+    /// Found unhealthy after a task.
+    Unhealthy,
+    /// Never became ready.
+    ReadinessFailed,
+}
+
+impl SuspendReason {
+    /// The name used in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Flaky => "flaky",
+            Self::Unhealthy => "unhealthy",
+            Self::ReadinessFailed => "readiness-failed",
+        }
+    }
+}
+
+/// Whether the node is trusted with work.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub enum Health {
+    /// Trusted.
+    #[default]
+    Ok,
+    /// Out of service until `until`, then initializing again.
+    Suspended {
+        /// Why.
+        reason: SuspendReason,
+        /// Since when.
+        since: TimeMs,
+        /// Until when.
+        until: TimeMs,
+    },
+}
+
+/// Whether an operator allows new work. Sticky: only an operator changes it back.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Eligibility {
+    /// New work is refused.
+    pub ineligible: bool,
+    /// Who said so.
+    pub by: Text,
+    /// Why.
+    pub reason: Text,
+    /// When.
+    pub at: TimeMs,
+    /// At which index.
+    pub index: Index,
+}
+
+/// A drain under way.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Drain {
+    /// Start.
+    pub started_at: TimeMs,
+    /// When the rest is forced; none: never.
+    pub deadline_at: Option<TimeMs>,
+    /// Everything at once.
+    pub force: bool,
+    /// Leave system jobs running.
+    pub ignore_system: bool,
+    /// Who drains: an operator's name or a service's.
+    pub owner: Text,
+    /// A service may take it back by itself.
+    pub cancelable: bool,
+}
+
+/// Resources and ports of a node.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct NodeResources {
+    /// All there is.
+    pub total: Resources,
+    /// Kept from tasks.
+    pub reserved: Resources,
+    /// Ports kept from tasks, sorted.
+    pub reserved_ports: Vec<u16>,
+    /// Lowest dynamic port.
+    pub dynamic_port_min: u16,
+    /// Highest dynamic port.
+    pub dynamic_port_max: u16,
+    /// Cpu cores, shown only.
+    pub cores: u32,
+    /// Address that ports are reached at.
+    pub address: Text,
+    /// Most allocations at a time; 0: no limit.
+    pub allocations_max: u32,
+}
+
+impl NodeResources {
+    /// What tasks may use.
+    pub fn available(&self) -> Resources {
+        self.total.minus(self.reserved)
+    }
+}
+
+/// A driver as the agent found it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Driver {
+    /// Present.
+    pub detected: bool,
+    /// Usable.
+    pub healthy: bool,
+    /// In words.
+    pub description: Text,
+    /// Its attributes.
+    pub attributes: BTreeMap<Text, Text>,
+}
+
+/// What an agent says of its node; replaced as a whole at each registration.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct NodeDescription {
+    /// Name, usually the host's.
+    pub name: Text,
+    /// Datacenter.
+    pub datacenter: Text,
+    /// Class, free text.
+    pub class: Text,
+    /// Node pool.
+    pub pool: Text,
+    /// Fingerprinted attributes.
+    pub attributes: BTreeMap<Text, Text>,
+    /// Meta from the agent's configuration.
+    pub meta: BTreeMap<Text, Text>,
+    /// Resources.
+    pub resources: NodeResources,
+    /// Drivers by name.
+    pub drivers: BTreeMap<Text, Driver>,
+    /// HTTP address of the agent.
+    pub http_address: Text,
+    /// Version of the agent.
+    pub version: Text,
+}
+
+/// Something that happened to a node, shown to people.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct NodeEvent {
+    /// When.
+    pub at: TimeMs,
+    /// At which index.
+    pub index: Index,
+    /// What.
+    pub message: Text,
+}
+
+/// A node row.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Node {
+    /// Id.
+    pub id: NodeId,
+    /// Fixed at the first registration; another one is refused.
+    pub secret: [u8; 16],
+    /// State directory and boot of the agent; another one is another incarnation.
+    pub identity: [u8; 16],
+    /// Rises when the agent's memory of its allocations is gone.
+    ///
+    /// Invariant: never falls, also over reaping (the tombstone keeps it).
+    pub incarnation: u64,
+    /// What the agent says.
+    pub description: Arc<NodeDescription>,
+    /// Hash of what scheduling depends on, without unique keys.
+    pub class: ClassId,
+    /// Heard from?
+    pub liveness: Liveness,
+    /// Log time of the last change of liveness.
+    pub liveness_at: TimeMs,
+    /// When initializing ends in suspension.
+    pub ready_deadline_at: TimeMs,
+    /// When it went down; kept until it is ready again.
+    pub lost_at: Option<TimeMs>,
+    /// Index of the last missed heartbeat.
+    pub missed_index: Index,
+    /// Index of the last allocation sync; `Ready` after a miss needs a later one.
+    pub synced_index: Index,
+    /// Trusted?
+    pub health: Health,
+    /// Suspensions so far, decaying.
+    pub strikes: u32,
+    /// Log time of the last strike, for decay.
+    pub strike_at: TimeMs,
+    /// Allowed?
+    pub eligibility: Eligibility,
+    /// Draining?
+    pub drain: Option<Drain>,
+    /// Machine of a provider that this node runs on.
+    pub instance: Option<Text>,
+    /// Affinity key of the last allocation started here; empty: none.
+    pub affinity_key: Text,
+    /// Index of the first registration.
+    pub create_index: Index,
+    /// Index of the last change.
+    pub modify_index: Index,
+    /// Newest last, at most `limits::NODE_EVENTS_MAX`.
+    pub events: Vec<NodeEvent>,
+}
+
+impl Node {
+    /// Whether new work may be placed here.
+    pub fn is_schedulable(&self) -> bool {
+        self.liveness == Liveness::Ready
+            && self.health == Health::Ok
+            && !self.eligibility.ineligible
+            && self.drain.is_none()
+    }
+}
+
+/// What is left of a reaped node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Tombstone {
+    /// Last incarnation.
+    pub incarnation: u64,
+    /// When it was reaped.
+    pub at: TimeMs,
+}

@@ -1,0 +1,172 @@
+//! Plans: what a scheduler proposes, and what became of it.
+//!
+//! A worker builds a [`Plan`] on a snapshot; the leader's applier drops what no longer fits and picks ports; `apply` re-checks what is left
+//! against the running state ([`crate::apply`]) and answers with a [`PlanVerdict`].
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    allocation::{ClientStatus, DesiredStatus, RescheduleEvent},
+    evaluation::{Evaluation, EvaluationStatus, Metrics},
+    id::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text},
+    resources::{Dimension, Port},
+};
+
+/// A new allocation. Resources follow from the job version's group.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Placement {
+    /// Id of the allocation to be.
+    pub id: AllocationId,
+    /// Task group.
+    pub group: Text,
+    /// Number in the name.
+    pub name_index: u32,
+    /// Node.
+    pub node: NodeId,
+    /// Ports; empty from the worker, filled in by the applier.
+    pub ports: Vec<Port>,
+    /// The allocation it replaces.
+    pub previous: Option<AllocationId>,
+    /// Past reschedules, this one included.
+    pub reschedules: Vec<RescheduleEvent>,
+    /// How it was decided.
+    pub metrics: Option<Arc<Metrics>>,
+}
+
+/// An allocation that is to end.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Stop {
+    /// Allocation.
+    pub id: AllocationId,
+    /// `Stop` or `Evict`.
+    pub desired: DesiredStatus,
+    /// Why.
+    pub description: Text,
+    /// Client status decided by the servers: `Lost` when the node is gone.
+    pub client: Option<ClientStatus>,
+}
+
+/// An allocation that stays as it is and moves to the plan's job version.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct InPlace {
+    /// Allocation.
+    pub id: AllocationId,
+}
+
+/// A failed allocation that an evaluation of this plan will reschedule later.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FollowUp {
+    /// Allocation.
+    pub id: AllocationId,
+    /// One of `Outcome::evaluations`.
+    pub evaluation: EvaluationId,
+}
+
+/// What becomes of the evaluation if the whole plan is applied.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    /// New status; `Blocked` re-blocks a woken blocked evaluation.
+    pub status: EvaluationStatus,
+    /// In words.
+    pub description: Text,
+    /// Instances not placed, by group.
+    pub queued: BTreeMap<Text, u32>,
+    /// Groups that could not be placed.
+    pub failed_groups: BTreeMap<Text, Metrics>,
+    /// Class eligibility and escape, when the evaluation itself is re-blocked.
+    pub class_eligibility: BTreeMap<crate::id::ClassId, bool>,
+    /// See [`Evaluation::escaped`].
+    pub escaped: bool,
+    /// Evaluations made by this one: blocked ones and follow-ups.
+    pub evaluations: Vec<Evaluation>,
+}
+
+/// A proposal of a scheduler.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// Evaluation that is processed.
+    pub evaluation: EvaluationId,
+    /// Job.
+    pub job: JobKey,
+    /// Incarnation of the job; 0 when the job was gone in the snapshot.
+    pub job_create_index: Index,
+    /// Version of the job that placements and in-place updates run.
+    pub job_version: u64,
+    /// Index of the snapshot.
+    pub snapshot_index: Index,
+    /// Priority in the plan queue.
+    pub priority: u16,
+    /// Losing a part loses all.
+    pub all_at_once: bool,
+    /// Allocations to end.
+    pub stops: Vec<Stop>,
+    /// Allocations that move to the new version as they are.
+    pub in_place: Vec<InPlace>,
+    /// Failed allocations with a reschedule to come.
+    pub follow_ups: Vec<FollowUp>,
+    /// New allocations.
+    pub placements: Vec<Placement>,
+    /// Taken if nothing of the plan was dropped; none once the applier dropped a part.
+    pub outcome: Option<Outcome>,
+}
+
+impl Plan {
+    /// Changes no allocation.
+    pub fn is_no_op(&self) -> bool {
+        self.stops.is_empty()
+            && self.in_place.is_empty()
+            && self.follow_ups.is_empty()
+            && self.placements.is_empty()
+    }
+}
+
+/// Why a placement or a whole plan was not taken.
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, thiserror::Error,
+)]
+pub enum DropReason {
+    /// The evaluation is not there or is final.
+    #[error("the evaluation is not open")]
+    EvaluationClosed,
+    /// A later plan of the job was applied already.
+    #[error("the plan is older than the job's last plan")]
+    StalePlan,
+    /// The job is gone, stopped, or of another version.
+    #[error("the job changed")]
+    JobChanged,
+    /// The node does not exist.
+    #[error("node does not exist")]
+    NodeMissing,
+    /// The node is not in service.
+    #[error("node is not schedulable")]
+    NodeUnschedulable,
+    /// The node has too little of something.
+    #[error("node is full: {}", .0.name())]
+    NodeFull(Dimension),
+    /// The id exists already, or the name is live.
+    #[error("an allocation of this name or id is live")]
+    NameTaken,
+    /// The allocation to be changed is not there any more or is final.
+    #[error("the allocation to change is gone")]
+    AllocationGone,
+    /// Another part of an all-at-once plan was dropped.
+    #[error("part of an all-at-once plan was dropped")]
+    AllAtOnce,
+}
+
+/// What became of a plan.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PlanVerdict {
+    /// Evaluation of the plan.
+    pub evaluation: EvaluationId,
+    /// The plan as a whole was refused.
+    pub refused: Option<DropReason>,
+    /// Placements and in-place updates that were dropped.
+    pub dropped: Vec<(AllocationId, DropReason)>,
+    /// The outcome was taken: the evaluation is done with.
+    pub outcome_taken: bool,
+    /// The worker waits for this index before it plans again; 0 when everything was applied.
+    pub refresh_index: Index,
+}

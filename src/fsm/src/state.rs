@@ -1,0 +1,593 @@
+//! The state: one table per noun, indexes derived from them, and the head (log position, log time).
+//!
+//! `Clone` is O(1): a clone is a snapshot that schedulers, readers and snapshot files use while `apply` goes on. Derived indexes are never
+//! stored; they are rebuilt while loading and checked against a recomputation in tests ([`crate::invariant`]).
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bytes::Bytes;
+use imbl::{OrdMap, OrdSet};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    allocation::{Allocation, ClientStatus},
+    codec::{self, DecodeError},
+    digest::{Digest, DigestMark},
+    evaluation::{Evaluation, EvaluationStatus},
+    id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, RequestId, Text, TimeMs},
+    job::{GroupSummary, Job, JobSpec, JobVersion},
+    node::{Eligibility, Node, Tombstone},
+    resources::{NodeUsage, PortHolder},
+    session::Session,
+    table::{ChangeSet, Row, Table, TableId},
+};
+
+/// A node pool. `all` (every node) and `default` always exist.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NodePool {
+    /// Name.
+    pub name: Text,
+    /// In words.
+    pub description: Text,
+    /// Meta.
+    pub meta: BTreeMap<Text, Text>,
+    /// Index of creation.
+    pub create_index: Index,
+    /// Index of the last change.
+    pub modify_index: Index,
+}
+
+/// A namespace. `default` always exists.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Namespace {
+    /// Name.
+    pub name: Text,
+    /// In words.
+    pub description: Text,
+    /// Meta.
+    pub meta: BTreeMap<Text, Text>,
+    /// Index of creation.
+    pub create_index: Index,
+    /// Index of the last change.
+    pub modify_index: Index,
+}
+
+/// How nodes are ranked by fullness.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Algorithm {
+    /// Fill nodes up.
+    #[default]
+    Binpack,
+    /// Prefer empty nodes.
+    Spread,
+}
+
+/// Cluster-wide settings of the schedulers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SchedulerConfiguration {
+    /// Ranking.
+    pub algorithm: Algorithm,
+    /// Let tasks use more memory than reserved.
+    pub memory_oversubscription: bool,
+    /// Refuse job registrations.
+    pub reject_job_registration: bool,
+    /// Hand out no evaluations.
+    pub pause_eval_broker: bool,
+    /// Nodes looked at for a group with affinities or spreads (Nomad's `NodeLimitForFeasibilityChecks`).
+    pub node_limit: u32,
+    /// Index of creation.
+    pub create_index: Index,
+    /// Index of the last change.
+    pub modify_index: Index,
+}
+
+impl Default for SchedulerConfiguration {
+    fn default() -> Self {
+        Self {
+            algorithm: Algorithm::Binpack,
+            memory_oversubscription: false,
+            reject_job_registration: false,
+            pause_eval_broker: false,
+            node_limit: 100,
+            create_index: 0,
+            modify_index: 0,
+        }
+    }
+}
+
+/// A reaped node's row.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TombstoneRow {
+    /// Node.
+    pub node: NodeId,
+    /// What is left.
+    pub tombstone: Tombstone,
+}
+
+/// An eligibility set before its node exists.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EarlyEligibility {
+    /// Node to come.
+    pub node: NodeId,
+    /// What it will get.
+    pub eligibility: Eligibility,
+}
+
+/// What a capacity gain is about.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum GainKey {
+    /// Nodes of a class.
+    Class(ClassId),
+    /// One node.
+    Node(NodeId),
+}
+
+/// The last index at which a class or node gained room, so that a wake-up that died with a leader is made up for by the next.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CapacityGain {
+    /// What gained.
+    pub key: GainKey,
+    /// When.
+    pub index: Index,
+}
+
+impl crate::table::Key for GainKey {
+    fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Class(class) => {
+                out.push(0);
+                out.extend_from_slice(&class.0);
+            }
+            Self::Node(node) => {
+                out.push(1);
+                out.extend_from_slice(&node.0);
+            }
+        }
+    }
+}
+
+macro_rules! rows {
+    ($($type:ty, $key:ty, $table:ident, |$row:ident| $expr:expr;)*) => {$(
+        impl Row for $type {
+            type Key = $key;
+            const TABLE: TableId = TableId::$table;
+            fn key(&self) -> $key {
+                let $row = self;
+                $expr
+            }
+        }
+    )*};
+}
+rows! {
+    Job, JobKey, Jobs, |row| row.key.clone();
+    JobVersion, (JobKey, Index, u64), JobVersions, |row| (row.spec.key.clone(), row.create_index, row.version);
+    Node, NodeId, Nodes, |row| row.id;
+    Evaluation, EvaluationId, Evaluations, |row| row.id;
+    Allocation, AllocationId, Allocations, |row| row.id;
+    NodePool, Text, NodePools, |row| row.name.clone();
+    Namespace, Text, Namespaces, |row| row.name.clone();
+    SchedulerConfiguration, (), SchedulerConfiguration, |_row| ();
+    TombstoneRow, NodeId, Tombstones, |row| row.node;
+    EarlyEligibility, NodeId, EarlyEligibilities, |row| row.node;
+    CapacityGain, GainKey, CapacityGains, |row| row.key;
+    DigestMark, u64, DigestMarks, |row| row.index;
+}
+
+/// Where in the log a state is. Stored with each group of changes.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Head {
+    /// Last applied index.
+    pub index: Index,
+    /// Term of that entry.
+    pub term: u64,
+    /// Log time.
+    pub at: TimeMs,
+    /// Last index that changed each table, by table byte.
+    pub tables: BTreeMap<u8, Index>,
+    /// Requests stamped before this are refused.
+    pub session_floor: TimeMs,
+}
+
+/// What is derived for one job. A job that was purged keeps its entry while it has allocations or evaluations.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct JobIndex {
+    /// Its allocations, of all incarnations.
+    pub allocations: OrdSet<AllocationId>,
+    /// Its evaluations.
+    pub evaluations: OrdSet<EvaluationId>,
+    /// Names in use: wanted and not ended.
+    pub live_names: OrdMap<(Text, u32), AllocationId>,
+    /// Allocations by (job create index, version), so that a version is kept while one refers to it.
+    pub versions: OrdMap<(Index, u64), u32>,
+    /// Counts by group. `queued` is in the job row.
+    pub summary: BTreeMap<Text, GroupSummary>,
+    /// Evaluations that are pending or blocked.
+    pub open_evaluations: OrdSet<EvaluationId>,
+}
+
+impl JobIndex {
+    /// Nothing refers to the job any more.
+    pub fn is_empty(&self) -> bool {
+        self.allocations.is_empty() && self.evaluations.is_empty()
+    }
+}
+
+/// The replicated state of a cluster.
+#[derive(Clone, Default)]
+pub struct State {
+    /// Log position and time.
+    pub head: Head,
+    /// Jobs.
+    pub jobs: Table<Job>,
+    /// Their versions.
+    pub job_versions: Table<JobVersion>,
+    /// Nodes.
+    pub nodes: Table<Node>,
+    /// Evaluations.
+    pub evaluations: Table<Evaluation>,
+    /// Allocations.
+    pub allocations: Table<Allocation>,
+    /// Node pools.
+    pub node_pools: Table<NodePool>,
+    /// Namespaces.
+    pub namespaces: Table<Namespace>,
+    /// The scheduler configuration.
+    pub configurations: Table<SchedulerConfiguration>,
+    /// Reaped nodes.
+    pub tombstones: Table<TombstoneRow>,
+    /// Eligibilities of nodes to come.
+    pub early_eligibilities: Table<EarlyEligibility>,
+    /// Capacity gains.
+    pub capacity_gains: Table<CapacityGain>,
+    /// Client sessions.
+    pub sessions: Table<Session>,
+    /// Digest marks.
+    pub digest_marks: Table<DigestMark>,
+
+    pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
+    pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
+    pub(crate) by_job: OrdMap<JobKey, Arc<JobIndex>>,
+    pub(crate) by_evaluation: OrdMap<EvaluationId, OrdSet<AllocationId>>,
+    pub(crate) sessions_by_time: OrdSet<(TimeMs, RequestId)>,
+}
+
+/// Bytes that do not load as a state.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// A row does not decode.
+    #[error("a row of table {table:?} does not load")]
+    Row {
+        /// Table.
+        table: TableId,
+        /// Why.
+        #[source]
+        source: DecodeError,
+    },
+    /// A key of a table this program does not know.
+    #[error("key of unknown table {0}: the data is newer than this program")]
+    UnknownTable(u8),
+}
+
+impl State {
+    /// The scheduler configuration in force.
+    pub fn scheduler_configuration(&self) -> SchedulerConfiguration {
+        self.configurations
+            .get(&())
+            .map_or_else(SchedulerConfiguration::default, |row| (**row).clone())
+    }
+
+    /// The spec of a job's version.
+    pub fn job_spec(
+        &self,
+        job: &JobKey,
+        create_index: Index,
+        version: u64,
+    ) -> Option<&Arc<JobSpec>> {
+        Some(&self.job_versions.get(&(job.clone(), create_index, version))?.spec)
+    }
+
+    /// The spec of a job's current version.
+    pub fn current_spec(&self, job: &Job) -> Option<&Arc<JobSpec>> {
+        self.job_spec(&job.key, job.create_index, job.version)
+    }
+
+    /// The spec that an allocation runs.
+    pub fn allocation_spec(&self, allocation: &Allocation) -> Option<&Arc<JobSpec>> {
+        self.job_spec(&allocation.job, allocation.job_create_index, allocation.job_version)
+    }
+
+    /// Versions of a job's incarnation, newest first.
+    pub fn versions_of(&self, job: &JobKey, create_index: Index) -> Vec<Arc<JobVersion>> {
+        let first = (job.clone(), create_index, 0);
+        let mut versions: Vec<_> = self
+            .job_versions
+            .iter_from(&first)
+            .take_while(|row| row.spec.key == *job && row.create_index == create_index)
+            .cloned()
+            .collect();
+        versions.reverse();
+        versions
+    }
+
+    /// What is derived for a job.
+    pub fn job_index(&self, job: &JobKey) -> Option<&Arc<JobIndex>> {
+        self.by_job.get(job)
+    }
+
+    /// Allocations of a job, of all its incarnations, by id.
+    pub fn allocations_of_job<'a>(
+        &'a self,
+        job: &JobKey,
+    ) -> impl Iterator<Item = &'a Arc<Allocation>> {
+        self.by_job
+            .get(job)
+            .into_iter()
+            .flat_map(|index| index.allocations.iter())
+            .filter_map(|id| self.allocations.get(id))
+    }
+
+    /// Evaluations of a job, by id.
+    pub fn evaluations_of_job<'a>(
+        &'a self,
+        job: &JobKey,
+    ) -> impl Iterator<Item = &'a Arc<Evaluation>> {
+        self.by_job
+            .get(job)
+            .into_iter()
+            .flat_map(|index| index.evaluations.iter())
+            .filter_map(|id| self.evaluations.get(id))
+    }
+
+    /// Allocations of a node, by id.
+    pub fn allocations_of_node(&self, node: NodeId) -> impl Iterator<Item = &Arc<Allocation>> {
+        self.by_node
+            .get(&node)
+            .into_iter()
+            .flat_map(|ids| ids.iter())
+            .filter_map(|id| self.allocations.get(id))
+    }
+
+    /// Allocations that an evaluation placed or changed last, by id.
+    pub fn allocations_of_evaluation(
+        &self,
+        evaluation: EvaluationId,
+    ) -> impl Iterator<Item = &Arc<Allocation>> {
+        self.by_evaluation
+            .get(&evaluation)
+            .into_iter()
+            .flat_map(|ids| ids.iter())
+            .filter_map(|id| self.allocations.get(id))
+    }
+
+    /// What is used of a node.
+    pub fn usage(&self, node: NodeId) -> Arc<NodeUsage> {
+        self.usage.get(&node).cloned().unwrap_or_default()
+    }
+
+    /// The allocation that holds a name, if one does.
+    pub fn live_name(&self, job: &JobKey, group: &Text, name_index: u32) -> Option<AllocationId> {
+        self.by_job.get(job)?.live_names.get(&(group.clone(), name_index)).copied()
+    }
+
+    /// Last index that changed a table; at least 1, as Nomad's clients expect.
+    pub fn table_index(&self, table: TableId) -> Index {
+        self.head.tables.get(&table.byte()).copied().unwrap_or(0).max(1)
+    }
+
+    /// The digest: the sum over all tables and the log time.
+    pub fn digest(&self) -> Digest {
+        let mut sum = Digest::default();
+        for digest in [
+            self.jobs.digest(),
+            self.job_versions.digest(),
+            self.nodes.digest(),
+            self.evaluations.digest(),
+            self.allocations.digest(),
+            self.node_pools.digest(),
+            self.namespaces.digest(),
+            self.configurations.digest(),
+            self.tombstones.digest(),
+            self.early_eligibilities.digest(),
+            self.capacity_gains.digest(),
+            self.sessions.digest(),
+            self.digest_marks.digest(),
+        ] {
+            sum.add(digest.0);
+        }
+        sum.add(crate::digest::row_hash(&[0], &codec::encode(&self.head)));
+        sum
+    }
+
+    /// All rows as they go to disk, table by table. The head goes beside them.
+    pub fn frames(&self) -> impl Iterator<Item = (Vec<u8>, Bytes)> + '_ {
+        self.jobs
+            .frames()
+            .chain(self.job_versions.frames())
+            .chain(self.nodes.frames())
+            .chain(self.evaluations.frames())
+            .chain(self.allocations.frames())
+            .chain(self.node_pools.frames())
+            .chain(self.namespaces.frames())
+            .chain(self.configurations.frames())
+            .chain(self.tombstones.frames())
+            .chain(self.early_eligibilities.frames())
+            .chain(self.capacity_gains.frames())
+            .chain(self.sessions.frames())
+            .chain(self.digest_marks.frames())
+    }
+
+    /// Takes one row as it stands on disk. Rows may come in any order; call [`Self::load_done`] after the last.
+    pub fn load_row(&mut self, disk_key: &[u8], frame: &[u8]) -> Result<(), LoadError> {
+        let byte = disk_key.first().copied().unwrap_or(0);
+        let table = TableId::from_byte(byte).ok_or(LoadError::UnknownTable(byte))?;
+        macro_rules! load {
+            ($field:ident) => {
+                self.$field.load(disk_key, frame, |_| ()).map(drop)
+            };
+        }
+        match table {
+            TableId::Jobs => load!(jobs),
+            TableId::JobVersions => load!(job_versions),
+            TableId::Nodes => load!(nodes),
+            TableId::Evaluations => load!(evaluations),
+            TableId::Allocations => load!(allocations),
+            TableId::NodePools => load!(node_pools),
+            TableId::Namespaces => load!(namespaces),
+            TableId::SchedulerConfiguration => load!(configurations),
+            TableId::Tombstones => load!(tombstones),
+            TableId::EarlyEligibilities => load!(early_eligibilities),
+            TableId::CapacityGains => load!(capacity_gains),
+            TableId::Sessions => load!(sessions),
+            TableId::DigestMarks => load!(digest_marks),
+        }
+        .map_err(|source| LoadError::Row { table, source })
+    }
+
+    /// Builds the derived indexes after the last [`Self::load_row`].
+    pub fn load_done(&mut self, head: Head) {
+        self.head = head;
+        self.rebuild_derived();
+    }
+
+    /// Computes every derived index anew from the tables.
+    pub fn rebuild_derived(&mut self) {
+        self.usage = OrdMap::new();
+        self.by_node = OrdMap::new();
+        self.by_job = OrdMap::new();
+        self.by_evaluation = OrdMap::new();
+        self.sessions_by_time = self
+            .sessions
+            .iter()
+            .map(|session| (session.request.stamped_at, session.request.id))
+            .collect();
+        let allocations: Vec<_> = self.allocations.iter().cloned().collect();
+        for allocation in allocations {
+            self.index_allocation(&allocation);
+        }
+        let evaluations: Vec<_> = self.evaluations.iter().cloned().collect();
+        for evaluation in evaluations {
+            self.index_evaluation(&evaluation);
+        }
+    }
+
+    pub(crate) fn index_evaluation(&mut self, evaluation: &Evaluation) {
+        let entry = Arc::make_mut(self.by_job.entry(evaluation.job.clone()).or_default());
+        entry.evaluations.insert(evaluation.id);
+        match evaluation.status {
+            EvaluationStatus::Pending | EvaluationStatus::Blocked => {
+                entry.open_evaluations.insert(evaluation.id);
+            }
+            EvaluationStatus::Complete | EvaluationStatus::Failed | EvaluationStatus::Canceled => {
+                entry.open_evaluations.remove(&evaluation.id);
+            }
+        }
+    }
+
+    pub(crate) fn index_allocation(&mut self, allocation: &Allocation) {
+        let id = allocation.id;
+        self.by_node.entry(allocation.node).or_default().insert(id);
+        self.by_evaluation.entry(allocation.evaluation).or_default().insert(id);
+        let index = Arc::make_mut(self.by_job.entry(allocation.job.clone()).or_default());
+        index.allocations.insert(id);
+        if allocation.is_live() {
+            index.live_names.insert((allocation.group.clone(), allocation.name_index), id);
+        }
+        let version = (allocation.job_create_index, allocation.job_version);
+        let count = index.versions.entry(version).or_insert(0);
+        *count = count.saturating_add(1);
+        let summary = index.summary.entry(allocation.group.clone()).or_default();
+        let slot = summary_slot(summary, allocation.client);
+        *slot = slot.saturating_add(1);
+        if !allocation.client.is_terminal() {
+            let usage = Arc::make_mut(self.usage.entry(allocation.node).or_default());
+            let live = allocation.is_live();
+            if live {
+                usage.resources = usage.resources.plus(allocation.resources);
+                usage.allocations = usage.allocations.saturating_add(1);
+            }
+            let holder = if live { PortHolder::Live } else { PortHolder::Stopping };
+            for port in &allocation.ports {
+                usage.ports.insert((port.value, id), holder);
+            }
+        }
+    }
+
+    pub(crate) fn unindex_allocation(&mut self, allocation: &Allocation) {
+        let id = allocation.id;
+        remove_from(&mut self.by_node, &allocation.node, id);
+        remove_from(&mut self.by_evaluation, &allocation.evaluation, id);
+        if let Some(index) = self.by_job.get_mut(&allocation.job) {
+            let index = Arc::make_mut(index);
+            index.allocations.remove(&id);
+            let name = (allocation.group.clone(), allocation.name_index);
+            if index.live_names.get(&name) == Some(&id) {
+                index.live_names.remove(&name);
+            }
+            let version = (allocation.job_create_index, allocation.job_version);
+            if let Some(count) = index.versions.get_mut(&version) {
+                *count = count.saturating_sub(1);
+                if *count == 0 {
+                    index.versions.remove(&version);
+                }
+            }
+            if let Some(summary) = index.summary.get_mut(&allocation.group) {
+                let slot = summary_slot(summary, allocation.client);
+                *slot = slot.saturating_sub(1);
+                if *summary == GroupSummary::default() {
+                    index.summary.remove(&allocation.group);
+                }
+            }
+            if index.is_empty() {
+                self.by_job.remove(&allocation.job);
+            }
+        }
+        if !allocation.client.is_terminal()
+            && let Some(usage) = self.usage.get_mut(&allocation.node)
+        {
+            let usage = Arc::make_mut(usage);
+            if allocation.is_live() {
+                usage.resources = usage.resources.minus(allocation.resources);
+                usage.allocations = usage.allocations.saturating_sub(1);
+            }
+            for port in &allocation.ports {
+                usage.ports.remove(&(port.value, id));
+            }
+            if *usage == NodeUsage::default() {
+                self.usage.remove(&allocation.node);
+            }
+        }
+    }
+
+    pub(crate) fn touch(&mut self, table: TableId) {
+        self.head.tables.insert(table.byte(), self.head.index);
+    }
+
+    pub(crate) fn put_session(&mut self, session: Session, changes: &mut ChangeSet) {
+        self.sessions_by_time.insert((session.request.stamped_at, session.request.id));
+        self.sessions.put(session, changes);
+    }
+}
+
+fn remove_from<K: Ord + Clone>(
+    map: &mut OrdMap<K, OrdSet<AllocationId>>,
+    key: &K,
+    id: AllocationId,
+) {
+    if let Some(set) = map.get_mut(key) {
+        set.remove(&id);
+        if set.is_empty() {
+            map.remove(key);
+        }
+    }
+}
+
+fn summary_slot(summary: &mut GroupSummary, status: ClientStatus) -> &mut u32 {
+    match status {
+        ClientStatus::Pending => &mut summary.starting,
+        ClientStatus::Running => &mut summary.running,
+        ClientStatus::Complete => &mut summary.complete,
+        ClientStatus::Failed => &mut summary.failed,
+        ClientStatus::Lost => &mut summary.lost,
+        ClientStatus::Unknown => &mut summary.unknown,
+    }
+}

@@ -1,0 +1,259 @@
+//! A table of rows with an O(1) clone, a running digest, and a record of what changed for the disk.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use imbl::OrdMap;
+
+use crate::{
+    codec::{self, DecodeError, Frame},
+    digest::{Digest, row_hash},
+    id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, RequestId, Text},
+};
+
+/// Number of a table: first byte of its keys on disk. A number, once used, keeps its meaning.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[expect(missing_docs, reason = "named after what they hold")]
+#[repr(u8)]
+pub enum TableId {
+    Jobs = 1,
+    JobVersions = 2,
+    Nodes = 3,
+    Evaluations = 4,
+    Allocations = 5,
+    NodePools = 6,
+    Namespaces = 7,
+    SchedulerConfiguration = 8,
+    Tombstones = 9,
+    EarlyEligibilities = 10,
+    CapacityGains = 11,
+    Sessions = 12,
+    DigestMarks = 14,
+}
+
+impl TableId {
+    /// All tables, in the order of their numbers.
+    pub const ALL: [Self; 13] = [
+        Self::Jobs,
+        Self::JobVersions,
+        Self::Nodes,
+        Self::Evaluations,
+        Self::Allocations,
+        Self::NodePools,
+        Self::Namespaces,
+        Self::SchedulerConfiguration,
+        Self::Tombstones,
+        Self::EarlyEligibilities,
+        Self::CapacityGains,
+        Self::Sessions,
+        Self::DigestMarks,
+    ];
+
+    /// The byte on disk.
+    pub const fn byte(self) -> u8 {
+        self as u8
+    }
+
+    /// The table of that byte.
+    pub fn from_byte(byte: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|table| table.byte() == byte)
+    }
+}
+
+/// A key with an unambiguous byte form. Byte order need not be key order.
+pub trait Key: Ord + Clone {
+    /// Appends the byte form.
+    fn write(&self, out: &mut Vec<u8>);
+}
+
+macro_rules! id_key {
+    ($($type:ty),*) => {$(impl Key for $type {
+        fn write(&self, out: &mut Vec<u8>) {
+            out.extend_from_slice(&self.0);
+        }
+    })*};
+}
+id_key!(NodeId, AllocationId, EvaluationId, RequestId, ClassId);
+
+impl Key for Text {
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.as_bytes());
+    }
+}
+
+impl Key for () {
+    fn write(&self, _out: &mut Vec<u8>) {}
+}
+
+impl Key for u64 {
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.to_be_bytes());
+    }
+}
+
+impl Key for JobKey {
+    fn write(&self, out: &mut Vec<u8>) {
+        let length = u32::try_from(self.namespace.len()).unwrap_or(u32::MAX);
+        out.extend_from_slice(&length.to_be_bytes());
+        out.extend_from_slice(self.namespace.as_bytes());
+        out.extend_from_slice(self.id.as_bytes());
+    }
+}
+
+impl Key for (JobKey, Index, u64) {
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.1.to_be_bytes());
+        out.extend_from_slice(&self.2.to_be_bytes());
+        self.0.write(out);
+    }
+}
+
+/// A row of a table.
+pub trait Row: Frame + Clone {
+    /// Its key.
+    type Key: Key;
+    /// Its table.
+    const TABLE: TableId;
+    /// The key of this row.
+    fn key(&self) -> Self::Key;
+}
+
+/// Rows changed by applied entries, as they go to disk: table byte and key, and the frame or none for a removed row.
+#[derive(Default, Debug)]
+pub struct ChangeSet {
+    /// In order; a later one of the same key wins.
+    pub rows: Vec<(Vec<u8>, Option<Bytes>)>,
+}
+
+impl ChangeSet {
+    /// Size of keys and values, bytes.
+    pub fn bytes(&self) -> usize {
+        self.rows
+            .iter()
+            .map(|(key, row)| key.len().saturating_add(row.as_ref().map_or(0, Bytes::len)))
+            .sum()
+    }
+}
+
+/// The key of a row on disk.
+pub fn disk_key<R: Row>(key: &R::Key) -> Vec<u8> {
+    let mut out = Vec::with_capacity(40);
+    out.push(R::TABLE.byte());
+    key.write(&mut out);
+    out
+}
+
+struct Slot<R> {
+    row: Arc<R>,
+    hash: u128,
+}
+
+impl<R> Clone for Slot<R> {
+    fn clone(&self) -> Self {
+        Self { row: Arc::clone(&self.row), hash: self.hash }
+    }
+}
+
+/// Rows by key.
+///
+/// Invariant: `digest` is the wrapping sum of the rows' hashes.
+pub struct Table<R: Row> {
+    rows: OrdMap<R::Key, Slot<R>>,
+    digest: Digest,
+}
+
+impl<R: Row> Clone for Table<R> {
+    fn clone(&self) -> Self {
+        Self { rows: self.rows.clone(), digest: self.digest }
+    }
+}
+
+impl<R: Row> Default for Table<R> {
+    fn default() -> Self {
+        Self { rows: OrdMap::new(), digest: Digest::default() }
+    }
+}
+
+impl<R: Row> Table<R> {
+    /// The row of a key.
+    pub fn get(&self, key: &R::Key) -> Option<&Arc<R>> {
+        self.rows.get(key).map(|slot| &slot.row)
+    }
+
+    /// Whether the key is there.
+    pub fn contains(&self, key: &R::Key) -> bool {
+        self.rows.contains_key(key)
+    }
+
+    /// All rows in key order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Arc<R>> {
+        self.rows.values().map(|slot| &slot.row)
+    }
+
+    /// Rows from `first` on, in key order.
+    pub fn iter_from<'a>(&'a self, first: &R::Key) -> impl Iterator<Item = &'a Arc<R>> {
+        self.rows.range(first.clone()..).map(|(_, slot)| &slot.row)
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// No rows.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The running digest.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// Inserts or replaces a row.
+    pub fn put(&mut self, row: R, changes: &mut ChangeSet) -> Arc<R> {
+        let key = row.key();
+        let disk = disk_key::<R>(&key);
+        let frame = codec::encode(&row);
+        let hash = row_hash(&disk, &frame);
+        let row = Arc::new(row);
+        let slot = Slot { row: Arc::clone(&row), hash };
+        if let Some(old) = self.rows.insert(key, slot) {
+            self.digest.remove(old.hash);
+        }
+        self.digest.add(hash);
+        changes.rows.push((disk, Some(frame)));
+        row
+    }
+
+    /// Removes a row.
+    pub fn remove(&mut self, key: &R::Key, changes: &mut ChangeSet) -> Option<Arc<R>> {
+        let slot = self.rows.remove(key)?;
+        self.digest.remove(slot.hash);
+        changes.rows.push((disk_key::<R>(key), None));
+        Some(slot.row)
+    }
+
+    /// Takes a row as it stands on disk, while loading.
+    pub fn load(
+        &mut self,
+        disk: &[u8],
+        frame: &[u8],
+        prepare: impl FnOnce(&mut R),
+    ) -> Result<Arc<R>, DecodeError> {
+        let mut row: R = codec::decode(frame)?;
+        prepare(&mut row);
+        let hash = row_hash(disk, frame);
+        let row = Arc::new(row);
+        if let Some(old) = self.rows.insert(row.key(), Slot { row: Arc::clone(&row), hash }) {
+            self.digest.remove(old.hash);
+        }
+        self.digest.add(hash);
+        Ok(row)
+    }
+
+    /// All rows as they go to disk.
+    pub fn frames(&self) -> impl Iterator<Item = (Vec<u8>, Bytes)> {
+        self.rows.iter().map(|(key, slot)| (disk_key::<R>(key), codec::encode(&*slot.row)))
+    }
+}
