@@ -148,6 +148,8 @@ pub struct Allocation {
     pub group: Text,
     /// Number in the name `job.group[number]`.
     pub name_index: u32,
+    /// Its job runs once per node: the name is unique per node, not per job.
+    pub per_node: bool,
     /// Node.
     pub node: NodeId,
     /// Evaluation that placed it or changed it last.
@@ -198,6 +200,12 @@ impl Allocation {
     /// The name `job.group[number]`.
     pub fn name(&self) -> String {
         format!("{}.{}[{}]", self.job.id, self.group, self.name_index)
+    }
+
+    /// What must be unique among live allocations of the job.
+    pub fn live_name(&self) -> (Text, u32, NodeId) {
+        let node = if self.per_node { self.node } else { NodeId::default() };
+        (self.group.clone(), self.name_index, node)
     }
 
     /// The servers want it to end.

@@ -8,6 +8,7 @@
 //! ```
 
 pub mod allocation;
+pub mod apply;
 
 pub mod codec;
 pub mod command;
@@ -16,6 +17,7 @@ pub mod effect;
 pub mod evaluation;
 pub mod id;
 
+pub mod invariant;
 pub mod job;
 pub mod limits;
 pub mod node;
@@ -26,6 +28,7 @@ pub mod state;
 pub mod table;
 
 pub use allocation::{Allocation, ClientStatus, DesiredStatus, TaskEvent, TaskState};
+pub use apply::Applied;
 pub use command::{Command, Proposal, Rejection, Reply};
 pub use effect::Effect;
 pub use evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger};

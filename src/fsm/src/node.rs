@@ -255,6 +255,39 @@ impl Node {
     }
 }
 
+impl NodeDescription {
+    /// Whether a job of this pool and these datacenter patterns may look at the node.
+    pub fn matches(&self, pool: &str, datacenters: &[Text]) -> bool {
+        (pool == "all" || pool == &*self.pool)
+            && datacenters
+                .iter()
+                .any(|pattern| glob(pattern.as_bytes(), self.datacenter.as_bytes()))
+    }
+}
+
+/// Whether `text` matches a pattern in which `*` stands for any run of characters.
+pub fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0usize, 0usize);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        if pattern.get(p) == Some(&b'*') {
+            star = Some((p.saturating_add(1), t));
+            p = p.saturating_add(1);
+        } else if p < pattern.len() && pattern.get(p) == text.get(t) {
+            p = p.saturating_add(1);
+            t = t.saturating_add(1);
+        } else if let Some((after, from)) = star {
+            let from = from.saturating_add(1);
+            star = Some((after, from));
+            p = after;
+            t = from;
+        } else {
+            return false;
+        }
+    }
+    pattern.get(p..).unwrap_or_default().iter().all(|byte| *byte == b'*')
+}
+
 /// What is left of a reaped node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Tombstone {

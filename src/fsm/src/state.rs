@@ -188,6 +188,9 @@ pub struct Head {
     pub session_floor: TimeMs,
 }
 
+/// A name in use: group, number, and the node for jobs that run once per node (the zero id for others).
+pub type LiveName = (Text, u32, NodeId);
+
 /// What is derived for one job. A job that was purged keeps its entry while it has allocations or evaluations.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct JobIndex {
@@ -196,7 +199,7 @@ pub struct JobIndex {
     /// Its evaluations.
     pub evaluations: OrdSet<EvaluationId>,
     /// Names in use: wanted and not ended.
-    pub live_names: OrdMap<(Text, u32), AllocationId>,
+    pub live_names: OrdMap<LiveName, AllocationId>,
     /// Allocations by (job create index, version), so that a version is kept while one refers to it.
     pub versions: OrdMap<(Index, u64), u32>,
     /// Counts by group. `queued` is in the job row.
@@ -248,6 +251,8 @@ pub struct State {
     pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
     pub(crate) by_job: OrdMap<JobKey, Arc<JobIndex>>,
     pub(crate) by_evaluation: OrdMap<EvaluationId, OrdSet<AllocationId>>,
+    /// Jobs that run once per node.
+    pub(crate) per_node_jobs: OrdSet<JobKey>,
     pub(crate) sessions_by_time: OrdSet<(TimeMs, RequestId)>,
 }
 
@@ -359,14 +364,26 @@ impl State {
             .filter_map(|id| self.allocations.get(id))
     }
 
+    /// Keys of the jobs that run once per node, stopped ones included.
+    pub fn per_node_jobs(&self) -> impl Iterator<Item = &JobKey> {
+        self.per_node_jobs.iter()
+    }
+
     /// What is used of a node.
     pub fn usage(&self, node: NodeId) -> Arc<NodeUsage> {
         self.usage.get(&node).cloned().unwrap_or_default()
     }
 
-    /// The allocation that holds a name, if one does.
-    pub fn live_name(&self, job: &JobKey, group: &Text, name_index: u32) -> Option<AllocationId> {
-        self.by_job.get(job)?.live_names.get(&(group.clone(), name_index)).copied()
+    /// The allocation that holds a name, if one does. `node` is given for jobs that run once per node.
+    pub fn live_name(
+        &self,
+        job: &JobKey,
+        group: &Text,
+        name_index: u32,
+        node: Option<NodeId>,
+    ) -> Option<AllocationId> {
+        let name = (group.clone(), name_index, node.unwrap_or_default());
+        self.by_job.get(job)?.live_names.get(&name).copied()
     }
 
     /// Last index that changed a table; at least 1, as Nomad's clients expect.
@@ -460,6 +477,12 @@ impl State {
             .iter()
             .map(|session| (session.request.stamped_at, session.request.id))
             .collect();
+        self.per_node_jobs = self
+            .jobs
+            .iter()
+            .filter(|job| job.kind.is_per_node())
+            .map(|job| job.key.clone())
+            .collect();
         let allocations: Vec<_> = self.allocations.iter().cloned().collect();
         for allocation in allocations {
             self.index_allocation(&allocation);
@@ -490,7 +513,7 @@ impl State {
         let index = Arc::make_mut(self.by_job.entry(allocation.job.clone()).or_default());
         index.allocations.insert(id);
         if allocation.is_live() {
-            index.live_names.insert((allocation.group.clone(), allocation.name_index), id);
+            index.live_names.insert(allocation.live_name(), id);
         }
         let version = (allocation.job_create_index, allocation.job_version);
         let count = index.versions.entry(version).or_insert(0);
@@ -519,7 +542,7 @@ impl State {
         if let Some(index) = self.by_job.get_mut(&allocation.job) {
             let index = Arc::make_mut(index);
             index.allocations.remove(&id);
-            let name = (allocation.group.clone(), allocation.name_index);
+            let name = allocation.live_name();
             if index.live_names.get(&name) == Some(&id) {
                 index.live_names.remove(&name);
             }

@@ -1,0 +1,135 @@
+//! Allocations: reports of agents, and a user's stop.
+
+use std::collections::BTreeMap;
+
+use super::{Outcome, Turn, not_found};
+use crate::{
+    allocation::ClientStatus,
+    command::{ClientUpdate, NodeReport, Rejection, Reply},
+    evaluation::{Evaluation, Trigger},
+    id::{AllocationId, EvaluationId, JobKey},
+    job::JobKind,
+    limits,
+    node::SuspendReason,
+    resources::Resources,
+};
+
+impl Turn<'_> {
+    pub(super) fn update_allocations(&mut self, reports: &[NodeReport]) -> Outcome {
+        let mut jobs = BTreeMap::new();
+        let mut ids = Vec::new();
+        for report in reports {
+            let Some(node) = self.state.nodes.get(&report.node).cloned() else { continue };
+            if node.incarnation != report.incarnation {
+                continue;
+            }
+            for update in &report.updates {
+                if let Some(job) = self.update_allocation(report, update) {
+                    jobs.insert(job, Trigger::RetryFailedAlloc);
+                }
+            }
+            if node.missed_index > node.synced_index
+                && let Some(node) = self.state.nodes.get(&report.node).cloned()
+            {
+                let mut node = (*node).clone();
+                node.synced_index = self.index;
+                self.put_node(node);
+            }
+            ids.extend_from_slice(&report.evaluation_ids);
+        }
+        Ok(Reply::Evaluations(self.evaluate(&jobs, None, &ids)))
+    }
+
+    /// Takes one report; answers with the job when it needs an evaluation.
+    fn update_allocation(&mut self, report: &NodeReport, update: &ClientUpdate) -> Option<JobKey> {
+        let old = self.state.allocations.get(&update.id).cloned()?;
+        let stale = update.sequence <= old.client_sequence || old.client.is_terminal();
+        if old.node != report.node || stale || update.status == ClientStatus::Lost {
+            return None;
+        }
+        let mut row = (*old).clone();
+        row.client_sequence = update.sequence;
+        if row.client != update.status {
+            row.client_at = self.at;
+        }
+        row.client = update.status;
+        row.client_description = update.description.clone();
+        row.tasks = update.tasks.clone();
+        for task in row.tasks.values_mut() {
+            let excess = task.events.len().saturating_sub(limits::TASK_EVENTS_MAX);
+            task.events.drain(..excess);
+        }
+        let started = old.client == ClientStatus::Pending && row.client == ClientStatus::Running;
+        let ended = row.client.is_terminal();
+        let wanted = !row.is_server_terminal();
+        let kind = self.state.jobs.get(&row.job).map(|job| job.kind);
+        let key = row.job.clone();
+        let node = row.node;
+        if ended && !row.is_live() && row.resources != Resources::default() {
+            self.gains.insert(node);
+        }
+        self.put_allocation(row);
+        if started {
+            self.set_affinity(node, &key);
+        }
+        if ended && update.infrastructure_failure {
+            self.suspend(node, SuspendReason::Flaky);
+        }
+        let replace = match kind? {
+            JobKind::Service => true,
+            JobKind::Batch => update.status == ClientStatus::Failed,
+            JobKind::System | JobKind::Sysbatch => false,
+        };
+        (ended && wanted && replace).then_some(key)
+    }
+
+    /// The job's affinity key is its meta `affinity_key`; a node remembers the last one that started on it.
+    fn set_affinity(&mut self, node: crate::id::NodeId, job: &JobKey) {
+        let Some(key) = self
+            .state
+            .jobs
+            .get(job)
+            .and_then(|job| self.state.current_spec(job))
+            .and_then(|spec| spec.meta.get("affinity_key").cloned())
+        else {
+            return;
+        };
+        let Some(row) = self.state.nodes.get(&node) else { return };
+        if row.affinity_key != key {
+            let mut row = (**row).clone();
+            row.affinity_key = key;
+            self.put_node(row);
+        }
+    }
+
+    pub(super) fn stop_allocation(
+        &mut self,
+        id: AllocationId,
+        evaluation: EvaluationId,
+    ) -> Outcome {
+        let old = self.state.allocations.get(&id).cloned().ok_or_else(|| not_found("alloc"))?;
+        let Some(job) = self.state.jobs.get(&old.job).cloned() else {
+            return Err(Rejection::Invalid("the allocation's job was purged".into()));
+        };
+        if self.state.evaluations.contains(&evaluation) {
+            return Err(Rejection::Invalid("evaluation id exists already".into()));
+        }
+        if old.is_live() {
+            let mut row = (*old).clone();
+            row.transition.migrate = true;
+            row.transition.reschedule = true;
+            row.server_modify_index = self.index;
+            self.put_allocation(row);
+        }
+        let mut row = Evaluation::new(
+            evaluation,
+            job.key.clone(),
+            job.kind,
+            job.priority,
+            Trigger::AllocStop,
+        );
+        row.job_modify_index = job.job_modify_index;
+        self.put_evaluation(row);
+        Ok(Reply::Evaluations(vec![evaluation]))
+    }
+}

@@ -1,0 +1,237 @@
+//! Jobs: register, deregister, evaluate.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{Outcome, Turn, not_found};
+use crate::{
+    command::{IndexConflict, Rejection, Reply},
+    evaluation::{Evaluation, EvaluationStatus, Trigger},
+    id::{EvaluationId, Index, JobKey},
+    job::{Job, JobSpec, JobStatus, JobVersion},
+    limits,
+    table::TableId,
+};
+
+impl Turn<'_> {
+    pub(super) fn register_job(
+        &mut self,
+        spec: &Arc<JobSpec>,
+        enforce_index: Option<Index>,
+        evaluation: EvaluationId,
+        evaluation_priority: Option<u16>,
+    ) -> Outcome {
+        if self.state.scheduler_configuration().reject_job_registration {
+            return Err(Rejection::RegistrationDisabled);
+        }
+        let old = self.state.jobs.get(&spec.key).cloned();
+        check_enforced(enforce_index, old.as_deref())?;
+        if !self.state.namespaces.contains(&spec.key.namespace) {
+            let message = format!("namespace \"{}\" does not exist", spec.key.namespace);
+            return Err(Rejection::Invalid(message.into()));
+        }
+        if !self.state.node_pools.contains(&spec.node_pool) {
+            let message = format!("node pool \"{}\" does not exist", spec.node_pool);
+            return Err(Rejection::Invalid(message.into()));
+        }
+        if let Some(old) = &old
+            && old.kind != spec.kind
+        {
+            let message = format!(
+                "cannot change the type of job \"{}\" from {} to {}: stop and purge it first",
+                spec.key.id,
+                old.kind.name(),
+                spec.kind.name()
+            );
+            return Err(Rejection::Invalid(message.into()));
+        }
+        self.check_evaluation_id(evaluation)?;
+        let job = self.store_job(spec, old.as_deref());
+        let made = self.first_evaluation(&job, evaluation, evaluation_priority);
+        self.jobs.insert(job.key.clone());
+        Ok(Reply::Job {
+            evaluation: made,
+            job_modify_index: job.job_modify_index,
+            found: old.is_some(),
+        })
+    }
+
+    fn store_job(&mut self, spec: &Arc<JobSpec>, old: Option<&Job>) -> Job {
+        let unchanged = old.is_some_and(|old| {
+            !old.stop && self.state.current_spec(old).is_some_and(|current| current == spec)
+        });
+        let mut job = match old {
+            Some(old) => {
+                let version = if unchanged { old.version } else { old.version.saturating_add(1) };
+                Job { version, modify_index: self.index, ..old.clone() }
+            }
+            None => Job {
+                key: spec.key.clone(),
+                kind: spec.kind,
+                priority: spec.priority,
+                version: 0,
+                stop: false,
+                status: JobStatus::Pending,
+                parameterized: false,
+                create_index: self.index,
+                modify_index: self.index,
+                job_modify_index: self.index,
+                last_plan_index: 0,
+                submitted_at: self.at,
+                queued: BTreeMap::new(),
+            },
+        };
+        if !unchanged {
+            job.stop = false;
+            job.priority = spec.priority;
+            job.parameterized = spec.parameterized.is_some();
+            job.job_modify_index = self.index;
+            job.submitted_at = self.at;
+            let version = JobVersion {
+                spec: Arc::clone(spec),
+                version: job.version,
+                stable: false,
+                create_index: job.create_index,
+                job_modify_index: self.index,
+                submitted_at: self.at,
+            };
+            self.state.job_versions.put(version, self.changes);
+            self.state.touch(TableId::JobVersions);
+            self.drop_old_versions(&job);
+        }
+        self.put_job(job.clone());
+        job
+    }
+
+    /// Keeps the newest versions and those that an allocation runs.
+    fn drop_old_versions(&mut self, job: &Job) {
+        let versions = self.state.versions_of(&job.key, job.create_index);
+        let index = self.state.job_index(&job.key).cloned();
+        for version in versions.iter().skip(limits::JOB_VERSIONS_MAX) {
+            let id = (job.create_index, version.version);
+            if index.as_ref().is_some_and(|index| index.versions.contains_key(&id)) {
+                continue;
+            }
+            let key = (job.key.clone(), job.create_index, version.version);
+            self.state.job_versions.remove(&key, self.changes);
+        }
+    }
+
+    fn first_evaluation(
+        &mut self,
+        job: &Job,
+        id: EvaluationId,
+        priority: Option<u16>,
+    ) -> Option<EvaluationId> {
+        if job.parameterized {
+            return None;
+        }
+        let priority = priority.unwrap_or(job.priority);
+        let mut evaluation =
+            Evaluation::new(id, job.key.clone(), job.kind, priority, Trigger::JobRegister);
+        evaluation.job_modify_index = job.job_modify_index;
+        self.put_evaluation(evaluation);
+        Some(id)
+    }
+
+    pub(super) fn deregister_job(
+        &mut self,
+        key: &JobKey,
+        purge: bool,
+        evaluation: EvaluationId,
+        evaluation_priority: Option<u16>,
+    ) -> Outcome {
+        let Some(old) = self.state.jobs.get(key).cloned() else {
+            return Ok(Reply::Job { evaluation: None, job_modify_index: 0, found: false });
+        };
+        self.check_evaluation_id(evaluation)?;
+        let made = if old.parameterized {
+            None
+        } else {
+            let priority = evaluation_priority.unwrap_or(old.priority);
+            let mut row = Evaluation::new(
+                evaluation,
+                key.clone(),
+                old.kind,
+                priority,
+                Trigger::JobDeregister,
+            );
+            row.job_modify_index = self.index;
+            self.cancel_blocked(key, None, "the job was stopped");
+            self.put_evaluation(row);
+            Some(evaluation)
+        };
+        if purge {
+            self.purge_job(&old);
+        } else {
+            let mut job = (*old).clone();
+            job.stop = true;
+            job.modify_index = self.index;
+            job.job_modify_index = self.index;
+            job.queued.clear();
+            self.put_job(job);
+        }
+        self.jobs.insert(key.clone());
+        Ok(Reply::Job { evaluation: made, job_modify_index: self.index, found: true })
+    }
+
+    fn purge_job(&mut self, job: &Job) {
+        self.state.jobs.remove(&job.key, self.changes);
+        self.state.per_node_jobs.remove(&job.key);
+        self.state.touch(TableId::Jobs);
+        self.effects.insert(crate::effect::Effect::Job(job.key.clone()));
+        let index = self.state.job_index(&job.key).cloned();
+        for version in self.state.versions_of(&job.key, job.create_index) {
+            let id = (job.create_index, version.version);
+            if index.as_ref().is_none_or(|index| !index.versions.contains_key(&id)) {
+                let key = (job.key.clone(), job.create_index, version.version);
+                self.state.job_versions.remove(&key, self.changes);
+            }
+        }
+    }
+
+    pub(super) fn evaluate_job(&mut self, key: &JobKey, evaluation: EvaluationId) -> Outcome {
+        let job = self.state.jobs.get(key).cloned().ok_or_else(|| not_found("job"))?;
+        if job.parameterized {
+            return Err(Rejection::Invalid("can't evaluate parameterized job".into()));
+        }
+        self.check_evaluation_id(evaluation)?;
+        let made = self.first_evaluation(&job, evaluation, None);
+        Ok(Reply::Job { evaluation: made, job_modify_index: job.job_modify_index, found: true })
+    }
+
+    fn check_evaluation_id(&self, id: EvaluationId) -> Result<(), Rejection> {
+        if self.state.evaluations.contains(&id) {
+            return Err(Rejection::Invalid("evaluation id exists already".into()));
+        }
+        Ok(())
+    }
+
+    /// Cancels the job's blocked evaluations, but not `except`.
+    pub(super) fn cancel_blocked(&mut self, key: &JobKey, except: Option<EvaluationId>, why: &str) {
+        let Some(index) = self.state.job_index(key).cloned() else { return };
+        for id in &index.open_evaluations {
+            if Some(*id) == except {
+                continue;
+            }
+            let Some(row) = self.state.evaluations.get(id).cloned() else { continue };
+            if row.status == EvaluationStatus::Blocked {
+                let mut row = (*row).clone();
+                row.status = EvaluationStatus::Canceled;
+                row.status_description = why.into();
+                self.put_evaluation(row);
+            }
+        }
+    }
+}
+
+fn check_enforced(enforce_index: Option<Index>, old: Option<&Job>) -> Result<(), Rejection> {
+    let Some(asked) = enforce_index else { return Ok(()) };
+    let found = match (asked, old) {
+        (0, None) => return Ok(()),
+        (0, Some(_)) => IndexConflict::Exists,
+        (_, None) => IndexConflict::Missing,
+        (asked, Some(old)) if old.job_modify_index == asked => return Ok(()),
+        (_, Some(old)) => IndexConflict::Other(old.job_modify_index),
+    };
+    Err(Rejection::JobIndexConflict { asked, found })
+}

@@ -1,0 +1,542 @@
+//! Nodes: registration, readiness, liveness, suspension, eligibility, drain, reaping. Each touches its own axis of the node's state only.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{Outcome, Turn, not_found, text};
+use crate::{
+    allocation::ClientStatus,
+    command::{LivenessChange, Readiness, Rejection, Reply},
+    digest::row_hash,
+    evaluation::Trigger,
+    id::{AllocationId, ClassId, EvaluationId, JobKey, NodeId, Text},
+    limits,
+    node::{
+        Drain, Eligibility, Health, Liveness, Node, NodeDescription, NodeEvent, SuspendReason,
+        Tombstone,
+    },
+    state::{EarlyEligibility, TombstoneRow},
+    table::TableId,
+};
+
+/// Eligibilities that may wait for nodes to come.
+const EARLY_ELIGIBILITIES_MAX: usize = 10_000;
+
+/// Hash of everything that feasibility looks at, less keys that begin with `unique.` (Nomad's computed class, GH-24942).
+pub fn computed_class(description: &NodeDescription) -> ClassId {
+    let mut bytes = Vec::with_capacity(512);
+    let mut part = |tag: u8, key: &str, value: &str| {
+        for piece in [&[tag][..], key.as_bytes(), value.as_bytes()] {
+            let length = u32::try_from(piece.len()).unwrap_or(u32::MAX);
+            bytes.extend_from_slice(&length.to_le_bytes());
+            bytes.extend_from_slice(piece);
+        }
+    };
+    part(1, "", &description.datacenter);
+    part(2, "", &description.class);
+    part(3, "", &description.pool);
+    for (tag, map) in [(4, &description.attributes), (5, &description.meta)] {
+        for (key, value) in map.iter().filter(|(key, _)| !key.starts_with("unique.")) {
+            part(tag, key, value);
+        }
+    }
+    for (name, driver) in &description.drivers {
+        part(6, name, if driver.detected && driver.healthy { "1" } else { "0" });
+    }
+    ClassId(row_hash(&bytes, &[]).to_le_bytes())
+}
+
+impl Turn<'_> {
+    pub(super) fn register_node(
+        &mut self,
+        id: NodeId,
+        secret: [u8; 16],
+        identity: [u8; 16],
+        description: &Arc<NodeDescription>,
+        evaluation_ids: &[EvaluationId],
+    ) -> Outcome {
+        let class = computed_class(description);
+        let Some(old) = self.state.nodes.get(&id).cloned() else {
+            let node = self.new_node(id, secret, identity, description, class);
+            return Ok(Self::node_reply(node, Vec::new()));
+        };
+        if old.secret != secret {
+            return Err(Rejection::SecretMismatch);
+        }
+        let mut node = (*old).clone();
+        node.description = Arc::clone(description);
+        node.class = class;
+        let reborn = old.identity != identity;
+        let mut jobs = BTreeMap::new();
+        if reborn {
+            node.identity = identity;
+            node.incarnation = node.incarnation.saturating_add(1);
+            self.event(&mut node, "Node re-registered with a new incarnation");
+            jobs = self.lose_allocations(id, "the agent restarted without its state");
+        }
+        let returns = matches!(node.liveness, Liveness::Down | Liveness::Disconnected);
+        if reborn || returns {
+            self.set_liveness(&mut node, Liveness::Initializing);
+        }
+        let fits_more = old.class != class
+            || old.description.resources != description.resources
+            || old.description.pool != description.pool;
+        if fits_more && node.is_schedulable() {
+            self.gains.insert(id);
+            jobs.extend(self.jobs_of_node(&node, Trigger::NodeUpdate));
+        }
+        if node != *old {
+            self.put_node(node.clone());
+        }
+        let made = self.evaluate(&jobs, Some(&node), evaluation_ids);
+        let node = self.state.nodes.get(&id).map_or(node, |row| (**row).clone());
+        Ok(Self::node_reply(node, made))
+    }
+
+    fn new_node(
+        &mut self,
+        id: NodeId,
+        secret: [u8; 16],
+        identity: [u8; 16],
+        description: &Arc<NodeDescription>,
+        class: ClassId,
+    ) -> Node {
+        let buried = self.state.tombstones.remove(&id, self.changes);
+        let early = self.state.early_eligibilities.remove(&id, self.changes);
+        let mut node = Node {
+            id,
+            secret,
+            identity,
+            incarnation: buried.map_or(0, |row| row.tombstone.incarnation).saturating_add(1),
+            description: Arc::clone(description),
+            class,
+            liveness: Liveness::Initializing,
+            liveness_at: self.at,
+            ready_deadline_at: self.at.saturating_add(limits::READY_MS_MAX),
+            lost_at: None,
+            missed_index: 0,
+            synced_index: 0,
+            health: Health::Ok,
+            strikes: 0,
+            strike_at: 0,
+            eligibility: early.map_or_else(Eligibility::default, |row| row.eligibility.clone()),
+            drain: None,
+            instance: None,
+            affinity_key: text(""),
+            create_index: self.index,
+            modify_index: self.index,
+            events: Vec::new(),
+        };
+        self.event(&mut node, "Node registered");
+        self.put_node(node.clone());
+        node
+    }
+
+    pub(super) fn node_readiness(
+        &mut self,
+        id: NodeId,
+        incarnation: u64,
+        readiness: Readiness,
+        evaluation_ids: &[EvaluationId],
+    ) -> Outcome {
+        let mut node = self.node_of(id, incarnation)?;
+        if node.liveness != Liveness::Initializing {
+            return Ok(Self::node_reply(node, Vec::new()));
+        }
+        match readiness {
+            Readiness::Retry => Ok(Self::node_reply(node, Vec::new())),
+            Readiness::Fatal => {
+                self.suspend(id, SuspendReason::ReadinessFailed);
+                self.node(id).map(|node| Self::node_reply(node, Vec::new()))
+            }
+            Readiness::Ok => {
+                if node.missed_index > node.synced_index {
+                    return Err(Rejection::Invalid(
+                        "report the allocations' statuses first: a heartbeat was missed".into(),
+                    ));
+                }
+                self.set_liveness(&mut node, Liveness::Ready);
+                node.lost_at = None;
+                self.event(&mut node, "Node is ready");
+                let jobs = self.jobs_of_node(&node, Trigger::NodeUpdate);
+                self.put_node(node.clone());
+                if node.is_schedulable() {
+                    self.gains.insert(id);
+                }
+                let made = self.evaluate(&jobs, Some(&node), evaluation_ids);
+                self.node(id).map(|node| Self::node_reply(node, made))
+            }
+        }
+    }
+
+    pub(super) fn node_liveness(
+        &mut self,
+        changes: &[LivenessChange],
+        evaluation_ids: &[EvaluationId],
+    ) -> Outcome {
+        let mut jobs = BTreeMap::new();
+        let mut last = None;
+        for change in changes {
+            let Ok(mut node) = self.node_of(change.node, change.incarnation) else { continue };
+            if !node.liveness.may_become(change.liveness) || change.liveness == Liveness::Ready {
+                continue;
+            }
+            match change.liveness {
+                Liveness::Down => {
+                    node.lost_at = Some(self.at);
+                    node.missed_index = self.index;
+                    self.event(&mut node, "Node heartbeat missed");
+                    self.end_stopping_allocations(node.id);
+                }
+                Liveness::Disconnected => {
+                    node.missed_index = self.index;
+                    self.event(&mut node, "Node is disconnected");
+                }
+                Liveness::Initializing => self.event(&mut node, "Node is heard from again"),
+                Liveness::Ready => {}
+            }
+            self.set_liveness(&mut node, change.liveness);
+            jobs.extend(self.jobs_of_node(&node, Trigger::NodeUpdate));
+            self.put_node(node.clone());
+            last = Some(node);
+        }
+        let single = if changes.len() == 1 { last.as_ref() } else { None };
+        Ok(Reply::Evaluations(self.evaluate(&jobs, single, evaluation_ids)))
+    }
+
+    pub(super) fn suspend_node(
+        &mut self,
+        id: NodeId,
+        incarnation: u64,
+        reason: SuspendReason,
+    ) -> Outcome {
+        self.node_of(id, incarnation)?;
+        self.suspend(id, reason);
+        self.node(id).map(|node| Self::node_reply(node, Vec::new()))
+    }
+
+    /// Takes a node out of service for `SUSPEND_MS`, doubled per strike, unless too much of the fleet is suspended already.
+    pub(super) fn suspend(&mut self, id: NodeId, reason: SuspendReason) {
+        let Ok(mut node) = self.node(id) else { return };
+        let forgiven = self.at.saturating_sub(node.strike_at) / limits::STRIKE_DECAY_MS.max(1);
+        let strikes = node.strikes.saturating_sub(u32::try_from(forgiven).unwrap_or(u32::MAX));
+        let length = limits::SUSPEND_MS
+            .saturating_mul(1u64.checked_shl(strikes).unwrap_or(u64::MAX))
+            .min(limits::SUSPEND_MS_MAX);
+        let until = self.at.saturating_add(length);
+        node.health = match node.health {
+            Health::Ok => {
+                if !self.may_suspend_another() {
+                    self.event(&mut node, "Not suspended: too many nodes are suspended already");
+                    self.put_node(node);
+                    return;
+                }
+                Health::Suspended { reason, since: self.at, until }
+            }
+            Health::Suspended { reason, since, until: old } => {
+                Health::Suspended { reason, since, until: old.max(until) }
+            }
+        };
+        node.strikes = strikes.saturating_add(1);
+        node.strike_at = self.at;
+        self.event(&mut node, &format!("Node suspended: {}", reason.name()));
+        self.put_node(node);
+    }
+
+    fn may_suspend_another(&self) -> bool {
+        let all = u64::try_from(self.state.nodes.len()).unwrap_or(u64::MAX);
+        let suspended = self.state.nodes.iter().filter(|node| node.health != Health::Ok).count();
+        let allowed = (all.saturating_mul(limits::SUSPENDED_PERCENT_MAX) / 100).max(1);
+        u64::try_from(suspended).unwrap_or(u64::MAX) < allowed
+    }
+
+    pub(super) fn unsuspend_nodes(&mut self, nodes: &[NodeId]) -> Outcome {
+        for id in nodes {
+            let Ok(mut node) = self.node(*id) else { continue };
+            let Health::Suspended { until, .. } = node.health else { continue };
+            if self.at < until {
+                continue;
+            }
+            node.health = Health::Ok;
+            if node.liveness == Liveness::Ready {
+                self.set_liveness(&mut node, Liveness::Initializing);
+            }
+            node.ready_deadline_at = self.at.saturating_add(limits::READY_MS_MAX);
+            self.event(&mut node, "Suspension is over: readiness is checked again");
+            self.put_node(node);
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn set_eligibility(
+        &mut self,
+        id: NodeId,
+        eligible: bool,
+        by: &Text,
+        reason: &Text,
+        evaluation_ids: &[EvaluationId],
+    ) -> Outcome {
+        let eligibility = Eligibility {
+            ineligible: !eligible,
+            by: by.clone(),
+            reason: reason.clone(),
+            at: self.at,
+            index: self.index,
+        };
+        let Ok(mut node) = self.node(id) else {
+            return self.set_early_eligibility(id, eligibility);
+        };
+        if eligible && node.drain.is_some() {
+            return Err(Rejection::Invalid(
+                "can't set node eligibility to eligible while the node is draining".into(),
+            ));
+        }
+        if node.eligibility.ineligible != eligible {
+            return Ok(Self::node_reply(node, Vec::new()));
+        }
+        node.eligibility = eligibility;
+        let word = if eligible { "eligible" } else { "ineligible" };
+        self.event(&mut node, &format!("Node marked as {word} for scheduling"));
+        self.put_node(node.clone());
+        let mut made = Vec::new();
+        if node.is_schedulable() {
+            self.gains.insert(id);
+            let jobs = self.per_node_jobs_for(&node, Trigger::NodeUpdate);
+            made = self.evaluate(&jobs, Some(&node), evaluation_ids);
+        }
+        self.node(id).map(|node| Self::node_reply(node, made))
+    }
+
+    fn set_early_eligibility(&mut self, node: NodeId, eligibility: Eligibility) -> Outcome {
+        if eligibility.ineligible {
+            if self.state.early_eligibilities.len() >= EARLY_ELIGIBILITIES_MAX {
+                let message = "too many eligibilities wait for nodes that do not exist";
+                return Err(Rejection::Invalid(message.into()));
+            }
+            let row = EarlyEligibility { node, eligibility };
+            self.state.early_eligibilities.put(row, self.changes);
+        } else {
+            self.state.early_eligibilities.remove(&node, self.changes);
+        }
+        Ok(Reply::Node { incarnation: 0, modify_index: self.index, evaluations: Vec::new() })
+    }
+
+    pub(super) fn set_drain(
+        &mut self,
+        id: NodeId,
+        drain: Option<&Drain>,
+        mark_eligible: bool,
+        evaluation_ids: &[EvaluationId],
+    ) -> Outcome {
+        let mut node = self.node(id)?;
+        match drain {
+            Some(drain) => {
+                let mut drain = drain.clone();
+                drain.started_at =
+                    node.drain.as_ref().map_or(self.at, |running| running.started_at);
+                if !node.eligibility.ineligible {
+                    node.eligibility = Eligibility {
+                        ineligible: true,
+                        by: drain.owner.clone(),
+                        reason: "drain".into(),
+                        at: self.at,
+                        index: self.index,
+                    };
+                }
+                node.drain = Some(drain);
+                self.event(&mut node, "Node drain strategy set");
+            }
+            None => {
+                if node.drain.take().is_some() {
+                    self.event(&mut node, "Node drain disabled");
+                }
+                if mark_eligible {
+                    node.eligibility = Eligibility::default();
+                }
+            }
+        }
+        self.put_node(node.clone());
+        if node.is_schedulable() {
+            self.gains.insert(id);
+        }
+        let jobs = self.jobs_of_node(&node, Trigger::NodeDrain);
+        let made = self.evaluate(&jobs, Some(&node), evaluation_ids);
+        self.node(id).map(|node| Self::node_reply(node, made))
+    }
+
+    pub(super) fn advance_drains(
+        &mut self,
+        migrate: &[AllocationId],
+        complete: &[NodeId],
+        evaluation_ids: &[EvaluationId],
+    ) -> Outcome {
+        let mut jobs = BTreeMap::new();
+        for id in migrate {
+            let Some(old) = self.state.allocations.get(id).cloned() else { continue };
+            if !old.is_live() || old.transition.migrate {
+                continue;
+            }
+            let mut row = (*old).clone();
+            row.transition.migrate = true;
+            row.server_modify_index = self.index;
+            jobs.insert(row.job.clone(), Trigger::NodeDrain);
+            self.put_allocation(row);
+        }
+        for id in complete {
+            let Ok(mut node) = self.node(*id) else { continue };
+            if node.drain.take().is_some() {
+                self.event(&mut node, "Node drain complete");
+                self.put_node(node);
+            }
+        }
+        Ok(Reply::Evaluations(self.evaluate(&jobs, None, evaluation_ids)))
+    }
+
+    pub(super) fn reap_node(
+        &mut self,
+        id: NodeId,
+        incarnation: Option<u64>,
+        force: bool,
+        evaluation_ids: &[EvaluationId],
+    ) -> Outcome {
+        let node = match incarnation {
+            Some(incarnation) => self.node_of(id, incarnation)?,
+            None => self.node(id)?,
+        };
+        if !force {
+            let due = node.lost_at.is_some_and(|at| {
+                node.liveness == Liveness::Down
+                    && at.saturating_add(limits::LOST_GRACE_MS) <= self.at
+            });
+            let busy = self.state.allocations_of_node(id).any(|row| !row.client.is_terminal());
+            if !due || busy || node.instance.is_some() {
+                return Err(Rejection::Invalid("the node is not due to be reaped".into()));
+            }
+        }
+        let mut jobs = self.lose_allocations(id, "the node was purged");
+        jobs.extend(self.per_node_jobs_for(&node, Trigger::NodeUpdate));
+        let tombstone = Tombstone { incarnation: node.incarnation, at: self.at };
+        self.bury_old_tombstones();
+        self.state.tombstones.put(TombstoneRow { node: id, tombstone }, self.changes);
+        self.state.nodes.remove(&id, self.changes);
+        self.state.capacity_gains.remove(&crate::state::GainKey::Node(id), self.changes);
+        self.gains.remove(&id);
+        self.state.touch(TableId::Nodes);
+        self.effects.insert(crate::effect::Effect::Node(id));
+        let made = self.evaluate(&jobs, None, evaluation_ids);
+        Ok(Self::node_reply(node, made))
+    }
+
+    fn bury_old_tombstones(&mut self) {
+        let old: Vec<NodeId> = self
+            .state
+            .tombstones
+            .iter()
+            .filter(|row| row.tombstone.at.saturating_add(limits::TOMBSTONE_MS) <= self.at)
+            .map(|row| row.node)
+            .collect();
+        for id in old {
+            self.state.tombstones.remove(&id, self.changes);
+        }
+    }
+
+    pub(super) fn evaluate_node(&mut self, id: NodeId, evaluation_ids: &[EvaluationId]) -> Outcome {
+        let node = self.node(id)?;
+        let jobs = self.jobs_of_node(&node, Trigger::NodeUpdate);
+        let made = self.evaluate(&jobs, Some(&node), evaluation_ids);
+        Ok(Self::node_reply(node, made))
+    }
+
+    fn set_liveness(&mut self, node: &mut Node, liveness: Liveness) {
+        node.liveness = liveness;
+        node.liveness_at = self.at;
+        if liveness == Liveness::Initializing {
+            node.ready_deadline_at = self.at.saturating_add(limits::READY_MS_MAX);
+        }
+    }
+
+    /// Jobs with allocations on the node that have not ended, and jobs that run once on every node like it.
+    fn jobs_of_node(&self, node: &Node, trigger: Trigger) -> BTreeMap<JobKey, Trigger> {
+        let mut jobs = self.per_node_jobs_for(node, trigger);
+        for row in self.state.allocations_of_node(node.id) {
+            if row.is_live() {
+                jobs.insert(row.job.clone(), trigger);
+            }
+        }
+        jobs
+    }
+
+    fn per_node_jobs_for(&self, node: &Node, trigger: Trigger) -> BTreeMap<JobKey, Trigger> {
+        self.state
+            .per_node_jobs
+            .iter()
+            .filter(|key| {
+                let spec = self
+                    .state
+                    .jobs
+                    .get(key)
+                    .filter(|job| !job.stop)
+                    .and_then(|job| self.state.current_spec(job));
+                spec.is_some_and(|spec| {
+                    node.description.matches(&spec.node_pool, &spec.datacenters)
+                })
+            })
+            .map(|key| (key.clone(), trigger))
+            .collect()
+    }
+
+    /// Marks what had not ended on a node as lost; answers with the jobs concerned.
+    fn lose_allocations(&mut self, id: NodeId, why: &str) -> BTreeMap<JobKey, Trigger> {
+        let rows: Vec<_> = self
+            .state
+            .allocations_of_node(id)
+            .filter(|row| !row.client.is_terminal())
+            .cloned()
+            .collect();
+        let mut jobs = BTreeMap::new();
+        for row in rows {
+            jobs.insert(row.job.clone(), Trigger::NodeUpdate);
+            self.lose((*row).clone(), why);
+        }
+        jobs
+    }
+
+    /// What was being stopped on a node that is down has ended as far as anyone can know.
+    fn end_stopping_allocations(&mut self, id: NodeId) {
+        let rows: Vec<_> = self
+            .state
+            .allocations_of_node(id)
+            .filter(|row| row.is_server_terminal() && !row.client.is_terminal())
+            .cloned()
+            .collect();
+        for row in rows {
+            self.lose((*row).clone(), "the node went down while the allocation was stopped");
+        }
+    }
+
+    fn lose(&mut self, mut row: crate::allocation::Allocation, why: &str) {
+        row.client = ClientStatus::Lost;
+        row.client_description = why.into();
+        row.client_at = self.at;
+        row.server_modify_index = self.index;
+        self.put_allocation(row);
+    }
+
+    fn node(&self, id: NodeId) -> Result<Node, Rejection> {
+        self.state.nodes.get(&id).map(|row| (**row).clone()).ok_or_else(|| not_found("node"))
+    }
+
+    fn node_of(&self, id: NodeId, incarnation: u64) -> Result<Node, Rejection> {
+        let node = self.node(id)?;
+        if node.incarnation == incarnation { Ok(node) } else { Err(Rejection::StaleIncarnation) }
+    }
+
+    fn event(&self, node: &mut Node, message: &str) {
+        node.events.push(NodeEvent { at: self.at, index: self.index, message: message.into() });
+        let excess = node.events.len().saturating_sub(limits::NODE_EVENTS_MAX);
+        node.events.drain(..excess);
+    }
+
+    fn node_reply(node: Node, evaluations: Vec<EvaluationId>) -> Reply {
+        Reply::Node { incarnation: node.incarnation, modify_index: node.modify_index, evaluations }
+    }
+}

@@ -1,0 +1,319 @@
+//! Plans: the last line of defence. Whatever the applier found, a plan is judged here again, against the running state, part by part and in
+//! order, with nothing but replicated facts.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::Turn;
+use crate::{
+    allocation::{Allocation, ClientStatus, DesiredStatus, DesiredTransition},
+    evaluation::EvaluationStatus,
+    id::{AllocationId, NodeId},
+    job::{Job, JobSpec},
+    limits,
+    plan::{DropReason, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
+    resources::{Dimension, NodeUsage, Port, PortHolder, Resources},
+    state::State,
+};
+
+/// Whether `node` has room for one instance with these ports, given what is used.
+pub fn check_fit(
+    node: &crate::node::Node,
+    usage: &NodeUsage,
+    ask: Resources,
+    ports: &[Port],
+) -> Result<(), Dimension> {
+    let resources = &node.description.resources;
+    if let Some(dimension) = usage.resources.plus(ask).exceeds(resources.available()) {
+        return Err(dimension);
+    }
+    let limit = resources.allocations_max;
+    if limit != 0 && usage.allocations >= limit {
+        return Err(Dimension::Allocations);
+    }
+    let mut seen = BTreeSet::new();
+    for port in ports {
+        let reserved = resources.reserved_ports.binary_search(&port.value).is_ok();
+        let taken = usage.port(port.value) == Some(PortHolder::Live);
+        if port.value == 0 || reserved || taken || !seen.insert(port.value) {
+            return Err(Dimension::Ports);
+        }
+    }
+    Ok(())
+}
+
+/// Whether the plan as a whole may be judged at all: evaluation open, plan not stale, job as the plan saw it.
+pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
+    match state.evaluations.get(&plan.evaluation) {
+        Some(row) if !row.status.is_terminal() && row.job == plan.job => {}
+        _ => return Err(DropReason::EvaluationClosed),
+    }
+    let Some(job) = state.jobs.get(&plan.job) else {
+        let stops_only = plan.placements.is_empty() && plan.in_place.is_empty();
+        return if stops_only { Ok(()) } else { Err(DropReason::JobChanged) };
+    };
+    if job.last_plan_index > plan.snapshot_index {
+        return Err(DropReason::StalePlan);
+    }
+    let same = job.create_index == plan.job_create_index && job.version == plan.job_version;
+    if !same || (job.stop && !plan.placements.is_empty()) {
+        return Err(DropReason::JobChanged);
+    }
+    Ok(())
+}
+
+impl Turn<'_> {
+    pub(super) fn apply_plan(&mut self, plan: &Plan) -> PlanVerdict {
+        let mut verdict = PlanVerdict {
+            evaluation: plan.evaluation,
+            refused: None,
+            dropped: Vec::new(),
+            outcome_taken: false,
+            refresh_index: 0,
+        };
+        if let Err(reason) = check_plan(self.state, plan) {
+            verdict.refused = Some(reason);
+            verdict.refresh_index = self.index;
+            return verdict;
+        }
+        let before = (self.state.clone(), self.changes.rows.len(), self.effects.clone());
+        let touched = (self.jobs.clone(), self.gains.clone());
+        self.apply_parts(plan, &mut verdict);
+        if plan.all_at_once && !verdict.dropped.is_empty() {
+            *self.state = before.0;
+            self.changes.rows.truncate(before.1);
+            self.effects = before.2;
+            (self.jobs, self.gains) = touched;
+            for placement in &plan.placements {
+                if !verdict.dropped.iter().any(|(id, _)| *id == placement.id) {
+                    verdict.dropped.push((placement.id, DropReason::AllAtOnce));
+                }
+            }
+        }
+        if verdict.dropped.is_empty() {
+            if let Some(outcome) = &plan.outcome {
+                self.take_outcome(plan, outcome);
+                verdict.outcome_taken = true;
+            }
+        } else {
+            verdict.refresh_index = self.index;
+        }
+        verdict
+    }
+
+    fn apply_parts(&mut self, plan: &Plan, verdict: &mut PlanVerdict) {
+        for stop in &plan.stops {
+            self.stop(plan, stop);
+        }
+        if let Some(job) = self.state.jobs.get(&plan.job).cloned()
+            && let Some(spec) = self.state.current_spec(&job).cloned()
+        {
+            for update in &plan.in_place {
+                if let Err(reason) = self.update_in_place(plan, update, &spec) {
+                    verdict.dropped.push((update.id, reason));
+                }
+            }
+            for placement in &plan.placements {
+                if let Err(reason) = self.place(plan, placement, &job, &spec) {
+                    verdict.dropped.push((placement.id, reason));
+                }
+            }
+            if !plan.is_no_op()
+                && let Some(job) = self.state.jobs.get(&plan.job)
+            {
+                let mut job = (**job).clone();
+                job.last_plan_index = self.index;
+                self.put_job(job);
+            }
+        }
+        for follow_up in &plan.follow_ups {
+            let Some(row) = self.state.allocations.get(&follow_up.id) else { continue };
+            let mut row = (**row).clone();
+            row.follow_up = Some(follow_up.evaluation);
+            row.server_modify_index = self.index;
+            self.put_allocation(row);
+        }
+    }
+
+    fn stop(&mut self, plan: &Plan, stop: &Stop) {
+        let Some(old) = self.state.allocations.get(&stop.id).cloned() else { return };
+        if old.job != plan.job && stop.desired != DesiredStatus::Evict {
+            return;
+        }
+        let mut row = (*old).clone();
+        if row.desired == DesiredStatus::Run {
+            row.desired = match stop.desired {
+                DesiredStatus::Evict => DesiredStatus::Evict,
+                DesiredStatus::Stop | DesiredStatus::Run => DesiredStatus::Stop,
+            };
+            row.desired_description = stop.description.clone();
+        }
+        if let Some(client) = stop.client
+            && !row.client.is_terminal()
+        {
+            row.client = client;
+            row.client_at = self.at;
+            row.client_description = stop.description.clone();
+        }
+        if row == *old {
+            return;
+        }
+        row.evaluation = plan.evaluation;
+        row.server_modify_index = self.index;
+        self.put_allocation(row);
+    }
+
+    fn update_in_place(
+        &mut self,
+        plan: &Plan,
+        update: &InPlace,
+        spec: &Arc<JobSpec>,
+    ) -> Result<(), DropReason> {
+        let old = self.state.allocations.get(&update.id).ok_or(DropReason::AllocationGone)?;
+        let group = spec.group(&old.group).ok_or(DropReason::JobChanged)?;
+        if !old.is_live() || old.job != plan.job {
+            return Err(DropReason::AllocationGone);
+        }
+        let mut row = (**old).clone();
+        row.job_version = plan.job_version;
+        row.job_create_index = plan.job_create_index;
+        row.evaluation = plan.evaluation;
+        row.resources = Resources::of_group(group);
+        row.server_modify_index = self.index;
+        let node = self.state.nodes.get(&row.node).ok_or(DropReason::NodeMissing)?;
+        let mut usage = (*self.state.usage(row.node)).clone();
+        usage.resources = usage.resources.minus(old.resources);
+        usage.allocations = usage.allocations.saturating_sub(1);
+        check_fit(node, &usage, row.resources, &[]).map_err(DropReason::NodeFull)?;
+        self.put_allocation(row);
+        Ok(())
+    }
+
+    fn place(
+        &mut self,
+        plan: &Plan,
+        placement: &Placement,
+        job: &Job,
+        spec: &Arc<JobSpec>,
+    ) -> Result<(), DropReason> {
+        check_placement(self.state, placement, job, spec)?;
+        let group = spec.group(&placement.group).ok_or(DropReason::JobChanged)?;
+        let mut reschedules = placement.reschedules.clone();
+        let excess = reschedules.len().saturating_sub(limits::RESCHEDULE_EVENTS_MAX);
+        reschedules.drain(..excess);
+        let row = Allocation {
+            id: placement.id,
+            job: job.key.clone(),
+            job_create_index: job.create_index,
+            job_version: job.version,
+            group: group.name.clone(),
+            name_index: placement.name_index,
+            per_node: spec.kind.is_per_node(),
+            node: placement.node,
+            evaluation: plan.evaluation,
+            resources: Resources::of_group(group),
+            ports: placement.ports.clone(),
+            desired: DesiredStatus::Run,
+            desired_description: "".into(),
+            transition: DesiredTransition::default(),
+            client: ClientStatus::Pending,
+            client_description: "".into(),
+            client_at: self.at,
+            client_sequence: 0,
+            tasks: std::collections::BTreeMap::new(),
+            previous: placement.previous,
+            next: None,
+            follow_up: None,
+            reschedules,
+            metrics: placement.metrics.clone(),
+            create_index: self.index,
+            modify_index: self.index,
+            server_modify_index: self.index,
+            created_at: self.at,
+            modified_at: self.at,
+        };
+        self.put_allocation(row);
+        self.link_previous(placement);
+        Ok(())
+    }
+
+    fn link_previous(&mut self, placement: &Placement) {
+        let Some(previous) = placement.previous else { return };
+        let Some(row) = self.state.allocations.get(&previous) else { return };
+        let mut row = (**row).clone();
+        row.next = Some(placement.id);
+        row.follow_up = None;
+        self.put_allocation(row);
+    }
+
+    fn take_outcome(&mut self, plan: &Plan, outcome: &Outcome) {
+        let Some(row) = self.state.evaluations.get(&plan.evaluation) else { return };
+        let mut row = (**row).clone();
+        let complete =
+            outcome.status == EvaluationStatus::Complete && outcome.failed_groups.is_empty();
+        row.status = outcome.status;
+        row.status_description = outcome.description.clone();
+        row.queued = outcome.queued.clone();
+        row.failed_groups = outcome.failed_groups.clone();
+        row.snapshot_index = plan.snapshot_index;
+        if outcome.status == EvaluationStatus::Blocked {
+            row.class_eligibility = outcome.class_eligibility.clone();
+            row.escaped = outcome.escaped;
+        }
+        for made in &outcome.evaluations {
+            if made.status == EvaluationStatus::Blocked {
+                row.blocked = Some(made.id);
+            } else {
+                row.next = Some(made.id);
+            }
+            self.create_from_plan(made.clone());
+        }
+        self.put_evaluation(row);
+        if complete {
+            self.cancel_blocked(
+                &plan.job,
+                Some(plan.evaluation),
+                "a later evaluation of the job placed everything",
+            );
+        }
+        if let Some(job) = self.state.jobs.get(&plan.job)
+            && job.queued != outcome.queued
+            && job.create_index == plan.job_create_index
+        {
+            let mut job = (**job).clone();
+            job.queued = outcome.queued.clone();
+            job.modify_index = self.index;
+            self.put_job(job);
+        }
+    }
+}
+
+/// Whether one placement may be taken: node there, in service and with room, name and id free.
+pub fn check_placement(
+    state: &State,
+    placement: &Placement,
+    job: &Job,
+    spec: &JobSpec,
+) -> Result<(), DropReason> {
+    let group = spec.group(&placement.group).ok_or(DropReason::JobChanged)?;
+    if state.allocations.contains(&placement.id) {
+        return Err(DropReason::NameTaken);
+    }
+    let node = state.nodes.get(&placement.node).ok_or(DropReason::NodeMissing)?;
+    if !node.is_schedulable() {
+        return Err(DropReason::NodeUnschedulable);
+    }
+    let per_node: Option<NodeId> = spec.kind.is_per_node().then_some(placement.node);
+    let holder: Option<AllocationId> =
+        state.live_name(&job.key, &placement.group, placement.name_index, per_node);
+    if holder.is_some() {
+        return Err(DropReason::NameTaken);
+    }
+    let usage = state.usage(placement.node);
+    check_fit(node, &usage, Resources::of_group(group), &placement.ports)
+        .map_err(DropReason::NodeFull)?;
+    let asked = group.network.as_ref().map_or(0, |network| network.ports.len());
+    if asked != placement.ports.len() {
+        return Err(DropReason::NodeFull(Dimension::Ports));
+    }
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! Scheduler configuration, node pools, namespaces.
+
+use super::{Outcome, Turn, not_found};
+use crate::{
+    command::{Rejection, Reply},
+    effect::Effect,
+    id::{Index, Text},
+    limits,
+    state::{Namespace, NodePool, SchedulerConfiguration},
+    table::TableId,
+};
+
+/// Pools that always exist.
+const BUILT_IN_POOLS: [&str; 2] = ["all", "default"];
+
+impl Turn<'_> {
+    pub(super) fn set_scheduler_configuration(
+        &mut self,
+        configuration: &SchedulerConfiguration,
+        enforce_index: Option<Index>,
+    ) -> Outcome {
+        let old = self.state.scheduler_configuration();
+        if let Some(asked) = enforce_index
+            && asked != old.modify_index
+        {
+            return Err(Rejection::IndexConflict { asked, found: old.modify_index });
+        }
+        if configuration.node_limit == 0 {
+            return Err(Rejection::Invalid("NodeLimitForFeasibilityChecks must be above 0".into()));
+        }
+        let mut row = configuration.clone();
+        row.create_index = if old.create_index == 0 { self.index } else { old.create_index };
+        row.modify_index = self.index;
+        self.state.configurations.put(row, self.changes);
+        self.state.touch(TableId::SchedulerConfiguration);
+        self.effects.insert(Effect::SchedulerConfiguration);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn upsert_node_pool(&mut self, pool: &NodePool) -> Outcome {
+        check_name("node pool", &pool.name)?;
+        if BUILT_IN_POOLS.contains(&&*pool.name) {
+            let message = format!("node pool \"{}\" is built in and cannot be changed", pool.name);
+            return Err(Rejection::Invalid(message.into()));
+        }
+        let old = self.state.node_pools.get(&pool.name).cloned();
+        let mut row = pool.clone();
+        row.create_index = old.map_or(self.index, |old| old.create_index);
+        row.modify_index = self.index;
+        self.state.node_pools.put(row, self.changes);
+        self.state.touch(TableId::NodePools);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn delete_node_pool(&mut self, name: &Text) -> Outcome {
+        if BUILT_IN_POOLS.contains(&&**name) {
+            let message = format!("node pool \"{name}\" is built in and cannot be deleted");
+            return Err(Rejection::Invalid(message.into()));
+        }
+        if !self.state.node_pools.contains(name) {
+            return Err(not_found("node pool"));
+        }
+        if let Some(node) = self.state.nodes.iter().find(|node| node.description.pool == *name) {
+            let message = format!("node pool \"{name}\" is used by node {}", node.id);
+            return Err(Rejection::InUse(message.into()));
+        }
+        let used = self.state.jobs.iter().find(|job| {
+            !job.stop && self.state.current_spec(job).is_some_and(|spec| spec.node_pool == *name)
+        });
+        if let Some(job) = used {
+            let message = format!("node pool \"{name}\" is used by job \"{}\"", job.key.id);
+            return Err(Rejection::InUse(message.into()));
+        }
+        self.state.node_pools.remove(name, self.changes);
+        self.state.touch(TableId::NodePools);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn upsert_namespace(&mut self, namespace: &Namespace) -> Outcome {
+        check_name("namespace", &namespace.name)?;
+        let old = self.state.namespaces.get(&namespace.name).cloned();
+        let mut row = namespace.clone();
+        row.create_index = old.map_or(self.index, |old| old.create_index);
+        row.modify_index = self.index;
+        self.state.namespaces.put(row, self.changes);
+        self.state.touch(TableId::Namespaces);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn delete_namespace(&mut self, name: &Text) -> Outcome {
+        if &**name == "default" {
+            return Err(Rejection::Invalid("namespace \"default\" cannot be deleted".into()));
+        }
+        if !self.state.namespaces.contains(name) {
+            return Err(not_found("namespace"));
+        }
+        let used =
+            self.state.jobs.iter().find(|job| {
+                job.key.namespace == *name && job.status != crate::job::JobStatus::Dead
+            });
+        if let Some(job) = used {
+            let message =
+                format!("namespace \"{name}\" has a job that is not dead: \"{}\"", job.key.id);
+            return Err(Rejection::InUse(message.into()));
+        }
+        self.state.namespaces.remove(name, self.changes);
+        self.state.touch(TableId::Namespaces);
+        Ok(Reply::Done)
+    }
+}
+
+fn check_name(what: &str, name: &str) -> Result<(), Rejection> {
+    let ok = !name.is_empty()
+        && name.len() <= limits::NAME_BYTES_MAX.min(128)
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'));
+    if ok {
+        return Ok(());
+    }
+    let message =
+        format!("{what} name must be 1 to 128 letters, digits, '-' or '_', not \"{name}\"");
+    Err(Rejection::Invalid(message.into()))
+}

@@ -1,0 +1,180 @@
+//! Named checks of a whole state. They run in tests, in simulation, in debug builds and on request of an operator; none of them is cheap.
+
+use crate::{
+    id::Index,
+    resources::{NodeUsage, PortHolder},
+    state::State,
+};
+
+/// An invariant that does not hold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation {
+    /// Which one.
+    pub name: &'static str,
+    /// What was found.
+    pub detail: String,
+}
+
+type Check = (&'static str, fn(&State, &mut Vec<String>));
+
+const CHECKS: &[Check] = &[
+    ("derived-indexes", derived_indexes),
+    ("node-capacity", node_capacity),
+    ("node-ports", node_ports),
+    ("live-names", live_names),
+    ("references", references),
+    ("indexes-ordered", indexes_ordered),
+    ("blocked-once", blocked_once),
+    ("digest", digest),
+];
+
+/// Runs every check.
+pub fn check(state: &State) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for (name, run) in CHECKS {
+        let mut details = Vec::new();
+        run(state, &mut details);
+        violations.extend(details.into_iter().map(|detail| Violation { name, detail }));
+    }
+    violations
+}
+
+fn derived_indexes(state: &State, out: &mut Vec<String>) {
+    let mut fresh = state.clone();
+    fresh.rebuild_derived();
+    if fresh.usage != state.usage {
+        out.push("usage differs from a recomputation".into());
+    }
+    if fresh.by_node != state.by_node {
+        out.push("allocations by node differ from a recomputation".into());
+    }
+    if fresh.by_evaluation != state.by_evaluation {
+        out.push("allocations by evaluation differ from a recomputation".into());
+    }
+    if fresh.by_job != state.by_job {
+        for (key, index) in &fresh.by_job {
+            if state.by_job.get(key) != Some(index) {
+                out.push(format!(
+                    "index of job {key} differs: {:?} / {index:?}",
+                    state.by_job.get(key)
+                ));
+            }
+        }
+        for key in state.by_job.keys().filter(|key| !fresh.by_job.contains_key(*key)) {
+            out.push(format!("job {key} has an index and no rows"));
+        }
+    }
+    if fresh.per_node_jobs != state.per_node_jobs {
+        out.push("per-node jobs differ from a recomputation".into());
+    }
+    if fresh.sessions_by_time != state.sessions_by_time {
+        out.push("sessions by time differ from a recomputation".into());
+    }
+}
+
+/// I32: what is wanted and has not ended fits the node.
+fn node_capacity(state: &State, out: &mut Vec<String>) {
+    for node in state.nodes.iter() {
+        let usage: &NodeUsage = &state.usage(node.id);
+        let available = node.description.resources.available();
+        // An agent may shrink its own resources below what runs already; placements are judged at their time.
+        let placed_since = state
+            .allocations_of_node(node.id)
+            .filter(|row| row.is_live())
+            .map(|row| row.create_index)
+            .max()
+            .unwrap_or(0);
+        if placed_since >= node.modify_index
+            && let Some(dimension) = usage.resources.exceeds(available)
+        {
+            out.push(format!("node {} is over-committed in {}", node.id, dimension.name()));
+        }
+    }
+}
+
+/// I33: no port has two live holders.
+fn node_ports(state: &State, out: &mut Vec<String>) {
+    for (node, usage) in &state.usage {
+        let mut last: Option<u16> = None;
+        for ((port, _), holder) in &usage.ports {
+            if *holder == PortHolder::Live {
+                if last == Some(*port) {
+                    out.push(format!("port {port} of node {node} has two live holders"));
+                }
+                last = Some(*port);
+            }
+        }
+    }
+}
+
+/// I38: a name is live once.
+fn live_names(state: &State, out: &mut Vec<String>) {
+    let mut seen = std::collections::BTreeMap::new();
+    for row in state.allocations.iter().filter(|row| row.is_live()) {
+        if let Some(other) = seen.insert((row.job.clone(), row.live_name()), row.id) {
+            out.push(format!("{} is live twice: {} and {other}", row.name(), row.id));
+        }
+    }
+}
+
+/// I45: what an allocation refers to exists.
+fn references(state: &State, out: &mut Vec<String>) {
+    for row in state.allocations.iter() {
+        if state.allocation_spec(row).is_none() {
+            out.push(format!("allocation {} runs a version that is gone", row.id));
+        }
+        if row.is_live() && !state.nodes.contains(&row.node) {
+            out.push(format!("allocation {} is live on a node that is gone", row.id));
+        }
+    }
+    for job in state.jobs.iter() {
+        if state.current_spec(job).is_none() {
+            out.push(format!("job {} has no spec", job.key));
+        }
+    }
+}
+
+/// I44: creation does not follow a change, and nothing is newer than the log.
+fn indexes_ordered(state: &State, out: &mut Vec<String>) {
+    let last = state.head.index;
+    let mut check = |what: &str, created: Index, modified: Index| {
+        if created > modified || modified > last {
+            out.push(format!("{what}: created {created}, modified {modified}, log at {last}"));
+        }
+    };
+    for row in state.jobs.iter() {
+        check("job", row.create_index, row.modify_index);
+    }
+    for row in state.nodes.iter() {
+        check("node", row.create_index, row.modify_index);
+    }
+    for row in state.evaluations.iter() {
+        check("evaluation", row.create_index, row.modify_index);
+    }
+    for row in state.allocations.iter() {
+        check("allocation", row.create_index, row.modify_index);
+    }
+}
+
+/// I21: at most one blocked evaluation per job, and per (job, node) for jobs that run once per node.
+fn blocked_once(state: &State, out: &mut Vec<String>) {
+    let mut seen = std::collections::BTreeSet::new();
+    for row in state.evaluations.iter() {
+        let blocked = row.status == crate::evaluation::EvaluationStatus::Blocked;
+        if blocked && !seen.insert((row.job.clone(), row.node)) {
+            out.push(format!("job {} has two blocked evaluations", row.job));
+        }
+    }
+}
+
+/// The running digest is that of the rows.
+fn digest(state: &State, out: &mut Vec<String>) {
+    let mut sum = crate::digest::Digest::default();
+    for (key, frame) in state.frames() {
+        sum.add(crate::digest::row_hash(&key, &frame));
+    }
+    sum.add(crate::digest::row_hash(&[0], &crate::codec::encode(&state.head)));
+    if sum != state.digest() {
+        out.push(format!("digest is {}, rows give {sum}", state.digest()));
+    }
+}
