@@ -1,0 +1,215 @@
+//! How a server reaches another: a method path and message bytes. gRPC in production; a simulated network in `sim/`, which sees the same bytes.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::{Buf, BufMut, Bytes};
+use futures_util::{
+    FutureExt, StreamExt,
+    future::BoxFuture,
+    stream::BoxStream,
+};
+use prost::Message;
+use tonic::{
+    Code, Request, Status,
+    client::Grpc,
+    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+    codegen::http::uri::PathAndQuery,
+    transport::{Channel, Endpoint},
+};
+
+/// Largest message in either direction, bytes.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// Which connection a call travels on, so that a large transfer holds up nothing small.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Lane {
+    /// Log replication.
+    Append,
+    /// Heartbeats and votes.
+    Heartbeat,
+    /// Snapshots.
+    Snapshot,
+    /// Everything else.
+    Control,
+}
+
+/// A stream of replies.
+pub type ReplyStream = BoxStream<'static, Result<Bytes, Status>>;
+
+/// A way to reach servers by address.
+pub trait Transport: Send + Sync + 'static {
+    /// One request, one reply, within `timeout`.
+    fn unary(
+        &self,
+        to: &str,
+        path: &'static str,
+        lane: Lane,
+        body: Bytes,
+        timeout: Duration,
+    ) -> BoxFuture<'static, Result<Bytes, Status>>;
+
+    /// Pipelined requests with replies in order.
+    fn stream(
+        &self,
+        to: &str,
+        path: &'static str,
+        lane: Lane,
+        input: BoxStream<'static, Bytes>,
+    ) -> BoxFuture<'static, Result<ReplyStream, Status>>;
+}
+
+/// A typed call over any transport.
+pub async fn call<Q: Message, P: Message + Default>(
+    transport: &dyn Transport,
+    to: &str,
+    path: &'static str,
+    lane: Lane,
+    request: &Q,
+    timeout: Duration,
+) -> Result<P, Status> {
+    let body = request.encode_to_vec().into();
+    let reply = transport.unary(to, path, lane, body, timeout).await?;
+    P::decode(reply).map_err(|error| Status::internal(format!("reply of {path}: {error}")))
+}
+
+/// gRPC over TCP with one connection per peer and lane.
+pub struct GrpcTransport {
+    channels: Mutex<BTreeMap<(String, Lane), Channel>>,
+    /// Addresses to dial instead of the advertised ones: proxies of a test harness.
+    dial: BTreeMap<String, String>,
+}
+
+impl GrpcTransport {
+    /// A transport that dials `dial[address]` where given.
+    pub fn new(dial: BTreeMap<String, String>) -> Self {
+        Self { channels: Mutex::default(), dial }
+    }
+
+    fn client(&self, to: &str, lane: Lane) -> Result<Grpc<Channel>, Status> {
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let channel = match channels.get(&(to.to_owned(), lane)) {
+            Some(channel) => channel.clone(),
+            None => {
+                let dialled = self.dial.get(to).map_or(to, String::as_str);
+                let channel = connect_lazily(dialled)?;
+                channels.insert((to.to_owned(), lane), channel.clone());
+                channel
+            }
+        };
+        Ok(Grpc::new(channel)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX))
+    }
+}
+
+fn connect_lazily(address: &str) -> Result<Channel, Status> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| Status::invalid_argument(format!("address {address}: {error}")))?;
+    Ok(endpoint
+        .tcp_nodelay(true)
+        .connect_timeout(Duration::from_millis(500))
+        .http2_keep_alive_interval(Duration::from_secs(5))
+        .keep_alive_timeout(Duration::from_secs(5))
+        .keep_alive_while_idle(true)
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(8 << 20)
+        .connect_lazy())
+}
+
+async fn ready(client: &mut Grpc<Channel>) -> Result<(), Status> {
+    client.ready().await.map_err(|error| {
+        Status::new(Code::Unavailable, format!("no connection: {}", innermost(&error)))
+    })
+}
+
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut deepest = error;
+    while let Some(source) = deepest.source() {
+        deepest = source;
+    }
+    deepest.to_string()
+}
+
+impl Transport for GrpcTransport {
+    fn unary(
+        &self,
+        to: &str,
+        path: &'static str,
+        lane: Lane,
+        body: Bytes,
+        timeout: Duration,
+    ) -> BoxFuture<'static, Result<Bytes, Status>> {
+        let client = self.client(to, lane);
+        let call = async move {
+            let mut client = client?;
+            ready(&mut client).await?;
+            let mut request = Request::new(body);
+            request.set_timeout(timeout);
+            let path = PathAndQuery::from_static(path);
+            Ok(client.unary(request, path, BytesCodec).await?.into_inner())
+        };
+        async move {
+            match tokio::time::timeout(timeout, call).await {
+                Ok(result) => result,
+                Err(_) => Err(Status::deadline_exceeded(format!("{path}: no reply in {timeout:?}"))),
+            }
+        }
+        .boxed()
+    }
+
+    fn stream(
+        &self,
+        to: &str,
+        path: &'static str,
+        lane: Lane,
+        input: BoxStream<'static, Bytes>,
+    ) -> BoxFuture<'static, Result<ReplyStream, Status>> {
+        let client = self.client(to, lane);
+        async move {
+            let mut client = client?;
+            ready(&mut client).await?;
+            let path = PathAndQuery::from_static(path);
+            let replies = client.streaming(Request::new(input), path, BytesCodec).await?;
+            Ok(replies.into_inner().boxed())
+        }
+        .boxed()
+    }
+}
+
+/// Messages as bytes that are encoded already.
+#[derive(Clone, Copy, Debug, Default)]
+struct BytesCodec;
+
+impl Codec for BytesCodec {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+    fn encoder(&mut self) -> Self {
+        *self
+    }
+    fn decoder(&mut self) -> Self {
+        *self
+    }
+}
+
+impl Encoder for BytesCodec {
+    type Item = Bytes;
+    type Error = Status;
+    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put(item);
+        Ok(())
+    }
+}
+
+impl Decoder for BytesCodec {
+    type Item = Bytes;
+    type Error = Status;
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
+    }
+}

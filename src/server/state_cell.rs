@@ -1,0 +1,245 @@
+//! The published state: readers take a snapshot without waiting, waiters are woken by table, leader services subscribe to effects.
+//!
+//! Invariant: a published index never goes back, and an effect is handed out only after the state that it came from is published.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use fsm::{Effect, Index, State, table::TableId};
+
+use crate::rt::{Instant, Notify, timeout, watch};
+
+/// Batches of effects that may wait for a subscriber; above it the subscriber is told to start over.
+const EFFECT_BATCHES_MAX: usize = 65_536;
+
+/// Effects since a subscriber last asked.
+#[derive(Debug, Default)]
+pub struct EffectBatch {
+    /// In log order.
+    pub effects: Vec<(Index, Effect)>,
+    /// Something was missed (overflow or an installed snapshot): derive everything from the state.
+    pub reset: bool,
+}
+
+#[derive(Default)]
+struct Feed {
+    subscribed: u64,
+    queue: VecDeque<(Index, Vec<Effect>)>,
+    reset: bool,
+}
+
+/// Where the state is published.
+pub struct StateCell {
+    state: ArcSwap<State>,
+    applied: watch::Sender<Index>,
+    tables: BTreeMap<TableId, Notify>,
+    feed: Mutex<Feed>,
+    fed: Notify,
+    reaper: Option<std::sync::mpsc::Sender<Arc<State>>>,
+}
+
+impl StateCell {
+    /// A cell that holds `state`.
+    pub fn new(state: State) -> Arc<Self> {
+        let applied = watch::channel(state.head.index).0;
+        let reaper = if crate::rt::is_simulation() { None } else { spawn_reaper() };
+        Arc::new(Self {
+            state: ArcSwap::from_pointee(state),
+            applied,
+            tables: TableId::ALL.into_iter().map(|table| (table, Notify::new())).collect(),
+            feed: Mutex::default(),
+            fed: Notify::new(),
+            reaper,
+        })
+    }
+
+    /// The state now.
+    pub fn load(&self) -> Arc<State> {
+        self.state.load_full()
+    }
+
+    /// The applied index now.
+    pub fn applied(&self) -> Index {
+        *self.applied.borrow()
+    }
+
+    /// Publishes a state with the effects that led to it.
+    pub fn publish(&self, state: State, effects: Vec<(Index, Vec<Effect>)>, reset: bool) {
+        let index = state.head.index;
+        let changed: Vec<TableId> = {
+            let old = self.state.load();
+            TableId::ALL
+                .into_iter()
+                .filter(|table| reset || old.table_index(*table) != state.table_index(*table))
+                .collect()
+        };
+        {
+            let mut feed = self.feed();
+            let old = self.state.swap(Arc::new(state));
+            self.reap(old);
+            if feed.subscribed > 0 {
+                feed.reset |= reset;
+                feed.queue.extend(effects.into_iter().filter(|(_, list)| !list.is_empty()));
+                if feed.queue.len() > EFFECT_BATCHES_MAX {
+                    feed.queue.clear();
+                    feed.reset = true;
+                }
+            }
+        }
+        self.applied.send_replace(index);
+        self.fed.notify_waiters();
+        for table in changed {
+            if let Some(notify) = self.tables.get(&table) {
+                notify.notify_waiters();
+            }
+        }
+    }
+
+    fn feed(&self) -> std::sync::MutexGuard<'_, Feed> {
+        self.feed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A large state takes up to hundreds of milliseconds to drop, which nobody who applies or answers should wait for.
+    fn reap(&self, old: Arc<State>) {
+        if let Some(reaper) = &self.reaper {
+            drop(reaper.send(old));
+        }
+    }
+
+    /// Starts a subscription: the state, and every effect after it. An earlier subscription ends.
+    pub fn subscribe(self: &Arc<Self>) -> (Arc<State>, EffectFeed) {
+        let mut feed = self.feed();
+        feed.subscribed += 1;
+        feed.queue.clear();
+        feed.reset = false;
+        let number = feed.subscribed;
+        (self.load(), EffectFeed { cell: Arc::clone(self), number })
+    }
+
+    /// Waits until the applied index is at least `index`; false when `wait` passed before.
+    pub async fn wait_for(&self, index: Index, wait: Duration) -> bool {
+        let mut applied = self.applied.subscribe();
+        timeout(wait, applied.wait_for(|applied| *applied >= index)).await.is_ok_and(|seen| seen.is_ok())
+    }
+
+    /// Waits until one of the tables changed after `after`, or `wait` passed.
+    pub async fn changed(&self, tables: &[TableId], after: Index, wait: Duration) {
+        let deadline = Instant::now() + wait;
+        loop {
+            let mut waits: Vec<_> = tables
+                .iter()
+                .filter_map(|table| self.tables.get(table))
+                .map(|notify| Box::pin(notify.notified()))
+                .collect();
+            for wait in &mut waits {
+                // Registered before the check, so that a change between the two wakes us.
+                wait.as_mut().enable();
+            }
+            let state = self.load();
+            if tables.iter().any(|table| state.table_index(*table) > after) || waits.is_empty() {
+                return;
+            }
+            drop(state);
+            let any = futures_util::future::select_all(waits);
+            if timeout(deadline.saturating_duration_since(Instant::now()), any).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn spawn_reaper() -> Option<std::sync::mpsc::Sender<Arc<State>>> {
+    let (sender, receiver) = std::sync::mpsc::channel::<Arc<State>>();
+    let reap = move || while receiver.recv().is_ok() {};
+    let spawned = std::thread::Builder::new().name("state-reaper".to_owned()).spawn(reap);
+    match spawned {
+        Ok(_) => Some(sender),
+        Err(error) => {
+            tracing::warn!(%error, "no thread for dropping old states: they are dropped in place");
+            None
+        }
+    }
+}
+
+/// A subscription to effects.
+pub struct EffectFeed {
+    cell: Arc<StateCell>,
+    number: u64,
+}
+
+impl EffectFeed {
+    /// Waits for effects and takes all there are; none when another subscription took over.
+    pub async fn next(&mut self) -> Option<EffectBatch> {
+        loop {
+            let fed = self.cell.fed.notified();
+            let mut fed = std::pin::pin!(fed);
+            fed.as_mut().enable();
+            {
+                let mut feed = self.cell.feed();
+                if feed.subscribed != self.number {
+                    return None;
+                }
+                if feed.reset || !feed.queue.is_empty() {
+                    let effects = std::mem::take(&mut feed.queue)
+                        .into_iter()
+                        .flat_map(|(index, list)| list.into_iter().map(move |one| (index, one)))
+                        .collect();
+                    return Some(EffectBatch { effects, reset: std::mem::take(&mut feed.reset) });
+                }
+            }
+            fed.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(index: Index, table: Option<TableId>) -> State {
+        let mut state = State::default();
+        state.head.index = index;
+        if let Some(table) = table {
+            state.head.tables.insert(table.byte(), index);
+        }
+        state
+    }
+
+    #[tokio::test]
+    async fn a_waiter_is_woken_by_its_table_only() {
+        let cell = StateCell::new(at(1, None));
+        let other = Arc::clone(&cell);
+        let waiter = tokio::spawn(async move {
+            other.changed(&[TableId::Jobs], 1, Duration::from_secs(10)).await;
+            other.applied()
+        });
+        tokio::task::yield_now().await;
+        cell.publish(at(2, Some(TableId::Nodes)), vec![], false);
+        tokio::task::yield_now().await;
+        assert!(!waiter.is_finished(), "a change of another table woke it");
+        cell.publish(at(3, Some(TableId::Jobs)), vec![], false);
+        assert_eq!(waiter.await.expect("the waiter does not panic"), 3);
+        cell.changed(&[TableId::Jobs], 2, Duration::from_secs(10)).await;
+    }
+
+    #[tokio::test]
+    async fn a_feed_hands_out_effects_in_order_and_ends_with_the_next_subscription() {
+        let cell = StateCell::new(at(1, None));
+        let (state, mut feed) = cell.subscribe();
+        assert_eq!(state.head.index, 1);
+        let effect = Effect::SchedulerConfiguration;
+        cell.publish(at(2, None), vec![(2, vec![effect.clone()])], false);
+        let batch = feed.next().await.expect("still subscribed");
+        assert_eq!((batch.effects, batch.reset), (vec![(2, effect)], false));
+        cell.publish(at(3, None), vec![], true);
+        assert!(feed.next().await.expect("still subscribed").reset);
+        let (_, mut newer) = cell.subscribe();
+        assert!(feed.next().await.is_none());
+        cell.publish(at(4, None), vec![(4, vec![Effect::DigestMark])], false);
+        assert_eq!(newer.next().await.expect("subscribed").effects.len(), 1);
+    }
+}
