@@ -1,1 +1,4 @@
 //! Quorate.
+
+pub mod disk;
+pub mod storage;
