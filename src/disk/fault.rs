@@ -7,7 +7,12 @@
 //! clean although some are lost. The same seed and the same calls give the same bytes.
 //! Not modelled: the loss of an unsynced directory creation. It must never be used in production.
 
+mod image;
+#[cfg(test)]
+mod tests;
+
 use super::{Disk, DiskFile, OpenMode};
+use image::{Change, NameChange, Names, Node, Random, lock_node};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -51,8 +56,8 @@ struct State {
     random: Random,
     /// Raised by a kill or a power cut; handles of an older one are dead.
     generation: u64,
-    names: BTreeMap<PathBuf, Arc<Mutex<Node>>>,
-    names_durable: BTreeMap<PathBuf, Arc<Mutex<Node>>>,
+    names: Names,
+    names_durable: Names,
     names_pending: Vec<NameChange>,
     directories: BTreeSet<PathBuf>,
     capacity_bytes: Option<u64>,
@@ -64,28 +69,6 @@ struct State {
     stop_in: Option<u64>,
     stopped: bool,
     counters: Counters,
-}
-
-/// One file, independent of its names.
-#[derive(Debug, Default)]
-struct Node {
-    current: Vec<u8>,
-    durable: Vec<u8>,
-    /// Changes that lead from `durable` to `current`, unless a failed sync lost some.
-    pending: Vec<Change>,
-}
-
-#[derive(Debug)]
-enum Change {
-    Write { offset: usize, bytes: Vec<u8> },
-    Size(usize),
-}
-
-#[derive(Debug)]
-enum NameChange {
-    Link { path: PathBuf, node: Arc<Mutex<Node>> },
-    Rename { from: PathBuf, to: PathBuf, node: Arc<Mutex<Node>> },
-    Unlink { path: PathBuf },
 }
 
 impl FaultDisk {
@@ -151,7 +134,8 @@ impl FaultDisk {
         self.lock().read_error_in = Some(calls);
     }
 
-    /// Lets the `calls`-th write from now (0 = the next) write a random part and fail.
+    /// Lets the `calls`-th write from now (0 = the next) write a random number of its sectors and
+    /// fail.
     pub fn fail_write_after(&self, calls: u64) {
         self.lock().write_error_in = Some(calls);
     }
@@ -261,7 +245,10 @@ impl State {
             && (due(&mut self.write_error_in) || self.random.chance_ppm(self.rates.write_ppm));
         let mut length = bytes.len();
         if failing {
-            length = self.random.below(length as u64 + 1).try_into().unwrap_or(length);
+            // A kernel copies by pages, so a write that fails half way ends on a sector.
+            let sectors = (offset + length) / SECTOR - offset / SECTOR;
+            let kept = usize::try_from(self.random.below(sectors as u64 + 1)).unwrap_or(0);
+            length = ((offset / SECTOR + kept) * SECTOR).saturating_sub(offset);
         }
         let grown = (offset + length).saturating_sub(node.current.len()) as u64;
         let mut full = false;
@@ -314,99 +301,6 @@ impl State {
             return Err(io::Error::other("injected: read error"));
         }
         Ok(())
-    }
-}
-
-impl Node {
-    fn write(&mut self, bytes: &[u8], offset: usize) {
-        let change = Change::Write { offset, bytes: bytes.to_vec() };
-        change.apply(&mut self.current);
-        self.pending.push(change);
-    }
-
-    fn power_cut(&mut self, random: &mut Random, style: u64) {
-        let mut image = std::mem::take(&mut self.durable);
-        for change in std::mem::take(&mut self.pending) {
-            let fate = match style {
-                0 => 0,
-                1 => 1,
-                _ => random.below(4),
-            };
-            match (fate, change) {
-                (1, change) => change.apply(&mut image),
-                (2 | 3, Change::Write { offset, bytes }) => {
-                    tear(&mut image, offset, &bytes, fate == 2, random);
-                }
-                (_, Change::Write { offset, bytes }) => {
-                    // The size may be durable without the bytes.
-                    if style > 1 && random.below(4) == 0 {
-                        let end = image.len().max(offset + bytes.len());
-                        image.resize(end, 0);
-                    }
-                }
-                (_, Change::Size(_)) => {}
-            }
-        }
-        self.current.clone_from(&image);
-        self.durable = image;
-    }
-}
-
-/// Writes some sectors of a write: a random set, or a random number from the front.
-fn tear(image: &mut Vec<u8>, offset: usize, bytes: &[u8], any: bool, random: &mut Random) {
-    let end = offset + bytes.len();
-    let first = offset / SECTOR;
-    let count = end.div_ceil(SECTOR) - first;
-    let kept = random.below(count as u64 + 1);
-    for number in 0..count {
-        let keep = if any { random.below(2) == 0 } else { (number as u64) < kept };
-        if keep {
-            let from = offset.max((first + number) * SECTOR);
-            let to = end.min((first + number + 1) * SECTOR);
-            Change::Write { offset: from, bytes: bytes[from - offset..to - offset].to_vec() }
-                .apply(image);
-        }
-    }
-}
-
-impl Change {
-    fn apply(&self, image: &mut Vec<u8>) {
-        match self {
-            Self::Write { offset, bytes } => {
-                let end = offset + bytes.len();
-                if image.len() < end {
-                    image.resize(end, 0);
-                }
-                image[*offset..end].copy_from_slice(bytes);
-            }
-            Self::Size(size) => image.resize(*size, 0),
-        }
-    }
-}
-
-impl NameChange {
-    fn apply(&self, names: &mut BTreeMap<PathBuf, Arc<Mutex<Node>>>) {
-        match self {
-            Self::Link { path, node } => {
-                names.insert(path.clone(), Arc::clone(node));
-            }
-            Self::Rename { from, to, node } => {
-                if names.get(from).is_some_and(|found| Arc::ptr_eq(found, node)) {
-                    names.remove(from);
-                }
-                names.insert(to.clone(), Arc::clone(node));
-            }
-            Self::Unlink { path } => {
-                names.remove(path);
-            }
-        }
-    }
-
-    fn directory(&self) -> Option<&Path> {
-        match self {
-            Self::Link { path, .. } | Self::Unlink { path } => path.parent(),
-            Self::Rename { to, .. } => to.parent(),
-        }
     }
 }
 
@@ -606,28 +500,6 @@ impl DiskFile for FaultFile {
     }
 }
 
-/// `SplitMix64`: small, and the same on every platform.
-#[derive(Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn chance_ppm(&mut self, ppm: u32) -> bool {
-        ppm > 0 && self.below(1_000_000) < u64::from(ppm)
-    }
-}
-
 fn due(countdown: &mut Option<u64>) -> bool {
     match countdown {
         None => false,
@@ -642,128 +514,10 @@ fn due(countdown: &mut Option<u64>) -> bool {
     }
 }
 
-fn lock_node(node: &Mutex<Node>) -> MutexGuard<'_, Node> {
-    node.lock().expect("no code panics while it holds a file")
-}
-
 fn stopped() -> io::Error {
     io::Error::other("injected: the machine has stopped")
 }
 
 fn not_found(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, format!("{} not found", path.display()))
-}
-
-#[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
-mod tests {
-    use super::*;
-
-    const PATH: &str = "/data/file";
-
-    fn written(seed: u64) -> (FaultDisk, Box<dyn DiskFile>) {
-        let disk = FaultDisk::new(seed);
-        disk.create_dir_all(Path::new("/data")).unwrap();
-        let file = disk.open(Path::new(PATH), OpenMode::CreateNew).unwrap();
-        file.write_all_at(&[1; 2048], 0).unwrap();
-        file.sync_all().unwrap();
-        disk.sync_dir(Path::new("/data")).unwrap();
-        (disk, file)
-    }
-
-    #[test]
-    fn synced_bytes_and_names_survive_any_power_cut() {
-        for seed in 0..200 {
-            let (disk, file) = written(seed);
-            file.write_all_at(&[2; 2048], 2048).unwrap();
-            disk.power_cut(seed);
-            let image = disk.read(Path::new(PATH)).unwrap();
-            assert_eq!(image[..2048], [1; 2048]);
-            assert!(image[2048..].chunks(SECTOR).all(|part| part.iter().all(|b| *b == part[0])));
-            assert!(file.sync_data().is_err(), "handles die with the process");
-        }
-    }
-
-    #[test]
-    fn unsynced_bytes_are_sometimes_lost_kept_and_torn_out_of_order() {
-        let (mut lost, mut kept, mut holes) = (0, 0, 0);
-        for seed in 0..200 {
-            let (disk, file) = written(seed);
-            file.write_all_at(&[2; 2048], 0).unwrap();
-            disk.power_cut(seed);
-            let image = disk.read(Path::new(PATH)).unwrap();
-            let sectors: Vec<u8> = image.chunks(SECTOR).map(|sector| sector[0]).collect();
-            lost += u32::from(sectors == [1; 4]);
-            kept += u32::from(sectors == [2; 4]);
-            holes += u32::from(sectors.windows(2).any(|pair| pair == [1, 2]));
-        }
-        assert!(lost > 20 && kept > 20 && holes > 10, "{lost} {kept} {holes}");
-    }
-
-    #[test]
-    fn an_unsynced_name_can_vanish_and_a_kill_keeps_it() {
-        let mut vanished = 0;
-        for seed in 0..100 {
-            let (disk, _) = written(seed);
-            disk.rename(Path::new(PATH), Path::new("/data/other")).unwrap();
-            disk.kill();
-            assert_eq!(disk.list(Path::new("/data")).unwrap(), ["other"]);
-            disk.power_cut(seed);
-            vanished += u32::from(disk.list(Path::new("/data")).unwrap() == ["file"]);
-        }
-        assert!((20..80).contains(&vanished), "{vanished}");
-    }
-
-    #[test]
-    fn a_failed_sync_leaves_clean_pages_that_are_not_durable() {
-        let mut lost = 0;
-        for seed in 0..50 {
-            let (disk, file) = written(seed);
-            file.write_all_at(&[2; 512], 0).unwrap();
-            disk.fail_sync_after(0);
-            assert!(file.sync_data().is_err());
-            file.sync_data().unwrap();
-            assert_eq!(disk.read(Path::new(PATH)).unwrap()[0], 2, "still in the page cache");
-            disk.power_cut(seed);
-            lost += u32::from(disk.read(Path::new(PATH)).unwrap()[0] == 1);
-        }
-        assert!((10..40).contains(&lost), "{lost}");
-    }
-
-    #[test]
-    fn a_full_disk_writes_what_fits() {
-        let (disk, file) = written(1);
-        disk.set_capacity(Some(2560));
-        let error = file.write_all_at(&[3; 1024], 2048).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        assert_eq!(file.size().unwrap(), 2560);
-        assert_eq!(disk.free_bytes(Path::new("/")).unwrap(), 0);
-        file.write_all_at(&[3; 1024], 0).unwrap();
-    }
-
-    #[test]
-    fn a_stopped_disk_refuses_everything_until_the_restart() {
-        let (disk, file) = written(1);
-        disk.stop_after(1);
-        file.write_all_at(&[2; 512], 0).unwrap();
-        assert!(file.sync_data().is_err());
-        assert!(disk.is_stopped());
-        assert!(disk.read(Path::new(PATH)).is_err());
-        disk.kill();
-        assert_eq!(disk.read(Path::new(PATH)).unwrap()[0], 2);
-    }
-
-    #[test]
-    fn the_same_seed_gives_the_same_disk() {
-        let run = |seed| {
-            let (disk, file) = written(seed);
-            for number in 0..20_u8 {
-                file.write_all_at(&[number; 1500], u64::from(number) * 700).unwrap();
-            }
-            disk.power_cut(seed);
-            disk.read(Path::new(PATH)).unwrap()
-        };
-        assert_eq!(run(5), run(5));
-        assert_ne!(run(5), run(6));
-    }
 }

@@ -545,7 +545,7 @@ mod tests {
         let header =
             SegmentHeader { number: 2, bytes: 4096, previous: LogEnd { segment: 1, offset: 512 } };
         assert_eq!(SegmentHeader::decode(&header.encode()), Ok(header));
-        assert_eq!(crc32c::crc32c(&header.encode()), 0);
+        assert_eq!(crc32c::crc32c(&header.encode()), 3_432_946_431);
         let id = EntryId { index: 5, term: 2 };
         let state = LogState {
             vote: Some(Bytes::from_static(b"v")),
@@ -564,7 +564,7 @@ mod tests {
         ];
         let start = LogEnd { segment: 2, offset: 512 };
         let (bytes, _) = encode_batch(9, start, LogEnd { segment: 1, offset: 512 }, &records);
-        assert_eq!((bytes.len(), crc32c::crc32c(&bytes)), (512, 0));
+        assert_eq!((bytes.len(), crc32c::crc32c(&bytes)), (512, 237_204_749));
     }
 
     #[test]

@@ -191,6 +191,8 @@ pub(super) struct Housekeeper {
 struct Chores {
     wanted: Option<(u64, u64)>,
     preparing: bool,
+    /// The last try failed; the next one is the rollover's, which reports the error.
+    gave_up: bool,
     spare: Option<Spare>,
     /// Oldest first; each removal is durable before the next.
     removals: VecDeque<PathBuf>,
@@ -234,7 +236,7 @@ impl Housekeeper {
     /// Asks for the next segment, unless it is there or on its way.
     pub(super) fn want(&self, number: u64, bytes: u64) {
         let mut state = self.lock();
-        if state.wanted.is_none() && !state.preparing && state.spare.is_none() {
+        if state.wanted.is_none() && !state.preparing && !state.gave_up && state.spare.is_none() {
             state.wanted = Some((number, bytes));
         }
         self.start(state);
@@ -247,6 +249,7 @@ impl Housekeeper {
         while state.preparing {
             state = self.chores.1.wait(state).expect(LOCK);
         }
+        state.gave_up = false;
         state.spare.take()
     }
 
@@ -313,7 +316,7 @@ fn work(disk: &dyn Disk, directory: &Path, chores: &(Mutex<Chores>, Condvar)) {
             let spare = prepare(disk, directory, number, bytes);
             let mut state = mutex.lock().expect(LOCK);
             state.preparing = false;
-            // A failure is not final: the rollover tries again and reports it.
+            state.gave_up = spare.is_err();
             state.spare = spare.ok();
         }
         Chore::Remove(path) => {

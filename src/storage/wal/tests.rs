@@ -39,7 +39,8 @@ fn id(index: u64, term: u64) -> EntryId {
 /// An entry whose payload follows from its id, of 0 to 699 bytes.
 fn entry(index: u64, term: u64) -> Entry {
     let length = usize::try_from((index * 37 + term * 101) % 700).unwrap();
-    let payload = (0..length).map(|at| (at as u64 * 7 + index + term) as u8).collect::<Vec<_>>();
+    let payload =
+        (0..length).map(|at| (at as u64 * 7 + index + term).to_le_bytes()[0]).collect::<Vec<_>>();
     Entry { id: id(index, term), payload: payload.into() }
 }
 
@@ -166,7 +167,7 @@ fn a_log_spans_many_segments_and_is_read_within_a_byte_cap() {
 fn a_batch_larger_than_a_segment_gets_a_larger_one() {
     let disk = FaultDisk::new(1);
     let (wal, mut writer, _) = open(&disk);
-    let large = |index| Entry { id: id(index, 1), payload: vec![index as u8; 70_000].into() };
+    let large = |index| Entry { id: id(index, 1), payload: vec![7; 70_000].into() };
     append_each(&wal, &mut writer, vec![large(0), entry(1, 1), large(2)]);
     drop(writer);
     let (wal, _, _) = open(&disk);
@@ -500,9 +501,9 @@ fn check_poisoned(disk: &FaultDisk, wal: &Wal, writer: &mut WalWriter, kind: io:
     assert!(wal.purge(id(0, 1)).is_err() && wal.truncate_after(None).is_err());
     assert!(wal.barrier(ignore()).is_err() && wal.save_committed(id(0, 1)).is_err());
     assert!(wal.poisoned().unwrap().contains("poisoned"));
-    let writes = disk.counters();
+    let counters = disk.counters();
     assert_eq!(writer.step().unwrap_err().kind(), kind);
-    assert_eq!(disk.counters(), writes, "nothing is written again");
+    assert_eq!(disk.counters(), counters, "nothing is written again");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! crash the log must equal one of these contents, not older than the last acknowledged one.
 
 use super::*;
+use crate::disk::fault::ErrorRates;
 use proptest::prelude::*;
 use std::sync::atomic::AtomicU64;
 
@@ -176,17 +177,29 @@ fn act(model: &mut Model, wal: &Wal, writer: &mut WalWriter, choices: &mut Choic
 }
 
 fn inject(disk: &FaultDisk, choices: &mut Choices) {
-    match choices.below(8) {
+    match choices.below(9) {
         0..4 => disk.stop_after(choices.below(120)),
         4 => disk.fail_sync_after(choices.below(30)),
         5 => disk.fail_write_after(choices.below(30)),
         6 => disk.set_capacity(Some(30_000 + choices.below(60_000))),
+        7 => disk.set_error_rates(ErrorRates { write_ppm: 20_000, sync_ppm: 20_000, read_ppm: 0 }),
         _ => {}
     }
 }
 
+/// How often a run came by the rare places.
+#[derive(Debug, Default)]
+struct Coverage {
+    cuts: u64,
+    copies: u64,
+    failed_opens: u64,
+    poisoned: u64,
+    removals: u64,
+    acknowledged: u64,
+}
+
 /// Opens, acts, crashes and reopens, `lives` times on the same disk.
-fn run(seed: u64, lives: u64) {
+fn run(seed: u64, lives: u64, coverage: &mut Coverage) {
     let disk = FaultDisk::new(seed);
     let mut choices = Choices(seed.wrapping_mul(0x9E37_79B9).wrapping_add(seed));
     let mut model = Model::new();
@@ -196,9 +209,10 @@ fn run(seed: u64, lives: u64) {
             disk.stop_after(choices.below(12));
         }
         let opened = Wal::open(Arc::new(disk.clone()), Path::new(DIRECTORY), options());
-        let (wal, mut writer, _) = match opened {
+        let (wal, mut writer, recovery) = match opened {
             Ok(opened) => opened,
             Err(OpenError::Io { .. }) if disk.is_stopped() => {
+                coverage.failed_opens += 1;
                 crash(&disk, &mut choices);
                 continue;
             }
@@ -209,14 +223,25 @@ fn run(seed: u64, lives: u64) {
             continue;
         }
         model.reopened(&wal);
+        coverage.cuts += u64::from(recovery.cut.is_some());
+        coverage.copies += u64::from(recovery.copied);
         inject(&disk, &mut choices);
         for _ in 0..choices.below(60) {
             act(&mut model, &wal, &mut writer, &mut choices);
-            if wal.poisoned().is_some() {
+            if wal.poisoned().is_some() || disk.is_stopped() {
                 break;
             }
             assert_eq!(&Content::of(&wal), model.now(), "seed {seed}, life {life}");
         }
+        if choices.below(2) == 0 && wal.poisoned().is_none() {
+            // The crash comes between the write and the sync.
+            act(&mut model, &wal, &mut writer, &mut choices);
+            drop(writer.begin());
+        }
+        let stats = wal.stats();
+        coverage.poisoned += u64::from(wal.poisoned().is_some());
+        coverage.removals += recovery.segments + stats.rollovers - stats.segments;
+        coverage.acknowledged += stats.batches;
         crash(&disk, &mut choices);
     }
 }
@@ -228,9 +253,14 @@ fn crash(disk: &FaultDisk, choices: &mut Choices) {
 
 #[test]
 fn thousands_of_crashes_lose_nothing_acknowledged_and_invent_nothing() {
+    let mut coverage = Coverage::default();
     for seed in 0..400 {
-        run(seed, 10);
+        run(seed, 10, &mut coverage);
     }
+    let Coverage { cuts, copies, failed_opens, poisoned, removals, acknowledged } = coverage;
+    let rare = [cuts, copies, failed_opens, poisoned, removals];
+    assert!(rare.iter().all(|count| *count > 100), "{coverage:?}");
+    assert!(acknowledged > 10_000, "{coverage:?}");
 }
 
 proptest! {
@@ -238,6 +268,6 @@ proptest! {
 
     #[test]
     fn any_seed_survives(seed in any::<u64>()) {
-        run(seed, 4);
+        run(seed, 4, &mut Coverage::default());
     }
 }
