@@ -1,3 +1,4 @@
 //! The server: Raft, state machine, workers and leader services wired together.
 
 pub mod api;
+pub mod state_cell;

@@ -1,0 +1,396 @@
+//! How this server's Raft reaches its peers: openraft's network traits over [`Transport`]. Every request says for whom it is; every call has a
+//! deadline.
+
+use std::{future::Future, io, sync::{Arc, OnceLock}, time::Duration};
+
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt};
+use openraft::{
+    AnyError, OptionalSend,
+    base::{BoxFuture, BoxStream},
+    errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Timeout, Unreachable},
+    network::{RPCOption, RPCTypes, RaftNetworkFactory, v2::RaftNetworkV2},
+    raft::{
+        AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendError,
+        StreamAppendResult, TransferLeaderRequest, TransferLeaderResponse, VoteRequest,
+        VoteResponse,
+    },
+};
+use prost::Message;
+use proto::v1 as pb;
+use tonic::{Code, Status};
+
+use super::{Member, ServerId, Snapshot, TypeConfig, Vote, state_machine::SnapshotFile};
+use crate::{
+    disk::{Disk, OpenMode},
+    rpc::{
+        convert,
+        transport::{Lane, Transport, call},
+    },
+    storage::snapshot_file,
+};
+
+/// Piece of a snapshot in one message, bytes.
+const SNAPSHOT_PIECE_BYTES: u64 = 1 << 20;
+/// A piece of a snapshot that is not answered in this time is sent again.
+const SNAPSHOT_PIECE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Attempts for one piece.
+const SNAPSHOT_ATTEMPTS_MAX: u32 = 5;
+/// The last piece is answered after the install.
+const INSTALL_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Makes connections to peers.
+#[derive(Clone)]
+pub struct Network {
+    /// This server.
+    pub id: ServerId,
+    /// The cluster, once it is known.
+    pub cluster: Arc<OnceLock<[u8; 16]>>,
+    /// The transport.
+    pub transport: Arc<dyn Transport>,
+    /// Where snapshot files are read from.
+    pub disk: Arc<dyn Disk>,
+}
+
+/// One peer, over one lane.
+pub struct Peer {
+    network: Network,
+    to: ServerId,
+    address: String,
+    lane: Lane,
+}
+
+impl RaftNetworkFactory<TypeConfig> for Network {
+    type Network = Peer;
+
+    async fn new_client(&mut self, target: ServerId, member: &Member) -> Peer {
+        self.peer(target, member, Lane::Append)
+    }
+
+    async fn new_heartbeat_client(&mut self, target: ServerId, member: &Member) -> Peer {
+        self.peer(target, member, Lane::Heartbeat)
+    }
+
+    async fn new_snapshot_client(&mut self, target: ServerId, member: &Member) -> Peer {
+        self.peer(target, member, Lane::Snapshot)
+    }
+}
+
+impl Network {
+    fn peer(&self, to: ServerId, member: &Member, lane: Lane) -> Peer {
+        Peer { network: self.clone(), to, address: member.rpc_address.clone(), lane }
+    }
+}
+
+fn header(network: &Network, to: ServerId) -> pb::PeerHeader {
+    let cluster = network.cluster.get().map_or_else(Bytes::new, |id| Bytes::copy_from_slice(id));
+    pb::PeerHeader { cluster_id: cluster, from: network.id, to }
+}
+
+fn append_to_pb(
+    header: pb::PeerHeader,
+    request: &AppendEntriesRequest<TypeConfig>,
+) -> pb::AppendEntriesRequest {
+    pb::AppendEntriesRequest {
+        header: Some(header),
+        vote: Some(convert::vote_to_pb(&request.vote)),
+        prev_log_id: request.prev_log_id.as_ref().map(convert::log_id_to_pb),
+        entries: request.entries.iter().map(convert::entry_to_pb).collect(),
+        leader_commit: request.leader_commit.as_ref().map(convert::log_id_to_pb),
+    }
+}
+
+/// The reply to one append in a stream.
+pub(crate) fn stream_result_to_pb(result: StreamAppendResult<TypeConfig>) -> pb::AppendEntriesReply {
+    use pb::append_entries_reply::Outcome;
+    let outcome = match result {
+        Ok(Some(id)) => Outcome::StreamSuccess(convert::log_id_to_pb(&id)),
+        Ok(None) => Outcome::StreamSuccessEmpty(true),
+        Err(StreamAppendError::Conflict(id)) => Outcome::StreamConflict(convert::log_id_to_pb(&id)),
+        Err(StreamAppendError::HigherVote(vote)) => Outcome::HigherVote(convert::vote_to_pb(&vote)),
+    };
+    pb::AppendEntriesReply { outcome: Some(outcome) }
+}
+
+fn stream_result_from_pb(
+    reply: pb::AppendEntriesReply,
+) -> Result<StreamAppendResult<TypeConfig>, Status> {
+    use pb::append_entries_reply::Outcome;
+    match reply.outcome {
+        Some(Outcome::StreamSuccess(id)) => Ok(Ok(Some(convert::log_id_from_pb(&id)))),
+        Some(Outcome::StreamSuccessEmpty(_)) => Ok(Ok(None)),
+        Some(Outcome::StreamConflict(id)) => {
+            Ok(Err(StreamAppendError::Conflict(convert::log_id_from_pb(&id))))
+        }
+        Some(Outcome::HigherVote(vote)) => {
+            Ok(Err(StreamAppendError::HigherVote(convert::vote_from_pb(Some(&vote))?)))
+        }
+        Some(
+            Outcome::Success(_)
+            | Outcome::PartialSuccess(_)
+            | Outcome::Conflict(_)
+            | Outcome::LogError(_),
+        )
+        | None => Err(Status::internal("unexpected reply in an append stream")),
+    }
+}
+
+/// The reply to a single append.
+pub(crate) fn append_result_to_pb(result: &AppendEntriesResponse<TypeConfig>) -> pb::AppendEntriesReply {
+    use pb::append_entries_reply::Outcome;
+    let outcome = match result {
+        AppendEntriesResponse::Success => Outcome::Success(true),
+        AppendEntriesResponse::PartialSuccess(Some(id)) => {
+            Outcome::PartialSuccess(convert::log_id_to_pb(id))
+        }
+        AppendEntriesResponse::PartialSuccess(None) => Outcome::StreamSuccessEmpty(true),
+        AppendEntriesResponse::Conflict => Outcome::Conflict(true),
+        AppendEntriesResponse::HigherVote(vote) => Outcome::HigherVote(convert::vote_to_pb(vote)),
+    };
+    pb::AppendEntriesReply { outcome: Some(outcome) }
+}
+
+fn append_result_from_pb(
+    reply: pb::AppendEntriesReply,
+) -> Result<AppendEntriesResponse<TypeConfig>, Status> {
+    use pb::append_entries_reply::Outcome;
+    match reply.outcome {
+        Some(Outcome::Success(_)) => Ok(AppendEntriesResponse::Success),
+        Some(Outcome::PartialSuccess(id)) => {
+            Ok(AppendEntriesResponse::PartialSuccess(Some(convert::log_id_from_pb(&id))))
+        }
+        Some(Outcome::StreamSuccessEmpty(_)) => Ok(AppendEntriesResponse::PartialSuccess(None)),
+        Some(Outcome::Conflict(_)) => Ok(AppendEntriesResponse::Conflict),
+        Some(Outcome::HigherVote(vote)) => {
+            Ok(AppendEntriesResponse::HigherVote(convert::vote_from_pb(Some(&vote))?))
+        }
+        Some(Outcome::StreamSuccess(_) | Outcome::StreamConflict(_) | Outcome::LogError(_))
+        | None => Err(Status::internal("unexpected reply to an append")),
+    }
+}
+
+impl Peer {
+    fn error(&self, status: &Status, action: RPCTypes, within: Duration) -> RPCError<TypeConfig> {
+        match status.code() {
+            Code::DeadlineExceeded => RPCError::Timeout(Timeout {
+                action,
+                id: self.network.id,
+                target: self.to,
+                timeout: within,
+            }),
+            Code::Unavailable => RPCError::Unreachable(Unreachable::new(&text(status))),
+            _ => RPCError::Network(NetworkError::new(&text(status))),
+        }
+    }
+
+    async fn call<Q: Message, P: Message + Default>(
+        &self,
+        path: &'static str,
+        request: &Q,
+        timeout: Duration,
+    ) -> Result<P, Status> {
+        call(&*self.network.transport, &self.address, path, self.lane, request, timeout).await
+    }
+
+    async fn ask_vote(
+        &self,
+        path: &'static str,
+        request: VoteRequest<TypeConfig>,
+        timeout: Duration,
+    ) -> Result<VoteResponse<TypeConfig>, Status> {
+        let message = pb::VoteRequest {
+            header: Some(header(&self.network, self.to)),
+            vote: Some(convert::vote_to_pb(&request.vote)),
+            last_log_id: request.last_log_id.as_ref().map(convert::log_id_to_pb),
+            leadership_transfer: request.leadership_transfer,
+        };
+        let reply: pb::VoteReply = self.call(path, &message, timeout).await?;
+        Ok(VoteResponse {
+            vote: convert::vote_from_pb(reply.vote.as_ref())?,
+            vote_granted: reply.granted,
+            last_log_id: reply.last_log_id.as_ref().map(convert::log_id_from_pb),
+        })
+    }
+
+    async fn send_snapshot(&self, vote: Vote, snapshot: Snapshot) -> Result<Vote, Status> {
+        let failed = |error: io::Error| Status::internal(format!("snapshot file: {error}"));
+        let SnapshotFile { path } = &snapshot.snapshot;
+        let file = self.network.disk.open(path, OpenMode::Read).map_err(failed)?;
+        let size = file.size().map_err(failed)?;
+        let membership = &snapshot.meta.last_membership;
+        let mut offset = 0;
+        let mut attempts = 0;
+        loop {
+            let length = SNAPSHOT_PIECE_BYTES.min(size - offset);
+            let mut data = vec![0; usize::try_from(length).map_err(|_| Status::internal("size"))?];
+            file.read_exact_at(&mut data, offset).map_err(failed)?;
+            let done = offset + length == size;
+            let message = pb::SnapshotChunkRequest {
+                header: Some(header(&self.network, self.to)),
+                vote: Some(convert::vote_to_pb(&vote)),
+                last_log_id: snapshot.meta.last_log_id.as_ref().map(convert::log_id_to_pb),
+                membership_log_id: membership.log_id().as_ref().map(convert::log_id_to_pb),
+                membership: Some(convert::membership_to_pb(membership.membership())),
+                size,
+                offset,
+                data: data.into(),
+                done,
+            };
+            let path = "/quorate.v1.Raft/SnapshotChunk";
+            let timeout = if done { INSTALL_TIMEOUT } else { SNAPSHOT_PIECE_TIMEOUT };
+            let reply: pb::SnapshotChunkReply = match self.call(path, &message, timeout).await {
+                Ok(reply) => reply,
+                Err(status) if attempts < SNAPSHOT_ATTEMPTS_MAX => {
+                    tracing::warn!(to = self.to, %status, offset, "a piece of a snapshot failed");
+                    attempts += 1;
+                    crate::rt::sleep(Duration::from_millis(200)).await;
+                    continue;
+                }
+                Err(status) => return Err(status),
+            };
+            attempts = 0;
+            if let Some(vote) = &reply.vote {
+                return convert::vote_from_pb(Some(vote));
+            }
+            if reply.next_offset > size {
+                return Err(Status::internal("the receiver asks for bytes beyond the end"));
+            }
+            offset = reply.next_offset;
+        }
+    }
+}
+
+fn text(status: &Status) -> AnyError {
+    AnyError::error(format!("{}: {}", status.code(), status.message()))
+}
+
+impl RaftNetworkV2<TypeConfig> for Peer {
+    type SnapshotData = SnapshotFile;
+
+    async fn append_entries(
+        &mut self,
+        request: AppendEntriesRequest<TypeConfig>,
+        option: RPCOption,
+    ) -> Result<AppendEntriesResponse<TypeConfig>, RPCError<TypeConfig>> {
+        let message = append_to_pb(header(&self.network, self.to), &request);
+        let timeout = option.hard_ttl();
+        let result = async {
+            let path = "/quorate.v1.Raft/AppendEntries";
+            append_result_from_pb(self.call(path, &message, timeout).await?)
+        };
+        result.await.map_err(|status| self.error(&status, RPCTypes::AppendEntries, timeout))
+    }
+
+    fn stream_append<'s, S>(
+        &'s mut self,
+        input: S,
+        option: RPCOption,
+    ) -> BoxFuture<
+        's,
+        Result<
+            BoxStream<'s, Result<StreamAppendResult<TypeConfig>, RPCError<TypeConfig>>>,
+            RPCError<TypeConfig>,
+        >,
+    >
+    where
+        S: futures_util::Stream<Item = AppendEntriesRequest<TypeConfig>>
+            + OptionalSend
+            + Unpin
+            + 'static,
+    {
+        let timeout = option.hard_ttl();
+        async move {
+            let (network, to) = (self.network.clone(), self.to);
+            let input = input
+                .map(move |request| {
+                    Bytes::from(append_to_pb(header(&network, to), &request).encode_to_vec())
+                })
+                .boxed();
+            let path = "/quorate.v1.Raft/StreamAppend";
+            let replies = self
+                .network
+                .transport
+                .stream(&self.address, path, self.lane, input)
+                .await
+                .map_err(|status| self.error(&status, RPCTypes::AppendEntries, timeout))?;
+            let peer: &'s Self = self;
+            let replies = replies.map(move |reply| {
+                let decode = |bytes: Bytes| {
+                    let reply = pb::AppendEntriesReply::decode(bytes)
+                        .map_err(|error| Status::internal(error.to_string()))?;
+                    stream_result_from_pb(reply)
+                };
+                reply
+                    .and_then(decode)
+                    .map_err(|status| peer.error(&status, RPCTypes::AppendEntries, timeout))
+            });
+            Ok(replies.boxed() as BoxStream<'s, _>)
+        }
+        .boxed()
+    }
+
+    async fn vote(
+        &mut self,
+        request: VoteRequest<TypeConfig>,
+        option: RPCOption,
+    ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
+        let timeout = option.hard_ttl();
+        self.ask_vote("/quorate.v1.Raft/Vote", request, timeout)
+            .await
+            .map_err(|status| self.error(&status, RPCTypes::Vote, timeout))
+    }
+
+    async fn pre_vote(
+        &mut self,
+        request: VoteRequest<TypeConfig>,
+        option: RPCOption,
+    ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
+        let timeout = option.hard_ttl();
+        self.ask_vote("/quorate.v1.Raft/PreVote", request, timeout)
+            .await
+            .map_err(|status| self.error(&status, RPCTypes::Vote, timeout))
+    }
+
+    async fn full_snapshot(
+        &mut self,
+        vote: Vote,
+        snapshot: Snapshot,
+        cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
+        _option: RPCOption,
+    ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
+        let send = self.send_snapshot(vote, snapshot);
+        let (send, cancel) = (std::pin::pin!(send), std::pin::pin!(cancel));
+        match futures_util::future::select(send, cancel).await {
+            futures_util::future::Either::Left((Ok(vote), _)) => Ok(SnapshotResponse::new(vote)),
+            futures_util::future::Either::Left((Err(status), _)) => {
+                Err(StreamingError::Unreachable(Unreachable::new(&text(&status))))
+            }
+            futures_util::future::Either::Right((closed, _)) => Err(StreamingError::Closed(closed)),
+        }
+    }
+
+    async fn transfer_leader(
+        &mut self,
+        request: TransferLeaderRequest<TypeConfig>,
+        option: RPCOption,
+    ) -> Result<TransferLeaderResponse<TypeConfig>, RPCError<TypeConfig>> {
+        let timeout = option.hard_ttl();
+        let message = pb::TransferLeaderRequest {
+            header: Some(header(&self.network, self.to)),
+            from_leader: Some(convert::vote_to_pb(request.from_leader())),
+            to_node: *request.to_node_id(),
+            last_log_id: request.last_log_id().map(convert::log_id_to_pb),
+        };
+        let path = "/quorate.v1.Raft/TransferLeader";
+        let _reply: pb::TransferLeaderReply = self
+            .call(path, &message, timeout)
+            .await
+            .map_err(|status| self.error(&status, RPCTypes::TransferLeader, timeout))?;
+        Ok(Ok(()))
+    }
+}
+
+/// Reads a snapshot file's announced position, for tests and tools.
+pub fn snapshot_position(disk: &dyn Disk, file: &SnapshotFile) -> io::Result<Option<super::LogId>> {
+    Ok(snapshot_file::read(disk, &file.path)?.meta.log_id())
+}

@@ -1,0 +1,207 @@
+//! The peers' side of Raft: requests of other servers, checked for cluster and receiver before openraft sees them.
+
+use std::{
+    io,
+    sync::{Arc, OnceLock},
+};
+
+use futures_util::{StreamExt, stream::BoxStream};
+use openraft::raft::{TransferLeaderRequest, VoteRequest, VoteResponse};
+use proto::v1 as pb;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{
+    Raft, ServerId, Snapshot, SnapshotMeta, TypeConfig,
+    network::{append_result_to_pb, stream_result_to_pb},
+    state_machine::SnapshotFile,
+};
+use crate::{rpc::convert, storage::snapshot_file::SnapshotDirectory};
+
+/// Answers the Raft requests of peers.
+#[derive(Clone)]
+pub struct RaftService {
+    /// This server's Raft node.
+    pub raft: Raft,
+    /// This server.
+    pub id: ServerId,
+    /// The cluster, once it is known.
+    pub cluster: Arc<OnceLock<[u8; 16]>>,
+    /// Where snapshots are received.
+    pub snapshots: SnapshotDirectory,
+}
+
+impl RaftService {
+    fn check(&self, header: Option<&pb::PeerHeader>) -> Result<(), Status> {
+        let header = header.ok_or_else(|| Status::invalid_argument("no peer header"))?;
+        let Some(cluster) = self.cluster.get() else {
+            return Err(Status::unavailable("this server has not joined a cluster yet"));
+        };
+        if header.cluster_id.as_ref() != cluster {
+            tracing::warn!(from = header.from, "refused a request of a peer of another cluster");
+            return Err(Status::permission_denied(
+                "peer of another cluster: check bootstrap_expect and the data directories",
+            ));
+        }
+        if header.to != self.id {
+            return Err(Status::permission_denied(format!(
+                "the request is for server {:x}, this is {:x}: \
+                 its data directory was replaced; join it anew",
+                header.to, self.id
+            )));
+        }
+        Ok(())
+    }
+
+    fn vote_request(message: &pb::VoteRequest) -> Result<VoteRequest<TypeConfig>, Status> {
+        let last = message.last_log_id.as_ref().map(convert::log_id_from_pb);
+        let mut request = VoteRequest::new(convert::vote_from_pb(message.vote.as_ref())?, last);
+        request.leadership_transfer = message.leadership_transfer;
+        Ok(request)
+    }
+
+    fn store_piece(&self, message: &pb::SnapshotChunkRequest) -> Result<Option<SnapshotFile>, Status> {
+        let failed = |error: io::Error| Status::internal(format!("snapshot file: {error}"));
+        let id = message.last_log_id.unwrap_or_default();
+        let name = format!("{}-{}-{}", id.term, id.index, message.size);
+        let (path, file) = self.snapshots.receive(&name).map_err(failed)?;
+        let have = file.size().map_err(failed)?;
+        if message.offset > have {
+            return Ok(None);
+        }
+        file.write_all_at(&message.data, message.offset).map_err(failed)?;
+        if !message.done {
+            return Ok(None);
+        }
+        file.sync_all().map_err(failed)?;
+        Ok(Some(SnapshotFile { path }))
+    }
+
+    fn next_offset(&self, message: &pb::SnapshotChunkRequest) -> Result<u64, Status> {
+        let failed = |error: io::Error| Status::internal(format!("snapshot file: {error}"));
+        let id = message.last_log_id.unwrap_or_default();
+        let name = format!("{}-{}-{}", id.term, id.index, message.size);
+        let (_, file) = self.snapshots.receive(&name).map_err(failed)?;
+        let have = file.size().map_err(failed)?;
+        Ok(have.min(message.offset + message.data.len() as u64))
+    }
+}
+
+fn failed<E: std::fmt::Display>(error: E) -> Status {
+    Status::internal(error.to_string())
+}
+
+#[tonic::async_trait]
+impl pb::raft_server::Raft for RaftService {
+    type StreamAppendStream = BoxStream<'static, Result<pb::AppendEntriesReply, Status>>;
+
+    async fn stream_append(
+        &self,
+        request: Request<Streaming<pb::AppendEntriesRequest>>,
+    ) -> Result<Response<Self::StreamAppendStream>, Status> {
+        let service = self.clone();
+        // The stream ends at the first request that is not for us or does not decode: skipping one would leave a hole.
+        let input = request
+            .into_inner()
+            .map(move |message| {
+                let message = message?;
+                service.check(message.header.as_ref())?;
+                convert::append_from_pb(message)
+            })
+            .scan((), |(), request| futures_util::future::ready(request.ok()))
+            .boxed();
+        let replies = self.raft.stream_append(input).map(|reply| match reply {
+            Ok(result) => Ok(stream_result_to_pb(result)),
+            Err(fatal) => Err(failed(fatal)),
+        });
+        Ok(Response::new(replies.boxed()))
+    }
+
+    async fn append_entries(
+        &self,
+        request: Request<pb::AppendEntriesRequest>,
+    ) -> Result<Response<pb::AppendEntriesReply>, Status> {
+        let message = request.into_inner();
+        self.check(message.header.as_ref())?;
+        let request = convert::append_from_pb(message)?;
+        let result = self.raft.append_entries(request).await.map_err(failed)?;
+        Ok(Response::new(append_result_to_pb(&result)))
+    }
+
+    async fn vote(&self, request: Request<pb::VoteRequest>) -> Result<Response<pb::VoteReply>, Status> {
+        let message = request.into_inner();
+        self.check(message.header.as_ref())?;
+        let reply = self.raft.vote(Self::vote_request(&message)?).await.map_err(failed)?;
+        Ok(Response::new(vote_reply(&reply)))
+    }
+
+    async fn pre_vote(
+        &self,
+        request: Request<pb::VoteRequest>,
+    ) -> Result<Response<pb::VoteReply>, Status> {
+        let message = request.into_inner();
+        self.check(message.header.as_ref())?;
+        let reply = self.raft.pre_vote(Self::vote_request(&message)?).await.map_err(failed)?;
+        Ok(Response::new(vote_reply(&reply)))
+    }
+
+    async fn transfer_leader(
+        &self,
+        request: Request<pb::TransferLeaderRequest>,
+    ) -> Result<Response<pb::TransferLeaderReply>, Status> {
+        let message = request.into_inner();
+        self.check(message.header.as_ref())?;
+        let last = message.last_log_id.as_ref().map(convert::log_id_from_pb);
+        let from = convert::vote_from_pb(message.from_leader.as_ref())?;
+        let request = TransferLeaderRequest::new(from, message.to_node, last);
+        self.raft
+            .handle_transfer_leader(request)
+            .await
+            .map_err(failed)?
+            .map_err(|error| Status::failed_precondition(error.to_string()))?;
+        Ok(Response::new(pb::TransferLeaderReply {}))
+    }
+
+    async fn snapshot_chunk(
+        &self,
+        request: Request<pb::SnapshotChunkRequest>,
+    ) -> Result<Response<pb::SnapshotChunkReply>, Status> {
+        let message = request.into_inner();
+        self.check(message.header.as_ref())?;
+        let Some(file) = self.store_piece(&message)? else {
+            let next_offset = self.next_offset(&message)?;
+            return Ok(Response::new(pb::SnapshotChunkReply { next_offset, vote: None }));
+        };
+        let vote = convert::vote_from_pb(message.vote.as_ref())?;
+        let meta = SnapshotMeta {
+            last_log_id: message.last_log_id.as_ref().map(convert::log_id_from_pb),
+            last_membership: convert::stored_membership_from_pb(
+                message.membership_log_id.as_ref(),
+                message.membership.as_ref(),
+            )?,
+        };
+        // Checked in full before openraft hears of it.
+        let (snapshots, path) = (self.snapshots.clone(), file.path.clone());
+        let whole = crate::rt::run_blocking(move || {
+            let read = crate::storage::snapshot_file::read(&**snapshots.disk(), &path);
+            read.inspect_err(|_| drop(snapshots.disk().remove_file(&path)))
+        })
+        .await
+        .map_err(|error| Status::data_loss(error.to_string()))?;
+        if whole.meta.log_id() != meta.last_log_id {
+            return Err(Status::data_loss("the snapshot is not the one that was announced"));
+        }
+        drop(whole);
+        let snapshot = Snapshot { meta, snapshot: file };
+        let reply = self.raft.install_full_snapshot(vote, snapshot).await.map_err(failed)?;
+        let vote = Some(convert::vote_to_pb(&reply.vote));
+        Ok(Response::new(pb::SnapshotChunkReply { next_offset: message.size, vote }))
+    }
+}
+
+fn vote_reply(reply: &VoteResponse<TypeConfig>) -> pb::VoteReply {
+    pb::VoteReply {
+        vote: Some(convert::vote_to_pb(&reply.vote)),
+        granted: reply.vote_granted,
+        last_log_id: reply.last_log_id.as_ref().map(convert::log_id_to_pb),
+    }
+}

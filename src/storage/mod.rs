@@ -1,0 +1,10 @@
+//! What a server keeps on disk, under Raft.
+//!
+//! It owns the data directory's lock and the write-ahead log. Nothing here knows openraft: the
+//! adapter in `crate::raft` speaks its types and stands on these.
+
+pub mod applied;
+pub mod lock;
+pub mod shadow;
+pub mod snapshot_file;
+pub mod wal;
