@@ -416,6 +416,11 @@ impl EvalBroker {
         self.queues.stats()
     }
 
+    /// Whether an evaluation is anywhere in the broker.
+    pub fn contains(&self, id: EvaluationId) -> bool {
+        self.entries.contains_key(&id)
+    }
+
     /// Evaluations in the broker.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -7,8 +7,13 @@
 //!
 //! ```text
 //!  fsm::Effect ──► [`broker`] ──lease──► worker ──plan──► [`plan_queue`] ──► applier
+//!       │             ▲    └─failed, superseded─► [`reap`] ──► Command
+//!       ├──► [`blocked`]─┘ woken                    ▲
+//!       │             └────── duplicates ───────────┘
+//!       └──► [`heartbeat`], [`node_deadlines`], [`drain`] ──► Command
 //! ```
 
+pub mod blocked;
 pub mod broker;
 pub mod limits;
 pub mod plan_queue;
@@ -18,5 +23,6 @@ mod golden;
 #[cfg(test)]
 mod testing;
 
+pub use blocked::{BlockedEvals, Wake};
 pub use broker::{BrokerError, Delivery, EvalBroker, NackReason, Token};
 pub use plan_queue::{PlanQueue, PlanQueueError, Refused};
