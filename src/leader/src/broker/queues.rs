@@ -1,0 +1,269 @@
+//! Where each evaluation of the broker is, and the ordered sets that find the next one.
+//!
+//! Invariant: an entry is in exactly the sets that its [`Place`] asks for; [`Queues::hook`] and [`Queues::unhook`] are the only writers. Who may
+//! be where is decided by the parent.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use fsm::{Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind};
+
+use super::Token;
+
+/// Which of a job's pending evaluations is kept: the greatest. A woken blocked evaluation never supersedes a pending one, because the outcome
+/// of another evaluation may cancel the blocked one afterwards, and both would be gone.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Rank {
+    is_pending: bool,
+    modify_index: Index,
+    create_index: Index,
+    pub(super) id: EvaluationId,
+}
+
+/// Order of ready evaluations: higher priority first, then first created first.
+type Turn = (Reverse<u16>, Index, EvaluationId);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Lease {
+    pub(super) token: Token,
+    pub(super) server: u64,
+    /// None: paused.
+    pub(super) nack_at: Option<u64>,
+    /// Leased by the reaper of failed evaluations.
+    pub(super) failed: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// Not hooked yet.
+    Nowhere,
+    Waiting {
+        until: u64,
+    },
+    Pending,
+    Ready {
+        since: u64,
+    },
+    Outstanding(Lease),
+    Failed,
+    Cancelable,
+}
+
+/// What the broker knows of an evaluation.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) id: EvaluationId,
+    pub(super) job: JobKey,
+    kind: JobKind,
+    is_pending: bool,
+    pub(super) priority: u16,
+    create_index: Index,
+    pub(super) modify_index: Index,
+    pub(super) snapshot_index: Index,
+    pub(super) deliveries: u32,
+    pub(super) place: Place,
+    /// Taken in when the lease is acknowledged, not before the log time beside it.
+    pub(super) again: Option<Box<(Entry, u64)>>,
+}
+
+impl Entry {
+    pub(super) fn new(evaluation: &Evaluation) -> Self {
+        Self {
+            id: evaluation.id,
+            job: evaluation.job.clone(),
+            kind: evaluation.kind,
+            is_pending: evaluation.status == EvaluationStatus::Pending,
+            priority: evaluation.priority,
+            create_index: evaluation.create_index,
+            modify_index: evaluation.modify_index,
+            snapshot_index: evaluation.snapshot_index,
+            deliveries: 0,
+            place: Place::Nowhere,
+            again: None,
+        }
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        Rank {
+            is_pending: self.is_pending,
+            modify_index: self.modify_index,
+            create_index: self.create_index,
+            id: self.id,
+        }
+    }
+
+    pub(super) fn lease(&self) -> Option<Lease> {
+        match self.place {
+            Place::Outstanding(lease) => Some(lease),
+            Place::Nowhere
+            | Place::Waiting { .. }
+            | Place::Pending
+            | Place::Ready { .. }
+            | Place::Failed
+            | Place::Cancelable => None,
+        }
+    }
+
+    fn turn(&self) -> Turn {
+        (Reverse(self.priority), self.create_index, self.id)
+    }
+
+    fn timer(&self) -> Option<u64> {
+        match self.place {
+            Place::Waiting { until } => Some(until),
+            Place::Outstanding(lease) => lease.nack_at,
+            Place::Nowhere
+            | Place::Pending
+            | Place::Ready { .. }
+            | Place::Failed
+            | Place::Cancelable => None,
+        }
+    }
+}
+
+/// Evaluations of one scheduler kind by place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Count {
+    /// Not before a time: delayed, or after a nack.
+    pub waiting: usize,
+    /// Behind another one of their job.
+    pub pending: usize,
+    /// To be leased.
+    pub ready: usize,
+    /// Leased.
+    pub unacked: usize,
+    /// Reached the delivery limit.
+    pub failed: usize,
+    /// Superseded.
+    pub cancelable: usize,
+}
+
+/// Evaluations by place.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// All kinds.
+    pub total: Count,
+    /// By scheduler kind.
+    pub by_kind: BTreeMap<JobKind, Count>,
+}
+
+#[derive(Default, PartialEq, Eq, Debug)]
+pub(super) struct Queues {
+    ready: BTreeMap<JobKind, BTreeSet<Turn>>,
+    ready_since: BTreeSet<(u64, EvaluationId)>,
+    failed: BTreeSet<Turn>,
+    outstanding: BTreeSet<EvaluationId>,
+    cancelable: BTreeSet<EvaluationId>,
+    timers: BTreeSet<(u64, EvaluationId)>,
+    counts: BTreeMap<JobKind, Count>,
+}
+
+impl Queues {
+    pub(super) fn hook(&mut self, entry: &Entry) {
+        if let Some(at) = entry.timer() {
+            self.timers.insert((at, entry.id));
+        }
+        if let Some(count) = self.count(entry) {
+            *count += 1;
+        }
+        match entry.place {
+            Place::Nowhere | Place::Waiting { .. } | Place::Pending => {}
+            Place::Ready { since } => {
+                self.ready.entry(entry.kind).or_default().insert(entry.turn());
+                self.ready_since.insert((since, entry.id));
+            }
+            Place::Outstanding(_) => {
+                self.outstanding.insert(entry.id);
+            }
+            Place::Failed => {
+                self.failed.insert(entry.turn());
+            }
+            Place::Cancelable => {
+                self.cancelable.insert(entry.id);
+            }
+        }
+    }
+
+    pub(super) fn unhook(&mut self, entry: &Entry) {
+        if let Some(at) = entry.timer() {
+            self.timers.remove(&(at, entry.id));
+        }
+        if let Some(count) = self.count(entry) {
+            *count -= 1;
+        }
+        match entry.place {
+            Place::Nowhere | Place::Waiting { .. } | Place::Pending => {}
+            Place::Ready { since } => {
+                self.ready.entry(entry.kind).or_default().remove(&entry.turn());
+                self.ready_since.remove(&(since, entry.id));
+            }
+            Place::Outstanding(_) => {
+                self.outstanding.remove(&entry.id);
+            }
+            Place::Failed => {
+                self.failed.remove(&entry.turn());
+            }
+            Place::Cancelable => {
+                self.cancelable.remove(&entry.id);
+            }
+        }
+    }
+
+    fn count(&mut self, entry: &Entry) -> Option<&mut usize> {
+        let count = self.counts.entry(entry.kind).or_default();
+        match entry.place {
+            Place::Nowhere => None,
+            Place::Waiting { .. } => Some(&mut count.waiting),
+            Place::Pending => Some(&mut count.pending),
+            Place::Ready { .. } => Some(&mut count.ready),
+            Place::Outstanding(_) => Some(&mut count.unacked),
+            Place::Failed => Some(&mut count.failed),
+            Place::Cancelable => Some(&mut count.cancelable),
+        }
+    }
+
+    /// The first of all kinds: priorities are compared across kinds too.
+    pub(super) fn first_ready(&self, kinds: &[JobKind]) -> Option<EvaluationId> {
+        let firsts = kinds.iter().filter_map(|kind| self.ready.get(kind)?.first());
+        Some(firsts.min()?.2)
+    }
+
+    pub(super) fn first_failed(&self) -> Option<EvaluationId> {
+        Some(self.failed.first()?.2)
+    }
+
+    pub(super) fn outstanding(&self) -> Vec<EvaluationId> {
+        self.outstanding.iter().copied().collect()
+    }
+
+    pub(super) fn cancelable(&self) -> impl Iterator<Item = EvaluationId> + '_ {
+        self.cancelable.iter().copied()
+    }
+
+    pub(super) fn due(&self, now: u64) -> Option<EvaluationId> {
+        self.timers.first().filter(|(at, _)| *at <= now).map(|(_, id)| *id)
+    }
+
+    pub(super) fn next_timer(&self) -> Option<u64> {
+        Some(self.timers.first()?.0)
+    }
+
+    pub(super) fn oldest_ready(&self) -> Option<u64> {
+        Some(self.ready_since.first()?.0)
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let mut total = Count::default();
+        for count in self.counts.values() {
+            total.waiting += count.waiting;
+            total.pending += count.pending;
+            total.ready += count.ready;
+            total.unacked += count.unacked;
+            total.failed += count.failed;
+            total.cancelable += count.cancelable;
+        }
+        Stats { total, by_kind: self.counts.clone() }
+    }
+}

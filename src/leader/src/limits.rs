@@ -1,0 +1,40 @@
+//! Bounds and timers of the leader services. Times are milliseconds.
+
+/// A lease not acknowledged in this time is taken back (Nomad's `EvalNackTimeout`).
+pub const NACK_MS: u64 = 60_000;
+/// Deliveries of an evaluation before it counts as failed (Nomad's `EvalDeliveryLimit`).
+pub const DELIVERIES_MAX: u32 = 3;
+/// Pause before the second delivery (Nomad's `EvalNackInitialReenqueueDelay`).
+pub const NACK_DELAY_FIRST_MS: u64 = 1_000;
+/// Pause before later deliveries, times the deliveries so far less one (Nomad's `EvalNackSubsequentReenqueueDelay`).
+pub const NACK_DELAY_STEP_MS: u64 = 20_000;
+/// Evaluations in the broker beyond which the admission check refuses new work.
+pub const EVALUATIONS_MAX: usize = 250_000;
+/// Leases in one dequeue.
+pub const LEASES_MAX: usize = 64;
+/// Evaluations changed by one entry (Nomad's bound on identifiers per Raft message).
+pub const REAP_BATCH_MAX: usize = 728;
+/// Plans waiting for the applier.
+pub const PLANS_MAX: usize = 4_096;
+/// Bytes of plans waiting for the applier.
+pub const PLAN_BYTES_MAX: usize = 256 << 20;
+/// Blocked evaluations looked at, or woken, in one poll.
+pub const BLOCKED_SLICE_MAX: usize = 512;
+/// A blocked evaluation whose plans were rejected too often is tried again after this time (Nomad's `failedEvalUnblockInterval`).
+pub const UNBLOCK_FAILED_MS: u64 = 60_000;
+/// Shortest time to live of a heartbeat (Nomad's `MinHeartbeatTTL`).
+pub const HEARTBEAT_TTL_MS_MIN: u64 = 10_000;
+/// Heartbeats per second that the leader is willing to take; more nodes beat less often.
+pub const HEARTBEATS_PER_SECOND_MAX: u64 = 500;
+/// Patience after a heartbeat was due (Nomad's `HeartbeatGrace`).
+pub const HEARTBEAT_GRACE_MS: u64 = 10_000;
+/// Nodes found dead, or with something due, in one poll.
+pub const NODES_BATCH_MAX: usize = 256;
+/// A command that is due is offered again after this time if the state still asks for it.
+pub const DUE_RETRY_MS: u64 = 30_000;
+/// Allocations marked for migration in one poll.
+pub const MIGRATIONS_BATCH_MAX: usize = 1_024;
+/// Shortest wait of the follow-up of a failed evaluation (Nomad: 1 minute).
+pub const FOLLOW_UP_MS_MIN: u64 = 60_000;
+/// Spread of that wait (Nomad: 5 minutes).
+pub const FOLLOW_UP_SPREAD_MS: u64 = 300_000;
