@@ -13,7 +13,7 @@ mod plan;
 mod settings;
 
 pub use node::computed_class;
-pub use plan::{check_fit, check_placement, check_plan};
+pub use plan::{PickPorts, Trial, check_fit, check_placement, check_plan};
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -13,6 +13,7 @@ use crate::{
     plan::{DropReason, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
     resources::{Dimension, NodeUsage, Port, PortHolder, Resources},
     state::State,
+    table::ChangeSet,
 };
 
 /// Whether `node` has room for one instance with these ports, given what is used.
@@ -61,7 +62,97 @@ pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
     Ok(())
 }
 
+/// Chooses concrete ports for a placement on a state.
+pub type PickPorts<'a> =
+    &'a dyn Fn(&State, &Placement, &crate::job::TaskGroup) -> Result<Vec<Port>, Dimension>;
+
+/// What a trial of a plan left of it.
+pub struct Trial {
+    /// The plan with ports, less what was dropped; without its outcome when something was.
+    pub plan: Plan,
+    /// What was dropped.
+    pub dropped: Vec<(AllocationId, DropReason)>,
+}
+
+impl State {
+    /// Tries a plan on this state, a clone that is thrown away: what fits is applied, what does not is dropped. This is how the leader's applier
+    /// finds out what to propose, with the very rules that `apply` judges it by.
+    pub fn try_plan(&mut self, plan: &Plan, pick: PickPorts<'_>) -> Result<Trial, DropReason> {
+        check_plan(self, plan)?;
+        let before = plan.all_at_once.then(|| self.clone());
+        let index = self.head.index.saturating_add(1);
+        self.head.index = index;
+        let mut changes = ChangeSet::trial();
+        let mut turn = Turn::new(self, &mut changes, index);
+        let mut trial = turn.try_parts(plan, pick);
+        if trial.dropped.is_empty() {
+            if let Some(outcome) = &plan.outcome {
+                turn.take_outcome(plan, outcome);
+            }
+        } else {
+            trial.plan.outcome = None;
+        }
+        turn.finish();
+        if let (Some(before), false) = (before, trial.dropped.is_empty()) {
+            *self = before;
+            let named: BTreeSet<_> = trial.dropped.iter().map(|(id, _)| *id).collect();
+            for placement in plan.placements.iter().filter(|one| !named.contains(&one.id)) {
+                trial.dropped.push((placement.id, DropReason::AllAtOnce));
+            }
+            trial.plan.placements.clear();
+            trial.plan.in_place.clear();
+            trial.plan.stops.clear();
+            trial.plan.follow_ups.clear();
+        }
+        Ok(trial)
+    }
+}
+
 impl Turn<'_> {
+    /// As [`Self::apply_parts`], choosing ports on the way.
+    fn try_parts(&mut self, plan: &Plan, pick: PickPorts<'_>) -> Trial {
+        let mut left = Plan { placements: Vec::new(), in_place: Vec::new(), ..plan.clone() };
+        let mut dropped = Vec::new();
+        for stop in &plan.stops {
+            self.stop(plan, stop);
+        }
+        if let Some(job) = self.state.jobs.get(&plan.job).cloned()
+            && let Some(spec) = self.state.current_spec(&job).cloned()
+        {
+            for update in &plan.in_place {
+                match self.update_in_place(plan, update, &spec) {
+                    Ok(()) => left.in_place.push(update.clone()),
+                    Err(reason) => dropped.push((update.id, reason)),
+                }
+            }
+            for placement in &plan.placements {
+                let mut placement = placement.clone();
+                let placed = spec
+                    .group(&placement.group)
+                    .ok_or(DropReason::JobChanged)
+                    .and_then(|group| {
+                        pick(self.state, &placement, group).map_err(DropReason::NodeFull)
+                    })
+                    .and_then(|ports| {
+                        placement.ports = ports;
+                        self.place(plan, &placement, &job, &spec)
+                    });
+                match placed {
+                    Ok(()) => left.placements.push(placement),
+                    Err(reason) => dropped.push((placement.id, reason)),
+                }
+            }
+            if !plan.is_no_op()
+                && let Some(job) = self.state.jobs.get(&plan.job)
+            {
+                let mut job = (**job).clone();
+                job.last_plan_index = self.index;
+                self.put_job(job);
+            }
+        }
+        Trial { plan: left, dropped }
+    }
+
     pub(super) fn apply_plan(&mut self, plan: &Plan) -> PlanVerdict {
         let mut verdict = PlanVerdict {
             evaluation: plan.evaluation,
