@@ -5,7 +5,6 @@
 //! process is signalled only while it is our unreaped child, so a signal can never hit someone else's; all are
 //! killed when the cluster is dropped, and by the guard if the harness dies.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -18,12 +17,12 @@ use anyhow::{Context, Result, bail};
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 use rustix::process::{Pid, Signal, kill_process};
-use serde::Serialize;
 
 use crate::checker::crash::Exit;
 use crate::client::HttpClient;
 use crate::guard::Guard;
 use crate::proxy::Switchboard;
+use crate::server_config::{Peer, render};
 use crate::store::server_log;
 
 /// How long a killed process may take to be gone, or a stopped one to stop.
@@ -85,45 +84,6 @@ struct Node {
     directory: PathBuf,
     child: Option<Child>,
     paused: bool,
-}
-
-#[derive(Serialize)]
-struct ServerConfig<'a> {
-    name: &'a str,
-    region: &'a str,
-    datacenter: &'a str,
-    data_dir: PathBuf,
-    http: AddressConfig,
-    rpc: AddressConfig,
-    cluster: ClusterConfig,
-    raft: RaftConfig,
-    scheduler: SchedulerConfig,
-}
-
-#[derive(Serialize)]
-struct AddressConfig {
-    address: SocketAddr,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    advertise: Option<SocketAddr>,
-}
-
-#[derive(Serialize)]
-struct ClusterConfig {
-    bootstrap_expect: Vec<SocketAddr>,
-    dial: BTreeMap<String, String>,
-}
-
-#[derive(Serialize)]
-#[expect(clippy::struct_field_names, reason = "the names of the configuration file")]
-struct RaftConfig {
-    heartbeat_ms: u64,
-    election_min_ms: u64,
-    election_max_ms: u64,
-}
-
-#[derive(Serialize)]
-struct SchedulerConfig {
-    workers: u64,
 }
 
 impl Cluster {
@@ -392,26 +352,12 @@ impl Cluster {
         let directory = &self.nodes[server].directory;
         fs::create_dir_all(directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
-        let dial = (0..self.len()).filter(|peer| *peer != server).map(|peer| {
-            let proxy = self.switchboard.address(server, peer);
-            (self.endpoints[peer].rpc.to_string(), proxy.to_string())
+        let peers = (0..self.len()).filter(|peer| *peer != server).map(|peer| Peer {
+            rpc: self.endpoints[peer].rpc,
+            dial: self.switchboard.address(server, peer),
         });
-        let config = ServerConfig {
-            name: &endpoint.name,
-            region: "global",
-            datacenter: "dc1",
-            data_dir: directory.join("data"),
-            http: AddressConfig { address: endpoint.http, advertise: None },
-            rpc: AddressConfig { address: endpoint.rpc, advertise: Some(endpoint.rpc) },
-            cluster: ClusterConfig {
-                bootstrap_expect: self.endpoints.iter().map(|endpoint| endpoint.rpc).collect(),
-                dial: dial.collect(),
-            },
-            raft: RaftConfig { heartbeat_ms: 100, election_min_ms: 400, election_max_ms: 600 },
-            scheduler: SchedulerConfig { workers: 1 },
-        };
+        let text = render(&endpoint.name, directory, endpoint.http, endpoint.rpc, peers)?;
         let path = directory.join("server.toml");
-        let text = toml::to_string(&config).context("cannot render a server configuration")?;
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 }
@@ -510,7 +456,11 @@ mod tests {
         let rpc = |server: usize| cluster.endpoints()[server].rpc.to_string();
         assert_eq!(config["rpc"]["address"].as_str(), Some(rpc(1).as_str()));
         assert_eq!(config["rpc"]["advertise"].as_str(), Some(rpc(1).as_str()));
-        let expected: Vec<_> = (0..3).map(|server| toml::Value::from(rpc(server))).collect();
+        let mut expected: Vec<_> =
+            cluster.endpoints().iter().map(|endpoint| endpoint.rpc).collect();
+        expected.sort_unstable();
+        let expected: Vec<_> =
+            expected.iter().map(|address| toml::Value::from(address.to_string())).collect();
         assert_eq!(config["cluster"]["bootstrap_expect"].as_array(), Some(&expected));
         let dial = config["cluster"]["dial"].as_table().unwrap();
         assert_eq!(dial.len(), 2);

@@ -21,6 +21,7 @@ mod random;
 mod report;
 mod run;
 mod selftest;
+mod server_config;
 mod store;
 mod workload;
 

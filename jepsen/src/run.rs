@@ -138,7 +138,10 @@ fn start_cluster(record: &TestRecord, directory: &Path, reporter: &Reporter) -> 
         }
         for server in 0..cluster.len() {
             let name = &cluster.endpoints()[server].name;
-            text = format!("{text}\nlast lines of {name}:\n{}", cluster.log_tail(server));
+            match cluster.log_tail(server) {
+                tail if tail.is_empty() => text = format!("{text}\nthe log of {name} is empty"),
+                tail => text = format!("{text}\nlast lines of {name}:\n{tail}"),
+            }
         }
         bail!(text);
     }
@@ -179,15 +182,14 @@ fn conduct(
     }
     let ready = watch.cluster().await_ready(READY_TIMEOUT);
     let elapsed = u64::try_from(healed.elapsed().as_millis()).unwrap_or(u64::MAX);
-    aftermath.ready_after_heal = if ready {
+    if ready {
+        aftermath.ready_after_heal = Readiness::Milliseconds(elapsed);
         reporter.line(&format!("ready after {elapsed} ms, last phase"));
-        Readiness::Milliseconds(elapsed)
+        clients.last_phase(Instant::now() + LAST_PHASE_TIMEOUT);
     } else {
-        reporter.line("the servers are not ready; last phase all the same");
-        Readiness::Never
-    };
-    let patience = if ready { LAST_PHASE_TIMEOUT } else { Duration::ZERO };
-    clients.last_phase(Instant::now() + patience);
+        aftermath.ready_after_heal = Readiness::Never;
+        reporter.line(&format!("not ready after {elapsed} ms, no last phase"));
+    }
 }
 
 /// The main phase; returns what went wrong in the harness.
@@ -248,8 +250,9 @@ impl<'a> Watch<'a> {
             thread::sleep(TICK.min(end.saturating_duration_since(Instant::now())));
             let (news, next) = self.recorder.nemesis_since(seen);
             seen = next;
-            for op in news {
-                self.reporter.line(&format!("nemesis  {:<15}  {}", op.f.keyword(), op.value));
+            // The start of an operation has a plain value, its end an object.
+            for op in news.iter().filter(|op| op.value.is_object()) {
+                self.reporter.line(&format!("{:<15}  {}", op.f.keyword(), op.value));
             }
             let mut cluster = self.cluster();
             cluster.reap();
@@ -276,5 +279,104 @@ fn remove_data(directory: &Path, nodes: &[String], reporter: &Reporter) {
         {
             reporter.line(&format!("cannot remove {}: {error}", data.display()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::history::{Function, Kind, Op, Process};
+    use crate::nemesis::FaultClass;
+    use crate::report::render;
+    use crate::store::server_log;
+
+    /// A stored run of one server in which everything went well.
+    fn stored_run() -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let record = TestRecord {
+            argv: vec!["jepsen".to_owned()],
+            harness_version: "0".to_owned(),
+            git_commit: None,
+            binary: PathBuf::from("quorate"),
+            workload: "register".to_owned(),
+            nemesis: vec![FaultClass::Kill],
+            nemesis_interval_ms: 1,
+            time_limit_ms: 1,
+            nodes: vec!["n1".to_owned()],
+            concurrency: 1,
+            rate: 1.0,
+            ops_per_key: 1,
+            timeout_ms: 1,
+            seed: u64::MAX,
+            plant: None,
+        };
+        write_json(directory.path(), "test.json", &record).unwrap();
+        fs::create_dir(directory.path().join("n1")).unwrap();
+        fs::write(server_log(directory.path(), "n1"), "started\n").unwrap();
+        let recorder = Recorder::create(directory.path()).unwrap();
+        let installed = json!({"outcome": "installed"});
+        recorder.record(Op::new(Process::Nemesis, Kind::Info, Function::Kill, installed));
+        let step = |f, value, version, last_phase| {
+            let mut op = Op::new(Process::Client(0), Kind::Invoke, f, value);
+            op.last_phase = last_phase;
+            recorder.record(op.clone());
+            recorder.record(Op { kind: Kind::Ok, version: Some(version), ..op });
+        };
+        step(Function::Write, json!([0, 1]), 4, false);
+        step(Function::Cas, json!([0, [1, 2]]), 6, false);
+        step(Function::Write, json!([0, 3]), 7, true);
+        step(Function::Read, json!([0, 3]), 7, true);
+        let aftermath =
+            Aftermath { ready_after_heal: Readiness::Milliseconds(3), ..Aftermath::default() };
+        write_json(directory.path(), "aftermath.json", &aftermath).unwrap();
+        directory
+    }
+
+    fn judged(directory: &Path) -> (Verdict, String) {
+        let results = judge(directory, Duration::from_mins(1)).unwrap();
+        let text = render(&results, directory);
+        let stored: serde_json::Value = read_json(directory, "results.json").unwrap();
+        assert_eq!(stored["valid"], serde_json::to_value(results.valid).unwrap());
+        (results.valid, text)
+    }
+
+    #[test]
+    fn the_verdict_is_the_worst_of_all() {
+        let run = stored_run();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::True, "{text}");
+        assert!(text.contains("PASS: no violation found in 4 calls"), "{text}");
+
+        fs::remove_file(run.path().join("aftermath.json")).unwrap();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::Unknown, "{text}");
+        assert!(text.contains("the run was cut short"), "{text}");
+
+        fs::write(server_log(run.path(), "n1"), "QUORATE-INVARIANT I8\n").unwrap();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::False, "{text}");
+        assert!(text.contains("n1 line 1: QUORATE-INVARIANT I8"), "{text}");
+    }
+
+    #[test]
+    fn a_violation_is_shown_with_its_entries() {
+        let run = stored_run();
+        let path = run.path().join("history.jsonl");
+        let history = fs::read_to_string(&path).unwrap();
+        let stale = history.replace(
+            r#""f":"read","value":[0,3],"version":7"#,
+            r#""f":"read","value":[0,2],"version":6"#,
+        );
+        assert_ne!(stale, history);
+        fs::write(&path, stale).unwrap();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::False, "{text}");
+        assert!(text.contains("violated by keys [0]"), "{text}");
+        assert!(text.contains("up to entry 7; with entry 8 it has none"), "{text}");
+        assert!(text.contains("read   [0,2]  version 6"), "{text}");
     }
 }

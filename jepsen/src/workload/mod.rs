@@ -90,29 +90,33 @@ impl<'a> Clients<'a> {
         }
     }
 
-    /// Writes every key once and reads it once from every server, trying again until `deadline`.
+    /// Writes every key once, at any server, then reads it once from each; what fails is tried again as a
+    /// new operation until `deadline`.
     pub(crate) fn last_phase(&self, deadline: Instant) {
         let mut process = Identity { number: LAST_PHASE_PROCESS, step: 1 };
         let mut connections = self.connections();
         for key in self.with_generator(|generator| generator.keys()) {
-            for node in 0..=self.targets.len() {
-                // The first turn writes, at any server; the others read, each at its own.
-                let writes = node == self.targets.len();
-                let mut server = if writes { 0 } else { node };
-                loop {
-                    let request =
-                        if writes { self.with_generator(Generator::write) } else { Request::Read };
+            let read_from = (0..self.targets.len()).map(Some);
+            for turn in std::iter::once(None).chain(read_from) {
+                for attempt in 0.. {
+                    if Instant::now() >= deadline {
+                        return;
+                    }
+                    let (node, request) = match turn {
+                        None => {
+                            (attempt % self.targets.len(), self.with_generator(Generator::write))
+                        }
+                        Some(node) => (node, Request::Read),
+                    };
                     let done =
-                        self.perform(process.number, &connections, server, key, &request, true);
-                    if done.kind == Kind::Ok || Instant::now() >= deadline {
-                        break;
-                    }
-                    if done.kind == Kind::Info {
-                        process.retire();
-                        connections = self.connections();
-                    }
-                    if writes {
-                        server = (server + 1) % self.targets.len();
+                        self.perform(process.number, &connections, node, key, &request, true);
+                    match done.kind {
+                        Kind::Ok => break,
+                        Kind::Info => {
+                            process.retire();
+                            connections = self.connections();
+                        }
+                        Kind::Fail | Kind::Invoke => {}
                     }
                     std::thread::sleep(LAST_PHASE_PAUSE);
                 }
