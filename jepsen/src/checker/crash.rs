@@ -1,0 +1,142 @@
+//! Did a server crash, or write that something is wrong?
+//!
+//! Looks for panics, broken invariants and divergence in every server's log, and for exits that the
+//! harness did not cause. A log that is missing is `unknown`: no evidence is not good evidence.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::Verdict;
+use crate::store::server_log;
+
+/// What a healthy server never writes.
+const MARKERS: [&str; 3] = ["panicked", "QUORATE-INVARIANT", "DIVERGED"];
+/// Lines kept per server.
+const LINES_MAX: usize = 5;
+/// Bytes kept per line.
+const LINE_BYTES_MAX: usize = 400;
+
+/// A server process that ended without the harness asking.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Exit {
+    /// The server.
+    pub(crate) node: String,
+    /// How it ended.
+    pub(crate) status: String,
+}
+
+/// A line of a log with a marker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// The server.
+    pub(crate) node: String,
+    /// The line's number, from 1.
+    pub(crate) line: usize,
+    /// The line, shortened.
+    pub(crate) text: String,
+}
+
+/// The crash part of the results.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    /// False if anything was found, unknown if a log is missing.
+    pub(crate) valid: Verdict,
+    /// Marked lines, the first few of each server.
+    pub(crate) findings: Vec<Finding>,
+    /// Exits the harness did not cause.
+    pub(crate) unexpected_exits: Vec<Exit>,
+    /// Logs that could not be read, with the reason.
+    pub(crate) unreadable_logs: Vec<String>,
+}
+
+/// Searches the logs of a run.
+pub(crate) fn check(directory: &Path, nodes: &[String], exits: &[Exit]) -> Report {
+    let mut findings = Vec::new();
+    let mut unreadable_logs = Vec::new();
+    for node in nodes {
+        let path = server_log(directory, node);
+        match search(node, &path) {
+            Ok(found) => findings.extend(found),
+            Err(error) => unreadable_logs.push(format!("{}: {error}", path.display())),
+        }
+    }
+    let bad = Verdict::unless(!findings.is_empty() || !exits.is_empty(), Verdict::False);
+    let missing =
+        Verdict::unless(!unreadable_logs.is_empty() || nodes.is_empty(), Verdict::Unknown);
+    Report { valid: bad.max(missing), findings, unexpected_exits: exits.to_vec(), unreadable_logs }
+}
+
+fn search(node: &str, path: &Path) -> std::io::Result<Vec<Finding>> {
+    let mut log = BufReader::new(File::open(path)?);
+    if log.get_ref().metadata()?.len() == 0 {
+        return Err(std::io::Error::new(ErrorKind::UnexpectedEof, "the log is empty"));
+    }
+    let mut findings = Vec::new();
+    let mut bytes = Vec::new();
+    let mut number = 0;
+    while findings.len() < LINES_MAX {
+        bytes.clear();
+        if log.read_until(b'\n', &mut bytes)? == 0 {
+            break;
+        }
+        number += 1;
+        let text = String::from_utf8_lossy(&bytes);
+        if MARKERS.iter().any(|marker| text.contains(marker)) {
+            let text = text.trim_end();
+            let cut = text.floor_char_boundary(LINE_BYTES_MAX);
+            findings.push(Finding {
+                node: node.to_owned(),
+                line: number,
+                text: text[..cut].to_owned(),
+            });
+        }
+    }
+    Ok(findings)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    fn with_logs(logs: &[(&str, &str)]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        for (node, text) in logs {
+            std::fs::create_dir(directory.path().join(node)).unwrap();
+            std::fs::write(server_log(directory.path(), node), text).unwrap();
+        }
+        directory
+    }
+
+    fn names(nodes: &[&str]) -> Vec<String> {
+        nodes.iter().map(|node| (*node).to_owned()).collect()
+    }
+
+    #[test]
+    fn marked_lines_and_exits_are_violations() {
+        let bad = "started\nthread 'main' panicked at src/x.rs:1\nok\nDIVERGED at 7\n";
+        let directory = with_logs(&[("n1", "started\nleader elected\n"), ("n2", bad)]);
+        let report = check(directory.path(), &names(&["n1", "n2"]), &[]);
+        assert_eq!(report.valid, Verdict::False);
+        let found: Vec<_> =
+            report.findings.iter().map(|found| (found.node.as_str(), found.line)).collect();
+        assert_eq!(found, [("n2", 2), ("n2", 4)]);
+
+        let clean = names(&["n1"]);
+        assert_eq!(check(directory.path(), &clean, &[]).valid, Verdict::True);
+        let exit = Exit { node: "n1".to_owned(), status: "exit status: 1".to_owned() };
+        assert_eq!(check(directory.path(), &clean, &[exit]).valid, Verdict::False);
+    }
+
+    #[test]
+    fn missing_and_empty_logs_are_unknown() {
+        let directory = with_logs(&[("n1", "started\n"), ("n2", "")]);
+        let report = check(directory.path(), &names(&["n1", "n2", "n3"]), &[]);
+        assert_eq!(report.valid, Verdict::Unknown);
+        assert_eq!(report.unreadable_logs.len(), 2, "{report:?}");
+    }
+}

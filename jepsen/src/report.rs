@@ -1,0 +1,188 @@
+//! What people see: progress on stderr, the verdict on stdout.
+//!
+//! The only file that prints. Progress also goes into the run's `jepsen.log`. A green verdict says that no
+//! violation was found, never that there is none.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use crate::checker::{Results, Verdict};
+use crate::store::Readiness;
+
+/// Writes progress lines.
+pub(crate) struct Reporter {
+    started: Instant,
+    log: Mutex<File>,
+}
+
+impl Reporter {
+    /// A reporter that also writes `jepsen.log` in `directory`.
+    pub(crate) fn create(directory: &Path) -> Result<Self> {
+        let path = directory.join("jepsen.log");
+        let log =
+            File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(Self { started: Instant::now(), log: Mutex::new(log) })
+    }
+
+    /// Writes one line with the time since the start.
+    pub(crate) fn line(&self, text: &str) {
+        let line = format!("{:7.1} s  {text}", self.started.elapsed().as_secs_f64());
+        note(&line);
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = writeln!(log, "{line}") {
+            note(&format!("cannot write jepsen.log: {error}"));
+        }
+    }
+}
+
+/// Writes one line of progress that belongs to no run.
+pub(crate) fn note(text: &str) {
+    eprintln!("{text}");
+}
+
+/// Prints the results, as JSON or for people.
+#[expect(clippy::print_stdout, reason = "this is the file that prints")]
+pub(crate) fn print_results(results: &Results, directory: &Path, json: bool) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(results)?);
+    } else {
+        println!("{}", render(results, directory));
+    }
+    Ok(())
+}
+
+/// Prints one line of a result.
+#[expect(clippy::print_stdout, reason = "this is the file that prints")]
+pub(crate) fn print_line(text: &str) {
+    println!("{text}");
+}
+
+fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::True => "ok",
+        Verdict::Unknown => "unknown",
+        Verdict::False => "FAILED",
+    }
+}
+
+/// The results for people.
+pub(crate) fn render(results: &Results, directory: &Path) -> String {
+    let mut text = String::new();
+    let mut row = |name: &str, verdict: Verdict, details: String| {
+        writeln!(text, "  {name:<15} {:<8} {details}", word(verdict))
+            .expect("writing to a string cannot fail");
+    };
+    row("linearizable", results.linearizable.valid, linearizable_details(results));
+    row("stats", results.stats.valid, stats_details(results));
+    row("crash", results.crash.valid, crash_details(results));
+    row("coverage", results.coverage.valid, coverage_details(results));
+    row("final workload", results.final_workload.valid, final_details(results));
+    for failure in &results.harness_failures {
+        row("harness", Verdict::Unknown, failure.clone());
+    }
+    for example in &results.linearizable.counterexamples {
+        write!(text, "\nkey {}: {}\n", example.key, example.explanation)
+            .expect("writing to a string cannot fail");
+        for op in &example.entries {
+            writeln!(text, "{}", op.describe()).expect("writing to a string cannot fail");
+        }
+    }
+    let verdict = match results.valid {
+        Verdict::True => {
+            format!("PASS: no violation found in {} calls", results.linearizable.calls)
+        }
+        Verdict::Unknown => "UNKNOWN: the run proves nothing, see above".to_owned(),
+        Verdict::False => "FAIL: a promise was broken, see above".to_owned(),
+    };
+    write!(text, "\n{verdict}\n{}", directory.display()).expect("writing to a string cannot fail");
+    text
+}
+
+fn linearizable_details(results: &Results) -> String {
+    let report = &results.linearizable;
+    let mut text = format!(
+        "{} keys, {} calls, checked in {} ms",
+        report.keys, report.calls, report.elapsed_ms
+    );
+    if !report.failed_keys.is_empty() {
+        write!(text, "; violated by keys {:?}", report.failed_keys)
+            .expect("writing to a string cannot fail");
+    }
+    for (key, reason) in &report.unknown_keys {
+        write!(text, "; key {key}: {reason}").expect("writing to a string cannot fail");
+    }
+    text
+}
+
+fn stats_details(results: &Results) -> String {
+    let report = &results.stats;
+    let mut text =
+        format!("{:.0} ok/s, longest gap {} ms", report.ok_per_second, report.longest_gap_ms);
+    for (name, counts) in &report.by_function {
+        write!(text, "; {name} {} ok {} fail {} info", counts.ok, counts.fail, counts.info)
+            .expect("writing to a string cannot fail");
+    }
+    if !report.without_success.is_empty() {
+        write!(text, "; never succeeded: {}", report.without_success.join(", "))
+            .expect("writing to a string cannot fail");
+    }
+    text
+}
+
+fn crash_details(results: &Results) -> String {
+    let report = &results.crash;
+    let mut parts: Vec<String> = Vec::new();
+    parts.extend(
+        report.unexpected_exits.iter().map(|exit| format!("{} ended: {}", exit.node, exit.status)),
+    );
+    parts.extend(
+        report
+            .findings
+            .iter()
+            .map(|found| format!("{} line {}: {}", found.node, found.line, found.text)),
+    );
+    parts.extend(report.unreadable_logs.iter().cloned());
+    if parts.is_empty() { "nothing in the logs".to_owned() } else { parts.join("; ") }
+}
+
+fn coverage_details(results: &Results) -> String {
+    let classes = results.coverage.classes.iter().map(|(name, attempts)| {
+        let mut text = format!("{name} installed {}", attempts.installed);
+        if attempts.skipped + attempts.indeterminate > 0 {
+            write!(
+                text,
+                ", skipped {}, indeterminate {}",
+                attempts.skipped, attempts.indeterminate
+            )
+            .expect("writing to a string cannot fail");
+        }
+        match &attempts.reason {
+            Some(reason) if attempts.installed == 0 => format!("{text} ({reason})"),
+            Some(_) | None => text,
+        }
+    });
+    let classes: Vec<String> = classes.collect();
+    if classes.is_empty() { "no faults asked for".to_owned() } else { classes.join("; ") }
+}
+
+fn final_details(results: &Results) -> String {
+    let report = &results.final_workload;
+    let ready = match report.ready_after_heal {
+        Readiness::NotReached => "the last phase did not run".to_owned(),
+        Readiness::Never => "the servers were not ready in time after the heal".to_owned(),
+        Readiness::Milliseconds(milliseconds) => format!("ready {milliseconds} ms after the heal"),
+    };
+    let mut text = format!("{} keys, {ready}", report.keys);
+    for (keys, verb) in [(&report.not_written, "written"), (&report.not_read, "read")] {
+        if !keys.is_empty() {
+            write!(text, "; not {verb}: {keys:?}").expect("writing to a string cannot fail");
+        }
+    }
+    text
+}

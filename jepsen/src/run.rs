@@ -1,0 +1,382 @@
+//! One run from start to verdict.
+//!
+//! ```text
+//!  servers up ─► clients + faults until the time limit ─► heal all, start all, wait until ready
+//!             ─► one write and one read per key and server ─► servers down ─► checkers ─► results.json
+//! ```
+//! A failure of the harness itself ends the faults early and makes the run `unknown`; the heal, the last
+//! phase and the checkers still run. Servers are down when this returns, whichever way it returns.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::checker::{Evidence, Results, Verdict, check};
+use crate::cluster::{Cluster, Endpoint, Setup};
+use crate::guard::Guard;
+use crate::history::{Recorder, read_jsonl};
+use crate::nemesis::{Nemesis, Schedule};
+use crate::random::Random;
+use crate::report::Reporter;
+use crate::store::{Aftermath, Readiness, TestRecord, create_run, read_json, write_json};
+use crate::workload::{Clients, Load, Target};
+
+/// How long the servers may take to be ready, at the start and after the heal.
+const READY_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long the last phase may try to serve every key.
+const LAST_PHASE_TIMEOUT: Duration = Duration::from_mins(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
+const TICK: Duration = Duration::from_millis(100);
+
+/// A run that was judged.
+pub(crate) struct Finished {
+    /// Where it is kept.
+    pub(crate) directory: PathBuf,
+    /// The judgement.
+    pub(crate) results: Results,
+}
+
+/// Runs one test and judges it.
+pub(crate) fn run(record: &TestRecord, store: &Path, check_time_max: Duration) -> Result<Finished> {
+    let directory = create_run(store, &run_name(record))?;
+    write_json(&directory, "test.json", record)?;
+    let reporter = Reporter::create(&directory)?;
+    let recorder = Recorder::create(&directory)?;
+    reporter.line(&format!(
+        "{} servers of {}, seed {}, kept in {}",
+        record.nodes.len(),
+        record.binary.display(),
+        record.seed,
+        directory.display()
+    ));
+    let mut aftermath = Aftermath::default();
+    {
+        let cluster = start_cluster(record, &directory, &reporter)?;
+        let endpoints = cluster.endpoints().to_vec();
+        let cluster = Mutex::new(cluster);
+        conduct(record, &cluster, &endpoints, &recorder, &reporter, &mut aftermath);
+        let mut cluster = cluster.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match cluster.stop() {
+            Ok(slow) if slow.is_empty() => {}
+            Ok(slow) => reporter.line(&format!("killed, deaf to SIGTERM: {}", slow.join(", "))),
+            Err(error) => aftermath.harness_failures.push(format!("stop: {error:#}")),
+        }
+        aftermath.exits = cluster.exits().to_vec();
+    }
+    aftermath.harness_failures.extend(recorder.snapshot().1);
+    write_json(&directory, "aftermath.json", &aftermath)?;
+    reporter.line("checking");
+    let results = judge(&directory, check_time_max)?;
+    if results.valid == Verdict::True {
+        remove_data(&directory, &record.nodes, &reporter);
+    }
+    Ok(Finished { directory, results })
+}
+
+/// Judges a stored run, the same way at once or years later.
+pub(crate) fn judge(directory: &Path, check_time_max: Duration) -> Result<Results> {
+    let record: TestRecord = read_json(directory, "test.json")?;
+    let history = read_jsonl(&directory.join("history.jsonl"))?;
+    let aftermath: Aftermath = if directory.join("aftermath.json").exists() {
+        read_json(directory, "aftermath.json")?
+    } else {
+        let cut_short = "the run was cut short: there is no aftermath.json".to_owned();
+        Aftermath { harness_failures: vec![cut_short], ..Aftermath::default() }
+    };
+    let evidence = Evidence {
+        history: &history,
+        directory,
+        nodes: &record.nodes,
+        classes: &record.nemesis,
+        aftermath: &aftermath,
+        time_max: check_time_max,
+    };
+    let results = check(&evidence)?;
+    write_json(directory, "results.json", &results)?;
+    Ok(results)
+}
+
+/// The commit of the working directory, if there is one.
+pub(crate) fn git_commit() -> Option<String> {
+    let output = Command::new("git").args(["rev-parse", "HEAD"]).output().ok()?;
+    let commit = String::from_utf8(output.stdout).ok()?;
+    Some(commit.trim().to_owned()).filter(|commit| output.status.success() && !commit.is_empty())
+}
+
+fn run_name(record: &TestRecord) -> String {
+    let mut parts = vec![record.workload.clone()];
+    parts.extend(record.nemesis.iter().map(|class| class.name().to_owned()));
+    parts.push(format!("{}n", record.nodes.len()));
+    parts.extend(record.plant.clone());
+    parts.join("-")
+}
+
+fn start_cluster(record: &TestRecord, directory: &Path, reporter: &Reporter) -> Result<Cluster> {
+    let executable = std::env::current_exe().context("cannot find the harness's executable")?;
+    let setup = Setup {
+        binary: record.binary.clone(),
+        directory: directory.to_owned(),
+        servers: record.nodes.len(),
+        plant: record.plant.clone(),
+        guard: Some(Guard::start(&executable)?),
+    };
+    let mut cluster = Cluster::create(setup)?;
+    for server in 0..cluster.len() {
+        cluster.start(server)?;
+    }
+    let started = Instant::now();
+    if !cluster.await_ready(READY_TIMEOUT) {
+        let mut text = format!("the servers named no leader within {READY_TIMEOUT:?} of the start");
+        for exit in cluster.exits() {
+            text = format!("{} ended before the cluster was ready: {}", exit.node, exit.status);
+        }
+        for server in 0..cluster.len() {
+            let name = &cluster.endpoints()[server].name;
+            match cluster.log_tail(server) {
+                tail if tail.is_empty() => text = format!("{text}\nthe log of {name} is empty"),
+                tail => text = format!("{text}\nlast lines of {name}:\n{tail}"),
+            }
+        }
+        bail!(text);
+    }
+    reporter.line(&format!("ready after {} ms", started.elapsed().as_millis()));
+    Ok(cluster)
+}
+
+/// Clients and faults, then the heal and the last phase.
+fn conduct(
+    record: &TestRecord,
+    cluster: &Mutex<Cluster>,
+    endpoints: &[Endpoint],
+    recorder: &Recorder,
+    reporter: &Reporter,
+    aftermath: &mut Aftermath,
+) {
+    let targets: Vec<Target> = endpoints
+        .iter()
+        .map(|endpoint| Target { name: endpoint.name.clone(), http: endpoint.http })
+        .collect();
+    let load = Load {
+        concurrency: record.concurrency,
+        rate: record.rate,
+        timeout: Duration::from_millis(record.timeout_ms),
+        seed: record.seed,
+    };
+    let clients = Clients::new(&targets, load, record.ops_per_key, recorder);
+    let random = Random::stream(record.seed, 2);
+    let mut nemesis = Nemesis::new(cluster, endpoints, recorder, random);
+    let watch = Watch { cluster, recorder, reporter };
+    aftermath.harness_failures.extend(torment(record, &clients, &mut nemesis, &watch));
+
+    reporter.line("healing every fault");
+    let healed = Instant::now();
+    if let Err(error) = nemesis.heal_all() {
+        aftermath.harness_failures.push(format!("heal: {error:#}"));
+        return;
+    }
+    let ready = watch.cluster().await_ready(READY_TIMEOUT);
+    let elapsed = u64::try_from(healed.elapsed().as_millis()).unwrap_or(u64::MAX);
+    if ready {
+        aftermath.ready_after_heal = Readiness::Milliseconds(elapsed);
+        reporter.line(&format!("ready after {elapsed} ms, last phase"));
+        clients.last_phase(Instant::now() + LAST_PHASE_TIMEOUT);
+    } else {
+        aftermath.ready_after_heal = Readiness::Never;
+        reporter.line(&format!("not ready after {elapsed} ms, no last phase"));
+    }
+}
+
+/// The main phase; returns what went wrong in the harness.
+fn torment(
+    record: &TestRecord,
+    clients: &Clients<'_>,
+    nemesis: &mut Nemesis<'_>,
+    watch: &Watch<'_>,
+) -> Vec<String> {
+    let time_limit = Duration::from_millis(record.time_limit_ms);
+    let interval = Duration::from_millis(record.nemesis_interval_ms);
+    let schedule = Schedule::new(interval, time_limit);
+    let stop = AtomicBool::new(false);
+    let mut failures = Vec::new();
+    thread::scope(|scope| {
+        let stop = &stop;
+        let workers: Vec<_> = (0..record.concurrency)
+            .map(|number| scope.spawn(move || clients.work(number, stop)))
+            .collect();
+        let injector = scope.spawn(move || nemesis.torment(&record.nemesis, schedule, stop));
+        watch.until(Instant::now() + time_limit, || {
+            workers.iter().any(ScopedJoinHandle::is_finished)
+                || (injector.is_finished() && !record.nemesis.is_empty())
+        });
+        stop.store(true, Ordering::Relaxed);
+        match injector.join() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => failures.push(format!("nemesis: {error:#}")),
+            Err(_) => failures.push("the nemesis thread panicked".to_owned()),
+        }
+        for worker in workers {
+            if worker.join().is_err() {
+                failures.push("a client thread panicked".to_owned());
+            }
+        }
+    });
+    failures
+}
+
+/// The main thread's view of a running test.
+struct Watch<'a> {
+    cluster: &'a Mutex<Cluster>,
+    recorder: &'a Recorder,
+    reporter: &'a Reporter,
+}
+
+impl<'a> Watch<'a> {
+    fn cluster(&self) -> std::sync::MutexGuard<'a, Cluster> {
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes dead servers and prints progress until the time is up or `broken` says so.
+    fn until(&self, end: Instant, broken: impl Fn() -> bool) {
+        let mut seen = 0;
+        let mut next_progress = Instant::now() + PROGRESS_INTERVAL;
+        let mut exits = self.cluster().exits().len();
+        while Instant::now() < end && !broken() {
+            thread::sleep(TICK.min(end.saturating_duration_since(Instant::now())));
+            let (news, next) = self.recorder.nemesis_since(seen);
+            seen = next;
+            // The start of an operation has a plain value, its end an object.
+            for op in news.iter().filter(|op| op.value.is_object()) {
+                self.reporter.line(&format!("{:<15}  {}", op.f.keyword(), op.value));
+            }
+            let mut cluster = self.cluster();
+            cluster.reap();
+            for exit in &cluster.exits()[exits..] {
+                self.reporter.line(&format!("{} ended by itself: {}", exit.node, exit.status));
+            }
+            exits = cluster.exits().len();
+            drop(cluster);
+            if Instant::now() >= next_progress {
+                next_progress += PROGRESS_INTERVAL;
+                let [ok, fail, info] = self.recorder.progress();
+                self.reporter.line(&format!("{ok} ok, {fail} fail, {info} info"));
+            }
+        }
+    }
+}
+
+/// A good run's data is of no use and may be large.
+fn remove_data(directory: &Path, nodes: &[String], reporter: &Reporter) {
+    for node in nodes {
+        let data = directory.join(node).join("data");
+        if data.is_dir()
+            && let Err(error) = fs::remove_dir_all(&data)
+        {
+            reporter.line(&format!("cannot remove {}: {error}", data.display()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::history::{Function, Kind, Op, Process};
+    use crate::nemesis::FaultClass;
+    use crate::report::render;
+    use crate::store::server_log;
+
+    /// A stored run of one server in which everything went well.
+    fn stored_run() -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let record = TestRecord {
+            argv: vec!["jepsen".to_owned()],
+            harness_version: "0".to_owned(),
+            git_commit: None,
+            binary: PathBuf::from("quorate"),
+            workload: "register".to_owned(),
+            nemesis: vec![FaultClass::Kill],
+            nemesis_interval_ms: 1,
+            time_limit_ms: 1,
+            nodes: vec!["n1".to_owned()],
+            concurrency: 1,
+            rate: 1.0,
+            ops_per_key: 1,
+            timeout_ms: 1,
+            seed: u64::MAX,
+            plant: None,
+        };
+        write_json(directory.path(), "test.json", &record).unwrap();
+        fs::create_dir(directory.path().join("n1")).unwrap();
+        fs::write(server_log(directory.path(), "n1"), "started\n").unwrap();
+        let recorder = Recorder::create(directory.path()).unwrap();
+        let installed = json!({"outcome": "installed"});
+        recorder.record(Op::new(Process::Nemesis, Kind::Info, Function::Kill, installed));
+        let step = |f, value, version, last_phase| {
+            let mut op = Op::new(Process::Client(0), Kind::Invoke, f, value);
+            op.last_phase = last_phase;
+            recorder.record(op.clone());
+            recorder.record(Op { kind: Kind::Ok, version: Some(version), ..op });
+        };
+        step(Function::Write, json!([0, 1]), 4, false);
+        step(Function::Cas, json!([0, [1, 2]]), 6, false);
+        step(Function::Write, json!([0, 3]), 7, true);
+        step(Function::Read, json!([0, 3]), 7, true);
+        let aftermath =
+            Aftermath { ready_after_heal: Readiness::Milliseconds(3), ..Aftermath::default() };
+        write_json(directory.path(), "aftermath.json", &aftermath).unwrap();
+        directory
+    }
+
+    fn judged(directory: &Path) -> (Verdict, String) {
+        let results = judge(directory, Duration::from_mins(1)).unwrap();
+        let text = render(&results, directory);
+        let stored: serde_json::Value = read_json(directory, "results.json").unwrap();
+        assert_eq!(stored["valid"], serde_json::to_value(results.valid).unwrap());
+        (results.valid, text)
+    }
+
+    #[test]
+    fn the_verdict_is_the_worst_of_all() {
+        let run = stored_run();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::True, "{text}");
+        assert!(text.contains("PASS: no violation found in 4 calls"), "{text}");
+
+        fs::remove_file(run.path().join("aftermath.json")).unwrap();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::Unknown, "{text}");
+        assert!(text.contains("the run was cut short"), "{text}");
+
+        fs::write(server_log(run.path(), "n1"), "QUORATE-INVARIANT I8\n").unwrap();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::False, "{text}");
+        assert!(text.contains("n1 line 1: QUORATE-INVARIANT I8"), "{text}");
+    }
+
+    #[test]
+    fn a_violation_is_shown_with_its_entries() {
+        let run = stored_run();
+        let path = run.path().join("history.jsonl");
+        let history = fs::read_to_string(&path).unwrap();
+        let stale = history.replace(
+            r#""f":"read","value":[0,3],"version":7"#,
+            r#""f":"read","value":[0,2],"version":6"#,
+        );
+        assert_ne!(stale, history);
+        fs::write(&path, stale).unwrap();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::False, "{text}");
+        assert!(text.contains("violated by keys [0]"), "{text}");
+        assert!(text.contains("up to entry 7; with entry 8 it has none"), "{text}");
+        assert!(text.contains("read   [0,2]  version 6"), "{text}");
+    }
+}
