@@ -1,0 +1,556 @@
+//! The server core: Raft, state, leadership and workers of one server, with nothing of sockets or processes in it, so that a simulation runs
+//! several of them in one thread.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock, PoisonError, RwLock},
+    time::Duration,
+};
+
+use anyhow::Context;
+use fsm::{Command, Index, RequestId};
+use leader::HeartbeatConfig;
+use openraft::SnapshotPolicy;
+use serde::{Deserialize, Serialize};
+use tonic::Status;
+
+use super::{
+    api::{ApiError, MemberInfo},
+    leadership::LeaderServices,
+    state_cell::StateCell,
+};
+use crate::{
+    clock::Clock,
+    disk::Disk,
+    raft::{
+        Member, Raft, ServerId, ServerState, WatchReceiver,
+        log_store::LogStore,
+        network::Network,
+        service::RaftService,
+        state_machine::StateMachine,
+    },
+    rpc::transport::Transport,
+    rt::{self, watch},
+    storage::{
+        shadow::{OpenEngine, Shadow, ShadowLag, write_file},
+        snapshot_file::SnapshotDirectory,
+        wal::{self, Wal, WalThread, WalWriter},
+    },
+};
+
+/// Timing of Raft, ms.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RaftTiming {
+    /// Between heartbeats of a leader.
+    pub heartbeat_ms: u64,
+    /// Shortest election timeout.
+    pub election_ms_min: u64,
+    /// Longest election timeout.
+    pub election_ms_max: u64,
+}
+
+/// What a server core is told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name, unique in the cluster.
+    pub name: String,
+    /// Region.
+    pub region: String,
+    /// Datacenter.
+    pub datacenter: String,
+    /// Where everything is kept.
+    pub data_directory: PathBuf,
+    /// Advertised gRPC address.
+    pub rpc_address: String,
+    /// HTTP address as told to others.
+    pub http_address: String,
+    /// Advertised gRPC addresses of all servers of a cluster to be.
+    pub bootstrap_expect: Vec<String>,
+    /// Servers of a running cluster to join.
+    pub join: Vec<String>,
+    /// Raft timing.
+    pub timing: RaftTiming,
+    /// Scheduling workers.
+    pub workers: usize,
+    /// Heartbeats of nodes.
+    pub heartbeat: HeartbeatConfig,
+    /// Log bytes after which a snapshot is written.
+    pub snapshot_log_bytes: u64,
+    /// Free space below which writes are turned away.
+    pub free_bytes_min: u64,
+}
+
+/// What a server core stands on: real or simulated.
+#[derive(Clone)]
+pub struct Parts {
+    /// Files.
+    pub disk: Arc<dyn Disk>,
+    /// Peers.
+    pub transport: Arc<dyn Transport>,
+    /// The engine of the state on disk.
+    pub open_engine: OpenEngine,
+    /// Sizes of the log.
+    pub wal: wal::Options,
+}
+
+/// Who a data directory belongs to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Identity {
+    /// Random, made with the directory.
+    server_id: ServerId,
+    /// Set when the server has become part of a cluster.
+    #[serde(default)]
+    cluster_id: Option<String>,
+}
+
+const IDENTITY_FILE: &str = "server.json";
+
+/// A running server core.
+pub struct Core {
+    /// What it was told.
+    pub settings: Settings,
+    /// Its number.
+    pub id: ServerId,
+    pub(super) cluster: Arc<OnceLock<[u8; 16]>>,
+    /// Its Raft node.
+    pub raft: Raft,
+    /// Its state.
+    pub cell: Arc<StateCell>,
+    /// Its clocks.
+    pub clock: Clock,
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) transport: Arc<dyn Transport>,
+    pub(super) shadow: Shadow,
+    pub(super) wal: Wal,
+    snapshots: SnapshotDirectory,
+    leadership: RwLock<Option<Arc<LeaderServices>>>,
+    stopping: watch::Sender<bool>,
+    failed: watch::Sender<Option<String>>,
+    recovered: watch::Sender<bool>,
+    pub(super) reports: super::reports::Reports,
+    pub(super) worker_stats: super::worker::WorkerStats,
+    hold_apply: watch::Sender<bool>,
+    wal_thread: std::sync::Mutex<Option<WalThread>>,
+    pub(super) disk_full: watch::Sender<Option<String>>,
+}
+
+impl Core {
+    /// Opens the data directory and starts Raft and the background tasks. The server takes part in nothing until [`Self::join_cluster`] is done.
+    pub async fn start(settings: Settings, parts: Parts) -> anyhow::Result<Arc<Self>> {
+        let directory = settings.data_directory.clone();
+        parts.disk.create_dir_all(&directory)?;
+        let identity = load_identity(&*parts.disk, &directory)?;
+        let cluster = Arc::new(OnceLock::new());
+        if let Some(id) = &identity.cluster_id {
+            drop(cluster.set(parse_cluster_id(id)?));
+        }
+        let (shadow, loaded) = Shadow::open(
+            Arc::clone(&parts.disk),
+            &directory.join("state"),
+            Arc::clone(&parts.open_engine),
+        )
+        .context("the state on disk does not open")?;
+        let snapshots =
+            SnapshotDirectory::open(Arc::clone(&parts.disk), &directory.join("snapshots"))?;
+        let (hold_apply, held) = watch::channel(false);
+        let (machine, rewrite) = StateMachine::open(shadow.clone(), loaded, snapshots.clone(), held)?;
+        if let Some(base) = rewrite {
+            tracing::warn!(index = base.meta.head.index, "rebuilding the state on disk from a snapshot file");
+            shadow.replace(base.state, base.meta).await?;
+        }
+        let (wal, writer, recovery) =
+            Wal::open(Arc::clone(&parts.disk), &directory.join("log"), parts.wal)
+                .context("the log does not open")?;
+        tracing::info!(?recovery, "opened the log");
+        let wal_thread = start_writer(writer)?;
+        let cell = Arc::clone(machine.cell());
+        let network = Network {
+            id: identity.server_id,
+            cluster: Arc::clone(&cluster),
+            transport: Arc::clone(&parts.transport),
+            disk: Arc::clone(&parts.disk),
+        };
+        let raft = Raft::new(
+            identity.server_id,
+            Arc::new(raft_config(&settings)?),
+            network,
+            LogStore::new(wal.clone()),
+            machine,
+        )
+        .await
+        .map_err(|error| anyhow::anyhow!("raft does not start: {error}"))?;
+        let (reports, report_queue) = super::reports::channel();
+        let core = Arc::new(Self {
+            id: identity.server_id,
+            cluster,
+            raft,
+            cell,
+            clock: Clock::default(),
+            disk: parts.disk,
+            transport: parts.transport,
+            shadow,
+            wal,
+            snapshots,
+            leadership: RwLock::new(None),
+            stopping: watch::channel(false).0,
+            failed: watch::channel(None).0,
+            recovered: watch::channel(false).0,
+            reports,
+            worker_stats: super::worker::WorkerStats::default(),
+            hold_apply,
+            wal_thread: std::sync::Mutex::new(wal_thread),
+            disk_full: watch::channel(None).0,
+            settings,
+        });
+        core.start_tasks(report_queue);
+        Ok(core)
+    }
+
+    fn start_tasks(self: &Arc<Self>, report_queue: super::reports::Queue) {
+        rt::spawn(super::leadership::watch(Arc::clone(self)));
+        rt::spawn(watch_recovery(Arc::clone(self)));
+        rt::spawn(super::reports::run(Arc::clone(self), report_queue));
+        rt::spawn(super::housekeeping::run(Arc::clone(self)));
+        for number in 0..self.settings.workers {
+            rt::spawn(super::worker::run(Arc::clone(self), number));
+        }
+    }
+
+    /// Raft's side for peers.
+    pub fn raft_service(&self) -> RaftService {
+        RaftService {
+            raft: self.raft.clone(),
+            id: self.id,
+            cluster: Arc::clone(&self.cluster),
+            snapshots: self.snapshots.clone(),
+        }
+    }
+
+    /// The services of this server's leadership, while it leads.
+    pub fn leading(&self) -> Option<Arc<LeaderServices>> {
+        self.leadership.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_leading(&self, services: Option<Arc<LeaderServices>>) {
+        let old = {
+            let mut slot = self.leadership.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *slot, services)
+        };
+        if let Some(old) = old {
+            old.stop();
+        }
+    }
+
+    /// Becomes true when the server stops.
+    pub fn stopping(&self) -> watch::Receiver<bool> {
+        self.stopping.subscribe()
+    }
+
+    /// Holds something that must not go on: the process has to end with this message.
+    pub fn failed(&self) -> watch::Receiver<Option<String>> {
+        self.failed.subscribe()
+    }
+
+    pub(super) fn fail(&self, why: String) {
+        tracing::error!(%why, "this server cannot go on");
+        self.failed.send_replace(Some(why));
+    }
+
+    /// Holds back or lets go the application of entries: a hook for tests of workers behind a lagging state.
+    pub fn hold_apply(&self, hold: bool) {
+        self.hold_apply.send_replace(hold);
+    }
+
+    /// Whether everything that was committed before the start is applied and a leader was heard.
+    pub fn has_recovered(&self) -> bool {
+        *self.recovered.borrow()
+    }
+
+    /// How far the state on disk is behind.
+    pub fn shadow_lag(&self) -> ShadowLag {
+        self.shadow.lag()
+    }
+
+    /// Evaluations that this server's workers acknowledged.
+    pub fn evaluations_acknowledged(&self) -> u64 {
+        self.worker_stats.acknowledged()
+    }
+
+    /// The leader's number and member entry, as far as this server knows.
+    pub fn leader(&self) -> Option<(ServerId, Member)> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let leader = metrics.current_leader?;
+        let member = metrics.membership_config.membership().get_node(&leader)?.clone();
+        Some((leader, member))
+    }
+
+    /// Members of the Raft configuration.
+    pub fn member_infos(&self) -> Vec<MemberInfo> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let membership = metrics.membership_config.membership().clone();
+        let voters: Vec<ServerId> = membership.voter_ids().collect();
+        membership
+            .nodes()
+            .map(|(id, member)| MemberInfo {
+                id: *id,
+                name: member.name.clone(),
+                rpc_address: member.rpc_address.clone(),
+                http_address: member.http_address.clone(),
+                leader: metrics.current_leader == Some(*id),
+                voter: voters.contains(id),
+                alive: metrics.current_leader == Some(*id) || *id == self.id || is_fresh(&metrics, *id),
+            })
+            .collect()
+    }
+
+    /// Calls the leader: in place when this server leads, over the transport otherwise.
+    pub(super) fn leader_address(&self) -> Result<String, ApiError> {
+        self.leader().map(|(_, member)| member.rpc_address).ok_or(ApiError::NoLeader)
+    }
+
+    /// Makes a proposal's encoded form and hands it to Raft as the leader of `services`.
+    pub(super) async fn propose(
+        &self,
+        services: &LeaderServices,
+        command: Command,
+        request: Option<fsm::session::Request>,
+        timeout: Duration,
+    ) -> Result<super::api::Written, ApiError> {
+        services.propose(command, request, timeout).await
+    }
+
+    /// Stops: hands leadership over, stops tasks, makes everything durable.
+    pub async fn stop(&self) {
+        self.stopping.send_replace(true);
+        if self.leading().is_some() && self.member_infos().len() > 1 {
+            match self.transfer(None).await {
+                Ok(to) => tracing::info!(to, "handed leadership over"),
+                Err(error) => tracing::warn!(%error, "leadership could not be handed over"),
+            }
+        }
+        self.set_leading(None);
+        if let Err(error) = self.raft.shutdown().await {
+            tracing::warn!(%error, "raft did not stop cleanly");
+        }
+        self.shadow.close().await;
+        let thread = self.wal_thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let closed = rt::run_blocking(move || thread.close()).await;
+            if let Err(error) = closed {
+                tracing::error!(%error, "the log did not close cleanly");
+            }
+        }
+    }
+
+    pub(super) async fn transfer(&self, to: Option<ServerId>) -> Result<ServerId, ApiError> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let Some(replication) = metrics.replication else { return Err(ApiError::NoLeader) };
+        let voters: Vec<ServerId> = metrics.membership_config.voter_ids().collect();
+        let target = match to {
+            Some(to) if voters.contains(&to) => Some(to),
+            Some(to) => {
+                return Err(ApiError::Invalid(format!("{to:x} is not a voter of this cluster")));
+            }
+            None => replication
+                .iter()
+                .filter(|(id, _)| **id != self.id && voters.contains(id))
+                .max_by_key(|(id, matched)| (matched.as_ref().map(|one| one.index), **id))
+                .map(|(id, _)| *id),
+        };
+        let target = target.ok_or(ApiError::Invalid("there is no other voter".to_owned()))?;
+        if target == self.id {
+            return Ok(target);
+        }
+        self.raft
+            .trigger()
+            .transfer_leader(target)
+            .await
+            .map_err(|error| ApiError::NotReady(error.to_string()))?;
+        let mut metrics = self.raft.metrics();
+        let deadline = rt::Instant::now() + Duration::from_secs(5);
+        loop {
+            let leader = metrics.borrow_watched().current_leader;
+            if leader.is_some_and(|leader| leader != self.id) {
+                return Ok(target);
+            }
+            let left = deadline.saturating_duration_since(rt::Instant::now());
+            if rt::timeout(left, metrics.changed()).await.is_err() {
+                return Err(ApiError::NotReady("leadership did not move within 5 s".to_owned()));
+            }
+        }
+    }
+
+    pub(super) fn adopt_cluster(&self, cluster: [u8; 16]) -> anyhow::Result<()> {
+        if let Some(known) = self.cluster.get() {
+            anyhow::ensure!(*known == cluster, "this data directory belongs to another cluster");
+            return Ok(());
+        }
+        let identity =
+            Identity { server_id: self.id, cluster_id: Some(format_cluster_id(&cluster)) };
+        save_identity(&*self.disk, &self.settings.data_directory, &identity)?;
+        drop(self.cluster.set(cluster));
+        Ok(())
+    }
+
+    /// The cluster, once it is known.
+    pub fn cluster_id(&self) -> Option<String> {
+        self.cluster.get().map(format_cluster_id)
+    }
+
+    /// The applied index.
+    pub fn applied(&self) -> Index {
+        self.cell.applied()
+    }
+
+    /// A fresh request id.
+    pub(super) fn fresh_request() -> RequestId {
+        RequestId(rt::random_id())
+    }
+}
+
+/// Whether a follower answered its leader within the last election timeouts (known to the leader only).
+fn is_fresh(metrics: &openraft::RaftMetrics<crate::raft::TypeConfig>, id: ServerId) -> bool {
+    let Some(heartbeats) = &metrics.heartbeat else { return true };
+    match heartbeats.get(&id) {
+        Some(Some(at)) => at.elapsed() < Duration::from_secs(5),
+        Some(None) | None => false,
+    }
+}
+
+fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
+    let timing = settings.timing;
+    let config = openraft::Config {
+        cluster_name: "quorate".to_owned(),
+        heartbeat_interval: timing.heartbeat_ms,
+        election_timeout_min: timing.election_ms_min,
+        election_timeout_max: timing.election_ms_max,
+        enable_pre_vote: Some(true),
+        quorum_loss_probe_interval: Some(timing.election_ms_max * 2),
+        max_payload_entries: 1024,
+        snapshot_policy: SnapshotPolicy::Never,
+        replication_lag_threshold: 100_000,
+        max_in_snapshot_log_to_keep: 10_000,
+        purge_batch_size: 1024,
+        ..openraft::Config::default()
+    };
+    config.validate().context("raft timing")
+}
+
+fn start_writer(mut writer: WalWriter) -> anyhow::Result<Option<WalThread>> {
+    if !rt::is_simulation() {
+        return Ok(Some(writer.spawn_thread("log")?));
+    }
+    rt::spawn(async move {
+        // The simulated disk takes a millisecond for each batch.
+        while writer.step().is_ok() {
+            rt::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    Ok(None)
+}
+
+async fn watch_recovery(core: Arc<Core>) {
+    let mut metrics = core.raft.metrics();
+    let committed = metrics.borrow_watched().local_committed.map_or(0, |id| id.index);
+    loop {
+        let now = metrics.borrow_watched().clone();
+        if let Err(fatal) = &now.running_state {
+            if !*core.stopping.borrow() {
+                core.fail(format!("raft stopped: {fatal}"));
+            }
+            return;
+        }
+        let applied = now.last_applied.map_or(0, |id| id.index);
+        if now.current_leader.is_some() && applied >= committed {
+            core.recovered.send_replace(true);
+        }
+        if metrics.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Whether this server leads, and in which term, by Raft's own word.
+pub(super) fn leads(core: &Core) -> Option<u64> {
+    let metrics = core.raft.metrics();
+    let metrics = metrics.borrow_watched();
+    (metrics.state == ServerState::Leader && metrics.current_leader == Some(core.id))
+        .then_some(metrics.current_term)
+}
+
+fn load_identity(disk: &dyn Disk, directory: &Path) -> anyhow::Result<Identity> {
+    let path = directory.join(IDENTITY_FILE);
+    if disk.exists(&path)? {
+        let bytes = disk.read(&path)?;
+        return serde_json::from_slice(&bytes)
+            .with_context(|| format!("{} is damaged: restore it or start over", path.display()));
+    }
+    let others: Vec<String> = disk.list(directory)?;
+    anyhow::ensure!(
+        !others.iter().any(|name| name == "log" || name == "state"),
+        "{} has a log but no {IDENTITY_FILE}: restore that file, or move the directory away and join anew",
+        directory.display()
+    );
+    // 53 bits, so that every JSON reader keeps the number whole.
+    let identity = Identity { server_id: (rt::random_u64() >> 11) | 1, cluster_id: None };
+    save_identity(disk, directory, &identity)?;
+    Ok(identity)
+}
+
+fn save_identity(disk: &dyn Disk, directory: &Path, identity: &Identity) -> anyhow::Result<()> {
+    let bytes = serde_json::to_vec_pretty(identity)?;
+    write_file(disk, directory, IDENTITY_FILE, &bytes)?;
+    Ok(())
+}
+
+fn format_cluster_id(id: &[u8; 16]) -> String {
+    fsm::NodeId(*id).to_string()
+}
+
+fn parse_cluster_id(text: &str) -> anyhow::Result<[u8; 16]> {
+    let id: fsm::NodeId = text.parse().with_context(|| format!("cluster id in {IDENTITY_FILE}"))?;
+    Ok(id.0)
+}
+
+/// What a failed call to the leader means for a caller that may retry.
+pub(super) fn is_retryable(status: &Status) -> bool {
+    matches!(status.code(), tonic::Code::Unavailable | tonic::Code::FailedPrecondition)
+}
+
+/// Numbers of this server for dashboards.
+pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
+    let mut out = BTreeMap::new();
+    let mut put = |name: &str, value: u64| {
+        #[expect(clippy::cast_precision_loss, reason = "gauges are approximate beyond 2^53")]
+        out.insert(format!("nomad.{name}"), value as f64);
+    };
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    let state = core.cell.load();
+    put("raft.term", metrics.current_term);
+    put("raft.last_index", metrics.last_log_index.unwrap_or(0));
+    put("raft.applied_index", core.applied());
+    put("raft.commit_index", metrics.local_committed.map_or(0, |id| id.index));
+    put("raft.is_leader", u64::from(leads(core).is_some()));
+    let lag = core.shadow_lag();
+    put("state.shadow_lag_groups", lag.groups);
+    put("state.shadow_lag_bytes", lag.bytes);
+    put("state.disk_bytes", lag.disk_bytes);
+    let wal = core.wal.stats();
+    put("raft.log.batches", wal.batches);
+    put("raft.log.entries", wal.entries);
+    put("raft.log.bytes", wal.bytes);
+    put("worker.acknowledged", core.worker_stats.acknowledged());
+    put("worker.released_for_lag", core.worker_stats.released_for_lag());
+    put("worker.nacked", core.worker_stats.nacked());
+    put("worker.invoke_scheduler", core.worker_stats.invoked());
+    put("state.jobs", state.jobs.len() as u64);
+    put("state.nodes", state.nodes.len() as u64);
+    put("state.evaluations", state.evaluations.len() as u64);
+    put("state.allocations", state.allocations.len() as u64);
+    if let Some(services) = core.leading() {
+        services.gauges(&mut put);
+    }
+    out
+}
