@@ -115,7 +115,7 @@ pub enum Acked {
 /// A lease on an evaluation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Delivery {
-    /// Evaluation; its row is in the state.
+    /// Evaluation; its row is in the state. If it is not, [`EvalBroker::remove`] the evaluation.
     pub evaluation: EvaluationId,
     /// Needed to acknowledge, and checked before its plan is applied.
     pub token: Token,
@@ -263,7 +263,7 @@ impl EvalBroker {
         }
     }
 
-    /// Leases up to `max` evaluations of different jobs, highest priority first over all of `kinds`, oldest first inside a priority. `server`
+    /// Leases up to `max` evaluations (and `limits::LEASES_MAX`) of different jobs, highest priority first over all of `kinds`, oldest first inside a priority. `server`
     /// is who gets them, `token` makes a fresh token at each call.
     pub fn dequeue(
         &mut self,

@@ -8,7 +8,7 @@ pub(crate) fn below(id: [u8; 16], range: u64) -> u64 {
     mix(low ^ mix(high)).checked_rem(range).unwrap_or(0)
 }
 
-/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014): every input bit moves every output bit.
+/// The finalizer of `SplitMix64` (Steele, Lea, Flood 2014): every input bit moves every output bit.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -15,9 +15,14 @@
 
 pub mod blocked;
 pub mod broker;
+pub mod drain;
+pub mod heartbeat;
 pub mod limits;
+pub mod node_deadlines;
 pub mod plan_queue;
+pub mod reap;
 
+mod chance;
 #[cfg(test)]
 mod golden;
 #[cfg(test)]
@@ -25,4 +30,7 @@ mod testing;
 
 pub use blocked::{BlockedEvals, Wake};
 pub use broker::{BrokerError, Delivery, EvalBroker, NackReason, Token};
+pub use drain::Drainer;
+pub use heartbeat::Heartbeats;
+pub use node_deadlines::NodeDeadlines;
 pub use plan_queue::{PlanQueue, PlanQueueError, Refused};

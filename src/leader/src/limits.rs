@@ -34,6 +34,8 @@ pub const NODES_BATCH_MAX: usize = 256;
 pub const DUE_RETRY_MS: u64 = 30_000;
 /// Allocations marked for migration in one poll.
 pub const MIGRATIONS_BATCH_MAX: usize = 1_024;
+/// Changes that may concern drains are looked at together when they come within this time (Nomad batches its updates for 1 s).
+pub const DRAIN_COALESCE_MS: u64 = 250;
 /// Shortest wait of the follow-up of a failed evaluation (Nomad: 1 minute).
 pub const FOLLOW_UP_MS_MIN: u64 = 60_000;
 /// Spread of that wait (Nomad: 5 minutes).

@@ -1,7 +1,17 @@
 //! Fixtures for the tests of this package.
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use fsm::{
-    Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind, Trigger, id::ClassId,
+    Allocation, AllocationId, ClientStatus, DesiredStatus, Evaluation, EvaluationId,
+    EvaluationStatus, Index, Job, JobKey, JobKind, JobSpec, JobStatus, JobVersion, Liveness, Node,
+    NodeId, State, TaskGroup, Trigger,
+    allocation::DesiredTransition,
+    id::ClassId,
+    job::{MigrateStrategy, RestartPolicy},
+    node::{Eligibility, Health, NodeDescription},
+    resources::Resources,
+    table::ChangeSet,
 };
 
 use crate::golden::Arguments;
@@ -18,12 +28,17 @@ pub(crate) fn name_of(id: [u8; 16]) -> String {
     id.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect()
 }
 
+/// The key `namespace/id`; without a namespace `default`.
+pub(crate) fn job_key(job: &str) -> JobKey {
+    let (namespace, id) = job.split_once('/').unwrap_or(("default", job));
+    JobKey::new(namespace, id)
+}
+
 /// A pending evaluation of job `default/<job>`, created and changed at `index`.
 pub(crate) fn evaluation(id: &str, job: &str, index: Index) -> Evaluation {
-    let key = job.split_once('/').unwrap_or(("default", job));
-    let key = JobKey::new(key.0, key.1);
     let id = EvaluationId(named(id));
-    let mut evaluation = Evaluation::new(id, key, JobKind::Service, 50, Trigger::JobRegister);
+    let mut evaluation =
+        Evaluation::new(id, job_key(job), JobKind::Service, 50, Trigger::JobRegister);
     evaluation.create_index = index;
     evaluation.modify_index = index;
     evaluation
@@ -64,4 +79,150 @@ pub(crate) fn parse_evaluation(line: &Arguments<'_>) -> Evaluation {
         }
     }
     evaluation
+}
+
+/// A ready node, incarnation 1.
+pub(crate) fn node(name: &str) -> Node {
+    Node {
+        id: NodeId(named(name)),
+        secret: [0; 16],
+        identity: [0; 16],
+        incarnation: 1,
+        description: Arc::new(NodeDescription::default()),
+        class: ClassId::default(),
+        liveness: Liveness::Ready,
+        liveness_at: 0,
+        ready_deadline_at: 0,
+        lost_at: None,
+        missed_index: 0,
+        synced_index: 0,
+        health: Health::Ok,
+        strikes: 0,
+        strike_at: 0,
+        eligibility: Eligibility::default(),
+        drain: None,
+        instance: None,
+        affinity_key: "".into(),
+        create_index: 1,
+        modify_index: 1,
+        events: Vec::new(),
+    }
+}
+
+/// A state that has these nodes.
+pub(crate) fn state_of_nodes(nodes: impl IntoIterator<Item = Node>) -> State {
+    let mut state = State::default();
+    for node in nodes {
+        state.nodes.put(node, &mut ChangeSet::default());
+    }
+    state
+}
+
+/// Puts a job with one group `group`, create index 1, version 0, into a state.
+pub(crate) fn job(state: &mut State, name: &str, kind: JobKind, count: u32, max_parallel: u32) {
+    let key = job_key(name);
+    let restart = RestartPolicy { attempts: 0, interval_ms: 0, delay_ms: 0, fail: true };
+    let group = TaskGroup {
+        name: "group".into(),
+        count,
+        constraints: Vec::new(),
+        affinities: Vec::new(),
+        spreads: Vec::new(),
+        tasks: Vec::new(),
+        meta: BTreeMap::new(),
+        restart,
+        reschedule: None,
+        update: None,
+        migrate: MigrateStrategy {
+            max_parallel,
+            healthy_ms_min: 10_000,
+            healthy_deadline_ms: 300_000,
+        },
+        network: None,
+        disk_mb: 0,
+        shutdown_delay_ms: 0,
+        services_json: "".into(),
+    };
+    let spec = JobSpec {
+        key: key.clone(),
+        name: key.id.clone(),
+        region: "global".into(),
+        kind,
+        priority: 50,
+        all_at_once: false,
+        datacenters: vec!["*".into()],
+        node_pool: "default".into(),
+        constraints: Vec::new(),
+        affinities: Vec::new(),
+        spreads: Vec::new(),
+        groups: vec![group],
+        meta: BTreeMap::new(),
+        parameterized: None,
+    };
+    let job = Job {
+        key,
+        kind,
+        priority: 50,
+        version: 0,
+        stop: false,
+        status: JobStatus::Running,
+        parameterized: false,
+        create_index: 1,
+        modify_index: 1,
+        job_modify_index: 1,
+        last_plan_index: 0,
+        submitted_at: 0,
+        queued: BTreeMap::new(),
+    };
+    let version = JobVersion {
+        spec: Arc::new(spec),
+        version: 0,
+        stable: false,
+        create_index: 1,
+        job_modify_index: 1,
+        submitted_at: 0,
+    };
+    state.jobs.put(job, &mut ChangeSet::default());
+    state.job_versions.put(version, &mut ChangeSet::default());
+}
+
+/// A running allocation of a job made by [`job`].
+pub(crate) fn allocation(name: &str, job: &str, node: &str) -> Allocation {
+    Allocation {
+        id: AllocationId(named(name)),
+        job: job_key(job),
+        job_create_index: 1,
+        job_version: 0,
+        group: "group".into(),
+        name_index: 0,
+        per_node: false,
+        node: NodeId(named(node)),
+        evaluation: EvaluationId::default(),
+        resources: Resources::default(),
+        ports: Vec::new(),
+        desired: DesiredStatus::Run,
+        desired_description: "".into(),
+        transition: DesiredTransition::default(),
+        client: ClientStatus::Running,
+        client_description: "".into(),
+        client_at: 0,
+        client_sequence: 0,
+        tasks: BTreeMap::new(),
+        previous: None,
+        next: None,
+        follow_up: None,
+        reschedules: Vec::new(),
+        metrics: None,
+        create_index: 1,
+        modify_index: 1,
+        server_modify_index: 1,
+        created_at: 0,
+        modified_at: 0,
+    }
+}
+
+/// Inserts or replaces an allocation.
+pub(crate) fn put_allocation(state: &mut State, row: Allocation) {
+    state.allocations.put(row, &mut ChangeSet::default());
+    state.rebuild_derived();
 }

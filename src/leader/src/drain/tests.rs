@@ -1,0 +1,224 @@
+//! Drains, with the real `apply` in the loop.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use fsm::{DesiredStatus, Proposal, table::ChangeSet};
+
+use super::*;
+use crate::testing::{allocation, job, name_of, named, node, put_allocation, state_of_nodes};
+
+const MINUTE: u64 = 60_000;
+
+/// A cluster with nodes `a` (draining) and `b`, and the drainer.
+struct Cluster {
+    state: State,
+    drainer: Drainer,
+    index: u64,
+}
+
+impl Cluster {
+    fn new(drain: Drain) -> Self {
+        let mut draining = node("a");
+        draining.drain = Some(drain);
+        let state = state_of_nodes([draining, node("b")]);
+        Self { state, drainer: Drainer::default(), index: 100 }
+    }
+
+    /// `count` running instances of a new job on node `a`, healthy since 0.
+    fn run(&mut self, name: &str, kind: JobKind, count: u32, max_parallel: u32) {
+        job(&mut self.state, name, kind, count, max_parallel);
+        for number in 0..count {
+            let mut row = allocation(&format!("{name}{number}"), name, "a");
+            row.name_index = number;
+            row.per_node = kind.is_per_node();
+            put_allocation(&mut self.state, row);
+        }
+    }
+
+    fn change(&mut self, id: &str, change: impl FnOnce(&mut Allocation)) {
+        let id = AllocationId(named(id));
+        let mut row = (**self.state.allocations.get(&id).unwrap()).clone();
+        change(&mut row);
+        put_allocation(&mut self.state, row);
+    }
+
+    /// The instance is stopped, and a replacement runs on node `b` since `since`.
+    fn replace(&mut self, id: &str, since: u64) {
+        self.change(id, |row| {
+            row.desired = DesiredStatus::Stop;
+            row.client = ClientStatus::Complete;
+        });
+        let old = self.state.allocations.get(&AllocationId(named(id))).unwrap();
+        let mut row = (**old).clone();
+        row.id = AllocationId(named(&format!("{id}+")));
+        row.node = NodeId(named("b"));
+        row.transition.migrate = false;
+        row.desired = DesiredStatus::Run;
+        row.client = ClientStatus::Running;
+        row.client_at = since;
+        put_allocation(&mut self.state, row);
+    }
+
+    /// Polls at `now`, checks that a second look gives the same, applies, and checks that a third gives nothing.
+    fn advance(&mut self, now: u64) -> (Vec<String>, usize) {
+        self.drainer.restore(now, &self.state);
+        let look = now + limits::DRAIN_COALESCE_MS;
+        let Some(command) = self.drainer.poll(look, &self.state) else {
+            return (Vec::new(), 0);
+        };
+        self.drainer.state_changed(now);
+        assert_eq!(self.drainer.poll(look, &self.state), Some(command.clone()), "same state");
+        let Command::AdvanceDrains { migrate, complete, .. } = &command else {
+            panic!("unexpected {command:?}")
+        };
+        let names = migrate.iter().map(|id| name_of(id.0)).collect();
+        let found = (names, complete.len());
+        self.index += 1;
+        let proposal = Proposal { at: look, epoch: None, request: None, command };
+        self.state.apply(self.index, 1, &proposal, &mut ChangeSet::default());
+        self.drainer.state_changed(now);
+        assert_eq!(self.drainer.poll(look, &self.state), None, "after it was applied");
+        found
+    }
+}
+
+fn drain() -> Drain {
+    Drain {
+        started_at: 0,
+        deadline_at: Some(60 * MINUTE),
+        force: false,
+        ignore_system: false,
+        owner: "operator".into(),
+        cancelable: false,
+    }
+}
+
+fn names(list: &[&str]) -> Vec<String> {
+    list.iter().map(|name| (*name).to_owned()).collect()
+}
+
+fn nothing() -> (Vec<String>, usize) {
+    (Vec::new(), 0)
+}
+
+/// D1: services move `max_parallel` at a time, the next when the replacement is healthy; then the drain is complete.
+#[test]
+fn services_move_a_few_at_a_time() {
+    let mut cluster = Cluster::new(drain());
+    cluster.run("web", JobKind::Service, 3, 1);
+    assert_eq!(cluster.advance(MINUTE), (names(&["web0"]), 0));
+    assert_eq!(cluster.advance(2 * MINUTE), nothing());
+    cluster.replace("web0", 3 * MINUTE);
+    assert_eq!(cluster.advance(3 * MINUTE), nothing(), "not healthy yet");
+    let healthy_at = 3 * MINUTE + 10_000;
+    assert_eq!(cluster.drainer.next_deadline(), Some(healthy_at));
+    assert_eq!(cluster.advance(healthy_at), (names(&["web1"]), 0));
+    cluster.replace("web1", 4 * MINUTE);
+    assert_eq!(cluster.advance(5 * MINUTE), (names(&["web2"]), 0));
+    cluster.change("web2", |row| row.desired = DesiredStatus::Stop);
+    assert_eq!(cluster.advance(6 * MINUTE), nothing(), "the agent has not reported its end");
+    cluster.replace("web2", 6 * MINUTE);
+    assert_eq!(cluster.advance(7 * MINUTE), (Vec::new(), 1));
+    assert!(cluster.drainer.is_empty());
+    assert_eq!(cluster.state.nodes.get(&NodeId(named("a"))).unwrap().drain, None);
+}
+
+/// D1: two nodes that drain at once share the job's budget; two groups of instances in two namespaces do not.
+#[test]
+fn the_budget_is_per_job_and_group() {
+    let mut cluster = Cluster::new(drain());
+    cluster.run("web", JobKind::Service, 4, 2);
+    cluster.run("other/web", JobKind::Service, 2, 1);
+    cluster.change("web3", |row| row.node = NodeId(named("b")));
+    let mut second = node("b");
+    second.drain = Some(drain());
+    cluster.state.nodes.put(second, &mut ChangeSet::default());
+    assert_eq!(cluster.advance(MINUTE), (names(&["other/web0", "web0", "web1"]), 0));
+}
+
+/// An instance that has not started goes at once; one on a node that is not heard from does not count as there.
+#[test]
+fn only_healthy_instances_count() {
+    let mut cluster = Cluster::new(drain());
+    cluster.run("web", JobKind::Service, 3, 1);
+    cluster.change("web1", |row| row.client = ClientStatus::Pending);
+    assert_eq!(cluster.advance(MINUTE), (names(&["web1"]), 0), "two of three are there");
+    let mut cluster = Cluster::new(drain());
+    cluster.run("web", JobKind::Service, 3, 1);
+    cluster.change("web2", |row| row.node = NodeId(named("b")));
+    let mut down = node("b");
+    down.liveness = Liveness::Down;
+    cluster.state.nodes.put(down, &mut ChangeSet::default());
+    assert_eq!(cluster.advance(MINUTE), nothing());
+}
+
+/// D1: batch work is left to end until the deadline; then everything that is left goes.
+#[test]
+fn batch_waits_until_the_deadline() {
+    let mut cluster = Cluster::new(drain());
+    cluster.run("crunch", JobKind::Batch, 2, 1);
+    cluster.run("monitor", JobKind::System, 1, 1);
+    assert_eq!(cluster.advance(MINUTE), nothing());
+    assert_eq!(cluster.drainer.next_deadline(), Some(60 * MINUTE));
+    let all = names(&["crunch0", "crunch1", "monitor0"]);
+    assert_eq!(cluster.advance(60 * MINUTE), (all, 0));
+}
+
+/// D1: jobs that run once per node go last, when the others have ended on the node.
+#[test]
+fn system_jobs_go_last() {
+    let mut cluster = Cluster::new(drain());
+    cluster.run("web", JobKind::Service, 1, 1);
+    cluster.run("monitor", JobKind::System, 1, 1);
+    assert_eq!(cluster.advance(MINUTE), (names(&["web0"]), 0));
+    assert_eq!(cluster.advance(2 * MINUTE), nothing());
+    cluster.replace("web0", 0);
+    assert_eq!(cluster.advance(3 * MINUTE), (names(&["monitor0"]), 0));
+}
+
+#[test]
+fn ignored_system_jobs_stay() {
+    let mut cluster = Cluster::new(Drain { ignore_system: true, ..drain() });
+    cluster.run("monitor", JobKind::System, 1, 1);
+    assert_eq!(cluster.advance(MINUTE), (Vec::new(), 1));
+}
+
+/// D1: an empty node is done at once; `force` moves everything at once.
+#[test]
+fn empty_nodes_are_done_and_force_takes_all() {
+    assert_eq!(Cluster::new(drain()).advance(0), (Vec::new(), 1));
+    let mut cluster = Cluster::new(Drain { force: true, deadline_at: None, ..drain() });
+    cluster.run("web", JobKind::Service, 2, 1);
+    cluster.run("crunch", JobKind::Batch, 1, 1);
+    assert_eq!(cluster.advance(0), (names(&["crunch0", "web0", "web1"]), 0));
+}
+
+/// What a stopped job still has running is its scheduler's to end.
+#[test]
+fn stopped_jobs_are_left_to_their_scheduler() {
+    let mut cluster = Cluster::new(drain());
+    cluster.run("web", JobKind::Service, 1, 1);
+    let key = JobKey::new("default", "web");
+    let mut row = (**cluster.state.jobs.get(&key).unwrap()).clone();
+    row.stop = true;
+    cluster.state.jobs.put(row, &mut ChangeSet::default());
+    assert_eq!(cluster.advance(MINUTE), nothing());
+}
+
+/// Migrations are named in bounded batches.
+#[test]
+fn batches_are_bounded() {
+    let mut cluster = Cluster::new(Drain { force: true, ..drain() });
+    let total = limits::MIGRATIONS_BATCH_MAX + 5;
+    job(&mut cluster.state, "crunch", JobKind::Batch, 1, 1);
+    for number in 0..u32::try_from(total).unwrap() {
+        let mut row = allocation(&format!("c{number}"), "crunch", "a");
+        row.name_index = number;
+        cluster.state.allocations.put(row, &mut ChangeSet::default());
+    }
+    cluster.state.rebuild_derived();
+    cluster.drainer.restore(0, &cluster.state);
+    let command = cluster.drainer.poll(limits::DRAIN_COALESCE_MS, &cluster.state);
+    let Some(Command::AdvanceDrains { migrate, .. }) = command else { panic!("nothing to do") };
+    assert_eq!(migrate.len(), limits::MIGRATIONS_BATCH_MAX);
+    assert_eq!(cluster.drainer.next_deadline(), Some(2 * limits::DRAIN_COALESCE_MS));
+}

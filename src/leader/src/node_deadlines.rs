@@ -1,0 +1,253 @@
+//! Deadlines of nodes that are in the state: readiness, the end of a suspension, reaping.
+//!
+//! The state holds the deadline and `apply` checks it again; this machine only says when to propose. A command that changed nothing (the fleet's
+//! share of suspended nodes is used up, say) is offered again after a pause, never in a loop, and only while the state still asks for it.
+//!
+//! Invariant: `timers` holds exactly one entry per wanted (node, kind).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fsm::{
+    Liveness, Node, NodeId, State,
+    command::Command,
+    limits::LOST_GRACE_MS,
+    node::{Health, SuspendReason},
+};
+
+use crate::limits;
+
+/// What is due for a node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Due {
+    /// It did not become ready in time.
+    Readiness,
+    /// Its suspension is over.
+    SuspensionEnd,
+    /// It is lost for good.
+    Reap,
+}
+
+impl Due {
+    const ALL: [Self; 3] = [Self::Readiness, Self::SuspensionEnd, Self::Reap];
+
+    /// When this is due for a node, if ever as it stands.
+    fn at(self, node: &Node) -> Option<u64> {
+        match self {
+            Self::Readiness => (node.liveness == Liveness::Initializing
+                && node.health == Health::Ok)
+                .then_some(node.ready_deadline_at),
+            Self::SuspensionEnd => match node.health {
+                Health::Ok => None,
+                Health::Suspended { until, .. } => Some(until),
+            },
+            Self::Reap => node
+                .lost_at
+                .filter(|_| node.liveness == Liveness::Down && node.instance.is_none())
+                .map(|lost_at| lost_at.saturating_add(LOST_GRACE_MS)),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Timer {
+    /// As the node row has it.
+    due_at: u64,
+    /// Not before the pause after the last offer is over.
+    fires_at: u64,
+}
+
+/// The deadlines of nodes.
+#[derive(Default, Debug)]
+pub struct NodeDeadlines {
+    wanted: BTreeMap<(NodeId, Due), Timer>,
+    timers: BTreeSet<(u64, NodeId, Due)>,
+}
+
+impl NodeDeadlines {
+    /// Takes over the nodes from the state at the start of a leadership.
+    pub fn restore(&mut self, state: &State) {
+        for node in state.nodes.iter() {
+            self.node_changed(node);
+        }
+    }
+
+    /// A node row is new or has changed.
+    pub fn node_changed(&mut self, node: &Node) {
+        for due in Due::ALL {
+            let known = self.wanted.get(&(node.id, due)).copied();
+            match due.at(node) {
+                Some(at) if known.is_some_and(|timer| timer.due_at == at) => {}
+                Some(at) => self.set(node.id, due, Timer { due_at: at, fires_at: at }),
+                None => self.unset(node.id, due),
+            }
+        }
+    }
+
+    /// A node was reaped or purged.
+    pub fn node_gone(&mut self, node: NodeId) {
+        for due in Due::ALL {
+            self.unset(node, due);
+        }
+    }
+
+    /// Commands that are due, a bounded batch; evaluation ids are for the caller to fill in.
+    pub fn poll(&mut self, now: u64, state: &State) -> Vec<Command> {
+        let mut commands = Vec::new();
+        let mut unsuspend = Vec::new();
+        for _ in 0..limits::NODES_BATCH_MAX {
+            let Some((_, id, due)) = self.timers.first().copied().filter(|(at, ..)| *at <= now)
+            else {
+                break;
+            };
+            let node = state.nodes.get(&id).filter(|node| due.at(node).is_some_and(|at| at <= now));
+            let Some(node) = node else {
+                self.unset(id, due);
+                if let Some(node) = state.nodes.get(&id) {
+                    self.node_changed(node);
+                }
+                continue;
+            };
+            let due_at = due.at(node).unwrap_or(now);
+            self.set(id, due, Timer { due_at, fires_at: now + limits::DUE_RETRY_MS });
+            match due {
+                Due::Readiness => commands.push(Command::SuspendNode {
+                    node: id,
+                    incarnation: node.incarnation,
+                    reason: SuspendReason::ReadinessFailed,
+                }),
+                Due::SuspensionEnd => unsuspend.push(id),
+                Due::Reap if is_empty(state, id) => commands.push(Command::ReapNode {
+                    node: id,
+                    incarnation: Some(node.incarnation),
+                    force: false,
+                    evaluation_ids: Vec::new(),
+                }),
+                Due::Reap => {}
+            }
+        }
+        if !unsuspend.is_empty() {
+            commands.push(Command::UnsuspendNodes { nodes: unsuspend });
+        }
+        commands
+    }
+
+    /// When to poll next.
+    pub fn next_deadline(&self) -> Option<u64> {
+        Some(self.timers.first()?.0)
+    }
+
+    fn set(&mut self, node: NodeId, due: Due, timer: Timer) {
+        self.unset(node, due);
+        self.wanted.insert((node, due), timer);
+        self.timers.insert((timer.fires_at, node, due));
+    }
+
+    fn unset(&mut self, node: NodeId, due: Due) {
+        if let Some(timer) = self.wanted.remove(&(node, due)) {
+            self.timers.remove(&(timer.fires_at, node, due));
+        }
+    }
+}
+
+fn is_empty(state: &State, node: NodeId) -> bool {
+    state.allocations_of_node(node).all(|allocation| allocation.client.is_terminal())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{allocation, named, node, put_allocation, state_of_nodes};
+
+    fn id(name: &str) -> NodeId {
+        NodeId(named(name))
+    }
+
+    fn machine(state: &State) -> NodeDeadlines {
+        let mut machine = NodeDeadlines::default();
+        machine.restore(state);
+        machine
+    }
+
+    fn initializing(name: &str, deadline: u64) -> Node {
+        let mut row = node(name);
+        row.liveness = Liveness::Initializing;
+        row.ready_deadline_at = deadline;
+        row
+    }
+
+    #[test]
+    fn a_node_that_never_becomes_ready_is_suspended() {
+        let state = state_of_nodes([initializing("a", 1_000), node("b")]);
+        let mut machine = machine(&state);
+        assert_eq!(machine.next_deadline(), Some(1_000));
+        assert_eq!(machine.poll(999, &state), []);
+        let suspend = Command::SuspendNode {
+            node: id("a"),
+            incarnation: 1,
+            reason: SuspendReason::ReadinessFailed,
+        };
+        assert_eq!(machine.poll(1_000, &state), std::slice::from_ref(&suspend));
+        let mut refused = initializing("a", 1_000);
+        refused.modify_index = 5;
+        machine.node_changed(&refused);
+        assert_eq!(machine.poll(1_001, &state), [], "a changed row does not make it a loop");
+        let again = 1_000 + limits::DUE_RETRY_MS;
+        assert_eq!(machine.next_deadline(), Some(again));
+        assert_eq!(machine.poll(again, &state), [suspend]);
+        machine.node_changed(&node("a"));
+        assert_eq!(machine.next_deadline(), None);
+    }
+
+    #[test]
+    fn suspensions_end_in_one_command() {
+        let suspended = |name: &str, until: u64| {
+            let mut row = initializing(name, 10);
+            row.health = Health::Suspended { reason: SuspendReason::Flaky, since: 0, until };
+            row
+        };
+        let state = state_of_nodes([suspended("a", 500), suspended("b", 700), suspended("c", 900)]);
+        let mut machine = machine(&state);
+        assert_eq!(machine.next_deadline(), Some(500), "no readiness while suspended");
+        let nodes = vec![id("a"), id("b")];
+        assert_eq!(machine.poll(800, &state), [Command::UnsuspendNodes { nodes }]);
+        assert_eq!(machine.next_deadline(), Some(900));
+    }
+
+    #[test]
+    fn a_lost_node_is_reaped_after_the_grace_and_when_empty() {
+        let mut lost = node("a");
+        lost.liveness = Liveness::Down;
+        lost.lost_at = Some(5_000);
+        let mut state = state_of_nodes([lost]);
+        put_allocation(&mut state, allocation("x", "job", "a"));
+        let mut machine = machine(&state);
+        let due = 5_000 + LOST_GRACE_MS;
+        assert_eq!(machine.next_deadline(), Some(due));
+        assert_eq!(machine.poll(due, &state), [], "an allocation has not ended");
+        let mut ended = allocation("x", "job", "a");
+        ended.client = fsm::ClientStatus::Lost;
+        put_allocation(&mut state, ended);
+        let retry = due + limits::DUE_RETRY_MS;
+        let reap = Command::ReapNode {
+            node: id("a"),
+            incarnation: Some(1),
+            force: false,
+            evaluation_ids: Vec::new(),
+        };
+        assert_eq!(machine.poll(retry, &state), [reap]);
+        machine.node_gone(id("a"));
+        assert_eq!(machine.next_deadline(), None);
+    }
+
+    /// A timer of a row that is not so any more gives nothing.
+    #[test]
+    fn the_state_has_the_last_word() {
+        let state = state_of_nodes([initializing("a", 1_000)]);
+        let mut machine = machine(&state);
+        let later = state_of_nodes([initializing("a", 9_000)]);
+        assert_eq!(machine.poll(1_000, &later), []);
+        assert_eq!(machine.next_deadline(), Some(9_000));
+        assert_eq!(machine.poll(9_000, &State::default()), []);
+        assert_eq!(machine.next_deadline(), None);
+    }
+}
