@@ -31,7 +31,8 @@ pub enum OpenMode {
 pub trait Disk: Debug + Send + Sync {
     /// Opens a file. A created name is durable only after [`Disk::sync_dir`] of its directory.
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn DiskFile>>;
-    /// Gives the file another name, replacing what had it; atomic, durable after `sync_dir`.
+    /// Gives a file or directory another name; a file replaces the file that had it. Atomic, durable
+    /// after `sync_dir`.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file's name; durable after `sync_dir`. Open handles stay readable.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
@@ -202,6 +203,10 @@ mod tests {
         let mut rest = [0; 3];
         file.read_exact_at(&mut rest, 3).unwrap();
         assert_eq!(&rest, b"hel", "an open handle outlives the name");
+        disk.open(&directory.join("three"), OpenMode::Create).unwrap();
+        disk.rename(&root.join("a"), &root.join("z")).unwrap();
+        assert_eq!(disk.list(&root.join("z/b")).unwrap(), ["three"]);
+        disk.rename(&root.join("z"), &root.join("a")).unwrap();
         disk.remove_dir_all(&root.join("a")).unwrap();
         assert!(!disk.exists(&directory).unwrap());
     }

@@ -118,6 +118,16 @@ impl NameChange {
         }
     }
 
+    pub(super) fn each_path(&mut self, mut change: impl FnMut(&mut PathBuf)) {
+        match self {
+            Self::Link { path, .. } | Self::Unlink { path } => change(path),
+            Self::Rename { from, to, .. } => {
+                change(from);
+                change(to);
+            }
+        }
+    }
+
     pub(super) fn directory(&self) -> Option<&Path> {
         match self {
             Self::Link { path, .. } | Self::Unlink { path } => path.parent(),
