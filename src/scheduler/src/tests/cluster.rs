@@ -237,11 +237,18 @@ impl Cluster {
 
     /// A running allocation of the job's current version, healthy for a long time.
     pub(crate) fn allocation(&mut self, spec: &JobSpec, name_index: u32, on: u64) -> AllocationId {
+        let allocation = self.new_allocation(spec, name_index, on);
+        let id = allocation.id;
+        self.put_allocation(allocation);
+        id
+    }
+
+    fn new_allocation(&mut self, spec: &JobSpec, name_index: u32, on: u64) -> Allocation {
         let row = self.state.jobs.get(&spec.key).unwrap().clone();
         self.allocations += 1;
         let id = AllocationId(id(1_000_000 + self.allocations));
         let group = &spec.groups[0];
-        let allocation = Allocation {
+        Allocation {
             id,
             job: spec.key.clone(),
             job_create_index: row.create_index,
@@ -270,9 +277,7 @@ impl Cluster {
             server_modify_index: self.state.head.index,
             created_at: 0,
             modified_at: 0,
-        };
-        self.put_allocation(allocation);
-        id
+        }
     }
 
     /// `count` running allocations with names from 0, one per node from 1.
@@ -383,10 +388,8 @@ impl Cluster {
 
     fn place(&mut self, plan: &Plan, placement: &Placement, spec: &Arc<JobSpec>) {
         let group = spec.group(&placement.group).unwrap();
-        let number = self.allocation(spec, placement.name_index, 0);
-        let mut row = self.get(number).clone();
+        let mut row = self.new_allocation(spec, placement.name_index, 0);
         let changes = &mut ChangeSet::default();
-        self.state.allocations.remove(&number, changes);
         row.id = placement.id;
         row.group = placement.group.clone();
         row.node = placement.node;
