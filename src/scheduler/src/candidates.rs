@@ -1,0 +1,245 @@
+//! The nodes that may get new work in this pass, and what this pass has already given to and taken from them.
+//!
+//! Usage comes from the state's per-node sums, loaded when a node is first looked at: a pass that places one instance on a large cluster touches a
+//! handful of nodes. Must never sum over allocations.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use fsm::{
+    Allocation, AllocationId, JobSpec, Node, NodeId, State, TaskGroup, Text,
+    resources::{Dimension, NodeUsage, PortHolder, Resources},
+};
+
+use crate::{Pass, constraint::glob, shuffle::Ring};
+
+/// What one instance of a group asks of a node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ask {
+    pub(crate) resources: Resources,
+    static_ports: Vec<u16>,
+    dynamic_ports: u32,
+}
+
+impl Ask {
+    pub(crate) fn of(group: &TaskGroup) -> Self {
+        let ports = group.network.as_ref().map_or(&[][..], |network| &network.ports);
+        let static_ports: Vec<u16> =
+            ports.iter().map(|port| port.value).filter(|value| *value != 0).collect();
+        let dynamic_ports = u32::try_from(ports.len() - static_ports.len()).unwrap_or(u32::MAX);
+        Self { resources: Resources::of_group(group), static_ports, dynamic_ports }
+    }
+}
+
+/// What is used of a node, this pass included.
+struct Seat {
+    available: Resources,
+    used: Resources,
+    allocations: u32,
+    usage: Arc<NodeUsage>,
+    /// Allocations of the state that this pass stops.
+    released: Vec<AllocationId>,
+    /// Static ports given by this pass.
+    static_ports: Vec<u16>,
+    /// Dynamic ports promised by this pass.
+    dynamic_ports: u32,
+}
+
+/// Schedulable nodes of the job's pool and datacenters, by id.
+pub(crate) struct Candidates<'a> {
+    state: &'a State,
+    nodes: Vec<&'a Node>,
+    /// By position: 0 for a node that was not looked at, else one more than its seat's number.
+    seat_of: Vec<u32>,
+    seats: Vec<Seat>,
+    ring: Ring,
+    /// Nodes of the pool, schedulable or not.
+    pub(crate) nodes_in_pool: u32,
+    /// Candidates by datacenter.
+    pub(crate) nodes_available: BTreeMap<Text, u32>,
+}
+
+impl<'a> Candidates<'a> {
+    pub(crate) fn new(pass: &Pass<'a>, spec: &JobSpec) -> Self {
+        let mut datacenters: BTreeMap<&Text, (bool, u32)> = BTreeMap::new();
+        let mut nodes = Vec::with_capacity(pass.state.nodes.len());
+        let mut nodes_in_pool = 0;
+        for node in pass.state.nodes.iter() {
+            if !in_pool(node, spec) {
+                continue;
+            }
+            nodes_in_pool += 1;
+            if !node.is_schedulable() {
+                continue;
+            }
+            let datacenter = &node.description.datacenter;
+            let (wanted, count) = datacenters
+                .entry(datacenter)
+                .or_insert_with(|| (matches_datacenter(spec, datacenter), 0));
+            if *wanted {
+                *count += 1;
+                nodes.push(&**node);
+            }
+        }
+        let mut tail = [0; 8];
+        tail.copy_from_slice(&pass.evaluation.id.0[8..]);
+        let seed = u64::from_be_bytes(tail) ^ pass.state.head.index;
+        Self {
+            state: pass.state,
+            seat_of: vec![0; nodes.len()],
+            seats: Vec::new(),
+            ring: Ring::new(nodes.len(), seed),
+            nodes,
+            nodes_in_pool,
+            nodes_available: datacenters
+                .into_iter()
+                .filter(|(_, (wanted, _))| *wanted)
+                .map(|(name, (_, count))| (name.clone(), count))
+                .collect(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(crate) fn node(&self, position: usize) -> &'a Node {
+        self.nodes[position]
+    }
+
+    /// The next position in this pass's order.
+    pub(crate) fn next(&mut self) -> Option<usize> {
+        self.ring.next()
+    }
+
+    /// The position of a node, if it is a candidate.
+    pub(crate) fn position(&self, node: NodeId) -> Option<usize> {
+        self.nodes.binary_search_by_key(&node, |node| node.id).ok()
+    }
+
+    fn seat(&mut self, position: usize) -> &mut Seat {
+        if self.seat_of[position] == 0 {
+            let node = self.nodes[position];
+            let usage = self.state.usage(node.id);
+            self.seats.push(Seat {
+                available: node.description.resources.available(),
+                used: usage.resources,
+                allocations: usage.allocations,
+                usage,
+                released: Vec::new(),
+                static_ports: Vec::new(),
+                dynamic_ports: 0,
+            });
+            self.seat_of[position] =
+                u32::try_from(self.seats.len()).expect("fewer nodes than u32 holds");
+        }
+        let number = self.seat_of[position] - 1;
+        &mut self.seats[number as usize]
+    }
+
+    /// What would be used, and of how much, with one more instance; or what there is too little of.
+    pub(crate) fn fit(
+        &mut self,
+        position: usize,
+        ask: &Ask,
+    ) -> Result<(Resources, Resources), Dimension> {
+        let node = self.nodes[position];
+        let seat = self.seat(position);
+        let max = node.description.resources.allocations_max;
+        if max > 0 && seat.allocations >= max {
+            return Err(Dimension::Allocations);
+        }
+        let used = seat.used.plus(ask.resources);
+        if let Some(dimension) = used.exceeds(seat.available) {
+            return Err(dimension);
+        }
+        if !ask.static_ports.iter().all(|port| seat.is_free(node, *port)) {
+            return Err(Dimension::Ports);
+        }
+        if ask.dynamic_ports > 0 && !seat.has_dynamic_ports(node, ask) {
+            return Err(Dimension::Ports);
+        }
+        Ok((used, seat.available))
+    }
+
+    /// Gives the node one more instance, which [`Self::fit`] allowed.
+    pub(crate) fn take(&mut self, position: usize, ask: &Ask) {
+        let seat = self.seat(position);
+        seat.used = seat.used.plus(ask.resources);
+        seat.allocations += 1;
+        seat.static_ports.extend_from_slice(&ask.static_ports);
+        seat.dynamic_ports += ask.dynamic_ports;
+    }
+
+    /// Counts a live allocation as stopped.
+    pub(crate) fn release(&mut self, allocation: &Allocation) {
+        if let Some(position) = self.position(allocation.node) {
+            let seat = self.seat(position);
+            seat.used = seat.used.minus(allocation.resources);
+            seat.allocations = seat.allocations.saturating_sub(1);
+            seat.released.push(allocation.id);
+        }
+    }
+
+    /// Takes [`Self::release`] back.
+    pub(crate) fn restore(&mut self, allocation: &Allocation) {
+        if let Some(position) = self.position(allocation.node) {
+            let seat = self.seat(position);
+            seat.used = seat.used.plus(allocation.resources);
+            seat.allocations += 1;
+            seat.released.retain(|id| *id != allocation.id);
+        }
+    }
+}
+
+impl Seat {
+    fn is_free(&self, node: &Node, port: u16) -> bool {
+        if node.description.resources.reserved_ports.binary_search(&port).is_ok()
+            || self.static_ports.contains(&port)
+        {
+            return false;
+        }
+        let first = (port, AllocationId([0; 16]));
+        let last = (port, AllocationId([0xff; 16]));
+        self.usage.ports.range(first..=last).all(|((_, holder), how)| match how {
+            PortHolder::Stopping => true,
+            PortHolder::Live => self.released.contains(holder),
+        })
+    }
+
+    /// Ports of stopped allocations are not counted as free: dynamic ones are given again only after their holder has ended.
+    fn has_dynamic_ports(&self, node: &Node, ask: &Ask) -> bool {
+        let resources = &node.description.resources;
+        let (low, high) = (resources.dynamic_port_min, resources.dynamic_port_max);
+        if high < low || high == 0 {
+            return false;
+        }
+        let range = u64::from(high) - u64::from(low) + 1;
+        let reserved = resources.reserved_ports.len() as u64;
+        let given = u64::from(self.dynamic_ports)
+            + (self.static_ports.len() + ask.static_ports.len()) as u64
+            + u64::from(ask.dynamic_ports);
+        if reserved + given + self.usage.ports.len() as u64 <= range {
+            return true;
+        }
+        let inside = |port: &&u16| (low..=high).contains(port);
+        let held = self
+            .usage
+            .ports
+            .range((low, AllocationId([0; 16]))..=(high, AllocationId([0xff; 16])))
+            .count();
+        let taken = resources.reserved_ports.iter().filter(inside).count()
+            + self.static_ports.iter().chain(&ask.static_ports).filter(inside).count()
+            + held;
+        taken as u64 + u64::from(self.dynamic_ports) + u64::from(ask.dynamic_ports) <= range
+    }
+}
+
+/// Whether the node is in the job's pool.
+pub(crate) fn in_pool(node: &Node, spec: &JobSpec) -> bool {
+    &*spec.node_pool == "all" || node.description.pool == spec.node_pool
+}
+
+/// Whether the job runs in that datacenter.
+pub(crate) fn matches_datacenter(spec: &JobSpec, datacenter: &str) -> bool {
+    spec.datacenters.iter().any(|pattern| glob(pattern, datacenter))
+}

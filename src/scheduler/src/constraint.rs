@@ -1,0 +1,319 @@
+//! Constraints, compiled once per pass: targets that are read from a node, and operands that compare them.
+//!
+//! An operand or target that is not understood is never met: a typo must not place anything.
+
+use std::{borrow::Cow, cell::RefCell, cmp::Ordering, collections::BTreeMap};
+
+use fsm::{Node, Text, job::Constraint};
+use regex::{Regex, RegexBuilder};
+
+use crate::version::{LenientRequirement, StrictRequirement};
+
+/// Compiled size of one regular expression, bytes.
+const REGEX_BYTES_MAX: usize = 1 << 20;
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Literal(Text),
+    NodeId,
+    NodeName,
+    Datacenter,
+    Class,
+    Pool,
+    Attribute(Text),
+    Meta(Text),
+    /// `${…}` of an unknown kind.
+    Unknown,
+}
+
+impl Target {
+    pub(crate) fn parse(text: &Text) -> Self {
+        let Some(name) = text.strip_prefix("${").and_then(|rest| rest.strip_suffix('}')) else {
+            return if text.starts_with("${") {
+                Self::Unknown
+            } else {
+                Self::Literal(text.clone())
+            };
+        };
+        match name {
+            "node.unique.id" => Self::NodeId,
+            "node.unique.name" => Self::NodeName,
+            "node.datacenter" => Self::Datacenter,
+            "node.class" => Self::Class,
+            "node.pool" => Self::Pool,
+            _ => {
+                if let Some(key) = name.strip_prefix("attr.") {
+                    Self::Attribute(key.into())
+                } else if let Some(key) = name.strip_prefix("meta.") {
+                    Self::Meta(key.into())
+                } else {
+                    Self::Unknown
+                }
+            }
+        }
+    }
+
+    /// The value on `node`, if it has one.
+    pub(crate) fn read<'n>(&'n self, node: &'n Node) -> Option<Cow<'n, str>> {
+        let description = &*node.description;
+        let text: &str = match self {
+            Self::Literal(text) => text,
+            Self::NodeId => return Some(Cow::Owned(node.id.to_string())),
+            Self::NodeName => &description.name,
+            Self::Datacenter => &description.datacenter,
+            Self::Class => &description.class,
+            Self::Pool => &description.pool,
+            Self::Attribute(key) => description.attributes.get(key)?,
+            Self::Meta(key) => description.meta.get(key)?,
+            Self::Unknown => return None,
+        };
+        Some(Cow::Borrowed(text))
+    }
+
+    /// Whether nodes of one class may differ in it.
+    fn is_unique(&self) -> bool {
+        match self {
+            Self::NodeId | Self::NodeName => true,
+            Self::Attribute(key) | Self::Meta(key) => key.starts_with("unique."),
+            Self::Literal(_) | Self::Datacenter | Self::Class | Self::Pool | Self::Unknown => false,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operand {
+    Equal,
+    NotEqual,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    IsSet,
+    IsNotSet,
+    Version,
+    Semver,
+    Regexp,
+    SetContainsAll,
+    SetContainsAny,
+    DistinctHosts,
+    DistinctProperty,
+    Unknown,
+}
+
+impl Operand {
+    fn parse(text: &str) -> Self {
+        match text {
+            "=" | "==" | "is" | "" => Self::Equal,
+            "!=" | "not" => Self::NotEqual,
+            "<" => Self::Less,
+            "<=" => Self::LessOrEqual,
+            ">" => Self::Greater,
+            ">=" => Self::GreaterOrEqual,
+            "is_set" => Self::IsSet,
+            "is_not_set" => Self::IsNotSet,
+            "version" => Self::Version,
+            "semver" => Self::Semver,
+            "regexp" => Self::Regexp,
+            "set_contains" | "set_contains_all" => Self::SetContainsAll,
+            "set_contains_any" => Self::SetContainsAny,
+            "distinct_hosts" => Self::DistinctHosts,
+            "distinct_property" => Self::DistinctProperty,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// A requirement that concerns the other allocations of a job, not the node alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Distinct {
+    /// At most one allocation per node.
+    Hosts,
+    /// At most `max` allocations per value of `target`.
+    Property { target: Target, max: u32 },
+}
+
+/// A right side that is compiled once per value.
+enum Pattern {
+    Regex(Regex),
+    Lenient(LenientRequirement),
+    Strict(StrictRequirement),
+    /// Does not compile: never matches.
+    Broken,
+}
+
+impl Pattern {
+    fn compile(operand: Operand, text: &str) -> Self {
+        let compiled = match operand {
+            Operand::Regexp => {
+                RegexBuilder::new(text).size_limit(REGEX_BYTES_MAX).build().ok().map(Self::Regex)
+            }
+            Operand::Version => LenientRequirement::parse(text).map(Self::Lenient),
+            Operand::Semver => StrictRequirement::parse(text).map(Self::Strict),
+            Operand::Equal
+            | Operand::NotEqual
+            | Operand::Less
+            | Operand::LessOrEqual
+            | Operand::Greater
+            | Operand::GreaterOrEqual
+            | Operand::IsSet
+            | Operand::IsNotSet
+            | Operand::SetContainsAll
+            | Operand::SetContainsAny
+            | Operand::DistinctHosts
+            | Operand::DistinctProperty
+            | Operand::Unknown => None,
+        };
+        compiled.unwrap_or(Self::Broken)
+    }
+
+    fn matches(&self, text: &str) -> bool {
+        match self {
+            Self::Regex(regex) => regex.is_match(text),
+            Self::Lenient(requirement) => requirement.met_by(text),
+            Self::Strict(requirement) => requirement.met_by(text),
+            Self::Broken => false,
+        }
+    }
+}
+
+/// A compiled constraint.
+pub(crate) struct Condition {
+    left: Target,
+    operand: Operand,
+    right: Target,
+    /// By right side; more than one entry only when the right side is read from nodes.
+    patterns: RefCell<BTreeMap<String, Pattern>>,
+    /// As users wrote it.
+    pub(crate) text: Text,
+}
+
+impl Condition {
+    pub(crate) fn compile(constraint: &Constraint) -> Self {
+        Self {
+            left: Target::parse(&constraint.left),
+            operand: Operand::parse(&constraint.operand),
+            right: Target::parse(&constraint.right),
+            patterns: RefCell::new(BTreeMap::new()),
+            text: format!("{} {} {}", constraint.left, constraint.operand, constraint.right)
+                .trim()
+                .into(),
+        }
+    }
+
+    /// The requirement on other allocations, if it is one; `Some(None)` when it is switched off.
+    pub(crate) fn distinct(constraint: &Constraint) -> Option<Option<Distinct>> {
+        match Operand::parse(&constraint.operand) {
+            Operand::DistinctHosts => {
+                Some((&*constraint.right != "false").then_some(Distinct::Hosts))
+            }
+            Operand::DistinctProperty => {
+                let max = if constraint.right.is_empty() {
+                    1
+                } else {
+                    constraint.right.trim().parse().unwrap_or(0)
+                };
+                Some(Some(Distinct::Property { target: Target::parse(&constraint.left), max }))
+            }
+            Operand::Equal
+            | Operand::NotEqual
+            | Operand::Less
+            | Operand::LessOrEqual
+            | Operand::Greater
+            | Operand::GreaterOrEqual
+            | Operand::IsSet
+            | Operand::IsNotSet
+            | Operand::Version
+            | Operand::Semver
+            | Operand::Regexp
+            | Operand::SetContainsAll
+            | Operand::SetContainsAny
+            | Operand::Unknown => None,
+        }
+    }
+
+    /// Whether nodes of one class may differ in the answer.
+    pub(crate) fn is_unique(&self) -> bool {
+        self.left.is_unique() || self.right.is_unique()
+    }
+
+    pub(crate) fn met_by(&self, node: &Node) -> bool {
+        let left = self.left.read(node);
+        let right = self.right.read(node);
+        match self.operand {
+            Operand::IsSet => left.is_some(),
+            Operand::IsNotSet => left.is_none(),
+            // Something that is missing differs from everything, also from another missing thing's name.
+            Operand::NotEqual => left != right,
+            Operand::Unknown | Operand::DistinctHosts | Operand::DistinctProperty => false,
+            Operand::Equal
+            | Operand::Less
+            | Operand::LessOrEqual
+            | Operand::Greater
+            | Operand::GreaterOrEqual
+            | Operand::Version
+            | Operand::Semver
+            | Operand::Regexp
+            | Operand::SetContainsAll
+            | Operand::SetContainsAny => match (left, right) {
+                (Some(left), Some(right)) => self.compare(&left, &right),
+                (None, _) | (_, None) => false,
+            },
+        }
+    }
+
+    fn compare(&self, left: &str, right: &str) -> bool {
+        match self.operand {
+            Operand::Equal => left == right,
+            Operand::NotEqual => left != right,
+            Operand::Less => order(left, right) == Some(Ordering::Less),
+            Operand::LessOrEqual => order(left, right).is_some_and(Ordering::is_le),
+            Operand::Greater => order(left, right) == Some(Ordering::Greater),
+            Operand::GreaterOrEqual => order(left, right).is_some_and(Ordering::is_ge),
+            Operand::Version | Operand::Semver | Operand::Regexp => {
+                let mut patterns = self.patterns.borrow_mut();
+                if !patterns.contains_key(right) {
+                    patterns.insert(right.to_owned(), Pattern::compile(self.operand, right));
+                }
+                patterns.get(right).is_some_and(|pattern| pattern.matches(left))
+            }
+            Operand::SetContainsAll => {
+                let have: Vec<_> = left.split(',').map(str::trim).collect();
+                right.split(',').all(|want| have.contains(&want.trim()))
+            }
+            Operand::SetContainsAny => {
+                let have: Vec<_> = left.split(',').map(str::trim).collect();
+                right.split(',').any(|want| have.contains(&want.trim()))
+            }
+            Operand::IsSet
+            | Operand::IsNotSet
+            | Operand::DistinctHosts
+            | Operand::DistinctProperty
+            | Operand::Unknown => false,
+        }
+    }
+}
+
+/// As integers, else as decimal numbers, else as text.
+fn order(left: &str, right: &str) -> Option<Ordering> {
+    if let (Ok(left), Ok(right)) = (left.parse::<i64>(), right.parse::<i64>()) {
+        return Some(left.cmp(&right));
+    }
+    if let (Ok(left), Ok(right)) = (left.parse::<f64>(), right.parse::<f64>()) {
+        return left.partial_cmp(&right);
+    }
+    Some(left.cmp(right))
+}
+
+/// Whether `text` matches `pattern`, in which `*` stands for any run of characters.
+pub(crate) fn glob(pattern: &str, text: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
+    let Some(mut left) = text.strip_prefix(head) else { return false };
+    let mut pieces: Vec<&str> = rest.split('*').collect();
+    let tail = pieces.pop().unwrap_or("");
+    for piece in pieces {
+        let Some(at) = left.find(piece) else { return false };
+        left = &left[at + piece.len()..];
+    }
+    left.ends_with(tail)
+}

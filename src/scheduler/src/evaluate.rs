@@ -1,0 +1,203 @@
+//! Evaluations: which triggers a scheduler handles, how the processed evaluation ends, and the ones it makes (blocked, follow-ups).
+//!
+//! Invariant: a pass adds a blocked evaluation only if no open one of the job already covers what failed.
+
+use std::collections::BTreeMap;
+
+use fsm::{
+    AllocationId, ClassId, Evaluation, EvaluationId, EvaluationStatus, JobKind, NodeId, Plan,
+    TimeMs, Trigger,
+};
+
+use crate::plan::{Draft, End};
+
+const BLOCKED_REMAINING: &str = "created to place remaining allocations";
+const BLOCKED_CONFLICTS: &str = "created due to placement conflicts";
+
+/// Whether the scheduler of `kind` processes evaluations made for `trigger`.
+pub(crate) fn handles(kind: JobKind, trigger: Trigger) -> bool {
+    match trigger {
+        Trigger::JobRegister
+        | Trigger::JobDeregister
+        | Trigger::NodeDrain
+        | Trigger::NodeUpdate
+        | Trigger::AllocStop
+        | Trigger::RollingUpdate
+        | Trigger::DeploymentWatcher
+        | Trigger::FailedFollowUp
+        | Trigger::MaxPlans
+        | Trigger::AllocFailure
+        | Trigger::QueuedAllocs
+        | Trigger::Preemption
+        | Trigger::JobScaling
+        | Trigger::MaxDisconnectTimeout
+        | Trigger::Reconnect => true,
+        Trigger::PeriodicJob => kind != JobKind::System,
+        Trigger::RetryFailedAlloc => !kind.is_per_node(),
+        Trigger::Scheduled => false,
+    }
+}
+
+/// What classes say about the groups that could not be placed.
+#[derive(Default)]
+pub(crate) struct ClassSummary {
+    pub(crate) eligibility: BTreeMap<ClassId, bool>,
+    pub(crate) escaped: bool,
+}
+
+/// Ends the pass of a job with `count` instances: complete, re-blocked, or complete with a blocked evaluation for the rest.
+pub(crate) fn finish(mut draft: Draft<'_>, classes: ClassSummary) -> Plan {
+    if draft.failed_groups.is_empty() {
+        return complete(draft);
+    }
+    if was_blocked(draft.pass.evaluation) {
+        return reblock(draft, classes);
+    }
+    if !covered(&draft, &classes) {
+        let mut blocked = blocked(&mut draft, Trigger::QueuedAllocs, BLOCKED_REMAINING);
+        blocked.class_eligibility = classes.eligibility;
+        blocked.escaped = classes.escaped;
+        draft.evaluations.push(blocked);
+    }
+    complete(draft)
+}
+
+/// Ends the pass of a per-node job: one blocked evaluation for each node without room.
+pub(crate) fn finish_per_node(mut draft: Draft<'_>, exhausted: &[NodeId]) -> Plan {
+    let own = draft.pass.evaluation;
+    let reblocked =
+        if was_blocked(own) { own.node.filter(|node| exhausted.contains(node)) } else { None };
+    let known: Vec<NodeId> = open_evaluations(&draft)
+        .filter(|open| open.status == EvaluationStatus::Blocked && open.id != own.id)
+        .filter_map(|open| open.node)
+        .collect();
+    for node in exhausted {
+        if reblocked == Some(*node) || known.contains(node) {
+            continue;
+        }
+        let mut blocked = blocked(&mut draft, Trigger::QueuedAllocs, BLOCKED_REMAINING);
+        blocked.node = Some(*node);
+        draft.evaluations.push(blocked);
+    }
+    if reblocked.is_some() {
+        return reblock(draft, ClassSummary::default());
+    }
+    complete(draft)
+}
+
+/// Ends an evaluation whose attempts are used up.
+pub(crate) fn exhausted(mut draft: Draft<'_>, attempts: u32) -> Plan {
+    let own = draft.pass.evaluation.id;
+    let wanted = draft.target.spec.is_some();
+    let known = open_evaluations(&draft).any(|open| {
+        open.id != own
+            && open.trigger == Trigger::MaxPlans
+            && open.status == EvaluationStatus::Blocked
+    });
+    if wanted && !known {
+        let blocked = blocked(&mut draft, Trigger::MaxPlans, BLOCKED_CONFLICTS);
+        draft.evaluations.push(blocked);
+    }
+    draft.refuse(format!("maximum attempts reached ({attempts})"))
+}
+
+/// Ends the evaluation as processed.
+pub(crate) fn complete(draft: Draft<'_>) -> Plan {
+    draft.finish(End {
+        status: EvaluationStatus::Complete,
+        description: "".into(),
+        class_eligibility: BTreeMap::new(),
+        escaped: false,
+    })
+}
+
+/// Adds an evaluation that runs at `wait_until`.
+pub(crate) fn follow_up(
+    draft: &mut Draft<'_>,
+    trigger: Trigger,
+    wait_until: TimeMs,
+    reschedules: Vec<AllocationId>,
+) -> EvaluationId {
+    let mut evaluation = new(draft, trigger);
+    evaluation.wait_until = wait_until;
+    evaluation.reschedules = reschedules;
+    let id = evaluation.id;
+    draft.evaluations.push(evaluation);
+    id
+}
+
+/// Makes the job's next rolling step happen at `wait_until`, unless one is under way already.
+pub(crate) fn follow_up_rolling(draft: &mut Draft<'_>, wait_until: TimeMs) {
+    let own = draft.pass.evaluation.id;
+    let known = open_evaluations(draft)
+        .any(|open| open.id != own && open.trigger == Trigger::RollingUpdate);
+    if !known {
+        follow_up(draft, Trigger::RollingUpdate, wait_until, Vec::new());
+    }
+}
+
+/// The job's evaluations that are pending or blocked.
+pub(crate) fn open_evaluations<'a>(
+    draft: &Draft<'a>,
+) -> impl Iterator<Item = &'a Evaluation> + use<'a> {
+    let state = draft.pass.state;
+    state
+        .job_index(&draft.pass.evaluation.job)
+        .into_iter()
+        .flat_map(|index| index.open_evaluations.iter())
+        .filter_map(|id| state.evaluations.get(id))
+        .map(|row| &**row)
+}
+
+/// Blocked evaluations are the only ones made with these triggers, and keep them when they wake up.
+fn was_blocked(evaluation: &Evaluation) -> bool {
+    evaluation.status == EvaluationStatus::Blocked
+        || matches!(evaluation.trigger, Trigger::QueuedAllocs | Trigger::MaxPlans)
+}
+
+/// Whether a blocked evaluation of the same job version waits for everything that this one would wait for.
+fn covered(draft: &Draft<'_>, classes: &ClassSummary) -> bool {
+    let own = draft.pass.evaluation.id;
+    let version = draft.target.job.map_or(0, |job| job.job_modify_index);
+    open_evaluations(draft).any(|open| {
+        open.id != own
+            && open.status == EvaluationStatus::Blocked
+            && open.trigger == Trigger::QueuedAllocs
+            && open.job_modify_index == version
+            && (open.escaped || !classes.escaped)
+            && classes.eligibility.iter().all(|(class, eligible)| {
+                !eligible || open.class_eligibility.get(class).copied().unwrap_or(true)
+            })
+    })
+}
+
+fn reblock(draft: Draft<'_>, classes: ClassSummary) -> Plan {
+    draft.finish(End {
+        status: EvaluationStatus::Blocked,
+        description: BLOCKED_REMAINING.into(),
+        class_eligibility: classes.eligibility,
+        escaped: classes.escaped,
+    })
+}
+
+fn blocked(draft: &mut Draft<'_>, trigger: Trigger, why: &str) -> Evaluation {
+    let mut evaluation = new(draft, trigger);
+    evaluation.status = EvaluationStatus::Blocked;
+    evaluation.status_description = why.into();
+    evaluation.failed_groups = draft.failed_groups.clone();
+    evaluation.queued = draft.queued.clone();
+    evaluation
+}
+
+fn new(draft: &mut Draft<'_>, trigger: Trigger) -> Evaluation {
+    let own = draft.pass.evaluation;
+    let kind = draft.target.kind(own);
+    let mut evaluation =
+        Evaluation::new(draft.next_evaluation_id(), own.job.clone(), kind, own.priority, trigger);
+    evaluation.previous = Some(own.id);
+    evaluation.snapshot_index = draft.pass.state.head.index;
+    evaluation.job_modify_index = draft.target.job.map_or(0, |job| job.job_modify_index);
+    evaluation.created_at = draft.pass.now;
+    evaluation.modified_at = draft.pass.now;
+    evaluation
+}

@@ -1,0 +1,169 @@
+//! Feasibility: may a group run on a node, leaving room aside? Checked once per computed class where nodes of a class cannot differ.
+//!
+//! Order: the job's constraints, the group's drivers, the group's and its tasks' constraints. The first that fails is the reason.
+
+use std::collections::BTreeMap;
+
+use fsm::{ClassId, JobSpec, Node, TaskGroup, Text, job::Constraint};
+
+use crate::{constraint::Condition, evaluate::ClassSummary};
+
+const CLASS_INELIGIBLE: &str = "computed class ineligible";
+const MISSING_DRIVERS: &str = "missing drivers";
+
+enum Check {
+    Condition(Condition),
+    Driver(Text),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    Eligible,
+    Ineligible,
+}
+
+/// Checks of the job or of one group.
+struct Level {
+    checks: Vec<Check>,
+    /// Nodes of one class may differ, so classes say nothing.
+    escaped: bool,
+    /// By class number.
+    memo: Vec<Known>,
+}
+
+impl Level {
+    fn new(drivers: impl Iterator<Item = Text>, constraints: &[&Constraint]) -> Self {
+        let mut names: Vec<Text> = drivers.collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut escaped = false;
+        let mut checks: Vec<_> = names.into_iter().map(Check::Driver).collect();
+        for constraint in constraints {
+            if Condition::distinct(constraint).is_some() {
+                continue;
+            }
+            let condition = Condition::compile(constraint);
+            escaped |= condition.is_unique();
+            checks.push(Check::Condition(condition));
+        }
+        Self { checks, escaped, memo: Vec::new() }
+    }
+
+    fn known(&self, class: usize) -> Known {
+        self.memo.get(class).copied().unwrap_or(Known::Nothing)
+    }
+
+    fn learn(&mut self, class: usize, known: Known) {
+        if self.memo.len() <= class {
+            self.memo.resize(class + 1, Known::Nothing);
+        }
+        self.memo[class] = known;
+    }
+
+    /// The first check that `node` fails.
+    fn failed(&self, node: &Node) -> Option<Text> {
+        self.checks.iter().find_map(|check| match check {
+            Check::Condition(condition) => {
+                (!condition.met_by(node)).then(|| condition.text.clone())
+            }
+            Check::Driver(name) => {
+                let usable = node
+                    .description
+                    .drivers
+                    .get(name)
+                    .is_some_and(|driver| driver.detected && driver.healthy);
+                (!usable).then(|| MISSING_DRIVERS.into())
+            }
+        })
+    }
+
+    fn check(&mut self, node: &Node, class: usize, reason_class: &Text) -> Result<(), Text> {
+        if self.checks.is_empty() {
+            self.note(class, true);
+            return Ok(());
+        }
+        if !self.escaped {
+            match self.known(class) {
+                Known::Eligible => return Ok(()),
+                Known::Ineligible => return Err(reason_class.clone()),
+                Known::Nothing => {}
+            }
+        }
+        let failed = self.failed(node);
+        self.note(class, failed.is_none());
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn note(&mut self, class: usize, eligible: bool) {
+        if !self.escaped && self.known(class) == Known::Nothing {
+            self.learn(class, if eligible { Known::Eligible } else { Known::Ineligible });
+        }
+    }
+}
+
+/// The checks of a job, and what is known of each class.
+pub(crate) struct Feasibility {
+    job: Level,
+    groups: Vec<Level>,
+    classes: BTreeMap<ClassId, usize>,
+    reason_class: Text,
+}
+
+impl Feasibility {
+    pub(crate) fn new(spec: &JobSpec) -> Self {
+        let job: Vec<&Constraint> = spec.constraints.iter().collect();
+        Self {
+            job: Level::new(std::iter::empty(), &job),
+            groups: spec
+                .groups
+                .iter()
+                .map(|group| {
+                    let constraints: Vec<_> = group_constraints(group).collect();
+                    Level::new(group.tasks.iter().map(|task| task.driver.clone()), &constraints)
+                })
+                .collect(),
+            classes: BTreeMap::new(),
+            reason_class: CLASS_INELIGIBLE.into(),
+        }
+    }
+
+    /// Whether group number `group` may run on `node`; the reason if not.
+    pub(crate) fn check(&mut self, node: &Node, group: usize) -> Result<(), Text> {
+        let next = self.classes.len();
+        let class = *self.classes.entry(node.class).or_insert(next);
+        self.job.check(node, class, &self.reason_class)?;
+        self.groups[group].check(node, class, &self.reason_class)
+    }
+
+    /// What classes say about the groups that could not be placed. A class that is unknown to one of them is left out, unless another would run there.
+    pub(crate) fn summary(&self, failed: &[usize]) -> ClassSummary {
+        let escaped = self.job.escaped || failed.iter().any(|group| self.groups[*group].escaped);
+        let mut eligibility = BTreeMap::new();
+        for (class, number) in &self.classes {
+            let verdict = if self.job.known(*number) == Known::Ineligible {
+                Some(false)
+            } else {
+                let known = |wanted: Known| {
+                    move |group: &usize| self.groups[*group].known(*number) == wanted
+                };
+                if failed.iter().any(known(Known::Eligible)) {
+                    Some(true)
+                } else if failed.iter().all(known(Known::Ineligible)) {
+                    Some(false)
+                } else {
+                    None
+                }
+            };
+            if let Some(verdict) = verdict {
+                eligibility.insert(*class, verdict);
+            }
+        }
+        ClassSummary { eligibility, escaped }
+    }
+}
+
+/// Constraints of a group and its tasks, in declaration order.
+pub(crate) fn group_constraints(group: &TaskGroup) -> impl Iterator<Item = &Constraint> {
+    group.constraints.iter().chain(group.tasks.iter().flat_map(|task| &task.constraints))
+}

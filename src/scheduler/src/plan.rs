@@ -1,0 +1,206 @@
+//! The draft of a plan: what a pass has decided so far, the ids it hands out, and the bounds of one plan.
+//!
+//! Must never decide anything: reconcilers decide, the draft writes down.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use fsm::{
+    Allocation, AllocationId, ClientStatus, Evaluation, EvaluationId, EvaluationStatus, Index, Job,
+    JobKind, JobSpec, Metrics, Placement, Plan, Stop, Text,
+    allocation::DesiredStatus,
+    limits::PLAN_PLACEMENTS_MAX,
+    plan::{FollowUp, InPlace, Outcome},
+};
+
+use crate::{Pass, ScheduleError};
+
+/// The job that is evaluated, and what it wants.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    /// None: purged.
+    pub(crate) job: Option<&'a Arc<Job>>,
+    /// None: nothing is wanted, because the job is gone, stopped or a template.
+    pub(crate) spec: Option<&'a Arc<JobSpec>>,
+}
+
+impl<'a> Target<'a> {
+    pub(crate) fn of(pass: &Pass<'a>) -> Result<Self, ScheduleError> {
+        let Some(job) = pass.state.jobs.get(&pass.evaluation.job) else {
+            return Ok(Self { job: None, spec: None });
+        };
+        if job.stop || job.parameterized {
+            return Ok(Self { job: Some(job), spec: None });
+        }
+        let spec = pass.state.current_spec(job).ok_or_else(|| ScheduleError::SpecMissing {
+            job: job.key.clone(),
+            create_index: job.create_index,
+            version: job.version,
+        })?;
+        Ok(Self { job: Some(job), spec: Some(spec) })
+    }
+
+    /// The scheduler: the job's, or the evaluation's when the job is gone.
+    pub(crate) fn kind(&self, evaluation: &Evaluation) -> JobKind {
+        self.job.map_or(evaluation.kind, |job| job.kind)
+    }
+
+    /// Incarnation and version of the job.
+    pub(crate) fn version(&self) -> (Index, u64) {
+        self.job.map_or((0, 0), |job| (job.create_index, job.version))
+    }
+}
+
+/// A plan in the making.
+pub(crate) struct Draft<'a> {
+    pub(crate) pass: Pass<'a>,
+    pub(crate) target: Target<'a>,
+    /// Instances not placed, by group.
+    pub(crate) queued: BTreeMap<Text, u32>,
+    /// Groups with instances not placed.
+    pub(crate) failed_groups: BTreeMap<Text, Metrics>,
+    /// Evaluations that the outcome makes.
+    pub(crate) evaluations: Vec<Evaluation>,
+    plan: Plan,
+    /// A bound of the plan was reached: the rest is for the next pass.
+    cut: bool,
+    ids: blake3::Hasher,
+    ids_made: u64,
+}
+
+impl<'a> Draft<'a> {
+    pub(crate) fn new(pass: &Pass<'a>, target: Target<'a>) -> Self {
+        let (job_create_index, job_version) = target.version();
+        let mut ids = blake3::Hasher::new();
+        ids.update(&pass.evaluation.id.0);
+        ids.update(&pass.state.head.index.to_be_bytes());
+        ids.update(&pass.attempt.to_be_bytes());
+        Self {
+            pass: *pass,
+            target,
+            queued: BTreeMap::new(),
+            failed_groups: BTreeMap::new(),
+            evaluations: Vec::new(),
+            plan: Plan {
+                evaluation: pass.evaluation.id,
+                job: pass.evaluation.job.clone(),
+                job_create_index,
+                job_version,
+                snapshot_index: pass.state.head.index,
+                priority: pass.evaluation.priority,
+                all_at_once: target.spec.is_some_and(|spec| spec.all_at_once),
+                stops: Vec::new(),
+                in_place: Vec::new(),
+                follow_ups: Vec::new(),
+                placements: Vec::new(),
+                outcome: None,
+            },
+            cut: false,
+            ids,
+            ids_made: 0,
+        }
+    }
+
+    fn next_id(&mut self) -> [u8; 16] {
+        self.ids_made += 1;
+        let mut hasher = self.ids.clone();
+        hasher.update(&self.ids_made.to_be_bytes());
+        let mut id = [0; 16];
+        id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        id
+    }
+
+    pub(crate) fn next_allocation_id(&mut self) -> AllocationId {
+        AllocationId(self.next_id())
+    }
+
+    pub(crate) fn next_evaluation_id(&mut self) -> EvaluationId {
+        EvaluationId(self.next_id())
+    }
+
+    /// Writes down a stop; false when the plan is full, and then nothing that depends on the stop may follow.
+    pub(crate) fn stop(&mut self, allocation: &Allocation, why: &Text, lost: bool) -> bool {
+        if self.plan.stops.len() >= PLAN_PLACEMENTS_MAX {
+            self.cut = true;
+            return false;
+        }
+        self.plan.stops.push(Stop {
+            id: allocation.id,
+            desired: DesiredStatus::Stop,
+            description: why.clone(),
+            client: lost.then_some(ClientStatus::Lost),
+        });
+        true
+    }
+
+    /// Takes the last stop back, because what it made room for could not be placed.
+    pub(crate) fn pop_stop(&mut self) {
+        self.plan.stops.pop();
+    }
+
+    /// Writes down an in-place update; false when the plan is full.
+    pub(crate) fn update_in_place(&mut self, allocation: &Allocation) -> bool {
+        if self.plan.in_place.len() >= PLAN_PLACEMENTS_MAX {
+            self.cut = true;
+            return false;
+        }
+        self.plan.in_place.push(InPlace { id: allocation.id });
+        true
+    }
+
+    /// Writes down a placement. There is room: [`Self::has_room`] was asked before.
+    pub(crate) fn place(&mut self, placement: Placement) {
+        assert!(self.plan.placements.len() < PLAN_PLACEMENTS_MAX, "plan is over its bound");
+        self.plan.placements.push(placement);
+    }
+
+    /// Whether one more replacement fits into the plan; if not, the plan is cut.
+    pub(crate) fn has_room(&mut self) -> bool {
+        if self.plan.placements.len() >= PLAN_PLACEMENTS_MAX
+            || self.plan.stops.len() >= PLAN_PLACEMENTS_MAX
+        {
+            self.cut = true;
+        }
+        !self.cut
+    }
+
+    pub(crate) fn follow_up(&mut self, allocation: AllocationId, evaluation: EvaluationId) {
+        self.plan.follow_ups.push(FollowUp { id: allocation, evaluation });
+    }
+
+    /// The plan without an outcome when it was cut, else with `status` and what was collected.
+    pub(crate) fn finish(mut self, end: End) -> Plan {
+        if self.cut {
+            // Follow-ups name evaluations of the outcome, which a cut plan does not have; the next pass finds them again.
+            self.plan.follow_ups.clear();
+            return self.plan;
+        }
+        self.plan.outcome = Some(Outcome {
+            status: end.status,
+            description: end.description,
+            queued: self.queued,
+            failed_groups: self.failed_groups,
+            class_eligibility: end.class_eligibility,
+            escaped: end.escaped,
+            evaluations: self.evaluations,
+        });
+        self.plan
+    }
+
+    /// Ends the evaluation as failed, with nothing changed.
+    pub(crate) fn refuse(self, why: String) -> Plan {
+        self.finish(End {
+            status: EvaluationStatus::Failed,
+            description: why.into(),
+            class_eligibility: BTreeMap::new(),
+            escaped: false,
+        })
+    }
+}
+
+/// How the evaluation ends.
+pub(crate) struct End {
+    pub(crate) status: EvaluationStatus,
+    pub(crate) description: Text,
+    pub(crate) class_eligibility: BTreeMap<fsm::ClassId, bool>,
+    pub(crate) escaped: bool,
+}

@@ -1,0 +1,125 @@
+//! When a failed allocation may be tried again, and the history its replacement carries.
+
+use fsm::{
+    Allocation, AllocationId, EvaluationId, NodeId, TimeMs,
+    allocation::RescheduleEvent,
+    job::{DelayFunction, ReschedulePolicy},
+    limits::RESCHEDULE_EVENTS_MAX,
+};
+
+use crate::Pass;
+
+/// What is due within this time is due now (Nomad's `rescheduleWindowSize`).
+const DUE_SLACK_MS: u64 = 1_000;
+/// Allocations due within this time of the first share a follow-up (Nomad's `batchedFailedAllocWindow`).
+const SHARED_FOLLOW_UP_MS: u64 = 5_000;
+
+/// When a failed allocation is to be replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// The policy does not allow another attempt.
+    Never,
+    Now,
+    At(TimeMs),
+    /// An evaluation waits for it already.
+    Awaited,
+}
+
+pub(crate) fn when(
+    policy: Option<&ReschedulePolicy>,
+    allocation: &Allocation,
+    pass: &Pass<'_>,
+) -> When {
+    if allocation.transition.reschedule || allocation.transition.migrate {
+        return When::Now;
+    }
+    let Some(policy) = policy else { return When::Never };
+    if !may_retry(policy, allocation) {
+        return When::Never;
+    }
+    if allocation.follow_up == Some(pass.evaluation.id) {
+        return When::Now;
+    }
+    let due = allocation.client_at.saturating_add(delay_ms(policy, allocation));
+    if due <= pass.now.saturating_add(DUE_SLACK_MS) {
+        return When::Now;
+    }
+    let awaited = |id: EvaluationId| {
+        pass.state.evaluations.get(&id).is_some_and(|waiting| !waiting.status.is_terminal())
+    };
+    if allocation.follow_up.is_some_and(awaited) { When::Awaited } else { When::At(due) }
+}
+
+fn may_retry(policy: &ReschedulePolicy, allocation: &Allocation) -> bool {
+    if policy.unlimited {
+        return true;
+    }
+    // Only so many events are kept, so that more attempts could not be counted.
+    let attempts =
+        usize::try_from(policy.attempts).unwrap_or(usize::MAX).min(RESCHEDULE_EVENTS_MAX);
+    let recent = allocation
+        .reschedules
+        .iter()
+        .filter(|event| allocation.client_at.saturating_sub(event.at) < policy.interval_ms)
+        .count();
+    recent < attempts
+}
+
+/// The wait before the next attempt. At the cap, a calm time longer than the cap starts over.
+pub(crate) fn delay_ms(policy: &ReschedulePolicy, allocation: &Allocation) -> u64 {
+    let mut past = allocation.reschedules.iter().rev();
+    let Some(last) = past.next() else { return policy.delay_ms };
+    let delay = match policy.delay_function {
+        DelayFunction::Constant => policy.delay_ms,
+        DelayFunction::Exponential => last.delay_ms.saturating_mul(2),
+        DelayFunction::Fibonacci => past
+            .next()
+            .map_or(policy.delay_ms, |before| last.delay_ms.saturating_add(before.delay_ms)),
+    };
+    if policy.delay_ms_max == 0 || delay <= policy.delay_ms_max {
+        return delay;
+    }
+    if allocation.client_at.saturating_sub(last.at) > policy.delay_ms_max {
+        policy.delay_ms
+    } else {
+        policy.delay_ms_max
+    }
+}
+
+/// The history of the replacement of a failed allocation.
+pub(crate) fn history(
+    policy: Option<&ReschedulePolicy>,
+    allocation: &Allocation,
+    now: TimeMs,
+) -> Vec<RescheduleEvent> {
+    let mut events = allocation.reschedules.clone();
+    events.push(RescheduleEvent {
+        at: now,
+        previous: allocation.id,
+        node: allocation.node,
+        delay_ms: policy.map_or(0, |policy| delay_ms(policy, allocation)),
+    });
+    let excess = events.len().saturating_sub(RESCHEDULE_EVENTS_MAX);
+    events.drain(..excess);
+    events
+}
+
+/// Nodes on which the allocation and its predecessors failed.
+pub(crate) fn penalties(allocation: &Allocation) -> Vec<NodeId> {
+    let mut nodes: Vec<_> = allocation.reschedules.iter().map(|event| event.node).collect();
+    nodes.push(allocation.node);
+    nodes
+}
+
+/// Groups what is due later into follow-ups: the time of each, and whom it is for.
+pub(crate) fn batches(mut later: Vec<(TimeMs, AllocationId)>) -> Vec<(TimeMs, Vec<AllocationId>)> {
+    later.sort_unstable();
+    let mut batches: Vec<(TimeMs, Vec<AllocationId>)> = Vec::new();
+    for (due, id) in later {
+        match batches.last_mut() {
+            Some((first, ids)) if due - *first < SHARED_FOLLOW_UP_MS => ids.push(id),
+            Some(_) | None => batches.push((due, vec![id])),
+        }
+    }
+    batches
+}

@@ -1,0 +1,280 @@
+//! Schedules service and batch jobs: `count` instances of each group, wherever they fit.
+//!
+//! Order within a pass: what ends anyway, in-place updates, destructive updates (each stop makes room for its successor), missing instances. The first
+//! failure of a group ends its search; further ones are only counted.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use fsm::{Allocation, AllocationId, JobKind, JobSpec, Placement, Plan, TaskGroup, Text, Trigger};
+
+use crate::{
+    evaluate,
+    plan::Draft,
+    reconcile::{self, Changes, PlaceWish, Reason},
+    reschedule,
+    stack::Stack,
+    update::Differences,
+};
+
+/// Shortest pause between steps of a rolling update, so that a job without a health time does not spin.
+const ROLLING_MS_MIN: u64 = 1_000;
+
+/// Ends every live allocation of a job that wants nothing.
+pub(crate) fn stop_all(mut draft: Draft<'_>) -> Plan {
+    for allocation in allocations(&draft).into_iter().filter(|allocation| allocation.is_live()) {
+        let lost = reconcile::is_lost(&draft.pass, allocation);
+        let reason = if lost { Reason::Lost } else { Reason::NotNeeded };
+        if !draft.stop(allocation, &reason.text().into(), lost) {
+            break;
+        }
+    }
+    evaluate::complete(draft)
+}
+
+/// Brings each group to its count.
+pub(crate) fn schedule(mut draft: Draft<'_>, spec: &Arc<JobSpec>) -> Plan {
+    let allocations = allocations(&draft);
+    let mut by_group: BTreeMap<&str, Vec<&Allocation>> = BTreeMap::new();
+    for allocation in &allocations {
+        by_group.entry(&allocation.group).or_default().push(allocation);
+    }
+    let version = draft.target.version();
+    let kind = draft.target.kind(draft.pass.evaluation);
+    let mut changes: Vec<Changes<'_>> = Vec::with_capacity(spec.groups.len());
+    for group in &spec.groups {
+        draft.queued.insert(group.name.clone(), 0);
+        let own = by_group.remove(&*group.name).unwrap_or_default();
+        changes.push(reconcile::group(&draft.pass, kind, version, group, &own));
+    }
+    let removed: Vec<_> = by_group.into_values().flatten().collect();
+    let quiet = changes.iter().all(|own| own.placements.is_empty() && own.outdated.is_empty());
+    let stack = (!quiet).then(|| Stack::new(&draft.pass, spec, &allocations));
+    let mut work = Work { draft, spec, stack, failed: BTreeSet::new(), replaced: BTreeSet::new() };
+    if work.stop(&removed, &changes) {
+        work.update_and_place(kind, &mut changes);
+        work.follow_up(&changes);
+    }
+    work.finish()
+}
+
+fn allocations<'a>(draft: &Draft<'a>) -> Vec<&'a Allocation> {
+    let job = &draft.pass.evaluation.job;
+    draft.pass.state.allocations_of_job(job).map(|allocation| &**allocation).collect()
+}
+
+struct Work<'a, 's> {
+    draft: Draft<'a>,
+    spec: &'s JobSpec,
+    /// None: nothing is placed or updated in this pass.
+    stack: Option<Stack<'s>>,
+    /// Groups of which an instance could not be placed.
+    failed: BTreeSet<usize>,
+    /// Allocations that a placement of this plan replaces.
+    replaced: BTreeSet<AllocationId>,
+}
+
+impl<'a: 's, 's> Work<'a, 's> {
+    /// Stops what ends anyway; false when the plan is full.
+    fn stop(&mut self, removed: &[&Allocation], changes: &[Changes<'_>]) -> bool {
+        let removed = removed.iter().filter(|allocation| allocation.is_live()).map(|allocation| {
+            let lost = reconcile::is_lost(&self.draft.pass, allocation);
+            (*allocation, if lost { Reason::Lost } else { Reason::NotNeeded })
+        });
+        let wishes = changes
+            .iter()
+            .flat_map(|own| own.stops.iter().map(|wish| (wish.allocation, wish.reason)));
+        let all: Vec<_> = removed.chain(wishes).collect();
+        let mut texts = Texts::default();
+        for (allocation, reason) in all {
+            if !self.draft.stop(allocation, &texts.of(reason), reason == Reason::Lost) {
+                return false;
+            }
+            if let Some(stack) = &mut self.stack {
+                stack.release(allocation);
+            }
+        }
+        true
+    }
+
+    fn update_and_place(&mut self, kind: JobKind, changes: &mut [Changes<'a>]) {
+        let spec = self.spec;
+        let mut destructive = Vec::with_capacity(changes.len());
+        for (number, (group, own)) in spec.groups.iter().zip(changes.iter()).enumerate() {
+            let outdated = self.update_in_place(number, group, &own.outdated);
+            destructive.push(outdated);
+        }
+        for (number, (group, outdated)) in spec.groups.iter().zip(destructive).enumerate() {
+            let limit = update_limit(kind, group, &changes[number]);
+            if outdated.len() > limit {
+                self.roll_on(group);
+            }
+            for allocation in outdated.into_iter().take(limit) {
+                let wish = PlaceWish {
+                    name_index: allocation.name_index,
+                    previous: Some(allocation),
+                    rescheduled: false,
+                    history: Vec::new(),
+                };
+                if !self.place(number, group, &wish, Some(Reason::Updating)) {
+                    return;
+                }
+            }
+        }
+        for (number, (group, own)) in spec.groups.iter().zip(changes.iter()).enumerate() {
+            for wish in &own.placements {
+                let stops = wish.rescheduled.then_some(Reason::Rescheduled);
+                if !self.place(number, group, wish, stops) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Moves what can stay to the new version, and returns what has to be replaced.
+    fn update_in_place(
+        &mut self,
+        number: usize,
+        group: &TaskGroup,
+        outdated: &[&'a Allocation],
+    ) -> Vec<&'a Allocation> {
+        let mut differences = Differences::default();
+        let mut replaced = Vec::new();
+        for allocation in outdated {
+            let state = self.draft.pass.state;
+            if differences.replaces(state, allocation, self.spec, group)
+                || (allocation.is_live() && !self.may_stay(number, allocation))
+            {
+                replaced.push(*allocation);
+            } else if allocation.is_live() && !self.draft.update_in_place(allocation) {
+                break;
+            }
+        }
+        replaced
+    }
+
+    /// Whether the new version may run where the allocation is. Its resources are the same, so that room is no question.
+    fn may_stay(&mut self, number: usize, allocation: &Allocation) -> bool {
+        let Some(node) = self.draft.pass.state.nodes.get(&allocation.node) else { return false };
+        crate::candidates::in_pool(node, self.spec)
+            && crate::candidates::matches_datacenter(self.spec, &node.description.datacenter)
+            && self.stack.as_mut().is_some_and(|stack| stack.may_run_on(number, node))
+    }
+
+    /// Places one instance, with the stop of its predecessor if there is a `reason` for one; false when the plan is full.
+    fn place(
+        &mut self,
+        number: usize,
+        group: &TaskGroup,
+        wish: &PlaceWish<'_>,
+        reason: Option<Reason>,
+    ) -> bool {
+        if self.failed.contains(&number) {
+            self.count_failure(group);
+            return true;
+        }
+        if !self.draft.has_room() {
+            return false;
+        }
+        let Some(stack) = &mut self.stack else { return true };
+        let stopped = wish.previous.zip(reason);
+        if let Some((previous, reason)) = stopped {
+            self.draft.stop(previous, &reason.text().into(), false);
+            stack.release(previous);
+        }
+        let penalties = match wish.previous {
+            Some(previous) if wish.rescheduled => reschedule::penalties(previous),
+            Some(_) | None => Vec::new(),
+        };
+        match stack.select(number, &penalties) {
+            Ok(choice) => {
+                stack.take(number, choice.position);
+                let placement = Placement {
+                    id: self.draft.next_allocation_id(),
+                    group: group.name.clone(),
+                    name_index: wish.name_index,
+                    node: choice.node,
+                    ports: Vec::new(),
+                    previous: wish.previous.map(|previous| previous.id),
+                    reschedules: wish.history.clone(),
+                    metrics: Some(choice.metrics),
+                };
+                self.draft.place(placement);
+                self.replaced.extend(wish.previous.map(|previous| previous.id));
+            }
+            Err(metrics) => {
+                if let Some((previous, _)) = stopped {
+                    self.draft.pop_stop();
+                    stack.restore(previous);
+                }
+                self.failed.insert(number);
+                *self.draft.queued.entry(group.name.clone()).or_default() += 1;
+                self.draft.failed_groups.insert(group.name.clone(), *metrics);
+            }
+        }
+        true
+    }
+
+    fn count_failure(&mut self, group: &TaskGroup) {
+        *self.draft.queued.entry(group.name.clone()).or_default() += 1;
+        if let Some(metrics) = self.draft.failed_groups.get_mut(&group.name) {
+            metrics.coalesced_failures += 1;
+        }
+    }
+
+    fn roll_on(&mut self, group: &TaskGroup) {
+        let pause = group.update.map_or(0, |update| update.healthy_ms_min).max(ROLLING_MS_MIN);
+        let wait_until = self.draft.pass.now.saturating_add(pause);
+        evaluate::follow_up_rolling(&mut self.draft, wait_until);
+    }
+
+    /// Makes evaluations for failed allocations that are to be replaced later.
+    fn follow_up(&mut self, changes: &[Changes<'_>]) {
+        let later = changes
+            .iter()
+            .flat_map(|own| own.later.iter().copied())
+            .filter(|(_, id)| !self.replaced.contains(id))
+            .collect();
+        for (due, ids) in reschedule::batches(later) {
+            let evaluation =
+                evaluate::follow_up(&mut self.draft, Trigger::RetryFailedAlloc, due, ids.clone());
+            for id in ids {
+                self.draft.follow_up(id, evaluation);
+            }
+        }
+    }
+
+    fn finish(self) -> Plan {
+        let failed: Vec<_> = self.failed.into_iter().collect();
+        let classes = self.stack.map(|stack| stack.summary(&failed)).unwrap_or_default();
+        evaluate::finish(self.draft, classes)
+    }
+}
+
+/// How many destructive updates this pass may do: `max_parallel` less what is not healthy yet, less what this pass places besides.
+fn update_limit(kind: JobKind, group: &TaskGroup, changes: &Changes<'_>) -> usize {
+    match (kind, group.update) {
+        (JobKind::Service, Some(update)) if update.max_parallel > 0 => {
+            let busy = (changes.unhealthy as usize).saturating_add(changes.placements.len());
+            (update.max_parallel as usize).saturating_sub(busy)
+        }
+        (JobKind::Service | JobKind::Batch | JobKind::System | JobKind::Sysbatch, _) => usize::MAX,
+    }
+}
+
+/// Descriptions, shared among the stops of a plan.
+#[derive(Default)]
+pub(crate) struct Texts(Vec<(Reason, Text)>);
+
+impl Texts {
+    pub(crate) fn of(&mut self, reason: Reason) -> Text {
+        if let Some((_, text)) = self.0.iter().find(|(known, _)| *known == reason) {
+            return text.clone();
+        }
+        let text: Text = reason.text().into();
+        self.0.push((reason, text.clone()));
+        text
+    }
+}

@@ -1,0 +1,80 @@
+//! The order in which nodes are looked at: a Fisher–Yates shuffle done only as far as it is read, resuming where the last placement stopped.
+//!
+//! Workers on the same snapshot with different evaluations see different orders, so their plans seldom collide; the same evaluation on the
+//! same snapshot always sees the same order. Must never take chance from anywhere but its seed.
+
+/// A shuffled ring of positions `0..n`.
+pub(crate) struct Ring {
+    order: Vec<u32>,
+    /// Invariant: `order[..shuffled]` is final.
+    shuffled: usize,
+    offset: usize,
+    chance: Chance,
+}
+
+impl Ring {
+    pub(crate) fn new(length: usize, seed: u64) -> Self {
+        let length = u32::try_from(length).expect("fewer nodes than u32 holds");
+        Self { order: (0..length).collect(), shuffled: 0, offset: 0, chance: Chance(seed) }
+    }
+
+    /// The next position; after the last one comes the first again.
+    pub(crate) fn next(&mut self) -> Option<usize> {
+        let length = self.order.len();
+        if length == 0 {
+            return None;
+        }
+        if self.offset == length {
+            self.offset = 0;
+        }
+        if self.offset == self.shuffled {
+            let left = (length - self.shuffled) as u64;
+            let pick = self.shuffled + usize::try_from(self.chance.below(left)).unwrap_or(0);
+            self.order.swap(self.shuffled, pick);
+            self.shuffled += 1;
+        }
+        let position = self.order[self.offset];
+        self.offset += 1;
+        Some(position as usize)
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, and good enough for an order.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.0;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        value ^= value >> 31;
+        u64::try_from((u128::from(value) * u128::from(bound)) >> 64)
+            .expect("the high half of a product of two u64 is a u64")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_visits_every_position_once_and_repeats_in_the_same_order() {
+        let mut ring = Ring::new(100, 7);
+        let first: Vec<_> = (0..100).filter_map(|_| ring.next()).collect();
+        let second: Vec<_> = (0..100).filter_map(|_| ring.next()).collect();
+        assert_eq!(first, second);
+        let mut sorted = first.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..100).collect::<Vec<_>>());
+        assert_ne!(first, sorted, "shuffled");
+        let mut other = Ring::new(100, 8);
+        let third: Vec<_> = (0..100).filter_map(|_| other.next()).collect();
+        assert_ne!(first, third, "another seed, another order");
+    }
+
+    #[test]
+    fn an_empty_ring_has_no_next() {
+        assert_eq!(Ring::new(0, 1).next(), None);
+    }
+}

@@ -1,0 +1,195 @@
+//! Counts of a job's instances by a node attribute, and the scores that spread them.
+//!
+//! Values are numbered once per pass, and each candidate remembers its number, so that scoring a node costs no text comparison.
+
+use std::collections::BTreeMap;
+
+use fsm::{Node, Text, job::Spread};
+
+use crate::{constraint::Target, rank::real};
+
+const UNSEEN: u32 = u32::MAX;
+const MISSING: u32 = u32::MAX - 1;
+
+/// Instances by value of `target`.
+pub(crate) struct ValueCounts {
+    target: Target,
+    numbers: BTreeMap<Text, u32>,
+    counts: Vec<u32>,
+    /// Number of each candidate's value, by position.
+    of_candidate: Vec<u32>,
+}
+
+impl ValueCounts {
+    pub(crate) fn new(target: Target, candidates: usize) -> Self {
+        Self {
+            target,
+            numbers: BTreeMap::new(),
+            counts: Vec::new(),
+            of_candidate: vec![UNSEEN; candidates],
+        }
+    }
+
+    fn number(&mut self, node: &Node) -> Option<u32> {
+        let value = self.target.read(node)?;
+        if let Some(number) = self.numbers.get(&*value) {
+            return Some(*number);
+        }
+        let number = u32::try_from(self.counts.len()).expect("fewer values than u32 holds");
+        let value: Text = (&*value).into();
+        self.numbers.insert(value, number);
+        self.counts.push(0);
+        Some(number)
+    }
+
+    /// The number of a candidate's value.
+    pub(crate) fn number_of(&mut self, position: usize, node: &Node) -> Option<usize> {
+        if self.of_candidate[position] == UNSEEN {
+            self.of_candidate[position] = self.number(node).unwrap_or(MISSING);
+        }
+        match self.of_candidate[position] {
+            MISSING => None,
+            number => Some(number as usize),
+        }
+    }
+
+    pub(crate) fn count(&self, number: usize) -> u32 {
+        self.counts[number]
+    }
+
+    pub(crate) fn add(&mut self, node: &Node) {
+        if let Some(number) = self.number(node) {
+            self.counts[number as usize] += 1;
+        }
+    }
+
+    pub(crate) fn remove(&mut self, node: &Node) {
+        if let Some(number) = self.number(node) {
+            let count = &mut self.counts[number as usize];
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    /// Lowest and highest count among values in use.
+    fn extremes(&self) -> Option<(u32, u32)> {
+        let used = || self.counts.iter().copied().filter(|count| *count > 0);
+        Some((used().min()?, used().max()?))
+    }
+}
+
+/// One spread of a group.
+pub(crate) struct SpreadCounts {
+    pub(crate) values: ValueCounts,
+    /// Share of this spread among the group's spreads.
+    weight: f64,
+    /// Wanted instances by value; empty asks for an even spread.
+    wanted: BTreeMap<Text, f64>,
+    /// Wanted instances for values without a target, if a share is left for them.
+    wanted_other: Option<f64>,
+    /// By value number; the outer option: looked up yet.
+    wanted_of: Vec<Option<Option<f64>>>,
+    /// Of the even spread, kept up to date between placements.
+    extremes: Option<(u32, u32)>,
+}
+
+impl SpreadCounts {
+    pub(crate) fn new(spread: &Spread, weight_sum: u32, count: u32, candidates: usize) -> Self {
+        let percent_sum: u32 = spread.targets.iter().map(|target| u32::from(target.percent)).sum();
+        let wanted = |percent: u32| f64::from(percent) / 100.0 * f64::from(count);
+        Self {
+            values: ValueCounts::new(Target::parse(&spread.attribute), candidates),
+            weight: f64::from(spread.weight) / f64::from(weight_sum.max(1)),
+            wanted: spread
+                .targets
+                .iter()
+                .map(|target| (target.value.clone(), wanted(u32::from(target.percent))))
+                .collect(),
+            wanted_other: (percent_sum < 100).then(|| wanted(100 - percent_sum)),
+            wanted_of: Vec::new(),
+            extremes: None,
+        }
+    }
+
+    /// Call after counts changed, before scoring.
+    pub(crate) fn refresh(&mut self) {
+        self.extremes = self.values.extremes();
+    }
+
+    /// The boost of a candidate, already weighted.
+    pub(crate) fn score(&mut self, position: usize, node: &Node) -> f64 {
+        let Some(number) = self.values.number_of(position, node) else { return -self.weight };
+        let count = self.values.count(number);
+        if self.wanted.is_empty() {
+            let boost = self.extremes.map_or(0.0, |(min, max)| even_boost(count, min, max));
+            return boost * self.weight;
+        }
+        if self.wanted_of.len() <= number {
+            self.wanted_of.resize(number + 1, None);
+        }
+        let wanted = *self.wanted_of[number].get_or_insert_with(|| {
+            let value = self.values.target.read(node)?;
+            self.wanted.get(&*value).copied().or(self.wanted_other)
+        });
+        target_boost(wanted, count) * self.weight
+    }
+}
+
+/// The boost of a value with `count` instances of which `wanted` are wanted. A value that none are wanted on gets worse with each one.
+fn target_boost(wanted: Option<f64>, count: u32) -> f64 {
+    let used = f64::from(count) + 1.0;
+    match wanted {
+        None => -1.0,
+        Some(wanted) if wanted > 0.0 => (wanted - used) / wanted,
+        Some(_) => -used,
+    }
+}
+
+/// The boost of a value with `count` instances where the values in use have between `min` and `max`.
+fn even_boost(count: u32, min: u32, max: u32) -> f64 {
+    let ratio = |high: u32, low: u32, by: u32| {
+        (real(u64::from(high)) - real(u64::from(low))) / f64::from(by)
+    };
+    if count != min {
+        return if min == 0 { -1.0 } else { ratio(min, count, min) };
+    }
+    if min == max {
+        -1.0
+    } else if min == 0 {
+        1.0
+    } else {
+        ratio(max, min, min)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rank::millionths;
+
+    /// F3: the table of the even spread; no case is infinite.
+    #[test]
+    fn even_boosts_follow_the_table() {
+        for (count, min, max, boost) in [
+            (0, 0, 0, -1_000_000),
+            (1, 0, 1, -1_000_000),
+            (0, 0, 4, 1_000_000),
+            (2, 2, 2, -1_000_000),
+            (2, 2, 3, 500_000),
+            (3, 2, 3, -500_000),
+            (0, 1, 1, 1_000_000),
+        ] {
+            assert_eq!(millionths(even_boost(count, min, max)), boost, "{count} {min} {max}");
+        }
+    }
+
+    /// F3.
+    #[test]
+    fn target_boosts_fall_with_each_instance() {
+        assert_eq!(millionths(target_boost(Some(5.0), 0)), 800_000);
+        assert_eq!(millionths(target_boost(Some(5.0), 4)), 0);
+        assert_eq!(millionths(target_boost(Some(5.0), 5)), -200_000);
+        assert_eq!(millionths(target_boost(Some(0.0), 0)), -1_000_000);
+        assert_eq!(millionths(target_boost(Some(0.0), 1)), -2_000_000);
+        assert_eq!(millionths(target_boost(None, 0)), -1_000_000);
+    }
+}

@@ -1,0 +1,527 @@
+//! Picks a node for one instance of a group: feasible, distinct, with room, and the best of the first few in this pass's order.
+//!
+//! ```text
+//!  ring ─► class memo, constraints ─► distinct hosts, properties ─► room ─► score ─► limit (non-positive scores aside) ─► best
+//! ```
+//!
+//! Keeps the counts that later choices depend on (instances by node, by property, by spread value) in step with stops and placements of the pass.
+//! Nothing here is allocated per node looked at.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use fsm::{
+    Allocation, JobKind, JobSpec, Metrics, Node, NodeId, State, TaskGroup, Text,
+    evaluation::NodeScore, job::Constraint, limits::NODE_SCORES_MAX, resources::Dimension,
+    state::Algorithm,
+};
+
+use crate::{
+    Pass,
+    candidates::{Ask, Candidates},
+    constraint::{Condition, Distinct},
+    evaluate::ClassSummary,
+    feasible::{Feasibility, group_constraints},
+    rank::{Affinities, Score, anti_affinity, fitness, millionths},
+    spread::{SpreadCounts, ValueCounts},
+};
+
+/// Nodes with a score that is not positive are put aside, up to this many, until nothing better is left (Nomad's `maxSkip`).
+const ASIDE_MAX: usize = 3;
+/// Placements of a group in one pass that carry scores of nodes; later ones carry counts only, which most of them share. Keeps a job of thousands
+/// from storing thousands of score tables.
+const SCORED_PLACEMENTS_MAX: usize = 16;
+/// Key of a group's or job's meta that names what a node keeps warm for the next instance of the same key.
+const AFFINITY_KEY: &str = "affinity_key";
+
+const REASON_HOSTS: &str = "distinct_hosts";
+
+/// A node for an instance.
+pub(crate) struct Choice {
+    pub(crate) position: usize,
+    pub(crate) node: NodeId,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+struct Group {
+    ask: Ask,
+    count: u32,
+    distinct_hosts: bool,
+    affinities: Affinities,
+    affinity_key: Option<Text>,
+    spreads: Vec<SpreadCounts>,
+    limit: usize,
+    /// Instances of this group, by position.
+    counts: Vec<u32>,
+    scored: usize,
+    last: Option<(Tally, Arc<Metrics>)>,
+}
+
+struct Property {
+    /// None: of the whole job.
+    group: Option<usize>,
+    max: u32,
+    values: ValueCounts,
+    reason: Text,
+}
+
+/// Counts of one choice.
+#[derive(Clone, Default, PartialEq)]
+struct Tally {
+    evaluated: u32,
+    filtered: u32,
+    exhausted: u32,
+    class_filtered: BTreeMap<Text, u32>,
+    constraint_filtered: BTreeMap<Text, u32>,
+    class_exhausted: BTreeMap<Text, u32>,
+    dimension_exhausted: BTreeMap<&'static str, u32>,
+}
+
+impl Tally {
+    fn filter(&mut self, node: &Node, reason: Text) {
+        self.filtered += 1;
+        if !node.description.class.is_empty() {
+            *self.class_filtered.entry(node.description.class.clone()).or_default() += 1;
+        }
+        *self.constraint_filtered.entry(reason).or_default() += 1;
+    }
+
+    fn exhaust(&mut self, node: &Node, dimension: Dimension) {
+        self.exhausted += 1;
+        if !node.description.class.is_empty() {
+            *self.class_exhausted.entry(node.description.class.clone()).or_default() += 1;
+        }
+        *self.dimension_exhausted.entry(dimension.name()).or_default() += 1;
+    }
+}
+
+/// Why an instance cannot be on a node.
+pub(crate) enum Obstacle {
+    /// It may not run there.
+    Filtered,
+    /// There is no room.
+    Exhausted,
+}
+
+/// The chooser of one pass.
+pub(crate) struct Stack<'a> {
+    state: &'a State,
+    spec: &'a JobSpec,
+    candidates: Candidates<'a>,
+    feasibility: Feasibility,
+    algorithm: Algorithm,
+    groups: Vec<Group>,
+    distinct_hosts: bool,
+    /// Instances of the job, by position.
+    job_counts: Vec<u32>,
+    properties: Vec<Property>,
+}
+
+impl<'a> Stack<'a> {
+    /// `allocations` are the job's; those that are live count.
+    pub(crate) fn new(pass: &Pass<'a>, spec: &'a JobSpec, allocations: &[&Allocation]) -> Self {
+        let configuration = pass.state.scheduler_configuration();
+        let candidates = Candidates::new(pass, spec);
+        let length = candidates.len();
+        let mut properties = Vec::new();
+        let distinct_hosts =
+            collect_distinct(spec.constraints.iter(), None, length, &mut properties);
+        let groups = spec
+            .groups
+            .iter()
+            .enumerate()
+            .map(|(number, group)| {
+                let distinct = collect_distinct(
+                    group_constraints(group),
+                    Some(number),
+                    length,
+                    &mut properties,
+                );
+                Group::new(spec, group, distinct, length, configuration.node_limit)
+            })
+            .collect();
+        let mut stack = Self {
+            state: pass.state,
+            spec,
+            candidates,
+            feasibility: Feasibility::new(spec),
+            algorithm: configuration.algorithm,
+            groups,
+            distinct_hosts,
+            job_counts: vec![0; length],
+            properties,
+        };
+        for allocation in allocations.iter().filter(|allocation| allocation.is_live()) {
+            stack.count(allocation, true);
+        }
+        stack
+    }
+
+    fn group_number(&self, name: &str) -> Option<usize> {
+        self.spec.groups.iter().position(|group| &*group.name == name)
+    }
+
+    fn count(&mut self, allocation: &Allocation, add: bool) {
+        let Some(group) = self.group_number(&allocation.group) else { return };
+        let step = |count: &mut u32| {
+            *count = if add { *count + 1 } else { count.saturating_sub(1) };
+        };
+        if let Some(position) = self.candidates.position(allocation.node) {
+            step(&mut self.job_counts[position]);
+            step(&mut self.groups[group].counts[position]);
+        }
+        if let Some(node) = self.state.nodes.get(&allocation.node) {
+            self.count_values(node, group, add);
+        }
+    }
+
+    fn count_values(&mut self, node: &Node, group: usize, add: bool) {
+        let properties = self
+            .properties
+            .iter_mut()
+            .filter(|property| property.group.is_none_or(|of| of == group))
+            .map(|property| &mut property.values);
+        let spreads = self.groups[group].spreads.iter_mut().map(|spread| &mut spread.values);
+        for values in properties.chain(spreads) {
+            if add {
+                values.add(node);
+            } else {
+                values.remove(node);
+            }
+        }
+    }
+
+    /// Counts an allocation as stopped.
+    pub(crate) fn release(&mut self, allocation: &Allocation) {
+        if allocation.is_live() {
+            self.candidates.release(allocation);
+            self.count(allocation, false);
+        }
+    }
+
+    /// Takes [`Self::release`] back.
+    pub(crate) fn restore(&mut self, allocation: &Allocation) {
+        if allocation.is_live() {
+            self.candidates.restore(allocation);
+            self.count(allocation, true);
+        }
+    }
+
+    /// Gives a chosen node to an instance.
+    pub(crate) fn take(&mut self, group: usize, position: usize) {
+        self.candidates.take(position, &self.groups[group].ask);
+        self.job_counts[position] += 1;
+        self.groups[group].counts[position] += 1;
+        let node = self.candidates.node(position);
+        self.count_values(node, group, true);
+    }
+
+    /// Whether constraints and drivers let the group run on `node`, which need not be a candidate.
+    pub(crate) fn may_run_on(&mut self, group: usize, node: &Node) -> bool {
+        self.feasibility.check(node, group).is_ok()
+    }
+
+    /// What classes say about the groups that failed.
+    pub(crate) fn summary(&self, failed: &[usize]) -> ClassSummary {
+        self.feasibility.summary(failed)
+    }
+
+    /// The candidates' positions, in id order.
+    pub(crate) fn positions(&self) -> std::ops::Range<usize> {
+        0..self.candidates.len()
+    }
+
+    pub(crate) fn node(&self, position: usize) -> &'a Node {
+        self.candidates.node(position)
+    }
+
+    pub(crate) fn position(&self, node: NodeId) -> Option<usize> {
+        self.candidates.position(node)
+    }
+
+    /// The best node for one more instance, or what stood in the way on every node. `penalties` are nodes on which its predecessors failed.
+    pub(crate) fn select(
+        &mut self,
+        group: usize,
+        penalties: &[NodeId],
+    ) -> Result<Choice, Box<Metrics>> {
+        for spread in &mut self.groups[group].spreads {
+            spread.refresh();
+        }
+        let limit = self.groups[group].limit;
+        let mut tally = Tally::default();
+        let mut field = Field { best: None, kept: Vec::new(), keeps: self.keeps_scores(group) };
+        let mut aside = [None; ASIDE_MAX];
+        let mut aside_count = 0;
+        let mut seen = 0;
+        for _ in 0..self.candidates.len() {
+            let Some(position) = self.candidates.next() else { break };
+            let Some(score) = self.consider(position, group, penalties, &mut tally) else {
+                continue;
+            };
+            let scored = Scored { position, score, total: score.mean() };
+            if scored.total <= 0.0 && aside_count < ASIDE_MAX {
+                aside[aside_count] = Some(scored);
+                aside_count += 1;
+                continue;
+            }
+            field.offer(scored);
+            seen += 1;
+            if seen >= limit {
+                break;
+            }
+        }
+        for scored in aside.into_iter().flatten().take(limit.saturating_sub(seen)) {
+            field.offer(scored);
+        }
+        let Some(best) = field.best else { return Err(Box::new(self.metrics(&tally, &[]))) };
+        let metrics = self.shared_metrics(group, tally, &field.kept);
+        Ok(Choice { position: best.position, node: self.node(best.position).id, metrics })
+    }
+
+    /// Tries exactly one node, without regard to the rest of the group: for jobs with one instance per node.
+    pub(crate) fn try_node(
+        &mut self,
+        group: usize,
+        position: usize,
+    ) -> Result<Choice, (Obstacle, Box<Metrics>)> {
+        let node = self.candidates.node(position);
+        let mut tally = Tally { evaluated: 1, ..Tally::default() };
+        if let Err(reason) = self.admit(position, group, true) {
+            tally.filter(node, reason);
+            return Err((Obstacle::Filtered, Box::new(self.metrics(&tally, &[]))));
+        }
+        match self.candidates.fit(position, &self.groups[group].ask) {
+            Err(dimension) => {
+                tally.exhaust(node, dimension);
+                Err((Obstacle::Exhausted, Box::new(self.metrics(&tally, &[]))))
+            }
+            Ok(_) => {
+                let metrics = self.shared_metrics(group, tally, &[]);
+                Ok(Choice { position, node: node.id, metrics })
+            }
+        }
+    }
+
+    /// Whether the instance may be there at all; the reason if not.
+    fn admit(&mut self, position: usize, group: usize, per_node: bool) -> Result<(), Text> {
+        let node = self.candidates.node(position);
+        self.feasibility.check(node, group)?;
+        let taken = (self.distinct_hosts && self.job_counts[position] > 0)
+            || (self.groups[group].distinct_hosts && self.groups[group].counts[position] > 0);
+        if taken && !per_node {
+            return Err(REASON_HOSTS.into());
+        }
+        for property in &mut self.properties {
+            if property.group.is_none_or(|of| of == group) {
+                let number = property.values.number_of(position, node);
+                if number.is_none_or(|number| property.values.count(number) >= property.max) {
+                    return Err(property.reason.clone());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn consider(
+        &mut self,
+        position: usize,
+        group: usize,
+        penalties: &[NodeId],
+        tally: &mut Tally,
+    ) -> Option<Score> {
+        tally.evaluated += 1;
+        let node = self.candidates.node(position);
+        if let Err(reason) = self.admit(position, group, false) {
+            tally.filter(node, reason);
+            return None;
+        }
+        let own = &mut self.groups[group];
+        let (used, available) = match self.candidates.fit(position, &own.ask) {
+            Ok(fit) => fit,
+            Err(dimension) => {
+                tally.exhaust(node, dimension);
+                return None;
+            }
+        };
+        let mut score = Score::default();
+        score.set(0, fitness(self.algorithm, used, available));
+        if own.counts[position] > 0 {
+            score.set(1, anti_affinity(own.counts[position], own.count));
+        }
+        if penalties.contains(&node.id) {
+            score.set(2, -1.0);
+        }
+        if let Some(affinity) = own.affinities.score(node) {
+            score.set(3, affinity);
+        }
+        let boost: f64 = own.spreads.iter_mut().map(|spread| spread.score(position, node)).sum();
+        if boost != 0.0 {
+            score.set(4, boost);
+        }
+        if let Some(key) = &own.affinity_key {
+            let warm = if node.affinity_key == *key {
+                1.0
+            } else if node.affinity_key.is_empty() {
+                0.5
+            } else {
+                0.0
+            };
+            score.set(5, warm);
+        }
+        Some(score)
+    }
+
+    fn keeps_scores(&self, group: usize) -> bool {
+        self.groups[group].scored < SCORED_PLACEMENTS_MAX
+    }
+
+    fn shared_metrics(&mut self, group: usize, tally: Tally, kept: &[Scored]) -> Arc<Metrics> {
+        if !kept.is_empty() {
+            self.groups[group].scored += 1;
+            return Arc::new(self.metrics(&tally, kept));
+        }
+        if let Some((last, metrics)) = &self.groups[group].last
+            && *last == tally
+        {
+            return Arc::clone(metrics);
+        }
+        let metrics = Arc::new(self.metrics(&tally, &[]));
+        self.groups[group].last = Some((tally, Arc::clone(&metrics)));
+        metrics
+    }
+
+    fn metrics(&self, tally: &Tally, kept: &[Scored]) -> Metrics {
+        Metrics {
+            nodes_evaluated: tally.evaluated,
+            nodes_filtered: tally.filtered,
+            nodes_in_pool: self.candidates.nodes_in_pool,
+            nodes_available: self.candidates.nodes_available.clone(),
+            nodes_exhausted: tally.exhausted,
+            class_filtered: tally.class_filtered.clone(),
+            constraint_filtered: tally.constraint_filtered.clone(),
+            class_exhausted: tally.class_exhausted.clone(),
+            dimension_exhausted: tally
+                .dimension_exhausted
+                .iter()
+                .map(|(name, count)| ((*name).into(), *count))
+                .collect(),
+            scores: kept
+                .iter()
+                .map(|scored| NodeScore {
+                    node: self.candidates.node(scored.position).id,
+                    parts: scored
+                        .score
+                        .parts()
+                        .map(|(name, value)| (name.into(), millionths(value)))
+                        .collect(),
+                    total: millionths(scored.total),
+                })
+                .collect(),
+            coalesced_failures: 0,
+        }
+    }
+}
+
+impl Group {
+    fn new(
+        spec: &JobSpec,
+        group: &TaskGroup,
+        distinct_hosts: bool,
+        candidates: usize,
+        node_limit: u32,
+    ) -> Self {
+        let affinities = Affinities::new(
+            spec.affinities
+                .iter()
+                .chain(&group.affinities)
+                .chain(group.tasks.iter().flat_map(|task| &task.affinities)),
+        );
+        let spreads: Vec<_> = group.spreads.iter().chain(&spec.spreads).collect();
+        let weight_sum = spreads.iter().map(|spread| u32::from(spread.weight)).sum();
+        let spreads: Vec<_> = spreads
+            .into_iter()
+            .map(|spread| SpreadCounts::new(spread, weight_sum, group.count, candidates))
+            .collect();
+        let affinity_key =
+            group.meta.get(AFFINITY_KEY).or_else(|| spec.meta.get(AFFINITY_KEY)).cloned();
+        let prefers = !affinities.is_empty() || !spreads.is_empty() || affinity_key.is_some();
+        Self {
+            ask: Ask::of(group),
+            count: group.count,
+            distinct_hosts,
+            affinities,
+            affinity_key,
+            spreads,
+            limit: limit(spec.kind, prefers.then_some(group.count.max(node_limit)), candidates),
+            counts: vec![0; candidates],
+            scored: 0,
+            last: None,
+        }
+    }
+}
+
+/// Nodes that are scored before the best is taken. Preferences need a wider look than the power of two choices.
+fn limit(kind: JobKind, preferring: Option<u32>, candidates: usize) -> usize {
+    if let Some(limit) = preferring {
+        return usize::try_from(limit).unwrap_or(usize::MAX);
+    }
+    match kind {
+        JobKind::Batch | JobKind::Sysbatch => 2,
+        JobKind::Service | JobKind::System => {
+            let bits = usize::BITS - candidates.saturating_sub(1).leading_zeros();
+            usize::try_from(bits).unwrap_or(usize::MAX).max(2)
+        }
+    }
+}
+
+fn collect_distinct<'c>(
+    constraints: impl Iterator<Item = &'c Constraint>,
+    group: Option<usize>,
+    candidates: usize,
+    properties: &mut Vec<Property>,
+) -> bool {
+    let mut hosts = false;
+    for constraint in constraints {
+        match Condition::distinct(constraint).flatten() {
+            None => {}
+            Some(Distinct::Hosts) => hosts = true,
+            Some(Distinct::Property { target, max }) => properties.push(Property {
+                group,
+                max,
+                values: ValueCounts::new(target, candidates),
+                reason: format!("distinct_property: {}", constraint.left).into(),
+            }),
+        }
+    }
+    hosts
+}
+
+#[derive(Clone, Copy)]
+struct Scored {
+    position: usize,
+    score: Score,
+    total: f64,
+}
+
+/// The nodes of one choice that got a score.
+struct Field {
+    best: Option<Scored>,
+    /// Best first.
+    kept: Vec<Scored>,
+    keeps: bool,
+}
+
+impl Field {
+    fn offer(&mut self, scored: Scored) {
+        if self.best.is_none_or(|best| scored.total > best.total) {
+            self.best = Some(scored);
+        }
+        if self.keeps {
+            let at = self.kept.partition_point(|kept| kept.total >= scored.total);
+            if at < NODE_SCORES_MAX {
+                self.kept.insert(at, scored);
+                self.kept.truncate(NODE_SCORES_MAX);
+            }
+        }
+    }
+}

@@ -1,0 +1,462 @@
+//! A cluster in a test: builders for rows, one pass, and applying its plan without the state machine's checks (the checker is asked instead).
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use fsm::{
+    Allocation, AllocationId, ClassId, ClientStatus, Evaluation, EvaluationId, EvaluationStatus,
+    Job, JobKey, JobKind, JobSpec, JobStatus, JobVersion, Liveness, Node, NodeId, Placement, Plan,
+    State, TaskGroup, TimeMs, Trigger,
+    allocation::{DesiredStatus, DesiredTransition},
+    job::{
+        DelayFunction, LogConfig, MigrateStrategy, ReschedulePolicy, RestartPolicy, Task,
+        TaskResources, UpdateStrategy,
+    },
+    node::{Driver, Eligibility, Health, NodeDescription, NodeResources},
+    resources::Resources,
+    table::ChangeSet,
+};
+
+use crate::{Pass, check, schedule};
+
+/// An id from a number.
+pub(crate) fn id(number: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[8..].copy_from_slice(&number.to_be_bytes());
+    bytes
+}
+
+/// A ready node of 4000 MHz, 8192 MiB, with drivers `mock` and `raw_exec`.
+pub(crate) fn node(number: u64) -> Node {
+    let driver = Driver { detected: true, healthy: true, ..Driver::default() };
+    let all = Resources { cpu_mhz: 4000, memory_mb: 8192, disk_mb: 100_000 };
+    Node {
+        id: NodeId(id(number)),
+        secret: [0; 16],
+        identity: [0; 16],
+        incarnation: 1,
+        description: Arc::new(NodeDescription {
+            name: format!("node-{number}").into(),
+            datacenter: "dc1".into(),
+            class: "".into(),
+            pool: "default".into(),
+            attributes: BTreeMap::from([("kernel.name".into(), "linux".into())]),
+            resources: NodeResources {
+                total: all,
+                dynamic_port_min: 20_000,
+                dynamic_port_max: 32_000,
+                ..NodeResources::default()
+            },
+            drivers: BTreeMap::from([("mock".into(), driver.clone()), ("raw_exec".into(), driver)]),
+            ..NodeDescription::default()
+        }),
+        class: ClassId([0; 16]),
+        liveness: Liveness::Ready,
+        liveness_at: 0,
+        ready_deadline_at: 0,
+        lost_at: None,
+        missed_index: 0,
+        synced_index: 0,
+        health: Health::Ok,
+        strikes: 0,
+        strike_at: 0,
+        eligibility: Eligibility::default(),
+        drain: None,
+        instance: None,
+        affinity_key: "".into(),
+        create_index: 1,
+        modify_index: 1,
+        events: Vec::new(),
+    }
+}
+
+/// A job `job` with one group `web` of ten instances of 500 MHz, 256 MiB.
+pub(crate) fn job(kind: JobKind) -> JobSpec {
+    let restart = RestartPolicy { attempts: 2, interval_ms: 1, delay_ms: 1, fail: true };
+    let task = Task {
+        name: "web".into(),
+        driver: "mock".into(),
+        user: "".into(),
+        config_json: "{}".into(),
+        env: BTreeMap::new(),
+        meta: BTreeMap::new(),
+        constraints: Vec::new(),
+        affinities: Vec::new(),
+        resources: TaskResources { cpu_mhz: 500, memory_mb: 256, memory_mb_max: 0 },
+        kill_timeout_ms: 5_000,
+        kill_signal: "SIGINT".into(),
+        leader: false,
+        shutdown_delay_ms: 0,
+        restart,
+        logs: LogConfig { files_max: 10, file_mb_max: 10, disabled: false },
+    };
+    let service = ReschedulePolicy {
+        attempts: 0,
+        interval_ms: 0,
+        delay_ms: 30_000,
+        delay_function: DelayFunction::Exponential,
+        delay_ms_max: 3_600_000,
+        unlimited: true,
+    };
+    let batch = ReschedulePolicy {
+        attempts: 1,
+        interval_ms: 86_400_000,
+        delay_ms: 5_000,
+        delay_function: DelayFunction::Constant,
+        delay_ms_max: 0,
+        unlimited: false,
+    };
+    JobSpec {
+        key: JobKey::new("default", "job"),
+        name: "job".into(),
+        region: "global".into(),
+        kind,
+        priority: 50,
+        all_at_once: false,
+        datacenters: vec!["*".into()],
+        node_pool: "default".into(),
+        constraints: Vec::new(),
+        affinities: Vec::new(),
+        spreads: Vec::new(),
+        groups: vec![TaskGroup {
+            name: "web".into(),
+            count: if kind.is_per_node() { 1 } else { 10 },
+            constraints: Vec::new(),
+            affinities: Vec::new(),
+            spreads: Vec::new(),
+            tasks: vec![task],
+            meta: BTreeMap::new(),
+            restart,
+            reschedule: match kind {
+                JobKind::Service => Some(service),
+                JobKind::Batch => Some(batch),
+                JobKind::System | JobKind::Sysbatch => None,
+            },
+            update: None,
+            migrate: MigrateStrategy {
+                max_parallel: 1,
+                healthy_ms_min: 10_000,
+                healthy_deadline_ms: 300_000,
+            },
+            network: None,
+            disk_mb: 150,
+            shutdown_delay_ms: 0,
+            services_json: "".into(),
+        }],
+        meta: BTreeMap::new(),
+        parameterized: None,
+    }
+}
+
+/// An update block of Nomad's defaults with another `max_parallel`.
+pub(crate) fn update(max_parallel: u32) -> UpdateStrategy {
+    UpdateStrategy {
+        stagger_ms: 30_000,
+        max_parallel,
+        healthy_ms_min: 10_000,
+        healthy_deadline_ms: 300_000,
+        progress_deadline_ms: 600_000,
+    }
+}
+
+/// A state under test, with a clock and counters.
+pub(crate) struct Cluster {
+    pub(crate) state: State,
+    pub(crate) now: TimeMs,
+    evaluations: u64,
+    allocations: u64,
+}
+
+impl Cluster {
+    pub(crate) fn new() -> Self {
+        let mut state = State::default();
+        state.head.index = 100;
+        Self { state, now: 1_000_000, evaluations: 0, allocations: 0 }
+    }
+
+    /// A cluster of `count` nodes, numbered from 1.
+    pub(crate) fn with_nodes(count: u64) -> Self {
+        let mut cluster = Self::new();
+        for number in 1..=count {
+            cluster.put_node(node(number));
+        }
+        cluster
+    }
+
+    pub(crate) fn put_node(&mut self, node: Node) {
+        self.state.nodes.put(node, &mut ChangeSet::default());
+    }
+
+    pub(crate) fn change_node(&mut self, number: u64, change: impl FnOnce(&mut Node)) {
+        let mut node = (**self.state.nodes.get(&NodeId(id(number))).unwrap()).clone();
+        change(&mut node);
+        self.put_node(node);
+    }
+
+    /// Registers a new version of the job.
+    pub(crate) fn register(&mut self, spec: &JobSpec) {
+        self.state.head.index += 1;
+        let index = self.state.head.index;
+        let old = self.state.jobs.get(&spec.key).cloned();
+        let version = old.as_ref().map_or(0, |job| job.version + 1);
+        let create_index = old.as_ref().map_or(index, |job| job.create_index);
+        let changes = &mut ChangeSet::default();
+        self.state.job_versions.put(
+            JobVersion {
+                spec: Arc::new(spec.clone()),
+                version,
+                stable: false,
+                create_index,
+                job_modify_index: index,
+                submitted_at: self.now,
+            },
+            changes,
+        );
+        let row = Job {
+            key: spec.key.clone(),
+            kind: spec.kind,
+            priority: spec.priority,
+            version,
+            stop: false,
+            status: JobStatus::Pending,
+            parameterized: spec.parameterized.is_some(),
+            create_index,
+            modify_index: index,
+            job_modify_index: index,
+            last_plan_index: 0,
+            submitted_at: self.now,
+            queued: BTreeMap::new(),
+        };
+        self.state.jobs.put(row, changes);
+    }
+
+    pub(crate) fn change_job(&mut self, key: &JobKey, change: impl FnOnce(&mut Job)) {
+        let mut row = (**self.state.jobs.get(key).unwrap()).clone();
+        change(&mut row);
+        self.state.jobs.put(row, &mut ChangeSet::default());
+    }
+
+    /// A running allocation of the job's current version, healthy for a long time.
+    pub(crate) fn allocation(&mut self, spec: &JobSpec, name_index: u32, on: u64) -> AllocationId {
+        let allocation = self.new_allocation(spec, name_index, on);
+        let id = allocation.id;
+        self.put_allocation(allocation);
+        id
+    }
+
+    fn new_allocation(&mut self, spec: &JobSpec, name_index: u32, on: u64) -> Allocation {
+        let row = self.state.jobs.get(&spec.key).unwrap().clone();
+        self.allocations += 1;
+        let id = AllocationId(id(1_000_000 + self.allocations));
+        let group = &spec.groups[0];
+        Allocation {
+            id,
+            job: spec.key.clone(),
+            job_create_index: row.create_index,
+            job_version: row.version,
+            group: group.name.clone(),
+            name_index,
+            node: NodeId(self::id(on)),
+            evaluation: EvaluationId::default(),
+            resources: Resources::of_group(group),
+            ports: Vec::new(),
+            desired: DesiredStatus::Run,
+            desired_description: "".into(),
+            transition: DesiredTransition::default(),
+            client: ClientStatus::Running,
+            client_description: "".into(),
+            client_at: 0,
+            client_sequence: 0,
+            tasks: BTreeMap::new(),
+            previous: None,
+            next: None,
+            follow_up: None,
+            reschedules: Vec::new(),
+            metrics: None,
+            create_index: self.state.head.index,
+            modify_index: self.state.head.index,
+            server_modify_index: self.state.head.index,
+            created_at: 0,
+            modified_at: 0,
+        }
+    }
+
+    /// `count` running allocations with names from 0, one per node from 1.
+    pub(crate) fn allocations(&mut self, spec: &JobSpec, count: u32) -> Vec<AllocationId> {
+        (0..count).map(|name| self.allocation(spec, name, u64::from(name) + 1)).collect()
+    }
+
+    fn put_allocation(&mut self, allocation: Allocation) {
+        self.state.allocations.put(allocation, &mut ChangeSet::default());
+        self.state.rebuild_derived();
+    }
+
+    pub(crate) fn get(&self, id: AllocationId) -> &Allocation {
+        self.state.allocations.get(&id).unwrap()
+    }
+
+    pub(crate) fn change(&mut self, id: AllocationId, change: impl FnOnce(&mut Allocation)) {
+        let mut allocation = self.get(id).clone();
+        change(&mut allocation);
+        self.put_allocation(allocation);
+    }
+
+    /// The allocation ends, now.
+    pub(crate) fn end(&mut self, id: AllocationId, how: ClientStatus) {
+        let now = self.now;
+        self.change(id, |allocation| {
+            allocation.client = how;
+            allocation.client_at = now;
+        });
+    }
+
+    /// A new evaluation of the job, stored.
+    pub(crate) fn evaluation(&mut self, spec: &JobSpec, trigger: Trigger) -> Evaluation {
+        self.evaluations += 1;
+        let id = EvaluationId(id(self.evaluations));
+        let evaluation = Evaluation::new(id, spec.key.clone(), spec.kind, spec.priority, trigger);
+        self.put_evaluation(evaluation.clone());
+        evaluation
+    }
+
+    pub(crate) fn put_evaluation(&mut self, evaluation: Evaluation) {
+        self.state.evaluations.put(evaluation, &mut ChangeSet::default());
+        self.state.rebuild_derived();
+    }
+
+    /// One pass, checked.
+    pub(crate) fn pass(&self, evaluation: &Evaluation) -> Plan {
+        let pass = Pass { state: &self.state, evaluation, now: self.now, attempt: 0 };
+        let plan = schedule(&pass).unwrap();
+        assert_eq!(schedule(&pass).unwrap(), plan, "the same pass gives the same plan");
+        assert_eq!(check::check(&self.state, &plan), Vec::new());
+        plan
+    }
+
+    /// One pass for a new evaluation.
+    pub(crate) fn plan(&mut self, spec: &JobSpec, trigger: Trigger) -> Plan {
+        let evaluation = self.evaluation(spec, trigger);
+        self.pass(&evaluation)
+    }
+
+    /// Registers the job and applies passes until nothing is left.
+    pub(crate) fn run(&mut self, spec: &JobSpec) -> Plan {
+        self.register(spec);
+        let plan = self.plan(spec, Trigger::JobRegister);
+        self.apply(&plan);
+        plan
+    }
+
+    /// Makes all of a plan true; new allocations run, healthy at once.
+    pub(crate) fn apply(&mut self, plan: &Plan) {
+        self.state.head.index += 1;
+        let changes = &mut ChangeSet::default();
+        for stop in &plan.stops {
+            let mut row = self.get(stop.id).clone();
+            row.desired = stop.desired;
+            row.desired_description = stop.description.clone();
+            row.client = stop.client.unwrap_or(row.client);
+            if row.client == ClientStatus::Running {
+                row.client = ClientStatus::Complete;
+            }
+            self.state.allocations.put(row, changes);
+        }
+        for in_place in &plan.in_place {
+            let mut row = self.get(in_place.id).clone();
+            row.job_create_index = plan.job_create_index;
+            row.job_version = plan.job_version;
+            self.state.allocations.put(row, changes);
+        }
+        for follow_up in &plan.follow_ups {
+            let mut row = self.get(follow_up.id).clone();
+            row.follow_up = Some(follow_up.evaluation);
+            self.state.allocations.put(row, changes);
+        }
+        let spec = self.state.job_spec(&plan.job, plan.job_create_index, plan.job_version).cloned();
+        for placement in &plan.placements {
+            self.place(plan, placement, spec.as_ref().unwrap());
+        }
+        if let Some(outcome) = &plan.outcome {
+            let mut row = (**self.state.evaluations.get(&plan.evaluation).unwrap()).clone();
+            row.status = outcome.status;
+            self.state.evaluations.put(row, changes);
+            for made in &outcome.evaluations {
+                self.state.evaluations.put(made.clone(), changes);
+            }
+        }
+        self.state.rebuild_derived();
+    }
+
+    fn place(&mut self, plan: &Plan, placement: &Placement, spec: &Arc<JobSpec>) {
+        let group = spec.group(&placement.group).unwrap();
+        let mut row = self.new_allocation(spec, placement.name_index, 0);
+        let changes = &mut ChangeSet::default();
+        row.id = placement.id;
+        row.group = placement.group.clone();
+        row.node = placement.node;
+        row.resources = Resources::of_group(group);
+        row.evaluation = plan.evaluation;
+        row.previous = placement.previous;
+        row.reschedules.clone_from(&placement.reschedules);
+        row.metrics.clone_from(&placement.metrics);
+        self.state.allocations.put(row, changes);
+        if let Some(previous) = placement.previous {
+            let mut old = self.get(previous).clone();
+            old.next = Some(placement.id);
+            self.state.allocations.put(old, changes);
+        }
+    }
+
+    /// Live allocations of a job.
+    pub(crate) fn live(&self, spec: &JobSpec) -> Vec<&Allocation> {
+        self.state
+            .allocations_of_job(&spec.key)
+            .map(|allocation| &**allocation)
+            .filter(|allocation| allocation.is_live())
+            .collect()
+    }
+}
+
+/// What the tests ask of plans.
+pub(crate) trait PlanExt {
+    /// Placed name indexes, sorted.
+    fn names(&self) -> Vec<u32>;
+    /// Placements, stops, in-place updates.
+    fn counts(&self) -> (usize, usize, usize);
+    fn status(&self) -> EvaluationStatus;
+    fn queued(&self) -> u32;
+    /// Blocked evaluations made.
+    fn blocked(&self) -> Vec<&Evaluation>;
+    /// Waiting evaluations made.
+    fn waiting(&self) -> Vec<&Evaluation>;
+}
+
+impl PlanExt for Plan {
+    fn names(&self) -> Vec<u32> {
+        let mut names: Vec<_> =
+            self.placements.iter().map(|placement| placement.name_index).collect();
+        names.sort_unstable();
+        names
+    }
+
+    fn counts(&self) -> (usize, usize, usize) {
+        (self.placements.len(), self.stops.len(), self.in_place.len())
+    }
+
+    fn status(&self) -> EvaluationStatus {
+        self.outcome.as_ref().unwrap().status
+    }
+
+    fn queued(&self) -> u32 {
+        self.outcome.as_ref().unwrap().queued.values().sum()
+    }
+
+    fn blocked(&self) -> Vec<&Evaluation> {
+        let made = &self.outcome.as_ref().unwrap().evaluations;
+        made.iter().filter(|made| made.status == EvaluationStatus::Blocked).collect()
+    }
+
+    fn waiting(&self) -> Vec<&Evaluation> {
+        let made = &self.outcome.as_ref().unwrap().evaluations;
+        made.iter().filter(|made| made.status == EvaluationStatus::Pending).collect()
+    }
+}

@@ -1,0 +1,240 @@
+//! Constraints, drivers, datacenters, pools, and what is distinct (F4, F5, S7).
+
+use std::collections::BTreeMap;
+
+use fsm::{ClassId, JobKind, Node, NodeId, Plan, Trigger, job::Constraint};
+
+use super::{Cluster, cluster::PlanExt, id, job, node};
+use crate::constraint::{Condition, glob};
+
+fn constraint(left: &str, operand: &str, right: &str) -> Constraint {
+    Constraint { left: left.into(), operand: operand.into(), right: right.into() }
+}
+
+fn describe(node: &mut Node, change: impl FnOnce(&mut fsm::node::NodeDescription)) {
+    let mut description = (*node.description).clone();
+    change(&mut description);
+    node.description = description.into();
+}
+
+/// F5.
+#[test]
+fn f5_operands() {
+    let mut row = node(7);
+    describe(&mut row, |description| {
+        description.class = "large".into();
+        for (key, value) in [
+            ("kernel.name", "linux"),
+            ("kernel.version", "4.19.1"),
+            ("cpu.numcores", "16"),
+            ("ratio", "1.5"),
+            ("features", "avx, sse4 ,aes"),
+            ("os.version", "1.3.0-beta1"),
+            ("copy", "linux"),
+        ] {
+            description.attributes.insert(key.into(), value.into());
+        }
+        description.meta.insert("rack".into(), "r1".into());
+    });
+    for (left, operand, right, met) in [
+        ("${attr.kernel.name}", "=", "linux", true),
+        ("${attr.kernel.name}", "==", "windows", false),
+        ("${attr.kernel.name}", "is", "linux", true),
+        ("${attr.kernel.name}", "", "linux", true),
+        ("${attr.kernel.name}", "=", "${attr.copy}", true),
+        ("${attr.kernel.name}", "!=", "linux", false),
+        ("${attr.kernel.name}", "not", "windows", true),
+        ("${attr.absent}", "!=", "x", true),
+        ("${attr.absent}", "=", "x", false),
+        ("${attr.absent}", "is_set", "", false),
+        ("${attr.absent}", "is_not_set", "", true),
+        ("${meta.rack}", "is_set", "", true),
+        ("${attr.cpu.numcores}", ">", "9", true),
+        ("${attr.cpu.numcores}", "<=", "16", true),
+        ("${attr.cpu.numcores}", "<", "16", false),
+        ("${attr.ratio}", ">=", "1.25", true),
+        ("${attr.kernel.name}", "<", "windows", true),
+        ("${attr.cpu.numcores}", "<", "9x", true),
+        ("${attr.kernel.version}", "version", ">= 4.0, < 5.0", true),
+        ("${attr.os.version}", "version", ">= 0.6.1", false),
+        ("${attr.os.version}", "semver", ">= 0.6.1", true),
+        ("${node.unique.name}", "regexp", "^node-[0-9]$", true),
+        ("${node.unique.name}", "regexp", "[", false),
+        ("${attr.features}", "set_contains", "aes,avx", true),
+        ("${attr.features}", "set_contains_all", "aes,neon", false),
+        ("${attr.features}", "set_contains_any", "neon, sse4", true),
+        ("${node.class}", "=", "large", true),
+        ("${node.datacenter}", "=", "dc1", true),
+        ("${node.pool}", "=", "default", true),
+        ("${node.unique.id}", "=", "00000000-0000-0000-0000-000000000007", true),
+        ("${env.HOME}", "is_set", "", false),
+        ("${attr.kernel.name", "is_set", "", false),
+        ("${attr.kernel.name}", "resembles", "linux", false),
+        ("literal", "=", "literal", true),
+    ] {
+        let condition = Condition::compile(&constraint(left, operand, right));
+        assert_eq!(condition.met_by(&row), met, "{left} {operand} {right}");
+    }
+}
+
+#[test]
+fn globs() {
+    for (pattern, text, matches) in [
+        ("*", "dc1", true),
+        ("dc1", "dc1", true),
+        ("dc1", "dc12", false),
+        ("dc*", "dc12", true),
+        ("*-prod", "eu-prod", true),
+        ("eu-*-prod", "eu-west-prod", true),
+        ("eu-*-prod", "eu-prod", false),
+        ("a*a", "a", false),
+        ("*b*c*", "abxc", true),
+        ("", "", true),
+    ] {
+        assert_eq!(glob(pattern, text), matches, "{pattern} {text}");
+    }
+}
+
+/// F4: nodes of one class are checked once, and later ones say so; unique attributes escape that.
+#[test]
+fn f4_class_memo() {
+    let mut cluster = Cluster::with_nodes(6);
+    let mut spec = job(JobKind::Service);
+    spec.constraints = vec![constraint("${attr.kernel.name}", "=", "windows")];
+    let plan = cluster.run(&spec);
+    let metrics = &plan.outcome.as_ref().unwrap().failed_groups["web"];
+    assert_eq!(
+        metrics.constraint_filtered,
+        BTreeMap::from([
+            ("${attr.kernel.name} = windows".into(), 1),
+            ("computed class ineligible".into(), 5),
+        ])
+    );
+    assert_eq!(plan.blocked()[0].class_eligibility, BTreeMap::from([(ClassId([0; 16]), false)]));
+
+    spec.constraints = vec![constraint("${node.unique.name}", "=", "node-4")];
+    let plan = cluster.run(&spec);
+    assert_eq!(plan.placements.len(), 8);
+    assert!(plan.placements.iter().all(|placement| placement.node == NodeId(id(4))));
+    assert!(plan.blocked()[0].escaped);
+}
+
+/// 2.2: datacenters are patterns, the pool `all` is every node.
+#[test]
+fn datacenters_and_pools() {
+    let mut cluster = Cluster::with_nodes(3);
+    cluster.change_node(2, |node| {
+        describe(node, |description| description.datacenter = "eu-2".into());
+    });
+    cluster.change_node(3, |node| describe(node, |description| description.pool = "gpu".into()));
+    let nodes = |plan: &Plan| {
+        let mut nodes: Vec<_> = plan.placements.iter().map(|placement| placement.node).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes.into_iter().map(|node| node.0[15]).collect::<Vec<_>>()
+    };
+    let mut spec = job(JobKind::System);
+    for (number, (datacenters, pool, expected)) in [
+        (vec!["*"], "default", vec![1, 2]),
+        (vec!["eu-*"], "default", vec![2]),
+        (vec!["dc1", "eu-2"], "all", vec![1, 2, 3]),
+        (vec!["dc1"], "gpu", vec![3]),
+        (vec!["none"], "all", vec![]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        spec.key.id = format!("job-{number}").into();
+        spec.datacenters = datacenters.into_iter().map(Into::into).collect();
+        spec.node_pool = pool.into();
+        cluster.register(&spec);
+        assert_eq!(nodes(&cluster.plan(&spec, Trigger::JobRegister)), expected);
+    }
+}
+
+#[test]
+fn an_unhealthy_driver_is_missing() {
+    let mut cluster = Cluster::with_nodes(2);
+    cluster.change_node(1, |node| {
+        node.class = ClassId(id(1));
+        describe(node, |description| {
+            if let Some(driver) = description.drivers.get_mut("mock") {
+                driver.healthy = false;
+            }
+        });
+    });
+    let plan = cluster.run(&job(JobKind::Service));
+    assert!(plan.placements.iter().all(|placement| placement.node == NodeId(id(2))));
+    assert_eq!(plan.placements.len(), 8);
+}
+
+/// S7.
+#[test]
+fn s7_distinct_hosts() {
+    let mut cluster = Cluster::with_nodes(6);
+    let mut spec = job(JobKind::Service);
+    spec.constraints = vec![constraint("", "distinct_hosts", "")];
+    let plan = cluster.run(&spec);
+    assert_eq!((plan.placements.len(), plan.queued()), (6, 4));
+    let mut nodes: Vec<_> = plan.placements.iter().map(|placement| placement.node).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    assert_eq!(nodes.len(), 6);
+    let metrics = &plan.outcome.as_ref().unwrap().failed_groups["web"];
+    assert_eq!(metrics.constraint_filtered["distinct_hosts"], 6);
+
+    // What the plan itself stops frees its host.
+    spec.groups[0].count = 6;
+    spec.groups[0].tasks[0].user = "other".into();
+    assert_eq!(cluster.run(&spec).counts(), (6, 6, 0));
+}
+
+/// S7: at group level only the group's own instances count.
+#[test]
+fn s7_distinct_hosts_of_a_group() {
+    let mut cluster = Cluster::with_nodes(2);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 2;
+    let mut other = spec.groups[0].clone();
+    other.name = "api".into();
+    other.constraints = vec![constraint("", "distinct_hosts", "true")];
+    spec.groups.push(other);
+    assert_eq!(cluster.run(&spec).placements.len(), 4);
+}
+
+/// S7.
+#[test]
+fn s7_distinct_property() {
+    for (right, placed) in [("", 3), ("2", 6), ("5", 10), ("bad", 0)] {
+        let mut cluster = Cluster::new();
+        for number in 1..=7 {
+            let mut row = node(number);
+            describe(&mut row, |description| {
+                // Node 7 has no rack.
+                if number < 7 {
+                    description.meta.insert("rack".into(), format!("r{}", number % 3).into());
+                }
+            });
+            row.class = ClassId(id(number % 3 + 10 * (number / 7)));
+            cluster.put_node(row);
+        }
+        let mut spec = job(JobKind::Service);
+        spec.constraints = vec![constraint("${meta.rack}", "distinct_property", right)];
+        let plan = cluster.run(&spec);
+        assert_eq!(plan.placements.len(), placed, "{right}");
+        let mut by_rack: BTreeMap<u8, u32> = BTreeMap::new();
+        for placement in &plan.placements {
+            assert_ne!(placement.node, NodeId(id(7)));
+            *by_rack.entry(placement.node.0[15] % 3).or_default() += 1;
+        }
+        let max = right.parse().unwrap_or(1);
+        assert!(by_rack.values().all(|count| *count <= max), "{by_rack:?}");
+
+        // Values freed by the plan's stops are free for its placements.
+        if placed > 0 && placed < 10 {
+            spec.groups[0].count = u32::try_from(placed).unwrap();
+            spec.groups[0].tasks[0].user = "other".into();
+            assert_eq!(cluster.run(&spec).counts(), (placed, placed, 0));
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Tests of whole passes: a small language for clusters, and a stand-in for the plan applier that keeps the cluster going.
+
+mod cluster;
+
+mod checker;
+mod feasibility;
+mod random;
+mod ranking;
+mod reconcile;
+mod reschedule;
+mod service;
+mod system;
+
+pub(crate) use cluster::{Cluster, id, job, node};

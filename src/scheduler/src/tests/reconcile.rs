@@ -1,0 +1,314 @@
+//! The reconciler's numbers (R1–R4, R7): what is placed, stopped, updated for a job of ten.
+
+use std::collections::BTreeSet;
+
+use fsm::{
+    AllocationId, ClientStatus, EvaluationStatus, JobKind, JobSpec, Liveness, Plan, Trigger,
+};
+
+use super::{
+    Cluster,
+    cluster::{PlanExt, update},
+    job,
+};
+
+/// A job of ten on twenty nodes, with `existing` running instances of the registered version.
+fn existing(existing: u32) -> (Cluster, JobSpec, Vec<AllocationId>) {
+    let mut cluster = Cluster::with_nodes(20);
+    let spec = job(JobKind::Service);
+    cluster.register(&spec);
+    let ids = cluster.allocations(&spec, existing);
+    (cluster, spec, ids)
+}
+
+fn with_count(spec: &JobSpec, count: u32) -> JobSpec {
+    let mut changed = spec.clone();
+    changed.groups[0].count = count;
+    changed
+}
+
+fn destructive(spec: &JobSpec) -> JobSpec {
+    let mut changed = spec.clone();
+    changed.groups[0].tasks[0].config_json = "{\"v\":2}".into();
+    changed
+}
+
+fn check(plan: &Plan, placements: usize, stops: usize, in_place: usize) {
+    assert_eq!(plan.counts(), (placements, stops, in_place), "(placements, stops, in place)");
+    assert_eq!(plan.status(), EvaluationStatus::Complete);
+    assert_eq!(plan.queued(), 0);
+}
+
+fn stopped_names(cluster: &Cluster, plan: &Plan) -> Vec<u32> {
+    let mut names: Vec<_> = plan.stops.iter().map(|stop| cluster.get(stop.id).name_index).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn r1_none_existing_places_ten() {
+    let (mut cluster, spec, _) = existing(0);
+    check(&cluster.plan(&spec, Trigger::JobRegister), 10, 0, 0);
+}
+
+#[test]
+fn r1_five_existing_places_the_five_missing_names() {
+    let (mut cluster, spec, _) = existing(5);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    check(&plan, 5, 0, 0);
+    assert_eq!(plan.names(), [5, 6, 7, 8, 9]);
+}
+
+#[test]
+fn r1_twenty_existing_stops_the_ten_highest() {
+    let (mut cluster, spec, _) = existing(20);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    check(&plan, 0, 10, 0);
+    assert_eq!(stopped_names(&cluster, &plan), (10..20).collect::<Vec<_>>());
+}
+
+#[test]
+fn r1_count_zero_stops_all_also_with_duplicate_names() {
+    let (mut cluster, spec, _) = existing(5);
+    for on in 11..16 {
+        cluster.allocation(&spec, on % 2, u64::from(on));
+    }
+    let none = with_count(&spec, 0);
+    cluster.register(&none);
+    check(&cluster.plan(&none, Trigger::JobRegister), 0, 10, 0);
+}
+
+#[test]
+fn r1_gaps_in_names_are_filled_from_the_lowest() {
+    let (mut cluster, spec, _) = existing(0);
+    for name in [1, 3, 12] {
+        cluster.allocation(&spec, name, u64::from(name) + 1);
+    }
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!(plan.names(), [0, 2, 4, 5, 6, 7, 8]);
+}
+
+#[test]
+fn r2_in_place_updates_keep_ids() {
+    for (count, placements, stops, in_place) in [(10, 0, 0, 10), (15, 5, 0, 10), (5, 0, 5, 5)] {
+        let (mut cluster, spec, ids) = existing(10);
+        let mut changed = with_count(&spec, count);
+        changed.groups[0].tasks[0].kill_timeout_ms += 1;
+        cluster.register(&changed);
+        let plan = cluster.plan(&changed, Trigger::JobRegister);
+        check(&plan, placements, stops, in_place);
+        assert_eq!(plan.job_version, 1);
+        let kept: BTreeSet<_> = plan.in_place.iter().map(|in_place| in_place.id).collect();
+        assert_eq!(kept, ids[..in_place].iter().copied().collect());
+    }
+}
+
+#[test]
+fn r3_destructive_updates_replace_all_without_an_update_block() {
+    let (mut cluster, spec, _) = existing(10);
+    let changed = destructive(&spec);
+    cluster.register(&changed);
+    let plan = cluster.plan(&changed, Trigger::JobRegister);
+    check(&plan, 10, 10, 0);
+    for (placement, stop) in plan.placements.iter().zip(&plan.stops) {
+        assert_eq!(placement.previous, Some(stop.id), "chained");
+        assert_eq!(placement.name_index, cluster.get(stop.id).name_index);
+        assert!(placement.reschedules.is_empty());
+    }
+    cluster.apply(&plan);
+    assert!(cluster.plan(&changed, Trigger::JobRegister).is_no_op());
+}
+
+#[test]
+fn r3_destructive_updates_with_another_count() {
+    let (mut cluster, spec, _) = existing(10);
+    let more = with_count(&destructive(&spec), 15);
+    cluster.register(&more);
+    let plan = cluster.plan(&more, Trigger::JobRegister);
+    check(&plan, 15, 10, 0);
+    assert_eq!(plan.names(), (0..15).collect::<Vec<_>>());
+
+    let (mut cluster, spec, _) = existing(10);
+    let fewer = with_count(&destructive(&spec), 5);
+    cluster.register(&fewer);
+    let plan = cluster.plan(&fewer, Trigger::JobRegister);
+    check(&plan, 5, 10, 0);
+    assert_eq!(plan.names(), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn r3_max_parallel_zero_replaces_all_at_once() {
+    let (mut cluster, spec, _) = existing(10);
+    let mut changed = destructive(&spec);
+    changed.groups[0].update = Some(update(0));
+    cluster.register(&changed);
+    check(&cluster.plan(&changed, Trigger::JobRegister), 10, 10, 0);
+}
+
+#[test]
+fn r3_max_parallel_limits_a_step_and_one_follow_up_goes_on() {
+    let (mut cluster, spec, _) = existing(10);
+    let mut changed = destructive(&spec);
+    changed.groups[0].update = Some(update(4));
+    cluster.register(&changed);
+    let plan = cluster.plan(&changed, Trigger::JobRegister);
+    check(&plan, 4, 4, 0);
+    assert_eq!(plan.names(), [0, 1, 2, 3]);
+    let follow_up = plan.waiting()[0].clone();
+    assert_eq!(follow_up.trigger, Trigger::RollingUpdate);
+    assert_eq!(follow_up.wait_until, cluster.now + 10_000);
+    cluster.apply(&plan);
+    for placement in &plan.placements {
+        let now = cluster.now;
+        cluster.change(placement.id, |allocation| allocation.client_at = now);
+    }
+
+    // Nothing is healthy yet, and the follow-up is known.
+    let early = cluster.plan(&changed, Trigger::NodeUpdate);
+    assert!(early.is_no_op());
+    assert!(early.waiting().is_empty());
+
+    // Three of four healthy: three more.
+    cluster.now += 10_000;
+    cluster.change(plan.placements[0].id, |allocation| allocation.client = ClientStatus::Pending);
+    let plan = cluster.pass(&follow_up);
+    check(&plan, 3, 3, 0);
+    assert_eq!(plan.waiting().len(), 1);
+}
+
+/// R21: what is missing goes first and counts against the step.
+#[test]
+fn missing_instances_count_against_the_step() {
+    let (mut cluster, spec, _) = existing(7);
+    let mut changed = destructive(&spec);
+    changed.groups[0].update = Some(update(4));
+    cluster.register(&changed);
+    check(&cluster.plan(&changed, Trigger::JobRegister), 4, 1, 0);
+}
+
+#[test]
+fn r4_lost_instances_are_replaced_up_to_count() {
+    for (count, placements, stopped) in
+        [(10, 2, vec![0, 1]), (15, 7, vec![0, 1]), (5, 0, vec![0, 1, 7, 8, 9])]
+    {
+        let (mut cluster, spec, ids) = existing(10);
+        for number in [1, 2] {
+            cluster.change_node(number, |node| node.liveness = Liveness::Down);
+        }
+        let changed = with_count(&spec, count);
+        cluster.register(&changed);
+        let plan = cluster.plan(&changed, Trigger::NodeUpdate);
+        assert_eq!(plan.placements.len(), placements);
+        assert_eq!(stopped_names(&cluster, &plan), stopped);
+        for stop in &plan.stops {
+            let lost = ids[..2].contains(&stop.id);
+            assert_eq!(stop.client, lost.then_some(ClientStatus::Lost));
+        }
+    }
+}
+
+#[test]
+fn r7_a_removed_group_stops_and_a_new_one_is_placed() {
+    let (mut cluster, spec, _) = existing(10);
+    let mut changed = spec.clone();
+    changed.groups[0].name = "api".into();
+    cluster.register(&changed);
+    let plan = cluster.plan(&changed, Trigger::JobRegister);
+    check(&plan, 10, 10, 0);
+    assert!(plan.placements.iter().all(|placement| &*placement.group == "api"));
+}
+
+/// R7, S13.
+#[test]
+fn r7_a_stopped_or_purged_job_stops_what_lives() {
+    for purge in [false, true] {
+        let (mut cluster, spec, ids) = existing(10);
+        cluster.end(ids[0], ClientStatus::Complete);
+        cluster.end(ids[1], ClientStatus::Failed);
+        if purge {
+            cluster.state.jobs.remove(&spec.key, &mut fsm::table::ChangeSet::default());
+        } else {
+            cluster.change_job(&spec.key, |row| row.stop = true);
+        }
+        let plan = cluster.plan(&spec, Trigger::JobDeregister);
+        assert_eq!(plan.counts(), (0, 8, 0));
+        assert_eq!(plan.status(), EvaluationStatus::Complete);
+        assert!(plan.outcome.as_ref().is_some_and(|outcome| outcome.evaluations.is_empty()));
+        assert_eq!(plan.job_create_index == 0, purge);
+    }
+}
+
+/// R22, S22: a changed batch job runs again, an unchanged one does not.
+#[test]
+fn r22_finished_batch_instances_count_only_for_their_version() {
+    let mut cluster = Cluster::with_nodes(10);
+    let spec = job(JobKind::Batch);
+    cluster.register(&spec);
+    for id in cluster.allocations(&spec, 10) {
+        cluster.end(id, ClientStatus::Complete);
+    }
+    assert!(cluster.plan(&spec, Trigger::JobRegister).is_no_op());
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    check(&plan, 10, 0, 0);
+    assert_eq!(plan.names(), (0..10).collect::<Vec<_>>());
+}
+
+/// R12.
+#[test]
+fn r12_a_service_instance_that_completed_is_replaced() {
+    let (mut cluster, spec, ids) = existing(10);
+    cluster.end(ids[4], ClientStatus::Complete);
+    let plan = cluster.plan(&spec, Trigger::AllocFailure);
+    check(&plan, 1, 0, 0);
+    assert_eq!(plan.names(), [4]);
+}
+
+/// S14: flagged allocations move; draining alone moves nothing.
+#[test]
+fn s14_migration_is_by_flag() {
+    let (mut cluster, spec, ids) = existing(10);
+    cluster.change_node(3, |node| {
+        node.drain = Some(fsm::node::Drain {
+            started_at: 0,
+            deadline_at: None,
+            force: false,
+            ignore_system: false,
+            owner: "".into(),
+            cancelable: false,
+        });
+    });
+    assert!(cluster.plan(&spec, Trigger::NodeDrain).is_no_op());
+    cluster.change(ids[2], |allocation| allocation.transition.migrate = true);
+    let plan = cluster.plan(&spec, Trigger::NodeDrain);
+    check(&plan, 1, 1, 0);
+    assert_eq!(&*plan.stops[0].description, "alloc is being migrated");
+    assert_eq!(plan.placements[0].previous, Some(ids[2]));
+    assert_eq!(plan.names(), [2]);
+}
+
+/// 2.8.1: in place unless the node no longer suits the job.
+#[test]
+fn an_update_that_the_node_no_longer_suits_is_destructive() {
+    let (mut cluster, spec, _) = existing(10);
+    cluster.change_node(4, |node| {
+        let mut description = (*node.description).clone();
+        description.datacenter = "dc2".into();
+        node.description = description.into();
+    });
+    let mut changed = spec.clone();
+    changed.datacenters = vec!["dc1".into()];
+    cluster.register(&changed);
+    check(&cluster.plan(&changed, Trigger::JobRegister), 1, 1, 9);
+}
+
+/// S20.
+#[test]
+fn s20_a_superseded_instance_is_stopped() {
+    let (mut cluster, spec, ids) = existing(9);
+    let successor = cluster.allocation(&spec, 9, 15);
+    cluster.change(ids[0], |allocation| allocation.next = Some(successor));
+    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+    check(&plan, 1, 1, 0);
+    assert_eq!(plan.stops[0].id, ids[0]);
+}

@@ -1,0 +1,350 @@
+//! Service and batch jobs as a whole: placing, blocking, bounds, ends of evaluations.
+
+use fsm::{
+    AllocationId, ClassId, ClientStatus, EvaluationStatus, JobKind, NodeId, Trigger,
+    job::{Network, PortAsk},
+    limits::PLAN_PLACEMENTS_MAX,
+    resources::Port,
+};
+
+use super::{Cluster, cluster::PlanExt, id, job, node};
+use crate::{Pass, ScheduleError, attempts_max, exhausted, schedule};
+
+/// S1.
+#[test]
+fn s1_ten_instances_on_ten_nodes_in_one_plan() {
+    let mut cluster = Cluster::with_nodes(10);
+    let spec = job(JobKind::Service);
+    let plan = cluster.run(&spec);
+    assert_eq!(plan.names(), (0..10).collect::<Vec<_>>());
+    assert_eq!(plan.status(), EvaluationStatus::Complete);
+    assert_eq!((plan.queued(), plan.blocked().len()), (0, 0));
+    assert_eq!(cluster.live(&spec).len(), 10);
+    let again = cluster.plan(&spec, Trigger::JobRegister);
+    assert!(again.is_no_op());
+    assert_eq!(again.status(), EvaluationStatus::Complete);
+}
+
+/// S2, S6, SC-26: no node, one blocked evaluation; it re-blocks until there is a node and then places all.
+#[test]
+fn s2_a_blocked_evaluation_waits_for_nodes() {
+    let mut cluster = Cluster::new();
+    let spec = job(JobKind::Service);
+    let plan = cluster.run(&spec);
+    assert!(plan.is_no_op());
+    assert_eq!((plan.status(), plan.queued()), (EvaluationStatus::Complete, 10));
+    let outcome = plan.outcome.as_ref().unwrap();
+    assert_eq!(outcome.failed_groups["web"].coalesced_failures, 9);
+    assert_eq!(outcome.failed_groups["web"].nodes_evaluated, 0);
+    let blocked = plan.blocked()[0].clone();
+    assert_eq!(blocked.trigger, Trigger::QueuedAllocs);
+    assert_eq!(blocked.previous, Some(plan.evaluation));
+    assert_eq!(blocked.snapshot_index, plan.snapshot_index);
+    assert_eq!(&*blocked.status_description, "created to place remaining allocations");
+    assert!(blocked.class_eligibility.is_empty() && !blocked.escaped);
+
+    let other = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert!(other.blocked().is_empty(), "one blocked evaluation per job");
+
+    let again = cluster.pass(&blocked);
+    assert!(again.is_no_op());
+    assert_eq!(again.status(), EvaluationStatus::Blocked);
+    assert!(again.blocked().is_empty(), "re-blocked, not replaced");
+
+    cluster.put_node(node(1));
+    cluster.put_node(node(2));
+    let placed = cluster.pass(&blocked);
+    assert_eq!((placed.placements.len(), placed.queued()), (10, 0));
+    assert_eq!(placed.status(), EvaluationStatus::Complete);
+}
+
+/// S2: classes that were looked at are in the blocked evaluation.
+#[test]
+fn s2_class_eligibility_tells_what_would_do() {
+    let mut cluster = Cluster::new();
+    for (number, class, kernel) in [(1, 1, "linux"), (2, 2, "windows"), (3, 2, "windows")] {
+        let mut row = node(number);
+        row.class = ClassId(id(class));
+        let mut description = (*row.description).clone();
+        description.attributes.insert("kernel.name".into(), kernel.into());
+        row.description = description.into();
+        cluster.put_node(row);
+    }
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].constraints = vec![fsm::job::Constraint {
+        left: "${attr.kernel.name}".into(),
+        operand: "=".into(),
+        right: "linux".into(),
+    }];
+    let plan = cluster.run(&spec);
+    assert_eq!((plan.placements.len(), plan.queued()), (8, 2));
+    let blocked = plan.blocked()[0];
+    let eligibility: Vec<_> = blocked.class_eligibility.iter().collect();
+    assert_eq!(eligibility, [(&ClassId(id(1)), &true), (&ClassId(id(2)), &false)]);
+    let metrics = &plan.outcome.as_ref().unwrap().failed_groups["web"];
+    assert_eq!((metrics.nodes_evaluated, metrics.nodes_filtered), (3, 2));
+    assert_eq!(metrics.dimension_exhausted["cpu"], 1);
+    assert_eq!(metrics.constraint_filtered["computed class ineligible"], 2);
+    assert_eq!(metrics.coalesced_failures, 1);
+}
+
+/// S3.
+#[test]
+fn s3_one_group_fits_and_the_other_does_not() {
+    let mut cluster = Cluster::with_nodes(10);
+    let mut spec = job(JobKind::Service);
+    let mut other = spec.groups[0].clone();
+    other.name = "gpu".into();
+    other.tasks[0].driver = "missing".into();
+    spec.groups.push(other);
+    let plan = cluster.run(&spec);
+    assert_eq!(plan.placements.len(), 10);
+    assert!(plan.placements.iter().all(|placement| &*placement.group == "web"));
+    let outcome = plan.outcome.as_ref().unwrap();
+    assert_eq!(outcome.failed_groups.keys().map(|name| &**name).collect::<Vec<_>>(), ["gpu"]);
+    assert_eq!(outcome.failed_groups["gpu"].coalesced_failures, 9);
+    assert_eq!(outcome.failed_groups["gpu"].constraint_filtered["missing drivers"], 1);
+    assert_eq!((outcome.queued["gpu"], outcome.queued["web"]), (10, 0));
+}
+
+/// A blocked evaluation of an older version does not stand in for the new one.
+#[test]
+fn a_blocked_evaluation_of_another_version_is_not_enough() {
+    let mut cluster = Cluster::with_nodes(1);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].tasks[0].driver = "missing".into();
+    assert_eq!(cluster.run(&spec).blocked().len(), 1);
+    spec.groups[0].count = 9;
+    assert_eq!(cluster.run(&spec).blocked().len(), 1);
+    assert_eq!(cluster.plan(&spec, Trigger::NodeUpdate).blocked().len(), 0);
+}
+
+/// S10: a full node makes room for the successor of what it runs.
+#[test]
+fn s10_a_stop_makes_room_on_a_full_node() {
+    let mut cluster = Cluster::with_nodes(1);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 8;
+    assert_eq!(cluster.run(&spec).placements.len(), 8);
+    spec.groups[0].tasks[0].config_json = "{\"v\":2}".into();
+    let plan = cluster.run(&spec);
+    assert_eq!(plan.counts(), (8, 8, 0));
+}
+
+/// 2.7: a destructive update that cannot be placed leaves what runs alone.
+#[test]
+fn a_failed_replacement_keeps_its_predecessor() {
+    let mut cluster = Cluster::with_nodes(2);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 2;
+    cluster.run(&spec);
+    spec.groups[0].tasks[0].resources.cpu_mhz = 5_000;
+    let plan = cluster.run(&spec);
+    assert_eq!(plan.counts(), (0, 0, 0));
+    assert_eq!(plan.queued(), 2);
+    assert_eq!(cluster.live(&spec).len(), 2);
+}
+
+/// S13 and 2.1.
+#[test]
+fn s13_count_zero_stops_all_without_a_blocked_evaluation() {
+    let mut cluster = Cluster::with_nodes(2);
+    let mut spec = job(JobKind::Service);
+    cluster.run(&spec);
+    spec.groups[0].count = 0;
+    let plan = cluster.run(&spec);
+    assert_eq!(plan.counts(), (0, 10, 0));
+    assert!(plan.blocked().is_empty());
+}
+
+/// NS-13 for all kinds.
+#[test]
+fn an_unknown_trigger_fails_the_evaluation() {
+    let mut cluster = Cluster::with_nodes(1);
+    let spec = job(JobKind::Service);
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::Scheduled);
+    assert!(plan.is_no_op());
+    assert_eq!(plan.status(), EvaluationStatus::Failed);
+    assert_eq!(
+        &*plan.outcome.unwrap().description,
+        "scheduler cannot handle 'scheduled' evaluation reason"
+    );
+}
+
+/// S5: five attempts, then failed with one blocked evaluation that the leader retries.
+#[test]
+fn s5_attempts_used_up() {
+    let mut cluster = Cluster::with_nodes(1);
+    let spec = job(JobKind::Service);
+    cluster.register(&spec);
+    let evaluation = cluster.evaluation(&spec, Trigger::JobRegister);
+    let pass = Pass { state: &cluster.state, evaluation: &evaluation, now: 1, attempt: 5 };
+    let plan = exhausted(&pass).unwrap();
+    assert!(plan.is_no_op());
+    assert_eq!(plan.status(), EvaluationStatus::Failed);
+    assert_eq!(&*plan.outcome.as_ref().unwrap().description, "maximum attempts reached (5)");
+    assert_eq!(plan.blocked()[0].trigger, Trigger::MaxPlans);
+    cluster.apply(&plan);
+    let evaluation = cluster.evaluation(&spec, Trigger::NodeUpdate);
+    let pass = Pass { state: &cluster.state, evaluation: &evaluation, now: 1, attempt: 5 };
+    assert!(exhausted(&pass).unwrap().blocked().is_empty(), "one is enough");
+    assert_eq!(JobKind::ALL.map(attempts_max), [5, 2, 5, 2]);
+}
+
+#[test]
+fn a_missing_spec_is_an_error() {
+    let mut cluster = Cluster::with_nodes(1);
+    let spec = job(JobKind::Service);
+    cluster.register(&spec);
+    cluster.change_job(&spec.key, |row| row.version = 7);
+    let evaluation = cluster.evaluation(&spec, Trigger::JobRegister);
+    let pass = Pass { state: &cluster.state, evaluation: &evaluation, now: 1, attempt: 0 };
+    assert!(matches!(schedule(&pass), Err(ScheduleError::SpecMissing { version: 7, .. })));
+}
+
+/// Attempts and snapshots get ids of their own.
+#[test]
+fn ids_differ_between_attempts() {
+    let mut cluster = Cluster::with_nodes(4);
+    let spec = job(JobKind::Service);
+    cluster.register(&spec);
+    let evaluation = cluster.evaluation(&spec, Trigger::JobRegister);
+    let ids = |attempt| -> Vec<AllocationId> {
+        let pass = Pass { state: &cluster.state, evaluation: &evaluation, now: 1, attempt };
+        schedule(&pass).unwrap().placements.iter().map(|placement| placement.id).collect()
+    };
+    assert_eq!(ids(0), ids(0));
+    assert!(ids(0).iter().all(|id| !ids(1).contains(id)));
+}
+
+/// A plan is cut at its bound, has no outcome then, and the next passes do the rest.
+#[test]
+fn a_plan_is_cut_at_its_bound() {
+    let mut cluster = Cluster::new();
+    for number in 1..=10 {
+        let mut row = node(number);
+        let mut description = (*row.description).clone();
+        description.resources.total.cpu_mhz = 1_000_000;
+        description.resources.total.memory_mb = 1_000_000;
+        description.resources.total.disk_mb = 10_000_000;
+        row.description = description.into();
+        cluster.put_node(row);
+    }
+    let mut spec = job(JobKind::Batch);
+    spec.groups[0].count = u32::try_from(PLAN_PLACEMENTS_MAX).unwrap() + 10;
+    cluster.register(&spec);
+    let evaluation = cluster.evaluation(&spec, Trigger::JobRegister);
+    let first = cluster.pass(&evaluation);
+    assert_eq!(first.placements.len(), PLAN_PLACEMENTS_MAX);
+    assert_eq!(first.outcome, None);
+    cluster.apply(&first);
+    let second = cluster.pass(&evaluation);
+    assert_eq!(second.placements.len(), 10);
+    assert_eq!(second.status(), EvaluationStatus::Complete);
+    cluster.apply(&second);
+
+    // The same for stops, and nothing is placed in the place of what was not stopped.
+    cluster.change_job(&spec.key, |row| row.stop = true);
+    let stops = cluster.pass(&evaluation);
+    assert_eq!((stops.stops.len(), stops.outcome.clone()), (PLAN_PLACEMENTS_MAX, None));
+    cluster.apply(&stops);
+    assert_eq!(cluster.pass(&evaluation).stops.len(), 10);
+}
+
+/// F2, P3: the reserve is kept, the number of allocations is limited.
+#[test]
+fn room_is_what_is_left_after_reserve_and_limits() {
+    let mut row = node(1);
+    let mut description = (*row.description).clone();
+    description.resources.reserved.cpu_mhz = 1_000;
+    row.description = description.clone().into();
+    let mut cluster = Cluster::new();
+    cluster.put_node(row.clone());
+    let plan = cluster.run(&job(JobKind::Service));
+    assert_eq!((plan.placements.len(), plan.queued()), (6, 4));
+
+    description.resources.allocations_max = 3;
+    row.description = description.into();
+    let mut cluster = Cluster::new();
+    cluster.put_node(row);
+    let plan = cluster.run(&job(JobKind::Service));
+    assert_eq!(plan.placements.len(), 3);
+    let metrics = &plan.outcome.as_ref().unwrap().failed_groups["web"];
+    assert_eq!(metrics.dimension_exhausted["max allocations"], 1);
+}
+
+fn ports(values: &[u16]) -> Option<Network> {
+    let ports = values
+        .iter()
+        .enumerate()
+        .map(|(number, value)| PortAsk { label: format!("p{number}").into(), value: *value, to: 0 })
+        .collect();
+    Some(Network { ports })
+}
+
+/// 2.10: a static port is given once per node; its holder may hand it to its successor.
+#[test]
+fn a_static_port_is_given_once() {
+    let mut cluster = Cluster::with_nodes(3);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].network = ports(&[8080]);
+    let plan = cluster.run(&spec);
+    assert_eq!((plan.placements.len(), plan.queued()), (3, 7));
+    let metrics = &plan.outcome.as_ref().unwrap().failed_groups["web"];
+    assert_eq!(metrics.dimension_exhausted["network: port collision"], 3);
+    let nodes: std::collections::BTreeSet<NodeId> =
+        plan.placements.iter().map(|placement| placement.node).collect();
+    assert_eq!(nodes.len(), 3);
+
+    for placement in &plan.placements {
+        cluster.change(placement.id, |allocation| {
+            allocation.ports = vec![Port { label: "p0".into(), value: 8080, to: 0 }];
+        });
+    }
+    spec.groups[0].count = 3;
+    spec.groups[0].tasks[0].user = "other".into();
+    assert_eq!(cluster.run(&spec).counts(), (3, 3, 0));
+}
+
+/// 2.10: only as many dynamic ports as there are; those of a stopping allocation are not free yet.
+#[test]
+fn dynamic_ports_are_counted() {
+    let mut row = node(1);
+    let mut description = (*row.description).clone();
+    description.resources.dynamic_port_min = 20_000;
+    description.resources.dynamic_port_max = 20_004;
+    description.resources.reserved_ports = vec![22, 20_000];
+    row.description = description.into();
+    let mut cluster = Cluster::new();
+    cluster.put_node(row);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 5;
+    spec.groups[0].network = ports(&[0, 0]);
+    let plan = cluster.run(&spec);
+    assert_eq!((plan.placements.len(), plan.queued()), (2, 3));
+
+    let held = plan.placements[0].id;
+    cluster.change(held, |allocation| {
+        allocation.ports = vec![
+            Port { label: "p0".into(), value: 20_001, to: 0 },
+            Port { label: "p1".into(), value: 20_002, to: 0 },
+        ];
+        allocation.desired = fsm::DesiredStatus::Stop;
+    });
+    let other = plan.placements[1].id;
+    cluster.end(other, ClientStatus::Complete);
+    let plan = cluster.plan(&spec, Trigger::AllocStop);
+    assert_eq!(plan.placements.len(), 1, "two of four ports are still held");
+}
+
+/// A job that became a template wants nothing of its own.
+#[test]
+fn a_template_runs_nothing() {
+    let mut cluster = Cluster::with_nodes(2);
+    let mut spec = job(JobKind::Batch);
+    cluster.run(&spec);
+    spec.parameterized = Some(fsm::job::Parameterized::default());
+    let plan = cluster.run(&spec);
+    assert_eq!(plan.counts(), (0, 10, 0));
+}

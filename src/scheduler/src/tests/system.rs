@@ -1,0 +1,265 @@
+//! System and sysbatch jobs (NS-01 to NS-08, NS-12 to NS-14, Y1).
+
+use std::collections::BTreeSet;
+
+use fsm::{
+    ClientStatus, EvaluationStatus, JobKind, JobSpec, Liveness, NodeId, Trigger, job::Constraint,
+};
+
+use super::{
+    Cluster,
+    cluster::{PlanExt, update},
+    id, job, node,
+};
+
+fn running(nodes: u64) -> (Cluster, JobSpec) {
+    let mut cluster = Cluster::with_nodes(nodes);
+    let spec = job(JobKind::System);
+    cluster.run(&spec);
+    (cluster, spec)
+}
+
+/// NS-01, Y1.
+#[test]
+fn ns01_one_instance_per_node() {
+    let mut cluster = Cluster::with_nodes(10);
+    let spec = job(JobKind::System);
+    let plan = cluster.run(&spec);
+    let nodes: BTreeSet<NodeId> = plan.placements.iter().map(|placement| placement.node).collect();
+    assert_eq!((plan.placements.len(), nodes.len()), (10, 10));
+    assert!(plan.placements.iter().all(|placement| placement.name_index == 0));
+    assert_eq!((plan.status(), plan.queued()), (EvaluationStatus::Complete, 0));
+    assert!(plan.blocked().is_empty());
+    let again = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert!(again.is_no_op(), "NS-14");
+    assert_eq!(again.status(), EvaluationStatus::Complete);
+}
+
+#[test]
+fn ns02_a_new_node_gets_one_more() {
+    let (mut cluster, spec) = running(10);
+    cluster.put_node(node(11));
+    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert_eq!(plan.counts(), (1, 0, 0));
+    assert_eq!(plan.placements[0].node, NodeId(id(11)));
+}
+
+#[test]
+fn ns03_a_destructive_change_replaces_on_the_same_node_step_by_step() {
+    let (mut cluster, mut spec) = running(10);
+    spec.groups[0].tasks[0].config_json = "{\"v\":2}".into();
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!(plan.counts(), (10, 10, 0));
+    for placement in &plan.placements {
+        let previous = cluster.get(placement.previous.unwrap());
+        assert_eq!(previous.node, placement.node);
+        assert!(plan.stops.iter().any(|stop| stop.id == previous.id));
+    }
+
+    spec.groups[0].update = Some(update(3));
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!(plan.counts(), (3, 3, 0));
+    let waiting = plan.waiting();
+    assert_eq!(waiting.len(), 1);
+    assert_eq!(waiting[0].trigger, Trigger::RollingUpdate);
+    assert_eq!(waiting[0].wait_until, cluster.now + 30_000);
+    cluster.apply(&plan);
+
+    // GH-27284: an evaluation in between must not start another step before these are healthy.
+    let now = cluster.now;
+    for placement in &plan.placements {
+        cluster.change(placement.id, |allocation| allocation.client_at = now);
+    }
+    let early = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert!(early.is_no_op());
+    assert!(early.waiting().is_empty());
+    cluster.now += 30_000;
+    assert_eq!(cluster.plan(&spec, Trigger::RollingUpdate).counts(), (3, 3, 0));
+}
+
+#[test]
+fn ns04_an_in_place_change_keeps_ids() {
+    let (mut cluster, mut spec) = running(10);
+    spec.priority = 60;
+    cluster.register(&spec);
+    assert_eq!(cluster.plan(&spec, Trigger::JobRegister).counts(), (0, 0, 10));
+}
+
+#[test]
+fn ns05_a_stopped_or_purged_job_ends_everywhere() {
+    for purge in [false, true] {
+        let (mut cluster, spec) = running(5);
+        if purge {
+            cluster.state.jobs.remove(&spec.key, &mut fsm::table::ChangeSet::default());
+        } else {
+            cluster.change_job(&spec.key, |row| row.stop = true);
+        }
+        assert_eq!(cluster.plan(&spec, Trigger::JobDeregister).counts(), (0, 5, 0));
+    }
+}
+
+#[test]
+fn ns06_a_lost_node_is_not_made_up_for_elsewhere() {
+    let (mut cluster, spec) = running(5);
+    cluster.change_node(2, |node| node.liveness = Liveness::Down);
+    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert_eq!(plan.counts(), (0, 1, 0));
+    assert_eq!(plan.stops[0].client, Some(ClientStatus::Lost));
+    assert_eq!(plan.queued(), 0);
+    cluster.apply(&plan);
+    cluster.change_node(2, |node| node.liveness = Liveness::Ready);
+    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert_eq!(plan.counts(), (1, 0, 0));
+    assert!(plan.placements[0].previous.is_some(), "chained to the one that was lost");
+}
+
+#[test]
+fn ns06_a_drained_node_is_left_and_not_filled() {
+    let (mut cluster, spec) = running(5);
+    cluster.change_node(2, |node| node.eligibility.ineligible = true);
+    assert!(cluster.plan(&spec, Trigger::NodeDrain).is_no_op(), "NS-12: not flagged, untouched");
+    let on =
+        cluster.live(&spec).iter().find(|allocation| allocation.node == NodeId(id(2))).unwrap().id;
+    cluster.change(on, |allocation| allocation.transition.migrate = true);
+    let plan = cluster.plan(&spec, Trigger::NodeDrain);
+    assert_eq!(plan.counts(), (0, 1, 0));
+
+    // A user's stop on a node in service brings a successor.
+    cluster.change_node(2, |node| node.eligibility.ineligible = false);
+    let plan = cluster.plan(&spec, Trigger::AllocStop);
+    assert_eq!(plan.counts(), (1, 1, 0));
+    assert_eq!(plan.placements[0].previous, Some(on));
+}
+
+#[test]
+fn ns07_filtered_nodes_are_not_queued() {
+    let mut cluster = Cluster::with_nodes(10);
+    for number in [3, 5, 7] {
+        cluster.change_node(number, |node| {
+            let mut description = (*node.description).clone();
+            description.attributes.insert("kernel.name".into(), "windows".into());
+            node.description = description.into();
+            node.class = fsm::ClassId(id(7));
+        });
+    }
+    let mut spec = job(JobKind::System);
+    spec.constraints = vec![Constraint {
+        left: "${attr.kernel.name}".into(),
+        operand: "=".into(),
+        right: "linux".into(),
+    }];
+    let plan = cluster.run(&spec);
+    assert_eq!((plan.placements.len(), plan.queued()), (7, 0));
+    assert!(plan.outcome.as_ref().unwrap().failed_groups.is_empty());
+    assert!(plan.blocked().is_empty());
+}
+
+#[test]
+fn ns08_every_exhausted_node_has_a_record() {
+    let mut cluster = Cluster::with_nodes(5);
+    let mut filler = job(JobKind::System);
+    filler.key.id = "filler".into();
+    filler.groups[0].tasks[0].resources.cpu_mhz = 3_800;
+    filler.constraints = vec![Constraint {
+        left: "${node.unique.name}".into(),
+        operand: "regexp".into(),
+        right: "^node-[24]$".into(),
+    }];
+    assert_eq!(cluster.run(&filler).placements.len(), 2);
+
+    let spec = job(JobKind::System);
+    let plan = cluster.run(&spec);
+    assert_eq!((plan.placements.len(), plan.queued()), (3, 2));
+    assert_eq!(plan.outcome.as_ref().unwrap().failed_groups["web"].coalesced_failures, 1);
+    let records: Vec<_> = plan.blocked().into_iter().cloned().collect();
+    let nodes: Vec<_> = records.iter().map(|record| record.node).collect();
+    assert_eq!(nodes, [Some(NodeId(id(2))), Some(NodeId(id(4)))]);
+    assert!(
+        cluster.plan(&spec, Trigger::NodeUpdate).blocked().is_empty(),
+        "records are not doubled"
+    );
+
+    let again = cluster.pass(&records[1]);
+    assert_eq!((again.status(), again.blocked().len()), (EvaluationStatus::Blocked, 0));
+
+    // Freeing either retries it.
+    let freed = cluster
+        .live(&filler)
+        .iter()
+        .find(|allocation| allocation.node == NodeId(id(4)))
+        .unwrap()
+        .id;
+    cluster.end(freed, ClientStatus::Complete);
+    let plan = cluster.pass(&records[1]);
+    assert_eq!(plan.counts(), (1, 0, 0));
+    assert_eq!(plan.placements[0].node, NodeId(id(4)));
+    assert_eq!(plan.status(), EvaluationStatus::Complete);
+    assert_eq!(plan.queued(), 1, "node 2 still waits, with its own record");
+    assert!(plan.blocked().is_empty());
+}
+
+#[test]
+fn ns12_a_node_that_is_not_ready_is_ignored_until_it_is() {
+    let (mut cluster, spec) = running(3);
+    cluster.change_node(1, |node| node.liveness = Liveness::Initializing);
+    let mut late = node(4);
+    late.liveness = Liveness::Initializing;
+    cluster.put_node(late);
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+    cluster.change_node(4, |node| node.liveness = Liveness::Ready);
+    assert_eq!(cluster.plan(&spec, Trigger::NodeUpdate).counts(), (1, 0, 0));
+}
+
+#[test]
+fn ns13_periodic_is_for_sysbatch_only() {
+    for (kind, status) in [
+        (JobKind::System, EvaluationStatus::Failed),
+        (JobKind::Sysbatch, EvaluationStatus::Complete),
+    ] {
+        let mut cluster = Cluster::with_nodes(1);
+        let spec = job(kind);
+        cluster.register(&spec);
+        assert_eq!(cluster.plan(&spec, Trigger::PeriodicJob).status(), status);
+    }
+}
+
+/// NS-16.
+#[test]
+fn ns16_a_datacenter_that_is_left_is_stopped() {
+    let (mut cluster, mut spec) = running(3);
+    cluster.change_node(2, |node| {
+        let mut description = (*node.description).clone();
+        description.datacenter = "dc2".into();
+        node.description = description.into();
+    });
+    spec.datacenters = vec!["dc1".into()];
+    cluster.register(&spec);
+    assert_eq!(cluster.plan(&spec, Trigger::JobRegister).counts(), (0, 1, 2));
+}
+
+/// Y5: finished instances of sysbatch run again only when the job changes.
+#[test]
+fn y5_sysbatch_runs_once_per_version() {
+    let mut cluster = Cluster::with_nodes(3);
+    let spec = job(JobKind::Sysbatch);
+    let plan = cluster.run(&spec);
+    cluster.end(plan.placements[0].id, ClientStatus::Complete);
+    cluster.end(plan.placements[1].id, ClientStatus::Failed);
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!(plan.counts(), (2, 0, 1));
+}
+
+/// A system instance that failed for good is replaced on its node.
+#[test]
+fn a_failed_system_instance_is_replaced_where_it_was() {
+    let (mut cluster, spec) = running(3);
+    let failed = cluster.live(&spec)[0].id;
+    cluster.end(failed, ClientStatus::Failed);
+    let plan = cluster.plan(&spec, Trigger::AllocFailure);
+    assert_eq!(plan.counts(), (1, 0, 0));
+    assert_eq!(plan.placements[0].previous, Some(failed));
+}
