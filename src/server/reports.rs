@@ -1,0 +1,77 @@
+//! Agents' status reports, gathered over a few milliseconds so that many nodes share one log entry.
+
+use std::{sync::Arc, time::Duration};
+
+use fsm::{Command, command::NodeReport};
+
+use super::{
+    api::{Api, ApiError, Written},
+    core::Core,
+};
+use crate::rt::{self, mpsc, oneshot};
+
+/// How long the first report of an entry waits for others.
+const GATHER: Duration = Duration::from_millis(25);
+/// Allocation updates in one entry.
+const UPDATES_MAX: usize = 2_000;
+/// Reports that may wait.
+const WAITING_MAX: usize = 16_384;
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+type Waiting = (NodeReport, oneshot::Sender<Result<Written, ApiError>>);
+
+/// Where reports are handed in.
+#[derive(Clone)]
+pub struct Reports(mpsc::Sender<Waiting>);
+
+/// Where they come out.
+pub(super) type Queue = mpsc::Receiver<Waiting>;
+
+pub(super) fn channel() -> (Reports, Queue) {
+    let (sender, receiver) = mpsc::channel(WAITING_MAX);
+    (Reports(sender), receiver)
+}
+
+impl Reports {
+    /// Hands a report in and waits until it is applied.
+    pub async fn submit(&self, report: NodeReport) -> Result<Written, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.0.try_send((report, reply)).map_err(|_| ApiError::Overloaded {
+            what: "waiting node reports",
+            limit: WAITING_MAX as u64,
+            retry_after_ms: 500,
+        })?;
+        answer.await.map_err(|_| ApiError::NotReady("the server is stopping".to_owned()))?
+    }
+}
+
+pub(super) async fn run(core: Arc<Core>, mut queue: Queue) {
+    let mut stop = core.stopping();
+    loop {
+        let first = rt::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            first = queue.recv() => first,
+        };
+        let Some((report, reply)) = first else { return };
+        rt::sleep(GATHER).await;
+        let mut updates = report.updates.len();
+        let mut reports = vec![report];
+        let mut replies = vec![reply];
+        while updates < UPDATES_MAX
+            && let Ok((report, reply)) = queue.try_recv()
+        {
+            updates += report.updates.len();
+            reports.push(report);
+            replies.push(reply);
+        }
+        let core = Arc::clone(&core);
+        rt::spawn(async move {
+            let command = Command::UpdateAllocations { reports };
+            let result = core.write(command, None, TIMEOUT).await;
+            for reply in replies {
+                drop(reply.send(result.clone()));
+            }
+        });
+    }
+}

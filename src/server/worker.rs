@@ -1,0 +1,428 @@
+//! Scheduling workers. Every server runs them, leader and follower: lease from the leader, wait until the local state has caught up, plan on a
+//! snapshot, submit to the leader, wait for what it says, acknowledge.
+//!
+//! | wait | sequence |
+//! |---|---|
+//! | index | woken by apply; 5 s in all, then the lease is released (which counts as no delivery) and this server leases nothing until it caught up |
+//! | dequeue error | 20 ms, times 4 up to 10 s; not logged in the first 10 s |
+//! | resubmit | 500 ms, times 4 up to 10 s; only for no leader, a disabled queue or an unknown outcome |
+//! | scheduler version mismatch | 30 s |
+//!
+//! Every wait ends at once when the server stops.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use fsm::{Evaluation, Index, JobKind, Plan, State, codec};
+use proto::v1 as pb;
+use scheduler::Pass;
+use tonic::{Code, Status};
+
+use super::core::Core;
+use crate::{
+    rt::{self, Instant, watch},
+    rpc::transport::{Lane, call},
+    task,
+};
+
+const DEQUEUE_WAIT: Duration = Duration::from_millis(500);
+const INDEX_WAIT: Duration = Duration::from_secs(5);
+/// After a release for lag: how long to wait for the local state before asking for leases again.
+const LAG_WAIT: Duration = Duration::from_secs(50);
+const RPC_TIMEOUT: Duration = Duration::from_secs(10);
+const PLAN_TIMEOUT: Duration = Duration::from_secs(60);
+const QUIET_START: Duration = Duration::from_secs(10);
+const VERSION_WAIT: Duration = Duration::from_secs(30);
+/// Leases taken at once when the queue is deep.
+const LEASES_MAX: u32 = 4;
+/// Passes over one evaluation, progress or not.
+const PASSES_MAX: u32 = 10_000;
+
+/// Waits that grow by four up to a cap, reset on success and not raised once capped.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    first: Duration,
+    most: Duration,
+    failures: u32,
+}
+
+impl Backoff {
+    /// A backoff that begins at `first` and is capped at `most`.
+    pub const fn new(first: Duration, most: Duration) -> Self {
+        Self { first, most, failures: 0 }
+    }
+
+    /// After errors of the leader: 20, 80, 320, 1280, 5120, 10 000 ms.
+    pub const fn fast() -> Self {
+        Self::new(Duration::from_millis(20), Duration::from_secs(10))
+    }
+
+    /// Between resubmissions: 500, 2000, 8000, 10 000 ms.
+    pub const fn slow() -> Self {
+        Self::new(Duration::from_millis(500), Duration::from_secs(10))
+    }
+
+    /// The next wait.
+    pub fn next_wait(&mut self) -> Duration {
+        let wait = self.first.saturating_mul(4u32.saturating_pow(self.failures));
+        if wait >= self.most {
+            return self.most;
+        }
+        self.failures += 1;
+        wait
+    }
+
+    /// Begins anew.
+    pub fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+/// Counters of a server's workers.
+#[derive(Default, Debug)]
+pub struct WorkerStats {
+    acknowledged: AtomicU64,
+    released_for_lag: AtomicU64,
+    nacked: AtomicU64,
+    invoked: AtomicU64,
+    paused: AtomicBool,
+}
+
+impl WorkerStats {
+    /// Evaluations brought to their end.
+    pub fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Relaxed)
+    }
+
+    /// Leases released because the local state lagged.
+    pub fn released_for_lag(&self) -> u64 {
+        self.released_for_lag.load(Ordering::Relaxed)
+    }
+
+    /// Leases given back after a failed turn.
+    pub fn nacked(&self) -> u64 {
+        self.nacked.load(Ordering::Relaxed)
+    }
+
+    /// Scheduling passes.
+    pub fn invoked(&self) -> u64 {
+        self.invoked.load(Ordering::Relaxed)
+    }
+
+    /// Stops or resumes taking leases; what is under way is finished.
+    pub fn pause(&self, paused: bool) {
+        self.paused.store(paused, Ordering::Relaxed);
+    }
+}
+
+struct Worker {
+    core: Arc<Core>,
+    stop: watch::Receiver<bool>,
+    started: Instant,
+}
+
+struct Lease {
+    evaluation: Evaluation,
+    token: [u8; 16],
+    wait_index: Index,
+    epoch: u64,
+}
+
+/// Runs one worker until the server stops.
+pub(super) async fn run(core: Arc<Core>, number: usize) {
+    let stop = core.stopping();
+    let mut worker = Worker { core, stop, started: Instant::now() };
+    let mut backoff = Backoff::fast();
+    tracing::debug!(number, "worker started");
+    while !worker.is_stopping() {
+        if worker.core.worker_stats.paused.load(Ordering::Relaxed)
+            || worker.core.cluster.get().is_none()
+        {
+            worker.pause(Duration::from_millis(100)).await;
+            continue;
+        }
+        match worker.dequeue().await {
+            Ok(leases) => {
+                backoff.reset();
+                for lease in leases {
+                    worker.process(lease).await;
+                }
+            }
+            Err(status) if status.code() == Code::Unimplemented => {
+                tracing::warn!(%status, "the leader runs another scheduler version");
+                worker.pause(VERSION_WAIT).await;
+            }
+            Err(status) => {
+                if worker.started.elapsed() > QUIET_START {
+                    tracing::debug!(%status, "no leases from the leader");
+                }
+                let wait = backoff.next_wait();
+                worker.pause(wait).await;
+            }
+        }
+    }
+}
+
+impl Worker {
+    fn is_stopping(&self) -> bool {
+        *self.stop.borrow()
+    }
+
+    /// Waits, but not longer than the server runs.
+    async fn pause(&mut self, wait: Duration) {
+        drop(rt::timeout(wait, self.stop.wait_for(|stop| *stop)).await);
+    }
+
+    async fn ask<Q: prost::Message, P: prost::Message + Default>(
+        &self,
+        path: &'static str,
+        request: &Q,
+        timeout: Duration,
+    ) -> Result<P, Status> {
+        let address = self.core.leader_address().map_err(|error| Status::unavailable(error.to_string()))?;
+        call(&*self.core.transport, &address, path, Lane::Control, request, timeout).await
+    }
+
+    async fn dequeue(&mut self) -> Result<Vec<Lease>, Status> {
+        let request = pb::DequeueRequest {
+            server: self.core.id,
+            schedulers: JobKind::ALL.into_iter().map(|kind| kind.name().to_owned()).collect(),
+            leases_max: LEASES_MAX,
+            timeout_ms: u32::try_from(DEQUEUE_WAIT.as_millis()).unwrap_or(u32::MAX),
+            scheduler_version: scheduler::SCHEDULER_VERSION,
+        };
+        let reply: pb::DequeueReply = match self.core.leading() {
+            Some(services) => super::services::dequeue(&services, &request).await?,
+            None => {
+                let mut stop = self.stop.clone();
+                let ask = self.ask("/quorate.v1.Scheduler/Dequeue", &request, RPC_TIMEOUT);
+                // A lease that arrives after the server stopped comes back to the broker by its nack timer.
+                rt::select! {
+                    biased;
+                    _ = stop.wait_for(|stop| *stop) => return Ok(Vec::new()),
+                    reply = ask => reply?,
+                }
+            }
+        };
+        reply.leases.into_iter().map(decode_lease).collect()
+    }
+
+    async fn process(&mut self, lease: Lease) {
+        if self.is_stopping() {
+            self.nack(&lease, pb::NackReason::Shutdown).await;
+            return;
+        }
+        if !self.wait_for(lease.wait_index, INDEX_WAIT).await {
+            let why = if self.is_stopping() { pb::NackReason::Shutdown } else { pb::NackReason::Lag };
+            self.nack(&lease, why).await;
+            self.core.worker_stats.released_for_lag.fetch_add(1, Ordering::Relaxed);
+            self.wait_for(lease.wait_index, LAG_WAIT).await;
+            return;
+        }
+        match self.plan_until_done(&lease).await {
+            Done::Acknowledge => self.ack(&lease).await,
+            Done::Nack(why) => {
+                self.core.worker_stats.nacked.fetch_add(1, Ordering::Relaxed);
+                self.nack(&lease, why).await;
+            }
+            Done::Gone => {}
+        }
+    }
+
+    async fn wait_for(&mut self, index: Index, wait: Duration) -> bool {
+        let cell = Arc::clone(&self.core.cell);
+        rt::select! {
+            biased;
+            _ = self.stop.wait_for(|stop| *stop) => false,
+            there = cell.wait_for(index, wait) => there,
+        }
+    }
+
+    async fn plan_until_done(&mut self, lease: &Lease) -> Done {
+        let attempts_max = scheduler::attempts_max(lease.evaluation.kind);
+        let mut attempts = 0;
+        for pass in 0..PASSES_MAX {
+            let state = self.core.cell.load();
+            let Some(evaluation) = state.evaluations.get(&lease.evaluation.id) else {
+                return Done::Acknowledge;
+            };
+            if evaluation.status.is_terminal() {
+                return Done::Acknowledge;
+            }
+            let evaluation = (**evaluation).clone();
+            let exhausted = attempts >= attempts_max;
+            self.core.worker_stats.invoked.fetch_add(1, Ordering::Relaxed);
+            let plan = match turn(state, evaluation, pass, exhausted).await {
+                Ok(plan) => plan,
+                Err(message) => {
+                    tracing::error!(evaluation = %lease.evaluation.id, message, "a scheduling turn failed");
+                    return Done::Nack(pb::NackReason::Failed);
+                }
+            };
+            match self.submit(lease, &plan).await {
+                Submitted::Applied => return Done::Acknowledge,
+                Submitted::Closed => return Done::Acknowledge,
+                Submitted::Gone => return Done::Gone,
+                Submitted::Again { refresh_index, progress } => {
+                    attempts = if progress { 0 } else { attempts + 1 };
+                    if !self.wait_for(refresh_index, INDEX_WAIT).await {
+                        let stopping = self.is_stopping();
+                        let why =
+                            if stopping { pb::NackReason::Shutdown } else { pb::NackReason::Lag };
+                        return Done::Nack(why);
+                    }
+                }
+            }
+        }
+        Done::Nack(pb::NackReason::Failed)
+    }
+
+    /// Submits a plan until the leader says what became of it. A leader of another term does not know the lease: then it is gone, and the new
+    /// leader hands the evaluation out again.
+    async fn submit(&mut self, lease: &Lease, plan: &Plan) -> Submitted {
+        let request = pb::SubmitPlanRequest {
+            plan: codec::encode(plan),
+            token: lease.token.to_vec().into(),
+            epoch: lease.epoch,
+            server: self.core.id,
+        };
+        let mut backoff = Backoff::slow();
+        loop {
+            let reply: Result<pb::SubmitPlanReply, Status> = match self.core.leading() {
+                Some(services) => super::services::submit_plan(&services, request.clone()).await,
+                None => self.ask("/quorate.v1.Scheduler/SubmitPlan", &request, PLAN_TIMEOUT).await,
+            };
+            match reply {
+                Ok(reply) => {
+                    use pb::submit_plan_reply::Outcome;
+                    return match reply.outcome() {
+                        Outcome::Applied => Submitted::Applied,
+                        Outcome::Partial => Submitted::Again {
+                            refresh_index: reply.refresh_index,
+                            progress: reply.index > 0,
+                        },
+                        Outcome::Rejected if reply.refresh_index == 0 => Submitted::Closed,
+                        Outcome::Rejected => {
+                            Submitted::Again { refresh_index: reply.refresh_index, progress: false }
+                        }
+                        Outcome::Unknown | Outcome::Unspecified => Submitted::Gone,
+                    };
+                }
+                // Not outstanding, or another token or term: somebody else has it by now.
+                Err(status) if matches!(status.code(), Code::NotFound | Code::Aborted) => {
+                    return Submitted::Gone;
+                }
+                Err(status) => {
+                    tracing::debug!(%status, "a plan was not submitted");
+                    if self.is_stopping() {
+                        return Submitted::Gone;
+                    }
+                    let wait = backoff.next_wait();
+                    self.pause(wait).await;
+                }
+            }
+        }
+    }
+
+    async fn ack(&mut self, lease: &Lease) {
+        self.core.worker_stats.acknowledged.fetch_add(1, Ordering::Relaxed);
+        let request = pb::AckRequest {
+            evaluation_id: lease.evaluation.id.0.to_vec().into(),
+            token: lease.token.to_vec().into(),
+            epoch: lease.epoch,
+            server: self.core.id,
+        };
+        let result: Result<pb::AckReply, Status> = match self.core.leading() {
+            Some(services) => super::services::ack(&services, &request),
+            None => self.ask("/quorate.v1.Scheduler/Ack", &request, RPC_TIMEOUT).await,
+        };
+        if let Err(status) = result {
+            tracing::debug!(%status, "an acknowledgement was not taken");
+        }
+    }
+
+    async fn nack(&mut self, lease: &Lease, why: pb::NackReason) {
+        let request = pb::NackRequest {
+            evaluation_id: lease.evaluation.id.0.to_vec().into(),
+            token: lease.token.to_vec().into(),
+            epoch: lease.epoch,
+            server: self.core.id,
+            reason: why.into(),
+        };
+        let result: Result<pb::NackReply, Status> = match self.core.leading() {
+            Some(services) => super::services::nack(&services, &request),
+            None => self.ask("/quorate.v1.Scheduler/Nack", &request, RPC_TIMEOUT).await,
+        };
+        if let Err(status) = result {
+            tracing::debug!(%status, "a lease was not given back");
+        }
+    }
+}
+
+enum Done {
+    Acknowledge,
+    Nack(pb::NackReason),
+    Gone,
+}
+
+enum Submitted {
+    Applied,
+    Closed,
+    Gone,
+    Again { refresh_index: Index, progress: bool },
+}
+
+/// One scheduling turn, away from the async threads. A panic inside it becomes an error; anywhere else a panic ends the process.
+async fn turn(
+    state: Arc<State>,
+    evaluation: Evaluation,
+    attempt: u32,
+    exhausted: bool,
+) -> Result<Plan, String> {
+    rt::run_blocking(move || {
+        let now = state.head.at.max(evaluation.wait_until);
+        let pass = Pass { state: &state, evaluation: &evaluation, now, attempt };
+        let plan = task::contained(|| {
+            if exhausted { scheduler::exhausted(&pass) } else { scheduler::schedule(&pass) }
+        });
+        match plan {
+            Ok(Ok(plan)) => Ok(plan),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(panic) => Err(panic),
+        }
+    })
+    .await
+}
+
+fn decode_lease(lease: pb::Lease) -> Result<Lease, Status> {
+    let evaluation = codec::decode(&lease.evaluation)
+        .map_err(|error| Status::internal(format!("evaluation of a lease: {error}")))?;
+    let token = lease.token.as_ref().try_into().map_err(|_| Status::internal("token of a lease"))?;
+    Ok(Lease { evaluation, token, wait_index: lease.wait_index, epoch: lease.epoch })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// NW-07.
+    #[test]
+    fn backoffs_grow_by_four_to_their_cap_and_reset() {
+        let waits = |mut backoff: Backoff| -> Vec<u128> {
+            (0..7).map(|_| backoff.next_wait().as_millis()).collect()
+        };
+        assert_eq!(waits(Backoff::slow()), [500, 2000, 8000, 10_000, 10_000, 10_000, 10_000]);
+        assert_eq!(waits(Backoff::fast()), [20, 80, 320, 1280, 5120, 10_000, 10_000]);
+        let index = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        assert_eq!(waits(index)[..5], [20, 80, 320, 1000, 1000]);
+        let mut backoff = Backoff::slow();
+        backoff.next_wait();
+        backoff.reset();
+        assert_eq!(backoff.next_wait().as_millis(), 500);
+    }
+}
