@@ -1,6 +1,7 @@
 //! Quorate: a Raft-replicated cluster scheduler that speaks Nomad's HTTP API. ARCHITECTURE.md is the map.
 
 pub mod clock;
+pub mod config;
 pub mod disk;
 pub mod raft;
 pub mod rpc;
