@@ -80,25 +80,26 @@ impl Flag {
 ///
 /// Invariant: the host is not empty, the port is not 0.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Address(String);
+pub struct Address {
+    text: String,
+    /// Invariant: the port written in `text`.
+    port: u16,
+}
 
 impl Address {
     /// The text `host:port`.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
     }
 
     /// The host; an IPv6 address keeps its brackets.
     pub fn host(&self) -> &str {
-        self.0.rsplit_once(':').map_or(self.0.as_str(), |(host, _)| host)
+        self.text.rsplit_once(':').map_or(self.text.as_str(), |(host, _)| host)
     }
 
     /// The port, never 0.
     pub fn port(&self) -> u16 {
-        self.0
-            .rsplit_once(':')
-            .and_then(|(_, port)| port.parse().ok())
-            .expect("the constructor parsed the port")
+        self.port
     }
 }
 
@@ -125,13 +126,13 @@ impl FromStr for Address {
         {
             return Err("other machines cannot reach 0.0.0.0; name a real address".to_owned());
         }
-        Ok(Self(text.to_owned()))
+        Ok(Self { text: text.to_owned(), port })
     }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
+        formatter.write_str(&self.text)
     }
 }
 
