@@ -241,27 +241,11 @@ impl Client {
 
     fn failure(&self, method: Method, path: &str, error: ureq::Error) -> ClientError {
         let address = self.target.address.clone();
-        let unconnected = match &error {
-            ureq::Error::Io(source) => {
-                matches!(
-                    source.kind(),
-                    io::ErrorKind::ConnectionRefused
-                        | io::ErrorKind::AddrNotAvailable
-                        | io::ErrorKind::HostUnreachable
-                        | io::ErrorKind::NetworkUnreachable
-                )
-            }
-            ureq::Error::Timeout(stage) => {
-                matches!(stage, ureq::Timeout::Resolve | ureq::Timeout::Connect)
-            }
-            other => matches!(
-                other,
-                ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::BadUri(_)
-            ),
-        };
-        let source = match error {
-            ureq::Error::Io(source) => source,
-            other => io::Error::other(other.to_string()),
+        let unconnected = was_never_connected(&error);
+        let source = if let ureq::Error::Io(source) = error {
+            source
+        } else {
+            io::Error::other(error.to_string())
         };
         if unconnected {
             ClientError::Connection { address, source }
@@ -270,6 +254,26 @@ impl Client {
             ClientError::Interrupted { address, method: method.as_str(), path, source }
         }
     }
+}
+
+/// Nothing of the request can have reached a server.
+fn was_never_connected(error: &ureq::Error) -> bool {
+    if let ureq::Error::Io(source) = error {
+        return matches!(
+            source.kind(),
+            io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::AddrNotAvailable
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::NetworkUnreachable
+        );
+    }
+    matches!(
+        error,
+        ureq::Error::HostNotFound
+            | ureq::Error::ConnectionFailed
+            | ureq::Error::BadUri(_)
+            | ureq::Error::Timeout(ureq::Timeout::Resolve | ureq::Timeout::Connect)
+    )
 }
 
 /// Percent-encodes one path segment or query value.

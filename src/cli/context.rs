@@ -14,7 +14,7 @@ use super::time;
 /// Between two looks at something that is being followed.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a followed read may fail before the command gives up.
-const READ_FAILURE_MAX: Duration = Duration::from_secs(60);
+const READ_FAILURE_MAX: Duration = Duration::from_mins(1);
 
 /// How a command ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,17 +43,37 @@ pub(crate) type Outcome = anyhow::Result<Exit>;
 /// Flags that every command has.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct GlobalFlags {
-    /// HTTP address of any server [QUORATE_ADDR, NOMAD_ADDR; default http://127.0.0.1:4646]
-    #[arg(long, global = true, value_name = "URL", help_heading = "Connection")]
+    #[arg(
+        long,
+        help = "HTTP address of any server [QUORATE_ADDR, NOMAD_ADDR; default http://127.0.0.1:4646]",
+        global = true,
+        value_name = "URL",
+        help_heading = "Connection"
+    )]
     pub(crate) address: Option<String>,
-    /// Secret of the token to ask with [QUORATE_TOKEN, NOMAD_TOKEN]
-    #[arg(long, global = true, value_name = "SECRET", help_heading = "Connection")]
+    #[arg(
+        long,
+        help = "Secret of the token to ask with [QUORATE_TOKEN, NOMAD_TOKEN]",
+        global = true,
+        value_name = "SECRET",
+        help_heading = "Connection"
+    )]
     pub(crate) token: Option<String>,
-    /// Namespace of jobs, allocations and evaluations [QUORATE_NAMESPACE, NOMAD_NAMESPACE]
-    #[arg(long, global = true, value_name = "NAME", help_heading = "Connection")]
+    #[arg(
+        long,
+        help = "Namespace of jobs, allocations and evaluations [QUORATE_NAMESPACE, NOMAD_NAMESPACE]",
+        global = true,
+        value_name = "NAME",
+        help_heading = "Connection"
+    )]
     pub(crate) namespace: Option<String>,
-    /// Region that the request is for [QUORATE_REGION, NOMAD_REGION]
-    #[arg(long, global = true, value_name = "NAME", help_heading = "Connection")]
+    #[arg(
+        long,
+        help = "Region that the request is for [QUORATE_REGION, NOMAD_REGION]",
+        global = true,
+        value_name = "NAME",
+        help_heading = "Connection"
+    )]
     pub(crate) region: Option<String>,
 }
 

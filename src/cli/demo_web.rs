@@ -25,8 +25,10 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Flags of `demo-web`.
 #[derive(Debug, Args)]
 pub(crate) struct DemoWebArgs {
-    /// Port to listen on without NOMAD_ADDR_http and NOMAD_PORT_http; 0 lets the system choose
-    #[arg(long)]
+    #[arg(
+        long,
+        help = "Port to listen on without NOMAD_ADDR_http and NOMAD_PORT_http; 0 lets the system choose"
+    )]
     port: Option<u16>,
 }
 
@@ -62,7 +64,7 @@ pub(crate) fn run(context: &Context, arguments: &DemoWebArgs) -> Outcome {
             waiter.stop(local);
         }
     });
-    server.serve(context, &listener)?;
+    server.serve(context, &listener);
     context.line(format!("stopped after {} requests", server.requests.load(Ordering::Relaxed)))?;
     Ok(Exit::Success)
 }
@@ -116,7 +118,7 @@ impl Server {
         TcpStream::connect_timeout(&local, REQUEST_TIMEOUT).ok();
     }
 
-    fn serve(self: &Arc<Self>, context: &Context, listener: &TcpListener) -> anyhow::Result<()> {
+    fn serve(self: &Arc<Self>, context: &Context, listener: &TcpListener) {
         for stream in listener.incoming() {
             if self.stopping.load(Ordering::SeqCst) {
                 break;
@@ -145,7 +147,6 @@ impl Server {
             thread::sleep(step);
             waited += step;
         }
-        Ok(())
     }
 
     fn answer(&self, context: &Context, mut stream: TcpStream) -> io::Result<()> {
@@ -167,8 +168,9 @@ impl Server {
         if html {
             respond(&stream, "200 OK", "text/html; charset=utf-8", &html_page(&facts))
         } else {
-            let lines: String =
+            let lines: Vec<String> =
                 facts.iter().map(|(name, value)| format!("{name}: {value}\n")).collect();
+            let lines = lines.concat();
             respond(&stream, "200 OK", "text/plain; charset=utf-8", &lines)
         }
     }
@@ -186,12 +188,13 @@ impl Server {
 
 fn html_page(facts: &[(&str, String)]) -> String {
     let escape = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    let rows: String = facts
+    let rows: Vec<String> = facts
         .iter()
         .map(|(name, value)| {
             format!("<tr><th align=left>{name}</th><td>{}</td></tr>\n", escape(value))
         })
         .collect();
+    let rows = rows.concat();
     format!(
         "<!doctype html>\n<title>Quorate demo</title>\n<h1>Placed by Quorate</h1>\n<table>\n{rows}</table>\n"
     )
@@ -279,7 +282,7 @@ mod tests {
         let variable = |name: &str| (name == "NOMAD_ALLOC_ID").then(|| "a<b".to_owned());
         let server = Arc::new(Server::new(&variable));
         let serving = Arc::clone(&server);
-        let thread = thread::spawn(move || serving.serve(&context, &listener).unwrap());
+        let thread = thread::spawn(move || serving.serve(&context, &listener));
         let ask = |request: &str| {
             let mut stream = TcpStream::connect(local).unwrap();
             stream.write_all(request.as_bytes()).unwrap();

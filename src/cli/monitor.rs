@@ -162,7 +162,7 @@ impl<'a> Monitor<'a> {
                     self.detail(&format!(
                         "Evaluation triggered by earlier evaluation \"{}\"",
                         self.style.id(evaluation.text("PreviousEval"))
-                    ))?
+                    ))?;
                 }
                 _ => self.detail(&format!("Evaluation triggered by job \"{job}\""))?,
             }

@@ -103,7 +103,8 @@ impl Output {
     /// Draws a block of lines in the place of the last one. Only for terminals.
     pub(crate) fn block(&self, lines: &[String]) -> io::Result<()> {
         self.clear_block()?;
-        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        // Without line wrap a long line stays one line, so that the count below is what the cursor goes up.
+        let text = format!("\x1b[?7l{}\n\x1b[?7h", lines.join("\n"));
         self.bytes(text.as_bytes())?;
         *self.block_lines.lock().expect("no thread panics while it prints") = lines.len();
         Ok(())
@@ -205,6 +206,9 @@ mod tests {
         output.block(&["c".to_owned()]).unwrap();
         output.clear_block().unwrap();
         output.line("event").unwrap();
-        assert_eq!(output.printed().0, "a\nb\n\x1b[2A\x1b[Jc\n\x1b[1A\x1b[Jevent\n");
+        assert_eq!(
+            output.printed().0,
+            "\x1b[?7la\nb\n\x1b[?7h\x1b[2A\x1b[J\x1b[?7lc\n\x1b[?7h\x1b[1A\x1b[Jevent\n"
+        );
     }
 }

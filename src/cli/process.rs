@@ -11,6 +11,7 @@ use super::bench::BenchCommand;
 use crate::config::{AgentConfig, ServerConfig};
 
 /// Runs a server until it is told to stop.
+#[expect(clippy::needless_pass_by_value, reason = "what runs owns its configuration")]
 pub(crate) fn server(config: ServerConfig) -> anyhow::Result<()> {
     bail!(
         "the server is not built into this binary yet (configuration of {} is valid)",
@@ -19,6 +20,7 @@ pub(crate) fn server(config: ServerConfig) -> anyhow::Result<()> {
 }
 
 /// Runs an agent until it is told to stop.
+#[expect(clippy::needless_pass_by_value, reason = "what runs owns its configuration")]
 pub(crate) fn agent(config: AgentConfig) -> anyhow::Result<()> {
     bail!("the agent is not built into this binary yet (configuration of {} is valid)", config.name)
 }

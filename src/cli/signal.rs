@@ -22,11 +22,11 @@ pub(crate) fn stop_requests() -> io::Result<Receiver<()>> {
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         runtime.block_on(async {
             loop {
-                let received = tokio::select! {
-                    received = interrupt.recv() => received,
-                    received = terminate.recv() => received,
+                let event = tokio::select! {
+                    event = interrupt.recv() => event,
+                    event = terminate.recv() => event,
                 };
-                if received.is_none() || !forward(&sender) {
+                if event.is_none() || !forward(&sender) {
                     return;
                 }
             }

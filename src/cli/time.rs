@@ -65,7 +65,8 @@ pub(crate) fn span(seconds: i64) -> String {
         let count = rest / size;
         rest %= size;
         if count > 0 {
-            text.push_str(&format!("{count}{letter}"));
+            text.push_str(&count.to_string());
+            text.push(*letter);
         }
     }
     text

@@ -28,6 +28,7 @@ pub(super) const EXAMPLES: &str = "Examples:
 
 /// Flags of `alloc logs`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of Nomad's command")]
 pub(crate) struct LogsArgs {
     /// The allocation's id or the beginning of it
     allocation: String,

@@ -211,10 +211,8 @@ fn task_section(task: &str, state: &Value, arguments: &StatusArgs) -> String {
                 ]
             })
             .collect();
-        text.push_str(&format!(
-            "\n\nRecent Events:\n{}",
-            table(&["Time", "Type", "Description"], &lines)
-        ));
+        text.push_str("\n\nRecent Events:\n");
+        text.push_str(&table(&["Time", "Type", "Description"], &lines));
     }
     text
 }
@@ -239,10 +237,12 @@ fn scores(metric: &Value) -> String {
         ])
     );
     for reason in placement::reasons(metric) {
-        text.push_str(&format!("\n  * {reason}"));
+        text.push_str("\n  * ");
+        text.push_str(&reason);
     }
     if !lines.is_empty() {
-        text.push_str(&format!("\n\n{}", table(&["Node", "Score", "Parts"], &lines)));
+        text.push_str("\n\n");
+        text.push_str(&table(&["Node", "Score", "Parts"], &lines));
     }
     text
 }

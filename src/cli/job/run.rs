@@ -33,6 +33,7 @@ pub(crate) enum OutputFormat {
 
 /// Flags of `job run`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of Nomad's command")]
 pub(crate) struct RunArgs {
     /// The job file; - reads standard input
     pub(crate) file: String,

@@ -74,7 +74,7 @@ fn job_type(job: &Value) -> String {
 
 /// Everything about one job.
 struct Job {
-    job: Value,
+    specification: Value,
     summary: Value,
     allocations: Vec<Value>,
     evaluations: Vec<Value>,
@@ -89,7 +89,7 @@ impl Job {
             context.client.get(&format!("{path}{suffix}"), query)
         };
         Ok(Self {
-            job: read("", &[namespace])?,
+            specification: read("", &[namespace])?,
             summary: read("/summary", &[namespace])?,
             allocations: into_rows(read(
                 "/allocations",
@@ -111,7 +111,7 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
         return Ok(Exit::Success);
     }
     let job = Job::read(context, &found, arguments.all_allocs)?;
-    let mut sections = vec![overview(&job.job)];
+    let mut sections = vec![overview(&job.specification)];
     sections.push(format!("Summary\n{}", summary(&job.summary)));
     if !arguments.short {
         sections.extend(blocked(&job.evaluations));

@@ -14,7 +14,7 @@ use crate::cli::view::{Fields, into_rows};
 use crate::cli::{monitor, output, resolve, time};
 
 /// Deadline without flags, as in Nomad.
-const DEADLINE_DEFAULT: Duration = Duration::from_secs(3_600);
+const DEADLINE_DEFAULT: Duration = Duration::from_hours(1);
 
 pub(super) const EXAMPLES: &str = "Examples:
   quorate node drain -enable agent-1                   move everything away within an hour, follow it

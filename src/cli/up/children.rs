@@ -24,7 +24,7 @@ const LOG_TAIL_BYTES: u64 = 16 << 10;
 const RESTART_DELAY_MIN: Duration = Duration::from_secs(1);
 const RESTART_DELAY_MAX: Duration = Duration::from_secs(30);
 /// A child that lived this long starts again without delay growing.
-const STEADY_AFTER: Duration = Duration::from_secs(60);
+const STEADY_AFTER: Duration = Duration::from_mins(1);
 const WAIT_STEP: Duration = Duration::from_millis(20);
 /// After a SIGKILL nothing but a stuck disk keeps a process.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);

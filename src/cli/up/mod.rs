@@ -26,7 +26,7 @@ use layout::{Layout, Role};
 use watch::{Picture, Watcher};
 
 /// How long a cluster may take to elect its first leader.
-const LEADER_TIMEOUT: Duration = Duration::from_secs(120);
+const LEADER_TIMEOUT: Duration = Duration::from_mins(2);
 /// How long the agent's node may take to be ready before jobs are registered anyway.
 const NODE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one process may take to stop.

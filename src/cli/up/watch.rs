@@ -88,10 +88,11 @@ impl Picture {
             text.push_str(&table(&["Allocation", "Name", "Node", "Status", "Address"], &lines));
         }
         let more = self.allocations.len().saturating_sub(ALLOCATIONS_SHOWN);
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         if more > 0 {
-            text.push_str(&format!("\n… and {more} more"));
+            lines.push(format!("… and {more} more"));
         }
-        text.lines().map(str::to_owned).collect()
+        lines
     }
 
     fn member_line(&self, member: &Member, children: &Children) -> Vec<String> {
@@ -105,7 +106,7 @@ impl Picture {
         };
         let address = |wanted: &str| {
             let found = member.listens.iter().find(|(purpose, _)| *purpose == wanted);
-            found.map(|(_, address)| address.to_string()).unwrap_or_else(|| "-".to_owned())
+            found.map_or_else(|| "-".to_owned(), |(_, address)| address.to_string())
         };
         let pid = pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
         vec![member.name.clone(), state.to_owned(), pid, address("HTTP"), address("gRPC")]
