@@ -21,7 +21,7 @@ const ALLOCATION: &str = "aaaaaaaa-1111-4111-8111-111111111111";
 
 /// Answers by `METHOD /path`; several answers are given one after the other, the last one for good.
 #[derive(Default)]
-struct Canned {
+pub(super) struct Canned {
     answers: BTreeMap<String, Vec<(u16, String)>>,
 }
 
@@ -33,8 +33,8 @@ struct Seen {
     body: String,
 }
 
-struct Server {
-    address: String,
+pub(super) struct Server {
+    pub(super) address: String,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
@@ -45,17 +45,17 @@ struct Ran {
 }
 
 impl Canned {
-    fn on(mut self, route: &str, answer: &Value) -> Self {
+    pub(super) fn on(mut self, route: &str, answer: &Value) -> Self {
         self.answers.entry(route.to_owned()).or_default().push((200, answer.to_string()));
         self
     }
 
-    fn fail(mut self, route: &str, status: u16, text: &str) -> Self {
+    pub(super) fn fail(mut self, route: &str, status: u16, text: &str) -> Self {
         self.answers.entry(route.to_owned()).or_default().push((status, text.to_owned()));
         self
     }
 
-    fn start(self) -> Server {
+    pub(super) fn start(self) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -117,7 +117,7 @@ impl Server {
         run(arguments, &move |name| (name == "NOMAD_ADDR").then(|| address.clone()))
     }
 
-    fn lines(&self) -> Vec<String> {
+    pub(super) fn lines(&self) -> Vec<String> {
         self.seen.lock().unwrap().iter().map(|seen| seen.line.clone()).collect()
     }
 
@@ -131,7 +131,7 @@ fn run(arguments: &str, variable: &dyn Fn(&str) -> Option<String>) -> Ran {
     let output = Arc::new(Output::memory(false));
     let words = std::iter::once("quorate").chain(arguments.split(' ')).map(Into::into).collect();
     let code = entry::run(words, variable, &output, |context| {
-        context.now = || UNIX_EPOCH + Duration::from_secs(1_772_323_200);
+        context.now = || UNIX_EPOCH + Duration::from_hours(492_312);
         context.poll_interval = Duration::from_millis(1);
         context.read_failure_max = Duration::from_millis(20);
     });

@@ -131,9 +131,9 @@ mod tests {
 
     #[test]
     fn durations_parse() {
-        assert_eq!(parse_duration("1h30m"), Ok(Duration::from_secs(5_400)));
+        assert_eq!(parse_duration("1h30m"), Ok(Duration::from_mins(90)));
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(parse_duration("2d"), Ok(Duration::from_secs(172_800)));
+        assert_eq!(parse_duration("2d"), Ok(Duration::from_hours(48)));
         for bad in ["", "5", "h", "1x", "-1s", "1h-", "99999999999999999999s"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }

@@ -21,7 +21,7 @@ use super::context::{Context, Exit, Outcome};
 use super::job::{JobFile, register};
 use super::signal;
 use super::view::Fields;
-use children::{Children, Death};
+use children::{Children, Death, Launch};
 use layout::{Layout, Role};
 use watch::{Picture, Watcher};
 
@@ -75,23 +75,7 @@ pub(crate) fn run(context: &Context, arguments: &UpArgs) -> Outcome {
     let stop = signal::stop_requests()?;
     let program = std::env::current_exe()?;
     let launch = Box::new(move |member: &layout::Member| member.command(&program));
-    let mut up = Up {
-        context,
-        children: Children::new(launch, layout.pid_file(), arguments.restart),
-        watcher: Watcher::new(context, &layout)?,
-        layout,
-        stop,
-    };
-    let outcome = up.start().and_then(|started| match started {
-        Started::Yes => up.operate(&jobs),
-        Started::StopRequested => Ok(Exit::Success),
-        Started::No => Ok(Exit::Failure),
-    });
-    let clean = up.shut_down();
-    match outcome? {
-        Exit::Success if clean => Ok(Exit::Success),
-        Exit::Success | Exit::Failure | Exit::NotPlaced => Ok(Exit::Failure),
-    }
+    Up::new(context, layout, launch, arguments.restart, stop)?.run(&jobs)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +94,37 @@ struct Up<'a> {
     stop: Receiver<()>,
 }
 
-impl Up<'_> {
+impl<'a> Up<'a> {
+    fn new(
+        context: &'a Context,
+        layout: Layout,
+        launch: Launch,
+        restart: bool,
+        stop: Receiver<()>,
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
+            context,
+            children: Children::new(launch, layout.pid_file(), restart),
+            watcher: Watcher::new(context, &layout)?,
+            layout,
+            stop,
+        })
+    }
+
+    /// From the first child's start to the last one's end, whatever happens between.
+    fn run(&mut self, jobs: &[JobFile]) -> Outcome {
+        let outcome = self.start().and_then(|started| match started {
+            Started::Yes => self.operate(jobs),
+            Started::StopRequested => Ok(Exit::Success),
+            Started::No => Ok(Exit::Failure),
+        });
+        let clean = self.shut_down();
+        match outcome? {
+            Exit::Success if clean => Ok(Exit::Success),
+            Exit::Success | Exit::Failure | Exit::NotPlaced => Ok(Exit::Failure),
+        }
+    }
+
     /// Starts everything and waits for a leader.
     fn start(&mut self) -> anyhow::Result<Started> {
         let folder = self.layout.folder().display().to_string();

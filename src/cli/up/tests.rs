@@ -4,12 +4,21 @@
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::children::{Children, Death};
+use serde_json::json;
+
+use super::Up;
+use super::children::{Children, Death, Launch};
 use super::layout::{Layout, ProcessRecord, Role, write_processes};
+use crate::cli::client::{ADDRESS_DEFAULT, Target};
+use crate::cli::context::{Context, Exit};
+use crate::cli::job::JobFile;
+use crate::cli::output::Output;
+use crate::cli::tests::{Canned, Server};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -19,14 +28,16 @@ fn prepare(folder: &Path, servers: usize) -> Result<Layout, String> {
 
 /// Children that run a shell script instead of a server.
 fn children(layout: &Layout, script: &'static str, restart: bool) -> Children {
-    let launch = Box::new(move |member: &super::layout::Member| {
-        let mut command = member.command(Path::new("/bin/sh"))?;
-        let log = std::fs::File::options().append(true).open(&member.log_path)?;
-        command = Command::new("/bin/sh");
+    Children::new(launch(script), layout.pid_file(), restart)
+}
+
+fn launch(script: &'static str) -> Launch {
+    Box::new(move |member: &super::layout::Member| {
+        let log = std::fs::File::options().create(true).append(true).open(&member.log_path)?;
+        let mut command = Command::new("/bin/sh");
         command.args(["-c", script]).stdout(log.try_clone()?).stderr(log);
         Ok(command)
-    });
-    Children::new(launch, layout.pid_file(), restart)
+    })
 }
 
 fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
@@ -192,4 +203,98 @@ fn dead_child_is_restarted_only_if_asked() {
         (delays.len() == 2).then_some(())
     });
     assert_eq!(delays, [Some(Duration::from_secs(1)), Some(Duration::from_secs(2))]);
+}
+
+/// A cluster of three canned HTTP servers, of which the second leads, with a job that runs.
+fn canned_cluster(folder: &Path) -> Vec<Server> {
+    let allocation = json!({"ID": "aaaaaaaa-1111-4111-8111-111111111111", "Name": "web.web[0]",
+        "NodeName": "agent-1", "CreateIndex": 9, "DesiredStatus": "run", "ClientStatus": "running"});
+    let servers: Vec<Server> = (0..3)
+        .map(|_| {
+            Canned::default()
+                .on("GET /v1/status/leader", &json!("127.0.0.1:4657"))
+                .on("GET /v1/nodes", &json!([{"Status": "ready"}]))
+                .on("GET /v1/allocations", &json!([]))
+                .on("GET /v1/allocations", &json!([allocation]))
+                .on("PUT /v1/jobs", &json!({"EvalID": "eeeeeeee-1111"}))
+                .start()
+        })
+        .collect();
+    drop(prepare(folder, 3).unwrap());
+    for (index, server) in servers.iter().enumerate() {
+        let path = folder.join(format!("config/server-{}.toml", index + 1));
+        let text = std::fs::read_to_string(&path).unwrap();
+        let address = server.address.strip_prefix("http://").unwrap();
+        let shipped = format!("127.0.0.1:{}", 4646 + 10 * index);
+        std::fs::write(&path, text.replace(&shipped, address)).unwrap();
+    }
+    servers
+}
+
+fn context(output: &Arc<Output>) -> Context {
+    let target = Target { address: ADDRESS_DEFAULT.to_owned(), ..Target::default() };
+    let mut context = Context::new(target, Arc::clone(output)).unwrap();
+    context.poll_interval = Duration::from_millis(10);
+    context
+}
+
+#[test]
+fn cluster_runs_a_job_and_stops_agent_followers_leader() {
+    let directory = tempfile::tempdir().unwrap();
+    let servers = canned_cluster(directory.path());
+    let job_path = directory.path().join("config/web.json");
+    std::fs::write(&job_path, json!({"ID": "web"}).to_string()).unwrap();
+    let job = JobFile::read(job_path.to_str().unwrap(), false).unwrap();
+    let output = Arc::new(Output::memory(false));
+    let (sender, stop) = no_hurry();
+    let printed = Arc::clone(&output);
+    let folder = directory.path().to_owned();
+    let thread = thread::spawn(move || {
+        let context = context(&output);
+        let script = "trap 'exit 0' TERM; echo up; while :; do sleep 0.02; done";
+        let layout = prepare(&folder, 3).unwrap();
+        Up::new(&context, layout, launch(script), false, stop).unwrap().run(&[job]).unwrap()
+    });
+    wait_for(|| printed.printed().0.contains("Allocation aaaaaaaa").then_some(()));
+    for name in ["server-1", "server-2", "server-3", "agent-1"] {
+        let log = directory.path().join(format!("logs/{name}.log"));
+        wait_for(|| {
+            std::fs::read_to_string(&log).is_ok_and(|text| text.contains("up")).then_some(())
+        });
+    }
+    sender.send(()).unwrap();
+    assert_eq!(thread.join().unwrap(), Exit::Success);
+    let (out, err) = printed.printed();
+    assert_eq!(err, "");
+    let expected = [
+        "Leader is server-2",
+        "Registered job \"web\", evaluation eeeeeeee",
+        "Allocation aaaaaaaa web.web[0] on agent-1: running",
+        "Stopping agent-1",
+        "Stopping server-1, server-3",
+        "Stopping server-2",
+        "Stopped",
+    ];
+    let mut rest = out.as_str();
+    for line in expected {
+        let position = rest.find(line).unwrap_or_else(|| panic!("{line} is not next in\n{out}"));
+        rest = &rest[position + line.len()..];
+    }
+    assert!(servers[0].lines().contains(&"PUT /v1/jobs".to_owned()));
+    assert!(!directory.path().join("up.pids").exists());
+}
+
+#[test]
+fn servers_that_die_at_once_end_the_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = Arc::new(Output::memory(false));
+    let context = context(&output);
+    let (_hold, stop) = no_hurry();
+    let layout = prepare(directory.path(), 3).unwrap();
+    let script = "echo no disk >&2; exit 1";
+    let exit = Up::new(&context, layout, launch(script), false, stop).unwrap().run(&[]).unwrap();
+    assert_eq!(exit, Exit::Failure);
+    let (out, err) = output.printed();
+    assert!(out.contains("server-1 died: exit status 1\n  | no disk\n  log: "), "{out}");
+    assert_eq!(err, "Error: too few servers are left to elect a leader\n");
 }
