@@ -46,9 +46,12 @@ pub(crate) struct AgentArgs {
 }
 
 /// Starts an agent and returns when it has stopped.
-pub(crate) fn start(arguments: AgentArgs) -> Outcome {
+///
+/// `region` is the global flag: here it is the region that the node is in.
+pub(crate) fn start(arguments: AgentArgs, region: Option<String>) -> Outcome {
     let flags = [
         Flag::given("--name", "name", arguments.name),
+        Flag::given("--region", "region", region),
         Flag::given("--servers", "servers", arguments.servers),
         Flag::given("--data-dir", "data_dir", arguments.data_dir),
         Flag::given("--datacenter", "datacenter", arguments.datacenter),

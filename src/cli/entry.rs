@@ -83,6 +83,24 @@ enum Command {
     DemoWeb(DemoWebArgs),
 }
 
+impl Command {
+    /// Whether the address, token, namespace and region of the command line are used to ask a server.
+    fn asks_a_server(&self) -> bool {
+        match self {
+            Self::Job(_) | Self::Node(_) | Self::Alloc(_) | Self::Eval(_) | Self::Operator(_) => {
+                true
+            }
+            Self::Server(arguments) => arguments.command.is_some(),
+            Self::Up(_)
+            | Self::Agent(_)
+            | Self::Bench(_)
+            | Self::Version
+            | Self::Executor { .. }
+            | Self::DemoWeb(_) => false,
+        }
+    }
+}
+
 /// The whole program.
 pub fn main() -> ExitCode {
     let output = Arc::new(Output::process());
@@ -105,9 +123,15 @@ pub(crate) fn run(
     let outcome = parse(arguments, output).and_then(|parsed| match parsed {
         None => Ok(Exit::Success),
         Some(line) => {
-            let mut context = Context::new(line.global.target(variable), Arc::clone(output))?;
+            // A variable meant for clients must not keep a server or a task from starting.
+            let target = if line.command.asks_a_server() {
+                line.global.target(variable)
+            } else {
+                GlobalFlags::default().target(&|_| None)
+            };
+            let mut context = Context::new(target, Arc::clone(output))?;
             adjust(&mut context);
-            dispatch(&context, line.command)
+            dispatch(&context, line)
         }
     });
     match outcome {
@@ -141,14 +165,15 @@ fn parse(arguments: Vec<OsString>, output: &Output) -> anyhow::Result<Option<Com
     }
 }
 
-fn dispatch(context: &Context, command: Command) -> Outcome {
-    match command {
+fn dispatch(context: &Context, line: CommandLine) -> Outcome {
+    let region = line.global.region;
+    match line.command {
         Command::Up(arguments) => up::run(context, &arguments),
         Command::Server(arguments) => match &arguments.command {
             Some(command) => server::run(context, command),
-            None => server::start(arguments),
+            None => server::start(arguments, region),
         },
-        Command::Agent(arguments) => agent::start(arguments),
+        Command::Agent(arguments) => agent::start(arguments, region),
         Command::Job(command) => job::run(context, &command),
         Command::Node(command) => node::run(context, &command),
         Command::Alloc(command) => alloc::run(context, &command),

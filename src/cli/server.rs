@@ -85,10 +85,13 @@ struct StartArgs {
 }
 
 /// Starts a server and returns when it has stopped.
-pub(crate) fn start(arguments: ServerArgs) -> Outcome {
+///
+/// `region` is the global flag: here it is the region that the server is in.
+pub(crate) fn start(arguments: ServerArgs, region: Option<String>) -> Outcome {
     let start = arguments.start;
     let flags = [
         Flag::given("--name", "name", start.name),
+        Flag::given("--region", "region", region),
         Flag::given("--datacenter", "datacenter", start.datacenter),
         Flag::given("--data-dir", "data_dir", start.data_dir),
         Flag::given("--http", "http.address", start.http),

@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM as messages on a channel.
+//! SIGINT, SIGTERM and SIGHUP (the terminal was closed) as messages on a channel.
 //!
 //! Must never end the process by itself: whoever holds the receiver decides what stopping means.
 
@@ -11,13 +11,17 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Signals kept while nobody reads; more are dropped.
 const PENDING_MAX: usize = 8;
 
-/// One message per SIGINT or SIGTERM from now on.
+/// One message per signal from now on.
 pub(crate) fn stop_requests() -> io::Result<Receiver<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let (sender, receiver) = sync_channel(PENDING_MAX);
-    let (mut interrupt, mut terminate) = {
+    let (mut interrupt, mut terminate, mut hangup) = {
         let _inside = runtime.enter();
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+        (
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+        )
     };
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         runtime.block_on(async {
@@ -25,6 +29,7 @@ pub(crate) fn stop_requests() -> io::Result<Receiver<()>> {
                 let event = tokio::select! {
                     event = interrupt.recv() => event,
                     event = terminate.recv() => event,
+                    event = hangup.recv() => event,
                 };
                 if event.is_none() || !forward(&sender) {
                     return;

@@ -550,6 +550,29 @@ fn help_and_usage() {
 }
 
 #[test]
+fn commands_that_ask_no_server_ignore_its_address() {
+    let ran = run("version", &|_| Some("unix:///run/api.sock".to_owned()));
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let ran = run("job status", &|_| Some("unix:///run/api.sock".to_owned()));
+    assert!(ran.err.contains("the address unix:///run/api.sock cannot be used"), "{}", ran.err);
+}
+
+#[test]
+fn examples_are_hcl_of_every_job_type() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let mut types = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let source = std::fs::read_to_string(&path).unwrap();
+        let body: Value = hcl::from_str(&source).unwrap();
+        let (_, job) = body["job"].as_object().unwrap().iter().next().unwrap();
+        types.push(job["type"].as_str().unwrap().to_owned());
+    }
+    types.sort();
+    assert_eq!(types, ["batch", "service", "sysbatch", "system"]);
+}
+
+#[test]
 fn a_page_that_is_not_ours_is_explained() {
     let server = Canned::default().fail("GET /v1/jobs", 200, "<html>").start();
     let ran = server.run("job status");
