@@ -563,6 +563,9 @@ fn examples_are_hcl_of_every_job_type() {
     let mut types = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
+        if path.extension().is_none_or(|ending| ending != "hcl") {
+            continue;
+        }
         let source = std::fs::read_to_string(&path).unwrap();
         let body: Value = hcl::from_str(&source).unwrap();
         let (_, job) = body["job"].as_object().unwrap().iter().next().unwrap();

@@ -85,8 +85,13 @@ impl Job {
     fn read(context: &Context, found: &resolve::FoundJob, all: bool) -> anyhow::Result<Self> {
         let path = format!("/v1/job/{}", encode(&found.id));
         let namespace = ("namespace", found.namespace.as_str());
-        let read = |suffix: &str, query: &[(&str, &str)]| {
-            context.client.get(&format!("{path}{suffix}"), query)
+        // What a server does not offer is shown as empty; only the job itself must be there.
+        let read = |suffix: &str, query: &[(&str, &str)]| match context
+            .client
+            .get(&format!("{path}{suffix}"), query)
+        {
+            Err(error) if error.is_not_found() && !suffix.is_empty() => Ok(Value::Null),
+            other => other,
         };
         Ok(Self {
             specification: read("", &[namespace])?,

@@ -11,12 +11,14 @@ mod children;
 mod layout;
 mod watch;
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 
+use super::client::ClientError;
 use super::context::{Context, Exit, Outcome};
 use super::job::{JobFile, register};
 use super::signal;
@@ -29,6 +31,8 @@ use watch::{Picture, Watcher};
 const LEADER_TIMEOUT: Duration = Duration::from_mins(2);
 /// How long the agent's node may take to be ready before jobs are registered anyway.
 const NODE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a server may turn a registration away before that is an error.
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one process may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two looks at the children.
@@ -92,6 +96,8 @@ struct Up<'a> {
     children: Children,
     watcher: Watcher,
     stop: Receiver<()>,
+    /// A stop was requested: every wait ends at once.
+    stopping: Cell<bool>,
 }
 
 impl<'a> Up<'a> {
@@ -108,6 +114,7 @@ impl<'a> Up<'a> {
             watcher: Watcher::new(context, &layout)?,
             layout,
             stop,
+            stopping: Cell::new(false),
         })
     }
 
@@ -246,8 +253,7 @@ impl<'a> Up<'a> {
 
     /// A job that is refused is reported; the cluster stays up so that it can be looked at.
     fn register(&self, job: &JobFile) -> anyhow::Result<()> {
-        let context = self.watcher.context();
-        match register(context, job) {
+        match self.register_when_admitted(job) {
             Ok(answer) => {
                 let evaluation = super::output::short_id(answer.text("EvalID"));
                 let of = if evaluation.is_empty() {
@@ -264,12 +270,34 @@ impl<'a> Up<'a> {
         }
     }
 
+    /// A server that has just started turns requests away (503) before it does anything with them: only then it is asked again.
+    fn register_when_admitted(&self, job: &JobFile) -> anyhow::Result<serde_json::Value> {
+        let begin = Instant::now();
+        loop {
+            let result = register(&self.watcher.leader_context(), job);
+            let turned_away = result.as_ref().is_err_and(|error| {
+                let error = error.downcast_ref::<ClientError>();
+                error.is_some_and(|error| {
+                    matches!(error, ClientError::Status { status: 429 | 503, .. })
+                })
+            });
+            let late = begin.elapsed() > ADMISSION_TIMEOUT;
+            if !turned_away || late || self.stop_requested(self.context.poll_interval) {
+                return result;
+            }
+        }
+    }
+
     /// True when a signal came within the time.
     fn stop_requested(&self, within: Duration) -> bool {
-        match self.stop.recv_timeout(within) {
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => true,
-            Err(RecvTimeoutError::Timeout) => false,
+        if !self.stopping.get() {
+            let requested = match self.stop.recv_timeout(within) {
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => true,
+                Err(RecvTimeoutError::Timeout) => false,
+            };
+            self.stopping.set(requested);
         }
+        self.stopping.get()
     }
 
     /// True when something was printed.

@@ -216,6 +216,7 @@ fn canned_cluster(folder: &Path) -> Vec<Server> {
                 .on("GET /v1/nodes", &json!([{"Status": "ready"}]))
                 .on("GET /v1/allocations", &json!([]))
                 .on("GET /v1/allocations", &json!([allocation]))
+                .fail("PUT /v1/jobs", 503, "not ready")
                 .on("PUT /v1/jobs", &json!({"EvalID": "eeeeeeee-1111"}))
                 .start()
         })
@@ -280,7 +281,13 @@ fn cluster_runs_a_job_and_stops_agent_followers_leader() {
         let position = rest.find(line).unwrap_or_else(|| panic!("{line} is not next in\n{out}"));
         rest = &rest[position + line.len()..];
     }
-    assert!(servers[0].lines().contains(&"PUT /v1/jobs".to_owned()));
+    let writes =
+        |server: &Server| server.lines().iter().filter(|line| line.starts_with("PUT")).count();
+    assert_eq!(
+        servers.iter().map(writes).collect::<Vec<_>>(),
+        [0, 2, 0],
+        "only the leader is asked"
+    );
     assert!(!directory.path().join("up.pids").exists());
 }
 

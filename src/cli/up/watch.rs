@@ -136,8 +136,10 @@ impl Picture {
 
 /// Looks at the cluster again and again.
 pub(super) struct Watcher {
-    /// Asks the first server; for registering jobs.
+    /// What a context for one of the servers is made from.
     context: Context,
+    /// Invariant: not empty.
+    servers: Arc<Vec<(Member, Client)>>,
     latest: Arc<Mutex<Picture>>,
     stopping: Arc<AtomicBool>,
 }
@@ -153,11 +155,13 @@ impl Watcher {
             })
             .filter(|server| server.as_ref().is_ok_and(|(member, _)| member.role == Role::Server))
             .collect::<Result<Vec<(Member, Client)>, ClientError>>()?;
-        let Some((_, first)) = servers.first() else {
+        if servers.len() < layout.server_count() {
             bail!("the servers' HTTP addresses must have ports of their own, not 0");
-        };
+        }
+        let servers = Arc::new(servers);
         let watcher = Self {
-            context: Context { client: first.clone(), ..context.clone() },
+            context: context.clone(),
+            servers: Arc::clone(&servers),
             latest: Arc::default(),
             stopping: Arc::default(),
         };
@@ -181,11 +185,15 @@ impl Watcher {
 
     /// The URL of the first server.
     pub(super) fn address(&self) -> &str {
-        self.context.client.address()
+        self.servers[0].1.address()
     }
 
-    pub(super) fn context(&self) -> &Context {
-        &self.context
+    /// For asking the leader, or the first server while none is known.
+    pub(super) fn leader_context(&self) -> Context {
+        let leader = self.latest().leader;
+        let found = self.servers.iter().find(|(member, _)| Some(&member.name) == leader.as_ref());
+        let (_, client) = found.unwrap_or(&self.servers[0]);
+        Context { client: client.clone(), ..self.context.clone() }
     }
 
     pub(super) fn stop(&self) {
