@@ -334,27 +334,45 @@ pub(super) struct ProcessRecord {
 
 impl ProcessRecord {
     pub(super) fn of(name: &str, pid: u32) -> Self {
-        Self { name: name.to_owned(), pid, start_ticks: start_ticks(pid).unwrap_or(0) }
+        Self {
+            name: name.to_owned(),
+            pid,
+            start_ticks: ProcessStat::read(pid).map_or(0, |stat| stat.start_ticks),
+        }
     }
 
-    /// Whether the very same process is still there.
+    /// Whether the very same process still runs. A zombie does not: in a container often nobody waits for it.
     fn is_alive(&self) -> bool {
         let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw);
         let Some(pid) = pid else { return false };
-        let answers = rustix::process::test_kill_process(pid);
-        if answers == Err(rustix::io::Errno::SRCH) {
+        if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) {
             return false;
         }
-        start_ticks(self.pid).is_none_or(|ticks| self.start_ticks == 0 || ticks == self.start_ticks)
+        let Some(stat) = ProcessStat::read(self.pid) else { return true };
+        let same = self.start_ticks == 0 || stat.start_ticks == self.start_ticks;
+        same && !matches!(stat.state, 'Z' | 'X')
     }
 }
 
-/// Field 22 of `/proc/PID/stat`; nothing where there is no such file, or for a process that is dead but not yet waited for.
-fn start_ticks(pid: u32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the program's name in parentheses and may hold spaces.
-    let (_, rest) = text.rsplit_once(") ")?;
-    rest.split(' ').nth(19)?.parse().ok()
+/// What `/proc/PID/stat` says.
+struct ProcessStat {
+    state: char,
+    start_ticks: u64,
+}
+
+impl ProcessStat {
+    /// Nothing where there is no such file.
+    fn read(pid: u32) -> Option<Self> {
+        Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Fields 3 and 22; the second is the program's name in parentheses and may hold spaces.
+    fn parse(text: &str) -> Option<Self> {
+        let (_, rest) = text.rsplit_once(") ")?;
+        let mut fields = rest.split(' ');
+        let state = fields.next()?.chars().next()?;
+        Some(Self { state, start_ticks: fields.nth(18)?.parse().ok()? })
+    }
 }
 
 /// Remembers the processes that run, or that none does.

@@ -3,7 +3,7 @@
 
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
@@ -128,7 +128,14 @@ fn living_processes_of_a_killed_up_are_found() {
     let expected = format!("server-1 (process {})", std::process::id());
     assert!(error.contains(&expected) && error.contains("kill "), "{error}");
     write_processes(&pid_file, &[reused]).unwrap();
-    prepare(directory.path(), 3).unwrap();
+    drop(prepare(directory.path(), 3).unwrap());
+    let mut zombie =
+        Command::new("/bin/sh").args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap();
+    write_processes(&pid_file, &[ProcessRecord::of("server-1", zombie.id())]).unwrap();
+    assert!(prepare(directory.path(), 3).is_err(), "it still runs");
+    drop(zombie.stdin.take());
+    wait_for(|| prepare(directory.path(), 3).ok());
+    zombie.wait().unwrap();
 }
 
 #[test]
