@@ -1,7 +1,10 @@
 //! Quorate: a Raft-replicated cluster scheduler that speaks Nomad's HTTP API. ARCHITECTURE.md is the map.
 
+pub mod cli;
 pub mod clock;
+pub mod config;
 pub mod disk;
+pub mod jobspec;
 pub mod raft;
 pub mod rpc;
 pub mod rt;

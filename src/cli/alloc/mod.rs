@@ -1,0 +1,261 @@
+//! `quorate alloc …`: status and stop; logs are in `logs.rs`.
+
+mod logs;
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::context::{Context, Exit, Outcome};
+use super::monitor::{self, event_text};
+use super::output::{Style, pairs, table};
+use super::view::{Fields, rows};
+use super::{placement, resolve, time};
+
+/// Events of a task shown without `-verbose`.
+const EVENTS_SHOWN: usize = 10;
+
+/// Inspect and stop allocations, read their logs
+#[derive(Debug, Subcommand)]
+pub(crate) enum AllocCommand {
+    /// List allocations, or show one
+    #[command(
+        after_help = "Examples:\n  quorate alloc status\n  quorate alloc status 5b98a6ea\n  quorate alloc status -json 5b98a6ea"
+    )]
+    Status(StatusArgs),
+    /// Print what a task wrote
+    #[command(after_help = logs::EXAMPLES)]
+    Logs(logs::LogsArgs),
+    /// Stop an allocation; the scheduler replaces it if the job still wants it
+    #[command(
+        after_help = "Examples:\n  quorate alloc stop 5b98a6ea\n  quorate alloc stop -detach 5b98a6ea"
+    )]
+    Stop(StopArgs),
+}
+
+/// Flags of `alloc status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// The allocation's id or the beginning of it; without: list all
+    allocation: Option<String>,
+    /// Only the summary, no events
+    #[arg(long)]
+    short: bool,
+    #[command(flatten)]
+    style: Style,
+}
+
+/// Flags of `alloc stop`.
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    /// The allocation's id or the beginning of it
+    allocation: String,
+    /// Do not follow the evaluation
+    #[arg(long)]
+    detach: bool,
+    /// Skip the shutdown delay of the group and its services
+    #[arg(long)]
+    no_shutdown_delay: bool,
+    #[command(flatten)]
+    style: Style,
+}
+
+pub(crate) fn run(context: &Context, command: &AllocCommand) -> Outcome {
+    match command {
+        AllocCommand::Status(arguments) => match &arguments.allocation {
+            None => list(context, arguments.style),
+            Some(typed) => one(context, arguments, typed),
+        },
+        AllocCommand::Logs(arguments) => logs::run(context, arguments),
+        AllocCommand::Stop(arguments) => stop(context, arguments),
+    }
+}
+
+fn read(context: &Context, typed: &str) -> anyhow::Result<Value> {
+    let id = resolve::id(context, resolve::ALLOCATION, typed)?;
+    let answer = context.client.get(&format!("/v1/allocation/{id}"), &[]);
+    monitor::or_missing(answer, "allocation", &id)
+}
+
+fn list(context: &Context, style: Style) -> Outcome {
+    let answer = context.client.get("/v1/allocations", &[])?;
+    if style.json {
+        context.output.json(&answer)?;
+        return Ok(Exit::Success);
+    }
+    if rows(&answer).is_empty() {
+        context.line("No allocations")?;
+        return Ok(Exit::Success);
+    }
+    let lines: Vec<Vec<String>> = rows(&answer)
+        .iter()
+        .map(|row| {
+            vec![
+                style.id(row.text("ID")),
+                row.shown("Name"),
+                style.id(row.text("NodeID")),
+                row.shown("JobVersion"),
+                row.shown("DesiredStatus"),
+                row.shown("ClientStatus"),
+            ]
+        })
+        .collect();
+    context.line(table(&["ID", "Name", "Node ID", "Version", "Desired", "Status"], &lines))?;
+    Ok(Exit::Success)
+}
+
+fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
+    let style = arguments.style;
+    let allocation = read(context, typed)?;
+    if style.json {
+        context.output.json(&allocation)?;
+        return Ok(Exit::Success);
+    }
+    let now = context.now_nanoseconds();
+    let mut sections = vec![overview(&allocation, now, style)];
+    sections.extend(ports(&allocation));
+    for (task, state) in allocation.entries("TaskStates") {
+        sections.push(task_section(task, state, arguments));
+    }
+    let metric = allocation.present("Metrics").filter(|_| style.verbose);
+    if let Some(metric) = metric {
+        sections.push(scores(metric));
+    }
+    context.line(sections.join("\n\n"))?;
+    Ok(Exit::Success)
+}
+
+fn overview(allocation: &Value, now: i64, style: Style) -> String {
+    let mut lines = vec![
+        ("ID", allocation.shown("ID")),
+        ("Eval ID", style.id(allocation.text("EvalID"))),
+        ("Name", allocation.shown("Name")),
+        ("Node ID", style.id(allocation.text("NodeID"))),
+        ("Node Name", allocation.shown("NodeName")),
+        ("Job ID", allocation.shown("JobID")),
+        ("Job Version", allocation.shown("JobVersion")),
+        ("Client Status", allocation.shown("ClientStatus")),
+        ("Client Description", allocation.shown("ClientDescription")),
+        ("Desired Status", allocation.shown("DesiredStatus")),
+        ("Desired Description", allocation.shown("DesiredDescription")),
+        ("Created", time::ago(now, allocation.number("CreateTime"))),
+        ("Modified", time::ago(now, allocation.number("ModifyTime"))),
+    ];
+    for (title, field) in [
+        ("Deployment ID", "DeploymentID"),
+        ("Previous Alloc", "PreviousAllocation"),
+        ("Replacement Alloc", "NextAllocation"),
+        ("Follow Up Eval", "FollowupEvalID"),
+    ] {
+        if !allocation.text(field).is_empty() {
+            lines.push((title, style.id(allocation.text(field))));
+        }
+    }
+    pairs(&lines)
+}
+
+/// Label, address and port of every port of an allocation.
+pub(crate) fn port_list(allocation: &Value) -> Vec<(String, String)> {
+    let shared = allocation.get("AllocatedResources").and_then(|all| all.get("Shared"));
+    let listed = shared.map(|shared| shared.items("Ports")).unwrap_or_default();
+    let one = |host: &str, port: &Value| {
+        (port.shown("Label"), format!("{host}:{}", port.number("Value")))
+    };
+    if !listed.is_empty() {
+        return listed.iter().map(|port| one(port.text("HostIP"), port)).collect();
+    }
+    let networks = shared.map(|shared| shared.items("Networks")).unwrap_or_default();
+    networks
+        .iter()
+        .flat_map(|network| {
+            let ports =
+                ["ReservedPorts", "DynamicPorts"].into_iter().flat_map(|f| network.items(f));
+            ports.map(|port| one(network.text("IP"), port)).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+fn ports(allocation: &Value) -> Option<String> {
+    let found = port_list(allocation);
+    if found.is_empty() {
+        return None;
+    }
+    let lines: Vec<Vec<String>> =
+        found.into_iter().map(|(label, address)| vec![label, address]).collect();
+    Some(format!("Allocation Addresses\n{}", table(&["Label", "Address"], &lines)))
+}
+
+fn task_section(task: &str, state: &Value, arguments: &StatusArgs) -> String {
+    let failed = if state.flag("Failed") { " (failed)" } else { "" };
+    let mut text = format!(
+        "Task \"{task}\" is \"{}\"{failed}\n{}",
+        state.text("State"),
+        pairs(&[
+            ("Started At", state.shown("StartedAt")),
+            ("Finished At", state.shown("FinishedAt")),
+            ("Total Restarts", state.number("Restarts").to_string()),
+            ("Last Restart", state.shown("LastRestart")),
+        ])
+    );
+    let events = state.items("Events");
+    if !arguments.short && !events.is_empty() {
+        let shown = if arguments.style.verbose { events.len() } else { EVENTS_SHOWN };
+        let lines: Vec<Vec<String>> = events
+            .iter()
+            .rev()
+            .take(shown)
+            .map(|event| {
+                vec![
+                    time::timestamp(event.number("Time")),
+                    event.shown("Type"),
+                    event_text(event).to_owned(),
+                ]
+            })
+            .collect();
+        text.push_str("\n\nRecent Events:\n");
+        text.push_str(&table(&["Time", "Type", "Description"], &lines));
+    }
+    text
+}
+
+fn scores(metric: &Value) -> String {
+    let lines: Vec<Vec<String>> = metric
+        .items("ScoreMetaData")
+        .iter()
+        .map(|score| {
+            let parts = score.entries("Scores").into_iter();
+            let parts: Vec<String> = parts.map(|(name, value)| format!("{name}={value}")).collect();
+            vec![score.shown("NodeID"), score.shown("NormScore"), parts.join(" ")]
+        })
+        .collect();
+    let mut text = format!(
+        "Placement Metrics\n{}",
+        pairs(&[
+            ("Nodes Evaluated", metric.shown("NodesEvaluated")),
+            ("Nodes Filtered", metric.shown("NodesFiltered")),
+            ("Nodes Exhausted", metric.shown("NodesExhausted")),
+            ("Allocation Time", format!("{} ns", metric.number("AllocationTime"))),
+        ])
+    );
+    for reason in placement::reasons(metric) {
+        text.push_str("\n  * ");
+        text.push_str(&reason);
+    }
+    if !lines.is_empty() {
+        text.push_str("\n\n");
+        text.push_str(&table(&["Node", "Score", "Parts"], &lines));
+    }
+    text
+}
+
+fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
+    let id = resolve::id(context, resolve::ALLOCATION, &arguments.allocation)?;
+    let query: &[(&str, &str)] =
+        if arguments.no_shutdown_delay { &[("no_shutdown_delay", "true")] } else { &[] };
+    let answer = context.client.put(&format!("/v1/allocation/{id}/stop"), query, &json!({}));
+    let answer = monitor::or_missing(answer, "allocation", &id)?;
+    if arguments.style.json {
+        context.output.json(&answer)?;
+        return Ok(Exit::Success);
+    }
+    monitor::follow_write(context, &answer, arguments.detach, arguments.style)
+}

@@ -1,0 +1,112 @@
+//! Nomad's single-dash long flags: `-json` becomes `--json` before clap sees it.
+//!
+//! Owns only the spelling of flags. Must never touch a word that is not a known long flag, nor anything after `--`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+/// Long flags by name, and whether each takes a value.
+pub(crate) type KnownFlags = BTreeMap<String, bool>;
+
+/// All long flags of a command and its subcommands.
+pub(crate) fn known_flags(command: &clap::Command) -> KnownFlags {
+    let mut known = KnownFlags::from([("help".to_owned(), false), ("version".to_owned(), false)]);
+    collect(command, &mut known);
+    known
+}
+
+fn collect(command: &clap::Command, known: &mut KnownFlags) {
+    for argument in command.get_arguments() {
+        let takes_value = argument.get_action().takes_values();
+        let aliases = argument.get_all_aliases().unwrap_or_default();
+        for name in argument.get_long().into_iter().chain(aliases) {
+            known.insert(name.to_owned(), takes_value);
+        }
+    }
+    for subcommand in command.get_subcommands() {
+        collect(subcommand, known);
+    }
+}
+
+/// Rewrites `-word`, `-word=value` and, for flags without a value, `--word=true|false`.
+pub(crate) fn normalise(
+    arguments: impl IntoIterator<Item = OsString>,
+    known: &KnownFlags,
+) -> Vec<OsString> {
+    let mut result = Vec::new();
+    let mut literal = false;
+    for argument in arguments {
+        if literal {
+            result.push(argument);
+        } else if argument == "--" {
+            literal = true;
+            result.push(argument);
+        } else {
+            result.extend(normalise_word(argument, known));
+        }
+    }
+    result
+}
+
+fn normalise_word(argument: OsString, known: &KnownFlags) -> Option<OsString> {
+    let Some(text) = argument.to_str() else { return Some(argument) };
+    let Some(word) = text.strip_prefix("--").or_else(|| text.strip_prefix('-')) else {
+        return Some(argument);
+    };
+    let (name, value) =
+        word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+    let takes_value = match known.get(name) {
+        Some(takes_value) if name.len() > 1 => *takes_value,
+        Some(_) | None => return Some(argument),
+    };
+    match value {
+        Some("true") if !takes_value => Some(format!("--{name}").into()),
+        Some("false") if !takes_value => None,
+        Some(value) => Some(format!("--{name}={value}").into()),
+        None => Some(format!("--{name}").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KnownFlags, normalise};
+
+    #[track_caller]
+    fn check(input: &str, expected: &str) {
+        let known = KnownFlags::from([
+            ("json".to_owned(), false),
+            ("address".to_owned(), true),
+            ("tail".to_owned(), false),
+            ("n".to_owned(), true),
+        ]);
+        let words = input.split(' ').map(Into::into);
+        let result: Vec<String> = normalise(words, &known)
+            .into_iter()
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
+        assert_eq!(result.join(" "), expected);
+    }
+
+    #[test]
+    fn single_dash_long_flags_become_double_dash() {
+        check("quorate job status -json web", "quorate job status --json web");
+        check("quorate --json", "quorate --json");
+        check("quorate -address=http://a:1 x", "quorate --address=http://a:1 x");
+        check("quorate -address http://a:1 x", "quorate --address http://a:1 x");
+        check("quorate alloc logs -f -tail -n 5 ab", "quorate alloc logs -f --tail -n 5 ab");
+    }
+
+    #[test]
+    fn flags_without_value_accept_true_and_false() {
+        check("quorate -json=true x", "quorate --json x");
+        check("quorate -json=false x", "quorate x");
+        check("quorate --json=maybe x", "quorate --json=maybe x");
+    }
+
+    #[test]
+    fn other_words_are_left_alone() {
+        check("quorate - -fn -unknown --unknown", "quorate - -fn -unknown --unknown");
+        check("quorate run -- -json", "quorate run -- -json");
+        check("quorate -n=5", "quorate -n=5");
+    }
+}

@@ -1,0 +1,157 @@
+//! What every command has: where it asks, where it prints, what time it is, how often it looks.
+//!
+//! Must never hold state of a command.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+
+use super::client::{ADDRESS_DEFAULT, Client, ClientError, Target};
+use super::output::Output;
+use super::time;
+
+/// Between two looks at something that is being followed.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// How long a followed read may fail before the command gives up.
+const READ_FAILURE_MAX: Duration = Duration::from_mins(1);
+
+/// How a command ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// 0.
+    Success,
+    /// 1: done as asked, but the answer is no (validation, a failed allocation).
+    Failure,
+    /// 2: registered, but not all of it could be placed.
+    NotPlaced,
+}
+
+impl Exit {
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Success => 0,
+            Self::Failure => 1,
+            Self::NotPlaced => 2,
+        }
+    }
+}
+
+/// What a command returns.
+pub(crate) type Outcome = anyhow::Result<Exit>;
+
+/// Flags that every command has.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct GlobalFlags {
+    #[arg(
+        long,
+        help = "HTTP address of any server [QUORATE_ADDR, NOMAD_ADDR; default http://127.0.0.1:4646]",
+        global = true,
+        value_name = "URL",
+        help_heading = "Connection"
+    )]
+    pub(crate) address: Option<String>,
+    #[arg(
+        long,
+        help = "Secret of the token to ask with [QUORATE_TOKEN, NOMAD_TOKEN]",
+        global = true,
+        value_name = "SECRET",
+        help_heading = "Connection"
+    )]
+    pub(crate) token: Option<String>,
+    #[arg(
+        long,
+        help = "Namespace of jobs, allocations and evaluations [QUORATE_NAMESPACE, NOMAD_NAMESPACE]",
+        global = true,
+        value_name = "NAME",
+        help_heading = "Connection"
+    )]
+    pub(crate) namespace: Option<String>,
+    #[arg(
+        long,
+        help = "Region that the request is for [QUORATE_REGION, NOMAD_REGION]",
+        global = true,
+        value_name = "NAME",
+        help_heading = "Connection"
+    )]
+    pub(crate) region: Option<String>,
+}
+
+impl GlobalFlags {
+    /// Flags over `QUORATE_*` over `NOMAD_*`; empty variables count as not set.
+    pub(crate) fn target(&self, variable: &dyn Fn(&str) -> Option<String>) -> Target {
+        let choose = |flag: &Option<String>, name: &str| {
+            let set =
+                |prefix: &str| variable(&format!("{prefix}_{name}")).filter(|v| !v.is_empty());
+            flag.clone().or_else(|| set("QUORATE")).or_else(|| set("NOMAD"))
+        };
+        Target {
+            address: choose(&self.address, "ADDR").unwrap_or_else(|| ADDRESS_DEFAULT.to_owned()),
+            token: choose(&self.token, "TOKEN"),
+            namespace: choose(&self.namespace, "NAMESPACE"),
+            region: choose(&self.region, "REGION"),
+        }
+    }
+}
+
+/// What every command has.
+#[derive(Debug, Clone)]
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) output: Arc<Output>,
+    pub(crate) now: fn() -> SystemTime,
+    pub(crate) poll_interval: Duration,
+    pub(crate) read_failure_max: Duration,
+}
+
+impl Context {
+    pub(crate) fn new(target: Target, output: Arc<Output>) -> Result<Self, ClientError> {
+        Ok(Self {
+            client: Client::new(target)?,
+            output,
+            now: SystemTime::now,
+            poll_interval: POLL_INTERVAL,
+            read_failure_max: READ_FAILURE_MAX,
+        })
+    }
+
+    /// Nanoseconds since 1970.
+    pub(crate) fn now_nanoseconds(&self) -> i64 {
+        time::nanoseconds((self.now)())
+    }
+
+    /// Prints a line.
+    pub(crate) fn line(&self, text: impl AsRef<str>) -> anyhow::Result<()> {
+        Ok(self.output.line(text)?)
+    }
+
+    /// Sleeps until the next look.
+    pub(crate) fn pause(&self) {
+        std::thread::sleep(self.poll_interval);
+    }
+
+    /// A read of something that is being followed: failures that pass are waited out, with one warning.
+    pub(crate) fn get_patiently(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+    ) -> Result<Value, ClientError> {
+        let mut failing = Duration::ZERO;
+        loop {
+            match self.client.get(path, query) {
+                Err(error) if error.is_transient() && failing < self.read_failure_max => {
+                    if failing.is_zero() {
+                        self.output.advice(format!("    (still trying: {})", first_line(&error)));
+                    }
+                    self.pause();
+                    failing += self.poll_interval;
+                }
+                other => return other,
+            }
+        }
+    }
+}
+
+fn first_line(error: &ClientError) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,214 @@
+//! From the process's arguments to its exit status.
+//!
+//! Exit status: 0 done, 1 error (wrong usage too), 2 `job run` could not place everything.
+//! A closed pipe (`| head`) ends a command quietly.
+
+use std::ffi::OsString;
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use super::alloc::AllocCommand;
+use super::bench::BenchCommand;
+use super::context::{Context, Exit, GlobalFlags, Outcome};
+use super::demo_web::DemoWebArgs;
+use super::eval::EvalCommand;
+use super::job::JobCommand;
+use super::node::NodeCommand;
+use super::operator::OperatorCommand;
+use super::output::Output;
+use super::up::UpArgs;
+use super::{agent, alloc, argv, demo_web, eval, job, node, operator, process, server, up};
+
+const EXAMPLES: &str = "Examples:
+  quorate up examples/web.hcl     three servers, an agent and a job on this machine
+  quorate job run web.hcl         register a job and follow it
+  quorate job status web          what runs, and why something does not
+  quorate alloc logs -f 5b98a6ea  what a task writes
+  quorate node status             the machines
+
+Long flags may be written with one dash, as in Nomad: -json is --json.";
+
+/// A replicated cluster scheduler that speaks Nomad's HTTP API.
+#[derive(Debug, Parser)]
+#[command(name = "quorate", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+struct CommandLine {
+    #[command(flatten)]
+    global: GlobalFlags,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a cluster on this machine: servers, an agent, jobs
+    #[command(after_help = up::EXAMPLES)]
+    Up(UpArgs),
+    /// Start a server; `server members` lists them
+    #[command(after_help = server::EXAMPLES)]
+    Server(server::ServerArgs),
+    /// Start a node agent
+    #[command(after_help = agent::EXAMPLES)]
+    Agent(agent::AgentArgs),
+    /// Register, inspect and stop jobs
+    #[command(subcommand)]
+    Job(JobCommand),
+    /// Inspect nodes, take them out of and into service
+    #[command(subcommand)]
+    Node(NodeCommand),
+    /// Inspect and stop allocations, read their logs
+    #[command(subcommand)]
+    Alloc(AllocCommand),
+    /// Inspect evaluations
+    #[command(subcommand)]
+    Eval(EvalCommand),
+    /// Look after the cluster
+    #[command(subcommand)]
+    Operator(OperatorCommand),
+    /// Measure a running cluster
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Print the version
+    Version,
+    /// Run one task for an agent
+    #[command(hide = true)]
+    Executor {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+    /// A small web server for trying things out
+    #[command(hide = true)]
+    DemoWeb(DemoWebArgs),
+}
+
+impl Command {
+    /// Whether the address, token, namespace and region of the command line are used to ask a server.
+    fn asks_a_server(&self) -> bool {
+        match self {
+            Self::Job(_) | Self::Node(_) | Self::Alloc(_) | Self::Eval(_) | Self::Operator(_) => {
+                true
+            }
+            Self::Server(arguments) => arguments.command.is_some(),
+            Self::Up(_)
+            | Self::Agent(_)
+            | Self::Bench(_)
+            | Self::Version
+            | Self::Executor { .. }
+            | Self::DemoWeb(_) => false,
+        }
+    }
+}
+
+/// The whole program.
+pub fn main() -> ExitCode {
+    let output = Arc::new(Output::process());
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    // An executor's arguments belong to a task: nothing in them is ours to rewrite.
+    if arguments.get(1).is_some_and(|word| word == "executor") {
+        return process::executor(&arguments[2..], &output);
+    }
+    let variable = |name: &str| std::env::var(name).ok();
+    ExitCode::from(run(arguments, &variable, &output, |_| {}))
+}
+
+/// Runs one command line; `adjust` lets tests set clocks and intervals.
+pub(crate) fn run(
+    arguments: Vec<OsString>,
+    variable: &dyn Fn(&str) -> Option<String>,
+    output: &Arc<Output>,
+    adjust: impl FnOnce(&mut Context),
+) -> u8 {
+    let outcome = parse(arguments, output).and_then(|parsed| match parsed {
+        None => Ok(Exit::Success),
+        Some(line) => {
+            // A variable meant for clients must not keep a server or a task from starting.
+            let target = if line.command.asks_a_server() {
+                line.global.target(variable)
+            } else {
+                GlobalFlags::default().target(&|_| None)
+            };
+            let mut context = Context::new(target, Arc::clone(output))?;
+            adjust(&mut context);
+            dispatch(&context, line)
+        }
+    });
+    match outcome {
+        Ok(exit) => exit.code(),
+        Err(error) if is_closed_pipe(&error) => Exit::Success.code(),
+        Err(error) => {
+            output.advice(format!("Error: {}", chain(&error)));
+            Exit::Failure.code()
+        }
+    }
+}
+
+/// Nothing, if help or the version was asked for and printed.
+fn parse(arguments: Vec<OsString>, output: &Output) -> anyhow::Result<Option<CommandLine>> {
+    let command = CommandLine::command();
+    let arguments = argv::normalise(arguments, &argv::known_flags(&command));
+    let parsed = command
+        .try_get_matches_from(arguments)
+        .and_then(|matches| CommandLine::from_arg_matches(&matches));
+    match parsed {
+        Ok(line) => Ok(Some(line)),
+        Err(error) if !error.use_stderr() => {
+            output.bytes(error.to_string().as_bytes())?;
+            Ok(None)
+        }
+        Err(error) => {
+            let text = error.to_string();
+            let text = text.strip_prefix("error: ").unwrap_or(&text);
+            anyhow::bail!("{}", text.trim_end())
+        }
+    }
+}
+
+fn dispatch(context: &Context, line: CommandLine) -> Outcome {
+    let region = line.global.region;
+    match line.command {
+        Command::Up(arguments) => up::run(context, &arguments),
+        Command::Server(arguments) => match &arguments.command {
+            Some(command) => server::run(context, command),
+            None => server::start(arguments, region),
+        },
+        Command::Agent(arguments) => agent::start(arguments, region),
+        Command::Job(command) => job::run(context, &command),
+        Command::Node(command) => node::run(context, &command),
+        Command::Alloc(command) => alloc::run(context, &command),
+        Command::Eval(command) => eval::run(context, &command),
+        Command::Operator(command) => operator::run(context, &command),
+        Command::Bench(command) => {
+            process::bench(command)?;
+            Ok(Exit::Success)
+        }
+        Command::Version => {
+            context.line(format!("Quorate v{}", env!("CARGO_PKG_VERSION")))?;
+            Ok(Exit::Success)
+        }
+        Command::Executor { .. } => {
+            anyhow::bail!("executor takes no flags before its name; it is started by an agent")
+        }
+        Command::DemoWeb(arguments) => demo_web::run(context, &arguments),
+    }
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// The error and its causes, without repeating a cause that the text already ends with.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}

@@ -1,0 +1,176 @@
+//! `quorate eval …`.
+
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+use super::context::{Context, Exit, Outcome};
+use super::monitor::{self, Monitor};
+use super::output::{Style, pairs, table};
+use super::view::{Fields, rows};
+use super::{placement, resolve, time};
+
+/// Inspect evaluations
+#[derive(Debug, Subcommand)]
+pub(crate) enum EvalCommand {
+    /// List evaluations
+    #[command(
+        after_help = "Examples:\n  quorate eval list\n  quorate eval list -status blocked -job web"
+    )]
+    List(ListArgs),
+    /// Show an evaluation and what it placed
+    #[command(
+        after_help = "Examples:\n  quorate eval status 8f9c5b52\n  quorate eval status -monitor 8f9c5b52"
+    )]
+    Status(StatusArgs),
+}
+
+/// Flags of `eval list`.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Only evaluations of this job
+    #[arg(long, value_name = "ID")]
+    job: Option<String>,
+    /// Only evaluations in this status: pending, blocked, complete, failed, canceled
+    #[arg(long, value_name = "STATUS")]
+    status: Option<String>,
+    /// Evaluations per page
+    #[arg(long, value_name = "N")]
+    per_page: Option<u32>,
+    /// The page that follows the one which printed this token
+    #[arg(long, value_name = "TOKEN")]
+    page_token: Option<String>,
+    /// Expression that evaluations must match
+    #[arg(long, value_name = "EXPRESSION")]
+    filter: Option<String>,
+    #[command(flatten)]
+    style: Style,
+}
+
+/// Flags of `eval status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// The evaluation's id or the beginning of it
+    evaluation: String,
+    /// Follow it until it and its allocations are settled
+    #[arg(long)]
+    monitor: bool,
+    #[command(flatten)]
+    style: Style,
+}
+
+pub(crate) fn run(context: &Context, command: &EvalCommand) -> Outcome {
+    match command {
+        EvalCommand::List(arguments) => list(context, arguments),
+        EvalCommand::Status(arguments) => status(context, arguments),
+    }
+}
+
+fn list(context: &Context, arguments: &ListArgs) -> Outcome {
+    let per_page = arguments.per_page.map(|number| number.to_string());
+    let query: Vec<(&str, &str)> = [
+        ("job", &arguments.job),
+        ("status", &arguments.status),
+        ("per_page", &per_page),
+        ("next_token", &arguments.page_token),
+        ("filter", &arguments.filter),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some((name, value.as_deref()?)))
+    .collect();
+    let answer = context.client.get("/v1/evaluations", &query)?;
+    if arguments.style.json {
+        context.output.json(&answer)?;
+        return Ok(Exit::Success);
+    }
+    if rows(&answer).is_empty() {
+        context.line("No evaluations")?;
+        return Ok(Exit::Success);
+    }
+    let lines: Vec<Vec<String>> =
+        rows(&answer).iter().map(|row| line(row, arguments.style)).collect();
+    context.line(table(
+        &[
+            "ID",
+            "Priority",
+            "Triggered By",
+            "Job ID",
+            "Namespace",
+            "Node ID",
+            "Status",
+            "Placement Failures",
+        ],
+        &lines,
+    ))?;
+    Ok(Exit::Success)
+}
+
+fn line(row: &Value, style: Style) -> Vec<String> {
+    let failures = match row.text("Status") {
+        "blocked" => "N/A - In Progress".to_owned(),
+        _ => (!row.entries("FailedTGAllocs").is_empty()).to_string(),
+    };
+    vec![
+        style.id(row.text("ID")),
+        row.shown("Priority"),
+        row.shown("TriggeredBy"),
+        row.shown("JobID"),
+        row.shown("Namespace"),
+        style.id(row.text("NodeID")),
+        row.shown("Status"),
+        failures,
+    ]
+}
+
+fn status(context: &Context, arguments: &StatusArgs) -> Outcome {
+    let style = arguments.style;
+    let id = resolve::id(context, resolve::EVALUATION, &arguments.evaluation)?;
+    if arguments.monitor {
+        return Ok(Monitor::new(context, style, false).follow(&id)?.verdict.exit());
+    }
+    let path = format!("/v1/evaluation/{id}");
+    let evaluation = monitor::or_missing(context.client.get(&path, &[]), "evaluation", &id)?;
+    if style.json {
+        context.output.json(&evaluation)?;
+        return Ok(Exit::Success);
+    }
+    let allocations = context.client.get(&format!("{path}/allocations"), &[])?;
+    let now = context.now_nanoseconds();
+    let failures = placement::failures(&evaluation, "");
+    let mut sections = vec![pairs(&[
+        ("ID", style.id(&id)),
+        ("Create Time", time::ago(now, evaluation.number("CreateTime"))),
+        ("Modify Time", time::ago(now, evaluation.number("ModifyTime"))),
+        ("Status", evaluation.shown("Status")),
+        ("Status Description", evaluation.shown("StatusDescription")),
+        ("Type", evaluation.shown("Type")),
+        ("TriggeredBy", evaluation.shown("TriggeredBy")),
+        ("Job ID", evaluation.shown("JobID")),
+        ("Namespace", evaluation.shown("Namespace")),
+        ("Priority", evaluation.shown("Priority")),
+        ("Placement Failures", (!failures.is_empty()).to_string()),
+        ("Previous Eval", style.id(evaluation.text("PreviousEval"))),
+        ("Next Eval", style.id(evaluation.text("NextEval"))),
+        ("Blocked Eval", style.id(evaluation.text("BlockedEval"))),
+    ])];
+    if !failures.is_empty() {
+        sections.push(format!("Failed Placements\n{}", failures.join("\n")));
+    }
+    if !rows(&allocations).is_empty() {
+        let lines: Vec<Vec<String>> = rows(&allocations)
+            .iter()
+            .map(|row| {
+                vec![
+                    style.id(row.text("ID")),
+                    style.id(row.text("NodeID")),
+                    row.shown("TaskGroup"),
+                    row.shown("DesiredStatus"),
+                    row.shown("ClientStatus"),
+                ]
+            })
+            .collect();
+        let shown = table(&["ID", "Node ID", "Task Group", "Desired", "Status"], &lines);
+        sections.push(format!("Allocations\n{shown}"));
+    }
+    context.line(sections.join("\n\n"))?;
+    Ok(Exit::Success)
+}

@@ -1,0 +1,261 @@
+//! `quorate job …`: what the commands have in common, and the small ones.
+//!
+//! Must never change a job that was named by a prefix without `-yes`.
+
+mod run;
+mod status;
+
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::client::encode;
+use super::context::{Context, Exit, Outcome};
+use super::monitor;
+use super::output::{Style, pairs};
+use super::view::Fields;
+use super::{resolve, time};
+
+pub(crate) use run::{RunArgs, register};
+
+/// Largest job file read.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// Register, inspect and stop jobs
+#[derive(Debug, Subcommand)]
+pub(crate) enum JobCommand {
+    /// Register a job, or update it, and follow its placement
+    #[command(after_help = run::EXAMPLES)]
+    Run(RunArgs),
+    /// List jobs, or show one
+    #[command(
+        after_help = "Examples:\n  quorate job status\n  quorate job status web\n  quorate job status -json web"
+    )]
+    Status(status::StatusArgs),
+    /// Stop a job
+    #[command(
+        after_help = "Examples:\n  quorate job stop web\n  quorate job stop -purge -detach web"
+    )]
+    Stop(StopArgs),
+    /// List the versions of a job
+    #[command(
+        after_help = "Examples:\n  quorate job history web\n  quorate job history -version 2 -json web"
+    )]
+    History(HistoryArgs),
+    /// Check a job file without registering it
+    #[command(
+        after_help = "Examples:\n  quorate job validate web.hcl\n  cat web.hcl | quorate job validate -"
+    )]
+    Validate(ValidateArgs),
+}
+
+/// Flags of `job stop`.
+#[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of Nomad's command")]
+pub(crate) struct StopArgs {
+    /// The job's id
+    job: String,
+    /// Remove the job at once instead of leaving it to garbage collection
+    #[arg(long)]
+    purge: bool,
+    /// Do not follow the evaluation
+    #[arg(long)]
+    detach: bool,
+    /// Accept a prefix of the id
+    #[arg(long)]
+    yes: bool,
+    /// Skip the shutdown delay of groups and services
+    #[arg(long)]
+    no_shutdown_delay: bool,
+    /// Priority of the evaluation, 1 to 100
+    #[arg(long, value_name = "N")]
+    eval_priority: Option<u32>,
+    #[command(flatten)]
+    style: Style,
+}
+
+/// Flags of `job history`.
+#[derive(Debug, Args)]
+pub(crate) struct HistoryArgs {
+    /// The job's id
+    job: String,
+    /// Only this version
+    #[arg(long, value_name = "N")]
+    version: Option<i64>,
+    #[command(flatten)]
+    style: Style,
+}
+
+/// Flags of `job validate`.
+#[derive(Debug, Args)]
+pub(crate) struct ValidateArgs {
+    /// The job file; - reads standard input
+    file: String,
+    /// The file is JSON, whatever its name
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(context: &Context, command: &JobCommand) -> Outcome {
+    match command {
+        JobCommand::Run(arguments) => run::run(context, arguments),
+        JobCommand::Status(arguments) => status::run(context, arguments),
+        JobCommand::Stop(arguments) => stop(context, arguments),
+        JobCommand::History(arguments) => history(context, arguments),
+        JobCommand::Validate(arguments) => validate(context, arguments),
+    }
+}
+
+/// A job file's text and the job in it.
+#[derive(Debug)]
+pub(crate) struct JobFile {
+    pub(crate) source: String,
+    /// `hcl2` or `json`, as the API names it.
+    pub(crate) format: &'static str,
+    pub(crate) job: Value,
+}
+
+impl JobFile {
+    /// Reads and parses; `-` is standard input (HCL unless `json`).
+    pub(crate) fn read(file: &str, json: bool) -> anyhow::Result<Self> {
+        let mut source = String::new();
+        let mut reader: Box<dyn Read> = if file == "-" {
+            Box::new(std::io::stdin())
+        } else {
+            Box::new(
+                std::fs::File::open(file)
+                    .with_context(|| format!("cannot open the job file {file}"))?,
+            )
+        };
+        let bytes = reader
+            .by_ref()
+            .take(FILE_BYTES_MAX + 1)
+            .read_to_string(&mut source)
+            .with_context(|| format!("cannot read the job file {file}"))?;
+        if u64::try_from(bytes).unwrap_or(u64::MAX) > FILE_BYTES_MAX {
+            bail!("the job file {file} is larger than {FILE_BYTES_MAX} bytes");
+        }
+        Self::parse(file, json, source)
+    }
+
+    fn parse(file: &str, json: bool, source: String) -> anyhow::Result<Self> {
+        let ending = |path: &str| {
+            Path::new(path).extension().is_some_and(|e| e.eq_ignore_ascii_case("json"))
+        };
+        let json = json || ending(file);
+        let path = match (file, json) {
+            ("-", true) => "stdin.json".to_owned(),
+            ("-", false) => "stdin.hcl".to_owned(),
+            (path, true) if !ending(path) => format!("{path}.json"),
+            (path, _) => path.to_owned(),
+        };
+        let job = crate::jobspec::parse(&path, &source)
+            .map_err(|diagnostics| anyhow::anyhow!("{diagnostics}"))?;
+        Ok(Self { source, format: if json { "json" } else { "hcl2" }, job })
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        self.job.text("ID")
+    }
+}
+
+fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
+    let job = resolve::job(context, &arguments.job)?;
+    if !job.exact && !arguments.yes {
+        bail!(
+            "\"{}\" is not the whole id of a job; the only job that starts with it is \"{}\": repeat the command with that id, or with -yes",
+            arguments.job,
+            job.id
+        );
+    }
+    let priority = arguments.eval_priority.map(|number| number.to_string());
+    let mut query = vec![("purge", if arguments.purge { "true" } else { "false" })];
+    query.extend(arguments.no_shutdown_delay.then_some(("no_shutdown_delay", "true")));
+    query.extend(priority.as_deref().map(|number| ("eval_priority", number)));
+    query.push(("namespace", job.namespace.as_str()));
+    let answer = context.client.delete(&format!("/v1/job/{}", encode(&job.id)), &query)?;
+    if arguments.style.json {
+        context.output.json(&answer)?;
+        return Ok(Exit::Success);
+    }
+    if answer.text("EvalID").is_empty() {
+        context.line(format!("Job \"{}\" stopped", job.id))?;
+    }
+    // A stopped job places nothing: the only failure left is that of the evaluation itself.
+    monitor::follow_write(context, &answer, arguments.detach, arguments.style)
+}
+
+fn history(context: &Context, arguments: &HistoryArgs) -> Outcome {
+    let job = resolve::job(context, &arguments.job)?;
+    let path = format!("/v1/job/{}/versions", encode(&job.id));
+    let answer = context.client.get(&path, &[("namespace", job.namespace.as_str())])?;
+    let versions: Vec<&Value> = answer
+        .items("Versions")
+        .iter()
+        .filter(|version| {
+            arguments.version.is_none_or(|wanted| version.number("Version") == wanted)
+        })
+        .collect();
+    if versions.is_empty() {
+        match arguments.version {
+            Some(version) => bail!("job \"{}\" has no version {version}", job.id),
+            None => bail!("job \"{}\" has no versions", job.id),
+        }
+    }
+    if arguments.style.json {
+        context.output.json(&json!(versions))?;
+        return Ok(Exit::Success);
+    }
+    let shown: Vec<String> = versions
+        .into_iter()
+        .map(|version| {
+            let mut lines = vec![
+                ("Version", version.shown("Version")),
+                ("Stable", version.flag("Stable").to_string()),
+                ("Submit Date", time::timestamp(version.number("SubmitTime"))),
+            ];
+            if let Some(tag) = version.present("VersionTag") {
+                lines.push(("Tag Name", tag.shown("Name")));
+            }
+            if arguments.style.verbose {
+                let groups = version.items("TaskGroups").iter();
+                let counts: Vec<String> = groups
+                    .map(|group| format!("{} × {}", group.text("Name"), group.number("Count")))
+                    .collect();
+                lines.push(("Task Groups", counts.join(", ")));
+            }
+            pairs(&lines)
+        })
+        .collect();
+    context.line(shown.join("\n\n"))?;
+    Ok(Exit::Success)
+}
+
+fn validate(context: &Context, arguments: &ValidateArgs) -> Outcome {
+    let file = JobFile::read(&arguments.file, arguments.json)?;
+    let answer = context.client.put("/v1/validate/job", &[], &json!({"Job": file.job}))?;
+    print_warnings(context, &answer)?;
+    let errors = answer.items("ValidationErrors");
+    if errors.is_empty() && answer.text("Error").is_empty() {
+        context.line(format!("Job \"{}\" is valid", file.id()))?;
+        return Ok(Exit::Success);
+    }
+    context.output.advice(format!("Job \"{}\" is not valid:", file.id()));
+    if errors.is_empty() {
+        context.output.advice(format!("  * {}", answer.text("Error")));
+    }
+    for error in errors {
+        context.output.advice(format!("  * {}", error.as_str().unwrap_or_default()));
+    }
+    Ok(Exit::Failure)
+}
+
+fn print_warnings(context: &Context, answer: &Value) -> anyhow::Result<()> {
+    match answer.text("Warnings") {
+        "" => Ok(()),
+        warnings => context.line(format!("Job warnings:\n{warnings}\n")),
+    }
+}

@@ -1,0 +1,283 @@
+//! `quorate job status`: the list, and one job with its allocations and what keeps it from running.
+
+use clap::Args;
+use serde_json::Value;
+
+use crate::cli::client::encode;
+use crate::cli::context::{Context, Exit, Outcome};
+use crate::cli::output::{Style, pairs, table};
+use crate::cli::view::{Fields, into_rows, rows, texts};
+use crate::cli::{placement, resolve, time};
+
+/// Flags of `job status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// The job's id or the beginning of it; without: list all jobs
+    job: Option<String>,
+    /// Only the summary, no allocations
+    #[arg(long)]
+    short: bool,
+    /// Also allocations that earlier jobs of the same id made
+    #[arg(long)]
+    all_allocs: bool,
+    #[command(flatten)]
+    style: Style,
+}
+
+pub(super) fn run(context: &Context, arguments: &StatusArgs) -> Outcome {
+    match &arguments.job {
+        None => list(context, arguments.style),
+        Some(typed) => one(context, arguments, typed),
+    }
+}
+
+fn list(context: &Context, style: Style) -> Outcome {
+    let answer = context.client.get("/v1/jobs", &[])?;
+    if style.json {
+        context.output.json(&answer)?;
+    } else if rows(&answer).is_empty() {
+        context.line("No jobs; register one with: quorate job run FILE")?;
+    } else {
+        let lines: Vec<Vec<String>> = rows(&answer)
+            .iter()
+            .map(|job| {
+                let status = if job.flag("Stop") {
+                    "dead (stopped)".to_owned()
+                } else {
+                    job.shown("Status")
+                };
+                vec![
+                    job.shown("ID"),
+                    job_type(job),
+                    job.shown("Priority"),
+                    status,
+                    time::timestamp(job.number("SubmitTime")),
+                ]
+            })
+            .collect();
+        context.line(table(&["ID", "Type", "Priority", "Status", "Submit Date"], &lines))?;
+    }
+    Ok(Exit::Success)
+}
+
+fn job_type(job: &Value) -> String {
+    let mut text = job.shown("Type");
+    let set = |field: &str| job.present(field).is_some_and(|value| value != &Value::Bool(false));
+    if set("Periodic") {
+        text.push_str("/periodic");
+    }
+    if set("ParameterizedJob") {
+        text.push_str("/parameterized");
+    }
+    text
+}
+
+/// Everything about one job.
+struct Job {
+    specification: Value,
+    summary: Value,
+    allocations: Vec<Value>,
+    evaluations: Vec<Value>,
+    deployment: Value,
+}
+
+impl Job {
+    fn read(context: &Context, found: &resolve::FoundJob, all: bool) -> anyhow::Result<Self> {
+        let path = format!("/v1/job/{}", encode(&found.id));
+        let namespace = ("namespace", found.namespace.as_str());
+        // What a server does not offer is shown as empty; only the job itself must be there.
+        let read = |suffix: &str, query: &[(&str, &str)]| match context
+            .client
+            .get(&format!("{path}{suffix}"), query)
+        {
+            Err(error) if error.is_not_found() && !suffix.is_empty() => Ok(Value::Null),
+            other => other,
+        };
+        Ok(Self {
+            specification: read("", &[namespace])?,
+            summary: read("/summary", &[namespace])?,
+            allocations: into_rows(read(
+                "/allocations",
+                &[("all", if all { "true" } else { "false" }), namespace],
+            )?),
+            evaluations: into_rows(read("/evaluations", &[namespace])?),
+            deployment: read("/deployment", &[namespace])?,
+        })
+    }
+}
+
+fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
+    let style = arguments.style;
+    let found = resolve::job(context, typed)?;
+    if style.json {
+        let path = format!("/v1/job/{}", encode(&found.id));
+        let job = context.client.get(&path, &[("namespace", found.namespace.as_str())])?;
+        context.output.json(&job)?;
+        return Ok(Exit::Success);
+    }
+    let job = Job::read(context, &found, arguments.all_allocs)?;
+    let mut sections = vec![overview(&job.specification)];
+    sections.push(format!("Summary\n{}", summary(&job.summary)));
+    if !arguments.short {
+        sections.extend(blocked(&job.evaluations));
+        if style.verbose {
+            sections.push(format!("Evaluations\n{}", evaluations(&job.evaluations)));
+        }
+        sections.extend(deployment(&job.deployment, style));
+        sections.push(format!("Allocations\n{}", allocations(context, &job.allocations, style)));
+    }
+    context.line(sections.join("\n\n"))?;
+    Ok(Exit::Success)
+}
+
+fn overview(job: &Value) -> String {
+    let datacenters = texts(job.items("Datacenters")).join(",");
+    let status = match (job.flag("Stop"), job.text("Status")) {
+        (true, status) => format!("{status} (stopped)"),
+        (false, status) => status.to_owned(),
+    };
+    pairs(&[
+        ("ID", job.shown("ID")),
+        ("Name", job.shown("Name")),
+        ("Submit Date", time::timestamp(job.number("SubmitTime"))),
+        ("Type", job.shown("Type")),
+        ("Priority", job.shown("Priority")),
+        ("Datacenters", datacenters),
+        ("Namespace", job.shown("Namespace")),
+        ("Node Pool", job.shown("NodePool")),
+        ("Status", status),
+        ("Periodic", job.present("Periodic").is_some().to_string()),
+        ("Parameterized", job.present("ParameterizedJob").is_some().to_string()),
+        ("Version", job.shown("Version")),
+        ("Modify Index", job.shown("JobModifyIndex")),
+    ])
+}
+
+fn summary(summary: &Value) -> String {
+    const COLUMNS: [&str; 7] =
+        ["Queued", "Starting", "Running", "Failed", "Complete", "Lost", "Unknown"];
+    let lines: Vec<Vec<String>> = summary
+        .entries("Summary")
+        .into_iter()
+        .map(|(group, counts)| {
+            let numbers = COLUMNS.iter().map(|column| counts.number(column).to_string());
+            std::iter::once(group.to_owned()).chain(numbers).collect()
+        })
+        .collect();
+    let headers: Vec<&str> = std::iter::once("Task Group").chain(COLUMNS).collect();
+    table(&headers, &lines)
+}
+
+/// Why the newest blocked evaluation waits.
+fn blocked(evaluations: &[Value]) -> Option<String> {
+    let waiting = evaluations.iter().filter(|evaluation| evaluation.text("Status") == "blocked");
+    let blocked = waiting.max_by_key(|evaluation| evaluation.number("CreateIndex"))?;
+    // The blocked evaluation itself carries the reasons only in some servers; the one that made it always does.
+    let parent = evaluations.iter().find(|row| row.text("BlockedEval") == blocked.text("ID"));
+    let mut lines = placement::failures(blocked, "");
+    if lines.is_empty() {
+        lines = parent.map(|parent| placement::failures(parent, "")).unwrap_or_default();
+    }
+    if lines.is_empty() {
+        lines.push("Waiting for capacity".to_owned());
+    }
+    Some(format!("Placement Failure\n{}", lines.join("\n")))
+}
+
+fn evaluations(evaluations: &[Value]) -> String {
+    let lines: Vec<Vec<String>> = evaluations
+        .iter()
+        .map(|row| {
+            let failures = !row.entries("FailedTGAllocs").is_empty();
+            vec![
+                row.shown("ID"),
+                row.shown("Priority"),
+                row.shown("TriggeredBy"),
+                row.shown("Status"),
+                failures.to_string(),
+            ]
+        })
+        .collect();
+    table(&["ID", "Priority", "Triggered By", "Status", "Placement Failures"], &lines)
+}
+
+fn deployment(deployment: &Value, style: Style) -> Option<String> {
+    if deployment.text("ID").is_empty() {
+        return None;
+    }
+    let head = pairs(&[
+        ("ID", style.id(deployment.text("ID"))),
+        ("Status", deployment.shown("Status")),
+        ("Description", deployment.shown("StatusDescription")),
+    ]);
+    let lines: Vec<Vec<String>> = deployment
+        .entries("TaskGroups")
+        .into_iter()
+        .map(|(group, state)| {
+            let numbers = ["DesiredTotal", "PlacedAllocs", "HealthyAllocs", "UnhealthyAllocs"];
+            let counts = numbers.iter().map(|field| state.number(field).to_string());
+            std::iter::once(group.to_owned()).chain(counts).collect()
+        })
+        .collect();
+    let groups = table(&["Task Group", "Desired", "Placed", "Healthy", "Unhealthy"], &lines);
+    Some(format!("Latest Deployment\n{head}\n\nDeployed\n{groups}"))
+}
+
+fn allocations(context: &Context, allocations: &[Value], style: Style) -> String {
+    if allocations.is_empty() {
+        return "No allocations placed".to_owned();
+    }
+    let now = context.now_nanoseconds();
+    let mut newest: Vec<&Value> = allocations.iter().collect();
+    newest.sort_by_key(|row| (std::cmp::Reverse(row.number("CreateIndex")), row.text("Name")));
+    let lines: Vec<Vec<String>> = newest
+        .into_iter()
+        .map(|row| {
+            vec![
+                style.id(row.text("ID")),
+                style.id(row.text("NodeID")),
+                row.shown("TaskGroup"),
+                row.shown("JobVersion"),
+                row.shown("DesiredStatus"),
+                row.shown("ClientStatus"),
+                time::ago(now, row.number("CreateTime")),
+                time::ago(now, row.number("ModifyTime")),
+            ]
+        })
+        .collect();
+    table(
+        &["ID", "Node ID", "Task Group", "Version", "Desired", "Status", "Created", "Modified"],
+        &lines,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{blocked, job_type};
+
+    #[test]
+    fn periodic_and_parameterized_show_in_the_type() {
+        assert_eq!(job_type(&json!({"Type": "batch", "Periodic": true})), "batch/periodic");
+        assert_eq!(job_type(&json!({"Type": "batch", "Periodic": null})), "batch");
+        assert_eq!(
+            job_type(&json!({"Type": "batch", "Periodic": false, "ParameterizedJob": {}})),
+            "batch/parameterized"
+        );
+    }
+
+    #[test]
+    fn reasons_come_from_the_evaluation_that_was_blocked() {
+        let evaluations = [
+            json!({"ID": "a", "Status": "complete", "BlockedEval": "b", "FailedTGAllocs":
+                {"web": {"NodesEvaluated": 1, "NodesExhausted": 1}}}),
+            json!({"ID": "b", "Status": "blocked"}),
+        ];
+        assert_eq!(
+            blocked(&evaluations).unwrap_or_default(),
+            "Placement Failure\nTask group \"web\" (1 allocation could not be placed):\n  * Resources exhausted on 1 node"
+        );
+        assert_eq!(blocked(&evaluations[..1]), None);
+    }
+}

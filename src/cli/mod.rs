@@ -1,0 +1,34 @@
+//! The command line: one file per noun, all of it over the HTTP API.
+//!
+//! ```text
+//! argv ─► argv.rs (-flag → --flag) ─► entry.rs (clap) ─► noun.rs ─► client.rs ─► any server
+//!                                                          └──────► output.rs ─► terminal
+//! ```
+//! Must never print outside `output.rs`, retry a write, or reach into a server's memory: what the API does not say, the command
+//! line does not know. `process.rs` is the only door to the server and agent in this binary.
+
+mod agent;
+mod alloc;
+mod argv;
+pub mod bench;
+mod client;
+mod context;
+mod demo_web;
+pub mod entry;
+mod eval;
+mod job;
+mod monitor;
+mod node;
+mod operator;
+mod output;
+mod placement;
+mod process;
+mod resolve;
+mod server;
+mod signal;
+mod time;
+mod up;
+mod view;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,350 @@
+//! Following an evaluation, then its allocations, line by line.
+//!
+//! ```text
+//! evaluation pending ─► complete ─► allocations pending ─► running | complete ─► Placed
+//!        │                 ├─ next evaluation: follow it        └─ failed | lost ─► AllocationFailed
+//!        │                 └─ some not placed: NotPlaced
+//!        └─► failed | canceled: EvaluationFailed
+//! ```
+//! Must never write. Reads that fail for a while (a leader election) are waited out.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::client::ClientError;
+use super::context::{Context, Exit};
+use super::output::Style;
+use super::view::{Fields, into_rows};
+use super::{placement, time};
+
+/// How long an evaluation that was just created may be unknown to the server that is asked.
+const UNKNOWN_EVALUATION_MAX: Duration = Duration::from_secs(5);
+
+/// How it went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// All allocations run or have completed.
+    Placed,
+    /// Some could not be placed; a blocked evaluation waits for capacity.
+    NotPlaced,
+    /// An allocation failed or was lost.
+    AllocationFailed,
+    /// The evaluation failed or was canceled.
+    EvaluationFailed,
+}
+
+impl Verdict {
+    pub(crate) fn exit(self) -> Exit {
+        match self {
+            Self::Placed => Exit::Success,
+            Self::NotPlaced => Exit::NotPlaced,
+            Self::AllocationFailed | Self::EvaluationFailed => Exit::Failure,
+        }
+    }
+}
+
+/// What is reported at the end.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) verdict: Verdict,
+    pub(crate) evaluation: Value,
+    pub(crate) allocations: Vec<Value>,
+}
+
+impl Report {
+    /// The report as JSON, for `-output json`.
+    pub(crate) fn json(&self) -> Value {
+        json!({"Evaluation": self.evaluation, "Allocations": self.allocations})
+    }
+}
+
+/// Follows evaluations.
+pub(crate) struct Monitor<'a> {
+    context: &'a Context,
+    style: Style,
+    /// Prints nothing.
+    silent: bool,
+    evaluation_status: String,
+    deployment: String,
+    /// Allocation → status printed last.
+    allocations: BTreeMap<String, String>,
+}
+
+impl<'a> Monitor<'a> {
+    pub(crate) fn new(context: &'a Context, style: Style, silent: bool) -> Self {
+        Self {
+            context,
+            style,
+            silent,
+            evaluation_status: String::new(),
+            deployment: String::new(),
+            allocations: BTreeMap::new(),
+        }
+    }
+
+    fn heading(&self, text: &str) -> anyhow::Result<()> {
+        self.print("==>", text)
+    }
+
+    fn detail(&self, text: &str) -> anyhow::Result<()> {
+        self.print("   ", text)
+    }
+
+    fn print(&self, mark: &str, text: &str) -> anyhow::Result<()> {
+        if self.silent {
+            return Ok(());
+        }
+        let at = time::timestamp(self.context.now_nanoseconds());
+        self.context.line(format!("{mark} {at}: {text}"))
+    }
+
+    /// Follows an evaluation and those that continue it, then the allocations they made.
+    pub(crate) fn follow(&mut self, evaluation_id: &str) -> anyhow::Result<Report> {
+        let mut id = evaluation_id.to_owned();
+        loop {
+            let evaluation = self.follow_evaluation(&id)?;
+            let allocations = self.allocations_of(&id)?;
+            let next = evaluation.text("NextEval");
+            if !next.is_empty() && evaluation.text("Status") == "failed" {
+                self.detail(&format!(
+                    "Evaluation \"{}\" will be retried by \"{}\"",
+                    self.style.id(&id),
+                    self.style.id(next)
+                ))?;
+                next.clone_into(&mut id);
+                continue;
+            }
+            let mut report = Report { verdict: Verdict::Placed, evaluation, allocations };
+            self.judge(&id, &mut report)?;
+            return Ok(report);
+        }
+    }
+
+    fn follow_evaluation(&mut self, id: &str) -> anyhow::Result<Value> {
+        self.evaluation_status.clear();
+        self.heading(&format!("Monitoring evaluation \"{}\"", self.style.id(id)))?;
+        let mut unknown = Duration::ZERO;
+        loop {
+            match self.context.get_patiently(&format!("/v1/evaluation/{id}"), &[]) {
+                Ok(evaluation) => {
+                    self.print_evaluation(&evaluation)?;
+                    if matches!(
+                        evaluation.text("Status"),
+                        "complete" | "failed" | "canceled" | "cancelled" | "blocked"
+                    ) {
+                        return Ok(evaluation);
+                    }
+                }
+                Err(error) if error.is_not_found() && unknown < UNKNOWN_EVALUATION_MAX => {
+                    unknown += self.context.poll_interval;
+                }
+                Err(error) => return Err(error.into()),
+            }
+            self.allocations_of(id)?;
+            self.context.pause();
+        }
+    }
+
+    fn print_evaluation(&mut self, evaluation: &Value) -> anyhow::Result<()> {
+        if self.evaluation_status.is_empty() {
+            let job = evaluation.text("JobID");
+            let node = evaluation.text("NodeID");
+            match evaluation.text("TriggeredBy") {
+                "node-update" | "node-drain" => {
+                    self.detail(&format!(
+                        "Evaluation triggered by node \"{}\"",
+                        self.style.id(node)
+                    ))?;
+                }
+                "rolling-update" | "max-plan-attempts" | "failed-follow-up" => {
+                    self.detail(&format!(
+                        "Evaluation triggered by earlier evaluation \"{}\"",
+                        self.style.id(evaluation.text("PreviousEval"))
+                    ))?;
+                }
+                _ => self.detail(&format!("Evaluation triggered by job \"{job}\""))?,
+            }
+        }
+        let deployment = evaluation.text("DeploymentID");
+        if !deployment.is_empty() && deployment != self.deployment {
+            deployment.clone_into(&mut self.deployment);
+            self.detail(&format!(
+                "Evaluation within deployment: \"{}\"",
+                self.style.id(deployment)
+            ))?;
+        }
+        let status = evaluation.text("Status");
+        if !self.evaluation_status.is_empty() && status != self.evaluation_status {
+            let was = &self.evaluation_status;
+            self.detail(&format!("Evaluation status changed: \"{was}\" -> \"{status}\""))?;
+        }
+        status.clone_into(&mut self.evaluation_status);
+        Ok(())
+    }
+
+    /// Reads an evaluation's allocations and prints what changed.
+    fn allocations_of(&mut self, id: &str) -> anyhow::Result<Vec<Value>> {
+        let path = format!("/v1/evaluation/{id}/allocations");
+        let allocations = match self.context.get_patiently(&path, &[]) {
+            Ok(answer) => into_rows(answer),
+            Err(error) if error.is_not_found() => Vec::new(),
+            Err(error) => return Err(error.into()),
+        };
+        for allocation in &allocations {
+            self.print_allocation(allocation)?;
+        }
+        Ok(allocations)
+    }
+
+    fn print_allocation(&mut self, allocation: &Value) -> anyhow::Result<()> {
+        let id = allocation.text("ID");
+        let status = allocation.text("ClientStatus");
+        let shown = self.style.id(id);
+        let group = allocation.text("TaskGroup");
+        let node = match allocation.text("NodeName") {
+            "" => self.style.id(allocation.text("NodeID")),
+            name => name.to_owned(),
+        };
+        let line = match self.allocations.get(id) {
+            Some(was) if was == status => return Ok(()),
+            Some(was) => {
+                format!(
+                    "Allocation \"{shown}\" status changed: \"{was}\" -> \"{status}\"{}",
+                    because(allocation)
+                )
+            }
+            None if allocation.text("DesiredStatus") == "run" => {
+                format!("Allocation \"{shown}\" created: node \"{node}\", group \"{group}\"")
+            }
+            None => format!("Allocation \"{shown}\" stopped: node \"{node}\", group \"{group}\""),
+        };
+        self.allocations.insert(id.to_owned(), status.to_owned());
+        self.detail(&line)
+    }
+
+    fn judge(&mut self, id: &str, report: &mut Report) -> anyhow::Result<()> {
+        let evaluation = &report.evaluation;
+        let status = evaluation.text("Status").to_owned();
+        let failures = placement::failures(evaluation, "    ");
+        if status == "complete" && failures.is_empty() {
+            report.allocations = self.follow_allocations(id)?;
+        }
+        let failed = |allocation: &Value| {
+            wanted(allocation) && matches!(allocation.text("ClientStatus"), "failed" | "lost")
+        };
+        report.verdict = if matches!(status.as_str(), "failed" | "canceled" | "cancelled") {
+            Verdict::EvaluationFailed
+        } else if !failures.is_empty() || status == "blocked" {
+            Verdict::NotPlaced
+        } else if report.allocations.iter().any(failed) {
+            Verdict::AllocationFailed
+        } else {
+            Verdict::Placed
+        };
+        let description = match report.evaluation.text("StatusDescription") {
+            "" => String::new(),
+            text => format!(": {text}"),
+        };
+        let finished = format!(
+            "Evaluation \"{}\" finished with status \"{status}\"{description}",
+            self.style.id(id)
+        );
+        if failures.is_empty() {
+            return self.heading(&finished);
+        }
+        self.heading(&format!("{finished} but failed to place all allocations:"))?;
+        for line in failures {
+            self.plain(&line)?;
+        }
+        match report.evaluation.text("BlockedEval") {
+            "" => Ok(()),
+            blocked => self.plain(&format!(
+                "    Evaluation \"{}\" waits for capacity to place the remainder",
+                self.style.id(blocked)
+            )),
+        }
+    }
+
+    fn plain(&self, line: &str) -> anyhow::Result<()> {
+        if self.silent { Ok(()) } else { self.context.line(line) }
+    }
+
+    /// Until no wanted allocation is pending, or one has failed.
+    fn follow_allocations(&mut self, id: &str) -> anyhow::Result<Vec<Value>> {
+        loop {
+            let allocations = self.allocations_of(id)?;
+            let status_is = |allocation: &Value, statuses: &[&str]| {
+                wanted(allocation) && statuses.contains(&allocation.text("ClientStatus"))
+            };
+            let pending = allocations.iter().any(|row| status_is(row, &["pending", ""]));
+            let failed = allocations.iter().any(|row| status_is(row, &["failed", "lost"]));
+            if failed || !pending {
+                return Ok(allocations);
+            }
+            self.context.pause();
+        }
+    }
+}
+
+fn wanted(allocation: &Value) -> bool {
+    allocation.text("DesiredStatus") == "run"
+}
+
+/// The last thing a failed allocation's tasks said.
+fn because(allocation: &Value) -> String {
+    if allocation.text("ClientStatus") != "failed" {
+        return String::new();
+    }
+    let last_event = allocation
+        .entries("TaskStates")
+        .into_iter()
+        .filter(|(_, state)| state.flag("Failed"))
+        .filter_map(|(task, state)| Some((task, state.items("Events").last()?)))
+        .map(|(task, event)| format!(" (task \"{task}\": {})", event_text(event)))
+        .next();
+    last_event.unwrap_or_else(|| match allocation.text("ClientDescription") {
+        "" => String::new(),
+        description => format!(" ({description})"),
+    })
+}
+
+/// What a task event says.
+pub(crate) fn event_text(event: &Value) -> &str {
+    let texts = [event.text("DisplayMessage"), event.text("Message"), event.text("Type")];
+    texts.into_iter().find(|text| !text.is_empty()).unwrap_or_default()
+}
+
+/// Follows the evaluation that a write created, unless there is none or `-detach` was given.
+pub(crate) fn follow_write(
+    context: &Context,
+    answer: &Value,
+    detach: bool,
+    style: Style,
+) -> anyhow::Result<Exit> {
+    let evaluation = answer.text("EvalID");
+    if evaluation.is_empty() {
+        return Ok(Exit::Success);
+    }
+    if detach {
+        context.line(format!("Evaluation ID: {evaluation}"))?;
+        return Ok(Exit::Success);
+    }
+    Ok(Monitor::new(context, style, false).follow(evaluation)?.verdict.exit())
+}
+
+/// An error that says no such thing exists.
+pub(crate) fn or_missing(
+    answer: Result<Value, ClientError>,
+    what: &str,
+    id: &str,
+) -> anyhow::Result<Value> {
+    answer.map_err(|error| {
+        if error.is_not_found() {
+            anyhow::anyhow!("no {what} has the id \"{id}\"")
+        } else {
+            error.into()
+        }
+    })
+}

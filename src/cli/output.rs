@@ -1,0 +1,214 @@
+//! The only place that prints: lines, tables, JSON, and a block of lines that is drawn anew when it changes.
+//!
+//! Results go to standard output, advice and errors to standard error. Must never panic on a closed pipe: a failed write is an
+//! `io::Error` that ends the command quietly (`quorate job status | head`).
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::Mutex;
+
+use serde_json::Value;
+
+/// Shown for an empty cell.
+const EMPTY_CELL: &str = "<none>";
+/// Digits of an id shown without `-verbose`.
+const SHORT_ID_BYTES: usize = 8;
+
+/// Where a command prints.
+#[derive(Debug)]
+pub(crate) struct Output {
+    sink: Mutex<Sink>,
+    terminal: bool,
+    /// Lines of the block that [`Output::block`] drew last and that are still the last ones on the terminal.
+    block_lines: Mutex<usize>,
+}
+
+#[derive(Debug)]
+enum Sink {
+    Process,
+    #[cfg(test)]
+    Memory {
+        out: Vec<u8>,
+        err: Vec<u8>,
+    },
+}
+
+impl Output {
+    /// Prints to this process's standard streams.
+    pub(crate) fn process() -> Self {
+        let terminal = io::stdout().is_terminal();
+        Self { sink: Mutex::new(Sink::Process), terminal, block_lines: Mutex::new(0) }
+    }
+
+    /// Keeps what is printed.
+    #[cfg(test)]
+    pub(crate) fn memory(terminal: bool) -> Self {
+        let sink = Mutex::new(Sink::Memory { out: Vec::new(), err: Vec::new() });
+        Self { sink, terminal, block_lines: Mutex::new(0) }
+    }
+
+    /// What was printed to (standard output, standard error).
+    #[cfg(test)]
+    pub(crate) fn printed(&self) -> (String, String) {
+        match &*self.sink() {
+            Sink::Process => (String::new(), String::new()),
+            Sink::Memory { out, err } => (
+                String::from_utf8_lossy(out).into_owned(),
+                String::from_utf8_lossy(err).into_owned(),
+            ),
+        }
+    }
+
+    /// A person reads this as it comes.
+    pub(crate) fn is_terminal(&self) -> bool {
+        self.terminal
+    }
+
+    fn sink(&self) -> std::sync::MutexGuard<'_, Sink> {
+        self.sink.lock().expect("no thread panics while it prints")
+    }
+
+    /// Prints text and a line break.
+    pub(crate) fn line(&self, text: impl AsRef<str>) -> io::Result<()> {
+        self.bytes(format!("{}\n", text.as_ref()).as_bytes())
+    }
+
+    /// Prints JSON, indented.
+    pub(crate) fn json(&self, value: &Value) -> io::Result<()> {
+        self.line(format!("{value:#}"))
+    }
+
+    /// Prints bytes as they are.
+    pub(crate) fn bytes(&self, bytes: &[u8]) -> io::Result<()> {
+        match &mut *self.sink() {
+            Sink::Process => {
+                let mut stdout = io::stdout().lock();
+                stdout.write_all(bytes)?;
+                stdout.flush()
+            }
+            #[cfg(test)]
+            Sink::Memory { out, .. } => out.write_all(bytes),
+        }
+    }
+
+    /// Prints a line of advice or an error to standard error; nobody reading it is not an error.
+    pub(crate) fn advice(&self, text: impl AsRef<str>) {
+        let text = text.as_ref();
+        match &mut *self.sink() {
+            Sink::Process => writeln!(io::stderr().lock(), "{text}").ok(),
+            #[cfg(test)]
+            Sink::Memory { err, .. } => writeln!(err, "{text}").ok(),
+        };
+    }
+
+    /// Draws a block of lines in the place of the last one. Only for terminals.
+    pub(crate) fn block(&self, lines: &[String]) -> io::Result<()> {
+        self.clear_block()?;
+        // Without line wrap a long line stays one line, so that the count below is what the cursor goes up.
+        let text = format!("\x1b[?7l{}\n\x1b[?7h", lines.join("\n"));
+        self.bytes(text.as_bytes())?;
+        *self.block_lines.lock().expect("no thread panics while it prints") = lines.len();
+        Ok(())
+    }
+
+    /// Removes the block, so that a line can be printed in its place.
+    pub(crate) fn clear_block(&self) -> io::Result<()> {
+        let mut drawn = self.block_lines.lock().expect("no thread panics while it prints");
+        if self.terminal && *drawn > 0 {
+            self.bytes(format!("\x1b[{}A\x1b[J", *drawn).as_bytes())?;
+        }
+        *drawn = 0;
+        Ok(())
+    }
+}
+
+/// How the answer of a read is shown.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub(crate) struct Style {
+    /// Print the API's JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Show whole ids and all details
+    #[arg(long)]
+    pub(crate) verbose: bool,
+}
+
+impl Style {
+    /// An id, short unless `-verbose`.
+    pub(crate) fn id(self, id: &str) -> String {
+        if self.verbose { id.to_owned() } else { short_id(id) }
+    }
+}
+
+/// The first eight characters of an id.
+pub(crate) fn short_id(id: &str) -> String {
+    id.chars().take(SHORT_ID_BYTES).collect()
+}
+
+/// A table: columns two spaces apart, as wide as their widest cell.
+pub(crate) fn table(headers: &[&str], rows: &[Vec<String>]) -> String {
+    let shown = |cell: &str| if cell.is_empty() { EMPTY_CELL.to_owned() } else { cell.to_owned() };
+    let mut lines: Vec<Vec<String>> =
+        vec![headers.iter().map(|header| (*header).to_owned()).collect()];
+    lines.extend(rows.iter().map(|row| row.iter().map(|cell| shown(cell)).collect()));
+    let widths: Vec<usize> = (0..headers.len())
+        .map(|column| {
+            let cells = lines.iter().filter_map(|line| line.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        })
+        .collect();
+    let line_text = |line: &Vec<String>| {
+        let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    lines.iter().map(line_text).collect::<Vec<_>>().join("\n")
+}
+
+/// `Name = value` lines with the equals signs below each other.
+pub(crate) fn pairs(pairs: &[(&str, String)]) -> String {
+    let width = pairs.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    pairs
+        .iter()
+        .map(|(name, value)| {
+            let value = if value.is_empty() { EMPTY_CELL } else { value };
+            format!("{name:<width$} = {value}")
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::{Output, pairs, table};
+
+    #[test]
+    fn tables_are_aligned() {
+        let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
+        assert_eq!(
+            table(
+                &["ID", "Status", "Node"],
+                &[row(["web", "running", ""]), row(["b", "dead", "n1"])]
+            ),
+            "ID   Status   Node\nweb  running  <none>\nb    dead     n1"
+        );
+        assert_eq!(table(&["ID"], &[]), "ID");
+        assert_eq!(
+            pairs(&[("ID", "web".to_owned()), ("Node Pool", String::new())]),
+            "ID        = web\nNode Pool = <none>"
+        );
+    }
+
+    #[test]
+    fn block_is_redrawn_in_place_on_a_terminal() {
+        let output = Output::memory(true);
+        output.block(&["a".to_owned(), "b".to_owned()]).unwrap();
+        output.block(&["c".to_owned()]).unwrap();
+        output.clear_block().unwrap();
+        output.line("event").unwrap();
+        assert_eq!(
+            output.printed().0,
+            "\x1b[?7la\nb\n\x1b[?7h\x1b[2A\x1b[J\x1b[?7lc\n\x1b[?7h\x1b[1A\x1b[Jevent\n"
+        );
+    }
+}

@@ -1,0 +1,140 @@
+//! From what a person types to an id: whole ids, prefixes of at least two hex digits, names.
+//!
+//! Must never choose between several matches: an ambiguous prefix is an error that lists them.
+
+use anyhow::bail;
+use serde_json::Value;
+
+use super::context::Context;
+use super::output::table;
+use super::view::{Fields, into_rows};
+
+const UUID_BYTES: usize = 36;
+/// Matches listed in the error about an ambiguous prefix.
+const MATCHES_SHOWN: usize = 20;
+
+/// A kind of thing that has a UUID.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Noun {
+    /// As in messages: `node`.
+    pub(crate) name: &'static str,
+    /// The list endpoint.
+    pub(crate) list_path: &'static str,
+    /// Fields that tell matches apart.
+    pub(crate) columns: &'static [(&'static str, &'static str)],
+    /// Whether the field `Name` may be typed instead of an id.
+    pub(crate) by_name: bool,
+}
+
+/// Nodes.
+pub(crate) const NODE: Noun = Noun {
+    name: "node",
+    list_path: "/v1/nodes",
+    columns: &[("ID", "ID"), ("Name", "Name"), ("DC", "Datacenter"), ("Status", "Status")],
+    by_name: true,
+};
+/// Allocations.
+pub(crate) const ALLOCATION: Noun = Noun {
+    name: "allocation",
+    list_path: "/v1/allocations",
+    columns: &[("ID", "ID"), ("Name", "Name"), ("Status", "ClientStatus")],
+    by_name: false,
+};
+/// Evaluations.
+pub(crate) const EVALUATION: Noun = Noun {
+    name: "evaluation",
+    list_path: "/v1/evaluations",
+    columns: &[("ID", "ID"), ("Job", "JobID"), ("Status", "Status")],
+    by_name: false,
+};
+
+/// The id that `typed` names.
+pub(crate) fn id(context: &Context, noun: Noun, typed: &str) -> anyhow::Result<String> {
+    let typed_lower = typed.to_ascii_lowercase();
+    let looks_like_id = typed_lower.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    if looks_like_id && typed.len() == UUID_BYTES {
+        return Ok(typed_lower);
+    }
+    let mut matches = Vec::new();
+    if looks_like_id && typed.len() >= 2 {
+        let even =
+            typed_lower.len() - typed_lower.bytes().filter(u8::is_ascii_hexdigit).count() % 2;
+        let sent = typed_lower.get(..even).unwrap_or(&typed_lower);
+        let answer = context.client.get(noun.list_path, &[("prefix", sent)])?;
+        matches = into_rows(answer);
+        matches.retain(|row| row.text("ID").starts_with(&typed_lower));
+    }
+    if matches.is_empty() && noun.by_name {
+        matches = into_rows(context.client.get(noun.list_path, &[])?);
+        matches.retain(|row| row.text("Name") == typed);
+    }
+    match matches.as_slice() {
+        [one] => Ok(one.text("ID").to_owned()),
+        [] if looks_like_id && typed.len() < 2 => {
+            bail!(
+                "\"{typed}\" is too short for an id of a {}: type at least two characters",
+                noun.name
+            )
+        }
+        [] if noun.by_name => {
+            bail!("no {} has an id that starts with \"{typed}\", or that name", noun.name)
+        }
+        [] => bail!("no {} has an id that starts with \"{typed}\"", noun.name),
+        several => bail!("{}", ambiguous(noun, typed, several)),
+    }
+}
+
+fn ambiguous(noun: Noun, typed: &str, matches: &[Value]) -> String {
+    let headers: Vec<&str> = noun.columns.iter().map(|(header, _)| *header).collect();
+    let rows: Vec<Vec<String>> = matches
+        .iter()
+        .take(MATCHES_SHOWN)
+        .map(|row| noun.columns.iter().map(|(_, field)| row.shown(field)).collect())
+        .collect();
+    let more = matches.len().saturating_sub(MATCHES_SHOWN);
+    let rest = if more > 0 { format!("\n… and {more} more") } else { String::new() };
+    format!(
+        "\"{typed}\" matches {} {}s; type more of the id:\n{}{rest}",
+        matches.len(),
+        noun.name,
+        table(&headers, &rows)
+    )
+}
+
+/// A job found by what a person typed.
+#[derive(Debug)]
+pub(crate) struct FoundJob {
+    pub(crate) id: String,
+    /// The namespace it is in, for the requests that follow.
+    pub(crate) namespace: String,
+    /// The whole id was typed, not a prefix.
+    pub(crate) exact: bool,
+}
+
+/// The job whose id is `typed`, or the only one that starts with it.
+pub(crate) fn job(context: &Context, typed: &str) -> anyhow::Result<FoundJob> {
+    let answer = context.client.get("/v1/jobs", &[("prefix", typed), ("per_page", "20")])?;
+    let rows = into_rows(answer);
+    let found = |row: &Value, exact| FoundJob {
+        id: row.text("ID").to_owned(),
+        namespace: row.text("Namespace").to_owned(),
+        exact,
+    };
+    if let Some(row) = rows.iter().find(|row| row.text("ID") == typed) {
+        return Ok(found(row, true));
+    }
+    match rows.as_slice() {
+        [] => bail!(
+            "no job has an id that starts with \"{typed}\"; list them with: quorate job status"
+        ),
+        [one] => Ok(found(one, false)),
+        several => {
+            let lines: Vec<Vec<String>> = several
+                .iter()
+                .map(|row| ["ID", "Namespace", "Type", "Status"].map(|f| row.shown(f)).to_vec())
+                .collect();
+            let shown = table(&["ID", "Namespace", "Type", "Status"], &lines);
+            bail!("\"{typed}\" matches several jobs; type more of the id:\n{shown}")
+        }
+    }
+}

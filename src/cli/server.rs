@@ -1,0 +1,171 @@
+//! `quorate server` (starts one) and `quorate server members`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+use super::context::{Context, Exit, Outcome};
+use super::output::{Style, table};
+use super::process;
+use super::view::Fields;
+use crate::config::{Flag, ServerConfig, Sources};
+
+pub(crate) const EXAMPLES: &str = "Examples:
+  quorate server --config cluster-configs/three/server-1.toml
+  quorate server --config server.toml --name server-2 --data-dir /var/lib/quorate
+  quorate server members
+
+Every key of the file can also be set by a variable: QUORATE__RAFT__PRESET=lan sets raft.preset.
+Order: file, then variables, then flags; the last one wins.";
+
+/// Flags of `server`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct ServerArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<ServerCommand>,
+    #[command(flatten)]
+    start: StartArgs,
+}
+
+/// What can be asked about servers.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ServerCommand {
+    /// List the servers of the cluster
+    #[command(after_help = "Examples:\n  quorate server members\n  quorate server members -json")]
+    Members(MembersArgs),
+}
+
+/// Flags of `server members`.
+#[derive(Debug, Args)]
+pub(crate) struct MembersArgs {
+    #[command(flatten)]
+    style: Style,
+}
+
+#[derive(Debug, Args)]
+struct StartArgs {
+    /// TOML file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Name of this server
+    #[arg(long)]
+    name: Option<String>,
+    /// Datacenter of this server
+    #[arg(long)]
+    datacenter: Option<String>,
+    /// Folder of this server's state
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<String>,
+    /// Where the HTTP API listens
+    #[arg(long, value_name = "IP:PORT")]
+    http: Option<String>,
+    /// Where gRPC listens
+    #[arg(long, value_name = "IP:PORT")]
+    rpc: Option<String>,
+    /// gRPC address that others dial
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
+    /// Advertised addresses of all servers that form the cluster, separated by commas
+    #[arg(long, value_name = "ADDRESSES")]
+    bootstrap_expect: Option<String>,
+    /// Addresses of a running cluster to join, separated by commas
+    #[arg(long, value_name = "ADDRESSES")]
+    join: Option<String>,
+    /// Timings of consensus: default, lan, wan, test
+    #[arg(long, value_name = "PRESET")]
+    raft_preset: Option<String>,
+    /// error, warn, info, debug, trace
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+    /// human, json
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+}
+
+/// Starts a server and returns when it has stopped.
+///
+/// `region` is the global flag: here it is the region that the server is in.
+pub(crate) fn start(arguments: ServerArgs, region: Option<String>) -> Outcome {
+    let start = arguments.start;
+    let flags = [
+        Flag::given("--name", "name", start.name),
+        Flag::given("--region", "region", region),
+        Flag::given("--datacenter", "datacenter", start.datacenter),
+        Flag::given("--data-dir", "data_dir", start.data_dir),
+        Flag::given("--http", "http.address", start.http),
+        Flag::given("--rpc", "rpc.address", start.rpc),
+        Flag::given("--advertise", "rpc.advertise", start.advertise),
+        Flag::given("--bootstrap-expect", "cluster.bootstrap_expect", start.bootstrap_expect),
+        Flag::given("--join", "cluster.join", start.join),
+        Flag::given("--raft-preset", "raft.preset", start.raft_preset),
+        Flag::given("--log-level", "log_level", start.log_level),
+        Flag::given("--log-format", "log_format", start.log_format),
+    ];
+    let sources = Sources::from_process(start.config, flags.into_iter().flatten().collect());
+    process::server(ServerConfig::load(&sources)?)?;
+    Ok(Exit::Success)
+}
+
+pub(crate) fn run(context: &Context, command: &ServerCommand) -> Outcome {
+    match command {
+        ServerCommand::Members(arguments) => members(context, arguments),
+    }
+}
+
+fn members(context: &Context, arguments: &MembersArgs) -> Outcome {
+    let answer = context.client.get("/v1/agent/members", &[])?;
+    if arguments.style.json {
+        context.output.json(&answer)?;
+        return Ok(Exit::Success);
+    }
+    // Without a leader the list of members is still of use.
+    let (leader, trouble) = match context.client.get("/v1/status/leader", &[]) {
+        Ok(answer) => (answer.as_str().unwrap_or_default().to_owned(), None),
+        Err(error) => (String::new(), Some(error)),
+    };
+    let lines: Vec<Vec<String>> =
+        answer.items("Members").iter().map(|member| line(member, &leader)).collect();
+    context.line(table(
+        &[
+            "Name",
+            "Address",
+            "Port",
+            "Status",
+            "Leader",
+            "Raft Version",
+            "Build",
+            "Datacenter",
+            "Region",
+        ],
+        &lines,
+    ))?;
+    if let Some(error) = trouble {
+        context.output.advice(format!("\nThe leader is not known: {error}"));
+    } else if leader.is_empty() {
+        context.output.advice("\nThe cluster has no leader now");
+    }
+    Ok(Exit::Success)
+}
+
+fn line(member: &Value, leader: &str) -> Vec<String> {
+    let nothing = Value::Null;
+    let tags = member.get("Tags").unwrap_or(&nothing);
+    let port = match tags.text("port") {
+        "" => member.shown("Port"),
+        port => port.to_owned(),
+    };
+    let address = format!("{}:{port}", member.text("Addr"));
+    vec![
+        member.shown("Name"),
+        member.shown("Addr"),
+        port,
+        member.shown("Status"),
+        (!leader.is_empty() && address == leader).to_string(),
+        tags.shown("raft_vsn"),
+        tags.shown("build"),
+        tags.shown("dc"),
+        tags.shown("region"),
+    ]
+}

@@ -1,0 +1,583 @@
+//! The command line against a canned HTTP server: what is asked, what is printed, how it exits.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::entry;
+use super::output::Output;
+
+const NODE_A: &str = "11111111-1111-4111-8111-111111111111";
+const NODE_B: &str = "11111111-2222-4222-8222-222222222222";
+const EVALUATION: &str = "eeeeeeee-1111-4111-8111-111111111111";
+const BLOCKED: &str = "bbbbbbbb-1111-4111-8111-111111111111";
+const ALLOCATION: &str = "aaaaaaaa-1111-4111-8111-111111111111";
+
+/// Answers by `METHOD /path`; several answers are given one after the other, the last one for good.
+#[derive(Default)]
+pub(super) struct Canned {
+    answers: BTreeMap<String, Vec<(u16, String)>>,
+}
+
+/// One request as the server saw it.
+#[derive(Debug, Clone)]
+struct Seen {
+    line: String,
+    head: String,
+    body: String,
+}
+
+pub(super) struct Server {
+    pub(super) address: String,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+struct Ran {
+    code: u8,
+    out: String,
+    err: String,
+}
+
+impl Canned {
+    pub(super) fn on(mut self, route: &str, answer: &Value) -> Self {
+        self.answers.entry(route.to_owned()).or_default().push((200, answer.to_string()));
+        self
+    }
+
+    pub(super) fn fail(mut self, route: &str, status: u16, text: &str) -> Self {
+        self.answers.entry(route.to_owned()).or_default().push((status, text.to_owned()));
+        self
+    }
+
+    pub(super) fn start(self) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let recorded = Arc::clone(&seen);
+        let mut answers = self.answers;
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                answer(stream.unwrap(), &mut answers, &recorded);
+            }
+        });
+        Server { address, seen }
+    }
+}
+
+fn answer(
+    mut stream: TcpStream,
+    answers: &mut BTreeMap<String, Vec<(u16, String)>>,
+    seen: &Mutex<Vec<Seen>>,
+) {
+    let mut bytes = Vec::new();
+    let mut chunk = [0; 4096];
+    let (head, body_start) = loop {
+        let length = stream.read(&mut chunk).unwrap();
+        bytes.extend_from_slice(&chunk[..length]);
+        if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+            break (String::from_utf8(bytes[..end].to_vec()).unwrap(), end + 4);
+        }
+        assert!(length > 0, "the request ended in its head");
+    };
+    let length = head
+        .lines()
+        .filter_map(|line| line.split_once(": "))
+        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+        .map_or(0, |(_, value)| value.parse().unwrap());
+    while bytes.len() < body_start + length {
+        let count = stream.read(&mut chunk).unwrap();
+        bytes.extend_from_slice(&chunk[..count]);
+    }
+    let line = head.lines().next().unwrap().trim_end_matches(" HTTP/1.1").to_owned();
+    let body = String::from_utf8(bytes[body_start..].to_vec()).unwrap();
+    let route = line.split('?').next().unwrap().to_owned();
+    seen.lock().unwrap().push(Seen { line, head, body });
+    let (status, text) = match answers.get_mut(&route) {
+        Some(list) if list.len() > 1 => list.remove(0),
+        Some(list) => list[0].clone(),
+        None => (404, format!("no canned answer for {route}")),
+    };
+    let length = text.len();
+    write!(
+        stream,
+        "HTTP/1.1 {status} x\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{text}"
+    )
+    .unwrap();
+}
+
+impl Server {
+    fn run(&self, arguments: &str) -> Ran {
+        let address = self.address.clone();
+        run(arguments, &move |name| (name == "NOMAD_ADDR").then(|| address.clone()))
+    }
+
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.seen.lock().unwrap().iter().map(|seen| seen.line.clone()).collect()
+    }
+
+    fn request(&self, method: &str) -> Seen {
+        let seen = self.seen.lock().unwrap();
+        seen.iter().find(|seen| seen.line.starts_with(method)).unwrap().clone()
+    }
+}
+
+fn run(arguments: &str, variable: &dyn Fn(&str) -> Option<String>) -> Ran {
+    let output = Arc::new(Output::memory(false));
+    let words = std::iter::once("quorate").chain(arguments.split(' ')).map(Into::into).collect();
+    let code = entry::run(words, variable, &output, |context| {
+        context.now = || UNIX_EPOCH + Duration::from_hours(492_312);
+        context.poll_interval = Duration::from_millis(1);
+        context.read_failure_max = Duration::from_millis(20);
+    });
+    let (out, err) = output.printed();
+    Ran { code, out, err }
+}
+
+fn job_file(directory: &tempfile::TempDir) -> String {
+    let path = directory.path().join("web.json");
+    std::fs::write(&path, json!({"Job": {"ID": "web", "Type": "service"}}).to_string()).unwrap();
+    path.display().to_string()
+}
+
+fn evaluation(status: &str) -> Value {
+    json!({"ID": EVALUATION, "JobID": "web", "TriggeredBy": "job-register", "Status": status})
+}
+
+fn allocation(status: &str) -> Value {
+    json!({"ID": ALLOCATION, "NodeID": NODE_A, "NodeName": "agent-1", "TaskGroup": "web",
+        "DesiredStatus": "run", "ClientStatus": status, "JobID": "web", "Name": "web.web[0]"})
+}
+
+fn registered() -> Canned {
+    Canned::default().on("PUT /v1/jobs", &json!({"EvalID": EVALUATION, "JobModifyIndex": 7}))
+}
+
+fn evaluation_route(suffix: &str) -> String {
+    format!("GET /v1/evaluation/{EVALUATION}{suffix}")
+}
+
+#[test]
+fn job_run_follows_until_it_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = registered()
+        .on(&evaluation_route(""), &evaluation("pending"))
+        .on(&evaluation_route(""), &evaluation("complete"))
+        .on(&evaluation_route("/allocations"), &json!([]))
+        .on(&evaluation_route("/allocations"), &json!([allocation("pending")]))
+        .on(&evaluation_route("/allocations"), &json!([allocation("running")]))
+        .start();
+    let ran = server.run(&format!("job run -check-index 5 {}", job_file(&directory)));
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+    let at = "2026-03-01T00:00:00Z";
+    assert_eq!(
+        ran.out,
+        format!(
+            "==> {at}: Monitoring evaluation \"eeeeeeee\"
+    {at}: Evaluation triggered by job \"web\"
+    {at}: Evaluation status changed: \"pending\" -> \"complete\"
+    {at}: Allocation \"aaaaaaaa\" created: node \"agent-1\", group \"web\"
+    {at}: Allocation \"aaaaaaaa\" status changed: \"pending\" -> \"running\"
+==> {at}: Evaluation \"eeeeeeee\" finished with status \"complete\"\n"
+        )
+    );
+    let body: Value = serde_json::from_str(&server.request("PUT").body).unwrap();
+    assert_eq!(body["Job"]["ID"], "web");
+    assert_eq!((&body["EnforceIndex"], &body["JobModifyIndex"]), (&json!(true), &json!(5)));
+    assert_eq!(body["Submission"]["Format"], "json");
+}
+
+#[test]
+fn job_run_exits_2_when_not_all_could_be_placed() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut complete = evaluation("complete");
+    complete["BlockedEval"] = json!(BLOCKED);
+    complete["FailedTGAllocs"] = json!({"web": {"NodesEvaluated": 1, "NodesExhausted": 1,
+        "DimensionExhausted": {"memory": 1}, "CoalescedFailures": 1}});
+    let server = registered()
+        .on(&evaluation_route(""), &complete)
+        .on(&evaluation_route("/allocations"), &json!([]))
+        .start();
+    let file = job_file(&directory);
+    let ran = server.run(&format!("job run {file}"));
+    assert_eq!(ran.code, 2, "{}{}", ran.out, ran.err);
+    assert!(ran.out.ends_with(
+        "but failed to place all allocations:
+    Task group \"web\" (2 allocations could not be placed):
+      * Resources exhausted on 1 node
+      * Dimension \"memory\" exhausted on 1 node
+    Evaluation \"bbbbbbbb\" waits for capacity to place the remainder\n"
+    ));
+    let ran = server.run(&format!("job run -output json {file}"));
+    let report: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((ran.code, report["Evaluation"]["BlockedEval"].as_str()), (2, Some(BLOCKED)));
+}
+
+#[test]
+fn job_run_exits_1_when_an_allocation_fails() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut failed = allocation("failed");
+    failed["TaskStates"] = json!({"web": {"Failed": true, "Events":
+        [{"Type": "Driver Failure", "DisplayMessage": "no such file: web"}]}});
+    let server = registered()
+        .on(&evaluation_route(""), &evaluation("complete"))
+        .on(&evaluation_route("/allocations"), &json!([allocation("pending")]))
+        .on(&evaluation_route("/allocations"), &json!([failed]))
+        .start();
+    let ran = server.run(&format!("job run {}", job_file(&directory)));
+    assert_eq!(ran.code, 1);
+    let expected = "\"pending\" -> \"failed\" (task \"web\": no such file: web)";
+    assert!(ran.out.contains(expected), "{}", ran.out);
+}
+
+#[test]
+fn job_run_detached_and_without_evaluation() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = job_file(&directory);
+    let server = registered().start();
+    let ran = server.run(&format!("job run -detach {file}"));
+    assert_eq!(ran.out, format!("Job registration successful\nEvaluation ID: {EVALUATION}\n"));
+    assert_eq!(server.lines(), ["PUT /v1/jobs"]);
+    let server =
+        Canned::default().on("PUT /v1/jobs", &json!({"EvalID": "", "Warnings": "w"})).start();
+    let ran = server.run(&format!("job run {file}"));
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (0, "Job warnings:\nw\n\nJob registration successful\n")
+    );
+}
+
+#[test]
+fn a_refused_write_is_not_repeated() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = job_file(&directory);
+    let server = Canned::default().fail("PUT /v1/jobs", 500, "No cluster leader").start();
+    let ran = server.run(&format!("job run {file}"));
+    assert_eq!(ran.code, 1);
+    assert_eq!(ran.err, "Error: No cluster leader (HTTP 500 from PUT /v1/jobs)\n");
+    assert_eq!(server.lines().len(), 1);
+    let ran = server.run("job run nothing.json");
+    assert!(ran.err.starts_with("Error: cannot open the job file nothing.json: "), "{}", ran.err);
+}
+
+#[test]
+fn reads_that_are_followed_survive_an_election() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = registered()
+        .fail(&evaluation_route(""), 500, "No cluster leader")
+        .on(&evaluation_route(""), &evaluation("complete"))
+        .on(&evaluation_route("/allocations"), &json!([allocation("running")]))
+        .start();
+    let ran = server.run(&format!("job run {}", job_file(&directory)));
+    assert_eq!(ran.code, 0);
+    assert!(ran.err.contains("still trying: No cluster leader"), "{}", ran.err);
+}
+
+#[test]
+fn connection_refused_says_what_to_do() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let ran = run(&format!("job status -address {free}"), &|_| None);
+    assert_eq!(ran.code, 1);
+    for part in [&format!("http://{free}"), "quorate up", "QUORATE_ADDR", "refused"] {
+        assert!(ran.err.contains(part), "{part} is not in {}", ran.err);
+    }
+}
+
+#[test]
+fn flags_win_over_our_variables_over_nomads() {
+    let server = Canned::default().on("GET /v1/jobs", &json!([])).start();
+    let address = server.address.clone();
+    let variable = move |name: &str| match name {
+        "QUORATE_ADDR" => Some(address.clone()),
+        "NOMAD_ADDR" => Some("http://127.0.0.1:1".to_owned()),
+        "QUORATE_TOKEN" => Some(String::new()),
+        "NOMAD_TOKEN" => Some("secret".to_owned()),
+        "NOMAD_NAMESPACE" => Some("ignored".to_owned()),
+        _ => None,
+    };
+    let ran = run("job status -namespace=team", &variable);
+    assert_eq!(ran.out, "No jobs; register one with: quorate job run FILE\n");
+    let seen = server.request("GET");
+    assert_eq!(seen.line, "GET /v1/jobs?namespace=team");
+    assert!(seen.head.to_lowercase().contains("x-nomad-token: secret"), "{}", seen.head);
+}
+
+#[test]
+fn job_status_lists_and_shows() {
+    let job = json!({"ID": "web", "Name": "web", "Namespace": "default", "Type": "service", "Priority": 50,
+        "Status": "running", "Datacenters": ["dc1"], "NodePool": "default", "Version": 2,
+        "JobModifyIndex": 7, "SubmitTime": 1_772_323_199_000_000_000_u64});
+    let server = Canned::default()
+        .on("GET /v1/jobs", &json!([job]))
+        .on("GET /v1/job/web", &job)
+        .on("GET /v1/job/web/summary", &json!({"Summary": {"web": {"Running": 1, "Queued": 1}}}))
+        .on("GET /v1/job/web/allocations", &json!([allocation("running")]))
+        .on(
+            "GET /v1/job/web/evaluations",
+            &json!([{"ID": BLOCKED, "Status": "blocked", "FailedTGAllocs": {"web": {"NodesEvaluated": 0}}}]),
+        )
+        .on("GET /v1/job/web/deployment", &Value::Null)
+        .start();
+    let ran = server.run("job status");
+    assert_eq!(
+        ran.out,
+        "ID   Type     Priority  Status   Submit Date\nweb  service  50        running  2026-02-28T23:59:59Z\n"
+    );
+    let ran = server.run("job status we");
+    assert_eq!(
+        ran.out,
+        "ID            = web
+Name          = web
+Submit Date   = 2026-02-28T23:59:59Z
+Type          = service
+Priority      = 50
+Datacenters   = dc1
+Namespace     = default
+Node Pool     = default
+Status        = running
+Periodic      = false
+Parameterized = false
+Version       = 2
+Modify Index  = 7
+
+Summary
+Task Group  Queued  Starting  Running  Failed  Complete  Lost  Unknown
+web         1       0         1        0       0         0     0
+
+Placement Failure
+Task group \"web\" (1 allocation could not be placed):
+  * No nodes were eligible for evaluation
+
+Allocations
+ID        Node ID   Task Group  Version  Desired  Status   Created  Modified
+aaaaaaaa  11111111  web         <none>   run      running  N/A      N/A\n"
+    );
+    let ran = server.run("job status -json web");
+    assert_eq!(serde_json::from_str::<Value>(&ran.out).unwrap(), job);
+}
+
+#[test]
+fn job_stop_needs_the_whole_id() {
+    let server = Canned::default()
+        .on("GET /v1/jobs", &json!([{"ID": "web", "Namespace": "default"}]))
+        .on("DELETE /v1/job/web", &json!({"EvalID": EVALUATION}))
+        .start();
+    let ran = server.run("job stop we");
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("the only job that starts with it is \"web\""), "{}", ran.err);
+    let ran = server.run("job stop -purge -detach web");
+    assert_eq!((ran.code, ran.out), (0, format!("Evaluation ID: {EVALUATION}\n")));
+    assert_eq!(server.request("DELETE").line, "DELETE /v1/job/web?purge=true&namespace=default");
+}
+
+#[test]
+fn job_validate_and_history() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Canned::default()
+        .on(
+            "PUT /v1/validate/job",
+            &json!({"ValidationErrors": ["group has no tasks"], "Error": "1 error"}),
+        )
+        .on("PUT /v1/validate/job", &json!({"ValidationErrors": null, "Error": ""}))
+        .on("GET /v1/jobs", &json!([{"ID": "web", "Namespace": "default"}]))
+        .on(
+            "GET /v1/job/web/versions",
+            &json!({"Versions": [{"Version": 1, "Stable": true}, {"Version": 0}]}),
+        )
+        .start();
+    let file = job_file(&directory);
+    let ran = server.run(&format!("job validate {file}"));
+    assert_eq!(
+        (ran.code, ran.err.as_str()),
+        (1, "Job \"web\" is not valid:\n  * group has no tasks\n")
+    );
+    assert_eq!(server.run(&format!("job validate {file}")).out, "Job \"web\" is valid\n");
+    let ran = server.run("job history -version 1 web");
+    assert_eq!(ran.out, "Version     = 1\nStable      = true\nSubmit Date = N/A\n");
+    assert!(server.run("job history -version 9 web").err.contains("has no version 9"));
+}
+
+fn two_nodes() -> Canned {
+    let node = |id: &str, name: &str| {
+        json!({"ID": id, "Name": name, "Datacenter": "dc1", "NodePool": "default", "Status": "ready",
+            "SchedulingEligibility": "eligible", "Drain": false})
+    };
+    Canned::default()
+        .on("GET /v1/nodes", &json!([node(NODE_A, "agent-1"), node(NODE_B, "agent-2")]))
+}
+
+#[test]
+fn ambiguous_prefixes_list_their_matches() {
+    let server = two_nodes().start();
+    let ran = server.run("node status 111");
+    assert_eq!(ran.code, 1);
+    assert_eq!(
+        ran.err,
+        format!(
+            "Error: \"111\" matches 2 nodes; type more of the id:
+ID                                    Name     DC   Status
+{NODE_A}  agent-1  dc1  ready
+{NODE_B}  agent-2  dc1  ready\n"
+        )
+    );
+    assert_eq!(server.request("GET").line, "GET /v1/nodes?prefix=11");
+    let ran = server.run("node status");
+    assert_eq!(
+        ran.out,
+        "ID        Node Pool  DC   Name     Class   Drain  Eligibility  Status
+11111111  default    dc1  agent-1  <none>  false  eligible     ready
+11111111  default    dc1  agent-2  <none>  false  eligible     ready\n"
+    );
+    assert!(server.run("node status agent-9").err.contains("or that name"));
+}
+
+#[test]
+fn node_eligibility_and_drain() {
+    let path = format!("/v1/node/{NODE_B}");
+    let draining = json!({"ID": NODE_B, "Drain": true, "DrainStrategy": {}});
+    let server = two_nodes()
+        .on(&format!("PUT {path}/eligibility"), &json!({}))
+        .on(&format!("PUT {path}/drain"), &json!({}))
+        .on(&format!("GET {path}"), &draining)
+        .on(&format!("GET {path}"), &json!({"ID": NODE_B, "Drain": false, "DrainStrategy": null}))
+        .on(&format!("GET {path}/allocations"), &json!([allocation("running")]))
+        .on(&format!("GET {path}/allocations"), &json!([allocation("complete")]))
+        .start();
+    let ran = server.run("node eligibility -disable agent-2");
+    assert_eq!(ran.out, format!("Node \"{NODE_B}\" is now ineligible for scheduling\n"));
+    assert!(server.request("PUT").body.contains("\"Eligibility\":\"ineligible\""));
+    let ran = server.run("node drain -enable -deadline 10m -ignore-system agent-2");
+    assert_eq!(
+        ran.out,
+        format!(
+            "Node \"{NODE_B}\" is draining\nAllocation \"aaaaaaaa\" is complete\nDraining of node \"{NODE_B}\" is complete\n"
+        )
+    );
+    let body = server
+        .seen
+        .lock()
+        .unwrap()
+        .iter()
+        .rfind(|seen| seen.line.contains("/drain"))
+        .unwrap()
+        .body
+        .clone();
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(
+        body["DrainSpec"],
+        json!({"Deadline": 600_000_000_000_u64, "IgnoreSystemJobs": true})
+    );
+    assert_eq!(server.run("node drain agent-2").code, 1);
+    assert_eq!(server.run("node drain -enable -disable agent-2").code, 1);
+    assert_eq!(server.run("node eligibility agent-2").code, 1);
+}
+
+#[test]
+fn alloc_logs_prints_bytes_and_tails() {
+    let mut one = allocation("running");
+    one["TaskStates"] = json!({"server": {"State": "running"}});
+    let server = Canned::default()
+        .on("GET /v1/allocations", &json!([one]))
+        .on(&format!("GET /v1/allocation/{ALLOCATION}"), &one)
+        .fail(&format!("GET /v1/client/fs/logs/{ALLOCATION}"), 200, "one\ntwo\nthree\n")
+        .start();
+    assert_eq!(server.run("alloc logs -stderr aaaa").out, "one\ntwo\nthree\n");
+    assert_eq!(
+        server.lines().last().unwrap(),
+        &format!(
+            "GET /v1/client/fs/logs/{ALLOCATION}?task=server&type=stderr&follow=false&plain=true&origin=start&offset=0"
+        )
+    );
+    assert_eq!(server.run("alloc logs -tail -n 2 aaaa").out, "two\nthree\n");
+    assert!(server.run("alloc logs -task x aaaa").err.contains("its tasks are: server"));
+    let ran = server.run("alloc status aaaa");
+    assert!(ran.out.contains("Task \"server\" is \"running\""), "{}", ran.out);
+}
+
+#[test]
+fn servers_peers_and_evaluations() {
+    let server = Canned::default()
+        .on("GET /v1/agent/members", &json!({"Members": [{"Name": "server-1", "Addr": "127.0.0.1",
+            "Port": 4648, "Status": "alive", "Tags": {"port": "4647", "dc": "dc1", "region": "global",
+            "build": "0.1.0", "raft_vsn": "3"}}]}))
+        .on("GET /v1/status/leader", &json!("127.0.0.1:4647"))
+        .on("GET /v1/operator/raft/configuration", &json!({"Servers": [{"ID": "1", "Node": "server-1",
+            "Address": "127.0.0.1:4647", "Leader": true, "Voter": true, "RaftProtocol": "3"}]}))
+        .on("PUT /v1/operator/raft/transfer-leadership", &json!({}))
+        .on("GET /v1/evaluations", &json!([evaluation("complete")]))
+        .start();
+    assert_eq!(
+        server.run("server members").out,
+        "Name      Address    Port  Status  Leader  Raft Version  Build  Datacenter  Region
+server-1  127.0.0.1  4647  alive   true    3             0.1.0  dc1         global\n"
+    );
+    assert_eq!(
+        server.run("operator raft list-peers").out,
+        "Node      ID  Address         State   Voter  RaftProtocol
+server-1  1   127.0.0.1:4647  leader  true   3\n"
+    );
+    let ran = server.run("operator raft transfer-leadership -peer-address 127.0.0.1:4657");
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(server.request("PUT").line.ends_with("?address=127.0.0.1%3A4657"));
+    assert_eq!(server.run("operator raft transfer-leadership").code, 1);
+    let ran = server.run("eval list -status complete");
+    assert!(ran.out.contains("eeeeeeee  <none>    job-register  web"), "{}", ran.out);
+    assert_eq!(server.lines().last().unwrap(), "GET /v1/evaluations?status=complete");
+}
+
+#[test]
+fn help_and_usage() {
+    let help = run("-help", &|_| None);
+    assert_eq!(help.code, 0);
+    assert!(help.out.contains("Examples:") && help.out.contains("quorate up"), "{}", help.out);
+    assert!(!help.out.contains("executor") && !help.out.contains("demo-web"), "{}", help.out);
+    for noun in
+        ["job run", "job status", "node drain", "alloc logs", "eval list", "server", "agent", "up"]
+    {
+        let ran = run(&format!("{noun} --help"), &|_| None);
+        assert!(ran.code == 0 && ran.out.contains("Examples:"), "{noun}: {}{}", ran.out, ran.err);
+    }
+    let ran = run("job stats", &|_| None);
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.starts_with("Error: unrecognized subcommand 'stats'"), "{}", ran.err);
+    assert_eq!(run("version", &|_| None).out, format!("Quorate v{}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(run("up --servers 4", &|_| None).code, 1);
+}
+
+#[test]
+fn commands_that_ask_no_server_ignore_its_address() {
+    let ran = run("version", &|_| Some("unix:///run/api.sock".to_owned()));
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let ran = run("job status", &|_| Some("unix:///run/api.sock".to_owned()));
+    assert!(ran.err.contains("the address unix:///run/api.sock cannot be used"), "{}", ran.err);
+}
+
+#[test]
+fn examples_are_hcl_of_every_job_type() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let mut types = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|ending| ending != "hcl") {
+            continue;
+        }
+        let source = std::fs::read_to_string(&path).unwrap();
+        let body: Value = hcl::from_str(&source).unwrap();
+        let (_, job) = body["job"].as_object().unwrap().iter().next().unwrap();
+        types.push(job["type"].as_str().unwrap().to_owned());
+    }
+    types.sort();
+    assert_eq!(types, ["batch", "service", "sysbatch", "system"]);
+}
+
+#[test]
+fn a_page_that_is_not_ours_is_explained() {
+    let server = Canned::default().fail("GET /v1/jobs", 200, "<html>").start();
+    let ran = server.run("job status");
+    assert!(ran.err.contains("Is that the HTTP address of a Quorate server?"), "{}", ran.err);
+}

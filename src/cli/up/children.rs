@@ -1,0 +1,282 @@
+//! The processes that `quorate up` started: which are alive, how they ended, how they are stopped.
+//!
+//! Owns every child from its start to its end. Must never signal a process that is not its child. What runs is on disk before the
+//! next child starts, so that a killed `up` leaves a trace.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::mpsc::Receiver;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::layout::{Member, ProcessRecord, Role, write_processes};
+
+/// Lines of a dead child's log that are shown.
+const LOG_LINES_SHOWN: usize = 8;
+/// Bytes of the log's end that are searched for them.
+const LOG_TAIL_BYTES: u64 = 16 << 10;
+const RESTART_DELAY_MIN: Duration = Duration::from_secs(1);
+const RESTART_DELAY_MAX: Duration = Duration::from_secs(30);
+/// A child that lived this long starts again without delay growing.
+const STEADY_AFTER: Duration = Duration::from_mins(1);
+const WAIT_STEP: Duration = Duration::from_millis(20);
+/// After a SIGKILL nothing but a stuck disk keeps a process.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Makes the command that starts a member.
+pub(super) type Launch = Box<dyn Fn(&Member) -> io::Result<Command>>;
+
+/// A child that ended without being asked to.
+#[derive(Debug)]
+pub(super) struct Death {
+    pub(super) name: String,
+    pub(super) status: String,
+    pub(super) log: LogTail,
+    pub(super) restart_in: Option<Duration>,
+}
+
+/// The end of a log.
+#[derive(Debug)]
+pub(super) struct LogTail {
+    pub(super) path: PathBuf,
+    pub(super) last_lines: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    role: Role,
+    state: SlotState,
+    started: Instant,
+    restart_delay: Duration,
+}
+
+#[derive(Debug)]
+enum SlotState {
+    Running(Child),
+    Dead,
+    RestartAt(Instant),
+}
+
+/// All children.
+pub(super) struct Children {
+    launch: Launch,
+    pid_file: PathBuf,
+    restart: bool,
+    slots: BTreeMap<String, Slot>,
+}
+
+impl Children {
+    pub(super) fn new(launch: Launch, pid_file: PathBuf, restart: bool) -> Self {
+        Self { launch, pid_file, restart, slots: BTreeMap::new() }
+    }
+
+    /// Dead children are started again.
+    pub(super) fn restarts(&self) -> bool {
+        self.restart
+    }
+
+    /// Starts a member and returns its process number.
+    pub(super) fn start(&mut self, member: &Member) -> anyhow::Result<u32> {
+        let child = (self.launch)(member)
+            .and_then(|mut command| command.spawn())
+            .with_context(|| format!("cannot start {}", member.name))?;
+        let pid = child.id();
+        let restart_delay =
+            self.slots.get(&member.name).map_or(RESTART_DELAY_MIN, |slot| slot.restart_delay);
+        let slot = Slot {
+            role: member.role,
+            state: SlotState::Running(child),
+            started: Instant::now(),
+            restart_delay,
+        };
+        self.slots.insert(member.name.clone(), slot);
+        self.remember()?;
+        Ok(pid)
+    }
+
+    fn remember(&self) -> anyhow::Result<()> {
+        let records: Vec<ProcessRecord> = self
+            .slots
+            .iter()
+            .filter_map(|(name, slot)| Some(ProcessRecord::of(name, slot.pid()?)))
+            .collect();
+        write_processes(&self.pid_file, &records)
+    }
+
+    /// Nothing runs any more: the next start has nothing to look for.
+    pub(super) fn forget(&self) {
+        if self.slots.values().all(|slot| slot.pid().is_none()) {
+            std::fs::remove_file(&self.pid_file).ok();
+        }
+    }
+
+    /// The number of living children of a role.
+    pub(super) fn alive(&self, role: Role) -> usize {
+        self.slots.values().filter(|slot| slot.role == role && slot.pid().is_some()).count()
+    }
+
+    pub(super) fn is_alive(&self, name: &str) -> bool {
+        self.pid(name).is_some()
+    }
+
+    /// A living child's process number.
+    pub(super) fn pid(&self, name: &str) -> Option<u32> {
+        self.slots.get(name).and_then(Slot::pid)
+    }
+
+    /// Notices deaths, and starts again what is due.
+    pub(super) fn poll(&mut self, members: &[Member]) -> anyhow::Result<Vec<Death>> {
+        let mut deaths = Vec::new();
+        let now = Instant::now();
+        for member in members {
+            let Some(slot) = self.slots.get_mut(&member.name) else { continue };
+            match &mut slot.state {
+                SlotState::Running(child) => {
+                    if let Some(status) = child.try_wait()? {
+                        let restart_in = slot.die(now, self.restart);
+                        deaths.push(Death {
+                            name: member.name.clone(),
+                            status: describe(status),
+                            log: LogTail::read(&member.log_path),
+                            restart_in,
+                        });
+                    }
+                }
+                SlotState::RestartAt(due) if *due <= now => {
+                    self.start(member)?;
+                }
+                SlotState::RestartAt(_) | SlotState::Dead => {}
+            }
+        }
+        if !deaths.is_empty() {
+            self.remember()?;
+        }
+        Ok(deaths)
+    }
+
+    /// Asks children to end and waits. A further request on `hurry`, or the time running out, kills them. Returns what went wrong.
+    pub(super) fn stop(
+        &mut self,
+        names: &[String],
+        timeout: Duration,
+        hurry: &Receiver<()>,
+    ) -> Vec<String> {
+        let mut problems = Vec::new();
+        for name in names {
+            self.signal(name, Signal::TERM, &mut problems);
+        }
+        let mut killed = false;
+        let mut deadline = Instant::now() + timeout;
+        loop {
+            let running = self.reap(names, &mut problems);
+            if running.is_empty() {
+                return problems;
+            }
+            let late = Instant::now() >= deadline;
+            if killed && late {
+                problems.push(format!("{} cannot be killed", running.join(", ")));
+                return problems;
+            }
+            if !killed && (late || hurry.try_recv().is_ok()) {
+                for name in &running {
+                    problems.push(format!("{name} did not stop in time and was killed"));
+                    self.signal(name, Signal::KILL, &mut problems);
+                }
+                killed = true;
+                deadline = Instant::now() + KILL_TIMEOUT;
+            }
+            thread::sleep(WAIT_STEP);
+        }
+    }
+
+    fn signal(&self, name: &str, signal: Signal, problems: &mut Vec<String>) {
+        let Some(SlotState::Running(child)) = self.slots.get(name).map(|slot| &slot.state) else {
+            return;
+        };
+        // The child was not waited for yet, so its number cannot belong to another process.
+        if let Err(error) = kill_process(Pid::from_child(child), signal) {
+            problems.push(format!("cannot signal {name}: {error}"));
+        }
+    }
+
+    /// Waits for those that have ended; returns those that still run.
+    fn reap(&mut self, names: &[String], problems: &mut Vec<String>) -> Vec<String> {
+        let mut running = Vec::new();
+        for name in names {
+            let Some(slot) = self.slots.get_mut(name) else { continue };
+            let SlotState::Running(child) = &mut slot.state else { continue };
+            match child.try_wait() {
+                Ok(None) => running.push(name.clone()),
+                Ok(Some(status)) => {
+                    slot.state = SlotState::Dead;
+                    if !status.success() {
+                        problems.push(format!("{name} ended with {}", describe(status)));
+                    }
+                }
+                Err(error) => {
+                    slot.state = SlotState::Dead;
+                    problems.push(format!("cannot wait for {name}: {error}"));
+                }
+            }
+        }
+        running
+    }
+}
+
+impl Slot {
+    fn pid(&self) -> Option<u32> {
+        match &self.state {
+            SlotState::Running(child) => Some(child.id()),
+            SlotState::Dead | SlotState::RestartAt(_) => None,
+        }
+    }
+
+    /// Marks it dead, or due to start again after a delay that doubles while it keeps dying young.
+    fn die(&mut self, now: Instant, restart: bool) -> Option<Duration> {
+        if !restart {
+            self.state = SlotState::Dead;
+            return None;
+        }
+        let young = now.duration_since(self.started) < STEADY_AFTER;
+        let delay = if young { self.restart_delay } else { RESTART_DELAY_MIN };
+        self.restart_delay = (delay * 2).min(RESTART_DELAY_MAX);
+        self.state = SlotState::RestartAt(now + delay);
+        Some(delay)
+    }
+}
+
+fn describe(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(9)) => "killed (signal 9)".to_owned(),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "an unknown status".to_owned(),
+    }
+}
+
+impl LogTail {
+    fn read(path: &Path) -> Self {
+        let last_lines = Self::last_lines(path)
+            .unwrap_or_else(|error| vec![format!("(the log cannot be read: {error})")]);
+        Self { path: path.to_owned(), last_lines }
+    }
+
+    fn last_lines(path: &Path) -> io::Result<Vec<String>> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL_BYTES)))?;
+        let mut bytes = Vec::new();
+        file.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.lines().collect();
+        let first = lines.len().saturating_sub(LOG_LINES_SHOWN);
+        Ok(lines[first..].iter().map(|line| (*line).to_owned()).collect())
+    }
+}

@@ -1,0 +1,203 @@
+//! The configuration of a node agent.
+//!
+//! Owns its keys, defaults and rules. Must never enable a driver that was not asked for: `raw_exec` runs commands without isolation.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+
+use super::{
+    Address, ConfigError, Document, Kind, LogConfig, Schema, Sources, addresses, data_dir,
+    listen_address, name, text_map,
+};
+
+/// Most simulated nodes of one agent process.
+const SIMULATED_NODES_MAX: u64 = 100_000;
+
+/// All keys of an agent's file.
+pub(super) const SCHEMA: Schema = &[
+    ("name", Kind::Text),
+    ("region", Kind::Text),
+    ("datacenter", Kind::Text),
+    ("node_class", Kind::Text),
+    ("node_pool", Kind::Text),
+    ("data_dir", Kind::Text),
+    ("servers", Kind::List),
+    ("simulate", Kind::Number),
+    ("log_level", Kind::Text),
+    ("log_format", Kind::Text),
+    ("http.address", Kind::Text),
+    ("resources.cpu_mhz", Kind::Number),
+    ("resources.memory_mb", Kind::Number),
+    ("resources.disk_mb", Kind::Number),
+    ("reserved.cpu_mhz", Kind::Number),
+    ("reserved.memory_mb", Kind::Number),
+    ("reserved.disk_mb", Kind::Number),
+    ("meta", Kind::Map),
+    ("drivers.raw_exec", Kind::Flag),
+    ("drivers.mock", Kind::Flag),
+    ("ports.dynamic_min", Kind::Number),
+    ("ports.dynamic_max", Kind::Number),
+];
+
+/// A validated agent configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentConfig {
+    /// The node's name, default the host's name.
+    pub name: String,
+    /// The region, default `global`.
+    pub region: String,
+    /// The datacenter, default `dc1`.
+    pub datacenter: String,
+    /// The node class; empty if not set.
+    pub node_class: String,
+    /// The node pool, default `default`.
+    pub node_pool: String,
+    /// The folder of this agent's state and of its allocations.
+    pub data_dir: PathBuf,
+    /// gRPC addresses of servers; any of them leads to the leader. Invariant: not empty.
+    pub servers: Vec<Address>,
+    /// Simulated nodes in this process instead of one real node.
+    pub simulate: Option<NonZeroU32>,
+    /// What is logged and how.
+    pub log: LogConfig,
+    /// Where the agent's HTTP API listens; port 0 (the default) lets the system choose.
+    pub http_address: SocketAddr,
+    /// What the node offers instead of what was found.
+    pub resources: ResourcesConfig,
+    /// What is kept from the scheduler.
+    pub reserved: ResourcesConfig,
+    /// Free metadata of the node.
+    pub meta: BTreeMap<String, String>,
+    /// Enabled drivers.
+    pub drivers: DriversConfig,
+    /// Range of dynamic ports.
+    pub ports: PortsConfig,
+}
+
+/// `[resources]` and `[reserved]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ResourcesConfig {
+    /// CPU, in MHz.
+    pub cpu_mhz: Option<u64>,
+    /// Memory, in MiB.
+    pub memory_mb: Option<u64>,
+    /// Disk, in MiB.
+    pub disk_mb: Option<u64>,
+}
+
+/// `[drivers]`. Every driver is off unless it is switched on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DriversConfig {
+    /// Runs commands as the agent's user, without isolation.
+    pub raw_exec: bool,
+    /// Pretends to run tasks.
+    pub mock: bool,
+}
+
+/// `[ports]`: both ends belong to the range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortsConfig {
+    /// Lowest dynamic port.
+    pub dynamic_min: u16,
+    /// Highest dynamic port.
+    pub dynamic_max: u16,
+}
+
+impl AgentConfig {
+    /// Reads and validates file, environment and flags.
+    pub fn load(sources: &Sources) -> Result<Self, ConfigError> {
+        Self::from_document(&Document::load(SCHEMA, sources)?)
+    }
+
+    /// Validates the text of one file; `path` is for messages.
+    pub fn parse(path: &Path, source: &str) -> Result<Self, ConfigError> {
+        let mut document = Document::load(SCHEMA, &Sources::default())?;
+        document.add_file(path, source)?;
+        Self::from_document(&document)
+    }
+
+    fn from_document(document: &Document) -> Result<Self, ConfigError> {
+        let servers = addresses(document, "servers")?;
+        if servers.is_empty() {
+            return Err(document
+                .missing("servers", "a list of gRPC addresses of servers, [\"127.0.0.1:4647\"]"));
+        }
+        let node_class = match document.text("node_class") {
+            None | Some("") => String::new(),
+            Some(_) => name(document, "node_class", None)?,
+        };
+        let simulate = document.number_within("simulate", 0, 0..=SIMULATED_NODES_MAX)?;
+        let simulate = u32::try_from(simulate).expect("at most 100,000");
+        Ok(Self {
+            name: name(document, "name", Some(&host_name()))?,
+            region: name(document, "region", Some("global"))?,
+            datacenter: name(document, "datacenter", Some("dc1"))?,
+            node_class,
+            node_pool: name(document, "node_pool", Some("default"))?,
+            data_dir: data_dir(document)?,
+            servers,
+            simulate: NonZeroU32::new(simulate),
+            log: LogConfig::from_document(document)?,
+            http_address: listen_address(
+                document,
+                "http.address",
+                SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            )?,
+            resources: ResourcesConfig {
+                cpu_mhz: positive(document, "resources.cpu_mhz")?,
+                memory_mb: positive(document, "resources.memory_mb")?,
+                disk_mb: positive(document, "resources.disk_mb")?,
+            },
+            reserved: ResourcesConfig {
+                cpu_mhz: document.number("reserved.cpu_mhz"),
+                memory_mb: document.number("reserved.memory_mb"),
+                disk_mb: document.number("reserved.disk_mb"),
+            },
+            meta: text_map(document, "meta"),
+            drivers: DriversConfig {
+                raw_exec: document.flag("drivers.raw_exec").unwrap_or(false),
+                mock: document.flag("drivers.mock").unwrap_or(false),
+            },
+            ports: PortsConfig::from_document(document)?,
+        })
+    }
+}
+
+/// The host's name, or `localhost` where the system's is not UTF-8 or empty.
+fn host_name() -> String {
+    let system = rustix::system::uname();
+    match system.nodename().to_str() {
+        Ok(text) if !text.is_empty() => text.to_owned(),
+        Ok(_) | Err(_) => "localhost".to_owned(),
+    }
+}
+
+fn positive(document: &Document, key: &str) -> Result<Option<u64>, ConfigError> {
+    match document.number(key) {
+        Some(0) => Err(document.invalid(key, "1 or more; leave it out to use what the host has")),
+        other => Ok(other),
+    }
+}
+
+impl PortsConfig {
+    fn from_document(document: &Document) -> Result<Self, ConfigError> {
+        let port = |key, default| {
+            let number = document.number_within(key, default, 1..=u64::from(u16::MAX))?;
+            Ok(u16::try_from(number).expect("within the bounds"))
+        };
+        let ports = Self {
+            dynamic_min: port("ports.dynamic_min", 20_000)?,
+            dynamic_max: port("ports.dynamic_max", 32_000)?,
+        };
+        if ports.dynamic_max < ports.dynamic_min {
+            return Err(document.invalid_value(
+                "ports.dynamic_max",
+                ports.dynamic_max,
+                &format!("at least ports.dynamic_min ({})", ports.dynamic_min),
+            ));
+        }
+        Ok(ports)
+    }
+}

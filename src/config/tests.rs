@@ -1,0 +1,283 @@
+//! Tests of the configuration: shipped files, layers, suggestions, and every rule.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::path::{Path, PathBuf};
+
+use super::{AgentConfig, Flag, LogFormat, LogLevel, RaftPreset, ServerConfig, Sources};
+
+const SERVER: &str = r#"
+name = "server-1"
+data_dir = "data"
+[rpc]
+address = "127.0.0.1:4647"
+[cluster]
+bootstrap_expect = ["127.0.0.1:4647", "127.0.0.1:4657", "127.0.0.1:4667"]
+"#;
+const AGENT: &str = "name = \"a\"\ndata_dir = \"data\"\nservers = [\"127.0.0.1:4647\"]\n";
+
+fn server(extra: &str) -> Result<ServerConfig, String> {
+    ServerConfig::parse(Path::new("s.toml"), &format!("{SERVER}{extra}"))
+        .map_err(|error| error.to_string())
+}
+
+fn replaced(from: &str, to: &str) -> String {
+    assert!(SERVER.contains(from), "{from}");
+    ServerConfig::parse(Path::new("s.toml"), &SERVER.replace(from, to)).unwrap_err().to_string()
+}
+
+fn agent(extra: &str) -> Result<AgentConfig, String> {
+    AgentConfig::parse(Path::new("a.toml"), &format!("{AGENT}{extra}"))
+        .map_err(|error| error.to_string())
+}
+
+#[track_caller]
+fn check(result: Result<impl std::fmt::Debug, String>, expected: &str) {
+    assert_eq!(result.unwrap_err(), expected);
+}
+
+#[test]
+fn shipped_files_are_valid_and_agree() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("cluster-configs");
+    let load = |path: PathBuf| {
+        ServerConfig::load(&Sources { file: Some(path), ..Sources::default() }).unwrap()
+    };
+    for (folder, count) in [("three", 3), ("five", 5)] {
+        let servers: Vec<ServerConfig> = (1..=count)
+            .map(|number| load(root.join(folder).join(format!("server-{number}.toml"))))
+            .collect();
+        for (index, config) in servers.iter().enumerate() {
+            let port = u16::try_from(4646 + 10 * index).unwrap();
+            assert_eq!(config.name, format!("server-{}", index + 1));
+            assert_eq!(config.http_address.port(), port);
+            assert_eq!(config.rpc.advertise.port(), port + 1);
+            assert_eq!(config.cluster.bootstrap_expect, servers[0].cluster.bootstrap_expect);
+            assert_eq!(config.cluster.bootstrap_expect.len(), count);
+            assert_eq!(config.raft.preset, RaftPreset::Default);
+        }
+        let file = Some(root.join(folder).join("agent.toml"));
+        let agent = AgentConfig::load(&Sources { file, ..Sources::default() }).unwrap();
+        assert_eq!(agent.servers, servers[0].cluster.bootstrap_expect);
+        assert!(agent.drivers.raw_exec && agent.drivers.mock);
+        let files = std::fs::read_dir(root.join(folder)).unwrap().count();
+        assert_eq!(files, count + 1, "a file of {folder} is not tested");
+    }
+    assert_eq!(load(root.join("dev.toml")).cluster.bootstrap_expect.len(), 1);
+}
+
+#[test]
+fn defaults() {
+    let config = server("").unwrap();
+    assert_eq!((config.region.as_str(), config.datacenter.as_str()), ("global", "dc1"));
+    assert_eq!((config.log.level, config.log.format), (LogLevel::Info, LogFormat::Human));
+    assert_eq!(config.http_address.to_string(), "127.0.0.1:4646");
+    assert_eq!(config.rpc.advertise.as_str(), "127.0.0.1:4647");
+    assert_eq!((config.raft.heartbeat_ms, config.raft.election_min_ms), (100, 400));
+    assert_eq!((config.heartbeat.ttl_min_ms, config.heartbeat.grace_ms), (10_000, 10_000));
+    assert_eq!(config.limits.request_bytes_max, 4_194_304);
+    assert!(config.scheduler.workers >= 1);
+
+    let config = agent("").unwrap();
+    assert!(!config.drivers.raw_exec, "raw_exec must be asked for");
+    assert_eq!(config.http_address.to_string(), "127.0.0.1:0");
+    assert_eq!((config.ports.dynamic_min, config.ports.dynamic_max), (20_000, 32_000));
+    assert_eq!((config.node_pool.as_str(), config.simulate), ("default", None));
+}
+
+#[test]
+fn presets_and_single_values() {
+    for (preset, timings) in [
+        ("default", (100, 400, 600)),
+        ("lan", (50, 150, 300)),
+        ("wan", (500, 2_000, 3_000)),
+        ("test", (250, 1_000, 1_500)),
+    ] {
+        let raft = server(&format!("[raft]\npreset = \"{preset}\"")).unwrap().raft;
+        assert_eq!((raft.heartbeat_ms, raft.election_min_ms, raft.election_max_ms), timings);
+    }
+    let raft = server("[raft]\npreset = \"lan\"\nelection_max_ms = 450").unwrap().raft;
+    assert_eq!((raft.heartbeat_ms, raft.election_min_ms, raft.election_max_ms), (50, 150, 450));
+}
+
+#[test]
+fn later_layers_win_and_are_named_in_errors() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("s.toml");
+    std::fs::write(&file, SERVER).unwrap();
+    let load = |environment: &[(&str, &str)], flags: Vec<Flag>| {
+        let environment =
+            environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        ServerConfig::load(&Sources { file: Some(file.clone()), environment, flags })
+            .map_err(|error| error.to_string())
+    };
+    let flag = |name, key, value: &str| Flag { name, key, value: value.to_owned() };
+    let environment = [
+        ("QUORATE__NAME", "from-environment"),
+        ("QUORATE__RAFT__HEARTBEAT_MS", "20"),
+        ("QUORATE_ADDR", "http://ignored"),
+        ("HOME", "/ignored"),
+    ];
+    let config = load(&environment, vec![]).unwrap();
+    assert_eq!((config.name.as_str(), config.raft.heartbeat_ms), ("from-environment", 20));
+    let config = load(&environment, vec![flag("--name", "name", "from-flag")]).unwrap();
+    assert_eq!(config.name, "from-flag");
+    let expect = "127.0.0.1:4647, 127.0.0.1:1,127.0.0.1:2";
+    let config = load(&[("QUORATE__CLUSTER__BOOTSTRAP_EXPECT", expect)], vec![]).unwrap();
+    assert_eq!(config.cluster.bootstrap_expect[1].port(), 1);
+
+    check(
+        load(&[("QUORATE__RAFT__PRESETS", "lan")], vec![]),
+        "variable QUORATE__RAFT__PRESETS: unknown key raft.presets; did you mean raft.preset?",
+    );
+    check(
+        load(&[("QUORATE__SCHEDULER__WORKERS", "two")], vec![]),
+        "variable QUORATE__SCHEDULER__WORKERS: scheduler.workers is \"two\"; allowed: a whole number, 0 or more",
+    );
+    check(
+        load(&[], vec![flag("--raft-preset", "raft.preset", "fast")]),
+        "flag --raft-preset: raft.preset is \"fast\"; allowed: default, lan, wan, test",
+    );
+}
+
+#[test]
+fn unknown_keys_are_errors_with_a_suggestion() {
+    check(
+        server("[raft]\nheartbeat_msec = 5"),
+        "s.toml:9: unknown key raft.heartbeat_msec; did you mean raft.heartbeat_ms?",
+    );
+    check(server("[rafft]\npreset = \"lan\""), "s.toml:8: unknown key rafft; did you mean raft?");
+    check(server("[completely_different]\na = 1"), "s.toml:8: unknown key completely_different");
+    check(
+        ServerConfig::parse(Path::new("s.toml"), "name = \"a\"\npreset = \"lan\"")
+            .map_err(|error| error.to_string()),
+        "s.toml:2: unknown key preset; did you mean raft.preset?",
+    );
+    check(
+        agent("[driver]\nraw_exec = true"),
+        "a.toml:4: unknown key driver; did you mean drivers?",
+    );
+}
+
+#[test]
+fn wrong_types_and_syntax_name_the_line() {
+    check(
+        server("[raft]\nheartbeat_ms = \"100\""),
+        "s.toml:9: raft.heartbeat_ms is \"100\"; allowed: a whole number, 0 or more",
+    );
+    check(
+        server("[raft]\nheartbeat_ms = -1"),
+        "s.toml:9: raft.heartbeat_ms is -1; allowed: a whole number, 0 or more",
+    );
+    let error = ServerConfig::parse(Path::new("s.toml"), "raft = 5").unwrap_err().to_string();
+    assert_eq!(error, "s.toml:1: raft is 5; allowed: a table: [raft]");
+    let error = server("[raft]\npreset = ").unwrap_err();
+    assert!(error.starts_with("s.toml:9: not valid TOML: "), "{error}");
+    let file = Some(PathBuf::from("does-not-exist.toml"));
+    let error = ServerConfig::load(&Sources { file, ..Sources::default() }).unwrap_err();
+    assert_eq!(error.to_string(), "cannot read the configuration file does-not-exist.toml");
+}
+
+#[test]
+fn server_rules() {
+    assert_eq!(
+        replaced("data_dir = \"data\"\n", ""),
+        "data_dir is not set; set it to the folder that holds this process's state (in the file, as QUORATE__DATA_DIR, or by a flag)"
+    );
+    for bad in ["server 1", "a/b", ""] {
+        assert_eq!(
+            replaced("name = \"server-1\"", &format!("name = \"{bad}\"")),
+            format!(
+                "s.toml:2: name is \"{bad}\"; allowed: a name without spaces, slashes or control characters, 1 to 128 bytes"
+            )
+        );
+    }
+    assert_eq!(
+        replaced("address = \"127.0.0.1:4647\"", "address = \"localhost\""),
+        "s.toml:5: rpc.address is \"localhost\"; allowed: IP-address:port to listen on, for example 127.0.0.1:4646 or [::1]:4646"
+    );
+    assert_eq!(
+        replaced("address = \"127.0.0.1:4647\"", "address = \"0.0.0.0:4647\""),
+        "s.toml:5: rpc.address is \"0.0.0.0:4647\"; allowed: an address that others can dial, or set rpc.advertise to one"
+    );
+    assert_eq!(
+        replaced("\"127.0.0.1:4657\"", "\"127.0.0.1\""),
+        "s.toml:7: cluster.bootstrap_expect is \"127.0.0.1\"; allowed: an address is host:port, for example 127.0.0.1:4647"
+    );
+    assert_eq!(
+        replaced("\"127.0.0.1:4657\"", "\"127.0.0.1:4667\""),
+        "s.toml:7: cluster.bootstrap_expect is \"127.0.0.1:4667\"; allowed: each address at most once"
+    );
+    let error = replaced("[\"127.0.0.1:4647\", ", "[");
+    assert!(error.ends_with("own advertised address 127.0.0.1:4647"), "{error}");
+    let error = replaced(", \"127.0.0.1:4667\"", "");
+    assert!(error.ends_with("an odd number of servers, 1 to 9 (here 2)"), "{error}");
+    check(
+        server("[http]\naddress = \"127.0.0.1:4647\""),
+        "s.toml:9: http.address is \"127.0.0.1:4647\"; allowed: another address than rpc.address",
+    );
+}
+
+#[test]
+fn cluster_is_formed_or_joined() {
+    let expect = "bootstrap_expect = [\"127.0.0.1:4647\", \"127.0.0.1:4657\", \"127.0.0.1:4667\"]";
+    let error = replaced(expect, "");
+    assert!(error.starts_with("cluster.bootstrap_expect is not set"), "{error}");
+    check(
+        server("join = [\"10.0.0.1:4647\"]"),
+        "s.toml:8: cluster.join is [\"10.0.0.1:4647\"]; allowed: either cluster.bootstrap_expect or cluster.join, not both",
+    );
+    let error = replaced(expect, "join = [\"127.0.0.1:4647\"]");
+    assert!(error.ends_with("not our own 127.0.0.1:4647"), "{error}");
+    let source = SERVER.replace(expect, "join = [\"10.0.0.1:4647\"]");
+    let config = ServerConfig::parse(Path::new("s.toml"), &source).unwrap();
+    assert_eq!(config.cluster.join[0].host(), "10.0.0.1");
+}
+
+#[test]
+fn dial_maps_advertised_addresses() {
+    let config = server("[cluster.dial]\n\"127.0.0.1:4657\" = \"127.0.0.1:9001\"").unwrap();
+    let [own, proxied, _] = config.cluster.bootstrap_expect.as_slice() else { panic!() };
+    assert_eq!(config.cluster.dialled(proxied).port(), 9001);
+    assert_eq!(config.cluster.dialled(own), own);
+    check(
+        server("[cluster.dial]\n\"127.0.0.1:4657\" = \"nowhere\""),
+        "s.toml:8: cluster.dial is \"nowhere\"; allowed: an address is host:port, for example 127.0.0.1:4647",
+    );
+}
+
+#[test]
+fn raft_timings_must_allow_elections() {
+    check(
+        server("[raft]\nheartbeat_ms = 300"),
+        "configuration: raft.election_min_ms is \"400\"; allowed: at least twice raft.heartbeat_ms (300), so 600 or more",
+    );
+    check(
+        server("[raft]\nelection_max_ms = 300"),
+        "s.toml:9: raft.election_max_ms is \"300\"; allowed: at least raft.election_min_ms (400)",
+    );
+    check(
+        server("[raft]\nheartbeat_ms = 0"),
+        "s.toml:9: raft.heartbeat_ms is 0; allowed: 1 to 60000",
+    );
+}
+
+#[test]
+fn agent_rules() {
+    let config = agent(
+        "node_class = \"gpu\"\nsimulate = 5\n[meta]\nrack = \"r1\"\n[resources]\ncpu_mhz = 4000\n[reserved]\nmemory_mb = 256",
+    )
+    .unwrap();
+    assert_eq!(config.meta["rack"], "r1");
+    assert_eq!((config.resources.cpu_mhz, config.reserved.memory_mb), (Some(4000), Some(256)));
+    assert_eq!(config.simulate.unwrap().get(), 5);
+    check(
+        agent("[resources]\ncpu_mhz = 0"),
+        "a.toml:5: resources.cpu_mhz is 0; allowed: 1 or more; leave it out to use what the host has",
+    );
+    check(
+        agent("[ports]\ndynamic_min = 30000\ndynamic_max = 20000"),
+        "a.toml:6: ports.dynamic_max is \"20000\"; allowed: at least ports.dynamic_min (30000)",
+    );
+    check(agent("[meta]\nrack = 1"), "a.toml:4: meta is { rack = 1 }; allowed: a table of texts");
+    let error = AgentConfig::parse(Path::new("a.toml"), "data_dir = \"d\"").unwrap_err();
+    assert!(error.to_string().starts_with("servers is not set"), "{error}");
+}
