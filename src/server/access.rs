@@ -1,0 +1,408 @@
+//! Reads and writes on any server: linearizable by default, forwarded to the leader where needed, within a deadline.
+//!
+//! A write gets a request id from the first server that sees it and keeps it over every retry, so that an entry whose reply was lost takes
+//! effect once; that is what makes retrying after a lost leader safe.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::Duration,
+};
+
+use fsm::{Command, Index, Proposal, Reply, RequestId, codec, session::Request, table::TableId};
+use futures_util::{FutureExt, future::BoxFuture};
+use openraft::ReadPolicy;
+use proto::v1 as pb;
+use tonic::Code;
+
+use super::{
+    api::{Api, ApiError, MemberInfo, ReadMode, Snapshot, Written},
+    core::{self, Core},
+};
+use crate::{
+    raft::WatchReceiver,
+    rpc::transport::{Lane, call},
+    rt::{self, Instant},
+};
+
+/// Pause before a leader is looked for again.
+const LEADER_RETRY: Duration = Duration::from_millis(25);
+/// One attempt at the leader, so that a hung one does not eat the whole deadline.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
+/// A forwarded write may travel this often; a leader is one hop away unless leadership moves.
+pub(super) const HOPS_MAX: u32 = 2;
+
+fn hash64(bytes: &[u8]) -> u64 {
+    let hash = fsm::digest::row_hash(b"request", bytes).to_le_bytes();
+    u64::from_le_bytes([hash[0], hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7]])
+}
+
+impl Core {
+    fn left(deadline: Instant) -> Duration {
+        deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// The index a linearizable read has to wait for, from the leader.
+    pub(super) async fn read_index(&self) -> Result<(Index, u64), ApiError> {
+        let (read, _) = self
+            .raft
+            .get_read_log_id(ReadPolicy::ReadIndex)
+            .await
+            .map_err(|error| {
+                tracing::debug!(%error, "no read index");
+                ApiError::NoLeader
+            })?;
+        Ok((read.index(), self.raft.metrics().borrow_watched().current_term))
+    }
+
+    async fn read_index_anywhere(&self, deadline: Instant) -> Result<Index, ApiError> {
+        loop {
+            let left = Self::left(deadline);
+            let attempt = async {
+                if core::leads(self).is_some() {
+                    return self.read_index().await.map(|(index, _)| index);
+                }
+                let address = self.leader_address()?;
+                let request = pb::ReadIndexRequest { from: self.id };
+                let path = "/quorate.v1.Cluster/ReadIndex";
+                let timeout = left.min(ATTEMPT_TIMEOUT);
+                call::<_, pb::ReadIndexReply>(
+                    &*self.transport, &address, path, Lane::Control, &request, timeout,
+                )
+                .await
+                .map(|reply| reply.index)
+                .map_err(|status| {
+                    tracing::debug!(%status, "no read index from the leader");
+                    ApiError::NoLeader
+                })
+            };
+            if let Ok(Ok(index)) = rt::timeout(left, attempt).await {
+                return Ok(index);
+            }
+            if Self::left(deadline) <= LEADER_RETRY {
+                return Err(ApiError::NoLeader);
+            }
+            rt::sleep(LEADER_RETRY).await;
+        }
+    }
+
+    fn last_contact(&self) -> Duration {
+        if core::leads(self).is_some() {
+            return Duration::ZERO;
+        }
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        if metrics.current_leader.is_some() { Duration::ZERO } else { Duration::from_secs(1) }
+    }
+
+    async fn read_state(
+        &self,
+        mode: ReadMode,
+        index_min: Index,
+        timeout: Duration,
+    ) -> Result<Snapshot, ApiError> {
+        if !self.has_recovered() && mode == ReadMode::Stale {
+            let what = "it has not caught up since its start, or has not heard a leader";
+            return Err(ApiError::NotReady(what.to_owned()));
+        }
+        let deadline = Instant::now() + timeout;
+        let mut index = index_min;
+        if mode == ReadMode::Linearizable && !crate::plant::is_planted("stale-read") {
+            index = index.max(self.read_index_anywhere(deadline).await?);
+        }
+        if !self.cell.wait_for(index, Self::left(deadline)).await {
+            return Err(ApiError::Timeout { proposed: false });
+        }
+        let known_leader = self.raft.metrics().borrow_watched().current_leader.is_some();
+        Ok(Snapshot { state: self.cell.load(), last_contact: self.last_contact(), known_leader })
+    }
+
+    /// Proposes here if this server leads; used for forwarded writes too.
+    pub(super) async fn write_as_leader(
+        &self,
+        command: Command,
+        request: Option<Request>,
+        timeout: Duration,
+    ) -> Result<Written, ApiError> {
+        let services = self.leading().ok_or(ApiError::NoLeader)?;
+        if let Some(why) = self.disk_full.borrow().clone() {
+            return Err(ApiError::DiskFull(why));
+        }
+        let makes_work = matches!(command, Command::RegisterJob { .. } | Command::EvaluateJob { .. });
+        if makes_work && services.is_overloaded() {
+            return Err(ApiError::Overloaded {
+                what: "pending evaluations",
+                limit: leader::limits::EVALUATIONS_MAX as u64,
+                retry_after_ms: 1_000,
+            });
+        }
+        if crate::plant::is_planted("ack-before-commit") {
+            return Ok(self.acknowledge_before_commit(services, command, request));
+        }
+        self.propose(&services, command, request, timeout).await
+    }
+
+    /// A deliberate bug for the test harness, compiled in by the feature `plant` only: the answer that would come, before it is committed.
+    fn acknowledge_before_commit(
+        &self,
+        services: Arc<super::leadership::LeaderServices>,
+        command: Command,
+        request: Option<Request>,
+    ) -> Written {
+        let mut guess = (*self.cell.load()).clone();
+        let proposal = Proposal { at: services.now(), epoch: None, request, command: command.clone() };
+        let index = guess.head.index.saturating_add(1);
+        let mut changes = fsm::table::ChangeSet::trial();
+        let applied = guess.apply(index, guess.head.term, &proposal, &mut changes);
+        rt::spawn(async move { drop(services.propose(command, request, ATTEMPT_TIMEOUT).await) });
+        Written { index, reply: applied.reply }
+    }
+
+    async fn write_anywhere(
+        &self,
+        command: Command,
+        request: Option<RequestId>,
+        timeout: Duration,
+    ) -> Result<Written, ApiError> {
+        let deadline = Instant::now() + timeout;
+        let request = Request {
+            id: request.unwrap_or_else(Self::fresh_request),
+            stamped_at: self.cell.load().head.at,
+            payload_hash: hash64(&codec::encode(&Proposal {
+                at: 0,
+                epoch: None,
+                request: None,
+                command: without_fresh_ids(command.clone()),
+            })),
+        };
+        let mut last = ApiError::NoLeader;
+        let mut proposed = false;
+        loop {
+            let left = Self::left(deadline);
+            if left <= LEADER_RETRY {
+                return Err(if proposed { ApiError::Timeout { proposed } } else { last });
+            }
+            let attempt = left.min(ATTEMPT_TIMEOUT);
+            let result = if self.leading().is_some() {
+                self.write_as_leader(command.clone(), Some(request), attempt).await
+            } else {
+                self.forward(command.clone(), request, attempt).await
+            };
+            match result {
+                Ok(written) => return Ok(written),
+                Err(error @ ApiError::NoLeader) => last = error,
+                Err(error @ (ApiError::Unknown | ApiError::Timeout { .. })) => {
+                    proposed |= !matches!(error, ApiError::Timeout { proposed: false });
+                    last = error;
+                }
+                Err(
+                    error @ (ApiError::Overloaded { .. }
+                    | ApiError::NotReady(_)
+                    | ApiError::DiskFull(_)
+                    | ApiError::Invalid(_)),
+                ) if !proposed => return Err(error),
+                Err(
+                    ApiError::Overloaded { .. }
+                    | ApiError::NotReady(_)
+                    | ApiError::DiskFull(_)
+                    | ApiError::Invalid(_),
+                ) => {}
+            }
+            rt::sleep(LEADER_RETRY.min(Self::left(deadline))).await;
+        }
+    }
+
+    async fn forward(
+        &self,
+        command: Command,
+        request: Request,
+        timeout: Duration,
+    ) -> Result<Written, ApiError> {
+        let address = self.leader_address()?;
+        let proposal = Proposal { at: 0, epoch: None, request: Some(request), command };
+        let message = pb::WriteRequest {
+            command: codec::encode(&proposal),
+            request_id: request.id.0.to_vec().into(),
+            hops: 1,
+            tag: 0,
+            timeout_ms: u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX),
+        };
+        let path = "/quorate.v1.Cluster/Write";
+        let reply: Result<pb::WriteReply, _> =
+            call(&*self.transport, &address, path, Lane::Control, &message, timeout).await;
+        match reply {
+            Ok(reply) => {
+                let decoded: Reply = codec::decode(&reply.reply)
+                    .map_err(|error| ApiError::NotReady(format!("reply of the leader: {error}")))?;
+                Ok(Written { index: reply.index, reply: decoded })
+            }
+            Err(status) => Err(forwarded_error(&status)),
+        }
+    }
+}
+
+/// Ids that a server makes up are no part of what a client asked for: a retry of the same request carries others.
+fn without_fresh_ids(mut command: Command) -> Command {
+    match &mut command {
+        Command::RegisterJob { evaluation, .. }
+        | Command::DeregisterJob { evaluation, .. }
+        | Command::EvaluateJob { evaluation, .. }
+        | Command::StopAllocation { evaluation, .. } => *evaluation = fsm::EvaluationId::default(),
+        Command::RegisterNode { evaluation_ids, .. }
+        | Command::NodeReadiness { evaluation_ids, .. }
+        | Command::NodeLiveness { evaluation_ids, .. }
+        | Command::SetEligibility { evaluation_ids, .. }
+        | Command::SetDrain { evaluation_ids, .. }
+        | Command::AdvanceDrains { evaluation_ids, .. }
+        | Command::ReapNode { evaluation_ids, .. }
+        | Command::EvaluateNode { evaluation_ids, .. } => evaluation_ids.clear(),
+        Command::SuspendNode { .. }
+        | Command::UnsuspendNodes { .. }
+        | Command::UpdateAllocations { .. }
+        | Command::UpdateEvaluations { .. }
+        | Command::ApplyPlans { .. }
+        | Command::SetSchedulerConfiguration { .. }
+        | Command::UpsertNodePool(_)
+        | Command::DeleteNodePool(_)
+        | Command::UpsertNamespace(_)
+        | Command::DeleteNamespace(_)
+        | Command::Tick
+        | Command::MarkDigest
+        | Command::DigestVerdict { .. } => {}
+    }
+    command
+}
+
+/// The status of a refused or failed write, for a server that forwarded it.
+pub(super) fn status_of(error: &ApiError) -> tonic::Status {
+    let code = match error {
+        ApiError::NoLeader => Code::FailedPrecondition,
+        ApiError::Timeout { .. } | ApiError::Unknown => Code::DeadlineExceeded,
+        ApiError::Overloaded { .. } => Code::ResourceExhausted,
+        ApiError::NotReady(_) => Code::Unavailable,
+        ApiError::DiskFull(_) => Code::OutOfRange,
+        ApiError::Invalid(_) => Code::InvalidArgument,
+    };
+    tonic::Status::new(code, error.to_string())
+}
+
+fn forwarded_error(status: &tonic::Status) -> ApiError {
+    match status.code() {
+        Code::FailedPrecondition => ApiError::NoLeader,
+        Code::ResourceExhausted => ApiError::Overloaded {
+            what: "proposals of the leader",
+            limit: 0,
+            retry_after_ms: 500,
+        },
+        Code::OutOfRange => ApiError::DiskFull(status.message().to_owned()),
+        Code::InvalidArgument => ApiError::Invalid(status.message().to_owned()),
+        // Everything else may have happened after the request was sent.
+        _ => ApiError::Unknown,
+    }
+}
+
+impl Api for Core {
+    fn read(
+        &self,
+        mode: ReadMode,
+        index_min: Index,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Snapshot, ApiError>> {
+        self.read_state(mode, index_min, timeout).boxed()
+    }
+
+    fn write(
+        &self,
+        command: Command,
+        request: Option<RequestId>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Written, ApiError>> {
+        self.write_anywhere(command, request, timeout).boxed()
+    }
+
+    fn changed(
+        &self,
+        tables: &'static [TableId],
+        after: Index,
+        timeout: Duration,
+    ) -> BoxFuture<'_, ()> {
+        self.cell.changed(tables, after, timeout).boxed()
+    }
+
+    fn new_id(&self) -> [u8; 16] {
+        rt::random_id()
+    }
+
+    fn members(&self) -> Vec<MemberInfo> {
+        self.member_infos()
+    }
+
+    fn this_member(&self) -> MemberInfo {
+        let known = self.member_infos().into_iter().find(|member| member.id == self.id);
+        known.unwrap_or_else(|| MemberInfo {
+            id: self.id,
+            name: self.settings.name.clone(),
+            rpc_address: self.settings.rpc_address.clone(),
+            http_address: self.settings.http_address.clone(),
+            alive: true,
+            ..MemberInfo::default()
+        })
+    }
+
+    fn transfer_leadership(&self, to: Option<u64>) -> BoxFuture<'_, Result<u64, ApiError>> {
+        async move {
+            if core::leads(self).is_some() {
+                return self.transfer(to).await;
+            }
+            let address = self.leader_address()?;
+            let request = pb::TransferLeadershipRequest { to };
+            let path = "/quorate.v1.Cluster/TransferLeadership";
+            let timeout = Duration::from_secs(10);
+            call::<_, pb::TransferLeadershipReply>(
+                &*self.transport, &address, path, Lane::Control, &request, timeout,
+            )
+            .await
+            .map(|reply| reply.to)
+            .map_err(|status| match status.code() {
+                Code::InvalidArgument => ApiError::Invalid(status.message().to_owned()),
+                _ => ApiError::NotReady(status.message().to_owned()),
+            })
+        }
+        .boxed()
+    }
+
+    fn gauges(&self) -> BTreeMap<String, f64> {
+        core::gauges(self)
+    }
+
+    fn stats(&self) -> BTreeMap<String, BTreeMap<String, String>> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let raft = [
+            ("state", format!("{:?}", metrics.state)),
+            ("term", metrics.current_term.to_string()),
+            ("applied_index", self.applied().to_string()),
+            ("last_log_index", metrics.last_log_index.unwrap_or(0).to_string()),
+            ("commit_index", metrics.local_committed.map_or(0, |id| id.index).to_string()),
+            ("leader", self.leader().map(|(_, member)| member.rpc_address).unwrap_or_default()),
+        ];
+        let quorate = [
+            ("server", core::leads(self).map_or("follower", |_| "leader").to_owned()),
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("cluster_id", self.cluster_id().unwrap_or_default()),
+            ("server_id", format!("{:x}", self.id)),
+        ];
+        let group = |list: &[(&str, String)]| {
+            list.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
+        };
+        BTreeMap::from([
+            ("raft".to_owned(), group(&raft)),
+            ("quorate".to_owned(), group(&quorate)),
+        ])
+    }
+
+    fn membership_index(&self) -> Index {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        metrics.membership_config.log_id().map_or(0, |id| id.index)
+    }
+}

@@ -1,0 +1,214 @@
+//! How a server becomes part of a cluster: the first start of all of them together, or an empty server joining a running one.
+//!
+//! ```text
+//!  every server asks every address of bootstrap_expect who it is
+//!    somebody is initialised, and I am a member ──► take its cluster id, wait for the log
+//!    somebody is initialised, and I am not      ──► join with my new id: learner, then voter in place of an old entry with my address
+//!    all answer "empty" with the same list      ──► the lowest address initialises; the others ask again
+//!    an answer is missing                       ──► wait, and say for whom
+//! ```
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use proto::v1 as pb;
+use tonic::Status;
+
+use super::core::Core;
+use crate::{
+    raft::{Member, WatchReceiver},
+    rpc::transport::{Lane, call},
+    rt,
+};
+
+const RETRY: Duration = Duration::from_millis(200);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// A join replicates the whole log or a snapshot first.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
+
+enum Found {
+    Member([u8; 16]),
+    Stranger { cluster: [u8; 16], address: String },
+    AllEmpty(BTreeMap<u64, Member>),
+    Waiting(String),
+}
+
+/// Returns when this server is part of a cluster, or fails when it must not be.
+pub async fn join_cluster(core: Arc<Core>) -> anyhow::Result<()> {
+    let mut stop = core.stopping();
+    let mut said = String::new();
+    loop {
+        if core.raft.is_initialized().await.unwrap_or(false) {
+            anyhow::ensure!(
+                core.cluster.get().is_some(),
+                "the log has entries but server.json names no cluster: restore server.json"
+            );
+            return Ok(());
+        }
+        match look_around(&core).await? {
+            Found::Member(cluster) => {
+                core.adopt_cluster(cluster)?;
+                tracing::info!(cluster = ?core.cluster_id(), "found my cluster");
+                return Ok(());
+            }
+            Found::Stranger { cluster, address } => {
+                core.adopt_cluster(cluster)?;
+                match ask_to_join(&core, &address).await {
+                    Ok(()) => {
+                        tracing::info!(cluster = ?core.cluster_id(), "joined the cluster");
+                        return Ok(());
+                    }
+                    Err(status) => say(&mut said, format!("cannot join yet: {}", status.message())),
+                }
+            }
+            Found::AllEmpty(members) => initialise(&core, members).await?,
+            Found::Waiting(why) => say(&mut said, why),
+        }
+        if rt::timeout(RETRY, stop.wait_for(|stop| *stop)).await.is_ok() {
+            return Ok(());
+        }
+    }
+}
+
+fn say(said: &mut String, message: String) {
+    if *said != message {
+        tracing::info!("{message}");
+        *said = message;
+    }
+}
+
+async fn probe(core: &Core, address: &str) -> Result<pb::ProbeReply, Status> {
+    let request =
+        pb::ProbeRequest { expect: core.settings.bootstrap_expect.clone(), from: core.id };
+    let path = "/quorate.v1.Cluster/Probe";
+    call(&*core.transport, address, path, Lane::Control, &request, PROBE_TIMEOUT).await
+}
+
+async fn look_around(core: &Arc<Core>) -> anyhow::Result<Found> {
+    let settings = &core.settings;
+    let addresses: Vec<&String> = if settings.join.is_empty() {
+        settings.bootstrap_expect.iter().collect()
+    } else {
+        settings.join.iter().collect()
+    };
+    let own = Member {
+        name: settings.name.clone(),
+        rpc_address: settings.rpc_address.clone(),
+        http_address: settings.http_address.clone(),
+    };
+    let mut members = BTreeMap::from([(core.id, own)]);
+    let mut missing = Vec::new();
+    for address in addresses.into_iter().filter(|address| **address != settings.rpc_address) {
+        let reply = match probe(core, address).await {
+            Ok(reply) => reply,
+            Err(status) => {
+                missing.push(format!("{address} ({})", status.message()));
+                continue;
+            }
+        };
+        if reply.initialised {
+            let cluster: [u8; 16] = reply.cluster_id.as_ref().try_into()?;
+            anyhow::ensure!(
+                core.cluster.get().is_none_or(|known| *known == cluster),
+                "{address} belongs to another cluster than this data directory"
+            );
+            let address = address.clone();
+            return Ok(if reply.member {
+                Found::Member(cluster)
+            } else {
+                Found::Stranger { cluster, address }
+            });
+        }
+        let (mut theirs, mut ours) = (reply.expect.clone(), settings.bootstrap_expect.clone());
+        theirs.sort();
+        ours.sort();
+        if theirs != ours && settings.join.is_empty() {
+            missing.push(format!("{address} (it expects {theirs:?}, this server {ours:?})"));
+            continue;
+        }
+        let member = Member {
+            name: reply.name,
+            rpc_address: reply.rpc_address,
+            http_address: reply.http_address,
+        };
+        members.insert(reply.node_id, member);
+    }
+    if !settings.join.is_empty() {
+        return Ok(Found::Waiting(format!("no running server to join: {}", missing.join(", "))));
+    }
+    if missing.is_empty() && members.len() == settings.bootstrap_expect.len() {
+        return Ok(Found::AllEmpty(members));
+    }
+    Ok(Found::Waiting(format!("waiting for all servers to start: {}", missing.join(", "))))
+}
+
+async fn initialise(core: &Arc<Core>, members: BTreeMap<u64, Member>) -> anyhow::Result<()> {
+    let lowest = core.settings.bootstrap_expect.iter().min();
+    if lowest != Some(&core.settings.rpc_address) {
+        return Ok(());
+    }
+    if core.cluster.get().is_none() {
+        core.adopt_cluster(rt::random_id())?;
+    }
+    tracing::info!(servers = members.len(), cluster = ?core.cluster_id(), "initialising the cluster");
+    if let Err(error) = core.raft.initialize(members).await {
+        tracing::warn!(%error, "the cluster was not initialised");
+    }
+    Ok(())
+}
+
+async fn ask_to_join(core: &Arc<Core>, address: &str) -> Result<(), Status> {
+    let reply = probe(core, address).await?;
+    let leader = if reply.leader_rpc_address.is_empty() {
+        return Err(Status::unavailable("the cluster has no leader"));
+    } else {
+        reply.leader_rpc_address
+    };
+    tracing::info!(leader, "asking to join");
+    let request = pb::JoinRequest {
+        node_id: core.id,
+        name: core.settings.name.clone(),
+        rpc_address: core.settings.rpc_address.clone(),
+        http_address: core.settings.http_address.clone(),
+    };
+    let path = "/quorate.v1.Cluster/Join";
+    let _reply: pb::JoinReply =
+        call(&*core.transport, &leader, path, Lane::Control, &request, JOIN_TIMEOUT).await?;
+    Ok(())
+}
+
+/// The leader's side of a join: the newcomer learns first, then votes; an entry with its address belongs to a disk that is gone and goes in
+/// the same change.
+pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), Status> {
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    let membership = metrics.membership_config.membership().clone();
+    let mut voters: std::collections::BTreeSet<u64> = membership.voter_ids().collect();
+    if voters.contains(&request.node_id) {
+        return Ok(());
+    }
+    for (id, member) in membership.nodes() {
+        if *id != request.node_id && member.rpc_address == request.rpc_address {
+            tracing::warn!(old = %format!("{id:x}"), new = %format!("{:x}", request.node_id),
+                address = member.rpc_address, "a server with an empty disk takes the place of an old one");
+            voters.remove(id);
+        } else if *id != request.node_id && member.name == request.name {
+            let message =
+                format!("a server named {} exists at {}", member.name, member.rpc_address);
+            return Err(Status::already_exists(message));
+        }
+    }
+    let id = request.node_id;
+    let member = Member {
+        name: request.name,
+        rpc_address: request.rpc_address,
+        http_address: request.http_address,
+    };
+    let failed = |error: String| Status::unavailable(error);
+    core.raft.add_learner(id, member, true).await.map_err(|error| failed(error.to_string()))?;
+    voters.insert(id);
+    core.raft
+        .change_membership(voters, false)
+        .await
+        .map_err(|error| failed(error.to_string()))?;
+    tracing::info!(server = %format!("{id:x}"), "a server joined as a voter");
+    Ok(())
+}
