@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod disk;
+pub mod jobspec;
 pub mod raft;
 pub mod rpc;
 pub mod rt;
