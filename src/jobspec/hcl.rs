@@ -26,7 +26,9 @@ pub(super) fn parse(source: &str, sink: &mut Sink<'_>) -> Option<Value> {
         Ok(body) => body,
         Err(error) => {
             let at = error.location().offset();
-            sink.error(at..at, format!("syntax error: {}", error.message()));
+            let hint =
+                if error.message().contains("expected `}`") { " (is a `}` missing?)" } else { "" };
+            sink.error(at..at, format!("syntax error: {}{hint}", error.message()));
             return None;
         }
     };
@@ -80,6 +82,13 @@ struct Reading<'b> {
     seen: Vec<&'b str>,
 }
 
+/// How a name was written.
+#[derive(Clone, Copy)]
+enum Written {
+    Block,
+    Attribute,
+}
+
 /// Reads one block by its table.
 fn walk(
     block: &Block,
@@ -116,7 +125,7 @@ fn read_label(
     match (&table.label, block.labels.as_slice()) {
         (Label::None, []) => name.to_owned(),
         (Label::None, [_, ..]) => {
-            sink.error(place(&block.ident), format!("a {name} block has no label: remove it"));
+            sink.error(place(&block.ident), format!("\"{name}\" takes no label: remove it"));
             name.to_owned()
         }
         (Label::Field(field), [label]) => {
@@ -127,7 +136,7 @@ fn read_label(
             let count = labels.len();
             sink.error(
                 place(&block.ident),
-                format!("a {name} block has exactly one label, this one has {count}: write `{name} \"…\" {{`"),
+                format!("\"{name}\" takes exactly one label, this one has {count}: write `{name} \"…\" {{`"),
             );
             name.to_owned()
         }
@@ -176,7 +185,7 @@ fn read_attribute<'b>(attribute: &'b Attribute, reading: &mut Reading<'b>, sink:
         Some((_, Shape::One(_) | Shape::Many(_))) => {
             sink.error(span, format!("\"{name}\" is a block: write `{name} {{ … }}` without `=`"));
         }
-        None => unknown(name, "attribute", span, reading, sink),
+        None => unknown(name, Written::Attribute, span, reading, sink),
     }
 }
 
@@ -187,7 +196,7 @@ fn read_block<'b>(block: &'b Block, reading: &mut Reading<'b>, sink: &mut Sink<'
         if reading.table.attributes.iter().any(|attribute| attribute.name == name) {
             sink.error(span, format!("\"{name}\" is an attribute: write `{name} = …`"));
         } else {
-            unknown(name, "block", span, reading, sink);
+            unknown(name, Written::Block, span, reading, sink);
         }
         return;
     };
@@ -232,11 +241,11 @@ fn insert_once<'b>(
 
 fn no_labels(block: &Block, name: &str, sink: &mut Sink<'_>) {
     if !block.labels.is_empty() {
-        sink.error(place(&block.ident), format!("a {name} block has no label: remove it"));
+        sink.error(place(&block.ident), format!("\"{name}\" takes no label: remove it"));
     }
 }
 
-fn unknown(name: &str, what: &str, span: Range<usize>, reading: &Reading<'_>, sink: &mut Sink<'_>) {
+fn unknown(name: &str, what: Written, span: Range<usize>, reading: &Reading<'_>, sink: &mut Sink<'_>) {
     let title = &reading.title;
     if name == "dynamic" {
         let message = "`dynamic` blocks are not supported yet: write each block out";
@@ -244,9 +253,14 @@ fn unknown(name: &str, what: &str, span: Range<usize>, reading: &Reading<'_>, si
         return;
     }
     if reading.table.unsupported.contains(&name) {
-        let message = format!(
-            "{title}: {name} {what}s are not supported yet: remove the {what} or run this job elsewhere"
-        );
+        let message = match what {
+            Written::Block => format!(
+                "{title}: {name} blocks are not supported yet: remove the block or run this job elsewhere"
+            ),
+            Written::Attribute => format!(
+                "{title}: \"{name}\" is not supported yet: remove it or run this job elsewhere"
+            ),
+        };
         sink.error(span, message);
         return;
     }
@@ -254,6 +268,10 @@ fn unknown(name: &str, what: &str, span: Range<usize>, reading: &Reading<'_>, si
         let names: Vec<_> = reading.table.names().collect();
         format!("allowed are {}", names.join(", "))
     });
+    let what = match what {
+        Written::Block => "block",
+        Written::Attribute => "attribute",
+    };
     sink.error(span, format!("unknown {what} \"{name}\" in {title}: {hint}"));
 }
 

@@ -62,7 +62,7 @@ mod tests {
         check("Rsources", Some("Resources"));
         check("resources", Some("Resources"));
         check("restart_policy", Some("RestartPolicy"));
-        check("cuont", None);
+        check("cuont", Some("count"));
         check("coun", Some("count"));
         check("x", None);
         check("", None);

@@ -77,7 +77,7 @@ pub fn to_spec(job: &Value) -> Result<Conversion, Vec<FieldError>> {
 }
 
 /// Fields that servers write and clients send back.
-const SERVER_FIELDS: [&str; 16] = [
+const SERVER_FIELDS: [&str; 15] = [
     "Status",
     "StatusDescription",
     "Version",
@@ -93,7 +93,6 @@ const SERVER_FIELDS: [&str; 16] = [
     "UI",
     "ConsulToken",
     "VaultToken",
-    "JobSummary",
 ];
 
 fn job_spec(job: &Value, report: &mut Report) -> Option<JobSpec> {

@@ -222,9 +222,12 @@ fn resources(fields: &mut Fields<'_>, name: &str, report: &mut Report) -> TaskRe
         block.refuse(field, &owner, what, report);
     }
     block.ignore(&["IOPS"]);
-    let memory_mb = block.count("MemoryMB", MEMORY_MB_MIN, report).unwrap_or(default.memory_mb);
+    let given = block.value("MemoryMB").is_some();
+    let asked = block.count("MemoryMB", MEMORY_MB_MIN, report);
+    let memory_mb = asked.unwrap_or(default.memory_mb);
     let memory_mb_max = block.count("MemoryMaxMB", 0, report).unwrap_or(0);
-    if memory_mb_max != 0 && memory_mb_max < memory_mb {
+    let comparable = memory_mb_max != 0 && (asked.is_some() || !given);
+    if comparable && memory_mb_max < memory_mb {
         let message = format!("must be at least MemoryMB ({memory_mb}), is {memory_mb_max}");
         report.error(block.at("MemoryMaxMB"), message);
     }
