@@ -71,7 +71,8 @@ pub(super) fn show_ms(ms: u64) -> String {
         (ms / 1_000 % 60, "s"),
         (ms % 1_000, "ms"),
     ];
-    parts.iter().filter(|(n, _)| *n > 0).map(|(n, unit)| format!("{n}{unit}")).collect()
+    let parts = parts.iter().filter(|(count, _)| *count > 0);
+    parts.flat_map(|(count, unit)| [count.to_string(), (*unit).to_owned()]).collect()
 }
 
 #[cfg(test)]

@@ -154,25 +154,21 @@ fn interpolation_text<'s>(
         sink.error(span, "strip markers (`${~ … ~}`) are not supported: remove the `~`");
         return None;
     }
-    let allowed = match &interpolation.expr {
-        Expression::Variable(name) => file_scope(name.as_str()).is_none(),
-        Expression::Traversal(traversal) => match &traversal.expr {
-            Expression::Variable(name) if is_path(traversal) => {
-                if let Some(name) = file_scope(name.as_str()) {
-                    file_scope_refused(name, span, sink);
-                    return None;
-                }
-                true
-            }
-            _ => false,
-        },
-        Expression::FuncCall(call) => {
-            function_refused(call.name.name.as_str(), span, sink);
-            return None;
-        }
-        _ => false,
+    if let Expression::FuncCall(call) = &interpolation.expr {
+        function_refused(call.name.name.as_str(), span, sink);
+        return None;
+    }
+    let path = if let Expression::Traversal(traversal) = &interpolation.expr {
+        is_path(traversal).then_some(&traversal.expr)
+    } else {
+        Some(&interpolation.expr)
     };
-    if !allowed {
+    let root = path.and_then(|path| path.as_variable());
+    if let Some(name) = root.and_then(|name| file_scope(name.as_str())) {
+        file_scope_refused(name, span, sink);
+        return None;
+    }
+    if root.is_none() {
         sink.error(
             span,
             "only references that a node resolves, such as `${attr.kernel.name}`, are supported in a text: write the value itself (`$${` for a literal `${`)",

@@ -11,9 +11,10 @@ use hcl::edit::{
 use serde_json::{Map, Value};
 
 use super::{
+    coerce::{text_values, typed},
     diagnostic::Sink,
-    duration, expression,
-    schema::{self, CONDITION_SHORT_FORMS, Finish, Kind, Label, Shape},
+    expression,
+    schema::{self, CONDITION_SHORT_FORMS, Finish, Label, Shape},
     suggest::did_you_mean,
 };
 
@@ -59,7 +60,7 @@ pub(super) fn parse(source: &str, sink: &mut Sink<'_>) -> Option<Value> {
             sink.error(0..0, "no job found: a file holds one block `job \"name\" { … }`");
             None
         }
-        [job] => walk(job, "job", &schema::JOB, sink).map(Value::Object),
+        [job] => Some(Value::Object(walk(job, "job", &schema::JOB, sink))),
         [_, second, ..] => {
             let message = "a second `job` block: put each job into a file of its own";
             sink.error(place(&second.ident), message);
@@ -95,7 +96,7 @@ fn walk(
     name: &str,
     table: &'static schema::Block,
     sink: &mut Sink<'_>,
-) -> Option<Map<String, Value>> {
+) -> Map<String, Value> {
     let mut out = Map::new();
     let title = read_label(block, name, table, &mut out, sink);
     let mut reading = Reading { title, table, out, seen: Vec::new() };
@@ -202,14 +203,14 @@ fn read_block<'b>(block: &'b Block, reading: &mut Reading<'b>, sink: &mut Sink<'
     };
     let value = match &child.shape {
         Shape::Many(table) => {
-            let Some(value) = walk(block, name, table, sink) else { return };
+            let value = walk(block, name, table, sink);
             let list = reading.out.entry(child.field).or_insert_with(|| Value::Array(Vec::new()));
             if let Value::Array(list) = list {
                 list.push(Value::Object(value));
             }
             return;
         }
-        Shape::One(table) => walk(block, name, table, sink),
+        Shape::One(table) => Some(walk(block, name, table, sink)),
         Shape::TextMap => {
             no_labels(block, name, sink);
             free_body(&block.body, false, sink).map(|map| text_values(map, &span, sink))
@@ -245,7 +246,13 @@ fn no_labels(block: &Block, name: &str, sink: &mut Sink<'_>) {
     }
 }
 
-fn unknown(name: &str, what: Written, span: Range<usize>, reading: &Reading<'_>, sink: &mut Sink<'_>) {
+fn unknown(
+    name: &str,
+    what: Written,
+    span: Range<usize>,
+    reading: &Reading<'_>,
+    sink: &mut Sink<'_>,
+) {
     let title = &reading.title;
     if name == "dynamic" {
         let message = "`dynamic` blocks are not supported yet: write each block out";
@@ -284,12 +291,15 @@ fn free_body(body: &Body, blocks_allowed: bool, sink: &mut Sink<'_>) -> Option<M
             Structure::Attribute(attribute) => {
                 let span = place(&attribute.key);
                 match expression::value(&attribute.value, &span, sink) {
-                    Some(value) => {
-                        let name = attribute.key.as_str().to_owned();
-                        whole &= insert_new(&mut out, name, value, span, sink);
-                    }
+                    Some(value) => drop(out.insert(attribute.key.as_str().to_owned(), value)),
                     None => whole = false,
                 }
+            }
+            Structure::Block(block) if body.has_attribute(block.ident.as_str()) => {
+                let name = block.ident.as_str();
+                let message = format!("\"{name}\" is both an attribute and a block: keep one");
+                sink.error(place(&block.ident), message);
+                whole = false;
             }
             Structure::Block(block) if blocks_allowed && block.ident.as_str() != "dynamic" => {
                 whole &= free_block(block, &mut out, sink);
@@ -317,115 +327,10 @@ fn free_block(block: &Block, out: &mut Map<String, Value>, sink: &mut Sink<'_>) 
         let labelled = Map::from_iter([(label.as_str().to_owned(), Value::Array(vec![value]))]);
         value = Value::Object(labelled);
     }
-    match out.entry(name).or_insert_with(|| Value::Array(Vec::new())) {
-        Value::Array(list) => {
-            list.push(value);
-            true
-        }
-        _ => {
-            let message = format!("\"{name}\" is both an attribute and a block: keep one");
-            sink.error(place(&block.ident), message);
-            false
-        }
+    if let Value::Array(list) = out.entry(name).or_insert_with(|| Value::Array(Vec::new())) {
+        list.push(value);
     }
-}
-
-fn insert_new(
-    out: &mut Map<String, Value>,
-    name: String,
-    value: Value,
-    span: Range<usize>,
-    sink: &mut Sink<'_>,
-) -> bool {
-    if out.contains_key(&name) {
-        sink.error(span, format!("\"{name}\" is both an attribute and a block: keep one"));
-        return false;
-    }
-    out.insert(name, value);
     true
-}
-
-/// The value as the kind asks for it, or what is wanted.
-fn typed(value: Value, kind: Kind) -> Result<Value, String> {
-    let found = show(&value);
-    match kind {
-        Kind::Text => scalar_text(value)
-            .map(Value::String)
-            .ok_or_else(|| format!("expected a text, found {found}")),
-        Kind::Integer => integer(&value)
-            .map(Value::from)
-            .ok_or_else(|| format!("expected a whole number, found {found}")),
-        Kind::Boolean => match &value {
-            Value::Bool(_) => Ok(value),
-            Value::String(text) if text == "true" || text == "false" => {
-                Ok(Value::Bool(text == "true"))
-            }
-            _ => Err(format!("expected true or false, found {found}")),
-        },
-        Kind::Duration => match &value {
-            Value::String(text) => duration::parse(text).map(Value::from),
-            Value::Number(_) => integer(&value)
-                .map(Value::from)
-                .ok_or_else(|| format!("expected a duration such as \"30s\", found {found}")),
-            _ => Err(format!("expected a duration such as \"30s\", found {found}")),
-        },
-        Kind::TextList => match value {
-            Value::Array(items) => {
-                let texts: Option<Vec<_>> =
-                    items.into_iter().map(|item| scalar_text(item).map(Value::String)).collect();
-                texts.map(Value::Array).ok_or_else(|| "expected a list of texts".to_owned())
-            }
-            _ => Err(format!("expected a list such as [\"a\", \"b\"], found {found}")),
-        },
-    }
-}
-
-fn integer(value: &Value) -> Option<i64> {
-    match value {
-        Value::Number(number) => number.as_i64(),
-        Value::String(text) => text.parse().ok(),
-        _ => None,
-    }
-}
-
-fn scalar_text(value: Value) -> Option<String> {
-    match value {
-        Value::String(text) => Some(text),
-        Value::Number(number) => Some(number.to_string()),
-        Value::Bool(flag) => Some(flag.to_string()),
-        Value::Null | Value::Array(_) | Value::Object(_) => None,
-    }
-}
-
-fn show(value: &Value) -> String {
-    match value {
-        Value::Null => "null".to_owned(),
-        Value::Bool(flag) => flag.to_string(),
-        Value::Number(number) => number.to_string(),
-        Value::String(text) => format!("\"{}\"", text.chars().take(40).collect::<String>()),
-        Value::Array(_) => "a list".to_owned(),
-        Value::Object(_) => "a map".to_owned(),
-    }
-}
-
-fn text_values(
-    map: Map<String, Value>,
-    span: &Range<usize>,
-    sink: &mut Sink<'_>,
-) -> Map<String, Value> {
-    let mut out = Map::new();
-    for (key, value) in map {
-        if value.is_null() {
-            continue;
-        }
-        let found = show(&value);
-        if let Some(text) = scalar_text(value) {
-            out.insert(key, Value::String(text));
-        } else {
-            sink.error(span.clone(), format!("\"{key}\": expected a text, found {found}"));
-        }
-    }
-    out
 }
 
 fn finish(
@@ -433,7 +338,7 @@ fn finish(
     step: Finish,
     block: &Block,
     sink: &mut Sink<'_>,
-) -> Option<Map<String, Value>> {
+) -> Map<String, Value> {
     match step {
         Finish::None => {}
         Finish::Condition => finish_condition(&mut out, place(&block.ident), sink),
@@ -446,7 +351,7 @@ fn finish(
         }
         Finish::Job => finish_job(&mut out),
     }
-    Some(out)
+    out
 }
 
 fn finish_condition(out: &mut Map<String, Value>, span: Range<usize>, sink: &mut Sink<'_>) {

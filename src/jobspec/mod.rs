@@ -9,6 +9,7 @@
 //! It never reads files, never talks to a server, and never panics on input: whatever comes in, the answer is a job or messages
 //! that say what to change. Nothing a user wrote is dropped in silence: what is not built yet is refused by its name.
 
+mod coerce;
 mod convert;
 mod diagnostic;
 mod duration;

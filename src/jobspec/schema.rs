@@ -17,6 +17,7 @@ pub(super) enum Kind {
 }
 
 /// One attribute of a block.
+#[derive(Clone, Copy)]
 pub(super) struct Attribute {
     pub(super) name: &'static str,
     /// Name in the API; one that starts with `~` is for `Finish` to turn into something else.

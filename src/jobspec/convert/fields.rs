@@ -44,13 +44,11 @@ pub(super) struct Fields<'v> {
 impl<'v> Fields<'v> {
     /// The object at `path`, or `None` after an error.
     pub(super) fn new(value: &'v Value, path: String, report: &mut Report) -> Option<Self> {
-        match value {
-            Value::Object(map) => Some(Self { path, map, known: Vec::new() }),
-            other => {
-                report.error(path, format!("expected an object, found {}", show(other)));
-                None
-            }
-        }
+        let Value::Object(map) = value else {
+            report.error(path, format!("expected an object, found {}", show(value)));
+            return None;
+        };
+        Some(Self { path, map, known: Vec::new() })
     }
 
     /// Path of a field of this object.
@@ -136,18 +134,17 @@ impl<'v> Fields<'v> {
     /// A duration (integer nanoseconds, or text such as `30s`) in ms, rounded up.
     pub(super) fn duration_ms(&mut self, name: &'static str, report: &mut Report) -> Option<u64> {
         let value = self.value(name)?;
-        let nanoseconds = match value {
-            Value::String(text) => match duration::parse(text) {
+        let nanoseconds = if let Value::String(text) = value {
+            match duration::parse(text) {
                 Ok(nanoseconds) => nanoseconds,
                 Err(message) => {
                     report.error(self.at(name), message);
                     return None;
                 }
-            },
-            other => {
-                let wanted = "a duration (nanoseconds, or a text such as \"30s\")";
-                self.typed(name, integer(other), other, wanted, report)?
             }
+        } else {
+            let wanted = "a duration (nanoseconds, or a text such as \"30s\")";
+            self.typed(name, integer(value), value, wanted, report)?
         };
         let Ok(nanoseconds) = u64::try_from(nanoseconds) else {
             report.error(self.at(name), "must not be negative");
@@ -200,23 +197,17 @@ impl<'v> Fields<'v> {
         let mut out = BTreeMap::new();
         for (key, item) in map {
             let path = || format!("{}[{}]", self.at(name), quoted(key));
-            match item {
-                Value::String(text) if key.is_empty() || key.contains('\0') => {
-                    report.error(
-                        path(),
-                        format!("the key of {} is empty or has a NUL", quoted(text)),
-                    );
-                }
-                Value::String(text) if text.contains('\0') => {
-                    report.error(path(), "the value has a NUL character: remove it");
-                }
-                Value::String(text) => {
-                    out.insert(Text::from(key.as_str()), Text::from(text.as_str()));
-                }
-                other => report.error(
-                    path(),
-                    format!("expected a text, found {}: put it in quotes", show(other)),
-                ),
+            let Value::String(text) = item else {
+                let message = format!("expected a text, found {}: put it in quotes", show(item));
+                report.error(path(), message);
+                continue;
+            };
+            if key.is_empty() || key.contains('\0') {
+                report.error(path(), "the key is empty or has a NUL character: rename it");
+            } else if text.contains('\0') {
+                report.error(path(), "the value has a NUL character: remove it");
+            } else {
+                out.insert(Text::from(key.as_str()), Text::from(text.as_str()));
             }
         }
         out

@@ -205,16 +205,25 @@ fn check_name(name: &str, path: String, report: &mut Report) {
     } else if name.len() > NAME_BYTES_MAX {
         let message = format!("is {} bytes long, at most {NAME_BYTES_MAX} are allowed", name.len());
         report.error(path, message);
-    } else if let Some(bad) = name.chars().find(|c| c.is_whitespace() || c.is_control()) {
+    } else if let Some(bad) = name.chars().find(|c| !is_printable(*c)) {
         let bad = bad.escape_debug();
         report.error(
             path,
             format!(
-                "{} contains the character '{bad}': names have no blanks or control characters",
+                "{} contains the character '{bad}': names have no blanks and no invisible characters",
                 quoted(name)
             ),
         );
     }
+}
+
+/// Whether a character shows and is not blank.
+fn is_printable(c: char) -> bool {
+    let invisible = matches!(
+        c,
+        '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+    );
+    !(invisible || c.is_whitespace() || c.is_control())
 }
 
 fn datacenters(fields: &mut Fields<'_>, report: &mut Report) -> Vec<Text> {

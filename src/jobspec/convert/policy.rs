@@ -201,17 +201,19 @@ fn check_reschedule(block: &Fields<'_>, policy: ReschedulePolicy, report: &mut R
     }
 }
 
-/// The update strategy of a job or group over what it inherits. A job's zeros are absent: that is how servers print what groups hold.
+/// The update strategy of a job or group over what it inherits.
 pub(super) fn update(
     fields: &mut Fields<'_>,
     inherited: &Inherited,
     of_job: bool,
     report: &mut Report,
 ) -> Option<UpdateStrategy> {
-    let value = fields
-        .value("Update")
-        .filter(|value| !(is_empty(value) && (of_job || inherited.update.is_none())));
-    let Some(value) = value else { return inherited.update };
+    let Some(value) = fields.value("Update") else { return inherited.update };
+    // Servers print a job's own strategy as zeros when the groups hold theirs in full.
+    let printed = value.get("Stagger").is_some() && of_job;
+    if is_empty(value) && (printed || inherited.update.is_none()) {
+        return inherited.update;
+    }
     let mut block = Fields::new(value, fields.at("Update"), report)?;
     let Some(base) = inherited.update else {
         let kind = inherited.kind.name();
@@ -219,7 +221,7 @@ pub(super) fn update(
         report.error(block.path, message);
         return None;
     };
-    let keep = |ms: Option<u64>, base: u64| ms.filter(|ms| !of_job || *ms > 0).unwrap_or(base);
+    let keep = |ms: Option<u64>, base: u64| ms.filter(|ms| !printed || *ms > 0).unwrap_or(base);
     let strategy = UpdateStrategy {
         stagger_ms: keep(block.duration_ms("Stagger", report), base.stagger_ms),
         max_parallel: block.count("MaxParallel", 0, report).unwrap_or(base.max_parallel),
@@ -298,12 +300,15 @@ pub(super) fn migrate(
     report: &mut Report,
 ) -> MigrateStrategy {
     let base = inherited.migrate;
-    let Some(value) = fields.value("Migrate").filter(|value| !is_empty(value)) else { return base };
+    let Some(value) = fields.value("Migrate") else { return base };
     let Some(mut block) = Fields::new(value, fields.at("Migrate"), report) else { return base };
     if inherited.kind != JobKind::Service {
-        let kind = inherited.kind.name();
-        let message = format!("only service jobs migrate, this one is {kind}: remove the block");
-        report.error(block.path, message);
+        if !is_empty(value) {
+            let kind = inherited.kind.name();
+            let message =
+                format!("only service jobs migrate, this one is {kind}: remove the block");
+            report.error(block.path, message);
+        }
         return base;
     }
     let strategy = MigrateStrategy {

@@ -155,15 +155,9 @@ impl<'g> Services<'g> {
 }
 
 fn without_nulls(value: &Value) -> Value {
-    match value {
-        Value::Object(map) => Value::Object(
-            map.iter()
-                .filter(|(_, value)| !value.is_null())
-                .map(|(key, value)| (key.clone(), without_nulls(value)))
-                .collect(),
-        ),
-        other => other.clone(),
-    }
+    let Value::Object(map) = value else { return value.clone() };
+    let kept = map.iter().filter(|(_, value)| !value.is_null());
+    Value::Object(kept.map(|(key, value)| (key.clone(), without_nulls(value))).collect())
 }
 
 /// The same value with keys in order, whatever order the JSON library keeps.
@@ -177,6 +171,6 @@ pub(super) fn canonical(value: &Value) -> Value {
             Value::Object(sorted)
         }
         Value::Array(items) => Value::Array(items.iter().map(canonical).collect()),
-        other => other.clone(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.clone(),
     }
 }
