@@ -18,11 +18,20 @@ use super::{
     suggest::did_you_mean,
 };
 
+/// `=` and `:` signs of a file. The parser compares each key of a map with all before it, which this keeps below a second.
+const ASSIGNMENTS_MAX: usize = 20_000;
 /// What Nomad allows at the top of a file and this program does not read yet.
 const TOP_LEVEL_UNSUPPORTED: [&str; 3] = ["variable", "variables", "locals"];
 
 /// The job in a file, or `None` after messages.
 pub(super) fn parse(source: &str, sink: &mut Sink<'_>) -> Option<Value> {
+    if source.bytes().filter(|byte| matches!(byte, b'=' | b':')).count() > ASSIGNMENTS_MAX {
+        let message = format!(
+            "the file has more than {ASSIGNMENTS_MAX} `=` and `:` signs: split the job or move large texts out of it"
+        );
+        sink.error(0..0, message);
+        return None;
+    }
     let body = match hcl::edit::parser::parse_body(source) {
         Ok(body) => body,
         Err(error) => {

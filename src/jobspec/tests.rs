@@ -510,4 +510,7 @@ fn a_large_file_is_read() {
         let spec = to_spec(&parse("a.hcl", &source).unwrap()).unwrap().spec;
         assert_eq!(spec.groups[0].tasks[0].env.len(), 5_000);
     }
+    let many = format!("job \"a\" {{\n meta = {{ {} }}\n}}\n", "a=1,".repeat(50_000));
+    let diagnostics = parse("a.hcl", &many).expect_err("more than is read");
+    assert!(diagnostics.to_string().contains("20000"), "{diagnostics}");
 }
