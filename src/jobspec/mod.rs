@@ -1,42 +1,111 @@
-//! Job files → the job as Nomad's API JSON.
+//! Job files and the JSON form of jobs. This module owns three translations and the messages for what does not translate:
 //!
-//! Reads JSON files: the job itself or `{"Job": {…}}`. Must never guess: a file in a format that it does not read is an error.
+//! ```text
+//!  job file (HCL or JSON) ── parse ──► API JSON ── to_spec ──► fsm::JobSpec (validated, defaults filled in)
+//!                                         ▲                        │
+//!                                         └───────── job_json ─────┘
+//! ```
+//!
+//! It never reads files, never talks to a server, and never panics on input: whatever comes in, the answer is a job or messages
+//! that say what to change. Nothing a user wrote is dropped in silence: what is not built yet is refused by its name.
 
-use std::fmt;
+mod coerce;
+mod convert;
+mod diagnostic;
+mod duration;
+mod expression;
+mod hcl;
+mod schema;
+mod suggest;
+mod view;
+
+#[cfg(test)]
+mod tests;
 
 use serde_json::Value;
 
-/// Why a job file is refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Diagnostics {
-    message: String,
-}
+pub use convert::{Conversion, FieldError, to_spec};
+pub use diagnostic::{Diagnostic, Diagnostics, Severity};
+pub use view::{JobFields, job_json};
 
-impl fmt::Display for Diagnostics {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.message)
-    }
-}
+use diagnostic::Sink;
 
-impl std::error::Error for Diagnostics {}
+/// Longest job file that is read, bytes (Nomad's `job_max_source_size`).
+pub const SOURCE_BYTES_MAX: usize = 1 << 20;
+/// Messages that are kept for one file or job; the rest are counted.
+pub const MESSAGES_MAX: usize = 100;
 
-/// Parses the text of a job file; `path` chooses the format by its ending and is named in messages.
+/// Translates a job file into the API's JSON of the job (`{"ID": …, "TaskGroups": […]}`), checking names and types against the
+/// language but not yet whether the job makes sense: [`to_spec`] does that.
+///
+/// A file is JSON when `path` ends in `.json` or its first character is `{`, HCL otherwise. `path` is only shown in messages.
 pub fn parse(path: &str, source: &str) -> Result<Value, Diagnostics> {
-    let fail = |message: String| Diagnostics { message: format!("{path}: {message}") };
-    let has_json_ending = std::path::Path::new(path)
-        .extension()
-        .is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
-    if !has_json_ending {
-        return Err(fail("this binary reads job files in JSON only (ending .json)".to_owned()));
-    }
-    let mut value: Value =
-        serde_json::from_str(source).map_err(|error| fail(format!("not valid JSON: {error}")))?;
-    let job = match value.get_mut("Job") {
-        Some(job) => job.take(),
-        None => value,
+    parse_with_warnings(path, source).map(|(job, _)| job)
+}
+
+/// As [`parse`], and with what is worth telling about a file that does parse.
+pub fn parse_with_warnings(path: &str, source: &str) -> Result<(Value, Diagnostics), Diagnostics> {
+    let mut sink = Sink::new(path, source);
+    let job = if source.len() > SOURCE_BYTES_MAX {
+        sink.error(
+            0..0,
+            format!(
+                "the file is {} bytes long, at most {SOURCE_BYTES_MAX} are read: split the job or move large texts out of it",
+                source.len()
+            ),
+        );
+        None
+    } else if is_json(path, source) {
+        parse_json(source, &mut sink)
+    } else {
+        hcl::parse(source, &mut sink)
     };
-    if job.get("ID").and_then(Value::as_str).is_none_or(str::is_empty) {
-        return Err(fail("the job has no \"ID\"".to_owned()));
+    let diagnostics = sink.finish();
+    match job {
+        Some(job) if !diagnostics.has_errors() => Ok((job, diagnostics)),
+        _ => Err(diagnostics),
     }
-    Ok(job)
+}
+
+fn is_json(path: &str, source: &str) -> bool {
+    let extension = path.rsplit_once('.').map_or("", |(_, extension)| extension);
+    extension.eq_ignore_ascii_case("json") || source.trim_start().starts_with('{')
+}
+
+fn parse_json(source: &str, sink: &mut Sink<'_>) -> Option<Value> {
+    let value: Value = match serde_json::from_str(source) {
+        Ok(value) => value,
+        Err(error) => {
+            let at = sink.offset(error.line(), error.column());
+            let text = error.to_string();
+            let cause = text.split(" at line ").next().unwrap_or(&text);
+            let message = if cause.contains("recursion limit") {
+                "values are nested more than 127 deep: a job needs far less".to_owned()
+            } else {
+                format!("not valid JSON: {cause}")
+            };
+            sink.error(at..at + 1, message);
+            return None;
+        }
+    };
+    let Value::Object(mut fields) = value else {
+        sink.error(0..1, "expected a JSON object: `{\"Job\": {…}}` or the job itself");
+        return None;
+    };
+    if fields.contains_key("Job") {
+        let job = fields.remove("Job");
+        if let Some(job @ Value::Object(_)) = job {
+            return Some(job);
+        }
+        sink.error(0..1, "`Job` must be an object: `{\"Job\": {\"ID\": …}}`");
+        return None;
+    }
+    if fields.contains_key("job") {
+        sink.error(
+            0..1,
+            "this is HCL in JSON syntax, which is not supported: write HCL, or the API's JSON with a `Job` object",
+        );
+        return None;
+    }
+    Some(Value::Object(fields))
 }

@@ -1,0 +1,332 @@
+//! Policies (restart, reschedule, update, migrate): defaults by job type, what groups inherit from the job and tasks from the group.
+//! Owns the checks that keep a policy from contradicting itself; never schedules.
+
+use fsm::{
+    JobKind,
+    job::{DelayFunction, MigrateStrategy, ReschedulePolicy, RestartPolicy, UpdateStrategy},
+};
+
+use super::{
+    condition::refuse_block_per_node,
+    fields::{Fields, Report, is_empty, quoted},
+};
+use crate::jobspec::duration::show_ms;
+
+const SECOND_MS: u64 = 1_000;
+const MINUTE_MS: u64 = 60 * SECOND_MS;
+const HOUR_MS: u64 = 60 * MINUTE_MS;
+/// Shortest interval and delay of restart and reschedule policies (Nomad's `RestartPolicyMinInterval`, `ReschedulePolicyMinDelay`).
+const INTERVAL_MS_MIN: u64 = 5 * SECOND_MS;
+
+/// What groups get unless they say otherwise.
+pub(super) struct Inherited {
+    pub(super) kind: JobKind,
+    pub(super) reschedule: Option<ReschedulePolicy>,
+    pub(super) update: Option<UpdateStrategy>,
+    pub(super) migrate: MigrateStrategy,
+}
+
+/// Nomad's restart policy for a job type.
+pub(super) const fn restart_default(kind: JobKind) -> RestartPolicy {
+    let (attempts, interval_ms) = match kind {
+        JobKind::Service | JobKind::System => (2, 30 * MINUTE_MS),
+        JobKind::Batch | JobKind::Sysbatch => (3, 24 * HOUR_MS),
+    };
+    RestartPolicy { attempts, interval_ms, delay_ms: 15 * SECOND_MS, fail: true }
+}
+
+/// Nomad's reschedule policy for a job type.
+pub(super) const fn reschedule_default(kind: JobKind) -> Option<ReschedulePolicy> {
+    match kind {
+        JobKind::Service => Some(ReschedulePolicy {
+            attempts: 0,
+            interval_ms: 0,
+            delay_ms: 30 * SECOND_MS,
+            delay_function: DelayFunction::Exponential,
+            delay_ms_max: HOUR_MS,
+            unlimited: true,
+        }),
+        JobKind::Batch => Some(ReschedulePolicy {
+            attempts: 1,
+            interval_ms: 24 * HOUR_MS,
+            delay_ms: 5 * SECOND_MS,
+            delay_function: DelayFunction::Constant,
+            delay_ms_max: 0,
+            unlimited: false,
+        }),
+        JobKind::System | JobKind::Sysbatch => None,
+    }
+}
+
+/// Nomad's update strategy for a job type.
+pub(super) const fn update_default(kind: JobKind) -> Option<UpdateStrategy> {
+    match kind {
+        JobKind::Service | JobKind::System => Some(UpdateStrategy {
+            stagger_ms: 30 * SECOND_MS,
+            max_parallel: 1,
+            healthy_ms_min: 10 * SECOND_MS,
+            healthy_deadline_ms: 5 * MINUTE_MS,
+            progress_deadline_ms: 10 * MINUTE_MS,
+        }),
+        JobKind::Batch | JobKind::Sysbatch => None,
+    }
+}
+
+/// Nomad's migrate strategy.
+pub(super) const MIGRATE_DEFAULT: MigrateStrategy = MigrateStrategy {
+    max_parallel: 1,
+    healthy_ms_min: 10 * SECOND_MS,
+    healthy_deadline_ms: 5 * MINUTE_MS,
+};
+
+impl Inherited {
+    /// The policies of the job itself over the defaults.
+    pub(super) fn read(fields: &mut Fields<'_>, kind: JobKind, report: &mut Report) -> Self {
+        let defaults = Self {
+            kind,
+            reschedule: reschedule_default(kind),
+            update: update_default(kind),
+            migrate: MIGRATE_DEFAULT,
+        };
+        Self {
+            reschedule: reschedule(fields, "Reschedule", &defaults, report),
+            update: update(fields, &defaults, true, report),
+            migrate: migrate(fields, &defaults, report),
+            ..defaults
+        }
+    }
+}
+
+/// The restart policy of a group or task over what it inherits.
+pub(super) fn restart(
+    fields: &mut Fields<'_>,
+    base: RestartPolicy,
+    report: &mut Report,
+) -> RestartPolicy {
+    let Some(mut block) = fields.object("RestartPolicy", report) else { return base };
+    let attempts = block.count("Attempts", 0, report).unwrap_or(base.attempts);
+    let interval_ms = block.duration_ms("Interval", report).unwrap_or(base.interval_ms);
+    let delay_ms = block.duration_ms("Delay", report).unwrap_or(base.delay_ms);
+    let fail = match block.text_filled("Mode", report) {
+        Some("fail") => true,
+        Some("delay") => false,
+        Some(other) => {
+            report.error(block.at("Mode"), format!("{} is neither fail nor delay", quoted(other)));
+            base.fail
+        }
+        None => base.fail,
+    };
+    block.boolean("RenderTemplates", report);
+    if interval_ms < INTERVAL_MS_MIN {
+        let message = format!("must be at least 5s, is {}", show_ms(interval_ms));
+        report.error(block.at("Interval"), message);
+    }
+    if attempts == 0 && !fail {
+        report
+            .error(block.at("Attempts"), "0 attempts with mode delay is ambiguous: use mode fail");
+    }
+    if delay_ms.saturating_mul(u64::from(attempts)) > interval_ms {
+        let message = format!(
+            "{attempts} restarts with a delay of {} do not fit an interval of {}: shorten the delay or lengthen the interval",
+            show_ms(delay_ms),
+            show_ms(interval_ms)
+        );
+        report.error(block.at("Attempts"), message);
+    }
+    block.finish(report);
+    RestartPolicy { attempts, interval_ms, delay_ms, fail }
+}
+
+/// The reschedule policy in field `name` over what it inherits.
+pub(super) fn reschedule(
+    fields: &mut Fields<'_>,
+    name: &'static str,
+    inherited: &Inherited,
+    report: &mut Report,
+) -> Option<ReschedulePolicy> {
+    refuse_block_per_node(fields, name, "a reschedule policy", inherited.kind, report);
+    let base = inherited.reschedule?;
+    let Some(mut block) = fields.object(name, report) else { return Some(base) };
+    let asked = block.count::<u32>("Attempts", 0, report);
+    let attempts = asked.unwrap_or(base.attempts);
+    let policy = ReschedulePolicy {
+        attempts,
+        interval_ms: block.duration_ms("Interval", report).unwrap_or(base.interval_ms),
+        delay_ms: block.duration_ms("Delay", report).unwrap_or(base.delay_ms),
+        delay_function: delay_function(&mut block, report).unwrap_or(base.delay_function),
+        delay_ms_max: block.duration_ms("MaxDelay", report).unwrap_or(base.delay_ms_max),
+        unlimited: block
+            .boolean("Unlimited", report)
+            .unwrap_or(base.unlimited && asked.is_none_or(|attempts| attempts == 0)),
+    };
+    check_reschedule(&block, policy, report);
+    block.finish(report);
+    Some(policy)
+}
+
+fn delay_function(block: &mut Fields<'_>, report: &mut Report) -> Option<DelayFunction> {
+    let path = block.at("DelayFunction");
+    match block.text_filled("DelayFunction", report)? {
+        "constant" => Some(DelayFunction::Constant),
+        "exponential" => Some(DelayFunction::Exponential),
+        "fibonacci" => Some(DelayFunction::Fibonacci),
+        other => {
+            let message = format!("{} is none of constant, exponential, fibonacci", quoted(other));
+            report.error(path, message);
+            None
+        }
+    }
+}
+
+fn check_reschedule(block: &Fields<'_>, policy: ReschedulePolicy, report: &mut Report) {
+    if policy.attempts == 0 && !policy.unlimited {
+        return; // rescheduling is off
+    }
+    let mut check_min = |name: &str, ms: u64| {
+        if ms < INTERVAL_MS_MIN {
+            report.error(block.at(name), format!("must be at least 5s, is {}", show_ms(ms)));
+        }
+    };
+    check_min("Delay", policy.delay_ms);
+    if !policy.unlimited {
+        check_min("Interval", policy.interval_ms);
+    }
+    if policy.delay_function != DelayFunction::Constant && policy.delay_ms_max < policy.delay_ms {
+        let message = format!(
+            "must be at least Delay ({}), is {}",
+            show_ms(policy.delay_ms),
+            show_ms(policy.delay_ms_max)
+        );
+        report.error(block.at("MaxDelay"), message);
+    }
+}
+
+/// The update strategy of a job or group over what it inherits.
+pub(super) fn update(
+    fields: &mut Fields<'_>,
+    inherited: &Inherited,
+    of_job: bool,
+    report: &mut Report,
+) -> Option<UpdateStrategy> {
+    let Some(value) = fields.value("Update") else { return inherited.update };
+    // Servers print a job's own strategy as zeros when the groups hold theirs in full.
+    let printed = value.get("Stagger").is_some() && of_job;
+    if is_empty(value) && (printed || inherited.update.is_none()) {
+        return inherited.update;
+    }
+    let mut block = Fields::new(value, fields.at("Update"), report)?;
+    let Some(base) = inherited.update else {
+        let kind = inherited.kind.name();
+        let message = format!("{kind} jobs have no update strategy: remove the block");
+        report.error(block.path, message);
+        return None;
+    };
+    let keep = |ms: Option<u64>, base: u64| ms.filter(|ms| !printed || *ms > 0).unwrap_or(base);
+    let strategy = UpdateStrategy {
+        stagger_ms: keep(block.duration_ms("Stagger", report), base.stagger_ms),
+        max_parallel: block.count("MaxParallel", 0, report).unwrap_or(base.max_parallel),
+        healthy_ms_min: keep(block.duration_ms("MinHealthyTime", report), base.healthy_ms_min),
+        healthy_deadline_ms: keep(
+            block.duration_ms("HealthyDeadline", report),
+            base.healthy_deadline_ms,
+        ),
+        progress_deadline_ms: keep(
+            block.duration_ms("ProgressDeadline", report),
+            base.progress_deadline_ms,
+        ),
+    };
+    health_check(&mut block, report);
+    if block.boolean("AutoRevert", report) == Some(true) {
+        let message = format!(
+            "{}: automatic reverts are not supported yet, AutoRevert is ignored",
+            block.path
+        );
+        report.warning(message);
+    }
+    if block.count::<u32>("Canary", 0, report).is_some_and(|canaries| canaries > 0) {
+        let message = "canaries are not supported yet: set Canary to 0 or run this job elsewhere";
+        report.error(block.at("Canary"), message);
+    }
+    block.boolean("AutoPromote", report);
+    check_update(&block, strategy, report);
+    block.finish(report);
+    Some(strategy)
+}
+
+fn check_update(block: &Fields<'_>, strategy: UpdateStrategy, report: &mut Report) {
+    if strategy.max_parallel == 0 {
+        return; // all at once
+    }
+    if strategy.healthy_ms_min >= strategy.healthy_deadline_ms {
+        let message = format!(
+            "must be shorter than HealthyDeadline ({}), is {}",
+            show_ms(strategy.healthy_deadline_ms),
+            show_ms(strategy.healthy_ms_min)
+        );
+        report.error(block.at("MinHealthyTime"), message);
+    }
+    let progress_ms = strategy.progress_deadline_ms;
+    if progress_ms > 0 && strategy.healthy_deadline_ms >= progress_ms {
+        let message = format!(
+            "must be shorter than ProgressDeadline ({}), is {}",
+            show_ms(progress_ms),
+            show_ms(strategy.healthy_deadline_ms)
+        );
+        report.error(block.at("HealthyDeadline"), message);
+    }
+    if strategy.stagger_ms == 0 {
+        report.error(block.at("Stagger"), "must be longer than 0s");
+    }
+}
+
+fn health_check(block: &mut Fields<'_>, report: &mut Report) {
+    let path = block.at("HealthCheck");
+    match block.text_filled("HealthCheck", report) {
+        None | Some("checks" | "task_states") => {}
+        Some("manual") => {
+            let message = "manual health checks are not supported yet: use \"task_states\" or run this job elsewhere";
+            report.error(path, message);
+        }
+        Some(other) => {
+            report.error(path, format!("{} is neither checks nor task_states", quoted(other)));
+        }
+    }
+}
+
+/// The migrate strategy of a job or group over what it inherits.
+pub(super) fn migrate(
+    fields: &mut Fields<'_>,
+    inherited: &Inherited,
+    report: &mut Report,
+) -> MigrateStrategy {
+    let base = inherited.migrate;
+    let Some(value) = fields.value("Migrate") else { return base };
+    let Some(mut block) = Fields::new(value, fields.at("Migrate"), report) else { return base };
+    if inherited.kind != JobKind::Service {
+        if !is_empty(value) {
+            let kind = inherited.kind.name();
+            let message =
+                format!("only service jobs migrate, this one is {kind}: remove the block");
+            report.error(block.path, message);
+        }
+        return base;
+    }
+    let strategy = MigrateStrategy {
+        max_parallel: block.count("MaxParallel", 0, report).unwrap_or(base.max_parallel),
+        healthy_ms_min: block.duration_ms("MinHealthyTime", report).unwrap_or(base.healthy_ms_min),
+        healthy_deadline_ms: block
+            .duration_ms("HealthyDeadline", report)
+            .unwrap_or(base.healthy_deadline_ms),
+    };
+    health_check(&mut block, report);
+    if strategy.healthy_ms_min >= strategy.healthy_deadline_ms {
+        let message = format!(
+            "must be shorter than HealthyDeadline ({}), is {}",
+            show_ms(strategy.healthy_deadline_ms),
+            show_ms(strategy.healthy_ms_min)
+        );
+        report.error(block.at("MinHealthyTime"), message);
+    }
+    block.finish(report);
+    strategy
+}

@@ -1,0 +1,261 @@
+//! Tasks. Owns what a task needs (name, driver, resources within reason, a signal that exists) and what of it is not built yet.
+
+use fsm::{
+    Text,
+    job::{LogConfig, RestartPolicy, Task, TaskResources},
+};
+use serde_json::Value;
+
+use super::{
+    condition,
+    fields::{Fields, Report, is_empty, quoted},
+    group::check_directory_name,
+    policy,
+    policy::Inherited,
+    service::{Services, canonical},
+};
+use crate::jobspec::suggest::did_you_mean;
+
+/// MHz of a task that asks for none.
+const CPU_MHZ_DEFAULT: u64 = 100;
+/// MiB of a task that asks for none.
+const MEMORY_MB_DEFAULT: u64 = 300;
+/// Least memory of a task, MiB (Nomad's minimum).
+const MEMORY_MB_MIN: i64 = 10;
+/// Pause between the kill signal and SIGKILL, ms (Nomad's `DefaultKillTimeout`).
+const KILL_TIMEOUT_MS_DEFAULT: u64 = 5_000;
+/// Signal that asks a task to stop.
+const KILL_SIGNAL_DEFAULT: &str = "SIGINT";
+/// Log files kept, and MiB of each.
+const LOGS_DEFAULT: (u32, u32) = (10, 10);
+/// Levels of nesting in a driver's configuration.
+const CONFIG_DEPTH_MAX: usize = 64;
+
+/// Signals that a task can ask for.
+const SIGNALS: [&str; 30] = [
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGHUP",
+    "SIGILL",
+    "SIGINT",
+    "SIGIO",
+    "SIGIOT",
+    "SIGKILL",
+    "SIGPIPE",
+    "SIGPROF",
+    "SIGQUIT",
+    "SIGSEGV",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTERM",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+];
+
+/// Reads one task.
+pub(super) fn read(
+    value: &Value,
+    path: String,
+    inherited: &Inherited,
+    restart: RestartPolicy,
+    services: &mut Services<'_>,
+    report: &mut Report,
+) -> Option<Task> {
+    let mut fields = Fields::new(value, path, report)?;
+    let path = fields.at("Name");
+    let name = fields.text("Name", report).unwrap_or_default();
+    check_directory_name(name, path, report);
+    refuse_unsupported(&mut fields, name, report);
+    let path = fields.at("Driver");
+    let driver = fields.text_filled("Driver", report).unwrap_or_default();
+    if driver.is_empty() {
+        report.error(path, "a task needs a driver: add it, for example \"raw_exec\"");
+    }
+    services.read(&mut fields, Some(name), report);
+    let conditions = condition::read(&mut fields, inherited.kind, report);
+    let task = Task {
+        name: Text::from(name),
+        driver: Text::from(driver),
+        user: Text::from(fields.text("User", report).unwrap_or_default()),
+        config_json: config(&mut fields, report),
+        env: environment(&mut fields, report),
+        meta: fields.text_map("Meta", report),
+        constraints: conditions.constraints,
+        affinities: conditions.affinities,
+        resources: resources(&mut fields, name, report),
+        kill_timeout_ms: fields
+            .duration_ms("KillTimeout", report)
+            .unwrap_or(KILL_TIMEOUT_MS_DEFAULT),
+        kill_signal: kill_signal(&mut fields, report),
+        leader: fields.boolean("Leader", report).unwrap_or(false),
+        shutdown_delay_ms: fields.duration_ms("ShutdownDelay", report).unwrap_or(0),
+        restart: policy::restart(&mut fields, restart, report),
+        logs: logs(&mut fields, report),
+    };
+    fields.finish(report);
+    Some(task)
+}
+
+fn refuse_unsupported(fields: &mut Fields<'_>, name: &str, report: &mut Report) {
+    let owner = format!("task {}", quoted(name));
+    for (field, what) in [
+        ("Templates", "template blocks are"),
+        ("Artifacts", "artifact blocks are"),
+        ("Vault", "vault blocks are"),
+        ("VolumeMounts", "volume_mount blocks are"),
+        ("CSIPluginConfig", "csi_plugin blocks are"),
+        ("DispatchPayload", "dispatch_payload blocks are"),
+        ("Lifecycle", "lifecycle blocks are"),
+        ("Identities", "identity blocks are"),
+        ("ScalingPolicies", "scaling blocks are"),
+        ("Secrets", "secret blocks are"),
+        ("Actions", "action blocks are"),
+        ("Schedule", "schedule blocks are"),
+        ("Kind", "task kinds (Connect sidecars and gateways) are"),
+    ] {
+        fields.refuse(field, &owner, what, report);
+    }
+    refuse_consul(fields, &owner, report);
+    let set = fields.value("Identity").is_some_and(|identity| !is_default_identity(identity));
+    if set {
+        let message = format!(
+            "{owner}: identity blocks are not supported yet: remove it or run this job elsewhere"
+        );
+        report.error(fields.at("Identity"), message);
+    }
+}
+
+/// Refuses a Consul block that is not the one servers fill in.
+pub(super) fn refuse_consul(fields: &mut Fields<'_>, owner: &str, report: &mut Report) {
+    let set = fields.value("Consul").is_some_and(|consul| {
+        let filled_in = consul
+            .as_object()
+            .is_some_and(|map| map.values().all(|value| is_empty(value) || value == "default"));
+        !filled_in
+    });
+    if set {
+        let message = format!(
+            "{owner}: consul blocks are not supported yet: remove it or run this job elsewhere"
+        );
+        report.error(fields.at("Consul"), message);
+    }
+}
+
+/// Servers fill in an identity named `default` that reaches neither the environment nor a file.
+fn is_default_identity(identity: &Value) -> bool {
+    let Value::Object(map) = identity else { return false };
+    map.iter().all(|(key, value)| {
+        is_empty(value)
+            || match key.as_str() {
+                "Name" => value == "default",
+                "Aud" => value
+                    .as_array()
+                    .is_some_and(|list| list.iter().all(|aud| aud == "nomadproject.io")),
+                _ => false,
+            }
+    })
+}
+
+fn config(fields: &mut Fields<'_>, report: &mut Report) -> Text {
+    let path = fields.at("Config");
+    let Some(config) = fields.value("Config") else { return Text::from("{}") };
+    if !config.is_object() {
+        report.error(path, "expected an object with the driver's settings");
+        return Text::from("{}");
+    }
+    if is_deeper(config, CONFIG_DEPTH_MAX) {
+        report.error(path, format!("is nested more than {CONFIG_DEPTH_MAX} deep"));
+        return Text::from("{}");
+    }
+    Text::from(canonical(config).to_string())
+}
+
+fn is_deeper(value: &Value, levels: usize) -> bool {
+    let Some(below) = levels.checked_sub(1) else {
+        return matches!(value, Value::Array(_) | Value::Object(_));
+    };
+    match value {
+        Value::Array(items) => items.iter().any(|item| is_deeper(item, below)),
+        Value::Object(map) => map.values().any(|item| is_deeper(item, below)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
+}
+
+fn environment(
+    fields: &mut Fields<'_>,
+    report: &mut Report,
+) -> std::collections::BTreeMap<Text, Text> {
+    let env = fields.text_map("Env", report);
+    for key in env.keys().filter(|key| key.contains('=')) {
+        let path = format!("{}[{}]", fields.at("Env"), quoted(key));
+        report.error(path, "an environment name cannot contain \"=\"");
+    }
+    env
+}
+
+fn resources(fields: &mut Fields<'_>, name: &str, report: &mut Report) -> TaskResources {
+    let default =
+        TaskResources { cpu_mhz: CPU_MHZ_DEFAULT, memory_mb: MEMORY_MB_DEFAULT, memory_mb_max: 0 };
+    let Some(mut block) = fields.object("Resources", report) else { return default };
+    let owner = format!("task {}", quoted(name));
+    for (field, what) in [
+        ("Cores", "reserved cores are"),
+        ("Devices", "device blocks are"),
+        ("NUMA", "numa blocks are"),
+        ("SecretsMB", "a secrets size is"),
+        ("Networks", "networks of a task (use the group's) are"),
+        ("DiskMB", "a disk of a task (use the group's ephemeral_disk) is"),
+    ] {
+        block.refuse(field, &owner, what, report);
+    }
+    block.ignore(&["IOPS"]);
+    let given = block.value("MemoryMB").is_some();
+    let asked = block.count("MemoryMB", MEMORY_MB_MIN, report);
+    let memory_mb = asked.unwrap_or(default.memory_mb);
+    let memory_mb_max = block.count("MemoryMaxMB", 0, report).unwrap_or(0);
+    let comparable = memory_mb_max != 0 && (asked.is_some() || !given);
+    if comparable && memory_mb_max < memory_mb {
+        let message = format!("must be at least MemoryMB ({memory_mb}), is {memory_mb_max}");
+        report.error(block.at("MemoryMaxMB"), message);
+    }
+    let cpu_mhz = block.count("CPU", 1, report).unwrap_or(default.cpu_mhz);
+    block.finish(report);
+    TaskResources { cpu_mhz, memory_mb, memory_mb_max }
+}
+
+fn kill_signal(fields: &mut Fields<'_>, report: &mut Report) -> Text {
+    let path = fields.at("KillSignal");
+    let signal = fields.text_filled("KillSignal", report).unwrap_or(KILL_SIGNAL_DEFAULT);
+    if !SIGNALS.contains(&signal) {
+        let hint =
+            did_you_mean(signal, SIGNALS).unwrap_or_else(|| "use for example SIGTERM".to_owned());
+        report.error(path, format!("{} is not a signal: {hint}", quoted(signal)));
+    }
+    Text::from(signal)
+}
+
+fn logs(fields: &mut Fields<'_>, report: &mut Report) -> LogConfig {
+    let (files_max, file_mb_max) = LOGS_DEFAULT;
+    let default = LogConfig { files_max, file_mb_max, disabled: false };
+    let Some(mut block) = fields.object("LogConfig", report) else { return default };
+    let files_max = block.count("MaxFiles", 1, report).unwrap_or(files_max);
+    let file_mb_max = block.count("MaxFileSizeMB", 1, report).unwrap_or(file_mb_max);
+    // `Enabled` is how older versions said it.
+    let enabled = block.boolean("Enabled", report);
+    let disabled = block.boolean("Disabled", report).unwrap_or(enabled == Some(false));
+    block.finish(report);
+    LogConfig { files_max, file_mb_max, disabled }
+}

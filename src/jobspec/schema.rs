@@ -1,0 +1,442 @@
+//! The language of job files as tables: which blocks and attributes may stand where, under which name the API knows them, and which
+//! ones exist in Nomad but not here yet. Owns no logic; `hcl.rs` reads the tables.
+
+/// What an attribute holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// Text; numbers and booleans are turned into text, as HCL does.
+    Text,
+    /// A whole number, also as text.
+    Integer,
+    /// `true` or `false`, also as text.
+    Boolean,
+    /// `"30s"`, or nanoseconds.
+    Duration,
+    /// A list of texts.
+    TextList,
+}
+
+/// One attribute of a block.
+#[derive(Clone, Copy)]
+pub(super) struct Attribute {
+    pub(super) name: &'static str,
+    /// Name in the API; one that starts with `~` is for `Finish` to turn into something else.
+    pub(super) field: &'static str,
+    pub(super) kind: Kind,
+    pub(super) required: bool,
+}
+
+/// What becomes of a nested block.
+pub(super) enum Shape {
+    /// At most one; an object.
+    One(&'static Block),
+    /// Any number; a list of objects.
+    Many(&'static Block),
+    /// At most one, with free names; values are text. May also be written as an attribute.
+    TextMap,
+    /// At most one, with free names, values and nested blocks. May also be written as an attribute.
+    Free,
+}
+
+/// One block that may stand in a block.
+pub(super) struct Child {
+    pub(super) name: &'static str,
+    pub(super) field: &'static str,
+    pub(super) shape: Shape,
+}
+
+/// What a block's label is.
+pub(super) enum Label {
+    /// It has none.
+    None,
+    /// It has exactly one, kept under this field.
+    Field(&'static str),
+}
+
+/// The step after a block's table was applied.
+#[derive(Clone, Copy)]
+pub(super) enum Finish {
+    /// Nothing.
+    None,
+    /// Short forms such as `regexp = "…"` become operand and target.
+    Condition,
+    /// Ports are sorted into reserved and dynamic ones.
+    Network,
+    /// Tasks outside a group get a group each, the label is the id and the default name.
+    Job,
+}
+
+/// A block.
+pub(super) struct Block {
+    pub(super) label: Label,
+    pub(super) attributes: &'static [Attribute],
+    pub(super) blocks: &'static [Child],
+    /// Names of Nomad's that are not supported here.
+    pub(super) unsupported: &'static [&'static str],
+    pub(super) finish: Finish,
+}
+
+impl Block {
+    /// All names that are allowed in this block.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        let attributes = self.attributes.iter().map(|attribute| attribute.name);
+        attributes.chain(self.blocks.iter().map(|child| child.name))
+    }
+}
+
+const fn plain(attributes: &'static [Attribute]) -> Block {
+    Block { label: Label::None, attributes, blocks: &[], unsupported: &[], finish: Finish::None }
+}
+
+const fn attribute(name: &'static str, field: &'static str, kind: Kind) -> Attribute {
+    Attribute { name, field, kind, required: false }
+}
+const fn text(name: &'static str, field: &'static str) -> Attribute {
+    attribute(name, field, Kind::Text)
+}
+const fn integer(name: &'static str, field: &'static str) -> Attribute {
+    attribute(name, field, Kind::Integer)
+}
+const fn boolean(name: &'static str, field: &'static str) -> Attribute {
+    attribute(name, field, Kind::Boolean)
+}
+const fn duration(name: &'static str, field: &'static str) -> Attribute {
+    attribute(name, field, Kind::Duration)
+}
+const fn texts(name: &'static str, field: &'static str) -> Attribute {
+    attribute(name, field, Kind::TextList)
+}
+const fn required(attribute: Attribute) -> Attribute {
+    Attribute { required: true, ..attribute }
+}
+const fn one(name: &'static str, field: &'static str, block: &'static Block) -> Child {
+    Child { name, field, shape: Shape::One(block) }
+}
+const fn many(name: &'static str, field: &'static str, block: &'static Block) -> Child {
+    Child { name, field, shape: Shape::Many(block) }
+}
+const fn text_map(name: &'static str, field: &'static str) -> Child {
+    Child { name, field, shape: Shape::TextMap }
+}
+const fn free(name: &'static str, field: &'static str) -> Child {
+    Child { name, field, shape: Shape::Free }
+}
+
+/// The job block, root of all others.
+pub(super) static JOB: Block = Block {
+    label: Label::Field("ID"),
+    attributes: &[
+        text("id", "ID"),
+        text("name", "Name"),
+        text("type", "Type"),
+        text("region", "Region"),
+        text("namespace", "Namespace"),
+        text("node_pool", "NodePool"),
+        texts("datacenters", "Datacenters"),
+        integer("priority", "Priority"),
+        boolean("all_at_once", "AllAtOnce"),
+    ],
+    blocks: &[
+        many("group", "TaskGroups", &GROUP),
+        many("task", "~Tasks", &TASK),
+        many("constraint", "Constraints", &CONSTRAINT),
+        many("affinity", "Affinities", &AFFINITY),
+        many("spread", "Spreads", &SPREAD),
+        one("update", "Update", &UPDATE),
+        one("migrate", "Migrate", &MIGRATE),
+        one("reschedule", "Reschedule", &RESCHEDULE),
+        one("parameterized", "ParameterizedJob", &PARAMETERIZED),
+        text_map("meta", "Meta"),
+    ],
+    unsupported: &[
+        "periodic",
+        "multiregion",
+        "vault",
+        "consul",
+        "ui",
+        "consul_token",
+        "vault_token",
+    ],
+    finish: Finish::Job,
+};
+
+static GROUP: Block = Block {
+    label: Label::Field("Name"),
+    attributes: &[integer("count", "Count"), duration("shutdown_delay", "ShutdownDelay")],
+    blocks: &[
+        many("task", "Tasks", &TASK),
+        many("constraint", "Constraints", &CONSTRAINT),
+        many("affinity", "Affinities", &AFFINITY),
+        many("spread", "Spreads", &SPREAD),
+        many("network", "Networks", &NETWORK),
+        many("service", "Services", &SERVICE),
+        one("restart", "RestartPolicy", &RESTART),
+        one("reschedule", "ReschedulePolicy", &RESCHEDULE),
+        one("update", "Update", &UPDATE),
+        one("migrate", "Migrate", &MIGRATE),
+        one("ephemeral_disk", "EphemeralDisk", &EPHEMERAL_DISK),
+        text_map("meta", "Meta"),
+    ],
+    unsupported: &[
+        "volume",
+        "vault",
+        "consul",
+        "scaling",
+        "disconnect",
+        "max_client_disconnect",
+        "stop_after_client_disconnect",
+        "prevent_reschedule_on_lost",
+        "max_run_duration",
+    ],
+    finish: Finish::None,
+};
+
+static TASK: Block = Block {
+    label: Label::Field("Name"),
+    attributes: &[
+        required(text("driver", "Driver")),
+        text("user", "User"),
+        text("kill_signal", "KillSignal"),
+        duration("kill_timeout", "KillTimeout"),
+        duration("shutdown_delay", "ShutdownDelay"),
+        boolean("leader", "Leader"),
+    ],
+    blocks: &[
+        free("config", "Config"),
+        text_map("env", "Env"),
+        text_map("meta", "Meta"),
+        many("constraint", "Constraints", &CONSTRAINT),
+        many("affinity", "Affinities", &AFFINITY),
+        many("service", "Services", &SERVICE),
+        one("resources", "Resources", &RESOURCES),
+        one("restart", "RestartPolicy", &RESTART),
+        one("logs", "LogConfig", &LOGS),
+    ],
+    unsupported: &[
+        "template",
+        "artifact",
+        "vault",
+        "consul",
+        "volume_mount",
+        "csi_plugin",
+        "dispatch_payload",
+        "lifecycle",
+        "identity",
+        "scaling",
+        "action",
+        "secret",
+        "schedule",
+        "kind",
+    ],
+    finish: Finish::None,
+};
+
+/// Short forms of a condition: `regexp = "…"` is `operator = "regexp"`, `value = "…"`.
+pub(super) const CONDITION_SHORT_FORMS: [&str; 5] =
+    ["version", "semver", "regexp", "set_contains", "set_contains_any"];
+
+static CONSTRAINT: Block = Block {
+    label: Label::None,
+    attributes: &[
+        text("attribute", "LTarget"),
+        text("operator", "Operand"),
+        text("value", "RTarget"),
+        text("version", "~version"),
+        text("semver", "~semver"),
+        text("regexp", "~regexp"),
+        text("set_contains", "~set_contains"),
+        text("set_contains_any", "~set_contains_any"),
+        boolean("distinct_hosts", "~distinct_hosts"),
+        text("distinct_property", "~distinct_property"),
+    ],
+    blocks: &[],
+    unsupported: &[],
+    finish: Finish::Condition,
+};
+
+static AFFINITY: Block = Block {
+    label: Label::None,
+    attributes: &[
+        text("attribute", "LTarget"),
+        text("operator", "Operand"),
+        text("value", "RTarget"),
+        integer("weight", "Weight"),
+        text("version", "~version"),
+        text("semver", "~semver"),
+        text("regexp", "~regexp"),
+        text("set_contains", "~set_contains"),
+        text("set_contains_any", "~set_contains_any"),
+    ],
+    blocks: &[],
+    unsupported: &[],
+    finish: Finish::Condition,
+};
+
+static SPREAD: Block = Block {
+    label: Label::None,
+    attributes: &[required(text("attribute", "Attribute")), integer("weight", "Weight")],
+    blocks: &[many("target", "SpreadTarget", &SPREAD_TARGET)],
+    unsupported: &[],
+    finish: Finish::None,
+};
+
+static SPREAD_TARGET: Block = Block {
+    label: Label::Field("Value"),
+    attributes: &[required(integer("percent", "Percent"))],
+    blocks: &[],
+    unsupported: &[],
+    finish: Finish::None,
+};
+
+static UPDATE: Block = plain(&[
+    duration("stagger", "Stagger"),
+    integer("max_parallel", "MaxParallel"),
+    text("health_check", "HealthCheck"),
+    duration("min_healthy_time", "MinHealthyTime"),
+    duration("healthy_deadline", "HealthyDeadline"),
+    duration("progress_deadline", "ProgressDeadline"),
+    boolean("auto_revert", "AutoRevert"),
+    boolean("auto_promote", "AutoPromote"),
+    integer("canary", "Canary"),
+]);
+
+static MIGRATE: Block = plain(&[
+    integer("max_parallel", "MaxParallel"),
+    text("health_check", "HealthCheck"),
+    duration("min_healthy_time", "MinHealthyTime"),
+    duration("healthy_deadline", "HealthyDeadline"),
+]);
+
+static RESCHEDULE: Block = plain(&[
+    integer("attempts", "Attempts"),
+    duration("interval", "Interval"),
+    duration("delay", "Delay"),
+    text("delay_function", "DelayFunction"),
+    duration("max_delay", "MaxDelay"),
+    boolean("unlimited", "Unlimited"),
+]);
+
+static RESTART: Block = plain(&[
+    integer("attempts", "Attempts"),
+    duration("interval", "Interval"),
+    duration("delay", "Delay"),
+    text("mode", "Mode"),
+    boolean("render_templates", "RenderTemplates"),
+]);
+
+static PARAMETERIZED: Block = plain(&[
+    text("payload", "Payload"),
+    texts("meta_required", "MetaRequired"),
+    texts("meta_optional", "MetaOptional"),
+]);
+
+static EPHEMERAL_DISK: Block =
+    plain(&[integer("size", "SizeMB"), boolean("sticky", "Sticky"), boolean("migrate", "Migrate")]);
+
+static NETWORK: Block = Block {
+    label: Label::None,
+    attributes: &[text("mode", "Mode"), text("hostname", "Hostname"), integer("mbits", "MBits")],
+    blocks: &[many("port", "~Ports", &PORT)],
+    unsupported: &["dns", "cni"],
+    finish: Finish::Network,
+};
+
+static PORT: Block = Block {
+    label: Label::Field("Label"),
+    attributes: &[
+        integer("static", "Value"),
+        integer("to", "To"),
+        text("host_network", "HostNetwork"),
+        boolean("ignore_collision", "IgnoreCollision"),
+    ],
+    blocks: &[],
+    unsupported: &[],
+    finish: Finish::None,
+};
+
+static RESOURCES: Block = Block {
+    label: Label::None,
+    attributes: &[
+        integer("cpu", "CPU"),
+        integer("memory", "MemoryMB"),
+        integer("memory_max", "MemoryMaxMB"),
+    ],
+    blocks: &[],
+    unsupported: &["cores", "disk", "network", "device", "numa", "secrets"],
+    finish: Finish::None,
+};
+
+static LOGS: Block = plain(&[
+    integer("max_files", "MaxFiles"),
+    integer("max_file_size", "MaxFileSizeMB"),
+    boolean("disabled", "Disabled"),
+]);
+
+static SERVICE: Block = Block {
+    label: Label::None,
+    attributes: &[
+        text("name", "Name"),
+        text("port", "PortLabel"),
+        text("provider", "Provider"),
+        text("address", "Address"),
+        text("address_mode", "AddressMode"),
+        text("task", "TaskName"),
+        text("on_update", "OnUpdate"),
+        text("cluster", "Cluster"),
+        text("kind", "Kind"),
+        texts("tags", "Tags"),
+        texts("canary_tags", "CanaryTags"),
+        boolean("enable_tag_override", "EnableTagOverride"),
+    ],
+    blocks: &[
+        many("check", "Checks", &CHECK),
+        one("check_restart", "CheckRestart", &CHECK_RESTART),
+        one("weights", "Weights", &WEIGHTS),
+        text_map("meta", "Meta"),
+        text_map("canary_meta", "CanaryMeta"),
+        text_map("tagged_addresses", "TaggedAddresses"),
+    ],
+    unsupported: &["connect", "identity"],
+    finish: Finish::None,
+};
+
+static WEIGHTS: Block = plain(&[integer("passing", "Passing"), integer("warning", "Warning")]);
+
+static CHECK: Block = Block {
+    label: Label::None,
+    attributes: &[
+        text("name", "Name"),
+        required(text("type", "Type")),
+        text("command", "Command"),
+        texts("args", "Args"),
+        text("path", "Path"),
+        text("protocol", "Protocol"),
+        text("port", "PortLabel"),
+        text("address_mode", "AddressMode"),
+        text("method", "Method"),
+        text("body", "Body"),
+        text("notes", "Notes"),
+        text("task", "TaskName"),
+        text("initial_status", "InitialStatus"),
+        text("on_update", "OnUpdate"),
+        text("grpc_service", "GRPCService"),
+        boolean("grpc_use_tls", "GRPCUseTLS"),
+        boolean("tls_skip_verify", "TLSSkipVerify"),
+        text("tls_server_name", "TLSServerName"),
+        boolean("expose", "Expose"),
+        duration("interval", "Interval"),
+        duration("timeout", "Timeout"),
+        integer("success_before_passing", "SuccessBeforePassing"),
+        integer("failures_before_critical", "FailuresBeforeCritical"),
+        integer("failures_before_warning", "FailuresBeforeWarning"),
+    ],
+    blocks: &[one("check_restart", "CheckRestart", &CHECK_RESTART), free("header", "Header")],
+    unsupported: &[],
+    finish: Finish::None,
+};
+
+static CHECK_RESTART: Block = plain(&[
+    integer("limit", "Limit"),
+    duration("grace", "Grace"),
+    boolean("ignore_warnings", "IgnoreWarnings"),
+]);

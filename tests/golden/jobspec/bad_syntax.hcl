@@ -1,0 +1,6 @@
+job "web" {
+  group "g" {
+    task "t" {
+      driver = "mock"
+  }
+}

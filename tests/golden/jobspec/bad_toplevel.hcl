@@ -1,0 +1,3 @@
+datacenters = ["dc1"]
+jobs "x" {}
+plugin "y" {}

@@ -1,0 +1,7 @@
+job "m" { 
+  group "g" {
+    task "t" {
+      driver = "mock"
+    }
+  }
+}
