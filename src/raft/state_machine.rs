@@ -45,7 +45,6 @@ struct Shared {
 }
 
 /// openraft's view of the state.
-#[derive(Clone)]
 pub struct StateMachine {
     cell: Arc<StateCell>,
     shadow: Shadow,
@@ -56,6 +55,8 @@ pub struct StateMachine {
     pristine: bool,
     /// Rows that wait for the first group: the state before the first entry.
     genesis: Arc<Mutex<Option<ChangeSet>>>,
+    /// A test holds application back while this is true.
+    hold: rt::watch::Receiver<bool>,
 }
 
 impl StateMachine {
@@ -64,6 +65,7 @@ impl StateMachine {
         shadow: Shadow,
         from_engine: Option<Loaded>,
         snapshots: SnapshotDirectory,
+        hold: rt::watch::Receiver<bool>,
     ) -> io::Result<(Self, Option<Loaded>)> {
         let from_file = match &from_engine {
             // The engine is only ever behind the file when it was rebuilt or set aside.
@@ -98,6 +100,7 @@ impl StateMachine {
             pristine: base.meta.log_id().is_none(),
             genesis: Arc::new(Mutex::new(genesis)),
             state: state.clone(),
+            hold,
         };
         let rewrite = rebuilt.then_some(Loaded { state, meta: base.meta });
         Ok((machine, rewrite))
@@ -195,6 +198,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     where
         S: Stream<Item = io::Result<EntryResponder<TypeConfig>>> + Unpin + OptionalSend,
     {
+        drop(self.hold.wait_for(|hold| !*hold).await);
         let mut turn = Turn::default();
         while let Some((entry, responder)) = entries.try_next().await? {
             self.apply_one(entry, &mut turn)?;

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::Context;
 use fsm::{Command, Index, RequestId};
-use leader::HeartbeatConfig;
+use leader::heartbeat::HeartbeatConfig;
 use openraft::SnapshotPolicy;
 use serde::{Deserialize, Serialize};
 use tonic::Status;

@@ -11,8 +11,8 @@ use fsm::{
     State, codec,
 };
 use leader::{
-    BlockedEvals, BrokerConfig, Drainer, EvalBroker, Heartbeats, NodeDeadlines,
-    broker::{Acked, BrokerError, NackReason, Token},
+    BlockedEvals, Drainer, EvalBroker, Heartbeats, NodeDeadlines,
+    broker::{Acked, BrokerConfig, BrokerError, NackReason, Token},
 };
 use openraft::{
     ReadPolicy,
@@ -39,8 +39,6 @@ const PROPOSALS_MAX: usize = 8_192;
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Commands of services that wait to be proposed; what finds no room is derived again later.
 const SERVICE_COMMANDS_MAX: usize = 1_024;
-/// How often drains are looked at while one is under way.
-const DRAIN_MS: u64 = 1_000;
 /// Plans that wait for the applier's queue.
 const PLANS_WAITING_MAX: usize = 4_096;
 
@@ -168,6 +166,7 @@ impl LeaderServices {
         }
         lock(&self.heartbeats).restore(now, state);
         lock(&self.deadlines).restore(state);
+        lock(&self.drainer).restore(now, state);
         self.ready.notify_waiters();
         self.kick.notify_one();
     }
@@ -296,12 +295,14 @@ impl LeaderServices {
                 Effect::Job(key) => {
                     let last = state.jobs.get(&key).map_or(index, |job| job.last_plan_index);
                     self.broker().note_job_index(&key, last);
+                    lock(&self.drainer).state_changed(now);
                 }
                 Effect::SchedulerConfiguration => {
                     let paused = state.scheduler_configuration().pause_eval_broker;
                     self.broker().set_paused(paused);
                 }
-                Effect::NodeAllocations(_) | Effect::DigestMark => {}
+                Effect::NodeAllocations(_) => lock(&self.drainer).state_changed(now),
+                Effect::DigestMark => {}
             }
         }
     }
@@ -315,7 +316,9 @@ impl LeaderServices {
         self.broker().applied(now, row);
         let mut blocked = lock(&self.blocked);
         match row.status {
-            EvaluationStatus::Blocked => blocked.block(now, row),
+            // A woken one is in the broker until its outcome is applied.
+            EvaluationStatus::Blocked if !self.broker().contains(id) => blocked.block(now, row),
+            EvaluationStatus::Blocked => {}
             EvaluationStatus::Pending => {}
             EvaluationStatus::Complete | EvaluationStatus::Failed | EvaluationStatus::Canceled => {
                 blocked.removed(id);
@@ -328,10 +331,12 @@ impl LeaderServices {
             Some(node) => {
                 lock(&self.heartbeats).node_changed(now, node);
                 lock(&self.deadlines).node_changed(node);
+                lock(&self.drainer).node_changed(now, node);
             }
             None => {
                 lock(&self.heartbeats).node_gone(id);
                 lock(&self.deadlines).node_gone(id);
+                lock(&self.drainer).node_gone(id);
                 lock(&self.blocked).node_gone(id, index);
             }
         }
@@ -354,11 +359,11 @@ impl LeaderServices {
                     deliveries = expired.deliveries, "a lease was not acknowledged in time");
             }
             let failed = broker.dequeue_failed(now, leader::limits::REAP_BATCH_MAX, rt::random_id);
-            if let Some(command) = leader::reap::failed(now, &state, &failed) {
+            if let Some(command) = leader::reap::failed(now, &state, &failed, || EvaluationId(rt::random_id())) {
                 self.submit(command);
             }
             let cancelable = broker.cancelable(leader::limits::REAP_BATCH_MAX);
-            if let Some(command) = leader::reap::canceled(&cancelable) {
+            if let Some(command) = leader::reap::canceled(&state, &cancelable) {
                 self.submit(command);
             }
             if broker.has_ready(&JobKind::ALL) {
@@ -366,7 +371,7 @@ impl LeaderServices {
             }
         }
         let duplicates = lock(&self.blocked).duplicates(leader::limits::REAP_BATCH_MAX);
-        if let Some(command) = leader::reap::duplicates(&duplicates) {
+        if let Some(command) = leader::reap::duplicates(&state, &duplicates) {
             self.submit(command);
         }
         let missed = lock(&self.heartbeats).poll(now);
@@ -386,14 +391,12 @@ impl LeaderServices {
 
     fn next_wait(&self) -> Duration {
         let now = self.now();
-        let state = self.cell.load();
-        let draining = state.nodes.iter().any(|node| node.drain.is_some());
         let next = [
             self.broker().next_deadline(),
             lock(&self.blocked).next_deadline(),
             lock(&self.heartbeats).next_deadline(),
             lock(&self.deadlines).next_deadline(),
-            draining.then(|| now.saturating_add(DRAIN_MS)),
+            lock(&self.drainer).next_deadline(),
         ];
         let next = next.into_iter().flatten().min().unwrap_or(u64::MAX);
         Duration::from_millis(next.saturating_sub(now).clamp(1, 10_000))
@@ -517,7 +520,7 @@ impl LeaderServices {
         let now = self.now();
         let broker = self.broker();
         let stats = broker.stats();
-        let total = stats.total();
+        let total = stats.total;
         put("broker.total_ready", total.ready as u64);
         put("broker.total_unacked", total.unacked as u64);
         put("broker.total_pending", total.pending as u64);

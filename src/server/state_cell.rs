@@ -3,13 +3,13 @@
 //! Invariant: a published index never goes back, and an effect is handed out only after the state that it came from is published.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, PoisonError},
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
-use fsm::{Effect, Index, State, table::TableId};
+use fsm::{Effect, Index, NodeId, State, table::TableId};
 
 use crate::rt::{Instant, Notify, timeout, watch};
 
@@ -39,6 +39,7 @@ pub struct StateCell {
     tables: BTreeMap<TableId, Notify>,
     feed: Mutex<Feed>,
     fed: Notify,
+    nodes: Mutex<BTreeMap<NodeId, Weak<Notify>>>,
     reaper: Option<std::sync::mpsc::Sender<Arc<State>>>,
 }
 
@@ -53,6 +54,7 @@ impl StateCell {
             tables: TableId::ALL.into_iter().map(|table| (table, Notify::new())).collect(),
             feed: Mutex::default(),
             fed: Notify::new(),
+            nodes: Mutex::default(),
             reaper,
         })
     }
@@ -77,6 +79,7 @@ impl StateCell {
                 .filter(|table| reset || old.table_index(*table) != state.table_index(*table))
                 .collect()
         };
+        let nodes = self.watched_nodes(&effects, reset);
         {
             let mut feed = self.feed();
             let old = self.state.swap(Arc::new(state));
@@ -92,11 +95,40 @@ impl StateCell {
         }
         self.applied.send_replace(index);
         self.fed.notify_waiters();
+        for node in nodes {
+            node.notify_waiters();
+        }
         for table in changed {
             if let Some(notify) = self.tables.get(&table) {
                 notify.notify_waiters();
             }
         }
+    }
+
+    /// Notified when allocations of the node, or the node itself, changed.
+    pub fn watch_node(&self, node: NodeId) -> Arc<Notify> {
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watch) = nodes.get(&node).and_then(Weak::upgrade) {
+            return watch;
+        }
+        nodes.retain(|_, watch| watch.strong_count() > 0);
+        let watch = Arc::new(Notify::new());
+        nodes.insert(node, Arc::downgrade(&watch));
+        watch
+    }
+
+    fn watched_nodes(&self, effects: &[(Index, Vec<Effect>)], all: bool) -> Vec<Arc<Notify>> {
+        let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        if all {
+            return nodes.values().filter_map(Weak::upgrade).collect();
+        }
+        let mut changed = BTreeSet::new();
+        for effect in effects.iter().flat_map(|(_, list)| list) {
+            if let Effect::Node(node) | Effect::NodeAllocations(node) = effect {
+                changed.insert(*node);
+            }
+        }
+        changed.iter().filter_map(|node| nodes.get(node)?.upgrade()).collect()
     }
 
     fn feed(&self) -> std::sync::MutexGuard<'_, Feed> {

@@ -1,0 +1,210 @@
+//! A server process: configuration in, sockets open, signals out.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use futures_util::FutureExt;
+use proto::v1::{
+    agent_server::AgentServer, cluster_server::ClusterServer, raft_server::RaftServer,
+    scheduler_server::SchedulerServer,
+};
+use tokio::{net::TcpListener, signal::unix::SignalKind, task::JoinHandle};
+use tonic::transport::{Server, server::TcpIncoming};
+
+use super::core::{Core, Parts, RaftTiming, Settings};
+use crate::{
+    config::ServerConfig,
+    disk::RealDisk,
+    http::{self, HttpOptions},
+    rpc::{
+        agent::AgentService,
+        cluster::ClusterService,
+        scheduler::SchedulerService,
+        transport::{GrpcTransport, MESSAGE_BYTES_MAX},
+    },
+    storage::{lock::DirectoryLock, shadow, wal},
+};
+
+/// How long connections may take to end when the server stops.
+const DRAIN: Duration = Duration::from_secs(3);
+
+/// A server with its sockets.
+pub struct RunningServer {
+    /// The core.
+    pub core: Arc<Core>,
+    /// Where HTTP listens.
+    pub http: SocketAddr,
+    /// Where gRPC listens.
+    pub rpc: SocketAddr,
+    tasks: Vec<JoinHandle<()>>,
+    _lock: DirectoryLock,
+}
+
+fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
+    let heartbeat = leader::heartbeat::HeartbeatConfig {
+        ttl_ms_min: config.heartbeat.ttl_min_ms,
+        grace_ms: config.heartbeat.grace_ms,
+        ..leader::heartbeat::HeartbeatConfig::default()
+    };
+    Settings {
+        name: config.name.clone(),
+        region: config.region.clone(),
+        datacenter: config.datacenter.clone(),
+        data_directory: config.data_dir.clone(),
+        rpc_address: config.rpc.advertise.to_string(),
+        http_address: http.to_string(),
+        bootstrap_expect: config
+            .cluster
+            .bootstrap_expect
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
+        join: config.cluster.join.iter().map(ToString::to_string).collect(),
+        timing: RaftTiming {
+            heartbeat_ms: config.raft.heartbeat_ms,
+            election_ms_min: config.raft.election_min_ms,
+            election_ms_max: config.raft.election_max_ms,
+        },
+        workers: config.scheduler.workers,
+        heartbeat,
+        snapshot_log_bytes: config.raft.snapshot_log_bytes,
+        free_bytes_min: config.limits.free_bytes_min,
+    }
+}
+
+impl RunningServer {
+    /// Opens the data directory and the sockets, and serves. Joining the cluster goes on in the background.
+    pub async fn start(config: &ServerConfig) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(&config.data_dir)
+            .with_context(|| format!("data directory {}", config.data_dir.display()))?;
+        let lock = DirectoryLock::acquire(&config.data_dir)?;
+        let http = listen(config.http_address, "http.address").await?;
+        let rpc = listen(config.rpc.address, "rpc.address").await?;
+        let http_address = http.local_addr()?;
+        let rpc_address = rpc.local_addr()?;
+        let dial = config.cluster.dial.iter().map(|(from, to)| (from.to_string(), to.to_string()));
+        let parts = Parts {
+            disk: Arc::new(RealDisk),
+            transport: Arc::new(GrpcTransport::new(dial.collect())),
+            open_engine: Arc::new(shadow::open_sled),
+            wal: wal::Options::default(),
+        };
+        let core = Core::start(settings(config, http_address), parts).await?;
+        let tasks = vec![
+            tokio::spawn(serve_rpc(Arc::clone(&core), rpc)),
+            tokio::spawn(serve_http(Arc::clone(&core), http, config)),
+            tokio::spawn(join(Arc::clone(&core))),
+        ];
+        Ok(Self { core, http: http_address, rpc: rpc_address, tasks, _lock: lock })
+    }
+
+    /// Stops cleanly.
+    pub async fn stop(self) {
+        self.core.stop().await;
+        for mut task in self.tasks {
+            if tokio::time::timeout(DRAIN, &mut task).await.is_err() {
+                task.abort();
+            }
+        }
+    }
+
+    /// Ends at once without handing anything over, as far as a process can do that to itself; for tests.
+    pub fn abort(self) {
+        for task in self.tasks {
+            task.abort();
+        }
+    }
+}
+
+async fn listen(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("{key} = \"{address}\" cannot be listened on: is it taken?"))
+}
+
+async fn stopped(core: &Core) {
+    drop(core.stopping().wait_for(|stop| *stop).await);
+}
+
+async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
+    let served = Server::builder()
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(8 << 20)
+        .http2_keepalive_interval(Some(Duration::from_secs(10)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+        .add_service(
+            RaftServer::new(core.raft_service()).max_decoding_message_size(MESSAGE_BYTES_MAX),
+        )
+        .add_service(
+            SchedulerServer::new(SchedulerService(Arc::clone(&core)))
+                .max_decoding_message_size(MESSAGE_BYTES_MAX),
+        )
+        .add_service(
+            ClusterServer::new(ClusterService(Arc::clone(&core)))
+                .max_decoding_message_size(MESSAGE_BYTES_MAX),
+        )
+        .add_service(AgentServer::new(AgentService(Arc::clone(&core))))
+        .serve_with_incoming_shutdown(
+            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            stopped(&core),
+        )
+        .await;
+    if let Err(error) = served {
+        core.fail(format!("gRPC is not served any more: {error}"));
+    }
+}
+
+fn serve_http(
+    core: Arc<Core>,
+    listener: TcpListener,
+    config: &ServerConfig,
+) -> impl Future<Output = ()> + Send + 'static {
+    let options = HttpOptions {
+        request_bytes_max: config.limits.request_bytes_max,
+        region: config.region.clone(),
+        datacenter: config.datacenter.clone(),
+        ..HttpOptions::default()
+    };
+    async move {
+        let router = http::router(Arc::clone(&core) as Arc<dyn super::api::Api>, options);
+        let stop = Arc::clone(&core);
+        let served = http::serve(listener, router, async move { stopped(&stop).await }).await;
+        if let Err(error) = served {
+            core.fail(format!("HTTP is not served any more: {error}"));
+        }
+    }
+}
+
+async fn join(core: Arc<Core>) {
+    if let Err(error) = super::bootstrap::join_cluster(Arc::clone(&core)).await {
+        core.fail(format!("{error:#}"));
+    }
+}
+
+/// Runs a server until it is told to stop or cannot go on.
+pub fn run(config: &ServerConfig) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(run_until_stopped(config).boxed())
+}
+
+async fn run_until_stopped(config: &ServerConfig) -> anyhow::Result<()> {
+    let mut terminate = tokio::signal::unix::signal(SignalKind::terminate())?;
+    let mut interrupt = tokio::signal::unix::signal(SignalKind::interrupt())?;
+    let server = RunningServer::start(config).await?;
+    tracing::info!(name = config.name, http = %server.http, rpc = %server.rpc,
+        server = %format!("{:x}", server.core.id), "server started");
+    let mut failed = server.core.failed();
+    let why = tokio::select! {
+        _ = terminate.recv() => None,
+        _ = interrupt.recv() => None,
+        why = failed.wait_for(Option::is_some) => why.ok().and_then(|why| why.clone()),
+    };
+    if let Some(why) = why {
+        // Nothing more may be written or acknowledged: no handing over, no clean close.
+        anyhow::bail!("{why}");
+    }
+    tracing::info!("stopping");
+    server.stop().await;
+    tracing::info!("stopped");
+    Ok(())
+}
