@@ -2,6 +2,8 @@
 
 pub mod clock;
 pub mod disk;
+pub mod http;
+pub mod jobspec;
 pub mod raft;
 pub mod rpc;
 pub mod rt;
