@@ -4,9 +4,7 @@ use axum::{Router, routing::get};
 use fsm::{AllocationId, Command, Reply, State, table::TableId};
 use serde_json::json;
 
-use super::{
-    Context, answer::Answer, call::Call, error::Error, list::IdPrefix, view, writes,
-};
+use super::{Context, answer::Answer, call::Call, error::Error, list::IdPrefix, view, writes};
 
 const TABLES: &[TableId] = &[TableId::Allocations];
 
@@ -61,11 +59,6 @@ async fn stop(call: Call) -> Result<Answer, Error> {
 /// Services are stored with the job but registered nowhere.
 async fn services(call: Call) -> Result<Answer, Error> {
     let id: AllocationId = call.id(1)?;
-    call.item(
-        "alloc",
-        TABLES,
-        |_| None,
-        |state| state.allocations.contains(&id).then(|| json!([])),
-    )
-    .await
+    call.item("alloc", TABLES, |_| None, |state| state.allocations.contains(&id).then(|| json!([])))
+        .await
 }

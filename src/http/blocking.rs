@@ -25,7 +25,7 @@ use super::{
 use crate::server::api::{ReadMode, Snapshot};
 
 /// Longest and default wait (Nomad's `MaxBlockingRPCQueryTime`).
-const WAIT_MAX: Duration = Duration::from_secs(300);
+const WAIT_MAX: Duration = Duration::from_mins(5);
 /// Rows of the largest table of a list from which its body is built on a thread of its own.
 const ROWS_INLINE_MAX: usize = 2_000;
 
@@ -35,8 +35,8 @@ impl Call {
         &self,
         what: &str,
         tables: &'static [TableId],
-        index: impl Fn(&State) -> Option<Index> + Send,
-        view: impl FnOnce(&State) -> Option<Value> + Send,
+        index: impl Fn(&State) -> Option<Index> + Send + Sync,
+        view: impl FnOnce(&State) -> Option<Value> + Send + Sync,
     ) -> Result<Answer, Error> {
         let index = |state: &State| index(state).unwrap_or_else(|| tables_index(state, tables));
         let snapshot = self.snapshot(tables, &index).await?;
@@ -48,7 +48,7 @@ impl Call {
     pub(crate) async fn document(
         &self,
         tables: &'static [TableId],
-        view: impl FnOnce(&State) -> Result<Value, Error> + Send,
+        view: impl FnOnce(&State) -> Result<Value, Error> + Send + Sync,
     ) -> Result<Answer, Error> {
         let index = |state: &State| tables_index(state, tables);
         let snapshot = self.snapshot(tables, &index).await?;
@@ -94,7 +94,7 @@ impl Call {
     async fn snapshot(
         &self,
         tables: &'static [TableId],
-        index: &(impl Fn(&State) -> Index + Send),
+        index: &(impl Fn(&State) -> Index + Send + Sync),
     ) -> Result<Snapshot, Error> {
         let mode = self.read_mode()?;
         let Some(seen) = self.number("index")?.filter(|seen| *seen > 0) else {

@@ -23,7 +23,7 @@ impl<'a> Fields<'a> {
         match value {
             Value::Null => Ok(Self { object: None, path }),
             Value::Object(object) => Ok(Self { object: Some(object), path }),
-            other => {
+            other @ (Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_)) => {
                 let place = if path.is_empty() { "request body".to_owned() } else { path };
                 Err(wrong_type(&place, "an object", other))
             }
@@ -96,9 +96,9 @@ impl<'a> Fields<'a> {
     pub(crate) fn text_map(&self, name: &str) -> Result<Vec<(&'a str, &'a str)>, Error> {
         let Some(map) = self.object(name)? else { return Ok(Vec::new()) };
         map.entries()
-            .map(|(key, value)| match value {
-                Value::String(text) => Ok((key.as_str(), text.as_str())),
-                other => Err(wrong_type(&map.place(key), "a text", other)),
+            .map(|(key, value)| match value.as_str() {
+                Some(text) => Ok((key.as_str(), text)),
+                None => Err(wrong_type(&map.place(key), "a text", value)),
             })
             .collect()
     }

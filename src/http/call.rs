@@ -168,7 +168,9 @@ impl Call {
             None => Ok(default),
             Some("" | "1" | "t" | "T" | "true" | "True" | "TRUE") => Ok(true),
             Some("0" | "f" | "F" | "false" | "False" | "FALSE") => Ok(false),
-            Some(other) => Err(Error::bad(format!("{name}: expected true or false, not `{other}`"))),
+            Some(other) => {
+                Err(Error::bad(format!("{name}: expected true or false, not `{other}`")))
+            }
         }
     }
 
@@ -177,7 +179,9 @@ impl Call {
         match self.parameter(name) {
             None | Some("") => Ok(None),
             Some(text) => text.parse().map(Some).map_err(|_| {
-                Error::bad(format!("{name}: expected a whole number that is not negative, not `{text}`"))
+                Error::bad(format!(
+                    "{name}: expected a whole number that is not negative, not `{text}`"
+                ))
             }),
         }
     }
@@ -210,10 +214,11 @@ impl Call {
 
     /// The body as JSON, which must be there.
     pub(crate) fn json_required(&self) -> Result<Value, Error> {
-        match self.json()? {
-            Value::Null => Err(Error::bad("a JSON request body is required")),
-            value => Ok(value),
+        let value = self.json()?;
+        if value.is_null() {
+            return Err(Error::bad("a JSON request body is required"));
         }
+        Ok(value)
     }
 
     /// How fresh a read has to be.
@@ -230,10 +235,10 @@ impl Call {
     /// Proposes a command; a rejection is an error.
     pub(crate) async fn write(&self, command: Command) -> Result<Written, Error> {
         let written = self.api.write(command, self.request_id, self.options.timeout).await?;
-        match written.reply {
-            Reply::Rejected(rejection) => Err(rejection.into()),
-            reply => Ok(Written { index: written.index, reply }),
+        if let Reply::Rejected(rejection) = written.reply {
+            return Err(rejection.into());
         }
+        Ok(written)
     }
 
     /// The id of a request with an `Idempotency-Key`.
@@ -318,11 +323,7 @@ fn digest_16(parts: &[&[u8]]) -> [u8; 16] {
     out
 }
 
-async fn read_body(
-    body: Body,
-    headers: &HeaderMap,
-    options: &HttpOptions,
-) -> Result<Bytes, Error> {
+async fn read_body(body: Body, headers: &HeaderMap, options: &HttpOptions) -> Result<Bytes, Error> {
     let bytes_max = options.request_bytes_max;
     let deadline = Instant::now() + options.timeout;
     let announced = headers
@@ -337,8 +338,9 @@ async fn read_body(
             Err(_) if received > bytes_max => return Err(Error::body_too_large(bytes_max)),
             Err(_) => return Err(Error::body_timeout()),
             Ok(None) => break,
-            Ok(Some(chunk)) => chunk
-                .map_err(|error| Error::bad(format!("the request body broke off: {error}")))?,
+            Ok(Some(chunk)) => {
+                chunk.map_err(|error| Error::bad(format!("the request body broke off: {error}")))?
+            }
         };
         received = received.saturating_add(chunk.len());
         if received <= bytes_max {

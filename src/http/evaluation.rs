@@ -31,8 +31,9 @@ async fn list(call: Call) -> Result<Answer, Error> {
 
 async fn count(call: Call) -> Result<Answer, Error> {
     let matches = selection(&call)?;
-    let count =
-        |state: &State| Ok(json!({ "Count": state.evaluations.iter().filter(|e| matches(e)).count() }));
+    let count = |state: &State| {
+        Ok(json!({ "Count": state.evaluations.iter().filter(|e| matches(e)).count() }))
+    };
     call.document(TABLES, count).await
 }
 

@@ -56,8 +56,8 @@ impl Target {
         let path = call.segments().get(1..).unwrap_or_default();
         let (last, before) = path.split_last().ok_or_else(|| Error::bad("missing job ID"))?;
         let verb = last.as_str();
-        let is_verb = VERBS.iter().any(|(name, _)| *name == verb)
-            || VERBS_UNSUPPORTED.contains(&verb);
+        let is_verb =
+            VERBS.iter().any(|(name, _)| *name == verb) || VERBS_UNSUPPORTED.contains(&verb);
         let target = if is_verb && !before.is_empty() {
             let before = match verb {
                 "force" if before.last().is_some_and(|part| part == "periodic") => {
@@ -232,8 +232,7 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
     if id_in_path.is_some_and(|path| path != id) {
         return Err(Error::bad("Job ID does not match name in request path"));
     }
-    let converted =
-        jobs_bridge::convert(&job).map_err(|errors| Error::bad(errors.join("\n")))?;
+    let converted = jobs_bridge::convert(&job).map_err(|errors| Error::bad(errors.join("\n")))?;
     let command = Command::RegisterJob {
         spec: converted.spec.into(),
         enforce_index,
@@ -308,8 +307,7 @@ async fn evaluate(call: &Call, target: &Target) -> Result<Answer, Error> {
     {
         return Err(Error::bad("EvalOptions.ForceReschedule is not supported by this server"));
     }
-    let command =
-        Command::EvaluateJob { job: target.key(call)?, evaluation: call.evaluation_id() };
+    let command = Command::EvaluateJob { job: target.key(call)?, evaluation: call.evaluation_id() };
     let written = call.write(command).await?;
     call.answer_write(&written, job_reply(&written))
 }

@@ -104,9 +104,11 @@ impl List {
                 let token = K::parse(token)
                     .ok_or_else(|| Error::bad(format!("next_token: `{token}` is not a token")))?;
                 let reverse = self.paging.reverse;
-                rows.partition_point(|row| {
-                    if reverse { key(row) > token } else { key(row) < token }
-                })
+                rows.partition_point(
+                    |row| {
+                        if reverse { key(row) > token } else { key(row) < token }
+                    },
+                )
             }
         };
         for (position, row) in rows.iter().skip(first).enumerate() {

@@ -2,12 +2,11 @@
 
 use axum::{Router, routing::get};
 use fsm::{Command, State, Text, state::Namespace, table::TableId};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view, writes};
 
 const TABLES: &[TableId] = &[TableId::Namespaces];
-const DEFAULT: &str = "default";
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -16,43 +15,28 @@ pub(crate) fn routes() -> Router<Context> {
         .route("/v1/namespace/{name}", get(read).put(upsert).post(upsert).delete(delete))
 }
 
-/// The stored namespaces, and `default`, which exists without being stored.
-fn all(state: &State) -> Vec<Namespace> {
-    let mut all: Vec<Namespace> =
-        state.namespaces.iter().map(|row| Namespace::clone(row)).collect();
-    if !all.iter().any(|namespace| &*namespace.name == DEFAULT) {
-        all.push(Namespace {
-            name: DEFAULT.into(),
-            description: "Default shared namespace".into(),
-            create_index: 1,
-            modify_index: 1,
-            ..Namespace::default()
-        });
-    }
-    all
-}
-
 async fn list(call: Call) -> Result<Answer, Error> {
     let prefix = call.parameter("prefix").unwrap_or("").to_owned();
     call.list(TABLES, move |state, list| {
-        let rows = all(state).into_iter().filter(|n| n.name.starts_with(&prefix)).collect();
-        list.fill(rows, |n: &Namespace| n.name.clone(), view::namespace)
+        let rows: Vec<_> =
+            state.namespaces.iter().filter(|n| n.name.starts_with(&prefix)).collect();
+        list.fill(rows, |n| n.name.clone(), |n| view::namespace(n))
     })
     .await
 }
 
 async fn read(call: Call) -> Result<Answer, Error> {
-    let name = call.segment(1).to_owned();
-    let find = |state: &State| all(state).into_iter().find(|n| *n.name == *name);
-    let index = |state: &State| find(state).map(|namespace| namespace.modify_index);
-    call.item("namespace", TABLES, index, |state| find(state).map(|n| view::namespace(&n))).await
+    let name: Text = call.segment(1).into();
+    let index = |state: &State| state.namespaces.get(&name).map(|n| n.modify_index);
+    let view = |state: &State| state.namespaces.get(&name).map(|n| view::namespace(n));
+    call.item("namespace", TABLES, index, view).await
 }
 
 async fn upsert(call: Call) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
     for name in ["Quota", "NodePoolConfiguration", "Capabilities"] {
-        if fields.value(name).is_some_and(|value| *value != Value::from("")) {
+        if fields.value(name).is_some_and(|value| value.as_str() != Some("")) {
             return Err(Error::bad(format!("{name} is not supported by this server")));
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use axum::{Router, routing::get};
 use fsm::{Command, EvaluationId, NodeId, Reply, State, node::Drain, table::TableId};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     Context, answer::Answer, body::Fields, call::Call, error::Error, list::IdPrefix, view, writes,
@@ -116,7 +116,8 @@ async fn eligibility(call: Call) -> Result<Answer, Error> {
         Some("eligible") => true,
         Some("ineligible") => false,
         Some(other) => {
-            let text = format!("Eligibility must be \"eligible\" or \"ineligible\", not \"{other}\"");
+            let text =
+                format!("Eligibility must be \"eligible\" or \"ineligible\", not \"{other}\"");
             return Err(Error::bad(text));
         }
         None => return Err(Error::bad("Eligibility must be \"eligible\" or \"ineligible\"")),
@@ -131,13 +132,12 @@ async fn eligibility(call: Call) -> Result<Answer, Error> {
 
 async fn drain(call: Call) -> Result<Answer, Error> {
     let node: NodeId = call.id(1)?;
-    let body = match call.json()? {
-        Value::Null => {
-            let text = "a JSON request body with DrainSpec is required; the `enable` parameter is no longer supported";
-            return Err(Error::bad(text));
-        }
-        body => body,
-    };
+    let body = call.json()?;
+    if body.is_null() {
+        return Err(Error::bad(
+            "a JSON request body with DrainSpec is required; the `enable` parameter alone is not supported",
+        ));
+    }
     let fields = Fields::of(&body)?;
     check_node_id(&fields, node)?;
     fields.object("Meta")?;
@@ -177,4 +177,3 @@ async fn purge(call: Call) -> Result<Answer, Error> {
     let written = call.write(command).await?;
     answer_node(&call, &written)
 }
-

@@ -15,9 +15,6 @@ use super::{
 };
 
 const TABLES: &[TableId] = &[TableId::NodePools];
-/// Pools that exist without being stored, with Nomad's descriptions.
-const BUILT_IN: [(&str, &str); 2] =
-    [("all", "Node pool with all nodes in the cluster."), ("default", "Default node pool.")];
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -28,40 +25,20 @@ pub(crate) fn routes() -> Router<Context> {
         .route("/v1/node/pool/{name}/jobs", get(jobs))
 }
 
-fn all(state: &State) -> Vec<NodePool> {
-    let mut all: Vec<NodePool> =
-        state.node_pools.iter().map(|row| NodePool::clone(row)).collect();
-    for (name, description) in BUILT_IN {
-        if !all.iter().any(|pool| &*pool.name == name) {
-            all.push(NodePool {
-                name: name.into(),
-                description: description.into(),
-                create_index: 1,
-                modify_index: 1,
-                ..NodePool::default()
-            });
-        }
-    }
-    all
-}
-
-fn find(state: &State, name: &str) -> Option<NodePool> {
-    all(state).into_iter().find(|pool| &*pool.name == name)
-}
-
 async fn list(call: Call) -> Result<Answer, Error> {
     let prefix = call.parameter("prefix").unwrap_or("").to_owned();
     call.list(TABLES, move |state, list| {
-        let rows = all(state).into_iter().filter(|p| p.name.starts_with(&prefix)).collect();
-        list.fill(rows, |pool: &NodePool| pool.name.clone(), view::node_pool)
+        let rows: Vec<_> =
+            state.node_pools.iter().filter(|p| p.name.starts_with(&prefix)).collect();
+        list.fill(rows, |pool| pool.name.clone(), |pool| view::node_pool(pool))
     })
     .await
 }
 
 async fn read(call: Call) -> Result<Answer, Error> {
-    let name = call.segment(2);
-    let index = |state: &State| find(state, name).map(|pool| pool.modify_index);
-    let view = |state: &State| find(state, name).map(|pool| view::node_pool(&pool));
+    let name: Text = call.segment(2).into();
+    let index = |state: &State| state.node_pools.get(&name).map(|pool| pool.modify_index);
+    let view = |state: &State| state.node_pools.get(&name).map(|pool| view::node_pool(pool));
     call.item("node pool", TABLES, index, view).await
 }
 
@@ -91,7 +68,7 @@ async fn delete(call: Call) -> Result<Answer, Error> {
 async fn nodes(call: Call) -> Result<Answer, Error> {
     let name: Text = call.segment(2).into();
     call.list(&[TableId::Nodes, TableId::NodePools], move |state, list| {
-        find(state, &name).ok_or_else(|| Error::not_found("node pool"))?;
+        state.node_pools.get(&name).ok_or_else(|| Error::not_found("node pool"))?;
         let rows: Vec<_> = state
             .nodes
             .iter()
@@ -107,7 +84,7 @@ async fn jobs(call: Call) -> Result<Answer, Error> {
     let name: Text = call.segment(2).into();
     let namespaces = call.namespaces();
     call.list(&[TableId::Jobs, TableId::Allocations, TableId::NodePools], move |state, list| {
-        find(state, &name).ok_or_else(|| Error::not_found("node pool"))?;
+        state.node_pools.get(&name).ok_or_else(|| Error::not_found("node pool"))?;
         let rows: Vec<_> = state
             .jobs
             .iter()

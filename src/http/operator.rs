@@ -8,9 +8,7 @@ use fsm::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    Context, answer::Answer, body::Fields, call::Call, error::Error, view, writes,
-};
+use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view, writes};
 use crate::server::api::{MemberInfo, ReadMode};
 
 pub(crate) fn routes() -> Router<Context> {
@@ -37,9 +35,7 @@ async fn transfer_leadership(call: Call) -> Result<Answer, Error> {
     let members = call.api.members();
     let to = match (call.parameter("id"), call.parameter("address")) {
         (Some(_), Some(_)) => return Err(Error::bad("give either id or address, not both")),
-        (Some(id), None) => {
-            Some(voter(&members, &format!("id {id}"), |m| m.id.to_string() == id)?)
-        }
+        (Some(id), None) => Some(voter(&members, &format!("id {id}"), |m| m.id.to_string() == id)?),
         (None, Some(address)) => {
             Some(voter(&members, &format!("address {address}"), |m| m.rpc_address == address)?)
         }
@@ -96,12 +92,14 @@ async fn set_scheduler_configuration(call: Call) -> Result<Answer, Error> {
     let configuration = configuration_of(&Fields::of(&body)?)?;
     let enforce_index = call.number("cas")?;
     let command = Command::SetSchedulerConfiguration { configuration, enforce_index };
-    let written =
-        call.api.write(command, call.request_id(), call.options.timeout).await?;
+    let written = call.api.write(command, call.request_id(), call.options.timeout).await?;
     let updated = match &written.reply {
         Reply::Rejected(Rejection::IndexConflict { .. }) => false,
         Reply::Rejected(rejection) => return Err(rejection.clone().into()),
-        Reply::Done | Reply::Job { .. } | Reply::Node { .. } | Reply::Evaluations(_)
+        Reply::Done
+        | Reply::Job { .. }
+        | Reply::Node { .. }
+        | Reply::Evaluations(_)
         | Reply::Plans(_) => true,
     };
     call.answer_write(&written, json!({ "Updated": updated }))

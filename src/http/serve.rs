@@ -83,7 +83,8 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<
     }
     drop(listener);
     closing.send_replace(true);
-    let drained = timeout(DRAIN_TIMEOUT, async { while connections.join_next().await.is_some() {} });
+    let drained =
+        timeout(DRAIN_TIMEOUT, async { while connections.join_next().await.is_some() {} });
     if drained.await.is_err() {
         tracing::warn!(open = connections.len(), "connections were cut off at shutdown");
     }

@@ -5,7 +5,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use axum::{Router, http::StatusCode, routing::{get, put}};
+use axum::{
+    Router,
+    http::StatusCode,
+    routing::{get, put},
+};
 use serde_json::{Value, json};
 
 use super::{Context, answer::Answer, call::Call, error::Error, time};

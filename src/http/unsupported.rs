@@ -1,7 +1,11 @@
 //! Nomad's endpoints that this server does not have: lists of things that cannot exist are empty, the rest is refused by name with 501,
 //! so that a client can tell "not built" from a wrong path.
 
-use axum::{Router, http::Uri, routing::{any, get}};
+use axum::{
+    Router,
+    http::Uri,
+    routing::{any, get},
+};
 use serde_json::{Value, json};
 
 use super::{Context, answer::Answer, call::Call, error::Error};

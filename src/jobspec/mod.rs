@@ -155,7 +155,8 @@ fn task(value: &Value, restart: RestartPolicy, errors: &mut Vec<FieldError>) -> 
 }
 
 fn text(value: &Value, name: &str, path: &str, errors: &mut Vec<FieldError>) -> Text {
-    if let Some(text) = value[name].as_str().filter(|text| !text.is_empty() && !text.contains('/')) {
+    if let Some(text) = value[name].as_str().filter(|text| !text.is_empty() && !text.contains('/'))
+    {
         return text.into();
     }
     errors.push(FieldError { path: format!("{path}.{name}"), message: "expected a name".into() });

@@ -17,8 +17,7 @@ pub(crate) fn allocation_stub(
 ) -> Value {
     let mut value = common(state, allocation);
     if let Value::Object(object) = &mut value {
-        let tasks =
-            if with_task_states { task_states(&allocation.tasks) } else { Value::Null };
+        let tasks = if with_task_states { task_states(&allocation.tasks) } else { Value::Null };
         object.insert("TaskStates".to_owned(), tasks);
         if with_resources {
             let spec = state.allocation_spec(allocation);
@@ -31,8 +30,7 @@ pub(crate) fn allocation_stub(
 
 /// An allocation with its job.
 pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
-    let key =
-        (allocation.job.clone(), allocation.job_create_index, allocation.job_version);
+    let key = (allocation.job.clone(), allocation.job_create_index, allocation.job_version);
     let version = state.job_versions.get(&key);
     let job = match (version, state.jobs.get(&allocation.job)) {
         (Some(version), Some(job)) if job.create_index == allocation.job_create_index => {
@@ -193,11 +191,7 @@ fn allocated_resources(state: &State, allocation: &Allocation, spec: Option<&Job
 }
 
 /// The group's one host network, with static and dynamic ports apart as Nomad has them.
-fn networks(
-    allocation: &Allocation,
-    group: Option<&fsm::TaskGroup>,
-    address: &Text,
-) -> Vec<Value> {
+fn networks(allocation: &Allocation, group: Option<&fsm::TaskGroup>, address: &Text) -> Vec<Value> {
     if allocation.ports.is_empty() {
         return Vec::new();
     }

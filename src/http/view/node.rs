@@ -35,9 +35,7 @@ pub(crate) fn node(node: &Node) -> Value {
     let description = &node.description;
     let resources = &description.resources;
     let mut attributes = description.attributes.clone();
-    attributes
-        .entry("nomad.version".into())
-        .or_insert_with(|| description.version.clone());
+    attributes.entry("nomad.version".into()).or_insert_with(|| description.version.clone());
     let more = [
         ("HTTPAddr", text(&description.http_address)),
         ("TLSEnabled", false.into()),
@@ -131,9 +129,7 @@ fn drain_strategy(drain: &Drain) -> Value {
     let deadline = match (drain.force, drain.deadline_at) {
         (true, _) => Value::from(-1),
         (false, None) => Value::from(0),
-        (false, Some(at)) => {
-            Value::from(time::nanoseconds(at.saturating_sub(drain.started_at)))
-        }
+        (false, Some(at)) => Value::from(time::nanoseconds(at.saturating_sub(drain.started_at))),
     };
     json!({
         "Deadline": deadline,
