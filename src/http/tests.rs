@@ -1,1 +1,11 @@
-//! The API over real sockets.
+//! The API over real sockets, on a real state machine without Raft.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod bad_input;
+mod blocking;
+mod cluster;
+mod proxy;
+mod shapes;
+mod socket;
+mod writes;
