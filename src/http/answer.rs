@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::{
     body::Body,
-    http::{HeaderName, HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
@@ -57,17 +57,25 @@ impl IntoResponse for Answer {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
         if let Some(meta) = self.meta {
-            let last_contact_ms = u64::try_from(meta.last_contact.as_millis()).unwrap_or(u64::MAX);
-            headers.insert(HeaderName::from_static("x-nomad-index"), meta.index.into());
-            headers.insert(HeaderName::from_static("x-nomad-lastcontact"), last_contact_ms.into());
-            headers.insert(
-                HeaderName::from_static("x-nomad-knownleader"),
-                HeaderValue::from_static(if meta.known_leader { "true" } else { "false" }),
-            );
-            if let Some(token) = meta.next_token.and_then(|t| HeaderValue::from_str(&t).ok()) {
-                headers.insert(HeaderName::from_static("x-nomad-nexttoken"), token);
-            }
+            meta.write(headers);
         }
         response
+    }
+}
+
+impl Meta {
+    /// Adds the headers.
+    pub(crate) fn write(&self, headers: &mut HeaderMap) {
+        let last_contact_ms = u64::try_from(self.last_contact.as_millis()).unwrap_or(u64::MAX);
+        headers.insert(HeaderName::from_static("x-nomad-index"), self.index.into());
+        headers.insert(HeaderName::from_static("x-nomad-lastcontact"), last_contact_ms.into());
+        headers.insert(
+            HeaderName::from_static("x-nomad-knownleader"),
+            HeaderValue::from_static(if self.known_leader { "true" } else { "false" }),
+        );
+        let token = self.next_token.as_ref().and_then(|token| HeaderValue::from_str(token).ok());
+        if let Some(token) = token {
+            headers.insert(HeaderName::from_static("x-nomad-nexttoken"), token);
+        }
     }
 }

@@ -40,8 +40,11 @@ impl Call {
     ) -> Result<Answer, Error> {
         let index = |state: &State| index(state).unwrap_or_else(|| tables_index(state, tables));
         let snapshot = self.snapshot(tables, &index).await?;
-        let value = view(&snapshot.state).ok_or_else(|| Error::not_found(what))?;
-        self.answer(&value, Some(Meta::of(&snapshot, index(&snapshot.state))))
+        let meta = Meta::of(&snapshot, index(&snapshot.state));
+        match view(&snapshot.state) {
+            Some(value) => self.answer(&value, Some(meta)),
+            None => Err(Error::not_found(what).with_meta(meta)),
+        }
     }
 
     /// Answers with a value that depends on whole tables.

@@ -6,6 +6,7 @@ use axum::{
 };
 use fsm::Rejection;
 
+use super::answer::Meta;
 use crate::server::api::ApiError;
 
 /// A failed request: what the client sees of it.
@@ -14,11 +15,12 @@ pub(crate) struct Error {
     status: StatusCode,
     text: String,
     retry_after_ms: Option<u64>,
+    meta: Option<Meta>,
 }
 
 impl Error {
     fn new(status: StatusCode, text: impl Into<String>) -> Self {
-        Self { status, text: text.into(), retry_after_ms: None }
+        Self { status, text: text.into(), retry_after_ms: None, meta: None }
     }
 
     /// The request makes no sense.
@@ -29,6 +31,11 @@ impl Error {
     /// `job not found`, `alloc not found` …
     pub(crate) fn not_found(what: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, format!("{what} not found"))
+    }
+
+    /// The same, with the headers of the read that found nothing: a client can wait on its index.
+    pub(crate) fn with_meta(self, meta: Meta) -> Self {
+        Self { meta: Some(meta), ..self }
     }
 
     /// No endpoint has this path.
@@ -138,6 +145,9 @@ impl IntoResponse for Error {
             response
                 .headers_mut()
                 .insert(HeaderName::from_static("x-retry-after-ms"), retry_after_ms.into());
+        }
+        if let Some(meta) = self.meta {
+            meta.write(response.headers_mut());
         }
         response
     }

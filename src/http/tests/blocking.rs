@@ -73,6 +73,8 @@ async fn a_missing_item_appears() {
     let server = TestServer::start(TestCluster::new()).await;
     server.put("/v1/jobs", &json!({ "Job": web_job("a") })).await.ok();
     let seen = server.get("/v1/jobs").await.index();
+    let missing = server.get("/v1/job/b").await;
+    assert_eq!((missing.status, missing.index()), (404, seen));
     let path = format!("/v1/job/b?index={seen}&wait=60s");
     let registration = json!({ "Job": web_job("b") });
     let (woken, _) = tokio::join!(server.get(&path), server.put("/v1/jobs", &registration));
