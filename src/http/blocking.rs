@@ -22,7 +22,7 @@ use super::{
     serve::Closing,
     time,
 };
-use crate::server::api::{ReadMode, Snapshot};
+use crate::server::api::{ApiError, ReadMode, Snapshot};
 
 /// Longest and default wait (Nomad's `MaxBlockingRPCQueryTime`).
 const WAIT_MAX: Duration = Duration::from_mins(5);
@@ -78,6 +78,8 @@ impl Call {
             list.finish(pretty)
         };
         let (body, next_token) = if rows > ROWS_INLINE_MAX {
+            let turn = tokio::time::timeout(self.options.timeout, self.lists.acquire()).await;
+            let Ok(Ok(_turn)) = turn else { return Err(self.lists_overloaded()) };
             tokio::task::spawn_blocking(finish)
                 .await
                 .map_err(|error| Error::internal(format!("building the list failed: {error}")))??
@@ -91,6 +93,11 @@ impl Call {
             body,
             meta: Some(meta),
         })
+    }
+
+    fn lists_overloaded(&self) -> Error {
+        let limit = self.options.large_lists_max as u64;
+        ApiError::Overloaded { what: "large lists", limit, retry_after_ms: 1_000 }.into()
     }
 
     /// The first snapshot at which `index` exceeds the client's, or the last one before its wait is over.
@@ -121,7 +128,7 @@ impl Call {
                 () = self.api.changed(tables, looked_at, left) => {}
                 () = closing(self.closing.clone()) => {
                     let text = "this server is stopping".to_owned();
-                    return Err(crate::server::api::ApiError::NotReady(text).into());
+                    return Err(ApiError::NotReady(text).into());
                 }
             }
             snapshot = self.api.read(ReadMode::Stale, looked_at, self.options.timeout).await?;

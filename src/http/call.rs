@@ -17,7 +17,10 @@ use bytes::{Bytes, BytesMut};
 use fsm::{Command, EvaluationId, Reply, RequestId, State, Text};
 use futures_util::StreamExt;
 use serde_json::Value;
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout_at},
+};
 
 use super::{
     Context, HttpOptions,
@@ -25,7 +28,7 @@ use super::{
     error::Error,
     serve::Closing,
 };
-use crate::server::api::{Api, ReadMode, Snapshot, Written};
+use crate::server::api::{Api, ApiError, ReadMode, Snapshot, Written};
 
 /// Bytes of an oversized body that are read and thrown away, so that the client gets to read the answer.
 const DISCARD_BYTES_MAX: usize = 64 << 20;
@@ -77,6 +80,10 @@ pub(crate) struct Call {
     query: Vec<(String, String)>,
     request_id: Option<RequestId>,
     ids_made: AtomicU64,
+    /// Turns of large lists.
+    pub(crate) lists: Arc<Semaphore>,
+    /// The body's share of what all bodies may take.
+    _body_share: Option<OwnedSemaphorePermit>,
 }
 
 impl FromRequest<Context> for Call {
@@ -85,7 +92,9 @@ impl FromRequest<Context> for Call {
     async fn from_request(request: Request, context: &Context) -> Result<Self, Error> {
         let (parts, body) = request.into_parts();
         let options = Arc::clone(&context.options);
-        let body = read_body(body, &parts.headers, &options).await?;
+        let length = BodyLength::of(&parts.headers, &options);
+        let body_share = length.share(&context.budget.bodies, &options)?;
+        let body = read_body(body, length, &options).await?;
         let Query(query) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
             .map_err(|error| Error::bad(format!("the query string does not parse: {error}")))?;
         let mut call = Self {
@@ -100,6 +109,8 @@ impl FromRequest<Context> for Call {
             query,
             request_id: None,
             ids_made: AtomicU64::new(0),
+            lists: Arc::clone(&context.budget.lists),
+            _body_share: body_share,
         };
         call.check_common()?;
         call.request_id = call.keyed_request_id()?;
@@ -323,14 +334,41 @@ fn digest_16(parts: &[&[u8]]) -> [u8; 16] {
     out
 }
 
-async fn read_body(body: Body, headers: &HeaderMap, options: &HttpOptions) -> Result<Bytes, Error> {
+/// Bytes of a body that may have to be kept.
+#[derive(Clone, Copy)]
+struct BodyLength(usize);
+
+impl BodyLength {
+    fn of(headers: &HeaderMap, options: &HttpOptions) -> Self {
+        let announced = headers
+            .get(header::CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        let unknown = headers.contains_key(header::TRANSFER_ENCODING);
+        let length = if unknown { usize::MAX } else { announced.unwrap_or(0) };
+        Self(length.min(options.request_bytes_max))
+    }
+
+    /// Takes the body's share of what all bodies may take.
+    fn share(
+        self,
+        bodies: &Arc<Semaphore>,
+        options: &HttpOptions,
+    ) -> Result<Option<OwnedSemaphorePermit>, Error> {
+        if self.0 == 0 {
+            return Ok(None);
+        }
+        let kib = u32::try_from(self.0.div_ceil(1_024)).unwrap_or(u32::MAX);
+        Arc::clone(bodies).try_acquire_many_owned(kib).map(Some).map_err(|_| {
+            let limit = options.request_bodies_bytes_max as u64;
+            ApiError::Overloaded { what: "request body bytes", limit, retry_after_ms: 1_000 }.into()
+        })
+    }
+}
+
+async fn read_body(body: Body, length: BodyLength, options: &HttpOptions) -> Result<Bytes, Error> {
     let bytes_max = options.request_bytes_max;
     let deadline = Instant::now() + options.timeout;
-    let announced = headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|length| length.to_str().ok()?.parse::<usize>().ok())
-        .unwrap_or(0);
-    let mut collected = BytesMut::with_capacity(announced.min(bytes_max));
+    let mut collected = BytesMut::with_capacity(length.0.min(64 << 10));
     let mut received = 0usize;
     let mut stream = body.into_data_stream();
     loop {

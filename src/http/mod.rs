@@ -43,6 +43,7 @@ use axum::{
     http::{Method, Uri},
     routing::{MethodRouter, post},
 };
+use tokio::sync::Semaphore;
 
 pub use serve::{CONNECTIONS_MAX, serve};
 
@@ -54,6 +55,10 @@ use error::Error;
 pub struct HttpOptions {
     /// Size of a request body, bytes; a larger one is answered with 413.
     pub request_bytes_max: usize,
+    /// Bodies of all requests under way, bytes; beyond that requests are answered with 429.
+    pub request_bodies_bytes_max: usize,
+    /// Large lists that are built at a time; others wait for their turn, for `timeout` at most.
+    pub large_lists_max: usize,
     /// Size of an answer's body, bytes; a larger list has to be paged.
     pub response_bytes_max: usize,
     /// How long a request that does not wait for a change may take.
@@ -68,6 +73,8 @@ impl Default for HttpOptions {
     fn default() -> Self {
         Self {
             request_bytes_max: 4 << 20,
+            request_bodies_bytes_max: 256 << 20,
+            large_lists_max: 4,
             response_bytes_max: 256 << 20,
             timeout: Duration::from_secs(10),
             region: "global".to_owned(),
@@ -81,11 +88,25 @@ impl Default for HttpOptions {
 pub(crate) struct Context {
     api: Arc<dyn Api>,
     options: Arc<HttpOptions>,
+    budget: Budget,
+}
+
+/// What all requests together may hold at a time.
+#[derive(Clone)]
+pub(crate) struct Budget {
+    /// KiB of request bodies.
+    bodies: Arc<Semaphore>,
+    /// Large lists under construction.
+    lists: Arc<Semaphore>,
 }
 
 /// All routes of the API.
 pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
-    let context = Context { api, options: Arc::new(options) };
+    let budget = Budget {
+        bodies: Arc::new(Semaphore::new(options.request_bodies_bytes_max.div_ceil(1_024))),
+        lists: Arc::new(Semaphore::new(options.large_lists_max)),
+    };
+    let context = Context { api, options: Arc::new(options), budget };
     Router::new()
         .merge(job::routes())
         .merge(allocation::routes())

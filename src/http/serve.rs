@@ -48,9 +48,18 @@ impl Closing {
 ///
 /// Dropping the future closes every connection.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<Output = ()>) {
+    serve_within(listener, router, shutdown, CONNECTIONS_MAX).await;
+}
+
+async fn serve_within(
+    listener: TcpListener,
+    router: Router,
+    shutdown: impl Future<Output = ()>,
+    connections_max: usize,
+) {
     let (closing, closing_receiver) = watch::channel(false);
     let router = router.layer(Extension(Closing(closing_receiver.clone())));
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = Arc::new(Semaphore::new(connections_max));
     let turned_away = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
@@ -116,5 +125,48 @@ async fn turn_away(mut stream: TcpStream) {
     let written = timeout(Duration::from_secs(1), stream.write_all(TURN_AWAY)).await;
     if !matches!(written, Ok(Ok(()))) {
         tracing::debug!("a client over the connection limit did not read its answer");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use axum::routing::get;
+    use tokio::{io::AsyncReadExt, sync::oneshot};
+
+    use super::*;
+
+    async fn request(stream: &mut TcpStream) -> String {
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        while !answer.ends_with("hello") {
+            answer.push(char::from(stream.read_u8().await.unwrap()));
+        }
+        answer
+    }
+
+    #[tokio::test]
+    async fn connections_over_the_limit_are_told_to_come_back() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let router = Router::new().route("/", get(async || "hello"));
+        let shutdown = async { stopped.await.unwrap_or_default() };
+        let server = tokio::spawn(serve_within(listener, router, shutdown, 1));
+
+        let mut first = TcpStream::connect(address).await.unwrap();
+        assert!(request(&mut first).await.starts_with("HTTP/1.1 200"));
+        let mut second = TcpStream::connect(address).await.unwrap();
+        let mut answer = String::new();
+        second.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 429"), "{answer}");
+        assert!(answer.to_ascii_lowercase().contains("retry-after: 1"), "{answer}");
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(answer.contains(&format!("content-length: {}\r\n", body.len())), "{answer}");
+
+        // The first connection goes on, and ends with the server although the client keeps it open.
+        assert!(request(&mut first).await.starts_with("HTTP/1.1 200"));
+        stop.send(()).unwrap();
+        timeout(DRAIN_TIMEOUT, server).await.unwrap().unwrap();
     }
 }

@@ -102,7 +102,7 @@ async fn a_stale_query_waits_for_the_index_that_the_client_has_seen() {
     let server = TestServer::start(cluster.clone()).await;
     let next = cluster.state().head.index + 1;
     let path = format!("/v1/jobs?stale&index={next}&wait=50ms");
-    let (response, _) = tokio::join!(server.get(&path), async {
+    let (response, ()) = tokio::join!(server.get(&path), async {
         cluster.must(Command::Tick);
     });
     response.ok();

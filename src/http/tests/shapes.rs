@@ -218,3 +218,22 @@ async fn pretty_indents_lists_and_items() {
     assert!(!server.get("/v1/jobs").await.text.contains('\n'));
     server.stop().await;
 }
+
+#[tokio::test]
+async fn a_large_list_is_complete() {
+    let cluster = TestCluster::new();
+    let server = TestServer::start(cluster.clone()).await;
+    server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    for number in 0..2_500_u64 {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&number.to_be_bytes());
+        cluster.must(fsm::Command::EvaluateJob {
+            job: JobKey::new("default", "web"),
+            evaluation: EvaluationId(id),
+        });
+    }
+    let list = server.get("/v1/evaluations").await.ok();
+    assert_eq!(list.as_array().unwrap().len(), cluster.state().evaluations.len());
+    assert!(cluster.state().evaluations.len() > 2_000);
+    server.stop().await;
+}

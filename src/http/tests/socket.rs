@@ -1,6 +1,6 @@
 //! A server on port 0 and a client that sees every byte.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
 use serde_json::Value;
 use tokio::{
@@ -105,9 +105,9 @@ pub(super) async fn send(
 ) -> TestResponse {
     let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
     for (name, value) in headers {
-        head.push_str(&format!("{name}: {value}\r\n"));
+        write!(head, "{name}: {value}\r\n").unwrap();
     }
-    head.push_str(&format!("content-length: {}\r\n\r\n", body.len()));
+    write!(head, "content-length: {}\r\n\r\n", body.len()).unwrap();
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(body).await.unwrap();

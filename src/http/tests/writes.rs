@@ -302,3 +302,14 @@ async fn a_body_that_does_not_arrive_is_given_up() {
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
     server.stop().await;
 }
+
+#[tokio::test]
+async fn bodies_beyond_what_all_may_take_are_turned_away() {
+    let options = HttpOptions { request_bodies_bytes_max: 1_024, ..HttpOptions::default() };
+    let server = TestServer::start_with(TestCluster::new(), options).await;
+    let response = server.send("PUT", "/v1/jobs", &[], &[b' '; 2_000]).await;
+    assert_eq!(response.status, 429, "{response:?}");
+    assert!(response.text.contains("request body bytes limit reached (1024)"), "{response:?}");
+    server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    server.stop().await;
+}
