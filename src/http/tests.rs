@@ -6,6 +6,7 @@ mod bad_input;
 mod blocking;
 mod cluster;
 mod proxy;
+mod random;
 mod shapes;
 mod socket;
 mod writes;
