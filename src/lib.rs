@@ -1,9 +1,11 @@
 //! Quorate: a Raft-replicated cluster scheduler that speaks Nomad's HTTP API. ARCHITECTURE.md is the map.
 
+pub mod agent;
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod disk;
+pub mod http;
 pub mod jobspec;
 pub mod plant;
 pub mod raft;

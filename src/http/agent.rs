@@ -1,0 +1,73 @@
+//! `/v1/agent/…`: this server as its operators see it.
+
+use axum::{Router, http::StatusCode, routing::get};
+use serde_json::{Value, json};
+
+use super::{Context, answer::Answer, call::Call, error::Error, view};
+use crate::server::api::ReadMode;
+
+pub(crate) fn routes() -> Router<Context> {
+    Router::new()
+        .route("/v1/agent/self", get(this))
+        .route("/v1/agent/members", get(members))
+        .route("/v1/agent/servers", get(servers))
+        .route("/v1/agent/health", get(health))
+}
+
+async fn this(call: Call) -> Result<Answer, Error> {
+    let this = call.api.this_member();
+    let answer = json!({
+        "config": {
+            "Region": call.options.region,
+            "Datacenter": call.options.datacenter,
+            "NodeName": this.name,
+            "Version": { "Version": env!("CARGO_PKG_VERSION") },
+            "AdvertiseAddrs": { "HTTP": this.http_address, "RPC": this.rpc_address },
+            "Server": { "Enabled": true },
+            "Client": { "Enabled": false },
+            "ACL": { "Enabled": false },
+        },
+        "member": view::member(&this, &call.options),
+        "stats": call.api.stats(),
+    });
+    call.answer(&answer, None)
+}
+
+async fn members(call: Call) -> Result<Answer, Error> {
+    let members: Vec<Value> =
+        call.api.members().iter().map(|member| view::member(member, &call.options)).collect();
+    let answer = json!({
+        "ServerName": call.api.this_member().name,
+        "ServerRegion": call.options.region,
+        "ServerDC": call.options.datacenter,
+        "Members": members,
+    });
+    call.answer(&answer, None)
+}
+
+async fn servers(call: Call) -> Result<Answer, Error> {
+    let addresses: Vec<_> =
+        call.api.members().into_iter().map(|member| member.rpc_address).collect();
+    call.answer(&json!(addresses), None)
+}
+
+/// 500 with the same body when not healthy.
+async fn health(call: Call) -> Result<Answer, Error> {
+    let kind = call.parameter("type").unwrap_or("");
+    if !matches!(kind, "" | "server" | "client") {
+        return Err(Error::bad(format!("type must be server or client, not `{kind}`")));
+    }
+    if kind == "client" {
+        let answer = json!({ "client": { "ok": false, "message": "client not enabled" } });
+        return call.answer_with(StatusCode::INTERNAL_SERVER_ERROR, &answer, None);
+    }
+    let problem = match call.api.read(ReadMode::Stale, 0, call.options.timeout).await {
+        Ok(snapshot) if snapshot.known_leader => None,
+        Ok(_) => Some("No cluster leader".to_owned()),
+        Err(error) => Some(error.to_string()),
+    };
+    let ok = problem.is_none();
+    let message = problem.unwrap_or_else(|| "ok".to_owned());
+    let status = if ok { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+    call.answer_with(status, &json!({ "server": { "ok": ok, "message": message } }), None)
+}

@@ -1,0 +1,64 @@
+//! Allocations: `/v1/allocations` and `/v1/allocation/ID…`.
+
+use axum::{Router, routing::get};
+use fsm::{AllocationId, Command, Reply, State, table::TableId};
+use serde_json::json;
+
+use super::{Context, answer::Answer, call::Call, error::Error, list::IdPrefix, view, writes};
+
+const TABLES: &[TableId] = &[TableId::Allocations];
+
+pub(crate) fn routes() -> Router<Context> {
+    Router::new()
+        .route("/v1/allocations", get(list))
+        .route("/v1/allocation/{id}", get(read))
+        .route("/v1/allocation/{id}/stop", writes(stop))
+        .route("/v1/allocation/{id}/services", get(services))
+}
+
+async fn list(call: Call) -> Result<Answer, Error> {
+    let namespaces = call.namespaces();
+    let prefix = IdPrefix::of(&call)?;
+    let with_resources = call.flag("resources")?;
+    let with_task_states = call.flag_or("task_states", true)?;
+    call.list(TABLES, move |state, list| {
+        let rows: Vec<_> = state
+            .allocations
+            .iter()
+            .filter(|a| namespaces.contains(&a.job.namespace) && prefix.matches(&a.id.0))
+            .collect();
+        list.fill(
+            rows,
+            |a| (a.create_index, a.id),
+            |a| view::allocation_stub(state, a, with_resources, with_task_states),
+        )
+    })
+    .await
+}
+
+async fn read(call: Call) -> Result<Answer, Error> {
+    let id: AllocationId = call.id(1)?;
+    let index = |state: &State| state.allocations.get(&id).map(|a| a.modify_index);
+    let view = |state: &State| Some(view::allocation(state, state.allocations.get(&id)?));
+    call.item("alloc", TABLES, index, view).await
+}
+
+async fn stop(call: Call) -> Result<Answer, Error> {
+    let id: AllocationId = call.id(1)?;
+    let command = Command::StopAllocation { id, evaluation: call.evaluation_id() };
+    let written = call.write(command).await?;
+    let evaluation = match &written.reply {
+        Reply::Evaluations(made) => made.first().copied(),
+        Reply::Job { evaluation, .. } => *evaluation,
+        Reply::Done | Reply::Rejected(_) | Reply::Node { .. } | Reply::Plans(_) => None,
+    };
+    let answer = json!({ "EvalID": evaluation.map_or_else(String::new, |id| id.to_string()) });
+    call.answer_write(&written, answer)
+}
+
+/// Services are stored with the job but registered nowhere.
+async fn services(call: Call) -> Result<Answer, Error> {
+    let id: AllocationId = call.id(1)?;
+    call.item("alloc", TABLES, |_| None, |state| state.allocations.contains(&id).then(|| json!([])))
+        .await
+}

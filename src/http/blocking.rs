@@ -1,0 +1,178 @@
+//! Blocking queries: `index` and `wait`. The answer comes when the result's index exceeds `index`, or when `wait` is over.
+//!
+//! ```text
+//!  first snapshot (linearizable unless stale) ─► index newer? ─► answer
+//!        ▲                                          │ no
+//!        └── local snapshot, newer than the last ◄──┴── Api::changed(tables, index of the snapshot)
+//! ```
+//! No change is missed: the wait begins at the index of the snapshot that was looked at, and [`crate::server::api::Api::changed`]
+//! resolves at once when a table has changed since. No snapshot is held while waiting.
+
+use std::time::Duration;
+
+use fsm::{Index, State, table::TableId};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::{
+    answer::{Answer, Meta},
+    call::Call,
+    error::Error,
+    list::{List, Paging},
+    serve::Closing,
+    time,
+};
+use crate::server::api::{ApiError, ReadMode, Snapshot};
+
+/// Longest and default wait (Nomad's `MaxBlockingRPCQueryTime`).
+const WAIT_MAX: Duration = Duration::from_mins(5);
+/// Rows of the largest table of a list from which its body is built on a thread of its own.
+const ROWS_INLINE_MAX: usize = 2_000;
+
+impl Call {
+    /// Answers with one thing; `view` gives none when it is not there, under the name `what`.
+    pub(crate) async fn item(
+        &self,
+        what: &str,
+        tables: &'static [TableId],
+        index: impl Fn(&State) -> Option<Index> + Send + Sync,
+        view: impl FnOnce(&State) -> Option<Value> + Send + Sync,
+    ) -> Result<Answer, Error> {
+        let index = |state: &State| index(state).unwrap_or_else(|| tables_index(state, tables));
+        let snapshot = self.snapshot(tables, &index).await?;
+        let meta = Meta::of(&snapshot, index(&snapshot.state));
+        match view(&snapshot.state) {
+            Some(value) => self.answer(&value, Some(meta)),
+            None => Err(Error::not_found(what).with_meta(meta)),
+        }
+    }
+
+    /// Answers with a value that depends on whole tables.
+    pub(crate) async fn document(
+        &self,
+        tables: &'static [TableId],
+        view: impl FnOnce(&State) -> Result<Value, Error> + Send + Sync,
+    ) -> Result<Answer, Error> {
+        let index = |state: &State| tables_index(state, tables);
+        let snapshot = self.snapshot(tables, &index).await?;
+        let value = view(&snapshot.state)?;
+        self.answer(&value, Some(Meta::of(&snapshot, index(&snapshot.state))))
+    }
+
+    /// Answers with a list that depends on whole tables.
+    pub(crate) async fn list(
+        &self,
+        tables: &'static [TableId],
+        fill: impl FnOnce(&State, &mut List) -> Result<(), Error> + Send + 'static,
+    ) -> Result<Answer, Error> {
+        let paging = Paging::of(self)?;
+        let pretty = self.flag("pretty")?;
+        let index = |state: &State| tables_index(state, tables);
+        let snapshot = self.snapshot(tables, &index).await?;
+        let mut meta = Meta::of(&snapshot, index(&snapshot.state));
+        let mut list = List::new(paging, self.options.response_bytes_max);
+        let state = snapshot.state;
+        let rows = tables.iter().map(|table| rows_of(&state, *table)).max().unwrap_or(0);
+        let finish = move || {
+            fill(&state, &mut list)?;
+            list.finish(pretty)
+        };
+        let (body, next_token) = if rows > ROWS_INLINE_MAX {
+            let turn = tokio::time::timeout(self.options.timeout, self.lists.acquire()).await;
+            let Ok(Ok(_turn)) = turn else { return Err(self.lists_overloaded()) };
+            tokio::task::spawn_blocking(finish)
+                .await
+                .map_err(|error| Error::internal(format!("building the list failed: {error}")))??
+        } else {
+            finish()?
+        };
+        meta.next_token = next_token;
+        Ok(Answer {
+            status: axum::http::StatusCode::OK,
+            content_type: "application/json",
+            body,
+            meta: Some(meta),
+        })
+    }
+
+    fn lists_overloaded(&self) -> Error {
+        let limit = self.options.large_lists_max as u64;
+        ApiError::Overloaded { what: "large lists", limit, retry_after_ms: 1_000 }.into()
+    }
+
+    /// The first snapshot at which `index` exceeds the client's, or the last one before its wait is over.
+    async fn snapshot(
+        &self,
+        tables: &'static [TableId],
+        index: &(impl Fn(&State) -> Index + Send + Sync),
+    ) -> Result<Snapshot, Error> {
+        let mode = self.read_mode()?;
+        let Some(seen) = self.number("index")?.filter(|seen| *seen > 0) else {
+            return self.read().await;
+        };
+        let deadline = Instant::now() + self.wait()?;
+        // A linearizable read is never older than what the client has seen; a stale one has to wait for it.
+        let index_min = match mode {
+            ReadMode::Linearizable => 0,
+            ReadMode::Stale => seen,
+        };
+        let mut snapshot = self.api.read(mode, index_min, self.options.timeout).await?;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if index(&snapshot.state) > seen || left.is_zero() {
+                return Ok(snapshot);
+            }
+            let looked_at = snapshot.state.head.index;
+            drop(snapshot);
+            tokio::select! {
+                () = self.api.changed(tables, looked_at, left) => {}
+                () = closing(self.closing.clone()) => {
+                    let text = "this server is stopping".to_owned();
+                    return Err(ApiError::NotReady(text).into());
+                }
+            }
+            snapshot = self.api.read(ReadMode::Stale, looked_at, self.options.timeout).await?;
+        }
+    }
+
+    /// How long a blocking query may take, with Nomad's share of a sixteenth on top.
+    fn wait(&self) -> Result<Duration, Error> {
+        let wait = match self.parameter("wait") {
+            None | Some("") => WAIT_MAX,
+            Some(text) => time::duration(text)
+                .ok_or_else(|| Error::bad(format!("wait: `{text}` is not a duration like 5m")))?,
+        };
+        let wait = if wait.is_zero() { WAIT_MAX } else { wait.min(WAIT_MAX) };
+        Ok(wait + wait / 16)
+    }
+}
+
+async fn closing(closing: Option<Closing>) {
+    match closing {
+        Some(closing) => closing.closed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Last index that changed one of the tables.
+pub(crate) fn tables_index(state: &State, tables: &[TableId]) -> Index {
+    tables.iter().map(|table| state.table_index(*table)).max().unwrap_or(1)
+}
+
+fn rows_of(state: &State, table: TableId) -> usize {
+    match table {
+        TableId::Jobs => state.jobs.len(),
+        TableId::JobVersions => state.job_versions.len(),
+        TableId::Nodes => state.nodes.len(),
+        TableId::Evaluations => state.evaluations.len(),
+        TableId::Allocations => state.allocations.len(),
+        TableId::NodePools => state.node_pools.len(),
+        TableId::Namespaces => state.namespaces.len(),
+        TableId::SchedulerConfiguration
+        | TableId::Tombstones
+        | TableId::EarlyEligibilities
+        | TableId::CapacityGains
+        | TableId::Sessions
+        | TableId::DigestMarks => 0,
+    }
+}

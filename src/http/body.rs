@@ -1,0 +1,130 @@
+//! Reading a request's JSON: every wrong type is an error that names its place (`Job.Priority: expected …`), never a default.
+//!
+//! Names match as Go's decoder matches them: exactly, or else without regard to case; null is the same as absent.
+
+use serde_json::{Map, Value};
+
+use super::{error::Error, time};
+
+/// One object of a request's body, and where it stands.
+#[derive(Clone)]
+pub(crate) struct Fields<'a> {
+    object: Option<&'a Map<String, Value>>,
+    path: String,
+}
+
+impl<'a> Fields<'a> {
+    /// The body itself; null is an empty object.
+    pub(crate) fn of(body: &'a Value) -> Result<Self, Error> {
+        Self::at(body, String::new())
+    }
+
+    fn at(value: &'a Value, path: String) -> Result<Self, Error> {
+        match value {
+            Value::Null => Ok(Self { object: None, path }),
+            Value::Object(object) => Ok(Self { object: Some(object), path }),
+            other @ (Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_)) => {
+                let place = if path.is_empty() { "request body".to_owned() } else { path };
+                Err(wrong_type(&place, "an object", other))
+            }
+        }
+    }
+
+    /// The value of a field, unless it is absent or null.
+    pub(crate) fn value(&self, name: &str) -> Option<&'a Value> {
+        let object = self.object?;
+        let found = object.get(name).or_else(|| {
+            object.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+        })?;
+        (!found.is_null()).then_some(found)
+    }
+
+    /// The path of a field, for messages.
+    pub(crate) fn place(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+
+    /// A nested object.
+    pub(crate) fn object(&self, name: &str) -> Result<Option<Self>, Error> {
+        self.value(name).map(|value| Self::at(value, self.place(name))).transpose()
+    }
+
+    /// Names and values of this object.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
+        self.object.into_iter().flatten()
+    }
+
+    /// A text.
+    pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, Error> {
+        self.typed(name, "a text", Value::as_str)
+    }
+
+    /// A truth value.
+    pub(crate) fn flag(&self, name: &str) -> Result<bool, Error> {
+        Ok(self.typed(name, "true or false", Value::as_bool)?.unwrap_or(false))
+    }
+
+    /// A number that is not negative.
+    pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Error> {
+        self.typed(name, "a whole number that is not negative", Value::as_u64)
+    }
+
+    /// Nanoseconds, or a Go duration as text; may be negative.
+    pub(crate) fn nanoseconds(&self, name: &str) -> Result<Option<i64>, Error> {
+        let parse = |value: &Value| match value {
+            Value::String(text) => {
+                let (sign, text) = match text.strip_prefix('-') {
+                    Some(rest) => (-1, rest),
+                    None => (1, text.as_str()),
+                };
+                let nanoseconds = i64::try_from(time::duration(text)?.as_nanos()).ok()?;
+                Some(sign * nanoseconds)
+            }
+            Value::Number(number) => number.as_i64(),
+            Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+        };
+        let Some(value) = self.value(name) else { return Ok(None) };
+        match parse(value) {
+            Some(nanoseconds) => Ok(Some(nanoseconds)),
+            None => {
+                Err(wrong_type(&self.place(name), "a duration (nanoseconds or \"1h30m\")", value))
+            }
+        }
+    }
+
+    /// A map of texts.
+    pub(crate) fn text_map(&self, name: &str) -> Result<Vec<(&'a str, &'a str)>, Error> {
+        let Some(map) = self.object(name)? else { return Ok(Vec::new()) };
+        map.entries()
+            .map(|(key, value)| match value.as_str() {
+                Some(text) => Ok((key.as_str(), text)),
+                None => Err(wrong_type(&map.place(key), "a text", value)),
+            })
+            .collect()
+    }
+
+    fn typed<T>(
+        &self,
+        name: &str,
+        expected: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| wrong_type(&self.place(name), expected, value))
+    }
+}
+
+fn wrong_type(place: &str, expected: &str, found: &Value) -> Error {
+    let found = match found {
+        Value::Null => "null".to_owned(),
+        Value::Bool(value) => value.to_string(),
+        Value::Number(number) => format!("the number {number}"),
+        Value::String(text) => {
+            let short: String = text.chars().take(40).collect();
+            format!("the text \"{short}\"")
+        }
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+    };
+    Error::bad(format!("{place}: expected {expected}, found {found}"))
+}

@@ -1,0 +1,435 @@
+//! One request: its path, query, body and identity, each within its bound. Every handler gets a [`Call`] and nothing else.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    body::Body,
+    extract::{FromRequest, Query, Request},
+    http::{HeaderMap, Method, StatusCode, Uri, header},
+};
+use bytes::{Bytes, BytesMut};
+use fsm::{Command, EvaluationId, Reply, RequestId, State, Text};
+use futures_util::StreamExt;
+use serde_json::Value;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    Context, HttpOptions,
+    answer::{Answer, Meta},
+    error::Error,
+    serve::Closing,
+};
+use crate::server::api::{Api, ApiError, ReadMode, Snapshot, Written};
+
+/// Bytes of an oversized body that are read and thrown away, so that the client gets to read the answer.
+const DISCARD_BYTES_MAX: usize = 64 << 20;
+/// Length of an `Idempotency-Key`, bytes.
+const KEY_BYTES_MAX: usize = 256;
+/// Evaluation ids in a command under an idempotency key, fixed so that a retry is the same command.
+const KEYED_IDS: usize = 16;
+
+/// Header that marks a request as passed on by a server to an agent.
+pub(crate) const PROXIED_HEADER: &str = "x-quorate-proxied";
+
+/// Namespaces a list is about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Namespaces {
+    /// `*`.
+    All,
+    /// One.
+    One(Text),
+}
+
+impl Namespaces {
+    /// Whether a namespace is among them.
+    pub(crate) fn contains(&self, namespace: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::One(one) => &**one == namespace,
+        }
+    }
+}
+
+/// A request.
+pub(crate) struct Call {
+    /// The server.
+    pub(crate) api: Arc<dyn Api>,
+    /// Bounds and names.
+    pub(crate) options: Arc<HttpOptions>,
+    /// Method.
+    pub(crate) method: Method,
+    /// Path and query as received.
+    pub(crate) uri: Uri,
+    /// Headers.
+    pub(crate) headers: HeaderMap,
+    /// Body.
+    pub(crate) body: Bytes,
+    /// Told when the server stops.
+    pub(crate) closing: Option<Closing>,
+    /// Decoded path after `/v1/`, cut at the slashes of the path as received.
+    segments: Vec<String>,
+    query: Vec<(String, String)>,
+    request_id: Option<RequestId>,
+    ids_made: AtomicU64,
+    /// Turns of large lists.
+    pub(crate) lists: Arc<Semaphore>,
+    /// The body's share of what all bodies may take.
+    _body_share: Option<OwnedSemaphorePermit>,
+}
+
+impl FromRequest<Context> for Call {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, context: &Context) -> Result<Self, Error> {
+        let (parts, body) = request.into_parts();
+        let options = Arc::clone(&context.options);
+        let length = BodyLength::of(&parts.headers, &options);
+        let body_share = length.share(&context.budget.bodies, &options)?;
+        let body = read_body(body, length, &options).await?;
+        let Query(query) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
+            .map_err(|error| Error::bad(format!("the query string does not parse: {error}")))?;
+        let mut call = Self {
+            api: Arc::clone(&context.api),
+            options,
+            method: parts.method,
+            segments: segments(&parts.uri)?,
+            uri: parts.uri,
+            headers: parts.headers,
+            body,
+            closing: parts.extensions.get::<Closing>().cloned(),
+            query,
+            request_id: None,
+            ids_made: AtomicU64::new(0),
+            lists: Arc::clone(&context.budget.lists),
+            _body_share: body_share,
+        };
+        call.check_common()?;
+        call.request_id = call.keyed_request_id()?;
+        Ok(call)
+    }
+}
+
+impl Call {
+    fn check_common(&self) -> Result<(), Error> {
+        if self.parameter("filter").is_some_and(|filter| !filter.is_empty()) {
+            return Err(Error::bad("filter expressions are not supported by this server"));
+        }
+        if self.parameter("region").is_some_and(|r| !r.is_empty() && r != self.options.region) {
+            return Err(Error::no_region());
+        }
+        Ok(())
+    }
+
+    /// The id of a request with an `Idempotency-Key`: scoped by namespace and token.
+    fn keyed_request_id(&self) -> Result<Option<RequestId>, Error> {
+        let Some(key) = self.headers.get("idempotency-key") else { return Ok(None) };
+        if key.is_empty() || key.len() > KEY_BYTES_MAX {
+            let text = format!("Idempotency-Key must have 1 to {KEY_BYTES_MAX} bytes");
+            return Err(Error::bad(text));
+        }
+        let token = self
+            .headers
+            .get("x-nomad-token")
+            .or_else(|| self.headers.get(header::AUTHORIZATION))
+            .map_or(&[][..], |token| token.as_bytes());
+        let namespace = self.parameter("namespace").unwrap_or("default");
+        Ok(Some(RequestId(digest_16(&[namespace.as_bytes(), token, key.as_bytes()]))))
+    }
+
+    /// Segment of the path after `/v1/`; empty when there is none.
+    pub(crate) fn segment(&self, position: usize) -> &str {
+        self.segments.get(position).map_or("", String::as_str)
+    }
+
+    /// The decoded path after `/v1/`.
+    pub(crate) fn segments(&self) -> &[String] {
+        &self.segments
+    }
+
+    /// A parsed id in the path.
+    pub(crate) fn id<T: std::str::FromStr<Err = fsm::id::ParseIdError>>(
+        &self,
+        position: usize,
+    ) -> Result<T, Error> {
+        self.segment(position).parse().map_err(|error| Error::bad(format!("invalid id: {error}")))
+    }
+
+    /// A parameter of the query.
+    pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
+        self.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// A truth value in the query; present without a value is true.
+    pub(crate) fn flag(&self, name: &str) -> Result<bool, Error> {
+        self.flag_or(name, false)
+    }
+
+    /// A truth value in the query with a default.
+    pub(crate) fn flag_or(&self, name: &str, default: bool) -> Result<bool, Error> {
+        match self.parameter(name) {
+            None => Ok(default),
+            Some("" | "1" | "t" | "T" | "true" | "True" | "TRUE") => Ok(true),
+            Some("0" | "f" | "F" | "false" | "False" | "FALSE") => Ok(false),
+            Some(other) => {
+                Err(Error::bad(format!("{name}: expected true or false, not `{other}`")))
+            }
+        }
+    }
+
+    /// A number in the query.
+    pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Error> {
+        match self.parameter(name) {
+            None | Some("") => Ok(None),
+            Some(text) => text.parse().map(Some).map_err(|_| {
+                Error::bad(format!(
+                    "{name}: expected a whole number that is not negative, not `{text}`"
+                ))
+            }),
+        }
+    }
+
+    /// Namespaces that a list is asked for.
+    pub(crate) fn namespaces(&self) -> Namespaces {
+        match self.parameter("namespace") {
+            None | Some("") => Namespaces::One("default".into()),
+            Some("*") => Namespaces::All,
+            Some(one) => Namespaces::One(one.into()),
+        }
+    }
+
+    /// The one namespace of a request about one thing.
+    pub(crate) fn namespace(&self) -> Result<Text, Error> {
+        match self.namespaces() {
+            Namespaces::One(one) => Ok(one),
+            Namespaces::All => Err(Error::bad("namespace * is only allowed on lists")),
+        }
+    }
+
+    /// The body as JSON; an empty one is null.
+    pub(crate) fn json(&self) -> Result<Value, Error> {
+        if self.body.is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(&self.body)
+            .map_err(|error| Error::bad(format!("the request body is not valid JSON: {error}")))
+    }
+
+    /// The body as JSON, which must be there.
+    pub(crate) fn json_required(&self) -> Result<Value, Error> {
+        let value = self.json()?;
+        if value.is_null() {
+            return Err(Error::bad("a JSON request body is required"));
+        }
+        Ok(value)
+    }
+
+    /// How fresh a read has to be.
+    pub(crate) fn read_mode(&self) -> Result<ReadMode, Error> {
+        Ok(if self.flag("stale")? { ReadMode::Stale } else { ReadMode::Linearizable })
+    }
+
+    /// A snapshot for a request that does not wait.
+    pub(crate) async fn read(&self) -> Result<Snapshot, Error> {
+        let mode = self.read_mode()?;
+        Ok(self.api.read(mode, 0, self.options.timeout).await?)
+    }
+
+    /// Proposes a command; a rejection is an error.
+    pub(crate) async fn write(&self, command: Command) -> Result<Written, Error> {
+        let written = self.api.write(command, self.request_id, self.options.timeout).await?;
+        if let Reply::Rejected(rejection) = written.reply {
+            return Err(rejection.into());
+        }
+        Ok(written)
+    }
+
+    /// The id of a request with an `Idempotency-Key`.
+    pub(crate) fn request_id(&self) -> Option<RequestId> {
+        self.request_id
+    }
+
+    /// An id for a new evaluation: random, or under an idempotency key the same at each retry.
+    pub(crate) fn evaluation_id(&self) -> EvaluationId {
+        let Some(RequestId(request)) = self.request_id else {
+            return EvaluationId(self.api.new_id());
+        };
+        let number = self.ids_made.fetch_add(1, Ordering::Relaxed);
+        EvaluationId(digest_16(&[b"evaluation", &request, &number.to_le_bytes()]))
+    }
+
+    /// Ids for the evaluations of `count` jobs; under an idempotency key their number does not depend on the state.
+    pub(crate) fn evaluation_ids(&self, count: usize) -> Vec<EvaluationId> {
+        let count = if self.request_id.is_some() { KEYED_IDS } else { count };
+        (0..count).map(|_| self.evaluation_id()).collect()
+    }
+
+    /// An answer with a JSON body.
+    pub(crate) fn answer(&self, value: &Value, meta: Option<Meta>) -> Result<Answer, Error> {
+        self.answer_with(StatusCode::OK, value, meta)
+    }
+
+    /// An answer with a status and a JSON body.
+    pub(crate) fn answer_with(
+        &self,
+        status: StatusCode,
+        value: &Value,
+        meta: Option<Meta>,
+    ) -> Result<Answer, Error> {
+        let pretty = self.flag("pretty")?;
+        let body =
+            if pretty { serde_json::to_vec_pretty(value) } else { serde_json::to_vec(value) };
+        let body = body.map_err(|error| Error::internal(error.to_string()))?.into();
+        Ok(Answer { status, content_type: "application/json", body, meta })
+    }
+
+    /// An answer of a write: the index is that of its entry.
+    pub(crate) fn answer_write(
+        &self,
+        written: &Written,
+        mut value: Value,
+    ) -> Result<Answer, Error> {
+        if let Value::Object(object) = &mut value {
+            object.insert("Index".to_owned(), written.index.into());
+            object.insert("LastContact".to_owned(), 0.into());
+            object.insert("KnownLeader".to_owned(), true.into());
+        }
+        let meta = Meta {
+            index: written.index,
+            last_contact: Duration::ZERO,
+            known_leader: true,
+            next_token: None,
+        };
+        self.answer(&value, Some(meta))
+    }
+
+    /// Reads once, without waiting for a change, and answers with what `view` makes of the state.
+    pub(crate) async fn answer_read(
+        &self,
+        view: impl FnOnce(&State) -> Result<Value, Error>,
+    ) -> Result<Answer, Error> {
+        let snapshot = self.read().await?;
+        let value = view(&snapshot.state)?;
+        self.answer(&value, Some(Meta::of(&snapshot, snapshot.state.head.index)))
+    }
+}
+
+/// First 16 bytes of BLAKE3 over the parts, each with its length before it.
+fn digest_16(parts: &[&[u8]]) -> [u8; 16] {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    let mut out = [0; 16];
+    hasher.finalize_xof().fill(&mut out);
+    out
+}
+
+/// Bytes of a body that may have to be kept.
+#[derive(Clone, Copy)]
+struct BodyLength(usize);
+
+impl BodyLength {
+    fn of(headers: &HeaderMap, options: &HttpOptions) -> Self {
+        let announced = headers
+            .get(header::CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        let unknown = headers.contains_key(header::TRANSFER_ENCODING);
+        let length = if unknown { usize::MAX } else { announced.unwrap_or(0) };
+        Self(length.min(options.request_bytes_max))
+    }
+
+    /// Takes the body's share of what all bodies may take.
+    fn share(
+        self,
+        bodies: &Arc<Semaphore>,
+        options: &HttpOptions,
+    ) -> Result<Option<OwnedSemaphorePermit>, Error> {
+        if self.0 == 0 {
+            return Ok(None);
+        }
+        let kib = u32::try_from(self.0.div_ceil(1_024)).unwrap_or(u32::MAX);
+        Arc::clone(bodies).try_acquire_many_owned(kib).map(Some).map_err(|_| {
+            let limit = options.request_bodies_bytes_max as u64;
+            ApiError::Overloaded { what: "request body bytes", limit, retry_after_ms: 1_000 }.into()
+        })
+    }
+}
+
+async fn read_body(body: Body, length: BodyLength, options: &HttpOptions) -> Result<Bytes, Error> {
+    let bytes_max = options.request_bytes_max;
+    let deadline = Instant::now() + options.timeout;
+    let mut collected = BytesMut::with_capacity(length.0.min(64 << 10));
+    let mut received = 0usize;
+    let mut stream = body.into_data_stream();
+    loop {
+        let chunk = match timeout_at(deadline, stream.next()).await {
+            Err(_) if received > bytes_max => return Err(Error::body_too_large(bytes_max)),
+            Err(_) => return Err(Error::body_timeout()),
+            Ok(None) => break,
+            Ok(Some(chunk)) => {
+                chunk.map_err(|error| Error::bad(format!("the request body broke off: {error}")))?
+            }
+        };
+        received = received.saturating_add(chunk.len());
+        if received <= bytes_max {
+            collected.extend_from_slice(&chunk);
+        } else if received > bytes_max.saturating_add(DISCARD_BYTES_MAX) {
+            break;
+        }
+    }
+    if received > bytes_max {
+        return Err(Error::body_too_large(bytes_max));
+    }
+    Ok(collected.freeze())
+}
+
+fn segments(uri: &Uri) -> Result<Vec<String>, Error> {
+    let path = uri.path().strip_prefix("/v1/").unwrap_or("");
+    path.split('/').map(percent_decode).collect()
+}
+
+fn percent_decode(segment: &str) -> Result<String, Error> {
+    let bad = || Error::bad(format!("\"{segment}\" in the path is not valid percent-encoding"));
+    let mut out = Vec::with_capacity(segment.len());
+    let mut bytes = segment.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let mut digit = || char::from(bytes.next()?).to_digit(16);
+        let (Some(high), Some(low)) = (digit(), digit()) else { return Err(bad()) };
+        out.push(u8::try_from(high * 16 + low).map_err(|_| bad())?);
+    }
+    String::from_utf8(out).map_err(|_| bad())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn path_segments_are_decoded_after_they_are_cut() {
+        let uri: Uri = "/v1/job/a%2Fb%20c/summary?x=1".parse().unwrap();
+        assert_eq!(segments(&uri).unwrap(), ["job", "a/b c", "summary"]);
+        for bad in ["%", "%2", "%zz", "%ff"] {
+            assert!(percent_decode(bad).is_err(), "{bad} should not decode");
+        }
+    }
+
+    #[test]
+    fn a_digest_tells_its_parts_apart() {
+        assert_ne!(digest_16(&[b"a", b"bc"]), digest_16(&[b"ab", b"c"]));
+    }
+}

@@ -1,0 +1,361 @@
+//! Jobs: `/v1/jobs…`, `/v1/job/ID…` and `/v1/validate/job`.
+//!
+//! A job id may hold slashes, encoded or not, so the verb is what stands behind the last slash of the path as received, if it is one.
+
+use axum::{Router, routing::get};
+use fsm::{Command, EvaluationId, JobKey, Reply, State, table::TableId};
+use serde_json::{Value, json};
+
+use super::{
+    Context,
+    answer::Answer,
+    body::Fields,
+    call::{Call, Namespaces},
+    error::Error,
+    jobs_bridge, view, writes,
+};
+use crate::server::api::Written;
+
+const JOB_TABLES: &[TableId] = &[TableId::Jobs];
+const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocations];
+const VERSION_TABLES: &[TableId] = &[TableId::Jobs, TableId::JobVersions];
+
+/// Verbs behind a job id that are answered, with the methods they take.
+const VERBS: [(&str, &str); 8] = [
+    ("evaluate", "write"),
+    ("allocations", "read"),
+    ("evaluations", "read"),
+    ("summary", "read"),
+    ("versions", "read"),
+    ("deployments", "read"),
+    ("deployment", "read"),
+    ("submission", "read"),
+];
+/// Nomad's other verbs.
+const VERBS_UNSUPPORTED: [&str; 10] = [
+    "plan", "dispatch", "revert", "stable", "scale", "services", "actions", "action", "force",
+    "tag",
+];
+
+pub(crate) fn routes() -> Router<Context> {
+    Router::new()
+        .route("/v1/jobs", get(list).put(register).post(register))
+        .route("/v1/jobs/parse", writes(parse))
+        .route("/v1/job/{*rest}", get(read).put(write).post(write).delete(deregister))
+        .route("/v1/validate/job", writes(validate))
+}
+
+/// A job's id and verb in the path; the verb is empty for the job itself.
+struct Target {
+    id: String,
+    verb: String,
+}
+
+impl Target {
+    fn of(call: &Call) -> Result<Self, Error> {
+        let path = call.segments().get(1..).unwrap_or_default();
+        let (last, before) = path.split_last().ok_or_else(|| Error::bad("missing job ID"))?;
+        let verb = last.as_str();
+        let is_verb =
+            VERBS.iter().any(|(name, _)| *name == verb) || VERBS_UNSUPPORTED.contains(&verb);
+        let target = if is_verb && !before.is_empty() {
+            let before = match verb {
+                "force" if before.last().is_some_and(|part| part == "periodic") => {
+                    &before[..before.len() - 1]
+                }
+                "tag" if before.len() > 2 && before[before.len() - 2] == "versions" => {
+                    &before[..before.len() - 2]
+                }
+                "force" | "tag" => path,
+                _ => before,
+            };
+            let verb = if before.len() == path.len() { "" } else { verb };
+            Self { id: before.join("/"), verb: verb.to_owned() }
+        } else {
+            Self { id: path.join("/"), verb: String::new() }
+        };
+        if target.id.is_empty() {
+            return Err(Error::bad("missing job ID"));
+        }
+        Ok(target)
+    }
+
+    /// Whether the verb may be used with this kind of method; Nomad's verbs that are not built are refused by name.
+    fn check(&self, call: &Call, kind: &str) -> Result<(), Error> {
+        if VERBS_UNSUPPORTED.contains(&self.verb.as_str()) {
+            return Err(Error::unsupported(&format!("job {}", self.verb)));
+        }
+        match VERBS.iter().find(|(name, _)| *name == self.verb) {
+            Some((_, takes)) if *takes != kind => {
+                Err(Error::wrong_method(&call.method, call.uri.path()))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn key(&self, call: &Call) -> Result<JobKey, Error> {
+        Ok(JobKey::new(call.namespace()?, self.id.as_str()))
+    }
+}
+
+async fn list(call: Call) -> Result<Answer, Error> {
+    let namespaces = call.namespaces();
+    let prefix = call.parameter("prefix").unwrap_or("").to_owned();
+    let with_meta = call.flag("meta")?;
+    call.list(JOB_AND_ALLOCATION_TABLES, move |state, list| {
+        let rows: Vec<_> = match &namespaces {
+            Namespaces::One(namespace) => {
+                let first = JobKey::new(namespace.clone(), prefix.as_str());
+                state
+                    .jobs
+                    .iter_from(&first)
+                    .take_while(|job| {
+                        job.key.namespace == *namespace && job.key.id.starts_with(&prefix)
+                    })
+                    .collect()
+            }
+            Namespaces::All => {
+                state.jobs.iter().filter(|job| job.key.id.starts_with(&prefix)).collect()
+            }
+        };
+        list.fill(
+            rows,
+            |job| job.key.clone(),
+            |job| view::job_stub(state, job, with_meta).unwrap_or(Value::Null),
+        )
+    })
+    .await
+}
+
+async fn read(call: Call) -> Result<Answer, Error> {
+    let target = Target::of(&call)?;
+    target.check(&call, "read")?;
+    let key = target.key(&call)?;
+    match target.verb.as_str() {
+        "" => get_job(&call, &key).await,
+        "allocations" => allocations(&call, key).await,
+        "evaluations" => evaluations(&call, key).await,
+        "summary" => summary(&call, &key).await,
+        "versions" => versions(&call, &key).await,
+        "deployments" => call.answer_read(|_| Ok(json!([]))).await,
+        "deployment" => call.answer_read(|_| Ok(Value::Null)).await,
+        "submission" => Err(Error::not_found("job source")),
+        other => Err(Error::unsupported(&format!("job {other}"))),
+    }
+}
+
+async fn get_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+    let index = |state: &State| state.jobs.get(key).map(|job| job.modify_index);
+    let view = |state: &State| view::job(state, state.jobs.get(key)?);
+    call.item("job", JOB_TABLES, index, view).await
+}
+
+async fn summary(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+    let view = |state: &State| view::job_summary(state, state.jobs.get(key)?);
+    call.item("job", JOB_AND_ALLOCATION_TABLES, |_| None, view).await
+}
+
+async fn versions(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+    if call.flag("diffs")? {
+        return Err(Error::unsupported("diffs between job versions"));
+    }
+    let view = |state: &State| {
+        let job = state.jobs.get(key)?;
+        let versions: Vec<_> = state
+            .versions_of(key, job.create_index)
+            .iter()
+            .map(|version| view::job_version(job, version))
+            .collect();
+        Some(json!({ "Versions": versions, "Diffs": [] }))
+    };
+    call.item("job versions", VERSION_TABLES, |_| None, view).await
+}
+
+/// Allocations of the current incarnation; with `all` those of older ones too.
+async fn allocations(call: &Call, key: JobKey) -> Result<Answer, Error> {
+    let all = call.flag("all")?;
+    let with_resources = call.flag("resources")?;
+    call.list(&[TableId::Allocations], move |state, list| {
+        let current = state.jobs.get(&key).map(|job| job.create_index);
+        let rows: Vec<_> = state
+            .allocations_of_job(&key)
+            .filter(|a| all || current.is_none_or(|current| a.job_create_index == current))
+            .collect();
+        list.fill(
+            rows,
+            |a| (a.create_index, a.id),
+            |a| view::allocation_stub(state, a, with_resources, true),
+        )
+    })
+    .await
+}
+
+async fn evaluations(call: &Call, key: JobKey) -> Result<Answer, Error> {
+    call.list(&[TableId::Evaluations], move |state, list| {
+        let rows: Vec<_> = state.evaluations_of_job(&key).collect();
+        list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation(e, None))
+    })
+    .await
+}
+
+async fn write(call: Call) -> Result<Answer, Error> {
+    let target = Target::of(&call)?;
+    target.check(&call, "write")?;
+    match target.verb.as_str() {
+        "" => register_as(&call, Some(&target.id)).await,
+        "evaluate" => evaluate(&call, &target).await,
+        other => Err(Error::unsupported(&format!("job {other}"))),
+    }
+}
+
+async fn register(call: Call) -> Result<Answer, Error> {
+    register_as(&call, None).await
+}
+
+async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Error> {
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    for name in ["PreserveCounts", "PreserveResources"] {
+        if fields.flag(name)? {
+            return Err(Error::bad(format!("{name} is not supported by this server")));
+        }
+    }
+    let enforce_index = if fields.flag("EnforceIndex")? {
+        Some(fields.number("JobModifyIndex")?.unwrap_or(0))
+    } else {
+        fields.number("JobModifyIndex")?;
+        None
+    };
+    let evaluation_priority = priority(fields.number("EvalPriority")?)?;
+    let job = job_of(call, &fields)?;
+    let id = Fields::of(&job)?.text("ID")?.unwrap_or("");
+    if id_in_path.is_some_and(|path| path != id) {
+        return Err(Error::bad("Job ID does not match name in request path"));
+    }
+    let converted = jobs_bridge::convert(&job).map_err(|errors| Error::bad(errors.join("\n")))?;
+    let command = Command::RegisterJob {
+        spec: converted.spec.into(),
+        enforce_index,
+        evaluation: call.evaluation_id(),
+        evaluation_priority,
+    };
+    let written = call.write(command).await?;
+    let mut answer = job_reply(&written);
+    answer["Warnings"] = converted.warnings.into();
+    call.answer_write(&written, answer)
+}
+
+/// The job of a request's body, in the namespace of the query unless it names one.
+fn job_of(call: &Call, fields: &Fields<'_>) -> Result<Value, Error> {
+    let job = fields.object("Job")?.ok_or_else(|| Error::bad("Job must be specified"))?;
+    let of_job = job.text("Namespace")?.filter(|namespace| !namespace.is_empty());
+    let of_query = call.parameter("namespace").filter(|namespace| !namespace.is_empty());
+    let namespace = match (of_job, of_query) {
+        (_, Some("*")) => return Err(Error::bad("namespace * is only allowed on lists")),
+        (Some(job), Some(query)) if job != query => {
+            return Err(Error::bad(format!(
+                "Job.Namespace is \"{job}\" but the request is for namespace \"{query}\""
+            )));
+        }
+        (Some(namespace), _) | (None, Some(namespace)) => namespace,
+        (None, None) => "default",
+    };
+    let mut value = fields.value("Job").cloned().unwrap_or(Value::Null);
+    if let Value::Object(object) = &mut value {
+        object.retain(|name, _| !name.eq_ignore_ascii_case("Namespace"));
+        object.insert("Namespace".to_owned(), namespace.into());
+    }
+    Ok(value)
+}
+
+fn priority(given: Option<u64>) -> Result<Option<u16>, Error> {
+    match given {
+        None | Some(0) => Ok(None),
+        Some(priority) => match u16::try_from(priority) {
+            Ok(priority) if priority <= fsm::limits::JOB_PRIORITY_MAX => Ok(Some(priority)),
+            Ok(_) | Err(_) => Err(Error::bad(format!(
+                "evaluation priority must be 1 to {}, not {priority}",
+                fsm::limits::JOB_PRIORITY_MAX
+            ))),
+        },
+    }
+}
+
+fn job_reply(written: &Written) -> Value {
+    let (evaluation, job_modify_index) = match &written.reply {
+        Reply::Job { evaluation, job_modify_index, found: _ } => (*evaluation, *job_modify_index),
+        Reply::Evaluations(made) => (made.first().copied(), written.index),
+        Reply::Done | Reply::Rejected(_) | Reply::Node { .. } | Reply::Plans(_) => {
+            (None, written.index)
+        }
+    };
+    json!({
+        "EvalID": evaluation.map_or_else(String::new, |id: EvaluationId| id.to_string()),
+        "EvalCreateIndex": if evaluation.is_some() { written.index } else { 0 },
+        "JobModifyIndex": job_modify_index,
+    })
+}
+
+async fn evaluate(call: &Call, target: &Target) -> Result<Answer, Error> {
+    let body = call.json()?;
+    let fields = Fields::of(&body)?;
+    if fields.text("JobID")?.is_some_and(|id| !id.is_empty() && id != target.id) {
+        return Err(Error::bad("JobID not same as job in request path"));
+    }
+    if let Some(options) = fields.object("EvalOptions")?
+        && options.flag("ForceReschedule")?
+    {
+        return Err(Error::bad("EvalOptions.ForceReschedule is not supported by this server"));
+    }
+    let command = Command::EvaluateJob { job: target.key(call)?, evaluation: call.evaluation_id() };
+    let written = call.write(command).await?;
+    call.answer_write(&written, job_reply(&written))
+}
+
+async fn deregister(call: Call) -> Result<Answer, Error> {
+    let target = Target::of(&call)?;
+    if !target.verb.is_empty() {
+        target.check(&call, "delete")?;
+    }
+    let command = Command::DeregisterJob {
+        job: target.key(&call)?,
+        purge: call.flag("purge")?,
+        evaluation: call.evaluation_id(),
+        evaluation_priority: priority(call.number("eval_priority")?)?,
+    };
+    let written = call.write(command).await?;
+    let mut answer = job_reply(&written);
+    answer["VolumeEvalID"] = "".into();
+    answer["VolumeEvalIndex"] = 0.into();
+    call.answer_write(&written, answer)
+}
+
+async fn parse(call: Call) -> Result<Answer, Error> {
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    fields.flag("Canonicalize")?;
+    if fields.text("Variables")?.is_some_and(|variables| !variables.trim().is_empty()) {
+        return Err(Error::bad("Variables are not supported by this server's parser"));
+    }
+    let source = fields.text("JobHCL")?.unwrap_or("");
+    if source.trim().is_empty() {
+        return Err(Error::bad("Job spec is empty"));
+    }
+    call.answer(&jobs_bridge::parse(source)?, None)
+}
+
+async fn validate(call: Call) -> Result<Answer, Error> {
+    let body = call.json_required()?;
+    let job = job_of(&call, &Fields::of(&body)?)?;
+    let (errors, warnings) = match jobs_bridge::convert(&job) {
+        Ok(converted) => (Vec::new(), converted.warnings),
+        Err(errors) => (errors, String::new()),
+    };
+    let answer = json!({
+        "DriverConfigValidated": true,
+        "Error": errors.join("\n"),
+        "ValidationErrors": errors,
+        "Warnings": warnings,
+    });
+    call.answer(&answer, None)
+}

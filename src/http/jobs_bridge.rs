@@ -1,0 +1,83 @@
+//! The one file that calls `crate::jobspec`: jobs in and out of Nomad's JSON.
+
+use fsm::{Job, JobVersion, job::JobSpec, job::JobStatus};
+use serde_json::{Value, json};
+
+use super::error::Error;
+use crate::jobspec::{self, JobFields};
+
+/// A job as the state machine takes it, and what to tell its author.
+pub(crate) struct Converted {
+    /// The spec.
+    pub(crate) spec: JobSpec,
+    /// Warnings, one on each line.
+    pub(crate) warnings: String,
+}
+
+/// Converts a job; the errors are one text per field.
+pub(crate) fn convert(job: &Value) -> Result<Converted, Vec<String>> {
+    match jobspec::to_spec(job) {
+        Ok(conversion) => {
+            Ok(Converted { spec: conversion.spec, warnings: conversion.warnings.join("\n") })
+        }
+        Err(errors) => Err(errors.iter().map(ToString::to_string).collect()),
+    }
+}
+
+/// Parses a job file into the API's JSON.
+pub(crate) fn parse(source: &str) -> Result<Value, Error> {
+    jobspec::parse("job.nomad.hcl", source)
+        .map_err(|diagnostics| Error::bad(diagnostics.to_string()))
+}
+
+/// A version of a job.
+pub(crate) fn job_json(job: &Job, version: &JobVersion) -> Value {
+    with_constant_fields(jobspec::job_json(
+        &version.spec,
+        &JobFields {
+            stop: job.stop,
+            status: job.status,
+            stable: version.stable,
+            version: version.version,
+            create_index: version.create_index,
+            modify_index: job.modify_index,
+            job_modify_index: version.job_modify_index,
+            submitted_at_ms: version.submitted_at,
+        },
+    ))
+}
+
+/// A version that outlived its job: allocations of a purged job still show it.
+pub(crate) fn purged_job_json(version: &JobVersion) -> Value {
+    with_constant_fields(jobspec::job_json(
+        &version.spec,
+        &JobFields {
+            stop: true,
+            status: JobStatus::Dead,
+            stable: version.stable,
+            version: version.version,
+            create_index: version.create_index,
+            modify_index: version.job_modify_index,
+            job_modify_index: version.job_modify_index,
+            submitted_at_ms: version.submitted_at,
+        },
+    ))
+}
+
+/// Fields that Nomad's clients read and that have one value here.
+fn with_constant_fields(mut job: Value) -> Value {
+    if let Value::Object(object) = &mut job {
+        for (name, value) in [
+            ("ParentID", json!("")),
+            ("Dispatched", json!(false)),
+            ("StatusDescription", json!("")),
+            ("Periodic", Value::Null),
+            ("ParameterizedJob", Value::Null),
+            ("Payload", Value::Null),
+            ("VersionTag", Value::Null),
+        ] {
+            object.entry(name).or_insert(value);
+        }
+    }
+    job
+}

@@ -1,0 +1,223 @@
+//! Lists: order, pages, and the bound on their size. Rows are encoded one by one, so that a list costs its bytes and not its tree.
+//!
+//! A page token is the key of the first row of the next page, so pages stay right while rows come and go.
+
+use bytes::Bytes;
+use fsm::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text};
+use serde_json::Value;
+
+use super::{call::Call, error::Error};
+
+/// What `per_page`, `next_token` and `reverse` say.
+#[derive(Clone, Debug)]
+pub(crate) struct Paging {
+    per_page: usize,
+    token: Option<String>,
+    reverse: bool,
+}
+
+impl Paging {
+    pub(crate) fn of(call: &Call) -> Result<Self, Error> {
+        let per_page = call.number("per_page")?.unwrap_or(0);
+        Ok(Self {
+            per_page: usize::try_from(per_page).unwrap_or(usize::MAX),
+            token: call.parameter("next_token").filter(|t| !t.is_empty()).map(str::to_owned),
+            reverse: call.flag("reverse")?,
+        })
+    }
+}
+
+/// What rows of a list are ordered by, and the text of a page token.
+pub(crate) trait PageKey: Ord + Sized {
+    fn token(&self) -> String;
+    fn parse(token: &str) -> Option<Self>;
+}
+
+impl PageKey for JobKey {
+    fn token(&self) -> String {
+        format!("{}.{}", self.namespace, self.id)
+    }
+    fn parse(token: &str) -> Option<Self> {
+        let (namespace, id) = token.split_once('.')?;
+        Some(Self::new(namespace, id))
+    }
+}
+
+impl PageKey for Text {
+    fn token(&self) -> String {
+        self.to_string()
+    }
+    fn parse(token: &str) -> Option<Self> {
+        Some(token.into())
+    }
+}
+
+impl PageKey for NodeId {
+    fn token(&self) -> String {
+        self.to_string()
+    }
+    fn parse(token: &str) -> Option<Self> {
+        token.parse().ok()
+    }
+}
+
+macro_rules! created {
+    ($($id:ty),*) => {$(impl PageKey for (Index, $id) {
+        fn token(&self) -> String {
+            format!("{}.{}", self.0, self.1)
+        }
+        fn parse(token: &str) -> Option<Self> {
+            let (index, id) = token.split_once('.')?;
+            Some((index.parse().ok()?, id.parse().ok()?))
+        }
+    })*};
+}
+created!(AllocationId, EvaluationId);
+
+/// The body of a list under construction.
+pub(crate) struct List {
+    paging: Paging,
+    bytes_max: usize,
+    bytes: Vec<u8>,
+    next_token: Option<String>,
+}
+
+impl List {
+    pub(crate) fn new(paging: Paging, bytes_max: usize) -> Self {
+        Self { paging, bytes_max, bytes: b"[".to_vec(), next_token: None }
+    }
+
+    /// Adds the rows of the page that was asked for, in the order of their keys.
+    pub(crate) fn fill<T, K: PageKey>(
+        &mut self,
+        mut rows: Vec<T>,
+        key: impl Fn(&T) -> K,
+        view: impl Fn(&T) -> Value,
+    ) -> Result<(), Error> {
+        rows.sort_by_key(&key);
+        if self.paging.reverse {
+            rows.reverse();
+        }
+        let first = match &self.paging.token {
+            None => 0,
+            Some(token) => {
+                let token = K::parse(token)
+                    .ok_or_else(|| Error::bad(format!("next_token: `{token}` is not a token")))?;
+                let reverse = self.paging.reverse;
+                rows.partition_point(
+                    |row| {
+                        if reverse { key(row) > token } else { key(row) < token }
+                    },
+                )
+            }
+        };
+        for (position, row) in rows.iter().skip(first).enumerate() {
+            if self.paging.per_page > 0 && position == self.paging.per_page {
+                self.next_token = Some(key(row).token());
+                break;
+            }
+            self.push(&view(row))?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, row: &Value) -> Result<(), Error> {
+        if self.bytes.len() > 1 {
+            self.bytes.push(b',');
+        }
+        serde_json::to_writer(&mut self.bytes, row)
+            .map_err(|error| Error::internal(error.to_string()))?;
+        if self.bytes.len() > self.bytes_max {
+            return Err(Error::answer_too_large(self.bytes_max));
+        }
+        Ok(())
+    }
+
+    /// The body, and where the next page begins.
+    pub(crate) fn finish(mut self, pretty: bool) -> Result<(Bytes, Option<String>), Error> {
+        self.bytes.push(b']');
+        if pretty {
+            let broken = |error: serde_json::Error| Error::internal(error.to_string());
+            let value: Value = serde_json::from_slice(&self.bytes).map_err(broken)?;
+            self.bytes = serde_json::to_vec_pretty(&value).map_err(broken)?;
+        }
+        Ok((self.bytes.into(), self.next_token))
+    }
+}
+
+/// A prefix of an id: hexadecimal digits, dashes anywhere.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct IdPrefix(Vec<u8>);
+
+impl IdPrefix {
+    /// What `prefix` asks for; everything when it is absent.
+    pub(crate) fn of(call: &Call) -> Result<Self, Error> {
+        let text = call.parameter("prefix").unwrap_or("");
+        let digits: Option<Vec<u8>> = text
+            .chars()
+            .filter(|c| *c != '-')
+            .map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
+            .collect();
+        match digits {
+            Some(digits) if digits.len() <= 32 => Ok(Self(digits)),
+            Some(_) | None => {
+                Err(Error::bad(format!("prefix: `{text}` is not the beginning of a UUID")))
+            }
+        }
+    }
+
+    /// Whether an id begins with it.
+    pub(crate) fn matches(&self, id: &[u8; 16]) -> bool {
+        let nibbles = id.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
+        self.0.iter().copied().eq(nibbles.take(self.0.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    fn pages(names: &[&str], per_page: usize, reverse: bool) -> Vec<Vec<String>> {
+        let mut out = Vec::new();
+        let mut token = None;
+        loop {
+            let mut list = List::new(Paging { per_page, token, reverse }, 1_000);
+            let rows: Vec<Text> = names.iter().map(|name| Text::from(*name)).collect();
+            list.fill(rows, Clone::clone, |row| Value::from(&**row)).unwrap();
+            let (body, next) = list.finish(false).unwrap();
+            out.push(serde_json::from_slice(&body).unwrap());
+            if next.is_none() {
+                return out;
+            }
+            token = next;
+        }
+    }
+
+    #[test]
+    fn pages_cover_every_row_once_in_order() {
+        let names = ["d", "a", "c", "b", "e"];
+        assert_eq!(pages(&names, 2, false), [vec!["a", "b"], vec!["c", "d"], vec!["e"]]);
+        assert_eq!(pages(&names, 2, true), [vec!["e", "d"], vec!["c", "b"], vec!["a"]]);
+        assert_eq!(pages(&names, 0, false), [vec!["a", "b", "c", "d", "e"]]);
+        assert_eq!(pages(&[], 2, false), [Vec::<String>::new()]);
+    }
+
+    #[test]
+    fn a_list_larger_than_its_bound_is_refused() {
+        let paging = Paging { per_page: 0, token: None, reverse: false };
+        let mut list = List::new(paging, 16);
+        let rows: Vec<Text> = vec!["0123456789".into(), "abcdefghij".into()];
+        let error = list.fill(rows, Clone::clone, |row| Value::from(&**row)).unwrap_err();
+        assert_eq!(error, Error::answer_too_large(16));
+    }
+
+    #[test]
+    fn prefixes_match_half_bytes() {
+        let id = [0x12, 0x34, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff];
+        let prefix = |digits: &[u8]| IdPrefix(digits.to_vec());
+        assert!(prefix(&[]).matches(&id));
+        assert!(prefix(&[1, 2, 3]).matches(&id));
+        assert!(!prefix(&[1, 2, 4]).matches(&id));
+    }
+}

@@ -1,0 +1,161 @@
+//! Nomad's HTTP API over [`crate::server::api::Api`]: the only place that knows its paths, headers and JSON shapes.
+//!
+//! ```text
+//!  socket ─► serve ─► router ─► Call (query, body, bounds) ─► noun file ─► Api::read / Api::write
+//!                                                              │                │
+//!                                    view (JSON shapes) ◄──────┘   blocking ◄───┘ (index and wait)
+//!                                       └─► Answer (headers)        error (the one map to status codes)
+//! ```
+//!
+//! Must never: keep state of its own, change state by anything but a `Command`, or answer from a snapshot older than one the client has
+//! seen. Reads are linearizable on every server unless `stale` is given.
+
+mod agent;
+mod allocation;
+mod answer;
+mod blocking;
+mod body;
+mod call;
+mod client;
+mod error;
+mod evaluation;
+mod job;
+mod jobs_bridge;
+mod list;
+mod namespace;
+mod node;
+mod node_pool;
+mod operator;
+mod serve;
+mod status;
+mod system;
+#[cfg(test)]
+mod tests;
+mod time;
+mod unsupported;
+mod view;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    handler::Handler,
+    http::{Method, Uri},
+    routing::{MethodRouter, post},
+};
+use tokio::sync::Semaphore;
+
+pub use serve::{CONNECTIONS_MAX, serve};
+
+use crate::server::api::Api;
+use error::Error;
+
+/// Bounds and names of the HTTP edge.
+#[derive(Clone, Debug)]
+pub struct HttpOptions {
+    /// Size of a request body, bytes; a larger one is answered with 413.
+    pub request_bytes_max: usize,
+    /// Bodies of all requests under way, bytes; beyond that requests are answered with 429.
+    pub request_bodies_bytes_max: usize,
+    /// Large lists that are built at a time; others wait for their turn, for `timeout` at most.
+    pub large_lists_max: usize,
+    /// Size of an answer's body, bytes; a larger list has to be paged.
+    pub response_bytes_max: usize,
+    /// How long a request that does not wait for a change may take.
+    pub timeout: Duration,
+    /// Name of the only region.
+    pub region: String,
+    /// Datacenter of this server, shown in `agent/self` and `agent/members`.
+    pub datacenter: String,
+}
+
+impl Default for HttpOptions {
+    fn default() -> Self {
+        Self {
+            request_bytes_max: 4 << 20,
+            request_bodies_bytes_max: 256 << 20,
+            large_lists_max: 4,
+            response_bytes_max: 256 << 20,
+            timeout: Duration::from_secs(10),
+            region: "global".to_owned(),
+            datacenter: "dc1".to_owned(),
+        }
+    }
+}
+
+/// What every handler gets.
+#[derive(Clone)]
+pub(crate) struct Context {
+    api: Arc<dyn Api>,
+    options: Arc<HttpOptions>,
+    budget: Budget,
+}
+
+/// What all requests together may hold at a time.
+#[derive(Clone)]
+pub(crate) struct Budget {
+    /// KiB of request bodies.
+    bodies: Arc<Semaphore>,
+    /// Large lists under construction.
+    lists: Arc<Semaphore>,
+}
+
+/// All routes of the API.
+pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
+    let budget = Budget {
+        bodies: Arc::new(Semaphore::new(options.request_bodies_bytes_max.div_ceil(1_024))),
+        lists: Arc::new(Semaphore::new(options.large_lists_max)),
+    };
+    let context = Context { api, options: Arc::new(options), budget };
+    Router::new()
+        .merge(job::routes())
+        .merge(allocation::routes())
+        .merge(evaluation::routes())
+        .merge(node::routes())
+        .merge(node_pool::routes())
+        .merge(namespace::routes())
+        .merge(status::routes())
+        .merge(agent::routes())
+        .merge(operator::routes())
+        .merge(system::routes())
+        .merge(client::routes())
+        .merge(unsupported::routes())
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(axum::middleware::from_fn(log))
+        .with_state(context)
+}
+
+/// A route that takes PUT and POST alike, as Nomad's write endpoints do.
+fn writes<H, T>(handler: H) -> MethodRouter<Context>
+where
+    H: Handler<T, Context>,
+    T: 'static,
+{
+    post(handler.clone()).put(handler)
+}
+
+async fn unknown_path(uri: Uri) -> Error {
+    Error::not_found_path(uri.path())
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> Error {
+    Error::wrong_method(&method, uri.path())
+}
+
+async fn log(
+    request: axum::extract::Request,
+    next: axum::middleware::Next,
+) -> axum::response::Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let started = tokio::time::Instant::now();
+    let response = next.run(request).await;
+    tracing::debug!(
+        %method,
+        path,
+        status = response.status().as_u16(),
+        took_ms = started.elapsed().as_millis(),
+        "request answered"
+    );
+    response
+}

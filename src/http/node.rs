@@ -1,0 +1,179 @@
+//! Nodes: `/v1/nodes` and `/v1/node/ID…`.
+
+use std::collections::BTreeSet;
+
+use axum::{Router, routing::get};
+use fsm::{Command, EvaluationId, NodeId, Reply, State, node::Drain, table::TableId};
+use serde_json::json;
+
+use super::{
+    Context, answer::Answer, body::Fields, call::Call, error::Error, list::IdPrefix, view, writes,
+};
+use crate::server::api::{ReadMode, Written};
+
+const TABLES: &[TableId] = &[TableId::Nodes];
+/// Evaluation ids beyond the jobs that the snapshot shows on the node.
+const IDS_SLACK: usize = 8;
+/// Evaluation ids in one command; the state machine derives more if it needs them.
+const IDS_MAX: usize = 4_096;
+/// Who acts when it is a client of this API.
+const OPERATOR: &str = "operator";
+
+pub(crate) fn routes() -> Router<Context> {
+    Router::new()
+        .route("/v1/nodes", get(list))
+        .route("/v1/node/{id}", get(read))
+        .route("/v1/node/{id}/allocations", get(allocations))
+        .route("/v1/node/{id}/evaluate", writes(evaluate))
+        .route("/v1/node/{id}/eligibility", writes(eligibility))
+        .route("/v1/node/{id}/drain", writes(drain))
+        .route("/v1/node/{id}/purge", writes(purge))
+}
+
+async fn list(call: Call) -> Result<Answer, Error> {
+    let prefix = IdPrefix::of(&call)?;
+    let with_resources = call.flag("resources")?;
+    let with_os = call.flag("os")?;
+    call.list(TABLES, move |state, list| {
+        let rows: Vec<_> = state.nodes.iter().filter(|n| prefix.matches(&n.id.0)).collect();
+        list.fill(rows, |n| n.id, |n| view::node_stub(n, with_resources, with_os))
+    })
+    .await
+}
+
+async fn read(call: Call) -> Result<Answer, Error> {
+    let id: NodeId = call.id(1)?;
+    let index = |state: &State| state.nodes.get(&id).map(|node| node.modify_index);
+    let view = |state: &State| state.nodes.get(&id).map(|node| view::node(node));
+    call.item("node", TABLES, index, view).await
+}
+
+async fn allocations(call: Call) -> Result<Answer, Error> {
+    let id: NodeId = call.id(1)?;
+    call.list(&[TableId::Allocations], move |state, list| {
+        let rows: Vec<_> = state.allocations_of_node(id).collect();
+        list.fill(rows, |a| (a.create_index, a.id), |a| view::allocation(state, a))
+    })
+    .await
+}
+
+/// Enough ids for one evaluation of each job on the node and of each system job.
+async fn evaluation_ids(call: &Call, node: NodeId) -> Result<Vec<EvaluationId>, Error> {
+    let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
+    Ok(call.evaluation_ids(evaluations_wanted(&snapshot.state, node)))
+}
+
+fn evaluations_wanted(state: &State, node: NodeId) -> usize {
+    let on_node: BTreeSet<_> = state.allocations_of_node(node).map(|a| &a.job).collect();
+    let per_node = state
+        .jobs
+        .iter()
+        .filter(|job| !job.stop && job.kind.is_per_node() && !on_node.contains(&job.key))
+        .count();
+    (on_node.len() + per_node + IDS_SLACK).min(IDS_MAX)
+}
+
+fn answer_node(call: &Call, written: &Written) -> Result<Answer, Error> {
+    let (modify_index, made): (u64, &[EvaluationId]) = match &written.reply {
+        Reply::Node { incarnation: _, modify_index, evaluations } => (*modify_index, evaluations),
+        Reply::Evaluations(made) => (written.index, made),
+        Reply::Done | Reply::Rejected(_) | Reply::Job { .. } | Reply::Plans(_) => {
+            (written.index, &[])
+        }
+    };
+    let ids: Vec<String> = made.iter().map(ToString::to_string).collect();
+    let answer = json!({
+        "NodeModifyIndex": modify_index,
+        "EvalCreateIndex": if ids.is_empty() { 0 } else { written.index },
+        "EvalIDs": ids,
+    });
+    call.answer_write(written, answer)
+}
+
+async fn evaluate(call: Call) -> Result<Answer, Error> {
+    let node: NodeId = call.id(1)?;
+    let evaluation_ids = evaluation_ids(&call, node).await?;
+    let written = call.write(Command::EvaluateNode { node, evaluation_ids }).await?;
+    answer_node(&call, &written)
+}
+
+/// The node id of a body, when there is one, must be that of the path.
+fn check_node_id(fields: &Fields<'_>, node: NodeId) -> Result<(), Error> {
+    match fields.text("NodeID")?.filter(|id| !id.is_empty()) {
+        Some(id) if id.parse() != Ok(node) => {
+            Err(Error::bad("NodeID does not match the node in the request path"))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+async fn eligibility(call: Call) -> Result<Answer, Error> {
+    let node: NodeId = call.id(1)?;
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    check_node_id(&fields, node)?;
+    let eligible = match fields.text("Eligibility")? {
+        Some("eligible") => true,
+        Some("ineligible") => false,
+        Some(other) => {
+            let text =
+                format!("Eligibility must be \"eligible\" or \"ineligible\", not \"{other}\"");
+            return Err(Error::bad(text));
+        }
+        None => return Err(Error::bad("Eligibility must be \"eligible\" or \"ineligible\"")),
+    };
+    let reason = fields.text("Reason")?.unwrap_or("").into();
+    let evaluation_ids = evaluation_ids(&call, node).await?;
+    let by = OPERATOR.into();
+    let command = Command::SetEligibility { node, eligible, by, reason, evaluation_ids };
+    let written = call.write(command).await?;
+    answer_node(&call, &written)
+}
+
+async fn drain(call: Call) -> Result<Answer, Error> {
+    let node: NodeId = call.id(1)?;
+    let body = call.json()?;
+    if body.is_null() {
+        return Err(Error::bad(
+            "a JSON request body with DrainSpec is required; the `enable` parameter alone is not supported",
+        ));
+    }
+    let fields = Fields::of(&body)?;
+    check_node_id(&fields, node)?;
+    fields.object("Meta")?;
+    let mark_eligible = fields.flag("MarkEligible")?;
+    let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
+    let drain = match fields.object("DrainSpec")? {
+        Some(spec) => Some(drain_of(&spec, snapshot.state.head.at)?),
+        None => None,
+    };
+    let evaluation_ids = call.evaluation_ids(evaluations_wanted(&snapshot.state, node));
+    let command = Command::SetDrain { node, drain, mark_eligible, evaluation_ids };
+    let written = call.write(command).await?;
+    answer_node(&call, &written)
+}
+
+/// A deadline below 0 forces at once, 0 never forces.
+fn drain_of(spec: &Fields<'_>, now: u64) -> Result<Drain, Error> {
+    let deadline = spec.nanoseconds("Deadline")?.unwrap_or(0);
+    let deadline_at = match u64::try_from(deadline) {
+        Ok(0) | Err(_) => None,
+        Ok(nanoseconds) => Some(now.saturating_add(nanoseconds.div_ceil(1_000_000))),
+    };
+    Ok(Drain {
+        started_at: now,
+        deadline_at,
+        force: deadline < 0,
+        ignore_system: spec.flag("IgnoreSystemJobs")?,
+        owner: OPERATOR.into(),
+        cancelable: true,
+    })
+}
+
+async fn purge(call: Call) -> Result<Answer, Error> {
+    let node: NodeId = call.id(1)?;
+    let evaluation_ids = evaluation_ids(&call, node).await?;
+    let command = Command::ReapNode { node, incarnation: None, force: true, evaluation_ids };
+    let written = call.write(command).await?;
+    answer_node(&call, &written)
+}

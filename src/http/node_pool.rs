@@ -1,0 +1,101 @@
+//! Node pools: `/v1/node/pools` and `/v1/node/pool/NAME…`.
+
+use axum::{Router, routing::get};
+use fsm::{Command, State, Text, state::NodePool, table::TableId};
+use serde_json::{Value, json};
+
+use super::{
+    Context,
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    namespace::{meta_of, name_of},
+    view, writes,
+};
+
+const TABLES: &[TableId] = &[TableId::NodePools];
+
+pub(crate) fn routes() -> Router<Context> {
+    Router::new()
+        .route("/v1/node/pools", get(list).put(upsert).post(upsert))
+        .route("/v1/node/pool", writes(upsert))
+        .route("/v1/node/pool/{name}", get(read).put(upsert).post(upsert).delete(delete))
+        .route("/v1/node/pool/{name}/nodes", get(nodes))
+        .route("/v1/node/pool/{name}/jobs", get(jobs))
+}
+
+async fn list(call: Call) -> Result<Answer, Error> {
+    let prefix = call.parameter("prefix").unwrap_or("").to_owned();
+    call.list(TABLES, move |state, list| {
+        let rows: Vec<_> =
+            state.node_pools.iter().filter(|p| p.name.starts_with(&prefix)).collect();
+        list.fill(rows, |pool| pool.name.clone(), |pool| view::node_pool(pool))
+    })
+    .await
+}
+
+async fn read(call: Call) -> Result<Answer, Error> {
+    let name: Text = call.segment(2).into();
+    let index = |state: &State| state.node_pools.get(&name).map(|pool| pool.modify_index);
+    let view = |state: &State| state.node_pools.get(&name).map(|pool| view::node_pool(pool));
+    call.item("node pool", TABLES, index, view).await
+}
+
+async fn upsert(call: Call) -> Result<Answer, Error> {
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    if fields.object("SchedulerConfiguration")?.is_some() {
+        return Err(Error::bad("SchedulerConfiguration of a node pool is not supported"));
+    }
+    let command = Command::UpsertNodePool(NodePool {
+        name: name_of(&call, &fields, 2)?,
+        description: fields.text("Description")?.unwrap_or("").into(),
+        meta: meta_of(&fields)?,
+        create_index: 0,
+        modify_index: 0,
+    });
+    let written = call.write(command).await?;
+    call.answer_write(&written, json!({}))
+}
+
+async fn delete(call: Call) -> Result<Answer, Error> {
+    let written = call.write(Command::DeleteNodePool(call.segment(2).into())).await?;
+    call.answer_write(&written, json!({}))
+}
+
+/// Nodes of a pool; `all` holds every node.
+async fn nodes(call: Call) -> Result<Answer, Error> {
+    let name: Text = call.segment(2).into();
+    call.list(&[TableId::Nodes, TableId::NodePools], move |state, list| {
+        state.node_pools.get(&name).ok_or_else(|| Error::not_found("node pool"))?;
+        let rows: Vec<_> = state
+            .nodes
+            .iter()
+            .filter(|node| &*name == "all" || node.description.pool == name)
+            .collect();
+        list.fill(rows, |node| node.id, |node| view::node_stub(node, false, false))
+    })
+    .await
+}
+
+/// Jobs that ask for a pool.
+async fn jobs(call: Call) -> Result<Answer, Error> {
+    let name: Text = call.segment(2).into();
+    let namespaces = call.namespaces();
+    call.list(&[TableId::Jobs, TableId::Allocations, TableId::NodePools], move |state, list| {
+        state.node_pools.get(&name).ok_or_else(|| Error::not_found("node pool"))?;
+        let rows: Vec<_> = state
+            .jobs
+            .iter()
+            .filter(|job| namespaces.contains(&job.key.namespace))
+            .filter(|job| state.current_spec(job).is_some_and(|spec| spec.node_pool == name))
+            .collect();
+        list.fill(
+            rows,
+            |job| job.key.clone(),
+            |job| view::job_stub(state, job, false).unwrap_or(Value::Null),
+        )
+    })
+    .await
+}

@@ -1,0 +1,163 @@
+//! `/v1/operator/…`: Raft configuration, leadership, the scheduler configuration, and what a replica holds.
+
+use axum::{Router, routing::get};
+use fsm::{
+    Command, Index, Rejection, Reply,
+    state::{Algorithm, SchedulerConfiguration},
+    table::TableId,
+};
+use serde_json::{Value, json};
+
+use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view, writes};
+use crate::server::api::{MemberInfo, ReadMode};
+
+pub(crate) fn routes() -> Router<Context> {
+    Router::new()
+        .route("/v1/operator/raft/configuration", get(raft_configuration))
+        .route("/v1/operator/raft/transfer-leadership", writes(transfer_leadership))
+        .route(
+            "/v1/operator/scheduler/configuration",
+            get(scheduler_configuration)
+                .put(set_scheduler_configuration)
+                .post(set_scheduler_configuration),
+        )
+        .route("/v1/operator/state-digest", get(state_digest))
+        .route("/v1/operator/invariants", get(invariants))
+}
+
+async fn raft_configuration(call: Call) -> Result<Answer, Error> {
+    let servers: Vec<Value> = call.api.members().iter().map(view::raft_server).collect();
+    let answer = json!({ "Index": call.api.membership_index(), "Servers": servers });
+    call.answer(&answer, None)
+}
+
+async fn transfer_leadership(call: Call) -> Result<Answer, Error> {
+    let members = call.api.members();
+    let to = match (call.parameter("id"), call.parameter("address")) {
+        (Some(_), Some(_)) => return Err(Error::bad("give either id or address, not both")),
+        (Some(id), None) => Some(voter(&members, &format!("id {id}"), |m| m.id.to_string() == id)?),
+        (None, Some(address)) => {
+            Some(voter(&members, &format!("address {address}"), |m| m.rpc_address == address)?)
+        }
+        (None, None) => None,
+    };
+    let from = members.iter().find(|member| member.leader);
+    let now = call.api.transfer_leadership(to).await?;
+    let new = members.iter().find(|member| member.id == now);
+    let answer = json!({
+        "From": from.map(id_and_address),
+        "To": new.map(id_and_address),
+        "Noop": from.is_some_and(|from| from.id == now),
+        "Err": Value::Null,
+    });
+    call.answer(&answer, None)
+}
+
+fn voter(
+    members: &[MemberInfo],
+    asked: &str,
+    is_it: impl Fn(&MemberInfo) -> bool,
+) -> Result<u64, Error> {
+    match members.iter().find(|member| is_it(member)) {
+        None => Err(Error::bad(format!("no server has {asked}"))),
+        Some(member) if !member.voter => {
+            Err(Error::bad(format!("the server with {asked} does not vote")))
+        }
+        Some(member) => Ok(member.id),
+    }
+}
+
+fn id_and_address(member: &MemberInfo) -> Value {
+    json!({ "ID": member.id.to_string(), "Address": member.rpc_address })
+}
+
+async fn scheduler_configuration(call: Call) -> Result<Answer, Error> {
+    call.document(&[TableId::SchedulerConfiguration], |state| {
+        let configuration = state.scheduler_configuration();
+        Ok(json!({
+            "SchedulerConfig": view::scheduler_configuration(&configuration),
+            "CreateIndex": configuration.create_index,
+            "ModifyIndex": configuration.modify_index,
+            "Index": state.table_index(TableId::SchedulerConfiguration),
+            "LastContact": 0,
+            "KnownLeader": true,
+            "NextToken": "",
+        }))
+    })
+    .await
+}
+
+async fn set_scheduler_configuration(call: Call) -> Result<Answer, Error> {
+    let body = call.json_required()?;
+    let configuration = configuration_of(&Fields::of(&body)?)?;
+    let enforce_index = call.number("cas")?;
+    let command = Command::SetSchedulerConfiguration { configuration, enforce_index };
+    let written = call.api.write(command, call.request_id(), call.options.timeout).await?;
+    let updated = match &written.reply {
+        Reply::Rejected(Rejection::IndexConflict { .. }) => false,
+        Reply::Rejected(rejection) => return Err(rejection.clone().into()),
+        Reply::Done
+        | Reply::Job { .. }
+        | Reply::Node { .. }
+        | Reply::Evaluations(_)
+        | Reply::Plans(_) => true,
+    };
+    call.answer_write(&written, json!({ "Updated": updated }))
+}
+
+fn configuration_of(fields: &Fields<'_>) -> Result<SchedulerConfiguration, Error> {
+    let default = SchedulerConfiguration::default();
+    let algorithm = match fields.text("SchedulerAlgorithm")?.unwrap_or("") {
+        "" | "binpack" => Algorithm::Binpack,
+        "spread" => Algorithm::Spread,
+        other => {
+            let text = format!("SchedulerAlgorithm must be binpack or spread, not \"{other}\"");
+            return Err(Error::bad(text));
+        }
+    };
+    if let Some(preemption) = fields.object("PreemptionConfig")? {
+        for (name, _) in preemption.entries() {
+            if preemption.flag(name)? {
+                let text = format!("PreemptionConfig.{name}: preemption is not supported");
+                return Err(Error::bad(text));
+            }
+        }
+    }
+    let node_limit = match fields.number("NodeLimitForFeasibilityChecks")? {
+        None | Some(0) => default.node_limit,
+        Some(limit) => u32::try_from(limit)
+            .map_err(|_| Error::bad("NodeLimitForFeasibilityChecks is too large"))?,
+    };
+    Ok(SchedulerConfiguration {
+        algorithm,
+        memory_oversubscription: fields.flag("MemoryOversubscriptionEnabled")?,
+        reject_job_registration: fields.flag("RejectJobRegistration")?,
+        pause_eval_broker: fields.flag("PauseEvalBroker")?,
+        node_limit,
+        create_index: 0,
+        modify_index: 0,
+    })
+}
+
+/// The digest of this server's own state, for comparing replicas at the same index.
+async fn state_digest(call: Call) -> Result<Answer, Error> {
+    let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
+    let index: Index = snapshot.state.head.index;
+    let answer = json!({ "Index": index, "Digest": snapshot.state.digest().to_string() });
+    call.answer(&answer, None)
+}
+
+/// Checks every invariant on this server's own state.
+async fn invariants(call: Call) -> Result<Answer, Error> {
+    let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
+    let state = snapshot.state;
+    let index: Index = state.head.index;
+    let violations = tokio::task::spawn_blocking(move || fsm::invariant::check(&state))
+        .await
+        .map_err(|error| Error::internal(format!("the check failed: {error}")))?;
+    let violations: Vec<Value> = violations
+        .into_iter()
+        .map(|violation| json!({ "Name": violation.name, "Detail": violation.detail }))
+        .collect();
+    call.answer(&json!({ "Index": index, "Violations": violations }), None)
+}

@@ -1,0 +1,81 @@
+//! `/v1/system/…` and `/v1/metrics`.
+
+use std::{
+    fmt::Write as _,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Router,
+    http::StatusCode,
+    routing::{get, put},
+};
+use serde_json::{Value, json};
+
+use super::{Context, answer::Answer, call::Call, error::Error, time};
+
+pub(crate) fn routes() -> Router<Context> {
+    Router::new()
+        .route("/v1/metrics", get(metrics))
+        .route("/v1/system/gc", put(collect_garbage).post(collect_garbage))
+        .route("/v1/system/reconcile/summaries", put(reconcile).post(reconcile))
+}
+
+async fn metrics(call: Call) -> Result<Answer, Error> {
+    let gauges = call.api.gauges();
+    match call.parameter("format").unwrap_or("") {
+        "prometheus" => {
+            let mut text = String::new();
+            for (name, value) in &gauges {
+                let name = prometheus_name(name);
+                writeln!(text, "# TYPE {name} gauge\n{name} {value}")
+                    .map_err(|error| Error::internal(error.to_string()))?;
+            }
+            Ok(Answer {
+                status: StatusCode::OK,
+                content_type: "text/plain; version=0.0.4; charset=utf-8",
+                body: text.into(),
+                meta: None,
+            })
+        }
+        "" => {
+            let gauges: Vec<Value> = gauges
+                .iter()
+                .map(|(name, value)| json!({ "Name": name, "Value": value, "Labels": {} }))
+                .collect();
+            let answer = json!({
+                "Timestamp": time::rfc3339(wall_clock_ms()),
+                "Gauges": gauges,
+                "Points": [],
+                "Counters": [],
+                "Samples": [],
+            });
+            call.answer(&answer, None)
+        }
+        other => Err(Error::bad(format!("format must be prometheus or absent, not `{other}`"))),
+    }
+}
+
+/// Only shown, never decided on.
+fn wall_clock_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn prometheus_name(name: &str) -> String {
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ':');
+    let mut out: String = name.chars().map(|c| if legal(c) { c } else { '_' }).collect();
+    if out.starts_with(|c: char| c.is_ascii_digit()) {
+        out.insert(0, '_');
+    }
+    out
+}
+
+async fn collect_garbage() -> Error {
+    Error::unsupported("garbage collection on request")
+}
+
+/// Summaries are derived from the allocations with every change: they cannot be wrong.
+async fn reconcile(call: Call) -> Result<Answer, Error> {
+    call.answer(&Value::Null, None)
+}

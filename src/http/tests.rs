@@ -1,0 +1,12 @@
+//! The API over real sockets, on a real state machine without Raft.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod bad_input;
+mod blocking;
+mod cluster;
+mod proxy;
+mod random;
+mod shapes;
+mod socket;
+mod writes;

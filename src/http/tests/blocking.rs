@@ -1,0 +1,131 @@
+//! Blocking queries, read modes and headers.
+
+use std::time::Duration;
+
+use fsm::{Command, NodeId};
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::{
+    cluster::{TestCluster, web_job},
+    socket::TestServer,
+};
+use crate::server::api::ReadMode;
+
+#[tokio::test]
+async fn a_blocking_query_wakes_on_a_change() {
+    let server = TestServer::start(TestCluster::new()).await;
+    server.put("/v1/jobs", &json!({ "Job": web_job("a") })).await.ok();
+    let seen = server.get("/v1/jobs").await.index();
+    let path = format!("/v1/jobs?index={seen}&wait=60s");
+    let (woken, registered) = tokio::join!(server.get(&path), async {
+        // The query may or may not have begun to wait: it must see the change either way.
+        server.put("/v1/jobs", &json!({ "Job": web_job("b") })).await
+    });
+    registered.ok();
+    assert_eq!(woken.ok().as_array().unwrap().len(), 2);
+    assert!(woken.index() > seen, "{woken:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_blocking_query_on_an_item_sleeps_through_other_changes() {
+    let server = TestServer::start(TestCluster::new()).await;
+    server.put("/v1/jobs", &json!({ "Job": web_job("a") })).await.ok();
+    let first = server.get("/v1/job/a").await;
+    let path = format!("/v1/job/a?index={}&wait=60s", first.index());
+    let (woken, ()) = tokio::join!(server.get(&path), async {
+        server.put("/v1/jobs", &json!({ "Job": web_job("b") })).await.ok();
+        server.delete("/v1/job/a").await.ok();
+    });
+    assert_eq!(woken.ok()["Stop"], json!(true));
+    assert!(woken.index() > first.index());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_blocking_query_ends_when_its_wait_is_over() {
+    let server = TestServer::start(TestCluster::new()).await;
+    server.put("/v1/jobs", &json!({ "Job": web_job("a") })).await.ok();
+    let seen = server.get("/v1/jobs").await.index();
+    let started = Instant::now();
+    let response = server.get(&format!("/v1/jobs?index={seen}&wait=200ms")).await;
+    let took = started.elapsed();
+    assert_eq!(response.index(), seen);
+    assert_eq!(response.ok().as_array().unwrap().len(), 1);
+    // A sixteenth comes on top of the wait.
+    assert!(took >= Duration::from_micros(212_500), "{took:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_query_behind_the_index_is_answered_at_once() {
+    let server = TestServer::start(TestCluster::new()).await;
+    server.put("/v1/jobs", &json!({ "Job": web_job("a") })).await.ok();
+    let seen = server.get("/v1/jobs").await.index();
+    let response = server.get(&format!("/v1/jobs?index={}&wait=60s", seen - 1)).await;
+    assert_eq!(response.index(), seen);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_missing_item_appears() {
+    let server = TestServer::start(TestCluster::new()).await;
+    server.put("/v1/jobs", &json!({ "Job": web_job("a") })).await.ok();
+    let seen = server.get("/v1/jobs").await.index();
+    let missing = server.get("/v1/job/b").await;
+    assert_eq!((missing.status, missing.index()), (404, seen));
+    let path = format!("/v1/job/b?index={seen}&wait=60s");
+    let registration = json!({ "Job": web_job("b") });
+    let (woken, _) = tokio::join!(server.get(&path), server.put("/v1/jobs", &registration));
+    assert_eq!(woken.ok()["ID"], json!("b"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn reads_are_linearizable_unless_stale_is_given() {
+    let cluster = TestCluster::new();
+    let server = TestServer::start(cluster.clone()).await;
+    let response = server.get("/v1/jobs").await;
+    assert_eq!(response.headers["x-nomad-lastcontact"], "0");
+    assert_eq!(response.headers["x-nomad-knownleader"], "true");
+    let response = server.get("/v1/jobs?stale").await;
+    assert_eq!(response.headers["x-nomad-lastcontact"], "42");
+    let reads = std::mem::take(&mut *cluster.reads.lock().unwrap());
+    assert_eq!(reads, [(ReadMode::Linearizable, 0), (ReadMode::Stale, 0)]);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_stale_query_waits_for_the_index_that_the_client_has_seen() {
+    let cluster = TestCluster::new();
+    let server = TestServer::start(cluster.clone()).await;
+    let next = cluster.state().head.index + 1;
+    let path = format!("/v1/jobs?stale&index={next}&wait=50ms");
+    let (response, ()) = tokio::join!(server.get(&path), async {
+        cluster.must(Command::Tick);
+    });
+    response.ok();
+    assert_eq!(cluster.reads.lock().unwrap()[0], (ReadMode::Stale, next));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn waiting_queries_end_when_the_server_stops() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let address = server.address;
+    let node = NodeId([7; 16]);
+    let waiting = tokio::spawn(async move {
+        let path = format!("/v1/node/{node}/allocations?index=1&wait=5m");
+        super::socket::send(address, "GET", &path, &[], b"").await
+    });
+    // The read shows that the query has arrived.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while server.cluster.reads.lock().unwrap().is_empty() {
+        assert!(Instant::now() < deadline, "the query did not arrive");
+        tokio::task::yield_now().await;
+    }
+    server.stop().await;
+    let response = waiting.await.unwrap();
+    assert_eq!(response.status, 503, "{response:?}");
+}

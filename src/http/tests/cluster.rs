@@ -1,0 +1,336 @@
+//! A server without Raft: commands are applied to a real state as they come, one entry each, with ids and times that a test can predict.
+
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use fsm::{
+    AllocationId, ClientStatus, Command, EvaluationId, EvaluationStatus, Index, JobKey, NodeId,
+    Placement, Plan, Proposal, Reply, RequestId, State, TaskEvent, TaskState,
+    command::{ClientUpdate, NodeReport, Readiness},
+    evaluation::{Metrics, NodeScore},
+    node::{Driver, NodeDescription, NodeResources},
+    plan::Outcome,
+    resources::Resources,
+    session::Request,
+    table::{ChangeSet, TableId},
+};
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::server::api::{Api, ApiError, MemberInfo, ReadMode, Snapshot, Written};
+
+const START_MS: u64 = 1_700_000_000_000;
+
+pub(super) struct TestCluster {
+    state: Mutex<Arc<State>>,
+    index: watch::Sender<Index>,
+    ids_made: AtomicU64,
+    /// What every request is answered with, if set.
+    pub(super) failure: Mutex<Option<ApiError>>,
+    /// Reads that were asked for.
+    pub(super) reads: Mutex<Vec<(ReadMode, Index)>>,
+}
+
+impl TestCluster {
+    pub(super) fn new() -> Arc<Self> {
+        let mut state = State::genesis(&mut ChangeSet::default());
+        state.advance(9, 1);
+        Arc::new(Self {
+            state: Mutex::new(Arc::new(state)),
+            index: watch::Sender::new(9),
+            ids_made: AtomicU64::new(0),
+            failure: Mutex::new(None),
+            reads: Mutex::new(Vec::new()),
+        })
+    }
+
+    pub(super) fn state(&self) -> Arc<State> {
+        Arc::clone(&self.state.lock().unwrap())
+    }
+
+    /// Applies a command as the next entry.
+    pub(super) fn apply(&self, command: Command, request: Option<RequestId>) -> Written {
+        let mut hasher = DefaultHasher::new();
+        format!("{command:?}").hash(&mut hasher);
+        let mut guard = self.state.lock().unwrap();
+        let mut state = State::clone(&guard);
+        let index = state.head.index + 1;
+        let at = START_MS + 1_000 * index;
+        let request =
+            request.map(|id| Request { id, stamped_at: at, payload_hash: hasher.finish() });
+        let proposal = Proposal { at, epoch: None, request, command };
+        let applied = state.apply(index, 1, &proposal, &mut ChangeSet::default());
+        *guard = Arc::new(state);
+        drop(guard);
+        self.index.send_replace(index);
+        Written { index: applied.index, reply: applied.reply }
+    }
+
+    #[track_caller]
+    pub(super) fn must(&self, command: Command) -> Reply {
+        let reply = self.apply(command, None).reply;
+        assert!(!matches!(reply, Reply::Rejected(_)), "{reply:?}");
+        reply
+    }
+
+    /// A ready node.
+    pub(super) fn add_node(&self, id: NodeId, http_address: &str) {
+        let description = Arc::new(NodeDescription {
+            name: "node-1".into(),
+            datacenter: "dc1".into(),
+            class: "small".into(),
+            pool: "default".into(),
+            attributes: BTreeMap::from([("os.name".into(), "debian".into())]),
+            meta: BTreeMap::from([("rack".into(), "r1".into())]),
+            resources: NodeResources {
+                total: Resources { cpu_mhz: 4_000, memory_mb: 8_192, disk_mb: 50_000 },
+                reserved: Resources { cpu_mhz: 100, memory_mb: 256, disk_mb: 1_000 },
+                reserved_ports: vec![22, 80],
+                dynamic_port_min: 20_000,
+                dynamic_port_max: 32_000,
+                cores: 4,
+                address: "10.0.0.7".into(),
+                allocations_max: 0,
+            },
+            drivers: BTreeMap::from([(
+                "raw_exec".into(),
+                Driver { detected: true, healthy: true, ..Driver::default() },
+            )]),
+            http_address: http_address.into(),
+            version: "0.0.1".into(),
+        });
+        self.must(Command::RegisterNode {
+            node: id,
+            secret: [0xee; 16],
+            identity: [0xdd; 16],
+            description,
+            evaluation_ids: Vec::new(),
+        });
+        self.must(Command::NodeReadiness {
+            node: id,
+            incarnation: 1,
+            readiness: Readiness::Ok,
+            evaluation_ids: Vec::new(),
+        });
+    }
+
+    /// Places one instance of the job's group `web` for its evaluation, and reports it as running.
+    pub(super) fn place(
+        &self,
+        key: &JobKey,
+        evaluation: EvaluationId,
+        node: NodeId,
+    ) -> AllocationId {
+        let id = AllocationId(self.new_id());
+        let job = self.state().jobs.get(key).unwrap().clone();
+        let metrics = Metrics {
+            nodes_evaluated: 1,
+            nodes_in_pool: 1,
+            nodes_available: BTreeMap::from([("dc1".into(), 1)]),
+            scores: vec![NodeScore {
+                node,
+                parts: BTreeMap::from([("binpack".into(), 250_000)]),
+                total: 250_000,
+            }],
+            ..Metrics::default()
+        };
+        let failed = Metrics {
+            nodes_evaluated: 1,
+            nodes_exhausted: 1,
+            dimension_exhausted: BTreeMap::from([("memory".into(), 1)]),
+            ..Metrics::default()
+        };
+        let outcome = Outcome {
+            status: EvaluationStatus::Complete,
+            description: "".into(),
+            queued: BTreeMap::from([("web".into(), 1)]),
+            failed_groups: BTreeMap::from([("web".into(), failed)]),
+            class_eligibility: BTreeMap::new(),
+            escaped: false,
+            evaluations: Vec::new(),
+        };
+        let plan = Plan {
+            evaluation,
+            job: key.clone(),
+            job_create_index: job.create_index,
+            job_version: job.version,
+            snapshot_index: self.state().head.index,
+            priority: 50,
+            all_at_once: false,
+            stops: Vec::new(),
+            in_place: Vec::new(),
+            follow_ups: Vec::new(),
+            placements: vec![Placement {
+                id,
+                group: "web".into(),
+                name_index: 0,
+                node,
+                ports: Vec::new(),
+                previous: None,
+                reschedules: Vec::new(),
+                metrics: Some(Arc::new(metrics)),
+            }],
+            outcome: Some(outcome),
+        };
+        let reply = self.must(Command::ApplyPlans { plans: vec![Arc::new(plan)] });
+        assert!(self.state().allocations.contains(&id), "{reply:?}");
+        self.report(id, node, 1);
+        id
+    }
+
+    /// The agent reports the allocation's task as running.
+    pub(super) fn report(&self, id: AllocationId, node: NodeId, sequence: u64) {
+        let event = TaskEvent {
+            kind: "Started".into(),
+            at_ms: START_MS + 500,
+            message: "Task started by client".into(),
+            exit_code: None,
+            signal: None,
+        };
+        let task = TaskState {
+            state: "running".into(),
+            started_at_ms: START_MS + 500,
+            events: vec![event],
+            ..TaskState::default()
+        };
+        let update = ClientUpdate {
+            id,
+            sequence,
+            status: ClientStatus::Running,
+            description: "Tasks are running".into(),
+            tasks: BTreeMap::from([("server".into(), task)]),
+            infrastructure_failure: false,
+        };
+        let report =
+            NodeReport { node, incarnation: 1, updates: vec![update], evaluation_ids: Vec::new() };
+        self.must(Command::UpdateAllocations { reports: vec![report] });
+    }
+
+    fn fail(&self) -> Result<(), ApiError> {
+        self.failure.lock().unwrap().clone().map_or(Ok(()), Err)
+    }
+}
+
+/// The job of the tests, in Nomad's JSON.
+pub(super) fn web_job(id: &str) -> Value {
+    json!({
+        "ID": id,
+        "Name": id,
+        "Type": "service",
+        "TaskGroups": [{
+            "Name": "web",
+            "Count": 2,
+            "Tasks": [{
+                "Name": "server",
+                "Driver": "raw_exec",
+                "Config": { "command": "/bin/sleep", "args": ["1"] },
+                "Resources": { "CPU": 100, "MemoryMB": 64 },
+            }],
+        }],
+    })
+}
+
+impl Api for TestCluster {
+    fn read(
+        &self,
+        mode: ReadMode,
+        index_min: Index,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Snapshot, ApiError>> {
+        Box::pin(async move {
+            self.fail()?;
+            self.reads.lock().unwrap().push((mode, index_min));
+            let mut index = self.index.subscribe();
+            tokio::time::timeout(timeout, index.wait_for(|index| *index >= index_min))
+                .await
+                .map_err(|_| ApiError::Timeout { proposed: false })?
+                .unwrap();
+            let last_contact = match mode {
+                ReadMode::Linearizable => Duration::ZERO,
+                ReadMode::Stale => Duration::from_millis(42),
+            };
+            Ok(Snapshot { state: self.state(), last_contact, known_leader: true })
+        })
+    }
+
+    fn write(
+        &self,
+        command: Command,
+        request: Option<RequestId>,
+        _timeout: Duration,
+    ) -> BoxFuture<'_, Result<Written, ApiError>> {
+        Box::pin(async move {
+            self.fail()?;
+            Ok(self.apply(command, request))
+        })
+    }
+
+    fn changed(
+        &self,
+        tables: &'static [TableId],
+        after: Index,
+        timeout: Duration,
+    ) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let mut index = self.index.subscribe();
+            let changed = index
+                .wait_for(|_| tables.iter().any(|table| self.state().table_index(*table) > after));
+            drop(tokio::time::timeout(timeout, changed).await);
+        })
+    }
+
+    fn new_id(&self) -> [u8; 16] {
+        let number = self.ids_made.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut id = [0xab; 16];
+        id[8..].copy_from_slice(&number.to_be_bytes());
+        id
+    }
+
+    fn members(&self) -> Vec<MemberInfo> {
+        let member = |id: u64, leader| MemberInfo {
+            id,
+            name: format!("server-{id}"),
+            rpc_address: format!("10.0.0.{id}:4647"),
+            http_address: format!("10.0.0.{id}:4646"),
+            leader,
+            voter: true,
+            alive: id != 3,
+        };
+        vec![member(1, true), member(2, false), member(3, false)]
+    }
+
+    fn this_member(&self) -> MemberInfo {
+        self.members().swap_remove(0)
+    }
+
+    fn transfer_leadership(&self, to: Option<u64>) -> BoxFuture<'_, Result<u64, ApiError>> {
+        Box::pin(async move {
+            self.fail()?;
+            Ok(to.unwrap_or(2))
+        })
+    }
+
+    fn gauges(&self) -> BTreeMap<String, f64> {
+        BTreeMap::from([
+            ("nomad.broker.total_ready".to_owned(), 3.0),
+            ("nomad.raft.appliedIndex".to_owned(), 12.5),
+        ])
+    }
+
+    fn stats(&self) -> BTreeMap<String, BTreeMap<String, String>> {
+        let raft = BTreeMap::from([("state".to_owned(), "Leader".to_owned())]);
+        BTreeMap::from([("raft".to_owned(), raft)])
+    }
+
+    fn membership_index(&self) -> Index {
+        7
+    }
+}

@@ -1,0 +1,88 @@
+//! Requests about files and logs reach the agent of the allocation's node, as they are, and stream back.
+
+use fsm::{EvaluationId, JobKey, NodeId};
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
+
+use super::{
+    cluster::{TestCluster, web_job},
+    socket::TestServer,
+};
+
+const NODE: NodeId = NodeId([0x11; 16]);
+
+/// A server whose one allocation runs on a node with this agent address.
+async fn with_agent(address: &str) -> (TestServer, String) {
+    let cluster = TestCluster::new();
+    cluster.add_node(NODE, address);
+    let server = TestServer::start(cluster.clone()).await;
+    let registered = server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    let evaluation: EvaluationId = registered["EvalID"].as_str().unwrap().parse().unwrap();
+    let allocation = cluster.place(&JobKey::new("default", "web"), evaluation, NODE);
+    (server, allocation.to_string())
+}
+
+/// Answers one request with two chunks, and gives back the head it was sent.
+async fn agent(listener: TcpListener) -> String {
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    let answer = "HTTP/1.1 200 OK\r\ncontent-type: text/x-log\r\ntransfer-encoding: chunked\r\n\r\n\
+                  6\r\nline 1\r\n7\r\n\nline 2\r\n0\r\n\r\n";
+    stream.write_all(answer.as_bytes()).await.unwrap();
+    String::from_utf8(head).unwrap()
+}
+
+#[tokio::test]
+async fn logs_come_from_the_agent_of_the_node() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let agent = tokio::spawn(agent(listener));
+    let (server, allocation) = with_agent(&address).await;
+    let path = format!("/v1/client/fs/logs/{allocation}?task=server&type=stdout&plain=true");
+    let response = server.send("GET", &path, &[("X-Nomad-Token", "t")], b"").await;
+    assert_eq!((response.status, response.text.as_str()), (200, "line 1\nline 2"));
+    assert_eq!(response.headers["content-type"], "text/x-log");
+    let head = agent.await.unwrap().to_ascii_lowercase();
+    assert!(head.starts_with(&format!("get {path} http/1.1\r\n").to_ascii_lowercase()), "{head}");
+    assert!(head.contains("x-nomad-token: t\r\n"), "{head}");
+    assert!(head.contains("x-quorate-proxied: 1\r\n"), "{head}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_that_cannot_be_asked_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let (server, allocation) = with_agent(&address).await;
+    let path = format!("/v1/client/fs/logs/{allocation}");
+    let refused = server.get(&path).await;
+    assert_eq!(refused.status, 502);
+    assert!(refused.text.contains(&address), "{refused:?}");
+
+    let looped = server.send("GET", &path, &[("X-Quorate-Proxied", "1")], b"").await;
+    assert_eq!(looped.status, 400, "{looped:?}");
+
+    server.cluster.must(fsm::Command::NodeLiveness {
+        changes: vec![fsm::command::LivenessChange {
+            node: NODE,
+            incarnation: 1,
+            liveness: fsm::Liveness::Down,
+        }],
+        evaluation_ids: Vec::new(),
+    });
+    let down = server.get(&path).await;
+    assert_eq!(down.status, 502);
+    assert!(down.text.contains("is down"), "{down:?}");
+
+    let unknown = "/v1/client/fs/logs/00000000-0000-0000-0000-000000000000";
+    assert_eq!(server.get(unknown).await.status, 404);
+    assert_eq!(server.get("/v1/client/stats").await.status, 400);
+    server.stop().await;
+}

@@ -1,0 +1,315 @@
+//! Round trips of every write, and what failures of the cluster look like.
+
+use std::{sync::Arc, time::Duration};
+
+use fsm::{EvaluationId, JobKey, NodeId};
+use serde_json::{Value, json};
+
+use super::{
+    cluster::{TestCluster, web_job},
+    socket::TestServer,
+};
+use crate::{http::HttpOptions, server::api::ApiError};
+
+const NODE: NodeId = NodeId([0x11; 16]);
+
+#[tokio::test]
+async fn a_job_is_registered_changed_stopped_and_purged() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let first = server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    let index = first["JobModifyIndex"].as_u64().unwrap();
+    assert_eq!(first["EvalCreateIndex"], json!(index));
+    assert_eq!(first["Index"], json!(index));
+    let evaluation = first["EvalID"].as_str().unwrap();
+    let evaluation = server.get(&format!("/v1/evaluation/{evaluation}")).await.ok();
+    assert_eq!(evaluation["TriggeredBy"], json!("job-register"));
+
+    let mut changed = web_job("web");
+    changed["TaskGroups"][0]["Count"] = 3.into();
+    let second = server.send("POST", "/v1/job/web", &[], body(&changed).as_bytes()).await.ok();
+    assert!(second["JobModifyIndex"].as_u64().unwrap() > index);
+    let job = server.get("/v1/job/web").await.ok();
+    assert_eq!(job["Version"], json!(1));
+    assert_eq!(job["TaskGroups"][0]["Count"], json!(3));
+    let versions = server.get("/v1/job/web/versions").await.ok();
+    assert_eq!(versions["Versions"][1]["Version"], json!(0));
+
+    let evaluated = server.put("/v1/job/web/evaluate", &json!({ "JobID": "web" })).await.ok();
+    assert_ne!(evaluated["EvalID"], json!(""));
+    let stopped = server.delete("/v1/job/web?eval_priority=70").await.ok();
+    let evaluation = stopped["EvalID"].as_str().unwrap();
+    let evaluation = server.get(&format!("/v1/evaluation/{evaluation}")).await.ok();
+    assert_eq!(evaluation["Priority"], json!(70));
+    assert_eq!(server.get("/v1/job/web").await.ok()["Stop"], json!(true));
+    server.delete("/v1/job/web?purge=true").await.ok();
+    assert_eq!(server.get("/v1/job/web").await.status, 404);
+    let unknown = server.delete("/v1/job/web").await.ok();
+    assert_eq!(unknown["EvalID"], json!(""));
+    server.stop().await;
+}
+
+fn body(job: &Value) -> String {
+    json!({ "Job": job }).to_string()
+}
+
+#[tokio::test]
+async fn ids_with_slashes_work_encoded_and_raw() {
+    let cluster = TestCluster::new();
+    let server = TestServer::start(cluster.clone()).await;
+    server.put("/v1/jobs", &json!({ "Job": web_job("plain") })).await.ok();
+    for id in ["a/b", "a/summary"] {
+        // Registering such an id is up to the translation of jobs; here only the path counts.
+        let spec = cluster.state().jobs.get(&JobKey::new("default", "plain")).cloned().unwrap();
+        let mut spec = fsm::JobSpec::clone(cluster.state().current_spec(&spec).unwrap());
+        spec.key = JobKey::new("default", id);
+        cluster.must(fsm::Command::RegisterJob {
+            spec: Arc::new(spec),
+            enforce_index: None,
+            evaluation: EvaluationId(
+                *blake3::hash(id.as_bytes()).as_bytes().first_chunk().unwrap(),
+            ),
+            evaluation_priority: None,
+        });
+    }
+    for (path, id) in
+        [("/v1/job/a/b", "a/b"), ("/v1/job/a%2Fb", "a/b"), ("/v1/job/a%2Fsummary", "a/summary")]
+    {
+        assert_eq!(server.get(path).await.ok()["ID"], json!(id), "{path}");
+    }
+    for (path, id) in [
+        ("/v1/job/a/b/summary", "a/b"),
+        ("/v1/job/a%2Fb/summary", "a/b"),
+        ("/v1/job/a/summary/summary", "a/summary"),
+    ] {
+        assert_eq!(server.get(path).await.ok()["JobID"], json!(id), "{path}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn compare_and_set_has_the_texts_that_clients_know() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let register = |index: u64| {
+        let body = json!({ "Job": web_job("web"), "EnforceIndex": true, "JobModifyIndex": index });
+        let server = &server;
+        async move { server.put("/v1/jobs", &body).await }
+    };
+    let missing = register(5).await;
+    assert_eq!(missing.status, 500);
+    assert_eq!(missing.text, "Enforcing job modify index 5: job does not exist");
+    let created = register(0).await.ok();
+    let exists = register(0).await;
+    assert_eq!(exists.text, "Enforcing job modify index 0: job already exists");
+    let index = created["JobModifyIndex"].as_u64().unwrap();
+    let conflict = register(index + 1).await;
+    let expected = format!(
+        "Enforcing job modify index {}: job exists with conflicting job modify index: {index}",
+        index + 1
+    );
+    assert_eq!(conflict.text, expected);
+    register(index).await.ok();
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_idempotency_key_makes_a_retry_one_write() {
+    let cluster = TestCluster::new();
+    let server = TestServer::start(cluster.clone()).await;
+    let body = body(&web_job("web"));
+    let headers = [("Idempotency-Key", "one")];
+    let first = server.send("PUT", "/v1/jobs", &headers, body.as_bytes()).await.ok();
+    let again = server.send("PUT", "/v1/jobs", &headers, body.as_bytes()).await.ok();
+    assert_eq!(first, again);
+    assert_eq!(cluster.state().evaluations.len(), 1);
+    let other = json!({ "Job": web_job("other") }).to_string();
+    let reused = server.send("PUT", "/v1/jobs", &headers, other.as_bytes()).await;
+    assert_eq!(reused.status, 409, "{reused:?}");
+    let token = [("Idempotency-Key", "one"), ("X-Nomad-Token", "mine")];
+    server.send("PUT", "/v1/jobs", &token, other.as_bytes()).await.ok();
+    let empty = [("Idempotency-Key", "")];
+    assert_eq!(server.send("PUT", "/v1/jobs", &empty, other.as_bytes()).await.status, 400);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_allocation_is_stopped() {
+    let cluster = TestCluster::new();
+    cluster.add_node(NODE, "");
+    let server = TestServer::start(cluster.clone()).await;
+    let registered = server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    let evaluation: EvaluationId = registered["EvalID"].as_str().unwrap().parse().unwrap();
+    let id = cluster.place(&JobKey::new("default", "web"), evaluation, NODE);
+    let stopped = server.put(&format!("/v1/allocation/{id}/stop"), &json!({})).await.ok();
+    let evaluation = stopped["EvalID"].as_str().unwrap();
+    let evaluation = server.get(&format!("/v1/evaluation/{evaluation}")).await.ok();
+    assert_eq!(evaluation["TriggeredBy"], json!("alloc-stop"));
+    let unknown = "/v1/allocation/00000000-0000-0000-0000-000000000000/stop";
+    assert_eq!(server.put(unknown, &json!({})).await.status, 404);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_is_drained_marked_evaluated_and_purged() {
+    let cluster = TestCluster::new();
+    cluster.add_node(NODE, "");
+    let server = TestServer::start(cluster.clone()).await;
+    let node = || async { server.get(&format!("/v1/node/{NODE}")).await.ok() };
+    let put = |verb: &'static str, body: Value| {
+        let server = &server;
+        async move { server.put(&format!("/v1/node/{NODE}/{verb}"), &body).await }
+    };
+    let hour = 3_600_000_000_000_u64;
+    put("drain", json!({ "DrainSpec": { "Deadline": hour, "IgnoreSystemJobs": true } })).await.ok();
+    let draining = node().await;
+    assert_eq!(draining["Drain"], json!(true));
+    assert_eq!(draining["SchedulingEligibility"], json!("ineligible"));
+    assert_eq!(draining["DrainStrategy"]["IgnoreSystemJobs"], json!(true));
+    put("drain", json!({ "DrainSpec": { "Deadline": -1 } })).await.ok();
+    assert_eq!(node().await["DrainStrategy"]["Deadline"], json!(-1));
+    put("drain", json!({ "DrainSpec": null, "MarkEligible": true })).await.ok();
+    let ended = node().await;
+    assert_eq!(ended["DrainStrategy"], Value::Null);
+    assert_eq!(ended["SchedulingEligibility"], json!("eligible"));
+
+    let marked =
+        put("eligibility", json!({ "NodeID": NODE.to_string(), "Eligibility": "ineligible" }))
+            .await
+            .ok();
+    assert_eq!(marked["EvalIDs"], json!([]));
+    assert!(marked["NodeModifyIndex"].as_u64().unwrap() > 0);
+    assert_eq!(node().await["SchedulingEligibility"], json!("ineligible"));
+    put("eligibility", json!({ "Eligibility": "eligible" })).await.ok();
+    assert_eq!(node().await["SchedulingEligibility"], json!("eligible"));
+    put("evaluate", json!({})).await.ok();
+    put("purge", json!({})).await.ok();
+    assert_eq!(server.get(&format!("/v1/node/{NODE}")).await.status, 404);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn namespaces_and_node_pools_come_and_go() {
+    let server = TestServer::start(TestCluster::new()).await;
+    for (noun, list) in [("namespace", "namespaces"), ("node/pool", "node/pools")] {
+        let body = json!({ "Name": "blue", "Description": "d", "Meta": { "k": "v" } });
+        server.put(&format!("/v1/{list}"), &body).await.ok();
+        let read = server.get(&format!("/v1/{noun}/blue")).await.ok();
+        assert_eq!(read["Meta"], json!({ "k": "v" }), "{noun}");
+        server.put(&format!("/v1/{noun}/blue"), &json!({ "Description": "e" })).await.ok();
+        assert_eq!(server.get(&format!("/v1/{noun}/blue")).await.ok()["Description"], json!("e"));
+        let names = server.get(&format!("/v1/{list}?prefix=bl")).await.ok();
+        assert_eq!(names.as_array().unwrap().len(), 1, "{noun}");
+        server.delete(&format!("/v1/{noun}/blue")).await.ok();
+        assert_eq!(server.get(&format!("/v1/{noun}/blue")).await.status, 404, "{noun}");
+        assert_eq!(server.delete(&format!("/v1/{noun}/blue")).await.status, 404, "{noun}");
+        assert_eq!(server.delete(&format!("/v1/{noun}/default")).await.status, 400, "{noun}");
+    }
+    server.put("/v1/namespaces", &json!({ "Name": "used" })).await.ok();
+    server.put("/v1/jobs?namespace=used", &json!({ "Job": web_job("web") })).await.ok();
+    let in_use = server.delete("/v1/namespace/used").await;
+    assert_eq!(in_use.status, 409, "{in_use:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_scheduler_configuration_is_compared_and_set() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let path = "/v1/operator/scheduler/configuration";
+    let read = server.get(path).await.ok();
+    let mut configuration = read["SchedulerConfig"].clone();
+    configuration["SchedulerAlgorithm"] = "spread".into();
+    configuration["RejectJobRegistration"] = true.into();
+    let cas = format!("{path}?cas={}", read["ModifyIndex"]);
+    assert_eq!(server.put(&cas, &configuration).await.ok()["Updated"], json!(true));
+    assert_eq!(server.put(&cas, &configuration).await.ok()["Updated"], json!(false));
+    let read = server.get(path).await.ok();
+    assert_eq!(read["SchedulerConfig"]["SchedulerAlgorithm"], json!("spread"));
+    let refused = server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await;
+    assert_eq!(refused.status, 403, "{refused:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn leadership_is_transferred_to_a_voter() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let path = "/v1/operator/raft/transfer-leadership";
+    let done = server.put(&format!("{path}?id=2"), &json!({})).await.ok();
+    assert_eq!(done["From"]["ID"], json!("1"));
+    assert_eq!(done["To"], json!({ "ID": "2", "Address": "10.0.0.2:4647" }));
+    let done = server.put(&format!("{path}?address=10.0.0.1:4647"), &json!({})).await.ok();
+    assert_eq!(done["Noop"], json!(true));
+    for query in ["id=9", "address=10.9.9.9:1", "id=1&address=10.0.0.1:4647"] {
+        assert_eq!(server.put(&format!("{path}?{query}"), &json!({})).await.status, 400);
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn failures_of_the_cluster_have_their_status() {
+    let cluster = TestCluster::new();
+    let server = TestServer::start(cluster.clone()).await;
+    let overloaded =
+        || ApiError::Overloaded { what: "pending evaluations", limit: 10, retry_after_ms: 1_500 };
+    for (failure, status, text) in [
+        (ApiError::NoLeader, 500, "No cluster leader"),
+        (ApiError::Timeout { proposed: false }, 504, "timed out"),
+        (ApiError::Timeout { proposed: true }, 504, "outcome is unknown"),
+        (ApiError::Unknown, 500, "outcome is unknown"),
+        (overloaded(), 429, "pending evaluations limit reached (10)"),
+        (ApiError::NotReady("recovering".to_owned()), 503, "recovering"),
+        (ApiError::DiskFull("1 MiB left".to_owned()), 503, "1 MiB left"),
+        (ApiError::Invalid("no".to_owned()), 400, "no"),
+    ] {
+        *cluster.failure.lock().unwrap() = Some(failure.clone());
+        for response in [
+            server.get("/v1/jobs").await,
+            server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await,
+        ] {
+            assert_eq!(response.status, status, "{failure:?}");
+            assert!(response.text.contains(text), "{response:?}");
+            assert!(response.headers["content-type"].starts_with("text/plain"));
+        }
+        let health = server.get("/v1/agent/health").await;
+        assert_eq!(health.status, 500);
+        assert_eq!(health.json()["server"]["ok"], json!(false));
+    }
+    *cluster.failure.lock().unwrap() = Some(overloaded());
+    assert_eq!(server.get("/v1/jobs").await.headers["retry-after"], "2");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_answer_larger_than_its_bound_is_refused() {
+    let options = HttpOptions { response_bytes_max: 100, ..HttpOptions::default() };
+    let server = TestServer::start_with(TestCluster::new(), options).await;
+    server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    let response = server.get("/v1/jobs").await;
+    assert_eq!(response.status, 400);
+    assert!(response.text.contains("per_page"), "{response:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_arrive_is_given_up() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let options = HttpOptions { timeout: Duration::from_millis(100), ..HttpOptions::default() };
+    let server = TestServer::start_with(TestCluster::new(), options).await;
+    let mut stream = tokio::net::TcpStream::connect(server.address).await.unwrap();
+    let head =
+        "PUT /v1/jobs HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9\r\n\r\n{";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn bodies_beyond_what_all_may_take_are_turned_away() {
+    let options = HttpOptions { request_bodies_bytes_max: 1_024, ..HttpOptions::default() };
+    let server = TestServer::start_with(TestCluster::new(), options).await;
+    let response = server.send("PUT", "/v1/jobs", &[], &[b' '; 2_000]).await;
+    assert_eq!(response.status, 429, "{response:?}");
+    assert!(response.text.contains("request body bytes limit reached (1024)"), "{response:?}");
+    server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    server.stop().await;
+}

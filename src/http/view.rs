@@ -1,0 +1,42 @@
+//! Nomad's JSON shapes: exact names, `[]` for empty lists, ids as UUID text, times in nanoseconds or RFC 3339 as Nomad has them.
+//!
+//! Must never return a node's secret, and never read anything but the state it is given.
+
+mod allocation;
+mod evaluation;
+mod job;
+mod member;
+mod node;
+mod settings;
+
+pub(crate) use allocation::{allocation, allocation_stub};
+pub(crate) use evaluation::{evaluation, evaluation_stub};
+pub(crate) use job::{job, job_stub, job_summary, job_version};
+pub(crate) use member::{member, raft_server};
+pub(crate) use node::{node, node_stub};
+pub(crate) use settings::{namespace, node_pool, scheduler_configuration};
+
+use std::{collections::BTreeMap, fmt::Display};
+
+use fsm::Text;
+use serde_json::{Map, Value};
+
+/// An id as text; empty when there is none, as Nomad has it.
+fn id_or_empty(id: Option<impl Display>) -> Value {
+    id.map_or_else(|| Value::from(""), |id| Value::from(id.to_string()))
+}
+
+/// A text.
+fn text(text: &Text) -> Value {
+    Value::from(&**text)
+}
+
+/// A map of texts.
+fn text_map(map: &BTreeMap<Text, Text>) -> Value {
+    map.iter().map(|(key, value)| (key.to_string(), text(value))).collect::<Map<_, _>>().into()
+}
+
+/// A map of counts.
+fn count_map(map: &BTreeMap<Text, u32>) -> Value {
+    map.iter().map(|(key, count)| (key.to_string(), (*count).into())).collect::<Map<_, _>>().into()
+}

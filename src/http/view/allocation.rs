@@ -1,0 +1,257 @@
+//! Allocations, their stubs, resources and task states.
+
+use std::collections::BTreeMap;
+
+use fsm::{Allocation, State, TaskEvent, TaskState, Text, job::JobSpec};
+use serde_json::{Map, Value, json};
+
+use super::{evaluation::placement_metrics, id_or_empty, text};
+use crate::http::{jobs_bridge, time};
+
+/// An allocation in a list.
+pub(crate) fn allocation_stub(
+    state: &State,
+    allocation: &Allocation,
+    with_resources: bool,
+    with_task_states: bool,
+) -> Value {
+    let mut value = common(state, allocation);
+    if let Value::Object(object) = &mut value {
+        let tasks = if with_task_states { task_states(&allocation.tasks) } else { Value::Null };
+        object.insert("TaskStates".to_owned(), tasks);
+        if with_resources {
+            let spec = state.allocation_spec(allocation);
+            let resources = allocated_resources(state, allocation, spec.map(|spec| &**spec));
+            object.insert("AllocatedResources".to_owned(), resources);
+        }
+    }
+    value
+}
+
+/// An allocation with its job.
+pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
+    let key = (allocation.job.clone(), allocation.job_create_index, allocation.job_version);
+    let version = state.job_versions.get(&key);
+    let job = match (version, state.jobs.get(&allocation.job)) {
+        (Some(version), Some(job)) if job.create_index == allocation.job_create_index => {
+            jobs_bridge::job_json(job, version)
+        }
+        (Some(version), _) => jobs_bridge::purged_job_json(version),
+        (None, _) => Value::Null,
+    };
+    let spec = version.map(|version| &*version.spec);
+    let transition = allocation.transition;
+    let mut value = common(state, allocation);
+    if let Value::Object(object) = &mut value {
+        let resources = allocation.resources;
+        let more = [
+            ("Job", job),
+            ("TaskStates", task_states(&allocation.tasks)),
+            (
+                "Resources",
+                json!({
+                    "CPU": resources.cpu_mhz,
+                    "MemoryMB": resources.memory_mb,
+                    "DiskMB": resources.disk_mb,
+                }),
+            ),
+            ("TaskResources", task_resources(allocation, spec)),
+            ("AllocatedResources", allocated_resources(state, allocation, spec)),
+            ("Metrics", allocation.metrics.as_ref().map_or(Value::Null, |m| placement_metrics(m))),
+            (
+                "DesiredTransition",
+                json!({
+                    "Migrate": transition.migrate,
+                    "Reschedule": transition.reschedule,
+                    "ForceReschedule": Value::Null,
+                    "NoShutdownDelay": Value::Null,
+                }),
+            ),
+            ("DeploymentID", "".into()),
+            ("PreviousAllocation", id_or_empty(allocation.previous)),
+            ("NetworkStatus", Value::Null),
+            ("AllocModifyIndex", allocation.server_modify_index.into()),
+            ("AllocStates", json!([])),
+        ];
+        object.extend(more.map(|(name, value)| (name.to_owned(), value)));
+    }
+    value
+}
+
+fn common(state: &State, allocation: &Allocation) -> Value {
+    let node_name = state
+        .nodes
+        .get(&allocation.node)
+        .map_or(Value::from(""), |node| text(&node.description.name));
+    let kind = state.allocation_spec(allocation).map_or("", |spec| spec.kind.name());
+    json!({
+        "ID": allocation.id.to_string(),
+        "EvalID": allocation.evaluation.to_string(),
+        "Name": allocation.name(),
+        "Namespace": text(&allocation.job.namespace),
+        "NodeID": allocation.node.to_string(),
+        "NodeName": node_name,
+        "JobID": text(&allocation.job.id),
+        "JobType": kind,
+        "JobVersion": allocation.job_version,
+        "TaskGroup": text(&allocation.group),
+        "DesiredStatus": allocation.desired.name(),
+        "DesiredDescription": text(&allocation.desired_description),
+        "ClientStatus": allocation.client.name(),
+        "ClientDescription": text(&allocation.client_description),
+        "DeploymentStatus": Value::Null,
+        "FollowupEvalID": id_or_empty(allocation.follow_up),
+        "NextAllocation": id_or_empty(allocation.next),
+        "RescheduleTracker": reschedule_tracker(allocation),
+        "PreemptedAllocations": [],
+        "PreemptedByAllocation": "",
+        "CreateIndex": allocation.create_index,
+        "ModifyIndex": allocation.modify_index,
+        "CreateTime": time::nanoseconds(allocation.created_at),
+        "ModifyTime": time::nanoseconds(allocation.modified_at),
+    })
+}
+
+fn reschedule_tracker(allocation: &Allocation) -> Value {
+    if allocation.reschedules.is_empty() {
+        return Value::Null;
+    }
+    let events: Vec<Value> = allocation
+        .reschedules
+        .iter()
+        .map(|event| {
+            json!({
+                "RescheduleTime": time::nanoseconds(event.at),
+                "PrevAllocID": event.previous.to_string(),
+                "PrevNodeID": event.node.to_string(),
+                "Delay": time::nanoseconds(event.delay_ms),
+            })
+        })
+        .collect();
+    json!({ "Events": events })
+}
+
+fn task_resources(allocation: &Allocation, spec: Option<&JobSpec>) -> Value {
+    let group = spec.and_then(|spec| spec.group(&allocation.group));
+    let tasks: Map<_, _> = group
+        .into_iter()
+        .flat_map(|group| &group.tasks)
+        .map(|task| {
+            let resources =
+                json!({ "CPU": task.resources.cpu_mhz, "MemoryMB": task.resources.memory_mb });
+            (task.name.to_string(), resources)
+        })
+        .collect();
+    tasks.into()
+}
+
+fn allocated_resources(state: &State, allocation: &Allocation, spec: Option<&JobSpec>) -> Value {
+    let group = spec.and_then(|spec| spec.group(&allocation.group));
+    let tasks: Map<_, _> = group
+        .into_iter()
+        .flat_map(|group| &group.tasks)
+        .map(|task| {
+            let resources = json!({
+                "Cpu": { "CpuShares": task.resources.cpu_mhz },
+                "Memory": {
+                    "MemoryMB": task.resources.memory_mb,
+                    "MemoryMaxMB": task.resources.memory_mb_max,
+                },
+                "Networks": [],
+                "Devices": [],
+            });
+            (task.name.to_string(), resources)
+        })
+        .collect();
+    let address = state
+        .nodes
+        .get(&allocation.node)
+        .map_or_else(|| Text::from(""), |node| node.description.resources.address.clone());
+    let ports: Vec<Value> = allocation
+        .ports
+        .iter()
+        .map(|port| {
+            json!({
+                "Label": text(&port.label),
+                "Value": port.value,
+                "To": port.to,
+                "HostIP": text(&address),
+            })
+        })
+        .collect();
+    json!({
+        "Tasks": tasks,
+        "TaskLifecycles": {},
+        "Shared": {
+            "DiskMB": allocation.resources.disk_mb,
+            "Networks": networks(allocation, group, &address),
+            "Ports": ports,
+        },
+    })
+}
+
+/// The group's one host network, with static and dynamic ports apart as Nomad has them.
+fn networks(allocation: &Allocation, group: Option<&fsm::TaskGroup>, address: &Text) -> Vec<Value> {
+    if allocation.ports.is_empty() {
+        return Vec::new();
+    }
+    let is_static = |label: &str| {
+        group
+            .and_then(|group| group.network.as_ref())
+            .is_some_and(|network| network.ports.iter().any(|p| &*p.label == label && p.value != 0))
+    };
+    let port = |port: &fsm::resources::Port| {
+        json!({
+            "Label": text(&port.label),
+            "Value": port.value,
+            "To": port.to,
+            "HostNetwork": "default",
+        })
+    };
+    let (reserved, dynamic): (Vec<_>, Vec<_>) =
+        allocation.ports.iter().partition(|port| is_static(&port.label));
+    vec![json!({
+        "Mode": "host",
+        "IP": text(address),
+        "ReservedPorts": reserved.into_iter().map(port).collect::<Vec<_>>(),
+        "DynamicPorts": dynamic.into_iter().map(port).collect::<Vec<_>>(),
+    })]
+}
+
+fn task_states(tasks: &BTreeMap<Text, TaskState>) -> Value {
+    tasks
+        .iter()
+        .map(|(name, task)| {
+            let state = json!({
+                "State": text(&task.state),
+                "Failed": task.failed,
+                "Restarts": task.restarts,
+                "LastRestart": time::rfc3339(task.last_restart_ms),
+                "StartedAt": time::rfc3339(task.started_at_ms),
+                "FinishedAt": time::rfc3339(task.finished_at_ms),
+                "Events": task.events.iter().map(task_event).collect::<Vec<_>>(),
+            });
+            (name.to_string(), state)
+        })
+        .collect::<Map<_, _>>()
+        .into()
+}
+
+fn task_event(event: &TaskEvent) -> Value {
+    let mut details = Map::new();
+    if let Some(code) = event.exit_code {
+        details.insert("exit_code".to_owned(), code.to_string().into());
+    }
+    if let Some(signal) = event.signal {
+        details.insert("signal".to_owned(), signal.to_string().into());
+    }
+    json!({
+        "Type": text(&event.kind),
+        "Time": time::nanoseconds(event.at_ms),
+        "DisplayMessage": text(&event.message),
+        "Message": text(&event.message),
+        "Details": details,
+        "ExitCode": event.exit_code.unwrap_or(0),
+        "Signal": event.signal.unwrap_or(0),
+    })
+}

@@ -1,0 +1,104 @@
+//! Evaluations and placement metrics.
+
+use fsm::{Evaluation, Metrics};
+use serde_json::{Map, Value, json};
+
+use super::{count_map, id_or_empty, text};
+use crate::http::time;
+
+/// An evaluation; with `related` also the evaluations it is chained to.
+pub(crate) fn evaluation(evaluation: &Evaluation, related: Option<Vec<Value>>) -> Value {
+    let failed: Map<_, _> = evaluation
+        .failed_groups
+        .iter()
+        .map(|(group, metrics)| (group.to_string(), placement_metrics(metrics)))
+        .collect();
+    let classes: Map<_, _> = evaluation
+        .class_eligibility
+        .iter()
+        .map(|(class, eligible)| (class.to_string(), (*eligible).into()))
+        .collect();
+    let mut value = evaluation_stub(evaluation);
+    if let Value::Object(object) = &mut value {
+        object.insert("FailedTGAllocs".to_owned(), failed.into());
+        object.insert("ClassEligibility".to_owned(), classes.into());
+        object.insert("EscapedComputedClass".to_owned(), evaluation.escaped.into());
+        object.insert("QueuedAllocations".to_owned(), count_map(&evaluation.queued));
+        object.insert("SnapshotIndex".to_owned(), evaluation.snapshot_index.into());
+        object.insert("QuotaLimitReached".to_owned(), "".into());
+        object.insert("AnnotatePlan".to_owned(), false.into());
+        object.insert("Wait".to_owned(), 0.into());
+        if let Some(related) = related {
+            object.insert("RelatedEvals".to_owned(), related.into());
+        }
+    }
+    value
+}
+
+/// What chains of evaluations show of each.
+pub(crate) fn evaluation_stub(evaluation: &Evaluation) -> Value {
+    json!({
+        "ID": evaluation.id.to_string(),
+        "Namespace": text(&evaluation.job.namespace),
+        "Priority": evaluation.priority,
+        "Type": evaluation.kind.name(),
+        "TriggeredBy": evaluation.trigger.name(),
+        "JobID": text(&evaluation.job.id),
+        "JobModifyIndex": evaluation.job_modify_index,
+        "NodeID": id_or_empty(evaluation.node),
+        "NodeModifyIndex": evaluation.node_modify_index,
+        "DeploymentID": "",
+        "Status": evaluation.status.name(),
+        "StatusDescription": text(&evaluation.status_description),
+        "WaitUntil": time::rfc3339(evaluation.wait_until),
+        "NextEval": id_or_empty(evaluation.next),
+        "PreviousEval": id_or_empty(evaluation.previous),
+        "BlockedEval": id_or_empty(evaluation.blocked),
+        "CreateIndex": evaluation.create_index,
+        "ModifyIndex": evaluation.modify_index,
+        "CreateTime": time::nanoseconds(evaluation.created_at),
+        "ModifyTime": time::nanoseconds(evaluation.modified_at),
+    })
+}
+
+/// What a scheduling pass saw for a group.
+pub(super) fn placement_metrics(metrics: &Metrics) -> Value {
+    let scores: Vec<Value> = metrics
+        .scores
+        .iter()
+        .map(|score| {
+            let parts: Map<_, _> = score
+                .parts
+                .iter()
+                .map(|(name, millionths)| (name.to_string(), score_json(*millionths)))
+                .collect();
+            json!({
+                "NodeID": score.node.to_string(),
+                "Scores": parts,
+                "NormScore": score_json(score.total),
+            })
+        })
+        .collect();
+    json!({
+        "NodesEvaluated": metrics.nodes_evaluated,
+        "NodesFiltered": metrics.nodes_filtered,
+        "NodesInPool": metrics.nodes_in_pool,
+        "NodesAvailable": count_map(&metrics.nodes_available),
+        "ClassFiltered": count_map(&metrics.class_filtered),
+        "ConstraintFiltered": count_map(&metrics.constraint_filtered),
+        "NodesExhausted": metrics.nodes_exhausted,
+        "ClassExhausted": count_map(&metrics.class_exhausted),
+        "DimensionExhausted": count_map(&metrics.dimension_exhausted),
+        "QuotaExhausted": [],
+        "ResourcesExhausted": {},
+        "Scores": {},
+        "ScoreMetaData": scores,
+        "AllocationTime": 0,
+        "CoalescedFailures": metrics.coalesced_failures,
+    })
+}
+
+/// Scores are integers in the state; Nomad shows fractions.
+fn score_json(millionths: i32) -> Value {
+    Value::from(f64::from(millionths) / 1e6)
+}

@@ -1,0 +1,90 @@
+//! Jobs, their stubs, summaries and versions.
+
+use fsm::{Job, JobVersion, State, job::GroupSummary, job::JobSpec};
+use serde_json::{Map, Value, json};
+
+use super::{super::jobs_bridge, text, text_map};
+use crate::http::time;
+
+/// A job with its current spec.
+pub(crate) fn job(state: &State, job: &Job) -> Option<Value> {
+    let version = state.job_versions.get(&(job.key.clone(), job.create_index, job.version))?;
+    Some(jobs_bridge::job_json(job, version))
+}
+
+/// A version of a job as it was; status and stop are those of the job today.
+pub(crate) fn job_version(job: &Job, version: &JobVersion) -> Value {
+    jobs_bridge::job_json(job, version)
+}
+
+/// A job in a list.
+pub(crate) fn job_stub(state: &State, job: &Job, with_meta: bool) -> Option<Value> {
+    let spec = state.current_spec(job)?;
+    let mut stub = json!({
+        "ID": text(&job.key.id),
+        "ParentID": "",
+        "Name": text(&spec.name),
+        "Namespace": text(&job.key.namespace),
+        "Datacenters": spec.datacenters.iter().map(text).collect::<Vec<_>>(),
+        "NodePool": text(&spec.node_pool),
+        "Type": job.kind.name(),
+        "Priority": job.priority,
+        "Periodic": false,
+        "ParameterizedJob": job.parameterized,
+        "Stop": job.stop,
+        "Status": job.status.name(),
+        "StatusDescription": "",
+        "JobSummary": summary_of(state, job, spec),
+        "CreateIndex": job.create_index,
+        "ModifyIndex": job.modify_index,
+        "JobModifyIndex": job.job_modify_index,
+        "SubmitTime": time::nanoseconds(job.submitted_at),
+        "Version": job.version,
+    });
+    if with_meta && let Value::Object(object) = &mut stub {
+        object.insert("Meta".to_owned(), text_map(&spec.meta));
+    }
+    Some(stub)
+}
+
+/// Counts of a job's allocations by group.
+pub(crate) fn job_summary(state: &State, job: &Job) -> Option<Value> {
+    Some(summary_of(state, job, state.current_spec(job)?))
+}
+
+fn summary_of(state: &State, job: &Job, spec: &JobSpec) -> Value {
+    let index = state.job_index(&job.key);
+    let counted = index.map(|index| &index.summary);
+    let mut groups = Map::new();
+    for group in &spec.groups {
+        groups.insert(group.name.to_string(), group_summary(GroupSummary::default()));
+    }
+    for (group, summary) in counted.into_iter().flatten() {
+        groups.insert(group.to_string(), group_summary(*summary));
+    }
+    for (group, queued) in &job.queued {
+        if let Some(Value::Object(counts)) = groups.get_mut(&**group) {
+            counts.insert("Queued".to_owned(), (*queued).into());
+        }
+    }
+    json!({
+        "JobID": text(&job.key.id),
+        "Namespace": text(&job.key.namespace),
+        "Summary": groups,
+        "Children": { "Pending": 0, "Running": 0, "Dead": 0 },
+        "CreateIndex": job.create_index,
+        "ModifyIndex": job.modify_index,
+    })
+}
+
+fn group_summary(summary: GroupSummary) -> Value {
+    json!({
+        "Queued": summary.queued,
+        "Complete": summary.complete,
+        "Failed": summary.failed,
+        "Running": summary.running,
+        "Starting": summary.starting,
+        "Lost": summary.lost,
+        "Unknown": summary.unknown,
+    })
+}

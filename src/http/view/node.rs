@@ -1,0 +1,207 @@
+//! Nodes and their stubs. The secret and the identity stay out.
+
+use fsm::{
+    Node, Text,
+    node::{Drain, Driver, Health, NodeEvent, NodeResources},
+    resources::Resources,
+};
+use serde_json::{Map, Value, json};
+
+use super::{text, text_map};
+use crate::http::time;
+
+/// A node in a list.
+pub(crate) fn node_stub(node: &Node, with_resources: bool, with_os: bool) -> Value {
+    let mut value = common(node);
+    let description = &node.description;
+    if let Value::Object(object) = &mut value {
+        object.insert("Address".to_owned(), host(&description.http_address).into());
+        object.insert("Version".to_owned(), text(&description.version));
+        if with_os {
+            let os = description.attributes.get("os.name").map_or(Value::from(""), text);
+            object.insert("Attributes".to_owned(), json!({ "os.name": os }));
+        }
+        if with_resources {
+            object.insert("NodeResources".to_owned(), node_resources(&description.resources));
+            let reserved = reserved_resources(&description.resources);
+            object.insert("ReservedResources".to_owned(), reserved);
+        }
+    }
+    value
+}
+
+/// A node.
+pub(crate) fn node(node: &Node) -> Value {
+    let description = &node.description;
+    let resources = &description.resources;
+    let mut attributes = description.attributes.clone();
+    attributes.entry("nomad.version".into()).or_insert_with(|| description.version.clone());
+    let more = [
+        ("HTTPAddr", text(&description.http_address)),
+        ("TLSEnabled", false.into()),
+        ("Attributes", text_map(&attributes)),
+        ("Resources", plain_resources(resources.total)),
+        ("Reserved", plain_resources(resources.reserved)),
+        ("NodeResources", node_resources(resources)),
+        ("ReservedResources", reserved_resources(resources)),
+        ("Links", json!({})),
+        ("Meta", text_map(&description.meta)),
+        ("CgroupParent", "".into()),
+        ("ComputedClass", node.class.to_string().into()),
+        ("DrainStrategy", node.drain.as_ref().map_or(Value::Null, drain_strategy)),
+        ("StatusUpdatedAt", (node.liveness_at / 1_000).into()),
+        ("Events", node.events.iter().map(event).collect::<Vec<_>>().into()),
+        ("HostVolumes", json!({})),
+        ("HostNetworks", json!({})),
+        ("CSIControllerPlugins", json!({})),
+        ("CSINodePlugins", json!({})),
+        ("NodeMaxAllocs", resources.allocations_max.into()),
+        ("Incarnation", node.incarnation.into()),
+        ("Eligibility", eligibility(node)),
+    ];
+    let mut value = common(node);
+    if let Value::Object(object) = &mut value {
+        object.extend(more.map(|(name, value)| (name.to_owned(), value)));
+    }
+    value
+}
+
+fn common(node: &Node) -> Value {
+    let description = &node.description;
+    let drivers: Map<_, _> = description
+        .drivers
+        .iter()
+        .map(|(name, found)| (name.to_string(), driver(found, node.liveness_at)))
+        .collect();
+    let ineligible = node.eligibility.ineligible || node.drain.is_some();
+    json!({
+        "ID": node.id.to_string(),
+        "Datacenter": text(&description.datacenter),
+        "Name": text(&description.name),
+        "NodeClass": text(&description.class),
+        "NodePool": text(&description.pool),
+        "Drain": node.drain.is_some(),
+        "SchedulingEligibility": if ineligible { "ineligible" } else { "eligible" },
+        "Status": node.liveness.name(),
+        "StatusDescription": status_description(node),
+        "Drivers": drivers,
+        "LastDrain": Value::Null,
+        "Health": health(node),
+        "CreateIndex": node.create_index,
+        "ModifyIndex": node.modify_index,
+    })
+}
+
+fn status_description(node: &Node) -> String {
+    match node.health {
+        Health::Ok => String::new(),
+        Health::Suspended { reason, since: _, until } => {
+            format!("suspended ({}) until {}", reason.name(), time::rfc3339(until))
+        }
+    }
+}
+
+fn health(node: &Node) -> Value {
+    match node.health {
+        Health::Ok => json!({ "Status": "ok", "Reason": "", "Until": time::ZERO_TIME }),
+        Health::Suspended { reason, since: _, until } => json!({
+            "Status": "suspended",
+            "Reason": reason.name(),
+            "Until": time::rfc3339(until),
+        }),
+    }
+}
+
+fn eligibility(node: &Node) -> Value {
+    let eligibility = &node.eligibility;
+    json!({
+        "Ineligible": eligibility.ineligible,
+        "By": text(&eligibility.by),
+        "Reason": text(&eligibility.reason),
+        "At": time::rfc3339(eligibility.at),
+        "Index": eligibility.index,
+    })
+}
+
+/// A deadline below 0 forces, 0 never forces.
+fn drain_strategy(drain: &Drain) -> Value {
+    let force_deadline = if drain.force { None } else { drain.deadline_at };
+    let deadline = match (drain.force, drain.deadline_at) {
+        (true, _) => Value::from(-1),
+        (false, None) => Value::from(0),
+        (false, Some(at)) => Value::from(time::nanoseconds(at.saturating_sub(drain.started_at))),
+    };
+    json!({
+        "Deadline": deadline,
+        "IgnoreSystemJobs": drain.ignore_system,
+        "ForceDeadline": time::rfc3339(force_deadline.unwrap_or(0)),
+        "StartedAt": time::rfc3339(drain.started_at),
+    })
+}
+
+fn driver(driver: &Driver, updated_at_ms: u64) -> Value {
+    json!({
+        "Detected": driver.detected,
+        "Healthy": driver.healthy,
+        "HealthDescription": text(&driver.description),
+        "Attributes": text_map(&driver.attributes),
+        "UpdateTime": time::rfc3339(updated_at_ms),
+    })
+}
+
+fn event(event: &NodeEvent) -> Value {
+    json!({
+        "Message": text(&event.message),
+        "Subsystem": "Cluster",
+        "Details": {},
+        "Timestamp": time::rfc3339(event.at),
+        "CreateIndex": event.index,
+    })
+}
+
+fn plain_resources(resources: Resources) -> Value {
+    json!({
+        "CPU": resources.cpu_mhz,
+        "MemoryMB": resources.memory_mb,
+        "DiskMB": resources.disk_mb,
+    })
+}
+
+fn node_resources(resources: &NodeResources) -> Value {
+    let total = resources.total;
+    let networks = if resources.address.is_empty() {
+        Vec::new()
+    } else {
+        vec![json!({ "Mode": "host", "IP": text(&resources.address) })]
+    };
+    json!({
+        "Cpu": {
+            "CpuShares": total.cpu_mhz,
+            "TotalCpuCores": resources.cores,
+            "ReservableCpuCores": [],
+        },
+        "Memory": { "MemoryMB": total.memory_mb },
+        "Disk": { "DiskMB": total.disk_mb },
+        "Networks": networks,
+        "NodeNetworks": [],
+        "Devices": [],
+        "MinDynamicPort": resources.dynamic_port_min,
+        "MaxDynamicPort": resources.dynamic_port_max,
+    })
+}
+
+fn reserved_resources(resources: &NodeResources) -> Value {
+    let reserved = resources.reserved;
+    let ports: Vec<String> = resources.reserved_ports.iter().map(u16::to_string).collect();
+    json!({
+        "Cpu": { "CpuShares": reserved.cpu_mhz, "ReservedCpuCores": [] },
+        "Memory": { "MemoryMB": reserved.memory_mb },
+        "Disk": { "DiskMB": reserved.disk_mb },
+        "Networks": { "ReservedHostPorts": ports.join(",") },
+    })
+}
+
+/// The host part of `host:port`.
+fn host(address: &Text) -> &str {
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
+}
