@@ -3,10 +3,7 @@
 //!
 //! A terminal status is reported only when no task's process can exist any more: the servers give its resources away then.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::collections::HashMap;
 
 use proto::v1;
 use serde::{Deserialize, Serialize};
@@ -355,24 +352,145 @@ fn task_state(task: &TaskRunner) -> v1::TaskState {
     }
 }
 
-/// Keeps one copy of equal group policies.
-#[derive(Debug, Default)]
-pub(crate) struct Interner {
-    known: HashSet<Arc<GroupPolicy>>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::{spec::group_policy, testing};
 
-impl Interner {
-    /// The shared copy.
-    pub(crate) fn intern(&mut self, policy: GroupPolicy) -> Arc<GroupPolicy> {
-        if let Some(known) = self.known.get(&policy) {
-            return Arc::clone(known);
+    const OK: ExitResult = ExitResult { exit_code: 0, signal: 0, oom_killed: false, error: None };
+    const BAD: ExitResult = ExitResult { exit_code: 7, signal: 0, oom_killed: false, error: None };
+
+    struct Bench {
+        policy: GroupPolicy,
+        runner: AllocationRunner,
+        now: Moment,
+        actions: Vec<Action>,
+    }
+
+    impl Bench {
+        /// An allocation whose tasks have all started.
+        fn running(tasks: &[&str], adjust: impl FnOnce(&mut v1::Allocation)) -> Self {
+            let mut message = testing::message([5; 16], "job", tasks);
+            adjust(&mut message);
+            let policy = group_policy(&message).expect("a valid message");
+            let now = Moment { since_boot_ms: 1000, wall_ms: 5_000_000 };
+            let runner = AllocationRunner::new(&policy, [5; 16], 3, now);
+            let mut bench = Self { policy, runner, now, actions: Vec::new() };
+            bench.runner.start(now, &mut bench.actions);
+            for task in 0..tasks.len() {
+                bench.runner.started(&bench.policy, task, now, &mut bench.actions);
+            }
+            bench.actions.clear();
+            bench
         }
-        // Bounded: what only the interner still holds goes when there is much of it.
-        if self.known.len() >= 4096 {
-            self.known.retain(|policy| Arc::strong_count(policy) > 1);
+
+        fn exited(&mut self, task: usize, exit: &ExitResult) -> Vec<Action> {
+            self.runner.exited(&self.policy, task, exit, self.now, &mut self.actions);
+            std::mem::take(&mut self.actions)
         }
-        let shared = Arc::new(policy);
-        self.known.insert(Arc::clone(&shared));
-        shared
+
+        fn stop(&mut self) -> Vec<Action> {
+            self.runner.stop(&self.policy, self.now, &mut self.actions);
+            std::mem::take(&mut self.actions)
+        }
+
+        fn after(&mut self, ms: u64) -> Vec<Action> {
+            self.now.since_boot_ms += ms;
+            self.runner.tick(&self.policy, self.now, &mut self.actions);
+            std::mem::take(&mut self.actions)
+        }
+
+        fn status(&self) -> &'static str {
+            self.runner.client_status().name()
+        }
+    }
+
+    #[test]
+    fn a_failing_task_is_restarted_by_policy_then_fails_and_takes_its_siblings_along() {
+        let mut bench = Bench::running(&["a", "b"], |_| {});
+        assert_eq!(bench.exited(0, &BAD), []);
+        assert_eq!(bench.status(), "running");
+        assert_eq!(bench.after(13), [Action::Start { task: 0, attempt: 2 }]);
+        bench.runner.started(&bench.policy, 0, bench.now, &mut bench.actions);
+        assert_eq!(bench.exited(0, &BAD), [Action::Kill { task: 1 }]);
+        assert_eq!(bench.status(), "running", "the sibling's process may still exist");
+        bench.exited(1, &OK);
+        assert_eq!(bench.status(), "failed");
+        let report = bench.runner.status(&bench.policy, [5; 16]);
+        assert_eq!(report.tasks["a"].restarts, 1);
+        assert!(!report.tasks["b"].failed);
+    }
+
+    #[test]
+    fn the_leader_is_stopped_first() {
+        let mut bench = Bench::running(&["a", "b"], |message| message.tasks[1].leader = true);
+        assert_eq!(bench.stop(), [Action::Kill { task: 1 }]);
+        assert_eq!(bench.exited(1, &BAD), [Action::Kill { task: 0 }]);
+        bench.exited(0, &BAD);
+        assert_eq!(bench.status(), "complete");
+    }
+
+    #[test]
+    fn delays_are_waited_for_before_the_signal() {
+        let mut bench = Bench::running(&["a"], |message| {
+            message.shutdown_delay_ms = 100;
+            message.tasks[0].shutdown_delay_ms = 50;
+        });
+        assert_eq!(bench.stop(), []);
+        assert_eq!(bench.after(99), []);
+        assert_eq!(bench.after(1), []);
+        assert_eq!(bench.after(49), []);
+        assert_eq!(bench.after(1), [Action::Kill { task: 0 }]);
+        assert_eq!(bench.stop(), [], "a second wish to stop changes nothing");
+    }
+
+    #[test]
+    fn a_task_stopped_while_it_starts_is_killed_once_it_has_started() {
+        let mut bench = Bench::running(&["a"], |_| {});
+        bench.exited(0, &BAD);
+        bench.after(13);
+        assert_eq!(bench.stop(), []);
+        bench.runner.started(&bench.policy, 0, bench.now, &mut bench.actions);
+        assert_eq!(bench.actions, [Action::Kill { task: 0 }]);
+        bench.exited(0, &BAD);
+        assert_eq!(bench.status(), "complete");
+    }
+
+    #[test]
+    fn a_task_that_waits_for_its_restart_can_be_stopped() {
+        let mut bench = Bench::running(&["a"], |_| {});
+        bench.exited(0, &BAD);
+        assert_eq!(bench.stop(), []);
+        assert_eq!(bench.status(), "complete");
+        assert_eq!(bench.runner.next_deadline(), None);
+    }
+
+    #[test]
+    fn sequences_rise_from_what_the_servers_know() {
+        let mut bench = Bench::running(&["a"], |_| {});
+        assert!(bench.runner.take_changed());
+        assert_eq!(bench.runner.sequence, 4);
+        assert!(!bench.runner.take_changed());
+        bench.runner.raise_sequence(9);
+        assert!(bench.runner.take_changed());
+        assert_eq!(bench.runner.sequence, 10);
+    }
+
+    #[test]
+    fn what_the_agent_ended_itself_starts_again_and_events_are_bounded() {
+        let mut bench = Bench::running(&["a", "b"], |_| {});
+        bench.exited(1, &OK);
+        bench.runner.rewind(false, bench.now);
+        bench.runner.start(bench.now, &mut bench.actions);
+        assert_eq!(bench.actions, [Action::Start { task: 0, attempt: 2 }]);
+        for _ in 0..20 {
+            bench.runner.started(&bench.policy, 0, bench.now, &mut Vec::new());
+            bench.runner.rewind(true, bench.now);
+            bench.runner.start(bench.now, &mut Vec::new());
+        }
+        let report = bench.runner.status(&bench.policy, [5; 16]);
+        assert_eq!(report.tasks["a"].events.len(), 10);
+        assert_eq!(report.tasks["a"].restarts, 0);
+        assert_eq!(report.tasks["b"].state, "dead");
     }
 }

@@ -16,6 +16,7 @@ use std::{
 };
 
 use proto::v1::agent_client::AgentClient;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::{
     Code, Request, Response, Status,
     transport::{Channel, Endpoint},
@@ -29,6 +30,8 @@ pub(crate) const NODES_PER_CHANNEL: u32 = 60;
 const SERVERS_MAX: usize = 32;
 /// Longest message taken from a server, bytes.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// Nodes of this process that register at the same time.
+const REGISTERING_MAX: usize = 64;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -39,6 +42,8 @@ pub(crate) struct Servers {
     configured: Vec<String>,
     state: Mutex<State>,
     rpc_timeout: Duration,
+    /// Taken while registering, so that thousands of simulated nodes do not all do it at once.
+    registering: Semaphore,
 }
 
 #[derive(Debug)]
@@ -62,7 +67,8 @@ impl Servers {
         }
         let configured: Vec<_> = addresses.iter().take(SERVERS_MAX).cloned().collect();
         let state = State { addresses: configured.clone().into(), channels: BTreeMap::new() };
-        Ok(Arc::new(Self { configured, state: Mutex::new(state), rpc_timeout }))
+        let registering = Semaphore::new(REGISTERING_MAX);
+        Ok(Arc::new(Self { configured, state: Mutex::new(state), rpc_timeout, registering }))
     }
 
     /// Takes over the list that a server has sent; the configured ones stay known.
@@ -85,6 +91,12 @@ impl Servers {
             state.channels.retain(|(address, _), _| addresses.contains(address));
             state.addresses = addresses.into();
         }
+    }
+
+    /// A turn to register.
+    pub(crate) async fn register_turn(&self) -> Option<SemaphorePermit<'_>> {
+        // Never closed, so there is always a turn in the end.
+        self.registering.acquire().await.ok()
     }
 
     fn channel(&self, position: usize, lane: u32) -> Channel {

@@ -134,12 +134,14 @@ impl<N: Node> Standing<N> {
         let mut backoff = Backoff::new(REGISTER_RETRY_MAX, self.seed());
         let mut tries = 0_u32;
         loop {
+            let turn = self.connection.servers().register_turn().await;
             let answer = self
                 .connection
                 .call(&self.registration, |mut client, request| async move {
                     client.register(request).await
                 })
                 .await;
+            drop(turn);
             match answer {
                 Ok(reply) => return reply,
                 Err(status) => {

@@ -119,6 +119,7 @@ impl Agent {
         let http_address = listener.local_addr().context("the listener has no address")?;
         let mut work = JoinSet::new();
         if let Some(nodes) = settings.simulate {
+            let nodes = (nodes, http_address);
             simulate::spawn(&settings, &servers, &identity, state.boot_id, nodes, &mut work);
             work.spawn(http::serve(listener, None));
             let guard = Some(Arc::new(StateDirectoryGuard(state)));

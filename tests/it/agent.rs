@@ -438,3 +438,29 @@ async fn the_end_of_the_leader_ends_the_others() {
     let status = cluster.until_status(1, "complete").await;
     assert!(kinds(&status, "side").contains(&"Leader Task Dead".to_owned()), "{status:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hundreds_of_simulated_nodes_register_and_run() {
+    let cluster = Cluster::start().await;
+    let mut mock =
+        v1::Task { name: "main".to_owned(), driver: "mock".to_owned(), ..Default::default() };
+    mock.config_json = r#"{"run_for":"100ms"}"#.to_owned();
+    cluster.want(vec![allocation(1, "batch", vec![mock])]);
+    let settings = AgentSettings { simulate: Some(300), ..cluster.settings() };
+    let agent = Agent::start(settings).await.unwrap();
+    cluster
+        .until("all are ready", |cluster| {
+            let known = cluster.server.known.lock().unwrap();
+            (known.ready >= 300).then_some(())
+        })
+        .await;
+    cluster.until_status(1, "complete").await;
+    {
+        let known = cluster.server.known.lock().unwrap();
+        let ids: std::collections::HashSet<_> =
+            known.registrations.iter().map(|node| node.node_id.clone()).collect();
+        assert_eq!(ids.len(), 300);
+        assert!(known.registrations.iter().any(|node| node.name == "sim-0300"));
+    }
+    agent.stop().await;
+}
