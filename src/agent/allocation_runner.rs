@@ -123,10 +123,11 @@ impl AllocationRunner {
         if self.is_stopping() {
             return;
         }
+        let before = out.len();
         for (position, task) in self.tasks.iter_mut().enumerate() {
             task.start(position, now, out);
         }
-        self.changed = true;
+        self.changed |= out.len() > before;
     }
 
     /// A task has started.

@@ -16,6 +16,7 @@ use super::{
     heartbeat::Node,
     shell::{Origin, Shared, Shell, View, Wish, view_of},
     spec::AllocationSpec,
+    state::Loaded,
 };
 
 /// The allocations of this node.
@@ -67,7 +68,7 @@ impl Entry {
 impl LocalNode {
     /// A node with what the state directory holds; its allocations go on.
     pub(crate) fn restore(shared: Arc<Shared>, ended_max: usize) -> io::Result<Arc<Self>> {
-        let (stored, unreadable) = shared.state.load()?;
+        let Loaded { stored, unreadable } = shared.state.load()?;
         for (directory, error) in unreadable {
             tracing::error!(directory = %directory.display(), %error, "an allocation's state cannot be read; it is left alone");
         }

@@ -136,20 +136,17 @@ pub(crate) fn format_duration(ms: u64) -> String {
     }
     let (seconds, rest_ms) = (ms / 1000, ms % 1000);
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    let mut text = String::new();
-    if hours > 0 {
-        text.push_str(&format!("{hours}h"));
-    }
-    if hours > 0 || minutes > 0 {
-        text.push_str(&format!("{minutes}m"));
-    }
-    if rest_ms == 0 {
-        text.push_str(&format!("{seconds}s"));
+    let seconds = if rest_ms == 0 {
+        seconds.to_string()
     } else {
         let fraction = format!("{rest_ms:03}");
-        text.push_str(&format!("{seconds}.{}s", fraction.trim_end_matches('0')));
+        format!("{seconds}.{}", fraction.trim_end_matches('0'))
+    };
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, minutes) => format!("{minutes}m{seconds}s"),
+        (hours, minutes) => format!("{hours}h{minutes}m{seconds}s"),
     }
-    text
 }
 
 /// A number that depends on all bits of its input (the finaliser of splitmix64).

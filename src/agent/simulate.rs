@@ -6,7 +6,7 @@
 //! are shared by all allocations of a job; a channel to a server carries 60 nodes.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque, btree_map::Entry},
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -225,40 +225,28 @@ impl SimulatedNode {
 
     fn take(&self, inner: &mut Inner, message: &v1::Allocation, now: Moment) {
         let Some(id) = AllocationId::from_slice(&message.id) else { return };
-        if !inner.allocations.contains_key(&id) {
-            let over = matches!(message.client_status.as_str(), "complete" | "failed" | "lost");
-            // One that is not to run is reported as ended by the same machine.
-            if over || (message.run && !message.task_starts_allowed) {
-                return;
-            }
-            match self.groups.of(message) {
+        let over = matches!(message.client_status.as_str(), "complete" | "failed" | "lost");
+        let held = message.run && !message.task_starts_allowed;
+        let allocation = match inner.allocations.entry(id) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(_) if over || held => return,
+            Entry::Vacant(place) => match self.groups.of(message) {
                 Ok(group) => {
-                    let runner =
-                        AllocationRunner::new(&group.policy, id.0, message.client_sequence, now);
-                    let mut allocation =
-                        SimulatedAllocation { group, runner, due: Vec::new(), deadline: None };
-                    if message.run {
-                        let mut actions = Vec::new();
-                        allocation.runner.start(now, &mut actions);
-                        allocation.perform(actions, now);
-                    }
-                    inner.allocations.insert(id, allocation);
+                    place.insert(SimulatedAllocation::new(group, id, message.client_sequence, now))
                 }
-                Err(error) => {
-                    self.outbox.report(id, refusal(message, &error));
-                    return;
-                }
-            }
+                Err(error) => return self.outbox.report(id, refusal(message, &error)),
+            },
+        };
+        allocation.runner.raise_sequence(message.client_sequence);
+        let group = Arc::clone(&allocation.group);
+        let mut actions = Vec::new();
+        // One that was never to run is reported as ended by the same machine.
+        if message.run {
+            allocation.runner.start(now, &mut actions);
+        } else {
+            allocation.runner.stop(&group.policy, now, &mut actions);
         }
-        if let Some(allocation) = inner.allocations.get_mut(&id) {
-            allocation.runner.raise_sequence(message.client_sequence);
-            if !message.run {
-                let mut actions = Vec::new();
-                let group = Arc::clone(&allocation.group);
-                allocation.runner.stop(&group.policy, now, &mut actions);
-                allocation.perform(actions, now);
-            }
-        }
+        allocation.perform(actions, now);
         self.publish(inner, id, now);
     }
 
@@ -294,6 +282,11 @@ impl SimulatedNode {
 }
 
 impl SimulatedAllocation {
+    fn new(group: Arc<Group>, id: AllocationId, sequence: u64, now: Moment) -> Self {
+        let runner = AllocationRunner::new(&group.policy, id.0, sequence, now);
+        Self { group, runner, due: Vec::new(), deadline: None }
+    }
+
     fn next_deadline(&self) -> Option<u64> {
         self.due.iter().map(|(at, _, _)| *at).chain(self.runner.next_deadline()).min()
     }
@@ -310,7 +303,7 @@ impl SimulatedAllocation {
             match what {
                 Due::Started => self.started(task, now, &mut actions),
                 Due::Exited(exit) => {
-                    self.runner.exited(&group.policy, task, &exit, now, &mut actions)
+                    self.runner.exited(&group.policy, task, &exit, now, &mut actions);
                 }
             }
         }

@@ -85,6 +85,12 @@ pub(crate) struct StoredAllocation {
     pub(crate) runner: AllocationRunner,
 }
 
+/// What was in the directory.
+pub(crate) struct Loaded {
+    pub(crate) stored: Vec<StoredAllocation>,
+    pub(crate) unreadable: Vec<(PathBuf, io::Error)>,
+}
+
 /// The locked directory.
 #[derive(Debug)]
 pub(crate) struct StateDirectory {
@@ -147,8 +153,8 @@ impl StateDirectory {
         AllocationDirectory { root: self.root.join("allocs").join(id.to_string()) }
     }
 
-    /// All stored allocations. What cannot be read is told by the second list and left where it is.
-    pub(crate) fn load(&self) -> io::Result<(Vec<StoredAllocation>, Vec<(PathBuf, io::Error)>)> {
+    /// All stored allocations. What cannot be read is left where it is.
+    pub(crate) fn load(&self) -> io::Result<Loaded> {
         let (mut stored, mut unreadable) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(self.root.join("allocs"))? {
             let directory = entry?.path();
@@ -164,7 +170,7 @@ impl StateDirectory {
             }
         }
         stored.sort_by_key(|allocation| allocation.spec.id);
-        Ok((stored, unreadable))
+        Ok(Loaded { stored, unreadable })
     }
 
     /// The file system that the directory is on.

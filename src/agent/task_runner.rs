@@ -319,7 +319,7 @@ impl TaskRunner {
             None => format!("Exit Code: {}", exit.exit_code),
         };
         if exit.signal != 0 {
-            message.push_str(&format!(", Signal: {}", exit.signal));
+            message = format!("{message}, Signal: {}", exit.signal);
         }
         if exit.oom_killed {
             message.push_str(", OOM Killed");

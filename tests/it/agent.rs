@@ -187,8 +187,9 @@ impl Cluster {
         });
         match found.await {
             Ok(found) => found,
-            Err(_) => {
-                panic!("never: {what}; known: {:?}", self.server.known.lock().unwrap().statuses)
+            Err(elapsed) => {
+                let known = self.server.known.lock().unwrap();
+                panic!("never ({elapsed}): {what}; known: {:?}", known.statuses)
             }
         }
     }
@@ -451,16 +452,13 @@ async fn hundreds_of_simulated_nodes_register_and_run() {
     cluster
         .until("all are ready", |cluster| {
             let known = cluster.server.known.lock().unwrap();
-            (known.ready >= 300).then_some(())
+            let ids: std::collections::HashSet<_> =
+                known.registrations.iter().map(|node| &node.node_id).collect();
+            (ids.len() == 300 && known.ready >= 300).then_some(())
         })
         .await;
     cluster.until_status(1, "complete").await;
-    {
-        let known = cluster.server.known.lock().unwrap();
-        let ids: std::collections::HashSet<_> =
-            known.registrations.iter().map(|node| node.node_id.clone()).collect();
-        assert_eq!(ids.len(), 300);
-        assert!(known.registrations.iter().any(|node| node.name == "sim-0300"));
-    }
+    let last = |node: &v1::RegisterRequest| node.name == "sim-0300";
+    assert!(cluster.server.known.lock().unwrap().registrations.iter().any(last));
     agent.stop().await;
 }

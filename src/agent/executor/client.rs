@@ -50,7 +50,7 @@ impl Executor {
             files::write_json(&directory.join(SPEC_FILE), &spec)
         })
         .await
-        .map_err(retry)?;
+        .map_err(|error| retry(&error))?;
         let mut command = std::process::Command::new(binary);
         command
             .args(["executor", "launch"])
@@ -61,7 +61,7 @@ impl Executor {
             .process_group(0);
         let launcher = tokio::process::Command::from(command).output();
         let output = timeout(ANSWER_TIMEOUT, launcher).await.map_err(io::Error::from).flatten();
-        let output = output.map_err(retry)?;
+        let output = output.map_err(|error| retry(&error))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             let error = format!("the executor could not be launched: {said}");
@@ -73,12 +73,11 @@ impl Executor {
     /// Waits until the task runs, or says why it does not.
     pub(crate) async fn started(&self) -> Result<(), Outcome> {
         match timeout(ANSWER_TIMEOUT, self.ask(&Request::Started)).await {
-            Ok(Ok(Response::Running { .. })) => Ok(()),
             Ok(Ok(Response::Ended { outcome: outcome @ Outcome::StartFailed { .. } })) => {
                 Err(outcome)
             }
-            // It ran and has already ended: the wait that follows says how.
-            Ok(Ok(Response::Ended { .. })) => Ok(()),
+            // Also when it has already ended: the wait that follows says how.
+            Ok(Ok(Response::Running { .. } | Response::Ended { .. })) => Ok(()),
             Ok(Ok(Response::Done | Response::Refused { .. }) | Err(_)) | Err(_) => {
                 match self.read_outcome() {
                     Some(outcome @ Outcome::StartFailed { .. }) => Err(outcome),

@@ -148,8 +148,12 @@ impl Supervisor {
 
     /// A second kill can only bring the end nearer.
     fn kill(&mut self, signal: Signal, timeout_ms: u64) {
-        // It fails only when the group is gone, and then the end is near anyway.
-        drop(kill_process_group(self.task, signal));
+        if let Err(error) = kill_process_group(self.task, signal)
+            && error != rustix::io::Errno::SRCH
+        {
+            // SIGKILL follows in time all the same.
+            super::complain(&error.into());
+        }
         let at = Instant::now() + Duration::from_millis(timeout_ms);
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
     }
