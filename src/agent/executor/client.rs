@@ -50,7 +50,7 @@ impl Executor {
             files::write_json(&directory.join(SPEC_FILE), &spec)
         })
         .await
-        .map_err(|error| retry(&error))?;
+        .map_err(retry)?;
         let mut command = std::process::Command::new(binary);
         command
             .args(["executor", "launch"])
@@ -61,7 +61,7 @@ impl Executor {
             .process_group(0);
         let launcher = tokio::process::Command::from(command).output();
         let output = timeout(ANSWER_TIMEOUT, launcher).await.map_err(io::Error::from).flatten();
-        let output = output.map_err(|error| retry(&error))?;
+        let output = output.map_err(retry)?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             let error = format!("the executor could not be launched: {said}");
