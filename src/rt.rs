@@ -7,7 +7,9 @@
 use std::{cell::Cell, future::Future, time::Duration};
 
 use openraft::{AsyncRuntime, OptionalSend};
-use openraft_rt_tokio::{TokioInstant, TokioMpsc, TokioMutex, TokioOneshot, TokioRuntime, TokioWatch};
+use openraft_rt_tokio::{
+    TokioInstant, TokioMpsc, TokioMutex, TokioOneshot, TokioRuntime, TokioWatch,
+};
 use rand::{SeedableRng, rngs::SmallRng};
 pub use tokio::{
     select,

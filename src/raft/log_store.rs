@@ -1,7 +1,11 @@
 //! The Raft log and vote in the write-ahead log. Order is everything here: votes, appends, truncations and purges go through the log's one
 //! queue, so that none of them becomes durable before an earlier one.
 
-use std::{fmt::Debug, io, ops::{Bound, RangeBounds}};
+use std::{
+    fmt::Debug,
+    io,
+    ops::{Bound, RangeBounds},
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use openraft::{
@@ -71,8 +75,11 @@ fn decode(entry: wal::Entry) -> io::Result<Entry> {
         Some(&BLANK) => EntryPayload::Blank,
         Some(&COMMAND) => EntryPayload::Normal(EntryData(entry.payload.slice(1..))),
         Some(&MEMBERSHIP) => {
-            let message = pb::Membership::decode(entry.payload.slice(1..)).map_err(io::Error::other)?;
-            EntryPayload::Membership(convert::membership_from_pb(&message).map_err(io::Error::other)?)
+            let message =
+                pb::Membership::decode(entry.payload.slice(1..)).map_err(io::Error::other)?;
+            EntryPayload::Membership(
+                convert::membership_from_pb(&message).map_err(io::Error::other)?,
+            )
         }
         _ => {
             let message = format!("log entry {} has an unknown kind of payload", entry.id.index);
@@ -125,7 +132,10 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 
     async fn get_log_state(&mut self) -> io::Result<LogState<TypeConfig>> {
         let purged = self.wal.purged().map(log_id);
-        Ok(LogState { last_purged_log_id: purged, last_log_id: self.wal.last().map(log_id).or(purged) })
+        Ok(LogState {
+            last_purged_log_id: purged,
+            last_log_id: self.wal.last().map(log_id).or(purged),
+        })
     }
 
     async fn get_log_reader(&mut self) -> Self {

@@ -1,7 +1,12 @@
 //! How this server's Raft reaches its peers: openraft's network traits over [`Transport`]. Every request says for whom it is; every call has a
 //! deadline.
 
-use std::{future::Future, io, sync::{Arc, OnceLock}, time::Duration};
+use std::{
+    future::Future,
+    io,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt};
@@ -101,7 +106,9 @@ fn append_to_pb(
 }
 
 /// The reply to one append in a stream.
-pub(crate) fn stream_result_to_pb(result: StreamAppendResult<TypeConfig>) -> pb::AppendEntriesReply {
+pub(crate) fn stream_result_to_pb(
+    result: StreamAppendResult<TypeConfig>,
+) -> pb::AppendEntriesReply {
     use pb::append_entries_reply::Outcome;
     let outcome = match result {
         Ok(Some(id)) => Outcome::StreamSuccess(convert::log_id_to_pb(&id)),
@@ -136,7 +143,9 @@ fn stream_result_from_pb(
 }
 
 /// The reply to a single append.
-pub(crate) fn append_result_to_pb(result: &AppendEntriesResponse<TypeConfig>) -> pb::AppendEntriesReply {
+pub(crate) fn append_result_to_pb(
+    result: &AppendEntriesResponse<TypeConfig>,
+) -> pb::AppendEntriesReply {
     use pb::append_entries_reply::Outcome;
     let outcome = match result {
         AppendEntriesResponse::Success => Outcome::Success(true),

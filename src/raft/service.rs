@@ -59,7 +59,10 @@ impl RaftService {
         Ok(request)
     }
 
-    fn store_piece(&self, message: &pb::SnapshotChunkRequest) -> Result<Option<SnapshotFile>, Status> {
+    fn store_piece(
+        &self,
+        message: &pb::SnapshotChunkRequest,
+    ) -> Result<Option<SnapshotFile>, Status> {
         let failed = |error: io::Error| Status::internal(format!("snapshot file: {error}"));
         let id = message.last_log_id.unwrap_or_default();
         let name = format!("{}-{}-{}", id.term, id.index, message.size);
@@ -127,7 +130,10 @@ impl pb::raft_server::Raft for RaftService {
         Ok(Response::new(append_result_to_pb(&result)))
     }
 
-    async fn vote(&self, request: Request<pb::VoteRequest>) -> Result<Response<pb::VoteReply>, Status> {
+    async fn vote(
+        &self,
+        request: Request<pb::VoteRequest>,
+    ) -> Result<Response<pb::VoteReply>, Status> {
         let message = request.into_inner();
         self.check(message.header.as_ref())?;
         let reply = self.raft.vote(Self::vote_request(&message)?).await.map_err(failed)?;

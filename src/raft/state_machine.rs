@@ -224,7 +224,11 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         }
     }
 
-    async fn install_snapshot(&mut self, meta: &SnapshotMeta, file: SnapshotFile) -> io::Result<()> {
+    async fn install_snapshot(
+        &mut self,
+        meta: &SnapshotMeta,
+        file: SnapshotFile,
+    ) -> io::Result<()> {
         let snapshots = self.snapshots.clone();
         let path = file.path.clone();
         let loaded =

@@ -6,7 +6,9 @@ use openraft::{EntryPayload, entry::RaftEntry, vote::RaftLeaderIdExt};
 use proto::v1 as pb;
 use tonic::Status;
 
-use crate::raft::{Entry, EntryData, LogId, Member, Membership, StoredMembership, TypeConfig, Vote};
+use crate::raft::{
+    Entry, EntryData, LogId, Member, Membership, StoredMembership, TypeConfig, Vote,
+};
 
 type LeaderId = openraft::impls::leader_id_std::LeaderId<u64, u64>;
 

@@ -7,11 +7,7 @@ use std::{
 };
 
 use bytes::{Buf, BufMut, Bytes};
-use futures_util::{
-    FutureExt, StreamExt,
-    future::BoxFuture,
-    stream::BoxStream,
-};
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::BoxStream};
 use prost::Message;
 use tonic::{
     Code, Request, Status,
@@ -155,7 +151,9 @@ impl Transport for GrpcTransport {
         async move {
             match tokio::time::timeout(timeout, call).await {
                 Ok(result) => result,
-                Err(_) => Err(Status::deadline_exceeded(format!("{path}: no reply in {timeout:?}"))),
+                Err(_) => {
+                    Err(Status::deadline_exceeded(format!("{path}: no reply in {timeout:?}")))
+                }
             }
         }
         .boxed()

@@ -155,7 +155,9 @@ impl StateCell {
     /// Waits until the applied index is at least `index`; false when `wait` passed before.
     pub async fn wait_for(&self, index: Index, wait: Duration) -> bool {
         let mut applied = self.applied.subscribe();
-        timeout(wait, applied.wait_for(|applied| *applied >= index)).await.is_ok_and(|seen| seen.is_ok())
+        timeout(wait, applied.wait_for(|applied| *applied >= index))
+            .await
+            .is_ok_and(|seen| seen.is_ok())
     }
 
     /// Waits until one of the tables changed after `after`, or `wait` passed.

@@ -35,9 +35,7 @@ impl AppliedMeta {
     pub fn new(head: Head, membership: &StoredMembership, digest: Digest) -> Self {
         Self {
             head,
-            membership_log_id: membership
-                .log_id()
-                .map(|id| (id.index, convert::term_of(&id))),
+            membership_log_id: membership.log_id().map(|id| (id.index, convert::term_of(&id))),
             membership: convert::membership_to_pb(membership.membership()).encode_to_vec(),
             digest,
         }

@@ -188,7 +188,9 @@ impl Engine for TwinEngine {
         let mut out = Vec::new();
         for (key, value) in &self.rows {
             for piece in [key.as_slice(), value] {
-                out.extend_from_slice(&u32::try_from(piece.len()).unwrap_or(u32::MAX).to_le_bytes());
+                out.extend_from_slice(
+                    &u32::try_from(piece.len()).unwrap_or(u32::MAX).to_le_bytes(),
+                );
                 out.extend_from_slice(piece);
             }
         }
@@ -235,7 +237,11 @@ struct StateDirectory {
 impl StateDirectory {
     /// Opens the current engine and loads it. An engine that does not open or load, or during whose opening the last process died, is moved
     /// aside; the caller rebuilds from the snapshot file and the log.
-    fn open(disk: Arc<dyn Disk>, path: &Path, open: OpenEngine) -> io::Result<(Self, Option<Loaded>)> {
+    fn open(
+        disk: Arc<dyn Disk>,
+        path: &Path,
+        open: OpenEngine,
+    ) -> io::Result<(Self, Option<Loaded>)> {
         disk.create_dir_all(path)?;
         let opening = path.join("OPENING");
         let current = path.join("CURRENT");
@@ -383,10 +389,7 @@ fn put_row(
     }
 }
 
-fn load(
-    engine: &dyn Engine,
-    pieces: &mut BTreeMap<Vec<u8>, u32>,
-) -> io::Result<Option<Loaded>> {
+fn load(engine: &dyn Engine, pieces: &mut BTreeMap<Vec<u8>, u32>) -> io::Result<Option<Loaded>> {
     let Some(meta) = engine.read(META_KEY)? else { return Ok(None) };
     let meta: AppliedMeta = codec::decode(&meta).map_err(io::Error::other)?;
     let mut state = State::default();

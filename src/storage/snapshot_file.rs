@@ -81,7 +81,9 @@ impl SnapshotDirectory {
             let file = self.disk.open(&path, OpenMode::Read)?;
             match read_meta(&*file, &path) {
                 Ok((meta, _)) => return Ok(Some((path, meta))),
-                Err(error) => tracing::error!(%error, "a snapshot file is damaged: it is passed over"),
+                Err(error) => {
+                    tracing::error!(%error, "a snapshot file is damaged: it is passed over")
+                }
             }
         }
         Ok(None)
@@ -181,9 +183,9 @@ struct Input<'a> {
 impl Input<'_> {
     fn take(&mut self, length: usize) -> io::Result<Vec<u8>> {
         let mut out = vec![0; length];
-        self.file
-            .read_exact_at(&mut out, self.offset)
-            .map_err(|error| invalid(self.path, &format!("cut short at {}: {error}", self.offset)))?;
+        self.file.read_exact_at(&mut out, self.offset).map_err(|error| {
+            invalid(self.path, &format!("cut short at {}: {error}", self.offset))
+        })?;
         self.offset += length as u64;
         Ok(out)
     }
@@ -207,7 +209,11 @@ impl Input<'_> {
         if length > 0 {
             return Ok(Some(payload));
         }
-        if payload == rows.to_le_bytes() { Ok(None) } else { Err(invalid(self.path, "rows are missing")) }
+        if payload == rows.to_le_bytes() {
+            Ok(None)
+        } else {
+            Err(invalid(self.path, "rows are missing"))
+        }
     }
 }
 

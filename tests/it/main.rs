@@ -1,1 +1,4 @@
-//! Integration tests.
+//! Integration tests: real processes, real sockets.
+
+mod agent;
+mod executor;

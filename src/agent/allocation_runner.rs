@@ -1,0 +1,497 @@
+//! One allocation as a pure machine: its tasks together, the leader task, the order of stopping, and the status that is reported.
+//! It does no I/O: the shell (or the simulation, for thousands at once) performs its actions and feeds back what happened.
+//!
+//! A terminal status is reported only when no task's process can exist any more: the servers give its resources away then.
+
+use std::collections::HashMap;
+
+use proto::v1;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    task_runner::{Action, ExitResult, KillReason, Phase, TaskPolicy, TaskRunner},
+    time::Moment,
+};
+
+/// What the machine needs to know of a task group; shared by all its allocations.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub(crate) struct GroupPolicy {
+    /// The tasks, at least one.
+    pub(crate) tasks: Vec<TaskPolicy>,
+    /// Pause before any task is stopped, ms.
+    pub(crate) shutdown_delay_ms: u64,
+}
+
+/// What the agent reports of an allocation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ClientStatus {
+    /// Nothing started yet.
+    Pending,
+    /// Something runs.
+    Running,
+    /// All ended, none with an error.
+    Complete,
+    /// All ended, at least one with an error.
+    Failed,
+}
+
+impl ClientStatus {
+    /// The name used in the API.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Running => "running",
+            Self::Complete => "complete",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// In words, as Nomad says it.
+    const fn description(self) -> &'static str {
+        match self {
+            Self::Pending => "No tasks have started",
+            Self::Running => "Tasks are running",
+            Self::Complete => "All tasks have completed",
+            Self::Failed => "Failed tasks",
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+enum Stopping {
+    No,
+    /// Until this time since boot.
+    Delay(u64),
+    Now,
+}
+
+/// The machine of one allocation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct AllocationRunner {
+    tasks: Vec<TaskRunner>,
+    /// Rises with each change that is reported.
+    pub(crate) sequence: u64,
+    stopping: Stopping,
+    /// The jitter of restarts depends on it.
+    seed: u64,
+    /// Something changed since the last [`Self::take_changed`].
+    #[serde(skip)]
+    changed: bool,
+}
+
+impl AllocationRunner {
+    /// A new allocation. `sequence` is the last one that the servers know of.
+    pub(crate) fn new(policy: &GroupPolicy, id: [u8; 16], sequence: u64, now: Moment) -> Self {
+        let (high, low) = id.split_at(8);
+        let part =
+            |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("half of 16 bytes is 8"));
+        Self {
+            tasks: policy.tasks.iter().map(|_| TaskRunner::new(now)).collect(),
+            sequence,
+            stopping: Stopping::No,
+            seed: part(high) ^ part(low).rotate_left(17),
+            changed: true,
+        }
+    }
+
+    /// The tasks, in the order of the group.
+    pub(crate) fn tasks(&self) -> &[TaskRunner] {
+        &self.tasks
+    }
+
+    /// Nothing runs any more, for good.
+    pub(crate) fn is_terminal(&self) -> bool {
+        self.tasks.iter().all(TaskRunner::is_dead)
+    }
+
+    /// The servers want it to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping != Stopping::No
+    }
+
+    /// When [`Self::tick`] is due, in time since boot.
+    pub(crate) fn next_deadline(&self) -> Option<u64> {
+        let stop = match self.stopping {
+            Stopping::Delay(until_ms) => Some(until_ms),
+            Stopping::No | Stopping::Now => None,
+        };
+        self.tasks.iter().filter_map(TaskRunner::next_deadline).chain(stop).min()
+    }
+
+    /// Starts all tasks that have not started.
+    pub(crate) fn start(&mut self, now: Moment, out: &mut Vec<Action>) {
+        if self.is_stopping() {
+            return;
+        }
+        let before = out.len();
+        for (position, task) in self.tasks.iter_mut().enumerate() {
+            task.start(position, now, out);
+        }
+        self.changed |= out.len() > before;
+    }
+
+    /// A task has started.
+    pub(crate) fn started(
+        &mut self,
+        policy: &GroupPolicy,
+        task: usize,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        self.tasks[task].started(task, &policy.tasks[task], now, out);
+        self.settle(policy, now, out);
+    }
+
+    /// A task could not be started.
+    pub(crate) fn start_failed(
+        &mut self,
+        policy: &GroupPolicy,
+        task: usize,
+        failure: (&str, bool),
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        let seed = self.task_seed(task);
+        let (error, recoverable) = failure;
+        self.tasks[task].start_failed(&policy.tasks[task], error, recoverable, now, seed);
+        self.settle(policy, now, out);
+    }
+
+    /// Nothing could be prepared: every task fails.
+    pub(crate) fn setup_failed(&mut self, error: &str, now: Moment) {
+        for task in self.tasks.iter_mut().filter(|task| !task.is_dead()) {
+            task.setup_failed(error, now);
+        }
+        self.changed = true;
+    }
+
+    /// A task's process has ended.
+    pub(crate) fn exited(
+        &mut self,
+        policy: &GroupPolicy,
+        task: usize,
+        exit: &ExitResult,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        let seed = self.task_seed(task);
+        self.tasks[task].exited(&policy.tasks[task], exit, now, seed);
+        self.settle(policy, now, out);
+    }
+
+    /// The servers want it to end. Idempotent.
+    pub(crate) fn stop(&mut self, policy: &GroupPolicy, now: Moment, out: &mut Vec<Action>) {
+        if self.is_stopping() || self.is_terminal() {
+            return;
+        }
+        let runs = self.tasks.iter().any(TaskRunner::may_have_process);
+        self.stopping = if policy.shutdown_delay_ms > 0 && runs {
+            Stopping::Delay(now.since_boot_ms.saturating_add(policy.shutdown_delay_ms))
+        } else {
+            Stopping::Now
+        };
+        self.settle(policy, now, out);
+    }
+
+    /// Does what is due.
+    pub(crate) fn tick(&mut self, policy: &GroupPolicy, now: Moment, out: &mut Vec<Action>) {
+        if let Stopping::Delay(until_ms) = self.stopping
+            && until_ms <= now.since_boot_ms
+        {
+            self.stopping = Stopping::Now;
+        }
+        for (position, task) in self.tasks.iter_mut().enumerate() {
+            task.tick(position, &policy.tasks[position], now, out);
+        }
+        self.settle(policy, now, out);
+    }
+
+    /// See [`TaskRunner::rewind`].
+    pub(crate) fn rewind(&mut self, booted: bool, now: Moment) {
+        for task in &mut self.tasks {
+            task.rewind(booted, now);
+        }
+        self.changed = true;
+    }
+
+    /// A run that was asked for never began: it is asked for again, and does not count as a restart.
+    pub(crate) fn never_started(
+        &mut self,
+        policy: &GroupPolicy,
+        task: usize,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        self.tasks[task].rewind(false, now);
+        self.start(now, out);
+        self.settle(policy, now, out);
+    }
+
+    /// Asks again for what was under way when the agent ended.
+    pub(crate) fn resume(&mut self, policy: &GroupPolicy, now: Moment, out: &mut Vec<Action>) {
+        for (position, task) in self.tasks.iter().enumerate() {
+            task.resume_kill(position, out);
+        }
+        self.settle(policy, now, out);
+    }
+
+    /// Whether something changed since the last call; if so the sequence has risen.
+    pub(crate) fn take_changed(&mut self) -> bool {
+        if !std::mem::take(&mut self.changed) {
+            return false;
+        }
+        self.sequence = self.sequence.saturating_add(1);
+        true
+    }
+
+    /// Adopts the sequence that the servers know of, when it is higher than ours.
+    pub(crate) fn raise_sequence(&mut self, known: u64) {
+        if known > self.sequence {
+            self.sequence = known;
+            self.changed = true;
+        }
+    }
+
+    /// The status as a whole.
+    pub(crate) fn client_status(&self) -> ClientStatus {
+        if self.is_terminal() {
+            let failed = self.tasks.iter().any(|task| task.failed);
+            return if failed { ClientStatus::Failed } else { ClientStatus::Complete };
+        }
+        let begun = self.tasks.iter().any(|task| match task.phase {
+            Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing | Phase::Dead => true,
+            Phase::Starting | Phase::Waiting { .. } => task.started_at_ms > 0,
+            Phase::Pending => false,
+        });
+        if begun { ClientStatus::Running } else { ClientStatus::Pending }
+    }
+
+    /// The report for the servers.
+    pub(crate) fn status(&self, policy: &GroupPolicy, id: [u8; 16]) -> v1::AllocationStatus {
+        let status = self.client_status();
+        let tasks: HashMap<String, v1::TaskState> = policy
+            .tasks
+            .iter()
+            .zip(&self.tasks)
+            .map(|(policy, task)| (policy.name.clone(), task_state(task)))
+            .collect();
+        v1::AllocationStatus {
+            id: id.to_vec().into(),
+            sequence: self.sequence,
+            client_status: status.name().to_owned(),
+            description: status.description().to_owned(),
+            tasks,
+        }
+    }
+
+    fn task_seed(&self, task: usize) -> u64 {
+        self.seed.wrapping_add(task as u64)
+    }
+
+    /// Lets the state of the group take effect on its tasks.
+    fn settle(&mut self, policy: &GroupPolicy, now: Moment, out: &mut Vec<Action>) {
+        self.changed = true;
+        let leader = policy.tasks.iter().position(|task| task.leader);
+        let leader_dead = leader.is_some_and(|leader| self.tasks[leader].is_dead());
+        let failed = self.tasks.iter().any(|task| task.is_dead() && task.failed);
+        if self.stopping == Stopping::Now {
+            // The leader goes first: it may need the others while it ends.
+            let only = leader.filter(|_| !leader_dead);
+            self.kill_all(policy, KillReason::Stopped, only, now, out);
+        } else if failed {
+            self.kill_all(policy, KillReason::SiblingFailed, None, now, out);
+        } else if leader_dead {
+            self.kill_all(policy, KillReason::LeaderDead, None, now, out);
+        }
+    }
+
+    fn kill_all(
+        &mut self,
+        policy: &GroupPolicy,
+        reason: KillReason,
+        only: Option<usize>,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        for (position, task) in self.tasks.iter_mut().enumerate() {
+            if only.is_none_or(|only| only == position) {
+                task.kill(position, &policy.tasks[position], reason, now, out);
+            }
+        }
+        // Killing what had not started ends it at once, which may let the others go.
+        let leader_ended = only.is_some_and(|only| self.tasks[only].is_dead());
+        if leader_ended {
+            self.kill_all(policy, reason, None, now, out);
+        }
+    }
+}
+
+fn task_state(task: &TaskRunner) -> v1::TaskState {
+    let state = match task.phase {
+        Phase::Pending | Phase::Starting | Phase::Waiting { .. } => "pending",
+        Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => "running",
+        Phase::Dead => "dead",
+    };
+    v1::TaskState {
+        state: state.to_owned(),
+        failed: task.failed,
+        restarts: task.restarts,
+        started_at_ms: task.started_at_ms,
+        finished_at_ms: task.finished_at_ms,
+        last_restart_ms: task.last_restart_ms,
+        events: task
+            .events
+            .iter()
+            .map(|event| v1::TaskEvent {
+                kind: event.kind.name().to_owned(),
+                at_ms: event.at_ms,
+                message: event.message.to_string(),
+                exit_code: event.exit.map(|(code, _)| code),
+                signal: event.exit.map(|(_, signal)| signal),
+            })
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::{spec::group_policy, testing};
+
+    const OK: ExitResult = ExitResult { exit_code: 0, signal: 0, oom_killed: false, error: None };
+    const BAD: ExitResult = ExitResult { exit_code: 7, signal: 0, oom_killed: false, error: None };
+
+    struct Bench {
+        policy: GroupPolicy,
+        runner: AllocationRunner,
+        now: Moment,
+        actions: Vec<Action>,
+    }
+
+    impl Bench {
+        /// An allocation whose tasks have all started.
+        fn running(tasks: &[&str], adjust: impl FnOnce(&mut v1::Allocation)) -> Self {
+            let mut message = testing::message([5; 16], "job", tasks);
+            adjust(&mut message);
+            let policy = group_policy(&message).expect("a valid message");
+            let now = Moment { since_boot_ms: 1000, wall_ms: 5_000_000 };
+            let runner = AllocationRunner::new(&policy, [5; 16], 3, now);
+            let mut bench = Self { policy, runner, now, actions: Vec::new() };
+            bench.runner.start(now, &mut bench.actions);
+            for task in 0..tasks.len() {
+                bench.runner.started(&bench.policy, task, now, &mut bench.actions);
+            }
+            bench.actions.clear();
+            bench
+        }
+
+        fn exited(&mut self, task: usize, exit: &ExitResult) -> Vec<Action> {
+            self.runner.exited(&self.policy, task, exit, self.now, &mut self.actions);
+            std::mem::take(&mut self.actions)
+        }
+
+        fn stop(&mut self) -> Vec<Action> {
+            self.runner.stop(&self.policy, self.now, &mut self.actions);
+            std::mem::take(&mut self.actions)
+        }
+
+        fn after(&mut self, ms: u64) -> Vec<Action> {
+            self.now.since_boot_ms += ms;
+            self.runner.tick(&self.policy, self.now, &mut self.actions);
+            std::mem::take(&mut self.actions)
+        }
+
+        fn status(&self) -> &'static str {
+            self.runner.client_status().name()
+        }
+    }
+
+    #[test]
+    fn a_failing_task_is_restarted_by_policy_then_fails_and_takes_its_siblings_along() {
+        let mut bench = Bench::running(&["a", "b"], |_| {});
+        assert_eq!(bench.exited(0, &BAD), []);
+        assert_eq!(bench.status(), "running");
+        assert_eq!(bench.after(13), [Action::Start { task: 0, attempt: 2 }]);
+        bench.runner.started(&bench.policy, 0, bench.now, &mut bench.actions);
+        assert_eq!(bench.exited(0, &BAD), [Action::Kill { task: 1 }]);
+        assert_eq!(bench.status(), "running", "the sibling's process may still exist");
+        bench.exited(1, &OK);
+        assert_eq!(bench.status(), "failed");
+        let report = bench.runner.status(&bench.policy, [5; 16]);
+        assert_eq!(report.tasks["a"].restarts, 1);
+        assert!(!report.tasks["b"].failed);
+    }
+
+    #[test]
+    fn the_leader_is_stopped_first() {
+        let mut bench = Bench::running(&["a", "b"], |message| message.tasks[1].leader = true);
+        assert_eq!(bench.stop(), [Action::Kill { task: 1 }]);
+        assert_eq!(bench.exited(1, &BAD), [Action::Kill { task: 0 }]);
+        bench.exited(0, &BAD);
+        assert_eq!(bench.status(), "complete");
+    }
+
+    #[test]
+    fn delays_are_waited_for_before_the_signal() {
+        let mut bench = Bench::running(&["a"], |message| {
+            message.shutdown_delay_ms = 100;
+            message.tasks[0].shutdown_delay_ms = 50;
+        });
+        assert_eq!(bench.stop(), []);
+        assert_eq!(bench.after(99), []);
+        assert_eq!(bench.after(1), []);
+        assert_eq!(bench.after(49), []);
+        assert_eq!(bench.after(1), [Action::Kill { task: 0 }]);
+        assert_eq!(bench.stop(), [], "a second wish to stop changes nothing");
+    }
+
+    #[test]
+    fn a_task_stopped_while_it_starts_is_killed_once_it_has_started() {
+        let mut bench = Bench::running(&["a"], |_| {});
+        bench.exited(0, &BAD);
+        bench.after(13);
+        assert_eq!(bench.stop(), []);
+        bench.runner.started(&bench.policy, 0, bench.now, &mut bench.actions);
+        assert_eq!(bench.actions, [Action::Kill { task: 0 }]);
+        bench.exited(0, &BAD);
+        assert_eq!(bench.status(), "complete");
+    }
+
+    #[test]
+    fn a_task_that_waits_for_its_restart_can_be_stopped() {
+        let mut bench = Bench::running(&["a"], |_| {});
+        bench.exited(0, &BAD);
+        assert_eq!(bench.stop(), []);
+        assert_eq!(bench.status(), "complete");
+        assert_eq!(bench.runner.next_deadline(), None);
+    }
+
+    #[test]
+    fn sequences_rise_from_what_the_servers_know() {
+        let mut bench = Bench::running(&["a"], |_| {});
+        assert!(bench.runner.take_changed());
+        assert_eq!(bench.runner.sequence, 4);
+        assert!(!bench.runner.take_changed());
+        bench.runner.raise_sequence(9);
+        assert!(bench.runner.take_changed());
+        assert_eq!(bench.runner.sequence, 10);
+    }
+
+    #[test]
+    fn what_the_agent_ended_itself_starts_again_and_events_are_bounded() {
+        let mut bench = Bench::running(&["a", "b"], |_| {});
+        bench.exited(1, &OK);
+        bench.runner.rewind(false, bench.now);
+        bench.runner.start(bench.now, &mut bench.actions);
+        assert_eq!(bench.actions, [Action::Start { task: 0, attempt: 2 }]);
+        for _ in 0..20 {
+            bench.runner.started(&bench.policy, 0, bench.now, &mut Vec::new());
+            bench.runner.rewind(true, bench.now);
+            bench.runner.start(bench.now, &mut Vec::new());
+        }
+        let report = bench.runner.status(&bench.policy, [5; 16]);
+        assert_eq!(report.tasks["a"].events.len(), 10);
+        assert_eq!(report.tasks["a"].restarts, 0);
+        assert_eq!(report.tasks["b"].state, "dead");
+    }
+}

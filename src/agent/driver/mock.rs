@@ -1,0 +1,226 @@
+//! `mock`: a run that only pretends, by timers, as scripted in its config. No process, so that one agent can hold thousands.
+//! The simulation uses the script without the timers here.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::{sync::watch, time::sleep};
+
+use super::StartError;
+use crate::agent::{executor::Outcome, task_runner::ExitResult, time::wall_ms};
+
+/// What a run is to look like; the fields are those of Nomad's mock driver.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Script {
+    /// How long it runs, ms; `None`: until it is killed.
+    pub(crate) run_for_ms: Option<u64>,
+    pub(crate) exit_code: i32,
+    pub(crate) exit_signal: i32,
+    pub(crate) exit_error: Option<String>,
+    pub(crate) start_error: Option<String>,
+    pub(crate) start_error_recoverable: bool,
+    /// How long starting takes, ms.
+    pub(crate) start_block_for_ms: u64,
+    /// How long it lives on after a kill, ms; SIGKILL ends it at the timeout all the same.
+    pub(crate) kill_after_ms: u64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct Config {
+    run_for: Option<DurationValue>,
+    exit_code: i32,
+    exit_signal: i32,
+    exit_err_msg: Option<String>,
+    start_error: Option<String>,
+    start_error_recoverable: bool,
+    start_block_for: Option<DurationValue>,
+    kill_after: Option<DurationValue>,
+}
+
+/// Go's form (`1m30s`), or nanoseconds as Nomad's JSON has it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum DurationValue {
+    Text(String),
+    Nanoseconds(u64),
+}
+
+impl Script {
+    /// Reads a config block. Without `run_for` the run lasts until it is killed.
+    pub(crate) fn parse(config_json: &str) -> Result<Self, StartError> {
+        let text = if config_json.trim().is_empty() { "{}" } else { config_json };
+        let config: Config = serde_json::from_str(text).map_err(|error| {
+            StartError::impossible(format!("bad config of driver mock: {error}"))
+        })?;
+        let duration = |value: Option<DurationValue>| value.map(|value| value.ms()).transpose();
+        Ok(Self {
+            run_for_ms: duration(config.run_for)?,
+            exit_code: config.exit_code,
+            exit_signal: config.exit_signal,
+            exit_error: config.exit_err_msg,
+            start_error: config.start_error.filter(|error| !error.is_empty()),
+            start_error_recoverable: config.start_error_recoverable,
+            start_block_for_ms: duration(config.start_block_for)?.unwrap_or(0),
+            kill_after_ms: duration(config.kill_after)?.unwrap_or(0),
+        })
+    }
+
+    /// How it ends by itself.
+    pub(crate) fn natural_end(&self) -> ExitResult {
+        let exit_code = match (self.exit_code, self.exit_signal) {
+            (0, signal) if signal != 0 => 128 + signal,
+            (code, _) => code,
+        };
+        ExitResult {
+            exit_code,
+            signal: self.exit_signal,
+            oom_killed: false,
+            error: self.exit_error.clone(),
+        }
+    }
+
+    /// How it ends by a kill, and how long that takes, ms.
+    pub(crate) fn killed_end(&self, timeout_ms: u64) -> (u64, ExitResult) {
+        let signal = if self.kill_after_ms > timeout_ms { 9 } else { 2 };
+        let exit = ExitResult { exit_code: 128 + signal, signal, oom_killed: false, error: None };
+        (self.kill_after_ms.min(timeout_ms), exit)
+    }
+}
+
+impl DurationValue {
+    fn ms(&self) -> Result<u64, StartError> {
+        match self {
+            Self::Nanoseconds(ns) => Ok(ns / 1_000_000),
+            Self::Text(text) => parse_duration_ms(text)
+                .ok_or_else(|| StartError::impossible(format!("`{text}` is not a duration"))),
+        }
+    }
+}
+
+/// `1h2m3.5s`, `250ms`, `0`.
+fn parse_duration_ms(text: &str) -> Option<u64> {
+    let mut rest = text.trim();
+    if rest == "0" {
+        return Some(0);
+    }
+    let mut total_us = 0_u64;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, after) = rest.split_at(digits);
+        let unit_end = after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len());
+        let (unit, later) = after.split_at(unit_end);
+        let unit_us: u64 = match unit {
+            "h" => 3_600_000_000,
+            "m" => 60_000_000,
+            "s" => 1_000_000,
+            "ms" => 1_000,
+            "us" | "µs" => 1,
+            _ => return None,
+        };
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        total_us = total_us.checked_add(whole.parse::<u64>().ok()?.checked_mul(unit_us)?)?;
+        if !fraction.is_empty() {
+            let digits = fraction.get(..fraction.len().min(6))?;
+            let scale = 10_u64.pow(u32::try_from(digits.len()).ok()?);
+            total_us =
+                total_us.checked_add(digits.parse::<u64>().ok()?.checked_mul(unit_us)? / scale)?;
+        }
+        rest = later;
+    }
+    (!text.trim().is_empty()).then_some(total_us / 1000)
+}
+
+/// A pretended run.
+pub(crate) struct MockRun {
+    script: Script,
+    started_at_ms: u64,
+    /// The kill's timeout, once it was asked for.
+    killed: watch::Sender<Option<u64>>,
+}
+
+pub(super) async fn start(config_json: &str) -> Result<MockRun, StartError> {
+    let script = Script::parse(config_json)?;
+    sleep(Duration::from_millis(script.start_block_for_ms)).await;
+    if let Some(message) = script.start_error {
+        return Err(StartError { message, recoverable: script.start_error_recoverable });
+    }
+    Ok(MockRun { script, started_at_ms: wall_ms(), killed: watch::Sender::new(None) })
+}
+
+/// A pretended run goes on while the agent is away, like a real one.
+pub(super) fn recover(config_json: &str, started_at_ms: u64) -> Result<MockRun, StartError> {
+    let script = Script::parse(config_json)?;
+    Ok(MockRun { script, started_at_ms, killed: watch::Sender::new(None) })
+}
+
+impl MockRun {
+    pub(super) async fn wait(&self) -> Outcome {
+        let mut killed = self.killed.subscribe();
+        let natural = async {
+            match self.script.run_for_ms {
+                Some(run_for_ms) => {
+                    let gone_ms = wall_ms().saturating_sub(self.started_at_ms);
+                    sleep(Duration::from_millis(run_for_ms.saturating_sub(gone_ms))).await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        let kill = async {
+            // The sender lives in `self`: it cannot be gone.
+            let timeout_ms = killed.wait_for(Option::is_some).await.ok().and_then(|value| *value);
+            let (after_ms, exit) = self.script.killed_end(timeout_ms.unwrap_or(0));
+            sleep(Duration::from_millis(after_ms)).await;
+            exit
+        };
+        let result = tokio::select! {
+            () = natural => self.script.natural_end(),
+            exit = kill => exit,
+        };
+        Outcome::Exited { result, at_ms: wall_ms() }
+    }
+
+    pub(super) fn kill(&self, timeout_ms: u64) {
+        self.killed.send_replace(Some(timeout_ms));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_in_gos_form_are_read() {
+        for (text, expected) in [
+            ("0", Some(0)),
+            ("10s", Some(10_000)),
+            ("1m30s", Some(90_000)),
+            ("1.5s", Some(1_500)),
+            ("250ms", Some(250)),
+            ("", None),
+            ("10", None),
+            ("ten", None),
+        ] {
+            assert_eq!(parse_duration_ms(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_script_is_read_and_nonsense_refused() {
+        let script = Script::parse(r#"{"run_for":"2s","exit_code":3,"kill_after":1000000}"#);
+        let expected =
+            Script { run_for_ms: Some(2000), exit_code: 3, kill_after_ms: 1, ..Script::default() };
+        assert_eq!(script, Ok(expected));
+        assert_eq!(Script::parse(""), Ok(Script::default()));
+        assert!(Script::parse(r#"{"run_fro":"2s"}"#).is_err());
+        assert!(Script::parse(r#"{"run_for":"soon"}"#).is_err());
+    }
+
+    #[test]
+    fn a_kill_that_is_ignored_ends_with_sigkill_at_the_timeout() {
+        let stubborn = Script { kill_after_ms: 9000, ..Script::default() };
+        let (after_ms, exit) = stubborn.killed_end(5000);
+        assert_eq!((after_ms, exit.signal, exit.exit_code), (5000, 9, 137));
+        assert_eq!(Script::default().killed_end(5000).0, 0);
+    }
+}

@@ -1,0 +1,147 @@
+//! Drivers: how one run of a task is started, waited for, ended, and found again after the agent was restarted.
+//! A driver decides nothing about restarts.
+
+pub(crate) mod mock;
+pub(crate) mod raw_exec;
+
+use std::sync::Arc;
+
+use self::{mock::MockRun, raw_exec::RawExecRun};
+use super::{
+    executor::Outcome, interpolate::Names, spec::TaskSpec, state::AllocationDirectory,
+    task_runner::TaskPolicy,
+};
+
+/// The drivers there are.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Driver {
+    /// Processes without isolation.
+    RawExec,
+    /// Timers that pretend.
+    Mock,
+}
+
+impl Driver {
+    /// The driver of that name.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        match name {
+            "raw_exec" => Some(Self::RawExec),
+            "mock" | "mock_driver" => Some(Self::Mock),
+            _ => None,
+        }
+    }
+
+    /// Its name in jobs.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::RawExec => "raw_exec",
+            Self::Mock => "mock",
+        }
+    }
+}
+
+/// Everything a driver needs for one run.
+pub(crate) struct TaskContext {
+    pub(crate) task: TaskSpec,
+    pub(crate) policy: TaskPolicy,
+    pub(crate) names: Names,
+    pub(crate) directory: AllocationDirectory,
+    pub(crate) attempt: u32,
+    pub(crate) executor_binary: Arc<std::path::Path>,
+    /// Drivers that this node offers.
+    pub(crate) drivers: Arc<[Driver]>,
+}
+
+/// A run that was started.
+#[derive(Clone)]
+pub(crate) enum Run {
+    RawExec(RawExecRun),
+    Mock(Arc<MockRun>),
+}
+
+/// It could not be started.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct StartError {
+    pub(crate) message: String,
+    /// Another try may help.
+    pub(crate) recoverable: bool,
+}
+
+impl StartError {
+    /// Another try does not help.
+    pub(crate) fn impossible(message: impl Into<String>) -> Self {
+        Self { message: message.into(), recoverable: false }
+    }
+}
+
+/// What is left of a run after the agent was restarted.
+pub(crate) enum Recovered {
+    /// It is there, or has ended meanwhile.
+    Run(Run),
+    /// It never began.
+    Never,
+}
+
+/// Starts a run; returns when it runs.
+pub(crate) async fn start(context: &TaskContext) -> Result<Run, StartError> {
+    match offered(context)? {
+        Driver::RawExec => raw_exec::start(context).await.map(Run::RawExec),
+        Driver::Mock => {
+            mock::start(&context.task.config_json).await.map(|run| Run::Mock(Arc::new(run)))
+        }
+    }
+}
+
+/// Finds a run again. `run_started_at_ms`: wall clock of its start, 0 when it had not been seen to start.
+pub(crate) async fn recover(
+    context: &TaskContext,
+    run_started_at_ms: u64,
+) -> Result<Recovered, StartError> {
+    match offered(context)? {
+        Driver::RawExec => raw_exec::recover(context).await,
+        Driver::Mock if run_started_at_ms == 0 => Ok(Recovered::Never),
+        Driver::Mock => mock::recover(&context.task.config_json, run_started_at_ms)
+            .map(|run| Recovered::Run(Run::Mock(Arc::new(run)))),
+    }
+}
+
+fn offered(context: &TaskContext) -> Result<Driver, StartError> {
+    Driver::parse(&context.task.driver)
+        .filter(|driver| context.drivers.contains(driver))
+        .ok_or_else(|| {
+            StartError::impossible(format!(
+                "driver `{}` is not offered by this node",
+                context.task.driver
+            ))
+        })
+}
+
+impl Run {
+    /// Waits until a recovered run has started, or says why it did not.
+    pub(crate) async fn started(&self) -> Result<(), StartError> {
+        match self {
+            Self::RawExec(run) => run.started().await,
+            Self::Mock(_) => Ok(()),
+        }
+    }
+
+    /// Waits for the end. May be dropped and called again.
+    pub(crate) async fn wait(&self) -> Outcome {
+        match self {
+            Self::RawExec(run) => run.wait().await,
+            Self::Mock(run) => run.wait().await,
+        }
+    }
+
+    /// Asks for the end: the signal now, SIGKILL after the timeout.
+    pub(crate) async fn kill(&self, signal: &str, timeout_ms: u64) -> std::io::Result<()> {
+        match self {
+            Self::RawExec(run) => run.kill(signal, timeout_ms).await,
+            Self::Mock(run) => {
+                run.kill(timeout_ms);
+                Ok(())
+            }
+        }
+    }
+}

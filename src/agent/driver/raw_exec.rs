@@ -1,0 +1,108 @@
+//! `raw_exec`: a process on the host without isolation, under an executor of its own.
+
+use serde::Deserialize;
+
+use super::{Recovered, Run, StartError, TaskContext};
+use crate::agent::executor::{Outcome, RunSpec, client::Executor, process::parse_signal};
+
+/// Sent when the job names none (Nomad's default).
+const KILL_SIGNAL: &str = "SIGINT";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    command: String,
+    #[serde(default)]
+    args: Vec<String>,
+    #[serde(default)]
+    work_dir: Option<String>,
+}
+
+/// A process under its executor.
+#[derive(Clone)]
+pub(crate) struct RawExecRun {
+    executor: Executor,
+}
+
+pub(super) async fn start(context: &TaskContext) -> Result<RawExecRun, StartError> {
+    let spec = run_spec(context)?;
+    let run = run(context);
+    judge(run.executor.launch(&context.executor_binary, &spec).await).map(|()| run)
+}
+
+fn judge(started: Result<(), Outcome>) -> Result<(), StartError> {
+    match started {
+        // A run that has already ended has started: the wait says how.
+        Ok(()) | Err(Outcome::Exited { .. }) => Ok(()),
+        Err(Outcome::StartFailed { error, recoverable }) => {
+            Err(StartError { message: error, recoverable })
+        }
+    }
+}
+
+pub(super) async fn recover(context: &TaskContext) -> Result<Recovered, StartError> {
+    let run = run(context);
+    match run.executor.recover().await {
+        Ok(true) => Ok(Recovered::Run(Run::RawExec(run))),
+        Ok(false) => Ok(Recovered::Never),
+        Err(error) => Err(StartError { message: error.to_string(), recoverable: true }),
+    }
+}
+
+impl RawExecRun {
+    pub(super) async fn started(&self) -> Result<(), StartError> {
+        judge(self.executor.started().await)
+    }
+
+    pub(super) async fn wait(&self) -> Outcome {
+        self.executor.wait().await
+    }
+
+    pub(super) async fn kill(&self, signal: &str, timeout_ms: u64) -> std::io::Result<()> {
+        let signal = if signal.is_empty() { KILL_SIGNAL } else { signal };
+        self.executor.kill(signal, timeout_ms).await
+    }
+}
+
+fn run(context: &TaskContext) -> RawExecRun {
+    let directory = context.directory.run(&context.task.name, context.attempt);
+    RawExecRun { executor: Executor::at(directory) }
+}
+
+fn run_spec(context: &TaskContext) -> Result<RunSpec, StartError> {
+    let task = &context.task;
+    let config: Config = serde_json::from_str(&task.config_json).map_err(|error| {
+        StartError::impossible(format!("bad config of driver raw_exec: {error}"))
+    })?;
+    if !task.kill_signal.is_empty() && parse_signal(&task.kill_signal).is_none() {
+        return Err(StartError::impossible(format!("unknown kill_signal `{}`", task.kill_signal)));
+    }
+    let expand = |text: &str| context.names.expand(text);
+    let own = context.directory.task(&task.name);
+    let mut env = context.names.env.clone();
+    for (key, value) in &env {
+        if key.is_empty() || key.contains(['=', '\0']) || value.contains('\0') {
+            return Err(StartError::impossible(format!("`{key}` cannot be in an environment")));
+        }
+    }
+    env.retain(|key, _| !key.starts_with("QUORATE_"));
+    let (command, args): (String, Vec<String>) =
+        (expand(&config.command), config.args.iter().map(|arg| expand(arg)).collect());
+    if command.is_empty() {
+        return Err(StartError::impossible("driver raw_exec needs a command"));
+    }
+    if command.contains('\0') || args.iter().any(|arg| arg.contains('\0')) {
+        return Err(StartError::impossible("a command cannot contain NUL"));
+    }
+    Ok(RunSpec {
+        command,
+        args,
+        directory: config.work_dir.map_or_else(|| own.clone(), |path| own.join(expand(&path))),
+        env,
+        user: task.user.clone(),
+        logs_directory: context.directory.logs(),
+        log_name: task.name.clone(),
+        log_files_max: task.log_files_max,
+        log_file_bytes_max: u64::from(task.log_file_mb_max.max(1)) << 20,
+    })
+}

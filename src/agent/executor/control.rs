@@ -1,0 +1,105 @@
+//! The executor's side of its socket: requests and replies are one JSON object per line.
+
+use std::{io, os::fd::AsFd, os::unix::net::UnixListener as StdListener};
+
+use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{UnixListener, UnixStream},
+    sync::{Semaphore, mpsc, oneshot},
+};
+
+use super::Outcome;
+
+/// Connections served at a time.
+const CONNECTIONS_MAX: usize = 32;
+/// Longest request, bytes.
+pub(super) const REQUEST_BYTES_MAX: u64 = 4096;
+
+/// What the agent asks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub(crate) enum Request {
+    /// Answered when the task runs or could not be started.
+    Started,
+    /// Answered when it has ended.
+    Wait,
+    /// Sends a signal to the task's process group.
+    Signal {
+        /// Its number or name.
+        signal: String,
+    },
+    /// Sends a signal and, when the task is not gone after the timeout, SIGKILL to all its processes.
+    Kill {
+        /// Its number or name.
+        signal: String,
+        /// Time until SIGKILL, ms.
+        timeout_ms: u64,
+    },
+}
+
+/// What the executor answers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "snake_case")]
+pub(crate) enum Response {
+    /// The task runs.
+    Running {
+        /// Its process id.
+        pid: i32,
+    },
+    /// It has ended, or was never started.
+    Ended {
+        /// How.
+        outcome: Outcome,
+    },
+    /// Done.
+    Done,
+    /// It cannot be done.
+    Refused {
+        /// Why.
+        error: String,
+    },
+}
+
+/// A request on its way to the supervisor.
+pub(super) type Command = (Request, oneshot::Sender<Response>);
+
+/// Serves the socket that the launcher has passed as standard input.
+pub(super) async fn serve(commands: mpsc::Sender<Command>) -> io::Result<()> {
+    let inherited = StdListener::from(io::stdin().as_fd().try_clone_to_owned()?);
+    inherited.set_nonblocking(true)?;
+    let listener = UnixListener::from_std(inherited)?;
+    let slots = std::sync::Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let slot = std::sync::Arc::clone(&slots).acquire_owned().await.map_err(io::Error::other)?;
+        let (stream, _) = listener.accept().await?;
+        let commands = commands.clone();
+        tokio::spawn(async move {
+            // A client that went away or talks nonsense loses its connection and nothing else.
+            drop(converse(stream, commands).await);
+            drop(slot);
+        });
+    }
+}
+
+async fn converse(stream: UnixStream, commands: mpsc::Sender<Command>) -> io::Result<()> {
+    let (reader, mut writer) = stream.into_split();
+    let mut reader = BufReader::new(reader);
+    loop {
+        let mut line = Vec::new();
+        if (&mut reader).take(REQUEST_BYTES_MAX).read_until(b'\n', &mut line).await? == 0 {
+            return Ok(());
+        }
+        let response = match serde_json::from_slice::<Request>(&line) {
+            Err(error) => Response::Refused { error: error.to_string() },
+            Ok(request) => {
+                let (reply, answer) = oneshot::channel();
+                commands.send((request, reply)).await.map_err(io::Error::other)?;
+                answer.await.map_err(io::Error::other)?
+            }
+        };
+        let mut bytes = serde_json::to_vec(&response)?;
+        bytes.push(b'\n');
+        writer.write_all(&bytes).await?;
+    }
+}

@@ -1,0 +1,191 @@
+//! What `/proc` says of processes, and signals that cannot hit the wrong one: a process is (pid, start time, boot), and it is
+//! checked through a pidfd before the signal goes out.
+
+use std::{collections::HashSet, fs, io};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::ExecutorIdentity;
+use crate::agent::state::read_boot_id;
+
+/// One line of `/proc/<pid>/stat`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ProcessStat {
+    pub(crate) pid: i32,
+    pub(crate) state: char,
+    pub(crate) parent: i32,
+    pub(crate) session: i32,
+    pub(crate) start_ticks: u64,
+}
+
+impl ProcessStat {
+    /// It can still do something.
+    pub(crate) fn is_alive(&self) -> bool {
+        !matches!(self.state, 'Z' | 'X' | 'x')
+    }
+}
+
+/// The process with that id, if there is one.
+pub(crate) fn stat(pid: i32) -> Option<ProcessStat> {
+    parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// All processes.
+pub(crate) fn all() -> io::Result<Vec<ProcessStat>> {
+    let mut processes = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let pid = name.to_str().and_then(|name| name.parse().ok());
+        processes.extend(pid.and_then(stat));
+    }
+    Ok(processes)
+}
+
+/// Who this process is.
+pub(super) fn own_identity() -> io::Result<ExecutorIdentity> {
+    let pid = i32::try_from(std::process::id()).map_err(io::Error::other)?;
+    let own = stat(pid).ok_or_else(|| io::Error::other("this process is not in /proc"))?;
+    Ok(ExecutorIdentity { pid, start_ticks: own.start_ticks, boot_id: read_boot_id()? })
+}
+
+impl ExecutorIdentity {
+    /// That very process still lives.
+    pub(crate) fn is_alive(&self) -> bool {
+        let same_boot = read_boot_id().is_ok_and(|boot| boot == self.boot_id);
+        same_boot
+            && stat(self.pid)
+                .is_some_and(|found| found.start_ticks == self.start_ticks && found.is_alive())
+    }
+
+    /// Kills what an executor that is gone has left running. While a session has members the kernel gives its number to nobody else.
+    pub(crate) fn kill_session(&self) -> io::Result<usize> {
+        if self.is_alive()
+            || read_boot_id()? != self.boot_id
+            || stat(self.pid).is_some_and(|p| p.is_alive())
+        {
+            return Ok(0);
+        }
+        let members: Vec<_> =
+            all()?.into_iter().filter(|p| p.session == self.pid && p.is_alive()).collect();
+        for member in &members {
+            kill(member, Signal::KILL)?;
+        }
+        Ok(members.len())
+    }
+}
+
+/// The living descendants of a process.
+pub(crate) fn descendants(root: i32) -> io::Result<Vec<ProcessStat>> {
+    let processes = all()?;
+    let mut family = HashSet::from([root]);
+    loop {
+        let before = family.len();
+        family.extend(
+            processes
+                .iter()
+                .filter(|p| family.contains(&p.parent))
+                .map(|p| p.pid)
+                .collect::<Vec<_>>(),
+        );
+        if family.len() == before {
+            break;
+        }
+    }
+    Ok(processes
+        .into_iter()
+        .filter(|p| p.pid != root && family.contains(&p.pid) && p.is_alive())
+        .collect())
+}
+
+/// Sends a signal to that very process; one that is gone is no error.
+pub(crate) fn kill(process: &ProcessStat, signal: Signal) -> io::Result<()> {
+    let Some(pid) = Pid::from_raw(process.pid) else { return Ok(()) };
+    let handle = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(handle) => handle,
+        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    if stat(process.pid).is_none_or(|now| now.start_ticks != process.start_ticks) {
+        return Ok(());
+    }
+    match pidfd_send_signal(&handle, signal) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// How often the kernel has killed for want of memory since boot.
+pub(super) fn oom_kills() -> u64 {
+    let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
+}
+
+/// The signal of that name (`SIGTERM`, `TERM`, or a number).
+pub(crate) fn parse_signal(name: &str) -> Option<Signal> {
+    let upper = name.trim().to_ascii_uppercase();
+    Some(match upper.strip_prefix("SIG").unwrap_or(&upper) {
+        "HUP" | "1" => Signal::HUP,
+        "INT" | "2" => Signal::INT,
+        "QUIT" | "3" => Signal::QUIT,
+        "ABRT" | "ABORT" | "6" => Signal::ABORT,
+        "KILL" | "9" => Signal::KILL,
+        "USR1" | "10" => Signal::USR1,
+        "USR2" | "12" => Signal::USR2,
+        "PIPE" | "13" => Signal::PIPE,
+        "ALRM" | "14" => Signal::ALARM,
+        "TERM" | "15" => Signal::TERM,
+        "CONT" | "18" => Signal::CONT,
+        "STOP" | "19" => Signal::STOP,
+        "TSTP" | "20" => Signal::TSTP,
+        "TTIN" | "21" => Signal::TTIN,
+        "TTOU" | "22" => Signal::TTOU,
+        "WINCH" | "28" => Signal::WINCH,
+        _ => return None,
+    })
+}
+
+/// The command's name may hold spaces and brackets: what counts comes after the last one.
+fn parse(text: &str) -> Option<ProcessStat> {
+    let (pid, rest) = text.split_once(" (")?;
+    let (_, rest) = rest.rsplit_once(") ")?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    Some(ProcessStat {
+        pid: pid.parse().ok()?,
+        state: fields.first()?.chars().next()?,
+        parent: fields.get(1)?.parse().ok()?,
+        session: fields.get(3)?.parse().ok()?,
+        start_ticks: fields.get(19)?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn a_stat_line_is_parsed_whatever_the_command_is_called() {
+        let line = "42 (a) b (c) S 7 42 41 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9999 1 2";
+        let expected =
+            ProcessStat { pid: 42, state: 'S', parent: 7, session: 41, start_ticks: 9999 };
+        assert_eq!(parse(line), Some(expected));
+        assert_eq!(parse("42"), None);
+    }
+
+    #[test]
+    fn this_process_is_recognised_and_another_start_time_is_not() {
+        let own = own_identity().unwrap();
+        assert!(own.is_alive());
+        assert!(!ExecutorIdentity { start_ticks: own.start_ticks + 1, ..own }.is_alive());
+        assert!(!ExecutorIdentity { boot_id: [0; 16], ..own }.is_alive());
+    }
+
+    #[test]
+    fn signals_are_known_by_name_and_number() {
+        for name in ["SIGTERM", "term", "15"] {
+            assert_eq!(parse_signal(name), Some(Signal::TERM));
+        }
+        assert_eq!(parse_signal("SIGNONE"), None);
+    }
+}

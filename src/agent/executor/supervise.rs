@@ -1,0 +1,297 @@
+//! The executor's loop: starts the task, copies its output, obeys the socket, reaps every descendant, and writes the end down.
+
+use std::{
+    fs, io,
+    os::{
+        fd::OwnedFd,
+        unix::process::{CommandExt, ExitStatusExt},
+    },
+    path::Path,
+    process::{Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, wait};
+use tokio::{
+    io::AsyncReadExt,
+    net::unix::pipe,
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use super::{
+    EXIT_FILE, Outcome, RunSpec,
+    control::{self, Request, Response},
+    logs::RotatingLog,
+    process,
+};
+use crate::agent::{files, task_runner::ExitResult, time::wall_ms};
+
+/// How long output is read after the last process is gone; something outside the task may hold the pipe.
+const DRAIN: Duration = Duration::from_secs(2);
+/// Between two looks for processes that are being killed.
+const KILL_PAUSE: Duration = Duration::from_millis(10);
+/// Looks for processes that are being killed: a process in an uninterruptible wait is given up after this many.
+const KILL_ROUNDS_MAX: u32 = 500;
+/// Time from the kill signal to SIGKILL when the executor itself is asked to end.
+const OWN_END_TIMEOUT_MS: u64 = 5_000;
+
+struct Supervisor {
+    task: Pid,
+    oom_kills_before: u64,
+    /// When SIGKILL follows.
+    kill_at: Option<Instant>,
+    /// SIGKILL came from here, not from the kernel.
+    force_killed: bool,
+    waiters: Vec<oneshot::Sender<Response>>,
+}
+
+/// Runs the task to its end. Returns only after the end is written down.
+pub(super) async fn supervise(spec: RunSpec) -> io::Result<()> {
+    let (commands_in, mut commands) = mpsc::channel(32);
+    tokio::spawn(control::serve(commands_in));
+    let mut children = signal(SignalKind::child())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let (task, copies) = match start(&spec) {
+        Ok(started) => started,
+        Err(failure) => return end(&failure, Vec::new(), &mut commands).await,
+    };
+    let mut supervisor = Supervisor {
+        task,
+        oom_kills_before: process::oom_kills(),
+        kill_at: None,
+        force_killed: false,
+        waiters: Vec::new(),
+    };
+    let status = loop {
+        let kill_at = supervisor.kill_at;
+        let due = async {
+            match kill_at {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = children.recv() => {
+                if let Some(status) = supervisor.reap()? {
+                    break status;
+                }
+            }
+            command = commands.recv() => {
+                if let Some((request, reply)) = command {
+                    supervisor.obey(request, reply);
+                }
+            }
+            () = due => supervisor.force()?,
+            _ = terminate.recv() => supervisor.kill(Signal::TERM, OWN_END_TIMEOUT_MS),
+            _ = interrupt.recv() => supervisor.kill(Signal::INT, OWN_END_TIMEOUT_MS),
+            _ = hangup.recv() => {}
+        }
+    };
+    let result = supervisor.result(status);
+    kill_descendants().await?;
+    for copy in copies {
+        drop(timeout(DRAIN, copy).await);
+    }
+    let outcome = Outcome::Exited { result, at_ms: wall_ms() };
+    end(&outcome, supervisor.waiters, &mut commands).await
+}
+
+impl Supervisor {
+    /// Takes in every child that has ended; the task's status when it is among them.
+    fn reap(&self) -> io::Result<Option<ExitStatus>> {
+        let mut ended = None;
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if pid == self.task => {
+                    ended = Some(ExitStatus::from_raw(status.as_raw()));
+                }
+                Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
+                Ok(None) | Err(rustix::io::Errno::CHILD) => return Ok(ended),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn obey(&mut self, request: Request, reply: oneshot::Sender<Response>) {
+        let unknown =
+            |signal: &str| Response::Refused { error: format!("unknown signal `{signal}`") };
+        let response = match request {
+            Request::Started => Response::Running { pid: self.task.as_raw_nonzero().get() },
+            Request::Wait => {
+                self.waiters.retain(|waiter| !waiter.is_closed());
+                self.waiters.push(reply);
+                return;
+            }
+            Request::Signal { signal } => match process::parse_signal(&signal) {
+                None => unknown(&signal),
+                Some(signal) => match kill_process_group(self.task, signal) {
+                    Ok(()) => Response::Done,
+                    Err(error) => Response::Refused { error: error.to_string() },
+                },
+            },
+            Request::Kill { signal, timeout_ms } => match process::parse_signal(&signal) {
+                None => unknown(&signal),
+                Some(signal) => {
+                    self.kill(signal, timeout_ms);
+                    Response::Done
+                }
+            },
+        };
+        // The one who asked may have gone.
+        drop(reply.send(response));
+    }
+
+    /// A second kill can only bring the end nearer.
+    fn kill(&mut self, signal: Signal, timeout_ms: u64) {
+        if let Err(error) = kill_process_group(self.task, signal)
+            && error != rustix::io::Errno::SRCH
+        {
+            // SIGKILL follows in time all the same.
+            super::complain(&error.into());
+        }
+        let at = Instant::now() + Duration::from_millis(timeout_ms);
+        self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    fn force(&mut self) -> io::Result<()> {
+        self.kill_at = None;
+        self.force_killed = true;
+        let own = i32::try_from(std::process::id()).map_err(io::Error::other)?;
+        for descendant in process::descendants(own)? {
+            process::kill(&descendant, Signal::KILL)?;
+        }
+        Ok(())
+    }
+
+    fn result(&self, status: ExitStatus) -> ExitResult {
+        let signal = status.signal().unwrap_or(0);
+        let oom_killed = signal == 9
+            && !self.force_killed
+            && self.kill_at.is_none()
+            && process::oom_kills() > self.oom_kills_before;
+        let exit_code = status.code().unwrap_or(128 + signal);
+        ExitResult { exit_code, signal, oom_killed, error: None }
+    }
+}
+
+/// Whatever the task has left behind, daemons included, ends with it.
+async fn kill_descendants() -> io::Result<()> {
+    let own = i32::try_from(std::process::id()).map_err(io::Error::other)?;
+    for _ in 0..KILL_ROUNDS_MAX {
+        let left = process::descendants(own)?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        for descendant in &left {
+            process::kill(descendant, Signal::KILL)?;
+        }
+        sleep(KILL_PAUSE).await;
+        while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+    }
+    Ok(())
+}
+
+/// Writes the end down, then tells those who wait, then those whose request is still in the queue.
+async fn end(
+    outcome: &Outcome,
+    waiters: Vec<oneshot::Sender<Response>>,
+    commands: &mut mpsc::Receiver<control::Command>,
+) -> io::Result<()> {
+    files::write_json(&Path::new(".").join(EXIT_FILE), outcome)?;
+    let response = Response::Ended { outcome: outcome.clone() };
+    for waiter in waiters {
+        drop(waiter.send(response.clone()));
+    }
+    // Who asks from now on finds the socket closed and reads the file.
+    while let Ok(Some((_, reply))) = timeout(KILL_PAUSE, commands.recv()).await {
+        drop(reply.send(response.clone()));
+        tokio::task::yield_now().await;
+    }
+    Ok(())
+}
+
+type Copies = [JoinHandle<()>; 2];
+
+fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
+    let failed = |recoverable| {
+        move |error: io::Error| Outcome::StartFailed { error: error.to_string(), recoverable }
+    };
+    let log = |kind: &str| {
+        let name = format!("{}.{kind}", spec.log_name);
+        RotatingLog::open(&spec.logs_directory, &name, spec.log_files_max, spec.log_file_bytes_max)
+    };
+    let (out_log, err_log) =
+        log("stdout").and_then(|out| Ok((out, log("stderr")?))).map_err(failed(true))?;
+    let (out_read, out_write) = io::pipe().map_err(failed(true))?;
+    let (err_read, err_write) = io::pipe().map_err(failed(true))?;
+    let out = copy(out_read, out_log).map_err(failed(true))?;
+    let err = copy(err_read, err_log).map_err(failed(true))?;
+    let program = find_program(spec).map_err(failed(false))?;
+    let mut command = Command::new(program);
+    command
+        .args(&spec.args)
+        .env_clear()
+        .envs(&spec.env)
+        .current_dir(&spec.directory)
+        .stdin(Stdio::null())
+        .stdout(out_write)
+        .stderr(err_write)
+        .process_group(0);
+    if !spec.user.is_empty() {
+        let (uid, gid) = find_user(&spec.user).map_err(failed(false))?;
+        command.uid(uid).gid(gid);
+    }
+    let child = command.spawn().map_err(|error| {
+        let busy = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory);
+        let error = format!("failed to start `{}`: {error}", spec.command);
+        Outcome::StartFailed { error, recoverable: busy }
+    })?;
+    let pid =
+        i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a process id");
+    Ok((pid, [out, err]))
+}
+
+/// Copies a pipe to a log until every writer has closed it.
+fn copy(pipe: io::PipeReader, mut log: RotatingLog) -> io::Result<JoinHandle<()>> {
+    let mut reader = pipe::Receiver::from_owned_fd(OwnedFd::from(pipe))?;
+    Ok(tokio::spawn(async move {
+        let mut buffer = vec![0; 32 * 1024];
+        while let Ok(length @ 1..) = reader.read(&mut buffer).await {
+            // A full disk costs log lines, not the task.
+            drop(log.write(&buffer[..length]));
+        }
+    }))
+}
+
+/// The program, looked up in the task's own `PATH` when it is a bare name.
+fn find_program(spec: &RunSpec) -> io::Result<std::path::PathBuf> {
+    let missing =
+        |what: &str| io::Error::new(io::ErrorKind::NotFound, format!("`{what}` not found"));
+    if spec.command.is_empty() {
+        return Err(io::Error::other("there is no command"));
+    }
+    if spec.command.contains('/') {
+        let path = spec.directory.join(&spec.command);
+        return if path.is_file() { Ok(path) } else { Err(missing(&spec.command)) };
+    }
+    let path = spec.env.get("PATH").map_or("/usr/local/bin:/usr/bin:/bin", String::as_str);
+    std::env::split_paths(path)
+        .map(|directory| directory.join(&spec.command))
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(|| missing(&spec.command))
+}
+
+fn find_user(name: &str) -> io::Result<(u32, u32)> {
+    let users = fs::read_to_string("/etc/passwd")?;
+    let found = users.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let matches = fields.first() == Some(&name) || fields.get(2) == Some(&name);
+        matches.then(|| Some((fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?)))?
+    });
+    found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("unknown user `{name}`")))
+}

@@ -1,0 +1,64 @@
+//! Durable small files: whole or not at all, also after power loss. Everything the agent and its executors must not forget goes
+//! through here.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+/// Largest file that [`read_json`] takes, bytes.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// Replaces `path` by these bytes: temporary file, fsync, rename, fsync of the directory. Readable by the owner alone.
+pub(crate) fn write_durable(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let directory = path.parent().ok_or_else(|| io::Error::other("a file needs a directory"))?;
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".tmp");
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    File::open(directory)?.sync_all()
+}
+
+/// [`write_durable`] of a value as JSON.
+pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+    write_durable(path, &serde_json::to_vec(value)?)
+}
+
+/// The value in a file, or `None` when there is no file.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    let length = match fs::metadata(path) {
+        Ok(metadata) => metadata.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if length > FILE_BYTES_MAX {
+        return Err(io::Error::other(format!("{} is too large ({length} bytes)", path.display())));
+    }
+    let value = serde_json::from_slice(&fs::read(path)?).map_err(|error| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", path.display()))
+    })?;
+    Ok(Some(value))
+}
+
+/// Makes a directory and those above it, fsynced.
+pub(crate) fn create_directory(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = path.parent() {
+        create_directory(parent)?;
+        match fs::create_dir(path) {
+            Ok(()) => File::open(parent)?.sync_all()?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

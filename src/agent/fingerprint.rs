@@ -1,0 +1,194 @@
+//! What this machine is and has, in Nomad's names for it. Read once at start; what cannot be read is left out.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    path::Path,
+};
+
+use super::{driver::Driver, settings::AgentSettings};
+
+/// What was found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fingerprint {
+    /// By Nomad's attribute names, without `attr.`.
+    pub(crate) attributes: BTreeMap<String, String>,
+    pub(crate) host_name: String,
+    pub(crate) cores: u32,
+    pub(crate) cpu_mhz: u64,
+    pub(crate) memory_mb: u64,
+    pub(crate) disk_mb: u64,
+    /// Address that others reach this machine at.
+    pub(crate) address: String,
+}
+
+/// Looks at the machine.
+pub(crate) fn fingerprint(
+    settings: &AgentSettings,
+    data_dir: &Path,
+    drivers: &[Driver],
+) -> Fingerprint {
+    let system = rustix::system::uname();
+    let text = |value: &std::ffi::CStr| value.to_string_lossy().into_owned();
+    let cpu = Cpu::parse(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
+    let memory_bytes = memory_bytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
+    let (disk_total, disk_free) = disk_bytes(data_dir);
+    let address = settings
+        .advertise_address
+        .clone()
+        .unwrap_or_else(|| own_address(&settings.servers).to_string());
+    let host_name = text(system.nodename());
+    let mut attributes = BTreeMap::new();
+    let mut set = |key: &str, value: String| {
+        if !value.is_empty() {
+            attributes.insert(key.to_owned(), value);
+        }
+    };
+    set("kernel.name", text(system.sysname()).to_lowercase());
+    set("kernel.version", text(system.release()));
+    set("kernel.arch", text(system.machine()));
+    set("arch", architecture(std::env::consts::ARCH).to_owned());
+    set("cpu.arch", architecture(std::env::consts::ARCH).to_owned());
+    set("cpu.modelname", cpu.model.clone());
+    set("cpu.numcores", cpu.cores.to_string());
+    set("cpu.frequency", (cpu.total_mhz / u64::from(cpu.cores)).to_string());
+    set("cpu.totalcompute", settings.cpu_mhz.unwrap_or(cpu.total_mhz).to_string());
+    set(
+        "cpu.usablecompute",
+        settings
+            .cpu_mhz
+            .unwrap_or(cpu.total_mhz)
+            .saturating_sub(settings.reserved.cpu_mhz)
+            .to_string(),
+    );
+    set("memory.totalbytes", memory_bytes.to_string());
+    set("unique.storage.bytestotal", disk_total.to_string());
+    set("unique.storage.bytesfree", disk_free.to_string());
+    set("unique.storage.volume", data_dir.display().to_string());
+    set("unique.hostname", host_name.clone());
+    set("unique.network.ip-address", address.clone());
+    let (os_name, os_version) =
+        operating_system(&fs::read_to_string("/etc/os-release").unwrap_or_default());
+    set("os.name", os_name);
+    set("os.version", os_version);
+    set("nomad.version", env!("CARGO_PKG_VERSION").to_owned());
+    set("quorate.version", env!("CARGO_PKG_VERSION").to_owned());
+    if let Ok(binary) = super::executor::own_binary() {
+        set("unique.quorate.binary", binary.display().to_string());
+    }
+    for driver in drivers {
+        set(&format!("driver.{}", driver.name()), "1".to_owned());
+    }
+    Fingerprint {
+        attributes,
+        host_name,
+        cores: cpu.cores,
+        cpu_mhz: settings.cpu_mhz.unwrap_or(cpu.total_mhz),
+        memory_mb: settings.memory_mb.unwrap_or(memory_bytes >> 20),
+        disk_mb: settings.disk_mb.unwrap_or(disk_free >> 20),
+        address,
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Cpu {
+    /// Invariant: at least 1.
+    cores: u32,
+    total_mhz: u64,
+    model: String,
+}
+
+impl Cpu {
+    fn parse(cpuinfo: &str) -> Self {
+        let values = |key: &'static str| {
+            cpuinfo.lines().filter_map(move |line| {
+                let (name, value) = line.split_once(':')?;
+                (name.trim() == key).then(|| value.trim())
+            })
+        };
+        let available = std::thread::available_parallelism().map_or(1, usize::from);
+        let counted = match values("processor").count() {
+            0 => available,
+            counted => counted,
+        };
+        let cores = u32::try_from(counted).unwrap_or(u32::MAX);
+        let found: Vec<u64> = values("cpu MHz")
+            .filter_map(|mhz| mhz.split('.').next()?.parse().ok())
+            .filter(|mhz| *mhz > 0)
+            .collect();
+        let total_mhz =
+            if found.len() == counted { found.iter().sum() } else { u64::from(cores) * 1000 };
+        let model = values("model name").next().unwrap_or_default().to_owned();
+        Self { cores, total_mhz, model }
+    }
+}
+
+fn memory_bytes(meminfo: &str) -> u64 {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+fn disk_bytes(path: &Path) -> (u64, u64) {
+    rustix::fs::statvfs(path).map_or((0, 0), |stat| {
+        (stat.f_frsize.saturating_mul(stat.f_blocks), stat.f_frsize.saturating_mul(stat.f_bavail))
+    })
+}
+
+fn operating_system(os_release: &str) -> (String, String) {
+    let value = |key: &str| {
+        let found = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        found.unwrap_or_default().trim_matches('"').to_owned()
+    };
+    (value("ID"), value("VERSION_ID"))
+}
+
+/// Go's names, which jobs are constrained by.
+fn architecture(rust_name: &str) -> &str {
+    match rust_name {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        other => other,
+    }
+}
+
+/// The address that packets to a server would leave from; nothing is sent.
+fn own_address(servers: &[String]) -> IpAddr {
+    let towards = |server: &String| {
+        let server = server.split("://").last()?;
+        let target: SocketAddr = std::net::ToSocketAddrs::to_socket_addrs(server).ok()?.next()?;
+        let any: IpAddr = if target.is_ipv4() {
+            Ipv4Addr::UNSPECIFIED.into()
+        } else {
+            std::net::Ipv6Addr::UNSPECIFIED.into()
+        };
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect(target).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    servers.iter().find_map(towards).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_summed_and_guessed_where_nothing_is_said() {
+        let text =
+            "processor : 0\nmodel name : X\ncpu MHz : 2000.5\nprocessor : 1\ncpu MHz : 2100.9\n";
+        let expected = Cpu { cores: 2, total_mhz: 4100, model: "X".to_owned() };
+        assert_eq!(Cpu::parse(text), expected);
+        let silent = Cpu::parse("processor : 0\nprocessor : 1\n");
+        assert_eq!((silent.cores, silent.total_mhz), (2, 2000));
+    }
+
+    #[test]
+    fn memory_and_system_are_read() {
+        assert_eq!(memory_bytes("MemTotal:       1024 kB\nMemFree: 1 kB"), 1 << 20);
+        let system = operating_system("NAME=\"Debian\"\nID=debian\nVERSION_ID=\"12\"\n");
+        assert_eq!(system, ("debian".to_owned(), "12".to_owned()));
+    }
+}

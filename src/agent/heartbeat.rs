@@ -1,0 +1,268 @@
+//! A node's standing with the servers: registration, heartbeats, readiness, and the stream of its allocations.
+//!
+//! ```text
+//!  register ─► all statuses ─► Ready ─► heartbeat … ─┬─ INITIALIZING: all statuses, Ready
+//!     ▲                                              ├─ NOT_FOUND, FAILED_PRECONDITION: register again
+//!     └──────────────────────────────────────────────┘
+//!  stream: complete set, then changes; when it breaks: heartbeat at once, another server, complete set again
+//! ```
+//! The node is ready only after the servers have every status: otherwise they would judge its allocations by old ones.
+
+use std::{sync::Arc, time::Duration};
+
+use proto::v1::{self, Liveness};
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tonic::{Code, Status};
+
+use super::{
+    connection::{Backoff, Connection, is_about_server},
+    restart::mix,
+    status::Outbox,
+};
+
+/// Longest pause between two tries to register.
+const REGISTER_RETRY_MAX: Duration = Duration::from_secs(15);
+/// Longest pause between two tries to open the stream.
+const STREAM_RETRY_MAX: Duration = Duration::from_secs(10);
+/// How long opening the stream may take.
+const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long all statuses may take before a heartbeat goes out in between.
+const STATUSES_TIMEOUT: Duration = Duration::from_secs(5);
+/// Spread of the heartbeat that follows a change of leader, ms.
+const EPOCH_SPREAD_MS: u64 = 500;
+
+/// What the servers' messages are for: the real node or a simulated one.
+pub(crate) trait Node: Send + Sync + 'static {
+    /// Takes a batch of the stream.
+    fn apply(&self, batch: v1::AllocationBatch) -> impl Future<Output = ()> + Send;
+    /// Puts the status of every allocation into the outbox.
+    fn report_all(&self);
+}
+
+/// What a node's standing needs.
+pub(crate) struct Standing<N> {
+    pub(crate) node: Arc<N>,
+    pub(crate) registration: v1::RegisterRequest,
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) outbox: Arc<Outbox>,
+    /// `None` while the node is not registered.
+    pub(crate) incarnation: watch::Sender<Option<u64>>,
+    /// Told when a server does not know the node.
+    pub(crate) unknown: Arc<Notify>,
+    /// Asks for a heartbeat at once.
+    pub(crate) nudge: Arc<Notify>,
+}
+
+enum Next {
+    Register,
+    Heartbeat,
+}
+
+impl<N: Node> Standing<N> {
+    /// Keeps the node registered, for ever.
+    pub(crate) async fn keep(self: Arc<Self>) {
+        loop {
+            let reply = self.register().await;
+            self.connection.servers().learn(&reply.servers);
+            self.incarnation.send_replace(Some(reply.incarnation));
+            tracing::info!(
+                node = %node_name(&self.registration),
+                incarnation = reply.incarnation,
+                ttl_ms = reply.heartbeat_ttl_ms,
+                "registered"
+            );
+            self.heartbeats(reply.incarnation, reply.heartbeat_ttl_ms).await;
+            self.incarnation.send_replace(None);
+        }
+    }
+
+    /// Keeps the stream of allocations open, for ever.
+    pub(crate) async fn follow(self: Arc<Self>) {
+        let mut incarnation = self.incarnation.subscribe();
+        let mut backoff = Backoff::new(STREAM_RETRY_MAX, self.seed());
+        loop {
+            let Ok(current) =
+                incarnation.wait_for(Option::is_some).await.map(|value| value.unwrap_or(0))
+            else {
+                return;
+            };
+            let ended = tokio::select! {
+                ended = self.stream(current, &mut backoff) => ended,
+                _ = incarnation.wait_for(|value| *value != Some(current)) => continue,
+            };
+            match ended {
+                Ok(()) => tracing::debug!("the stream of allocations ended"),
+                Err(status) => {
+                    tracing::debug!(code = ?status.code(), message = status.message(), "the stream of allocations broke");
+                    if is_unknown(&status) {
+                        self.unknown.notify_one();
+                    }
+                }
+            }
+            self.nudge.notify_one();
+            sleep(backoff.next()).await;
+        }
+    }
+
+    async fn stream(&self, incarnation: u64, backoff: &mut Backoff) -> Result<(), Status> {
+        let request = v1::StreamAllocationsRequest {
+            node_id: self.registration.node_id.clone(),
+            incarnation,
+        };
+        let (mut client, server) = self.connection.client();
+        let opened = timeout(STREAM_OPEN_TIMEOUT, client.stream_allocations(request)).await;
+        let opened = opened
+            .unwrap_or_else(|_| Err(Status::deadline_exceeded("the stream did not open in time")));
+        let move_on = |status: Status| {
+            if is_about_server(&status) {
+                self.connection.failed(server);
+            }
+            status
+        };
+        let mut stream = opened.map_err(move_on)?.into_inner();
+        while let Some(batch) = stream.message().await.map_err(move_on)? {
+            backoff.reset();
+            self.node.apply(batch).await;
+        }
+        Ok(())
+    }
+
+    async fn register(&self) -> v1::RegisterReply {
+        let mut backoff = Backoff::new(REGISTER_RETRY_MAX, self.seed());
+        let mut tries = 0_u32;
+        loop {
+            let turn = self.connection.servers().register_turn().await;
+            let answer = self
+                .connection
+                .call(&self.registration, |mut client, request| async move {
+                    client.register(request).await
+                })
+                .await;
+            drop(turn);
+            match answer {
+                Ok(reply) => return reply,
+                Err(status) => {
+                    tries += 1;
+                    // The first tries of a cluster that is just starting are no news.
+                    if tries.is_power_of_two() && tries >= 4 || !is_about_server(&status) {
+                        tracing::warn!(
+                            node = %node_name(&self.registration), code = ?status.code(), message = status.message(), tries,
+                            "cannot register"
+                        );
+                    }
+                }
+            }
+            sleep(backoff.next()).await;
+        }
+    }
+
+    /// Beats until the node has to register again.
+    async fn heartbeats(&self, incarnation: u64, ttl_ms: u64) {
+        let mut ttl_ms = ttl_ms;
+        let mut epoch = None;
+        let mut beat = 0_u64;
+        let mut backoff = Backoff::new(Duration::from_secs(5), self.seed());
+        if let Next::Register = self.become_ready(incarnation).await {
+            return;
+        }
+        let mut due = Instant::now() + self.interval(ttl_ms, beat);
+        loop {
+            tokio::select! {
+                () = sleep_until(due) => {}
+                () = self.nudge.notified() => {}
+                () = self.unknown.notified() => return,
+            }
+            beat += 1;
+            let request =
+                v1::HeartbeatRequest { node_id: self.registration.node_id.clone(), incarnation };
+            let answer = self
+                .connection
+                .call(
+                    &request,
+                    |mut client, request| async move { client.heartbeat(request).await },
+                )
+                .await;
+            match answer {
+                Ok(reply) => {
+                    backoff.reset();
+                    self.connection.servers().learn(&reply.servers);
+                    ttl_ms = reply.heartbeat_ttl_ms;
+                    let leader_changed =
+                        epoch.replace(reply.epoch).is_some_and(|old| old != reply.epoch);
+                    due = Instant::now()
+                        + if leader_changed {
+                            Duration::from_millis(mix(self.seed() ^ beat) % EPOCH_SPREAD_MS)
+                        } else {
+                            self.interval(ttl_ms, beat)
+                        };
+                    if reply.liveness() == Liveness::Initializing
+                        && let Next::Register = self.become_ready(incarnation).await
+                    {
+                        return;
+                    }
+                }
+                Err(status) if is_unknown(&status) => {
+                    tracing::info!(
+                        message = status.message(),
+                        "the servers do not know this node any more"
+                    );
+                    return;
+                }
+                Err(status) => {
+                    tracing::debug!(code = ?status.code(), message = status.message(), "no heartbeat");
+                    due = Instant::now() + backoff.next();
+                }
+            }
+        }
+    }
+
+    /// Sends all statuses, then says that the node is ready.
+    async fn become_ready(&self, incarnation: u64) -> Next {
+        self.node.report_all();
+        if timeout(STATUSES_TIMEOUT, self.outbox.empty()).await.is_err() {
+            // The heartbeat that follows finds the node still initializing and comes back here.
+            self.nudge.notify_one();
+            return Next::Heartbeat;
+        }
+        let request = v1::ReadyRequest { node_id: self.registration.node_id.clone(), incarnation };
+        let answer = self
+            .connection
+            .call(&request, |mut client, request| async move { client.ready(request).await })
+            .await;
+        match answer {
+            Ok(_) => {
+                tracing::info!(node = %node_name(&self.registration), "ready");
+                Next::Heartbeat
+            }
+            Err(status) if is_unknown(&status) => Next::Register,
+            Err(status) => {
+                tracing::debug!(code = ?status.code(), message = status.message(), "not ready yet");
+                self.nudge.notify_one();
+                sleep(Duration::from_millis(200)).await;
+                Next::Heartbeat
+            }
+        }
+    }
+
+    /// Between 40 and 60 percent of the time to live, so that one lost heartbeat does no harm.
+    fn interval(&self, ttl_ms: u64, beat: u64) -> Duration {
+        let ttl_ms = ttl_ms.clamp(100, 24 * 3600 * 1000);
+        Duration::from_millis(ttl_ms * 2 / 5 + mix(self.seed() ^ (beat << 8)) % (ttl_ms / 5 + 1))
+    }
+
+    fn seed(&self) -> u64 {
+        self.registration.node_id.iter().fold(0, |seed, byte| mix(seed ^ u64::from(*byte)))
+    }
+}
+
+/// Registering again is the remedy.
+fn is_unknown(status: &Status) -> bool {
+    matches!(status.code(), Code::NotFound | Code::FailedPrecondition)
+}
+
+fn node_name(registration: &v1::RegisterRequest) -> &str {
+    &registration.name
+}

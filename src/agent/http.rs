@@ -1,0 +1,110 @@
+//! The agent's HTTP service: logs and files of its allocations, and how it fares. Read-only; it never leaves an allocation's
+//! directory, and never shows secrets.
+
+mod files;
+mod logs;
+
+use std::sync::Arc;
+
+use axum::{
+    Json, Router,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use fsm::AllocationId;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use super::{node::LocalNode, shell::Shared, state::AllocationDirectory};
+
+/// What files are served from; a simulation has none.
+#[derive(Clone)]
+pub(crate) struct Files {
+    pub(crate) node: Arc<LocalNode>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// Why a request is refused, with the status that says so.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HttpError {
+    #[error("{0}")]
+    BadRequest(String),
+    #[error("{0}")]
+    NotFound(String),
+    #[error("cannot read: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+impl IntoResponse for HttpError {
+    fn into_response(self) -> Response {
+        let status = match &self {
+            Self::BadRequest(_) => StatusCode::BAD_REQUEST,
+            Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                StatusCode::NOT_FOUND
+            }
+            Self::Io(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, self.to_string()).into_response()
+    }
+}
+
+impl Files {
+    /// The directory of an allocation of this node.
+    fn directory(&self, id: &str) -> Result<AllocationDirectory, HttpError> {
+        let id: AllocationId = id
+            .parse()
+            .map_err(|error: fsm::id::ParseIdError| HttpError::BadRequest(error.to_string()))?;
+        let directory = self.shared.state.allocation(id);
+        if self.node.view(id).is_none() || !directory.root().is_dir() {
+            return Err(HttpError::NotFound(format!("Unknown allocation \"{id}\"")));
+        }
+        Ok(directory)
+    }
+}
+
+/// Serves for ever.
+pub(crate) async fn serve(listener: TcpListener, files: Option<Files>) {
+    let stats = files.clone();
+    let mut router = Router::new()
+        .route(
+            "/v1/agent/health",
+            get(|| async { Json(json!({"client": {"ok": true, "message": "ok"}})) }),
+        )
+        .route("/v1/client/stats", get(move || async move { Json(statistics(stats.as_ref())) }));
+    if let Some(files) = files {
+        let of_allocations = Router::new()
+            .route("/v1/client/fs/logs/{allocation}", get(logs::logs))
+            .route("/v1/client/fs/ls/{allocation}", get(files::list))
+            .route("/v1/client/fs/stat/{allocation}", get(files::stat))
+            .route("/v1/client/fs/cat/{allocation}", get(files::cat))
+            .with_state(files);
+        router = router.merge(of_allocations);
+    }
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, "the agent's http service ended");
+    }
+}
+
+fn statistics(files: Option<&Files>) -> serde_json::Value {
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = |key: &str| {
+        let line = memory.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+            * 1024
+    };
+    let (live, all) = files.map_or((0, 0), |files| files.node.counts());
+    let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
+    let uptime: u64 =
+        uptime.split('.').next().and_then(|seconds| seconds.parse().ok()).unwrap_or(0);
+    json!({
+        "Memory": {
+            "Total": kib("MemTotal"), "Available": kib("MemAvailable"), "Free": kib("MemFree"),
+            "Used": kib("MemTotal").saturating_sub(kib("MemAvailable")),
+        },
+        "Uptime": uptime,
+        "Timestamp": super::time::wall_ms().saturating_mul(1_000_000),
+        "Allocations": {"Live": live, "Known": all},
+    })
+}

@@ -1,0 +1,277 @@
+//! Logs of a task: the rotated files of one stream as one text, from an offset, followed as long as the task lives.
+//! `plain=true` gives the bytes; otherwise Nomad's frames: JSON objects with the bytes in base64, the file's name and the offset
+//! behind them, and an empty object as a sign of life.
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek, SeekFrom},
+    path::PathBuf,
+    time::Duration,
+};
+
+use axum::{
+    body::Body,
+    extract::{Path as UrlPath, Query, State},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use fsm::AllocationId;
+use serde::Deserialize;
+use tokio::{sync::mpsc, time::sleep};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{Files, HttpError};
+use crate::agent::executor::log_indexes;
+
+/// Bytes read at a time.
+const CHUNK_BYTES: usize = 32 * 1024;
+/// Between two looks at a log that is followed.
+const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
+/// Looks without news after which a frame says that the stream lives.
+const QUIET_LOOKS_MAX: u32 = 50;
+
+#[derive(Deserialize)]
+pub(super) struct LogQuery {
+    task: String,
+    #[serde(rename = "type", default)]
+    kind: String,
+    #[serde(default)]
+    follow: bool,
+    #[serde(default)]
+    plain: bool,
+    #[serde(default)]
+    origin: String,
+    #[serde(default)]
+    offset: u64,
+}
+
+pub(super) async fn logs(
+    State(files): State<Files>,
+    UrlPath(allocation): UrlPath<String>,
+    Query(query): Query<LogQuery>,
+) -> Result<Response, HttpError> {
+    let directory = files.directory(&allocation)?;
+    let kind = match query.kind.as_str() {
+        "" | "stdout" => "stdout",
+        "stderr" => "stderr",
+        other => {
+            return Err(HttpError::BadRequest(format!(
+                "log type must be stdout or stderr, not `{other}`"
+            )));
+        }
+    };
+    let from_end = match query.origin.as_str() {
+        "" | "start" => false,
+        "end" => true,
+        other => {
+            return Err(HttpError::BadRequest(format!(
+                "origin must be start or end, not `{other}`"
+            )));
+        }
+    };
+    let id: AllocationId =
+        allocation.parse().map_err(|_| HttpError::NotFound(allocation.clone()))?;
+    let known = files.node.view(id).is_some_and(|view| view.status.tasks.contains_key(&query.task));
+    if !known {
+        return Err(HttpError::NotFound(format!("unknown task name \"{}\"", query.task)));
+    }
+    let source = LogFiles { directory: directory.logs(), name: format!("{}.{kind}", query.task) };
+    let position = source.position(from_end, query.offset)?;
+    let (chunks_in, chunks) = mpsc::channel(4);
+    let reader = Reader {
+        files,
+        id,
+        task: query.task,
+        source,
+        follow: query.follow,
+        plain: query.plain,
+        chunks: chunks_in,
+    };
+    tokio::spawn(reader.copy(position));
+    Ok(Body::from_stream(ReceiverStream::new(chunks)).into_response())
+}
+
+/// The files of one stream.
+#[derive(Clone)]
+struct LogFiles {
+    directory: PathBuf,
+    name: String,
+}
+
+/// A place in a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Position {
+    index: u64,
+    offset: u64,
+}
+
+impl LogFiles {
+    fn path(&self, index: u64) -> PathBuf {
+        self.directory.join(format!("{}.{index}", self.name))
+    }
+
+    /// The place `offset` bytes after the start, or before the end.
+    fn position(&self, from_end: bool, offset: u64) -> io::Result<Position> {
+        let mut sizes = Vec::new();
+        for index in log_indexes(&self.directory, &self.name)? {
+            sizes.push((index, std::fs::metadata(self.path(index))?.len()));
+        }
+        let total: u64 = sizes.iter().map(|(_, size)| size).sum();
+        let mut left = if from_end { total.saturating_sub(offset) } else { offset };
+        for (index, size) in &sizes {
+            if left < *size {
+                return Ok(Position { index: *index, offset: left });
+            }
+            left -= size;
+        }
+        Ok(sizes.last().map_or(Position { index: 0, offset: 0 }, |(index, size)| Position {
+            index: *index,
+            offset: *size,
+        }))
+    }
+
+    /// What follows a place, and the place behind it; nothing at the end.
+    fn read(&self, at: Position) -> io::Result<Option<(Vec<u8>, Position)>> {
+        let mut buffer = Vec::new();
+        match File::open(self.path(at.index)) {
+            Ok(mut file) => {
+                file.seek(SeekFrom::Start(at.offset))?;
+                file.take(CHUNK_BYTES as u64).read_to_end(&mut buffer)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        if !buffer.is_empty() {
+            let offset = at.offset + buffer.len() as u64;
+            return Ok(Some((buffer, Position { offset, ..at })));
+        }
+        // Also when the file was rotated away: go on with the oldest that is left.
+        let next =
+            log_indexes(&self.directory, &self.name)?.into_iter().find(|index| *index > at.index);
+        match next {
+            Some(index) => self.read(Position { index, offset: 0 }),
+            None => Ok(None),
+        }
+    }
+}
+
+struct Reader {
+    files: Files,
+    id: AllocationId,
+    task: String,
+    source: LogFiles,
+    follow: bool,
+    plain: bool,
+    chunks: mpsc::Sender<io::Result<Bytes>>,
+}
+
+impl Reader {
+    async fn copy(self, mut at: Position) {
+        let mut quiet = 0;
+        loop {
+            // Asked before the read: what a task wrote before its end is then in what is read.
+            let dead = self.is_dead();
+            let source = self.source.clone();
+            let read = tokio::task::spawn_blocking(move || source.read(at)).await;
+            match read.map_err(io::Error::other).flatten() {
+                Ok(Some((data, next))) => {
+                    quiet = 0;
+                    at = next;
+                    if self.chunks.send(Ok(self.frame(&data, at))).await.is_err() {
+                        return;
+                    }
+                }
+                Ok(None) if !self.follow || dead => return,
+                Ok(None) => {
+                    quiet += 1;
+                    if quiet % QUIET_LOOKS_MAX == 0 && !self.plain {
+                        let sign_of_life = Ok(Bytes::from_static(b"{}"));
+                        if self.chunks.send(sign_of_life).await.is_err() {
+                            return;
+                        }
+                    }
+                    tokio::select! {
+                        () = sleep(FOLLOW_PAUSE) => {}
+                        () = self.chunks.closed() => return,
+                    }
+                }
+                Err(error) => {
+                    drop(self.chunks.send(Err(error)).await);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn is_dead(&self) -> bool {
+        self.files.node.view(self.id).is_none_or(|view| {
+            view.status.tasks.get(&self.task).is_none_or(|task| task.state == "dead")
+        })
+    }
+
+    fn frame(&self, data: &[u8], end: Position) -> Bytes {
+        if self.plain {
+            return Bytes::copy_from_slice(data);
+        }
+        let file = format!("alloc/logs/{}.{}", self.source.name, end.index);
+        let frame = serde_json::json!({"Data": base64(data), "File": file, "Offset": end.offset});
+        Bytes::from(frame.to_string())
+    }
+}
+
+fn base64(data: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(data.len().div_ceil(3) * 4);
+    for chunk in data.chunks(3) {
+        let byte = |position: usize| u32::from(chunk.get(position).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for position in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * position) & 63) as usize];
+            text.push(if position <= chunk.len() { char::from(letter) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn base64_is_the_usual_one() {
+        for (data, text) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")]
+        {
+            assert_eq!(base64(data.as_bytes()), text);
+        }
+    }
+
+    #[test]
+    fn rotated_files_read_as_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let source =
+            LogFiles { directory: directory.path().to_owned(), name: "t.stdout".to_owned() };
+        assert_eq!(source.position(true, 5).unwrap(), Position { index: 0, offset: 0 });
+        std::fs::write(source.path(3), "abcd").unwrap();
+        std::fs::write(source.path(4), "ef").unwrap();
+        for (from_end, offset, expected) in [
+            (false, 0, (3, 0)),
+            (false, 5, (4, 1)),
+            (false, 99, (4, 2)),
+            (true, 0, (4, 2)),
+            (true, 3, (3, 3)),
+            (true, 99, (3, 0)),
+        ] {
+            let (index, offset_expected) = expected;
+            let found = source.position(from_end, offset).unwrap();
+            assert_eq!(found, Position { index, offset: offset_expected }, "{from_end} {offset}");
+        }
+        let (data, at) = source.read(Position { index: 1, offset: 7 }).unwrap().unwrap();
+        assert_eq!(data, b"abcd");
+        let (data, at) = source.read(at).unwrap().unwrap();
+        assert_eq!(data, b"ef");
+        assert_eq!(source.read(at).unwrap(), None);
+    }
+}

@@ -1,0 +1,303 @@
+//! The node agent: offers a machine to the servers, runs the allocations they place on it, and tells how they fare.
+//!
+//! ```text
+//!  heartbeat.rs ── register, heartbeat, ready ──► servers ◄── status.rs (batches, until acknowledged)
+//!       │ stream of allocations                                   ▲
+//!       ▼                                                         │ statuses
+//!    node.rs ──one shell per allocation──► shell.rs ──────────────┘
+//!                                            │ drives allocation_runner.rs (pure: task_runner.rs, restart.rs)
+//!                                            ▼ driver/ ── executor/ (a process per run, outlives the agent)
+//! ```
+//! Invariants: the servers decide what runs, the agent never invents an allocation; tasks outlive the agent; what the agent must not
+//! forget is on disk before it acts on it. With `simulate`, many mock nodes share this process and none of the I/O.
+
+mod allocation_runner;
+mod connection;
+mod driver;
+mod environment;
+mod executor;
+mod files;
+mod fingerprint;
+mod heartbeat;
+mod http;
+mod interpolate;
+mod node;
+mod restart;
+mod settings;
+mod shell;
+mod simulate;
+mod spec;
+mod state;
+mod status;
+mod task_runner;
+#[cfg(test)]
+mod testing;
+mod time;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use anyhow::Context;
+use proto::v1;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    sync::{Notify, watch},
+    task::JoinSet,
+};
+
+use self::{
+    connection::{Connection, Servers},
+    driver::Driver,
+    fingerprint::Fingerprint,
+    heartbeat::Standing,
+    node::LocalNode,
+    shell::Shared,
+    state::{NodeIdentity, StateDirectory},
+    status::{Outbox, send_statuses},
+    time::Clock,
+};
+pub use self::{
+    executor::{RunSpec, main as executor_main},
+    settings::{AgentSettings, ReservedResources, SettingsError},
+};
+
+/// Runs an agent until SIGTERM or SIGINT. Blocks; has its own runtime.
+pub fn run(settings: AgentSettings) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+        let agent = Agent::start(settings).await?;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("the agent ends");
+        agent.stop().await;
+        Ok(())
+    })
+}
+
+/// A running agent. Dropping it is like killing it: its tasks run on under their executors.
+#[derive(Debug)]
+pub struct Agent {
+    http_address: SocketAddr,
+    node_id: fsm::NodeId,
+    work: JoinSet<()>,
+    node: Option<LocalHandle>,
+    /// Held last: nobody else may open the directory before everything has ended.
+    _state: Option<Arc<StateDirectoryGuard>>,
+}
+
+/// Keeps the lock of a simulation's directory.
+#[derive(Debug)]
+struct StateDirectoryGuard(#[expect(dead_code, reason = "held for its lock")] StateDirectory);
+
+struct LocalHandle {
+    node: Arc<LocalNode>,
+    stop_tasks: bool,
+}
+
+impl std::fmt::Debug for LocalHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalHandle").field("stop_tasks", &self.stop_tasks).finish_non_exhaustive()
+    }
+}
+
+impl Agent {
+    /// Starts an agent (or a simulation) in the present runtime. Returns when it serves HTTP; it may not be registered yet.
+    pub async fn start(settings: AgentSettings) -> anyhow::Result<Self> {
+        settings.validate()?;
+        let servers = Servers::new(&settings.servers, settings.rpc_timeout)?;
+        let (state, identity) = StateDirectory::open(&settings.data_dir)?;
+        let listener = TcpListener::bind(settings.http_address)
+            .await
+            .with_context(|| format!("cannot listen on {}", settings.http_address))?;
+        let http_address = listener.local_addr().context("the listener has no address")?;
+        let mut work = JoinSet::new();
+        if let Some(nodes) = settings.simulate {
+            let nodes = (nodes, http_address);
+            simulate::spawn(&settings, &servers, &identity, state.boot_id, nodes, &mut work);
+            work.spawn(http::serve(listener, None));
+            let guard = Some(Arc::new(StateDirectoryGuard(state)));
+            let node_id = fsm::NodeId(identity.node_id);
+            return Ok(Self { http_address, node_id, work, node: None, _state: guard });
+        }
+        let (node, shared) =
+            start_node(&settings, servers, &identity, state, http_address, &mut work)?;
+        work.spawn(http::serve(listener, Some(http::Files { node: Arc::clone(&node), shared })));
+        let handle = LocalHandle { node, stop_tasks: settings.stop_tasks_on_exit };
+        Ok(Self {
+            http_address,
+            node_id: fsm::NodeId(identity.node_id),
+            work,
+            node: Some(handle),
+            _state: None,
+        })
+    }
+
+    /// Where logs and files are served.
+    pub fn http_address(&self) -> SocketAddr {
+        self.http_address
+    }
+
+    /// The node's id.
+    pub fn node_id(&self) -> fsm::NodeId {
+        self.node_id
+    }
+
+    /// Ends the agent. Its tasks run on, unless the settings say that they end with it.
+    pub async fn stop(mut self) {
+        if let Some(local) = self.node.take().filter(|local| local.stop_tasks) {
+            local.node.suspend().await;
+        }
+        self.work.shutdown().await;
+    }
+}
+
+type Started = (Arc<LocalNode>, Arc<Shared>);
+
+fn start_node(
+    settings: &AgentSettings,
+    servers: Arc<Servers>,
+    identity: &NodeIdentity,
+    state: StateDirectory,
+    http_address: SocketAddr,
+    work: &mut JoinSet<()>,
+) -> anyhow::Result<Started> {
+    let drivers: Arc<[Driver]> =
+        settings.drivers.iter().filter_map(|name| Driver::parse(name)).collect();
+    let found = fingerprint::fingerprint(settings, state.root(), &drivers);
+    let mut registration = registration(settings, identity, state.boot_id, &drivers);
+    describe(&mut registration, settings, &found, http_address);
+    let binary = match &settings.executor_binary {
+        Some(binary) => binary.clone(),
+        None => executor::own_binary().context("cannot find this process's binary")?,
+    };
+    let outbox = Arc::new(Outbox::default());
+    let shared = Arc::new(Shared {
+        clock: Clock::new(),
+        state,
+        outbox: Arc::clone(&outbox),
+        node_names: Arc::new(node_names(&registration)),
+        executor_binary: binary.into(),
+        drivers,
+        ended: Notify::new(),
+    });
+    let node = LocalNode::restore(Arc::clone(&shared), settings.ended_allocations_max)
+        .context("cannot read the allocations of the last agent")?;
+    work.spawn(Arc::clone(&node).tend());
+    let seed = u64::from_le_bytes(std::array::from_fn(|i| identity.node_id[i]));
+    let connection = Arc::new(Connection::new(servers, 0, seed));
+    stand(Arc::clone(&node), registration, connection, outbox, work);
+    Ok((node, shared))
+}
+
+/// Spawns what keeps a node in touch with the servers.
+fn stand<N: heartbeat::Node>(
+    node: Arc<N>,
+    registration: v1::RegisterRequest,
+    connection: Arc<Connection>,
+    outbox: Arc<Outbox>,
+    work: &mut JoinSet<()>,
+) {
+    let node_id = std::array::from_fn(|i| registration.node_id[i]);
+    let standing = Arc::new(Standing {
+        node,
+        registration,
+        connection: Arc::clone(&connection),
+        outbox: Arc::clone(&outbox),
+        incarnation: watch::Sender::new(None),
+        unknown: Arc::new(Notify::new()),
+        nudge: Arc::new(Notify::new()),
+    });
+    let incarnation = standing.incarnation.subscribe();
+    let unknown = Arc::clone(&standing.unknown);
+    work.spawn(Arc::clone(&standing).keep());
+    work.spawn(standing.follow());
+    work.spawn(send_statuses(node_id, connection, outbox, incarnation, unknown));
+}
+
+/// What every registration of these settings has in common.
+fn registration(
+    settings: &AgentSettings,
+    identity: &NodeIdentity,
+    boot_id: [u8; 16],
+    drivers: &[Driver],
+) -> v1::RegisterRequest {
+    let drivers = drivers.iter().map(|driver| {
+        let healthy = v1::Driver {
+            detected: true,
+            healthy: true,
+            description: "Healthy".to_owned(),
+            attributes: [(format!("driver.{}", driver.name()), "1".to_owned())].into(),
+        };
+        (driver.name().to_owned(), healthy)
+    });
+    let reserved = &settings.reserved;
+    v1::RegisterRequest {
+        node_id: identity.node_id.to_vec().into(),
+        secret: identity.secret.to_vec().into(),
+        identity: identity.incarnation_identity(boot_id).to_vec().into(),
+        datacenter: settings.datacenter.clone(),
+        node_class: settings.node_class.clone(),
+        node_pool: settings.node_pool.clone(),
+        meta: settings.meta.clone().into_iter().collect(),
+        reserved: Some(v1::NodeReserved {
+            cpu_mhz: reserved.cpu_mhz,
+            memory_mb: reserved.memory_mb,
+            disk_mb: reserved.disk_mb,
+            ports: reserved.ports.iter().copied().map(u32::from).collect(),
+        }),
+        drivers: drivers.collect(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        allocations_max: settings.allocations_max,
+        ..Default::default()
+    }
+}
+
+fn describe(
+    registration: &mut v1::RegisterRequest,
+    settings: &AgentSettings,
+    found: &Fingerprint,
+    http_address: SocketAddr,
+) {
+    registration.name =
+        if settings.name.is_empty() { found.host_name.clone() } else { settings.name.clone() };
+    registration.attributes = found.attributes.clone().into_iter().collect();
+    registration.resources = Some(v1::NodeResources {
+        cpu_mhz: found.cpu_mhz,
+        memory_mb: found.memory_mb,
+        disk_mb: found.disk_mb,
+        cores: found.cores,
+        dynamic_port_min: u32::from(settings.dynamic_port_min),
+        dynamic_port_max: u32::from(settings.dynamic_port_max),
+        address: found.address.clone(),
+    });
+    // An address that means "all of them" is no address to connect to.
+    registration.http_address = if http_address.ip().is_unspecified() {
+        format!("{}:{}", found.address, http_address.port())
+    } else {
+        http_address.to_string()
+    };
+}
+
+/// The node's properties as jobs refer to them.
+fn node_names(registration: &v1::RegisterRequest) -> std::collections::BTreeMap<String, String> {
+    let id = fsm::NodeId::from_slice(&registration.node_id).unwrap_or_default();
+    let own = [
+        ("node.unique.id", id.to_string()),
+        ("node.unique.name", registration.name.clone()),
+        ("node.datacenter", registration.datacenter.clone()),
+        ("node.class", registration.node_class.clone()),
+        ("node.pool", registration.node_pool.clone()),
+    ];
+    let own = own.into_iter().map(|(key, value)| (key.to_owned(), value));
+    let attributes =
+        registration.attributes.iter().map(|(key, value)| (format!("attr.{key}"), value.clone()));
+    let meta = registration.meta.iter().map(|(key, value)| (format!("meta.{key}"), value.clone()));
+    own.chain(attributes).chain(meta).collect()
+}

@@ -1,0 +1,302 @@
+//! The real node: which allocations it has, which of them wait for others, and which of their directories are kept.
+//! It follows the servers' wishes and decides nothing by itself; each allocation runs in its own shell.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use fsm::AllocationId;
+use proto::v1;
+use tokio::{sync::watch, task::JoinSet};
+
+use super::{
+    allocation_runner::AllocationRunner,
+    heartbeat::Node,
+    shell::{Origin, Shared, Shell, View, Wish, view_of},
+    spec::AllocationSpec,
+    state::Loaded,
+};
+
+/// The allocations of this node.
+pub(crate) struct LocalNode {
+    shared: Arc<Shared>,
+    ended_max: usize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    entries: BTreeMap<AllocationId, Entry>,
+    /// Received, but not to be started yet.
+    waiting: BTreeMap<AllocationId, Waiting>,
+    shells: JoinSet<()>,
+    /// Rises with each entry, so that the oldest ended ones are known.
+    received: u64,
+}
+
+struct Entry {
+    wish: watch::Sender<Wish>,
+    view: Arc<Mutex<View>>,
+    ports: BTreeSet<u16>,
+    /// The servers have forgotten it: its directory goes when it has ended.
+    forgotten: bool,
+    received: u64,
+}
+
+struct Waiting {
+    spec: AllocationSpec,
+    sequence: u64,
+    starts_allowed: bool,
+}
+
+impl Entry {
+    fn view(&self) -> MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_terminal(&self) -> bool {
+        self.view().terminal
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.view().stopping || self.wish.borrow().stop
+    }
+}
+
+impl LocalNode {
+    /// A node with what the state directory holds; its allocations go on.
+    pub(crate) fn restore(shared: Arc<Shared>, ended_max: usize) -> io::Result<Arc<Self>> {
+        let Loaded { stored, unreadable } = shared.state.load()?;
+        for (directory, error) in unreadable {
+            tracing::error!(directory = %directory.display(), %error, "an allocation's state cannot be read; it is left alone");
+        }
+        let node = Arc::new(Self { shared, ended_max, inner: Mutex::default() });
+        let mut inner = node.lock();
+        for allocation in stored {
+            let booted = allocation.boot_id != node.shared.state.boot_id;
+            let origin = Origin::Stored { suspended: allocation.suspended, booted };
+            node.adopt(&mut inner, allocation.spec, allocation.runner, origin);
+        }
+        drop(inner);
+        Ok(node)
+    }
+
+    /// Tidies up whenever an allocation has ended, for ever.
+    pub(crate) async fn tend(self: Arc<Self>) {
+        loop {
+            self.shared.ended.notified().await;
+            self.settle();
+        }
+    }
+
+    /// Ends all processes so that the next agent starts them again, and waits for it.
+    pub(crate) async fn suspend(&self) {
+        let mut shells = {
+            let mut inner = self.lock();
+            inner.waiting.clear();
+            for entry in inner.entries.values() {
+                entry.wish.send_modify(|wish| wish.suspend = true);
+            }
+            std::mem::take(&mut inner.shells)
+        };
+        while shells.join_next().await.is_some() {}
+    }
+
+    /// What is known of an allocation.
+    pub(crate) fn view(&self, id: AllocationId) -> Option<View> {
+        self.lock().entries.get(&id).map(|entry| entry.view().clone())
+    }
+
+    /// Allocations that have not ended, and all.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let inner = self.lock();
+        let live = inner.entries.values().filter(|entry| !entry.is_terminal()).count();
+        (live + inner.waiting.len(), inner.entries.len() + inner.waiting.len())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn adopt(
+        &self,
+        inner: &mut Inner,
+        spec: AllocationSpec,
+        runner: AllocationRunner,
+        origin: Origin,
+    ) {
+        let (wish, wishes) = watch::channel(Wish::default());
+        let (id, ports) = (spec.id, spec.ports.iter().map(|port| port.value).collect());
+        let view = if runner.is_terminal() {
+            Arc::new(Mutex::new(view_of(&spec, &runner)))
+        } else {
+            let (shell, view) = Shell::new(Arc::clone(&self.shared), spec, runner, wishes);
+            inner.shells.spawn(shell.run(origin));
+            view
+        };
+        inner.received += 1;
+        let received = inner.received;
+        inner.entries.insert(id, Entry { wish, view, ports, forgotten: false, received });
+    }
+
+    fn take(&self, inner: &mut Inner, message: v1::Allocation) {
+        let Some(id) = AllocationId::from_slice(&message.id) else {
+            tracing::warn!("a server has sent an allocation without an id");
+            return;
+        };
+        if let Some(entry) = inner.entries.get_mut(&id) {
+            let spec = AllocationSpec::parse(message.clone()).ok().map(Arc::new);
+            entry.wish.send_if_modified(|wish| {
+                let stop = wish.stop || !message.run;
+                let changed = stop != wish.stop || message.client_sequence > wish.sequence;
+                let updated = spec.as_ref().is_some_and(|new| {
+                    wish.spec.as_ref().is_none_or(|old| old.job_version != new.job_version)
+                });
+                wish.stop = stop;
+                wish.sequence = wish.sequence.max(message.client_sequence);
+                if updated {
+                    wish.spec = spec;
+                }
+                changed || updated
+            });
+            return;
+        }
+        let over = matches!(message.client_status.as_str(), "complete" | "failed" | "lost");
+        if over || !message.run {
+            inner.waiting.remove(&id);
+            if !over {
+                self.answer(id, &message, "complete", "stopped before it was started");
+            }
+            return;
+        }
+        let (sequence, starts_allowed) = (message.client_sequence, message.task_starts_allowed);
+        match AllocationSpec::parse(message.clone()) {
+            Ok(spec) => {
+                inner.waiting.insert(id, Waiting { spec, sequence, starts_allowed });
+            }
+            Err(error) => self.answer(id, &message, "failed", &error.to_string()),
+        }
+    }
+
+    /// Reports on an allocation that never ran here.
+    fn answer(&self, id: AllocationId, message: &v1::Allocation, status: &str, description: &str) {
+        let failed = status == "failed";
+        let at_ms = self.shared.clock.now().wall_ms;
+        let dead = v1::TaskState {
+            state: "dead".to_owned(),
+            failed,
+            finished_at_ms: at_ms,
+            ..Default::default()
+        };
+        let tasks = message.tasks.iter().map(|task| (task.name.clone(), dead.clone())).collect();
+        let report = v1::AllocationStatus {
+            id: message.id.clone(),
+            sequence: message.client_sequence.saturating_add(1),
+            client_status: status.to_owned(),
+            description: description.to_owned(),
+            tasks,
+        };
+        self.shared.outbox.report(id, report);
+    }
+
+    fn forget(&self, inner: &mut Inner, id: AllocationId) {
+        inner.waiting.remove(&id);
+        if let Some(entry) = inner.entries.get_mut(&id) {
+            entry.forgotten = true;
+            entry.wish.send_modify(|wish| wish.stop = true);
+        }
+        self.shared.outbox.forget(id);
+    }
+
+    /// Starts what no longer waits, and deletes what is no longer wanted.
+    fn settle(&self) {
+        let mut guard = self.lock();
+        let inner = &mut *guard;
+        while inner.shells.try_join_next().is_some() {}
+        let ready: Vec<_> = inner.waiting.keys().copied().collect();
+        for id in ready {
+            let blocked =
+                inner.waiting.get(&id).is_some_and(|waiting| is_blocked(&inner.entries, waiting));
+            if !blocked && let Some(waiting) = inner.waiting.remove(&id) {
+                let now = self.shared.clock.now();
+                let runner =
+                    AllocationRunner::new(&waiting.spec.policy, id.0, waiting.sequence, now);
+                self.adopt(inner, waiting.spec, runner, Origin::New);
+            }
+        }
+        let doomed = self.doomed(inner);
+        for id in &doomed {
+            inner.entries.remove(id);
+            self.shared.outbox.forget(*id);
+        }
+        drop(guard);
+        let directories: Vec<_> =
+            doomed.into_iter().map(|id| self.shared.state.allocation(id)).collect();
+        if !directories.is_empty() {
+            tokio::task::spawn_blocking(move || {
+                for directory in directories {
+                    if let Err(error) = directory.remove() {
+                        tracing::warn!(directory = %directory.root().display(), %error, "cannot delete an allocation's directory");
+                    }
+                }
+            });
+        }
+    }
+
+    /// Ended allocations that the servers have forgotten, and the oldest beyond the limit that they know the end of.
+    fn doomed(&self, inner: &Inner) -> Vec<AllocationId> {
+        let ended = inner.entries.iter().filter(|(_, entry)| entry.is_terminal());
+        let (forgotten, kept): (Vec<_>, Vec<_>) = ended.partition(|(_, entry)| entry.forgotten);
+        let mut kept: Vec<_> =
+            kept.into_iter().filter(|(id, _)| !self.shared.outbox.is_pending(**id)).collect();
+        kept.sort_by_key(|(_, entry)| entry.received);
+        let excess = kept.len().saturating_sub(self.ended_max);
+        forgotten.into_iter().chain(kept.into_iter().take(excess)).map(|(id, _)| *id).collect()
+    }
+}
+
+/// Another allocation of this node must end first: it holds one of the ports, or is the one that is replaced.
+fn is_blocked(entries: &BTreeMap<AllocationId, Entry>, waiting: &Waiting) -> bool {
+    let by_other = entries.iter().find(|(id, entry)| {
+        let shares = waiting.spec.ports.iter().any(|port| entry.ports.contains(&port.value));
+        let replaced = waiting.spec.previous == Some(**id) && entry.is_stopping();
+        (shares || replaced) && !entry.is_terminal()
+    });
+    if let Some((id, _)) = by_other {
+        tracing::debug!(allocation = %waiting.spec.id, other = %id, "waits for the end of another allocation");
+    } else if !waiting.starts_allowed {
+        tracing::info!(allocation = %waiting.spec.id, "waits until the servers allow its tasks to start");
+    }
+    by_other.is_some() || !waiting.starts_allowed
+}
+
+impl Node for LocalNode {
+    async fn apply(&self, batch: v1::AllocationBatch) {
+        {
+            let mut inner = self.lock();
+            let mut sent = BTreeSet::new();
+            for allocation in batch.allocations {
+                sent.extend(AllocationId::from_slice(&allocation.id));
+                self.take(&mut inner, allocation);
+            }
+            let mut gone: Vec<_> =
+                batch.removed.iter().filter_map(|id| AllocationId::from_slice(id)).collect();
+            if batch.complete {
+                let known = inner.entries.keys().chain(inner.waiting.keys());
+                gone.extend(known.filter(|id| !sent.contains(id)).copied());
+            }
+            for id in gone {
+                self.forget(&mut inner, id);
+            }
+        }
+        self.settle();
+    }
+
+    fn report_all(&self) {
+        for (id, entry) in &self.lock().entries {
+            self.shared.outbox.report(*id, entry.view().status.clone());
+        }
+    }
+}

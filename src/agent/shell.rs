@@ -1,0 +1,390 @@
+//! The shell around one allocation's machine: does what the machine asks for, tells it what happened, stores how far it got, and
+//! reports. One task of the runtime per allocation.
+//!
+//! Order of things: a change is stored before it is reported and before what it asks for is done.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use proto::v1;
+use tokio::{
+    sync::{Notify, watch},
+    time::{sleep, sleep_until},
+};
+
+use super::{
+    allocation_runner::AllocationRunner,
+    driver::{self, Driver, Recovered, Run, StartError, TaskContext},
+    environment,
+    executor::{Outcome, client::blocking},
+    spec::AllocationSpec,
+    state::{AllocationDirectory, StateDirectory, StoredAllocation},
+    status::Outbox,
+    task_runner::{Action, ExitResult},
+    time::Clock,
+};
+
+/// Pause before a kill that could not be delivered is tried again.
+const KILL_RETRY: Duration = Duration::from_secs(1);
+
+/// What all allocations of a node share.
+pub(crate) struct Shared {
+    pub(crate) clock: Clock,
+    pub(crate) state: StateDirectory,
+    pub(crate) outbox: Arc<Outbox>,
+    /// `node.…`, `attr.…`, `meta.…` for interpolation.
+    pub(crate) node_names: Arc<BTreeMap<String, String>>,
+    pub(crate) executor_binary: Arc<Path>,
+    pub(crate) drivers: Arc<[Driver]>,
+    /// Told when an allocation has ended.
+    pub(crate) ended: Notify,
+}
+
+/// What is wanted of an allocation. The newest wish counts, so nothing queues.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wish {
+    /// End.
+    pub(crate) stop: bool,
+    /// End the processes, but start them again with the next agent.
+    pub(crate) suspend: bool,
+    /// The last status sequence that the servers know of.
+    pub(crate) sequence: u64,
+    /// A newer version of the job, taken over in place.
+    pub(crate) spec: Option<Arc<AllocationSpec>>,
+}
+
+/// What others see of an allocation.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) status: v1::AllocationStatus,
+    pub(crate) terminal: bool,
+    pub(crate) stopping: bool,
+}
+
+/// Where an allocation comes from.
+pub(crate) enum Origin {
+    /// Just received.
+    New,
+    /// Found in the state directory.
+    Stored {
+        /// The agent stopped it itself.
+        suspended: bool,
+        /// The machine has booted since.
+        booted: bool,
+    },
+}
+
+enum Happening {
+    Started(usize, Result<Run, StartError>),
+    Recovered(usize, Result<Recovered, StartError>),
+    Exited(usize, Outcome),
+    KillSent(usize, std::io::Result<()>),
+    KillAgain(usize),
+}
+
+/// One allocation.
+pub(crate) struct Shell {
+    shared: Arc<Shared>,
+    spec: AllocationSpec,
+    runner: AllocationRunner,
+    directory: AllocationDirectory,
+    runs: Vec<Option<Run>>,
+    view: Arc<Mutex<View>>,
+    wishes: watch::Receiver<Wish>,
+    happenings: FuturesUnordered<BoxFuture<'static, Happening>>,
+    actions: Vec<Action>,
+}
+
+impl Shell {
+    /// A shell and what others see of it.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        spec: AllocationSpec,
+        runner: AllocationRunner,
+        wishes: watch::Receiver<Wish>,
+    ) -> (Self, Arc<Mutex<View>>) {
+        let view = Arc::new(Mutex::new(view_of(&spec, &runner)));
+        let directory = shared.state.allocation(spec.id);
+        let shell = Self {
+            runs: spec.tasks.iter().map(|_| None).collect(),
+            view: Arc::clone(&view),
+            happenings: FuturesUnordered::new(),
+            actions: Vec::new(),
+            shared,
+            spec,
+            runner,
+            directory,
+            wishes,
+        };
+        (shell, view)
+    }
+
+    /// Runs the allocation to its end.
+    pub(crate) async fn run(mut self, origin: Origin) {
+        self.begin(origin).await;
+        loop {
+            self.publish().await;
+            if self.runner.is_terminal() {
+                break;
+            }
+            let wish = self.wishes.borrow_and_update().clone();
+            if wish.suspend {
+                self.suspend().await;
+                return;
+            }
+            self.obey(wish);
+            if !self.actions.is_empty() {
+                continue;
+            }
+            let deadline = self.runner.next_deadline();
+            let due = async {
+                match deadline {
+                    Some(at) => sleep_until(self.shared.clock.instant(at)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                changed = self.wishes.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                Some(happening) = self.happenings.next() => self.take(happening),
+                () = due => {
+                    let now = self.shared.clock.now();
+                    self.runner.tick(&self.spec.policy, now, &mut self.actions);
+                }
+            }
+        }
+        self.shared.ended.notify_one();
+    }
+
+    async fn begin(&mut self, origin: Origin) {
+        let now = self.shared.clock.now();
+        let (directory, spec) = (self.directory.clone(), self.spec.clone());
+        if let Err(error) = blocking(move || directory.prepare(&spec)).await {
+            let message = format!("cannot prepare the allocation's directory: {error}");
+            self.runner.setup_failed(&message, now);
+            return;
+        }
+        match origin {
+            Origin::New => {}
+            Origin::Stored { suspended, booted } if suspended || booted => {
+                self.runner.rewind(booted, now);
+            }
+            Origin::Stored { .. } => {
+                for (position, task) in self.runner.tasks().iter().enumerate() {
+                    if task.may_have_process() {
+                        let context = self.context(position, task.attempt);
+                        let started_at_ms = task.run_started_at_ms;
+                        let found = async move { driver::recover(&context, started_at_ms).await };
+                        self.happenings.push(
+                            found.map(move |found| Happening::Recovered(position, found)).boxed(),
+                        );
+                    }
+                }
+            }
+        }
+        self.runner.start(now, &mut self.actions);
+    }
+
+    /// Stores and reports what changed, then does what is asked for.
+    async fn publish(&mut self) {
+        let mut stored = Ok(());
+        if self.runner.take_changed() {
+            stored = self.store(false).await;
+            let view = view_of(&self.spec, &self.runner);
+            self.shared.outbox.report(self.spec.id, view.status.clone());
+            *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
+        }
+        for action in std::mem::take(&mut self.actions) {
+            match (action, &stored) {
+                (Action::Start { task, .. }, Err(error)) => {
+                    let message = format!("cannot store the allocation's state: {error}");
+                    let failed = Err(StartError { message, recoverable: true });
+                    self.happenings.push(async move { Happening::Started(task, failed) }.boxed());
+                }
+                (Action::Start { task, attempt }, Ok(())) => self.start(task, attempt),
+                (Action::Kill { task }, _) => self.kill(task),
+            }
+        }
+    }
+
+    async fn store(&mut self, suspended: bool) -> std::io::Result<()> {
+        let directory = self.directory.clone();
+        let boot_id = self.shared.state.boot_id;
+        let stored =
+            StoredAllocation::new(boot_id, suspended, self.spec.clone(), self.runner.clone());
+        let stored = blocking(move || directory.store(&stored)).await;
+        if let Err(error) = &stored {
+            tracing::warn!(allocation = %self.spec.id, %error, "cannot store the state of an allocation");
+        }
+        stored
+    }
+
+    fn start(&mut self, task: usize, attempt: u32) {
+        let context = self.context(task, attempt);
+        let started = async move {
+            let old = context.directory.clone();
+            let name = context.task.name.clone();
+            // The files of the attempt before the last are of no use to anybody.
+            if attempt > 2 {
+                drop(blocking(move || std::fs::remove_dir_all(old.run(&name, attempt - 2))).await);
+            }
+            Happening::Started(task, driver::start(&context).await)
+        };
+        self.happenings.push(started.boxed());
+    }
+
+    fn kill(&mut self, task: usize) {
+        // Without a run there is a recovery under way, which asks again.
+        let Some(run) = self.runs[task].clone() else { return };
+        let signal = self.spec.tasks[task].kill_signal.clone();
+        let timeout_ms = self.spec.policy.tasks[task].kill_timeout_ms;
+        let sent = async move { Happening::KillSent(task, run.kill(&signal, timeout_ms).await) };
+        self.happenings.push(sent.boxed());
+    }
+
+    fn obey(&mut self, wish: Wish) {
+        let now = self.shared.clock.now();
+        if let Some(spec) = wish.spec
+            && spec.job_version != self.spec.job_version
+            && spec.tasks.len() == self.spec.tasks.len()
+        {
+            self.spec = AllocationSpec::clone(&spec);
+        }
+        self.runner.raise_sequence(wish.sequence);
+        if wish.stop {
+            self.runner.stop(&self.spec.policy, now, &mut self.actions);
+        }
+    }
+
+    fn take(&mut self, happening: Happening) {
+        let now = self.shared.clock.now();
+        let (runner, policy, actions) = (&mut self.runner, &self.spec.policy, &mut self.actions);
+        match happening {
+            Happening::Started(task, Ok(run)) => {
+                self.runs[task] = Some(run.clone());
+                runner.started(policy, task, now, actions);
+                self.watch(task, run);
+            }
+            Happening::Started(task, Err(error)) => {
+                runner.start_failed(
+                    policy,
+                    task,
+                    (&error.message, error.recoverable),
+                    now,
+                    actions,
+                );
+            }
+            Happening::Recovered(task, Ok(Recovered::Run(run))) => {
+                if runner.tasks()[task].phase == super::task_runner::Phase::Starting {
+                    let started =
+                        async move { Happening::Started(task, run.started().await.map(|()| run)) };
+                    self.happenings.push(started.boxed());
+                } else {
+                    self.runs[task] = Some(run.clone());
+                    runner.resume(policy, now, actions);
+                    self.watch(task, run);
+                }
+            }
+            Happening::Recovered(task, Ok(Recovered::Never)) => {
+                runner.never_started(policy, task, now, actions);
+            }
+            Happening::Recovered(task, Err(error)) => {
+                let exit = ExitResult {
+                    exit_code: -1,
+                    error: Some(error.message),
+                    ..ExitResult::default()
+                };
+                runner.exited(policy, task, &exit, now, actions);
+            }
+            Happening::Exited(task, outcome) => {
+                self.runs[task] = None;
+                let exit = match outcome {
+                    Outcome::Exited { result, .. } => result,
+                    Outcome::StartFailed { error, .. } => {
+                        ExitResult { exit_code: -1, error: Some(error), ..ExitResult::default() }
+                    }
+                };
+                runner.exited(policy, task, &exit, now, actions);
+            }
+            Happening::KillSent(_, Ok(())) => {}
+            Happening::KillSent(task, Err(error)) => {
+                tracing::debug!(allocation = %self.spec.id, %error, "a kill was not delivered");
+                let again = async move {
+                    sleep(KILL_RETRY).await;
+                    Happening::KillAgain(task)
+                };
+                self.happenings.push(again.boxed());
+            }
+            Happening::KillAgain(task) => self.kill(task),
+        }
+    }
+
+    fn watch(&self, task: usize, run: Run) {
+        let ended = async move { Happening::Exited(task, run.wait().await) };
+        self.happenings.push(ended.boxed());
+    }
+
+    /// Ends the processes without the machine knowing: it starts them again with the next agent.
+    async fn suspend(mut self) {
+        let live: Vec<_> = (0..self.runs.len())
+            .filter(|task| self.runner.tasks()[*task].may_have_process())
+            .collect();
+        // What is still being started is waited for: it would live on otherwise.
+        while live
+            .iter()
+            .any(|task| self.runs[*task].is_none() && self.runner.tasks()[*task].may_have_process())
+        {
+            match self.happenings.next().await {
+                Some(happening) => self.take(happening),
+                None => break,
+            }
+        }
+        let ends: FuturesUnordered<_> = live
+            .into_iter()
+            .filter_map(|task| {
+                let run = self.runs[task].clone()?;
+                let signal = self.spec.tasks[task].kill_signal.clone();
+                let timeout_ms = self.spec.policy.tasks[task].kill_timeout_ms;
+                Some(async move {
+                    if let Err(error) = run.kill(&signal, timeout_ms).await {
+                        tracing::debug!(%error, "a kill was not delivered");
+                    }
+                    run.wait().await
+                })
+            })
+            .collect();
+        ends.collect::<Vec<_>>().await;
+        self.runner.rewind(false, self.shared.clock.now());
+        drop(self.store(true).await);
+    }
+
+    fn context(&self, task: usize, attempt: u32) -> TaskContext {
+        let spec = &self.spec.tasks[task];
+        TaskContext {
+            task: spec.clone(),
+            policy: self.spec.policy.tasks[task].clone(),
+            names: environment::names(&self.spec, spec, &self.directory, &self.shared.node_names),
+            directory: self.directory.clone(),
+            attempt,
+            executor_binary: Arc::clone(&self.shared.executor_binary),
+            drivers: Arc::clone(&self.shared.drivers),
+        }
+    }
+}
+
+/// What others see of an allocation with this machine.
+pub(crate) fn view_of(spec: &AllocationSpec, runner: &AllocationRunner) -> View {
+    View {
+        status: runner.status(&spec.policy, spec.id.0),
+        terminal: runner.is_terminal(),
+        stopping: runner.is_stopping(),
+    }
+}

@@ -1,0 +1,239 @@
+//! What is to be run: the servers' message, checked once at the edge. Names that become parts of paths are checked here and
+//! nowhere else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fsm::{AllocationId, EvaluationId};
+use proto::v1;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    allocation_runner::GroupPolicy,
+    restart::{RestartMode, RestartPolicy},
+    task_runner::TaskPolicy,
+};
+
+/// Default of `kill_timeout`, ms.
+const KILL_TIMEOUT_MS: u64 = 5_000;
+/// Longest time between the kill signal and SIGKILL, ms (Nomad's `max_kill_timeout` is 30 s by default and raised by operators).
+const KILL_TIMEOUT_MS_MAX: u64 = 24 * 3600 * 1000;
+/// Names inside an allocation's directory that no task may have.
+const RESERVED_NAMES: [&str; 4] = [".", "..", "alloc", ".run"];
+
+/// An allocation as it is to be run.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct AllocationSpec {
+    pub(crate) id: AllocationId,
+    pub(crate) namespace: String,
+    pub(crate) job_id: String,
+    pub(crate) job_name: String,
+    pub(crate) job_parent_id: String,
+    pub(crate) job_version: u64,
+    pub(crate) group: String,
+    pub(crate) name: String,
+    pub(crate) name_index: u32,
+    pub(crate) evaluation: Option<EvaluationId>,
+    pub(crate) previous: Option<AllocationId>,
+    pub(crate) region: String,
+    pub(crate) datacenter: String,
+    pub(crate) address: String,
+    pub(crate) ports: Vec<PortSpec>,
+    pub(crate) tasks: Vec<TaskSpec>,
+    pub(crate) policy: GroupPolicy,
+}
+
+/// A port that the allocation holds.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct PortSpec {
+    pub(crate) label: String,
+    pub(crate) value: u16,
+    pub(crate) to: u16,
+}
+
+/// One task.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct TaskSpec {
+    pub(crate) name: String,
+    pub(crate) driver: String,
+    pub(crate) user: String,
+    pub(crate) config_json: String,
+    pub(crate) env: BTreeMap<String, String>,
+    pub(crate) meta: BTreeMap<String, String>,
+    pub(crate) cpu_mhz: u64,
+    pub(crate) memory_mb: u64,
+    pub(crate) memory_max_mb: u64,
+    pub(crate) cores: u32,
+    pub(crate) kill_signal: String,
+    pub(crate) log_files_max: u32,
+    pub(crate) log_file_mb_max: u32,
+}
+
+/// The servers' message cannot be run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SpecError {
+    #[error("the allocation has no id of 16 bytes")]
+    Id,
+    #[error("the allocation has no tasks")]
+    NoTasks,
+    #[error("`{0}` cannot be the name of a task")]
+    TaskName(String),
+    #[error("task `{0}` is there twice")]
+    Duplicate(String),
+    #[error("port `{0}` has the value {1}, which is no port")]
+    Port(String, u32),
+    #[error("unknown kind of job `{0}`")]
+    JobType(String),
+}
+
+impl AllocationSpec {
+    /// Checks a message.
+    pub(crate) fn parse(message: v1::Allocation) -> Result<Self, SpecError> {
+        let id = AllocationId::from_slice(&message.id).ok_or(SpecError::Id)?;
+        let policy = group_policy(&message)?;
+        let ports = message.ports.iter().map(port).collect::<Result<_, _>>()?;
+        let mut names = BTreeSet::new();
+        for task in &message.tasks {
+            check_task_name(&task.name)?;
+            if !names.insert(task.name.as_str()) {
+                return Err(SpecError::Duplicate(task.name.clone()));
+            }
+        }
+        let group_meta = message.meta;
+        Ok(Self {
+            id,
+            namespace: message.namespace,
+            job_id: message.job_id,
+            job_name: message.job_name,
+            job_parent_id: message.job_parent_id,
+            job_version: message.job_version,
+            group: message.group,
+            name: message.name,
+            name_index: message.name_index,
+            evaluation: EvaluationId::from_slice(&message.eval_id),
+            previous: AllocationId::from_slice(&message.previous_id),
+            region: message.region,
+            datacenter: message.datacenter,
+            address: message.address,
+            ports,
+            tasks: message.tasks.into_iter().map(|task| task_spec(task, &group_meta)).collect(),
+            policy,
+        })
+    }
+}
+
+/// What the machine needs of a message.
+pub(crate) fn group_policy(message: &v1::Allocation) -> Result<GroupPolicy, SpecError> {
+    if message.tasks.is_empty() {
+        return Err(SpecError::NoTasks);
+    }
+    let restart_on_success = match message.job_type.as_str() {
+        "service" | "system" => true,
+        "batch" | "sysbatch" => false,
+        other => return Err(SpecError::JobType(other.to_owned())),
+    };
+    let default = default_restart(restart_on_success);
+    let group = message.restart.map_or(default, restart_policy);
+    let tasks = message
+        .tasks
+        .iter()
+        .map(|task| TaskPolicy {
+            name: task.name.clone(),
+            restart: task.restart.map_or(group, restart_policy),
+            restart_on_success,
+            kill_timeout_ms: match task.kill_timeout_ms {
+                0 => KILL_TIMEOUT_MS,
+                given => given.min(KILL_TIMEOUT_MS_MAX),
+            },
+            shutdown_delay_ms: task.shutdown_delay_ms,
+            leader: task.leader,
+        })
+        .collect();
+    Ok(GroupPolicy { tasks, shutdown_delay_ms: message.shutdown_delay_ms })
+}
+
+fn check_task_name(name: &str) -> Result<(), SpecError> {
+    let bad = name.is_empty()
+        || name.len() > 255
+        || name.contains(['/', '\\', '\0'])
+        || RESERVED_NAMES.contains(&name);
+    if bad { Err(SpecError::TaskName(name.chars().take(64).collect())) } else { Ok(()) }
+}
+
+fn port(port: &v1::Port) -> Result<PortSpec, SpecError> {
+    let narrow =
+        |value: u32| u16::try_from(value).map_err(|_| SpecError::Port(port.label.clone(), value));
+    let value = narrow(port.value)?;
+    let to = if port.to == 0 { value } else { narrow(port.to)? };
+    Ok(PortSpec { label: port.label.clone(), value, to })
+}
+
+fn task_spec(task: v1::Task, group_meta: &std::collections::HashMap<String, String>) -> TaskSpec {
+    let mut meta: BTreeMap<_, _> =
+        group_meta.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+    meta.extend(task.meta);
+    TaskSpec {
+        name: task.name,
+        driver: task.driver,
+        user: task.user,
+        config_json: task.config_json,
+        env: task.env.into_iter().collect(),
+        meta,
+        cpu_mhz: task.cpu_mhz,
+        memory_mb: task.memory_mb,
+        memory_max_mb: task.memory_max_mb,
+        cores: task.cores,
+        kill_signal: task.kill_signal,
+        log_files_max: if task.log_files_max == 0 { 10 } else { task.log_files_max.min(1000) },
+        log_file_mb_max: if task.log_file_mb_max == 0 { 10 } else { task.log_file_mb_max },
+    }
+}
+
+fn restart_policy(policy: v1::RestartPolicy) -> RestartPolicy {
+    RestartPolicy {
+        attempts: policy.attempts,
+        interval_ms: policy.interval_ms,
+        delay_ms: policy.delay_ms,
+        mode: if policy.fail { RestartMode::Fail } else { RestartMode::Delay },
+    }
+}
+
+/// Nomad's defaults: service 2 in 30 minutes, batch 3 in 24 hours, 15 s apart.
+fn default_restart(for_ever: bool) -> RestartPolicy {
+    let (attempts, hours_ms) = if for_ever { (2, 30 * 60 * 1000) } else { (3, 24 * 3600 * 1000) };
+    RestartPolicy { attempts, interval_ms: hours_ms, delay_ms: 15_000, mode: RestartMode::Fail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(task: &str, port: u32, job_type: &str) -> v1::Allocation {
+        v1::Allocation {
+            id: vec![7; 16].into(),
+            job_type: job_type.to_owned(),
+            tasks: vec![v1::Task { name: task.to_owned(), ..Default::default() }],
+            ports: vec![v1::Port { label: "web".to_owned(), value: port, to: 0 }],
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn names_that_would_leave_the_directory_are_refused() {
+        for name in ["", "..", "a/b", "alloc", ".run", "x\0y"] {
+            let error = AllocationSpec::parse(message(name, 80, "batch"));
+            assert_eq!(error, Err(SpecError::TaskName(name.to_owned())));
+        }
+    }
+
+    #[test]
+    fn bad_ports_and_kinds_are_refused_and_defaults_filled_in() {
+        let bad = AllocationSpec::parse(message("a", 70_000, "batch"));
+        assert_eq!(bad, Err(SpecError::Port("web".to_owned(), 70_000)));
+        let bad = AllocationSpec::parse(message("a", 80, "cron"));
+        assert_eq!(bad, Err(SpecError::JobType("cron".to_owned())));
+        let good = AllocationSpec::parse(message("a", 80, "service")).expect("a valid message");
+        assert_eq!(good.ports[0].to, 80);
+        assert_eq!(good.policy.tasks[0].restart.attempts, 2);
+        assert_eq!(good.policy.tasks[0].kill_timeout_ms, 5_000);
+    }
+}

@@ -1,0 +1,206 @@
+//! The outbox of a node: the newest unacknowledged status of each allocation, sent in batches until the servers have it.
+//! Invariant: a status leaves the outbox only when a server has acknowledged it or a newer one took its place.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use fsm::AllocationId;
+use prost::Message;
+use proto::v1;
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep, sleep_until},
+};
+use tonic::Code;
+
+use super::connection::{Backoff, Connection};
+
+/// Shortest time between two batches.
+const BATCH_INTERVAL: Duration = Duration::from_millis(200);
+/// Statuses in a batch.
+const BATCH_STATUSES_MAX: usize = 1024;
+/// Encoded size of a batch, bytes; one status may exceed it.
+const BATCH_BYTES_MAX: usize = 1 << 20;
+/// Longest pause between two tries.
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// What is to be sent.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    pending: Mutex<BTreeMap<AllocationId, v1::AllocationStatus>>,
+    filled: Notify,
+    emptied: Notify,
+}
+
+impl Outbox {
+    /// Puts a status in the place of an older one.
+    pub(crate) fn report(&self, id: AllocationId, status: v1::AllocationStatus) {
+        let mut pending = self.lock();
+        if pending.get(&id).is_none_or(|known| known.sequence <= status.sequence) {
+            pending.insert(id, status);
+        }
+        drop(pending);
+        self.filled.notify_one();
+    }
+
+    /// A status of that allocation is not acknowledged yet.
+    pub(crate) fn is_pending(&self, id: AllocationId) -> bool {
+        self.lock().contains_key(&id)
+    }
+
+    /// Nothing is to be sent any more for an allocation that the servers have forgotten.
+    pub(crate) fn forget(&self, id: AllocationId) {
+        self.lock().remove(&id);
+    }
+
+    /// Waits until everything that was reported is acknowledged.
+    pub(crate) async fn empty(&self) {
+        loop {
+            let emptied = self.emptied.notified();
+            if self.lock().is_empty() {
+                return;
+            }
+            emptied.await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<AllocationId, v1::AllocationStatus>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn batch(&self) -> Vec<v1::AllocationStatus> {
+        let mut bytes = 0;
+        self.lock()
+            .values()
+            .take(BATCH_STATUSES_MAX)
+            .take_while(|status| {
+                let first = bytes == 0;
+                bytes += status.encoded_len();
+                first || bytes <= BATCH_BYTES_MAX
+            })
+            .cloned()
+            .collect()
+    }
+
+    fn acknowledge(&self, sent: &[v1::AllocationStatus]) {
+        let mut pending = self.lock();
+        for status in sent {
+            let Some(id) = AllocationId::from_slice(&status.id) else { continue };
+            if pending.get(&id).is_some_and(|now| now.sequence <= status.sequence) {
+                pending.remove(&id);
+            }
+        }
+        let empty = pending.is_empty();
+        drop(pending);
+        if empty {
+            self.emptied.notify_waiters();
+        } else {
+            self.filled.notify_one();
+        }
+    }
+}
+
+/// Sends batches for ever. `incarnation` is `None` while the node is not registered. `unknown` is told when the servers do not know
+/// the node or its incarnation (any more).
+pub(crate) async fn send_statuses(
+    node_id: [u8; 16],
+    connection: Arc<Connection>,
+    outbox: Arc<Outbox>,
+    mut incarnation: watch::Receiver<Option<u64>>,
+    unknown: Arc<Notify>,
+) {
+    let mut backoff = Backoff::new(RETRY_MAX, u64::from(node_id[0]));
+    let mut next_at = Instant::now();
+    loop {
+        let filled = outbox.filled.notified();
+        let statuses = outbox.batch();
+        if statuses.is_empty() {
+            filled.await;
+            continue;
+        }
+        sleep_until(next_at).await;
+        let Ok(current) =
+            incarnation.wait_for(Option::is_some).await.map(|value| value.unwrap_or(0))
+        else {
+            return;
+        };
+        // Gathered again: what came during the pause travels along.
+        let statuses = outbox.batch();
+        let request = v1::UpdateAllocationsRequest {
+            node_id: node_id.to_vec().into(),
+            incarnation: current,
+            statuses,
+        };
+        let sent = connection
+            .call(&request, |mut client, request| async move {
+                client.update_allocations(request).await
+            })
+            .await;
+        next_at = Instant::now() + BATCH_INTERVAL;
+        match sent {
+            Ok(_) => {
+                backoff.reset();
+                outbox.acknowledge(&request.statuses);
+            }
+            Err(status) => {
+                tracing::debug!(code = ?status.code(), message = status.message(), "statuses not taken");
+                if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) {
+                    unknown.notify_one();
+                }
+                sleep(backoff.next()).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(id: u8, sequence: u64) -> v1::AllocationStatus {
+        v1::AllocationStatus { id: vec![id; 16].into(), sequence, ..Default::default() }
+    }
+
+    #[test]
+    fn only_what_was_sent_is_acknowledged() {
+        let outbox = Outbox::default();
+        let id = AllocationId([1; 16]);
+        outbox.report(id, status(1, 1));
+        let sent = outbox.batch();
+        outbox.report(id, status(1, 2));
+        outbox.report(id, status(1, 1));
+        outbox.acknowledge(&sent);
+        assert!(outbox.is_pending(id), "the newer status was never sent");
+        let sent = outbox.batch();
+        assert_eq!(sent.len(), 1);
+        assert_eq!(sent[0].sequence, 2);
+        outbox.acknowledge(&sent);
+        assert!(!outbox.is_pending(id));
+    }
+
+    #[test]
+    fn batches_are_bounded() {
+        let outbox = Outbox::default();
+        for number in 0..2000_u64 {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&number.to_le_bytes());
+            outbox.report(
+                AllocationId(id),
+                v1::AllocationStatus { id: id.to_vec().into(), ..Default::default() },
+            );
+        }
+        assert_eq!(outbox.batch().len(), BATCH_STATUSES_MAX);
+        let large = Outbox::default();
+        for id in 0..3 {
+            let description = "x".repeat(BATCH_BYTES_MAX);
+            large.report(
+                AllocationId([id; 16]),
+                v1::AllocationStatus { description, ..status(id, 1) },
+            );
+        }
+        assert_eq!(large.batch().len(), 1);
+    }
+}

@@ -1,0 +1,487 @@
+//! One task as a pure machine: from its first start to its end, through restarts and the steps of being killed.
+//! It starts and kills nothing itself: it asks for it by [`Action`] and is told what happened. Nothing here blocks or reads a clock.
+//!
+//! ```text
+//!  Pending ─start─► Starting ─started─► Running ─exit─► Waiting ─delay over─► Starting …
+//!                      │                  │  └─exit, no restart─► Dead
+//!                      └─failed─► (as exit)└─kill─► ShutdownDelay ─► Killing ─exit─► Dead
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    restart::{Decision, Ending, RestartPolicy, RestartTracker, format_duration},
+    time::Moment,
+};
+
+/// Events kept per task; the first ones go when there are more.
+pub(crate) const EVENTS_MAX: usize = fsm::limits::TASK_EVENTS_MAX;
+
+/// What a task's machine needs to know of its specification.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub(crate) struct TaskPolicy {
+    /// Name, unique in the group.
+    pub(crate) name: String,
+    /// Restarts.
+    pub(crate) restart: RestartPolicy,
+    /// The job is to run for ever: an exit code of 0 is no reason to stop.
+    pub(crate) restart_on_success: bool,
+    /// Time between the kill signal and SIGKILL, ms.
+    pub(crate) kill_timeout_ms: u64,
+    /// Pause before the kill signal, ms.
+    pub(crate) shutdown_delay_ms: u64,
+    /// When this task ends the others are stopped.
+    pub(crate) leader: bool,
+}
+
+/// How a run ended.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ExitResult {
+    /// Exit code; 128 + signal when a signal ended it.
+    pub(crate) exit_code: i32,
+    /// The signal that ended it, or 0.
+    pub(crate) signal: i32,
+    /// The kernel killed it for want of memory.
+    pub(crate) oom_killed: bool,
+    /// When the exit code is not known: why.
+    pub(crate) error: Option<String>,
+}
+
+impl ExitResult {
+    /// It ended well.
+    pub(crate) fn is_success(&self) -> bool {
+        self.exit_code == 0 && self.signal == 0 && self.error.is_none()
+    }
+}
+
+/// Why a task is killed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum KillReason {
+    /// The servers want the allocation to end.
+    Stopped,
+    /// The leader task of the group has ended.
+    LeaderDead,
+    /// Another task of the group has failed.
+    SiblingFailed,
+}
+
+/// Nomad's event types, those that the agent reports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum EventKind {
+    /// `Received`
+    Received,
+    /// `Task Setup`
+    TaskSetup,
+    /// `Setup Failure`
+    SetupFailure,
+    /// `Driver Failure`
+    DriverFailure,
+    /// `Started`
+    Started,
+    /// `Terminated`
+    Terminated,
+    /// `Restarting`
+    Restarting,
+    /// `Not Restarting`
+    NotRestarting,
+    /// `Killing`
+    Killing,
+    /// `Killed`
+    Killed,
+    /// `Leader Task Dead`
+    LeaderTaskDead,
+    /// `Sibling Task Failed`
+    SiblingTaskFailed,
+    /// `Waiting for Shutdown Delay`
+    WaitingForShutdownDelay,
+    /// `Signaling`
+    Signaling,
+}
+
+impl EventKind {
+    /// The name used in the API.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Received => "Received",
+            Self::TaskSetup => "Task Setup",
+            Self::SetupFailure => "Setup Failure",
+            Self::DriverFailure => "Driver Failure",
+            Self::Started => "Started",
+            Self::Terminated => "Terminated",
+            Self::Restarting => "Restarting",
+            Self::NotRestarting => "Not Restarting",
+            Self::Killing => "Killing",
+            Self::Killed => "Killed",
+            Self::LeaderTaskDead => "Leader Task Dead",
+            Self::SiblingTaskFailed => "Sibling Task Failed",
+            Self::WaitingForShutdownDelay => "Waiting for Shutdown Delay",
+            Self::Signaling => "Signaling",
+        }
+    }
+}
+
+/// Something that happened to a task.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Event {
+    /// What.
+    pub(crate) kind: EventKind,
+    /// Wall clock, ms.
+    pub(crate) at_ms: u64,
+    /// In words.
+    pub(crate) message: Box<str>,
+    /// When a run ended.
+    pub(crate) exit: Option<(i32, i32)>,
+}
+
+/// Where a task stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Phase {
+    /// Not started.
+    Pending,
+    /// Asked the driver to start it.
+    Starting,
+    /// Runs.
+    Running,
+    /// Runs; the kill signal is sent at this time since boot.
+    ShutdownDelay {
+        /// When.
+        until_ms: u64,
+    },
+    /// The driver was asked to end it.
+    Killing,
+    /// Ended; runs again at this time since boot.
+    Waiting {
+        /// When.
+        until_ms: u64,
+    },
+    /// Ended for good.
+    Dead,
+}
+
+/// What a machine asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Action {
+    /// Start this attempt.
+    Start {
+        /// Position of the task in its group.
+        task: usize,
+        /// Counts from 1.
+        attempt: u32,
+    },
+    /// Send the kill signal, and SIGKILL after the task's timeout.
+    Kill {
+        /// Position of the task in its group.
+        task: usize,
+    },
+}
+
+/// The machine of one task.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct TaskRunner {
+    /// Where it stands.
+    pub(crate) phase: Phase,
+    /// Ended with an error.
+    pub(crate) failed: bool,
+    /// Restarts so far.
+    pub(crate) restarts: u32,
+    /// Wall clock of the first start, ms; 0: not yet.
+    pub(crate) started_at_ms: u64,
+    /// Wall clock of the end, ms; 0: not yet.
+    pub(crate) finished_at_ms: u64,
+    /// Wall clock of the last restart, ms; 0: never.
+    pub(crate) last_restart_ms: u64,
+    /// Wall clock of the start of the present run, ms.
+    pub(crate) run_started_at_ms: u64,
+    /// Number of the present run, from 1.
+    pub(crate) attempt: u32,
+    /// Newest last. Invariant: at most [`EVENTS_MAX`].
+    pub(crate) events: Vec<Event>,
+    kill: Option<KillReason>,
+    tracker: RestartTracker,
+}
+
+impl TaskRunner {
+    /// A task that was just received.
+    pub(crate) fn new(now: Moment) -> Self {
+        let mut runner = Self {
+            phase: Phase::Pending,
+            failed: false,
+            restarts: 0,
+            started_at_ms: 0,
+            finished_at_ms: 0,
+            last_restart_ms: 0,
+            run_started_at_ms: 0,
+            attempt: 0,
+            events: Vec::with_capacity(4),
+            kill: None,
+            tracker: RestartTracker::default(),
+        };
+        runner.event(now, EventKind::Received, "Task received by client");
+        runner
+    }
+
+    /// Ended for good.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.phase == Phase::Dead
+    }
+
+    /// A process may exist.
+    pub(crate) fn may_have_process(&self) -> bool {
+        match self.phase {
+            Phase::Starting | Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => true,
+            Phase::Pending | Phase::Waiting { .. } | Phase::Dead => false,
+        }
+    }
+
+    /// When [`Self::tick`] is due, in time since boot.
+    pub(crate) fn next_deadline(&self) -> Option<u64> {
+        match self.phase {
+            Phase::ShutdownDelay { until_ms } | Phase::Waiting { until_ms } => Some(until_ms),
+            Phase::Pending | Phase::Starting | Phase::Running | Phase::Killing | Phase::Dead => {
+                None
+            }
+        }
+    }
+
+    /// Starts a pending task.
+    pub(crate) fn start(&mut self, task: usize, now: Moment, out: &mut Vec<Action>) {
+        if self.phase != Phase::Pending {
+            return;
+        }
+        if self.attempt == 0 {
+            self.event(now, EventKind::TaskSetup, "Building Task Directory");
+        }
+        self.launch(task, out);
+    }
+
+    /// The driver has started it.
+    pub(crate) fn started(
+        &mut self,
+        task: usize,
+        policy: &TaskPolicy,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        if self.phase != Phase::Starting {
+            return;
+        }
+        self.phase = Phase::Running;
+        self.run_started_at_ms = now.wall_ms;
+        if self.started_at_ms == 0 {
+            self.started_at_ms = now.wall_ms;
+        }
+        self.event(now, EventKind::Started, "Task started by client");
+        if let Some(reason) = self.kill.take() {
+            self.kill(task, policy, reason, now, out);
+        }
+    }
+
+    /// The driver could not start it. `recoverable`: another try may help.
+    pub(crate) fn start_failed(
+        &mut self,
+        policy: &TaskPolicy,
+        error: &str,
+        recoverable: bool,
+        now: Moment,
+        seed: u64,
+    ) {
+        if self.phase != Phase::Starting {
+            return;
+        }
+        self.event(now, EventKind::DriverFailure, error);
+        if self.kill.is_some() {
+            self.die(now, false);
+            return;
+        }
+        let ending = if recoverable { Ending::StartFailed } else { Ending::StartImpossible };
+        self.after_end(policy, ending, now, seed);
+    }
+
+    /// It could not even be prepared.
+    pub(crate) fn setup_failed(&mut self, error: &str, now: Moment) {
+        self.event(now, EventKind::SetupFailure, error);
+        self.die(now, true);
+    }
+
+    /// Its process has ended.
+    pub(crate) fn exited(
+        &mut self,
+        policy: &TaskPolicy,
+        exit: &ExitResult,
+        now: Moment,
+        seed: u64,
+    ) {
+        if !self.may_have_process() {
+            return;
+        }
+        let mut message = match &exit.error {
+            Some(error) => format!("Exit status unknown: {error}"),
+            None => format!("Exit Code: {}", exit.exit_code),
+        };
+        if exit.signal != 0 {
+            message = format!("{message}, Signal: {}", exit.signal);
+        }
+        if exit.oom_killed {
+            message.push_str(", OOM Killed");
+        }
+        self.push(Event {
+            kind: EventKind::Terminated,
+            at_ms: now.wall_ms,
+            message: message.into(),
+            exit: Some((exit.exit_code, exit.signal)),
+        });
+        if self.kill.is_some() {
+            self.event(now, EventKind::Killed, "Task successfully killed");
+            self.die(now, false);
+            return;
+        }
+        let ending = if exit.is_success() { Ending::Success } else { Ending::Failure };
+        self.after_end(policy, ending, now, seed);
+    }
+
+    /// Wants it to end. Idempotent; the first reason stays.
+    pub(crate) fn kill(
+        &mut self,
+        task: usize,
+        policy: &TaskPolicy,
+        reason: KillReason,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        if self.kill.is_some() || self.is_dead() {
+            return;
+        }
+        self.kill = Some(reason);
+        match reason {
+            KillReason::Stopped => {}
+            KillReason::LeaderDead => {
+                self.event(now, EventKind::LeaderTaskDead, "Leader Task in Group dead");
+            }
+            KillReason::SiblingFailed => {
+                self.event(now, EventKind::SiblingTaskFailed, "Task's sibling failed");
+            }
+        }
+        match self.phase {
+            Phase::Starting | Phase::Dead => {}
+            Phase::Pending | Phase::Waiting { .. } => {
+                self.event(now, EventKind::Killed, "Task successfully killed");
+                self.die(now, false);
+            }
+            Phase::Running if policy.shutdown_delay_ms > 0 => {
+                let delay = format_duration(policy.shutdown_delay_ms);
+                let message =
+                    format!("Waiting for shutdown_delay of {delay} before killing the task.");
+                self.event(now, EventKind::WaitingForShutdownDelay, &message);
+                let until_ms = now.since_boot_ms.saturating_add(policy.shutdown_delay_ms);
+                self.phase = Phase::ShutdownDelay { until_ms };
+            }
+            Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => {
+                self.send_kill(task, policy, now, out);
+            }
+        }
+    }
+
+    /// Does what is due.
+    pub(crate) fn tick(
+        &mut self,
+        task: usize,
+        policy: &TaskPolicy,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        match self.phase {
+            Phase::Waiting { until_ms } if until_ms <= now.since_boot_ms => {
+                self.restarts = self.restarts.saturating_add(1);
+                self.last_restart_ms = now.wall_ms;
+                self.launch(task, out);
+            }
+            Phase::ShutdownDelay { until_ms } if until_ms <= now.since_boot_ms => {
+                self.send_kill(task, policy, now, out);
+            }
+            Phase::Waiting { .. }
+            | Phase::ShutdownDelay { .. }
+            | Phase::Pending
+            | Phase::Starting
+            | Phase::Running
+            | Phase::Killing
+            | Phase::Dead => {}
+        }
+    }
+
+    /// Its process is gone for a reason that is not the task's (the machine booted, or the agent stopped it): it is to start again.
+    pub(crate) fn rewind(&mut self, booted: bool, now: Moment) {
+        if booted {
+            self.tracker.reset();
+        }
+        if self.is_dead() || !(booted || self.may_have_process()) {
+            return;
+        }
+        if self.kill.is_some() {
+            self.event(now, EventKind::Killed, "Task successfully killed");
+            self.die(now, false);
+        } else {
+            self.phase = Phase::Pending;
+        }
+    }
+
+    /// A restarted agent that finds a kill under way sends it again.
+    pub(crate) fn resume_kill(&self, task: usize, out: &mut Vec<Action>) {
+        if self.phase == Phase::Killing {
+            out.push(Action::Kill { task });
+        }
+    }
+
+    fn after_end(&mut self, policy: &TaskPolicy, ending: Ending, now: Moment, seed: u64) {
+        let decision = self.tracker.decide(
+            &policy.restart,
+            policy.restart_on_success,
+            ending,
+            now.since_boot_ms,
+            seed,
+        );
+        match decision {
+            Decision::Complete => self.die(now, false),
+            Decision::Fail { reason } => {
+                self.event(now, EventKind::NotRestarting, &reason);
+                self.die(now, true);
+            }
+            Decision::Restart { delay_ms, reason } => {
+                let message = format!("{reason}, task restarting in {}", format_duration(delay_ms));
+                self.event(now, EventKind::Restarting, &message);
+                self.phase =
+                    Phase::Waiting { until_ms: now.since_boot_ms.saturating_add(delay_ms) };
+            }
+        }
+    }
+
+    fn launch(&mut self, task: usize, out: &mut Vec<Action>) {
+        self.attempt = self.attempt.saturating_add(1);
+        self.phase = Phase::Starting;
+        out.push(Action::Start { task, attempt: self.attempt });
+    }
+
+    fn send_kill(&mut self, task: usize, policy: &TaskPolicy, now: Moment, out: &mut Vec<Action>) {
+        let timeout = format_duration(policy.kill_timeout_ms);
+        let message = format!("Sent interrupt. Waiting {timeout} before force killing");
+        self.event(now, EventKind::Killing, &message);
+        self.phase = Phase::Killing;
+        out.push(Action::Kill { task });
+    }
+
+    fn die(&mut self, now: Moment, failed: bool) {
+        self.phase = Phase::Dead;
+        self.failed = failed;
+        self.finished_at_ms = now.wall_ms;
+    }
+
+    fn event(&mut self, now: Moment, kind: EventKind, message: &str) {
+        self.push(Event { kind, at_ms: now.wall_ms, message: message.into(), exit: None });
+    }
+
+    fn push(&mut self, event: Event) {
+        if self.events.len() >= EVENTS_MAX {
+            self.events.remove(0);
+        }
+        self.events.push(event);
+    }
+}

@@ -1,0 +1,464 @@
+//! The agent against a server that is only pretended: register, stream, run, report, and what survives the agent's death.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures_util::{Stream, StreamExt};
+use proto::v1::{self, agent_server};
+use quorate::agent::{Agent, AgentSettings};
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use tokio_stream::wrappers::{TcpListenerStream, WatchStream};
+use tonic::{Request, Response, Status};
+
+/// What the pretended servers know.
+#[derive(Default)]
+struct Known {
+    registrations: Vec<v1::RegisterRequest>,
+    ready: u32,
+    heartbeats: u32,
+    statuses: HashMap<Vec<u8>, v1::AllocationStatus>,
+    /// Reports refused while this is above zero.
+    refuse: u32,
+    liveness: i32,
+    forgets_node: bool,
+}
+
+#[derive(Clone)]
+struct Server {
+    known: Arc<Mutex<Known>>,
+    allocations: Arc<watch::Sender<Vec<v1::Allocation>>>,
+    ttl_ms: u64,
+}
+
+#[tonic::async_trait]
+impl agent_server::Agent for Server {
+    type StreamAllocationsStream =
+        Pin<Box<dyn Stream<Item = Result<v1::AllocationBatch, Status>> + Send>>;
+
+    async fn register(
+        &self,
+        request: Request<v1::RegisterRequest>,
+    ) -> Result<Response<v1::RegisterReply>, Status> {
+        let mut known = self.known.lock().unwrap();
+        known.forgets_node = false;
+        known.registrations.push(request.into_inner());
+        known.liveness = v1::Liveness::Initializing.into();
+        Ok(Response::new(v1::RegisterReply {
+            incarnation: 1,
+            heartbeat_ttl_ms: self.ttl_ms,
+            ..Default::default()
+        }))
+    }
+
+    async fn heartbeat(
+        &self,
+        _: Request<v1::HeartbeatRequest>,
+    ) -> Result<Response<v1::HeartbeatReply>, Status> {
+        let mut known = self.known.lock().unwrap();
+        if known.forgets_node {
+            return Err(Status::not_found("unknown node"));
+        }
+        known.heartbeats += 1;
+        let liveness = known.liveness;
+        Ok(Response::new(v1::HeartbeatReply {
+            heartbeat_ttl_ms: self.ttl_ms,
+            liveness,
+            ..Default::default()
+        }))
+    }
+
+    async fn ready(
+        &self,
+        _: Request<v1::ReadyRequest>,
+    ) -> Result<Response<v1::ReadyReply>, Status> {
+        let mut known = self.known.lock().unwrap();
+        known.ready += 1;
+        known.liveness = v1::Liveness::Ready.into();
+        Ok(Response::new(v1::ReadyReply { index: 1 }))
+    }
+
+    async fn stream_allocations(
+        &self,
+        _: Request<v1::StreamAllocationsRequest>,
+    ) -> Result<Response<Self::StreamAllocationsStream>, Status> {
+        let sets = WatchStream::new(self.allocations.subscribe());
+        let batches = sets.map(|allocations| {
+            Ok(v1::AllocationBatch { complete: true, allocations, ..Default::default() })
+        });
+        Ok(Response::new(Box::pin(batches)))
+    }
+
+    async fn update_allocations(
+        &self,
+        request: Request<v1::UpdateAllocationsRequest>,
+    ) -> Result<Response<v1::UpdateAllocationsReply>, Status> {
+        let mut known = self.known.lock().unwrap();
+        if known.refuse > 0 {
+            known.refuse -= 1;
+            return Err(Status::unavailable("no leader"));
+        }
+        for status in request.into_inner().statuses {
+            let newer =
+                known.statuses.get(&status.id[..]).is_none_or(|old| old.sequence < status.sequence);
+            if newer {
+                known.statuses.insert(status.id.to_vec(), status);
+            }
+        }
+        Ok(Response::new(v1::UpdateAllocationsReply { index: 1 }))
+    }
+}
+
+struct Cluster {
+    server: Server,
+    address: String,
+    serving: JoinHandle<()>,
+    directory: tempfile::TempDir,
+}
+
+impl Cluster {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = Server {
+            known: Arc::default(),
+            allocations: Arc::new(watch::Sender::new(Vec::new())),
+            ttl_ms: 1000,
+        };
+        let service = agent_server::AgentServer::new(server.clone());
+        let serving = tokio::spawn(async move {
+            tonic::transport::Server::builder()
+                .add_service(service)
+                .serve_with_incoming(TcpListenerStream::new(listener))
+                .await
+                .unwrap();
+        });
+        Self { server, address, serving, directory: tempfile::tempdir().unwrap() }
+    }
+
+    fn settings(&self) -> AgentSettings {
+        // The first address leads nowhere: the agent has to find the other.
+        let servers = vec!["127.0.0.1:1".to_owned(), self.address.clone()];
+        let mut settings = AgentSettings::new(self.directory.path().join("agent"), servers);
+        settings.executor_binary = Some(PathBuf::from(env!("CARGO_BIN_EXE_quorate")));
+        settings
+    }
+
+    /// An agent; the one before, which was dropped, may take a moment to let go of the directory.
+    async fn agent(&self) -> Agent {
+        let started = timeout(Duration::from_secs(20), async {
+            loop {
+                match Agent::start(self.settings()).await {
+                    Ok(agent) => return agent,
+                    Err(error) => assert!(error.to_string().contains("held by another"), "{error}"),
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+        });
+        started.await.unwrap()
+    }
+
+    fn want(&self, allocations: Vec<v1::Allocation>) {
+        self.server.allocations.send_replace(allocations);
+    }
+
+    fn status(&self, id: u8) -> Option<v1::AllocationStatus> {
+        self.server.known.lock().unwrap().statuses.get(&vec![id; 16]).cloned()
+    }
+
+    async fn until<T>(&self, what: &str, mut look: impl FnMut(&Self) -> Option<T>) -> T {
+        let found = timeout(Duration::from_secs(20), async {
+            loop {
+                if let Some(found) = look(self) {
+                    return found;
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
+        });
+        match found.await {
+            Ok(found) => found,
+            Err(elapsed) => {
+                let known = self.server.known.lock().unwrap();
+                panic!("never ({elapsed}): {what}; known: {:?}", known.statuses)
+            }
+        }
+    }
+
+    async fn until_status(&self, id: u8, wanted: &str) -> v1::AllocationStatus {
+        self.until(wanted, |cluster| {
+            cluster.status(id).filter(|status| status.client_status == wanted)
+        })
+        .await
+    }
+
+    fn allocation_directory(&self, id: u8) -> PathBuf {
+        let id = quorate_id(id);
+        self.directory.path().join("agent/allocs").join(id)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+fn quorate_id(id: u8) -> String {
+    fsm::AllocationId([id; 16]).to_string()
+}
+
+fn shell_task(name: &str, script: &str) -> v1::Task {
+    v1::Task {
+        name: name.to_owned(),
+        driver: "raw_exec".to_owned(),
+        config_json: serde_json::json!({"command": "sh", "args": ["-c", script]}).to_string(),
+        kill_timeout_ms: 500,
+        ..Default::default()
+    }
+}
+
+fn allocation(id: u8, job_type: &str, tasks: Vec<v1::Task>) -> v1::Allocation {
+    v1::Allocation {
+        id: vec![id; 16].into(),
+        namespace: "default".to_owned(),
+        job_id: "job".to_owned(),
+        job_name: "job".to_owned(),
+        job_type: job_type.to_owned(),
+        group: "group".to_owned(),
+        name: "job.group[0]".to_owned(),
+        run: true,
+        task_starts_allowed: true,
+        restart: Some(v1::RestartPolicy {
+            attempts: 0,
+            interval_ms: 60_000,
+            delay_ms: 10,
+            fail: true,
+        }),
+        tasks,
+        ..Default::default()
+    }
+}
+
+fn kinds(status: &v1::AllocationStatus, task: &str) -> Vec<String> {
+    status.tasks[task].events.iter().map(|event| event.kind.clone()).collect()
+}
+
+fn lines(path: &Path) -> usize {
+    std::fs::read_to_string(path).unwrap_or_default().lines().count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_task_is_run_and_its_end_reported() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    cluster.want(vec![allocation(
+        1,
+        "batch",
+        vec![shell_task("main", "echo hello $NOMAD_TASK_NAME")],
+    )]);
+    let status = cluster.until_status(1, "complete").await;
+    assert_eq!(kinds(&status, "main"), ["Received", "Task Setup", "Started", "Terminated"]);
+    let url = format!(
+        "http://{}/v1/client/fs/logs/{}?task=main&plain=true",
+        agent.http_address(),
+        quorate_id(1)
+    );
+    let text = tokio::task::spawn_blocking(move || {
+        ureq::get(&url).call().unwrap().into_body().read_to_string().unwrap()
+    });
+    assert_eq!(text.await.unwrap(), "hello main\n");
+    let known = cluster.server.known.lock().unwrap();
+    assert_eq!(known.registrations[0].http_address, agent.http_address().to_string());
+    assert!(known.registrations[0].attributes.contains_key("unique.hostname"));
+    assert_eq!(known.ready, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exit_while_the_agent_is_dead_is_reported_by_the_next() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    let node_id = agent.node_id();
+    cluster.want(vec![allocation(
+        1,
+        "batch",
+        vec![shell_task("main", "while ! test -e ../go; do sleep 0.02; done; exit 7")],
+    )]);
+    cluster.until_status(1, "running").await;
+    drop(agent);
+    std::fs::write(cluster.allocation_directory(1).join("go"), "").unwrap();
+    let exit = cluster.allocation_directory(1).join(".run/main/1/exit.json");
+    cluster.until("the exit status", |_| exit.exists().then_some(())).await;
+    let agent = cluster.agent().await;
+    assert_eq!(agent.node_id(), node_id);
+    let status = cluster.until_status(1, "failed").await;
+    let ended =
+        status.tasks["main"].events.iter().find(|event| event.kind == "Terminated").unwrap();
+    assert_eq!(ended.exit_code, Some(7));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_task_survives_the_agent_and_is_stopped_by_the_next() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    let mut wanted = allocation(
+        1,
+        "service",
+        vec![shell_task("main", "echo start >> ../starts; exec sleep 600")],
+    );
+    cluster.want(vec![wanted.clone()]);
+    cluster.until_status(1, "running").await;
+    drop(agent);
+    let _agent = cluster.agent().await;
+    cluster
+        .until("ready again", |cluster| {
+            (cluster.server.known.lock().unwrap().ready == 2).then_some(())
+        })
+        .await;
+    assert_eq!(lines(&cluster.allocation_directory(1).join("starts")), 1);
+    assert_eq!(cluster.status(1).unwrap().client_status, "running");
+    wanted.run = false;
+    cluster.want(vec![wanted]);
+    let status = cluster.until_status(1, "complete").await;
+    assert!(kinds(&status, "main").contains(&"Killed".to_owned()), "{status:?}");
+    assert!(!status.tasks["main"].failed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_that_end_with_the_agent_start_again_with_the_next() {
+    let cluster = Cluster::start().await;
+    let settings = AgentSettings { stop_tasks_on_exit: true, ..cluster.settings() };
+    let agent = Agent::start(settings.clone()).await.unwrap();
+    let script = "echo start >> ../starts; exec sleep 600";
+    cluster.want(vec![allocation(1, "service", vec![shell_task("main", script)])]);
+    cluster.until_status(1, "running").await;
+    agent.stop().await;
+    let exit = cluster.allocation_directory(1).join(".run/main/1/exit.json");
+    assert!(exit.exists(), "the task should have ended with the agent");
+    assert_eq!(cluster.status(1).unwrap().client_status, "running", "nothing was reported");
+    let agent = Agent::start(settings).await.unwrap();
+    let starts = cluster.allocation_directory(1).join("starts");
+    cluster.until("a second start", |_| (lines(&starts) == 2).then_some(())).await;
+    cluster.until_status(1, "running").await;
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_is_handed_over_only_when_its_holder_has_ended() {
+    let cluster = Cluster::start().await;
+    let _agent = cluster.agent().await;
+    let port = v1::Port { label: "web".to_owned(), value: 20_001, to: 0 };
+    let stubborn = "trap '' INT; while :; do date +%s%N > ../../last; sleep 0.02; done";
+    let mut first = allocation(1, "service", vec![shell_task("main", stubborn)]);
+    first.ports.push(port.clone());
+    cluster.want(vec![first.clone()]);
+    let last = cluster.allocation_directory(1).parent().unwrap().join("last");
+    cluster.until("the first runs", |_| last.exists().then_some(())).await;
+    let mut second = allocation(
+        2,
+        "service",
+        vec![shell_task("main", "date +%s%N > ../../second; exec sleep 600")],
+    );
+    second.ports.push(port);
+    first.run = false;
+    cluster.want(vec![first, second]);
+    cluster.until_status(2, "running").await;
+    let second_started = last.with_file_name("second");
+    cluster.until("the second runs", |_| (lines(&second_started) == 1).then_some(())).await;
+    let time = |path: &Path| std::fs::read_to_string(path).unwrap().trim().parse::<u128>().unwrap();
+    assert!(time(&second_started) > time(&last));
+    assert_eq!(cluster.status(1).unwrap().client_status, "complete");
+    cluster.want(Vec::new());
+    cluster
+        .until("both are gone", |cluster| {
+            let gone = |id| !cluster.allocation_directory(id).exists();
+            (gone(1) && gone(2)).then_some(())
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_forgot_the_node_is_told_everything_again() {
+    let cluster = Cluster::start().await;
+    let _agent = cluster.agent().await;
+    let mock =
+        v1::Task { name: "main".to_owned(), driver: "mock".to_owned(), ..Default::default() };
+    cluster.want(vec![allocation(1, "service", vec![mock])]);
+    cluster.server.known.lock().unwrap().refuse = 3;
+    cluster.until_status(1, "running").await;
+    {
+        let mut known = cluster.server.known.lock().unwrap();
+        known.statuses.clear();
+        known.forgets_node = true;
+    }
+    cluster.until_status(1, "running").await;
+    cluster
+        .until("registered again", |cluster| {
+            let known = cluster.server.known.lock().unwrap();
+            (known.registrations.len() == 2 && known.ready == 2).then_some(())
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_run_fails_with_a_reason_and_never_leaves_the_servers_waiting() {
+    let cluster = Cluster::start().await;
+    let _agent = cluster.agent().await;
+    let mut nameless = allocation(1, "batch", vec![shell_task("../x", "true")]);
+    nameless.client_sequence = 4;
+    let missing = v1::Task {
+        config_json: r#"{"command":"no-such-program"}"#.to_owned(),
+        ..shell_task("main", "")
+    };
+    let mut never = allocation(3, "batch", vec![shell_task("main", "true")]);
+    never.run = false;
+    cluster.want(vec![nameless, allocation(2, "batch", vec![missing]), never]);
+    let status = cluster.until_status(1, "failed").await;
+    assert!(status.description.contains("../x"), "{status:?}");
+    assert_eq!(status.sequence, 5);
+    let status = cluster.until_status(2, "failed").await;
+    assert!(kinds(&status, "main").contains(&"Driver Failure".to_owned()), "{status:?}");
+    cluster.until_status(3, "complete").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_the_leader_ends_the_others() {
+    let cluster = Cluster::start().await;
+    let _agent = cluster.agent().await;
+    let leader = v1::Task { leader: true, ..shell_task("leader", "sleep 0.3") };
+    cluster.want(vec![allocation(1, "batch", vec![leader, shell_task("side", "exec sleep 600")])]);
+    let status = cluster.until_status(1, "complete").await;
+    assert!(kinds(&status, "side").contains(&"Leader Task Dead".to_owned()), "{status:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hundreds_of_simulated_nodes_register_and_run() {
+    let cluster = Cluster::start().await;
+    let mut mock =
+        v1::Task { name: "main".to_owned(), driver: "mock".to_owned(), ..Default::default() };
+    mock.config_json = r#"{"run_for":"100ms"}"#.to_owned();
+    cluster.want(vec![allocation(1, "batch", vec![mock])]);
+    let settings = AgentSettings { simulate: Some(300), ..cluster.settings() };
+    let agent = Agent::start(settings).await.unwrap();
+    cluster
+        .until("all are ready", |cluster| {
+            let known = cluster.server.known.lock().unwrap();
+            let ids: std::collections::HashSet<_> =
+                known.registrations.iter().map(|node| &node.node_id).collect();
+            (ids.len() == 300 && known.ready >= 300).then_some(())
+        })
+        .await;
+    cluster.until_status(1, "complete").await;
+    let last = |node: &v1::RegisterRequest| node.name == "sim-0300";
+    assert!(cluster.server.known.lock().unwrap().registrations.iter().any(last));
+    agent.stop().await;
+}
