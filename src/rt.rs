@@ -61,6 +61,16 @@ pub fn random_id() -> [u8; 16] {
     id
 }
 
+/// Waits until a flag is set, or its owner is gone.
+pub async fn until_true(flag: &mut watch::Receiver<bool>) {
+    drop(flag.wait_for(|set| *set).await);
+}
+
+/// Waits until a flag is not set, or its owner is gone.
+pub async fn until_false(flag: &mut watch::Receiver<bool>) {
+    drop(flag.wait_for(|set| !*set).await);
+}
+
 /// Starts a task.
 pub fn spawn<T>(future: T) -> JoinHandle<T::Output>
 where

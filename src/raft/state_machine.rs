@@ -198,7 +198,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     where
         S: Stream<Item = io::Result<EntryResponder<TypeConfig>>> + Unpin + OptionalSend,
     {
-        drop(self.hold.wait_for(|hold| !*hold).await);
+        rt::until_false(&mut self.hold).await;
         let mut turn = Turn::default();
         while let Some((entry, responder)) = entries.try_next().await? {
             self.apply_one(entry, &mut turn)?;

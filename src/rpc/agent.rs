@@ -332,7 +332,7 @@ async fn push_allocations(
         drop(state);
         crate::rt::select! {
             biased;
-            _ = stop.wait_for(|stop| *stop) => return Err(Status::unavailable("the server is stopping")),
+            () = crate::rt::until_true(&mut stop) => return Err(Status::unavailable("the server is stopping")),
             () = sender.closed() => return Ok(()),
             () = changed => {}
         }
@@ -454,6 +454,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
         region: spec.region.to_string(),
         datacenter: node.description.datacenter.to_string(),
         job_parent_id: String::new(),
+        previous_id: row.previous.map(|id| id.0.to_vec()).unwrap_or_default().into(),
         eval_id: row.evaluation.0.to_vec().into(),
         meta: strings(&[&spec.meta, group.map_or(&spec.meta, |group| &group.meta)]),
         client_status: row.client.name().to_owned(),

@@ -130,7 +130,7 @@ pub(super) async fn run(
         depth.store(applier.queue.depth() as u64, Ordering::Relaxed);
         rt::select! {
             biased;
-            _ = stop.wait_for(|stop| *stop) => break,
+            () = rt::until_true(&mut stop) => break,
             outcome = next_outcome(&mut applier.in_flight) => applier.settle(outcome),
             request = submitted.recv() => match request {
                 Some(request) => applier.enqueue(request),

@@ -63,7 +63,7 @@ pub async fn join_cluster(core: Arc<Core>) -> anyhow::Result<()> {
             Found::AllEmpty(members) => initialise(&core, members).await?,
             Found::Waiting(why) => say(&mut said, why),
         }
-        if rt::timeout(RETRY, stop.wait_for(|stop| *stop)).await.is_ok() {
+        if rt::timeout(RETRY, rt::until_true(&mut stop)).await.is_ok() {
             return Ok(());
         }
     }

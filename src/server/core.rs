@@ -414,7 +414,7 @@ impl Core {
 fn is_fresh(metrics: &openraft::RaftMetrics<crate::raft::TypeConfig>, id: ServerId) -> bool {
     let Some(heartbeats) = &metrics.heartbeat else { return true };
     match heartbeats.get(&id) {
-        Some(Some(at)) => at.elapsed() < Duration::from_secs(5),
+        Some(Some(at)) => openraft::Instant::elapsed(&**at) < Duration::from_secs(5),
         Some(None) | None => false,
     }
 }

@@ -11,7 +11,7 @@ pub(super) async fn run(core: Arc<Core>) {
     let mut stop = core.stopping();
     let mut snapshot_at_bytes = 0u64;
     loop {
-        let stopped = rt::timeout(INTERVAL, stop.wait_for(|stop| *stop)).await;
+        let stopped = rt::timeout(INTERVAL, rt::until_true(&mut stop)).await;
         if stopped.is_ok() {
             return;
         }

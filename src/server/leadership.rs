@@ -16,7 +16,7 @@ use leader::{
 };
 use openraft::{
     ReadPolicy,
-    errors::{ClientWriteError, decompose::DecomposeResult},
+    errors::ClientWriteError,
     impls::ProgressResponder,
 };
 
@@ -27,8 +27,8 @@ use super::{
     state_cell::{EffectBatch, EffectFeed, StateCell},
 };
 use crate::{
-    clock::{Clock, LogClock},
-    raft::{EntryData, Raft, TypeConfig, WatchReceiver},
+    clock::LogClock,
+    raft::{EntryData, Raft, WatchReceiver},
     rpc::convert,
     rt::{self, Instant, Notify, Semaphore, mpsc, oneshot, watch},
 };
@@ -236,7 +236,7 @@ impl LeaderServices {
         loop {
             let command = rt::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return,
+                () = rt::until_true(&mut stop) => return,
                 command = queue.recv() => command,
             };
             let Some(command) = command else { return };
@@ -267,7 +267,7 @@ impl LeaderServices {
             let wait = self.next_wait();
             rt::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return,
+                () = rt::until_true(&mut stop) => return,
                 batch = feed.next() => match batch {
                     Some(batch) => self.take_effects(batch),
                     None => return,
@@ -358,7 +358,9 @@ impl LeaderServices {
                 tracing::warn!(evaluation = %expired.evaluation, server = expired.server,
                     deliveries = expired.deliveries, "a lease was not acknowledged in time");
             }
-            let failed = broker.dequeue_failed(now, leader::limits::REAP_BATCH_MAX, rt::random_id);
+            let failed = broker
+                .dequeue_failed(now, leader::limits::REAP_BATCH_MAX, 0, rt::random_id)
+                .unwrap_or_default();
             if let Some(command) = leader::reap::failed(now, &state, &failed, || EvaluationId(rt::random_id())) {
                 self.submit(command);
             }
@@ -421,7 +423,7 @@ impl LeaderServices {
                 if !broker.is_enabled() {
                     return Err(BrokerError::Disabled);
                 }
-                let deliveries = broker.dequeue(now, kinds, max, server, rt::random_id);
+                let deliveries = broker.dequeue(now, kinds, max, server, rt::random_id)?;
                 if !deliveries.is_empty() {
                     drop(broker);
                     self.kick.notify_one();

@@ -50,7 +50,7 @@ pub(super) async fn run(core: Arc<Core>, mut queue: Queue) {
     loop {
         let first = rt::select! {
             biased;
-            _ = stop.wait_for(|stop| *stop) => return,
+            () = rt::until_true(&mut stop) => return,
             first = queue.recv() => first,
         };
         let Some((report, reply)) = first else { return };

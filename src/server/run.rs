@@ -123,7 +123,7 @@ async fn listen(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
 }
 
 async fn stopped(core: &Core) {
-    drop(core.stopping().wait_for(|stop| *stop).await);
+    crate::rt::until_true(&mut core.stopping()).await;
 }
 
 async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
@@ -160,7 +160,7 @@ fn serve_http(
     config: &ServerConfig,
 ) -> impl Future<Output = ()> + Send + 'static {
     let options = HttpOptions {
-        request_bytes_max: config.limits.request_bytes_max,
+        request_bytes_max: usize::try_from(config.limits.request_bytes_max).unwrap_or(usize::MAX),
         region: config.region.clone(),
         datacenter: config.datacenter.clone(),
         ..HttpOptions::default()
@@ -168,10 +168,7 @@ fn serve_http(
     async move {
         let router = http::router(Arc::clone(&core) as Arc<dyn super::api::Api>, options);
         let stop = Arc::clone(&core);
-        let served = http::serve(listener, router, async move { stopped(&stop).await }).await;
-        if let Err(error) = served {
-            core.fail(format!("HTTP is not served any more: {error}"));
-        }
+        http::serve(listener, router, async move { stopped(&stop).await }).await;
     }
 }
 

@@ -36,7 +36,7 @@ fn id_and_token(id: &[u8], token: &[u8]) -> Result<(EvaluationId, [u8; 16]), Sta
     Ok((id, token.map_err(|_| Status::invalid_argument("token must be 16 bytes"))?))
 }
 
-pub(super) async fn dequeue(
+pub(crate) async fn dequeue(
     services: &LeaderServices,
     request: &pb::DequeueRequest,
 ) -> Result<pb::DequeueReply, Status> {
@@ -65,7 +65,7 @@ pub(super) async fn dequeue(
     Ok(pb::DequeueReply { leases: leases.collect() })
 }
 
-pub(super) fn ack(
+pub(crate) fn ack(
     services: &LeaderServices,
     request: &pb::AckRequest,
 ) -> Result<pb::AckReply, Status> {
@@ -75,7 +75,7 @@ pub(super) fn ack(
     Ok(pb::AckReply {})
 }
 
-pub(super) fn nack(
+pub(crate) fn nack(
     services: &LeaderServices,
     request: &pb::NackRequest,
 ) -> Result<pb::NackReply, Status> {
@@ -90,7 +90,7 @@ pub(super) fn nack(
     Ok(pb::NackReply {})
 }
 
-pub(super) async fn submit_plan(
+pub(crate) async fn submit_plan(
     services: &LeaderServices,
     request: pb::SubmitPlanRequest,
 ) -> Result<pb::SubmitPlanReply, Status> {

@@ -175,7 +175,7 @@ impl Worker {
 
     /// Waits, but not longer than the server runs.
     async fn pause(&mut self, wait: Duration) {
-        drop(rt::timeout(wait, self.stop.wait_for(|stop| *stop)).await);
+        drop(rt::timeout(wait, rt::until_true(&mut self.stop)).await);
     }
 
     async fn ask<Q: prost::Message, P: prost::Message + Default>(
@@ -204,7 +204,7 @@ impl Worker {
                 // A lease that arrives after the server stopped comes back to the broker by its nack timer.
                 rt::select! {
                     biased;
-                    _ = stop.wait_for(|stop| *stop) => return Ok(Vec::new()),
+                    () = rt::until_true(&mut stop) => return Ok(Vec::new()),
                     reply = ask => reply?,
                 }
             }
@@ -238,7 +238,7 @@ impl Worker {
         let cell = Arc::clone(&self.core.cell);
         rt::select! {
             biased;
-            _ = self.stop.wait_for(|stop| *stop) => false,
+            () = rt::until_true(&mut self.stop) => false,
             there = cell.wait_for(index, wait) => there,
         }
     }
