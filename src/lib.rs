@@ -14,3 +14,4 @@ pub mod rt;
 pub mod server;
 pub mod storage;
 pub mod task;
+pub mod telemetry;

@@ -15,7 +15,7 @@ mod allocation_runner;
 mod connection;
 mod driver;
 mod environment;
-mod executor;
+pub mod executor;
 mod files;
 mod fingerprint;
 mod heartbeat;

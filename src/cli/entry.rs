@@ -107,7 +107,7 @@ pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // An executor's arguments belong to a task: nothing in them is ours to rewrite.
     if arguments.get(1).is_some_and(|word| word == "executor") {
-        return process::executor(&arguments[2..], &output);
+        return process::executor(&arguments[2..]);
     }
     let variable = |name: &str| std::env::var(name).ok();
     ExitCode::from(run(arguments, &variable, &output, |_| {}))

@@ -1,37 +1,72 @@
 //! The door to the long-running parts of this binary: server, agent, executor, benchmarks.
 //!
-//! Must never hold logic: it only names what is called.
+//! Must never hold logic: it only starts logging and the panic hook, and maps configurations.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use anyhow::bail;
-
 use super::bench::BenchCommand;
+use crate::agent::{AgentSettings, ReservedResources};
 use crate::config::{AgentConfig, ServerConfig};
+use crate::{task, telemetry};
 
 /// Runs a server until it is told to stop.
-#[expect(clippy::needless_pass_by_value, reason = "what runs owns its configuration")]
 pub(crate) fn server(config: ServerConfig) -> anyhow::Result<()> {
-    bail!(
-        "the server is not built into this binary yet (configuration of {} is valid)",
-        config.name
-    )
+    telemetry::start(&config.log);
+    task::install_panic_hook();
+    crate::server::run(&config)
 }
 
 /// Runs an agent until it is told to stop.
-#[expect(clippy::needless_pass_by_value, reason = "what runs owns its configuration")]
 pub(crate) fn agent(config: AgentConfig) -> anyhow::Result<()> {
-    bail!("the agent is not built into this binary yet (configuration of {} is valid)", config.name)
+    telemetry::start(&config.log);
+    task::install_panic_hook();
+    crate::agent::run(agent_settings(config))
+}
+
+fn agent_settings(config: AgentConfig) -> AgentSettings {
+    let drivers = [("raw_exec", config.drivers.raw_exec), ("mock", config.drivers.mock)];
+    AgentSettings {
+        name: config.name,
+        region: config.region,
+        datacenter: config.datacenter,
+        node_class: config.node_class,
+        node_pool: config.node_pool,
+        http_address: config.http_address,
+        cpu_mhz: config.resources.cpu_mhz,
+        memory_mb: config.resources.memory_mb,
+        disk_mb: config.resources.disk_mb,
+        reserved: ReservedResources {
+            cpu_mhz: config.reserved.cpu_mhz.unwrap_or(0),
+            memory_mb: config.reserved.memory_mb.unwrap_or(0),
+            disk_mb: config.reserved.disk_mb.unwrap_or(0),
+            ports: Vec::new(),
+        },
+        meta: config.meta,
+        drivers: drivers
+            .into_iter()
+            .filter(|(_, enabled)| *enabled)
+            .map(|(name, _)| name.to_owned())
+            .collect(),
+        dynamic_port_min: config.ports.dynamic_min,
+        dynamic_port_max: config.ports.dynamic_max,
+        stop_tasks_on_exit: config.stop_tasks_on_exit,
+        simulate: config.simulate.map(std::num::NonZeroU32::get),
+        ..AgentSettings::new(
+            config.data_dir,
+            config.servers.iter().map(ToString::to_string).collect(),
+        )
+    }
 }
 
 /// Runs one task for an agent.
-pub(crate) fn executor(_arguments: &[OsString], output: &super::output::Output) -> ExitCode {
-    output.advice("Error: the executor is not built into this binary yet");
-    ExitCode::FAILURE
+pub(crate) fn executor(arguments: &[OsString]) -> ExitCode {
+    let arguments: Vec<String> =
+        arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    crate::agent::executor::main(&arguments)
 }
 
 /// Measures a running cluster.
 pub(crate) fn bench(_command: BenchCommand) -> anyhow::Result<()> {
-    bail!("benchmarks are not built into this binary yet")
+    anyhow::bail!("benchmarks are not built into this binary yet")
 }

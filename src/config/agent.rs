@@ -25,6 +25,7 @@ pub(super) const SCHEMA: Schema = &[
     ("data_dir", Kind::Text),
     ("servers", Kind::List),
     ("simulate", Kind::Number),
+    ("stop_tasks_on_exit", Kind::Flag),
     ("log_level", Kind::Text),
     ("log_format", Kind::Text),
     ("http.address", Kind::Text),
@@ -60,6 +61,8 @@ pub struct AgentConfig {
     pub servers: Vec<Address>,
     /// Simulated nodes in this process instead of one real node.
     pub simulate: Option<NonZeroU32>,
+    /// Stop the tasks with the agent, without failing them; they start again with it. Default false: tasks outlive the agent.
+    pub stop_tasks_on_exit: bool,
     /// What is logged and how.
     pub log: LogConfig,
     /// Where the agent's HTTP API listens; port 0 (the default) lets the system choose.
@@ -139,6 +142,7 @@ impl AgentConfig {
             data_dir: data_dir(document)?,
             servers,
             simulate: NonZeroU32::new(simulate),
+            stop_tasks_on_exit: document.flag("stop_tasks_on_exit").unwrap_or(false),
             log: LogConfig::from_document(document)?,
             http_address: listen_address(
                 document,

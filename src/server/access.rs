@@ -252,10 +252,16 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::NodeReadiness { evaluation_ids, .. }
         | Command::NodeLiveness { evaluation_ids, .. }
         | Command::SetEligibility { evaluation_ids, .. }
-        | Command::SetDrain { evaluation_ids, .. }
         | Command::AdvanceDrains { evaluation_ids, .. }
         | Command::ReapNode { evaluation_ids, .. }
         | Command::EvaluateNode { evaluation_ids, .. } => evaluation_ids.clear(),
+        Command::SetDrain { drain, evaluation_ids, .. } => {
+            evaluation_ids.clear();
+            if let Some(drain) = drain {
+                drain.deadline_at = drain.deadline_at.map(|until| until.saturating_sub(drain.started_at));
+                drain.started_at = 0;
+            }
+        }
         Command::SuspendNode { .. }
         | Command::UnsuspendNodes { .. }
         | Command::UpdateAllocations { .. }

@@ -331,6 +331,10 @@ impl Turn<'_> {
         match drain {
             Some(drain) => {
                 let mut drain = drain.clone();
+                // The proposer's times say how long, not when: its state may be hours old on an idle cluster.
+                let length = |until: u64| until.saturating_sub(drain.started_at);
+                drain.deadline_at =
+                    drain.deadline_at.map(|until| self.at.saturating_add(length(until)));
                 drain.started_at =
                     node.drain.as_ref().map_or(self.at, |running| running.started_at);
                 if !node.eligibility.ineligible {

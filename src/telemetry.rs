@@ -1,0 +1,29 @@
+//! Logging of a process: to standard error, for people or as JSON.
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{LogConfig, LogFormat, LogLevel};
+
+/// Starts logging; `RUST_LOG` overrides the configured level.
+pub fn start(config: &LogConfig) {
+    let level = match config.level {
+        LogLevel::Error => "error",
+        LogLevel::Warn => "warn",
+        LogLevel::Info => "info",
+        LogLevel::Debug => "debug",
+        LogLevel::Trace => "trace",
+    };
+    // openraft reports every message at debug and retries at info; its own warnings are kept.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| {
+        let quiet = if matches!(config.level, LogLevel::Trace) { "debug" } else { "warn" };
+        EnvFilter::new(format!("{level},openraft={quiet},sled=warn,h2=warn,hyper=warn,tower=warn"))
+    });
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = match config.format {
+        LogFormat::Human => builder.with_target(false).try_init(),
+        LogFormat::Json => builder.json().try_init(),
+    };
+    // A second start in one process keeps the first subscriber.
+    drop(started);
+}
