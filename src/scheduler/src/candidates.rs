@@ -7,10 +7,11 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use fsm::{
     Allocation, AllocationId, JobSpec, Node, NodeId, State, TaskGroup, Text,
+    node::glob,
     resources::{Dimension, NodeUsage, PortHolder, Resources},
 };
 
-use crate::{Pass, constraint::glob, shuffle::Ring};
+use crate::{Pass, shuffle::Ring};
 
 /// What one instance of a group asks of a node.
 #[derive(Clone, Debug, Default)]
@@ -210,7 +211,7 @@ impl Seat {
     fn has_dynamic_ports(&self, node: &Node, ask: &Ask) -> bool {
         let resources = &node.description.resources;
         let (low, high) = (resources.dynamic_port_min, resources.dynamic_port_max);
-        if high < low || high == 0 {
+        if high < low || low == 0 {
             return false;
         }
         let range = u64::from(high) - u64::from(low) + 1;
@@ -241,5 +242,14 @@ pub(crate) fn in_pool(node: &Node, spec: &JobSpec) -> bool {
 
 /// Whether the job runs in that datacenter.
 pub(crate) fn matches_datacenter(spec: &JobSpec, datacenter: &str) -> bool {
-    spec.datacenters.iter().any(|pattern| glob(pattern, datacenter))
+    spec.datacenters.iter().any(|pattern| glob(pattern.as_bytes(), datacenter.as_bytes()))
+}
+
+/// Whether what runs on the node still fits, so that an instance may go on there under a new version of its job.
+pub(crate) fn holds_what_it_runs(state: &State, node: &Node) -> bool {
+    let usage = state.usage(node.id);
+    let resources = &node.description.resources;
+    let max = resources.allocations_max;
+    usage.resources.exceeds(resources.available()).is_none()
+        && (max == 0 || usage.allocations <= max)
 }

@@ -129,6 +129,8 @@ impl Operand {
 pub(crate) enum Distinct {
     /// At most one allocation per node.
     Hosts,
+    /// Switched off with `false`.
+    Off,
     /// At most `max` allocations per value of `target`.
     Property { target: Target, max: u32 },
 }
@@ -201,19 +203,18 @@ impl Condition {
         }
     }
 
-    /// The requirement on other allocations, if it is one; `Some(None)` when it is switched off.
-    pub(crate) fn distinct(constraint: &Constraint) -> Option<Option<Distinct>> {
+    /// The requirement on other allocations, if it is one.
+    pub(crate) fn distinct(constraint: &Constraint) -> Option<Distinct> {
         match Operand::parse(&constraint.operand) {
-            Operand::DistinctHosts => {
-                Some((&*constraint.right != "false").then_some(Distinct::Hosts))
-            }
+            Operand::DistinctHosts if &*constraint.right == "false" => Some(Distinct::Off),
+            Operand::DistinctHosts => Some(Distinct::Hosts),
             Operand::DistinctProperty => {
                 let max = if constraint.right.is_empty() {
                     1
                 } else {
                     constraint.right.trim().parse().unwrap_or(0)
                 };
-                Some(Some(Distinct::Property { target: Target::parse(&constraint.left), max }))
+                Some(Distinct::Property { target: Target::parse(&constraint.left), max })
             }
             Operand::Equal
             | Operand::NotEqual
@@ -303,17 +304,4 @@ fn order(left: &str, right: &str) -> Option<Ordering> {
         return left.partial_cmp(&right);
     }
     Some(left.cmp(right))
-}
-
-/// Whether `text` matches `pattern`, in which `*` stands for any run of characters.
-pub(crate) fn glob(pattern: &str, text: &str) -> bool {
-    let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
-    let Some(mut left) = text.strip_prefix(head) else { return false };
-    let mut pieces: Vec<&str> = rest.split('*').collect();
-    let tail = pieces.pop().unwrap_or("");
-    for piece in pieces {
-        let Some(at) = left.find(piece) else { return false };
-        left = &left[at + piece.len()..];
-    }
-    left.ends_with(tail)
 }

@@ -31,9 +31,9 @@ pub(crate) fn handles(kind: JobKind, trigger: Trigger) -> bool {
         | Trigger::Preemption
         | Trigger::JobScaling
         | Trigger::MaxDisconnectTimeout
-        | Trigger::Reconnect => true,
+        | Trigger::Reconnect
+        | Trigger::RetryFailedAlloc => true,
         Trigger::PeriodicJob => kind != JobKind::System,
-        Trigger::RetryFailedAlloc => !kind.is_per_node(),
         Trigger::Scheduled => false,
     }
 }

@@ -39,6 +39,7 @@ mod version;
 pub mod check;
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test that finds nothing to unwrap fails")]
 mod tests;
 
 use fsm::{Evaluation, Index, JobKey, JobKind, Plan, State, TimeMs};

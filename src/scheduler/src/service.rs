@@ -11,6 +11,7 @@ use std::{
 use fsm::{Allocation, AllocationId, JobKind, JobSpec, Placement, Plan, TaskGroup, Text, Trigger};
 
 use crate::{
+    candidates::{holds_what_it_runs, in_pool, matches_datacenter},
     evaluate,
     plan::Draft,
     reconcile::{self, Changes, PlaceWish, Reason},
@@ -155,11 +156,12 @@ impl<'a: 's, 's> Work<'a, 's> {
         replaced
     }
 
-    /// Whether the new version may run where the allocation is. Its resources are the same, so that room is no question.
+    /// Whether the new version may run where the allocation is, with the same resources.
     fn may_stay(&mut self, number: usize, allocation: &Allocation) -> bool {
         let Some(node) = self.draft.pass.state.nodes.get(&allocation.node) else { return false };
-        crate::candidates::in_pool(node, self.spec)
-            && crate::candidates::matches_datacenter(self.spec, &node.description.datacenter)
+        in_pool(node, self.spec)
+            && matches_datacenter(self.spec, &node.description.datacenter)
+            && holds_what_it_runs(self.draft.pass.state, node)
             && self.stack.as_mut().is_some_and(|stack| stack.may_run_on(number, node))
     }
 

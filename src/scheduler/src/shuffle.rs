@@ -39,7 +39,7 @@ impl Ring {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, and good enough for an order.
+/// `SplitMix64` (Steele, Lea, Flood 2014): small, and good enough for an order.
 struct Chance(u64);
 
 impl Chance {

@@ -77,6 +77,16 @@ impl ValueCounts {
     }
 }
 
+/// How many instances are wanted on a value.
+#[derive(Clone, Copy, Debug)]
+enum Wanted {
+    /// Not looked up yet.
+    Unseen,
+    /// No target names it, and none is left for others.
+    None,
+    Instances(f64),
+}
+
 /// One spread of a group.
 pub(crate) struct SpreadCounts {
     pub(crate) values: ValueCounts,
@@ -86,8 +96,8 @@ pub(crate) struct SpreadCounts {
     wanted: BTreeMap<Text, f64>,
     /// Wanted instances for values without a target, if a share is left for them.
     wanted_other: Option<f64>,
-    /// By value number; the outer option: looked up yet.
-    wanted_of: Vec<Option<Option<f64>>>,
+    /// By value number.
+    wanted_of: Vec<Wanted>,
     /// Of the even spread, kept up to date between placements.
     extremes: Option<(u32, u32)>,
 }
@@ -112,7 +122,9 @@ impl SpreadCounts {
 
     /// Call after counts changed, before scoring.
     pub(crate) fn refresh(&mut self) {
-        self.extremes = self.values.extremes();
+        if self.wanted.is_empty() {
+            self.extremes = self.values.extremes();
+        }
     }
 
     /// The boost of a candidate, already weighted.
@@ -124,23 +136,24 @@ impl SpreadCounts {
             return boost * self.weight;
         }
         if self.wanted_of.len() <= number {
-            self.wanted_of.resize(number + 1, None);
+            self.wanted_of.resize(number + 1, Wanted::Unseen);
         }
-        let wanted = *self.wanted_of[number].get_or_insert_with(|| {
-            let value = self.values.target.read(node)?;
-            self.wanted.get(&*value).copied().or(self.wanted_other)
-        });
-        target_boost(wanted, count) * self.weight
+        if matches!(self.wanted_of[number], Wanted::Unseen) {
+            let named = self.values.target.read(node).and_then(|value| self.wanted.get(&*value));
+            let wanted = named.copied().or(self.wanted_other);
+            self.wanted_of[number] = wanted.map_or(Wanted::None, Wanted::Instances);
+        }
+        target_boost(self.wanted_of[number], count) * self.weight
     }
 }
 
 /// The boost of a value with `count` instances of which `wanted` are wanted. A value that none are wanted on gets worse with each one.
-fn target_boost(wanted: Option<f64>, count: u32) -> f64 {
+fn target_boost(wanted: Wanted, count: u32) -> f64 {
     let used = f64::from(count) + 1.0;
     match wanted {
-        None => -1.0,
-        Some(wanted) if wanted > 0.0 => (wanted - used) / wanted,
-        Some(_) => -used,
+        Wanted::None | Wanted::Unseen => -1.0,
+        Wanted::Instances(wanted) if wanted > 0.0 => (wanted - used) / wanted,
+        Wanted::Instances(_) => -used,
     }
 }
 
@@ -185,11 +198,11 @@ mod tests {
     /// F3.
     #[test]
     fn target_boosts_fall_with_each_instance() {
-        assert_eq!(millionths(target_boost(Some(5.0), 0)), 800_000);
-        assert_eq!(millionths(target_boost(Some(5.0), 4)), 0);
-        assert_eq!(millionths(target_boost(Some(5.0), 5)), -200_000);
-        assert_eq!(millionths(target_boost(Some(0.0), 0)), -1_000_000);
-        assert_eq!(millionths(target_boost(Some(0.0), 1)), -2_000_000);
-        assert_eq!(millionths(target_boost(None, 0)), -1_000_000);
+        assert_eq!(millionths(target_boost(Wanted::Instances(5.0), 0)), 800_000);
+        assert_eq!(millionths(target_boost(Wanted::Instances(5.0), 4)), 0);
+        assert_eq!(millionths(target_boost(Wanted::Instances(5.0), 5)), -200_000);
+        assert_eq!(millionths(target_boost(Wanted::Instances(0.0), 0)), -1_000_000);
+        assert_eq!(millionths(target_boost(Wanted::Instances(0.0), 1)), -2_000_000);
+        assert_eq!(millionths(target_boost(Wanted::None, 0)), -1_000_000);
     }
 }

@@ -30,7 +30,7 @@ const ASIDE_MAX: usize = 3;
 /// Placements of a group in one pass that carry scores of nodes; later ones carry counts only, which most of them share. Keeps a job of thousands
 /// from storing thousands of score tables.
 const SCORED_PLACEMENTS_MAX: usize = 16;
-/// Key of a group's or job's meta that names what a node keeps warm for the next instance of the same key.
+/// Key of a job's meta that names what a node keeps warm for the next instance of the same key; the state machine remembers it by node.
 const AFFINITY_KEY: &str = "affinity_key";
 
 const REASON_HOSTS: &str = "distinct_hosts";
@@ -105,7 +105,7 @@ pub(crate) enum Obstacle {
 /// The chooser of one pass.
 pub(crate) struct Stack<'a> {
     state: &'a State,
-    spec: &'a JobSpec,
+    group_numbers: BTreeMap<&'a str, usize>,
     candidates: Candidates<'a>,
     feasibility: Feasibility,
     algorithm: Algorithm,
@@ -141,7 +141,12 @@ impl<'a> Stack<'a> {
             .collect();
         let mut stack = Self {
             state: pass.state,
-            spec,
+            group_numbers: spec
+                .groups
+                .iter()
+                .enumerate()
+                .map(|(number, group)| (&*group.name, number))
+                .collect(),
             candidates,
             feasibility: Feasibility::new(spec),
             algorithm: configuration.algorithm,
@@ -156,12 +161,8 @@ impl<'a> Stack<'a> {
         stack
     }
 
-    fn group_number(&self, name: &str) -> Option<usize> {
-        self.spec.groups.iter().position(|group| &*group.name == name)
-    }
-
     fn count(&mut self, allocation: &Allocation, add: bool) {
-        let Some(group) = self.group_number(&allocation.group) else { return };
+        let Some(group) = self.group_numbers.get(&*allocation.group).copied() else { return };
         let step = |count: &mut u32| {
             *count = if add { *count + 1 } else { count.saturating_sub(1) };
         };
@@ -290,16 +291,12 @@ impl<'a> Stack<'a> {
             tally.filter(node, reason);
             return Err((Obstacle::Filtered, Box::new(self.metrics(&tally, &[]))));
         }
-        match self.candidates.fit(position, &self.groups[group].ask) {
-            Err(dimension) => {
-                tally.exhaust(node, dimension);
-                Err((Obstacle::Exhausted, Box::new(self.metrics(&tally, &[]))))
-            }
-            Ok(_) => {
-                let metrics = self.shared_metrics(group, tally, &[]);
-                Ok(Choice { position, node: node.id, metrics })
-            }
+        if let Err(dimension) = self.candidates.fit(position, &self.groups[group].ask) {
+            tally.exhaust(node, dimension);
+            return Err((Obstacle::Exhausted, Box::new(self.metrics(&tally, &[]))));
         }
+        let metrics = self.shared_metrics(group, tally, &[]);
+        Ok(Choice { position, node: node.id, metrics })
     }
 
     /// Whether the instance may be there at all; the reason if not.
@@ -442,8 +439,7 @@ impl Group {
             .into_iter()
             .map(|spread| SpreadCounts::new(spread, weight_sum, group.count, candidates))
             .collect();
-        let affinity_key =
-            group.meta.get(AFFINITY_KEY).or_else(|| spec.meta.get(AFFINITY_KEY)).cloned();
+        let affinity_key = spec.meta.get(AFFINITY_KEY).cloned();
         let prefers = !affinities.is_empty() || !spreads.is_empty() || affinity_key.is_some();
         Self {
             ask: Ask::of(group),
@@ -482,8 +478,8 @@ fn collect_distinct<'c>(
 ) -> bool {
     let mut hosts = false;
     for constraint in constraints {
-        match Condition::distinct(constraint).flatten() {
-            None => {}
+        match Condition::distinct(constraint) {
+            None | Some(Distinct::Off) => {}
             Some(Distinct::Hosts) => hosts = true,
             Some(Distinct::Property { target, max }) => properties.push(Property {
                 group,

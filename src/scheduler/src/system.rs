@@ -10,7 +10,7 @@ use std::{
 use fsm::{Allocation, ClientStatus, JobKind, JobSpec, Node, NodeId, Placement, Plan, TaskGroup};
 
 use crate::{
-    candidates::{in_pool, matches_datacenter},
+    candidates::{holds_what_it_runs, in_pool, matches_datacenter},
     evaluate,
     plan::Draft,
     reconcile::{self, Reason},
@@ -173,7 +173,9 @@ impl<'a> Work<'a> {
         if !self.stack.may_run_on(number, node) {
             return Fate::Stop(Reason::NodeNotWanted);
         }
-        if !differences.replaces(state, allocation, self.spec, group) {
+        if !differences.replaces(state, allocation, self.spec, group)
+            && holds_what_it_runs(state, node)
+        {
             return Fate::InPlace;
         }
         // A node out of service cannot take the new version; the old one goes on until it can.

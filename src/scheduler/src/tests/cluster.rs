@@ -12,7 +12,7 @@ use fsm::{
         TaskResources, UpdateStrategy,
     },
     node::{Driver, Eligibility, Health, NodeDescription, NodeResources},
-    resources::Resources,
+    resources::{Dimension, Port, Resources},
     table::ChangeSet,
 };
 
@@ -227,6 +227,7 @@ impl Cluster {
             queued: BTreeMap::new(),
         };
         self.state.jobs.put(row, changes);
+        self.state.rebuild_derived();
     }
 
     pub(crate) fn change_job(&mut self, key: &JobKey, change: impl FnOnce(&mut Job)) {
@@ -255,6 +256,7 @@ impl Cluster {
             job_version: row.version,
             group: group.name.clone(),
             name_index,
+            per_node: spec.kind.is_per_node(),
             node: NodeId(self::id(on)),
             evaluation: EvaluationId::default(),
             resources: Resources::of_group(group),
@@ -346,64 +348,33 @@ impl Cluster {
         plan
     }
 
-    /// Makes all of a plan true; new allocations run, healthy at once.
+    /// Applies a plan by the state machine's own rules, none of which it may break; new allocations run, healthy for a long time, and stopped ones end.
     pub(crate) fn apply(&mut self, plan: &Plan) {
-        self.state.head.index += 1;
+        let trial = self.state.try_plan(plan, &pick).unwrap();
+        assert_eq!(trial.dropped, Vec::new());
         let changes = &mut ChangeSet::default();
         for stop in &plan.stops {
             let mut row = self.get(stop.id).clone();
-            row.desired = stop.desired;
-            row.desired_description = stop.description.clone();
-            row.client = stop.client.unwrap_or(row.client);
-            if row.client == ClientStatus::Running {
+            if !row.client.is_terminal() {
                 row.client = ClientStatus::Complete;
+                self.state.allocations.put(row, changes);
             }
-            self.state.allocations.put(row, changes);
-        }
-        for in_place in &plan.in_place {
-            let mut row = self.get(in_place.id).clone();
-            row.job_create_index = plan.job_create_index;
-            row.job_version = plan.job_version;
-            self.state.allocations.put(row, changes);
         }
         for follow_up in &plan.follow_ups {
             let mut row = self.get(follow_up.id).clone();
             row.follow_up = Some(follow_up.evaluation);
             self.state.allocations.put(row, changes);
         }
-        let spec = self.state.job_spec(&plan.job, plan.job_create_index, plan.job_version).cloned();
         for placement in &plan.placements {
-            self.place(plan, placement, spec.as_ref().unwrap());
-        }
-        if let Some(outcome) = &plan.outcome {
-            let mut row = (**self.state.evaluations.get(&plan.evaluation).unwrap()).clone();
-            row.status = outcome.status;
-            self.state.evaluations.put(row, changes);
-            for made in &outcome.evaluations {
-                self.state.evaluations.put(made.clone(), changes);
-            }
+            let mut row = self.get(placement.id).clone();
+            row.client = ClientStatus::Running;
+            row.client_at = 0;
+            self.state.allocations.put(row, changes);
         }
         self.state.rebuild_derived();
-    }
-
-    fn place(&mut self, plan: &Plan, placement: &Placement, spec: &Arc<JobSpec>) {
-        let group = spec.group(&placement.group).unwrap();
-        let mut row = self.new_allocation(spec, placement.name_index, 0);
-        let changes = &mut ChangeSet::default();
-        row.id = placement.id;
-        row.group = placement.group.clone();
-        row.node = placement.node;
-        row.resources = Resources::of_group(group);
-        row.evaluation = plan.evaluation;
-        row.previous = placement.previous;
-        row.reschedules.clone_from(&placement.reschedules);
-        row.metrics.clone_from(&placement.metrics);
-        self.state.allocations.put(row, changes);
-        if let Some(previous) = placement.previous {
-            let mut old = self.get(previous).clone();
-            old.next = Some(placement.id);
-            self.state.allocations.put(old, changes);
-        }
+        // A trial keeps no digest.
+        let broken = fsm::invariant::check(&self.state).into_iter();
+        assert_eq!(broken.filter(|broken| broken.name != "digest").collect::<Vec<_>>(), []);
     }
 
     /// Live allocations of a job.
@@ -414,6 +385,30 @@ impl Cluster {
             .filter(|allocation| allocation.is_live())
             .collect()
     }
+}
+
+/// The lowest free ports.
+fn pick(state: &State, placement: &Placement, group: &TaskGroup) -> Result<Vec<Port>, Dimension> {
+    let Some(network) = &group.network else { return Ok(Vec::new()) };
+    let resources = &state.nodes.get(&placement.node).unwrap().description.resources;
+    let usage = state.usage(placement.node);
+    let mut taken: Vec<u16> = network.ports.iter().map(|ask| ask.value).collect();
+    let mut ports = Vec::new();
+    for ask in &network.ports {
+        let mut value = ask.value;
+        if value == 0 {
+            value = (resources.dynamic_port_min..=resources.dynamic_port_max)
+                .find(|port| {
+                    usage.port(*port).is_none()
+                        && !taken.contains(port)
+                        && !resources.reserved_ports.contains(port)
+                })
+                .ok_or(Dimension::Ports)?;
+            taken.push(value);
+        }
+        ports.push(Port { label: ask.label.clone(), value, to: ask.to });
+    }
+    Ok(ports)
 }
 
 /// What the tests ask of plans.

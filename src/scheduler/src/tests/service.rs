@@ -246,6 +246,7 @@ fn a_plan_is_cut_at_its_bound() {
 
     // The same for stops, and nothing is placed in the place of what was not stopped.
     cluster.change_job(&spec.key, |row| row.stop = true);
+    let evaluation = cluster.evaluation(&spec, Trigger::JobDeregister);
     let stops = cluster.pass(&evaluation);
     assert_eq!((stops.stops.len(), stops.outcome.clone()), (PLAN_PLACEMENTS_MAX, None));
     cluster.apply(&stops);
@@ -274,13 +275,13 @@ fn room_is_what_is_left_after_reserve_and_limits() {
     assert_eq!(metrics.dimension_exhausted["max allocations"], 1);
 }
 
-fn ports(values: &[u16]) -> Option<Network> {
+fn ports(values: &[u16]) -> Network {
     let ports = values
         .iter()
         .enumerate()
         .map(|(number, value)| PortAsk { label: format!("p{number}").into(), value: *value, to: 0 })
         .collect();
-    Some(Network { ports })
+    Network { ports }
 }
 
 /// 2.10: a static port is given once per node; its holder may hand it to its successor.
@@ -288,7 +289,7 @@ fn ports(values: &[u16]) -> Option<Network> {
 fn a_static_port_is_given_once() {
     let mut cluster = Cluster::with_nodes(3);
     let mut spec = job(JobKind::Service);
-    spec.groups[0].network = ports(&[8080]);
+    spec.groups[0].network = Some(ports(&[8080]));
     let plan = cluster.run(&spec);
     assert_eq!((plan.placements.len(), plan.queued()), (3, 7));
     let metrics = &plan.outcome.as_ref().unwrap().failed_groups["web"];
@@ -320,7 +321,7 @@ fn dynamic_ports_are_counted() {
     cluster.put_node(row);
     let mut spec = job(JobKind::Service);
     spec.groups[0].count = 5;
-    spec.groups[0].network = ports(&[0, 0]);
+    spec.groups[0].network = Some(ports(&[0, 0]));
     let plan = cluster.run(&spec);
     assert_eq!((plan.placements.len(), plan.queued()), (2, 3));
 
