@@ -52,6 +52,8 @@ pub(crate) struct Candidates<'a> {
     /// By position: 0 for a node that was not looked at, else one more than its seat's number.
     seat_of: Vec<u32>,
     seats: Vec<Seat>,
+    /// By position: how often this pass has changed what is used there.
+    changes: Vec<u32>,
     ring: Ring,
     /// Nodes of the pool, schedulable or not.
     pub(crate) nodes_in_pool: u32,
@@ -88,6 +90,7 @@ impl<'a> Candidates<'a> {
             state: pass.state,
             seat_of: vec![0; nodes.len()],
             seats: Vec::new(),
+            changes: vec![0; nodes.len()],
             ring: Ring::new(nodes.len(), seed),
             nodes,
             nodes_in_pool,
@@ -105,6 +108,11 @@ impl<'a> Candidates<'a> {
 
     pub(crate) fn node(&self, position: usize) -> &'a Node {
         self.nodes[position]
+    }
+
+    /// Changes whenever the answer of [`Self::fit`] may change.
+    pub(crate) fn changes(&self, position: usize) -> u32 {
+        self.changes[position]
     }
 
     /// The next position in this pass's order.
@@ -164,6 +172,7 @@ impl<'a> Candidates<'a> {
 
     /// Gives the node one more instance, which [`Self::fit`] allowed.
     pub(crate) fn take(&mut self, position: usize, ask: &Ask) {
+        self.changes[position] += 1;
         let seat = self.seat(position);
         seat.used = seat.used.plus(ask.resources);
         seat.allocations += 1;
@@ -174,6 +183,7 @@ impl<'a> Candidates<'a> {
     /// Counts a live allocation as stopped.
     pub(crate) fn release(&mut self, allocation: &Allocation) {
         if let Some(position) = self.position(allocation.node) {
+            self.changes[position] += 1;
             let seat = self.seat(position);
             seat.used = seat.used.minus(allocation.resources);
             seat.allocations = seat.allocations.saturating_sub(1);
@@ -184,6 +194,7 @@ impl<'a> Candidates<'a> {
     /// Takes [`Self::release`] back.
     pub(crate) fn restore(&mut self, allocation: &Allocation) {
         if let Some(position) = self.position(allocation.node) {
+            self.changes[position] += 1;
             let seat = self.seat(position);
             seat.used = seat.used.plus(allocation.resources);
             seat.allocations += 1;

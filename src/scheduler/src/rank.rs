@@ -83,9 +83,9 @@ impl Affinities {
     }
 
     /// Weight of the matching ones over the weight of all; 0 counts too, so that a mismatch does not win over a weak match.
-    pub(crate) fn score(&self, node: &Node) -> Option<f64> {
+    pub(crate) fn score(&self, node: &Node) -> f64 {
         if self.weight_sum <= 0.0 {
-            return None;
+            return 0.0;
         }
         let matching: f64 = self
             .conditions
@@ -93,7 +93,7 @@ impl Affinities {
             .filter(|(condition, _)| condition.met_by(node))
             .map(|(_, weight)| weight)
             .sum();
-        Some(matching / self.weight_sum)
+        matching / self.weight_sum
     }
 }
 

@@ -52,8 +52,38 @@ struct Group {
     limit: usize,
     /// Instances of this group, by position.
     counts: Vec<u32>,
+    /// By position; empty until the first choice.
+    cells: Vec<Cell>,
     scored: usize,
     last: Option<(Tally, Arc<Metrics>)>,
+}
+
+/// What is known of one candidate for one group. Kept because a group with preferences looks at the same nodes again for each of its instances.
+#[derive(Clone, Default)]
+struct Cell {
+    feasible: Feasible,
+    /// Score of the affinities, once computed.
+    affinity: Option<f64>,
+    room: Room,
+    /// [`Candidates::changes`] when `room` was found out.
+    room_changes: u32,
+}
+
+#[derive(Clone, Default)]
+enum Feasible {
+    #[default]
+    Unknown,
+    Yes,
+    No(Text),
+}
+
+#[derive(Clone, Copy, Default)]
+enum Room {
+    #[default]
+    Unknown,
+    /// With the fitness that one more instance gives.
+    Enough(f64),
+    TooLittle(Dimension),
 }
 
 struct Property {
@@ -248,6 +278,9 @@ impl<'a> Stack<'a> {
         for spread in &mut self.groups[group].spreads {
             spread.refresh();
         }
+        if self.groups[group].cells.is_empty() {
+            self.groups[group].cells = vec![Cell::default(); self.candidates.len()];
+        }
         let limit = self.groups[group].limit;
         let mut tally = Tally::default();
         let mut field = Field { best: None, kept: Vec::new(), keeps: self.keeps_scores(group) };
@@ -287,7 +320,9 @@ impl<'a> Stack<'a> {
     ) -> Result<Choice, (Obstacle, Box<Metrics>)> {
         let node = self.candidates.node(position);
         let mut tally = Tally { evaluated: 1, ..Tally::default() };
-        if let Err(reason) = self.admit(position, group, true) {
+        let admitted =
+            self.feasibility.check(node, group).and_then(|()| self.distinct(position, group, true));
+        if let Err(reason) = admitted {
             tally.filter(node, reason);
             return Err((Obstacle::Filtered, Box::new(self.metrics(&tally, &[]))));
         }
@@ -299,10 +334,9 @@ impl<'a> Stack<'a> {
         Ok(Choice { position, node: node.id, metrics })
     }
 
-    /// Whether the instance may be there at all; the reason if not.
-    fn admit(&mut self, position: usize, group: usize, per_node: bool) -> Result<(), Text> {
+    /// Whether the job's other instances let one be there; the reason if not.
+    fn distinct(&mut self, position: usize, group: usize, per_node: bool) -> Result<(), Text> {
         let node = self.candidates.node(position);
-        self.feasibility.check(node, group)?;
         let taken = (self.distinct_hosts && self.job_counts[position] > 0)
             || (self.groups[group].distinct_hosts && self.groups[group].counts[position] > 0);
         if taken && !per_node {
@@ -328,28 +362,46 @@ impl<'a> Stack<'a> {
     ) -> Option<Score> {
         tally.evaluated += 1;
         let node = self.candidates.node(position);
-        if let Err(reason) = self.admit(position, group, false) {
+        let cell = &mut self.groups[group].cells[position];
+        if matches!(cell.feasible, Feasible::Unknown) {
+            let checked = self.feasibility.check(node, group);
+            cell.feasible = checked.map_or_else(Feasible::No, |()| Feasible::Yes);
+        }
+        if let Feasible::No(reason) = &cell.feasible {
+            tally.filter(node, reason.clone());
+            return None;
+        }
+        if let Err(reason) = self.distinct(position, group, false) {
             tally.filter(node, reason);
             return None;
         }
         let own = &mut self.groups[group];
-        let (used, available) = match self.candidates.fit(position, &own.ask) {
-            Ok(fit) => fit,
-            Err(dimension) => {
+        let cell = &mut own.cells[position];
+        let changes = self.candidates.changes(position);
+        if cell.room_changes != changes || matches!(cell.room, Room::Unknown) {
+            cell.room_changes = changes;
+            cell.room = match self.candidates.fit(position, &own.ask) {
+                Ok((used, available)) => Room::Enough(fitness(self.algorithm, used, available)),
+                Err(dimension) => Room::TooLittle(dimension),
+            };
+        }
+        let mut score = Score::default();
+        match cell.room {
+            Room::Enough(fitness) => score.set(0, fitness),
+            Room::TooLittle(dimension) => {
                 tally.exhaust(node, dimension);
                 return None;
             }
-        };
-        let mut score = Score::default();
-        score.set(0, fitness(self.algorithm, used, available));
+            Room::Unknown => return None,
+        }
         if own.counts[position] > 0 {
             score.set(1, anti_affinity(own.counts[position], own.count));
         }
         if penalties.contains(&node.id) {
             score.set(2, -1.0);
         }
-        if let Some(affinity) = own.affinities.score(node) {
-            score.set(3, affinity);
+        if !own.affinities.is_empty() {
+            score.set(3, *cell.affinity.get_or_insert_with(|| own.affinities.score(node)));
         }
         let boost: f64 = own.spreads.iter_mut().map(|spread| spread.score(position, node)).sum();
         if boost != 0.0 {
@@ -450,6 +502,7 @@ impl Group {
             spreads,
             limit: limit(spec.kind, prefers.then_some(group.count.max(node_limit)), candidates),
             counts: vec![0; candidates],
+            cells: Vec::new(),
             scored: 0,
             last: None,
         }

@@ -84,7 +84,8 @@ fn s2_class_eligibility_tells_what_would_do() {
     let metrics = &plan.outcome.as_ref().unwrap().failed_groups["web"];
     assert_eq!((metrics.nodes_evaluated, metrics.nodes_filtered), (3, 2));
     assert_eq!(metrics.dimension_exhausted["cpu"], 1);
-    assert_eq!(metrics.constraint_filtered["computed class ineligible"], 2);
+    assert_eq!(metrics.constraint_filtered["${attr.kernel.name} = linux"], 1);
+    assert_eq!(metrics.constraint_filtered["computed class ineligible"], 1);
     assert_eq!(metrics.coalesced_failures, 1);
 }
 
