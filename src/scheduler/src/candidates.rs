@@ -7,11 +7,15 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use fsm::{
     Allocation, AllocationId, JobSpec, Node, NodeId, State, TaskGroup, Text,
+    digest::Digest,
     node::glob,
     resources::{Dimension, NodeUsage, PortHolder, Resources},
 };
 
 use crate::{Pass, shuffle::Ring};
+
+/// Pools and sets of datacenters remembered at a time.
+const MEMORY_MAX: usize = 32;
 
 /// What one instance of a group asks of a node.
 #[derive(Clone, Debug, Default)]
@@ -45,32 +49,58 @@ struct Seat {
     dynamic_ports: u32,
 }
 
-/// Schedulable nodes of the job's pool and datacenters, by id.
-pub(crate) struct Candidates<'a> {
-    state: &'a State,
-    nodes: Vec<&'a Node>,
-    /// By position: 0 for a node that was not looked at, else one more than its seat's number.
-    seat_of: Vec<u32>,
-    seats: Vec<Seat>,
-    /// By position: how often this pass has changed what is used there.
-    changes: Vec<u32>,
-    ring: Ring,
+/// Schedulable nodes of a pool and datacenters.
+struct Found {
+    /// By id.
+    nodes: Vec<Arc<Node>>,
     /// Nodes of the pool, schedulable or not.
-    pub(crate) nodes_in_pool: u32,
-    /// Candidates by datacenter.
-    pub(crate) nodes_available: BTreeMap<Text, u32>,
+    in_pool: u32,
+    /// `nodes` by datacenter.
+    available: BTreeMap<Text, u32>,
 }
 
-impl<'a> Candidates<'a> {
-    pub(crate) fn new(pass: &Pass<'a>, spec: &JobSpec) -> Self {
+/// What a pass may take over from the one before: the nodes that suit a pool and datacenters, as long as no node changes.
+///
+/// A memo, not state: with or without it a pass gives the same plan. A worker keeps one; looking through all nodes is most of the cost of a pass that
+/// places one instance on a large cluster. The nodes table is recognised by its digest.
+#[derive(Default)]
+pub struct Memory {
+    nodes: Option<(Digest, usize)>,
+    found: Vec<(Text, Vec<Text>, Found)>,
+}
+
+impl Memory {
+    fn find(&mut self, state: &State, spec: &JobSpec) -> &Found {
+        let nodes = (state.nodes.digest(), state.nodes.len());
+        if self.nodes != Some(nodes) {
+            self.nodes = Some(nodes);
+            self.found.clear();
+        }
+        let known = self.found.iter().position(|(pool, datacenters, _)| {
+            *pool == spec.node_pool && *datacenters == spec.datacenters
+        });
+        let number = known.unwrap_or_else(|| {
+            if self.found.len() == MEMORY_MAX {
+                self.found.clear();
+            }
+            let found = Found::new(state, spec);
+            self.found.push((spec.node_pool.clone(), spec.datacenters.clone(), found));
+            self.found.len() - 1
+        });
+        &self.found[number].2
+    }
+}
+
+impl Found {
+    fn new(state: &State, spec: &JobSpec) -> Self {
         let mut datacenters: BTreeMap<&Text, (bool, u32)> = BTreeMap::new();
-        let mut nodes = Vec::with_capacity(pass.state.nodes.len());
-        let mut nodes_in_pool = 0;
-        for node in pass.state.nodes.iter() {
-            if !in_pool(node, spec) {
+        let mut nodes = Vec::with_capacity(state.nodes.len());
+        let mut in_pool = 0;
+        for node in state.nodes.iter() {
+            if !self::in_pool(node, spec) {
                 continue;
             }
-            nodes_in_pool += 1;
+            in_pool += 1;
             if !node.is_schedulable() {
                 continue;
             }
@@ -80,25 +110,50 @@ impl<'a> Candidates<'a> {
                 .or_insert_with(|| (matches_datacenter(spec, datacenter), 0));
             if *wanted {
                 *count += 1;
-                nodes.push(&**node);
+                nodes.push(Arc::clone(node));
             }
         }
+        let available = datacenters
+            .into_iter()
+            .filter(|(_, (wanted, _))| *wanted)
+            .map(|(name, (_, count))| (name.clone(), count))
+            .collect();
+        Self { nodes, in_pool, available }
+    }
+}
+
+/// The nodes that may get new work in a pass, by id, and what the pass has done to them.
+pub(crate) struct Candidates<'a> {
+    state: &'a State,
+    nodes: &'a [Arc<Node>],
+    /// By position: 0 for a node that was not looked at, else one more than its seat's number.
+    seat_of: Vec<u32>,
+    seats: Vec<Seat>,
+    /// By position: how often this pass has changed what is used there.
+    changes: Vec<u32>,
+    ring: Ring,
+    /// Nodes of the pool, schedulable or not.
+    pub(crate) nodes_in_pool: u32,
+    /// Candidates by datacenter.
+    pub(crate) nodes_available: &'a BTreeMap<Text, u32>,
+}
+
+impl<'a> Candidates<'a> {
+    pub(crate) fn new(pass: &Pass<'a>, spec: &JobSpec, memory: &'a mut Memory) -> Self {
+        let found = memory.find(pass.state, spec);
         let mut tail = [0; 8];
         tail.copy_from_slice(&pass.evaluation.id.0[8..]);
         let seed = u64::from_be_bytes(tail) ^ pass.state.head.index;
+        let length = found.nodes.len();
         Self {
             state: pass.state,
-            seat_of: vec![0; nodes.len()],
+            nodes: &found.nodes,
+            seat_of: vec![0; length],
             seats: Vec::new(),
-            changes: vec![0; nodes.len()],
-            ring: Ring::new(nodes.len(), seed),
-            nodes,
-            nodes_in_pool,
-            nodes_available: datacenters
-                .into_iter()
-                .filter(|(_, (wanted, _))| *wanted)
-                .map(|(name, (_, count))| (name.clone(), count))
-                .collect(),
+            changes: vec![0; length],
+            ring: Ring::new(length, seed),
+            nodes_in_pool: found.in_pool,
+            nodes_available: &found.available,
         }
     }
 
@@ -107,7 +162,7 @@ impl<'a> Candidates<'a> {
     }
 
     pub(crate) fn node(&self, position: usize) -> &'a Node {
-        self.nodes[position]
+        &self.nodes[position]
     }
 
     /// Changes whenever the answer of [`Self::fit`] may change.
@@ -127,7 +182,7 @@ impl<'a> Candidates<'a> {
 
     fn seat(&mut self, position: usize) -> &mut Seat {
         if self.seat_of[position] == 0 {
-            let node = self.nodes[position];
+            let node = &*self.nodes[position];
             let usage = self.state.usage(node.id);
             self.seats.push(Seat {
                 available: node.description.resources.available(),
@@ -151,7 +206,7 @@ impl<'a> Candidates<'a> {
         position: usize,
         ask: &Ask,
     ) -> Result<(Resources, Resources), Dimension> {
-        let node = self.nodes[position];
+        let node = &*self.nodes[position];
         let seat = self.seat(position);
         let max = node.description.resources.allocations_max;
         if max > 0 && seat.allocations >= max {

@@ -42,6 +42,8 @@ pub mod check;
 #[expect(clippy::unwrap_used, reason = "a test that finds nothing to unwrap fails")]
 mod tests;
 
+pub use candidates::Memory;
+
 use fsm::{Evaluation, Index, JobKey, JobKind, Plan, State, TimeMs};
 
 /// Version of the scheduling rules. Servers that disagree on it must not schedule for each other.
@@ -79,6 +81,11 @@ pub enum ScheduleError {
 
 /// Plans one pass.
 pub fn schedule(pass: &Pass<'_>) -> Result<Plan, ScheduleError> {
+    schedule_with(pass, &mut Memory::default())
+}
+
+/// Plans one pass, faster with the memory of earlier ones; the plan is the same.
+pub fn schedule_with(pass: &Pass<'_>, memory: &mut Memory) -> Result<Plan, ScheduleError> {
     let target = plan::Target::of(pass)?;
     let draft = plan::Draft::new(pass, target);
     let kind = target.kind(pass.evaluation);
@@ -90,8 +97,8 @@ pub fn schedule(pass: &Pass<'_>) -> Result<Plan, ScheduleError> {
     }
     Ok(match (target.spec, kind) {
         (None, _) => service::stop_all(draft),
-        (Some(spec), JobKind::Service | JobKind::Batch) => service::schedule(draft, spec),
-        (Some(spec), JobKind::System | JobKind::Sysbatch) => system::schedule(draft, spec),
+        (Some(spec), JobKind::Service | JobKind::Batch) => service::schedule(draft, spec, memory),
+        (Some(spec), JobKind::System | JobKind::Sysbatch) => system::schedule(draft, spec, memory),
     })
 }
 

@@ -3,15 +3,12 @@
 //! Order within a pass: what ends anyway, in-place updates, destructive updates (each stop makes room for its successor), missing instances. The first
 //! failure of a group ends its search; further ones are only counted.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{Allocation, AllocationId, JobKind, JobSpec, Placement, Plan, TaskGroup, Text, Trigger};
 
 use crate::{
-    candidates::{holds_what_it_runs, in_pool, matches_datacenter},
+    candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
     evaluate,
     plan::Draft,
     reconcile::{self, Changes, PlaceWish, Reason},
@@ -36,7 +33,11 @@ pub(crate) fn stop_all(mut draft: Draft<'_>) -> Plan {
 }
 
 /// Brings each group to its count.
-pub(crate) fn schedule(mut draft: Draft<'_>, spec: &Arc<JobSpec>) -> Plan {
+pub(crate) fn schedule<'a>(
+    mut draft: Draft<'a>,
+    spec: &'a JobSpec,
+    memory: &'a mut Memory,
+) -> Plan {
     let allocations = allocations(&draft);
     let mut by_group: BTreeMap<&str, Vec<&Allocation>> = BTreeMap::new();
     for allocation in &allocations {
@@ -52,7 +53,7 @@ pub(crate) fn schedule(mut draft: Draft<'_>, spec: &Arc<JobSpec>) -> Plan {
     }
     let removed: Vec<_> = by_group.into_values().flatten().collect();
     let quiet = changes.iter().all(|own| own.placements.is_empty() && own.outdated.is_empty());
-    let stack = (!quiet).then(|| Stack::new(&draft.pass, spec, &allocations));
+    let stack = (!quiet).then(|| Stack::new(&draft.pass, spec, &allocations, memory));
     let mut work = Work { draft, spec, stack, failed: BTreeSet::new(), replaced: BTreeSet::new() };
     if work.stop(&removed, &changes) {
         work.update_and_place(kind, &mut changes);
@@ -66,18 +67,18 @@ fn allocations<'a>(draft: &Draft<'a>) -> Vec<&'a Allocation> {
     draft.pass.state.allocations_of_job(job).map(|allocation| &**allocation).collect()
 }
 
-struct Work<'a, 's> {
+struct Work<'a> {
     draft: Draft<'a>,
-    spec: &'s JobSpec,
+    spec: &'a JobSpec,
     /// None: nothing is placed or updated in this pass.
-    stack: Option<Stack<'s>>,
+    stack: Option<Stack<'a>>,
     /// Groups of which an instance could not be placed.
     failed: BTreeSet<usize>,
     /// Allocations that a placement of this plan replaces.
     replaced: BTreeSet<AllocationId>,
 }
 
-impl<'a: 's, 's> Work<'a, 's> {
+impl<'a> Work<'a> {
     /// Stops what ends anyway; false when the plan is full.
     fn stop(&mut self, removed: &[&Allocation], changes: &[Changes<'_>]) -> bool {
         let removed = removed.iter().filter(|allocation| allocation.is_live()).map(|allocation| {

@@ -17,7 +17,7 @@ use fsm::{
 
 use crate::{
     Pass,
-    candidates::{Ask, Candidates},
+    candidates::{Ask, Candidates, Memory},
     constraint::{Condition, Distinct},
     evaluate::ClassSummary,
     feasible::{Feasibility, group_constraints},
@@ -148,9 +148,14 @@ pub(crate) struct Stack<'a> {
 
 impl<'a> Stack<'a> {
     /// `allocations` are the job's; those that are live count.
-    pub(crate) fn new(pass: &Pass<'a>, spec: &'a JobSpec, allocations: &[&Allocation]) -> Self {
+    pub(crate) fn new(
+        pass: &Pass<'a>,
+        spec: &'a JobSpec,
+        allocations: &[&Allocation],
+        memory: &'a mut Memory,
+    ) -> Self {
         let configuration = pass.state.scheduler_configuration();
-        let candidates = Candidates::new(pass, spec);
+        let candidates = Candidates::new(pass, spec, memory);
         let length = candidates.len();
         let mut properties = Vec::new();
         let distinct_hosts =

@@ -2,15 +2,12 @@
 //!
 //! Each node is its own question: an instance is never moved to another node, and a node without room gets a blocked evaluation of its own.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{Allocation, ClientStatus, JobKind, JobSpec, Node, NodeId, Placement, Plan, TaskGroup};
 
 use crate::{
-    candidates::{holds_what_it_runs, in_pool, matches_datacenter},
+    candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
     evaluate,
     plan::Draft,
     reconcile::{self, Reason},
@@ -23,14 +20,18 @@ use crate::{
 const ROLLING_MS_MIN: u64 = 1_000;
 
 /// Brings each node to one instance per group.
-pub(crate) fn schedule(mut draft: Draft<'_>, spec: &Arc<JobSpec>) -> Plan {
+pub(crate) fn schedule<'a>(
+    mut draft: Draft<'a>,
+    spec: &'a JobSpec,
+    memory: &'a mut Memory,
+) -> Plan {
     let job = &draft.pass.evaluation.job;
     let allocations: Vec<&Allocation> =
         draft.pass.state.allocations_of_job(job).map(|allocation| &**allocation).collect();
     for group in &spec.groups {
         draft.queued.insert(group.name.clone(), 0);
     }
-    let stack = Stack::new(&draft.pass, spec, &allocations);
+    let stack = Stack::new(&draft.pass, spec, &allocations, memory);
     let mut work = Work {
         version: draft.target.version(),
         kind: draft.target.kind(draft.pass.evaluation),

@@ -1,6 +1,6 @@
 //! A cluster in a test: builders for rows, one pass, and applying its plan without the state machine's checks (the checker is asked instead).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{cell::RefCell, collections::BTreeMap, sync::Arc};
 
 use fsm::{
     Allocation, AllocationId, ClassId, ClientStatus, Evaluation, EvaluationId, EvaluationStatus,
@@ -16,7 +16,7 @@ use fsm::{
     table::ChangeSet,
 };
 
-use crate::{Pass, check, schedule};
+use crate::{Memory, Pass, check, schedule, schedule_with};
 
 /// An id from a number.
 pub(crate) fn id(number: u64) -> [u8; 16] {
@@ -162,6 +162,7 @@ pub(crate) fn update(max_parallel: u32) -> UpdateStrategy {
 pub(crate) struct Cluster {
     pub(crate) state: State,
     pub(crate) now: TimeMs,
+    memory: RefCell<Memory>,
     evaluations: u64,
     allocations: u64,
 }
@@ -170,7 +171,7 @@ impl Cluster {
     pub(crate) fn new() -> Self {
         let mut state = State::default();
         state.head.index = 100;
-        Self { state, now: 1_000_000, evaluations: 0, allocations: 0 }
+        Self { state, now: 1_000_000, memory: RefCell::default(), evaluations: 0, allocations: 0 }
     }
 
     /// A cluster of `count` nodes, numbered from 1.
@@ -329,7 +330,8 @@ impl Cluster {
     pub(crate) fn pass(&self, evaluation: &Evaluation) -> Plan {
         let pass = Pass { state: &self.state, evaluation, now: self.now, attempt: 0 };
         let plan = schedule(&pass).unwrap();
-        assert_eq!(schedule(&pass).unwrap(), plan, "the same pass gives the same plan");
+        let again = schedule_with(&pass, &mut self.memory.borrow_mut()).unwrap();
+        assert_eq!(again, plan, "the same pass gives the same plan, with and without memory");
         assert_eq!(check::check(&self.state, &plan), Vec::new());
         plan
     }

@@ -1,6 +1,9 @@
 //! Random clusters and jobs: every plan keeps the rules, repeats itself, and a life of plans ends with what was asked for or a reason.
 
-use fsm::{ClientStatus, EvaluationStatus, JobKind, JobSpec, Liveness, Trigger};
+use fsm::{
+    ClientStatus, EvaluationStatus, JobKind, JobSpec, Liveness, Trigger,
+    job::{Affinity, Constraint, Network, PortAsk, Spread, SpreadTarget},
+};
 use proptest::prelude::*;
 
 use super::{
@@ -98,6 +101,8 @@ proptest! {
         max_parallel in 0..4u32,
         distinct in any::<bool>(),
         ports in any::<bool>(),
+        preferences in any::<bool>(),
+        second_group in any::<bool>(),
         steps in prop::collection::vec(step(), 1..12),
     ) {
         let mut cluster = Cluster::new();
@@ -114,16 +119,42 @@ proptest! {
             spec.groups[0].update = Some(update(max_parallel));
         }
         if distinct {
-            spec.constraints = vec![fsm::job::Constraint {
+            spec.constraints = vec![Constraint {
                 left: "${node.datacenter}".into(),
                 operand: "distinct_property".into(),
                 right: "3".into(),
             }];
         }
         if ports {
-            spec.groups[0].network = Some(fsm::job::Network {
-                ports: vec![fsm::job::PortAsk { label: "http".into(), value: 8080, to: 0 }],
+            spec.groups[0].network = Some(Network {
+                ports: vec![PortAsk { label: "http".into(), value: 8080, to: 0 }],
             });
+        }
+        if preferences {
+            spec.groups[0].spreads = vec![Spread {
+                attribute: "${node.datacenter}".into(),
+                weight: 50,
+                targets: vec![SpreadTarget { value: "dc1".into(), percent: 60 }],
+            }];
+            spec.affinities = vec![Affinity {
+                constraint: Constraint {
+                    left: "${node.unique.name}".into(),
+                    operand: "regexp".into(),
+                    right: "[13579]$".into(),
+                },
+                weight: -30,
+            }];
+        }
+        if second_group {
+            let mut group = spec.groups[0].clone();
+            group.name = "second".into();
+            group.network = None;
+            group.constraints = vec![Constraint {
+                left: "".into(),
+                operand: "distinct_hosts".into(),
+                right: "".into(),
+            }];
+            spec.groups.push(group);
         }
         cluster.run(&spec);
         for step in &steps {
