@@ -214,3 +214,17 @@ fn a_waiting_failure_is_replaced_by_an_update() {
     assert!(plan.follow_ups.is_empty());
     assert!(plan.waiting().is_empty());
 }
+
+/// A failure whose name is no longer wanted is not waited for.
+#[test]
+fn a_waiting_failure_beyond_the_count_is_forgotten() {
+    let (mut cluster, spec, ids) = running(JobKind::Service);
+    cluster.end(ids[9], ClientStatus::Failed);
+    let mut changed = spec.clone();
+    changed.groups[0].count = 5;
+    cluster.register(&changed);
+    let plan = cluster.plan(&changed, Trigger::JobRegister);
+    assert_eq!(plan.counts(), (0, 4, 5), "it has ended: nothing to stop");
+    assert!(plan.waiting().is_empty());
+    assert!(plan.follow_ups.is_empty());
+}

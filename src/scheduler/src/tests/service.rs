@@ -350,3 +350,30 @@ fn a_template_runs_nothing() {
     let plan = cluster.run(&spec);
     assert_eq!(plan.counts(), (0, 10, 0));
 }
+
+/// 2.7: what a failed replacement gave back is not given to others.
+#[test]
+fn a_failed_replacement_frees_nothing() {
+    let mut cluster = Cluster::with_nodes(1);
+    let mut spec = job(JobKind::Service);
+    spec.constraints = vec![fsm::job::Constraint {
+        left: "${node.unique.name}".into(),
+        operand: "distinct_property".into(),
+        right: "2".into(),
+    }];
+    spec.groups[0].count = 1;
+    spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
+    cluster.run(&spec);
+    let mut other = spec.groups[0].clone();
+    other.name = "other".into();
+    other.tasks[0].resources.cpu_mhz = 2_000;
+    spec.groups[0].tasks[0].resources.cpu_mhz = 4_500;
+    spec.groups.push(other);
+    let plan = cluster.run(&spec);
+    assert_eq!(plan.counts(), (0, 0, 0), "1000 MHz are free, not 4000");
+
+    spec.groups[1].count = 2;
+    spec.groups[1].tasks[0].resources.cpu_mhz = 100;
+    let plan = cluster.run(&spec);
+    assert_eq!((plan.placements.len(), plan.queued()), (1, 2), "the old one still counts");
+}
