@@ -33,6 +33,7 @@ mod shuffle;
 mod spread;
 mod stack;
 mod system;
+mod tally;
 mod update;
 mod version;
 

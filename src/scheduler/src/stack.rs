@@ -10,9 +10,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use fsm::{
-    Allocation, JobKind, JobSpec, Metrics, Node, NodeId, State, TaskGroup, Text,
-    evaluation::NodeScore, job::Constraint, limits::NODE_SCORES_MAX, resources::Dimension,
-    state::Algorithm,
+    Allocation, JobKind, JobSpec, Metrics, Node, NodeId, State, TaskGroup, Text, job::Constraint,
+    resources::Dimension, state::Algorithm,
 };
 
 use crate::{
@@ -21,8 +20,9 @@ use crate::{
     constraint::{Condition, Distinct},
     evaluate::ClassSummary,
     feasible::{Feasibility, group_constraints},
-    rank::{Affinities, Score, anti_affinity, fitness, millionths},
+    rank::{Affinities, Score, anti_affinity, fitness},
     spread::{SpreadCounts, ValueCounts},
+    tally::{Field, Scored, Tally},
 };
 
 /// Nodes with a score that is not positive are put aside, up to this many, until nothing better is left (Nomad's `maxSkip`).
@@ -92,36 +92,6 @@ struct Property {
     max: u32,
     values: ValueCounts,
     reason: Text,
-}
-
-/// Counts of one choice.
-#[derive(Clone, Default, PartialEq)]
-struct Tally {
-    evaluated: u32,
-    filtered: u32,
-    exhausted: u32,
-    class_filtered: BTreeMap<Text, u32>,
-    constraint_filtered: BTreeMap<Text, u32>,
-    class_exhausted: BTreeMap<Text, u32>,
-    dimension_exhausted: BTreeMap<&'static str, u32>,
-}
-
-impl Tally {
-    fn filter(&mut self, node: &Node, reason: Text) {
-        self.filtered += 1;
-        if !node.description.class.is_empty() {
-            *self.class_filtered.entry(node.description.class.clone()).or_default() += 1;
-        }
-        *self.constraint_filtered.entry(reason).or_default() += 1;
-    }
-
-    fn exhaust(&mut self, node: &Node, dimension: Dimension) {
-        self.exhausted += 1;
-        if !node.description.class.is_empty() {
-            *self.class_exhausted.entry(node.description.class.clone()).or_default() += 1;
-        }
-        *self.dimension_exhausted.entry(dimension.name()).or_default() += 1;
-    }
 }
 
 /// Why an instance cannot be on a node.
@@ -324,7 +294,8 @@ impl<'a> Stack<'a> {
         position: usize,
     ) -> Result<Choice, (Obstacle, Box<Metrics>)> {
         let node = self.candidates.node(position);
-        let mut tally = Tally { evaluated: 1, ..Tally::default() };
+        let mut tally = Tally::default();
+        tally.evaluated = 1;
         let admitted =
             self.feasibility.check(node, group).and_then(|()| self.distinct(position, group, true));
         if let Err(reason) = admitted {
@@ -445,34 +416,7 @@ impl<'a> Stack<'a> {
     }
 
     fn metrics(&self, tally: &Tally, kept: &[Scored]) -> Metrics {
-        Metrics {
-            nodes_evaluated: tally.evaluated,
-            nodes_filtered: tally.filtered,
-            nodes_in_pool: self.candidates.nodes_in_pool,
-            nodes_available: self.candidates.nodes_available.clone(),
-            nodes_exhausted: tally.exhausted,
-            class_filtered: tally.class_filtered.clone(),
-            constraint_filtered: tally.constraint_filtered.clone(),
-            class_exhausted: tally.class_exhausted.clone(),
-            dimension_exhausted: tally
-                .dimension_exhausted
-                .iter()
-                .map(|(name, count)| ((*name).into(), *count))
-                .collect(),
-            scores: kept
-                .iter()
-                .map(|scored| NodeScore {
-                    node: self.candidates.node(scored.position).id,
-                    parts: scored
-                        .score
-                        .parts()
-                        .map(|(name, value)| (name.into(), millionths(value)))
-                        .collect(),
-                    total: millionths(scored.total),
-                })
-                .collect(),
-            coalesced_failures: 0,
-        }
+        tally.metrics(&self.candidates, kept)
     }
 }
 
@@ -548,34 +492,4 @@ fn collect_distinct<'c>(
         }
     }
     hosts
-}
-
-#[derive(Clone, Copy)]
-struct Scored {
-    position: usize,
-    score: Score,
-    total: f64,
-}
-
-/// The nodes of one choice that got a score.
-struct Field {
-    best: Option<Scored>,
-    /// Best first.
-    kept: Vec<Scored>,
-    keeps: bool,
-}
-
-impl Field {
-    fn offer(&mut self, scored: Scored) {
-        if self.best.is_none_or(|best| scored.total > best.total) {
-            self.best = Some(scored);
-        }
-        if self.keeps {
-            let at = self.kept.partition_point(|kept| kept.total >= scored.total);
-            if at < NODE_SCORES_MAX {
-                self.kept.insert(at, scored);
-                self.kept.truncate(NODE_SCORES_MAX);
-            }
-        }
-    }
 }

@@ -1,0 +1,104 @@
+//! What a choice of a node saw on its way: counts of nodes by what stood in the way, the best node, and the scores kept for people.
+
+use std::collections::BTreeMap;
+
+use fsm::{
+    Metrics, Node, Text, evaluation::NodeScore, limits::NODE_SCORES_MAX, resources::Dimension,
+};
+
+use crate::{
+    candidates::Candidates,
+    rank::{Score, millionths},
+};
+
+/// Counts of one choice.
+#[derive(Clone, Default, PartialEq)]
+pub(crate) struct Tally {
+    pub(crate) evaluated: u32,
+    filtered: u32,
+    exhausted: u32,
+    class_filtered: BTreeMap<Text, u32>,
+    constraint_filtered: BTreeMap<Text, u32>,
+    class_exhausted: BTreeMap<Text, u32>,
+    dimension_exhausted: BTreeMap<&'static str, u32>,
+}
+
+impl Tally {
+    pub(crate) fn filter(&mut self, node: &Node, reason: Text) {
+        self.filtered += 1;
+        if !node.description.class.is_empty() {
+            *self.class_filtered.entry(node.description.class.clone()).or_default() += 1;
+        }
+        *self.constraint_filtered.entry(reason).or_default() += 1;
+    }
+
+    pub(crate) fn exhaust(&mut self, node: &Node, dimension: Dimension) {
+        self.exhausted += 1;
+        if !node.description.class.is_empty() {
+            *self.class_exhausted.entry(node.description.class.clone()).or_default() += 1;
+        }
+        *self.dimension_exhausted.entry(dimension.name()).or_default() += 1;
+    }
+
+    /// As it is stored, with the scores of `kept`.
+    pub(crate) fn metrics(&self, candidates: &Candidates<'_>, kept: &[Scored]) -> Metrics {
+        Metrics {
+            nodes_evaluated: self.evaluated,
+            nodes_filtered: self.filtered,
+            nodes_in_pool: candidates.nodes_in_pool,
+            nodes_available: candidates.nodes_available.clone(),
+            nodes_exhausted: self.exhausted,
+            class_filtered: self.class_filtered.clone(),
+            constraint_filtered: self.constraint_filtered.clone(),
+            class_exhausted: self.class_exhausted.clone(),
+            dimension_exhausted: self
+                .dimension_exhausted
+                .iter()
+                .map(|(name, count)| ((*name).into(), *count))
+                .collect(),
+            scores: kept
+                .iter()
+                .map(|scored| NodeScore {
+                    node: candidates.node(scored.position).id,
+                    parts: scored
+                        .score
+                        .parts()
+                        .map(|(name, value)| (name.into(), millionths(value)))
+                        .collect(),
+                    total: millionths(scored.total),
+                })
+                .collect(),
+            coalesced_failures: 0,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Scored {
+    pub(crate) position: usize,
+    pub(crate) score: Score,
+    pub(crate) total: f64,
+}
+
+/// The nodes of one choice that got a score.
+pub(crate) struct Field {
+    pub(crate) best: Option<Scored>,
+    /// Best first.
+    pub(crate) kept: Vec<Scored>,
+    pub(crate) keeps: bool,
+}
+
+impl Field {
+    pub(crate) fn offer(&mut self, scored: Scored) {
+        if self.best.is_none_or(|best| scored.total > best.total) {
+            self.best = Some(scored);
+        }
+        if self.keeps {
+            let at = self.kept.partition_point(|kept| kept.total >= scored.total);
+            if at < NODE_SCORES_MAX {
+                self.kept.insert(at, scored);
+                self.kept.truncate(NODE_SCORES_MAX);
+            }
+        }
+    }
+}
