@@ -13,6 +13,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     allocation_runner::AllocationRunner,
+    executor::process::kill_leftovers,
     heartbeat::Node,
     shell::{Origin, Shared, Shell, View, Wish, view_of},
     spec::AllocationSpec,
@@ -70,7 +71,11 @@ impl LocalNode {
     pub(crate) fn restore(shared: Arc<Shared>, ended_max: usize) -> io::Result<Arc<Self>> {
         let Loaded { stored, unreadable } = shared.state.load()?;
         for (directory, error) in unreadable {
-            tracing::error!(directory = %directory.display(), %error, "an allocation's state cannot be read; it is left alone");
+            let killed = kill_leftovers(&directory.join(".run"))?;
+            tracing::error!(
+                directory = %directory.display(), %error, killed,
+                "an allocation's state cannot be read: its processes were killed, its files are left alone"
+            );
         }
         let node = Arc::new(Self { shared, ended_max, inner: Mutex::default() });
         let mut inner = node.lock();

@@ -21,7 +21,7 @@ use super::{
     allocation_runner::AllocationRunner,
     driver::{self, Driver, Recovered, Run, StartError, TaskContext},
     environment,
-    executor::{Outcome, client::blocking},
+    executor::{Outcome, client::blocking, process::kill_leftovers},
     spec::AllocationSpec,
     state::{AllocationDirectory, StateDirectory, StoredAllocation},
     status::Outbox,
@@ -167,7 +167,16 @@ impl Shell {
     async fn begin(&mut self, origin: Origin) {
         let now = self.shared.clock.now();
         let (directory, spec) = (self.directory.clone(), self.spec.clone());
-        if let Err(error) = blocking(move || directory.prepare(&spec)).await {
+        let is_new = matches!(origin, Origin::New);
+        let prepared = blocking(move || {
+            if is_new {
+                // What an allocation of that id has left whose state was lost would be a second copy.
+                kill_leftovers(&directory.runs())?;
+                directory.remove()?;
+            }
+            directory.prepare(&spec)
+        });
+        if let Err(error) = prepared.await {
             let message = format!("cannot prepare the allocation's directory: {error}");
             self.runner.setup_failed(&message, now);
             return;
@@ -370,7 +379,6 @@ impl Shell {
         let spec = &self.spec.tasks[task];
         TaskContext {
             task: spec.clone(),
-            policy: self.spec.policy.tasks[task].clone(),
             names: environment::names(&self.spec, spec, &self.directory, &self.shared.node_names),
             directory: self.directory.clone(),
             attempt,

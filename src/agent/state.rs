@@ -202,9 +202,13 @@ impl AllocationDirectory {
     pub(crate) fn task(&self, task: &str) -> PathBuf {
         self.root.join(task)
     }
+    /// The files of all executors.
+    pub(crate) fn runs(&self) -> PathBuf {
+        self.root.join(".run")
+    }
     /// The files of the executor of one attempt.
     pub(crate) fn run(&self, task: &str, attempt: u32) -> PathBuf {
-        self.root.join(".run").join(task).join(attempt.to_string())
+        self.runs().join(task).join(attempt.to_string())
     }
 
     /// Makes the directories.
@@ -213,7 +217,7 @@ impl AllocationDirectory {
         for directory in [self.logs(), shared.join("data"), shared.join("tmp")] {
             files::create_directory(&directory)?;
         }
-        let run = self.root.join(".run");
+        let run = self.runs();
         files::create_directory(&run)?;
         fs::set_permissions(&run, fs::Permissions::from_mode(0o700))?;
         for task in &spec.tasks {

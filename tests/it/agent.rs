@@ -357,7 +357,7 @@ async fn a_port_is_handed_over_only_when_its_holder_has_ended() {
     let cluster = Cluster::start().await;
     let _agent = cluster.agent().await;
     let port = v1::Port { label: "web".to_owned(), value: 20_001, to: 0 };
-    let stubborn = "trap '' INT; while :; do date +%s%N > ../../last; sleep 0.02; done";
+    let stubborn = "trap '' INT; while :; do date +%s%N >> ../../last; sleep 0.02; done";
     let mut first = allocation(1, "service", vec![shell_task("main", stubborn)]);
     first.ports.push(port.clone());
     cluster.want(vec![first.clone()]);
@@ -374,7 +374,12 @@ async fn a_port_is_handed_over_only_when_its_holder_has_ended() {
     cluster.until_status(2, "running").await;
     let second_started = last.with_file_name("second");
     cluster.until("the second runs", |_| (lines(&second_started) == 1).then_some(())).await;
-    let time = |path: &Path| std::fs::read_to_string(path).unwrap().trim().parse::<u128>().unwrap();
+    // The last line may be cut short by the kill.
+    let time = |path: &Path| {
+        let text = std::fs::read_to_string(path).unwrap();
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        whole.map(|line| line.trim().parse::<u128>().unwrap()).max().unwrap()
+    };
     assert!(time(&second_started) > time(&last));
     assert_eq!(cluster.status(1).unwrap().client_status, "complete");
     cluster.want(Vec::new());
@@ -461,4 +466,84 @@ async fn hundreds_of_simulated_nodes_register_and_run() {
     let last = |node: &v1::RegisterRequest| node.name == "sim-0300";
     assert!(cluster.server.known.lock().unwrap().registrations.iter().any(last));
     agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_whose_executor_is_killed_ends_too_and_counts_as_failed() {
+    let cluster = Cluster::start().await;
+    let _agent = cluster.agent().await;
+    cluster.want(vec![allocation(
+        1,
+        "batch",
+        vec![shell_task("main", "echo $$ > ../pid; exec sleep 600")],
+    )]);
+    cluster.until_status(1, "running").await;
+    let pid = cluster.allocation_directory(1).join("pid");
+    cluster.until("the task runs", |_| (lines(&pid) == 1).then_some(())).await;
+    let identity = cluster.allocation_directory(1).join(".run/main/1/executor.json");
+    let identity: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(identity).unwrap()).unwrap();
+    let kill = std::process::Command::new("kill")
+        .args(["-9", &identity["pid"].to_string()])
+        .status()
+        .unwrap();
+    assert!(kill.success());
+    let status = cluster.until_status(1, "failed").await;
+    let ended =
+        status.tasks["main"].events.iter().find(|event| event.kind == "Terminated").unwrap();
+    assert!(ended.message.contains("the executor is gone"), "{status:?}");
+    let task = std::fs::read_to_string(pid).unwrap();
+    cluster
+        .until("the task is gone", |_| (!super::executor::is_alive(task.trim())).then_some(()))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_allocation_whose_state_was_lost_does_not_run_twice() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    cluster.want(vec![allocation(
+        1,
+        "service",
+        vec![shell_task("main", "echo $$ > ../../pid; exec sleep 600")],
+    )]);
+    cluster.until_status(1, "running").await;
+    let directory = cluster.allocation_directory(1);
+    let pid = directory.parent().unwrap().parent().unwrap().join("pid");
+    let pid_there = directory.parent().unwrap().join("pid");
+    cluster.until("the task runs", |_| (lines(&pid_there) == 1).then_some(())).await;
+    let first = std::fs::read_to_string(&pid_there).unwrap();
+    drop(agent);
+    std::fs::write(directory.join("state.json"), "nonsense").unwrap();
+    std::fs::rename(&pid_there, &pid).unwrap();
+    let _agent = cluster.agent().await;
+    cluster.until("the task runs again", |_| (lines(&pid_there) == 1).then_some(())).await;
+    assert!(!super::executor::is_alive(first.trim()), "process {first} lives on");
+    cluster.want(Vec::new());
+    cluster.until("it is gone", |_| (!directory.exists()).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_followed_log_ends_with_its_task() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    let script = "echo one; while ! test -e ../go; do sleep 0.02; done; echo two";
+    cluster.want(vec![allocation(1, "batch", vec![shell_task("main", script)])]);
+    cluster.until_status(1, "running").await;
+    let base =
+        format!("http://{}/v1/client/fs/logs/{}?task=main", agent.http_address(), quorate_id(1));
+    let read = |url: String| {
+        tokio::task::spawn_blocking(move || {
+            ureq::get(&url).call().unwrap().into_body().read_to_string().unwrap()
+        })
+    };
+    let followed = read(format!("{base}&plain=true&follow=true"));
+    std::fs::write(cluster.allocation_directory(1).join("go"), "").unwrap();
+    assert_eq!(followed.await.unwrap(), "one\ntwo\n");
+    let framed: serde_json::Value =
+        serde_json::from_str(&read(base.clone()).await.unwrap()).unwrap();
+    let expected = serde_json::json!({"Data": "b25lCnR3bwo=", "File": "alloc/logs/main.stdout.0", "Offset": 8});
+    assert_eq!(framed, expected);
+    assert_eq!(read(format!("{base}&plain=true&origin=end&offset=4")).await.unwrap(), "two\n");
+    assert_eq!(read(format!("{base}&plain=true&type=stderr")).await.unwrap(), "");
 }
