@@ -547,3 +547,40 @@ async fn a_followed_log_ends_with_its_task() {
     assert_eq!(read(format!("{base}&plain=true&origin=end&offset=4")).await.unwrap(), "two\n");
     assert_eq!(read(format!("{base}&plain=true&type=stderr")).await.unwrap(), "");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_are_signalled_and_restarted_on_request() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    let script =
+        "trap 'echo got >> ../signals' HUP; echo start >> ../starts; while :; do sleep 0.02; done";
+    cluster.want(vec![allocation(1, "service", vec![shell_task("main", script)])]);
+    let directory = cluster.allocation_directory(1);
+    let (starts, signals) = (directory.join("starts"), directory.join("signals"));
+    cluster.until("the task runs", |_| (lines(&starts) == 1).then_some(())).await;
+    cluster.until_status(1, "running").await;
+    let base = format!("http://{}/v1/client/allocation/{}", agent.http_address(), quorate_id(1));
+    let put = |what: &str, body: serde_json::Value| {
+        let url = format!("{base}/{what}");
+        tokio::task::spawn_blocking(move || match ureq::put(&url).send_json(body) {
+            Ok(response) => response.status().as_u16(),
+            Err(ureq::Error::StatusCode(code)) => code,
+            Err(error) => panic!("{error}"),
+        })
+    };
+    assert_eq!(put("signal", serde_json::json!({"Signal": "SIGHUP"})).await.unwrap(), 200);
+    cluster.until("the signal arrives", |_| (lines(&signals) >= 1).then_some(())).await;
+    assert_eq!(put("signal", serde_json::json!({"Signal": "SIGNONE"})).await.unwrap(), 400);
+    assert_eq!(put("restart", serde_json::json!({"TaskName": "other"})).await.unwrap(), 404);
+    assert_eq!(put("restart", serde_json::json!({"TaskName": "main"})).await.unwrap(), 200);
+    cluster.until("a second start", |_| (lines(&starts) == 2).then_some(())).await;
+    let restarted = |cluster: &Cluster| {
+        cluster.status(1).filter(|status| {
+            status.tasks["main"].restarts == 1 && status.tasks["main"].state == "running"
+        })
+    };
+    let status = cluster.until("running again", restarted).await;
+    assert!(kinds(&status, "main").contains(&"Restart Signaled".to_owned()), "{status:?}");
+    cluster.want(Vec::new());
+    cluster.until("it is gone", |_| (!directory.exists()).then_some(())).await;
+}

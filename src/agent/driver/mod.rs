@@ -130,6 +130,14 @@ impl Run {
         }
     }
 
+    /// Sends a signal.
+    pub(crate) async fn signal(&self, signal: &str) -> std::io::Result<()> {
+        match self {
+            Self::RawExec(run) => run.signal(signal).await,
+            Self::Mock(_) => Ok(()),
+        }
+    }
+
     /// Asks for the end: the signal now, SIGKILL after the timeout.
     pub(crate) async fn kill(&self, signal: &str, timeout_ms: u64) -> std::io::Result<()> {
         match self {
