@@ -12,7 +12,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
 };
 
@@ -20,7 +20,9 @@ use fsm::AllocationId;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-use super::{allocation_runner::AllocationRunner, files, spec::AllocationSpec};
+use super::{
+    allocation_runner::AllocationRunner, executor::process::find_user, files, spec::AllocationSpec,
+};
 
 /// Version of the stored formats.
 const FORMAT: u32 = 1;
@@ -217,6 +219,9 @@ impl AllocationDirectory {
         for directory in [self.logs(), shared.join("data"), shared.join("tmp")] {
             files::create_directory(&directory)?;
         }
+        for directory in [shared.join("data"), shared.join("tmp")] {
+            fs::set_permissions(&directory, fs::Permissions::from_mode(0o1777))?;
+        }
         let run = self.runs();
         files::create_directory(&run)?;
         fs::set_permissions(&run, fs::Permissions::from_mode(0o700))?;
@@ -227,6 +232,14 @@ impl AllocationDirectory {
                 files::create_directory(&directory)?;
             }
             fs::set_permissions(&secrets, fs::Permissions::from_mode(0o700))?;
+            // Whether the user exists is judged when the task is started.
+            if !task.user.is_empty()
+                && let Ok((uid, gid)) = find_user(&task.user)
+            {
+                for directory in [root.clone(), root.join("local"), root.join("tmp"), secrets] {
+                    chown(directory, Some(uid), Some(gid))?;
+                }
+            }
         }
         Ok(())
     }

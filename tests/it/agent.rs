@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, Mutex},
@@ -30,7 +30,8 @@ struct Known {
     statuses: HashMap<Vec<u8>, v1::AllocationStatus>,
     /// Reports refused while this is above zero.
     refuse: u32,
-    liveness: i32,
+    /// Nodes that are not ready yet.
+    initializing: HashSet<bytes::Bytes>,
     forgets_node: bool,
 }
 
@@ -50,10 +51,11 @@ impl agent_server::Agent for Server {
         &self,
         request: Request<v1::RegisterRequest>,
     ) -> Result<Response<v1::RegisterReply>, Status> {
+        let request = request.into_inner();
         let mut known = self.known.lock().unwrap();
         known.forgets_node = false;
-        known.registrations.push(request.into_inner());
-        known.liveness = v1::Liveness::Initializing.into();
+        known.initializing.insert(request.node_id.clone());
+        known.registrations.push(request);
         Ok(Response::new(v1::RegisterReply {
             incarnation: 1,
             heartbeat_ttl_ms: self.ttl_ms,
@@ -63,14 +65,15 @@ impl agent_server::Agent for Server {
 
     async fn heartbeat(
         &self,
-        _: Request<v1::HeartbeatRequest>,
+        request: Request<v1::HeartbeatRequest>,
     ) -> Result<Response<v1::HeartbeatReply>, Status> {
         let mut known = self.known.lock().unwrap();
         if known.forgets_node {
             return Err(Status::not_found("unknown node"));
         }
         known.heartbeats += 1;
-        let liveness = known.liveness;
+        let waits = known.initializing.contains(&request.into_inner().node_id);
+        let liveness = if waits { v1::Liveness::Initializing } else { v1::Liveness::Ready }.into();
         Ok(Response::new(v1::HeartbeatReply {
             heartbeat_ttl_ms: self.ttl_ms,
             liveness,
@@ -80,11 +83,11 @@ impl agent_server::Agent for Server {
 
     async fn ready(
         &self,
-        _: Request<v1::ReadyRequest>,
+        request: Request<v1::ReadyRequest>,
     ) -> Result<Response<v1::ReadyReply>, Status> {
         let mut known = self.known.lock().unwrap();
         known.ready += 1;
-        known.liveness = v1::Liveness::Ready.into();
+        known.initializing.remove(&request.into_inner().node_id);
         Ok(Response::new(v1::ReadyReply { index: 1 }))
     }
 
@@ -156,9 +159,13 @@ impl Cluster {
 
     /// An agent; the one before, which was dropped, may take a moment to let go of the directory.
     async fn agent(&self) -> Agent {
+        Self::agent_of(self.settings()).await
+    }
+
+    async fn agent_of(settings: AgentSettings) -> Agent {
         let started = timeout(Duration::from_secs(20), async {
             loop {
-                match Agent::start(self.settings()).await {
+                match Agent::start(settings.clone()).await {
                     Ok(agent) => return agent,
                     Err(error) => assert!(error.to_string().contains("held by another"), "{error}"),
                 }
@@ -345,7 +352,7 @@ async fn tasks_that_end_with_the_agent_start_again_with_the_next() {
     let exit = cluster.allocation_directory(1).join(".run/main/1/exit.json");
     assert!(exit.exists(), "the task should have ended with the agent");
     assert_eq!(cluster.status(1).unwrap().client_status, "running", "nothing was reported");
-    let agent = Agent::start(settings).await.unwrap();
+    let agent = Cluster::agent_of(settings).await;
     let starts = cluster.allocation_directory(1).join("starts");
     cluster.until("a second start", |_| (lines(&starts) == 2).then_some(())).await;
     cluster.until_status(1, "running").await;
@@ -583,4 +590,60 @@ async fn tasks_are_signalled_and_restarted_on_request() {
     assert!(kinds(&status, "main").contains(&"Restart Signaled".to_owned()), "{status:?}");
     cluster.want(Vec::new());
     cluster.until("it is gone", |_| (!directory.exists()).then_some(())).await;
+}
+
+/// Not a test of its own: the agent of the test below, in a process that can be killed.
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_process() {
+    let Ok(given) = std::env::var("QUORATE_TEST_AGENT") else { return };
+    let (directory, server) = given.split_once(' ').unwrap();
+    let mut settings = AgentSettings::new(directory, vec![server.to_owned()]);
+    settings.executor_binary = Some(PathBuf::from(env!("CARGO_BIN_EXE_quorate")));
+    let _agent = Agent::start(settings).await.unwrap();
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_survive_a_kill_of_the_agents_whole_process_group() {
+    use std::os::unix::process::CommandExt;
+
+    let cluster = Cluster::start().await;
+    let directory = cluster.directory.path().join("agent");
+    let mut agent = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "agent::agent_process"])
+        .env("QUORATE_TEST_AGENT", format!("{} {}", directory.display(), cluster.address))
+        .stdout(std::process::Stdio::null())
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    let script = "echo $QUORATE_TEST_AGENT $$ >> ../starts; while ! test -e ../go; do sleep 0.02; done; exit 9";
+    cluster.want(vec![allocation(1, "batch", vec![shell_task("main", script)])]);
+    cluster.until_status(1, "running").await;
+    let starts = cluster.allocation_directory(1).join("starts");
+    cluster.until("the task runs", |_| (lines(&starts) == 1).then_some(())).await;
+    for signal in ["-INT", "-KILL"] {
+        let group = format!("-{}", agent.id());
+        assert!(
+            std::process::Command::new("kill")
+                .args([signal, "--", &group])
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+    agent.wait().unwrap();
+    let task = std::fs::read_to_string(&starts).unwrap();
+    assert!(super::executor::is_alive(task.trim()), "the task {task} died with the agent");
+    let _agent = cluster.agent().await;
+    cluster
+        .until("ready again", |cluster| {
+            (cluster.server.known.lock().unwrap().ready == 2).then_some(())
+        })
+        .await;
+    std::fs::write(cluster.allocation_directory(1).join("go"), "").unwrap();
+    let status = cluster.until_status(1, "failed").await;
+    let ended =
+        status.tasks["main"].events.iter().find(|event| event.kind == "Terminated").unwrap();
+    assert_eq!(ended.exit_code, Some(9));
+    assert_eq!(lines(&starts), 1);
 }

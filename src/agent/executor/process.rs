@@ -159,6 +159,17 @@ pub(super) fn oom_kills() -> u64 {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
 }
 
+/// User and group id of a user, by name or number.
+pub(crate) fn find_user(name: &str) -> io::Result<(u32, u32)> {
+    let users = fs::read_to_string("/etc/passwd")?;
+    let found = users.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let matches = fields.first() == Some(&name) || fields.get(2) == Some(&name);
+        matches.then(|| Some((fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?)))?
+    });
+    found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("unknown user `{name}`")))
+}
+
 /// The signal of that name (`SIGTERM`, `TERM`, or a number).
 pub(crate) fn parse_signal(name: &str) -> Option<Signal> {
     let upper = name.trim().to_ascii_uppercase();

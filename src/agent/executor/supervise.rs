@@ -1,7 +1,7 @@
 //! The executor's loop: starts the task, copies its output, obeys the socket, reaps every descendant, and writes the end down.
 
 use std::{
-    fs, io,
+    io,
     os::{
         fd::OwnedFd,
         unix::process::{CommandExt, ExitStatusExt},
@@ -252,7 +252,7 @@ fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
         .stderr(err_write)
         .process_group(0);
     if !spec.user.is_empty() {
-        let (uid, gid) = find_user(&spec.user).map_err(failed(false))?;
+        let (uid, gid) = process::find_user(&spec.user).map_err(failed(false))?;
         command.uid(uid).gid(gid);
     }
     let child = command.spawn().map_err(|error| {
@@ -293,14 +293,4 @@ fn find_program(spec: &RunSpec) -> io::Result<std::path::PathBuf> {
         .map(|directory| directory.join(&spec.command))
         .find(|candidate| candidate.is_file())
         .ok_or_else(|| missing(&spec.command))
-}
-
-fn find_user(name: &str) -> io::Result<(u32, u32)> {
-    let users = fs::read_to_string("/etc/passwd")?;
-    let found = users.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split(':').collect();
-        let matches = fields.first() == Some(&name) || fields.get(2) == Some(&name);
-        matches.then(|| Some((fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?)))?
-    });
-    found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("unknown user `{name}`")))
 }
