@@ -193,6 +193,27 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
+    /// Restarts the running tasks among these; how many there were.
+    pub(crate) fn restart(
+        &mut self,
+        policy: &GroupPolicy,
+        tasks: &[usize],
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) -> usize {
+        self.changed = true;
+        let restarted = tasks
+            .iter()
+            .filter(|task| self.tasks[**task].restart(**task, &policy.tasks[**task], now, out));
+        restarted.count()
+    }
+
+    /// Notes a signal that is sent to a task. False: it does not run.
+    pub(crate) fn signaled(&mut self, task: usize, signal: &str, now: Moment) -> bool {
+        self.changed = true;
+        self.tasks[task].signaled(signal, now)
+    }
+
     /// Does what is due.
     pub(crate) fn tick(&mut self, policy: &GroupPolicy, now: Moment, out: &mut Vec<Action>) {
         if let Stopping::Delay(until_ms) = self.stopping

@@ -10,6 +10,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
 use proto::v1::{self, Liveness};
 use tokio::{
     sync::{Notify, watch},
@@ -31,7 +32,7 @@ const STREAM_RETRY_MAX: Duration = Duration::from_secs(10);
 const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long all statuses may take before a heartbeat goes out in between.
 const STATUSES_TIMEOUT: Duration = Duration::from_secs(5);
-/// Spread of the heartbeat that follows a change of leader, ms.
+/// Spread of the heartbeats that follow a change of leader or a broken stream, ms.
 const EPOCH_SPREAD_MS: u64 = 500;
 
 /// What the servers' messages are for: the real node or a simulated one.
@@ -165,6 +166,8 @@ impl<N: Node> Standing<N> {
         let mut epoch = None;
         let mut beat = 0_u64;
         let mut backoff = Backoff::new(Duration::from_secs(5), self.seed());
+        // What was said of the incarnation before is no news.
+        self.unknown.notified().now_or_never();
         if let Next::Register = self.become_ready(incarnation).await {
             return;
         }
@@ -172,7 +175,12 @@ impl<N: Node> Standing<N> {
         loop {
             tokio::select! {
                 () = sleep_until(due) => {}
-                () = self.nudge.notified() => {}
+                () = self.nudge.notified() => {
+                    // Spread: when a server dies all its nodes come here.
+                    due = due.min(Instant::now() + self.spread(beat));
+                    beat += 1;
+                    continue;
+                }
                 () = self.unknown.notified() => return,
             }
             beat += 1;
@@ -194,7 +202,7 @@ impl<N: Node> Standing<N> {
                         epoch.replace(reply.epoch).is_some_and(|old| old != reply.epoch);
                     due = Instant::now()
                         + if leader_changed {
-                            Duration::from_millis(mix(self.seed() ^ beat) % EPOCH_SPREAD_MS)
+                            self.spread(beat)
                         } else {
                             self.interval(ttl_ms, beat)
                         };
@@ -251,6 +259,10 @@ impl<N: Node> Standing<N> {
     fn interval(&self, ttl_ms: u64, beat: u64) -> Duration {
         let ttl_ms = ttl_ms.clamp(100, 24 * 3600 * 1000);
         Duration::from_millis(ttl_ms * 2 / 5 + mix(self.seed() ^ (beat << 8)) % (ttl_ms / 5 + 1))
+    }
+
+    fn spread(&self, beat: u64) -> Duration {
+        Duration::from_millis(mix(self.seed() ^ beat) % EPOCH_SPREAD_MS)
     }
 
     fn seed(&self) -> u64 {

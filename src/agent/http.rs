@@ -1,8 +1,9 @@
-//! The agent's HTTP service: logs and files of its allocations, and how it fares. Read-only; it never leaves an allocation's
-//! directory, and never shows secrets.
+//! The agent's HTTP service: logs and files of its allocations, signals and restarts of their tasks, and how it fares. It never
+//! leaves an allocation's directory, and never shows secrets. It trusts whoever can reach it, as the servers do that pass requests on.
 
 mod files;
 mod logs;
+mod orders;
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use axum::{
     Json, Router,
     http::StatusCode,
     response::{IntoResponse, Response},
-    routing::get,
+    routing::{get, put},
 };
 use fsm::AllocationId;
 use serde_json::json;
@@ -79,6 +80,14 @@ pub(crate) async fn serve(listener: TcpListener, files: Option<Files>) {
             .route("/v1/client/fs/ls/{allocation}", get(files::list))
             .route("/v1/client/fs/stat/{allocation}", get(files::stat))
             .route("/v1/client/fs/cat/{allocation}", get(files::cat))
+            .route(
+                "/v1/client/allocation/{allocation}/signal",
+                put(orders::signal).post(orders::signal),
+            )
+            .route(
+                "/v1/client/allocation/{allocation}/restart",
+                put(orders::restart).post(orders::restart),
+            )
             .with_state(files);
         router = router.merge(of_allocations);
     }

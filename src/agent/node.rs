@@ -9,15 +9,22 @@ use std::{
 
 use fsm::AllocationId;
 use proto::v1;
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::JoinSet,
+};
 
 use super::{
     allocation_runner::AllocationRunner,
+    executor::process::kill_leftovers,
     heartbeat::Node,
-    shell::{Origin, Shared, Shell, View, Wish, view_of},
+    shell::{Order, Ordered, Origin, Shared, Shell, View, Wish, view_of},
     spec::AllocationSpec,
     state::Loaded,
 };
+
+/// Orders to an allocation that wait to be carried out.
+const ORDERS_MAX: usize = 8;
 
 /// The allocations of this node.
 pub(crate) struct LocalNode {
@@ -38,6 +45,7 @@ struct Inner {
 
 struct Entry {
     wish: watch::Sender<Wish>,
+    orders: mpsc::Sender<Ordered>,
     view: Arc<Mutex<View>>,
     ports: BTreeSet<u16>,
     /// The servers have forgotten it: its directory goes when it has ended.
@@ -70,7 +78,11 @@ impl LocalNode {
     pub(crate) fn restore(shared: Arc<Shared>, ended_max: usize) -> io::Result<Arc<Self>> {
         let Loaded { stored, unreadable } = shared.state.load()?;
         for (directory, error) in unreadable {
-            tracing::error!(directory = %directory.display(), %error, "an allocation's state cannot be read; it is left alone");
+            let killed = kill_leftovers(&directory.join(".run"))?;
+            tracing::error!(
+                directory = %directory.display(), %error, killed,
+                "an allocation's state cannot be read: its processes were killed, its files are left alone"
+            );
         }
         let node = Arc::new(Self { shared, ended_max, inner: Mutex::default() });
         let mut inner = node.lock();
@@ -109,6 +121,18 @@ impl LocalNode {
         self.lock().entries.get(&id).map(|entry| entry.view().clone())
     }
 
+    /// Has an order carried out; what came of it.
+    pub(crate) async fn order(&self, id: AllocationId, order: Order) -> Result<(), String> {
+        let orders = self.lock().entries.get(&id).map(|entry| entry.orders.clone());
+        let orders = orders.ok_or_else(|| format!("Unknown allocation \"{id}\""))?;
+        let (answer, answered) = oneshot::channel();
+        let ended = "Task not running".to_owned();
+        if orders.send((order, answer)).await.is_err() {
+            return Err(ended);
+        }
+        answered.await.unwrap_or(Err(ended))
+    }
+
     /// Allocations that have not ended, and all.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let inner = self.lock();
@@ -128,17 +152,19 @@ impl LocalNode {
         origin: Origin,
     ) {
         let (wish, wishes) = watch::channel(Wish::default());
+        let (orders, ordered) = mpsc::channel(ORDERS_MAX);
         let (id, ports) = (spec.id, spec.ports.iter().map(|port| port.value).collect());
         let view = if runner.is_terminal() {
             Arc::new(Mutex::new(view_of(&spec, &runner)))
         } else {
-            let (shell, view) = Shell::new(Arc::clone(&self.shared), spec, runner, wishes);
+            let (shell, view) =
+                Shell::new(Arc::clone(&self.shared), spec, runner, (wishes, ordered));
             inner.shells.spawn(shell.run(origin));
             view
         };
         inner.received += 1;
         let received = inner.received;
-        inner.entries.insert(id, Entry { wish, view, ports, forgotten: false, received });
+        inner.entries.insert(id, Entry { wish, orders, view, ports, forgotten: false, received });
     }
 
     fn take(&self, inner: &mut Inner, message: v1::Allocation) {

@@ -13,7 +13,7 @@ use std::{
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use proto::v1;
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, mpsc, oneshot, watch},
     time::{sleep, sleep_until},
 };
 
@@ -21,7 +21,7 @@ use super::{
     allocation_runner::AllocationRunner,
     driver::{self, Driver, Recovered, Run, StartError, TaskContext},
     environment,
-    executor::{Outcome, client::blocking},
+    executor::{Outcome, client::blocking, process::kill_leftovers},
     spec::AllocationSpec,
     state::{AllocationDirectory, StateDirectory, StoredAllocation},
     status::Outbox,
@@ -58,6 +58,26 @@ pub(crate) struct Wish {
     pub(crate) spec: Option<Arc<AllocationSpec>>,
 }
 
+/// Something that a person asks of an allocation, once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Order {
+    /// Run tasks anew.
+    Restart {
+        /// Which; all that run when `None`.
+        task: Option<String>,
+    },
+    /// Send a signal.
+    Signal {
+        /// To which; to all that run when `None`.
+        task: Option<String>,
+        /// Name or number.
+        signal: String,
+    },
+}
+
+/// An order, and where to say what came of it.
+pub(crate) type Ordered = (Order, oneshot::Sender<Result<(), String>>);
+
 /// What others see of an allocation.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
@@ -85,6 +105,7 @@ enum Happening {
     Exited(usize, Outcome),
     KillSent(usize, std::io::Result<()>),
     KillAgain(usize),
+    Signaled,
 }
 
 /// One allocation.
@@ -96,6 +117,7 @@ pub(crate) struct Shell {
     runs: Vec<Option<Run>>,
     view: Arc<Mutex<View>>,
     wishes: watch::Receiver<Wish>,
+    orders: mpsc::Receiver<Ordered>,
     happenings: FuturesUnordered<BoxFuture<'static, Happening>>,
     actions: Vec<Action>,
 }
@@ -106,7 +128,7 @@ impl Shell {
         shared: Arc<Shared>,
         spec: AllocationSpec,
         runner: AllocationRunner,
-        wishes: watch::Receiver<Wish>,
+        (wishes, orders): (watch::Receiver<Wish>, mpsc::Receiver<Ordered>),
     ) -> (Self, Arc<Mutex<View>>) {
         let view = Arc::new(Mutex::new(view_of(&spec, &runner)));
         let directory = shared.state.allocation(spec.id);
@@ -120,6 +142,7 @@ impl Shell {
             runner,
             directory,
             wishes,
+            orders,
         };
         (shell, view)
     }
@@ -155,6 +178,7 @@ impl Shell {
                     }
                 }
                 Some(happening) = self.happenings.next() => self.take(happening),
+                Some((order, answer)) = self.orders.recv() => self.carry_out(&order, answer),
                 () = due => {
                     let now = self.shared.clock.now();
                     self.runner.tick(&self.spec.policy, now, &mut self.actions);
@@ -167,7 +191,16 @@ impl Shell {
     async fn begin(&mut self, origin: Origin) {
         let now = self.shared.clock.now();
         let (directory, spec) = (self.directory.clone(), self.spec.clone());
-        if let Err(error) = blocking(move || directory.prepare(&spec)).await {
+        let is_new = matches!(origin, Origin::New);
+        let prepared = blocking(move || {
+            if is_new {
+                // What an allocation of that id has left whose state was lost would be a second copy.
+                kill_leftovers(&directory.runs())?;
+                directory.remove()?;
+            }
+            directory.prepare(&spec)
+        });
+        if let Err(error) = prepared.await {
             let message = format!("cannot prepare the allocation's directory: {error}");
             self.runner.setup_failed(&message, now);
             return;
@@ -264,6 +297,50 @@ impl Shell {
         }
     }
 
+    /// The answer to a restart comes when the tasks have been asked to end, that to a signal when it was delivered.
+    fn carry_out(&mut self, order: &Order, answer: oneshot::Sender<Result<(), String>>) {
+        let now = self.shared.clock.now();
+        let (Order::Restart { task: name } | Order::Signal { task: name, .. }) = order;
+        let chosen: Vec<usize> = self
+            .spec
+            .tasks
+            .iter()
+            .enumerate()
+            .filter(|(_, task)| name.as_ref().is_none_or(|name| *name == task.name))
+            .map(|(position, _)| position)
+            .collect();
+        let refused = || Err("Task not running".to_owned());
+        match order {
+            Order::Restart { .. } => {
+                let restarted =
+                    self.runner.restart(&self.spec.policy, &chosen, now, &mut self.actions);
+                // Who asked may have gone; that goes for all answers.
+                drop(answer.send(if restarted == 0 { refused() } else { Ok(()) }));
+            }
+            Order::Signal { signal, .. } => {
+                let runs: Vec<Run> = chosen
+                    .into_iter()
+                    .filter(|task| self.runner.signaled(*task, signal, now))
+                    .filter_map(|task| self.runs[task].clone())
+                    .collect();
+                let signal = signal.clone();
+                self.happenings.push(
+                    async move {
+                        let mut sent = if runs.is_empty() { refused() } else { Ok(()) };
+                        for run in runs {
+                            if let Err(error) = run.signal(&signal).await {
+                                sent = Err(error.to_string());
+                            }
+                        }
+                        drop(answer.send(sent));
+                        Happening::Signaled
+                    }
+                    .boxed(),
+                );
+            }
+        }
+    }
+
     fn take(&mut self, happening: Happening) {
         let now = self.shared.clock.now();
         let (runner, policy, actions) = (&mut self.runner, &self.spec.policy, &mut self.actions);
@@ -314,7 +391,7 @@ impl Shell {
                 };
                 runner.exited(policy, task, &exit, now, actions);
             }
-            Happening::KillSent(_, Ok(())) => {}
+            Happening::KillSent(_, Ok(())) | Happening::Signaled => {}
             Happening::KillSent(task, Err(error)) => {
                 tracing::debug!(allocation = %self.spec.id, %error, "a kill was not delivered");
                 let again = async move {
@@ -370,7 +447,6 @@ impl Shell {
         let spec = &self.spec.tasks[task];
         TaskContext {
             task: spec.clone(),
-            policy: self.spec.policy.tasks[task].clone(),
             names: environment::names(&self.spec, spec, &self.directory, &self.shared.node_names),
             directory: self.directory.clone(),
             attempt,

@@ -12,7 +12,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
 };
 
@@ -20,7 +20,9 @@ use fsm::AllocationId;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-use super::{allocation_runner::AllocationRunner, files, spec::AllocationSpec};
+use super::{
+    allocation_runner::AllocationRunner, executor::process::find_user, files, spec::AllocationSpec,
+};
 
 /// Version of the stored formats.
 const FORMAT: u32 = 1;
@@ -202,9 +204,13 @@ impl AllocationDirectory {
     pub(crate) fn task(&self, task: &str) -> PathBuf {
         self.root.join(task)
     }
+    /// The files of all executors.
+    pub(crate) fn runs(&self) -> PathBuf {
+        self.root.join(".run")
+    }
     /// The files of the executor of one attempt.
     pub(crate) fn run(&self, task: &str, attempt: u32) -> PathBuf {
-        self.root.join(".run").join(task).join(attempt.to_string())
+        self.runs().join(task).join(attempt.to_string())
     }
 
     /// Makes the directories.
@@ -213,7 +219,10 @@ impl AllocationDirectory {
         for directory in [self.logs(), shared.join("data"), shared.join("tmp")] {
             files::create_directory(&directory)?;
         }
-        let run = self.root.join(".run");
+        for directory in [shared.join("data"), shared.join("tmp")] {
+            fs::set_permissions(&directory, fs::Permissions::from_mode(0o1777))?;
+        }
+        let run = self.runs();
         files::create_directory(&run)?;
         fs::set_permissions(&run, fs::Permissions::from_mode(0o700))?;
         for task in &spec.tasks {
@@ -223,6 +232,14 @@ impl AllocationDirectory {
                 files::create_directory(&directory)?;
             }
             fs::set_permissions(&secrets, fs::Permissions::from_mode(0o700))?;
+            // Whether the user exists is judged when the task is started.
+            if !task.user.is_empty()
+                && let Ok((uid, gid)) = find_user(&task.user)
+            {
+                for directory in [root.clone(), root.join("local"), root.join("tmp"), secrets] {
+                    chown(directory, Some(uid), Some(gid))?;
+                }
+            }
         }
         Ok(())
     }

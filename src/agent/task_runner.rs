@@ -96,6 +96,8 @@ pub(crate) enum EventKind {
     WaitingForShutdownDelay,
     /// `Signaling`
     Signaling,
+    /// `Restart Signaled`
+    RestartSignaled,
 }
 
 impl EventKind {
@@ -116,6 +118,7 @@ impl EventKind {
             Self::SiblingTaskFailed => "Sibling Task Failed",
             Self::WaitingForShutdownDelay => "Waiting for Shutdown Delay",
             Self::Signaling => "Signaling",
+            Self::RestartSignaled => "Restart Signaled",
         }
     }
 }
@@ -197,6 +200,8 @@ pub(crate) struct TaskRunner {
     /// Newest last. Invariant: at most [`EVENTS_MAX`].
     pub(crate) events: Vec<Event>,
     kill: Option<KillReason>,
+    /// Somebody asked for a restart: the end that follows is no failure.
+    restart_wanted: bool,
     tracker: RestartTracker,
 }
 
@@ -214,6 +219,7 @@ impl TaskRunner {
             attempt: 0,
             events: Vec::with_capacity(4),
             kill: None,
+            restart_wanted: false,
             tracker: RestartTracker::default(),
         };
         runner.event(now, EventKind::Received, "Task received by client");
@@ -335,6 +341,10 @@ impl TaskRunner {
             self.die(now, false);
             return;
         }
+        if std::mem::take(&mut self.restart_wanted) {
+            self.phase = Phase::Waiting { until_ms: now.since_boot_ms };
+            return;
+        }
         let ending = if exit.is_success() { Ending::Success } else { Ending::Failure };
         self.after_end(policy, ending, now, seed);
     }
@@ -379,6 +389,33 @@ impl TaskRunner {
                 self.send_kill(task, policy, now, out);
             }
         }
+    }
+
+    /// Somebody wants it to run anew. False: it does not run.
+    pub(crate) fn restart(
+        &mut self,
+        task: usize,
+        policy: &TaskPolicy,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        if self.phase != Phase::Running || self.kill.is_some() {
+            return false;
+        }
+        self.event(now, EventKind::RestartSignaled, "User requested running task to restart");
+        self.restart_wanted = true;
+        self.send_kill(task, policy, now, out);
+        true
+    }
+
+    /// A signal is on its way to it. False: it does not run.
+    pub(crate) fn signaled(&mut self, signal: &str, now: Moment) -> bool {
+        let runs = self.phase == Phase::Running;
+        if runs {
+            let message = format!("Task being sent a signal: {signal}");
+            self.event(now, EventKind::Signaling, &message);
+        }
+        runs
     }
 
     /// Does what is due.

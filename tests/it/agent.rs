@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, Mutex},
@@ -30,7 +30,8 @@ struct Known {
     statuses: HashMap<Vec<u8>, v1::AllocationStatus>,
     /// Reports refused while this is above zero.
     refuse: u32,
-    liveness: i32,
+    /// Nodes that are not ready yet.
+    initializing: HashSet<bytes::Bytes>,
     forgets_node: bool,
 }
 
@@ -50,10 +51,11 @@ impl agent_server::Agent for Server {
         &self,
         request: Request<v1::RegisterRequest>,
     ) -> Result<Response<v1::RegisterReply>, Status> {
+        let request = request.into_inner();
         let mut known = self.known.lock().unwrap();
         known.forgets_node = false;
-        known.registrations.push(request.into_inner());
-        known.liveness = v1::Liveness::Initializing.into();
+        known.initializing.insert(request.node_id.clone());
+        known.registrations.push(request);
         Ok(Response::new(v1::RegisterReply {
             incarnation: 1,
             heartbeat_ttl_ms: self.ttl_ms,
@@ -63,14 +65,15 @@ impl agent_server::Agent for Server {
 
     async fn heartbeat(
         &self,
-        _: Request<v1::HeartbeatRequest>,
+        request: Request<v1::HeartbeatRequest>,
     ) -> Result<Response<v1::HeartbeatReply>, Status> {
         let mut known = self.known.lock().unwrap();
         if known.forgets_node {
             return Err(Status::not_found("unknown node"));
         }
         known.heartbeats += 1;
-        let liveness = known.liveness;
+        let waits = known.initializing.contains(&request.into_inner().node_id);
+        let liveness = if waits { v1::Liveness::Initializing } else { v1::Liveness::Ready }.into();
         Ok(Response::new(v1::HeartbeatReply {
             heartbeat_ttl_ms: self.ttl_ms,
             liveness,
@@ -80,11 +83,11 @@ impl agent_server::Agent for Server {
 
     async fn ready(
         &self,
-        _: Request<v1::ReadyRequest>,
+        request: Request<v1::ReadyRequest>,
     ) -> Result<Response<v1::ReadyReply>, Status> {
         let mut known = self.known.lock().unwrap();
         known.ready += 1;
-        known.liveness = v1::Liveness::Ready.into();
+        known.initializing.remove(&request.into_inner().node_id);
         Ok(Response::new(v1::ReadyReply { index: 1 }))
     }
 
@@ -156,9 +159,13 @@ impl Cluster {
 
     /// An agent; the one before, which was dropped, may take a moment to let go of the directory.
     async fn agent(&self) -> Agent {
+        Self::agent_of(self.settings()).await
+    }
+
+    async fn agent_of(settings: AgentSettings) -> Agent {
         let started = timeout(Duration::from_secs(20), async {
             loop {
-                match Agent::start(self.settings()).await {
+                match Agent::start(settings.clone()).await {
                     Ok(agent) => return agent,
                     Err(error) => assert!(error.to_string().contains("held by another"), "{error}"),
                 }
@@ -345,7 +352,7 @@ async fn tasks_that_end_with_the_agent_start_again_with_the_next() {
     let exit = cluster.allocation_directory(1).join(".run/main/1/exit.json");
     assert!(exit.exists(), "the task should have ended with the agent");
     assert_eq!(cluster.status(1).unwrap().client_status, "running", "nothing was reported");
-    let agent = Agent::start(settings).await.unwrap();
+    let agent = Cluster::agent_of(settings).await;
     let starts = cluster.allocation_directory(1).join("starts");
     cluster.until("a second start", |_| (lines(&starts) == 2).then_some(())).await;
     cluster.until_status(1, "running").await;
@@ -357,7 +364,7 @@ async fn a_port_is_handed_over_only_when_its_holder_has_ended() {
     let cluster = Cluster::start().await;
     let _agent = cluster.agent().await;
     let port = v1::Port { label: "web".to_owned(), value: 20_001, to: 0 };
-    let stubborn = "trap '' INT; while :; do date +%s%N > ../../last; sleep 0.02; done";
+    let stubborn = "trap '' INT; while :; do date +%s%N >> ../../last; sleep 0.02; done";
     let mut first = allocation(1, "service", vec![shell_task("main", stubborn)]);
     first.ports.push(port.clone());
     cluster.want(vec![first.clone()]);
@@ -374,7 +381,12 @@ async fn a_port_is_handed_over_only_when_its_holder_has_ended() {
     cluster.until_status(2, "running").await;
     let second_started = last.with_file_name("second");
     cluster.until("the second runs", |_| (lines(&second_started) == 1).then_some(())).await;
-    let time = |path: &Path| std::fs::read_to_string(path).unwrap().trim().parse::<u128>().unwrap();
+    // The last line may be cut short by the kill.
+    let time = |path: &Path| {
+        let text = std::fs::read_to_string(path).unwrap();
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        whole.map(|line| line.trim().parse::<u128>().unwrap()).max().unwrap()
+    };
     assert!(time(&second_started) > time(&last));
     assert_eq!(cluster.status(1).unwrap().client_status, "complete");
     cluster.want(Vec::new());
@@ -461,4 +473,177 @@ async fn hundreds_of_simulated_nodes_register_and_run() {
     let last = |node: &v1::RegisterRequest| node.name == "sim-0300";
     assert!(cluster.server.known.lock().unwrap().registrations.iter().any(last));
     agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_whose_executor_is_killed_ends_too_and_counts_as_failed() {
+    let cluster = Cluster::start().await;
+    let _agent = cluster.agent().await;
+    cluster.want(vec![allocation(
+        1,
+        "batch",
+        vec![shell_task("main", "echo $$ > ../pid; exec sleep 600")],
+    )]);
+    cluster.until_status(1, "running").await;
+    let pid = cluster.allocation_directory(1).join("pid");
+    cluster.until("the task runs", |_| (lines(&pid) == 1).then_some(())).await;
+    let identity = cluster.allocation_directory(1).join(".run/main/1/executor.json");
+    let identity: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(identity).unwrap()).unwrap();
+    let kill = std::process::Command::new("kill")
+        .args(["-9", &identity["pid"].to_string()])
+        .status()
+        .unwrap();
+    assert!(kill.success());
+    let status = cluster.until_status(1, "failed").await;
+    let ended =
+        status.tasks["main"].events.iter().find(|event| event.kind == "Terminated").unwrap();
+    assert!(ended.message.contains("the executor is gone"), "{status:?}");
+    let task = std::fs::read_to_string(pid).unwrap();
+    cluster
+        .until("the task is gone", |_| (!super::executor::is_alive(task.trim())).then_some(()))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_allocation_whose_state_was_lost_does_not_run_twice() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    cluster.want(vec![allocation(
+        1,
+        "service",
+        vec![shell_task("main", "echo $$ > ../../pid; exec sleep 600")],
+    )]);
+    cluster.until_status(1, "running").await;
+    let directory = cluster.allocation_directory(1);
+    let pid = directory.parent().unwrap().parent().unwrap().join("pid");
+    let pid_there = directory.parent().unwrap().join("pid");
+    cluster.until("the task runs", |_| (lines(&pid_there) == 1).then_some(())).await;
+    let first = std::fs::read_to_string(&pid_there).unwrap();
+    drop(agent);
+    std::fs::write(directory.join("state.json"), "nonsense").unwrap();
+    std::fs::rename(&pid_there, &pid).unwrap();
+    let _agent = cluster.agent().await;
+    cluster.until("the task runs again", |_| (lines(&pid_there) == 1).then_some(())).await;
+    assert!(!super::executor::is_alive(first.trim()), "process {first} lives on");
+    cluster.want(Vec::new());
+    cluster.until("it is gone", |_| (!directory.exists()).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_followed_log_ends_with_its_task() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    let script = "echo one; while ! test -e ../go; do sleep 0.02; done; echo two";
+    cluster.want(vec![allocation(1, "batch", vec![shell_task("main", script)])]);
+    cluster.until_status(1, "running").await;
+    let base =
+        format!("http://{}/v1/client/fs/logs/{}?task=main", agent.http_address(), quorate_id(1));
+    let read = |url: String| {
+        tokio::task::spawn_blocking(move || {
+            ureq::get(&url).call().unwrap().into_body().read_to_string().unwrap()
+        })
+    };
+    let followed = read(format!("{base}&plain=true&follow=true"));
+    std::fs::write(cluster.allocation_directory(1).join("go"), "").unwrap();
+    assert_eq!(followed.await.unwrap(), "one\ntwo\n");
+    let framed: serde_json::Value =
+        serde_json::from_str(&read(base.clone()).await.unwrap()).unwrap();
+    let expected = serde_json::json!({"Data": "b25lCnR3bwo=", "File": "alloc/logs/main.stdout.0", "Offset": 8});
+    assert_eq!(framed, expected);
+    assert_eq!(read(format!("{base}&plain=true&origin=end&offset=4")).await.unwrap(), "two\n");
+    assert_eq!(read(format!("{base}&plain=true&type=stderr")).await.unwrap(), "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_are_signalled_and_restarted_on_request() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    let script =
+        "trap 'echo got >> ../signals' HUP; echo start >> ../starts; while :; do sleep 0.02; done";
+    cluster.want(vec![allocation(1, "service", vec![shell_task("main", script)])]);
+    let directory = cluster.allocation_directory(1);
+    let (starts, signals) = (directory.join("starts"), directory.join("signals"));
+    cluster.until("the task runs", |_| (lines(&starts) == 1).then_some(())).await;
+    cluster.until_status(1, "running").await;
+    let base = format!("http://{}/v1/client/allocation/{}", agent.http_address(), quorate_id(1));
+    let put = |what: &str, body: serde_json::Value| {
+        let url = format!("{base}/{what}");
+        tokio::task::spawn_blocking(move || match ureq::put(&url).send_json(body) {
+            Ok(response) => response.status().as_u16(),
+            Err(ureq::Error::StatusCode(code)) => code,
+            Err(error) => panic!("{error}"),
+        })
+    };
+    assert_eq!(put("signal", serde_json::json!({"Signal": "SIGHUP"})).await.unwrap(), 200);
+    cluster.until("the signal arrives", |_| (lines(&signals) >= 1).then_some(())).await;
+    assert_eq!(put("signal", serde_json::json!({"Signal": "SIGNONE"})).await.unwrap(), 400);
+    assert_eq!(put("restart", serde_json::json!({"TaskName": "other"})).await.unwrap(), 404);
+    assert_eq!(put("restart", serde_json::json!({"TaskName": "main"})).await.unwrap(), 200);
+    cluster.until("a second start", |_| (lines(&starts) == 2).then_some(())).await;
+    let restarted = |cluster: &Cluster| {
+        cluster.status(1).filter(|status| {
+            status.tasks["main"].restarts == 1 && status.tasks["main"].state == "running"
+        })
+    };
+    let status = cluster.until("running again", restarted).await;
+    assert!(kinds(&status, "main").contains(&"Restart Signaled".to_owned()), "{status:?}");
+    cluster.want(Vec::new());
+    cluster.until("it is gone", |_| (!directory.exists()).then_some(())).await;
+}
+
+/// Not a test of its own: the agent of the test below, in a process that can be killed.
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_process() {
+    let Ok(given) = std::env::var("QUORATE_TEST_AGENT") else { return };
+    let (directory, server) = given.split_once(' ').unwrap();
+    let mut settings = AgentSettings::new(directory, vec![server.to_owned()]);
+    settings.executor_binary = Some(PathBuf::from(env!("CARGO_BIN_EXE_quorate")));
+    let _agent = Agent::start(settings).await.unwrap();
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_survive_a_kill_of_the_agents_whole_process_group() {
+    use std::os::unix::process::CommandExt;
+
+    let cluster = Cluster::start().await;
+    let directory = cluster.directory.path().join("agent");
+    let mut agent = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "agent::agent_process"])
+        .env("QUORATE_TEST_AGENT", format!("{} {}", directory.display(), cluster.address))
+        .stdout(std::process::Stdio::null())
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    let script = "echo $QUORATE_TEST_AGENT $$ >> ../starts; while ! test -e ../go; do sleep 0.02; done; exit 9";
+    cluster.want(vec![allocation(1, "batch", vec![shell_task("main", script)])]);
+    cluster.until_status(1, "running").await;
+    let starts = cluster.allocation_directory(1).join("starts");
+    cluster.until("the task runs", |_| (lines(&starts) == 1).then_some(())).await;
+    for signal in ["-INT", "-KILL"] {
+        let group = format!("-{}", agent.id());
+        assert!(
+            std::process::Command::new("kill")
+                .args([signal, "--", &group])
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+    agent.wait().unwrap();
+    let task = std::fs::read_to_string(&starts).unwrap();
+    assert!(super::executor::is_alive(task.trim()), "the task {task} died with the agent");
+    let _agent = cluster.agent().await;
+    cluster
+        .until("ready again", |cluster| {
+            (cluster.server.known.lock().unwrap().ready == 2).then_some(())
+        })
+        .await;
+    std::fs::write(cluster.allocation_directory(1).join("go"), "").unwrap();
+    let status = cluster.until_status(1, "failed").await;
+    let ended =
+        status.tasks["main"].events.iter().find(|event| event.kind == "Terminated").unwrap();
+    assert_eq!(ended.exit_code, Some(9));
+    assert_eq!(lines(&starts), 1);
 }

@@ -94,7 +94,7 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-fn is_alive(pid: &str) -> bool {
+pub(crate) fn is_alive(pid: &str) -> bool {
     let stat = fs::read_to_string(Path::new("/proc").join(pid).join("stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }

@@ -7,10 +7,7 @@ pub(crate) mod raw_exec;
 use std::sync::Arc;
 
 use self::{mock::MockRun, raw_exec::RawExecRun};
-use super::{
-    executor::Outcome, interpolate::Names, spec::TaskSpec, state::AllocationDirectory,
-    task_runner::TaskPolicy,
-};
+use super::{executor::Outcome, interpolate::Names, spec::TaskSpec, state::AllocationDirectory};
 
 /// The drivers there are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -43,7 +40,6 @@ impl Driver {
 /// Everything a driver needs for one run.
 pub(crate) struct TaskContext {
     pub(crate) task: TaskSpec,
-    pub(crate) policy: TaskPolicy,
     pub(crate) names: Names,
     pub(crate) directory: AllocationDirectory,
     pub(crate) attempt: u32,
@@ -131,6 +127,14 @@ impl Run {
         match self {
             Self::RawExec(run) => run.wait().await,
             Self::Mock(run) => run.wait().await,
+        }
+    }
+
+    /// Sends a signal.
+    pub(crate) async fn signal(&self, signal: &str) -> std::io::Result<()> {
+        match self {
+            Self::RawExec(run) => run.signal(signal).await,
+            Self::Mock(_) => Ok(()),
         }
     }
 

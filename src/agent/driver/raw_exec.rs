@@ -58,6 +58,10 @@ impl RawExecRun {
         self.executor.wait().await
     }
 
+    pub(super) async fn signal(&self, signal: &str) -> std::io::Result<()> {
+        self.executor.signal(signal).await
+    }
+
     pub(super) async fn kill(&self, signal: &str, timeout_ms: u64) -> std::io::Result<()> {
         let signal = if signal.is_empty() { KILL_SIGNAL } else { signal };
         self.executor.kill(signal, timeout_ms).await

@@ -55,6 +55,8 @@ impl Executor {
         command
             .args(["executor", "launch"])
             .arg(&self.directory)
+            // What the agent knows by its environment is none of the task's business.
+            .env_clear()
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

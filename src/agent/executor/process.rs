@@ -1,11 +1,15 @@
 //! What `/proc` says of processes, and signals that cannot hit the wrong one: a process is (pid, start time, boot), and it is
 //! checked through a pidfd before the signal goes out.
 
-use std::{collections::HashSet, fs, io};
+use std::{
+    collections::HashSet,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::ExecutorIdentity;
+use super::{EXECUTOR_FILE, ExecutorIdentity};
 use crate::agent::state::read_boot_id;
 
 /// One line of `/proc/<pid>/stat`.
@@ -74,6 +78,41 @@ impl ExecutorIdentity {
     }
 }
 
+/// Kills the executors, and all that they run, whose files are below an allocation's `.run` directory. For allocations whose state is
+/// lost: nobody would ever end them.
+pub(crate) fn kill_leftovers(run_directory: &Path) -> io::Result<usize> {
+    let mut killed = 0;
+    for task in list(run_directory)? {
+        for attempt in list(&task)? {
+            let identity: Option<ExecutorIdentity> =
+                crate::agent::files::read_json(&attempt.join(EXECUTOR_FILE)).ok().flatten();
+            let Some(identity) = identity else { continue };
+            if let Some(executor) = stat(identity.pid).filter(|_| identity.is_alive()) {
+                let family = descendants(identity.pid)?;
+                for process in std::iter::once(executor).chain(family) {
+                    kill(&process, Signal::KILL)?;
+                    killed += 1;
+                }
+            }
+            killed += identity.kill_session()?;
+        }
+    }
+    Ok(killed)
+}
+
+/// What is in a directory; nothing when it is none.
+fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    match fs::read_dir(directory) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// The living descendants of a process.
 pub(crate) fn descendants(root: i32) -> io::Result<Vec<ProcessStat>> {
     let processes = all()?;
@@ -118,6 +157,17 @@ pub(crate) fn kill(process: &ProcessStat, signal: Signal) -> io::Result<()> {
 pub(super) fn oom_kills() -> u64 {
     let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
+}
+
+/// User and group id of a user, by name or number.
+pub(crate) fn find_user(name: &str) -> io::Result<(u32, u32)> {
+    let users = fs::read_to_string("/etc/passwd")?;
+    let found = users.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let matches = fields.first() == Some(&name) || fields.get(2) == Some(&name);
+        matches.then(|| Some((fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?)))?
+    });
+    found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("unknown user `{name}`")))
 }
 
 /// The signal of that name (`SIGTERM`, `TERM`, or a number).

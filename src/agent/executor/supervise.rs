@@ -1,7 +1,7 @@
 //! The executor's loop: starts the task, copies its output, obeys the socket, reaps every descendant, and writes the end down.
 
 use std::{
-    fs, io,
+    io,
     os::{
         fd::OwnedFd,
         unix::process::{CommandExt, ExitStatusExt},
@@ -35,6 +35,9 @@ const DRAIN: Duration = Duration::from_secs(2);
 const KILL_PAUSE: Duration = Duration::from_millis(10);
 /// Looks for processes that are being killed: a process in an uninterruptible wait is given up after this many.
 const KILL_ROUNDS_MAX: u32 = 500;
+/// Tries to write the exit status, and the pause between two.
+const WRITE_TRIES_MAX: u32 = 60;
+const WRITE_PAUSE: Duration = Duration::from_secs(1);
 /// Time from the kill signal to SIGKILL when the executor itself is asked to end.
 const OWN_END_TIMEOUT_MS: u64 = 5_000;
 
@@ -196,13 +199,19 @@ async fn kill_descendants() -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the end down, then tells those who wait, then those whose request is still in the queue.
+/// Writes the end down (a full disk is waited for, up to a minute), then tells those who wait, then those whose request is still in the queue.
 async fn end(
     outcome: &Outcome,
     waiters: Vec<oneshot::Sender<Response>>,
     commands: &mut mpsc::Receiver<control::Command>,
 ) -> io::Result<()> {
-    files::write_json(&Path::new(".").join(EXIT_FILE), outcome)?;
+    let mut written = files::write_json(&Path::new(".").join(EXIT_FILE), outcome);
+    for _ in 0..WRITE_TRIES_MAX {
+        let Err(error) = &written else { break };
+        super::complain(error);
+        sleep(WRITE_PAUSE).await;
+        written = files::write_json(&Path::new(".").join(EXIT_FILE), outcome);
+    }
     let response = Response::Ended { outcome: outcome.clone() };
     for waiter in waiters {
         drop(waiter.send(response.clone()));
@@ -212,7 +221,7 @@ async fn end(
         drop(reply.send(response.clone()));
         tokio::task::yield_now().await;
     }
-    Ok(())
+    written
 }
 
 type Copies = [JoinHandle<()>; 2];
@@ -243,7 +252,7 @@ fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
         .stderr(err_write)
         .process_group(0);
     if !spec.user.is_empty() {
-        let (uid, gid) = find_user(&spec.user).map_err(failed(false))?;
+        let (uid, gid) = process::find_user(&spec.user).map_err(failed(false))?;
         command.uid(uid).gid(gid);
     }
     let child = command.spawn().map_err(|error| {
@@ -284,14 +293,4 @@ fn find_program(spec: &RunSpec) -> io::Result<std::path::PathBuf> {
         .map(|directory| directory.join(&spec.command))
         .find(|candidate| candidate.is_file())
         .ok_or_else(|| missing(&spec.command))
-}
-
-fn find_user(name: &str) -> io::Result<(u32, u32)> {
-    let users = fs::read_to_string("/etc/passwd")?;
-    let found = users.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split(':').collect();
-        let matches = fields.first() == Some(&name) || fields.get(2) == Some(&name);
-        matches.then(|| Some((fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?)))?
-    });
-    found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("unknown user `{name}`")))
 }
