@@ -20,8 +20,9 @@ pub fn start(config: &LogConfig) {
     });
     let builder =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let started = match config.format {
-        LogFormat::Human => builder.with_target(false).try_init(),
+        LogFormat::Human => builder.with_target(false).with_ansi(colours).try_init(),
         LogFormat::Json => builder.json().try_init(),
     };
     // A second start in one process keeps the first subscriber.

@@ -12,7 +12,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -20,7 +20,7 @@ use std::{
 
 use fsm::{Evaluation, Index, JobKind, Plan, State, codec};
 use proto::v1 as pb;
-use scheduler::Pass;
+use scheduler::{Memory, Pass};
 use tonic::{Code, Status};
 
 use super::core::Core;
@@ -122,6 +122,8 @@ impl WorkerStats {
 
 struct Worker {
     core: Arc<Core>,
+    /// Candidate nodes of the last pass, kept as long as the nodes do not change.
+    memory: Arc<Mutex<Memory>>,
     stop: watch::Receiver<bool>,
     started: Instant,
 }
@@ -136,7 +138,8 @@ struct Lease {
 /// Runs one worker until the server stops.
 pub(super) async fn run(core: Arc<Core>, number: usize) {
     let stop = core.stopping();
-    let mut worker = Worker { core, stop, started: Instant::now() };
+    let memory = Arc::default();
+    let mut worker = Worker { core, memory, stop, started: Instant::now() };
     let mut backoff = Backoff::fast();
     tracing::debug!(number, "worker started");
     while !worker.is_stopping() {
@@ -257,7 +260,8 @@ impl Worker {
             let evaluation = (**evaluation).clone();
             let exhausted = attempts >= attempts_max;
             self.core.worker_stats.invoked.fetch_add(1, Ordering::Relaxed);
-            let plan = match turn(state, evaluation, pass, exhausted).await {
+            let memory = Arc::clone(&self.memory);
+            let plan = match turn(state, evaluation, pass, exhausted, memory).await {
                 Ok(plan) => plan,
                 Err(message) => {
                     tracing::error!(evaluation = %lease.evaluation.id, message, "a scheduling turn failed");
@@ -383,13 +387,22 @@ async fn turn(
     evaluation: Evaluation,
     attempt: u32,
     exhausted: bool,
+    memory: Arc<Mutex<Memory>>,
 ) -> Result<Plan, String> {
     rt::run_blocking(move || {
+        let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
         let now = state.head.at.max(evaluation.wait_until);
         let pass = Pass { state: &state, evaluation: &evaluation, now, attempt };
         let plan = task::contained(|| {
-            if exhausted { scheduler::exhausted(&pass) } else { scheduler::schedule(&pass) }
+            if exhausted {
+                scheduler::exhausted(&pass)
+            } else {
+                scheduler::schedule_with(&pass, &mut memory)
+            }
         });
+        if plan.is_err() {
+            *memory = Memory::default();
+        }
         match plan {
             Ok(Ok(plan)) => Ok(plan),
             Ok(Err(error)) => Err(error.to_string()),
