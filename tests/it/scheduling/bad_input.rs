@@ -43,7 +43,7 @@ fn bodies() -> Vec<Case> {
         put(job_with(|job| task(job)["Artifacts"] = json!([{ "GetterSource": "x" }])), 400, "Artifacts"),
         put(job_with(|job| group(job)["Volumes"] = json!({ "v": { "Type": "host" } })), 400, "Volumes"),
         put(job_with(|job| job["Periodic"] = json!({ "Spec": "* * * * *" })), 400, "Periodic"),
-        put(job_with(|job| job["Multiregion"] = json!({ "Regions": [] })), 400, "Multiregion"),
+        put(job_with(|job| job["Multiregion"] = json!({ "Regions": [{ "Name": "global" }] })), 400, "Multiregion"),
         put(job_with(|job| job["Colour"] = "red".into()), 400, "Colour"),
         (
             "PUT",
