@@ -1,4 +1,6 @@
 //! Integration tests: real processes, real sockets.
 
 mod agent;
+mod cluster;
 mod executor;
+mod harness;
