@@ -18,8 +18,7 @@ pub fn start(config: &LogConfig) {
         let quiet = if matches!(config.level, LogLevel::Trace) { "debug" } else { "warn" };
         EnvFilter::new(format!("{level},openraft={quiet},sled=warn,h2=warn,hyper=warn,tower=warn"))
     });
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let started = match config.format {
         LogFormat::Human => builder.with_target(false).with_ansi(colours).try_init(),

@@ -42,7 +42,7 @@ const SNAPSHOT_PIECE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Attempts for one piece.
 const SNAPSHOT_ATTEMPTS_MAX: u32 = 5;
 /// The last piece is answered after the install.
-const INSTALL_TIMEOUT: Duration = Duration::from_secs(600);
+const INSTALL_TIMEOUT: Duration = Duration::from_mins(10);
 
 /// Makes connections to peers.
 #[derive(Clone)]
@@ -180,16 +180,18 @@ fn append_result_from_pb(
 
 impl Peer {
     fn error(&self, status: &Status, action: RPCTypes, within: Duration) -> RPCError<TypeConfig> {
-        match status.code() {
-            Code::DeadlineExceeded => RPCError::Timeout(Timeout {
+        if status.code() == Code::DeadlineExceeded {
+            return RPCError::Timeout(Timeout {
                 action,
                 id: self.network.id,
                 target: self.to,
                 timeout: within,
-            }),
-            Code::Unavailable => RPCError::Unreachable(Unreachable::new(&text(status))),
-            _ => RPCError::Network(NetworkError::new(&text(status))),
+            });
         }
+        if status.code() == Code::Unavailable {
+            return RPCError::Unreachable(Unreachable::new(&text(status)));
+        }
+        RPCError::Network(NetworkError::new(&text(status)))
     }
 
     async fn call<Q: Message, P: Message + Default>(

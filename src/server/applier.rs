@@ -249,7 +249,12 @@ impl Applier {
                 for (proposed, verdict) in entry.plans.into_iter().zip(verdicts) {
                     let as_evaluated = verdict.refused.is_none() && verdict.dropped.is_empty();
                     self.settling |= !as_evaluated;
-                    drop(proposed.reply.send(answer(index, &proposed.dropped, proposed.has_outcome, verdict)));
+                    drop(proposed.reply.send(answer(
+                        index,
+                        &proposed.dropped,
+                        proposed.has_outcome,
+                        verdict,
+                    )));
                 }
             }
             Ok(written) => {
@@ -291,6 +296,7 @@ impl Applier {
     }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "the shape that try_plan asks for")]
 fn keep_ports(
     _: &State,
     placement: &fsm::Placement,

@@ -23,7 +23,7 @@ use crate::{
 const RETRY: Duration = Duration::from_millis(200);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A join replicates the whole log or a snapshot first.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
+const JOIN_TIMEOUT: Duration = Duration::from_mins(10);
 
 enum Found {
     Member([u8; 16]),
@@ -205,10 +205,7 @@ pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), S
     let failed = |error: String| Status::unavailable(error);
     core.raft.add_learner(id, member, true).await.map_err(|error| failed(error.to_string()))?;
     voters.insert(id);
-    core.raft
-        .change_membership(voters, false)
-        .await
-        .map_err(|error| failed(error.to_string()))?;
+    core.raft.change_membership(voters, false).await.map_err(|error| failed(error.to_string()))?;
     tracing::info!(server = %format!("{id:x}"), "a server joined as a voter");
     Ok(())
 }

@@ -13,7 +13,6 @@ use fsm::{Command, Index, RequestId};
 use leader::heartbeat::HeartbeatConfig;
 use openraft::SnapshotPolicy;
 use serde::{Deserialize, Serialize};
-use tonic::Status;
 
 use super::{
     api::{ApiError, MemberInfo},
@@ -24,11 +23,8 @@ use crate::{
     clock::Clock,
     disk::Disk,
     raft::{
-        Member, Raft, ServerId, ServerState, WatchReceiver,
-        log_store::LogStore,
-        network::Network,
-        service::RaftService,
-        state_machine::StateMachine,
+        Member, Raft, ServerId, ServerState, WatchReceiver, log_store::LogStore, network::Network,
+        service::RaftService, state_machine::StateMachine,
     },
     rpc::transport::Transport,
     rt::{self, watch},
@@ -144,7 +140,8 @@ impl Core {
         let identity = load_identity(&*parts.disk, &directory)?;
         let cluster = Arc::new(OnceLock::new());
         if let Some(id) = &identity.cluster_id {
-            drop(cluster.set(parse_cluster_id(id)?));
+            let id = parse_cluster_id(id)?;
+            cluster.get_or_init(|| id);
         }
         let (shadow, loaded) = Shadow::open(
             Arc::clone(&parts.disk),
@@ -155,9 +152,13 @@ impl Core {
         let snapshots =
             SnapshotDirectory::open(Arc::clone(&parts.disk), &directory.join("snapshots"))?;
         let (hold_apply, held) = watch::channel(false);
-        let (machine, rewrite) = StateMachine::open(shadow.clone(), loaded, snapshots.clone(), held)?;
+        let (machine, rewrite) =
+            StateMachine::open(shadow.clone(), loaded, snapshots.clone(), held)?;
         if let Some(base) = rewrite {
-            tracing::warn!(index = base.meta.head.index, "rebuilding the state on disk from a snapshot file");
+            tracing::warn!(
+                index = base.meta.head.index,
+                "rebuilding the state on disk from a snapshot file"
+            );
             shadow.replace(base.state, base.meta).await?;
         }
         let (wal, writer, recovery) =
@@ -300,7 +301,9 @@ impl Core {
                 http_address: member.http_address.clone(),
                 leader: metrics.current_leader == Some(*id),
                 voter: voters.contains(id),
-                alive: metrics.current_leader == Some(*id) || *id == self.id || is_fresh(&metrics, *id),
+                alive: metrics.current_leader == Some(*id)
+                    || *id == self.id
+                    || is_fresh(&metrics, *id),
             })
             .collect()
     }
@@ -390,7 +393,7 @@ impl Core {
         let identity =
             Identity { server_id: self.id, cluster_id: Some(format_cluster_id(&cluster)) };
         save_identity(&*self.disk, &self.settings.data_directory, &identity)?;
-        drop(self.cluster.set(cluster));
+        self.cluster.get_or_init(|| cluster);
         Ok(())
     }
 
@@ -512,11 +515,6 @@ fn format_cluster_id(id: &[u8; 16]) -> String {
 fn parse_cluster_id(text: &str) -> anyhow::Result<[u8; 16]> {
     let id: fsm::NodeId = text.parse().with_context(|| format!("cluster id in {IDENTITY_FILE}"))?;
     Ok(id.0)
-}
-
-/// What a failed call to the leader means for a caller that may retry.
-pub(super) fn is_retryable(status: &Status) -> bool {
-    matches!(status.code(), tonic::Code::Unavailable | tonic::Code::FailedPrecondition)
 }
 
 /// Numbers of this server for dashboards.

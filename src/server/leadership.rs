@@ -14,11 +14,7 @@ use leader::{
     BlockedEvals, Drainer, EvalBroker, Heartbeats, NodeDeadlines,
     broker::{Acked, BrokerConfig, BrokerError, NackReason, Token},
 };
-use openraft::{
-    ReadPolicy,
-    errors::ClientWriteError,
-    impls::ProgressResponder,
-};
+use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
 
 use super::{
     api::{ApiError, Written},
@@ -204,7 +200,11 @@ impl LeaderServices {
     ) -> Result<Written, ApiError> {
         let Ok(_permit) = self.proposals.try_acquire() else {
             let limit = PROPOSALS_MAX as u64;
-            return Err(ApiError::Overloaded { what: "proposals under way", limit, retry_after_ms: 100 });
+            return Err(ApiError::Overloaded {
+                what: "proposals under way",
+                limit,
+                retry_after_ms: 100,
+            });
         };
         let proposal = Proposal { at: self.now(), epoch: Some(self.epoch), request, command };
         let data = EntryData(codec::encode(&proposal));
@@ -318,8 +318,7 @@ impl LeaderServices {
         match row.status {
             // A woken one is in the broker until its outcome is applied.
             EvaluationStatus::Blocked if !self.broker().contains(id) => blocked.block(now, row),
-            EvaluationStatus::Blocked => {}
-            EvaluationStatus::Pending => {}
+            EvaluationStatus::Blocked | EvaluationStatus::Pending => {}
             EvaluationStatus::Complete | EvaluationStatus::Failed | EvaluationStatus::Canceled => {
                 blocked.removed(id);
             }
@@ -361,7 +360,9 @@ impl LeaderServices {
             let failed = broker
                 .dequeue_failed(now, leader::limits::REAP_BATCH_MAX, 0, rt::random_id)
                 .unwrap_or_default();
-            if let Some(command) = leader::reap::failed(now, &state, &failed, || EvaluationId(rt::random_id())) {
+            if let Some(command) =
+                leader::reap::failed(now, &state, &failed, || EvaluationId(rt::random_id()))
+            {
                 self.submit(command);
             }
             let cancelable = broker.cancelable(leader::limits::REAP_BATCH_MAX);
@@ -490,7 +491,7 @@ impl LeaderServices {
         let answer = answer.await.map_err(|_| BrokerError::Disabled);
         let now = self.now();
         // Not outstanding any more when the plan's outcome ended the lease.
-        drop(self.broker().resume_nack(now, id, token));
+        self.broker().resume_nack(now, id, token).ok();
         self.kick.notify_one();
         answer
     }

@@ -209,9 +209,9 @@ impl EffectFeed {
     /// Waits for effects and takes all there are; none when another subscription took over.
     pub async fn next(&mut self) -> Option<EffectBatch> {
         loop {
-            let fed = self.cell.fed.notified();
-            let mut fed = std::pin::pin!(fed);
-            fed.as_mut().enable();
+            let more = self.cell.fed.notified();
+            let mut more = std::pin::pin!(more);
+            more.as_mut().enable();
             {
                 let mut feed = self.cell.feed();
                 if feed.subscribed != self.number {
@@ -225,7 +225,7 @@ impl EffectFeed {
                     return Some(EffectBatch { effects, reset: std::mem::take(&mut feed.reset) });
                 }
             }
-            fed.await;
+            more.await;
         }
     }
 }

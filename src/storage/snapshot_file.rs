@@ -82,7 +82,7 @@ impl SnapshotDirectory {
             match read_meta(&*file, &path) {
                 Ok((meta, _)) => return Ok(Some((path, meta))),
                 Err(error) => {
-                    tracing::error!(%error, "a snapshot file is damaged: it is passed over")
+                    tracing::error!(%error, "a snapshot file is damaged: it is passed over");
                 }
             }
         }
