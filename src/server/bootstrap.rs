@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use proto::v1 as pb;
 use tonic::Status;
 
-use super::core::Core;
+use super::{core::Core, housekeeping::probe};
 use crate::{
     raft::{Member, WatchReceiver},
     rpc::transport::{Lane, call},
@@ -76,13 +76,6 @@ fn say(said: &mut String, message: String) {
     }
 }
 
-async fn probe(core: &Core, address: &str) -> Result<pb::ProbeReply, Status> {
-    let request =
-        pb::ProbeRequest { expect: core.settings.bootstrap_expect.clone(), from: core.id };
-    let path = "/quorate.v1.Cluster/Probe";
-    call(&*core.transport, address, path, Lane::Control, &request, PROBE_TIMEOUT).await
-}
-
 async fn look_around(core: &Arc<Core>) -> anyhow::Result<Found> {
     let settings = &core.settings;
     let addresses: Vec<&String> = if settings.join.is_empty() {
@@ -98,7 +91,7 @@ async fn look_around(core: &Arc<Core>) -> anyhow::Result<Found> {
     let mut members = BTreeMap::from([(core.id, own)]);
     let mut missing = Vec::new();
     for address in addresses.into_iter().filter(|address| **address != settings.rpc_address) {
-        let reply = match probe(core, address).await {
+        let reply = match probe(core, address, 0, PROBE_TIMEOUT).await {
             Ok(reply) => reply,
             Err(status) => {
                 missing.push(format!("{address} ({})", status.message()));
@@ -157,7 +150,7 @@ async fn initialise(core: &Arc<Core>, members: BTreeMap<u64, Member>) -> anyhow:
 }
 
 async fn ask_to_join(core: &Arc<Core>, address: &str) -> Result<(), Status> {
-    let reply = probe(core, address).await?;
+    let reply = probe(core, address, 0, PROBE_TIMEOUT).await?;
     let leader = if reply.leader_rpc_address.is_empty() {
         return Err(Status::unavailable("the cluster has no leader"));
     } else {

@@ -130,6 +130,8 @@ pub struct Core {
     hold_apply: watch::Sender<bool>,
     wal_thread: std::sync::Mutex<Option<WalThread>>,
     pub(super) disk_full: watch::Sender<Option<String>>,
+    /// When each peer last answered a probe.
+    pub(super) heard: std::sync::Mutex<BTreeMap<ServerId, rt::Instant>>,
 }
 
 impl Core {
@@ -137,6 +139,7 @@ impl Core {
     pub async fn start(settings: Settings, parts: Parts) -> anyhow::Result<Arc<Self>> {
         let directory = settings.data_directory.clone();
         parts.disk.create_dir_all(&directory)?;
+        super::digests::refuse_diverged(&*parts.disk, &directory)?;
         let identity = load_identity(&*parts.disk, &directory)?;
         let cluster = Arc::new(OnceLock::new());
         if let Some(id) = &identity.cluster_id {
@@ -203,6 +206,7 @@ impl Core {
             hold_apply,
             wal_thread: std::sync::Mutex::new(wal_thread),
             disk_full: watch::channel(None).0,
+            heard: std::sync::Mutex::default(),
             settings,
         });
         core.start_tasks(report_queue);
@@ -214,6 +218,7 @@ impl Core {
         rt::spawn(watch_recovery(Arc::clone(self)));
         rt::spawn(super::reports::run(Arc::clone(self), report_queue));
         rt::spawn(super::housekeeping::run(Arc::clone(self)));
+        rt::spawn(super::digests::run(Arc::clone(self)));
         for number in 0..self.settings.workers {
             rt::spawn(super::worker::run(Arc::clone(self), number));
         }
@@ -301,14 +306,18 @@ impl Core {
                 http_address: member.http_address.clone(),
                 leader: metrics.current_leader == Some(*id),
                 voter: voters.contains(id),
-                alive: metrics.current_leader == Some(*id)
-                    || *id == self.id
-                    || is_fresh(&metrics, *id),
+                alive: *id == self.id || self.heard_lately(*id),
             })
             .collect()
     }
 
-    /// Calls the leader: in place when this server leads, over the transport otherwise.
+    /// Whether a peer answered a probe lately.
+    fn heard_lately(&self, id: ServerId) -> bool {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.get(&id).is_some_and(|at| at.elapsed() < super::housekeeping::PEER_LOST)
+    }
+
+    /// The leader's address, for calls to it.
     pub(super) fn leader_address(&self) -> Result<String, ApiError> {
         self.leader().map(|(_, member)| member.rpc_address).ok_or(ApiError::NoLeader)
     }
@@ -410,15 +419,6 @@ impl Core {
     /// A fresh request id.
     pub(super) fn fresh_request() -> RequestId {
         RequestId(rt::random_id())
-    }
-}
-
-/// Whether a follower answered its leader within the last election timeouts (known to the leader only).
-fn is_fresh(metrics: &openraft::RaftMetrics<crate::raft::TypeConfig>, id: ServerId) -> bool {
-    let Some(heartbeats) = &metrics.heartbeat else { return true };
-    match heartbeats.get(&id) {
-        Some(Some(at)) => openraft::Instant::elapsed(&**at) < Duration::from_secs(5),
-        Some(None) | None => false,
     }
 }
 

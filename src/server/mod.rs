@@ -5,6 +5,7 @@ pub mod api;
 pub mod applier;
 pub mod bootstrap;
 pub mod core;
+mod digests;
 mod housekeeping;
 pub mod leadership;
 pub mod ports;
@@ -100,6 +101,7 @@ pub(crate) async fn probe_for_peer(
         rpc_address: core.settings.rpc_address.clone(),
         http_address: core.settings.http_address.clone(),
         member: membership.get_node(&request.from).is_some(),
+        digest: digests::digest_at(core, request.digest_mark),
     })
 }
 
