@@ -118,9 +118,7 @@ impl State {
                 (Reply::Rejected(Rejection::SessionExpired), self.head.index)
             }
             // Such a session would outlive all others and raise the floor over them.
-            None if request.stamped_at
-                > self.head.at.saturating_add(limits::SESSION_MS_MAX) =>
-            {
+            None if request.stamped_at > self.head.at.saturating_add(limits::SESSION_MS_MAX) => {
                 let message = "the request is stamped too far in the future";
                 (Reply::Rejected(Rejection::Invalid(message.into())), self.head.index)
             }

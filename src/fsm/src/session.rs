@@ -50,9 +50,7 @@ fn abbreviate(reply: &Reply) -> Reply {
             evaluations: first(evaluations),
         },
         Reply::Evaluations(evaluations) => Reply::Evaluations(first(evaluations)),
-        Reply::Rejected(Rejection::Invalid(text)) => {
-            Reply::Rejected(Rejection::Invalid(cut(text)))
-        }
+        Reply::Rejected(Rejection::Invalid(text)) => Reply::Rejected(Rejection::Invalid(cut(text))),
         Reply::Rejected(Rejection::InUse(text)) => Reply::Rejected(Rejection::InUse(cut(text))),
         // Plans are proposed by the leader, never by a client with a request id.
         Reply::Plans(_) => Reply::Done,

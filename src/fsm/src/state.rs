@@ -546,9 +546,10 @@ impl State {
         let summary = index.summary.entry(allocation.group.clone()).or_default();
         let slot = summary_slot(summary, allocation.client);
         *slot = slot.saturating_add(1);
-        if !allocation.client.is_terminal() {
+        let live = allocation.is_live();
+        // No entry for nothing: what is being stopped and holds no port uses nothing.
+        if !allocation.client.is_terminal() && (live || !allocation.ports.is_empty()) {
             let usage = Arc::make_mut(self.usage.entry(allocation.node).or_default());
-            let live = allocation.is_live();
             if live {
                 usage.resources = usage.resources.plus(allocation.resources);
                 usage.allocations = usage.allocations.saturating_add(1);

@@ -26,7 +26,8 @@ pub fn check_fit(
     ports: &[Port],
 ) -> Result<(), Dimension> {
     let resources = &node.description.resources;
-    if let Some(dimension) = usage.resources.plus(ask).exceeds(resources.available()) {
+    let wanted = usage.resources.checked_plus(ask)?;
+    if let Some(dimension) = wanted.exceeds(resources.available()) {
         return Err(dimension);
     }
     let limit = resources.allocations_max;

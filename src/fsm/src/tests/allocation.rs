@@ -102,8 +102,7 @@ fn past_reschedules_are_bounded() {
     let node = driver.allocation(id).node;
     let evaluation = driver.evaluate_job("t");
     let mut placement = driver.placement(crate::testing::GROUP, 1, node);
-    let event =
-        |at| crate::allocation::RescheduleEvent { at, previous: id, node, delay_ms: 5 };
+    let event = |at| crate::allocation::RescheduleEvent { at, previous: id, node, delay_ms: 5 };
     placement.reschedules = (0..9).map(event).collect();
     let new = placement.id;
     let plan = driver.plan(evaluation).with(placement);
@@ -148,7 +147,10 @@ fn a_failed_evaluation_is_followed_up() {
         let failed = driver.evaluation(id);
         assert_eq!((failed.status, failed.next), (EvaluationStatus::Failed, Some(follow_up)));
         let next = driver.evaluation(follow_up);
-        assert_eq!((next.status, next.trigger), (EvaluationStatus::Pending, Trigger::FailedFollowUp));
+        assert_eq!(
+            (next.status, next.trigger),
+            (EvaluationStatus::Pending, Trigger::FailedFollowUp)
+        );
         assert_eq!((next.wait_until, next.previous), (wait_until, Some(id)));
         let before = rows(&driver.state);
         driver.accept(command);

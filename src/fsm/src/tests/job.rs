@@ -362,10 +362,7 @@ fn settings_are_guarded() {
     let mut spec = job("t", JobKind::Service, 1);
     spec.key.namespace = "team".into();
     driver.register_job(spec);
-    assert!(matches!(
-        driver.reject(Command::DeleteNamespace("team".into())),
-        Rejection::InUse(_)
-    ));
+    assert!(matches!(driver.reject(Command::DeleteNamespace("team".into())), Rejection::InUse(_)));
     assert!(matches!(
         driver.reject(Command::DeleteNamespace("default".into())),
         Rejection::Invalid(_)

@@ -19,8 +19,7 @@ use crate::testing::{Driver, Interruption, rows};
 /// The script's own checks hold in every run, and the end state is the same.
 fn with_leader_changes(script: fn(&mut Driver)) {
     let run = |single: Option<(usize, Interruption)>, everywhere: Interruption| {
-        let mut driver =
-            Driver { interruptions: Some((everywhere, single)), ..Driver::default() };
+        let mut driver = Driver { interruptions: Some((everywhere, single)), ..Driver::default() };
         script(&mut driver);
         driver
     };

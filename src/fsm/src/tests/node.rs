@@ -500,18 +500,20 @@ fn strikes_double_the_cool_down_and_are_forgiven_by_the_day() {
 fn a_second_suspension_keeps_the_start_and_the_later_end() {
     let mut driver = Driver::default();
     let a = driver.node("a");
-    let suspend =
-        |reason| Command::SuspendNode { node: node_id("a"), incarnation: 1, reason };
+    let suspend = |reason| Command::SuspendNode { node: node_id("a"), incarnation: 1, reason };
     driver.accept(suspend(SuspendReason::Flaky));
     driver.at_seconds(60);
     driver.accept(suspend(SuspendReason::Unhealthy));
     let until = START_MS + 60_000 + 30 * 60_000;
     assert_eq!(suspension(&driver, "a"), Some((SuspendReason::Flaky, START_MS, until)));
-    assert_eq!(driver.reject(Command::SuspendNode {
-        node: a,
-        incarnation: 2,
-        reason: SuspendReason::Flaky
-    }), Rejection::StaleIncarnation);
+    assert_eq!(
+        driver.reject(Command::SuspendNode {
+            node: a,
+            incarnation: 2,
+            reason: SuspendReason::Flaky
+        }),
+        Rejection::StaleIncarnation
+    );
 }
 
 #[test]

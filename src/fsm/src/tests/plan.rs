@@ -13,9 +13,7 @@ use crate::{
     plan::{DropReason, FollowUp, Plan, PlanVerdict},
     resources::Dimension,
     table::ChangeSet,
-    testing::{
-        ASK, Driver, GROUP, description, job, job_key, job_with_ports, outcome, port, rows,
-    },
+    testing::{ASK, Driver, GROUP, description, job, job_key, job_with_ports, outcome, port, rows},
 };
 
 fn cluster(count: u32) -> (Driver, NodeId, EvaluationId) {
@@ -68,8 +66,7 @@ fn a_plan_is_written_at_one_index() {
         let mut placement = driver.placement(GROUP, 0, b);
         placement.previous = Some(old);
         let new = placement.id;
-        let plan =
-            driver.plan(evaluation).with(placement).stopping(old, Some(ClientStatus::Lost));
+        let plan = driver.plan(evaluation).with(placement).stopping(old, Some(ClientStatus::Lost));
         let verdict = driver.commit_plan(plan);
         assert_eq!((verdict.outcome_taken, verdict.refresh_index), (true, 0));
 
