@@ -345,13 +345,13 @@ impl<'a> Turn<'a> {
         let has_open = index.as_ref().is_some_and(|index| !index.open_evaluations.is_empty());
         let is_new = index.as_ref().is_none_or(|index| index.is_empty());
         let lasting = job.parameterized || job.kind == crate::job::JobKind::System;
-        let status = match (lasting, job.stop) {
-            (true, true) => JobStatus::Dead,
-            (true, false) => JobStatus::Running,
-            (false, _) if has_live => JobStatus::Running,
-            (false, false) if has_open || is_new => JobStatus::Pending,
-            (false, true) if has_open => JobStatus::Pending,
-            (false, _) => JobStatus::Dead,
+        let runs = if lasting { !job.stop } else { has_live };
+        let status = if runs {
+            JobStatus::Running
+        } else if !lasting && (has_open || (is_new && !job.stop)) {
+            JobStatus::Pending
+        } else {
+            JobStatus::Dead
         };
         if status != job.status {
             let mut job = (*job).clone();

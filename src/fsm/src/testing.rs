@@ -186,10 +186,10 @@ impl Driver {
         let before = rows(&self.state);
         let reply = self.commit(command.clone()).reply;
         assert_eq!(rows(&self.state), before, "a rejected command changed rows: {command:?}");
-        match reply {
-            Reply::Rejected(rejection) => rejection,
-            other => panic!("{command:?} was not rejected: {other:?}"),
-        }
+        let Reply::Rejected(rejection) = reply else {
+            panic!("{command:?} was not rejected: {reply:?}")
+        };
+        rejection
     }
 
     // Nodes.
@@ -241,10 +241,7 @@ impl Driver {
         let change =
             LivenessChange { node: node_id(name), incarnation: self.incarnation(name), liveness };
         let evaluation_ids = self.evaluation_ids();
-        match self.accept(Command::NodeLiveness { changes: vec![change], evaluation_ids }) {
-            Reply::Evaluations(made) => made,
-            other => panic!("unexpected reply {other:?}"),
-        }
+        evaluations(self.accept(Command::NodeLiveness { changes: vec![change], evaluation_ids }))
     }
 
     /// Takes a node out of service by an operator, or brings it back.
@@ -300,10 +297,11 @@ impl Driver {
     pub fn register_job(&mut self, spec: JobSpec) -> EvaluationId {
         let evaluation = self.evaluation_id();
         let command = register(spec, evaluation);
-        match self.accept(command) {
-            Reply::Job { evaluation: Some(made), .. } => made,
-            other => panic!("no evaluation was made: {other:?}"),
-        }
+        let reply = self.accept(command);
+        let Reply::Job { evaluation: Some(made), .. } = reply else {
+            panic!("no evaluation was made: {reply:?}")
+        };
+        made
     }
 
     /// Makes an evaluation of a job.
@@ -322,10 +320,9 @@ impl Driver {
             evaluation,
             evaluation_priority: None,
         };
-        match self.accept(command) {
-            Reply::Job { evaluation, .. } => evaluation,
-            other => panic!("unexpected reply {other:?}"),
-        }
+        let reply = self.accept(command);
+        let Reply::Job { evaluation, .. } = reply else { panic!("unexpected reply {reply:?}") };
+        evaluation
     }
 
     /// A job's row.
@@ -389,10 +386,9 @@ impl Driver {
     /// Applies plans in one entry.
     pub fn commit_plans(&mut self, plans: Vec<Plan>) -> Vec<PlanVerdict> {
         let plans = plans.into_iter().map(Arc::new).collect();
-        match self.accept(Command::ApplyPlans { plans }) {
-            Reply::Plans(verdicts) => verdicts,
-            other => panic!("unexpected reply {other:?}"),
-        }
+        let reply = self.accept(Command::ApplyPlans { plans });
+        let Reply::Plans(verdicts) = reply else { panic!("unexpected reply {reply:?}") };
+        verdicts
     }
 
     /// Evaluates a job and places one instance of [`GROUP`] on a node.
@@ -449,10 +445,7 @@ impl Driver {
         let incarnation = self.state.nodes.get(&node).map_or(0, |node| node.incarnation);
         let evaluation_ids = self.evaluation_ids();
         let report = NodeReport { node, incarnation, updates: vec![update], evaluation_ids };
-        match self.accept(Command::UpdateAllocations { reports: vec![report] }) {
-            Reply::Evaluations(made) => made,
-            other => panic!("unexpected reply {other:?}"),
-        }
+        evaluations(self.accept(Command::UpdateAllocations { reports: vec![report] }))
     }
 }
 
@@ -478,6 +471,11 @@ impl Plan {
         self.in_place.push(InPlace { id });
         self
     }
+}
+
+fn evaluations(reply: Reply) -> Vec<EvaluationId> {
+    let Reply::Evaluations(made) = reply else { panic!("unexpected reply {reply:?}") };
+    made
 }
 
 /// The id of a node with a name of up to 16 bytes.

@@ -52,7 +52,9 @@ pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
         _ => return Err(DropReason::EvaluationClosed),
     }
     let Some(job) = state.jobs.get(&plan.job) else {
-        let stops_only = plan.placements.is_empty() && plan.in_place.is_empty();
+        // Nothing tells an older plan from a newer one here, so that only what is idempotent may be taken.
+        let stops_only =
+            plan.placements.is_empty() && plan.in_place.is_empty() && plan.follow_ups.is_empty();
         return if stops_only { Ok(()) } else { Err(DropReason::JobChanged) };
     };
     if job.last_plan_index > plan.snapshot_index {
@@ -276,6 +278,7 @@ impl Turn<'_> {
         // What became of an allocation is the agent's to say, unless there is nobody to say it.
         if let Some(client @ (ClientStatus::Lost | ClientStatus::Unknown)) = stop.client
             && !row.client.is_terminal()
+            && row.client != client
         {
             row.client = client;
             row.client_at = self.at;

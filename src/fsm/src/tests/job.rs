@@ -39,9 +39,9 @@ fn template(name: &str) -> JobSpec {
 #[test]
 fn a_registration_enforces_the_index() {
     let mut driver = Driver::default();
-    let text = |reply: Reply| match reply {
-        Reply::Rejected(rejection) => rejection.to_string(),
-        other => panic!("not rejected: {other:?}"),
+    let text = |reply: Reply| {
+        let Reply::Rejected(rejection) = reply else { panic!("not rejected: {reply:?}") };
+        rejection.to_string()
     };
     let missing = enforced(&mut driver, "t", 1, 7);
     assert_eq!(text(missing), "Enforcing job modify index 7: job does not exist");

@@ -132,9 +132,9 @@ fn kept_replies_are_small() {
     }
     let command = Command::EvaluateNode { node, evaluation_ids: Vec::new() };
     let first = driver.commit_request(1, START_MS, command).reply;
-    let count = |reply: &Reply| match reply {
-        Reply::Node { evaluations, .. } => evaluations.len(),
-        other => panic!("unexpected reply {other:?}"),
+    let count = |reply: &Reply| {
+        let Reply::Node { evaluations, .. } = reply else { panic!("unexpected {reply:?}") };
+        evaluations.len()
     };
     assert_eq!(count(&first), 20);
     let long = "é".repeat(3000);
