@@ -202,11 +202,11 @@ impl Maker<'_> {
 
     fn command(&mut self) -> Command {
         match self.chance.below(30) {
-            0..4 => self.job_command(),
-            4..9 => self.node_command(),
-            9..12 => self.operator_command(),
-            12..17 => self.report(),
-            17..27 => {
+            0..6 => self.job_command(),
+            6..12 => self.node_command(),
+            12..14 => self.operator_command(),
+            14..18 => self.report(),
+            18..27 => {
                 let plans = (0..=self.chance.below(3)).map(|_| Arc::new(self.plan())).collect();
                 Command::ApplyPlans { plans }
             }
@@ -218,14 +218,14 @@ impl Maker<'_> {
     fn job_command(&mut self) -> Command {
         let job = crate::testing::job_key(self.job_name());
         let evaluation = self.new_evaluation();
-        match self.chance.below(8) {
+        match self.chance.below(12) {
             0 => Command::DeregisterJob {
                 job,
                 purge: self.chance.one_in(2),
                 evaluation,
                 evaluation_priority: None,
             },
-            1 => Command::EvaluateJob { job, evaluation },
+            1..8 => Command::EvaluateJob { job, evaluation },
             _ => {
                 let enforce_index = self.chance.one_in(6).then(|| self.chance.below(9));
                 Command::RegisterJob {
@@ -433,7 +433,10 @@ impl Maker<'_> {
         if self.chance.one_in(20) {
             plan.job_version = self.chance.below(3);
         }
-        let of_job: Vec<_> = self.state.allocations_of_job(&key).map(|row| row.id).collect();
+        let ended_too = self.chance.one_in(5);
+        let of_job = self.state.allocations_of_job(&key);
+        let of_job: Vec<_> =
+            of_job.filter(|row| ended_too || row.is_live()).map(|row| row.id).collect();
         for _ in 0..self.chance.below(4) {
             self.add_change(&mut plan, &of_job);
         }
@@ -447,7 +450,7 @@ impl Maker<'_> {
 
     fn add_change(&mut self, plan: &mut Plan, of_job: &[AllocationId]) {
         let any = self.allocation();
-        let id = self.chance.pick(of_job).filter(|_| !any.0.ends_with(&[1])).unwrap_or(any);
+        let id = self.chance.pick(of_job).filter(|_| !self.chance.one_in(9)).unwrap_or(any);
         match self.chance.below(6) {
             0..3 => {
                 let all = [DesiredStatus::Stop, DesiredStatus::Evict, DesiredStatus::Run];
@@ -475,9 +478,12 @@ impl Maker<'_> {
         let any = self.node();
         let node =
             if self.chance.one_in(6) { any } else { self.chance.pick(&in_service).unwrap_or(any) };
+        let spec = self.state.jobs.get(key).and_then(|job| self.state.current_spec(job));
+        let group = spec.and_then(|spec| spec.groups.first()).map(|group| group.name.clone());
+        let group = group.filter(|_| !self.chance.one_in(20)).unwrap_or_else(|| GROUP.into());
         Placement {
             id,
-            group: self.chance.of(&[GROUP, GROUP, GROUP, GROUP, "renamed"]).into(),
+            group,
             name_index: u32::try_from(self.chance.below(9)).unwrap(),
             node,
             ports,
