@@ -703,3 +703,29 @@ fn eligibility_and_ends_are_capacity_gains() {
     driver.report(t, ClientStatus::Failed);
     assert!(gain(&driver) > before);
 }
+
+/// A drain's times as proposed say how long it may last; it counts from the log time of its entry, and from its first start when changed.
+#[test]
+fn a_drains_deadline_counts_from_log_time() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    let drain = |from: u64, length: u64| {
+        let drain = crate::node::Drain {
+            started_at: from,
+            deadline_at: Some(from + length),
+            force: false,
+            ignore_system: false,
+            owner: "operator".into(),
+            cancelable: false,
+        };
+        let (mark_eligible, evaluation_ids) = (false, Vec::new());
+        Command::SetDrain { node, drain: Some(drain), mark_eligible, evaluation_ids }
+    };
+    driver.accept(drain(5, 600));
+    let row = driver.node_row("a").drain.clone().unwrap();
+    assert_eq!((row.started_at, row.deadline_at), (START_MS, Some(START_MS + 600)));
+    driver.at_ms(100);
+    driver.accept(drain(5, 50));
+    let row = driver.node_row("a").drain.clone().unwrap();
+    assert_eq!((row.started_at, row.deadline_at), (START_MS, Some(START_MS + 150)));
+}
