@@ -161,13 +161,7 @@ impl Turn<'_> {
                     Err(reason) => dropped.push((placement.id, reason)),
                 }
             }
-            if !plan.is_no_op()
-                && let Some(job) = self.state.jobs.get(&plan.job)
-            {
-                let mut job = (**job).clone();
-                job.last_plan_index = self.index;
-                self.put_job(job);
-            }
+            self.mark_judged(plan);
         }
         Trial { plan: left, dropped }
     }
@@ -191,6 +185,7 @@ impl Turn<'_> {
             && !verdict.dropped.is_empty()
         {
             self.restore(before);
+            self.mark_judged(plan);
             drop_the_rest(plan, &mut verdict.dropped);
         }
         if verdict.dropped.is_empty() {
@@ -239,13 +234,7 @@ impl Turn<'_> {
                     verdict.dropped.push((placement.id, reason));
                 }
             }
-            if !plan.is_no_op()
-                && let Some(job) = self.state.jobs.get(&plan.job)
-            {
-                let mut job = (**job).clone();
-                job.last_plan_index = self.index;
-                self.put_job(job);
-            }
+            self.mark_judged(plan);
             if !plan.in_place.is_empty() {
                 self.drop_old_versions(&job);
             }
@@ -259,6 +248,17 @@ impl Turn<'_> {
             row.follow_up = Some(follow_up.evaluation);
             row.server_modify_index = self.index;
             self.put_allocation(row);
+        }
+    }
+
+    /// From here on a copy of the plan is stale: what was answered to be lost is not taken later.
+    fn mark_judged(&mut self, plan: &Plan) {
+        if !plan.is_no_op()
+            && let Some(job) = self.state.jobs.get(&plan.job)
+        {
+            let mut job = (**job).clone();
+            job.last_plan_index = self.index;
+            self.put_job(job);
         }
     }
 

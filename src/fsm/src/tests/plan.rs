@@ -283,15 +283,15 @@ fn an_all_at_once_plan_with_a_misfit_changes_nothing() {
         let running = driver.run("t", 7, a);
         let moving = driver.run("t", 6, a);
         let evaluation = driver.evaluate_job("t");
-        let before = driver.state.digest();
+        let before = rows(&driver.state);
         let fits = driver.placement(GROUP, 0, a);
         let misfit = driver.placement(GROUP, 1, NodeId([9; 16]));
         let (fits_id, misfit_id) = (fits.id, misfit.id);
         let mut plan = driver.plan(evaluation).with(fits).with(misfit);
         plan = plan.stopping(running, None).updating(moving);
         plan.all_at_once = true;
-        let head = driver.state.head.clone();
         let changed = driver.changes.rows.len();
+        let job_before = driver.job_row("t").clone();
         let verdict = driver.commit_plan(plan.clone());
         let expected = [
             (misfit_id, DropReason::NodeMissing),
@@ -301,11 +301,18 @@ fn an_all_at_once_plan_with_a_misfit_changes_nothing() {
         assert_eq!(verdict.dropped, expected);
         assert_eq!(verdict.refresh_index, driver.state.head.index);
         assert!(!verdict.outcome_taken);
-        assert_eq!(driver.changes.rows.len(), changed, "no row goes to the disk");
-        let now = std::mem::replace(&mut driver.state.head, head);
-        assert_eq!(driver.state.digest(), before);
-        driver.state.head = now;
+        assert_eq!(driver.changes.rows.len(), changed + 1, "one row goes to the disk: the job's");
+        let last_plan_index = driver.state.head.index;
+        assert_eq!(*driver.job_row("t"), crate::Job { last_plan_index, ..job_before });
+        let mut after = rows(&driver.state);
+        after.retain(|key, row| before.get(key) != Some(row));
+        assert_eq!(after.len(), 1);
 
+        driver.node("b");
+        plan.placements[1].node = crate::testing::node_id("b");
+        let again = driver.commit_plan(plan.clone());
+        assert_eq!(again.refused, Some(DropReason::StalePlan), "what was lost stays lost");
+        plan.snapshot_index = driver.state.head.index;
         plan.placements.pop();
         let verdict = driver.commit_plan(plan);
         assert!(verdict.outcome_taken, "without the misfit it is taken: {verdict:?}");
