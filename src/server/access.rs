@@ -82,13 +82,13 @@ impl Core {
         }
     }
 
+    /// Time since this server last heard a leader; on a leader since a majority last heard it.
     fn last_contact(&self) -> Duration {
-        if core::leads(self).is_some() {
-            return Duration::ZERO;
+        if core::leads(self).is_none() {
+            return self.contact.age();
         }
-        let metrics = self.raft.metrics();
-        let metrics = metrics.borrow_watched();
-        if metrics.current_leader.is_some() { Duration::ZERO } else { Duration::from_secs(1) }
+        let acknowledged = self.raft.metrics().borrow_watched().last_quorum_acked;
+        acknowledged.map_or(Duration::MAX, |at| openraft::Instant::elapsed(&*at))
     }
 
     async fn read_state(
@@ -109,8 +109,11 @@ impl Core {
         if !self.cell.wait_for(index, Self::left(deadline)).await {
             return Err(ApiError::Timeout { proposed: false });
         }
-        let known_leader = self.raft.metrics().borrow_watched().current_leader.is_some();
-        Ok(Snapshot { state: self.cell.load(), last_contact: self.last_contact(), known_leader })
+        let fresh = Duration::from_millis(self.settings.timing.election_ms_max);
+        let last_contact =
+            if mode == ReadMode::Linearizable { Duration::ZERO } else { self.last_contact() };
+        let known_leader = self.leader().is_some() && last_contact <= fresh;
+        Ok(Snapshot { state: self.cell.load(), last_contact, known_leader })
     }
 
     /// Proposes here if this server leads; used for forwarded writes too.

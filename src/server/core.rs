@@ -23,8 +23,11 @@ use crate::{
     clock::Clock,
     disk::Disk,
     raft::{
-        Member, Raft, ServerId, ServerState, WatchReceiver, log_store::LogStore, network::Network,
-        service::RaftService, state_machine::StateMachine,
+        Member, Raft, ServerId, ServerState, WatchReceiver,
+        log_store::LogStore,
+        network::Network,
+        service::{LeaderContact, RaftService},
+        state_machine::StateMachine,
     },
     rpc::transport::Transport,
     rt::{self, watch},
@@ -121,6 +124,7 @@ pub struct Core {
     pub(super) shadow: Shadow,
     pub(super) wal: Wal,
     snapshots: SnapshotDirectory,
+    pub(super) contact: Arc<LeaderContact>,
     leadership: RwLock<Option<Arc<LeaderServices>>>,
     stopping: watch::Sender<bool>,
     failed: watch::Sender<Option<String>>,
@@ -186,12 +190,14 @@ impl Core {
         .await
         .map_err(|error| anyhow::anyhow!("raft does not start: {error}"))?;
         let (reports, report_queue) = super::reports::channel();
+        let clock = Clock::default();
         let core = Arc::new(Self {
             id: identity.server_id,
             cluster,
             raft,
             cell,
-            clock: Clock::default(),
+            clock,
+            contact: Arc::new(LeaderContact::new(clock)),
             disk: parts.disk,
             transport: parts.transport,
             shadow,
@@ -231,6 +237,7 @@ impl Core {
             id: self.id,
             cluster: Arc::clone(&self.cluster),
             snapshots: self.snapshots.clone(),
+            contact: Arc::clone(&self.contact),
         }
     }
 
