@@ -105,6 +105,8 @@ struct Identity {
 }
 
 const IDENTITY_FILE: &str = "server.json";
+/// A server that did not answer its leader for so long counts as gone.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// A running server core.
 pub struct Core {
@@ -427,6 +429,16 @@ impl Core {
     pub(super) fn fresh_request() -> RequestId {
         RequestId(rt::random_id())
     }
+}
+
+/// Servers that this leader heard of once and not any more.
+pub(super) fn silent_servers(raft: &Raft) -> Vec<ServerId> {
+    let metrics = raft.metrics().borrow_watched().clone();
+    let silent = metrics.heartbeat.iter().flatten().filter(|(id, at)| {
+        let silence = at.as_ref().map(|at| openraft::Instant::elapsed(&**at));
+        **id != metrics.id && silence.is_some_and(|silence| silence >= SILENCE_MAX)
+    });
+    silent.map(|(id, _)| *id).collect()
 }
 
 fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {

@@ -19,7 +19,7 @@ use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
 use super::{
     api::{ApiError, Written},
     applier::{self, PlanAnswer, PlanRequest},
-    core::{Core, leads},
+    core::{Core, leads, silent_servers},
     state_cell::{EffectBatch, EffectFeed, StateCell},
 };
 use crate::{
@@ -35,6 +35,8 @@ const PROPOSALS_MAX: usize = 8_192;
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Commands of services that wait to be proposed; what finds no room is derived again later.
 const SERVICE_COMMANDS_MAX: usize = 1_024;
+/// Longest pause between two looks of the machines: silent servers announce themselves by nothing.
+const LOOK_MS_MAX: u64 = 2_000;
 /// Plans that wait for the applier's queue.
 const PLANS_WAITING_MAX: usize = 4_096;
 
@@ -103,6 +105,22 @@ pub struct LeaderServices {
     plans: mpsc::Sender<PlanRequest>,
     commands: mpsc::Sender<Command>,
     stop: watch::Sender<bool>,
+}
+
+/// While a plan is queued its lease does not run out; afterwards it does again, also when the asking worker is gone and its call was dropped.
+struct PausedNack<'a> {
+    services: &'a LeaderServices,
+    id: EvaluationId,
+    token: Token,
+}
+
+impl Drop for PausedNack<'_> {
+    fn drop(&mut self) {
+        let now = self.services.now();
+        // Not outstanding any more when the plan's outcome ended the lease.
+        self.services.broker().resume_nack(now, self.id, self.token).ok();
+        self.services.kick.notify_one();
+    }
 }
 
 /// A lease with what the worker needs.
@@ -345,8 +363,12 @@ impl LeaderServices {
         let now = self.now();
         let state = self.cell.load();
         let wakes = lock(&self.blocked).poll(now);
+        let silent = silent_servers(&self.raft);
         {
             let mut broker = self.broker();
+            for server in silent {
+                broker.server_lost(now, server);
+            }
             for wake in wakes {
                 if let Some(row) = state.evaluations.get(&wake.evaluation) {
                     broker.enqueue(now, row);
@@ -402,7 +424,7 @@ impl LeaderServices {
             lock(&self.drainer).next_deadline(),
         ];
         let next = next.into_iter().flatten().min().unwrap_or(u64::MAX);
-        Duration::from_millis(next.saturating_sub(now).clamp(1, 10_000))
+        Duration::from_millis(next.saturating_sub(now).clamp(1, LOOK_MS_MAX))
     }
 
     /// Leases evaluations, waiting up to `wait` for the first.
@@ -483,17 +505,13 @@ impl LeaderServices {
             // An evaluation whose outcome was applied already is not here any more: `apply` would refuse the plan anyway.
             broker.pause_nack(id, token)?;
         }
+        let _resumed = PausedNack { services: self, id, token };
         let (reply, answer) = oneshot::channel();
         let request = PlanRequest { plan, bytes, token, reply };
         if self.plans.send(request).await.is_err() {
             return Err(BrokerError::Disabled);
         }
-        let answer = answer.await.map_err(|_| BrokerError::Disabled);
-        let now = self.now();
-        // Not outstanding any more when the plan's outcome ended the lease.
-        self.broker().resume_nack(now, id, token).ok();
-        self.kick.notify_one();
-        answer
+        answer.await.map_err(|_| BrokerError::Disabled)
     }
 
     /// A node's heartbeat.

@@ -3,7 +3,7 @@
 //!
 //! | wait | sequence |
 //! |---|---|
-//! | index | woken by apply; 5 s in all, then the lease is released (which counts as no delivery) and this server leases nothing until it caught up |
+//! | index | woken by apply; 5 s in all, then the lease is released (which counts as no delivery) and no worker of this server leases until it caught up |
 //! | dequeue error | 20 ms, times 4 up to 10 s; not logged in the first 10 s |
 //! | resubmit | 500 ms, times 4 up to 10 s; only for no leader, a disabled queue or an unknown outcome |
 //! | scheduler version mismatch | 30 s |
@@ -32,8 +32,8 @@ use crate::{
 
 const DEQUEUE_WAIT: Duration = Duration::from_millis(500);
 const INDEX_WAIT: Duration = Duration::from_secs(5);
-/// After a release for lag: how long to wait for the local state before asking for leases again.
-const LAG_WAIT: Duration = Duration::from_secs(50);
+/// After a release for lag: how long to wait for the local state before looking again whether there is still something to wait for.
+const LAG_WAIT: Duration = Duration::from_secs(5);
 const RPC_TIMEOUT: Duration = Duration::from_secs(10);
 const PLAN_TIMEOUT: Duration = Duration::from_mins(1);
 const QUIET_START: Duration = Duration::from_secs(10);
@@ -91,6 +91,8 @@ pub struct WorkerStats {
     nacked: AtomicU64,
     invoked: AtomicU64,
     paused: AtomicBool,
+    /// Index that a lease was released for: while it is not applied here, no worker of this server leases anything.
+    caught_up_at: AtomicU64,
 }
 
 impl WorkerStats {
@@ -104,7 +106,7 @@ impl WorkerStats {
         self.released_for_lag.load(Ordering::Relaxed)
     }
 
-    /// Leases given back after a failed turn.
+    /// Leases given back for another reason: a failed turn, a pause, or the server stops.
     pub fn nacked(&self) -> u64 {
         self.nacked.load(Ordering::Relaxed)
     }
@@ -117,6 +119,10 @@ impl WorkerStats {
     /// Stops or resumes taking leases; what is under way is finished.
     pub fn pause(&self, paused: bool) {
         self.paused.store(paused, Ordering::Relaxed);
+    }
+
+    fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
     }
 }
 
@@ -143,17 +149,25 @@ pub(super) async fn run(core: Arc<Core>, number: usize) {
     let mut backoff = Backoff::fast();
     tracing::debug!(number, "worker started");
     while !worker.is_stopping() {
-        if worker.core.worker_stats.paused.load(Ordering::Relaxed)
-            || worker.core.cluster.get().is_none()
-        {
+        if worker.core.worker_stats.is_paused() || worker.core.cluster.get().is_none() {
             worker.pause(Duration::from_millis(100)).await;
+            continue;
+        }
+        if let Some(index) = worker.lags_behind() {
+            worker.wait_for(index, LAG_WAIT).await;
             continue;
         }
         match worker.dequeue().await {
             Ok(leases) => {
                 backoff.reset();
+                // Asked for before the pause, and nothing was begun yet.
+                let paused = worker.core.worker_stats.is_paused();
                 for lease in leases {
-                    worker.process(lease).await;
+                    if paused {
+                        worker.nack(&lease, pb::NackReason::Shutdown).await;
+                    } else {
+                        worker.process(lease).await;
+                    }
                 }
             }
             Err(status) if status.code() == Code::Unimplemented => {
@@ -221,20 +235,16 @@ impl Worker {
             self.nack(&lease, pb::NackReason::Shutdown).await;
             return;
         }
-        if !self.wait_for(lease.wait_index, INDEX_WAIT).await {
-            let why =
-                if self.is_stopping() { pb::NackReason::Shutdown } else { pb::NackReason::Lag };
+        // Known to lag already: others need not wait for this server to find out again.
+        let wait = if self.lags_behind().is_some() { Duration::ZERO } else { INDEX_WAIT };
+        if !self.wait_for(lease.wait_index, wait).await {
+            let why = self.why_not_there(lease.wait_index);
             self.nack(&lease, why).await;
-            self.core.worker_stats.released_for_lag.fetch_add(1, Ordering::Relaxed);
-            self.wait_for(lease.wait_index, LAG_WAIT).await;
             return;
         }
         match self.plan_until_done(&lease).await {
             Done::Acknowledge => self.ack(&lease).await,
-            Done::Nack(why) => {
-                self.core.worker_stats.nacked.fetch_add(1, Ordering::Relaxed);
-                self.nack(&lease, why).await;
-            }
+            Done::Nack(why) => self.nack(&lease, why).await,
             Done::Gone => {}
         }
     }
@@ -246,6 +256,21 @@ impl Worker {
             () = rt::until_true(&mut self.stop) => false,
             there = cell.wait_for(index, wait) => there,
         }
+    }
+
+    /// The index that this server has to reach before it leases again, if it is behind.
+    fn lags_behind(&self) -> Option<Index> {
+        let index = self.core.worker_stats.caught_up_at.load(Ordering::Relaxed);
+        (self.core.cell.applied() < index).then_some(index)
+    }
+
+    /// Why a wait for an index ended without it.
+    fn why_not_there(&self, index: Index) -> pb::NackReason {
+        if self.is_stopping() {
+            return pb::NackReason::Shutdown;
+        }
+        self.core.worker_stats.caught_up_at.fetch_max(index, Ordering::Relaxed);
+        pb::NackReason::Lag
     }
 
     async fn plan_until_done(&mut self, lease: &Lease) -> Done {
@@ -276,10 +301,7 @@ impl Worker {
                 Submitted::Again { refresh_index, progress } => {
                     attempts = if progress { 0 } else { attempts + 1 };
                     if !self.wait_for(refresh_index, INDEX_WAIT).await {
-                        let stopping = self.is_stopping();
-                        let why =
-                            if stopping { pb::NackReason::Shutdown } else { pb::NackReason::Lag };
-                        return Done::Nack(why);
+                        return Done::Nack(self.why_not_there(refresh_index));
                     }
                 }
             }
@@ -352,6 +374,14 @@ impl Worker {
     }
 
     async fn nack(&mut self, lease: &Lease, why: pb::NackReason) {
+        let stats = &self.core.worker_stats;
+        match why {
+            pb::NackReason::Lag => &stats.released_for_lag,
+            pb::NackReason::Unspecified | pb::NackReason::Failed | pb::NackReason::Shutdown => {
+                &stats.nacked
+            }
+        }
+        .fetch_add(1, Ordering::Relaxed);
         let request = pb::NackRequest {
             evaluation_id: lease.evaluation.id.0.to_vec().into(),
             token: lease.token.to_vec().into(),

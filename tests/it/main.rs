@@ -2,3 +2,6 @@
 
 mod agent;
 mod executor;
+mod harness;
+mod recompute;
+mod scheduling;

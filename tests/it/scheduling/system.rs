@@ -1,0 +1,114 @@
+//! Jobs that run once on every node.
+
+use serde_json::json;
+
+use super::{Stage, ids, job, nodes_of, task};
+use crate::{
+    harness::{PATIENCE, wait_for, wait_until},
+    recompute::text,
+};
+
+/// Issue: a system job has one allocation per node, also on a new one, in place when it can be, and none after its stop
+/// (NS-01, NS-02, NS-04, NS-05, NS-16, Y1, Y2).
+#[test]
+fn a_system_job_runs_once_on_every_node() {
+    let stage = Stage::start(1);
+    let _agents = [stage.node("one", &[]), stage.node("two", &[])];
+    let mut logger = job("system", "logger", 1);
+    let evaluation = stage.schedule(&logger);
+    assert_eq!(text(&evaluation, "Status"), "complete");
+    let two = stage.await_running("logger", 2);
+    assert_eq!(nodes_of(&two), ["one", "two"]);
+
+    let _three = stage.node("three", &[("node_class", "\"late\"")]);
+    let three = stage.await_running("logger", 3);
+    assert_eq!(nodes_of(&three), ["one", "three", "two"]);
+    assert!(two.iter().all(|one| ids(&three).contains(&text(one, "ID"))), "none was moved");
+
+    logger["Priority"] = 80.into();
+    stage.schedule(&logger);
+    let updated = stage.await_live("all have the new version", "logger", |live| {
+        live.iter().all(|one| one["JobVersion"] == 1)
+    });
+    let (mut old, mut new) = (ids(&three), ids(&updated));
+    old.sort_unstable();
+    new.sort_unstable();
+    assert_eq!(old, new, "a priority changes in place");
+
+    logger["Constraints"] =
+        json!([{ "LTarget": "${node.class}", "Operand": "=", "RTarget": "late" }]);
+    stage.schedule(&logger);
+    assert_eq!(nodes_of(&stage.await_running("logger", 1)), ["three"]);
+    assert!(stage.blocked("logger").is_empty(), "filtered nodes are not waited for (NS-07)");
+
+    stage.stop("logger", false);
+    stage.await_ended("logger");
+    stage.finish();
+}
+
+/// Issue: sysbatch runs to its end once on every node, and on a new node (Y5).
+#[test]
+fn a_sysbatch_job_ends_once_on_every_node() {
+    let stage = Stage::start(1);
+    let _agents = [stage.node("one", &[]), stage.node("two", &[])];
+    let mut sweep = job("sysbatch", "sweep", 1);
+    stage.schedule(&sweep);
+    let await_complete = |count: usize| {
+        wait_for(&format!("{count} sweeps are complete"), PATIENCE, || {
+            let all = stage.allocations("sweep");
+            let complete = all.iter().all(|one| one["ClientStatus"] == "complete");
+            (complete && all.len() == count).then_some(all)
+        })
+    };
+    assert_eq!(nodes_of(&await_complete(2)), ["one", "two"]);
+    let again = stage.client.put("/v1/job/sweep/evaluate", &json!({ "JobID": "sweep" })).ok();
+    stage.await_evaluation(text(&again, "EvalID"));
+    assert_eq!(stage.allocations("sweep").len(), 2, "what is done is not done again");
+    let _three = stage.node("three", &[]);
+    assert_eq!(nodes_of(&await_complete(3)), ["one", "three", "two"]);
+    task(&mut sweep)["Config"]["run_for"] = "20ms".into();
+    stage.schedule(&sweep);
+    await_complete(6);
+    stage.finish();
+}
+
+/// NS-08: two exhausted nodes have a blocked evaluation each; what frees either retries that one, and only there.
+#[test]
+fn every_exhausted_node_waits_for_itself() {
+    let stage = Stage::start(1);
+    let small = [("resources.cpu_mhz", "1000")];
+    let _agents = [stage.node("one", &small), stage.node("two", &small)];
+    for node in ["one", "two"] {
+        let mut full = job("service", &format!("full-{node}"), 1);
+        full["Constraints"] =
+            json!([{ "LTarget": "${node.unique.name}", "Operand": "=", "RTarget": node }]);
+        task(&mut full)["Resources"]["CPU"] = 900.into();
+        stage.schedule(&full);
+        stage.await_running(&format!("full-{node}"), 1);
+    }
+    let mut logger = job("system", "logger", 1);
+    task(&mut logger)["Resources"]["CPU"] = 200.into();
+    let evaluation = stage.schedule(&logger);
+    let failed = &evaluation["FailedTGAllocs"]["group"];
+    assert_eq!(failed["CoalescedFailures"], 1, "{evaluation}");
+    assert_eq!(failed["NodesExhausted"], 2, "{evaluation}");
+    assert!(stage.live("logger").is_empty());
+    let mut blocked: Vec<String> =
+        stage.blocked("logger").iter().map(|one| text(one, "NodeID").to_owned()).collect();
+    blocked.sort_unstable();
+    let mut nodes = [stage.node_id("one"), stage.node_id("two")];
+    nodes.sort_unstable();
+    assert_eq!(blocked, nodes);
+
+    stage.stop("full-two", true);
+    assert_eq!(nodes_of(&stage.await_running("logger", 1)), ["two"]);
+    stage.await_settled();
+    let left: Vec<String> =
+        stage.blocked("logger").iter().map(|one| text(one, "NodeID").to_owned()).collect();
+    assert_eq!(left, [stage.node_id("one")]);
+
+    stage.stop("full-one", true);
+    assert_eq!(nodes_of(&stage.await_running("logger", 2)), ["one", "two"]);
+    wait_until("nothing is blocked", PATIENCE, || stage.blocked("logger").is_empty());
+    stage.finish();
+}

@@ -1,0 +1,400 @@
+//! Workers on servers that lag, stop, or lose their leader: servers inside this process, so that their apply can be held, with real sockets
+//! between them.
+
+use std::{
+    collections::BTreeMap,
+    rc::Rc,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use fsm::codec;
+use proto::v1::{self as pb, scheduler_client::SchedulerClient};
+use quorate::{
+    config::ServerConfig,
+    server::{Core, RunningServer},
+};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tonic::Code;
+
+use super::job;
+use crate::{
+    harness::{Agent, Client, PATIENCE, Turn, reserve_port, wait_for, wait_until},
+    recompute::{self, list_of, text},
+};
+
+/// Servers of this process, and simulated nodes in another.
+struct Servers {
+    runtime: Runtime,
+    running: BTreeMap<usize, RunningServer>,
+    configs: Vec<ServerConfig>,
+    _agent: Agent,
+    _reservations: Vec<std::os::fd::OwnedFd>,
+    _directory: TempDir,
+    _turn: Rc<Turn>,
+}
+
+impl Servers {
+    /// Servers with one worker each, all paused, and four nodes.
+    fn start(count: usize) -> Self {
+        let turn = Turn::take();
+        let directory = tempfile::tempdir().unwrap();
+        let (rpc, mut reservations): (Vec<_>, Vec<_>) = (0..count).map(|_| reserve_port()).unzip();
+        let expect: Vec<String> = rpc.iter().map(|one| format!("\"{one}\"")).collect();
+        let mut configs = Vec::new();
+        for (number, rpc) in rpc.iter().enumerate() {
+            let (http, reservation) = reserve_port();
+            reservations.push(reservation);
+            let data = directory.path().join(format!("server-{number}"));
+            let source = format!(
+                "name = \"server-{number}\"\ndata_dir = \"{}\"\nhttp.address = \"{http}\"\n\
+                 rpc.address = \"{rpc}\"\ncluster.bootstrap_expect = [{}]\n\
+                 raft.preset = \"test\"\nscheduler.workers = 1\nlimits.free_bytes_min = 0\n",
+                data.display(),
+                expect.join(", ")
+            );
+            configs.push(ServerConfig::parse(directory.path(), &source).unwrap());
+        }
+        let servers: Vec<String> = rpc.iter().map(ToString::to_string).collect();
+        let agent = Agent::start(directory.path(), "sim", &servers, Some(4), &[]);
+        let mut all = Self {
+            runtime: Runtime::new().unwrap(),
+            running: BTreeMap::new(),
+            configs,
+            _agent: agent,
+            _reservations: reservations,
+            _directory: directory,
+            _turn: turn,
+        };
+        for number in 0..count {
+            all.start_one(number);
+        }
+        wait_until("four nodes are ready", PATIENCE, || {
+            let answer = all.client(0).try_get("/v1/nodes");
+            answer.is_ok_and(|answer| {
+                answer.status == 200
+                    && list_of(answer.json).iter().filter(|node| node["Status"] == "ready").count() == 4
+            })
+        });
+        all
+    }
+
+    fn start_one(&mut self, number: usize) {
+        let server = self.runtime.block_on(RunningServer::start(&self.configs[number])).unwrap();
+        server.core.pause_workers(true);
+        self.running.insert(number, server);
+    }
+
+    fn stop_one(&mut self, number: usize) {
+        let server = self.running.remove(&number).unwrap();
+        self.runtime.block_on(server.stop());
+    }
+
+    fn core(&self, number: usize) -> &Arc<Core> {
+        &self.running[&number].core
+    }
+
+    fn client(&self, number: usize) -> Client {
+        Client::new(self.running[&number].http, Duration::from_secs(20))
+    }
+
+    fn leader(&self) -> usize {
+        wait_for("a leader", PATIENCE, || {
+            self.running.iter().find(|(_, one)| one.core.leading().is_some()).map(|(one, _)| *one)
+        })
+    }
+
+    fn followers(&self) -> Vec<usize> {
+        let leader = self.leader();
+        self.running.keys().copied().filter(|one| *one != leader).collect()
+    }
+
+    /// Registers a job of two allocations and returns its evaluation.
+    fn register(&self, id: &str) -> String {
+        let client = self.client(self.leader());
+        let answer = client.put("/v1/jobs", &json!({ "Job": job("service", id, 2) })).ok();
+        text(&answer, "EvalID").to_owned()
+    }
+
+    /// Waits until a worker holds a lease.
+    fn await_lease(&self) {
+        let client = self.client(self.leader());
+        wait_until("a lease is held", PATIENCE, || {
+            let metrics = client.get("/v1/metrics").ok();
+            let gauges = metrics["Gauges"].as_array().unwrap();
+            gauges.iter().any(|gauge| {
+                gauge["Name"] == "nomad.broker.total_unacked" && gauge["Value"].as_f64() == Some(1.0)
+            })
+        });
+    }
+
+    /// Waits until the evaluation is complete and its job is placed, once.
+    fn await_placed(&self, job: &str, evaluation: &str) {
+        let client = self.client(self.leader());
+        wait_until(&format!("{job} is placed"), PATIENCE, || {
+            client.get(&format!("/v1/evaluation/{evaluation}")).ok()["Status"] == "complete"
+        });
+        let all = list_of(client.get(&format!("/v1/job/{job}/allocations?all=true")).ok());
+        assert_eq!(all.len(), 2, "placed exactly once");
+        let evaluations = list_of(client.get(&format!("/v1/job/{job}/evaluations")).ok());
+        assert_eq!(evaluations.len(), 1, "no follow-up of a failed delivery: {evaluations:?}");
+        assert_eq!(recompute::Cluster::read(&client).violations(), [""; 0]);
+    }
+
+    fn scheduler(&self, number: usize) -> SchedulerClient<tonic::transport::Channel> {
+        let address = format!("http://{}", self.running[&number].rpc);
+        self.runtime.block_on(SchedulerClient::connect(address)).unwrap()
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        while let Some((_, server)) = self.running.pop_first() {
+            server.core.hold_apply(false);
+            self.runtime.block_on(server.stop());
+        }
+    }
+}
+
+/// The point of the issue with one follower's apply held, on so many servers.
+fn a_held_follower(count: usize) {
+    let servers = Servers::start(count);
+    let (held, other) = (servers.followers()[0], servers.followers()[1]);
+    let core = servers.core(held);
+
+    // Let go after 3 s, which is what the promise is about: it places the job itself.
+    core.hold_apply(true);
+    core.pause_workers(false);
+    let evaluation = servers.register("self");
+    servers.await_lease();
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(core.scheduler_invocations(), 0, "no scheduling behind a lagging state");
+    core.hold_apply(false);
+    servers.await_placed("self", &evaluation);
+    assert_eq!(core.scheduler_invocations(), 1);
+    assert_eq!(core.leases_released_for_lag(), 0);
+    wait_until("the acknowledgement is counted", PATIENCE, || core.evaluations_acknowledged() == 1);
+
+    // Held on: it releases the lease and another server places the job.
+    core.hold_apply(true);
+    let evaluation = servers.register("other");
+    servers.await_lease();
+    servers.core(other).pause_workers(false);
+    servers.await_placed("other", &evaluation);
+    assert_eq!(core.scheduler_invocations(), 1, "still behind");
+    assert_eq!(core.leases_released_for_lag(), 1);
+    assert_eq!(servers.core(other).evaluations_acknowledged(), 1);
+    core.hold_apply(false);
+}
+
+/// Issue, NW-05: with one follower's apply held its worker runs no scheduler, releases after 5 s, another server places the job, and the
+/// delivery limit is not touched; let go after 3 s, it places it itself.
+#[test]
+fn a_lagging_follower_lets_go_of_its_lease() {
+    a_held_follower(3);
+}
+
+/// The same on five servers.
+#[test]
+fn a_lagging_follower_lets_go_of_its_lease_on_five_servers() {
+    a_held_follower(5);
+}
+
+/// Issue: releases for lag do not count as deliveries: more of them than the delivery limit of 3 do no harm.
+#[test]
+fn releases_for_lag_are_no_deliveries() {
+    let servers = Servers::start(5);
+    let followers = servers.followers();
+    for follower in &followers {
+        servers.core(*follower).hold_apply(true);
+        servers.core(*follower).pause_workers(false);
+    }
+    let evaluation = servers.register("web");
+    let released = |follower: &usize| servers.core(*follower).leases_released_for_lag();
+    wait_until("every follower had the lease and released it", PATIENCE, || {
+        followers.iter().all(|follower| released(follower) == 1)
+    });
+    assert!(followers.iter().all(|one| servers.core(*one).scheduler_invocations() == 0));
+    let leader = servers.leader();
+    servers.core(leader).pause_workers(false);
+    servers.await_placed("web", &evaluation);
+    assert_eq!(servers.core(leader).evaluations_acknowledged(), 1);
+    for follower in followers {
+        servers.core(follower).hold_apply(false);
+    }
+}
+
+/// NW-03: a paused worker takes nothing, a resumed one does.
+#[test]
+fn paused_workers_take_nothing() {
+    let servers = Servers::start(3);
+    let leader = servers.leader();
+    // Its long poll is under way when the pause comes.
+    servers.core(leader).pause_workers(false);
+    let evaluation = servers.register("first");
+    servers.await_placed("first", &evaluation);
+    servers.core(leader).pause_workers(true);
+    let evaluation = servers.register("second");
+    let client = servers.client(leader);
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(client.get(&format!("/v1/evaluation/{evaluation}")).ok()["Status"], "pending");
+    let invoked: u64 = servers.running.values().map(|one| one.core.scheduler_invocations()).sum();
+    assert_eq!(invoked, 1);
+    servers.core(leader).pause_workers(false);
+    servers.await_placed("second", &evaluation);
+}
+
+/// NW-13: a server that stops with a lease gives it back, and another one places the job at once, not after the lease has run out.
+#[test]
+fn a_stopping_server_gives_its_lease_back() {
+    let mut servers = Servers::start(3);
+    let (stopping, other) = (servers.followers()[0], servers.followers()[1]);
+    servers.core(stopping).hold_apply(true);
+    servers.core(stopping).pause_workers(false);
+    let evaluation = servers.register("web");
+    servers.await_lease();
+    servers.core(other).pause_workers(false);
+    let begin = std::time::Instant::now();
+    servers.core(stopping).hold_apply(false);
+    servers.stop_one(stopping);
+    servers.await_placed("web", &evaluation);
+    assert!(begin.elapsed() < Duration::from_secs(30), "the lease itself would last 60 s");
+}
+
+fn dequeue(server: u64) -> pb::DequeueRequest {
+    pb::DequeueRequest {
+        server,
+        schedulers: vec!["service".to_owned()],
+        leases_max: 1,
+        timeout_ms: 5_000,
+        scheduler_version: scheduler::SCHEDULER_VERSION,
+    }
+}
+
+impl Servers {
+    /// Leases an evaluation as a worker of `server` would, by hand.
+    fn lease(&self, server: u64) -> pb::Lease {
+        let mut client = self.scheduler(self.leader());
+        wait_for("a lease", PATIENCE, || {
+            let reply = self.runtime.block_on(client.dequeue(dequeue(server))).unwrap();
+            reply.into_inner().leases.into_iter().next()
+        })
+    }
+
+    /// The plan that a worker with this lease would submit.
+    fn plan(&self, lease: &pb::Lease) -> pb::SubmitPlanRequest {
+        let core = self.core(self.leader());
+        let applied = core.cell.wait_for(lease.wait_index, PATIENCE);
+        assert!(self.runtime.block_on(applied));
+        let state = core.cell.load();
+        let evaluation: fsm::Evaluation = codec::decode(&lease.evaluation).unwrap();
+        let pass = scheduler::Pass {
+            state: &state,
+            evaluation: &evaluation,
+            now: state.head.at,
+            attempt: 0,
+        };
+        let plan = scheduler::schedule_with(&pass, &mut scheduler::Memory::default()).unwrap();
+        pb::SubmitPlanRequest {
+            plan: codec::encode(&plan),
+            token: lease.token.clone(),
+            epoch: lease.epoch,
+            server: core.id,
+        }
+    }
+
+    fn submit(&self, request: pb::SubmitPlanRequest) -> Result<pb::SubmitPlanReply, tonic::Status> {
+        let mut client = self.scheduler(self.leader());
+        self.runtime.block_on(client.submit_plan(request)).map(tonic::Response::into_inner)
+    }
+
+    fn nack(&self, lease: &pb::Lease, reason: pb::NackReason) {
+        let evaluation: fsm::Evaluation = codec::decode(&lease.evaluation).unwrap();
+        let request = pb::NackRequest {
+            evaluation_id: evaluation.id.0.to_vec().into(),
+            token: lease.token.clone(),
+            epoch: lease.epoch,
+            server: 1,
+            reason: reason.into(),
+        };
+        let mut client = self.scheduler(self.leader());
+        self.runtime.block_on(client.nack(request)).unwrap();
+    }
+}
+
+/// NW-10: a plan with a stale token, or of another term, changes nothing; nor does the plan of a worker whose lease somebody else has by now.
+/// NW-13: a lease given back at a shutdown is delivered again.
+#[test]
+fn plans_with_stale_leases_are_refused() {
+    let servers = Servers::start(3);
+    let evaluation = servers.register("web");
+    let first = servers.lease(1);
+    let plan = servers.plan(&first);
+    let allocations = || {
+        let client = servers.client(servers.leader());
+        list_of(client.get("/v1/job/web/allocations?all=true").ok()).len()
+    };
+
+    let wrong_token = pb::SubmitPlanRequest { token: vec![7; 16].into(), ..plan.clone() };
+    assert_eq!(servers.submit(wrong_token).unwrap_err().code(), Code::Aborted);
+    let wrong_term = pb::SubmitPlanRequest { epoch: plan.epoch + 1, ..plan.clone() };
+    assert_eq!(servers.submit(wrong_term).unwrap_err().code(), Code::Aborted);
+    let no_plan = pb::SubmitPlanRequest { plan: vec![1, 2, 3].into(), ..plan.clone() };
+    assert_eq!(servers.submit(no_plan).unwrap_err().code(), Code::InvalidArgument);
+
+    servers.nack(&first, pb::NackReason::Shutdown);
+    let second = servers.lease(2);
+    assert_ne!(first.token, second.token, "a new token at each delivery");
+    assert_eq!(servers.submit(plan.clone()).unwrap_err().code(), Code::Aborted);
+    assert_eq!(allocations(), 0);
+
+    let own = servers.plan(&second);
+    let reply = servers.submit(own.clone()).unwrap();
+    assert_eq!(reply.outcome(), pb::submit_plan_reply::Outcome::Applied);
+    assert!(servers.submit(own).is_err(), "the lease ended with its outcome");
+    assert!(servers.submit(plan).is_err());
+    servers.await_placed("web", &evaluation);
+}
+
+/// A server that dies with a lease holds it no longer than it takes to notice.
+#[test]
+fn the_leases_of_a_dead_server_are_taken_back() {
+    let mut servers = Servers::start(3);
+    let follower = servers.followers()[0];
+    let evaluation = servers.register("web");
+    servers.lease(servers.core(follower).id);
+    let begin = std::time::Instant::now();
+    servers.stop_one(follower);
+    let leader = servers.leader();
+    servers.core(leader).pause_workers(false);
+    servers.await_placed("web", &evaluation);
+    assert!(begin.elapsed() < Duration::from_secs(40), "the lease itself would last 60 s");
+}
+
+/// NW-09: a plan is ready while there is no leader; one appears, and the plan's effect is there once.
+#[test]
+fn a_plan_without_a_leader_is_applied_once_when_there_is_one() {
+    let mut servers = Servers::start(3);
+    let leader = servers.leader();
+    let (worker, third) = (servers.followers()[0], servers.followers()[1]);
+    servers.core(worker).hold_apply(true);
+    servers.core(worker).pause_workers(false);
+    let evaluation = servers.register("web");
+    servers.await_lease();
+    // Without a majority nobody leads; the plan is made from what is committed and finds nobody to go to.
+    servers.stop_one(third);
+    servers.running.get(&leader).unwrap().core.pause_workers(true);
+    servers.stop_one(leader);
+    servers.core(worker).hold_apply(false);
+    wait_until("the plan was made", PATIENCE, || servers.core(worker).scheduler_invocations() >= 1);
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(servers.core(worker).evaluations_acknowledged(), 0);
+    servers.start_one(third);
+    servers.await_placed("web", &evaluation);
+    let state = servers.core(servers.leader()).cell.load();
+    assert_eq!(state.allocations.len(), 2);
+    assert_eq!(fsm::invariant::check(&state), []);
+}
