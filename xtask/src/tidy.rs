@@ -102,7 +102,8 @@ impl Repository {
             let is_text = path.starts_with(".ci/") || ending(&path).is_some_and(is_text_ending);
             if kind.is_file() && is_text && entry.metadata()?.len() <= FILE_BYTES_MAX {
                 let text = std::fs::read_to_string(entry.path());
-                self.files.insert(path.clone(), text.with_context(|| format!("cannot read {path}"))?);
+                self.files
+                    .insert(path.clone(), text.with_context(|| format!("cannot read {path}"))?);
             }
         }
         Ok(())
@@ -177,7 +178,8 @@ fn functions(text: &str) -> impl Iterator<Item = Function<'_>> {
 }
 
 fn function_name(line: &str) -> Option<&str> {
-    const QUALIFIERS: [&str; 6] = ["pub ", "pub(crate) ", "pub(super) ", "const ", "async ", "unsafe "];
+    const QUALIFIERS: [&str; 6] =
+        ["pub ", "pub(crate) ", "pub(super) ", "const ", "async ", "unsafe "];
     let mut rest = line.trim_start();
     while let Some(after) = QUALIFIERS.iter().find_map(|word| rest.strip_prefix(word)) {
         rest = after;
@@ -259,13 +261,15 @@ fn pure_code(repository: &Repository) -> Vec<String> {
     for (package, _) in PURE_PACKAGES {
         let inside = format!("{package}/src/");
         let files = repository.with_ending("rs").filter(|(path, _)| path.starts_with(&inside));
-        for (path, text) in files.filter(|(path, _)| !is_test_file(path) && !path.ends_with("golden.rs")) {
+        for (path, text) in
+            files.filter(|(path, _)| !is_test_file(path) && !path.ends_with("golden.rs"))
+        {
             let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);
             for (number, line) in code.lines().enumerate() {
                 let words = IMPURE.iter().filter(|word| code_of(line).contains(**word));
-                findings.extend(words.map(|word| {
-                    format!("{path}:{}: `{word}` in a pure package", number + 1)
-                }));
+                findings.extend(
+                    words.map(|word| format!("{path}:{}: `{word}` in a pure package", number + 1)),
+                );
             }
         }
     }
@@ -275,8 +279,12 @@ fn pure_code(repository: &Repository) -> Vec<String> {
 /// Nothing half done without an issue: a mark for later carries its number, `TODO(#12)`.
 fn unfinished_work(repository: &Repository) -> Vec<String> {
     // Written in two parts, so that this file does not find itself.
-    let refused =
-        [concat!("to", "do!("), concat!("unimple", "mented!("), concat!("FIX", "ME"), concat!("XX", "X:")];
+    let refused = [
+        concat!("to", "do!("),
+        concat!("unimple", "mented!("),
+        concat!("FIX", "ME"),
+        concat!("XX", "X:"),
+    ];
     let later = concat!("TO", "DO");
     let mut findings = Vec::new();
     let files = repository.files.iter().filter(|(path, _)| {
@@ -400,7 +408,9 @@ fn one_test_binary(repository: &Repository) -> Vec<String> {
         ending(path) == Some("rs") && !name.is_empty() && (!name.contains('/') || folder_main)
     };
     let found = repository.files.keys().filter(extra);
-    found.map(|path| format!("{path}: a second test binary; make it a module of tests/it")).collect()
+    found
+        .map(|path| format!("{path}: a second test binary; make it a module of tests/it"))
+        .collect()
 }
 
 #[cfg(test)]
@@ -477,7 +487,10 @@ mod tests {
         let broken = of(&[
             ("src/a.rs", "use std::fmt;\n"),
             ("proto/quorate/v1/a.proto", "service A {\n}\n"),
-            ("src/fsm/Cargo.toml", "[dependencies]\ntokio.workspace = true\n[dev-dependencies]\nx = \"1\"\n"),
+            (
+                "src/fsm/Cargo.toml",
+                "[dependencies]\ntokio.workspace = true\n[dev-dependencies]\nx = \"1\"\n",
+            ),
             ("src/leader/Cargo.toml", "[dependencies.rand]\nversion = \"1\"\n"),
             ("src/scheduler/Cargo.toml", "[dependencies]\nregex = \"1\"\n"),
             ("src/fsm/src/lib.rs", "//! Docs of HashMap.\nuse std::collections::HashMap;\n"),
