@@ -3,6 +3,8 @@
 //! `golden/frames.txt` pins the bytes, and with them the numbers of the variants. A difference means that existing data directories and logs
 //! would not load: give the type a new version instead. `UPDATE=1` rewrites the file, for additions.
 
+#![expect(clippy::disallowed_methods, reason = "tests read what is pinned")]
+
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
 use proptest::prelude::*;

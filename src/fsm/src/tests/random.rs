@@ -3,6 +3,12 @@
 //!
 //! `FSM_RANDOM_SECONDS=300 cargo test -p fsm random -- --nocapture` runs longer; `FSM_RANDOM_SEED=…` runs one seed, as a failure prints it.
 
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test is told how long to run"
+)]
+
 use std::{
     collections::BTreeMap,
     sync::Arc,
