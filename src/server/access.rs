@@ -132,7 +132,7 @@ impl Core {
         if makes_work && services.is_overloaded() {
             return Err(ApiError::Overloaded {
                 what: "pending evaluations",
-                limit: leader::limits::EVALUATIONS_MAX as u64,
+                limit: self.settings.pending_evaluations_max as u64,
                 retry_after_ms: 1_000,
             });
         }

@@ -78,6 +78,8 @@ pub struct Settings {
     pub snapshot_log_bytes: u64,
     /// Free space below which writes are turned away.
     pub free_bytes_min: u64,
+    /// Pending evaluations above which new work is refused.
+    pub pending_evaluations_max: usize,
 }
 
 /// What a server core stands on: real or simulated.
@@ -377,7 +379,9 @@ impl Core {
             None => replication
                 .iter()
                 .filter(|(id, _)| **id != self.id && voters.contains(id))
-                .max_by_key(|(id, matched)| (matched.as_ref().map(|one| one.index), **id))
+                .max_by_key(|(id, matched)| {
+                    (self.heard_lately(**id), matched.as_ref().map(|one| one.index), **id)
+                })
                 .map(|(id, _)| *id),
         };
         let target = target.ok_or(ApiError::Invalid("there is no other voter".to_owned()))?;

@@ -143,7 +143,10 @@ impl LeaderServices {
             raft: core.raft.clone(),
             cell: Arc::clone(&core.cell),
             log_clock: LogClock::new(core.clock, state.head.at),
-            broker: Mutex::new(EvalBroker::new(BrokerConfig::default())),
+            broker: Mutex::new(EvalBroker::new(BrokerConfig {
+                evaluations_max: core.settings.pending_evaluations_max,
+                ..BrokerConfig::default()
+            })),
             blocked: Mutex::default(),
             heartbeats: Mutex::new(Heartbeats::new(core.settings.heartbeat)),
             deadlines: Mutex::default(),

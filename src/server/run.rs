@@ -64,6 +64,8 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         heartbeat,
         snapshot_log_bytes: config.raft.snapshot_log_bytes,
         free_bytes_min: config.limits.free_bytes_min,
+        pending_evaluations_max: usize::try_from(config.limits.pending_evaluations_max)
+            .unwrap_or(usize::MAX),
     }
 }
 
