@@ -4,3 +4,4 @@ mod agent;
 mod cluster;
 mod executor;
 mod harness;
+mod recovery;
