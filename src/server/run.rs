@@ -63,6 +63,7 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         workers: config.scheduler.workers,
         heartbeat,
         snapshot_log_bytes: config.raft.snapshot_log_bytes,
+        log_entries_kept: config.raft.log_entries_kept,
         free_bytes_min: config.limits.free_bytes_min,
         pending_evaluations_max: usize::try_from(config.limits.pending_evaluations_max)
             .unwrap_or(usize::MAX),

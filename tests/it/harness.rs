@@ -42,8 +42,6 @@ pub(crate) struct Options {
     pub(crate) servers: usize,
     /// Further lines of every server's configuration as (`section.key`, TOML value).
     pub(crate) keys: Vec<(String, String)>,
-    /// Variables of the servers' environment.
-    pub(crate) environment: Vec<(String, String)>,
 }
 
 impl Options {
@@ -59,18 +57,12 @@ impl Options {
             ("limits.free_bytes_min", "0"),
         ];
         let keys = keys.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
-        Self { servers, keys, environment: Vec::new() }
+        Self { servers, keys }
     }
 
     /// Sets one key, `section.key`, to a TOML value.
     pub(crate) fn with(mut self, key: &str, value: impl ToString) -> Self {
         set(&mut self.keys, key, value.to_string());
-        self
-    }
-
-    /// Sets one variable of the environment.
-    pub(crate) fn with_variable(mut self, name: &str, value: &str) -> Self {
-        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 }
@@ -96,7 +88,6 @@ struct Server {
     /// Advertised addresses of all servers of its cluster.
     expect: Vec<SocketAddr>,
     keys: Vec<(String, String)>,
-    environment: Vec<(String, String)>,
     process: Option<Process>,
     /// Keep the ports ours while the server is down.
     _reservations: [OwnedFd; 2],
@@ -142,12 +133,12 @@ impl Drop for Process {
 }
 
 /// The turn of a test to run clusters; the same thread may hold it for several clusters.
-pub(crate) struct Turn {
+struct Turn {
     _guard: MutexGuard<'static, ()>,
 }
 
 impl Turn {
-    pub(crate) fn take() -> Rc<Self> {
+    fn take() -> Rc<Self> {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         thread_local! {
             static HELD: RefCell<Weak<Turn>> = const { RefCell::new(Weak::new()) };
@@ -202,7 +193,6 @@ impl Cluster {
                 directory,
                 expect: expect.clone(),
                 keys: options.keys.clone(),
-                environment: options.environment.clone(),
                 process: None,
                 _reservations: [first, second],
             });
@@ -277,7 +267,7 @@ impl Cluster {
         server.write_config();
         let mut command = program();
         command.arg("server").arg("--config").arg(server.directory.join("server.toml"));
-        command.current_dir(&server.directory).envs(server.environment.iter().cloned());
+        command.current_dir(&server.directory);
         server.process = Some(Process::start(command, &server.log()));
     }
 
@@ -386,18 +376,8 @@ impl Cluster {
 
     /// Starts an agent with a real node, or with so many simulated ones, that knows every server.
     pub(crate) fn agent(&self, name: &str, simulate: Option<u32>) -> Agent {
-        self.agent_with(name, simulate, &[])
-    }
-
-    /// The same with further keys of its configuration as (`section.key`, TOML value).
-    pub(crate) fn agent_with(
-        &self,
-        name: &str,
-        simulate: Option<u32>,
-        keys: &[(&str, &str)],
-    ) -> Agent {
         let servers: Vec<String> = self.servers.iter().map(|one| one.rpc.to_string()).collect();
-        Agent::start(self.directory.path(), name, &servers, simulate, keys)
+        Agent::start(self.directory.path(), name, &servers, simulate)
     }
 }
 
@@ -426,7 +406,10 @@ impl Server {
             keys.push(("cluster.bootstrap_expect".to_owned(), format!("[{}]", expect.join(", "))));
         }
         keys.extend(self.keys.iter().cloned());
-        let mut text = format!("name = \"{}\"\ndata_dir = \"data\"\n", self.name);
+        if !self.keys.iter().any(|(key, _)| key == "data_dir") {
+            keys.push(("data_dir".to_owned(), "\"data\"".to_owned()));
+        }
+        let mut text = format!("name = \"{}\"\n", self.name);
         for (key, value) in keys {
             writeln!(text, "{key} = {value}").unwrap();
         }
@@ -434,13 +417,14 @@ impl Server {
     }
 }
 
-/// The program, without what the environment of the tests might tell it.
-pub(crate) fn program() -> Command {
+fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quorate"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("QUORATE_")) {
+    let ours = |name: &str| name.starts_with("QUORATE_") && name != "QUORATE_PLANT";
+    for (name, _) in std::env::vars().filter(|(name, _)| ours(name)) {
         command.env_remove(name);
     }
-    command.env_remove("NOMAD_ADDR").env_remove("RUST_LOG");
+    // RUST_LOG is kept, for whoever looks for the cause of a failure.
+    command.env_remove("NOMAD_ADDR");
     command
 }
 
@@ -459,14 +443,7 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent in a directory of its own under `root`.
-    pub(crate) fn start(
-        root: &Path,
-        name: &str,
-        servers: &[String],
-        simulate: Option<u32>,
-        keys: &[(&str, &str)],
-    ) -> Self {
+    fn start(root: &Path, name: &str, servers: &[String], simulate: Option<u32>) -> Self {
         let directory = root.join(name);
         fs::create_dir(&directory).unwrap();
         let servers: Vec<String> = servers.iter().map(|one| format!("\"{one}\"")).collect();
@@ -476,9 +453,6 @@ impl Agent {
         match simulate {
             Some(nodes) => writeln!(text, "simulate = {nodes}\ndrivers.mock = true").unwrap(),
             None => writeln!(text, "drivers.raw_exec = true\ndrivers.mock = true").unwrap(),
-        }
-        for (key, value) in keys {
-            writeln!(text, "{key} = {value}").unwrap();
         }
         fs::write(directory.join("agent.toml"), text).unwrap();
         let mut agent = Self { name: name.to_owned(), directory, process: None };
@@ -581,19 +555,6 @@ impl Client {
         answer(self.agent.delete(format!("{}{path}", self.base)).call())
     }
 
-    /// A request with any body, sent as JSON.
-    #[track_caller]
-    pub(crate) fn send(&self, method: &str, path: &str, body: &[u8]) -> Answer {
-        let request = ureq::http::Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.base))
-            .header("Content-Type", "application/json")
-            .body(body)
-            .unwrap();
-        let answer = answer(self.agent.run(request));
-        answer.unwrap_or_else(|error| panic!("{method} {}{path}: {error}", self.base))
-    }
-
     /// GET that must be answered.
     #[track_caller]
     pub(crate) fn get(&self, path: &str) -> Answer {
@@ -614,9 +575,7 @@ impl Client {
     }
 }
 
-fn answer(
-    result: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
-) -> Result<Answer, ureq::Error> {
+fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Answer, ureq::Error> {
     let mut response = result?;
     let index = response.headers().get("X-Nomad-Index");
     let index = index.and_then(|value| value.to_str().ok()?.parse().ok());
