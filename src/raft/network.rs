@@ -310,6 +310,12 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         let timeout = option.hard_ttl();
         async move {
             let (network, to) = (self.network.clone(), self.to);
+            // openraft waits after errors in here: a transport that fails before it asks for the first request would be tried without a pause.
+            let mut input = input;
+            let Some(first) = input.next().await else {
+                return Ok(futures_util::stream::empty().boxed() as BoxStream<'s, _>);
+            };
+            let input = futures_util::stream::once(futures_util::future::ready(first)).chain(input);
             let input = input
                 .map(move |request| {
                     Bytes::from(append_to_pb(header(&network, to), &request).encode_to_vec())

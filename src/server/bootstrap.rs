@@ -21,6 +21,8 @@ use crate::{
 };
 
 const RETRY: Duration = Duration::from_millis(200);
+/// Between two looks at whether the configured peers are of this cluster.
+const PEER_CHECK: Duration = Duration::from_secs(1);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A join replicates the whole log or a snapshot first.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
@@ -42,7 +44,9 @@ pub async fn join_cluster(core: Arc<Core>) -> anyhow::Result<()> {
                 core.cluster.get().is_some(),
                 "the log has entries but server.json names no cluster: restore server.json"
             );
-            return Ok(());
+            if !is_learner(&core) {
+                return refuse_foreign_peers(&core).await;
+            }
         }
         match look_around(&core).await? {
             Found::Member(cluster) => {
@@ -67,6 +71,51 @@ pub async fn join_cluster(core: Arc<Core>) -> anyhow::Result<()> {
             return Ok(());
         }
     }
+}
+
+/// Whether this server is known to its cluster and does not vote: it joined, and the leader ended before it made a voter of it.
+fn is_learner(core: &Core) -> bool {
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    let membership = metrics.membership_config.membership();
+    membership.get_node(&core.id).is_some() && !membership.voter_ids().any(|id| id == core.id)
+}
+
+/// A member of a cluster whose configuration names servers of another one only has the wrong data directory or the wrong addresses. While some do
+/// not answer nothing is decided.
+async fn refuse_foreign_peers(core: &Arc<Core>) -> anyhow::Result<()> {
+    let mut stop = core.stopping();
+    let settings = &core.settings;
+    let configured = settings.bootstrap_expect.iter().chain(&settings.join);
+    let others: Vec<&String> =
+        configured.filter(|address| **address != settings.rpc_address).collect();
+    let mut said = String::new();
+    while !others.is_empty() {
+        let mut foreign = Vec::new();
+        for address in &others {
+            match probe(core, address).await {
+                Ok(reply) if !reply.initialised => {}
+                Ok(reply) if core.cluster.get().is_some_and(|own| *own == *reply.cluster_id) => {
+                    return Ok(());
+                }
+                Ok(_) => foreign.push(address.as_str()),
+                Err(_) => {}
+            }
+        }
+        if !foreign.is_empty() {
+            let message = format!(
+                "{} belongs to another cluster than the data directory {}: \
+                 check the addresses under [cluster] and data_dir",
+                foreign.join(", "),
+                settings.data_directory.display()
+            );
+            anyhow::ensure!(foreign.len() < others.len(), "{message}");
+            say(&mut said, message);
+        }
+        if rt::timeout(PEER_CHECK, rt::until_true(&mut stop)).await.is_ok() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 fn say(said: &mut String, message: String) {
@@ -112,7 +161,7 @@ async fn look_around(core: &Arc<Core>) -> anyhow::Result<Found> {
                 "{address} belongs to another cluster than this data directory"
             );
             let address = address.clone();
-            return Ok(if reply.member {
+            return Ok(if reply.member && !is_learner(core) {
                 Found::Member(cluster)
             } else {
                 Found::Stranger { cluster, address }
@@ -181,15 +230,15 @@ async fn ask_to_join(core: &Arc<Core>, address: &str) -> Result<(), Status> {
 pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), Status> {
     let metrics = core.raft.metrics().borrow_watched().clone();
     let membership = metrics.membership_config.membership().clone();
-    let mut voters: std::collections::BTreeSet<u64> = membership.voter_ids().collect();
-    if voters.contains(&request.node_id) {
+    if membership.voter_ids().any(|id| id == request.node_id) {
         return Ok(());
     }
+    let mut replaced = Vec::new();
     for (id, member) in membership.nodes() {
         if *id != request.node_id && member.rpc_address == request.rpc_address {
             tracing::warn!(old = %format!("{id:x}"), new = %format!("{:x}", request.node_id),
                 address = member.rpc_address, "a server with an empty disk takes the place of an old one");
-            voters.remove(id);
+            replaced.push(*id);
         } else if *id != request.node_id && member.name == request.name {
             let message =
                 format!("a server named {} exists at {}", member.name, member.rpc_address);
@@ -204,6 +253,11 @@ pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), S
     };
     let failed = |error: String| Status::unavailable(error);
     core.raft.add_learner(id, member, true).await.map_err(|error| failed(error.to_string()))?;
+    // Read again: another server may have joined while this one learned.
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    let mut voters: std::collections::BTreeSet<u64> =
+        metrics.membership_config.voter_ids().collect();
+    voters.retain(|voter| !replaced.contains(voter));
     voters.insert(id);
     core.raft
         .change_membership(voters, false)

@@ -77,6 +77,8 @@ pub struct Settings {
     pub heartbeat: HeartbeatConfig,
     /// Log bytes after which a snapshot is written.
     pub snapshot_log_bytes: u64,
+    /// Log entries that stay behind a snapshot.
+    pub log_entries_kept: u64,
     /// Free space below which writes are turned away.
     pub free_bytes_min: u64,
 }
@@ -166,6 +168,7 @@ impl Core {
             Wal::open(Arc::clone(&parts.disk), &directory.join("log"), parts.wal)
                 .context("the log does not open")?;
         tracing::info!(?recovery, "opened the log");
+        check_continuity(machine.base_index(), &wal, &directory)?;
         let wal_thread = start_writer(writer)?;
         let cell = Arc::clone(machine.cell());
         let network = Network {
@@ -325,13 +328,15 @@ impl Core {
 
     /// Stops: hands leadership over, stops tasks, makes everything durable.
     pub async fn stop(&self) {
-        self.stopping.send_replace(true);
+        // While everything still runs: this server hears of its successor through the sockets that `stopping` closes, and what its clients
+        // have under way goes to the successor.
         if self.leading().is_some() && self.member_infos().len() > 1 {
             match self.transfer(None).await {
                 Ok(to) => tracing::info!(to, "handed leadership over"),
                 Err(error) => tracing::warn!(%error, "leadership could not be handed over"),
             }
         }
+        self.stopping.send_replace(true);
         self.set_leading(None);
         if let Err(error) = self.raft.shutdown().await {
             tracing::warn!(%error, "raft did not stop cleanly");
@@ -443,11 +448,32 @@ fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
         max_payload_entries: 1024,
         snapshot_policy: SnapshotPolicy::Never,
         replication_lag_threshold: 100_000,
-        max_in_snapshot_log_to_keep: 10_000,
+        max_in_snapshot_log_to_keep: settings.log_entries_kept,
         purge_batch_size: 1024,
         ..openraft::Config::default()
     };
     config.validate().context("raft timing")
+}
+
+/// A log that begins after the end of the state would leave out what was purged between them: silent loss, on this server alone.
+fn check_continuity(base: Index, wal: &Wal, directory: &Path) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        base == 0 || wal.vote().is_some(),
+        "{0} has a state but its log is gone, and with it entries and votes that this server has promised to keep: \
+         restore {0}/log; or, if a majority of the other servers is well, move {0} away and start again: \
+         this server then joins anew",
+        directory.display()
+    );
+    let Some(purged) = wal.purged() else { return Ok(()) };
+    anyhow::ensure!(
+        purged.index <= base,
+        "the log in {0} begins after entry {1}, but the state on disk and the snapshot files end at entry {base}: \
+         what lies between is not on this server any more. Restore {0}/state or {0}/snapshots; or, if a majority \
+         of the other servers is well, move {0} away and start again: this server then joins anew and gets everything from them",
+        directory.display(),
+        purged.index
+    );
+    Ok(())
 }
 
 fn start_writer(mut writer: WalWriter) -> anyhow::Result<Option<WalThread>> {

@@ -10,6 +10,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(super) async fn run(core: Arc<Core>) {
     let mut stop = core.stopping();
     let mut snapshot_at_bytes = 0u64;
+    watch_free_space(&core);
     loop {
         let stopped = rt::timeout(INTERVAL, rt::until_true(&mut stop)).await;
         if stopped.is_ok() {

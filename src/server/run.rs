@@ -68,6 +68,7 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         workers: config.scheduler.workers,
         heartbeat,
         snapshot_log_bytes: config.raft.snapshot_log_bytes,
+        log_entries_kept: config.raft.log_entries_kept,
         free_bytes_min: config.limits.free_bytes_min,
     }
 }

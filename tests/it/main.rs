@@ -1,7 +1,9 @@
 //! Integration tests: real processes, real sockets.
 
 mod agent;
+mod cluster;
 mod executor;
 mod harness;
 mod recompute;
 mod scheduling;
+mod recovery;
