@@ -31,6 +31,8 @@ const STREAM_RETRY_MAX: Duration = Duration::from_secs(10);
 /// How long opening the stream may take.
 const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long all statuses may take before a heartbeat goes out in between.
+/// A registration that lasted less was in vain.
+const STANDING_MIN: Duration = Duration::from_secs(10);
 const STATUSES_TIMEOUT: Duration = Duration::from_secs(5);
 /// Spread of the heartbeats that follow a change of leader or a broken stream, ms.
 const EPOCH_SPREAD_MS: u64 = 500;
@@ -65,6 +67,7 @@ enum Next {
 impl<N: Node> Standing<N> {
     /// Keeps the node registered, for ever.
     pub(crate) async fn keep(self: Arc<Self>) {
+        let mut backoff = Backoff::new(REGISTER_RETRY_MAX, self.seed());
         loop {
             let reply = self.register().await;
             self.connection.servers().learn(&reply.servers);
@@ -75,8 +78,15 @@ impl<N: Node> Standing<N> {
                 ttl_ms = reply.heartbeat_ttl_ms,
                 "registered"
             );
+            let begun = Instant::now();
             self.heartbeats(reply.incarnation, reply.heartbeat_ttl_ms).await;
             self.incarnation.send_replace(None);
+            if begun.elapsed() > STANDING_MIN {
+                backoff.reset();
+            } else {
+                // Registered in vain: the next try must not follow at once, again and again.
+                sleep(backoff.next()).await;
+            }
         }
     }
 
@@ -235,11 +245,14 @@ impl<N: Node> Standing<N> {
             self.nudge.notify_one();
             return Next::Heartbeat;
         }
-        let request = v1::ReadyRequest { node_id: self.registration.node_id.clone(), incarnation };
-        let answer = self
-            .connection
-            .call(&request, |mut client, request| async move { client.ready(request).await })
-            .await;
+        let mut answer = self.say_ready(incarnation).await;
+        // After a missed heartbeat the servers first want a report, which a node without allocations has had no reason to send.
+        if answer.as_ref().is_err_and(|status| status.code() == Code::FailedPrecondition) {
+            answer = match self.report_nothing(incarnation).await {
+                Ok(_) => self.say_ready(incarnation).await,
+                Err(status) => Err(status),
+            };
+        }
         match answer {
             Ok(_) => {
                 tracing::info!(node = %node_name(&self.registration), "ready");
@@ -253,6 +266,26 @@ impl<N: Node> Standing<N> {
                 Next::Heartbeat
             }
         }
+    }
+
+    async fn say_ready(&self, incarnation: u64) -> Result<v1::ReadyReply, Status> {
+        let request = v1::ReadyRequest { node_id: self.registration.node_id.clone(), incarnation };
+        self.connection
+            .call(&request, |mut client, request| async move { client.ready(request).await })
+            .await
+    }
+
+    async fn report_nothing(&self, incarnation: u64) -> Result<v1::UpdateAllocationsReply, Status> {
+        let request = v1::UpdateAllocationsRequest {
+            node_id: self.registration.node_id.clone(),
+            incarnation,
+            statuses: Vec::new(),
+        };
+        self.connection
+            .call(&request, |mut client, request| async move {
+                client.update_allocations(request).await
+            })
+            .await
     }
 
     /// Between 40 and 60 percent of the time to live, so that one lost heartbeat does no harm.

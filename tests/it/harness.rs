@@ -133,12 +133,12 @@ impl Drop for Process {
 }
 
 /// The turn of a test to run clusters; the same thread may hold it for several clusters.
-struct Turn {
+pub(crate) struct Turn {
     _guard: MutexGuard<'static, ()>,
 }
 
 impl Turn {
-    fn take() -> Rc<Self> {
+    pub(crate) fn take() -> Rc<Self> {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         thread_local! {
             static HELD: RefCell<Weak<Turn>> = const { RefCell::new(Weak::new()) };
@@ -376,8 +376,18 @@ impl Cluster {
 
     /// Starts an agent with a real node, or with so many simulated ones, that knows every server.
     pub(crate) fn agent(&self, name: &str, simulate: Option<u32>) -> Agent {
+        self.agent_with(name, simulate, &[])
+    }
+
+    /// The same with further keys of its configuration as (`section.key`, TOML value).
+    pub(crate) fn agent_with(
+        &self,
+        name: &str,
+        simulate: Option<u32>,
+        keys: &[(&str, &str)],
+    ) -> Agent {
         let servers: Vec<String> = self.servers.iter().map(|one| one.rpc.to_string()).collect();
-        Agent::start(self.directory.path(), name, &servers, simulate)
+        Agent::start(self.directory.path(), name, &servers, simulate, keys)
     }
 }
 
@@ -417,7 +427,8 @@ impl Server {
     }
 }
 
-fn program() -> Command {
+/// The program, without what the environment of the tests might tell it.
+pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quorate"));
     let ours = |name: &str| name.starts_with("QUORATE_") && name != "QUORATE_PLANT";
     for (name, _) in std::env::vars().filter(|(name, _)| ours(name)) {
@@ -443,7 +454,14 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    fn start(root: &Path, name: &str, servers: &[String], simulate: Option<u32>) -> Self {
+    /// Starts an agent in a directory of its own under `root`.
+    pub(crate) fn start(
+        root: &Path,
+        name: &str,
+        servers: &[String],
+        simulate: Option<u32>,
+        keys: &[(&str, &str)],
+    ) -> Self {
         let directory = root.join(name);
         fs::create_dir(&directory).unwrap();
         let servers: Vec<String> = servers.iter().map(|one| format!("\"{one}\"")).collect();
@@ -453,6 +471,9 @@ impl Agent {
         match simulate {
             Some(nodes) => writeln!(text, "simulate = {nodes}\ndrivers.mock = true").unwrap(),
             None => writeln!(text, "drivers.raw_exec = true\ndrivers.mock = true").unwrap(),
+        }
+        for (key, value) in keys {
+            writeln!(text, "{key} = {value}").unwrap();
         }
         fs::write(directory.join("agent.toml"), text).unwrap();
         let mut agent = Self { name: name.to_owned(), directory, process: None };
@@ -553,6 +574,19 @@ impl Client {
     /// DELETE.
     pub(crate) fn try_delete(&self, path: &str) -> Result<Answer, ureq::Error> {
         answer(self.agent.delete(format!("{}{path}", self.base)).call())
+    }
+
+    /// A request with any body, sent as JSON.
+    #[track_caller]
+    pub(crate) fn send(&self, method: &str, path: &str, body: &[u8]) -> Answer {
+        let request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base))
+            .header("Content-Type", "application/json")
+            .body(body)
+            .unwrap();
+        let answer = answer(self.agent.run(request));
+        answer.unwrap_or_else(|error| panic!("{method} {}{path}: {error}", self.base))
     }
 
     /// GET that must be answered.

@@ -5,5 +5,5 @@ mod cluster;
 mod executor;
 mod harness;
 mod recompute;
-mod scheduling;
 mod recovery;
+mod scheduling;

@@ -144,6 +144,27 @@ fn a_drain_is_forced_at_its_deadline() {
     stage.finish();
 }
 
+/// Issue: a node that runs nothing goes down and comes back like any other, without knocking at the servers all the time.
+#[test]
+fn an_idle_node_comes_back() {
+    let stage = Stage::start(1);
+    let mut one = stage.node("one", &[]);
+    let mut simulated = stage.cluster.agent("simulated", Some(1));
+    stage.await_node("simulated-0001", "ready");
+    one.kill();
+    simulated.kill();
+    stage.await_node("one", "down");
+    stage.await_node("simulated-0001", "down");
+    one.restart();
+    simulated.restart();
+    stage.await_node("one", "ready");
+    stage.await_node("simulated-0001", "ready");
+    for agent in [&one, &simulated] {
+        assert_eq!(agent.log().matches(" registered ").count(), 2, "{}", agent.log());
+    }
+    stage.finish();
+}
+
 /// Issue: an ineligible node keeps what it runs and gets nothing new; a purged node's allocations are placed elsewhere (P8, Y3).
 #[test]
 fn an_ineligible_node_keeps_what_it_runs() {

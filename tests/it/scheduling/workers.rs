@@ -381,13 +381,17 @@ fn a_plan_without_a_leader_is_applied_once_when_there_is_one() {
     let evaluation = servers.register("web");
     servers.await_lease();
     // Without a majority nobody leads; the plan is made from what is committed and finds nobody to go to.
-    servers.stop_one(third);
-    servers.running.get(&leader).unwrap().core.pause_workers(true);
-    servers.stop_one(leader);
+    for gone in [third, leader] {
+        let raft = servers.core(gone).raft.clone();
+        servers.runtime.block_on(raft.shutdown()).unwrap();
+    }
     servers.core(worker).hold_apply(false);
-    wait_until("the plan was made", PATIENCE, || servers.core(worker).scheduler_invocations() >= 1);
+    wait_until("the plan was made", PATIENCE, || servers.core(worker).scheduler_invocations() == 1);
     thread::sleep(Duration::from_secs(3));
     assert_eq!(servers.core(worker).evaluations_acknowledged(), 0);
+    assert_eq!(servers.core(worker).cell.load().allocations.len(), 0);
+    servers.stop_one(third);
+    servers.stop_one(leader);
     servers.start_one(third);
     servers.await_placed("web", &evaluation);
     let state = servers.core(servers.leader()).cell.load();
