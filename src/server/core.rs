@@ -77,6 +77,8 @@ pub struct Settings {
     pub heartbeat: HeartbeatConfig,
     /// Log bytes after which a snapshot is written.
     pub snapshot_log_bytes: u64,
+    /// Entries that a snapshot leaves in the log, for followers that are a little behind.
+    pub log_entries_kept: u64,
     /// Free space below which writes are turned away.
     pub free_bytes_min: u64,
 }
@@ -164,7 +166,7 @@ impl Core {
             Wal::open(Arc::clone(&parts.disk), &directory.join("log"), parts.wal)
                 .context("the log does not open")?;
         tracing::info!(?recovery, "opened the log");
-        let wal_thread = start_writer(writer)?;
+        let wal_thread = start_writer(wal.clone(), writer)?;
         let cell = Arc::clone(machine.cell());
         let network = Network {
             id: identity.server_id,
@@ -431,21 +433,28 @@ fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
         max_payload_entries: 1024,
         snapshot_policy: SnapshotPolicy::Never,
         replication_lag_threshold: 100_000,
-        max_in_snapshot_log_to_keep: 10_000,
+        max_in_snapshot_log_to_keep: settings.log_entries_kept,
         purge_batch_size: 1024,
         ..openraft::Config::default()
     };
     config.validate().context("raft timing")
 }
 
-fn start_writer(mut writer: WalWriter) -> anyhow::Result<Option<WalThread>> {
+fn start_writer(wal: Wal, mut writer: WalWriter) -> anyhow::Result<Option<WalThread>> {
     if !rt::is_simulation() {
         return Ok(Some(writer.spawn_thread("log")?));
     }
     rt::spawn(async move {
-        // The simulated disk takes a millisecond for each batch.
-        while writer.step().is_ok() {
-            rt::sleep(Duration::from_millis(1)).await;
+        loop {
+            wal.until_work().await;
+            // Between the halves a batch is written and not durable: there a power cut takes some of it.
+            let Ok(begun) = writer.begin() else { return };
+            if begun {
+                rt::sleep(rt::simulated_sync_time()).await;
+            }
+            if writer.finish().is_err() {
+                return;
+            }
         }
     });
     Ok(None)

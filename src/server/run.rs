@@ -27,6 +27,8 @@ use crate::{
 
 /// How long connections may take to end when the server stops.
 const DRAIN: Duration = Duration::from_secs(3);
+/// Entries that a snapshot leaves in the log, for followers that are a little behind.
+const LOG_ENTRIES_KEPT: u64 = 10_000;
 
 /// A server with its sockets.
 pub struct RunningServer {
@@ -68,6 +70,7 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         workers: config.scheduler.workers,
         heartbeat,
         snapshot_log_bytes: config.raft.snapshot_log_bytes,
+        log_entries_kept: LOG_ENTRIES_KEPT,
         free_bytes_min: config.limits.free_bytes_min,
     }
 }
