@@ -70,7 +70,9 @@ impl Shared {
             r#"job "register" {
                  type = "batch"
                  parameterized { payload = "optional" }
-                 group "g" { task "t" { driver = "mock" } }
+                 group "g" {
+                   task "t" { driver = "mock" }
+                 }
                }"#,
         )?;
         Ok(Self { world, oracle: Arc::default(), template: Arc::new(template) })

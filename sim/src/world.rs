@@ -121,12 +121,6 @@ impl World {
         (0..self.count).filter_map(leading).max().map(|(_, server)| server)
     }
 
-    /// Servers that are down.
-    pub(crate) fn down(&self) -> Vec<usize> {
-        let state = self.lock();
-        (0..self.count).filter(|server| state.slots[*server].live.is_none()).collect()
-    }
-
     fn settings(&self, server: usize) -> Settings {
         let state = self.lock();
         Settings {
