@@ -82,6 +82,29 @@ impl RaftService {
         Ok(())
     }
 
+    /// Appends what comes, answering in order.
+    pub fn append_stream(
+        &self,
+        requests: BoxStream<'static, Result<pb::AppendEntriesRequest, Status>>,
+    ) -> BoxStream<'static, Result<pb::AppendEntriesReply, Status>> {
+        let service = self.clone();
+        // The stream ends at the first request that is not for us or does not decode: skipping one would leave a hole.
+        let input = requests
+            .map(move |message| {
+                let message = message?;
+                service.check(message.header.as_ref())?;
+                service.contact.heard();
+                convert::append_from_pb(message)
+            })
+            .scan((), |(), request| futures_util::future::ready(request.ok()))
+            .boxed();
+        let replies = self.raft.stream_append(input).map(|reply| match reply {
+            Ok(result) => Ok(stream_result_to_pb(result)),
+            Err(fatal) => Err(failed(fatal)),
+        });
+        replies.boxed()
+    }
+
     fn vote_request(message: &pb::VoteRequest) -> Result<VoteRequest<TypeConfig>, Status> {
         let last = message.last_log_id.as_ref().map(convert::log_id_from_pb);
         let mut request = VoteRequest::new(convert::vote_from_pb(message.vote.as_ref())?, last);
@@ -131,23 +154,7 @@ impl pb::raft_server::Raft for RaftService {
         &self,
         request: Request<Streaming<pb::AppendEntriesRequest>>,
     ) -> Result<Response<Self::StreamAppendStream>, Status> {
-        let service = self.clone();
-        // The stream ends at the first request that is not for us or does not decode: skipping one would leave a hole.
-        let input = request
-            .into_inner()
-            .map(move |message| {
-                let message = message?;
-                service.check(message.header.as_ref())?;
-                service.contact.heard();
-                convert::append_from_pb(message)
-            })
-            .scan((), |(), request| futures_util::future::ready(request.ok()))
-            .boxed();
-        let replies = self.raft.stream_append(input).map(|reply| match reply {
-            Ok(result) => Ok(stream_result_to_pb(result)),
-            Err(fatal) => Err(failed(fatal)),
-        });
-        Ok(Response::new(replies.boxed()))
+        Ok(Response::new(self.append_stream(request.into_inner().boxed())))
     }
 
     async fn append_entries(

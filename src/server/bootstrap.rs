@@ -92,7 +92,7 @@ async fn refuse_foreign_peers(core: &Arc<Core>) -> anyhow::Result<()> {
     while !others.is_empty() {
         let mut foreign = Vec::new();
         for address in &others {
-            match probe(core, address).await {
+            match probe(core, address, 0, PROBE_TIMEOUT).await {
                 Ok(reply) if !reply.initialised => {}
                 Ok(reply) if core.cluster.get().is_some_and(|own| *own == *reply.cluster_id) => {
                     return Ok(());

@@ -179,7 +179,7 @@ impl Core {
                 .context("the log does not open")?;
         tracing::info!(?recovery, "opened the log");
         check_continuity(machine.base_index(), &wal, &directory)?;
-        let wal_thread = start_writer(writer)?;
+        let wal_thread = start_writer(wal.clone(), writer)?;
         let cell = Arc::clone(machine.cell());
         let network = Network {
             id: identity.server_id,
@@ -490,14 +490,21 @@ fn check_continuity(base: Index, wal: &Wal, directory: &Path) -> anyhow::Result<
     Ok(())
 }
 
-fn start_writer(mut writer: WalWriter) -> anyhow::Result<Option<WalThread>> {
+fn start_writer(wal: Wal, mut writer: WalWriter) -> anyhow::Result<Option<WalThread>> {
     if !rt::is_simulation() {
         return Ok(Some(writer.spawn_thread("log")?));
     }
     rt::spawn(async move {
-        // The simulated disk takes a millisecond for each batch.
-        while writer.step().is_ok() {
-            rt::sleep(Duration::from_millis(1)).await;
+        loop {
+            wal.until_work().await;
+            // Between the halves a batch is written and not durable: there a power cut takes some of it.
+            let Ok(begun) = writer.begin() else { return };
+            if begun {
+                rt::sleep(rt::simulated_sync_time()).await;
+            }
+            if writer.finish().is_err() {
+                return;
+            }
         }
     });
     Ok(None)
