@@ -573,6 +573,14 @@ fn parse_cluster_id(text: &str) -> anyhow::Result<[u8; 16]> {
     Ok(id.0)
 }
 
+/// Memory of this process that is in use, as the kernel counts it; 0 where it cannot be asked.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("");
+    let kib: u64 = line.split_whitespace().next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
+    kib << 10
+}
+
 /// Numbers of this server for dashboards.
 pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     let mut out = BTreeMap::new();
@@ -603,6 +611,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("state.nodes", state.nodes.len() as u64);
     put("state.evaluations", state.evaluations.len() as u64);
     put("state.allocations", state.allocations.len() as u64);
+    put("process.resident_bytes", resident_bytes());
     if let Some(services) = core.leading() {
         services.gauges(&mut put);
     }
