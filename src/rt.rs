@@ -97,7 +97,8 @@ pub fn simulated_elapsed() -> Duration {
 /// How long a simulated disk takes for a sync: as a rule a few milliseconds, now and then a stall.
 pub fn simulated_sync_time() -> Duration {
     let chance = random_u64();
-    let micros = if chance.is_multiple_of(256) { 20_000 + chance % 200_000 } else { 300 + chance % 2_700 };
+    let micros =
+        if chance.is_multiple_of(256) { 20_000 + chance % 200_000 } else { 300 + chance % 2_700 };
     Duration::from_micros(micros)
 }
 

@@ -140,8 +140,7 @@ impl Agent {
 
     async fn make_ready(&mut self) -> Result<(), Status> {
         self.report(true).await?;
-        let request =
-            pb::ReadyRequest { node_id: self.id.clone(), incarnation: self.incarnation };
+        let request = pb::ReadyRequest { node_id: self.id.clone(), incarnation: self.incarnation };
         self.ask::<_, pb::ReadyReply>("/quorate.v1.Agent/Ready", &request).await?;
         Ok(())
     }

@@ -99,7 +99,11 @@ fn run_one(
     if let Some(filter) = log {
         let filter = tracing_subscriber::EnvFilter::try_new(&filter)
             .with_context(|| format!("log filter {filter:?}"))?;
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).without_time().init();
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(io::stderr)
+            .without_time()
+            .init();
     }
     if let Some(path) = trace_file {
         trace::write_to(path).with_context(|| format!("trace file {}", path.display()))?;
@@ -157,7 +161,8 @@ fn finish(mut child: Child) -> io::Result<(bool, String)> {
 
 fn determinism(seed: u64, servers: u8) -> anyhow::Result<bool> {
     let directory = std::env::temp_dir();
-    let name = |run| directory.join(format!("quorate-sim-{}-{seed}-{run}.trace", std::process::id()));
+    let name =
+        |run| directory.join(format!("quorate-sim-{}-{seed}-{run}.trace", std::process::id()));
     let (first, second) = (name(1), name(2));
     let mut passed = true;
     for path in [&first, &second] {
@@ -218,7 +223,8 @@ fn many(from: u64, to: u64, servers: Option<u8>, jobs: u8) -> anyhow::Result<boo
         while let Some((seed, servers)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let (passed, text) = finish(child(*seed, *servers, None)?)?;
             if !passed {
-                let option = servers.map(|servers| format!(" --servers {servers}")).unwrap_or_default();
+                let option =
+                    servers.map(|servers| format!(" --servers {servers}")).unwrap_or_default();
                 let replay = format!("sim run --seed {seed}{option} --trace {seed}.trace");
                 print!("{text}");
                 println!("REPLAY: {replay}");

@@ -66,15 +66,13 @@ fn version_in(state: &State, register: usize) -> Version {
 impl Shared {
     /// Clients of this world.
     pub(crate) fn new(world: World) -> anyhow::Result<Self> {
-        let template = job(
-            r#"job "register" {
+        let template = job(r#"job "register" {
                  type = "batch"
                  parameterized { payload = "optional" }
                  group "g" {
                    task "t" { driver = "mock" }
                  }
-               }"#,
-        )?;
+               }"#)?;
         Ok(Self { world, oracle: Arc::default(), template: Arc::new(template) })
     }
 
@@ -108,7 +106,10 @@ impl Shared {
             let expected = oracle.newest(register);
             (expected, oracle.begin_write(register, expected))
         };
-        trace::event(who, format_args!("write {value} to {register} after {expected} via s{server}"));
+        trace::event(
+            who,
+            format_args!("write {value} to {register} after {expected} via s{server}"),
+        );
         let shared = self.clone();
         let work = move |core: Arc<Core>| async move {
             let command = shared.command(register, value, expected, core.new_id());
@@ -132,7 +133,9 @@ impl Shared {
         };
         trace::event(who, format_args!("write {value}: {:?}", written.reply));
         let judged = match written.reply {
-            Reply::Job { job_modify_index, .. } => self.oracle().acknowledged(value, job_modify_index),
+            Reply::Job { job_modify_index, .. } => {
+                self.oracle().acknowledged(value, job_modify_index)
+            }
             Reply::Rejected(Rejection::JobIndexConflict { .. }) => self.oracle().refused(value),
             Reply::Rejected(Rejection::SessionExpired) => return Ended::Failed,
             other @ (Reply::Done
@@ -204,7 +207,10 @@ impl Shared {
 fn is_certain(error: &ApiError) -> bool {
     match error {
         ApiError::Timeout { proposed } => !proposed,
-        ApiError::NoLeader | ApiError::Overloaded { .. } | ApiError::DiskFull(_) | ApiError::Invalid(_) => true,
+        ApiError::NoLeader
+        | ApiError::Overloaded { .. }
+        | ApiError::DiskFull(_)
+        | ApiError::Invalid(_) => true,
         // A forwarded write may have been proposed by a server that then said it is not ready.
         ApiError::NotReady(_) | ApiError::Unknown => false,
     }

@@ -89,7 +89,13 @@ impl Nemesis {
         if !leader_crashed {
             // Nobody led when it was time: bring back what there is, so that somebody does.
             self.heal();
-            if self.world.wait("a leader to crash", Duration::from_secs(30), |world| world.leader().is_some()).await {
+            if self
+                .world
+                .wait("a leader to crash", Duration::from_secs(30), |world| {
+                    world.leader().is_some()
+                })
+                .await
+            {
                 self.bring(Fault::LeaderPowerCut);
                 rt::sleep(Duration::from_secs(2)).await;
             }

@@ -164,8 +164,8 @@ impl Network {
         let latency = self.latency();
         let mut state = self.lock();
         let loss = state.weather.loss_ppm;
-        let lost = state.dice.chance_ppm(loss)
-            || state.cuts.contains(&(from.to_owned(), to.to_owned()));
+        let lost =
+            state.dice.chance_ppm(loss) || state.cuts.contains(&(from.to_owned(), to.to_owned()));
         (!lost).then_some(latency)
     }
 
@@ -233,11 +233,17 @@ impl Network {
                 match &result {
                     Ok(reply) => {
                         let (size, hash) = (reply.len(), trace::hash(reply));
-                        trace::event(&endpoint.name, format_args!("= {} {size} {hash:016x}", route.number));
+                        trace::event(
+                            &endpoint.name,
+                            format_args!("= {} {size} {hash:016x}", route.number),
+                        );
                     }
                     Err(status) => {
                         let (code, text) = (status.code(), status.message());
-                        trace::event(&endpoint.name, format_args!("= {} {code:?} {text}", route.number));
+                        trace::event(
+                            &endpoint.name,
+                            format_args!("= {} {code:?} {text}", route.number),
+                        );
                     }
                 }
                 result

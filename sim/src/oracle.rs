@@ -62,7 +62,10 @@ impl Oracle {
     pub(crate) fn acknowledged(&mut self, value: u64, index: Index) -> Result<(), String> {
         let write = self.writes.get(&value).ok_or("a write that nobody began")?.clone();
         if index <= write.floor {
-            return Err(format!("write {value} got index {index}, and {} was known before it began", write.floor));
+            return Err(format!(
+                "write {value} got index {index}, and {} was known before it began",
+                write.floor
+            ));
         }
         if let Outcome::Never = write.outcome {
             return Err(format!("write {value} was refused and then took effect at {index}"));
@@ -111,7 +114,9 @@ impl Oracle {
             return Ok(());
         }
         let Some(write) = self.writes.get_mut(&value).filter(|write| write.key == key) else {
-            return Err(format!("register {key} has value {value} at {index}, which nobody wrote there"));
+            return Err(format!(
+                "register {key} has value {value} at {index}, which nobody wrote there"
+            ));
         };
         match write.outcome {
             Outcome::At(known) if known != index => {
@@ -150,7 +155,10 @@ impl Oracle {
             let Outcome::At(index) = write.outcome else { continue };
             let after = (write.key, write.expected);
             if let Some(other) = successors.insert(after, *value) {
-                wrong.push(format!("writes {other} and {value} both follow version {} of register {}", write.expected, write.key));
+                wrong.push(format!(
+                    "writes {other} and {value} both follow version {} of register {}",
+                    write.expected, write.key
+                ));
             }
             let skipped = self.versions.range((write.key, write.expected + 1)..(write.key, index));
             for ((key, between), lost) in skipped {

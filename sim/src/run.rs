@@ -121,8 +121,9 @@ async fn phases(seed: u64, world: &World, shared: &Shared) -> anyhow::Result<boo
 /// Every server answers, and takes writes.
 async fn converged(world: &World, shared: &Shared) -> bool {
     let recovered = |world: &World| {
-        (0..world.count())
-            .all(|server| world.core(server).is_some_and(|core| core.has_recovered() && core.leader().is_some()))
+        (0..world.count()).all(|server| {
+            world.core(server).is_some_and(|core| core.has_recovered() && core.leader().is_some())
+        })
     };
     if !world.wait("every server recovered", CONVERGE, recovered).await {
         return false;
@@ -211,7 +212,10 @@ async fn register(world: World, spec: JobSpec) {
         match world.inside(server, work).await {
             Some(Ok(written)) => {
                 trace::event("job", format_args!("{id}: {:?}", written.reply));
-                if matches!(written.reply, Reply::Job { .. } | Reply::Rejected(fsm::Rejection::JobIndexConflict { .. })) {
+                if matches!(
+                    written.reply,
+                    Reply::Job { .. } | Reply::Rejected(fsm::Rejection::JobIndexConflict { .. })
+                ) {
                     return;
                 }
             }

@@ -87,7 +87,11 @@ impl Services {
     }
 
     /// Answers a stream of requests.
-    pub(crate) async fn stream(self, path: &'static str, mut input: Messages) -> Result<Messages, Status> {
+    pub(crate) async fn stream(
+        self,
+        path: &'static str,
+        mut input: Messages,
+    ) -> Result<Messages, Status> {
         match path {
             "/quorate.v1.Raft/StreamAppend" => {
                 let requests = input.map(|body| decode(body?)).boxed();

@@ -71,11 +71,20 @@ impl World {
     /// So many servers, none of them started.
     pub(crate) fn new(seed: u64, count: usize) -> Self {
         let mut dice = Dice::new(seed, "world");
-        let slot = |dice: &mut Dice| Slot { disk: FaultDisk::new(dice.next()), incarnation: 0, live: None };
+        let slot = |dice: &mut Dice| Slot {
+            disk: FaultDisk::new(dice.next()),
+            incarnation: 0,
+            live: None,
+        };
         let slots = (0..count).map(|_| slot(&mut dice)).collect();
         let snapshot_log_bytes = SNAPSHOT_LOG_BYTES[dice.index(SNAPSHOT_LOG_BYTES.len())];
         let log_entries_kept = dice.between(0, 60);
-        trace::event("world", format_args!("{count} servers, a snapshot every {snapshot_log_bytes} bytes, {log_entries_kept} entries kept"));
+        trace::event(
+            "world",
+            format_args!(
+                "{count} servers, a snapshot every {snapshot_log_bytes} bytes, {log_entries_kept} entries kept"
+            ),
+        );
         let state = State {
             slots,
             dice,
@@ -142,6 +151,7 @@ impl World {
             snapshot_log_bytes: state.snapshot_log_bytes,
             log_entries_kept: state.log_entries_kept,
             free_bytes_min: 0,
+            pending_evaluations_max: 100_000,
         }
     }
 
@@ -183,7 +193,10 @@ impl World {
     }
 
     async fn serve(self, server: usize, group: Group, core: Arc<Core>) {
-        trace::event(&name(server), format_args!("up, server {:x}, applied {}", core.id, core.applied()));
+        trace::event(
+            &name(server),
+            format_args!("up, server {:x}, applied {}", core.id, core.applied()),
+        );
         if let Some(live) = &mut self.lock().slots[server].live {
             live.core = Some(Arc::clone(&core));
         }
@@ -205,7 +218,10 @@ impl World {
             trace::event(&name(server), format_args!("applied {index} {digest}"));
             let known = *self.lock().digests.entry(index).or_insert(digest);
             if known != digest {
-                self.fail(format!("{} has digest {digest} at {index}, another had {known}", name(server)));
+                self.fail(format!(
+                    "{} has digest {digest} at {index}, another had {known}",
+                    name(server)
+                ));
             }
             drop(state);
             core.cell.wait_for(index + 1, Duration::from_secs(3_600)).await;
@@ -253,7 +269,11 @@ impl World {
     }
 
     /// Runs something inside a server, so that it ends with it; none when the server is down or dies meanwhile.
-    pub(crate) async fn inside<T, F>(&self, server: usize, work: impl FnOnce(Arc<Core>) -> F) -> Option<T>
+    pub(crate) async fn inside<T, F>(
+        &self,
+        server: usize,
+        work: impl FnOnce(Arc<Core>) -> F,
+    ) -> Option<T>
     where
         T: Send + 'static,
         F: Future<Output = T> + Send + 'static,
@@ -268,7 +288,12 @@ impl World {
     }
 
     /// Waits for a condition; false when it did not come true in time.
-    pub(crate) async fn wait(&self, what: &str, within: Duration, check: impl Fn(&Self) -> bool) -> bool {
+    pub(crate) async fn wait(
+        &self,
+        what: &str,
+        within: Duration,
+        check: impl Fn(&Self) -> bool,
+    ) -> bool {
         let deadline = Instant::now() + within;
         while !check(self) {
             if Instant::now() >= deadline {

@@ -45,7 +45,7 @@ pub(super) async fn channel(address: &str) -> anyhow::Result<Channel> {
 }
 
 async fn probe(address: &str) -> anyhow::Result<pb::ProbeReply> {
-    let request = pb::ProbeRequest { expect: Vec::new(), from: 0 };
+    let request = pb::ProbeRequest { expect: Vec::new(), from: 0, digest_mark: 0 };
     Ok(ClusterClient::new(channel(address).await?).probe(request).await?.into_inner())
 }
 
@@ -59,7 +59,11 @@ impl Cluster {
         loop {
             match Self::probe_all(addresses).await {
                 Ok(cluster) => {
-                    progress(&format!("{} servers, {} leads", cluster.servers.len(), cluster.leader().name));
+                    progress(&format!(
+                        "{} servers, {} leads",
+                        cluster.servers.len(),
+                        cluster.leader().name
+                    ));
                     return Ok(cluster);
                 }
                 Err(error) if begin.elapsed() > LEADER_TIMEOUT => return Err(error),

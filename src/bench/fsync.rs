@@ -89,10 +89,7 @@ fn fill_and_write(path: &Path, time: Duration) -> io::Result<Latencies> {
     })
 }
 
-fn timed(
-    time: Duration,
-    mut turn: impl FnMut(&[u8]) -> io::Result<()>,
-) -> io::Result<Latencies> {
+fn timed(time: Duration, mut turn: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<Latencies> {
     let record = [0x5a; RECORD_BYTES];
     let mut latencies = Latencies::default();
     let begin = Instant::now();

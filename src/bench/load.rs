@@ -132,10 +132,15 @@ pub(super) async fn drive<W: Work>(
     for (number, work) in (0u32..).zip(works) {
         // As even as whole numbers allow.
         let share = lanes.in_flight / count + u32::from(number < lanes.in_flight % count);
-        let client = ClusterClient::new(lanes.channels[number as usize % lanes.channels.len()].clone());
+        let client =
+            ClusterClient::new(lanes.channels[number as usize % lanes.channels.len()].clone());
         let unary = lanes.unary;
         tasks.push(tokio::spawn(async move {
-            if unary { calls(client, work, share, window).await } else { stream(client, work, share, window).await }
+            if unary {
+                calls(client, work, share, window).await
+            } else {
+                stream(client, work, share, window).await
+            }
         }));
     }
     let mut tally = Tally::default();

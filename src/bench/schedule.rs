@@ -73,7 +73,9 @@ pub(super) async fn run(
         let (live, problems) = verify::check(server, &jobs, arguments.count).await?;
         let shown = format!("{live} live allocations, {} problems", problems.len());
         report.add(&format!("check on {}", server.name), shown, problems.len());
-        report.problems.extend(problems.iter().map(|problem| format!("{}: {problem}", server.name)));
+        report
+            .problems
+            .extend(problems.iter().map(|problem| format!("{}: {problem}", server.name)));
     }
     if !arguments.cluster.keep && !arguments.cluster.up {
         progress("purging the jobs");
@@ -127,8 +129,7 @@ fn job(arguments: &ScheduleArgs, id: &str) -> Value {
     });
     if arguments.spread {
         job["Spreads"] = json!([{ "Attribute": "${node.datacenter}", "Weight": 50 }]);
-        job["Affinities"] =
-            json!([{ "LTarget": "${node.class}", "RTarget": "bench", "Operand": "=", "Weight": 50 }]);
+        job["Affinities"] = json!([{ "LTarget": "${node.class}", "RTarget": "bench", "Operand": "=", "Weight": 50 }]);
     }
     job
 }
@@ -275,7 +276,8 @@ async fn describe(
         ("all running after", times.running),
         ("disk caught up after", times.on_disk),
     ] {
-        let shown = time.map_or("not reached".to_owned(), |time| format!("{:.2} s", time.as_secs_f64()));
+        let shown =
+            time.map_or("not reached".to_owned(), |time| format!("{:.2} s", time.as_secs_f64()));
         report.add(name, shown, time.map_or(Value::Null, |time| time.as_secs_f64().into()));
     }
     Ok(())
@@ -293,7 +295,8 @@ fn describe_memory(
         .iter()
         .zip(after)
         .map(|(before, after)| {
-            let grown = after.value("process.resident_bytes") - before.value("process.resident_bytes");
+            let grown =
+                after.value("process.resident_bytes") - before.value("process.resident_bytes");
             (grown / wanted).round()
         })
         .collect();

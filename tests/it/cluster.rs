@@ -118,12 +118,19 @@ impl Service {
 
     fn tasks(client: &Client) -> Option<Vec<Value>> {
         let answer = client.try_get("/v1/job/web/allocations").ok()?;
-        let mut tasks: Vec<Value> = answer.json.as_array()?.iter().map(|one| json!({
-            "ID": one["ID"], "Node": one["NodeID"], "Status": one["ClientStatus"],
-            "Desired": one["DesiredStatus"],
-            "Restarts": one["TaskStates"]["task"]["Restarts"],
-            "StartedAt": one["TaskStates"]["task"]["StartedAt"],
-        })).collect();
+        let mut tasks: Vec<Value> = answer
+            .json
+            .as_array()?
+            .iter()
+            .map(|one| {
+                json!({
+                    "ID": one["ID"], "Node": one["NodeID"], "Status": one["ClientStatus"],
+                    "Desired": one["DesiredStatus"],
+                    "Restarts": one["TaskStates"]["task"]["Restarts"],
+                    "StartedAt": one["TaskStates"]["task"]["StartedAt"],
+                })
+            })
+            .collect();
         tasks.sort_by_key(|task| task["ID"].to_string());
         Some(tasks)
     }
@@ -172,7 +179,9 @@ fn a_leader_killed_under_load_loses_no_acknowledged_write_and_no_task_restarts()
         let killed = Instant::now();
         cluster.kill(leader);
         let took = load.next_acknowledged(killed);
-        eprintln!("round {round}: the next write was acknowledged {took:?} after the leader's death");
+        eprintln!(
+            "round {round}: the next write was acknowledged {took:?} after the leader's death"
+        );
         assert!(took <= FAILOVER_MAX, "{took:?}");
         service.check(&cluster.client(cluster.others(&[leader])[0]));
         load.await_more(20);
@@ -295,7 +304,11 @@ fn check_no_majority(cluster: &Cluster, server: usize, id: &str) {
         assert!(read.text.contains("No cluster leader"), "{}", read.text);
         assert!(took < Duration::from_secs(15), "{took:?}");
     });
-    assert_eq!(client.get(&format!("/v1/job/{id}?stale")).status, 404, "the write was not committed");
+    assert_eq!(
+        client.get(&format!("/v1/job/{id}?stale")).status,
+        404,
+        "the write was not committed"
+    );
 }
 
 #[test]

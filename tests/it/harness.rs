@@ -609,7 +609,9 @@ impl Client {
     }
 }
 
-fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Answer, ureq::Error> {
+fn answer(
+    result: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+) -> Result<Answer, ureq::Error> {
     let mut response = result?;
     let index = response.headers().get("X-Nomad-Index");
     let index = index.and_then(|value| value.to_str().ok()?.parse().ok());

@@ -134,7 +134,9 @@ fn a_damaged_state_is_set_aside_and_rebuilt_loudly() {
     };
     let cluster = check_damage_is_made_good(damage, "a snapshot file");
     let all: String = cluster.all().into_iter().map(|server| cluster.log(server)).collect();
-    assert!(all.lines().any(|line| line.contains("ERROR") && line.contains("set aside and rebuilt")));
+    assert!(
+        all.lines().any(|line| line.contains("ERROR") && line.contains("set aside and rebuilt"))
+    );
 }
 
 #[test]
@@ -301,7 +303,11 @@ fn a_second_server_on_the_same_directory_is_refused() {
     second.set(0, "data_dir", format!("{:?}", data.to_str().unwrap()));
     second.start_one(0);
     let status = second.await_exit(0);
-    check_failure(status, &second.log(0), &["is in use by another process (pid ", "data directory"]);
+    check_failure(
+        status,
+        &second.log(0),
+        &["is in use by another process (pid ", "data directory"],
+    );
     cluster.client(0).put("/v1/jobs", &stored_job("unharmed", "1")).ok();
     cluster.restart(0);
     assert_eq!(cluster.client(0).get("/v1/job/unharmed").ok()["Meta"]["value"], json!("1"));
@@ -317,7 +323,8 @@ fn a_member_of_another_cluster_is_refused() {
         (home.await_equal(&home.all()).1, abroad.await_equal(&abroad.all()).1);
 
     // The directory of a server of one cluster under the addresses of a server of the other.
-    let (stranger, replaced) = (home.others(&[home.leader()])[0], abroad.others(&[abroad.leader()])[0]);
+    let (stranger, replaced) =
+        (home.others(&[home.leader()])[0], abroad.others(&[abroad.leader()])[0]);
     home.kill(stranger);
     abroad.kill(replaced);
     let own = abroad.data(replaced);

@@ -55,7 +55,11 @@ fn bodies() -> Vec<Case> {
             "Volumes",
         ),
         put(job_with(|job| job["Periodic"] = json!({ "Spec": "* * * * *" })), 400, "Periodic"),
-        put(job_with(|job| job["Multiregion"] = json!({ "Regions": [{ "Name": "global" }] })), 400, "Multiregion"),
+        put(
+            job_with(|job| job["Multiregion"] = json!({ "Regions": [{ "Name": "global" }] })),
+            400,
+            "Multiregion",
+        ),
         put(job_with(|job| job["Colour"] = "red".into()), 400, "Colour"),
         (
             "PUT",
