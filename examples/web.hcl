@@ -9,7 +9,6 @@ job "web" {
     max_parallel     = 1
     min_healthy_time = "2s"
     healthy_deadline = "1m"
-    auto_revert      = true
   }
 
   group "web" {

@@ -34,7 +34,10 @@ impl Clock {
     /// Milliseconds since the Unix epoch, as the machine believes.
     pub fn wall_ms(&self) -> u64 {
         if self.simulated {
-            return SIMULATED_EPOCH_MS.saturating_add(self.monotonic_ms());
+            let elapsed = u64::try_from(rt::simulated_elapsed().as_millis()).unwrap_or(u64::MAX);
+            return SIMULATED_EPOCH_MS
+                .saturating_add(elapsed)
+                .saturating_add_signed(rt::wall_offset_ms());
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

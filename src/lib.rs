@@ -1,6 +1,7 @@
 //! Quorate: a Raft-replicated cluster scheduler that speaks Nomad's HTTP API. ARCHITECTURE.md is the map.
 
 pub mod agent;
+pub mod bench;
 pub mod cli;
 pub mod clock;
 pub mod config;

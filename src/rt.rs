@@ -3,8 +3,18 @@
 //! Production and simulation run the same tokio code. A simulation is a current-thread runtime with a paused clock and a seed
 //! ([`enter_simulation`]): then time is virtual, every random choice follows from the seed, and [`run_blocking`] runs in place, so that one seed
 //! gives one trace. Nothing in the core may start a thread of its own or read a clock by other means (docs/adr/0002).
+//!
+//! Several simulated servers share the thread: the tasks of each form a [`Group`], which a spawned task inherits from the one that spawns it, so
+//! that [`kill_group`] ends a whole server at once, as `kill -9` does.
 
-use std::{cell::Cell, future::Future, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use openraft::{AsyncRuntime, OptionalSend};
 use openraft_rt_tokio::{
@@ -14,12 +24,15 @@ use rand::{SeedableRng, rngs::SmallRng};
 pub use tokio::{
     select,
     sync::{Notify, Semaphore, mpsc, oneshot, watch},
-    task::JoinHandle,
+    task::{AbortHandle, JoinHandle},
     time::{Instant, error::Elapsed, sleep, sleep_until, timeout},
 };
 
 thread_local! {
     static SIMULATION: Cell<Option<u64>> = const { Cell::new(None) };
+    static SIMULATION_STARTED: Cell<Option<Instant>> = const { Cell::new(None) };
+    static CURRENT_GROUP: Cell<Option<Group>> = const { Cell::new(None) };
+    static GROUPS: RefCell<Groups> = const { RefCell::new(Groups { made: 0, live: BTreeMap::new() }) };
 }
 
 /// Makes every random choice on this thread follow from `seed`, and blocking work run in place.
@@ -71,13 +84,134 @@ pub async fn until_false(flag: &mut watch::Receiver<bool>) {
     drop(flag.wait_for(|set| !*set).await);
 }
 
-/// Starts a task.
+/// Virtual time since the simulation first asked.
+pub fn simulated_elapsed() -> Duration {
+    let started = SIMULATION_STARTED.get().unwrap_or_else(|| {
+        let now = Instant::now();
+        SIMULATION_STARTED.set(Some(now));
+        now
+    });
+    started.elapsed()
+}
+
+/// How long a simulated disk takes for a sync: as a rule a few milliseconds, now and then a stall.
+pub fn simulated_sync_time() -> Duration {
+    let chance = random_u64();
+    let micros =
+        if chance.is_multiple_of(256) { 20_000 + chance % 200_000 } else { 300 + chance % 2_700 };
+    Duration::from_micros(micros)
+}
+
+/// The tasks of one simulated server.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Group(u64);
+
+struct GroupState {
+    tasks: Vec<AbortHandle>,
+    /// Length of `tasks` at which those that have ended are let go.
+    prune_at: usize,
+    wall_offset_ms: i64,
+}
+
+struct Groups {
+    made: u64,
+    live: BTreeMap<Group, GroupState>,
+}
+
+/// Fewest task handles that a group gathers before it drops those of ended tasks.
+const GROUP_PRUNE_MIN: usize = 256;
+
+/// A new group without tasks. Only a simulation has groups.
+pub fn new_group() -> Group {
+    GROUPS.with_borrow_mut(|groups| {
+        groups.made += 1;
+        let group = Group(groups.made);
+        let state = GroupState { tasks: Vec::new(), prune_at: GROUP_PRUNE_MIN, wall_offset_ms: 0 };
+        groups.live.insert(group, state);
+        group
+    })
+}
+
+/// Ends all tasks of a group at once: none of them is polled again, and what they spawn while they are dropped never runs.
+pub fn kill_group(group: Group) {
+    let killed = GROUPS.with_borrow_mut(|groups| groups.live.remove(&group));
+    for task in killed.map(|state| state.tasks).unwrap_or_default() {
+        task.abort();
+    }
+}
+
+/// Moves the wall clock of a group's server against virtual time.
+pub fn set_wall_offset(group: Group, offset_ms: i64) {
+    GROUPS.with_borrow_mut(|groups| {
+        if let Some(state) = groups.live.get_mut(&group) {
+            state.wall_offset_ms = offset_ms;
+        }
+    });
+}
+
+/// The wall clock's offset for the task that asks.
+pub fn wall_offset_ms() -> i64 {
+    let Some(group) = CURRENT_GROUP.get() else { return 0 };
+    GROUPS.with_borrow(|groups| groups.live.get(&group).map_or(0, |state| state.wall_offset_ms))
+}
+
+/// A future that knows its group while it runs, and while it is dropped.
+struct Grouped<F> {
+    group: Group,
+    /// Invariant: there until the drop.
+    future: Option<Pin<Box<F>>>,
+}
+
+impl<F: Future> Future for Grouped<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let outer = CURRENT_GROUP.replace(Some(self.group));
+        let future = self.future.as_mut().expect("taken by the drop only");
+        let polled = future.as_mut().poll(context);
+        CURRENT_GROUP.set(outer);
+        polled
+    }
+}
+
+impl<F> Drop for Grouped<F> {
+    fn drop(&mut self) {
+        let outer = CURRENT_GROUP.replace(Some(self.group));
+        self.future = None;
+        CURRENT_GROUP.set(outer);
+    }
+}
+
+/// Starts a task in a group; in one that was killed it never runs.
+pub fn spawn_in<T>(group: Group, future: T) -> JoinHandle<T::Output>
+where
+    T: Future + Send + 'static,
+    T::Output: Send + 'static,
+{
+    let task = tokio::spawn(Grouped { group, future: Some(Box::pin(future)) });
+    GROUPS.with_borrow_mut(|groups| match groups.live.get_mut(&group) {
+        Some(state) => {
+            if state.tasks.len() >= state.prune_at {
+                state.tasks.retain(|task| !task.is_finished());
+                state.prune_at = GROUP_PRUNE_MIN.max(state.tasks.len() * 2);
+            }
+            state.tasks.push(task.abort_handle());
+        }
+        None => task.abort(),
+    });
+    task
+}
+
+/// Starts a task, in the group of the task that starts it.
 pub fn spawn<T>(future: T) -> JoinHandle<T::Output>
 where
     T: Future + Send + 'static,
     T::Output: Send + 'static,
 {
-    tokio::spawn(future)
+    match CURRENT_GROUP.get() {
+        None => tokio::spawn(future),
+        Some(group) => spawn_in(group, future),
+    }
 }
 
 /// Runs work that computes or blocks for long, away from the async threads; in place when simulating.
@@ -117,7 +251,7 @@ impl AsyncRuntime for Rt {
         T: Future + OptionalSend + 'static,
         T::Output: OptionalSend + 'static,
     {
-        TokioRuntime::spawn(future)
+        spawn(future)
     }
 
     fn sleep(duration: Duration) -> Self::Sleep {
@@ -159,5 +293,53 @@ impl AsyncRuntime for Rt {
         F: Future<Output = T>,
     {
         self.0.block_on(future)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    };
+
+    use super::*;
+
+    /// A task that counts, and starts another one that counts.
+    async fn count_twice(counter: Arc<AtomicU64>) {
+        let other = Arc::clone(&counter);
+        spawn(async move {
+            loop {
+                other.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        });
+        loop {
+            counter.fetch_add(1, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_killed_group_never_runs_again_and_others_go_on() {
+        let (first, second) = (new_group(), new_group());
+        let (killed, alive) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let task = spawn_in(first, count_twice(Arc::clone(&killed)));
+        spawn_in(second, count_twice(Arc::clone(&alive)));
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        kill_group(first);
+        let (killed_at, alive_at) = (killed.load(Ordering::Relaxed), alive.load(Ordering::Relaxed));
+        assert!(killed_at > 10, "both tasks of the group ran");
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(killed.load(Ordering::Relaxed), killed_at);
+        assert!(alive.load(Ordering::Relaxed) > alive_at + 10);
+        assert!(task.await.expect_err("it was killed").is_cancelled());
+        let late = spawn_in(first, std::future::ready(1));
+        assert!(late.await.expect_err("its group is gone").is_cancelled());
+        kill_group(second);
     }
 }

@@ -13,13 +13,12 @@ pub fn start(config: &LogConfig) {
         LogLevel::Debug => "debug",
         LogLevel::Trace => "trace",
     };
-    // openraft reports every message at debug and retries at info; its own warnings are kept.
+    // openraft warns ten times a second about a peer that is down; what matters of it is logged here as well.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-        let quiet = if matches!(config.level, LogLevel::Trace) { "debug" } else { "warn" };
+        let quiet = if matches!(config.level, LogLevel::Trace) { "debug" } else { "error" };
         EnvFilter::new(format!("{level},openraft={quiet},sled=warn,h2=warn,hyper=warn,tower=warn"))
     });
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let started = match config.format {
         LogFormat::Human => builder.with_target(false).with_ansi(colours).try_init(),

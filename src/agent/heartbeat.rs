@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  register ─► all statuses ─► Ready ─► heartbeat … ─┬─ INITIALIZING: all statuses, Ready
-//!     ▲                                              ├─ NOT_FOUND, FAILED_PRECONDITION: register again
+//!     ▲                                              ├─ NOT_FOUND: register again
 //!     └──────────────────────────────────────────────┘
 //!  stream: complete set, then changes; when it breaks: heartbeat at once, another server, complete set again
 //! ```
@@ -305,7 +305,7 @@ impl<N: Node> Standing<N> {
 
 /// Registering again is the remedy.
 fn is_unknown(status: &Status) -> bool {
-    matches!(status.code(), Code::NotFound | Code::FailedPrecondition)
+    status.code() == Code::NotFound
 }
 
 fn node_name(registration: &v1::RegisterRequest) -> &str {

@@ -310,7 +310,9 @@ impl Node for LocalNode {
             let mut gone: Vec<_> =
                 batch.removed.iter().filter_map(|id| AllocationId::from_slice(id)).collect();
             if batch.complete {
-                let known = inner.entries.keys().chain(inner.waiting.keys());
+                // The set leaves out what has ended: that keeps its logs until there are too many of them.
+                let live = inner.entries.iter().filter(|(_, entry)| !entry.is_terminal());
+                let known = live.map(|(id, _)| id).chain(inner.waiting.keys());
                 gone.extend(known.filter(|id| !sent.contains(id)).copied());
             }
             for id in gone {

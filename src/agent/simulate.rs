@@ -377,7 +377,8 @@ impl Node for SimulatedNode {
         let mut gone: Vec<_> =
             batch.removed.iter().filter_map(|id| AllocationId::from_slice(id)).collect();
         if batch.complete {
-            gone.extend(inner.allocations.keys().filter(|id| !sent.contains(id)).copied());
+            let live = inner.allocations.iter().filter(|(_, known)| !known.runner.is_terminal());
+            gone.extend(live.map(|(id, _)| *id).filter(|id| !sent.contains(id)));
         }
         for id in gone {
             Self::forget(&mut inner, id);
@@ -470,7 +471,12 @@ mod tests {
         node.apply(batch(vec![endless, never])).await;
         assert_eq!(status(&node, 1), "complete");
         assert_eq!(status(&node, 2), "complete");
-        node.apply(batch(Vec::new())).await;
+        let removed = vec![vec![1; 16].into(), vec![2; 16].into()];
+        let third = testing::message([3; 16], "job", &["a"]);
+        node.apply(batch(vec![third])).await;
+        assert_eq!(status(&node, 3), "running");
+        assert_eq!(node.lock().allocations.len(), 3, "a complete set leaves out what has ended");
+        node.apply(v1::AllocationBatch { removed, ..batch(Vec::new()) }).await;
         assert!(node.lock().allocations.is_empty());
         assert!(node.lock().deadlines.is_empty());
     }

@@ -71,11 +71,11 @@ impl Outbox {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn batch(&self) -> Vec<v1::AllocationStatus> {
+    fn batch(&self, statuses_max: usize) -> Vec<v1::AllocationStatus> {
         let mut bytes = 0;
         self.lock()
             .values()
-            .take(BATCH_STATUSES_MAX)
+            .take(statuses_max)
             .take_while(|status| {
                 let first = bytes == 0;
                 bytes += status.encoded_len();
@@ -114,9 +114,10 @@ pub(crate) async fn send_statuses(
 ) {
     let mut backoff = Backoff::new(RETRY_MAX, u64::from(node_id[0]));
     let mut next_at = Instant::now();
+    let mut statuses_max = BATCH_STATUSES_MAX;
     loop {
         let filled = outbox.filled.notified();
-        let statuses = outbox.batch();
+        let statuses = outbox.batch(statuses_max);
         if statuses.is_empty() {
             filled.await;
             continue;
@@ -128,7 +129,7 @@ pub(crate) async fn send_statuses(
             return;
         };
         // Gathered again: what came during the pause travels along.
-        let statuses = outbox.batch();
+        let statuses = outbox.batch(statuses_max);
         let request = v1::UpdateAllocationsRequest {
             node_id: node_id.to_vec().into(),
             incarnation: current,
@@ -143,12 +144,24 @@ pub(crate) async fn send_statuses(
         match sent {
             Ok(_) => {
                 backoff.reset();
+                statuses_max = (statuses_max * 2).min(BATCH_STATUSES_MAX);
                 outbox.acknowledge(&request.statuses);
             }
             Err(status) => {
                 tracing::debug!(code = ?status.code(), message = status.message(), "statuses not taken");
-                if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) {
+                if status.code() == Code::NotFound {
                     unknown.notify_one();
+                }
+                if status.code() == Code::InvalidArgument {
+                    // One that the servers cannot read must not hold up the others: the batch is halved until it stands alone.
+                    if let [alone] = request.statuses.as_slice() {
+                        tracing::error!(message = status.message(), status = ?alone, "a status is refused for good");
+                        outbox.acknowledge(&request.statuses);
+                        statuses_max = BATCH_STATUSES_MAX;
+                    } else {
+                        statuses_max = (request.statuses.len() / 2).max(1);
+                    }
+                    continue;
                 }
                 sleep(backoff.next()).await;
             }
@@ -169,12 +182,12 @@ mod tests {
         let outbox = Outbox::default();
         let id = AllocationId([1; 16]);
         outbox.report(id, status(1, 1));
-        let sent = outbox.batch();
+        let sent = outbox.batch(BATCH_STATUSES_MAX);
         outbox.report(id, status(1, 2));
         outbox.report(id, status(1, 1));
         outbox.acknowledge(&sent);
         assert!(outbox.is_pending(id), "the newer status was never sent");
-        let sent = outbox.batch();
+        let sent = outbox.batch(BATCH_STATUSES_MAX);
         assert_eq!(sent.len(), 1);
         assert_eq!(sent[0].sequence, 2);
         outbox.acknowledge(&sent);
@@ -192,7 +205,7 @@ mod tests {
                 v1::AllocationStatus { id: id.to_vec().into(), ..Default::default() },
             );
         }
-        assert_eq!(outbox.batch().len(), BATCH_STATUSES_MAX);
+        assert_eq!(outbox.batch(BATCH_STATUSES_MAX).len(), BATCH_STATUSES_MAX);
         let large = Outbox::default();
         for id in 0..3 {
             let description = "x".repeat(BATCH_BYTES_MAX);
@@ -201,6 +214,6 @@ mod tests {
                 v1::AllocationStatus { description, ..status(id, 1) },
             );
         }
-        assert_eq!(large.batch().len(), 1);
+        assert_eq!(large.batch(BATCH_STATUSES_MAX).len(), 1);
     }
 }

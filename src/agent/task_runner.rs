@@ -17,6 +17,9 @@ use super::{
 /// Events kept per task; the first ones go when there are more.
 pub(crate) const EVENTS_MAX: usize = fsm::limits::TASK_EVENTS_MAX;
 
+/// Length of an event's message, bytes; what is beyond is cut off.
+const MESSAGE_BYTES_MAX: usize = 512;
+
 /// What a task's machine needs to know of its specification.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(crate) struct TaskPolicy {
@@ -96,6 +99,8 @@ pub(crate) enum EventKind {
     WaitingForShutdownDelay,
     /// `Signaling`
     Signaling,
+    /// `Node Failure`: the node's fault, not the task's; the servers judge the node by it.
+    NodeFailure,
     /// `Restart Signaled`
     RestartSignaled,
 }
@@ -118,6 +123,7 @@ impl EventKind {
             Self::SiblingTaskFailed => "Sibling Task Failed",
             Self::WaitingForShutdownDelay => "Waiting for Shutdown Delay",
             Self::Signaling => "Signaling",
+            Self::NodeFailure => "Node Failure",
             Self::RestartSignaled => "Restart Signaled",
         }
     }
@@ -306,6 +312,7 @@ impl TaskRunner {
     /// It could not even be prepared.
     pub(crate) fn setup_failed(&mut self, error: &str, now: Moment) {
         self.event(now, EventKind::SetupFailure, error);
+        self.event(now, EventKind::NodeFailure, "The node could not prepare the task");
         self.die(now, true);
     }
 
@@ -330,12 +337,10 @@ impl TaskRunner {
         if exit.oom_killed {
             message.push_str(", OOM Killed");
         }
-        self.push(Event {
-            kind: EventKind::Terminated,
-            at_ms: now.wall_ms,
-            message: message.into(),
-            exit: Some((exit.exit_code, exit.signal)),
-        });
+        self.event(now, EventKind::Terminated, &message);
+        if let Some(event) = self.events.last_mut() {
+            event.exit = Some((exit.exit_code, exit.signal));
+        }
         if self.kill.is_some() {
             self.event(now, EventKind::Killed, "Task successfully killed");
             self.die(now, false);
@@ -512,7 +517,9 @@ impl TaskRunner {
     }
 
     fn event(&mut self, now: Moment, kind: EventKind, message: &str) {
-        self.push(Event { kind, at_ms: now.wall_ms, message: message.into(), exit: None });
+        let end = message.floor_char_boundary(MESSAGE_BYTES_MAX);
+        let message = message[..end].into();
+        self.push(Event { kind, at_ms: now.wall_ms, message, exit: None });
     }
 
     fn push(&mut self, event: Event) {

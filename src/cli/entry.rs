@@ -20,7 +20,7 @@ use super::node::NodeCommand;
 use super::operator::OperatorCommand;
 use super::output::Output;
 use super::up::UpArgs;
-use super::{agent, alloc, argv, demo_web, eval, job, node, operator, process, server, up};
+use super::{agent, alloc, argv, bench, demo_web, eval, job, node, operator, process, server, up};
 
 const EXAMPLES: &str = "Examples:
   quorate up examples/web.hcl     three servers, an agent and a job on this machine
@@ -179,10 +179,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Alloc(command) => alloc::run(context, &command),
         Command::Eval(command) => eval::run(context, &command),
         Command::Operator(command) => operator::run(context, &command),
-        Command::Bench(command) => {
-            process::bench(command)?;
-            Ok(Exit::Success)
-        }
+        Command::Bench(command) => bench::run(context, &command),
         Command::Version => {
             context.line(format!("Quorate v{}", env!("CARGO_PKG_VERSION")))?;
             Ok(Exit::Success)

@@ -66,7 +66,10 @@ pub(crate) fn executor(arguments: &[OsString]) -> ExitCode {
     crate::agent::executor::main(&arguments)
 }
 
-/// Measures a running cluster.
-pub(crate) fn bench(_command: BenchCommand) -> anyhow::Result<()> {
-    anyhow::bail!("benchmarks are not built into this binary yet")
+/// Measures a cluster.
+pub(crate) fn bench(
+    command: &BenchCommand,
+    progress: &dyn Fn(&str),
+) -> anyhow::Result<crate::bench::Report> {
+    crate::bench::run(command, progress)
 }

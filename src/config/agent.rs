@@ -13,7 +13,7 @@ use super::{
 };
 
 /// Most simulated nodes of one agent process.
-const SIMULATED_NODES_MAX: u64 = 100_000;
+const SIMULATED_NODES_MAX: u64 = 20_000;
 
 /// All keys of an agent's file.
 pub(super) const SCHEMA: Schema = &[
@@ -132,7 +132,7 @@ impl AgentConfig {
             Some(_) => name(document, "node_class", None)?,
         };
         let simulate = document.number_within("simulate", 0, 0..=SIMULATED_NODES_MAX)?;
-        let simulate = u32::try_from(simulate).expect("at most 100,000");
+        let simulate = u32::try_from(simulate).expect("at most 20,000");
         Ok(Self {
             name: name(document, "name", Some(&host_name()))?,
             region: name(document, "region", Some("global"))?,

@@ -35,6 +35,7 @@ pub(super) const SCHEMA: Schema = &[
     ("raft.election_min_ms", Kind::Number),
     ("raft.election_max_ms", Kind::Number),
     ("raft.snapshot_log_bytes", Kind::Number),
+    ("raft.log_entries_kept", Kind::Number),
     ("scheduler.workers", Kind::Number),
     ("heartbeat.ttl_min_ms", Kind::Number),
     ("heartbeat.grace_ms", Kind::Number),
@@ -137,6 +138,8 @@ pub struct RaftConfig {
     pub election_max_ms: u64,
     /// Log bytes since the last snapshot that trigger the next one.
     pub snapshot_log_bytes: u64,
+    /// Log entries that stay behind a snapshot, so that a server that was away for a moment needs no snapshot.
+    pub log_entries_kept: u64,
 }
 
 /// `[scheduler]`.
@@ -330,6 +333,11 @@ impl RaftConfig {
                 "raft.snapshot_log_bytes",
                 256 << 20,
                 4096..=1 << 50,
+            )?,
+            log_entries_kept: document.number_within(
+                "raft.log_entries_kept",
+                10_000,
+                0..=10_000_000,
             )?,
         };
         config.check(document)?;

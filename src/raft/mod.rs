@@ -71,10 +71,17 @@ openraft::declare_raft_types!(
 
 /// The Raft node of this server.
 pub type Raft = openraft::Raft<TypeConfig, state_machine::StateMachine>;
+/// Term and index of an entry.
 pub type LogId = openraft::alias::LogIdOf<TypeConfig>;
+/// A vote.
 pub type Vote = openraft::alias::VoteOf<TypeConfig>;
+/// A log entry.
 pub type Entry = openraft::alias::EntryOf<TypeConfig>;
+/// A membership and the entry that set it.
 pub type StoredMembership = openraft::alias::StoredMembershipOf<TypeConfig>;
+/// The voters and learners.
 pub type Membership = openraft::Membership<ServerId, Member>;
+/// Position and membership of a snapshot.
 pub type SnapshotMeta = openraft::alias::SnapshotMetaOf<TypeConfig>;
+/// A snapshot.
 pub type Snapshot = openraft::alias::SnapshotOf<TypeConfig, state_machine::SnapshotFile>;

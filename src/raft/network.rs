@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::{FutureExt, StreamExt};
+use futures_util::{FutureExt, StreamExt, stream};
 use openraft::{
     AnyError, OptionalSend,
     base::{BoxFuture, BoxStream},
@@ -42,7 +42,7 @@ const SNAPSHOT_PIECE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Attempts for one piece.
 const SNAPSHOT_ATTEMPTS_MAX: u32 = 5;
 /// The last piece is answered after the install.
-const INSTALL_TIMEOUT: Duration = Duration::from_secs(600);
+const INSTALL_TIMEOUT: Duration = Duration::from_mins(10);
 
 /// Makes connections to peers.
 #[derive(Clone)]
@@ -180,16 +180,18 @@ fn append_result_from_pb(
 
 impl Peer {
     fn error(&self, status: &Status, action: RPCTypes, within: Duration) -> RPCError<TypeConfig> {
-        match status.code() {
-            Code::DeadlineExceeded => RPCError::Timeout(Timeout {
+        if status.code() == Code::DeadlineExceeded {
+            return RPCError::Timeout(Timeout {
                 action,
                 id: self.network.id,
                 target: self.to,
                 timeout: within,
-            }),
-            Code::Unavailable => RPCError::Unreachable(Unreachable::new(&text(status))),
-            _ => RPCError::Network(NetworkError::new(&text(status))),
+            });
         }
+        if status.code() == Code::Unavailable {
+            return RPCError::Unreachable(Unreachable::new(&text(status)));
+        }
+        RPCError::Network(NetworkError::new(&text(status)))
     }
 
     async fn call<Q: Message, P: Message + Default>(
@@ -310,11 +312,13 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         let timeout = option.hard_ttl();
         async move {
             let (network, to) = (self.network.clone(), self.to);
-            let input = input
-                .map(move |request| {
-                    Bytes::from(append_to_pb(header(&network, to), &request).encode_to_vec())
-                })
-                .boxed();
+            let mut input = input.map(move |request| {
+                Bytes::from(append_to_pb(header(&network, to), &request).encode_to_vec())
+            });
+            // openraft's pause after errors is in this stream: taking the first request before connecting keeps a peer that is down from being
+            // dialled thousands of times a second.
+            let Some(first) = input.next().await else { return Ok(stream::empty().boxed()) };
+            let input = stream::iter([first]).chain(input).boxed();
             let path = "/quorate.v1.Raft/StreamAppend";
             let replies = self
                 .network
@@ -402,4 +406,65 @@ impl RaftNetworkV2<TypeConfig> for Peer {
 /// Reads a snapshot file's announced position, for tests and tools.
 pub fn snapshot_position(disk: &dyn Disk, file: &SnapshotFile) -> io::Result<Option<super::LogId>> {
     Ok(snapshot_file::read(disk, &file.path)?.meta.log_id())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use openraft::base::BoxStream as RaftStream;
+
+    use super::*;
+    use crate::{disk::RealDisk, rpc::transport::ReplyStream};
+
+    /// Nobody is there; notes whether openraft had been asked for a request before the call.
+    struct Nobody(Arc<AtomicBool>);
+
+    impl Transport for Nobody {
+        fn unary(
+            &self,
+            _to: &str,
+            _path: &'static str,
+            _lane: Lane,
+            _body: Bytes,
+            _timeout: Duration,
+        ) -> futures_util::future::BoxFuture<'static, Result<Bytes, Status>> {
+            futures_util::future::ready(Err(Status::unavailable("nobody"))).boxed()
+        }
+
+        fn stream(
+            &self,
+            _to: &str,
+            _path: &'static str,
+            _lane: Lane,
+            _input: RaftStream<'static, Bytes>,
+        ) -> futures_util::future::BoxFuture<'static, Result<ReplyStream, Status>> {
+            assert!(self.0.load(Ordering::Relaxed), "dialled before the pause of openraft");
+            futures_util::future::ready(Err(Status::unavailable("nobody"))).boxed()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_is_down_is_dialled_only_after_the_pause_in_the_request_stream() {
+        let asked = Arc::new(AtomicBool::new(false));
+        let network = Network {
+            id: 1,
+            cluster: Arc::default(),
+            transport: Arc::new(Nobody(Arc::clone(&asked))),
+            disk: Arc::new(RealDisk),
+        };
+        let mut peer = network.peer(2, &Member::default(), Lane::Append);
+        let requests = stream::once(async move {
+            asked.store(true, Ordering::Relaxed);
+            AppendEntriesRequest {
+                vote: Vote::new(1, 1),
+                prev_log_id: None,
+                entries: Vec::new(),
+                leader_commit: None,
+            }
+        });
+        let option = RPCOption::new(Duration::from_secs(1));
+        let result = peer.stream_append(requests.boxed(), option).await;
+        assert!(matches!(result, Err(RPCError::Unreachable(_))), "an unreachable peer is an error");
+    }
 }

@@ -2,7 +2,11 @@
 
 use std::{
     io,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use futures_util::{StreamExt, stream::BoxStream};
@@ -15,7 +19,7 @@ use super::{
     network::{append_result_to_pb, stream_result_to_pb},
     state_machine::SnapshotFile,
 };
-use crate::{rpc::convert, storage::snapshot_file::SnapshotDirectory};
+use crate::{clock::Clock, rpc::convert, storage::snapshot_file::SnapshotDirectory};
 
 /// Answers the Raft requests of peers.
 #[derive(Clone)]
@@ -28,6 +32,32 @@ pub struct RaftService {
     pub cluster: Arc<OnceLock<[u8; 16]>>,
     /// Where snapshots are received.
     pub snapshots: SnapshotDirectory,
+    /// When a leader last sent something.
+    pub contact: Arc<LeaderContact>,
+}
+
+/// When a leader was last heard, for the age of stale reads.
+#[derive(Debug)]
+pub struct LeaderContact {
+    clock: Clock,
+    at_ms: AtomicU64,
+}
+
+impl LeaderContact {
+    /// Never heard yet.
+    pub fn new(clock: Clock) -> Self {
+        Self { clock, at_ms: AtomicU64::new(0) }
+    }
+
+    fn heard(&self) {
+        self.at_ms.store(self.clock.monotonic_ms().max(1), Ordering::Relaxed);
+    }
+
+    /// Time since a leader was heard; since the start when none was.
+    pub fn age(&self) -> Duration {
+        let at = self.at_ms.load(Ordering::Relaxed);
+        Duration::from_millis(self.clock.monotonic_ms().saturating_sub(at))
+    }
 }
 
 impl RaftService {
@@ -50,6 +80,29 @@ impl RaftService {
             )));
         }
         Ok(())
+    }
+
+    /// Appends what comes, answering in order.
+    pub fn append_stream(
+        &self,
+        requests: BoxStream<'static, Result<pb::AppendEntriesRequest, Status>>,
+    ) -> BoxStream<'static, Result<pb::AppendEntriesReply, Status>> {
+        let service = self.clone();
+        // The stream ends at the first request that is not for us or does not decode: skipping one would leave a hole.
+        let input = requests
+            .map(move |message| {
+                let message = message?;
+                service.check(message.header.as_ref())?;
+                service.contact.heard();
+                convert::append_from_pb(message)
+            })
+            .scan((), |(), request| futures_util::future::ready(request.ok()))
+            .boxed();
+        let replies = self.raft.stream_append(input).map(|reply| match reply {
+            Ok(result) => Ok(stream_result_to_pb(result)),
+            Err(fatal) => Err(failed(fatal)),
+        });
+        replies.boxed()
     }
 
     fn vote_request(message: &pb::VoteRequest) -> Result<VoteRequest<TypeConfig>, Status> {
@@ -101,22 +154,7 @@ impl pb::raft_server::Raft for RaftService {
         &self,
         request: Request<Streaming<pb::AppendEntriesRequest>>,
     ) -> Result<Response<Self::StreamAppendStream>, Status> {
-        let service = self.clone();
-        // The stream ends at the first request that is not for us or does not decode: skipping one would leave a hole.
-        let input = request
-            .into_inner()
-            .map(move |message| {
-                let message = message?;
-                service.check(message.header.as_ref())?;
-                convert::append_from_pb(message)
-            })
-            .scan((), |(), request| futures_util::future::ready(request.ok()))
-            .boxed();
-        let replies = self.raft.stream_append(input).map(|reply| match reply {
-            Ok(result) => Ok(stream_result_to_pb(result)),
-            Err(fatal) => Err(failed(fatal)),
-        });
-        Ok(Response::new(replies.boxed()))
+        Ok(Response::new(self.append_stream(request.into_inner().boxed())))
     }
 
     async fn append_entries(
@@ -125,6 +163,7 @@ impl pb::raft_server::Raft for RaftService {
     ) -> Result<Response<pb::AppendEntriesReply>, Status> {
         let message = request.into_inner();
         self.check(message.header.as_ref())?;
+        self.contact.heard();
         let request = convert::append_from_pb(message)?;
         let result = self.raft.append_entries(request).await.map_err(failed)?;
         Ok(Response::new(append_result_to_pb(&result)))

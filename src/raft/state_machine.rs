@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use fsm::{Proposal, State, codec, table::ChangeSet};
+use fsm::{Index, Proposal, State, codec, table::ChangeSet};
 use futures_util::{Stream, TryStreamExt};
 use openraft::{
     EntryPayload, OptionalSend,
@@ -67,16 +67,21 @@ impl StateMachine {
         snapshots: SnapshotDirectory,
         hold: rt::watch::Receiver<bool>,
     ) -> io::Result<(Self, Option<Loaded>)> {
-        let from_file = match &from_engine {
-            // The engine is only ever behind the file when it was rebuilt or set aside.
-            Some(loaded) => snapshots
-                .newest_meta()?
-                .filter(|(_, meta)| meta.head.index > loaded.meta.head.index)
-                .map(|(path, _)| snapshot_file::read(&**snapshots.disk(), &path))
-                .transpose()?,
-            None => snapshots.newest()?.map(|(_, loaded)| loaded),
+        // The engine is only ever behind the file when it was rebuilt or set aside.
+        let is_newer = |meta: &AppliedMeta| {
+            from_engine.as_ref().is_none_or(|engine| meta.head.index > engine.meta.head.index)
         };
+        let from_file = match snapshots.newest_meta()? {
+            Some((_, meta)) if is_newer(&meta) => snapshots.newest()?.map(|(_, loaded)| loaded),
+            Some(_) | None => None,
+        };
+        let from_file = from_file.filter(|loaded| is_newer(&loaded.meta));
         let rebuilt = from_file.is_some();
+        let base_name = match (&from_file, &from_engine) {
+            (Some(_), _) => "a snapshot file",
+            (None, Some(_)) => "the state on disk",
+            (None, None) => "nothing",
+        };
         let mut genesis = None;
         let base = match from_file.or(from_engine) {
             Some(loaded) => loaded,
@@ -89,6 +94,7 @@ impl StateMachine {
         };
         let membership = base.meta.stored_membership()?;
         let state = base.state;
+        tracing::info!(from = base_name, index = state.head.index, digest = %base.meta.digest, "loaded the state");
         let machine = Self {
             cell: StateCell::new(state.clone()),
             shadow,
@@ -104,6 +110,11 @@ impl StateMachine {
         };
         let rewrite = rebuilt.then_some(Loaded { state, meta: base.meta });
         Ok((machine, rewrite))
+    }
+
+    /// The index up to which entries are in the state.
+    pub fn base_index(&self) -> Index {
+        self.state.head.index
     }
 
     /// Where states are published.

@@ -7,8 +7,8 @@ use std::{
 };
 
 use fsm::{
-    Allocation, AllocationId, ClientStatus, Command, Index, JobSpec, Liveness, NodeId, Reply, State,
-    TaskEvent, TaskState, Text,
+    Allocation, AllocationId, ClientStatus, Command, Index, JobSpec, Liveness, NodeId, Reply,
+    State, TaskEvent, TaskState, Text,
     command::{ClientUpdate, NodeReport, Readiness},
     job::RestartPolicy,
     node::{Driver, NodeDescription, NodeResources},
@@ -20,7 +20,11 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::{
     rt::mpsc,
-    server::{Core, api::{Api, ApiError}, heartbeat_for_agent},
+    server::{
+        Core,
+        api::{Api, ApiError},
+        heartbeat_for_agent,
+    },
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -77,7 +81,8 @@ fn map<'a>(
 }
 
 fn port(value: u32, what: &str) -> Result<u16, Status> {
-    u16::try_from(value).map_err(|_| Status::invalid_argument(format!("{what}: {value} is no port")))
+    u16::try_from(value)
+        .map_err(|_| Status::invalid_argument(format!("{what}: {value} is no port")))
 }
 
 fn description(request: &pb::RegisterRequest) -> Result<NodeDescription, Status> {
@@ -92,7 +97,8 @@ fn description(request: &pb::RegisterRequest) -> Result<NodeDescription, Status>
         return Err(Status::invalid_argument("a node needs a name and a datacenter"));
     }
     let mut drivers = BTreeMap::new();
-    for (name, driver) in &request.drivers {
+    let sorted: BTreeMap<_, _> = request.drivers.iter().collect();
+    for (name, driver) in sorted {
         let driver = Driver {
             detected: driver.detected,
             healthy: driver.healthy,
@@ -265,7 +271,7 @@ fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
     })?;
     let mut tasks = BTreeMap::new();
     let mut infrastructure_failure = false;
-    for (name, task) in status.tasks {
+    for (name, task) in status.tasks.into_iter().collect::<BTreeMap<_, _>>() {
         let excess = task.events.len().saturating_sub(fsm::limits::TASK_EVENTS_MAX);
         let events: Vec<TaskEvent> = task
             .events

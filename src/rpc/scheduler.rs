@@ -13,7 +13,9 @@ pub struct SchedulerService(pub Arc<Core>);
 
 impl SchedulerService {
     fn leading(&self) -> Result<Arc<LeaderServices>, Status> {
-        self.0.leading().ok_or_else(|| Status::unavailable("No cluster leader: this server does not lead"))
+        self.0
+            .leading()
+            .ok_or_else(|| Status::unavailable("No cluster leader: this server does not lead"))
     }
 }
 
@@ -26,7 +28,10 @@ impl pb::scheduler_server::Scheduler for SchedulerService {
         services::dequeue(&*self.leading()?, request.get_ref()).await.map(Response::new)
     }
 
-    async fn ack(&self, request: Request<pb::AckRequest>) -> Result<Response<pb::AckReply>, Status> {
+    async fn ack(
+        &self,
+        request: Request<pb::AckRequest>,
+    ) -> Result<Response<pb::AckReply>, Status> {
         services::ack(&*self.leading()?, request.get_ref()).map(Response::new)
     }
 

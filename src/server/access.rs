@@ -3,11 +3,7 @@
 //! A write gets a request id from the first server that sees it and keeps it over every retry, so that an entry whose reply was lost takes
 //! effect once; that is what makes retrying after a lost leader safe.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fsm::{Command, Index, Proposal, Reply, RequestId, codec, session::Request, table::TableId};
 use futures_util::{FutureExt, future::BoxFuture};
@@ -29,8 +25,6 @@ use crate::{
 const LEADER_RETRY: Duration = Duration::from_millis(25);
 /// One attempt at the leader, so that a hung one does not eat the whole deadline.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
-/// A forwarded write may travel this often; a leader is one hop away unless leadership moves.
-pub(super) const HOPS_MAX: u32 = 2;
 
 fn hash64(bytes: &[u8]) -> u64 {
     let hash = fsm::digest::row_hash(b"request", bytes).to_le_bytes();
@@ -44,11 +38,8 @@ impl Core {
 
     /// The index a linearizable read has to wait for, from the leader.
     pub(super) async fn read_index(&self) -> Result<(Index, u64), ApiError> {
-        let (read, _) = self
-            .raft
-            .get_read_log_id(ReadPolicy::ReadIndex)
-            .await
-            .map_err(|error| {
+        let (read, _) =
+            self.raft.get_read_log_id(ReadPolicy::ReadIndex).await.map_err(|error| {
                 tracing::debug!(%error, "no read index");
                 ApiError::NoLeader
             })?;
@@ -67,7 +58,12 @@ impl Core {
                 let path = "/quorate.v1.Cluster/ReadIndex";
                 let timeout = left.min(ATTEMPT_TIMEOUT);
                 call::<_, pb::ReadIndexReply>(
-                    &*self.transport, &address, path, Lane::Control, &request, timeout,
+                    &*self.transport,
+                    &address,
+                    path,
+                    Lane::Control,
+                    &request,
+                    timeout,
                 )
                 .await
                 .map(|reply| reply.index)
@@ -86,13 +82,13 @@ impl Core {
         }
     }
 
+    /// Time since this server last heard a leader; on a leader since a majority last heard it.
     fn last_contact(&self) -> Duration {
-        if core::leads(self).is_some() {
-            return Duration::ZERO;
+        if core::leads(self).is_none() {
+            return self.contact.age();
         }
-        let metrics = self.raft.metrics();
-        let metrics = metrics.borrow_watched();
-        if metrics.current_leader.is_some() { Duration::ZERO } else { Duration::from_secs(1) }
+        let acknowledged = self.raft.metrics().borrow_watched().last_quorum_acked;
+        acknowledged.map_or(Duration::MAX, |at| openraft::Instant::elapsed(&*at))
     }
 
     async fn read_state(
@@ -113,8 +109,11 @@ impl Core {
         if !self.cell.wait_for(index, Self::left(deadline)).await {
             return Err(ApiError::Timeout { proposed: false });
         }
-        let known_leader = self.raft.metrics().borrow_watched().current_leader.is_some();
-        Ok(Snapshot { state: self.cell.load(), last_contact: self.last_contact(), known_leader })
+        let fresh = Duration::from_millis(self.settings.timing.election_ms_max);
+        let last_contact =
+            if mode == ReadMode::Linearizable { Duration::ZERO } else { self.last_contact() };
+        let known_leader = self.leader().is_some() && last_contact <= fresh;
+        Ok(Snapshot { state: self.cell.load(), last_contact, known_leader })
     }
 
     /// Proposes here if this server leads; used for forwarded writes too.
@@ -128,11 +127,12 @@ impl Core {
         if let Some(why) = self.disk_full.borrow().clone() {
             return Err(ApiError::DiskFull(why));
         }
-        let makes_work = matches!(command, Command::RegisterJob { .. } | Command::EvaluateJob { .. });
+        let makes_work =
+            matches!(command, Command::RegisterJob { .. } | Command::EvaluateJob { .. });
         if makes_work && services.is_overloaded() {
             return Err(ApiError::Overloaded {
                 what: "pending evaluations",
-                limit: leader::limits::EVALUATIONS_MAX as u64,
+                limit: self.settings.pending_evaluations_max as u64,
                 retry_after_ms: 1_000,
             });
         }
@@ -150,7 +150,8 @@ impl Core {
         request: Option<Request>,
     ) -> Written {
         let mut guess = (*self.cell.load()).clone();
-        let proposal = Proposal { at: services.now(), epoch: None, request, command: command.clone() };
+        let proposal =
+            Proposal { at: services.now(), epoch: None, request, command: command.clone() };
         let index = guess.head.index.saturating_add(1);
         let mut changes = fsm::table::ChangeSet::trial();
         let applied = guess.apply(index, guess.head.term, &proposal, &mut changes);
@@ -258,7 +259,8 @@ fn without_fresh_ids(mut command: Command) -> Command {
         Command::SetDrain { drain, evaluation_ids, .. } => {
             evaluation_ids.clear();
             if let Some(drain) = drain {
-                drain.deadline_at = drain.deadline_at.map(|until| until.saturating_sub(drain.started_at));
+                drain.deadline_at =
+                    drain.deadline_at.map(|until| until.saturating_sub(drain.started_at));
                 drain.started_at = 0;
             }
         }
@@ -293,18 +295,19 @@ pub(super) fn status_of(error: &ApiError) -> tonic::Status {
 }
 
 fn forwarded_error(status: &tonic::Status) -> ApiError {
-    match status.code() {
-        Code::FailedPrecondition => ApiError::NoLeader,
-        Code::ResourceExhausted => ApiError::Overloaded {
-            what: "proposals of the leader",
-            limit: 0,
-            retry_after_ms: 500,
-        },
-        Code::OutOfRange => ApiError::DiskFull(status.message().to_owned()),
-        Code::InvalidArgument => ApiError::Invalid(status.message().to_owned()),
-        // Everything else may have happened after the request was sent.
-        _ => ApiError::Unknown,
-    }
+    let message = || status.message().to_owned();
+    let known = [
+        (Code::FailedPrecondition, ApiError::NoLeader),
+        (
+            Code::ResourceExhausted,
+            ApiError::Overloaded { what: "proposals of the leader", limit: 0, retry_after_ms: 500 },
+        ),
+        (Code::OutOfRange, ApiError::DiskFull(message())),
+        (Code::InvalidArgument, ApiError::Invalid(message())),
+    ];
+    let found = known.into_iter().find(|(code, _)| *code == status.code());
+    // Everything else may have happened after the request was sent.
+    found.map_or(ApiError::Unknown, |(_, error)| error)
 }
 
 impl Api for Core {
@@ -365,13 +368,19 @@ impl Api for Core {
             let path = "/quorate.v1.Cluster/TransferLeadership";
             let timeout = Duration::from_secs(10);
             call::<_, pb::TransferLeadershipReply>(
-                &*self.transport, &address, path, Lane::Control, &request, timeout,
+                &*self.transport,
+                &address,
+                path,
+                Lane::Control,
+                &request,
+                timeout,
             )
             .await
             .map(|reply| reply.to)
-            .map_err(|status| match status.code() {
-                Code::InvalidArgument => ApiError::Invalid(status.message().to_owned()),
-                _ => ApiError::NotReady(status.message().to_owned()),
+            .map_err(|status| {
+                let message = status.message().to_owned();
+                let is_invalid = status.code() == Code::InvalidArgument;
+                if is_invalid { ApiError::Invalid(message) } else { ApiError::NotReady(message) }
             })
         }
         .boxed()
@@ -400,10 +409,7 @@ impl Api for Core {
         let group = |list: &[(&str, String)]| {
             list.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
         };
-        BTreeMap::from([
-            ("raft".to_owned(), group(&raft)),
-            ("quorate".to_owned(), group(&quorate)),
-        ])
+        BTreeMap::from([("raft".to_owned(), group(&raft)), ("quorate".to_owned(), group(&quorate))])
     }
 
     fn membership_index(&self) -> Index {

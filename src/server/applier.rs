@@ -87,12 +87,15 @@ struct Proposed {
 }
 
 struct InFlight {
+    number: u64,
     plans: Vec<Proposed>,
     outcome: oneshot::Receiver<Result<Written, ApiError>>,
 }
 
 /// A plan of which nothing was left: its answer waits for the entries in flight, which may be why.
 struct Emptied {
+    /// The last entry in flight when it was judged; 0: none.
+    after: u64,
     reply: oneshot::Sender<PlanAnswer>,
     reason: String,
 }
@@ -102,6 +105,8 @@ struct Applier {
     queue: PlanQueue<PlanRequest>,
     in_flight: VecDeque<InFlight>,
     emptied: Vec<Emptied>,
+    /// Number of the last entry proposed.
+    number: u64,
     /// An outcome was not as evaluated: propose nothing until all are in.
     settling: bool,
 }
@@ -118,6 +123,7 @@ pub(super) async fn run(
         queue: PlanQueue::new(PlanQueueLimits::default()),
         in_flight: VecDeque::new(),
         emptied: Vec::new(),
+        number: 0,
         settling: false,
     };
     applier.queue.enable();
@@ -221,7 +227,8 @@ impl Applier {
             Ok(Trial { plan: left, dropped }) => {
                 if !dropped.is_empty() && left.is_no_op() {
                     let reason = first_reason(&dropped);
-                    self.emptied.push(Emptied { reply, reason });
+                    let after = self.in_flight.back().map_or(0, |entry| entry.number);
+                    self.emptied.push(Emptied { after, reply, reason });
                     return None;
                 }
                 Some(Proposed { plan: Arc::new(left), dropped, has_outcome, reply })
@@ -237,7 +244,8 @@ impl Applier {
         rt::spawn(async move {
             drop(sender.send(services.propose(command, None, ENTRY_TIMEOUT).await));
         });
-        self.in_flight.push_back(InFlight { plans, outcome });
+        self.number += 1;
+        self.in_flight.push_back(InFlight { number: self.number, plans, outcome });
     }
 
     fn settle(&mut self, outcome: Result<Written, ApiError>) {
@@ -249,7 +257,12 @@ impl Applier {
                 for (proposed, verdict) in entry.plans.into_iter().zip(verdicts) {
                     let as_evaluated = verdict.refused.is_none() && verdict.dropped.is_empty();
                     self.settling |= !as_evaluated;
-                    drop(proposed.reply.send(answer(index, &proposed.dropped, proposed.has_outcome, verdict)));
+                    drop(proposed.reply.send(answer(
+                        index,
+                        &proposed.dropped,
+                        proposed.has_outcome,
+                        verdict,
+                    )));
                 }
             }
             Ok(written) => {
@@ -269,11 +282,11 @@ impl Applier {
     }
 
     fn answer_emptied(&mut self) {
-        if !self.in_flight.is_empty() {
-            return;
-        }
+        let oldest = self.in_flight.front().map_or(u64::MAX, |entry| entry.number);
         let refresh_index = self.services.cell().applied();
-        for Emptied { reply, reason } in self.emptied.drain(..) {
+        for Emptied { reply, reason, .. } in
+            self.emptied.extract_if(.., |emptied| emptied.after < oldest)
+        {
             drop(reply.send(PlanAnswer::Partial { index: 0, refresh_index, reason }));
         }
     }
@@ -291,6 +304,7 @@ impl Applier {
     }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "the shape that try_plan asks for")]
 fn keep_ports(
     _: &State,
     placement: &fsm::Placement,

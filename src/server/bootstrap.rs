@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use proto::v1 as pb;
 use tonic::Status;
 
-use super::core::Core;
+use super::{core::Core, housekeeping::probe};
 use crate::{
     raft::{Member, WatchReceiver},
     rpc::transport::{Lane, call},
@@ -21,9 +21,11 @@ use crate::{
 };
 
 const RETRY: Duration = Duration::from_millis(200);
+/// Between two looks at whether the configured peers are of this cluster.
+const PEER_CHECK: Duration = Duration::from_secs(1);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A join replicates the whole log or a snapshot first.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
+const JOIN_TIMEOUT: Duration = Duration::from_mins(10);
 
 enum Found {
     Member([u8; 16]),
@@ -42,7 +44,9 @@ pub async fn join_cluster(core: Arc<Core>) -> anyhow::Result<()> {
                 core.cluster.get().is_some(),
                 "the log has entries but server.json names no cluster: restore server.json"
             );
-            return Ok(());
+            if !is_learner(&core) {
+                return refuse_foreign_peers(&core).await;
+            }
         }
         match look_around(&core).await? {
             Found::Member(cluster) => {
@@ -69,18 +73,56 @@ pub async fn join_cluster(core: Arc<Core>) -> anyhow::Result<()> {
     }
 }
 
+/// Whether this server is known to its cluster and does not vote: it joined, and the leader ended before it made a voter of it.
+fn is_learner(core: &Core) -> bool {
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    let membership = metrics.membership_config.membership();
+    membership.get_node(&core.id).is_some() && !membership.voter_ids().any(|id| id == core.id)
+}
+
+/// A member of a cluster whose configuration names servers of another one only has the wrong data directory or the wrong addresses. While some do
+/// not answer nothing is decided.
+async fn refuse_foreign_peers(core: &Arc<Core>) -> anyhow::Result<()> {
+    let mut stop = core.stopping();
+    let settings = &core.settings;
+    let configured = settings.bootstrap_expect.iter().chain(&settings.join);
+    let others: Vec<&String> =
+        configured.filter(|address| **address != settings.rpc_address).collect();
+    let mut said = String::new();
+    while !others.is_empty() {
+        let mut foreign = Vec::new();
+        for address in &others {
+            match probe(core, address, 0, PROBE_TIMEOUT).await {
+                Ok(reply) if !reply.initialised => {}
+                Ok(reply) if core.cluster.get().is_some_and(|own| *own == *reply.cluster_id) => {
+                    return Ok(());
+                }
+                Ok(_) => foreign.push(address.as_str()),
+                Err(_) => {}
+            }
+        }
+        if !foreign.is_empty() {
+            let message = format!(
+                "{} belongs to another cluster than the data directory {}: \
+                 check the addresses under [cluster] and data_dir",
+                foreign.join(", "),
+                settings.data_directory.display()
+            );
+            anyhow::ensure!(foreign.len() < others.len(), "{message}");
+            say(&mut said, message);
+        }
+        if rt::timeout(PEER_CHECK, rt::until_true(&mut stop)).await.is_ok() {
+            break;
+        }
+    }
+    Ok(())
+}
+
 fn say(said: &mut String, message: String) {
     if *said != message {
         tracing::info!("{message}");
         *said = message;
     }
-}
-
-async fn probe(core: &Core, address: &str) -> Result<pb::ProbeReply, Status> {
-    let request =
-        pb::ProbeRequest { expect: core.settings.bootstrap_expect.clone(), from: core.id };
-    let path = "/quorate.v1.Cluster/Probe";
-    call(&*core.transport, address, path, Lane::Control, &request, PROBE_TIMEOUT).await
 }
 
 async fn look_around(core: &Arc<Core>) -> anyhow::Result<Found> {
@@ -98,7 +140,7 @@ async fn look_around(core: &Arc<Core>) -> anyhow::Result<Found> {
     let mut members = BTreeMap::from([(core.id, own)]);
     let mut missing = Vec::new();
     for address in addresses.into_iter().filter(|address| **address != settings.rpc_address) {
-        let reply = match probe(core, address).await {
+        let reply = match probe(core, address, 0, PROBE_TIMEOUT).await {
             Ok(reply) => reply,
             Err(status) => {
                 missing.push(format!("{address} ({})", status.message()));
@@ -112,7 +154,7 @@ async fn look_around(core: &Arc<Core>) -> anyhow::Result<Found> {
                 "{address} belongs to another cluster than this data directory"
             );
             let address = address.clone();
-            return Ok(if reply.member {
+            return Ok(if reply.member && !is_learner(core) {
                 Found::Member(cluster)
             } else {
                 Found::Stranger { cluster, address }
@@ -157,7 +199,7 @@ async fn initialise(core: &Arc<Core>, members: BTreeMap<u64, Member>) -> anyhow:
 }
 
 async fn ask_to_join(core: &Arc<Core>, address: &str) -> Result<(), Status> {
-    let reply = probe(core, address).await?;
+    let reply = probe(core, address, 0, PROBE_TIMEOUT).await?;
     let leader = if reply.leader_rpc_address.is_empty() {
         return Err(Status::unavailable("the cluster has no leader"));
     } else {
@@ -181,15 +223,15 @@ async fn ask_to_join(core: &Arc<Core>, address: &str) -> Result<(), Status> {
 pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), Status> {
     let metrics = core.raft.metrics().borrow_watched().clone();
     let membership = metrics.membership_config.membership().clone();
-    let mut voters: std::collections::BTreeSet<u64> = membership.voter_ids().collect();
-    if voters.contains(&request.node_id) {
+    if membership.voter_ids().any(|id| id == request.node_id) {
         return Ok(());
     }
+    let mut replaced = Vec::new();
     for (id, member) in membership.nodes() {
         if *id != request.node_id && member.rpc_address == request.rpc_address {
             tracing::warn!(old = %format!("{id:x}"), new = %format!("{:x}", request.node_id),
                 address = member.rpc_address, "a server with an empty disk takes the place of an old one");
-            voters.remove(id);
+            replaced.push(*id);
         } else if *id != request.node_id && member.name == request.name {
             let message =
                 format!("a server named {} exists at {}", member.name, member.rpc_address);
@@ -204,11 +246,13 @@ pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), S
     };
     let failed = |error: String| Status::unavailable(error);
     core.raft.add_learner(id, member, true).await.map_err(|error| failed(error.to_string()))?;
+    // Read again: another server may have joined while this one learned.
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    let mut voters: std::collections::BTreeSet<u64> =
+        metrics.membership_config.voter_ids().collect();
+    voters.retain(|voter| !replaced.contains(voter));
     voters.insert(id);
-    core.raft
-        .change_membership(voters, false)
-        .await
-        .map_err(|error| failed(error.to_string()))?;
+    core.raft.change_membership(voters, false).await.map_err(|error| failed(error.to_string()))?;
     tracing::info!(server = %format!("{id:x}"), "a server joined as a voter");
     Ok(())
 }

@@ -13,7 +13,6 @@ use fsm::{Command, Index, RequestId};
 use leader::heartbeat::HeartbeatConfig;
 use openraft::SnapshotPolicy;
 use serde::{Deserialize, Serialize};
-use tonic::Status;
 
 use super::{
     api::{ApiError, MemberInfo},
@@ -27,7 +26,7 @@ use crate::{
         Member, Raft, ServerId, ServerState, WatchReceiver,
         log_store::LogStore,
         network::Network,
-        service::RaftService,
+        service::{LeaderContact, RaftService},
         state_machine::StateMachine,
     },
     rpc::transport::Transport,
@@ -77,8 +76,12 @@ pub struct Settings {
     pub heartbeat: HeartbeatConfig,
     /// Log bytes after which a snapshot is written.
     pub snapshot_log_bytes: u64,
+    /// Log entries that stay behind a snapshot.
+    pub log_entries_kept: u64,
     /// Free space below which writes are turned away.
     pub free_bytes_min: u64,
+    /// Pending evaluations above which new work is refused.
+    pub pending_evaluations_max: usize,
 }
 
 /// What a server core stands on: real or simulated.
@@ -127,6 +130,7 @@ pub struct Core {
     pub(super) shadow: Shadow,
     pub(super) wal: Wal,
     snapshots: SnapshotDirectory,
+    pub(super) contact: Arc<LeaderContact>,
     leadership: RwLock<Option<Arc<LeaderServices>>>,
     stopping: watch::Sender<bool>,
     failed: watch::Sender<Option<String>>,
@@ -136,6 +140,8 @@ pub struct Core {
     hold_apply: watch::Sender<bool>,
     wal_thread: std::sync::Mutex<Option<WalThread>>,
     pub(super) disk_full: watch::Sender<Option<String>>,
+    /// When each peer last answered a probe.
+    pub(super) heard: std::sync::Mutex<BTreeMap<ServerId, rt::Instant>>,
 }
 
 impl Core {
@@ -143,10 +149,12 @@ impl Core {
     pub async fn start(settings: Settings, parts: Parts) -> anyhow::Result<Arc<Self>> {
         let directory = settings.data_directory.clone();
         parts.disk.create_dir_all(&directory)?;
+        super::digests::refuse_diverged(&*parts.disk, &directory)?;
         let identity = load_identity(&*parts.disk, &directory)?;
         let cluster = Arc::new(OnceLock::new());
         if let Some(id) = &identity.cluster_id {
-            drop(cluster.set(parse_cluster_id(id)?));
+            let id = parse_cluster_id(id)?;
+            cluster.get_or_init(|| id);
         }
         let (shadow, loaded) = Shadow::open(
             Arc::clone(&parts.disk),
@@ -157,16 +165,21 @@ impl Core {
         let snapshots =
             SnapshotDirectory::open(Arc::clone(&parts.disk), &directory.join("snapshots"))?;
         let (hold_apply, held) = watch::channel(false);
-        let (machine, rewrite) = StateMachine::open(shadow.clone(), loaded, snapshots.clone(), held)?;
+        let (machine, rewrite) =
+            StateMachine::open(shadow.clone(), loaded, snapshots.clone(), held)?;
         if let Some(base) = rewrite {
-            tracing::warn!(index = base.meta.head.index, "rebuilding the state on disk from a snapshot file");
+            tracing::warn!(
+                index = base.meta.head.index,
+                "rebuilding the state on disk from a snapshot file"
+            );
             shadow.replace(base.state, base.meta).await?;
         }
         let (wal, writer, recovery) =
             Wal::open(Arc::clone(&parts.disk), &directory.join("log"), parts.wal)
                 .context("the log does not open")?;
         tracing::info!(?recovery, "opened the log");
-        let wal_thread = start_writer(writer)?;
+        check_continuity(machine.base_index(), &wal, &directory)?;
+        let wal_thread = start_writer(wal.clone(), writer)?;
         let cell = Arc::clone(machine.cell());
         let network = Network {
             id: identity.server_id,
@@ -184,12 +197,14 @@ impl Core {
         .await
         .map_err(|error| anyhow::anyhow!("raft does not start: {error}"))?;
         let (reports, report_queue) = super::reports::channel();
+        let clock = Clock::default();
         let core = Arc::new(Self {
             id: identity.server_id,
             cluster,
             raft,
             cell,
-            clock: Clock::default(),
+            clock,
+            contact: Arc::new(LeaderContact::new(clock)),
             disk: parts.disk,
             transport: parts.transport,
             shadow,
@@ -204,6 +219,7 @@ impl Core {
             hold_apply,
             wal_thread: std::sync::Mutex::new(wal_thread),
             disk_full: watch::channel(None).0,
+            heard: std::sync::Mutex::default(),
             settings,
         });
         core.start_tasks(report_queue);
@@ -215,6 +231,7 @@ impl Core {
         rt::spawn(watch_recovery(Arc::clone(self)));
         rt::spawn(super::reports::run(Arc::clone(self), report_queue));
         rt::spawn(super::housekeeping::run(Arc::clone(self)));
+        rt::spawn(super::digests::run(Arc::clone(self)));
         for number in 0..self.settings.workers {
             rt::spawn(super::worker::run(Arc::clone(self), number));
         }
@@ -227,6 +244,7 @@ impl Core {
             id: self.id,
             cluster: Arc::clone(&self.cluster),
             snapshots: self.snapshots.clone(),
+            contact: Arc::clone(&self.contact),
         }
     }
 
@@ -302,12 +320,18 @@ impl Core {
                 http_address: member.http_address.clone(),
                 leader: metrics.current_leader == Some(*id),
                 voter: voters.contains(id),
-                alive: metrics.current_leader == Some(*id) || *id == self.id || is_fresh(&metrics, *id),
+                alive: *id == self.id || self.heard_lately(*id),
             })
             .collect()
     }
 
-    /// Calls the leader: in place when this server leads, over the transport otherwise.
+    /// Whether a peer answered a probe lately.
+    fn heard_lately(&self, id: ServerId) -> bool {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.get(&id).is_some_and(|at| at.elapsed() < super::housekeeping::PEER_LOST)
+    }
+
+    /// The leader's address, for calls to it.
     pub(super) fn leader_address(&self) -> Result<String, ApiError> {
         self.leader().map(|(_, member)| member.rpc_address).ok_or(ApiError::NoLeader)
     }
@@ -325,13 +349,15 @@ impl Core {
 
     /// Stops: hands leadership over, stops tasks, makes everything durable.
     pub async fn stop(&self) {
-        self.stopping.send_replace(true);
+        // While everything still runs: this server hears of its successor through the sockets that `stopping` closes, and what its clients
+        // have under way goes to the successor.
         if self.leading().is_some() && self.member_infos().len() > 1 {
             match self.transfer(None).await {
                 Ok(to) => tracing::info!(to, "handed leadership over"),
                 Err(error) => tracing::warn!(%error, "leadership could not be handed over"),
             }
         }
+        self.stopping.send_replace(true);
         self.set_leading(None);
         if let Err(error) = self.raft.shutdown().await {
             tracing::warn!(%error, "raft did not stop cleanly");
@@ -358,7 +384,9 @@ impl Core {
             None => replication
                 .iter()
                 .filter(|(id, _)| **id != self.id && voters.contains(id))
-                .max_by_key(|(id, matched)| (matched.as_ref().map(|one| one.index), **id))
+                .max_by_key(|(id, matched)| {
+                    (self.heard_lately(**id), matched.as_ref().map(|one| one.index), **id)
+                })
                 .map(|(id, _)| *id),
         };
         let target = target.ok_or(ApiError::Invalid("there is no other voter".to_owned()))?;
@@ -392,7 +420,7 @@ impl Core {
         let identity =
             Identity { server_id: self.id, cluster_id: Some(format_cluster_id(&cluster)) };
         save_identity(&*self.disk, &self.settings.data_directory, &identity)?;
-        drop(self.cluster.set(cluster));
+        self.cluster.get_or_init(|| cluster);
         Ok(())
     }
 
@@ -409,15 +437,6 @@ impl Core {
     /// A fresh request id.
     pub(super) fn fresh_request() -> RequestId {
         RequestId(rt::random_id())
-    }
-}
-
-/// Whether a follower answered its leader within the last election timeouts (known to the leader only).
-fn is_fresh(metrics: &openraft::RaftMetrics<crate::raft::TypeConfig>, id: ServerId) -> bool {
-    let Some(heartbeats) = &metrics.heartbeat else { return true };
-    match heartbeats.get(&id) {
-        Some(Some(at)) => openraft::Instant::elapsed(&**at) < SILENCE_MAX,
-        Some(None) | None => false,
     }
 }
 
@@ -443,21 +462,49 @@ fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
         max_payload_entries: 1024,
         snapshot_policy: SnapshotPolicy::Never,
         replication_lag_threshold: 100_000,
-        max_in_snapshot_log_to_keep: 10_000,
+        max_in_snapshot_log_to_keep: settings.log_entries_kept,
         purge_batch_size: 1024,
         ..openraft::Config::default()
     };
     config.validate().context("raft timing")
 }
 
-fn start_writer(mut writer: WalWriter) -> anyhow::Result<Option<WalThread>> {
+/// A log that begins after the end of the state would leave out what was purged between them: silent loss, on this server alone.
+fn check_continuity(base: Index, wal: &Wal, directory: &Path) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        base == 0 || wal.vote().is_some(),
+        "{0} has a state but its log is gone, and with it entries and votes that this server has promised to keep: \
+         restore {0}/log; or, if a majority of the other servers is well, move {0} away and start again: \
+         this server then joins anew",
+        directory.display()
+    );
+    let Some(purged) = wal.purged() else { return Ok(()) };
+    anyhow::ensure!(
+        purged.index <= base,
+        "the log in {0} begins after entry {1}, but the state on disk and the snapshot files end at entry {base}: \
+         what lies between is not on this server any more. Restore {0}/state or {0}/snapshots; or, if a majority \
+         of the other servers is well, move {0} away and start again: this server then joins anew and gets everything from them",
+        directory.display(),
+        purged.index
+    );
+    Ok(())
+}
+
+fn start_writer(wal: Wal, mut writer: WalWriter) -> anyhow::Result<Option<WalThread>> {
     if !rt::is_simulation() {
         return Ok(Some(writer.spawn_thread("log")?));
     }
     rt::spawn(async move {
-        // The simulated disk takes a millisecond for each batch.
-        while writer.step().is_ok() {
-            rt::sleep(Duration::from_millis(1)).await;
+        loop {
+            wal.until_work().await;
+            // Between the halves a batch is written and not durable: there a power cut takes some of it.
+            let Ok(begun) = writer.begin() else { return };
+            if begun {
+                rt::sleep(rt::simulated_sync_time()).await;
+            }
+            if writer.finish().is_err() {
+                return;
+            }
         }
     });
     Ok(None)
@@ -526,9 +573,12 @@ fn parse_cluster_id(text: &str) -> anyhow::Result<[u8; 16]> {
     Ok(id.0)
 }
 
-/// What a failed call to the leader means for a caller that may retry.
-pub(super) fn is_retryable(status: &Status) -> bool {
-    matches!(status.code(), tonic::Code::Unavailable | tonic::Code::FailedPrecondition)
+/// Memory of this process that is in use, as the kernel counts it; 0 where it cannot be asked.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("");
+    let kib: u64 = line.split_whitespace().next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
+    kib << 10
 }
 
 /// Numbers of this server for dashboards.
@@ -561,6 +611,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("state.nodes", state.nodes.len() as u64);
     put("state.evaluations", state.evaluations.len() as u64);
     put("state.allocations", state.allocations.len() as u64);
+    put("process.resident_bytes", resident_bytes());
     if let Some(services) = core.leading() {
         services.gauges(&mut put);
     }

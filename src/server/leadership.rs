@@ -14,11 +14,7 @@ use leader::{
     BlockedEvals, Drainer, EvalBroker, Heartbeats, NodeDeadlines,
     broker::{Acked, BrokerConfig, BrokerError, NackReason, Token},
 };
-use openraft::{
-    ReadPolicy,
-    errors::ClientWriteError,
-    impls::ProgressResponder,
-};
+use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
 
 use super::{
     api::{ApiError, Written},
@@ -147,7 +143,10 @@ impl LeaderServices {
             raft: core.raft.clone(),
             cell: Arc::clone(&core.cell),
             log_clock: LogClock::new(core.clock, state.head.at),
-            broker: Mutex::new(EvalBroker::new(BrokerConfig::default())),
+            broker: Mutex::new(EvalBroker::new(BrokerConfig {
+                evaluations_max: core.settings.pending_evaluations_max,
+                ..BrokerConfig::default()
+            })),
             blocked: Mutex::default(),
             heartbeats: Mutex::new(Heartbeats::new(core.settings.heartbeat)),
             deadlines: Mutex::default(),
@@ -222,7 +221,11 @@ impl LeaderServices {
     ) -> Result<Written, ApiError> {
         let Ok(_permit) = self.proposals.try_acquire() else {
             let limit = PROPOSALS_MAX as u64;
-            return Err(ApiError::Overloaded { what: "proposals under way", limit, retry_after_ms: 100 });
+            return Err(ApiError::Overloaded {
+                what: "proposals under way",
+                limit,
+                retry_after_ms: 100,
+            });
         };
         let proposal = Proposal { at: self.now(), epoch: Some(self.epoch), request, command };
         let data = EntryData(codec::encode(&proposal));
@@ -336,8 +339,7 @@ impl LeaderServices {
         match row.status {
             // A woken one is in the broker until its outcome is applied.
             EvaluationStatus::Blocked if !self.broker().contains(id) => blocked.block(now, row),
-            EvaluationStatus::Blocked => {}
-            EvaluationStatus::Pending => {}
+            EvaluationStatus::Blocked | EvaluationStatus::Pending => {}
             EvaluationStatus::Complete | EvaluationStatus::Failed | EvaluationStatus::Canceled => {
                 blocked.removed(id);
             }
@@ -383,7 +385,9 @@ impl LeaderServices {
             let failed = broker
                 .dequeue_failed(now, leader::limits::REAP_BATCH_MAX, 0, rt::random_id)
                 .unwrap_or_default();
-            if let Some(command) = leader::reap::failed(now, &state, &failed, || EvaluationId(rt::random_id())) {
+            if let Some(command) =
+                leader::reap::failed(now, &state, &failed, || EvaluationId(rt::random_id()))
+            {
                 self.submit(command);
             }
             let cancelable = broker.cancelable(leader::limits::REAP_BATCH_MAX);

@@ -5,6 +5,7 @@ pub mod api;
 pub mod applier;
 pub mod bootstrap;
 pub mod core;
+mod digests;
 mod housekeeping;
 pub mod leadership;
 pub mod ports;
@@ -20,12 +21,12 @@ use fsm::{NodeId, Proposal};
 use proto::v1 as pb;
 use tonic::Status;
 
+use self::api::{Api, ApiError, Written};
 pub use self::{
     core::{Core, Parts, RaftTiming, Settings},
     leadership::LeaderServices,
     run::{RunningServer, run},
 };
-use self::api::{Api, ApiError, Written};
 use crate::{
     raft::WatchReceiver,
     rpc::transport::{Lane, call},
@@ -100,10 +101,14 @@ pub(crate) async fn probe_for_peer(
         rpc_address: core.settings.rpc_address.clone(),
         http_address: core.settings.http_address.clone(),
         member: membership.get_node(&request.from).is_some(),
+        digest: digests::digest_at(core, request.digest_mark),
     })
 }
 
-pub(crate) async fn admit_peer(core: &Core, request: pb::JoinRequest) -> Result<pb::JoinReply, Status> {
+pub(crate) async fn admit_peer(
+    core: &Core,
+    request: pb::JoinRequest,
+) -> Result<pb::JoinReply, Status> {
     if core.leading().is_none() {
         return Err(Status::failed_precondition("this server does not lead"));
     }
@@ -125,7 +130,8 @@ pub(crate) async fn heartbeat_for_agent(
     request: &pb::HeartbeatRequest,
 ) -> Result<pb::HeartbeatReply, Status> {
     let Some(services) = core.leading() else {
-        let address = core.leader_address().map_err(|error| Status::unavailable(error.to_string()))?;
+        let address =
+            core.leader_address().map_err(|error| Status::unavailable(error.to_string()))?;
         if address == core.settings.rpc_address {
             return Err(Status::unavailable("leadership is being taken over"));
         }

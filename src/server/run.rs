@@ -53,12 +53,7 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         data_directory: config.data_dir.clone(),
         rpc_address: config.rpc.advertise.to_string(),
         http_address: http.to_string(),
-        bootstrap_expect: config
-            .cluster
-            .bootstrap_expect
-            .iter()
-            .map(ToString::to_string)
-            .collect(),
+        bootstrap_expect: config.cluster.bootstrap_expect.iter().map(ToString::to_string).collect(),
         join: config.cluster.join.iter().map(ToString::to_string).collect(),
         timing: RaftTiming {
             heartbeat_ms: config.raft.heartbeat_ms,
@@ -68,7 +63,10 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         workers: config.scheduler.workers,
         heartbeat,
         snapshot_log_bytes: config.raft.snapshot_log_bytes,
+        log_entries_kept: config.raft.log_entries_kept,
         free_bytes_min: config.limits.free_bytes_min,
+        pending_evaluations_max: usize::try_from(config.limits.pending_evaluations_max)
+            .unwrap_or(usize::MAX),
     }
 }
 

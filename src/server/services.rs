@@ -54,8 +54,7 @@ pub(crate) async fn dequeue(
     }
     let wait = Duration::from_millis(u64::from(request.timeout_ms)).min(WAIT_MAX);
     let max = usize::try_from(request.leases_max).unwrap_or(1).clamp(1, LEASES_MAX);
-    let leases =
-        services.dequeue(request.server, &kinds, max, wait).await.map_err(status_of)?;
+    let leases = services.dequeue(request.server, &kinds, max, wait).await.map_err(status_of)?;
     let leases = leases.into_iter().map(|lease| pb::Lease {
         evaluation: codec::encode(&*lease.evaluation),
         token: lease.token.to_vec().into(),
@@ -99,8 +98,7 @@ pub(crate) async fn submit_plan(
     let plan: fsm::Plan = codec::decode(&request.plan)
         .map_err(|error| Status::invalid_argument(format!("plan: {error}")))?;
     let (_, token) = id_and_token(&plan.evaluation.0, &request.token)?;
-    let answer =
-        services.submit_plan(plan, request.plan.len(), token).await.map_err(status_of)?;
+    let answer = services.submit_plan(plan, request.plan.len(), token).await.map_err(status_of)?;
     let reply = |outcome: Outcome, index, refresh_index, reason| pb::SubmitPlanReply {
         outcome: outcome.into(),
         index,

@@ -15,6 +15,8 @@ use crate::rt::{Instant, Notify, timeout, watch};
 
 /// Batches of effects that may wait for a subscriber; above it the subscriber is told to start over.
 const EFFECT_BATCHES_MAX: usize = 65_536;
+/// Old states that wait to be dropped.
+const REAPING_MAX: usize = 16;
 
 /// Effects since a subscriber last asked.
 #[derive(Debug, Default)]
@@ -40,7 +42,7 @@ pub struct StateCell {
     feed: Mutex<Feed>,
     fed: Notify,
     nodes: Mutex<BTreeMap<NodeId, Weak<Notify>>>,
-    reaper: Option<std::sync::mpsc::Sender<Arc<State>>>,
+    reaper: Option<std::sync::mpsc::SyncSender<Arc<State>>>,
 }
 
 impl StateCell {
@@ -138,7 +140,8 @@ impl StateCell {
     /// A large state takes up to hundreds of milliseconds to drop, which nobody who applies or answers should wait for.
     fn reap(&self, old: Arc<State>) {
         if let Some(reaper) = &self.reaper {
-            drop(reaper.send(old));
+            // When the reaper is behind, the state comes back and is dropped here: that slows the writer and bounds the memory.
+            drop(reaper.try_send(old));
         }
     }
 
@@ -186,8 +189,8 @@ impl StateCell {
     }
 }
 
-fn spawn_reaper() -> Option<std::sync::mpsc::Sender<Arc<State>>> {
-    let (sender, receiver) = std::sync::mpsc::channel::<Arc<State>>();
+fn spawn_reaper() -> Option<std::sync::mpsc::SyncSender<Arc<State>>> {
+    let (sender, receiver) = std::sync::mpsc::sync_channel::<Arc<State>>(REAPING_MAX);
     let reap = move || while receiver.recv().is_ok() {};
     let spawned = std::thread::Builder::new().name("state-reaper".to_owned()).spawn(reap);
     match spawned {
@@ -209,9 +212,9 @@ impl EffectFeed {
     /// Waits for effects and takes all there are; none when another subscription took over.
     pub async fn next(&mut self) -> Option<EffectBatch> {
         loop {
-            let fed = self.cell.fed.notified();
-            let mut fed = std::pin::pin!(fed);
-            fed.as_mut().enable();
+            let more = self.cell.fed.notified();
+            let mut more = std::pin::pin!(more);
+            more.as_mut().enable();
             {
                 let mut feed = self.cell.feed();
                 if feed.subscribed != self.number {
@@ -225,7 +228,7 @@ impl EffectFeed {
                     return Some(EffectBatch { effects, reset: std::mem::take(&mut feed.reset) });
                 }
             }
-            fed.await;
+            more.await;
         }
     }
 }

@@ -25,8 +25,8 @@ use tonic::{Code, Status};
 
 use super::core::Core;
 use crate::{
-    rt::{self, Instant, watch},
     rpc::transport::{Lane, call},
+    rt::{self, Instant, watch},
     task,
 };
 
@@ -35,7 +35,7 @@ const INDEX_WAIT: Duration = Duration::from_secs(5);
 /// After a release for lag: how long to wait for the local state before looking again whether there is still something to wait for.
 const LAG_WAIT: Duration = Duration::from_secs(5);
 const RPC_TIMEOUT: Duration = Duration::from_secs(10);
-const PLAN_TIMEOUT: Duration = Duration::from_secs(60);
+const PLAN_TIMEOUT: Duration = Duration::from_mins(1);
 const QUIET_START: Duration = Duration::from_secs(10);
 const VERSION_WAIT: Duration = Duration::from_secs(30);
 /// Leases taken at once when the queue is deep.
@@ -201,7 +201,8 @@ impl Worker {
         request: &Q,
         timeout: Duration,
     ) -> Result<P, Status> {
-        let address = self.core.leader_address().map_err(|error| Status::unavailable(error.to_string()))?;
+        let address =
+            self.core.leader_address().map_err(|error| Status::unavailable(error.to_string()))?;
         call(&*self.core.transport, &address, path, Lane::Control, request, timeout).await
     }
 
@@ -295,8 +296,7 @@ impl Worker {
                 }
             };
             match self.submit(lease, &plan).await {
-                Submitted::Applied => return Done::Acknowledge,
-                Submitted::Closed => return Done::Acknowledge,
+                Submitted::Applied | Submitted::Closed => return Done::Acknowledge,
                 Submitted::Gone => return Done::Gone,
                 Submitted::Again { refresh_index, progress } => {
                     attempts = if progress { 0 } else { attempts + 1 };
@@ -446,7 +446,8 @@ async fn turn(
 fn decode_lease(lease: pb::Lease) -> Result<Lease, Status> {
     let evaluation = codec::decode(&lease.evaluation)
         .map_err(|error| Status::internal(format!("evaluation of a lease: {error}")))?;
-    let token = lease.token.as_ref().try_into().map_err(|_| Status::internal("token of a lease"))?;
+    let token =
+        lease.token.as_ref().try_into().map_err(|_| Status::internal("token of a lease"))?;
     Ok(Lease { evaluation, token, wait_index: lease.wait_index, epoch: lease.epoch })
 }
 

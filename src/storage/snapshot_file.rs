@@ -35,15 +35,22 @@ pub struct SnapshotDirectory {
 }
 
 impl SnapshotDirectory {
-    /// Opens the directory and removes what a crash left half written.
+    /// Opens the directory, removes what a crash left half written and sets damaged files aside, so that none is ever sent to a peer.
     pub fn open(disk: Arc<dyn Disk>, path: &Path) -> io::Result<Self> {
         disk.create_dir_all(path)?;
         for name in disk.list(path)? {
-            if Path::new(&name).extension().is_none_or(|end| end != "snapshot") {
+            if name.ends_with(".tmp") || name.ends_with(".incoming") {
                 disk.remove_file(&path.join(name))?;
             }
         }
-        Ok(Self { disk, path: path.to_path_buf() })
+        let directory = Self { disk, path: path.to_path_buf() };
+        for name in directory.names()? {
+            let path = directory.path.join(name);
+            if let Err(error) = check(&*directory.disk, &path) {
+                directory.set_aside(&path, &error)?;
+            }
+        }
+        Ok(directory)
     }
 
     /// The disk it is on.
@@ -51,12 +58,19 @@ impl SnapshotDirectory {
         &self.disk
     }
 
+    /// Gives a damaged file a name under which nobody looks for it, and keeps it for whoever wants to know.
+    fn set_aside(&self, path: &Path, error: &io::Error) -> io::Result<()> {
+        tracing::error!(%error, "a snapshot file is damaged: it is set aside");
+        self.disk.rename(path, &path.with_extension("damaged"))?;
+        self.disk.sync_dir(&self.path)
+    }
+
     fn names(&self) -> io::Result<Vec<String>> {
         let names = self.disk.list(&self.path)?;
         Ok(names.into_iter().filter(|name| name.ends_with(".snapshot")).collect())
     }
 
-    /// The newest file that is whole, loaded. A damaged one is reported and passed over.
+    /// The newest file that is whole, loaded. A damaged one is reported and set aside.
     pub fn newest(&self) -> io::Result<Option<(PathBuf, Loaded)>> {
         let mut names = self.names()?;
         names.sort();
@@ -64,9 +78,7 @@ impl SnapshotDirectory {
             let path = self.path.join(name);
             match read(&*self.disk, &path) {
                 Ok(loaded) => return Ok(Some((path, loaded))),
-                Err(error) => {
-                    tracing::error!(%error, "a snapshot file is damaged: it is passed over");
-                }
+                Err(error) => self.set_aside(&path, &error)?,
             }
         }
         Ok(None)
@@ -81,9 +93,7 @@ impl SnapshotDirectory {
             let file = self.disk.open(&path, OpenMode::Read)?;
             match read_meta(&*file, &path) {
                 Ok((meta, _)) => return Ok(Some((path, meta))),
-                Err(error) => {
-                    tracing::error!(%error, "a snapshot file is damaged: it is passed over")
-                }
+                Err(error) => self.set_aside(&path, &error)?,
             }
         }
         Ok(None)

@@ -42,8 +42,6 @@ pub(crate) struct Options {
     pub(crate) servers: usize,
     /// Further lines of every server's configuration as (`section.key`, TOML value).
     pub(crate) keys: Vec<(String, String)>,
-    /// Variables of the servers' environment.
-    pub(crate) environment: Vec<(String, String)>,
 }
 
 impl Options {
@@ -59,18 +57,12 @@ impl Options {
             ("limits.free_bytes_min", "0"),
         ];
         let keys = keys.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
-        Self { servers, keys, environment: Vec::new() }
+        Self { servers, keys }
     }
 
     /// Sets one key, `section.key`, to a TOML value.
     pub(crate) fn with(mut self, key: &str, value: impl ToString) -> Self {
         set(&mut self.keys, key, value.to_string());
-        self
-    }
-
-    /// Sets one variable of the environment.
-    pub(crate) fn with_variable(mut self, name: &str, value: &str) -> Self {
-        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 }
@@ -96,7 +88,6 @@ struct Server {
     /// Advertised addresses of all servers of its cluster.
     expect: Vec<SocketAddr>,
     keys: Vec<(String, String)>,
-    environment: Vec<(String, String)>,
     process: Option<Process>,
     /// Keep the ports ours while the server is down.
     _reservations: [OwnedFd; 2],
@@ -202,7 +193,6 @@ impl Cluster {
                 directory,
                 expect: expect.clone(),
                 keys: options.keys.clone(),
-                environment: options.environment.clone(),
                 process: None,
                 _reservations: [first, second],
             });
@@ -277,7 +267,7 @@ impl Cluster {
         server.write_config();
         let mut command = program();
         command.arg("server").arg("--config").arg(server.directory.join("server.toml"));
-        command.current_dir(&server.directory).envs(server.environment.iter().cloned());
+        command.current_dir(&server.directory);
         server.process = Some(Process::start(command, &server.log()));
     }
 
@@ -426,7 +416,10 @@ impl Server {
             keys.push(("cluster.bootstrap_expect".to_owned(), format!("[{}]", expect.join(", "))));
         }
         keys.extend(self.keys.iter().cloned());
-        let mut text = format!("name = \"{}\"\ndata_dir = \"data\"\n", self.name);
+        if !self.keys.iter().any(|(key, _)| key == "data_dir") {
+            keys.push(("data_dir".to_owned(), "\"data\"".to_owned()));
+        }
+        let mut text = format!("name = \"{}\"\n", self.name);
         for (key, value) in keys {
             writeln!(text, "{key} = {value}").unwrap();
         }
@@ -437,10 +430,12 @@ impl Server {
 /// The program, without what the environment of the tests might tell it.
 pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quorate"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("QUORATE_")) {
+    let ours = |name: &str| name.starts_with("QUORATE_") && name != "QUORATE_PLANT";
+    for (name, _) in std::env::vars().filter(|(name, _)| ours(name)) {
         command.env_remove(name);
     }
-    command.env_remove("NOMAD_ADDR").env_remove("RUST_LOG");
+    // RUST_LOG is kept, for whoever looks for the cause of a failure.
+    command.env_remove("NOMAD_ADDR");
     command
 }
 
@@ -614,7 +609,9 @@ impl Client {
     }
 }
 
-fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Answer, ureq::Error> {
+fn answer(
+    result: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+) -> Result<Answer, ureq::Error> {
     let mut response = result?;
     let index = response.headers().get("X-Nomad-Index");
     let index = index.and_then(|value| value.to_str().ok()?.parse().ok());

@@ -5,4 +5,5 @@ mod cluster;
 mod executor;
 mod harness;
 mod recompute;
+mod recovery;
 mod scheduling;

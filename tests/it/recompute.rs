@@ -93,9 +93,8 @@ impl Cluster {
                 continue;
             };
             let (all, kept) = (&node["NodeResources"], &node["ReservedResources"]);
-            let total = |path: [&str; 2]| {
-                number(&all[path[0]][path[1]]) - number(&kept[path[0]][path[1]])
-            };
+            let total =
+                |path: [&str; 2]| number(&all[path[0]][path[1]]) - number(&kept[path[0]][path[1]]);
             let fits = used.cpu_mhz <= total(["Cpu", "CpuShares"])
                 && used.memory_mb <= total(["Memory", "MemoryMB"])
                 && used.disk_mb <= total(["Disk", "DiskMB"]);

@@ -102,7 +102,7 @@ impl State {
         };
         let effects = turn.finish();
         if let Some(request) = proposal.request {
-            self.keep_session(Session { request, index, reply: reply.clone() }, changes);
+            self.keep_session(Session::new(request, index, &reply), changes);
         }
         Applied { reply, effects, index }
     }
@@ -117,6 +117,11 @@ impl State {
             None if request.stamped_at < self.head.session_floor => {
                 (Reply::Rejected(Rejection::SessionExpired), self.head.index)
             }
+            // Such a session would outlive all others and raise the floor over them.
+            None if request.stamped_at > self.head.at.saturating_add(limits::SESSION_MS_MAX) => {
+                let message = "the request is stamped too far in the future";
+                (Reply::Rejected(Rejection::Invalid(message.into())), self.head.index)
+            }
             None => return None,
         };
         Some(Applied { reply, effects: Vec::new(), index })
@@ -127,7 +132,8 @@ impl State {
         let floor = self.head.at.saturating_sub(limits::SESSION_MS_MAX);
         self.head.session_floor = self.head.session_floor.max(floor);
         while let Some((at, id)) = self.oldest_session() {
-            if at >= self.head.session_floor && self.sessions.len() <= limits::SESSIONS_MAX {
+            // By count the oldest goes alone: others of its time stay and are answered, although the floor is above them.
+            if at >= floor && self.sessions.len() <= limits::SESSIONS_MAX {
                 break;
             }
             self.head.session_floor = self.head.session_floor.max(at.saturating_add(1));
@@ -330,18 +336,19 @@ impl<'a> Turn<'a> {
         made
     }
 
+    /// Nomad's derivation (facts of the state store): jobs that last run until stopped; others run while an allocation is live, are pending
+    /// while an evaluation is open or nothing was made of them yet, and are dead after that.
     fn derive_job_status(&mut self, key: &JobKey) {
         let Some(job) = self.state.jobs.get(key).cloned() else { return };
         let index = self.state.job_index(key).cloned();
         let has_live = index.as_ref().is_some_and(|index| !index.live_names.is_empty());
         let has_open = index.as_ref().is_some_and(|index| !index.open_evaluations.is_empty());
-        let has_any = index.as_ref().is_some_and(|index| !index.evaluations.is_empty());
+        let is_new = index.as_ref().is_none_or(|index| index.is_empty());
         let lasting = job.parameterized || job.kind == crate::job::JobKind::System;
-        let status = if job.stop {
-            if has_live { JobStatus::Running } else { JobStatus::Dead }
-        } else if has_live || (lasting && (job.parameterized || has_any)) {
+        let runs = if lasting { !job.stop } else { has_live };
+        let status = if runs {
             JobStatus::Running
-        } else if has_open || !has_any {
+        } else if !lasting && (has_open || (is_new && !job.stop)) {
             JobStatus::Pending
         } else {
             JobStatus::Dead

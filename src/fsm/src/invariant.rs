@@ -43,7 +43,11 @@ fn derived_indexes(state: &State, out: &mut Vec<String>) {
     let mut fresh = state.clone();
     fresh.rebuild_derived();
     if fresh.usage != state.usage {
-        out.push("usage differs from a recomputation".into());
+        let nodes = fresh.usage.keys().chain(state.usage.keys());
+        for node in nodes.filter(|node| fresh.usage.get(*node) != state.usage.get(*node)) {
+            let (found, expected) = (state.usage(*node), fresh.usage(*node));
+            out.push(format!("usage of node {node} is {found:?}, recomputed {expected:?}"));
+        }
     }
     if fresh.by_node != state.by_node {
         out.push("allocations by node differ from a recomputation".into());

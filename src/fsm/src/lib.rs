@@ -7,16 +7,19 @@
 //!  Proposal { at, epoch, request, command } ──► State::apply ──► Applied { reply, effects } + ChangeSet (rows for the disk)
 //! ```
 
+#![cfg_attr(
+    not(test),
+    warn(clippy::float_arithmetic, clippy::arithmetic_side_effects, clippy::indexing_slicing)
+)]
+
 pub mod allocation;
 pub mod apply;
-
 pub mod codec;
 pub mod command;
 pub mod digest;
 pub mod effect;
 pub mod evaluation;
 pub mod id;
-
 pub mod invariant;
 pub mod job;
 pub mod limits;
@@ -26,6 +29,10 @@ pub mod resources;
 pub mod session;
 pub mod state;
 pub mod table;
+pub mod testing;
+
+#[cfg(test)]
+mod tests;
 
 pub use allocation::{Allocation, ClientStatus, DesiredStatus, TaskEvent, TaskState};
 pub use apply::Applied;

@@ -22,8 +22,12 @@ pub const RESCHEDULE_EVENTS_MAX: usize = 5;
 pub const SESSIONS_MAX: usize = 100_000;
 /// How long a reply is kept for client retries, log time ms.
 pub const SESSION_MS_MAX: u64 = 10 * 60 * 1000;
-/// Encoded size of a kept reply, bytes.
+/// Encoded size of a kept reply, bytes; the next two follow from it.
 pub const SESSION_REPLY_BYTES_MAX: usize = 256;
+/// Evaluation ids in a kept reply.
+pub const SESSION_REPLY_IDS_MAX: usize = 12;
+/// Text of a rejection in a kept reply, bytes.
+pub const SESSION_REPLY_TEXT_BYTES_MAX: usize = 200;
 /// Placements in one scheduling pass.
 pub const PLAN_PLACEMENTS_MAX: usize = 5_000;
 /// Digest marks that wait for a verdict.

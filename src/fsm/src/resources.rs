@@ -68,6 +68,16 @@ impl Resources {
         }
     }
 
+    /// Sum, or the first dimension in which it overflows: a saturated sum could not be taken apart again.
+    pub fn checked_plus(self, other: Self) -> Result<Self, Dimension> {
+        let add = |left: u64, right: u64, dimension| left.checked_add(right).ok_or(dimension);
+        Ok(Self {
+            cpu_mhz: add(self.cpu_mhz, other.cpu_mhz, Dimension::Cpu)?,
+            memory_mb: add(self.memory_mb, other.memory_mb, Dimension::Memory)?,
+            disk_mb: add(self.disk_mb, other.disk_mb, Dimension::Disk)?,
+        })
+    }
+
     /// Difference, not below zero.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {

@@ -4,8 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    command::Reply,
-    id::{Index, RequestId, TimeMs},
+    command::{Rejection, Reply},
+    id::{EvaluationId, Index, RequestId, Text, TimeMs},
+    limits,
     table::{Row, TableId},
 };
 
@@ -29,6 +30,40 @@ pub struct Session {
     pub index: Index,
     /// Its reply.
     pub reply: Reply,
+}
+
+impl Session {
+    /// A session with what of a reply is worth keeping: long lists and texts are cut, so that the sessions of a window stay bounded.
+    pub fn new(request: Request, index: Index, reply: &Reply) -> Self {
+        Self { request, index, reply: abbreviate(reply) }
+    }
+}
+
+fn abbreviate(reply: &Reply) -> Reply {
+    let first = |ids: &[EvaluationId]| {
+        ids.iter().take(limits::SESSION_REPLY_IDS_MAX).copied().collect::<Vec<_>>()
+    };
+    match reply {
+        Reply::Node { incarnation, modify_index, evaluations } => Reply::Node {
+            incarnation: *incarnation,
+            modify_index: *modify_index,
+            evaluations: first(evaluations),
+        },
+        Reply::Evaluations(evaluations) => Reply::Evaluations(first(evaluations)),
+        Reply::Rejected(Rejection::Invalid(text)) => Reply::Rejected(Rejection::Invalid(cut(text))),
+        Reply::Rejected(Rejection::InUse(text)) => Reply::Rejected(Rejection::InUse(cut(text))),
+        // Plans are proposed by the leader, never by a client with a request id.
+        Reply::Plans(_) => Reply::Done,
+        Reply::Done | Reply::Rejected(_) | Reply::Job { .. } => reply.clone(),
+    }
+}
+
+fn cut(text: &Text) -> Text {
+    if text.len() <= limits::SESSION_REPLY_TEXT_BYTES_MAX {
+        return text.clone();
+    }
+    let end = text.floor_char_boundary(limits::SESSION_REPLY_TEXT_BYTES_MAX);
+    text.get(..end).unwrap_or_default().into()
 }
 
 impl Row for Session {

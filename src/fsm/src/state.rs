@@ -364,6 +364,31 @@ impl State {
             .filter_map(|id| self.allocations.get(id))
     }
 
+    /// Nodes whose affinity key is `key` (the key that started on them last; empty: none did yet), by id, in any state of service.
+    pub fn nodes_of_affinity<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Arc<Node>> {
+        self.nodes.iter().filter(move |node| &*node.affinity_key == key)
+    }
+
+    /// Whether something on the node has not ended.
+    pub fn is_busy(&self, node: NodeId) -> bool {
+        self.allocations_of_node(node).any(|row| !row.client.is_terminal())
+    }
+
+    /// Nodes of an affinity key on which nothing runs. Busy and idle are derived from allocations, never counted. Cost: one pass over the nodes.
+    pub fn idle_nodes<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Arc<Node>> {
+        self.nodes_of_affinity(key).filter(|node| !self.is_busy(node.id))
+    }
+
+    /// Nodes of an affinity key on which something runs. Cost: one pass over the nodes.
+    pub fn busy_nodes<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Arc<Node>> {
+        self.nodes_of_affinity(key).filter(|node| self.is_busy(node.id))
+    }
+
+    /// Nodes that are in service and on which nothing runs. Cost: one pass over the nodes.
+    pub fn free_nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
+        self.nodes.iter().filter(|node| node.is_schedulable() && !self.is_busy(node.id))
+    }
+
     /// Keys of the jobs that run once per node, stopped ones included.
     pub fn per_node_jobs(&self) -> impl Iterator<Item = &JobKey> {
         self.per_node_jobs.iter()
@@ -521,9 +546,10 @@ impl State {
         let summary = index.summary.entry(allocation.group.clone()).or_default();
         let slot = summary_slot(summary, allocation.client);
         *slot = slot.saturating_add(1);
-        if !allocation.client.is_terminal() {
+        let live = allocation.is_live();
+        // No entry for nothing: what is being stopped and holds no port uses nothing.
+        if !allocation.client.is_terminal() && (live || !allocation.ports.is_empty()) {
             let usage = Arc::make_mut(self.usage.entry(allocation.node).or_default());
-            let live = allocation.is_live();
             if live {
                 usage.resources = usage.resources.plus(allocation.resources);
                 usage.allocations = usage.allocations.saturating_add(1);

@@ -1,6 +1,8 @@
 //! Golden scripts: blocks of input lines, `----`, the expected output, an empty line. `#` starts a comment. With `UPDATE=1` in the environment
 //! the expected output is rewritten instead of compared.
 
+#![expect(clippy::disallowed_methods, reason = "tests read their scripts")]
+
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::PathBuf};
 
 /// Runs a script of `golden/`: `step` gets each input line and answers with what to print for it, nothing if empty.

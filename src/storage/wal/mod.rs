@@ -41,6 +41,7 @@ pub use recovery::{Cut, OpenError, Recovery};
 pub use writer::{WalThread, WalWriter};
 
 use crate::disk::{Disk, DiskFile};
+use crate::rt::Notify;
 use bytes::Bytes;
 use format::{RECORD_HEAD, Record};
 use index::{Found, Index, Place};
@@ -164,6 +165,8 @@ struct Inner {
     shared: Mutex<Shared>,
     /// Signalled when the queue has something to write, or the log is closed.
     work: Condvar,
+    /// As `work`, for a task that writes in simulation.
+    work_for_task: Notify,
     /// Signalled when the queue has become shorter.
     room: Condvar,
 }
@@ -408,6 +411,14 @@ impl Wal {
         drop(shared);
         if wake {
             self.inner.work.notify_one();
+            self.inner.work_for_task.notify_one();
+        }
+    }
+
+    /// Waits until the writer has something to do; for a task that steps it.
+    pub async fn until_work(&self) {
+        while !self.lock().has_work() {
+            self.inner.work_for_task.notified().await;
         }
     }
 }

@@ -518,7 +518,12 @@ fn assemble(scan: Scan, files: Files, copied: bool) -> (Wal, WalWriter, Recovery
         },
         index,
     };
-    let inner = Inner { shared: Mutex::new(shared), work: Condvar::new(), room: Condvar::new() };
+    let inner = Inner {
+        shared: Mutex::new(shared),
+        work: Condvar::new(),
+        work_for_task: crate::rt::Notify::new(),
+        room: Condvar::new(),
+    };
     let wal = Wal { inner: Arc::new(inner) };
     let writer = WalWriter::new(wal.clone(), files);
     (wal, writer, recovery)

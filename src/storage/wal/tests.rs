@@ -605,7 +605,7 @@ fn a_thread_writes_a_real_directory() {
     assert_eq!(recovery.entries, 299);
     check_entries(&wal, &entries(201..500, 1));
     let thread = writer.spawn_thread("log-test").unwrap();
-    let (sender, receiver) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     wal.save_vote(Bytes::from_static(b"v"), Box::new(move |result| sender.send(result).unwrap()))
         .unwrap();
     receiver.recv().unwrap().unwrap();

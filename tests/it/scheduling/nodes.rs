@@ -30,11 +30,8 @@ fn a_dead_node_is_replaced_and_comes_back() {
     stage.await_node("two", "down");
     let after = stage.await_running("web", 4);
     assert_eq!(nodes_of(&after), ["one"; 4]);
-    let lost: Vec<Value> = stage
-        .allocations("web")
-        .into_iter()
-        .filter(|one| text(one, "NodeName") == "two")
-        .collect();
+    let lost: Vec<Value> =
+        stage.allocations("web").into_iter().filter(|one| text(one, "NodeName") == "two").collect();
     assert_eq!(lost.len(), 2);
     assert!(lost.iter().all(|one| one["ClientStatus"] == "lost" && one["DesiredStatus"] == "stop"));
     assert_eq!(nodes_of(&stage.await_running("logger", 1)), ["one"]);

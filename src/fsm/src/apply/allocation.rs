@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use super::{Outcome, Turn, not_found};
 use crate::{
-    allocation::ClientStatus,
+    allocation::{Allocation, ClientStatus},
     command::{ClientUpdate, NodeReport, Rejection, Reply},
     evaluation::{Evaluation, Trigger},
-    id::{AllocationId, EvaluationId, JobKey},
+    id::{AllocationId, EvaluationId, JobKey, NodeId, Text},
     job::JobKind,
     limits,
     node::SuspendReason,
@@ -59,7 +59,10 @@ impl Turn<'_> {
             let excess = task.events.len().saturating_sub(limits::TASK_EVENTS_MAX);
             task.events.drain(..excess);
         }
-        let started = old.client == ClientStatus::Pending && row.client == ClientStatus::Running;
+        // A short task may have ended before its start was reported.
+        let started = old.client == ClientStatus::Pending
+            && matches!(row.client, ClientStatus::Running | ClientStatus::Complete);
+        let affinity_key = started.then(|| self.affinity_key(&row)).flatten();
         let ended = row.client.is_terminal();
         let wanted = !row.is_server_terminal();
         let kind = self.state.jobs.get(&row.job).map(|job| job.kind);
@@ -69,8 +72,8 @@ impl Turn<'_> {
             self.gains.insert(node);
         }
         self.put_allocation(row);
-        if started {
-            self.set_affinity(node, &key);
+        if let Some(affinity_key) = affinity_key {
+            self.set_affinity(node, affinity_key);
         }
         if ended && update.infrastructure_failure {
             self.suspend(node, SuspendReason::Flaky);
@@ -83,17 +86,13 @@ impl Turn<'_> {
         (ended && wanted && replace).then_some(key)
     }
 
-    /// The job's affinity key is its meta `affinity_key`; a node remembers the last one that started on it.
-    fn set_affinity(&mut self, node: crate::id::NodeId, job: &JobKey) {
-        let Some(key) = self
-            .state
-            .jobs
-            .get(job)
-            .and_then(|job| self.state.current_spec(job))
-            .and_then(|spec| spec.meta.get("affinity_key").cloned())
-        else {
-            return;
-        };
+    /// The affinity key of an allocation is its job's meta `affinity_key`, in the version that it runs.
+    fn affinity_key(&self, row: &Allocation) -> Option<Text> {
+        self.state.allocation_spec(row)?.meta.get("affinity_key").cloned()
+    }
+
+    /// A node remembers the key that started on it last.
+    fn set_affinity(&mut self, node: NodeId, key: Text) {
         let Some(row) = self.state.nodes.get(&node) else { return };
         if row.affinity_key != key {
             let mut row = (**row).clone();

@@ -34,6 +34,9 @@ impl Turn<'_> {
                 row.next = Some(id);
                 self.put_evaluation(next);
             }
+            if row.status == EvaluationStatus::Blocked {
+                self.cancel_replaced(&row);
+            }
             changed.push(row.id);
             self.put_evaluation(row);
         }
@@ -53,7 +56,7 @@ impl Turn<'_> {
     }
 
     /// One blocked evaluation per job, and per (job, node) for jobs that run once per node.
-    fn cancel_replaced(&mut self, newer: &Evaluation) {
+    pub(super) fn cancel_replaced(&mut self, newer: &Evaluation) {
         let Some(index) = self.state.job_index(&newer.job).cloned() else { return };
         for id in &index.open_evaluations {
             let Some(row) = self.state.evaluations.get(id).cloned() else { continue };

@@ -103,7 +103,7 @@ impl Turn<'_> {
     }
 
     /// Keeps the newest versions and those that an allocation runs.
-    fn drop_old_versions(&mut self, job: &Job) {
+    pub(super) fn drop_old_versions(&mut self, job: &Job) {
         let versions = self.state.versions_of(&job.key, job.create_index);
         let index = self.state.job_index(&job.key).cloned();
         for version in versions.iter().skip(limits::JOB_VERSIONS_MAX) {

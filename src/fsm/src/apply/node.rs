@@ -217,7 +217,8 @@ impl Turn<'_> {
     /// Takes a node out of service for `SUSPEND_MS`, doubled per strike, unless too much of the fleet is suspended already.
     pub(super) fn suspend(&mut self, id: NodeId, reason: SuspendReason) {
         let Ok(mut node) = self.node(id) else { return };
-        let forgiven = self.at.saturating_sub(node.strike_at) / limits::STRIKE_DECAY_MS.max(1);
+        let calm_ms = self.at.saturating_sub(node.strike_at);
+        let forgiven = calm_ms.checked_div(limits::STRIKE_DECAY_MS).unwrap_or(0);
         let strikes = node.strikes.saturating_sub(u32::try_from(forgiven).unwrap_or(u32::MAX));
         let length = limits::SUSPEND_MS
             .saturating_mul(1u64.checked_shl(strikes).unwrap_or(u64::MAX))
@@ -245,7 +246,8 @@ impl Turn<'_> {
     fn may_suspend_another(&self) -> bool {
         let all = u64::try_from(self.state.nodes.len()).unwrap_or(u64::MAX);
         let suspended = self.state.nodes.iter().filter(|node| node.health != Health::Ok).count();
-        let allowed = (all.saturating_mul(limits::SUSPENDED_PERCENT_MAX) / 100).max(1);
+        let share = all.saturating_mul(limits::SUSPENDED_PERCENT_MAX).checked_div(100);
+        let allowed = share.unwrap_or(0).max(1);
         u64::try_from(suspended).unwrap_or(u64::MAX) < allowed
     }
 
@@ -328,34 +330,30 @@ impl Turn<'_> {
         evaluation_ids: &[EvaluationId],
     ) -> Outcome {
         let mut node = self.node(id)?;
-        match drain {
-            Some(drain) => {
-                let mut drain = drain.clone();
-                // The proposer's times say how long, not when: its state may be hours old on an idle cluster.
-                let length = |until: u64| until.saturating_sub(drain.started_at);
-                drain.deadline_at =
-                    drain.deadline_at.map(|until| self.at.saturating_add(length(until)));
-                drain.started_at =
-                    node.drain.as_ref().map_or(self.at, |running| running.started_at);
-                if !node.eligibility.ineligible {
-                    node.eligibility = Eligibility {
-                        ineligible: true,
-                        by: drain.owner.clone(),
-                        reason: "drain".into(),
-                        at: self.at,
-                        index: self.index,
-                    };
-                }
-                node.drain = Some(drain);
-                self.event(&mut node, "Node drain strategy set");
+        if let Some(drain) = drain {
+            let mut drain = drain.clone();
+            // The proposer's times say how long, not when: its state may be hours old on an idle cluster.
+            let length = |until: u64| until.saturating_sub(drain.started_at);
+            drain.deadline_at =
+                drain.deadline_at.map(|until| self.at.saturating_add(length(until)));
+            drain.started_at = node.drain.as_ref().map_or(self.at, |running| running.started_at);
+            if !node.eligibility.ineligible {
+                node.eligibility = Eligibility {
+                    ineligible: true,
+                    by: drain.owner.clone(),
+                    reason: "drain".into(),
+                    at: self.at,
+                    index: self.index,
+                };
             }
-            None => {
-                if node.drain.take().is_some() {
-                    self.event(&mut node, "Node drain disabled");
-                }
-                if mark_eligible {
-                    node.eligibility = Eligibility::default();
-                }
+            node.drain = Some(drain);
+            self.event(&mut node, "Node drain strategy set");
+        } else {
+            if node.drain.take().is_some() {
+                self.event(&mut node, "Node drain disabled");
+            }
+            if mark_eligible {
+                node.eligibility = Eligibility::default();
             }
         }
         self.put_node(node.clone());
@@ -420,6 +418,9 @@ impl Turn<'_> {
         jobs.extend(self.per_node_jobs_for(&node, Trigger::NodeUpdate));
         let tombstone = Tombstone { incarnation: node.incarnation, at: self.at };
         self.bury_old_tombstones();
+        if !force {
+            self.keep_eligibility(&node);
+        }
         self.state.tombstones.put(TombstoneRow { node: id, tombstone }, self.changes);
         self.state.nodes.remove(&id, self.changes);
         self.state.capacity_gains.remove(&crate::state::GainKey::Node(id), self.changes);
@@ -430,16 +431,29 @@ impl Turn<'_> {
         Ok(Self::node_reply(node, made))
     }
 
+    /// A node that comes back while its tombstone stands is still out of service if it was: only an operator takes that back.
+    fn keep_eligibility(&mut self, node: &Node) {
+        let room = self.state.early_eligibilities.len() < EARLY_ELIGIBILITIES_MAX;
+        if node.eligibility.ineligible && room {
+            let row = EarlyEligibility { node: node.id, eligibility: node.eligibility.clone() };
+            self.state.early_eligibilities.put(row, self.changes);
+        }
+    }
+
     fn bury_old_tombstones(&mut self) {
-        let old: Vec<NodeId> = self
+        let old: Vec<_> = self
             .state
             .tombstones
             .iter()
             .filter(|row| row.tombstone.at.saturating_add(limits::TOMBSTONE_MS) <= self.at)
-            .map(|row| row.node)
+            .cloned()
             .collect();
-        for id in old {
-            self.state.tombstones.remove(&id, self.changes);
+        for row in old {
+            self.state.tombstones.remove(&row.node, self.changes);
+            let kept = self.state.early_eligibilities.get(&row.node);
+            if kept.is_some_and(|kept| kept.eligibility.at <= row.tombstone.at) {
+                self.state.early_eligibilities.remove(&row.node, self.changes);
+            }
         }
     }
 

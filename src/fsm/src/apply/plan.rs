@@ -6,10 +6,12 @@ use std::{collections::BTreeSet, sync::Arc};
 use super::Turn;
 use crate::{
     allocation::{Allocation, ClientStatus, DesiredStatus, DesiredTransition},
+    effect::Effect,
     evaluation::EvaluationStatus,
-    id::{AllocationId, NodeId},
+    id::{AllocationId, JobKey, NodeId},
     job::{Job, JobSpec},
     limits,
+    node::Liveness,
     plan::{DropReason, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
     resources::{Dimension, NodeUsage, Port, PortHolder, Resources},
     state::State,
@@ -24,7 +26,8 @@ pub fn check_fit(
     ports: &[Port],
 ) -> Result<(), Dimension> {
     let resources = &node.description.resources;
-    if let Some(dimension) = usage.resources.plus(ask).exceeds(resources.available()) {
+    let wanted = usage.resources.checked_plus(ask)?;
+    if let Some(dimension) = wanted.exceeds(resources.available()) {
         return Err(dimension);
     }
     let limit = resources.allocations_max;
@@ -49,7 +52,9 @@ pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
         _ => return Err(DropReason::EvaluationClosed),
     }
     let Some(job) = state.jobs.get(&plan.job) else {
-        let stops_only = plan.placements.is_empty() && plan.in_place.is_empty();
+        // Nothing tells an older plan from a newer one here, so that only what is idempotent may be taken.
+        let stops_only =
+            plan.placements.is_empty() && plan.in_place.is_empty() && plan.follow_ups.is_empty();
         return if stops_only { Ok(()) } else { Err(DropReason::JobChanged) };
     };
     if job.last_plan_index > plan.snapshot_index {
@@ -95,10 +100,7 @@ impl State {
         turn.finish();
         if let (Some(before), false) = (before, trial.dropped.is_empty()) {
             *self = before;
-            let named: BTreeSet<_> = trial.dropped.iter().map(|(id, _)| *id).collect();
-            for placement in plan.placements.iter().filter(|one| !named.contains(&one.id)) {
-                trial.dropped.push((placement.id, DropReason::AllAtOnce));
-            }
+            drop_the_rest(plan, &mut trial.dropped);
             trial.plan.placements.clear();
             trial.plan.in_place.clear();
             trial.plan.stops.clear();
@@ -106,6 +108,23 @@ impl State {
         }
         Ok(trial)
     }
+}
+
+/// A turn as it was before an all-at-once plan.
+struct Saved {
+    state: State,
+    rows: usize,
+    effects: BTreeSet<Effect>,
+    jobs: BTreeSet<JobKey>,
+    gains: BTreeSet<NodeId>,
+}
+
+/// Adds what an all-at-once plan loses because it lost something.
+fn drop_the_rest(plan: &Plan, dropped: &mut Vec<(AllocationId, DropReason)>) {
+    let named: BTreeSet<_> = dropped.iter().map(|(id, _)| *id).collect();
+    let updates = plan.in_place.iter().map(|one| one.id);
+    let rest = updates.chain(plan.placements.iter().map(|one| one.id));
+    dropped.extend(rest.filter(|id| !named.contains(id)).map(|id| (id, DropReason::AllAtOnce)));
 }
 
 impl Turn<'_> {
@@ -142,13 +161,7 @@ impl Turn<'_> {
                     Err(reason) => dropped.push((placement.id, reason)),
                 }
             }
-            if !plan.is_no_op()
-                && let Some(job) = self.state.jobs.get(&plan.job)
-            {
-                let mut job = (**job).clone();
-                job.last_plan_index = self.index;
-                self.put_job(job);
-            }
+            self.mark_judged(plan);
         }
         Trial { plan: left, dropped }
     }
@@ -166,19 +179,14 @@ impl Turn<'_> {
             verdict.refresh_index = self.index;
             return verdict;
         }
-        let before = (self.state.clone(), self.changes.rows.len(), self.effects.clone());
-        let touched = (self.jobs.clone(), self.gains.clone());
+        let before = plan.all_at_once.then(|| self.save());
         self.apply_parts(plan, &mut verdict);
-        if plan.all_at_once && !verdict.dropped.is_empty() {
-            *self.state = before.0;
-            self.changes.rows.truncate(before.1);
-            self.effects = before.2;
-            (self.jobs, self.gains) = touched;
-            for placement in &plan.placements {
-                if !verdict.dropped.iter().any(|(id, _)| *id == placement.id) {
-                    verdict.dropped.push((placement.id, DropReason::AllAtOnce));
-                }
-            }
+        if let Some(before) = before
+            && !verdict.dropped.is_empty()
+        {
+            self.restore(before);
+            self.mark_judged(plan);
+            drop_the_rest(plan, &mut verdict.dropped);
         }
         if verdict.dropped.is_empty() {
             if let Some(outcome) = &plan.outcome {
@@ -189,6 +197,24 @@ impl Turn<'_> {
             verdict.refresh_index = self.index;
         }
         verdict
+    }
+
+    fn save(&self) -> Saved {
+        Saved {
+            state: self.state.clone(),
+            rows: self.changes.rows.len(),
+            effects: self.effects.clone(),
+            jobs: self.jobs.clone(),
+            gains: self.gains.clone(),
+        }
+    }
+
+    fn restore(&mut self, saved: Saved) {
+        *self.state = saved.state;
+        self.changes.rows.truncate(saved.rows);
+        self.effects = saved.effects;
+        self.jobs = saved.jobs;
+        self.gains = saved.gains;
     }
 
     fn apply_parts(&mut self, plan: &Plan, verdict: &mut PlanVerdict) {
@@ -208,20 +234,31 @@ impl Turn<'_> {
                     verdict.dropped.push((placement.id, reason));
                 }
             }
-            if !plan.is_no_op()
-                && let Some(job) = self.state.jobs.get(&plan.job)
-            {
-                let mut job = (**job).clone();
-                job.last_plan_index = self.index;
-                self.put_job(job);
+            self.mark_judged(plan);
+            if !plan.in_place.is_empty() {
+                self.drop_old_versions(&job);
             }
         }
         for follow_up in &plan.follow_ups {
             let Some(row) = self.state.allocations.get(&follow_up.id) else { continue };
+            if row.job != plan.job || row.follow_up == Some(follow_up.evaluation) {
+                continue;
+            }
             let mut row = (**row).clone();
             row.follow_up = Some(follow_up.evaluation);
             row.server_modify_index = self.index;
             self.put_allocation(row);
+        }
+    }
+
+    /// From here on a copy of the plan is stale: what was answered to be lost is not taken later.
+    fn mark_judged(&mut self, plan: &Plan) {
+        if !plan.is_no_op()
+            && let Some(job) = self.state.jobs.get(&plan.job)
+        {
+            let mut job = (**job).clone();
+            job.last_plan_index = self.index;
+            self.put_job(job);
         }
     }
 
@@ -238,8 +275,10 @@ impl Turn<'_> {
             };
             row.desired_description = stop.description.clone();
         }
-        if let Some(client) = stop.client
+        // What became of an allocation is the agent's to say, unless there is nobody to say it.
+        if let Some(client @ (ClientStatus::Lost | ClientStatus::Unknown)) = stop.client
             && !row.client.is_terminal()
+            && row.client != client
         {
             row.client = client;
             row.client_at = self.at;
@@ -271,6 +310,9 @@ impl Turn<'_> {
         row.resources = Resources::of_group(group);
         row.server_modify_index = self.index;
         let node = self.state.nodes.get(&row.node).ok_or(DropReason::NodeMissing)?;
+        if matches!(node.liveness, Liveness::Down | Liveness::Disconnected) {
+            return Err(DropReason::NodeUnschedulable);
+        }
         let mut usage = (*self.state.usage(row.node)).clone();
         usage.resources = usage.resources.minus(old.resources);
         usage.allocations = usage.allocations.saturating_sub(1);
@@ -323,13 +365,16 @@ impl Turn<'_> {
             modified_at: self.at,
         };
         self.put_allocation(row);
-        self.link_previous(placement);
+        self.link_previous(placement, &job.key);
         Ok(())
     }
 
-    fn link_previous(&mut self, placement: &Placement) {
+    fn link_previous(&mut self, placement: &Placement, job: &JobKey) {
         let Some(previous) = placement.previous else { return };
         let Some(row) = self.state.allocations.get(&previous) else { return };
+        if previous == placement.id || row.job != *job {
+            return;
+        }
         let mut row = (**row).clone();
         row.next = Some(placement.id);
         row.follow_up = None;
@@ -357,6 +402,9 @@ impl Turn<'_> {
                 row.next = Some(made.id);
             }
             self.create_from_plan(made.clone());
+        }
+        if row.status == EvaluationStatus::Blocked {
+            self.cancel_replaced(&row);
         }
         self.put_evaluation(row);
         if complete {
@@ -402,9 +450,10 @@ pub fn check_placement(
     let usage = state.usage(placement.node);
     check_fit(node, &usage, Resources::of_group(group), &placement.ports)
         .map_err(DropReason::NodeFull)?;
-    let asked = group.network.as_ref().map_or(0, |network| network.ports.len());
-    if asked != placement.ports.len() {
-        return Err(DropReason::NodeFull(Dimension::Ports));
-    }
-    Ok(())
+    let asks = group.network.as_ref().map_or(&[][..], |network| &network.ports);
+    let as_asked = asks.len() == placement.ports.len()
+        && asks.iter().zip(&placement.ports).all(|(ask, port)| {
+            ask.label == port.label && (ask.value == 0 || ask.value == port.value)
+        });
+    if as_asked { Ok(()) } else { Err(DropReason::NodeFull(Dimension::Ports)) }
 }

@@ -1,0 +1,27 @@
+# Every recipe is one plain cargo command (or a few); `just` only saves typing.
+
+# Format, lints, tidy.
+check:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets -- -D warnings
+    cargo xtask tidy
+
+# Every test of every package.
+test:
+    cargo test
+
+# One simulated run; the same seed gives the same run.
+sim SEED:
+    cargo run --profile sim -p sim -- run --seed {{SEED}}
+
+# N simulated runs, seeds 1 to N.
+sim-many N:
+    cargo run --profile sim -p sim -- many --seeds {{N}}
+
+# Measurements against a cluster on this machine.
+bench:
+    cargo run --release -- bench --help
+
+# What CI runs.
+ci:
+    .ci/run

@@ -1,0 +1,456 @@
+//! The simulated network: real encoded messages between servers, with latency, loss, duplicates, one-way cuts and servers that die.
+//!
+//! ```text
+//!  caller ─► request leg (latency | lost) ─► whoever has the address then: its own service code ─► reply leg (latency | lost) ─► caller
+//!             └ now and then once more, later, perhaps to a restarted server
+//!  stream: as a connection: in order, nothing lost inside; a cut or a death breaks it after a while
+//! ```
+//!
+//! A call to a server that is down is refused; one into a cut is never answered, so that its own timeout ends it. Deliveries belong to the
+//! network, not to the caller: a request of a server that died meanwhile still arrives.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::BoxStream};
+use quorate::{
+    rpc::transport::{Lane, ReplyStream, Transport},
+    rt::{self, Group, Instant, mpsc, oneshot, watch},
+};
+use tonic::Status;
+
+use crate::{
+    dice::Dice,
+    services::{Messages, Services},
+    trace,
+};
+
+/// Messages of one stream and direction that are under way.
+const STREAM_MESSAGES_MAX: usize = 64;
+/// How long opening a connection into a cut takes to fail, as the production transport has it.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How bad the network is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Weather {
+    /// Shortest latency of one way.
+    pub(crate) latency_us_min: u64,
+    /// Longest latency of one way.
+    pub(crate) latency_us_max: u64,
+    /// Messages lost per million, of calls that are not part of a stream.
+    pub(crate) loss_ppm: u64,
+    /// Requests delivered twice per million.
+    pub(crate) duplicate_ppm: u64,
+}
+
+/// A quiet network.
+pub(crate) const CALM: Weather =
+    Weather { latency_us_min: 200, latency_us_max: 5_000, loss_ppm: 0, duplicate_ppm: 0 };
+
+#[derive(Clone)]
+struct Endpoint {
+    name: String,
+    group: Group,
+    services: Services,
+}
+
+struct State {
+    dice: Dice,
+    weather: Weather,
+    /// Live servers by address.
+    endpoints: BTreeMap<String, Endpoint>,
+    /// Directed links that carry nothing.
+    cuts: BTreeSet<(String, String)>,
+    messages: u64,
+}
+
+/// The network.
+#[derive(Clone)]
+pub(crate) struct Network {
+    state: Arc<Mutex<State>>,
+    group: Group,
+}
+
+/// Everything about one message but its bytes.
+#[derive(Clone)]
+struct Route {
+    from: String,
+    to: String,
+    path: &'static str,
+    number: u64,
+}
+
+impl Network {
+    /// A calm network without servers.
+    pub(crate) fn new(seed: u64) -> Self {
+        let state = State {
+            dice: Dice::new(seed, "network"),
+            weather: CALM,
+            endpoints: BTreeMap::new(),
+            cuts: BTreeSet::new(),
+            messages: 0,
+        };
+        Self { state: Arc::new(Mutex::new(state)), group: rt::new_group() }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A server listens.
+    pub(crate) fn listen(&self, address: &str, name: String, group: Group, services: Services) {
+        self.lock().endpoints.insert(address.to_owned(), Endpoint { name, group, services });
+    }
+
+    /// Nobody listens there any more.
+    pub(crate) fn close(&self, address: &str) {
+        self.lock().endpoints.remove(address);
+    }
+
+    /// Changes the weather.
+    pub(crate) fn set_weather(&self, weather: Weather) {
+        trace::event("net", format_args!("{weather:?}"));
+        self.lock().weather = weather;
+    }
+
+    /// Cuts one direction.
+    pub(crate) fn cut(&self, from: &str, to: &str) {
+        trace::event("net", format_args!("cut {from} {to}"));
+        self.lock().cuts.insert((from.to_owned(), to.to_owned()));
+    }
+
+    /// Mends every link.
+    pub(crate) fn mend(&self) {
+        let mut state = self.lock();
+        if !state.cuts.is_empty() {
+            trace::event("net", format_args!("mend"));
+            state.cuts.clear();
+        }
+    }
+
+    /// Messages so far.
+    pub(crate) fn messages(&self) -> u64 {
+        self.lock().messages
+    }
+
+    /// What a client at `from` calls through.
+    pub(crate) fn transport(&self, from: &str) -> SimTransport {
+        SimTransport { network: self.clone(), from: from.to_owned() }
+    }
+
+    fn endpoint(&self, address: &str) -> Option<Endpoint> {
+        self.lock().endpoints.get(address).cloned()
+    }
+
+    fn is_cut(&self, from: &str, to: &str) -> bool {
+        self.lock().cuts.contains(&(from.to_owned(), to.to_owned()))
+    }
+
+    fn latency(&self) -> Duration {
+        let mut state = self.lock();
+        let weather = state.weather;
+        Duration::from_micros(state.dice.between(weather.latency_us_min, weather.latency_us_max))
+    }
+
+    /// The time one message takes, if it arrives.
+    fn leg(&self, from: &str, to: &str) -> Option<Duration> {
+        if from == to {
+            return Some(Duration::ZERO);
+        }
+        let latency = self.latency();
+        let mut state = self.lock();
+        let loss = state.weather.loss_ppm;
+        let lost =
+            state.dice.chance_ppm(loss) || state.cuts.contains(&(from.to_owned(), to.to_owned()));
+        (!lost).then_some(latency)
+    }
+
+    fn number(&self) -> u64 {
+        let mut state = self.lock();
+        state.messages += 1;
+        state.messages
+    }
+
+    /// A lease handed out twice would only wait for its timer; everything else has to bear a second delivery.
+    fn second_delivery(&self, path: &str) -> Option<Duration> {
+        let mut state = self.lock();
+        let ppm = state.weather.duplicate_ppm;
+        if !state.dice.chance_ppm(ppm) || path.ends_with("/Dequeue") {
+            return None;
+        }
+        let later = if state.dice.below(4) == 0 { 5_000_000 } else { 20_000 };
+        Some(Duration::from_micros(state.dice.between(1, later)))
+    }
+
+    async fn call(&self, route: Route, body: Bytes) -> Result<Bytes, Status> {
+        let Route { from, to, path, number } = &route;
+        let hash = trace::hash(&body);
+        trace::event(from, format_args!("> {to} {number} {path} {} {hash:016x}", body.len()));
+        if let Some(delay) = self.second_delivery(path) {
+            let (network, route, body) = (self.clone(), route.clone(), body.clone());
+            rt::spawn_in(self.group, async move {
+                rt::sleep(delay).await;
+                drop(network.deliver(&route, body).await);
+            });
+        }
+        let (reply, answer) = oneshot::channel();
+        match self.leg(from, to) {
+            None => {
+                trace::event("net", format_args!("lost {number}"));
+                std::future::pending().await
+            }
+            Some(delay) => {
+                let network = self.clone();
+                rt::spawn_in(self.group, async move {
+                    rt::sleep(delay).await;
+                    let result = network.deliver(&route, body).await;
+                    let Some(delay) = network.leg(&route.to, &route.from) else {
+                        trace::event("net", format_args!("lost reply {}", route.number));
+                        return std::future::pending().await;
+                    };
+                    rt::sleep(delay).await;
+                    drop(reply.send(result));
+                });
+            }
+        }
+        answer.await.unwrap_or_else(|_| Err(Status::unavailable("the network ended")))
+    }
+
+    /// Hands a request to whoever has the address now.
+    async fn deliver(&self, route: &Route, body: Bytes) -> Result<Bytes, Status> {
+        let Some(endpoint) = self.endpoint(&route.to) else {
+            trace::event("net", format_args!("refused {}", route.number));
+            return Err(Status::unavailable("connection refused"));
+        };
+        trace::event(&endpoint.name, format_args!("< {} {}", route.from, route.number));
+        let handler = endpoint.services.unary(route.path, body);
+        match rt::spawn_in(endpoint.group, handler).await {
+            Ok(result) => {
+                match &result {
+                    Ok(reply) => {
+                        let (size, hash) = (reply.len(), trace::hash(reply));
+                        trace::event(
+                            &endpoint.name,
+                            format_args!("= {} {size} {hash:016x}", route.number),
+                        );
+                    }
+                    Err(status) => {
+                        let (code, text) = (status.code(), status.message());
+                        trace::event(
+                            &endpoint.name,
+                            format_args!("= {} {code:?} {text}", route.number),
+                        );
+                    }
+                }
+                result
+            }
+            Err(_) => {
+                trace::event(&endpoint.name, format_args!("died with {}", route.number));
+                Err(Status::unavailable("connection reset"))
+            }
+        }
+    }
+
+    async fn open(&self, route: Route, input: Messages) -> Result<ReplyStream, Status> {
+        let Route { from, to, path, number } = &route;
+        trace::event(from, format_args!("connect {to} {number} {path}"));
+        if self.is_cut(from, to) || self.is_cut(to, from) {
+            rt::sleep(CONNECT_TIMEOUT).await;
+            return Err(Status::unavailable("connect timeout"));
+        }
+        rt::sleep(self.latency() + self.latency()).await;
+        let Some(endpoint) = self.endpoint(to) else {
+            return Err(Status::unavailable("connection refused"));
+        };
+        let (replies, answer) = mpsc::channel(STREAM_MESSAGES_MAX);
+        let (open, closed) = watch::channel(());
+        let caller = Caller { closed, replies: replies.downgrade() };
+        let pump = |route: &Route| Pump { network: self.clone(), route: route.clone() };
+        let back = Route { from: to.clone(), to: from.clone(), ..route.clone() };
+        let (sent, arriving) = mpsc::channel(STREAM_MESSAGES_MAX);
+        let (handed, received) = mpsc::channel(STREAM_MESSAGES_MAX);
+        let (answered, returning) = mpsc::channel(STREAM_MESSAGES_MAX);
+        // In the caller's group: its side of the connection dies with it.
+        rt::spawn(pump(&route).send(input, sent, Some(caller.closed.clone())));
+        rt::spawn_in(self.group, pump(&route).carry(arriving, handed, caller.clone()));
+        let serve = pump(&back).serve(endpoint.services, received, answered);
+        let server = rt::spawn_in(endpoint.group, serve);
+        let (network, backward) = (self.clone(), pump(&back));
+        rt::spawn_in(self.group, async move {
+            backward.carry(returning, replies.clone(), caller).await;
+            if server.await.is_err() {
+                rt::sleep(network.latency()).await;
+                drop(replies.send(Err(Status::unavailable("connection reset"))).await);
+            }
+        });
+        let mut answer = messages(answer);
+        Ok(futures_util::stream::poll_fn(move |context| {
+            let _held: &watch::Sender<()> = &open;
+            answer.poll_next_unpin(context)
+        })
+        .boxed())
+    }
+}
+
+type Sender = mpsc::Sender<Result<Bytes, Status>>;
+/// Messages with the time at which they arrive.
+type Timed = (Instant, Result<Bytes, Status>);
+
+fn messages(mut queue: mpsc::Receiver<Result<Bytes, Status>>) -> Messages {
+    futures_util::stream::poll_fn(move |context| queue.poll_recv(context)).boxed()
+}
+
+/// The end of a stream that opened it, as the others see it.
+#[derive(Clone)]
+struct Caller {
+    /// Its sender is gone when the caller has let go of the stream.
+    closed: watch::Receiver<()>,
+    replies: mpsc::WeakSender<Result<Bytes, Status>>,
+}
+
+async fn until_closed(closed: &mut watch::Receiver<()>) {
+    while closed.changed().await.is_ok() {}
+}
+
+/// One direction of a stream.
+struct Pump {
+    network: Network,
+    route: Route,
+}
+
+impl Pump {
+    /// The sender's side: gives each message its time of arrival, in order.
+    async fn send(
+        self,
+        mut input: Messages,
+        sent: mpsc::Sender<Timed>,
+        closed: Option<watch::Receiver<()>>,
+    ) {
+        let mut last = Instant::now();
+        let mut closed = std::pin::pin!(async move {
+            match closed {
+                Some(mut closed) => until_closed(&mut closed).await,
+                None => std::future::pending().await,
+            }
+        });
+        loop {
+            let message = rt::select! {
+                biased;
+                () = &mut closed => return,
+                () = sent.closed() => return,
+                message = input.next() => message,
+            };
+            let Some(message) = message else { return };
+            self.note(">>", &message);
+            last = last.max(Instant::now() + self.network.latency());
+            if sent.send((last, message)).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The wire: hands messages over when their time has come; a cut breaks the connection, which the caller sees after a while.
+    async fn carry(self, mut arriving: mpsc::Receiver<Timed>, to: Sender, mut caller: Caller) {
+        loop {
+            let next = rt::select! {
+                biased;
+                () = until_closed(&mut caller.closed) => return,
+                next = arriving.recv() => next,
+            };
+            let Some((at, message)) = next else { return };
+            rt::sleep_until(at).await;
+            if self.network.is_cut(&self.route.from, &self.route.to) {
+                let noticed = self.network.lock().dice.between(200, 10_000);
+                trace::event("net", format_args!("broken {} for {noticed} ms", self.route.number));
+                rt::sleep(Duration::from_millis(noticed)).await;
+                if let Some(replies) = caller.replies.upgrade() {
+                    drop(replies.send(Err(Status::unavailable("connection lost"))).await);
+                }
+                return;
+            }
+            self.note("<<", &message);
+            if to.send(message).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The receiver's side: its service answers.
+    async fn serve(
+        self,
+        services: Services,
+        received: mpsc::Receiver<Result<Bytes, Status>>,
+        answered: mpsc::Sender<Timed>,
+    ) {
+        let path = self.route.path;
+        let replies = match services.stream(path, messages(received)).await {
+            Ok(replies) => replies,
+            Err(status) => futures_util::stream::iter([Err(status)]).boxed(),
+        };
+        self.send(replies, answered, None).await;
+    }
+
+    fn note(&self, sign: &str, message: &Result<Bytes, Status>) {
+        let Route { from, to, number, .. } = &self.route;
+        match message {
+            Ok(body) => {
+                let (size, hash) = (body.len(), trace::hash(body));
+                trace::event(from, format_args!("{sign} {to} {number} {size} {hash:016x}"));
+            }
+            Err(status) => {
+                trace::event(from, format_args!("{sign} {to} {number} {:?}", status.code()));
+            }
+        }
+    }
+}
+
+/// One machine's access to the network.
+#[derive(Clone)]
+pub(crate) struct SimTransport {
+    network: Network,
+    from: String,
+}
+
+impl SimTransport {
+    fn route(&self, to: &str, path: &'static str) -> Route {
+        let number = self.network.number();
+        Route { from: self.from.clone(), to: to.to_owned(), path, number }
+    }
+}
+
+impl Transport for SimTransport {
+    fn unary(
+        &self,
+        to: &str,
+        path: &'static str,
+        _lane: Lane,
+        body: Bytes,
+        timeout: Duration,
+    ) -> BoxFuture<'static, Result<Bytes, Status>> {
+        let (network, route) = (self.network.clone(), self.route(to, path));
+        async move {
+            match rt::timeout(timeout, network.call(route, body)).await {
+                Ok(result) => result,
+                Err(_) => {
+                    Err(Status::deadline_exceeded(format!("{path}: no reply in {timeout:?}")))
+                }
+            }
+        }
+        .boxed()
+    }
+
+    fn stream(
+        &self,
+        to: &str,
+        path: &'static str,
+        _lane: Lane,
+        input: BoxStream<'static, Bytes>,
+    ) -> BoxFuture<'static, Result<ReplyStream, Status>> {
+        let (network, route) = (self.network.clone(), self.route(to, path));
+        async move { network.open(route, input.map(Ok).boxed()).await }.boxed()
+    }
+}

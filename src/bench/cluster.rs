@@ -1,0 +1,188 @@
+//! The servers under measurement: who they are, who leads, what they say of themselves.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use proto::v1::{self as pb, cluster_client::ClusterClient};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tonic::transport::{Channel, Endpoint};
+
+use super::{Progress, Report, http::Connection};
+use crate::cli::bench::Ask;
+
+/// How long the servers may take to answer and to have a leader.
+const LEADER_TIMEOUT: Duration = Duration::from_mins(1);
+const RETRY: Duration = Duration::from_millis(200);
+
+/// One server.
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    pub(super) name: String,
+    pub(super) rpc: String,
+    pub(super) http: String,
+    pub(super) leads: bool,
+}
+
+/// All servers that were named.
+#[derive(Clone, Debug)]
+pub(super) struct Cluster {
+    pub(super) servers: Vec<Server>,
+}
+
+pub(super) async fn channel(address: &str) -> anyhow::Result<Channel> {
+    Endpoint::from_shared(format!("http://{address}"))
+        .with_context(|| format!("\"{address}\" is no address"))?
+        .tcp_nodelay(true)
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(8 << 20)
+        .connect()
+        .await
+        .with_context(|| format!("no connection to {address}: is a server running there?"))
+}
+
+async fn probe(address: &str) -> anyhow::Result<pb::ProbeReply> {
+    let request = pb::ProbeRequest { expect: Vec::new(), from: 0, digest_mark: 0 };
+    Ok(ClusterClient::new(channel(address).await?).probe(request).await?.into_inner())
+}
+
+impl Cluster {
+    /// Asks each server who it is, until one of them is known to lead.
+    pub(super) async fn connect(
+        addresses: &[String],
+        progress: Progress<'_>,
+    ) -> anyhow::Result<Self> {
+        let begin = Instant::now();
+        loop {
+            match Self::probe_all(addresses).await {
+                Ok(cluster) => {
+                    progress(&format!(
+                        "{} servers, {} leads",
+                        cluster.servers.len(),
+                        cluster.leader().name
+                    ));
+                    return Ok(cluster);
+                }
+                Err(error) if begin.elapsed() > LEADER_TIMEOUT => return Err(error),
+                Err(_) => tokio::time::sleep(RETRY).await,
+            }
+        }
+    }
+
+    async fn probe_all(addresses: &[String]) -> anyhow::Result<Self> {
+        let mut servers: Vec<Server> = Vec::new();
+        let mut left: Vec<String> = addresses.to_vec();
+        while let Some(address) = left.pop() {
+            let reply = probe(&address).await?;
+            if reply.leader == 0 {
+                bail!("{address} knows no leader");
+            }
+            let known = |rpc: &str| servers.iter().any(|server| server.rpc == rpc);
+            let leader = reply.leader_rpc_address.clone();
+            if leader != reply.rpc_address && !known(&leader) && !left.contains(&leader) {
+                left.push(leader);
+            }
+            if !known(&reply.rpc_address) {
+                servers.push(Server {
+                    name: reply.name,
+                    rpc: reply.rpc_address,
+                    http: reply.http_address,
+                    leads: reply.leader == reply.node_id,
+                });
+            }
+        }
+        servers.sort_by(|a, b| a.name.cmp(&b.name));
+        if servers.iter().filter(|server| server.leads).count() != 1 {
+            bail!("the servers do not agree on a leader");
+        }
+        let mut leader = Connection::open(&servers[0].http).await?;
+        // Turned away until the server has caught up.
+        let _: Value = leader.get_json("/v1/jobs?prefix=bench-none").await?;
+        Ok(Self { servers })
+    }
+
+    pub(super) fn leader(&self) -> &Server {
+        self.servers.iter().find(|server| server.leads).expect("one leads, by construction")
+    }
+
+    /// The servers that are asked.
+    pub(super) fn asked(&self, ask: Ask) -> anyhow::Result<Vec<&Server>> {
+        let wanted = |server: &&Server| match ask {
+            Ask::Leader => server.leads,
+            Ask::Followers => !server.leads,
+            Ask::All => true,
+        };
+        let asked: Vec<&Server> = self.servers.iter().filter(wanted).collect();
+        if asked.is_empty() {
+            bail!("none of the given servers is a follower");
+        }
+        Ok(asked)
+    }
+
+    /// Every server's gauges.
+    pub(super) async fn gauges(&self) -> anyhow::Result<Vec<Gauges>> {
+        let mut all = Vec::new();
+        for server in &self.servers {
+            let mut connection = Connection::open(&server.http).await?;
+            let answer: MetricsAnswer = connection.get_json("/v1/metrics").await?;
+            all.push(Gauges(
+                answer.gauges.into_iter().map(|gauge| (gauge.name, gauge.value)).collect(),
+            ));
+        }
+        Ok(all)
+    }
+
+    /// Adds a line per server about the time between two looks.
+    pub(super) fn describe(&self, before: &[Gauges], after: &[Gauges], report: &mut Report) {
+        let mut all = Vec::new();
+        for ((server, before), after) in self.servers.iter().zip(before).zip(after) {
+            let grown = |name: &str| after.value(name) - before.value(name);
+            let (entries, batches) = (grown("raft.log.entries"), grown("raft.log.batches"));
+            let log_mb = grown("raft.log.bytes") / f64::from(1 << 20);
+            let lag = after.value("state.shadow_lag_groups");
+            let resident_mb = after.value("process.resident_bytes") / f64::from(1 << 20);
+            let per_batch = if batches > 0.0 { entries / batches } else { 0.0 };
+            let shown = format!(
+                "{}{entries:.0} log entries in {batches:.0} syncs ({per_batch:.1} each), log {log_mb:.0} MiB, disk behind by {lag:.0} groups, resident {resident_mb:.0} MiB",
+                if server.leads { "leader, " } else { "" },
+            );
+            report.lines.push((server.name.clone(), shown));
+            all.push(json!({
+                "name": server.name,
+                "leads": server.leads,
+                "log_entries": entries,
+                "log_syncs": batches,
+                "log_mib": log_mb,
+                "disk_lag_groups": lag,
+                "resident_mib": resident_mb,
+            }));
+        }
+        report.json.insert("servers".to_owned(), all.into());
+    }
+}
+
+/// Numbers that a server tells of itself.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Gauges(BTreeMap<String, f64>);
+
+impl Gauges {
+    pub(super) fn value(&self, name: &str) -> f64 {
+        self.0.get(&format!("nomad.{name}")).copied().unwrap_or(0.0)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct MetricsAnswer {
+    gauges: Vec<Gauge>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Gauge {
+    name: String,
+    value: f64,
+}

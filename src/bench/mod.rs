@@ -1,0 +1,103 @@
+//! Benchmarks against real servers: `quorate bench writes | reads | schedule`.
+//!
+//! ```text
+//!  cluster (given, or `up`: three child processes) ─► load (streams, unary calls, kept HTTP connections) ─► latencies
+//!                                                       └─► what the servers say of themselves, before and after ─► Report
+//! ```
+//! Every benchmark also checks what it measured: acknowledged writes are read back, placements are recomputed over the HTTP API. Must never
+//! measure what was not acknowledged, and never touch a process, folder or job that it did not make.
+
+mod cluster;
+mod fsync;
+mod http;
+mod load;
+mod measure;
+mod reads;
+mod schedule;
+mod up;
+mod verify;
+mod writes;
+
+use std::future::Future;
+
+use serde_json::{Map, Value};
+
+use crate::cli::bench::{BenchCommand, ClusterArgs};
+use cluster::Cluster;
+use up::TemporaryServers;
+
+/// What a benchmark found.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Names and values, for people.
+    pub lines: Vec<(String, String)>,
+    /// The same as JSON.
+    pub json: Map<String, Value>,
+    /// Checks of the results that failed; empty when all is well.
+    pub problems: Vec<String>,
+}
+
+impl Report {
+    fn add(&mut self, name: &str, shown: String, value: impl Into<Value>) {
+        self.lines.push((name.to_owned(), shown));
+        let key = name.to_lowercase().replace([' ', ',', '/', '-', '.'], "_").replace("__", "_");
+        self.json.insert(key, value.into());
+    }
+}
+
+/// Tells a person what goes on.
+type Progress<'a> = &'a dyn Fn(&str);
+
+/// Runs one benchmark; `progress` is told what goes on.
+pub fn run(command: &BenchCommand, progress: &dyn Fn(&str)) -> anyhow::Result<Report> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let stop = stop_request()?;
+        tokio::select! {
+            report = measure(command, progress) => report,
+            () = stop => anyhow::bail!("interrupted"),
+        }
+    })
+}
+
+/// Resolves at SIGINT or SIGTERM, so that temporary servers are stopped by their owner's end.
+fn stop_request() -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+async fn measure(command: &BenchCommand, progress: Progress<'_>) -> anyhow::Result<Report> {
+    let arguments = match command {
+        BenchCommand::Writes(arguments) => &arguments.cluster,
+        BenchCommand::Reads(arguments) => &arguments.cluster,
+        BenchCommand::Schedule(arguments) => &arguments.cluster,
+    };
+    let (cluster, _temporary) = prepare(arguments, progress).await?;
+    match command {
+        BenchCommand::Writes(arguments) => writes::run(arguments, &cluster, progress).await,
+        BenchCommand::Reads(arguments) => reads::run(arguments, &cluster, progress).await,
+        BenchCommand::Schedule(arguments) => schedule::run(arguments, &cluster, progress).await,
+    }
+}
+
+/// The cluster to measure; temporary servers end when their guard is dropped.
+async fn prepare(
+    arguments: &ClusterArgs,
+    progress: Progress<'_>,
+) -> anyhow::Result<(Cluster, Option<TemporaryServers>)> {
+    let temporary = if arguments.up {
+        Some(TemporaryServers::start(arguments.up_data.as_deref(), progress)?)
+    } else {
+        None
+    };
+    let addresses = temporary.as_ref().map_or(&arguments.servers, TemporaryServers::rpc_addresses);
+    let cluster = Cluster::connect(addresses, progress).await?;
+    Ok((cluster, temporary))
+}

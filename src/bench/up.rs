@@ -1,0 +1,133 @@
+//! Three temporary servers and simulated nodes as child processes. They live as long as their guard: dropping it stops them and removes
+//! their folder.
+
+use std::{
+    fs::File,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::Context as _;
+
+use super::Progress;
+
+const SERVERS: usize = 3;
+
+/// A child process that ends with its guard.
+struct Guarded(Child);
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // The folder goes with it, so nothing has to be handed over or made durable.
+        if self.0.kill().is_ok() {
+            drop(self.0.wait());
+        }
+    }
+}
+
+/// A folder that is removed with its guard.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn create(parent: Option<&Path>, what: &str) -> anyhow::Result<Self> {
+        let parent = parent.map_or_else(std::env::temp_dir, Path::to_path_buf);
+        let path = parent.join(format!("quorate-bench-{what}-{}", std::process::id()));
+        std::fs::create_dir_all(&parent).with_context(|| format!("folder {}", parent.display()))?;
+        std::fs::create_dir(&path).with_context(|| format!("folder {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+fn child(command: &mut Command, log: &Path) -> anyhow::Result<Guarded> {
+    use std::os::unix::process::CommandExt;
+    let log = File::create(log)?;
+    // A group of its own, so that a terminal's Ctrl-C reaches only the owner, which ends it.
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .process_group(0)
+        .spawn()?;
+    Ok(Guarded(child))
+}
+
+/// Three servers of their own.
+pub(super) struct TemporaryServers {
+    // Dropped in this order: processes, then their folder.
+    _children: Vec<Guarded>,
+    _folder: Folder,
+    rpc_addresses: Vec<String>,
+}
+
+impl TemporaryServers {
+    pub(super) fn start(parent: Option<&Path>, progress: Progress<'_>) -> anyhow::Result<Self> {
+        let folder = Folder::create(parent, "servers")?;
+        let addresses = free_addresses(2 * SERVERS)?;
+        let (rpc_addresses, http_addresses) = addresses.split_at(SERVERS);
+        let program = std::env::current_exe()?;
+        let mut children = Vec::new();
+        for (number, (rpc, http)) in rpc_addresses.iter().zip(http_addresses).enumerate() {
+            let name = format!("server-{}", number + 1);
+            let mut command = Command::new(&program);
+            command
+                .args(["server", "--name", &name, "--rpc", rpc, "--http", http])
+                .args(["--bootstrap-expect", &rpc_addresses.join(",")])
+                .arg("--data-dir")
+                .arg(folder.0.join(&name));
+            let child = child(&mut command, &folder.0.join(format!("{name}.log")))?;
+            progress(&format!("{name}: process {}, http://{http}", child.0.id()));
+            children.push(child);
+        }
+        let rpc_addresses = rpc_addresses.to_vec();
+        Ok(Self { _children: children, _folder: folder, rpc_addresses })
+    }
+
+    pub(super) fn rpc_addresses(&self) -> &Vec<String> {
+        &self.rpc_addresses
+    }
+}
+
+/// Ports that were free a moment ago.
+fn free_addresses(count: usize) -> anyhow::Result<Vec<String>> {
+    let listeners: Vec<TcpListener> =
+        (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
+    Ok(listeners
+        .iter()
+        .map(|listener| listener.local_addr().map(|address| address.to_string()))
+        .collect::<Result<_, _>>()?)
+}
+
+/// Simulated nodes in one child process.
+pub(super) struct SimulatedNodes {
+    _child: Guarded,
+    _folder: Folder,
+}
+
+impl SimulatedNodes {
+    pub(super) fn start(
+        count: u32,
+        servers: &[String],
+        progress: Progress<'_>,
+    ) -> anyhow::Result<Self> {
+        let folder = Folder::create(None, "nodes")?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["agent", "--name", &format!("bench-{}", std::process::id())])
+            .args(["--servers", &servers.join(",")])
+            .args(["--simulate", &count.to_string()])
+            .arg("--data-dir")
+            .arg(folder.0.join("state"))
+            .env("QUORATE__HTTP__ADDRESS", "127.0.0.1:0")
+            .env("QUORATE__DRIVERS__MOCK", "true");
+        let child = child(&mut command, &folder.0.join("agent.log"))?;
+        progress(&format!("{count} simulated nodes: process {}", child.0.id()));
+        Ok(Self { _child: child, _folder: folder })
+    }
+}

@@ -1,0 +1,649 @@
+//! A small driver for tests, of this package and of others: builds jobs, nodes and plans, and applies commands at given log times.
+//!
+//! It goes through [`State::apply`] alone, as production does, and checks every invariant after each entry. It must never be used outside tests:
+//! it panics on anything unexpected.
+//!
+//! ```text
+//!  let mut driver = Driver::default();
+//!  let node = driver.node("a");                             registered and ready
+//!  let evaluation = driver.register_job(job("web", JobKind::Service, 1));
+//!  let plan = driver.plan(evaluation).with(driver.placement("web", 0, node));
+//!  let verdict = driver.commit_plan(plan);
+//! ```
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bytes::Bytes;
+
+use crate::{
+    allocation::{Allocation, ClientStatus, DesiredStatus},
+    apply::Applied,
+    codec,
+    command::{
+        ClientUpdate, Command, LivenessChange, NodeReport, Proposal, Readiness, Rejection, Reply,
+    },
+    evaluation::{Evaluation, EvaluationStatus},
+    id::{AllocationId, EvaluationId, JobKey, NodeId, RequestId, TimeMs},
+    invariant,
+    job::{
+        Job, JobKind, JobSpec, LogConfig, MigrateStrategy, Network, PortAsk, RestartPolicy, Task,
+        TaskGroup, TaskResources,
+    },
+    node::{Drain, Liveness, Node, NodeDescription, NodeResources},
+    plan::{InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
+    resources::{Port, Resources},
+    session::Request,
+    state::State,
+    table::ChangeSet,
+};
+
+/// Log time at which a [`Driver`] starts.
+pub const START_MS: TimeMs = 1_000_000_000_000;
+/// Group of the jobs made by [`job`].
+pub const GROUP: &str = "web";
+/// What one instance of a [`job`] asks for. A node made by [`description`] has room for eight.
+pub const ASK: Resources = Resources { cpu_mhz: 500, memory_mb: 256, disk_mb: 100 };
+
+/// What happens between two commands of a script.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interruption {
+    /// A blank entry, as the first of a term is.
+    Blank,
+    /// A tick.
+    Tick,
+    /// The state is saved and loaded, and a blank entry comes.
+    Reload,
+    /// Another leader: a new term with its blank entry, on a replica that was just loaded.
+    NewLeader,
+}
+
+/// A state, and what it takes to apply commands to it.
+pub struct Driver {
+    /// The state.
+    pub state: State,
+    /// Rows changed so far.
+    pub changes: ChangeSet,
+    /// Log time of the next command.
+    pub now: TimeMs,
+    /// Term of the next entry.
+    pub term: u64,
+    /// What comes before each command: the first everywhere, or the second at the step of that number and the first elsewhere.
+    pub interruptions: Option<(Interruption, Option<(usize, Interruption)>)>,
+    /// Commands so far.
+    pub steps: usize,
+    /// Check every invariant after each command.
+    pub checked: bool,
+    /// Ids made so far.
+    pub ids: u64,
+}
+
+impl Default for Driver {
+    fn default() -> Self {
+        let mut changes = ChangeSet::default();
+        let state = State::genesis(&mut changes);
+        Self {
+            state,
+            changes,
+            now: START_MS,
+            term: 1,
+            interruptions: None,
+            steps: 0,
+            checked: true,
+            ids: 0,
+        }
+    }
+}
+
+impl Driver {
+    /// Sets log time to so many ms after the start.
+    pub fn at_ms(&mut self, ms: u64) {
+        self.now = START_MS.saturating_add(ms);
+    }
+
+    /// Sets log time to so many seconds after the start.
+    pub fn at_seconds(&mut self, seconds: u64) {
+        self.at_ms(seconds.saturating_mul(1000));
+    }
+
+    /// A new id, the same in every run.
+    pub fn id(&mut self) -> [u8; 16] {
+        self.ids = self.ids.saturating_add(1);
+        (u128::from(self.ids) << 64).to_be_bytes()
+    }
+
+    /// A new evaluation id.
+    pub fn evaluation_id(&mut self) -> EvaluationId {
+        EvaluationId(self.id())
+    }
+
+    fn evaluation_ids(&mut self) -> Vec<EvaluationId> {
+        (0..4).map(|_| self.evaluation_id()).collect()
+    }
+
+    /// Applies a command of a leader service at the driver's log time.
+    pub fn commit(&mut self, command: Command) -> Applied {
+        self.commit_proposal(&Proposal { at: self.now, epoch: None, request: None, command })
+    }
+
+    /// Applies a client's command, with a request id stamped at `stamped_at`.
+    pub fn commit_request(&mut self, id: u8, stamped_at: TimeMs, command: Command) -> Applied {
+        let payload_hash = payload_hash(&command);
+        let request = Request { id: RequestId([id; 16]), stamped_at, payload_hash };
+        self.commit_proposal(&Proposal {
+            at: self.now,
+            epoch: None,
+            request: Some(request),
+            command,
+        })
+    }
+
+    /// Applies an entry.
+    pub fn commit_proposal(&mut self, proposal: &Proposal) -> Applied {
+        if let Some((everywhere, single)) = self.interruptions {
+            let here = single.filter(|(step, _)| *step == self.steps);
+            self.interrupt(here.map_or(everywhere, |(_, interruption)| interruption));
+        }
+        self.steps = self.steps.saturating_add(1);
+        let index = self.state.head.index.saturating_add(1);
+        let applied = self.state.apply(index, self.term, proposal, &mut self.changes);
+        if self.checked {
+            assert_eq!(invariant::check(&self.state), [], "after {:?}", proposal.command);
+        }
+        applied
+    }
+
+    /// Lets something come between two commands; each takes one entry.
+    pub fn interrupt(&mut self, interruption: Interruption) {
+        let index = self.state.head.index.saturating_add(1);
+        match interruption {
+            Interruption::Blank => self.state.advance(index, self.term),
+            Interruption::Tick => {
+                let at = self.state.head.at;
+                let tick = Proposal { at, epoch: None, request: None, command: Command::Tick };
+                let _applied = self.state.apply(index, self.term, &tick, &mut self.changes);
+            }
+            Interruption::Reload => {
+                self.state = reload(&self.state);
+                self.state.advance(index, self.term);
+            }
+            Interruption::NewLeader => {
+                self.term = self.term.saturating_add(1);
+                self.state = reload(&self.state);
+                self.state.advance(index, self.term);
+            }
+        }
+    }
+
+    /// Applies a command that must not be rejected.
+    pub fn accept(&mut self, command: Command) -> Reply {
+        let reply = self.commit(command.clone()).reply;
+        assert!(!matches!(reply, Reply::Rejected(_)), "{command:?} was rejected: {reply:?}");
+        reply
+    }
+
+    /// Applies a command that must be rejected, and checks that no row changed.
+    pub fn reject(&mut self, command: Command) -> Rejection {
+        let before = rows(&self.state);
+        let reply = self.commit(command.clone()).reply;
+        assert_eq!(rows(&self.state), before, "a rejected command changed rows: {command:?}");
+        let Reply::Rejected(rejection) = reply else {
+            panic!("{command:?} was not rejected: {reply:?}")
+        };
+        rejection
+    }
+
+    // Nodes.
+
+    /// Registers a node, or registers it again. Its identity is `identity` in every byte.
+    pub fn register_node_as(&mut self, name: &str, identity: u8, description: NodeDescription) {
+        let evaluation_ids = self.evaluation_ids();
+        self.accept(Command::RegisterNode {
+            node: node_id(name),
+            secret: [7; 16],
+            identity: [identity; 16],
+            description: Arc::new(description),
+            evaluation_ids,
+        });
+    }
+
+    /// Registers a node of the usual size, or registers it again after it was heard from.
+    pub fn register_node(&mut self, name: &str) -> NodeId {
+        self.register_node_as(name, 1, description(name));
+        node_id(name)
+    }
+
+    /// Reports a readiness check of a node.
+    pub fn readiness(&mut self, name: &str, readiness: Readiness) -> Reply {
+        let evaluation_ids = self.evaluation_ids();
+        let (node, incarnation) = (node_id(name), self.incarnation(name));
+        self.commit(Command::NodeReadiness { node, incarnation, readiness, evaluation_ids }).reply
+    }
+
+    /// Reports the statuses of a node's allocations: none changed.
+    pub fn sync(&mut self, name: &str) {
+        let (node, incarnation) = (node_id(name), self.incarnation(name));
+        let report =
+            NodeReport { node, incarnation, updates: Vec::new(), evaluation_ids: Vec::new() };
+        self.accept(Command::UpdateAllocations { reports: vec![report] });
+    }
+
+    /// A node that is registered, synced and ready.
+    pub fn node(&mut self, name: &str) -> NodeId {
+        let id = self.register_node(name);
+        self.sync(name);
+        let reply = self.readiness(name, Readiness::Ok);
+        assert!(matches!(reply, Reply::Node { .. }), "{name} is not ready: {reply:?}");
+        id
+    }
+
+    /// What the leader saw of a node's liveness. Unknown nodes may be named.
+    pub fn liveness(&mut self, name: &str, liveness: Liveness) -> Vec<EvaluationId> {
+        let change =
+            LivenessChange { node: node_id(name), incarnation: self.incarnation(name), liveness };
+        let evaluation_ids = self.evaluation_ids();
+        evaluations(self.accept(Command::NodeLiveness { changes: vec![change], evaluation_ids }))
+    }
+
+    /// Takes a node out of service by an operator, or brings it back.
+    pub fn eligibility(&mut self, name: &str, eligible: bool) -> Reply {
+        let evaluation_ids = self.evaluation_ids();
+        self.accept(Command::SetEligibility {
+            node: node_id(name),
+            eligible,
+            by: "operator".into(),
+            reason: "maintenance".into(),
+            evaluation_ids,
+        })
+    }
+
+    /// Starts a drain without a deadline, or ends it and leaves the node ineligible.
+    pub fn drain(&mut self, name: &str, on: bool) {
+        let drain = on.then(|| Drain {
+            started_at: 0,
+            deadline_at: None,
+            force: false,
+            ignore_system: false,
+            owner: "operator".into(),
+            cancelable: false,
+        });
+        let evaluation_ids = self.evaluation_ids();
+        self.accept(Command::SetDrain {
+            node: node_id(name),
+            drain,
+            mark_eligible: false,
+            evaluation_ids,
+        });
+    }
+
+    /// The command that reaps a node in its incarnation.
+    pub fn reap(&mut self, name: &str, force: bool) -> Command {
+        let incarnation = Some(self.incarnation(name));
+        let evaluation_ids = self.evaluation_ids();
+        Command::ReapNode { node: node_id(name), incarnation, force, evaluation_ids }
+    }
+
+    /// A node's row.
+    pub fn node_row(&self, name: &str) -> &Node {
+        self.state.nodes.get(&node_id(name)).expect("the node is registered")
+    }
+
+    fn incarnation(&self, name: &str) -> u64 {
+        self.state.nodes.get(&node_id(name)).map_or(0, |node| node.incarnation)
+    }
+
+    // Jobs.
+
+    /// Registers a job; answers with its evaluation.
+    pub fn register_job(&mut self, spec: JobSpec) -> EvaluationId {
+        let evaluation = self.evaluation_id();
+        let command = register(spec, evaluation);
+        let reply = self.accept(command);
+        let Reply::Job { evaluation: Some(made), .. } = reply else {
+            panic!("no evaluation was made: {reply:?}")
+        };
+        made
+    }
+
+    /// Makes an evaluation of a job.
+    pub fn evaluate_job(&mut self, name: &str) -> EvaluationId {
+        let evaluation = self.evaluation_id();
+        self.accept(Command::EvaluateJob { job: job_key(name), evaluation });
+        evaluation
+    }
+
+    /// Stops a job, or purges it; answers with its evaluation.
+    pub fn deregister_job(&mut self, name: &str, purge: bool) -> Option<EvaluationId> {
+        let evaluation = self.evaluation_id();
+        let command = Command::DeregisterJob {
+            job: job_key(name),
+            purge,
+            evaluation,
+            evaluation_priority: None,
+        };
+        let reply = self.accept(command);
+        let Reply::Job { evaluation, .. } = reply else { panic!("unexpected reply {reply:?}") };
+        evaluation
+    }
+
+    /// A job's row.
+    pub fn job_row(&self, name: &str) -> &Job {
+        self.state.jobs.get(&job_key(name)).expect("the job is registered")
+    }
+
+    /// An evaluation's row.
+    pub fn evaluation(&self, id: EvaluationId) -> &Evaluation {
+        self.state.evaluations.get(&id).expect("the evaluation exists")
+    }
+
+    /// Ids of a job's pending and blocked evaluations.
+    pub fn open_evaluations(&self, name: &str) -> Vec<EvaluationId> {
+        let index = self.state.job_index(&job_key(name));
+        index.map_or_else(Vec::new, |index| index.open_evaluations.iter().copied().collect())
+    }
+
+    // Plans.
+
+    /// An empty plan of an evaluation on the state as it is; it completes the evaluation when all of it is taken.
+    pub fn plan(&self, evaluation: EvaluationId) -> Plan {
+        let row = self.evaluation(evaluation);
+        let job = self.state.jobs.get(&row.job);
+        Plan {
+            evaluation,
+            job: row.job.clone(),
+            job_create_index: job.map_or(0, |job| job.create_index),
+            job_version: job.map_or(0, |job| job.version),
+            snapshot_index: self.state.head.index,
+            priority: row.priority,
+            all_at_once: false,
+            stops: Vec::new(),
+            in_place: Vec::new(),
+            follow_ups: Vec::new(),
+            placements: Vec::new(),
+            outcome: Some(outcome(EvaluationStatus::Complete)),
+        }
+    }
+
+    /// A placement with a new id and no ports.
+    pub fn placement(&mut self, group: &str, name_index: u32, node: NodeId) -> Placement {
+        Placement {
+            id: AllocationId(self.id()),
+            group: group.into(),
+            name_index,
+            node,
+            ports: Vec::new(),
+            previous: None,
+            reschedules: Vec::new(),
+            metrics: None,
+        }
+    }
+
+    /// Applies a plan; answers with the verdict.
+    pub fn commit_plan(&mut self, plan: Plan) -> PlanVerdict {
+        let verdicts = self.commit_plans(vec![plan]);
+        verdicts.into_iter().next().expect("one verdict per plan")
+    }
+
+    /// Applies plans in one entry.
+    pub fn commit_plans(&mut self, plans: Vec<Plan>) -> Vec<PlanVerdict> {
+        let plans = plans.into_iter().map(Arc::new).collect();
+        let reply = self.accept(Command::ApplyPlans { plans });
+        let Reply::Plans(verdicts) = reply else { panic!("unexpected reply {reply:?}") };
+        verdicts
+    }
+
+    /// Evaluates a job and places one instance of [`GROUP`] on a node.
+    pub fn place(&mut self, job: &str, name_index: u32, node: NodeId) -> AllocationId {
+        let evaluation = self.evaluate_job(job);
+        let placement = self.placement(GROUP, name_index, node);
+        let id = placement.id;
+        let plan = self.plan(evaluation).with(placement);
+        let verdict = self.commit_plan(plan);
+        assert!(verdict.outcome_taken, "not placed: {verdict:?}");
+        id
+    }
+
+    /// As [`Self::place`], and the agent reports that it runs.
+    pub fn run(&mut self, job: &str, name_index: u32, node: NodeId) -> AllocationId {
+        let id = self.place(job, name_index, node);
+        self.report(id, ClientStatus::Running);
+        id
+    }
+
+    /// An allocation's row.
+    pub fn allocation(&self, id: AllocationId) -> &Allocation {
+        self.state.allocations.get(&id).expect("the allocation exists")
+    }
+
+    /// The next report of an allocation by its node's present incarnation.
+    pub fn update(&self, id: AllocationId, status: ClientStatus) -> ClientUpdate {
+        ClientUpdate {
+            id,
+            sequence: self.allocation(id).client_sequence.saturating_add(1),
+            status,
+            description: "".into(),
+            tasks: BTreeMap::new(),
+            infrastructure_failure: false,
+        }
+    }
+
+    /// Reports a status as the allocation's node would; answers with the evaluations made.
+    pub fn report(&mut self, id: AllocationId, status: ClientStatus) -> Vec<EvaluationId> {
+        let update = self.update(id, status);
+        self.report_update(update)
+    }
+
+    /// Reports the end of an allocation that was the infrastructure's fault.
+    pub fn report_infrastructure_failure(&mut self, id: AllocationId) -> Vec<EvaluationId> {
+        let mut update = self.update(id, ClientStatus::Failed);
+        update.infrastructure_failure = true;
+        self.report_update(update)
+    }
+
+    /// Reports an update as the allocation's node would.
+    pub fn report_update(&mut self, update: ClientUpdate) -> Vec<EvaluationId> {
+        let node = self.allocation(update.id).node;
+        let incarnation = self.state.nodes.get(&node).map_or(0, |node| node.incarnation);
+        let evaluation_ids = self.evaluation_ids();
+        let report = NodeReport { node, incarnation, updates: vec![update], evaluation_ids };
+        evaluations(self.accept(Command::UpdateAllocations { reports: vec![report] }))
+    }
+}
+
+impl Plan {
+    /// With one more placement.
+    #[must_use]
+    pub fn with(mut self, placement: Placement) -> Self {
+        self.placements.push(placement);
+        self
+    }
+
+    /// With one more allocation to end.
+    #[must_use]
+    pub fn stopping(mut self, id: AllocationId, client: Option<ClientStatus>) -> Self {
+        let description = "not wanted any more".into();
+        self.stops.push(Stop { id, desired: DesiredStatus::Stop, description, client });
+        self
+    }
+
+    /// With one more allocation that moves to the plan's version.
+    #[must_use]
+    pub fn updating(mut self, id: AllocationId) -> Self {
+        self.in_place.push(InPlace { id });
+        self
+    }
+}
+
+fn evaluations(reply: Reply) -> Vec<EvaluationId> {
+    let Reply::Evaluations(made) = reply else { panic!("unexpected reply {reply:?}") };
+    made
+}
+
+/// The id of a node with a name of up to 16 bytes.
+pub fn node_id(name: &str) -> NodeId {
+    let mut id = [0; 16];
+    for (slot, byte) in id.iter_mut().zip(name.bytes()) {
+        *slot = byte;
+    }
+    NodeId(id)
+}
+
+/// The key of a job in the default namespace.
+pub fn job_key(name: &str) -> JobKey {
+    JobKey::new("default", name)
+}
+
+/// A node of 4000 MHz, 8192 MiB and 100 000 MiB of disk.
+pub fn description(name: &str) -> NodeDescription {
+    NodeDescription {
+        name: name.into(),
+        datacenter: "dc1".into(),
+        class: "".into(),
+        pool: "default".into(),
+        resources: NodeResources {
+            total: Resources { cpu_mhz: 4000, memory_mb: 8192, disk_mb: 100_000 },
+            reserved_ports: vec![22],
+            dynamic_port_min: 20_000,
+            dynamic_port_max: 32_000,
+            address: "127.0.0.1".into(),
+            ..NodeResources::default()
+        },
+        ..NodeDescription::default()
+    }
+}
+
+/// A job with `count` instances of the group [`GROUP`], each asking for [`ASK`].
+pub fn job(name: &str, kind: JobKind, count: u32) -> JobSpec {
+    JobSpec {
+        key: job_key(name),
+        name: name.into(),
+        region: "global".into(),
+        kind,
+        priority: 50,
+        all_at_once: false,
+        datacenters: vec!["*".into()],
+        node_pool: "default".into(),
+        constraints: Vec::new(),
+        affinities: Vec::new(),
+        spreads: Vec::new(),
+        groups: vec![group(GROUP, count)],
+        meta: BTreeMap::new(),
+        parameterized: None,
+    }
+}
+
+/// A job with an affinity key.
+pub fn job_with_key(name: &str, key: &str) -> JobSpec {
+    let mut spec = job(name, JobKind::Batch, 1);
+    spec.meta.insert("affinity_key".into(), key.into());
+    spec
+}
+
+/// A job whose group asks for ports: a label and a static port, or 0 for a dynamic one.
+pub fn job_with_ports(name: &str, ports: &[(&str, u16)]) -> JobSpec {
+    let mut spec = job(name, JobKind::Service, 1);
+    let ports = ports
+        .iter()
+        .map(|(label, value)| PortAsk { label: (*label).into(), value: *value, to: 0 })
+        .collect();
+    for group in &mut spec.groups {
+        group.network = Some(Network { ports: Vec::clone(&ports) });
+    }
+    spec
+}
+
+/// A port as the applier would have picked it.
+pub fn port(label: &str, value: u16) -> Port {
+    Port { label: label.into(), value, to: 0 }
+}
+
+/// A group of one task, asking for [`ASK`].
+pub fn group(name: &str, count: u32) -> TaskGroup {
+    let restart = RestartPolicy { attempts: 2, interval_ms: 1000, delay_ms: 10, fail: true };
+    TaskGroup {
+        name: name.into(),
+        count,
+        constraints: Vec::new(),
+        affinities: Vec::new(),
+        spreads: Vec::new(),
+        tasks: vec![Task {
+            name: "server".into(),
+            driver: "mock".into(),
+            user: "".into(),
+            config_json: "{}".into(),
+            env: BTreeMap::new(),
+            meta: BTreeMap::new(),
+            constraints: Vec::new(),
+            affinities: Vec::new(),
+            resources: TaskResources {
+                cpu_mhz: ASK.cpu_mhz,
+                memory_mb: ASK.memory_mb,
+                memory_mb_max: 0,
+            },
+            kill_timeout_ms: 5000,
+            kill_signal: "SIGINT".into(),
+            leader: false,
+            shutdown_delay_ms: 0,
+            restart,
+            logs: LogConfig { files_max: 10, file_mb_max: 10, disabled: false },
+        }],
+        meta: BTreeMap::new(),
+        restart,
+        reschedule: None,
+        update: None,
+        migrate: MigrateStrategy {
+            max_parallel: 1,
+            healthy_ms_min: 10_000,
+            healthy_deadline_ms: 300_000,
+        },
+        network: None,
+        disk_mb: ASK.disk_mb,
+        shutdown_delay_ms: 0,
+        services_json: "".into(),
+    }
+}
+
+/// The command that registers a job.
+pub fn register(spec: JobSpec, evaluation: EvaluationId) -> Command {
+    Command::RegisterJob {
+        spec: Arc::new(spec),
+        enforce_index: None,
+        evaluation,
+        evaluation_priority: None,
+    }
+}
+
+/// An outcome with a status and nothing else.
+pub fn outcome(status: EvaluationStatus) -> Outcome {
+    Outcome {
+        status,
+        description: "".into(),
+        queued: BTreeMap::new(),
+        failed_groups: BTreeMap::new(),
+        class_eligibility: BTreeMap::new(),
+        escaped: false,
+        evaluations: Vec::new(),
+    }
+}
+
+/// A hash of a command, as a server would send it with a request.
+pub fn payload_hash(command: &Command) -> u64 {
+    let proposal = Proposal { at: 0, epoch: None, request: None, command: command.clone() };
+    u64::from(crc32c::crc32c(&codec::encode(&proposal)))
+}
+
+/// All rows of a state as they go to disk, in the order of their keys on disk.
+pub fn rows(state: &State) -> BTreeMap<Vec<u8>, Bytes> {
+    state.frames().collect()
+}
+
+/// The state as another process would load it.
+pub fn reload(state: &State) -> State {
+    let mut loaded = State::default();
+    for (key, frame) in state.frames() {
+        loaded.load_row(&key, &frame).expect("a row that was saved loads");
+    }
+    let head = codec::decode(&codec::encode(&state.head)).expect("a head that was saved loads");
+    loaded.load_done(head);
+    assert_eq!(loaded.digest(), state.digest(), "the loaded state has another digest");
+    loaded
+}

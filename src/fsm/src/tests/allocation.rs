@@ -1,0 +1,189 @@
+//! Allocations and evaluations: reports of agents, a user's stop, status changes of evaluations.
+
+use super::with_leader_changes;
+use crate::{
+    allocation::{ClientStatus, TaskEvent, TaskState},
+    command::{Command, EvaluationUpdate, NodeReport, Rejection},
+    evaluation::{EvaluationStatus, Trigger},
+    id::AllocationId,
+    job::JobKind,
+    limits,
+    testing::{Driver, description, job, rows},
+};
+
+fn running(kind: JobKind) -> (Driver, AllocationId) {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", kind, 1));
+    let id = driver.run("t", 0, node);
+    (driver, id)
+}
+
+/// Reports that are late, of another node or of another incarnation, and ends that only servers decide.
+#[test]
+fn reports_that_do_not_count_change_nothing() {
+    let (mut driver, id) = running(JobKind::Service);
+    let other = driver.node("b");
+    let before = rows(&driver.state);
+    let mut late = driver.update(id, ClientStatus::Failed);
+    late.sequence = driver.allocation(id).client_sequence;
+    driver.report_update(late);
+    driver.report(id, ClientStatus::Lost);
+    let good = driver.update(id, ClientStatus::Failed);
+    let node = driver.allocation(id).node;
+    for (node, incarnation) in [(other, 1), (node, 2), (node, 0)] {
+        let report = NodeReport {
+            node,
+            incarnation,
+            updates: vec![good.clone()],
+            evaluation_ids: Vec::new(),
+        };
+        driver.accept(Command::UpdateAllocations { reports: vec![report] });
+    }
+    assert_eq!(rows(&driver.state), before);
+    driver.report_update(good);
+    assert_eq!(driver.allocation(id).client, ClientStatus::Failed);
+}
+
+#[test]
+fn an_end_nobody_asked_for_is_evaluated() {
+    for (kind, status, evaluated) in [
+        (JobKind::Service, ClientStatus::Failed, true),
+        (JobKind::Service, ClientStatus::Complete, true),
+        (JobKind::Service, ClientStatus::Running, false),
+        (JobKind::Batch, ClientStatus::Failed, true),
+        (JobKind::Batch, ClientStatus::Complete, false),
+        (JobKind::Sysbatch, ClientStatus::Complete, false),
+    ] {
+        let (mut driver, id) = running(kind);
+        let made = driver.report(id, status);
+        assert_eq!(made.len(), usize::from(evaluated), "{kind:?} {status:?}");
+        for id in made {
+            assert_eq!(driver.evaluation(id).trigger, Trigger::RetryFailedAlloc);
+        }
+    }
+    let (mut driver, id) = running(JobKind::Service);
+    let evaluation = driver.evaluate_job("t");
+    let plan = driver.plan(evaluation).stopping(id, None);
+    driver.commit_plan(plan);
+    assert_eq!(driver.report(id, ClientStatus::Complete), [], "it was asked for");
+}
+
+/// An agent's report changes `modify_index` only; agents pull by the index of the servers' changes.
+#[test]
+fn a_report_is_not_a_change_by_the_servers() {
+    let (driver, id) = running(JobKind::Service);
+    let placed = driver.allocation(id).create_index;
+    assert_eq!(driver.allocation(id).server_modify_index, placed);
+    assert!(driver.allocation(id).modify_index > placed);
+}
+
+#[test]
+fn events_of_a_task_are_bounded() {
+    let (mut driver, id) = running(JobKind::Service);
+    let mut update = driver.update(id, ClientStatus::Running);
+    let event = |at_ms| TaskEvent {
+        kind: "Restarting".into(),
+        at_ms,
+        message: "".into(),
+        exit_code: Some(1),
+        signal: None,
+    };
+    let events = (0..25).map(event).collect();
+    update.tasks.insert("server".into(), TaskState { events, ..TaskState::default() });
+    driver.report_update(update);
+    let kept = &driver.allocation(id).tasks["server"].events;
+    assert_eq!((kept.len(), kept[0].at_ms), (limits::TASK_EVENTS_MAX, 15));
+}
+
+#[test]
+fn past_reschedules_are_bounded() {
+    let (mut driver, id) = running(JobKind::Service);
+    let node = driver.allocation(id).node;
+    let evaluation = driver.evaluate_job("t");
+    let mut placement = driver.placement(crate::testing::GROUP, 1, node);
+    let event = |at| crate::allocation::RescheduleEvent { at, previous: id, node, delay_ms: 5 };
+    placement.reschedules = (0..9).map(event).collect();
+    let new = placement.id;
+    let plan = driver.plan(evaluation).with(placement);
+    assert!(driver.commit_plan(plan).outcome_taken);
+    let kept = &driver.allocation(new).reschedules;
+    assert_eq!((kept.len(), kept[0].at), (limits::RESCHEDULE_EVENTS_MAX, 4));
+}
+
+#[test]
+fn a_users_stop_marks_the_allocation_and_makes_an_evaluation() {
+    with_leader_changes(|driver| {
+        let node = driver.node("a");
+        driver.register_job(job("t", JobKind::Batch, 1));
+        let id = driver.run("t", 0, node);
+        let evaluation = driver.evaluation_id();
+        driver.accept(Command::StopAllocation { id, evaluation });
+        let row = driver.allocation(id);
+        assert!(row.transition.migrate && row.transition.reschedule && row.is_live());
+        assert_eq!(driver.evaluation(evaluation).trigger, Trigger::AllocStop);
+        let again = Command::StopAllocation { id, evaluation };
+        assert!(matches!(driver.reject(again), Rejection::Invalid(_)));
+        let unknown = Command::StopAllocation { id: AllocationId([9; 16]), evaluation };
+        assert_eq!(driver.reject(unknown).to_string(), "alloc not found");
+    });
+}
+
+/// L3: a failed evaluation gets a follow-up, each knowing the other.
+#[test]
+fn a_failed_evaluation_is_followed_up() {
+    with_leader_changes(|driver| {
+        let id = driver.register_job(job("t", JobKind::Service, 1));
+        let follow_up = driver.evaluation_id();
+        let wait_until = driver.now + 60_000;
+        let update = EvaluationUpdate {
+            id,
+            status: EvaluationStatus::Failed,
+            description: "evaluation reached delivery limit (3)".into(),
+            follow_up: Some((follow_up, wait_until)),
+        };
+        let command = Command::UpdateEvaluations { updates: vec![update] };
+        driver.accept(command.clone());
+        let failed = driver.evaluation(id);
+        assert_eq!((failed.status, failed.next), (EvaluationStatus::Failed, Some(follow_up)));
+        let next = driver.evaluation(follow_up);
+        assert_eq!(
+            (next.status, next.trigger),
+            (EvaluationStatus::Pending, Trigger::FailedFollowUp)
+        );
+        assert_eq!((next.wait_until, next.previous), (wait_until, Some(id)));
+        let before = rows(&driver.state);
+        driver.accept(command);
+        assert_eq!(rows(&driver.state), before, "final is final");
+    });
+}
+
+#[test]
+fn one_evaluation_per_job_is_blocked_also_without_a_plan() {
+    let mut driver = Driver::default();
+    let first = driver.register_job(job("t", JobKind::Service, 1));
+    let second = driver.evaluate_job("t");
+    let block = |id| EvaluationUpdate {
+        id,
+        status: EvaluationStatus::Blocked,
+        description: "".into(),
+        follow_up: None,
+    };
+    driver.accept(Command::UpdateEvaluations { updates: vec![block(first), block(second)] });
+    assert_eq!(driver.evaluation(first).status, EvaluationStatus::Canceled);
+    assert_eq!(driver.open_evaluations("t"), [second]);
+}
+
+#[test]
+fn a_changed_node_is_evaluated_for_what_runs_there() {
+    let (mut driver, id) = running(JobKind::Service);
+    let node = driver.allocation(id).node;
+    let before = driver.open_evaluations("t").len();
+    let mut bigger = description("a");
+    bigger.resources.total.cpu_mhz = 8000;
+    driver.register_node_as("a", 1, bigger);
+    assert_eq!(driver.open_evaluations("t").len(), before + 1);
+    let evaluation_ids = vec![driver.evaluation_id()];
+    driver.accept(Command::EvaluateNode { node, evaluation_ids: evaluation_ids.clone() });
+    assert_eq!(driver.evaluation(evaluation_ids[0]).node, Some(node));
+}

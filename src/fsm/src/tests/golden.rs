@@ -1,0 +1,680 @@
+//! Golden bytes: one fixed value of every persisted kind, and one of every command, reply and rejection.
+//!
+//! `golden/frames.txt` pins the bytes, and with them the numbers of the variants. A difference means that existing data directories and logs
+//! would not load: give the type a new version instead. `UPDATE=1` rewrites the file, for additions.
+
+#![expect(clippy::disallowed_methods, reason = "tests read what is pinned")]
+
+use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
+
+use proptest::prelude::*;
+
+use crate::{
+    allocation::{
+        Allocation, ClientStatus, DesiredStatus, DesiredTransition, RescheduleEvent, TaskEvent,
+        TaskState,
+    },
+    codec::{self, DecodeError, Frame, HEADER_BYTES, KINDS},
+    command::{
+        ClientUpdate, Command, EvaluationUpdate, IndexConflict, LivenessChange, NodeReport,
+        Proposal, Readiness, Rejection, Reply,
+    },
+    digest::{Digest, DigestMark},
+    evaluation::{Evaluation, EvaluationStatus, Metrics, NodeScore, Trigger},
+    id::{AllocationId, ClassId, EvaluationId, NodeId, RequestId},
+    job::{
+        Affinity, Constraint, DelayFunction, Job, JobKind, JobSpec, JobStatus, JobVersion,
+        Parameterized, ReschedulePolicy, Spread, SpreadTarget, UpdateStrategy,
+    },
+    node::{
+        Drain, Driver, Eligibility, Health, Liveness, Node, NodeDescription, NodeEvent,
+        SuspendReason, Tombstone,
+    },
+    plan::{DropReason, FollowUp, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
+    resources::Dimension,
+    session::{Request, Session},
+    state::{
+        Algorithm, CapacityGain, EarlyEligibility, GainKey, Head, Namespace, NodePool,
+        SchedulerConfiguration, TombstoneRow,
+    },
+    testing::{ASK, description, job_key, job_with_ports, outcome, port},
+};
+
+fn spec() -> JobSpec {
+    let constraint = Constraint {
+        left: "${attr.kernel.name}".into(),
+        operand: "=".into(),
+        right: "linux".into(),
+    };
+    let mut spec = job_with_ports("t", &[("http", 8080), ("admin", 0)]);
+    spec.parameterized = Some(Parameterized {
+        payload: "optional".into(),
+        meta_required: vec!["one".into()],
+        meta_optional: vec!["two".into()],
+    });
+    spec.meta.insert("key".into(), "value".into());
+    spec.affinities = vec![Affinity { constraint: constraint.clone(), weight: -50 }];
+    spec.spreads = vec![Spread {
+        attribute: "${node.datacenter}".into(),
+        weight: 100,
+        targets: vec![SpreadTarget { value: "dc1".into(), percent: 70 }],
+    }];
+    spec.constraints = vec![constraint];
+    let group = &mut spec.groups[0];
+    group.reschedule = Some(ReschedulePolicy {
+        attempts: 3,
+        interval_ms: 4,
+        delay_ms: 5,
+        delay_function: DelayFunction::Exponential,
+        delay_ms_max: 6,
+        unlimited: true,
+    });
+    group.update = Some(UpdateStrategy {
+        stagger_ms: 1,
+        max_parallel: 2,
+        healthy_ms_min: 3,
+        healthy_deadline_ms: 4,
+        progress_deadline_ms: 5,
+    });
+    spec
+}
+
+fn job_row() -> Job {
+    Job {
+        key: job_key("t"),
+        kind: JobKind::Sysbatch,
+        priority: 50,
+        version: 3,
+        stop: true,
+        status: JobStatus::Dead,
+        parameterized: true,
+        create_index: 4,
+        modify_index: 5,
+        job_modify_index: 6,
+        last_plan_index: 300,
+        submitted_at: 1_000_000_000_000,
+        queued: BTreeMap::from([("web".into(), 2)]),
+    }
+}
+
+fn eligibility() -> Eligibility {
+    Eligibility {
+        ineligible: true,
+        by: "operator".into(),
+        reason: "repair".into(),
+        at: 1000,
+        index: 70_000,
+    }
+}
+
+fn node_description() -> NodeDescription {
+    let mut description = description("a");
+    description.class = "large".into();
+    description.attributes.insert("kernel.name".into(), "linux".into());
+    description.meta.insert("rack".into(), "r1".into());
+    let driver = Driver {
+        detected: true,
+        healthy: true,
+        description: "Healthy".into(),
+        attributes: BTreeMap::from([("driver.mock".into(), "1".into())]),
+    };
+    description.drivers.insert("mock".into(), driver);
+    description.http_address = "127.0.0.1:4646".into();
+    description.version = "0.1.0".into();
+    description
+}
+
+fn drain() -> Drain {
+    Drain {
+        started_at: 1,
+        deadline_at: Some(2),
+        force: true,
+        ignore_system: false,
+        owner: "operator".into(),
+        cancelable: true,
+    }
+}
+
+fn node() -> Node {
+    Node {
+        id: NodeId([1; 16]),
+        secret: [2; 16],
+        identity: [3; 16],
+        incarnation: 4,
+        description: Arc::new(node_description()),
+        class: ClassId([5; 16]),
+        liveness: Liveness::Disconnected,
+        liveness_at: 6,
+        ready_deadline_at: 7,
+        lost_at: Some(8),
+        missed_index: 9,
+        synced_index: 10,
+        health: Health::Suspended { reason: SuspendReason::Unhealthy, since: 11, until: 12 },
+        strikes: 13,
+        strike_at: 14,
+        eligibility: eligibility(),
+        drain: Some(drain()),
+        instance: Some("i-1".into()),
+        affinity_key: "snapA".into(),
+        create_index: 15,
+        modify_index: 16,
+        events: vec![NodeEvent { at: 17, index: 18, message: "Node registered".into() }],
+    }
+}
+
+fn metrics() -> Metrics {
+    let count = |name: &str| BTreeMap::from([(name.into(), 1)]);
+    Metrics {
+        nodes_evaluated: 1,
+        nodes_filtered: 2,
+        nodes_in_pool: 3,
+        nodes_available: count("dc1"),
+        nodes_exhausted: 4,
+        class_filtered: count("large"),
+        constraint_filtered: count("${attr.kernel.name} = linux"),
+        class_exhausted: count("small"),
+        dimension_exhausted: count("cpu"),
+        scores: vec![NodeScore {
+            node: NodeId([1; 16]),
+            parts: BTreeMap::from([("binpack".into(), -250_000)]),
+            total: -250_000,
+        }],
+        coalesced_failures: 5,
+    }
+}
+
+fn evaluation() -> Evaluation {
+    let id = EvaluationId([1; 16]);
+    let mut row = Evaluation::new(id, job_key("t"), JobKind::Batch, 50, Trigger::RetryFailedAlloc);
+    row.status = EvaluationStatus::Canceled;
+    row.node = Some(NodeId([2; 16]));
+    row.wait_until = 3;
+    row.next = Some(EvaluationId([4; 16]));
+    row.failed_groups.insert("web".into(), metrics());
+    row.class_eligibility.insert(ClassId([5; 16]), true);
+    row.reschedules.push(AllocationId([6; 16]));
+    row.create_index = 7;
+    row
+}
+
+fn reschedule() -> RescheduleEvent {
+    RescheduleEvent { at: 1, previous: AllocationId([2; 16]), node: NodeId([3; 16]), delay_ms: 4 }
+}
+
+fn tasks() -> BTreeMap<crate::Text, TaskState> {
+    let event = TaskEvent {
+        kind: "Terminated".into(),
+        at_ms: 1,
+        message: "exit".into(),
+        exit_code: Some(-1),
+        signal: Some(9),
+    };
+    let state = TaskState {
+        state: "dead".into(),
+        failed: true,
+        restarts: 2,
+        started_at_ms: 3,
+        finished_at_ms: 4,
+        last_restart_ms: 5,
+        events: vec![event],
+    };
+    BTreeMap::from([("server".into(), state)])
+}
+
+fn allocation() -> Allocation {
+    Allocation {
+        id: AllocationId([1; 16]),
+        job: job_key("t"),
+        job_create_index: 2,
+        job_version: 3,
+        group: "web".into(),
+        name_index: 4,
+        per_node: true,
+        node: NodeId([5; 16]),
+        evaluation: EvaluationId([6; 16]),
+        resources: ASK,
+        ports: vec![port("http", 8080)],
+        desired: DesiredStatus::Evict,
+        desired_description: "made room".into(),
+        transition: DesiredTransition { migrate: true, reschedule: false },
+        client: ClientStatus::Unknown,
+        client_description: "disconnected".into(),
+        client_at: 7,
+        client_sequence: 8,
+        tasks: tasks(),
+        previous: Some(AllocationId([9; 16])),
+        next: None,
+        follow_up: Some(EvaluationId([10; 16])),
+        reschedules: vec![reschedule()],
+        metrics: Some(Arc::new(metrics())),
+        create_index: 11,
+        modify_index: 12,
+        server_modify_index: 13,
+        created_at: 14,
+        modified_at: 15,
+    }
+}
+
+fn namespace() -> Namespace {
+    Namespace {
+        name: "team".into(),
+        description: "théâtre".into(),
+        meta: BTreeMap::from([("a".into(), "b".into())]),
+        create_index: 1,
+        modify_index: 2,
+    }
+}
+
+fn node_pool() -> NodePool {
+    NodePool { name: "gpu".into(), create_index: 1, ..NodePool::default() }
+}
+
+fn configuration() -> SchedulerConfiguration {
+    SchedulerConfiguration { algorithm: Algorithm::Spread, ..SchedulerConfiguration::default() }
+}
+
+fn verdict() -> PlanVerdict {
+    PlanVerdict {
+        evaluation: EvaluationId([1; 16]),
+        refused: Some(DropReason::AllAtOnce),
+        dropped: vec![(AllocationId([2; 16]), DropReason::NodeFull(Dimension::Allocations))],
+        outcome_taken: true,
+        refresh_index: 3,
+    }
+}
+
+fn plan() -> Plan {
+    let outcome = Outcome {
+        evaluations: vec![evaluation()],
+        failed_groups: BTreeMap::from([("web".into(), metrics())]),
+        ..outcome(EvaluationStatus::Blocked)
+    };
+    Plan {
+        evaluation: EvaluationId([1; 16]),
+        job: job_key("t"),
+        job_create_index: 2,
+        job_version: 3,
+        snapshot_index: 4,
+        priority: 5,
+        all_at_once: true,
+        stops: vec![Stop {
+            id: AllocationId([6; 16]),
+            desired: DesiredStatus::Stop,
+            description: "not needed".into(),
+            client: Some(ClientStatus::Lost),
+        }],
+        in_place: vec![InPlace { id: AllocationId([7; 16]) }],
+        follow_ups: vec![FollowUp { id: AllocationId([8; 16]), evaluation: EvaluationId([9; 16]) }],
+        placements: vec![Placement {
+            id: AllocationId([10; 16]),
+            group: "web".into(),
+            name_index: 11,
+            node: NodeId([12; 16]),
+            ports: vec![port("http", 8080)],
+            previous: Some(AllocationId([13; 16])),
+            reschedules: vec![reschedule()],
+            metrics: None,
+        }],
+        outcome: Some(outcome),
+    }
+}
+
+fn request() -> Request {
+    Request { id: RequestId([1; 16]), stamped_at: 2, payload_hash: 3 }
+}
+
+/// One of each command, in the order of the enum.
+pub(super) fn commands() -> Vec<Command> {
+    let node = NodeId([1; 16]);
+    let evaluation = EvaluationId([2; 16]);
+    let evaluation_ids = vec![evaluation];
+    let update = ClientUpdate {
+        id: AllocationId([3; 16]),
+        sequence: 4,
+        status: ClientStatus::Failed,
+        description: "exit 1".into(),
+        tasks: tasks(),
+        infrastructure_failure: true,
+    };
+    let report = NodeReport {
+        node,
+        incarnation: 5,
+        updates: vec![update],
+        evaluation_ids: evaluation_ids.clone(),
+    };
+    let change = LivenessChange { node, incarnation: 6, liveness: Liveness::Down };
+    let evaluation_update = EvaluationUpdate {
+        id: evaluation,
+        status: EvaluationStatus::Failed,
+        description: "gave up".into(),
+        follow_up: Some((EvaluationId([7; 16]), 8)),
+    };
+    vec![
+        Command::RegisterJob {
+            spec: Arc::new(spec()),
+            enforce_index: Some(9),
+            evaluation,
+            evaluation_priority: Some(60),
+        },
+        Command::DeregisterJob {
+            job: job_key("t"),
+            purge: true,
+            evaluation,
+            evaluation_priority: None,
+        },
+        Command::EvaluateJob { job: job_key("t"), evaluation },
+        Command::RegisterNode {
+            node,
+            secret: [10; 16],
+            identity: [11; 16],
+            description: Arc::new(node_description()),
+            evaluation_ids: evaluation_ids.clone(),
+        },
+        Command::NodeReadiness {
+            node,
+            incarnation: 12,
+            readiness: Readiness::Fatal,
+            evaluation_ids: evaluation_ids.clone(),
+        },
+        Command::NodeLiveness { changes: vec![change], evaluation_ids: evaluation_ids.clone() },
+        Command::SuspendNode { node, incarnation: 13, reason: SuspendReason::ReadinessFailed },
+        Command::UnsuspendNodes { nodes: vec![node] },
+        Command::SetEligibility {
+            node,
+            eligible: false,
+            by: "operator".into(),
+            reason: "repair".into(),
+            evaluation_ids: evaluation_ids.clone(),
+        },
+        Command::SetDrain {
+            node,
+            drain: Some(drain()),
+            mark_eligible: true,
+            evaluation_ids: evaluation_ids.clone(),
+        },
+        Command::AdvanceDrains {
+            migrate: vec![AllocationId([14; 16])],
+            complete: vec![node],
+            evaluation_ids: evaluation_ids.clone(),
+        },
+        Command::ReapNode {
+            node,
+            incarnation: Some(15),
+            force: true,
+            evaluation_ids: evaluation_ids.clone(),
+        },
+        Command::EvaluateNode { node, evaluation_ids },
+        Command::UpdateAllocations { reports: vec![report] },
+        Command::StopAllocation { id: AllocationId([16; 16]), evaluation },
+        Command::UpdateEvaluations { updates: vec![evaluation_update] },
+        Command::ApplyPlans { plans: vec![Arc::new(plan())] },
+        Command::SetSchedulerConfiguration {
+            configuration: configuration(),
+            enforce_index: Some(17),
+        },
+        Command::UpsertNodePool(node_pool()),
+        Command::DeleteNodePool("gpu".into()),
+        Command::UpsertNamespace(namespace()),
+        Command::DeleteNamespace("team".into()),
+        Command::Tick,
+        Command::MarkDigest,
+        Command::DigestVerdict { mark: 18, digest: Digest(19) },
+    ]
+}
+
+/// The name of a variant. A new one has to be added here and to [`commands`].
+fn command_name(command: &Command) -> &'static str {
+    match command {
+        Command::RegisterJob { .. } => "register-job",
+        Command::DeregisterJob { .. } => "deregister-job",
+        Command::EvaluateJob { .. } => "evaluate-job",
+        Command::RegisterNode { .. } => "register-node",
+        Command::NodeReadiness { .. } => "node-readiness",
+        Command::NodeLiveness { .. } => "node-liveness",
+        Command::SuspendNode { .. } => "suspend-node",
+        Command::UnsuspendNodes { .. } => "unsuspend-nodes",
+        Command::SetEligibility { .. } => "set-eligibility",
+        Command::SetDrain { .. } => "set-drain",
+        Command::AdvanceDrains { .. } => "advance-drains",
+        Command::ReapNode { .. } => "reap-node",
+        Command::EvaluateNode { .. } => "evaluate-node",
+        Command::UpdateAllocations { .. } => "update-allocations",
+        Command::StopAllocation { .. } => "stop-allocation",
+        Command::UpdateEvaluations { .. } => "update-evaluations",
+        Command::ApplyPlans { .. } => "apply-plans",
+        Command::SetSchedulerConfiguration { .. } => "set-scheduler-configuration",
+        Command::UpsertNodePool(_) => "upsert-node-pool",
+        Command::DeleteNodePool(_) => "delete-node-pool",
+        Command::UpsertNamespace(_) => "upsert-namespace",
+        Command::DeleteNamespace(_) => "delete-namespace",
+        Command::Tick => "tick",
+        Command::MarkDigest => "mark-digest",
+        Command::DigestVerdict { .. } => "digest-verdict",
+    }
+}
+
+fn rejections() -> Vec<Rejection> {
+    let conflict = |found| Rejection::JobIndexConflict { asked: 1, found };
+    vec![
+        Rejection::StaleEpoch { expected: 1, found: 2 },
+        Rejection::SessionExpired,
+        Rejection::RequestIdReused,
+        conflict(IndexConflict::Exists),
+        conflict(IndexConflict::Missing),
+        conflict(IndexConflict::Other(3)),
+        Rejection::NotFound { what: "job".into() },
+        Rejection::Invalid("bad".into()),
+        Rejection::InUse("used".into()),
+        Rejection::RegistrationDisabled,
+        Rejection::SecretMismatch,
+        Rejection::StaleIncarnation,
+        Rejection::IndexConflict { asked: 1, found: 2 },
+    ]
+}
+
+fn replies() -> Vec<Reply> {
+    let evaluation = EvaluationId([1; 16]);
+    let mut replies = vec![
+        Reply::Done,
+        Reply::Job { evaluation: Some(evaluation), job_modify_index: 2, found: true },
+        Reply::Node { incarnation: 3, modify_index: 4, evaluations: vec![evaluation] },
+        Reply::Evaluations(vec![evaluation]),
+        Reply::Plans(vec![verdict()]),
+    ];
+    replies.extend(rejections().into_iter().map(Reply::Rejected));
+    replies
+}
+
+/// Lines of names and frames.
+#[derive(Default)]
+struct Golden {
+    lines: Vec<String>,
+    kinds: Vec<(u16, u16)>,
+    frames: Vec<Vec<u8>>,
+}
+
+impl Golden {
+    fn pin<T: Frame + PartialEq + std::fmt::Debug>(&mut self, name: &str, value: &T) {
+        let bytes = codec::encode(value);
+        assert_eq!(&codec::decode::<T>(&bytes).unwrap(), value, "{name} does not round-trip");
+        let mut line = format!("{name} ");
+        for byte in &bytes {
+            write!(line, "{byte:02x}").unwrap();
+        }
+        self.lines.push(line);
+        self.kinds.push((T::KIND, T::VERSION));
+        self.frames.push(bytes.to_vec());
+    }
+}
+
+fn golden() -> Golden {
+    let mut golden = Golden::default();
+    golden.pin("job", &job_row());
+    let version = JobVersion {
+        spec: Arc::new(spec()),
+        version: 1,
+        stable: true,
+        create_index: 2,
+        job_modify_index: 3,
+        submitted_at: 4,
+    };
+    golden.pin("job-version", &version);
+    golden.pin("node", &node());
+    golden.pin("evaluation", &evaluation());
+    golden.pin("allocation", &allocation());
+    golden.pin("node-pool", &node_pool());
+    golden.pin("namespace", &namespace());
+    golden.pin("scheduler-configuration", &configuration());
+    let node = NodeId([1; 16]);
+    let tombstone = Tombstone { incarnation: 2, at: 3 };
+    golden.pin("tombstone", &TombstoneRow { node, tombstone });
+    golden.pin("early-eligibility", &EarlyEligibility { node, eligibility: eligibility() });
+    let class = ClassId([2; 16]);
+    golden.pin("capacity-gain-class", &CapacityGain { key: GainKey::Class(class), index: 3 });
+    golden.pin("capacity-gain-node", &CapacityGain { key: GainKey::Node(node), index: 3 });
+    golden.pin("session", &Session::new(request(), 4, &Reply::Done));
+    let head = Head {
+        index: 1,
+        term: 2,
+        at: 1_000_000_000_000,
+        tables: BTreeMap::from([(1, 3)]),
+        session_floor: 4,
+    };
+    golden.pin("head", &head);
+    golden
+        .pin("digest-mark", &DigestMark { index: 1, digest: Digest(2), verdict: Some(Digest(3)) });
+    golden.pin("job-spec", &spec());
+    golden.pin("plan", &plan());
+    for command in commands() {
+        let name = format!("proposal-{}", command_name(&command));
+        golden.pin(&name, &Proposal { at: 1, epoch: Some(2), request: Some(request()), command });
+    }
+    for (number, reply) in replies().iter().enumerate() {
+        golden.pin(&format!("reply-{number}"), reply);
+    }
+    golden
+}
+
+#[test]
+fn frames_are_those_of_the_golden_file() {
+    let golden = golden();
+    let mut pinned = golden.kinds;
+    pinned.sort_unstable();
+    pinned.dedup();
+    let mut all = KINDS.to_vec();
+    all.sort_unstable();
+    assert_eq!(pinned, all, "a kind is not pinned");
+
+    let text = golden.lines.join("\n") + "\n";
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/frames.txt");
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::create_dir_all(concat!(env!("CARGO_MANIFEST_DIR"), "/golden")).unwrap();
+        std::fs::write(path, &text).unwrap();
+    }
+    let pinned = std::fs::read_to_string(path).unwrap_or_default();
+    let (mut old, mut new) = (pinned.lines(), text.lines());
+    loop {
+        match (old.next(), new.next()) {
+            (None, None) => break,
+            (old, new) => assert_eq!(old, new, "the bytes changed: see the docs of this file"),
+        }
+    }
+}
+
+/// The number of a command's variant is its place; appended ones come last.
+#[test]
+fn commands_are_numbered_by_their_place() {
+    for (number, command) in commands().into_iter().enumerate() {
+        let name = command_name(&command);
+        let proposal = Proposal { at: 0, epoch: None, request: None, command };
+        let bytes = codec::encode(&proposal);
+        // After the header: at 0, no epoch, no request, and the variant as a one-byte varint.
+        assert_eq!(usize::from(bytes[HEADER_BYTES + 3]), number, "{name}");
+    }
+}
+
+/// A frame with a correct header around any payload.
+fn framed<T: Frame>(payload: &[u8]) -> Vec<u8> {
+    let mut bytes = codec::encode(&Namespace::default()).to_vec();
+    bytes.truncate(2);
+    bytes.extend_from_slice(&T::KIND.to_le_bytes());
+    bytes.extend_from_slice(&T::VERSION.to_le_bytes());
+    bytes.extend_from_slice(&crc32c::crc32c(payload).to_le_bytes());
+    bytes.extend_from_slice(&u32::try_from(payload.len()).unwrap().to_le_bytes());
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// Decodes a payload as `T`; what decodes encodes to something that decodes to the same.
+fn survives<T: Frame + PartialEq + std::fmt::Debug>(payload: &[u8]) {
+    if let Ok(value) = codec::decode::<T>(&framed::<T>(payload)) {
+        assert_eq!(codec::decode::<T>(&codec::encode(&value)).unwrap(), value);
+    }
+}
+
+fn survives_as_everything(payload: &[u8]) {
+    survives::<Job>(payload);
+    survives::<JobVersion>(payload);
+    survives::<Node>(payload);
+    survives::<Evaluation>(payload);
+    survives::<Allocation>(payload);
+    survives::<NodePool>(payload);
+    survives::<SchedulerConfiguration>(payload);
+    survives::<EarlyEligibility>(payload);
+    survives::<CapacityGain>(payload);
+    survives::<Session>(payload);
+    survives::<Head>(payload);
+    survives::<DigestMark>(payload);
+    survives::<Proposal>(payload);
+    survives::<Reply>(payload);
+    survives::<Plan>(payload);
+    survives::<JobSpec>(payload);
+}
+
+/// A length far beyond the payload is refused at once: it must not allocate. A decoder that reserved what is announced would abort here.
+#[test]
+fn a_hostile_length_is_refused() {
+    // A varint of eight bytes that says 2^62, then some of 2^32, where a name or a list begins.
+    for length in [1u64 << 62, 1 << 40, 1 << 32, codec::PAYLOAD_BYTES_MAX as u64 + 1] {
+        let mut payload = vec![253];
+        payload.extend_from_slice(&length.to_le_bytes());
+        payload.resize(64, 0);
+        let error = codec::decode::<NodePool>(&framed::<NodePool>(&payload)).unwrap_err();
+        assert!(matches!(error, DecodeError::Payload { .. }), "{error}");
+        let mut reply = vec![4];
+        reply.extend_from_slice(&payload);
+        let error = codec::decode::<Reply>(&framed::<Reply>(&reply)).unwrap_err();
+        assert!(matches!(error, DecodeError::Payload { .. }), "{error}");
+        survives_as_everything(&payload);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
+
+    #[test]
+    fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert!(codec::decode::<Proposal>(&bytes).is_err());
+        survives_as_everything(&bytes);
+    }
+
+    #[test]
+    fn damaged_payloads_do_not_panic(
+        which in any::<prop::sample::Index>(),
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let frames = golden().frames;
+        let frame = &frames[which.index(frames.len())];
+        let mut payload = frame[HEADER_BYTES..].to_vec();
+        for (at, byte) in edits {
+            if !payload.is_empty() {
+                let at = at.index(payload.len());
+                payload[at] = byte;
+            }
+        }
+        survives_as_everything(&payload);
+        payload.truncate(cut.index(payload.len() + 1));
+        survives_as_everything(&payload);
+    }
+}

@@ -1,0 +1,370 @@
+//! Jobs: compare-and-set, versions, stop and purge, derived status and counts (D6, facts 1.17 and 4.2 of Nomad).
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::with_leader_changes;
+use crate::{
+    allocation::ClientStatus,
+    command::{Command, Rejection, Reply},
+    evaluation::{EvaluationStatus, Trigger},
+    id::{EvaluationId, Index},
+    job::{JobKind, JobSpec, JobStatus, Parameterized},
+    limits,
+    state::SchedulerConfiguration,
+    testing::{Driver, GROUP, job, job_key, outcome, register, rows},
+};
+
+fn enforced(driver: &mut Driver, name: &str, count: u32, index: Index) -> Reply {
+    let evaluation = driver.evaluation_id();
+    driver
+        .commit(Command::RegisterJob {
+            spec: Arc::new(job(name, JobKind::Service, count)),
+            enforce_index: Some(index),
+            evaluation,
+            evaluation_priority: None,
+        })
+        .reply
+}
+
+fn complete(driver: &mut Driver, evaluation: EvaluationId) {
+    let plan = driver.plan(evaluation);
+    assert!(driver.commit_plan(plan).outcome_taken);
+}
+
+fn template(name: &str) -> JobSpec {
+    JobSpec { parameterized: Some(Parameterized::default()), ..job(name, JobKind::Batch, 1) }
+}
+
+/// D6: the texts are Nomad's, to the letter.
+#[test]
+fn a_registration_enforces_the_index() {
+    let mut driver = Driver::default();
+    let text = |reply: Reply| {
+        let Reply::Rejected(rejection) = reply else { panic!("not rejected: {reply:?}") };
+        rejection.to_string()
+    };
+    let missing = enforced(&mut driver, "t", 1, 7);
+    assert_eq!(text(missing), "Enforcing job modify index 7: job does not exist");
+    let first = enforced(&mut driver, "t", 1, 0);
+    let index = driver.job_row("t").job_modify_index;
+    assert!(matches!(first, Reply::Job { found: false, job_modify_index, .. }
+        if job_modify_index == index));
+    let exists = enforced(&mut driver, "t", 1, 0);
+    assert_eq!(text(exists), "Enforcing job modify index 0: job already exists");
+    let other = enforced(&mut driver, "t", 1, index + 1);
+    assert_eq!(
+        text(other),
+        format!(
+            "Enforcing job modify index {}: job exists with conflicting job modify index: {index}",
+            index + 1
+        )
+    );
+    assert_eq!(driver.job_row("t").version, 0);
+    let second = enforced(&mut driver, "t", 2, index);
+    assert!(matches!(second, Reply::Job { found: true, .. }), "{second:?}");
+    assert_eq!(driver.job_row("t").version, 1);
+    driver.deregister_job("t", false);
+    let stopped = enforced(&mut driver, "t", 1, 0);
+    assert_eq!(text(stopped), "Enforcing job modify index 0: job already exists");
+}
+
+/// D6: an unchanged spec makes an evaluation and no version.
+#[test]
+fn an_unchanged_job_keeps_its_version() {
+    with_leader_changes(|driver| {
+        let first = driver.register_job(job("t", JobKind::Service, 1));
+        let before = driver.job_row("t").clone();
+        let second = driver.register_job(job("t", JobKind::Service, 1));
+        let row = driver.job_row("t");
+        assert_eq!((row.version, row.job_modify_index), (0, before.job_modify_index));
+        assert_eq!(row.submitted_at, before.submitted_at);
+        assert_eq!(driver.state.versions_of(&job_key("t"), row.create_index).len(), 1);
+        let evaluation = driver.evaluation(second);
+        assert_eq!((evaluation.trigger, evaluation.priority), (Trigger::JobRegister, 50));
+        assert_eq!(evaluation.job_modify_index, before.job_modify_index);
+        assert_eq!(driver.open_evaluations("t"), [first, second]);
+    });
+}
+
+#[test]
+fn a_changed_job_gets_a_version_and_its_evaluation_in_one_entry() {
+    with_leader_changes(|driver| {
+        driver.register_job(job("t", JobKind::Service, 1));
+        let made = driver.register_job(JobSpec { priority: 70, ..job("t", JobKind::Service, 2) });
+        let index = driver.state.head.index;
+        let row = driver.job_row("t");
+        assert_eq!((row.version, row.job_modify_index, row.priority), (1, index, 70));
+        let evaluation = driver.evaluation(made);
+        assert_eq!((evaluation.create_index, evaluation.priority), (index, 70));
+        assert_eq!(driver.state.current_spec(row).unwrap().groups[0].count, 2);
+    });
+}
+
+#[test]
+fn a_jobs_kind_does_not_change() {
+    let mut driver = Driver::default();
+    driver.register_job(job("t", JobKind::Service, 1));
+    let evaluation = driver.evaluation_id();
+    let rejection = driver.reject(register(job("t", JobKind::Batch, 1), evaluation));
+    let text = "cannot change the type of job \"t\" from service to batch: stop and purge it first";
+    assert_eq!(rejection, Rejection::Invalid(text.into()));
+    driver.deregister_job("t", true);
+    driver.register_job(job("t", JobKind::Batch, 1));
+    assert_eq!(driver.job_row("t").kind, JobKind::Batch);
+}
+
+#[test]
+fn a_stopped_job_that_is_registered_again_gets_a_version() {
+    with_leader_changes(|driver| {
+        driver.register_job(job("t", JobKind::Service, 1));
+        let created = driver.job_row("t").create_index;
+        driver.deregister_job("t", false);
+        assert!(driver.job_row("t").stop);
+        driver.register_job(job("t", JobKind::Service, 1));
+        let row = driver.job_row("t");
+        assert_eq!((row.stop, row.version, row.create_index), (false, 1, created));
+        assert_eq!(row.status, JobStatus::Pending);
+    });
+}
+
+#[test]
+fn a_template_gets_no_evaluation() {
+    let mut driver = Driver::default();
+    let evaluation = driver.evaluation_id();
+    let reply = driver.accept(register(template("t"), evaluation));
+    assert!(matches!(reply, Reply::Job { evaluation: None, .. }), "{reply:?}");
+    assert!(driver.state.evaluations.is_empty());
+    assert_eq!(driver.job_row("t").status, JobStatus::Running);
+    let evaluate = Command::EvaluateJob { job: job_key("t"), evaluation };
+    let text = "can't evaluate parameterized job";
+    assert_eq!(driver.reject(evaluate), Rejection::Invalid(text.into()));
+    assert_eq!(driver.deregister_job("t", false), None);
+    assert_eq!(driver.job_row("t").status, JobStatus::Dead);
+    assert!(driver.state.evaluations.is_empty());
+}
+
+#[test]
+fn registrations_are_checked_against_the_cluster() {
+    let mut driver = Driver::default();
+    let evaluation = driver.evaluation_id();
+    let mut spec = job("t", JobKind::Service, 1);
+    spec.key.namespace = "nowhere".into();
+    let rejection = driver.reject(register(spec, evaluation));
+    let text = "namespace \"nowhere\" does not exist";
+    assert_eq!(rejection, Rejection::Invalid(text.into()));
+    let spec = JobSpec { node_pool: "nowhere".into(), ..job("t", JobKind::Service, 1) };
+    let rejection = driver.reject(register(spec, evaluation));
+    assert_eq!(rejection, Rejection::Invalid("node pool \"nowhere\" does not exist".into()));
+
+    driver.register_job(job("t", JobKind::Service, 1));
+    let used = driver.open_evaluations("t")[0];
+    let rejection = driver.reject(register(job("u", JobKind::Service, 1), used));
+    assert_eq!(rejection, Rejection::Invalid("evaluation id exists already".into()));
+
+    let configuration = SchedulerConfiguration {
+        reject_job_registration: true,
+        ..SchedulerConfiguration::default()
+    };
+    driver.accept(Command::SetSchedulerConfiguration { configuration, enforce_index: None });
+    let rejection = driver.reject(register(job("t", JobKind::Service, 1), evaluation));
+    assert_eq!(rejection, Rejection::RegistrationDisabled);
+}
+
+#[test]
+fn the_newest_six_versions_are_kept_and_those_that_run() {
+    with_leader_changes(|driver| {
+        let node = driver.node("a");
+        driver.register_job(job("t", JobKind::Service, 1));
+        let id = driver.run("t", 0, node);
+        for count in 2..=10 {
+            driver.register_job(job("t", JobKind::Service, count));
+        }
+        let created = driver.job_row("t").create_index;
+        let versions = |driver: &Driver| -> Vec<u64> {
+            let rows = driver.state.versions_of(&job_key("t"), created);
+            rows.iter().map(|row| row.version).collect()
+        };
+        assert_eq!(versions(driver), [9, 8, 7, 6, 5, 4, 0]);
+        assert!(driver.state.allocation_spec(driver.allocation(id)).is_some());
+        let evaluation = driver.evaluate_job("t");
+        let plan = driver.plan(evaluation).updating(id);
+        assert!(driver.commit_plan(plan).outcome_taken);
+        let kept: Vec<u64> = (4..10).rev().collect();
+        assert_eq!(kept.len(), limits::JOB_VERSIONS_MAX);
+        assert_eq!(versions(driver), kept, "nothing runs version 0 any more");
+    });
+}
+
+/// Facts 1.17: no error and an empty answer.
+#[test]
+fn stopping_an_unknown_job_changes_nothing() {
+    let mut driver = Driver::default();
+    let before = rows(&driver.state);
+    assert_eq!(driver.deregister_job("t", false), None);
+    assert_eq!(driver.deregister_job("t", true), None);
+    assert_eq!(rows(&driver.state), before);
+}
+
+#[test]
+fn a_stop_cancels_what_is_blocked_and_makes_an_evaluation() {
+    with_leader_changes(|driver| {
+        driver.register_job(job("t", JobKind::Service, 1));
+        let first = driver.open_evaluations("t")[0];
+        let mut again = outcome(EvaluationStatus::Blocked);
+        again.queued = BTreeMap::from([(GROUP.into(), 1)]);
+        let plan = crate::Plan { outcome: Some(again), ..driver.plan(first) };
+        assert!(driver.commit_plan(plan).outcome_taken);
+        let made = driver.deregister_job("t", false).unwrap();
+        assert_eq!(driver.evaluation(first).status, EvaluationStatus::Canceled);
+        assert_eq!(driver.evaluation(made).trigger, Trigger::JobDeregister);
+        assert_eq!(driver.open_evaluations("t"), [made]);
+        let row = driver.job_row("t");
+        assert!(row.stop && row.queued.is_empty());
+        assert_eq!(row.job_modify_index, driver.state.head.index);
+    });
+}
+
+#[test]
+fn a_purge_forgets_the_job_and_keeps_what_runs() {
+    with_leader_changes(|driver| {
+        let node = driver.node("a");
+        driver.register_job(job("t", JobKind::Service, 1));
+        let id = driver.run("t", 0, node);
+        driver.register_job(job("t", JobKind::Service, 2));
+        let made = driver.deregister_job("t", true).unwrap();
+        assert!(driver.state.jobs.is_empty());
+        assert_eq!(driver.state.job_versions.len(), 1, "the version that runs");
+        assert_eq!(driver.evaluation(made).status, EvaluationStatus::Pending);
+        assert!(driver.allocation(id).is_live());
+        let summary = &driver.state.job_index(&job_key("t")).unwrap().summary;
+        assert_eq!(summary[GROUP].running, 1);
+
+        driver.register_job(job("t", JobKind::Batch, 1));
+        let row = driver.job_row("t");
+        assert_eq!((row.version, row.kind), (0, JobKind::Batch));
+        assert_ne!(row.create_index, driver.allocation(id).job_create_index);
+    });
+}
+
+/// Facts 4.2: live allocation, then open evaluation, then dead; new is pending.
+#[test]
+fn a_jobs_status_follows_from_what_is_alive() {
+    with_leader_changes(|driver| {
+        let node = driver.node("a");
+        let first = driver.register_job(job("t", JobKind::Service, 1));
+        assert_eq!(driver.job_row("t").status, JobStatus::Pending);
+        complete(driver, first);
+        assert_eq!(driver.job_row("t").status, JobStatus::Dead, "nothing is to come");
+        let id = driver.run("t", 0, node);
+        assert_eq!(driver.job_row("t").status, JobStatus::Running);
+        let made = driver.report(id, ClientStatus::Failed);
+        assert_eq!(driver.job_row("t").status, JobStatus::Pending, "to be evaluated");
+        complete(driver, made[0]);
+        assert_eq!(driver.job_row("t").status, JobStatus::Dead);
+
+        let id = driver.run("t", 0, node);
+        let stop = driver.deregister_job("t", false).unwrap();
+        assert_eq!(driver.job_row("t").status, JobStatus::Running, "until it was stopped");
+        let plan = crate::Plan { outcome: None, ..driver.plan(stop).stopping(id, None) };
+        driver.commit_plan(plan);
+        assert_eq!(driver.job_row("t").status, JobStatus::Pending, "until it was evaluated");
+        complete(driver, stop);
+        assert_eq!(driver.job_row("t").status, JobStatus::Dead);
+    });
+}
+
+/// Facts 4.2: system jobs and templates run until stopped.
+#[test]
+fn a_system_job_runs_until_it_is_stopped() {
+    with_leader_changes(|driver| {
+        let node = driver.node("a");
+        let first = driver.register_job(job("t", JobKind::System, 1));
+        assert_eq!(driver.job_row("t").status, JobStatus::Running);
+        complete(driver, first);
+        assert_eq!(driver.job_row("t").status, JobStatus::Running);
+        driver.run("t", 0, node);
+        driver.deregister_job("t", false);
+        assert_eq!(driver.job_row("t").status, JobStatus::Dead);
+    });
+}
+
+/// GH-4949 of Nomad: counts are never negative and add up.
+#[test]
+fn counts_add_up_whatever_is_reported() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", JobKind::Service, 3));
+    let ids: Vec<_> = (0..3).map(|number| driver.place("t", number, node)).collect();
+    for id in &ids {
+        for status in ClientStatus::ALL.into_iter().cycle().take(13) {
+            driver.report(*id, status);
+            let index = driver.state.job_index(&job_key("t")).unwrap();
+            let group = index.summary[GROUP];
+            let parts = [
+                group.starting,
+                group.running,
+                group.complete,
+                group.failed,
+                group.lost,
+                group.unknown,
+            ];
+            assert_eq!(parts.iter().sum::<u32>(), 3, "{group:?}");
+        }
+    }
+    let index = driver.state.job_index(&job_key("t")).unwrap();
+    assert_eq!(index.summary[GROUP].complete, 3, "the first end counts");
+}
+
+#[test]
+fn a_system_job_is_evaluated_for_nodes_it_may_run_on() {
+    let mut driver = Driver::default();
+    driver.register_job(job("everywhere", JobKind::System, 1));
+    let spec = JobSpec { datacenters: vec!["dc2".into()], ..job("dc2", JobKind::System, 1) };
+    driver.register_job(spec);
+    driver.register_job(job("stopped", JobKind::Sysbatch, 1));
+    driver.deregister_job("stopped", false);
+    let before = driver.state.evaluations.len();
+    let node = driver.node("a");
+    assert_eq!(driver.state.evaluations.len(), before + 1);
+    let made = driver.state.evaluations.iter().filter(|row| row.node == Some(node));
+    let jobs: Vec<_> = made.map(|row| (&*row.job.id, row.trigger)).collect();
+    assert_eq!(jobs, [("everywhere", Trigger::NodeUpdate)]);
+}
+
+#[test]
+fn settings_are_guarded() {
+    let mut driver = Driver::default();
+    let configuration = SchedulerConfiguration::default();
+    let set = |configuration: &SchedulerConfiguration, enforce_index| {
+        let configuration = configuration.clone();
+        Command::SetSchedulerConfiguration { configuration, enforce_index }
+    };
+    let conflict = Rejection::IndexConflict { asked: 3, found: 0 };
+    assert_eq!(driver.reject(set(&configuration, Some(3))), conflict);
+    driver.accept(set(&configuration, Some(0)));
+    let found = driver.state.scheduler_configuration().modify_index;
+    assert_eq!(found, driver.state.head.index);
+    driver.accept(set(&configuration, Some(found)));
+
+    let pool = |name: &str| crate::state::NodePool { name: name.into(), ..Default::default() };
+    for bad in ["all", "default", "", "with space"] {
+        driver.reject(Command::UpsertNodePool(pool(bad)));
+    }
+    driver.accept(Command::UpsertNodePool(pool("gpu")));
+    driver.register_job(JobSpec { node_pool: "gpu".into(), ..job("t", JobKind::Service, 1) });
+    let in_use = driver.reject(Command::DeleteNodePool("gpu".into()));
+    assert_eq!(in_use, Rejection::InUse("node pool \"gpu\" is used by job \"t\"".into()));
+    driver.deregister_job("t", false);
+    driver.accept(Command::DeleteNodePool("gpu".into()));
+
+    let space = crate::state::Namespace { name: "team".into(), ..Default::default() };
+    driver.accept(Command::UpsertNamespace(space));
+    let mut spec = job("t", JobKind::Service, 1);
+    spec.key.namespace = "team".into();
+    driver.register_job(spec);
+    assert!(matches!(driver.reject(Command::DeleteNamespace("team".into())), Rejection::InUse(_)));
+    assert!(matches!(
+        driver.reject(Command::DeleteNamespace("default".into())),
+        Rejection::Invalid(_)
+    ));
+}

@@ -1,0 +1,147 @@
+//! Saving and loading: a loaded state is the same to its digest and goes on the same; damage and unknown tables are refused. Digest marks.
+
+use crate::{
+    allocation::ClientStatus,
+    codec::DecodeError,
+    command::{Command, Rejection},
+    digest::Digest,
+    invariant,
+    job::JobKind,
+    limits,
+    node::Liveness,
+    state::{LoadError, State},
+    table::TableId,
+    testing::{Driver, job, job_with_ports, port, reload, rows},
+};
+
+fn busy_cluster() -> Driver {
+    let mut driver = Driver::default();
+    let (a, b) = (driver.node("a"), driver.node("b"));
+    driver.register_job(job("t", JobKind::Service, 3));
+    driver.register_job(job("sys", JobKind::System, 1));
+    driver.register_job(job_with_ports("ports", &[("http", 8080)]));
+    driver.run("t", 0, a);
+    let failed = driver.run("t", 1, b);
+    driver.report_infrastructure_failure(failed);
+    driver.run("sys", 0, a);
+    let evaluation = driver.evaluate_job("ports");
+    let mut placement = driver.placement(crate::testing::GROUP, 0, a);
+    placement.ports.push(port("http", 8080));
+    let plan = driver.plan(evaluation).with(placement);
+    assert!(driver.commit_plan(plan).outcome_taken);
+    driver.eligibility("later", false);
+    driver.node("gone");
+    let command = driver.reap("gone", true);
+    driver.accept(command);
+    let configuration = crate::state::SchedulerConfiguration::default();
+    driver.accept(Command::SetSchedulerConfiguration { configuration, enforce_index: None });
+    driver.commit_request(1, driver.now, Command::Tick);
+    driver.accept(Command::MarkDigest);
+    driver
+}
+
+/// L9: every table survives with the same indexes.
+#[test]
+fn a_loaded_state_is_the_same_and_goes_on_the_same() {
+    let mut driver = busy_cluster();
+    let saved = rows(&driver.state);
+    for table in TableId::ALL {
+        assert!(saved.keys().any(|key| key[0] == table.byte()), "{table:?} is empty in this test");
+        let loaded = reload(&driver.state);
+        assert_eq!(loaded.table_index(table), driver.state.table_index(table));
+    }
+    let mut loaded = Driver { state: reload(&driver.state), ids: driver.ids, ..Driver::default() };
+    assert_eq!(rows(&loaded.state), saved);
+    assert_eq!(invariant::check(&loaded.state), []);
+    for other in [&mut driver, &mut loaded] {
+        other.commit(Command::Tick);
+        other.liveness("a", Liveness::Down);
+    }
+    assert_eq!(driver.state.digest(), loaded.state.digest());
+}
+
+/// Rows may come in any order.
+#[test]
+fn the_order_of_rows_does_not_matter() {
+    let driver = busy_cluster();
+    let mut loaded = State::default();
+    for (key, frame) in rows(&driver.state).iter().rev() {
+        loaded.load_row(key, frame).unwrap();
+    }
+    loaded.load_done(driver.state.head.clone());
+    assert_eq!(loaded.digest(), driver.state.digest());
+    assert_eq!(invariant::check(&loaded), []);
+}
+
+/// What the disk gets row by row is what a whole save would write.
+#[test]
+fn changes_add_up_to_the_rows() {
+    let driver = busy_cluster();
+    let mut disk = std::collections::BTreeMap::new();
+    for (key, row) in driver.changes.rows {
+        match row {
+            Some(row) => disk.insert(key, row),
+            None => disk.remove(&key),
+        };
+    }
+    assert_eq!(disk, rows(&driver.state));
+}
+
+#[test]
+fn bad_rows_are_refused() {
+    let driver = busy_cluster();
+    let saved = rows(&driver.state);
+    let (key, frame) = saved.first_key_value().unwrap();
+    let mut state = State::default();
+    let mut damaged = frame.to_vec();
+    *damaged.last_mut().unwrap() ^= 1;
+    let error = state.load_row(key, &damaged).unwrap_err();
+    let source = DecodeError::Checksum { kind: 1 };
+    assert_eq!(error, LoadError::Row { table: TableId::Jobs, source });
+    assert_eq!(state.load_row(&[99, 1], frame), Err(LoadError::UnknownTable(99)));
+    assert_eq!(state.load_row(&[], frame), Err(LoadError::UnknownTable(0)));
+    let mut wrong = key.clone();
+    wrong[0] = TableId::Nodes.byte();
+    let source = DecodeError::Kind { found: 1, expected: 3 };
+    assert_eq!(
+        state.load_row(&wrong, frame),
+        Err(LoadError::Row { table: TableId::Nodes, source })
+    );
+}
+
+/// The mark holds the digest of the state before it, equal on a replica that was loaded just before.
+#[test]
+fn a_mark_holds_the_digest_and_gets_its_verdict() {
+    let mut driver = busy_cluster();
+    let mut twin = Driver { state: reload(&driver.state), ids: driver.ids, ..Driver::default() };
+    for other in [&mut driver, &mut twin] {
+        other.commit(Command::MarkDigest);
+    }
+    let index = driver.state.head.index;
+    let mark = driver.state.digest_marks.get(&index).unwrap().clone();
+    assert_eq!(Some(&mark), twin.state.digest_marks.get(&index));
+    assert_ne!(mark.digest, Digest::default());
+    driver.accept(Command::DigestVerdict { mark: index, digest: mark.digest });
+    assert_eq!(driver.state.digest_marks.get(&index).unwrap().verdict, Some(mark.digest));
+    let unknown = Command::DigestVerdict { mark: index + 100, digest: mark.digest };
+    assert_eq!(driver.reject(unknown), Rejection::NotFound { what: "digest mark".into() });
+    for _ in 0..limits::DIGEST_MARKS_MAX {
+        driver.accept(Command::MarkDigest);
+    }
+    assert_eq!(driver.state.digest_marks.len(), limits::DIGEST_MARKS_MAX);
+    assert!(driver.state.digest_marks.get(&index).is_none(), "the oldest goes");
+}
+
+/// A clone is a snapshot: nothing that comes later shows in it.
+#[test]
+fn a_clone_is_a_snapshot() {
+    let mut driver = busy_cluster();
+    let snapshot = driver.state.clone();
+    let (digest, saved) = (snapshot.digest(), rows(&snapshot));
+    let id = driver.state.allocations.iter().next().unwrap().id;
+    driver.report(id, ClientStatus::Complete);
+    driver.deregister_job("t", true);
+    driver.liveness("a", Liveness::Down);
+    assert_eq!((snapshot.digest(), rows(&snapshot)), (digest, saved));
+    assert_eq!(invariant::check(&snapshot), []);
+}

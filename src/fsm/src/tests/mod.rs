@@ -1,0 +1,38 @@
+//! Scenario tests of the state machine, a file per noun. A scenario's id stands in the doc comment of its test.
+//!
+//! They own no behaviour and must never reach into derived indexes to arrange something: everything goes through commands.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod allocation;
+mod golden;
+mod job;
+mod load;
+mod node;
+mod plan;
+mod random;
+mod session;
+
+use crate::testing::{Driver, Interruption, rows};
+
+/// SC-24: runs a script, then again with a tick, a reload or another leader before each of its commands, one at a time and all together.
+/// The script's own checks hold in every run, and the end state is the same.
+fn with_leader_changes(script: fn(&mut Driver)) {
+    let run = |single: Option<(usize, Interruption)>, everywhere: Interruption| {
+        let mut driver = Driver { interruptions: Some((everywhere, single)), ..Driver::default() };
+        script(&mut driver);
+        driver
+    };
+    let plain = run(None, Interruption::Blank);
+    for kind in [Interruption::Tick, Interruption::Reload, Interruption::NewLeader] {
+        let everywhere = std::iter::once((None, kind));
+        let single = (0..plain.steps).map(|step| (Some((step, kind)), Interruption::Blank));
+        for (single, everywhere) in everywhere.chain(single) {
+            let other = run(single, everywhere);
+            assert_eq!(rows(&other.state), rows(&plain.state), "{kind:?} at {single:?}");
+            let mut head = other.state.head.clone();
+            head.term = plain.state.head.term;
+            assert_eq!(head, plain.state.head, "{kind:?} at {single:?}");
+        }
+    }
+}

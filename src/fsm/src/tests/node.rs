@@ -1,0 +1,731 @@
+//! Nodes: the scenarios SC of node life, each also with a leader change at every point (SC-24), and reaping, drains and suspensions.
+
+use super::with_leader_changes;
+use crate::{
+    allocation::ClientStatus,
+    command::{Command, Readiness, Rejection, Reply},
+    effect::Effect,
+    id::NodeId,
+    job::JobKind,
+    limits,
+    node::{Health, Liveness, SuspendReason},
+    plan::DropReason,
+    testing::{Driver, GROUP, START_MS, description, job, job_key, job_with_key, node_id, rows},
+};
+
+fn names(nodes: impl Iterator<Item = impl AsRef<crate::node::Node>>) -> Vec<String> {
+    nodes.map(|node| node.as_ref().description.name.to_string()).collect()
+}
+
+fn idle(driver: &Driver, key: &str) -> Vec<String> {
+    names(driver.state.idle_nodes(key))
+}
+
+fn busy(driver: &Driver, key: &str) -> Vec<String> {
+    names(driver.state.busy_nodes(key))
+}
+
+fn free(driver: &Driver) -> Vec<String> {
+    names(driver.state.free_nodes())
+}
+
+fn suspension(driver: &Driver, name: &str) -> Option<(SuspendReason, u64, u64)> {
+    match driver.node_row(name).health {
+        Health::Ok => None,
+        Health::Suspended { reason, since, until } => Some((reason, since, until)),
+    }
+}
+
+fn drop_reason(driver: &mut Driver, job: &str, node: NodeId) -> DropReason {
+    let evaluation = driver.evaluate_job(job);
+    let placement = driver.placement(GROUP, 90, node);
+    let plan = driver.plan(evaluation).with(placement);
+    let verdict = driver.commit_plan(plan);
+    assert_eq!(verdict.dropped.len(), 1, "{verdict:?}");
+    verdict.dropped[0].1
+}
+
+/// The node is back: registered, its allocations' statuses reported, ready.
+fn add_again(driver: &mut Driver, name: &str) {
+    driver.node(name);
+}
+
+/// SC-01.
+#[test]
+fn a_node_without_a_check_is_ready_idle_and_free() {
+    with_leader_changes(|driver| {
+        driver.node("a");
+        assert_eq!(driver.node_row("a").liveness, Liveness::Ready);
+        assert_eq!(free(driver), ["a"]);
+        assert_eq!(idle(driver, ""), ["a"]);
+        assert!(busy(driver, "").is_empty());
+    });
+}
+
+/// SC-02.
+#[test]
+fn a_removed_node_is_lost_known_and_not_assignable() {
+    with_leader_changes(|driver| {
+        let a = driver.node("a");
+        driver.register_job(job("t", JobKind::Batch, 1));
+        driver.liveness("a", Liveness::Down);
+        assert_eq!(driver.node_row("a").liveness, Liveness::Down);
+        assert_eq!(driver.node_row("a").lost_at, Some(START_MS));
+        assert!(free(driver).is_empty());
+        assert_eq!(names(driver.state.nodes_of_affinity("")), ["a"]);
+        assert_eq!(drop_reason(driver, "t", a), DropReason::NodeUnschedulable);
+    });
+}
+
+/// SC-03.
+#[test]
+fn removing_an_unknown_node_changes_nothing() {
+    with_leader_changes(|driver| {
+        driver.node("a");
+        let before = rows(&driver.state);
+        assert_eq!(driver.liveness("nobody", Liveness::Down), []);
+        assert_eq!(rows(&driver.state), before);
+        let command = driver.reap("nobody", false);
+        assert_eq!(driver.reject(command), Rejection::NotFound { what: "node".into() });
+    });
+}
+
+/// SC-04.
+#[test]
+fn adding_a_node_twice_keeps_what_runs_there() {
+    with_leader_changes(|driver| {
+        let a = driver.node("a");
+        driver.register_job(job("t", JobKind::Batch, 1));
+        let t = driver.run("t", 0, a);
+        driver.register_node("a");
+        assert_eq!(driver.node_row("a").liveness, Liveness::Ready);
+        assert_eq!(driver.node_row("a").incarnation, 1);
+        assert_eq!(driver.allocation(t).client, ClientStatus::Running);
+        assert!(idle(driver, "").is_empty());
+        assert_eq!(busy(driver, ""), ["a"]);
+    });
+}
+
+/// SC-05.
+#[test]
+fn an_offlined_node_gets_no_work_and_keeps_its_task() {
+    with_leader_changes(|driver| {
+        let a = driver.node("a");
+        driver.register_job(job("t", JobKind::Batch, 2));
+        let t = driver.run("t", 0, a);
+        driver.eligibility("a", false);
+        let once = driver.node_row("a").clone();
+        driver.at_seconds(5);
+        driver.eligibility("a", false);
+        assert_eq!(*driver.node_row("a"), once, "offlined once only");
+        assert!(once.eligibility.ineligible);
+        assert_eq!((&*once.eligibility.by, once.eligibility.at), ("operator", START_MS));
+        assert_eq!(drop_reason(driver, "t", a), DropReason::NodeUnschedulable);
+        assert!(driver.allocation(t).is_live());
+    });
+}
+
+/// SC-06.
+#[test]
+fn an_offlined_node_is_reinstated_once() {
+    with_leader_changes(|driver| {
+        driver.node("a");
+        driver.eligibility("a", false);
+        driver.eligibility("a", true);
+        let once = driver.node_row("a").clone();
+        driver.eligibility("a", true);
+        assert_eq!(*driver.node_row("a"), once);
+        assert!(!once.eligibility.ineligible);
+        assert_eq!(free(driver), ["a"]);
+    });
+}
+
+/// SC-07 and SC-08.
+#[test]
+fn nodes_wait_for_their_readiness_check() {
+    with_leader_changes(|driver| {
+        for name in ["a", "b", "c", "d"] {
+            driver.register_node(name);
+        }
+        let waiting = |driver: &Driver| {
+            let nodes = driver.state.nodes.iter();
+            nodes.filter(|node| node.liveness == Liveness::Initializing).count()
+        };
+        assert_eq!((free(driver).len(), waiting(driver)), (0, 4));
+        for name in ["a", "b"] {
+            driver.readiness(name, Readiness::Retry);
+        }
+        assert_eq!((free(driver).len(), waiting(driver)), (0, 4));
+
+        driver.readiness("a", Readiness::Ok);
+        driver.at_ms(250);
+        driver.accept(Command::Tick);
+        assert_eq!(driver.state.head.at, START_MS + 250);
+        assert_eq!(free(driver), ["a"]);
+        assert_eq!(waiting(driver), 3);
+    });
+}
+
+/// SC-10: a node that comes back while it initializes is not reaped later.
+#[test]
+fn a_node_lost_while_initializing_comes_back() {
+    with_leader_changes(|driver| {
+        driver.register_node("b");
+        driver.liveness("b", Liveness::Down);
+        driver.at_seconds(10);
+        driver.register_node("b");
+        assert_eq!(driver.node_row("b").liveness, Liveness::Initializing);
+        driver.sync("b");
+        driver.at_seconds(50);
+        driver.readiness("b", Readiness::Ok);
+        driver.at_seconds(120);
+        let command = driver.reap("b", false);
+        driver.reject(command);
+        assert_eq!(free(driver), ["b"]);
+        assert_eq!(driver.node_row("b").lost_at, None);
+    });
+}
+
+/// SC-10: the grace of a node that is present but not ready yet does not run on.
+#[test]
+fn an_initializing_node_is_not_reaped() {
+    with_leader_changes(|driver| {
+        driver.register_node("b");
+        driver.liveness("b", Liveness::Down);
+        driver.at_seconds(10);
+        driver.register_node("b");
+        driver.at_seconds(120);
+        let command = driver.reap("b", false);
+        driver.reject(command);
+        assert_eq!(driver.node_row("b").liveness, Liveness::Initializing);
+    });
+}
+
+/// SC-11: re-added and ready in one batch, in either order.
+#[test]
+fn a_node_that_is_added_with_its_success_is_assignable() {
+    with_leader_changes(|driver| {
+        driver.register_job(job("t", JobKind::Batch, 2));
+        let b = driver.register_node("b");
+        driver.liveness("b", Liveness::Down);
+        driver.readiness("b", Readiness::Ok);
+        assert_eq!(driver.node_row("b").liveness, Liveness::Down, "a success alone is not enough");
+        driver.register_node("b");
+        let early = driver.readiness("b", Readiness::Ok);
+        assert!(matches!(early, Reply::Rejected(Rejection::Invalid(_))), "{early:?}");
+        driver.sync("b");
+        driver.readiness("b", Readiness::Ok);
+        assert_eq!(free(driver), ["b"]);
+        driver.place("t", 0, b);
+    });
+}
+
+/// SC-12.
+#[test]
+fn busy_and_idle_follow_from_allocations() {
+    with_leader_changes(|driver| {
+        let nodes = ["a", "b", "c", "d"].map(|name| driver.node(name));
+        for (name, key) in [("one", "snapA"), ("two", "snapA"), ("three", "snapB")] {
+            driver.register_job(job_with_key(name, key));
+        }
+        let first = driver.run("one", 0, nodes[0]);
+        driver.run("two", 0, nodes[1]);
+        driver.run("three", 0, nodes[2]);
+        assert_eq!(idle(driver, ""), ["d"]);
+        assert_eq!(busy(driver, "snapA"), ["a", "b"]);
+        assert_eq!(busy(driver, "snapB"), ["c"]);
+
+        driver.report(first, ClientStatus::Complete);
+        assert_eq!(idle(driver, "snapA"), ["a"]);
+        assert_eq!(busy(driver, "snapA"), ["b"]);
+
+        driver.register_job(job_with_key("four", "snapB"));
+        driver.run("four", 0, nodes[0]);
+        assert_eq!(busy(driver, "snapB"), ["a", "c"]);
+        assert_eq!(busy(driver, "snapA"), ["b"]);
+        assert!(idle(driver, "snapA").is_empty());
+        assert!(busy(driver, "").is_empty());
+    });
+}
+
+/// SC-12: a task that ended before its start was reported still leaves its key, that of the version it ran.
+#[test]
+fn a_short_task_leaves_its_affinity_key() {
+    with_leader_changes(|driver| {
+        let a = driver.node("a");
+        driver.register_job(job_with_key("one", "snapA"));
+        let id = driver.place("one", 0, a);
+        driver.register_job(job_with_key("one", "snapB"));
+        driver.report(id, ClientStatus::Complete);
+        assert_eq!(idle(driver, "snapA"), ["a"]);
+    });
+}
+
+/// SC-13.
+#[test]
+fn a_flaky_node_cools_down_and_is_checked_again() {
+    with_leader_changes(|driver| {
+        let a = driver.node("a");
+        driver.register_job(job_with_key("t", "snapA"));
+        let t = driver.run("t", 0, a);
+        driver.report_infrastructure_failure(t);
+        let until = START_MS + 15 * 60 * 1000;
+        assert_eq!(suspension(driver, "a"), Some((SuspendReason::Flaky, START_MS, until)));
+        assert!(free(driver).is_empty());
+
+        driver.at_seconds(14 * 60 + 59);
+        driver.register_node("a");
+        driver.accept(Command::UnsuspendNodes { nodes: vec![a] });
+        assert!(suspension(driver, "a").is_some(), "neither time nor an addition shortens it");
+
+        driver.at_seconds(15 * 60);
+        driver.accept(Command::UnsuspendNodes { nodes: vec![a] });
+        assert_eq!(suspension(driver, "a"), None);
+        assert_eq!(driver.node_row("a").liveness, Liveness::Initializing);
+        assert!(free(driver).is_empty());
+        driver.readiness("a", Readiness::Retry);
+        assert!(free(driver).is_empty());
+        driver.readiness("a", Readiness::Ok);
+        assert_eq!(free(driver), ["a"]);
+        assert_eq!(idle(driver, "snapA"), ["a"]);
+    });
+}
+
+/// SC-15.
+#[test]
+fn a_lost_node_returns_within_the_grace_and_is_forgotten_after_it() {
+    with_leader_changes(|driver| {
+        let b = driver.node("b");
+        let c = driver.node("c");
+        driver.register_job(job_with_key("one", "snapA"));
+        driver.register_job(job_with_key("two", "snapB"));
+        let one = driver.run("one", 0, b);
+        driver.report(one, ClientStatus::Complete);
+        let two = driver.run("two", 0, c);
+        driver.liveness("b", Liveness::Down);
+        let made = driver.liveness("c", Liveness::Down);
+        let plan = driver.plan(made[0]).stopping(two, Some(ClientStatus::Lost));
+        assert!(driver.commit_plan(plan).outcome_taken);
+
+        driver.at_seconds(59);
+        for name in ["b", "c"] {
+            let command = driver.reap(name, false);
+            driver.reject(command);
+        }
+        add_again(driver, "b");
+        assert_eq!(idle(driver, "snapA"), ["b"]);
+        assert_eq!(free(driver), ["b"]);
+
+        driver.at_seconds(61);
+        let command = driver.reap("b", false);
+        driver.reject(command);
+        let command = driver.reap("c", false);
+        driver.accept(command);
+        assert!(driver.state.nodes.get(&c).is_none());
+        assert!(names(driver.state.nodes_of_affinity("snapB")).is_empty());
+        assert_eq!(*driver.state.usage(c), crate::resources::NodeUsage::default());
+        let before = rows(&driver.state);
+        driver.report(two, ClientStatus::Complete);
+        assert_eq!(rows(&driver.state), before, "a late completion changes nothing");
+    });
+}
+
+/// SC-15: at exactly one minute the grace is over.
+#[test]
+fn the_grace_ends_on_the_millisecond() {
+    let mut driver = Driver::default();
+    driver.node("c");
+    driver.liveness("c", Liveness::Down);
+    driver.at_ms(limits::LOST_GRACE_MS - 1);
+    let command = driver.reap("c", false);
+    driver.reject(command);
+    driver.at_ms(limits::LOST_GRACE_MS);
+    let command = driver.reap("c", false);
+    driver.accept(command);
+}
+
+/// SC-16.
+#[test]
+fn an_unhealthy_node_returns_without_disappearing() {
+    with_leader_changes(|driver| {
+        let a = driver.node("a");
+        let reason = SuspendReason::Unhealthy;
+        driver.accept(Command::SuspendNode { node: a, incarnation: 1, reason });
+        assert_eq!(suspension(driver, "a").unwrap().0, SuspendReason::Unhealthy);
+        assert!(free(driver).is_empty());
+        driver.at_seconds(100);
+        let command = driver.reap("a", false);
+        driver.reject(command);
+        driver.at_seconds(15 * 60);
+        driver.accept(Command::UnsuspendNodes { nodes: vec![a] });
+        driver.readiness("a", Readiness::Ok);
+        assert_eq!(free(driver), ["a"]);
+    });
+}
+
+/// SC-17, also over reaping: only an operator takes an operator's word back.
+#[test]
+fn an_offlined_node_stays_offlined() {
+    with_leader_changes(|driver| {
+        let a = driver.node("a");
+        driver.register_job(job("t", JobKind::Batch, 1));
+        driver.eligibility("a", false);
+        add_again(driver, "a");
+        assert_eq!(drop_reason(driver, "t", a), DropReason::NodeUnschedulable);
+        driver.liveness("a", Liveness::Down);
+        add_again(driver, "a");
+        assert_eq!(drop_reason(driver, "t", a), DropReason::NodeUnschedulable);
+
+        driver.liveness("a", Liveness::Down);
+        driver.at_seconds(61);
+        let command = driver.reap("a", false);
+        driver.accept(command);
+        add_again(driver, "a");
+        assert_eq!(driver.node_row("a").incarnation, 2);
+        assert_eq!(driver.node_row("a").liveness, Liveness::Ready);
+        assert_eq!(drop_reason(driver, "t", a), DropReason::NodeUnschedulable);
+        driver.eligibility("a", true);
+        driver.place("t", 0, a);
+    });
+}
+
+/// SC-18.
+#[test]
+fn a_node_whose_task_failed_while_it_was_lost_gets_work_again() {
+    with_leader_changes(|driver| {
+        let a = driver.node("a");
+        driver.register_job(job_with_key("t", "snapA"));
+        let t = driver.run("t", 0, a);
+        driver.liveness("a", Liveness::Down);
+        driver.register_node("a");
+        driver.report(t, ClientStatus::Failed);
+        driver.readiness("a", Readiness::Ok);
+        assert_eq!(idle(driver, "snapA"), ["a"]);
+        assert_eq!(free(driver), ["a"]);
+        driver.place("t", 0, a);
+    });
+}
+
+/// SC-20.
+#[test]
+fn reinstating_does_not_end_a_suspension() {
+    with_leader_changes(|driver| {
+        let a = driver.node("a");
+        let reason = SuspendReason::Flaky;
+        driver.accept(Command::SuspendNode { node: a, incarnation: 1, reason });
+        let before = suspension(driver, "a");
+        driver.at_seconds(60);
+        driver.eligibility("a", false);
+        driver.eligibility("a", true);
+        assert!(!driver.node_row("a").eligibility.ineligible);
+        assert_eq!(suspension(driver, "a"), before);
+        assert!(free(driver).is_empty());
+        driver.at_seconds(15 * 60);
+        driver.accept(Command::UnsuspendNodes { nodes: vec![a] });
+        driver.readiness("a", Readiness::Ok);
+        assert_eq!(free(driver), ["a"]);
+    });
+}
+
+/// SC-21.
+#[test]
+fn a_duplicate_completion_changes_no_count() {
+    with_leader_changes(|driver| {
+        let a = driver.node("a");
+        driver.register_job(job("t", JobKind::Batch, 1));
+        let t = driver.run("t", 0, a);
+        let completion = driver.update(t, ClientStatus::Complete);
+        driver.report_update(completion.clone());
+        let before = rows(&driver.state);
+        let summary = driver.state.job_index(&job_key("t")).unwrap().summary.clone();
+        driver.report_update(completion);
+        driver.report(t, ClientStatus::Complete);
+        driver.report(t, ClientStatus::Failed);
+        assert_eq!(rows(&driver.state), before);
+        let index = driver.state.job_index(&job_key("t")).unwrap();
+        assert_eq!(index.summary, summary);
+        assert_eq!((index.summary[GROUP].complete, index.summary[GROUP].running), (1, 0));
+        assert_eq!(*driver.state.usage(a), crate::resources::NodeUsage::default());
+    });
+}
+
+/// SC-22.
+#[test]
+fn at_most_a_share_of_the_fleet_is_suspended() {
+    with_leader_changes(|driver| {
+        let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        driver.register_job(job("t", JobKind::Batch, 8));
+        for (number, name) in (0..).zip(names) {
+            let node = driver.node(name);
+            let id = driver.run("t", number, node);
+            driver.at_seconds(u64::from(number));
+            driver.report_infrastructure_failure(id);
+        }
+        let suspended = names.map(|name| {
+            driver.state.nodes.get(&node_id(name)).is_some_and(|node| node.health != Health::Ok)
+        });
+        // One of the first to fail, the second once the fleet has 8 nodes.
+        assert_eq!(suspended.iter().filter(|is| **is).count(), 2);
+        let last = driver.node_row("g").events.last().unwrap();
+        assert_eq!(&*last.message, "Not suspended: too many nodes are suspended already");
+    });
+}
+
+#[test]
+fn strikes_double_the_cool_down_and_are_forgiven_by_the_day() {
+    let mut driver = Driver::default();
+    let a = driver.node("a");
+    let minute = 60_000;
+    let suspend = |driver: &mut Driver, at: u64, minutes: u64, strikes: u32| {
+        driver.at_ms(at);
+        let until = START_MS + at + minutes * minute;
+        let reason = SuspendReason::Flaky;
+        driver.accept(Command::SuspendNode { node: a, incarnation: 1, reason });
+        assert_eq!(suspension(driver, "a").unwrap().2, until);
+        assert_eq!(driver.node_row("a").strikes, strikes);
+        driver.now = until;
+        driver.accept(Command::UnsuspendNodes { nodes: vec![a] });
+        assert_eq!(suspension(driver, "a"), None);
+    };
+    suspend(&mut driver, 0, 15, 1);
+    suspend(&mut driver, 15 * minute, 30, 2);
+    suspend(&mut driver, 60 * minute, 60, 3);
+    suspend(&mut driver, 120 * minute, 120, 4);
+    suspend(&mut driver, 300 * minute, 240, 5);
+    suspend(&mut driver, 600 * minute, 240, 6);
+    suspend(&mut driver, 600 * minute + 5 * limits::STRIKE_DECAY_MS, 30, 2);
+}
+
+#[test]
+fn a_second_suspension_keeps_the_start_and_the_later_end() {
+    let mut driver = Driver::default();
+    let a = driver.node("a");
+    let suspend = |reason| Command::SuspendNode { node: node_id("a"), incarnation: 1, reason };
+    driver.accept(suspend(SuspendReason::Flaky));
+    driver.at_seconds(60);
+    driver.accept(suspend(SuspendReason::Unhealthy));
+    let until = START_MS + 60_000 + 30 * 60_000;
+    assert_eq!(suspension(&driver, "a"), Some((SuspendReason::Flaky, START_MS, until)));
+    assert_eq!(
+        driver.reject(Command::SuspendNode {
+            node: a,
+            incarnation: 2,
+            reason: SuspendReason::Flaky
+        }),
+        Rejection::StaleIncarnation
+    );
+}
+
+#[test]
+fn only_legal_changes_of_liveness_are_taken() {
+    let all = [Liveness::Initializing, Liveness::Ready, Liveness::Disconnected, Liveness::Down];
+    for from in all {
+        for to in all {
+            let mut driver = Driver::default();
+            driver.node("a");
+            match from {
+                Liveness::Ready => {}
+                Liveness::Initializing | Liveness::Disconnected | Liveness::Down => {
+                    driver.liveness("a", from);
+                }
+            }
+            assert_eq!(driver.node_row("a").liveness, from);
+            driver.liveness("a", to);
+            let legal = from.may_become(to) && to != Liveness::Ready;
+            let expected = if legal { to } else { from };
+            assert_eq!(driver.node_row("a").liveness, expected, "{from:?} to {to:?}");
+        }
+    }
+}
+
+/// A missed heartbeat: ready only after the allocations' statuses are newer than it.
+#[test]
+fn a_disconnected_node_initializes_and_syncs_before_it_is_ready() {
+    let mut driver = Driver::default();
+    driver.node("a");
+    driver.liveness("a", Liveness::Disconnected);
+    driver.readiness("a", Readiness::Ok);
+    assert_eq!(driver.node_row("a").liveness, Liveness::Disconnected);
+    driver.liveness("a", Liveness::Initializing);
+    let reply = driver.readiness("a", Readiness::Ok);
+    assert!(matches!(reply, Reply::Rejected(Rejection::Invalid(_))), "{reply:?}");
+    driver.sync("a");
+    driver.readiness("a", Readiness::Ok);
+    assert_eq!(driver.node_row("a").liveness, Liveness::Ready);
+}
+
+#[test]
+fn another_identity_is_another_incarnation_and_loses_what_ran() {
+    let mut driver = Driver::default();
+    let a = driver.node("a");
+    driver.register_job(job("t", JobKind::Service, 1));
+    let t = driver.run("t", 0, a);
+    driver.register_node_as("a", 2, description("a"));
+    assert_eq!(driver.node_row("a").incarnation, 2);
+    assert_eq!(driver.node_row("a").liveness, Liveness::Initializing);
+    assert_eq!(driver.allocation(t).client, ClientStatus::Lost);
+    let open = driver.open_evaluations("t");
+    assert!(open.iter().any(|id| driver.evaluation(*id).node == Some(a)), "{open:?}");
+    let evaluation_ids = Vec::new();
+    let old = Command::NodeReadiness {
+        node: a,
+        incarnation: 1,
+        readiness: Readiness::Ok,
+        evaluation_ids,
+    };
+    assert_eq!(driver.reject(old), Rejection::StaleIncarnation);
+    assert_eq!(
+        driver.reject(Command::RegisterNode {
+            node: a,
+            secret: [8; 16],
+            identity: [2; 16],
+            description: description("a").into(),
+            evaluation_ids: Vec::new(),
+        }),
+        Rejection::SecretMismatch
+    );
+}
+
+#[test]
+fn an_eligibility_may_come_before_its_node() {
+    with_leader_changes(|driver| {
+        driver.eligibility("a", false);
+        driver.node("a");
+        assert!(driver.node_row("a").eligibility.ineligible);
+        assert!(driver.state.early_eligibilities.is_empty());
+        driver.eligibility("b", false);
+        driver.eligibility("b", true);
+        driver.node("b");
+        assert_eq!(free(driver), ["b"]);
+    });
+}
+
+#[test]
+fn a_purged_node_comes_back_as_a_new_incarnation_in_service() {
+    with_leader_changes(|driver| {
+        let a = driver.node("a");
+        driver.register_job(job("t", JobKind::Service, 1));
+        let t = driver.run("t", 0, a);
+        driver.eligibility("a", false);
+        let command = driver.reap("a", false);
+        driver.reject(command);
+        let command = driver.reap("a", true);
+        driver.accept(command);
+        assert_eq!(driver.allocation(t).client, ClientStatus::Lost);
+        assert!(driver.state.tombstones.contains(&a));
+        driver.node("a");
+        assert_eq!(driver.node_row("a").incarnation, 2);
+        assert!(driver.state.tombstones.is_empty());
+        assert_eq!(free(driver), ["a"]);
+    });
+}
+
+#[test]
+fn what_is_kept_of_a_reaped_node_goes_with_its_tombstone() {
+    let mut driver = Driver::default();
+    for name in ["a", "b"] {
+        driver.node(name);
+        driver.eligibility(name, false);
+        driver.liveness(name, Liveness::Down);
+    }
+    driver.at_seconds(61);
+    let command = driver.reap("a", false);
+    driver.accept(command);
+    assert!(driver.state.early_eligibilities.contains(&node_id("a")));
+    driver.at_ms(61_000 + limits::TOMBSTONE_MS);
+    let command = driver.reap("b", false);
+    driver.accept(command);
+    assert!(!driver.state.tombstones.contains(&node_id("a")));
+    assert!(!driver.state.early_eligibilities.contains(&node_id("a")));
+    assert!(driver.state.early_eligibilities.contains(&node_id("b")));
+}
+
+/// L10: a drain makes ineligible, and eligibility cannot be given while it lasts.
+#[test]
+fn a_drain_makes_ineligible_and_stays_so() {
+    with_leader_changes(|driver| {
+        let a = driver.node("a");
+        driver.register_job(job("t", JobKind::Service, 1));
+        let t = driver.run("t", 0, a);
+        driver.drain("a", true);
+        assert!(driver.node_row("a").eligibility.ineligible);
+        assert!(driver.open_evaluations("t").len() > 1);
+        let eligible = Command::SetEligibility {
+            node: a,
+            eligible: true,
+            by: "operator".into(),
+            reason: "".into(),
+            evaluation_ids: Vec::new(),
+        };
+        assert!(matches!(driver.reject(eligible), Rejection::Invalid(_)));
+
+        let evaluation_ids = vec![driver.evaluation_id()];
+        let advance = Command::AdvanceDrains { migrate: vec![t], complete: vec![], evaluation_ids };
+        driver.accept(advance.clone());
+        assert!(driver.allocation(t).transition.migrate);
+        let before = rows(&driver.state);
+        driver.accept(advance);
+        assert_eq!(rows(&driver.state), before, "marked once");
+
+        let complete =
+            Command::AdvanceDrains { migrate: vec![], complete: vec![a], evaluation_ids: vec![] };
+        driver.accept(complete);
+        assert_eq!(driver.node_row("a").drain, None);
+        assert!(driver.node_row("a").eligibility.ineligible, "until an operator says otherwise");
+    });
+}
+
+/// L10: what becomes eligible or frees room says so, for the blocked evaluations of its class.
+#[test]
+fn eligibility_and_ends_are_capacity_gains() {
+    let mut driver = Driver::default();
+    let a = driver.node("a");
+    let class = driver.node_row("a").class;
+    driver.register_job(job("t", JobKind::Service, 1));
+    let t = driver.run("t", 0, a);
+    let gain = |driver: &Driver| {
+        let key = crate::state::GainKey::Class(class);
+        driver.state.capacity_gains.get(&key).map(|row| row.index)
+    };
+    driver.eligibility("a", false);
+    let before = gain(&driver);
+    let eligible = Command::SetEligibility {
+        node: a,
+        eligible: true,
+        by: "".into(),
+        reason: "".into(),
+        evaluation_ids: Vec::new(),
+    };
+    let applied = driver.commit(eligible);
+    assert!(applied.effects.contains(&Effect::Capacity { class, node: a }));
+    assert!(gain(&driver) > before);
+    let before = gain(&driver);
+    driver.report(t, ClientStatus::Failed);
+    assert!(gain(&driver) > before);
+}
+
+/// A drain's times as proposed say how long it may last; it counts from the log time of its entry, and from its first start when changed.
+#[test]
+fn a_drains_deadline_counts_from_log_time() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    let drain = |from: u64, length: u64| {
+        let drain = crate::node::Drain {
+            started_at: from,
+            deadline_at: Some(from + length),
+            force: false,
+            ignore_system: false,
+            owner: "operator".into(),
+            cancelable: false,
+        };
+        let (mark_eligible, evaluation_ids) = (false, Vec::new());
+        Command::SetDrain { node, drain: Some(drain), mark_eligible, evaluation_ids }
+    };
+    driver.accept(drain(5, 600));
+    let row = driver.node_row("a").drain.clone().unwrap();
+    assert_eq!((row.started_at, row.deadline_at), (START_MS, Some(START_MS + 600)));
+    driver.at_ms(100);
+    driver.accept(drain(5, 50));
+    let row = driver.node_row("a").drain.clone().unwrap();
+    assert_eq!((row.started_at, row.deadline_at), (START_MS, Some(START_MS + 150)));
+}

@@ -1,0 +1,677 @@
+//! Random commands on two replicas, one of which is saved and loaded now and then: same digests and replies after every step, no invariant broken, nothing
+//! panics, every proposal round-trips to the same bytes, a rejection changes nothing.
+//!
+//! `FSM_RANDOM_SECONDS=300 cargo test -p fsm random -- --nocapture` runs longer; `FSM_RANDOM_SEED=…` runs one seed, as a failure prints it.
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test is told how long to run"
+)]
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::golden::commands;
+use crate::{
+    Applied,
+    allocation::{ClientStatus, DesiredStatus},
+    codec,
+    command::{
+        ClientUpdate, Command, EvaluationUpdate, LivenessChange, NodeReport, Proposal, Readiness,
+        Reply,
+    },
+    digest::Digest,
+    evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger},
+    id::{AllocationId, EvaluationId, NodeId, RequestId, Text},
+    invariant,
+    job::{JobKind, JobSpec, Parameterized},
+    node::{Drain, Liveness, SuspendReason},
+    plan::{FollowUp, InPlace, Placement, Plan, Stop},
+    session::Request,
+    state::{Namespace, NodePool, SchedulerConfiguration, State},
+    table::ChangeSet,
+    testing::{
+        GROUP, START_MS, description, job, job_with_key, job_with_ports, outcome, payload_hash,
+        port, reload, rows,
+    },
+};
+
+/// A small generator with a seed (splitmix64): the run must not depend on a crate's idea of randomness.
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit.max(1)
+    }
+
+    fn one_in(&mut self, limit: u64) -> bool {
+        self.below(limit) == 0
+    }
+
+    fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
+        let at = usize::try_from(self.below(from.len() as u64)).unwrap();
+        from.get(at).cloned()
+    }
+
+    fn of<T: Clone>(&mut self, from: &[T]) -> T {
+        self.pick(from).unwrap()
+    }
+}
+
+/// Makes commands that mostly fit a state.
+struct Maker<'a> {
+    chance: &'a mut Chance,
+    state: &'a State,
+}
+
+const STATUSES: [EvaluationStatus; 5] = [
+    EvaluationStatus::Pending,
+    EvaluationStatus::Blocked,
+    EvaluationStatus::Complete,
+    EvaluationStatus::Failed,
+    EvaluationStatus::Canceled,
+];
+
+impl Maker<'_> {
+    /// One of eight, so that commands meet; rarely one of very many.
+    fn id(&mut self, few: u64) -> [u8; 16] {
+        let number = if self.chance.one_in(40) { u64::MAX } else { few };
+        (u128::from(self.chance.below(number)) << 64).to_be_bytes()
+    }
+
+    fn node(&mut self) -> NodeId {
+        NodeId(self.id(6))
+    }
+
+    fn new_evaluation(&mut self) -> EvaluationId {
+        let few = if self.chance.one_in(20) { 8 } else { u64::MAX };
+        EvaluationId(self.id(few))
+    }
+
+    fn evaluation_ids(&mut self) -> Vec<EvaluationId> {
+        (0..self.chance.below(3)).map(|_| self.new_evaluation()).collect()
+    }
+
+    fn evaluation(&mut self) -> EvaluationId {
+        let rows = self.state.evaluations.iter();
+        let open: Vec<_> = rows.filter(|row| !row.status.is_terminal()).map(|row| row.id).collect();
+        if self.chance.one_in(10) {
+            let all: Vec<_> = self.state.evaluations.iter().map(|row| row.id).collect();
+            return self.chance.pick(&all).unwrap_or_else(|| self.new_evaluation());
+        }
+        self.chance.pick(&open).unwrap_or_else(|| self.new_evaluation())
+    }
+
+    fn allocation(&mut self) -> AllocationId {
+        let rows = self.state.allocations.iter();
+        let all_of_them = self.chance.one_in(4);
+        let ids: Vec<_> =
+            rows.filter(|row| all_of_them || !row.client.is_terminal()).map(|row| row.id).collect();
+        let unknown = AllocationId(self.id(4));
+        self.chance.pick(&ids).unwrap_or(unknown)
+    }
+
+    fn incarnation(&mut self, node: NodeId) -> u64 {
+        let real = self.state.nodes.get(&node).map_or(1, |row| row.incarnation);
+        if self.chance.one_in(15) { self.chance.below(4) } else { real }
+    }
+
+    fn job_name(&mut self) -> &'static str {
+        self.chance.of(&["one", "two", "three", "ports", "system", "sysbatch", "template"])
+    }
+
+    fn spec(&mut self) -> JobSpec {
+        let name = self.job_name();
+        let count = u32::try_from(self.chance.below(4)).unwrap();
+        let mut spec = match name {
+            "ports" => job_with_ports(name, &[("http", 8080), ("admin", 0)]),
+            "system" => job(name, JobKind::System, 1),
+            "sysbatch" => job(name, JobKind::Sysbatch, 1),
+            "two" => job_with_key(name, self.chance.of(&["snapA", "snapB"])),
+            "template" => JobSpec {
+                parameterized: Some(Parameterized::default()),
+                ..job(name, JobKind::Batch, 1)
+            },
+            _ => job(name, JobKind::Service, count),
+        };
+        match self.chance.below(12) {
+            0 => spec.kind = JobKind::Service,
+            1 => spec.node_pool = self.chance.of(&["gpu".into(), "all".into()]),
+            2 => spec.key.namespace = "team".into(),
+            3 => spec.groups.clear(),
+            4 => spec.groups[0].tasks[0].resources.cpu_mhz = self.chance.of(&[0, 900, u64::MAX]),
+            5 => spec.groups[0].name = "renamed".into(),
+            6 => spec.parameterized = Some(Parameterized::default()),
+            _ => spec.priority = u16::try_from(self.chance.below(3)).unwrap(),
+        }
+        spec
+    }
+
+    fn node_description(&mut self) -> crate::node::NodeDescription {
+        let mut made = description("node");
+        match self.chance.below(8) {
+            0 => made.resources.total.cpu_mhz = self.chance.of(&[0, 600, 1500, u64::MAX]),
+            1 => made.resources.allocations_max = 2,
+            2 => made.pool = self.chance.of(&["gpu".into(), "nowhere".into()]),
+            3 => made.datacenter = "dc2".into(),
+            4 => made.resources.reserved = made.resources.total.plus(made.resources.total),
+            _ => {}
+        }
+        made
+    }
+
+    fn request(&mut self, command: &Command) -> Option<Request> {
+        if !self.chance.one_in(4) {
+            return None;
+        }
+        let at = self.state.head.at;
+        let span = self.chance.of(&[0, 1000, 700_000, u64::MAX]);
+        let stamped_at =
+            if self.chance.one_in(30) { at.saturating_add(span) } else { at.saturating_sub(span) };
+        Some(Request {
+            id: RequestId(self.id(30)),
+            stamped_at,
+            payload_hash: payload_hash(command),
+        })
+    }
+
+    fn proposal(&mut self) -> Proposal {
+        let at = self.state.head.at;
+        let step = self.chance.of(&[0, 1, 50, 1000, 61_000, 16 * 60_000, 25 * 3_600_000]);
+        let at = match self.chance.below(60) {
+            0 => 0,
+            1 => at.saturating_sub(step),
+            _ => at.saturating_add(step),
+        };
+        let at = if self.chance.one_in(4000) { u64::MAX } else { at };
+        let command =
+            if self.chance.one_in(25) { self.chance.of(&commands()) } else { self.command() };
+        let epoch = match self.chance.below(20) {
+            0 => Some(self.state.head.term.saturating_add(1)),
+            1..5 => Some(self.state.head.term),
+            _ => None,
+        };
+        Proposal { at, epoch, request: self.request(&command), command }
+    }
+
+    fn command(&mut self) -> Command {
+        match self.chance.below(30) {
+            0..6 => self.job_command(),
+            6..12 => self.node_command(),
+            12..14 => self.operator_command(),
+            14..18 => self.report(),
+            18..27 => {
+                let plans = (0..=self.chance.below(3)).map(|_| Arc::new(self.plan())).collect();
+                Command::ApplyPlans { plans }
+            }
+            27 => self.evaluation_command(),
+            _ => self.setting(),
+        }
+    }
+
+    fn job_command(&mut self) -> Command {
+        let job = crate::testing::job_key(self.job_name());
+        let evaluation = self.new_evaluation();
+        match self.chance.below(12) {
+            0 => Command::DeregisterJob {
+                job,
+                purge: self.chance.one_in(2),
+                evaluation,
+                evaluation_priority: None,
+            },
+            1..8 => Command::EvaluateJob { job, evaluation },
+            _ => {
+                let enforce_index = self.chance.one_in(6).then(|| self.chance.below(9));
+                Command::RegisterJob {
+                    spec: Arc::new(self.spec()),
+                    enforce_index,
+                    evaluation,
+                    evaluation_priority: self.chance.one_in(9).then_some(u16::MAX),
+                }
+            }
+        }
+    }
+
+    fn node_command(&mut self) -> Command {
+        let node = self.node();
+        let incarnation = self.incarnation(node);
+        let evaluation_ids = self.evaluation_ids();
+        match self.chance.below(12) {
+            0..3 => {
+                let identity = if self.chance.one_in(9) { 2 } else { 1 };
+                let secret = if self.chance.one_in(30) { 8 } else { 7 };
+                Command::RegisterNode {
+                    node,
+                    secret: [secret; 16],
+                    identity: [identity; 16],
+                    description: Arc::new(self.node_description()),
+                    evaluation_ids,
+                }
+            }
+            3..8 => {
+                let all = [Readiness::Ok, Readiness::Ok, Readiness::Retry, Readiness::Fatal];
+                let readiness = self.chance.of(&all);
+                Command::NodeReadiness { node, incarnation, readiness, evaluation_ids }
+            }
+            8 | 9 => {
+                let all = [
+                    Liveness::Initializing,
+                    Liveness::Ready,
+                    Liveness::Disconnected,
+                    Liveness::Down,
+                ];
+                let changes = (0..self.chance.below(3))
+                    .map(|_| {
+                        let node = self.node();
+                        let incarnation = self.incarnation(node);
+                        LivenessChange { node, incarnation, liveness: self.chance.of(&all) }
+                    })
+                    .collect();
+                Command::NodeLiveness { changes, evaluation_ids }
+            }
+            10 => {
+                let incarnation = self.chance.one_in(2).then_some(incarnation);
+                let force = self.chance.one_in(3);
+                Command::ReapNode { node, incarnation, force, evaluation_ids }
+            }
+            _ => Command::EvaluateNode { node, evaluation_ids },
+        }
+    }
+
+    fn operator_command(&mut self) -> Command {
+        let node = self.node();
+        let incarnation = self.incarnation(node);
+        let evaluation_ids = self.evaluation_ids();
+        let text: Text = "text".into();
+        match self.chance.below(9) {
+            0 => {
+                let all = [
+                    SuspendReason::Flaky,
+                    SuspendReason::Unhealthy,
+                    SuspendReason::ReadinessFailed,
+                ];
+                Command::SuspendNode { node, incarnation, reason: self.chance.of(&all) }
+            }
+            1 | 2 => Command::UnsuspendNodes { nodes: vec![node, self.node()] },
+            3..6 => Command::SetEligibility {
+                node,
+                eligible: !self.chance.one_in(4),
+                by: text.clone(),
+                reason: text,
+                evaluation_ids,
+            },
+            6 | 7 => {
+                let drain = self.chance.one_in(3).then(|| Drain {
+                    started_at: self.chance.next(),
+                    deadline_at: Some(self.chance.next()),
+                    force: false,
+                    ignore_system: true,
+                    owner: text,
+                    cancelable: true,
+                });
+                let mark_eligible = !self.chance.one_in(4);
+                Command::SetDrain { node, drain, mark_eligible, evaluation_ids }
+            }
+            _ => Command::AdvanceDrains {
+                migrate: vec![self.allocation(), self.allocation()],
+                complete: vec![node],
+                evaluation_ids,
+            },
+        }
+    }
+
+    fn report(&mut self) -> Command {
+        let mut reports = Vec::new();
+        if self.chance.one_in(2) {
+            // A sync, without which a node that missed a heartbeat is not ready again.
+            let node = self.node();
+            let incarnation = self.incarnation(node);
+            let (updates, evaluation_ids) = (Vec::new(), Vec::new());
+            reports.push(NodeReport { node, incarnation, updates, evaluation_ids });
+        }
+        for _ in 0..=self.chance.below(3) {
+            let id = self.allocation();
+            let row = self.state.allocations.get(&id);
+            let node = match row {
+                Some(row) if !self.chance.one_in(15) => row.node,
+                _ => self.node(),
+            };
+            let sequence = row.map_or(0, |row| row.client_sequence);
+            let statuses = [ClientStatus::Running, ClientStatus::Running, ClientStatus::Complete];
+            let status = if self.chance.one_in(3) {
+                self.chance.of(&ClientStatus::ALL)
+            } else {
+                self.chance.of(&statuses)
+            };
+            let update = ClientUpdate {
+                id,
+                sequence: if self.chance.one_in(15) { self.chance.next() } else { sequence + 1 },
+                status,
+                description: "".into(),
+                tasks: BTreeMap::new(),
+                infrastructure_failure: self.chance.one_in(9),
+            };
+            let updates = if self.chance.one_in(5) { Vec::new() } else { vec![update] };
+            let incarnation = self.incarnation(node);
+            let evaluation_ids = self.evaluation_ids();
+            reports.push(NodeReport { node, incarnation, updates, evaluation_ids });
+        }
+        Command::UpdateAllocations { reports }
+    }
+
+    fn evaluation_command(&mut self) -> Command {
+        if self.chance.one_in(2) {
+            let evaluation = self.new_evaluation();
+            return Command::StopAllocation { id: self.allocation(), evaluation };
+        }
+        let updates = (0..self.chance.below(3))
+            .map(|_| EvaluationUpdate {
+                id: self.evaluation(),
+                status: self.chance.of(&STATUSES),
+                description: "".into(),
+                follow_up: self.chance.one_in(2).then(|| (self.new_evaluation(), 7)),
+            })
+            .collect();
+        Command::UpdateEvaluations { updates }
+    }
+
+    fn setting(&mut self) -> Command {
+        let name: Text = self.chance.of(&["gpu".into(), "team".into(), "all".into(), "".into()]);
+        match self.chance.below(10) {
+            0 => {
+                let configuration = SchedulerConfiguration {
+                    reject_job_registration: self.chance.one_in(9),
+                    node_limit: u32::try_from(self.chance.below(3)).unwrap(),
+                    ..SchedulerConfiguration::default()
+                };
+                let enforce_index = self.chance.one_in(3).then_some(0);
+                Command::SetSchedulerConfiguration { configuration, enforce_index }
+            }
+            1 | 2 => Command::UpsertNodePool(NodePool { name, ..NodePool::default() }),
+            3 => Command::DeleteNodePool(name),
+            4 | 5 => Command::UpsertNamespace(Namespace { name, ..Namespace::default() }),
+            6 => Command::DeleteNamespace(name),
+            7 => Command::MarkDigest,
+            8 => {
+                let marks: Vec<_> = self.state.digest_marks.iter().map(|row| row.index).collect();
+                let mark = self.chance.pick(&marks).unwrap_or(3);
+                Command::DigestVerdict { mark, digest: Digest(5) }
+            }
+            _ => Command::Tick,
+        }
+    }
+
+    fn plan(&mut self) -> Plan {
+        let evaluation = self.evaluation();
+        let key = match self.state.evaluations.get(&evaluation) {
+            Some(row) if !self.chance.one_in(30) => row.job.clone(),
+            _ => crate::testing::job_key(self.job_name()),
+        };
+        let job = self.state.jobs.get(&key);
+        let last = self.state.head.index;
+        let lag = if self.chance.one_in(8) { self.chance.below(20) } else { 0 };
+        let mut plan = Plan {
+            evaluation,
+            job: key.clone(),
+            job_create_index: job.map_or(0, |job| job.create_index),
+            job_version: job.map_or(0, |job| job.version),
+            snapshot_index: last.saturating_sub(lag),
+            priority: 50,
+            all_at_once: self.chance.one_in(5),
+            stops: Vec::new(),
+            in_place: Vec::new(),
+            follow_ups: Vec::new(),
+            placements: Vec::new(),
+            outcome: self.chance.one_in(3).then(|| self.outcome(&key)),
+        };
+        if self.chance.one_in(20) {
+            plan.job_version = self.chance.below(3);
+        }
+        let ended_too = self.chance.one_in(5);
+        let of_job = self.state.allocations_of_job(&key);
+        let of_job: Vec<_> =
+            of_job.filter(|row| ended_too || row.is_live()).map(|row| row.id).collect();
+        for _ in 0..self.chance.below(4) {
+            self.add_change(&mut plan, &of_job);
+        }
+        if !self.chance.one_in(4) {
+            for _ in 0..self.chance.below(4) {
+                plan.placements.push(self.placement(&key, &of_job));
+            }
+        }
+        plan
+    }
+
+    fn add_change(&mut self, plan: &mut Plan, of_job: &[AllocationId]) {
+        let any = self.allocation();
+        let id = self.chance.pick(of_job).filter(|_| !self.chance.one_in(9)).unwrap_or(any);
+        match self.chance.below(6) {
+            0..3 => {
+                let all = [DesiredStatus::Stop, DesiredStatus::Evict, DesiredStatus::Run];
+                let client = self.chance.one_in(3).then(|| self.chance.of(&ClientStatus::ALL));
+                let desired = self.chance.of(&all);
+                plan.stops.push(Stop { id, desired, description: "".into(), client });
+            }
+            3 | 4 => plan.in_place.push(InPlace { id }),
+            _ => plan.follow_ups.push(FollowUp { id, evaluation: self.evaluation() }),
+        }
+    }
+
+    fn placement(&mut self, key: &crate::JobKey, of_job: &[AllocationId]) -> Placement {
+        let ports = if &*key.id == "ports" || self.chance.one_in(15) {
+            let dynamic = 20_000 + u16::try_from(self.chance.below(3)).unwrap();
+            let http = self.chance.of(&[8080, 8080, 8080, 0, 22]);
+            vec![port("http", http), port("admin", dynamic)]
+        } else {
+            Vec::new()
+        };
+        let few = if self.chance.one_in(20) { 4 } else { u64::MAX };
+        let id = AllocationId(self.id(few));
+        let in_service = self.state.nodes.iter().filter(|row| row.is_schedulable());
+        let in_service: Vec<_> = in_service.map(|row| row.id).collect();
+        let any = self.node();
+        let node =
+            if self.chance.one_in(6) { any } else { self.chance.pick(&in_service).unwrap_or(any) };
+        let spec = self.state.jobs.get(key).and_then(|job| self.state.current_spec(job));
+        let group = spec.and_then(|spec| spec.groups.first()).map(|group| group.name.clone());
+        let group = group.filter(|_| !self.chance.one_in(20)).unwrap_or_else(|| GROUP.into());
+        Placement {
+            id,
+            group,
+            name_index: u32::try_from(self.chance.below(9)).unwrap(),
+            node,
+            ports,
+            previous: self.chance.pick(of_job),
+            reschedules: Vec::new(),
+            metrics: None,
+        }
+    }
+
+    fn outcome(&mut self, key: &crate::JobKey) -> crate::plan::Outcome {
+        let mut made = outcome(self.chance.of(&STATUSES));
+        if self.chance.one_in(2) {
+            made.status = EvaluationStatus::Complete;
+        }
+        if self.chance.one_in(2) {
+            made.failed_groups.insert(GROUP.into(), Metrics::default());
+            made.queued.insert(GROUP.into(), 3);
+        }
+        for _ in 0..self.chance.below(3) {
+            let id = self.new_evaluation();
+            let key = match self.chance.below(9) {
+                0 => crate::testing::job_key(self.job_name()),
+                _ => key.clone(),
+            };
+            let mut row = Evaluation::new(id, key, JobKind::Service, 50, Trigger::QueuedAllocs);
+            row.status = self.chance.of(&STATUSES);
+            row.node = self.chance.one_in(3).then(|| self.node());
+            row.create_index = self.chance.below(3);
+            made.evaluations.push(row);
+        }
+        made
+    }
+}
+
+/// Two replicas of one log.
+struct Twins {
+    first: State,
+    second: State,
+    changes: ChangeSet,
+    disk: BTreeMap<Vec<u8>, bytes::Bytes>,
+    term: u64,
+    taken: u64,
+}
+
+impl Twins {
+    fn new() -> Self {
+        let mut changes = ChangeSet::default();
+        let mut first = State::genesis(&mut changes);
+        first.head.at = START_MS;
+        let mut twins = Self {
+            second: first.clone(),
+            first,
+            changes,
+            disk: BTreeMap::new(),
+            term: 1,
+            taken: 0,
+        };
+        twins.flush();
+        twins
+    }
+
+    fn flush(&mut self) {
+        for (key, row) in self.changes.rows.drain(..) {
+            match row {
+                Some(row) => self.disk.insert(key, row),
+                None => self.disk.remove(&key),
+            };
+        }
+    }
+
+    fn step(&mut self, chance: &mut Chance) {
+        if chance.one_in(40) {
+            self.term += 1;
+            let index = self.first.head.index + 1;
+            self.first.advance(index, self.term);
+            self.second.advance(index, self.term);
+        }
+        if chance.one_in(15) {
+            self.second = reload(&self.second);
+        }
+        let proposal = Maker { chance, state: &self.first }.proposal();
+        let frame = codec::encode(&proposal);
+        let decoded: Proposal = codec::decode(&frame).unwrap();
+        assert_eq!(decoded, proposal);
+        assert_eq!(codec::encode(&decoded), frame);
+
+        let index = self.first.head.index + 1;
+        let before = self.first.clone();
+        let one = self.first.apply(index, self.term, &proposal, &mut self.changes);
+        let other = self.second.apply(index, self.term, &decoded, &mut ChangeSet::default());
+        assert_eq!(one, other, "replies differ");
+        assert_eq!(self.first.head, self.second.head);
+        assert_eq!(self.first.digest(), self.second.digest());
+        self.check_reply(&before, &proposal, &one);
+        self.flush();
+    }
+
+    fn check_reply(&mut self, before: &State, proposal: &Proposal, applied: &Applied) {
+        assert_eq!(codec::decode::<Reply>(&codec::encode(&applied.reply)).unwrap(), applied.reply);
+        assert!(self.first.head.at >= before.head.at, "log time went back");
+        if let Reply::Rejected(_) = applied.reply {
+            assert_eq!(applied.effects, []);
+            let mut changed = self.changes.rows.iter();
+            let sessions = crate::table::TableId::Sessions.byte();
+            assert!(changed.all(|(key, _)| key[0] == sessions), "a rejection changed rows");
+            return;
+        }
+        self.taken += 1;
+        if let (Command::ApplyPlans { plans }, Reply::Plans(verdicts)) =
+            (&proposal.command, &applied.reply)
+        {
+            assert_eq!(plans.len(), verdicts.len());
+            for (plan, verdict) in plans.iter().zip(verdicts) {
+                let lost = verdict.refused.is_some() || !verdict.dropped.is_empty();
+                assert_eq!(verdict.refresh_index != 0, lost);
+                assert_eq!(verdict.outcome_taken, !lost && plan.outcome.is_some());
+            }
+            self.check_delivered_twice(proposal);
+        }
+    }
+
+    /// The same entry once more places nothing.
+    fn check_delivered_twice(&self, proposal: &Proposal) {
+        let mut again = self.first.clone();
+        let index = again.head.index + 1;
+        again.apply(index, self.term, proposal, &mut ChangeSet::default());
+        assert_eq!(again.allocations.digest(), self.first.allocations.digest(), "applied twice");
+    }
+
+    fn check(&self) {
+        let violations = invariant::check(&self.first);
+        assert_eq!(violations, []);
+    }
+}
+
+/// Runs one seed; answers how many commands were taken, and how many allocations were made.
+fn run(seed: u64, steps: usize) -> (u64, usize) {
+    let _seed = SeedOnPanic(seed);
+    let mut chance = Chance(seed);
+    let mut twins = Twins::new();
+    for _ in 0..steps {
+        twins.step(&mut chance);
+        twins.check();
+    }
+    assert_eq!(invariant::check(&twins.second), []);
+    assert_eq!(twins.disk, rows(&twins.first), "the changes do not add up to the rows");
+    assert!(twins.first.allocations.len() < 100_000);
+    (twins.taken, twins.first.allocations.len())
+}
+
+/// Says which seed failed.
+struct SeedOnPanic(u64);
+
+impl Drop for SeedOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed with FSM_RANDOM_SEED={}", self.0);
+        }
+    }
+}
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap())
+}
+
+#[test]
+fn replicas_agree_on_random_commands() {
+    if let Some(seed) = setting("FSM_RANDOM_SEED") {
+        run(seed, 300);
+        return;
+    }
+    let limit = setting("FSM_RANDOM_SECONDS").map(Duration::from_secs);
+    let started = Instant::now();
+    let (mut seed, mut taken, mut placed) = (0, 0, 0);
+    while limit.map_or(seed < 12, |limit| started.elapsed() < limit) {
+        let (more_taken, more_placed) = run(seed, 300);
+        taken += more_taken;
+        placed += more_placed;
+        seed += 1;
+    }
+    eprintln!("{seed} seeds, {taken} commands taken, {placed} allocations");
+    // Commands that are all refused would test nothing.
+    assert!(taken > seed * 150, "{taken} of {} commands were taken", seed * 300);
+    assert!(placed > usize::try_from(seed).unwrap() * 10, "{placed} allocations");
+}

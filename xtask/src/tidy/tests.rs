@@ -1,0 +1,123 @@
+//! The checks on this repository, and on files that break each of them.
+
+use super::*;
+
+fn repository() -> Repository {
+    Repository::read(&crate::root()).expect("the repository can be read")
+}
+
+fn of(files: &[(&str, &str)]) -> Repository {
+    let text = |(path, text): &(&str, &str)| ((*path).to_owned(), (*text).to_owned());
+    let files: BTreeMap<String, String> = files.iter().map(text).collect();
+    Repository { paths: files.keys().cloned().collect(), files }
+}
+
+#[track_caller]
+fn holds(name: &str) {
+    let (_, check) = CHECKS.iter().find(|(known, _)| *known == name).expect("a check's name");
+    let findings = check(&repository());
+    assert!(findings.is_empty(), "{name}:\n  {}", findings.join("\n  "));
+}
+
+#[test]
+fn every_source_file_says_what_it_is_for() {
+    holds("module-docs");
+}
+
+#[test]
+fn every_protocol_file_is_documented() {
+    holds("proto-docs");
+}
+
+#[test]
+fn pure_packages_depend_on_what_is_allowed() {
+    holds("pure-dependencies");
+}
+
+#[test]
+fn pure_packages_do_no_io() {
+    holds("pure-code");
+}
+
+#[test]
+fn nothing_is_left_unfinished_without_an_issue() {
+    holds("unfinished-work");
+}
+
+#[test]
+fn no_file_names_a_machine() {
+    holds("machine-paths");
+}
+
+#[test]
+fn every_decision_is_in_the_index() {
+    holds("decision-index");
+}
+
+#[test]
+fn links_lead_somewhere() {
+    holds("links");
+}
+
+#[test]
+fn there_is_one_test_binary() {
+    holds("one-test-binary");
+}
+
+/// A check that never finds anything would hold as well.
+#[test]
+fn each_check_finds_what_breaks_it() {
+    let later = concat!("// TO", "DO: later");
+    let home = concat!("data_dir = \"/ho", "me/me\"");
+    let broken = of(&[
+        ("src/a.rs", "use std::fmt;\n"),
+        ("proto/quorate/v1/a.proto", "service A {\n}\n"),
+        (
+            "src/fsm/Cargo.toml",
+            "[dependencies]\ntokio.workspace = true\n[dev-dependencies]\nx = \"1\"\n",
+        ),
+        ("src/leader/Cargo.toml", "[dependencies.rand]\nversion = \"1\"\n"),
+        ("src/scheduler/Cargo.toml", "[dependencies]\nregex = \"1\"\n"),
+        ("src/fsm/src/lib.rs", "//! Docs of HashMap.\nuse std::collections::HashMap;\n"),
+        ("src/b.rs", later),
+        ("cluster-configs/c.toml", home),
+        ("docs/adr/README.md", "[one](0001-one.md)\n"),
+        ("docs/adr/2-two.md", "no date\n"),
+        ("tests/second.rs", "//! A second binary.\n"),
+    ]);
+    let counts: Vec<(&str, usize)> =
+        CHECKS.iter().map(|(name, check)| (*name, check(&broken).len())).collect();
+    let expected = [
+        ("module-docs", 2),
+        ("proto-docs", 1),
+        ("pure-dependencies", 2),
+        ("pure-code", 1),
+        ("unfinished-work", 1),
+        ("machine-paths", 1),
+        ("decision-index", 7),
+        ("links", 1),
+        ("one-test-binary", 1),
+    ];
+    assert_eq!(counts, expected);
+}
+
+#[test]
+fn functions_are_measured_to_their_closing_brace() {
+    let text = "impl A {\n    pub(crate) async fn long(&self) {\n        one();\n    }\n}\nfn short() {}\n";
+    let found: Vec<(&str, usize, usize)> =
+        functions(text).map(|function| (function.name, function.line, function.lines)).collect();
+    assert_eq!(found, [("long", 2, 3)]);
+}
+
+#[test]
+fn only_absolute_paths_belong_to_a_machine() {
+    let start = concat!("/wo", "rk/");
+    assert!(names_path(&format!("\"{start}a\""), start));
+    assert!(!names_path(&format!("target{start}a"), start));
+}
+
+#[test]
+fn links_are_resolved_from_their_folder() {
+    assert_eq!(resolve("docs/adr", "../style.md"), "docs/style.md");
+    assert_eq!(resolve("", "./docs/"), "docs");
+}
