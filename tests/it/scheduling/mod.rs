@@ -121,6 +121,14 @@ impl Stage {
         })
     }
 
+    /// Waits until the live allocations of a job are exactly these nodes', sorted by name, and all of them run.
+    #[track_caller]
+    fn await_running_on(&self, job: &str, nodes: &[&str]) -> Vec<Value> {
+        self.await_live(&format!("{job} runs on {nodes:?}"), job, |live| {
+            nodes_of(live) == nodes && live.iter().all(|one| text(one, "ClientStatus") == "running")
+        })
+    }
+
     /// Waits until the live allocations of a job are as wanted, and returns them by number.
     #[track_caller]
     fn await_live(&self, what: &str, job: &str, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
@@ -135,8 +143,9 @@ impl Stage {
     fn await_ended(&self, job: &str) -> Vec<Value> {
         wait_for(&format!("all of {job} ended"), PATIENCE, || {
             let all = self.allocations(job);
-            let ended =
-                |one: &Value| matches!(text(one, "ClientStatus"), "complete" | "failed" | "lost");
+            let ended = |one: &Value| {
+                matches!(text(one, "ClientStatus"), "complete" | "failed" | "lost")
+            };
             all.iter().all(ended).then_some(all)
         })
     }

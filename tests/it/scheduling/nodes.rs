@@ -28,19 +28,21 @@ fn a_dead_node_is_replaced_and_comes_back() {
 
     two.kill();
     stage.await_node("two", "down");
-    let after = stage.await_running("web", 4);
-    assert_eq!(nodes_of(&after), ["one"; 4]);
-    let lost: Vec<Value> =
-        stage.allocations("web").into_iter().filter(|one| text(one, "NodeName") == "two").collect();
+    let after = stage.await_running_on("web", &["one"; 4]);
+    let lost: Vec<Value> = stage
+        .allocations("web")
+        .into_iter()
+        .filter(|one| text(one, "NodeName") == "two")
+        .collect();
     assert_eq!(lost.len(), 2);
     assert!(lost.iter().all(|one| one["ClientStatus"] == "lost" && one["DesiredStatus"] == "stop"));
-    assert_eq!(nodes_of(&stage.await_running("logger", 1)), ["one"]);
+    stage.await_running_on("logger", &["one"]);
     stage.await_settled();
     assert_eq!(stage.allocations("logger").len(), 2, "no system allocation moves elsewhere");
 
     two.restart();
     stage.await_node("two", "ready");
-    assert_eq!(nodes_of(&stage.await_running("logger", 2)), ["one", "two"]);
+    stage.await_running_on("logger", &["one", "two"]);
     let still = stage.await_running("web", 4);
     assert_eq!(ids(&still), ids(&after), "the replacements stay");
     stage.await_ended_of(&lost);
@@ -105,11 +107,11 @@ fn a_drain_moves_a_few_at_a_time() {
         assert!(after.iter().any(|new| new["ID"] == old["NextAllocation"]), "{old}");
     }
     stage.await_drained("one");
-    assert_eq!(nodes_of(&stage.await_running("logger", 1)), ["two"]);
+    stage.await_running_on("logger", &["two"]);
 
     let path = format!("/v1/node/{}/eligibility", stage.node_id("one"));
     stage.client.put(&path, &json!({ "Eligibility": "eligible" })).ok();
-    assert_eq!(nodes_of(&stage.await_running("logger", 2)), ["one", "two"]);
+    stage.await_running_on("logger", &["one", "two"]);
     stage.finish();
 }
 
@@ -183,7 +185,7 @@ fn an_ineligible_node_keeps_what_it_runs() {
 
     one.kill();
     stage.await_node("one", "down");
-    assert_eq!(nodes_of(&stage.await_running("old", 2)), ["two", "two"]);
+    stage.await_running_on("old", &["two", "two"]);
     let purge = format!("/v1/node/{}/purge", stage.node_id("one"));
     stage.client.put(&purge, &json!({})).ok();
     assert!(stage.find_node("one").is_none());
