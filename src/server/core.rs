@@ -458,6 +458,9 @@ fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
         election_timeout_min: timing.election_ms_min,
         election_timeout_max: timing.election_ms_max,
         enable_pre_vote: Some(true),
+        // A leader that restarts in its own term knows only the commit index that it happened to have saved, and its read index would be older
+        // than what it acknowledged before: it has to be elected, and commit an entry of the new term, like anyone else.
+        enable_leader_restore: Some(false),
         quorum_loss_probe_interval: Some(timing.election_ms_max * 2),
         max_payload_entries: 1024,
         snapshot_policy: SnapshotPolicy::Never,
