@@ -45,7 +45,7 @@ pub(super) async fn channel(address: &str) -> anyhow::Result<Channel> {
 }
 
 async fn probe(address: &str) -> anyhow::Result<pb::ProbeReply> {
-    let request = pb::ProbeRequest { expect: Vec::new(), from: 0 };
+    let request = pb::ProbeRequest::default();
     Ok(ClusterClient::new(channel(address).await?).probe(request).await?.into_inner())
 }
 
