@@ -205,7 +205,10 @@ pub(super) async fn run(
     let mut works = Registrations::deal(arguments.keys, lanes.channels.len())?;
     if arguments.keys > 0 {
         progress(&format!("registering {} jobs", arguments.keys));
-        works = drive(&lanes, works, Window::open()).await?.0;
+        let (registered, tally) = drive(&lanes, works, Window::open()).await?;
+        let why = tally.failure.unwrap_or_default();
+        anyhow::ensure!(tally.failed == 0, "{} registrations failed: {why}", tally.failed);
+        works = registered;
     }
     works.iter_mut().for_each(Registrations::go_on);
     let baseline_time = Duration::from_secs(arguments.seconds.clamp(4, 10));
@@ -224,6 +227,9 @@ pub(super) async fn run(
     let conflicts: u64 = works.iter().map(|work| work.conflicts).sum();
     let unknown: u64 = works.iter().map(|work| work.unknown).sum();
     report.add("conflicts", conflicts.to_string(), conflicts);
+    if tally.acknowledged == 0 {
+        report.problems.push("not one write was acknowledged".to_owned());
+    }
     if conflicts > unknown {
         let problem = format!("{conflicts} conflicts with {unknown} writes of unknown outcome");
         report.problems.push(problem);
