@@ -357,14 +357,12 @@ mod tests {
     use super::*;
 
     fn enforced(command: &Command) -> (Text, Option<Index>) {
-        match command {
-            Command::RegisterJob { spec, enforce_index, .. } => {
-                assert_eq!(spec.meta.values().map(|text| text.len()).sum::<usize>(), META_BYTES);
-                assert!(spec.parameterized.is_some());
-                (spec.key.id.clone(), *enforce_index)
-            }
-            other => panic!("{other:?}"),
-        }
+        let Command::RegisterJob { spec, enforce_index, .. } = command else {
+            panic!("{command:?} is no registration")
+        };
+        assert_eq!(spec.meta.values().map(|text| text.len()).sum::<usize>(), META_BYTES);
+        assert!(spec.parameterized.is_some());
+        (spec.key.id.clone(), *enforce_index)
     }
 
     #[test]
