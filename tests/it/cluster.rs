@@ -92,7 +92,7 @@ fn check_jobs(client: &Client, ids: &[String]) {
     let known: std::collections::BTreeSet<&str> =
         list.iter().map(|job| job["ID"].as_str().unwrap()).collect();
     let missing: Vec<_> = ids.iter().filter(|id| !known.contains(id.as_str())).collect();
-    assert!(lost.is_empty(), "acknowledged writes are lost: {lost:?}");
+    assert!(missing.is_empty(), "acknowledged writes are lost: {missing:?}");
 }
 
 /// A running service with everything about its tasks that a restart would change.
