@@ -466,7 +466,7 @@ fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
         snapshot_policy: SnapshotPolicy::Never,
         replication_lag_threshold: 100_000,
         max_in_snapshot_log_to_keep: settings.log_entries_kept,
-        purge_batch_size: 1024,
+        purge_batch_size: settings.log_entries_kept.clamp(1, 1024),
         ..openraft::Config::default()
     };
     config.validate().context("raft timing")
@@ -603,6 +603,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("state.shadow_lag_bytes", lag.bytes);
     put("state.disk_bytes", lag.disk_bytes);
     let wal = core.wal.stats();
+    put("raft.log.first_index", core.wal.first().unwrap_or(0));
     put("raft.log.batches", wal.batches);
     put("raft.log.entries", wal.entries);
     put("raft.log.bytes", wal.bytes);

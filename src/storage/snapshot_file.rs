@@ -256,6 +256,9 @@ fn visit(
             rows += 1;
         }
     }
+    if input.offset != file.size()? {
+        return Err(invalid(path, "bytes after the end"));
+    }
     Ok(meta)
 }
 
@@ -283,3 +286,6 @@ pub fn read(disk: &dyn Disk, path: &Path) -> io::Result<Loaded> {
     }
     Ok(Loaded { state, meta })
 }
+
+#[cfg(test)]
+mod tests;
