@@ -9,6 +9,7 @@ mod digests;
 mod housekeeping;
 pub mod leadership;
 pub mod ports;
+mod read_rounds;
 pub mod reports;
 mod run;
 pub(crate) mod services;
