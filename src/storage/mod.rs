@@ -7,6 +7,6 @@ pub mod applied;
 pub mod lock;
 pub mod shadow;
 pub mod snapshot_file;
-pub mod wal;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod wal;

@@ -1,11 +1,7 @@
 //! States for the tests of storage: every one differs from every other, and long rows come, grow, shrink and go.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use fsm::{
-    Command, Index, Proposal, Reply, State,
-    state::Namespace,
-    table::ChangeSet,
-};
+use fsm::{Command, Index, Proposal, Reply, State, state::Namespace, table::ChangeSet};
 
 use super::{applied::AppliedMeta, shadow::Group};
 use crate::raft::StoredMembership;

@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// How long anything that must happen may take on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 const POLL: Duration = Duration::from_millis(20);
 /// Patience with one request unless the test says otherwise: longer than the server's own deadline of 10 s.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -240,11 +240,6 @@ impl Cluster {
         self.servers[server].directory.join("data")
     }
 
-    /// A server's configuration file.
-    pub(crate) fn config(&self, server: usize) -> PathBuf {
-        self.servers[server].directory.join("server.toml")
-    }
-
     /// What a server has logged so far.
     pub(crate) fn log(&self, server: usize) -> String {
         fs::read_to_string(self.servers[server].log()).unwrap_or_default()
@@ -253,11 +248,6 @@ impl Cluster {
     /// Sets a key of a server's configuration, from its next start on.
     pub(crate) fn set(&mut self, server: usize, key: &str, value: impl ToString) {
         set(&mut self.servers[server].keys, key, value.to_string());
-    }
-
-    /// Sets the list of servers that a server expects, from its next start on.
-    pub(crate) fn set_expect(&mut self, server: usize, expect: &[SocketAddr]) {
-        self.servers[server].expect = expect.to_vec();
     }
 
     /// Starts a server that is down and returns at once.
@@ -287,7 +277,9 @@ impl Cluster {
         for server in servers {
             self.servers[*server].process.as_ref().unwrap().signal(Signal::KILL);
         }
-        servers.iter().for_each(|server| self.kill(*server));
+        for server in servers {
+            self.kill(*server);
+        }
     }
 
     /// Stops a server with SIGTERM and returns how it ended.
@@ -495,15 +487,6 @@ impl Agent {
         drop(self.process.take().expect("the agent runs"));
     }
 
-    /// Stops the agent with SIGTERM and returns how it ended.
-    pub(crate) fn terminate(&mut self) -> ExitStatus {
-        let process = self.process.as_mut().expect("the agent runs");
-        process.signal(Signal::TERM);
-        let status = process.await_exit(PATIENCE).expect("the agent ends in time");
-        self.process = None;
-        status
-    }
-
     /// What the agent has logged so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.directory.join("log.txt")).unwrap_or_default()
@@ -530,8 +513,6 @@ pub(crate) struct Client {
 pub(crate) struct Answer {
     /// The status code.
     pub(crate) status: u16,
-    /// `X-Nomad-Index`, where there is one.
-    pub(crate) index: Option<u64>,
     /// The body.
     pub(crate) text: String,
     /// The body, where it is JSON; null otherwise.
@@ -613,12 +594,10 @@ fn answer(
     result: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
 ) -> Result<Answer, ureq::Error> {
     let mut response = result?;
-    let index = response.headers().get("X-Nomad-Index");
-    let index = index.and_then(|value| value.to_str().ok()?.parse().ok());
     let status = response.status().as_u16();
     let text = response.body_mut().read_to_string()?;
     let json = serde_json::from_str(&text).unwrap_or(Value::Null);
-    Ok(Answer { status, index, text, json })
+    Ok(Answer { status, text, json })
 }
 
 /// Waits until the condition holds; panics with `what` after the deadline.

@@ -84,7 +84,11 @@ fn a_crash_between_any_two_steps_leaves_a_whole_state_not_older_than_the_barrier
             let mut promise = Promise::default();
             disk.stop_after(stop);
             ended = live(&disk, &mut promise).is_ok() && !disk.is_stopped();
-            if cut == 0 { disk.kill() } else { disk.power_cut(cut) }
+            if cut == 0 {
+                disk.kill();
+            } else {
+                disk.power_cut(cut);
+            }
             let context = format!("stopped at {stop}, cut {cut}");
             let (mut directory, loaded) = open(&disk).unwrap();
             promise.check(loaded.as_ref(), &context);
@@ -180,7 +184,8 @@ fn sled_keeps_long_rows_that_grow_shrink_and_go() {
     let (mut directory, loaded) = open_real(&path);
     assert!(loaded.is_none());
     let mut life = Life::new();
-    let lengths = [10, VALUE_BYTES_MAX - 200, VALUE_BYTES_MAX * 2, 300_000, VALUE_BYTES_MAX + 1, 20];
+    let lengths =
+        [10, VALUE_BYTES_MAX - 200, VALUE_BYTES_MAX * 2, 300_000, VALUE_BYTES_MAX + 1, 20];
     for (number, length) in lengths.into_iter().enumerate() {
         life.set("row", length);
         life.set("other", 40);

@@ -51,7 +51,11 @@ fn a_crash_between_any_two_steps_leaves_the_old_or_the_new_file() {
             let directory = SnapshotDirectory::open(Arc::new(disk.clone()), Path::new(PATH));
             let written = directory.and_then(|directory| directory.write(&life.state, &new));
             ended = written.is_ok() && !disk.is_stopped();
-            if cut == 0 { disk.kill() } else { disk.power_cut(cut) }
+            if cut == 0 {
+                disk.kill();
+            } else {
+                disk.power_cut(cut);
+            }
             let directory = open(&disk);
             let (_, loaded) = directory.newest().unwrap().unwrap();
             let context = format!("stopped at {stop}, cut {cut}");
