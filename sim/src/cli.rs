@@ -20,7 +20,7 @@ use crate::{run, trace};
 /// Seeds that once failed, with the number of servers; `many` always runs them.
 const REGRESSIONS: &str = include_str!("../regressions.txt");
 /// Longest real time of one seed.
-const SEED_TIMEOUT: Duration = Duration::from_secs(300);
+const SEED_TIMEOUT: Duration = Duration::from_mins(5);
 
 #[derive(Parser)]
 #[command(about = "Simulates whole servers under virtual time, from a seed")]

@@ -163,9 +163,9 @@ impl Network {
         }
         let latency = self.latency();
         let mut state = self.lock();
-        let loss = state.weather.loss_ppm;
-        let lost =
-            state.dice.chance_ppm(loss) || state.cuts.contains(&(from.to_owned(), to.to_owned()));
+        let loss_ppm = state.weather.loss_ppm;
+        let lost = state.dice.chance_ppm(loss_ppm)
+            || state.cuts.contains(&(from.to_owned(), to.to_owned()));
         (!lost).then_some(latency)
     }
 
@@ -201,7 +201,7 @@ impl Network {
         match self.leg(from, to) {
             None => {
                 trace::event("net", format_args!("lost {number}"));
-                std::future::pending().await
+                std::future::pending().await;
             }
             Some(delay) => {
                 let network = self.clone();

@@ -224,7 +224,7 @@ impl World {
                 ));
             }
             drop(state);
-            core.cell.wait_for(index + 1, Duration::from_secs(3_600)).await;
+            core.cell.wait_for(index + 1, Duration::from_hours(1)).await;
         }
     }
 
