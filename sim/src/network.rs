@@ -201,7 +201,7 @@ impl Network {
         match self.leg(from, to) {
             None => {
                 trace::event("net", format_args!("lost {number}"));
-                std::future::pending().await;
+                std::future::pending::<()>().await;
             }
             Some(delay) => {
                 let network = self.clone();
