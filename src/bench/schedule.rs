@@ -123,6 +123,7 @@ fn job(arguments: &ScheduleArgs, id: &str) -> Value {
                 "Name": "t",
                 "Driver": "mock",
                 "Config": {},
+                "LogConfig": { "MaxFiles": 1, "MaxFileSizeMB": 1 },
                 "Resources": { "CPU": arguments.cpu, "MemoryMB": arguments.memory },
             }],
         }],
