@@ -14,9 +14,9 @@ test:
 sim SEED:
     cargo run --profile sim -p sim -- run --seed {{SEED}}
 
-# N simulated runs, seeds 1 to N.
+# All regressions and N simulated runs, seeds 0 to N - 1.
 sim-many N:
-    cargo run --profile sim -p sim -- many --seeds {{N}}
+    cargo run --profile sim -p sim -- many --to {{N}}
 
 # Measurements against a cluster on this machine.
 bench:

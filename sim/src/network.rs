@@ -3,7 +3,7 @@
 //! ```text
 //!  caller ─► request leg (latency | lost) ─► whoever has the address then: its own service code ─► reply leg (latency | lost) ─► caller
 //!             └ now and then once more, later, perhaps to a restarted server
-//!  stream: as a connection: in order, nothing lost inside; a cut or a death breaks it after a while
+//!  stream: as a connection: in order, nothing lost inside; a cut holds it up, and breaks it after a while
 //! ```
 //!
 //! A call to a server that is down is refused; one into a cut is never answered, so that its own timeout ends it. Deliveries belong to the
@@ -33,6 +33,10 @@ use crate::{
 const STREAM_MESSAGES_MAX: usize = 64;
 /// How long opening a connection into a cut takes to fail, as the production transport has it.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+/// Between the tries of a connection that a cut holds up.
+const RETRANSMIT: Duration = Duration::from_millis(200);
+/// Longest time until a connection into a cut is given up: keep-alive and its timeout, as the production transport has them.
+const PATIENCE_MS_MAX: u64 = 10_000;
 
 /// How bad the network is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -363,10 +367,7 @@ impl Pump {
             };
             let Some((at, message)) = next else { return };
             rt::sleep_until(at).await;
-            if self.network.is_cut(&self.route.from, &self.route.to) {
-                let noticed = self.network.lock().dice.between(200, 10_000);
-                trace::event("net", format_args!("broken {} for {noticed} ms", self.route.number));
-                rt::sleep(Duration::from_millis(noticed)).await;
+            if !self.gets_through().await {
                 if let Some(replies) = caller.replies.upgrade() {
                     drop(replies.send(Err(Status::unavailable("connection lost"))).await);
                 }
@@ -377,6 +378,24 @@ impl Pump {
                 return;
             }
         }
+    }
+
+    /// A cut holds a connection up: it goes on by a retransmission when the cut is mended, unless it was given up before.
+    async fn gets_through(&self) -> bool {
+        let (from, to) = (&self.route.from, &self.route.to);
+        if !self.network.is_cut(from, to) {
+            return true;
+        }
+        let patience = Duration::from_millis(self.network.lock().dice.between(0, PATIENCE_MS_MAX));
+        trace::event("net", format_args!("{} stalls, {patience:?}", self.route.number));
+        let given_up_at = Instant::now() + patience;
+        while Instant::now() < given_up_at {
+            rt::sleep(RETRANSMIT).await;
+            if !self.network.is_cut(from, to) {
+                return true;
+            }
+        }
+        false
     }
 
     /// The receiver's side: its service answers.

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use fsm::{Command, EvaluationId, JobSpec, Reply};
 use quorate::{
-    rt::{self, watch},
+    rt::{self, Instant, watch},
     server::api::Api,
 };
 
@@ -120,21 +120,27 @@ async fn phases(seed: u64, world: &World, shared: &Shared) -> anyhow::Result<boo
 
 /// Every server answers, and takes writes.
 async fn converged(world: &World, shared: &Shared) -> bool {
+    let deadline = Instant::now() + CONVERGE;
     let recovered = |world: &World| {
-        (0..world.count()).all(|server| {
-            world.core(server).is_some_and(|core| core.has_recovered() && core.leader().is_some())
-        })
+        let is_there = |server| {
+            let core = world.core(server);
+            core.is_some_and(|core| core.has_recovered() && core.leader().is_some())
+        };
+        (0..world.count()).all(is_there)
     };
     if !world.wait("every server recovered", CONVERGE, recovered).await {
         return false;
     }
     for server in 0..world.count() {
         for register in 0..REGISTERS {
-            if shared.write("final", server, register).await != Ended::Done
+            while shared.write("final", server, register).await != Ended::Done
                 || shared.read("final", server, register).await != Ended::Done
             {
-                world.fail(format!("s{server} does not answer after the faults are over"));
-                return false;
+                if Instant::now() >= deadline {
+                    world.fail(format!("s{server} does not answer {CONVERGE:?} after the faults"));
+                    return false;
+                }
+                rt::sleep(Duration::from_millis(100)).await;
             }
         }
     }
