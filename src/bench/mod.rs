@@ -22,7 +22,7 @@ use std::future::Future;
 
 use serde_json::{Map, Value};
 
-use crate::cli::bench::{BenchCommand, ClusterArgs};
+use crate::cli::bench::BenchCommand;
 use cluster::Cluster;
 use up::TemporaryServers;
 
@@ -79,25 +79,32 @@ async fn measure(command: &BenchCommand, progress: Progress<'_>) -> anyhow::Resu
         BenchCommand::Reads(arguments) => &arguments.cluster,
         BenchCommand::Schedule(arguments) => &arguments.cluster,
     };
-    let (cluster, _temporary) = prepare(arguments, progress).await?;
-    match command {
-        BenchCommand::Writes(arguments) => writes::run(arguments, &cluster, progress).await,
-        BenchCommand::Reads(arguments) => reads::run(arguments, &cluster, progress).await,
-        BenchCommand::Schedule(arguments) => schedule::run(arguments, &cluster, progress).await,
-    }
-}
-
-/// The cluster to measure; temporary servers end when their guard is dropped.
-async fn prepare(
-    arguments: &ClusterArgs,
-    progress: Progress<'_>,
-) -> anyhow::Result<(Cluster, Option<TemporaryServers>)> {
-    let temporary = if arguments.up {
+    let mut temporary = if arguments.up {
         Some(TemporaryServers::start(arguments.up_data.as_deref(), progress)?)
     } else {
         None
     };
     let addresses = temporary.as_ref().map_or(&arguments.servers, TemporaryServers::rpc_addresses);
+    let report = measure_at(command, addresses, progress).await;
+    match (report, temporary.as_mut().and_then(TemporaryServers::death)) {
+        (Err(error), Some(death)) => Err(error.context(death)),
+        (Ok(mut report), Some(death)) => {
+            report.problems.push(death);
+            Ok(report)
+        }
+        (report, None) => report,
+    }
+}
+
+async fn measure_at(
+    command: &BenchCommand,
+    addresses: &[String],
+    progress: Progress<'_>,
+) -> anyhow::Result<Report> {
     let cluster = Cluster::connect(addresses, progress).await?;
-    Ok((cluster, temporary))
+    match command {
+        BenchCommand::Writes(arguments) => writes::run(arguments, &cluster, progress).await,
+        BenchCommand::Reads(arguments) => reads::run(arguments, &cluster, progress).await,
+        BenchCommand::Schedule(arguments) => schedule::run(arguments, &cluster, progress).await,
+    }
 }

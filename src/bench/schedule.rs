@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use fsm::{Command, EvaluationId, JobKey, Text};
+use fsm::{Command, EvaluationId, JobKey, Text, job::JobSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -40,6 +40,9 @@ pub(super) async fn run(
     cluster: &Cluster,
     progress: Progress<'_>,
 ) -> anyhow::Result<Report> {
+    let run = EvaluationId(crate::rt::random_id()).to_string();
+    let prefix = format!("bench-{}", &run[..8]);
+    let template = writes::spec_of(&job(arguments, &prefix))?;
     let servers: Vec<String> = cluster.servers.iter().map(|server| server.rpc.clone()).collect();
     let ready = ready_nodes(cluster).await?;
     let _nodes = if arguments.nodes > 0 {
@@ -52,13 +55,12 @@ pub(super) async fn run(
         }
         None
     };
-    let run = EvaluationId(crate::rt::random_id()).to_string();
-    let prefix = format!("bench-{}", &run[..8]);
     let jobs: Vec<String> =
         (0..arguments.jobs).map(|number| format!("{prefix}-{number:05}")).collect();
     let before = cluster.gauges().await?;
     let mut times = Times::default();
-    let followed = follow(arguments, cluster, &prefix, &jobs, &mut times, progress).await;
+    let followed =
+        follow(arguments, cluster, (&template, &prefix), &jobs, &mut times, progress).await;
     let mut report = Report::default();
     if let Err(error) = followed {
         report.problems.push(format!("{error:#}"));
@@ -139,12 +141,11 @@ fn job(arguments: &ScheduleArgs, id: &str) -> Value {
 async fn follow(
     arguments: &ScheduleArgs,
     cluster: &Cluster,
-    prefix: &str,
+    (template, prefix): (&JobSpec, &str),
     jobs: &[String],
     times: &mut Times,
     progress: Progress<'_>,
 ) -> anyhow::Result<()> {
-    let template = writes::spec_of(&job(arguments, prefix))?;
     let mut commands = Vec::with_capacity(jobs.len());
     for id in jobs {
         let mut spec = template.clone();

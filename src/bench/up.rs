@@ -4,6 +4,7 @@
 use std::{
     fs::File,
     net::TcpListener,
+    ops::Range,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -13,6 +14,9 @@ use anyhow::Context as _;
 use super::Progress;
 
 const SERVERS: usize = 3;
+const PORTS: Range<u16> = 10_240..20_000;
+/// Bytes of a dead server's log that are shown.
+const LOG_BYTES_SHOWN: usize = 2_000;
 
 /// A child process that ends with its guard.
 struct Guarded(Child);
@@ -61,7 +65,7 @@ fn child(command: &mut Command, log: &Path) -> anyhow::Result<Guarded> {
 /// Three servers of their own.
 pub(super) struct TemporaryServers {
     // Dropped in this order: processes, then their folder.
-    _children: Vec<Guarded>,
+    children: Vec<(Guarded, PathBuf)>,
     _folder: Folder,
     rpc_addresses: Vec<String>,
 }
@@ -81,12 +85,23 @@ impl TemporaryServers {
                 .args(["--bootstrap-expect", &rpc_addresses.join(",")])
                 .arg("--data-dir")
                 .arg(folder.0.join(&name));
-            let child = child(&mut command, &folder.0.join(format!("{name}.log")))?;
+            let log = folder.0.join(format!("{name}.log"));
+            let child = child(&mut command, &log)?;
             progress(&format!("{name}: process {}, http://{http}", child.0.id()));
-            children.push(child);
+            children.push((child, log));
         }
         let rpc_addresses = rpc_addresses.to_vec();
-        Ok(Self { _children: children, _folder: folder, rpc_addresses })
+        Ok(Self { children, _folder: folder, rpc_addresses })
+    }
+
+    /// What the log of a server says that has ended by itself.
+    pub(super) fn death(&mut self) -> Option<String> {
+        self.children.iter_mut().find_map(|(child, log)| {
+            let status = child.0.try_wait().ok().flatten()?;
+            let text = std::fs::read_to_string(log).unwrap_or_default();
+            let tail = text.get(text.len().saturating_sub(LOG_BYTES_SHOWN)..).unwrap_or(&text);
+            Some(format!("a server ended by itself ({status}): {}", tail.trim()))
+        })
     }
 
     pub(super) fn rpc_addresses(&self) -> &Vec<String> {
@@ -94,14 +109,18 @@ impl TemporaryServers {
     }
 }
 
-/// Ports that were free a moment ago.
+/// Ports that were free a moment ago, below those that the kernel gives to outgoing connections: nobody takes one by chance.
 fn free_addresses(count: usize) -> anyhow::Result<Vec<String>> {
-    let listeners: Vec<TcpListener> =
-        (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-    Ok(listeners
-        .iter()
-        .map(|listener| listener.local_addr().map(|address| address.to_string()))
-        .collect::<Result<_, _>>()?)
+    let span = PORTS.end - PORTS.start;
+    let first = u16::try_from(crate::rt::random_u64() % u64::from(span)).unwrap_or(0);
+    let candidates = (0..span).map(|step| PORTS.start + (first + step) % span);
+    let free: Vec<TcpListener> = candidates
+        .filter_map(|port| TcpListener::bind(("127.0.0.1", port)).ok())
+        .take(count)
+        .collect();
+    anyhow::ensure!(free.len() == count, "there are not {count} free ports in {PORTS:?}");
+    let addresses = free.iter().map(|listener| Ok(listener.local_addr()?.to_string()));
+    addresses.collect()
 }
 
 /// Simulated nodes in one child process.

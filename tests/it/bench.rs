@@ -1,0 +1,78 @@
+//! The benchmarks run, check what they measured, and a cluster takes a rush of first writes.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::thread;
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, Options, Turn, program, stored_job};
+
+fn bench(arguments: &[&str]) -> Value {
+    let _turn = Turn::take();
+    let output = program().arg("bench").args(arguments).args(["--up", "--json"]).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn writes_are_measured_and_read_back() {
+    for way in [["--ask", "leader"], ["--ask", "followers"]] {
+        let short =
+            ["writes", "--seconds", "2", "--warm-up", "0", "--keys", "40", "--in-flight", "16"];
+        let report = bench(&[&short[..], &way].concat());
+        assert!(report["writes_per_second"].as_f64().unwrap() > 0.0, "{report}");
+        assert_eq!((&report["errors"], &report["conflicts"]), (&0.into(), &0.into()), "{report}");
+        assert_eq!(report["servers"].as_array().unwrap().len(), 3, "{report}");
+    }
+}
+
+#[test]
+fn reads_are_measured_on_every_server() {
+    let short = ["reads", "--seconds", "2", "--warm-up", "0", "--keys", "20", "--in-flight", "6"];
+    let report = bench(&short);
+    assert!(report["reads_per_second"].as_f64().unwrap() > 0.0, "{report}");
+    assert_eq!(report["errors"], 0, "{report}");
+}
+
+#[test]
+fn placements_are_measured_and_recomputed() {
+    let report = bench(&[
+        "schedule",
+        "--nodes",
+        "12",
+        "--jobs",
+        "4",
+        "--count",
+        "25",
+        "--ports",
+        "2",
+        "--timeout",
+        "120",
+    ]);
+    assert!(report["placements_per_second"].as_f64().unwrap() > 0.0, "{report}");
+    for server in 1..=3 {
+        assert_eq!(report[format!("check_on_server_{server}")], 0, "{report}");
+    }
+}
+
+/// Before its first entry a cluster has no log time: writes that come together were stamped with 0, and all but the first were refused as
+/// older than the session window.
+#[test]
+fn many_first_writes_at_once_are_all_taken() {
+    let cluster = Cluster::start(Options::new(3));
+    let answers: Vec<_> = thread::scope(|scope| {
+        let writers: Vec<_> = (0..60)
+            .map(|number| {
+                let client = cluster.client(number % 3);
+                scope.spawn(move || {
+                    client.put("/v1/jobs", &stored_job(&format!("first-{number}"), "x"))
+                })
+            })
+            .collect();
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    for answer in answers {
+        assert_eq!(answer.status, 200, "{}", answer.text);
+    }
+}
