@@ -95,7 +95,9 @@ fn a_job_comes_back_after_stop_and_after_purge() {
     stage.schedule(&changed);
     let renamed = stage.await_live("the other group runs", "web", |live| {
         live.len() == 2
-            && live.iter().all(|one| one["TaskGroup"] == "other" && one["ClientStatus"] == "running")
+            && live
+                .iter()
+                .all(|one| one["TaskGroup"] == "other" && one["ClientStatus"] == "running")
     });
     assert_eq!(numbers(&renamed), [0, 1]);
     stage.finish();

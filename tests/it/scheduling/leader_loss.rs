@@ -38,7 +38,8 @@ fn a_dead_leader_loses_and_doubles_nothing() {
     let _agent = stage.cluster.agent("sim", Some(10));
     stage.await_ready_nodes(10);
     let leader = stage.cluster.leader();
-    let clients: Vec<Client> = stage.cluster.all().into_iter().map(|one| stage.cluster.client(one)).collect();
+    let clients: Vec<Client> =
+        stage.cluster.all().into_iter().map(|one| stage.cluster.client(one)).collect();
     let registered = AtomicUsize::new(0);
     thread::scope(|scope| {
         for part in 0..4 {
@@ -50,7 +51,9 @@ fn a_dead_leader_loses_and_doubles_nothing() {
                 }
             });
         }
-        wait_until("some jobs are registered", PATIENCE, || registered.load(Ordering::Relaxed) > 12);
+        wait_until("some jobs are registered", PATIENCE, || {
+            registered.load(Ordering::Relaxed) > 12
+        });
         stage.cluster.kill(leader);
     });
     let survivor = stage.cluster.others(&[leader])[0];

@@ -143,9 +143,8 @@ impl Stage {
     fn await_ended(&self, job: &str) -> Vec<Value> {
         wait_for(&format!("all of {job} ended"), PATIENCE, || {
             let all = self.allocations(job);
-            let ended = |one: &Value| {
-                matches!(text(one, "ClientStatus"), "complete" | "failed" | "lost")
-            };
+            let ended =
+                |one: &Value| matches!(text(one, "ClientStatus"), "complete" | "failed" | "lost");
             all.iter().all(ended).then_some(all)
         })
     }

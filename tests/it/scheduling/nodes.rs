@@ -29,11 +29,8 @@ fn a_dead_node_is_replaced_and_comes_back() {
     two.kill();
     stage.await_node("two", "down");
     let after = stage.await_running_on("web", &["one"; 4]);
-    let lost: Vec<Value> = stage
-        .allocations("web")
-        .into_iter()
-        .filter(|one| text(one, "NodeName") == "two")
-        .collect();
+    let lost: Vec<Value> =
+        stage.allocations("web").into_iter().filter(|one| text(one, "NodeName") == "two").collect();
     assert_eq!(lost.len(), 2);
     assert!(lost.iter().all(|one| one["ClientStatus"] == "lost" && one["DesiredStatus"] == "stop"));
     stage.await_running_on("logger", &["one"]);

@@ -1,13 +1,7 @@
 //! Workers on servers that lag, stop, or lose their leader: servers inside this process, so that their apply can be held, with real sockets
 //! between them.
 
-use std::{
-    collections::BTreeMap,
-    rc::Rc,
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{collections::BTreeMap, rc::Rc, sync::Arc, thread, time::Duration};
 
 use fsm::codec;
 use proto::v1::{self as pb, scheduler_client::SchedulerClient};
@@ -76,7 +70,8 @@ impl Servers {
             let answer = all.client(0).try_get("/v1/nodes");
             answer.is_ok_and(|answer| {
                 answer.status == 200
-                    && list_of(answer.json).iter().filter(|node| node["Status"] == "ready").count() == 4
+                    && list_of(answer.json).iter().filter(|node| node["Status"] == "ready").count()
+                        == 4
             })
         });
         all
@@ -126,7 +121,8 @@ impl Servers {
             let metrics = client.get("/v1/metrics").ok();
             let gauges = metrics["Gauges"].as_array().unwrap();
             gauges.iter().any(|gauge| {
-                gauge["Name"] == "nomad.broker.total_unacked" && gauge["Value"].as_f64() == Some(1.0)
+                gauge["Name"] == "nomad.broker.total_unacked"
+                    && gauge["Value"].as_f64() == Some(1.0)
             })
         });
     }
