@@ -2,6 +2,10 @@
 
 use std::process::ExitCode;
 
+/// Applying entries and writing the state to disk is mostly allocation (docs/adr/0006).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     quorate::cli::entry::main()
 }

@@ -143,11 +143,13 @@ impl Cluster {
             let (entries, batches) = (grown("raft.log.entries"), grown("raft.log.batches"));
             let log_mb = grown("raft.log.bytes") / f64::from(1 << 20);
             let lag = after.value("state.shadow_lag_groups");
+            let cpu_ms = grown("process.cpu_ms");
             let resident_mb = after.value("process.resident_bytes") / f64::from(1 << 20);
             let per_batch = if batches > 0.0 { entries / batches } else { 0.0 };
             let shown = format!(
-                "{}{entries:.0} log entries in {batches:.0} syncs ({per_batch:.1} each), log {log_mb:.0} MiB, disk behind by {lag:.0} groups, resident {resident_mb:.0} MiB",
+                "{}{entries:.0} log entries in {batches:.0} syncs ({per_batch:.1} each), log {log_mb:.0} MiB, {:.1} s of processor, disk behind by {lag:.0} groups, resident {resident_mb:.0} MiB",
                 if server.leads { "leader, " } else { "" },
+                cpu_ms / 1e3,
             );
             report.lines.push((server.name.clone(), shown));
             all.push(json!({
@@ -156,6 +158,7 @@ impl Cluster {
                 "log_entries": entries,
                 "log_syncs": batches,
                 "log_mib": log_mb,
+                "cpu_ms": cpu_ms,
                 "disk_lag_groups": lag,
                 "resident_mib": resident_mb,
             }));

@@ -57,7 +57,7 @@ pub(super) struct Tally {
     pub(super) acknowledged: u64,
     /// Their latencies.
     pub(super) latencies: Latencies,
-    /// Failures, at any time.
+    /// Failures and rejections, at any time.
     pub(super) failed: u64,
     /// One of them.
     pub(super) failure: Option<String>,
@@ -73,6 +73,10 @@ impl Tally {
 
     fn note(&mut self, window: &Window, sent: Instant, result: &Outcome) {
         match result {
+            Outcome::Applied(Reply::Rejected(rejection)) => {
+                self.failed += 1;
+                self.failure.get_or_insert_with(|| rejection.to_string());
+            }
             Outcome::Applied(_) => {
                 let now = Instant::now();
                 if window.contains(now) {

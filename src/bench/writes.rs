@@ -205,7 +205,10 @@ pub(super) async fn run(
     let mut works = Registrations::deal(arguments.keys, lanes.channels.len())?;
     if arguments.keys > 0 {
         progress(&format!("registering {} jobs", arguments.keys));
-        works = drive(&lanes, works, Window::open()).await?.0;
+        let (registered, tally) = drive(&lanes, works, Window::open()).await?;
+        let why = tally.failure.unwrap_or_default();
+        anyhow::ensure!(tally.failed == 0, "{} registrations failed: {why}", tally.failed);
+        works = registered;
     }
     works.iter_mut().for_each(Registrations::go_on);
     let baseline_time = Duration::from_secs(arguments.seconds.clamp(4, 10));
@@ -224,6 +227,9 @@ pub(super) async fn run(
     let conflicts: u64 = works.iter().map(|work| work.conflicts).sum();
     let unknown: u64 = works.iter().map(|work| work.unknown).sum();
     report.add("conflicts", conflicts.to_string(), conflicts);
+    if tally.acknowledged == 0 {
+        report.problems.push("not one write was acknowledged".to_owned());
+    }
     if conflicts > unknown {
         let problem = format!("{conflicts} conflicts with {unknown} writes of unknown outcome");
         report.problems.push(problem);
@@ -351,14 +357,12 @@ mod tests {
     use super::*;
 
     fn enforced(command: &Command) -> (Text, Option<Index>) {
-        match command {
-            Command::RegisterJob { spec, enforce_index, .. } => {
-                assert_eq!(spec.meta.values().map(|text| text.len()).sum::<usize>(), META_BYTES);
-                assert!(spec.parameterized.is_some());
-                (spec.key.id.clone(), *enforce_index)
-            }
-            other => panic!("{other:?}"),
-        }
+        let Command::RegisterJob { spec, enforce_index, .. } = command else {
+            panic!("{command:?} is no registration")
+        };
+        assert_eq!(spec.meta.values().map(|text| text.len()).sum::<usize>(), META_BYTES);
+        assert!(spec.parameterized.is_some());
+        (spec.key.id.clone(), *enforce_index)
     }
 
     #[test]

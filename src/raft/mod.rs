@@ -4,6 +4,8 @@ pub mod log_store;
 pub mod network;
 pub mod service;
 pub mod state_machine;
+#[cfg(test)]
+mod suite;
 
 use std::fmt;
 

@@ -36,6 +36,25 @@ impl Core {
         deadline.saturating_duration_since(Instant::now())
     }
 
+    /// A client's id with what tells its request from another under the same id; an id made up here stands for this request alone.
+    fn stamp(&self, id: Option<RequestId>, command: &Command) -> Request {
+        let payload_hash = id.map_or(0, |_| {
+            let command = without_fresh_ids(command.clone());
+            hash64(&codec::encode(&Proposal { at: 0, epoch: None, request: None, command }))
+        });
+        let id = id.unwrap_or_else(Self::fresh_request);
+        Request { id, stamped_at: self.log_time(), payload_hash }
+    }
+
+    /// Log time as this server knows it: behind the leader's by [`super::leadership::TICK_AFTER_MS`] and some at most.
+    fn log_time(&self) -> fsm::TimeMs {
+        match self.cell.load().head.at {
+            // A cluster without history: its first entry brings wall time, beside which 0 would be long expired.
+            0 => self.clock.wall_ms(),
+            at => at,
+        }
+    }
+
     /// The index a linearizable read has to wait for, from the leader.
     pub(super) async fn read_index(&self) -> Result<(Index, u64), ApiError> {
         let (read, _) =
@@ -49,30 +68,7 @@ impl Core {
     async fn read_index_anywhere(&self, deadline: Instant) -> Result<Index, ApiError> {
         loop {
             let left = Self::left(deadline);
-            let attempt = async {
-                if core::leads(self).is_some() {
-                    return self.read_index().await.map(|(index, _)| index);
-                }
-                let address = self.leader_address()?;
-                let request = pb::ReadIndexRequest { from: self.id };
-                let path = "/quorate.v1.Cluster/ReadIndex";
-                let timeout = left.min(ATTEMPT_TIMEOUT);
-                call::<_, pb::ReadIndexReply>(
-                    &*self.transport,
-                    &address,
-                    path,
-                    Lane::Control,
-                    &request,
-                    timeout,
-                )
-                .await
-                .map(|reply| reply.index)
-                .map_err(|status| {
-                    tracing::debug!(%status, "no read index from the leader");
-                    ApiError::NoLeader
-                })
-            };
-            if let Ok(Ok(index)) = rt::timeout(left, attempt).await {
+            if let Ok(Ok(index)) = rt::timeout(left, self.read_rounds.read_index()).await {
                 return Ok(index);
             }
             if Self::left(deadline) <= LEADER_RETRY {
@@ -166,16 +162,7 @@ impl Core {
         timeout: Duration,
     ) -> Result<Written, ApiError> {
         let deadline = Instant::now() + timeout;
-        let request = Request {
-            id: request.unwrap_or_else(Self::fresh_request),
-            stamped_at: self.cell.load().head.at,
-            payload_hash: hash64(&codec::encode(&Proposal {
-                at: 0,
-                epoch: None,
-                request: None,
-                command: without_fresh_ids(command.clone()),
-            })),
-        };
+        let request = self.stamp(request, &command);
         let mut last = ApiError::NoLeader;
         let mut proposed = false;
         loop {

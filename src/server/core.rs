@@ -136,6 +136,7 @@ pub struct Core {
     failed: watch::Sender<Option<String>>,
     recovered: watch::Sender<bool>,
     pub(super) reports: super::reports::Reports,
+    pub(super) read_rounds: super::read_rounds::ReadRounds,
     pub(super) worker_stats: super::worker::WorkerStats,
     hold_apply: watch::Sender<bool>,
     wal_thread: std::sync::Mutex<Option<WalThread>>,
@@ -197,6 +198,7 @@ impl Core {
         .await
         .map_err(|error| anyhow::anyhow!("raft does not start: {error}"))?;
         let (reports, report_queue) = super::reports::channel();
+        let (read_rounds, read_queue) = super::read_rounds::channel();
         let clock = Clock::default();
         let core = Arc::new(Self {
             id: identity.server_id,
@@ -215,6 +217,7 @@ impl Core {
             failed: watch::channel(None).0,
             recovered: watch::channel(false).0,
             reports,
+            read_rounds,
             worker_stats: super::worker::WorkerStats::default(),
             hold_apply,
             wal_thread: std::sync::Mutex::new(wal_thread),
@@ -222,14 +225,19 @@ impl Core {
             heard: std::sync::Mutex::default(),
             settings,
         });
-        core.start_tasks(report_queue);
+        core.start_tasks(report_queue, read_queue);
         Ok(core)
     }
 
-    fn start_tasks(self: &Arc<Self>, report_queue: super::reports::Queue) {
+    fn start_tasks(
+        self: &Arc<Self>,
+        report_queue: super::reports::Queue,
+        read_queue: super::read_rounds::Queue,
+    ) {
         rt::spawn(super::leadership::watch(Arc::clone(self)));
         rt::spawn(watch_recovery(Arc::clone(self)));
         rt::spawn(super::reports::run(Arc::clone(self), report_queue));
+        rt::spawn(super::read_rounds::run(Arc::clone(self), read_queue));
         rt::spawn(super::housekeeping::run(Arc::clone(self)));
         rt::spawn(super::digests::run(Arc::clone(self)));
         for number in 0..self.settings.workers {
@@ -458,12 +466,15 @@ fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
         election_timeout_min: timing.election_ms_min,
         election_timeout_max: timing.election_ms_max,
         enable_pre_vote: Some(true),
+        // A leader that restarts in its own term knows only the commit index that it happened to have saved, and its read index would be older
+        // than what it acknowledged before: it has to be elected, and commit an entry of the new term, like anyone else.
+        enable_leader_restore: Some(false),
         quorum_loss_probe_interval: Some(timing.election_ms_max * 2),
         max_payload_entries: 1024,
         snapshot_policy: SnapshotPolicy::Never,
         replication_lag_threshold: 100_000,
         max_in_snapshot_log_to_keep: settings.log_entries_kept,
-        purge_batch_size: 1024,
+        purge_batch_size: settings.log_entries_kept.clamp(1, 1024),
         ..openraft::Config::default()
     };
     config.validate().context("raft timing")
@@ -581,6 +592,15 @@ fn resident_bytes() -> u64 {
     kib << 10
 }
 
+/// Processor time that this process has used, ms; 0 where it cannot be asked.
+fn cpu_ms() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // Behind the name in brackets: state is field 3; user and system time are fields 14 and 15, in hundredths of a second (USER_HZ).
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
+    let ticks: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    ticks * 10
+}
+
 /// Numbers of this server for dashboards.
 pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     let mut out = BTreeMap::new();
@@ -600,6 +620,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("state.shadow_lag_bytes", lag.bytes);
     put("state.disk_bytes", lag.disk_bytes);
     let wal = core.wal.stats();
+    put("raft.log.first_index", core.wal.first().unwrap_or(0));
     put("raft.log.batches", wal.batches);
     put("raft.log.entries", wal.entries);
     put("raft.log.bytes", wal.bytes);
@@ -612,6 +633,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("state.evaluations", state.evaluations.len() as u64);
     put("state.allocations", state.allocations.len() as u64);
     put("process.resident_bytes", resident_bytes());
+    put("process.cpu_ms", cpu_ms());
     if let Some(services) = core.leading() {
         services.gauges(&mut put);
     }

@@ -9,7 +9,7 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use fsm::{Command, Index, digest::Digest};
+use fsm::{Command, Index, State, digest::Digest};
 
 use super::{core::Core, housekeeping::probe, leadership::LeaderServices};
 use crate::{
@@ -55,7 +55,7 @@ pub(super) async fn run(core: Arc<Core>) {
         if rt::timeout(LOOK_INTERVAL, rt::until_true(&mut stop)).await.is_ok() {
             return;
         }
-        if let Some(why) = divergence(&core) {
+        if let Some(why) = divergence(&core.cell.load()) {
             let directory = &core.settings.data_directory;
             if let Err(error) = write_file(&*core.disk, directory, MARKER, why.as_bytes()) {
                 tracing::error!(%error, "the {MARKER} marker could not be written");
@@ -71,8 +71,8 @@ pub(super) async fn run(core: Arc<Core>) {
     }
 }
 
-fn divergence(core: &Core) -> Option<String> {
-    let state = core.cell.load();
+/// Why this replica must stop, if a verdict is not what it has.
+fn divergence(state: &State) -> Option<String> {
     state.digest_marks.iter().find_map(|mark| {
         let verdict = mark.verdict?;
         (verdict != mark.digest).then(|| {
@@ -113,11 +113,7 @@ async fn gather(core: &Arc<Core>, mark: Index) -> Option<Digest> {
                 reports.insert(*id, Digest(u128::from_le_bytes(bytes)));
             }
         }
-        let mut counts: BTreeMap<Digest, usize> = BTreeMap::new();
-        for digest in reports.values() {
-            *counts.entry(*digest).or_default() += 1;
-        }
-        if let Some((digest, _)) = counts.into_iter().find(|(_, count)| count * 2 > voters.len()) {
+        if let Some(digest) = majority(&reports, voters.len()) {
             return Some(digest);
         }
         if Instant::now() >= deadline {
@@ -125,5 +121,75 @@ async fn gather(core: &Arc<Core>, mark: Index) -> Option<Digest> {
             return None;
         }
         rt::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// What more than half of the voters report.
+fn majority(reports: &BTreeMap<u64, Digest>, voters: usize) -> Option<Digest> {
+    let mut counts: BTreeMap<Digest, usize> = BTreeMap::new();
+    for digest in reports.values() {
+        *counts.entry(*digest).or_default() += 1;
+    }
+    counts.into_iter().find(|(_, count)| count * 2 > voters).map(|(digest, _)| digest)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use fsm::{Proposal, table::ChangeSet};
+
+    use super::*;
+    use crate::disk::RealDisk;
+
+    fn commit(state: &mut State, command: Command) -> Index {
+        let proposal = Proposal { at: 1, epoch: None, request: None, command };
+        let index = state.head.index + 1;
+        state.apply(index, 1, &proposal, &mut ChangeSet::default()).index
+    }
+
+    /// P5: a replica whose rows differ from the majority's finds out by the verdict; the others go on.
+    #[test]
+    fn a_replica_that_differs_from_the_verdict_is_told() {
+        let mut replicas: Vec<State> =
+            (0..3).map(|_| State::genesis(&mut ChangeSet::default())).collect();
+        let namespace = fsm::state::Namespace { name: "stray".into(), ..Default::default() };
+        replicas[2].namespaces.put(namespace, &mut ChangeSet::default());
+        let mut reports = BTreeMap::new();
+        let mut mark = 0;
+        for (number, state) in (0..).zip(&mut replicas) {
+            mark = commit(state, Command::MarkDigest);
+            assert_eq!(divergence(state), None, "there is no verdict yet");
+            reports.insert(number, state.digest_marks.get(&mark).unwrap().digest);
+        }
+        let digest = majority(&reports, 3).unwrap();
+        let told: Vec<bool> = replicas
+            .iter_mut()
+            .map(|state| {
+                commit(state, Command::DigestVerdict { mark, digest });
+                divergence(state).is_some()
+            })
+            .collect();
+        assert_eq!(told, [false, false, true]);
+    }
+
+    #[test]
+    fn there_is_no_verdict_without_a_majority_of_all_voters() {
+        let one = BTreeMap::from([(1, Digest(7))]);
+        assert_eq!(majority(&one, 3), None);
+        let split = BTreeMap::from([(1, Digest(7)), (2, Digest(8))]);
+        assert_eq!(majority(&split, 3), None);
+        let two = BTreeMap::from([(1, Digest(7)), (2, Digest(7)), (3, Digest(8))]);
+        assert_eq!(majority(&two, 3), Some(Digest(7)));
+        assert_eq!(majority(&two, 5), None);
+    }
+
+    #[test]
+    fn a_diverged_data_directory_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        refuse_diverged(&RealDisk, directory.path()).unwrap();
+        write_file(&RealDisk, directory.path(), MARKER, b"why").unwrap();
+        let error = refuse_diverged(&RealDisk, directory.path()).unwrap_err().to_string();
+        assert!(error.contains("diverged"), "{error}");
     }
 }

@@ -40,6 +40,10 @@ const LOOK_MS_MAX: u64 = 2_000;
 /// Plans that wait for the applier's queue.
 const PLANS_WAITING_MAX: usize = 4_096;
 
+/// An idle cluster's log time is moved on when it is this old, far below the session window: requests are stamped with it, and one that is
+/// stamped too early counts as expired.
+pub(super) const TICK_AFTER_MS: u64 = 60_000;
+
 /// Starts and stops leader services as leadership comes and goes.
 pub(super) async fn watch(core: Arc<Core>) {
     let mut metrics = core.raft.metrics();
@@ -99,6 +103,7 @@ pub struct LeaderServices {
     deadlines: Mutex<NodeDeadlines>,
     drainer: Mutex<Drainer>,
     plan_depth: Arc<std::sync::atomic::AtomicU64>,
+    ticked_at: std::sync::atomic::AtomicU64,
     ready: Notify,
     kick: Notify,
     proposals: Semaphore,
@@ -152,6 +157,7 @@ impl LeaderServices {
             deadlines: Mutex::default(),
             drainer: Mutex::default(),
             plan_depth: Arc::default(),
+            ticked_at: std::sync::atomic::AtomicU64::default(),
             ready: Notify::new(),
             kick: Notify::new(),
             proposals: Semaphore::new(PROPOSALS_MAX),
@@ -414,6 +420,12 @@ impl LeaderServices {
         }
         if let Some(command) = lock(&self.drainer).poll(now, &state) {
             self.submit(command);
+        }
+        let ordering = std::sync::atomic::Ordering::Relaxed;
+        let moved_at = state.head.at.max(self.ticked_at.load(ordering));
+        if now.saturating_sub(moved_at) >= TICK_AFTER_MS {
+            self.ticked_at.store(now, ordering);
+            self.submit(Command::Tick);
         }
     }
 

@@ -9,6 +9,7 @@ mod digests;
 mod housekeeping;
 pub mod leadership;
 pub mod ports;
+mod read_rounds;
 pub mod reports;
 mod run;
 pub(crate) mod services;
@@ -64,11 +65,11 @@ pub(crate) async fn write_for_peer(
     hops: u32,
     timeout: Duration,
 ) -> Result<Written, Status> {
-    let result = if core.leading().is_some() {
-        core.write_as_leader(proposal.command, proposal.request, timeout).await
-    } else if hops == 0 {
-        // A client's own write over gRPC: any server finds the leader.
+    let result = if hops == 0 {
+        // A client's own write over gRPC: any server finds the leader, and stamps time and hash itself.
         core.write(proposal.command, proposal.request.map(|request| request.id), timeout).await
+    } else if core.leading().is_some() {
+        core.write_as_leader(proposal.command, proposal.request, timeout).await
     } else {
         Err(ApiError::NoLeader)
     };

@@ -8,3 +8,5 @@ pub mod lock;
 pub mod shadow;
 pub mod snapshot_file;
 pub mod wal;
+#[cfg(test)]
+pub(crate) mod testing;

@@ -269,6 +269,9 @@ impl StateDirectory {
                 Ok((engine, loaded)) => {
                     disk.remove_file(&opening)?;
                     disk.sync_dir(path)?;
+                    if loaded.is_some() {
+                        sweep(&*disk, path, &name)?;
+                    }
                     let path = path.to_path_buf();
                     return Ok((Self { disk, path, open, engine, name, pieces }, loaded));
                 }
@@ -343,6 +346,16 @@ fn set_aside(disk: &dyn Disk, path: &Path, name: &mut String) -> io::Result<()> 
     }
     disk.sync_dir(path)?;
     name.clear();
+    Ok(())
+}
+
+/// Removes engines that a crash left behind: built halfway, or replaced and not yet removed.
+fn sweep(disk: &dyn Disk, path: &Path, current: &str) -> io::Result<()> {
+    for name in disk.list(path)? {
+        if name.starts_with("engine-") && name != current {
+            disk.remove_dir_all(&path.join(name))?;
+        }
+    }
     Ok(())
 }
 
@@ -603,3 +616,6 @@ fn write_groups(directory: &mut StateDirectory, groups: Vec<Group>, lag: &Lag) -
     }
     true
 }
+
+#[cfg(test)]
+mod tests;

@@ -39,7 +39,8 @@ impl SnapshotDirectory {
     pub fn open(disk: Arc<dyn Disk>, path: &Path) -> io::Result<Self> {
         disk.create_dir_all(path)?;
         for name in disk.list(path)? {
-            if name.ends_with(".tmp") || name.ends_with(".incoming") {
+            let end = Path::new(&name).extension();
+            if end.is_some_and(|end| end == "tmp" || end == "incoming") {
                 disk.remove_file(&path.join(name))?;
             }
         }
@@ -255,6 +256,9 @@ fn visit(
             rows += 1;
         }
     }
+    if input.offset != file.size()? {
+        return Err(invalid(path, "bytes after the end"));
+    }
     Ok(meta)
 }
 
@@ -282,3 +286,6 @@ pub fn read(disk: &dyn Disk, path: &Path) -> io::Result<Loaded> {
     }
     Ok(Loaded { state, meta })
 }
+
+#[cfg(test)]
+mod tests;

@@ -91,8 +91,8 @@ fn check_jobs(client: &Client, ids: &[String]) {
     let list = list.as_array().unwrap();
     let known: std::collections::BTreeSet<&str> =
         list.iter().map(|job| job["ID"].as_str().unwrap()).collect();
-    let lost: Vec<_> = ids.iter().filter(|id| !known.contains(id.as_str())).collect();
-    assert!(lost.is_empty(), "acknowledged writes are lost: {lost:?}");
+    let missing: Vec<_> = ids.iter().filter(|id| !known.contains(id.as_str())).collect();
+    assert!(missing.is_empty(), "acknowledged writes are lost: {missing:?}");
 }
 
 /// A running service with everything about its tasks that a restart would change.
@@ -241,7 +241,9 @@ fn five_servers_lose_the_leader_and_a_follower_at_once_and_go_on() {
         service.check(&cluster.client(*server));
     }
     cluster.await_equal(&alive);
-    dead.into_iter().for_each(|server| cluster.start_one(server));
+    for server in dead {
+        cluster.start_one(server);
+    }
     cluster.await_ready(&dead);
     cluster.await_equal(&cluster.all());
     service.check(&cluster.client(dead[0]));
@@ -268,7 +270,9 @@ fn with_three_of_five_dead_writes_and_reads_fail_clearly_and_stale_reads_answer(
     let leader = cluster.leader();
     cluster.kill(leader);
     let survivors: Vec<usize> = alive.into_iter().filter(|server| *server != leader).collect();
-    survivors.iter().for_each(|server| check_no_majority(&cluster, *server, "alone-3"));
+    for server in &survivors {
+        check_no_majority(&cluster, *server, "alone-3");
+    }
 
     cluster.start_one(leader);
     followers[1..3].iter().for_each(|server| cluster.start_one(*server));

@@ -1,0 +1,97 @@
+//! Read indexes for many reads at once: reads that wait at the same time share one question to the leader.
+//!
+//! ```text
+//!  reads ─► bounded queue ─► one round for all that wait: this server's Raft, or one call to the leader ─► every one of them
+//! ```
+//! Invariant: a read is only answered from a round that began after the read was queued, or it would miss a write acknowledged before it. A
+//! round that hangs holds up the next one for [`ROUND_WAIT`] only.
+
+use std::{sync::Arc, time::Duration};
+
+use fsm::Index;
+use proto::v1 as pb;
+
+use super::{
+    api::ApiError,
+    core::{self, Core},
+};
+use crate::{
+    rpc::transport::{Lane, call},
+    rt::{self, mpsc, oneshot},
+};
+
+/// Reads that may wait for a round; above it they wait for their place.
+const WAITING_MAX: usize = 8_192;
+/// How long a round is waited for before the next one may begin.
+const ROUND_WAIT: Duration = Duration::from_millis(20);
+/// One question to the leader, so that a hung one does not eat the whole deadline of a read.
+const ROUND_TIMEOUT: Duration = Duration::from_secs(3);
+
+type Waiting = oneshot::Sender<Result<Index, ApiError>>;
+
+/// Where reads ask.
+#[derive(Clone)]
+pub(super) struct ReadRounds(mpsc::Sender<Waiting>);
+
+/// Where their questions come out.
+pub(super) type Queue = mpsc::Receiver<Waiting>;
+
+pub(super) fn channel() -> (ReadRounds, Queue) {
+    let (sender, receiver) = mpsc::channel(WAITING_MAX);
+    (ReadRounds(sender), receiver)
+}
+
+impl ReadRounds {
+    /// The index that a read which begins now has to wait for. May be dropped at any time.
+    pub(super) async fn read_index(&self) -> Result<Index, ApiError> {
+        let (waiting, answer) = oneshot::channel();
+        let stopping = || ApiError::NotReady("the server is stopping".to_owned());
+        self.0.send(waiting).await.map_err(|_| stopping())?;
+        answer.await.map_err(|_| stopping())?
+    }
+}
+
+/// Runs rounds until the server stops.
+pub(super) async fn run(core: Arc<Core>, mut queue: Queue) {
+    let mut stop = core.stopping();
+    loop {
+        let first = rt::select! {
+            biased;
+            () = rt::until_true(&mut stop) => return,
+            first = queue.recv() => first,
+        };
+        let Some(first) = first else { return };
+        let mut waiting = vec![first];
+        while waiting.len() < WAITING_MAX
+            && let Ok(next) = queue.try_recv()
+        {
+            waiting.push(next);
+        }
+        let core = Arc::clone(&core);
+        let round = rt::spawn(async move {
+            let result = rt::timeout(ROUND_TIMEOUT, round(&core)).await;
+            let result = result.unwrap_or(Err(ApiError::NoLeader));
+            for one in waiting {
+                // A read that was given up is not there any more.
+                drop(one.send(result.clone()));
+            }
+        });
+        // Whether it ended or still hangs, the next may begin.
+        drop(rt::timeout(ROUND_WAIT, round).await);
+    }
+}
+
+async fn round(core: &Core) -> Result<Index, ApiError> {
+    if core::leads(core).is_some() {
+        return core.read_index().await.map(|(index, _)| index);
+    }
+    let address = core.leader_address()?;
+    let request = pb::ReadIndexRequest { from: core.id };
+    let path = "/quorate.v1.Cluster/ReadIndex";
+    let reply: Result<pb::ReadIndexReply, _> =
+        call(&*core.transport, &address, path, Lane::Control, &request, ROUND_TIMEOUT).await;
+    reply.map(|reply| reply.index).map_err(|status| {
+        tracing::debug!(%status, "no read index from the leader");
+        ApiError::NoLeader
+    })
+}

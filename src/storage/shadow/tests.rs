@@ -1,0 +1,270 @@
+//! Crashes between every two steps of the writer, over the twin engine on a disk that forgets, and sled in real directories.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{collections::BTreeMap, fs};
+
+use fsm::digest::Digest;
+
+use super::*;
+use crate::{
+    disk::{RealDisk, fault::FaultDisk},
+    storage::testing::Life,
+};
+
+const PATH: &str = "/server/state";
+
+fn twin(disk: &FaultDisk) -> OpenEngine {
+    let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+    Arc::new(move |path| open_twin(Arc::clone(&disk), path))
+}
+
+fn open(disk: &FaultDisk) -> io::Result<(StateDirectory, Option<Loaded>)> {
+    StateDirectory::open(Arc::new(disk.clone()), Path::new(PATH), twin(disk))
+}
+
+/// What a crash may leave and what it must leave.
+#[derive(Default)]
+struct Promise {
+    /// The digest at every index that was handed over.
+    known: BTreeMap<Index, Digest>,
+    /// The highest index that was said to be durable.
+    durable: Index,
+}
+
+impl Promise {
+    fn write(&mut self, directory: &mut StateDirectory, life: &mut Life) -> io::Result<()> {
+        self.known.insert(life.index(), life.state.digest());
+        directory.write(vec![life.take()])
+    }
+
+    fn check(&self, loaded: Option<&Loaded>, context: &str) {
+        let Some(loaded) = loaded else {
+            assert_eq!(self.durable, 0, "{context}: what was durable is gone");
+            return;
+        };
+        let index = loaded.meta.head.index;
+        assert!(index >= self.durable, "{context}: {index} of {}", self.durable);
+        assert_eq!(self.known.get(&index), Some(&loaded.state.digest()), "{context}");
+    }
+}
+
+/// Everything a writer does, in an order that has each step after each kind of step.
+fn live(disk: &FaultDisk, promise: &mut Promise) -> io::Result<()> {
+    let (mut directory, loaded) = open(disk)?;
+    let mut life = loaded.map_or_else(Life::new, |loaded| Life::from(loaded.state));
+    life.set("short", 10);
+    life.set("long", VALUE_BYTES_MAX * 2 + 7);
+    promise.write(&mut directory, &mut life)?;
+    promise.durable = directory.barrier()?;
+    life.set("long", VALUE_BYTES_MAX + 1);
+    promise.write(&mut directory, &mut life)?;
+    life.set("long", 100);
+    promise.write(&mut directory, &mut life)?;
+    promise.durable = directory.barrier()?;
+    life.set("long", VALUE_BYTES_MAX * 3);
+    life.set("from-a-snapshot", 50);
+    promise.known.insert(life.index(), life.state.digest());
+    life.take();
+    directory.replace(&life.state, &life.meta())?;
+    promise.durable = life.index();
+    life.remove("long");
+    promise.write(&mut directory, &mut life)?;
+    promise.durable = directory.barrier()?;
+    assert_eq!(promise.durable, life.index());
+    Ok(())
+}
+
+#[test]
+fn a_crash_between_any_two_steps_leaves_a_whole_state_not_older_than_the_barrier() {
+    let mut ends = 0;
+    for stop in 0.. {
+        let mut ended = false;
+        for cut in 0..6 {
+            let disk = FaultDisk::new(stop);
+            let mut promise = Promise::default();
+            disk.stop_after(stop);
+            ended = live(&disk, &mut promise).is_ok() && !disk.is_stopped();
+            if cut == 0 { disk.kill() } else { disk.power_cut(cut) }
+            let context = format!("stopped at {stop}, cut {cut}");
+            let (mut directory, loaded) = open(&disk).unwrap();
+            promise.check(loaded.as_ref(), &context);
+            // And it goes on from there.
+            let mut life = loaded.map_or_else(Life::new, |loaded| Life::from(loaded.state));
+            life.set("after", 5);
+            promise.write(&mut directory, &mut life).unwrap();
+            promise.durable = directory.barrier().unwrap();
+            assert_eq!(promise.durable, life.index());
+            drop(directory);
+            disk.power_cut(cut);
+            promise.check(open(&disk).unwrap().1.as_ref(), &context);
+        }
+        if ended {
+            ends = stop;
+            break;
+        }
+    }
+    assert!(ends > 20, "the disk was stopped at {ends} places only");
+}
+
+#[test]
+fn a_crash_while_opening_sets_the_engine_aside_or_keeps_it_and_never_loops() {
+    for stop in 0.. {
+        let disk = FaultDisk::new(stop);
+        let mut promise = Promise::default();
+        live(&disk, &mut promise).unwrap();
+        disk.stop_after(stop);
+        let opened = open(&disk).is_ok();
+        let ended = opened && !disk.is_stopped();
+        disk.kill();
+        let marked = disk.exists(&Path::new(PATH).join("OPENING")).unwrap();
+        let (mut directory, loaded) = open(&disk).unwrap();
+        match loaded {
+            Some(loaded) => promise.check(Some(&loaded), &format!("stopped at {stop}")),
+            None => {
+                assert!(marked, "stopped at {stop}: it was set aside without a reason");
+                assert!(disk.exists(&Path::new(PATH).join("set-aside")).unwrap());
+                let life = Life::new();
+                directory.replace(&life.state, &life.meta()).unwrap();
+            }
+        }
+        drop(directory);
+        assert!(open(&disk).unwrap().1.is_some(), "stopped at {stop}: the next start finds it");
+        if ended {
+            assert!(stop > 3);
+            return;
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_does_not_match_its_digest_is_set_aside() {
+    let disk = FaultDisk::new(1);
+    live(&disk, &mut Promise::default()).unwrap();
+    let current = disk.read(&Path::new(PATH).join("CURRENT")).unwrap();
+    let rows = Path::new(PATH).join(String::from_utf8(current).unwrap()).join("rows");
+    let bytes = disk.read(&rows).unwrap();
+    for offset in (0..bytes.len()).step_by(41) {
+        disk.replace(&rows, &bytes);
+        disk.corrupt(&rows, offset, 0x20);
+        let read = open_twin(Arc::new(disk.clone()), rows.parent().unwrap())
+            .and_then(|engine| load(&*engine, &mut BTreeMap::new()));
+        assert!(read.is_err() || read.unwrap().is_none(), "a flip at {offset} went unnoticed");
+    }
+    let (_, loaded) = open(&disk).unwrap();
+    assert!(loaded.is_none());
+    assert!(disk.exists(&Path::new(PATH).join("set-aside")).unwrap());
+}
+
+/// The engine as it is after a kill, which leaves what the page cache has.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+fn open_real(path: &Path) -> (StateDirectory, Option<Loaded>) {
+    StateDirectory::open(Arc::new(RealDisk), path, Arc::new(open_sled)).unwrap()
+}
+
+#[test]
+fn sled_keeps_long_rows_that_grow_shrink_and_go() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("state");
+    let (mut directory, loaded) = open_real(&path);
+    assert!(loaded.is_none());
+    let mut life = Life::new();
+    let lengths = [10, VALUE_BYTES_MAX - 200, VALUE_BYTES_MAX * 2, 300_000, VALUE_BYTES_MAX + 1, 20];
+    for (number, length) in lengths.into_iter().enumerate() {
+        life.set("row", length);
+        life.set("other", 40);
+        directory.write(vec![life.take()]).unwrap();
+        assert_eq!(directory.barrier().unwrap(), life.index());
+        // Killed here.
+        let killed = temporary.path().join(format!("killed-{number}"));
+        copy(&path, &killed);
+        let (_, loaded) = open_real(&killed);
+        let loaded = loaded.unwrap();
+        assert_eq!(loaded.state.digest(), life.state.digest());
+        assert_eq!(loaded.meta, life.meta());
+        assert!(Life::length(&loaded.state, "row") >= length);
+    }
+    let mut pieces = 0;
+    let mut count = |key: &[u8], _: &[u8]| {
+        pieces += u32::from(key.first() == Some(&PIECE));
+        Ok(())
+    };
+    directory.engine.iterate(&mut count).unwrap();
+    assert_eq!(pieces, 0, "the pieces of longer values are gone");
+    life.set("row", 300_000);
+    directory.write(vec![life.take()]).unwrap();
+    life.remove("row");
+    directory.write(vec![life.take()]).unwrap();
+    directory.barrier().unwrap();
+    pieces = 0;
+    directory
+        .engine
+        .iterate(&mut |key, _| {
+            pieces += u32::from(key.first() == Some(&PIECE));
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(pieces, 0, "a removed row takes its pieces along");
+    drop(directory);
+    assert_eq!(open_real(&path).1.unwrap().state.digest(), life.state.digest());
+}
+
+#[test]
+fn sled_directories_that_a_crash_left_behind_are_removed() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("state");
+    let (mut directory, _) = open_real(&path);
+    let mut life = Life::new();
+    life.set("kept", 100);
+    directory.write(vec![life.take()]).unwrap();
+    directory.barrier().unwrap();
+    // Before the switch: the new engine is half built.
+    let before = temporary.path().join("before");
+    copy(&path, &before);
+    drop(open_sled(&before.join("engine-000002")).unwrap());
+    let (_, loaded) = open_real(&before);
+    assert_eq!(loaded.unwrap().meta, life.meta());
+    assert!(!before.join("engine-000002").exists());
+    // After it: the old one is still there.
+    let old = temporary.path().join("old");
+    copy(&path.join("engine-000001"), &old);
+    life.set("newer", 100);
+    life.take();
+    directory.replace(&life.state, &life.meta()).unwrap();
+    drop(directory);
+    copy(&old, &path.join("engine-000001"));
+    let (directory, loaded) = open_real(&path);
+    assert_eq!(loaded.unwrap().meta, life.meta());
+    assert_eq!(directory.name, "engine-000002");
+    assert!(!path.join("engine-000001").exists());
+}
+
+#[test]
+fn an_opening_mark_sets_sled_aside() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("state");
+    let (mut directory, _) = open_real(&path);
+    let mut life = Life::new();
+    life.set("row", 10);
+    directory.write(vec![life.take()]).unwrap();
+    directory.barrier().unwrap();
+    drop(directory);
+    fs::write(path.join("OPENING"), "").unwrap();
+    let (directory, loaded) = open_real(&path);
+    assert!(loaded.is_none());
+    assert!(path.join("set-aside/db").exists());
+    assert!(!path.join("OPENING").exists());
+    drop(directory);
+    assert!(open_real(&path).1.is_none(), "it does not come back by itself");
+}

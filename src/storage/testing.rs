@@ -1,0 +1,73 @@
+//! States for the tests of storage: every one differs from every other, and long rows come, grow, shrink and go.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use fsm::{
+    Command, Index, Proposal, Reply, State,
+    state::Namespace,
+    table::ChangeSet,
+};
+
+use super::{applied::AppliedMeta, shadow::Group};
+use crate::raft::StoredMembership;
+
+/// A state that grows entry by entry, with the rows that changed since they were last taken.
+pub(crate) struct Life {
+    /// The state after the last entry.
+    pub(crate) state: State,
+    changes: ChangeSet,
+}
+
+impl Life {
+    /// The state before the first entry, whose rows are in the first group.
+    pub(crate) fn new() -> Self {
+        let mut changes = ChangeSet::default();
+        let state = State::genesis(&mut changes);
+        Self { state, changes }
+    }
+
+    /// Goes on from a state that was loaded.
+    pub(crate) fn from(state: State) -> Self {
+        Self { state, changes: ChangeSet::default() }
+    }
+
+    fn apply(&mut self, command: Command) {
+        let index = self.state.head.index + 1;
+        let proposal = Proposal { at: index * 10, epoch: None, request: None, command };
+        let applied = self.state.apply(index, 1, &proposal, &mut self.changes);
+        assert_eq!(applied.reply, Reply::Done);
+    }
+
+    /// Sets a row of about so many bytes.
+    pub(crate) fn set(&mut self, name: &str, bytes: usize) {
+        let mark = self.state.head.index.to_string();
+        let description = mark.repeat(bytes.div_ceil(mark.len())).into();
+        let namespace = Namespace { name: name.into(), description, ..Namespace::default() };
+        self.apply(Command::UpsertNamespace(namespace));
+    }
+
+    /// Removes a row.
+    pub(crate) fn remove(&mut self, name: &str) {
+        self.apply(Command::DeleteNamespace(name.into()));
+    }
+
+    /// The meta of the state.
+    pub(crate) fn meta(&self) -> AppliedMeta {
+        let membership = StoredMembership::default();
+        AppliedMeta::new(self.state.head.clone(), &membership, self.state.digest())
+    }
+
+    /// The rows changed since the last call, with the meta after them.
+    pub(crate) fn take(&mut self) -> Group {
+        Group { changes: std::mem::take(&mut self.changes), meta: self.meta() }
+    }
+
+    /// The index of the last entry.
+    pub(crate) fn index(&self) -> Index {
+        self.state.head.index
+    }
+
+    /// The description of a namespace, by its length.
+    pub(crate) fn length(state: &State, name: &str) -> usize {
+        state.namespaces.get(&name.into()).unwrap().description.len()
+    }
+}
