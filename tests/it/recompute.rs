@@ -181,10 +181,8 @@ pub(crate) fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 /// The items of a list.
 #[track_caller]
 pub(crate) fn list_of(value: Value) -> Vec<Value> {
-    match value {
-        Value::Array(items) => items,
-        other => panic!("not a list: {other}"),
-    }
+    let Value::Array(items) = value else { panic!("not a list: {value}") };
+    items
 }
 
 #[track_caller]

@@ -135,10 +135,14 @@ fn check_answer(stage: &Stage, (method, path, body, status, text): Case) {
 fn bad_requests_change_nothing() {
     let stage = Stage::start(1);
     let before = stage.cluster.digest(0).1;
-    bodies().into_iter().for_each(|case| check_answer(&stage, case));
+    for case in bodies() {
+        check_answer(&stage, case);
+    }
     assert_eq!(stage.cluster.digest(0).1, before, "the state is as it was");
     // Some of these reach the state machine, which remembers that it refused them.
-    paths().into_iter().for_each(|case| check_answer(&stage, case));
+    for case in paths() {
+        check_answer(&stage, case);
+    }
     for list in ["jobs", "evaluations", "allocations", "nodes"] {
         assert_eq!(stage.client.get(&format!("/v1/{list}?namespace=*")).ok(), json!([]), "{list}");
     }
