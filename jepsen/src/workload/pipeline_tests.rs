@@ -33,6 +33,7 @@ struct Registers {
     jobs: BTreeMap<String, (Value, u64)>,
     index: u64,
     requests: u64,
+    writes: u64,
     copy: BTreeMap<String, (Value, u64)>,
 }
 
@@ -139,9 +140,9 @@ fn register(body: &Value, registers: &Mutex<Registers>, bug: Bug) -> (u16, Strin
         return (500, text);
     }
     registers.index += 3;
-    registers.requests += 1;
+    registers.writes += 1;
     let index = registers.index;
-    let odd = registers.requests.is_multiple_of(50);
+    let odd = registers.writes.is_multiple_of(10);
     if bug != Bug::LostWrites || !odd {
         registers.jobs.insert(id, (body["Job"]["Meta"].clone(), index));
     }

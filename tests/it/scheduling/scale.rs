@@ -1,6 +1,6 @@
 //! Many jobs on many nodes, through every server at once.
 
-use std::thread;
+use std::{thread, time::Duration};
 
 use serde_json::{Value, json};
 
@@ -9,8 +9,6 @@ use crate::{
     harness::{Client, Options, wait_until},
     recompute::{self, is_live, list_of, text},
 };
-
-use std::time::Duration;
 
 const JOBS: usize = 200;
 const COUNT: usize = 10;
