@@ -143,6 +143,7 @@ impl World {
             join: Vec::new(),
             timing: RaftTiming { heartbeat_ms: 100, election_ms_min: 400, election_ms_max: 600 },
             workers: 1,
+            gc: leader::GcConfig::default(),
             heartbeat: HeartbeatConfig {
                 ttl_ms_min: 2_000,
                 grace_ms: 3_000,

@@ -285,9 +285,11 @@ fn job_reply(written: &Written) -> Value {
     let (evaluation, job_modify_index) = match &written.reply {
         Reply::Job { evaluation, job_modify_index, found: _ } => (*evaluation, *job_modify_index),
         Reply::Evaluations(made) => (made.first().copied(), written.index),
-        Reply::Done | Reply::Rejected(_) | Reply::Node { .. } | Reply::Plans(_) => {
-            (None, written.index)
-        }
+        Reply::Done
+        | Reply::Rejected(_)
+        | Reply::Node { .. }
+        | Reply::Plans(_)
+        | Reply::Collected(_) => (None, written.index),
     };
     json!({
         "EvalID": evaluation.map_or_else(String::new, |id: EvaluationId| id.to_string()),

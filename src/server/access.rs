@@ -263,7 +263,8 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::DeleteNamespace(_)
         | Command::Tick
         | Command::MarkDigest
-        | Command::DigestVerdict { .. } => {}
+        | Command::DigestVerdict { .. }
+        | Command::CollectGarbage { .. } => {}
     }
     command
 }

@@ -74,6 +74,8 @@ pub struct Settings {
     pub workers: usize,
     /// Heartbeats of nodes.
     pub heartbeat: HeartbeatConfig,
+    /// Garbage collection.
+    pub gc: leader::GcConfig,
     /// Log bytes after which a snapshot is written.
     pub snapshot_log_bytes: u64,
     /// Log entries that stay behind a snapshot.

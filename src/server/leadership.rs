@@ -11,7 +11,7 @@ use fsm::{
     State, codec,
 };
 use leader::{
-    BlockedEvals, Drainer, EvalBroker, Heartbeats, NodeDeadlines,
+    BlockedEvals, Drainer, EvalBroker, GarbageCollector, Heartbeats, NodeDeadlines,
     broker::{Acked, BrokerConfig, BrokerError, NackReason, Token},
 };
 use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
@@ -102,6 +102,7 @@ pub struct LeaderServices {
     heartbeats: Mutex<Heartbeats>,
     deadlines: Mutex<NodeDeadlines>,
     drainer: Mutex<Drainer>,
+    collector: Mutex<GarbageCollector>,
     plan_depth: Arc<std::sync::atomic::AtomicU64>,
     ticked_at: std::sync::atomic::AtomicU64,
     ready: Notify,
@@ -143,11 +144,13 @@ impl LeaderServices {
         let (state, feed) = core.cell.subscribe();
         let (plans, plan_queue) = mpsc::channel(PLANS_WAITING_MAX);
         let (commands, command_queue) = mpsc::channel(SERVICE_COMMANDS_MAX);
+        let log_clock = LogClock::new(core.clock, state.head.at);
+        let collector = GarbageCollector::new(core.settings.gc, log_clock.now());
         let services = Arc::new(Self {
             epoch,
             raft: core.raft.clone(),
             cell: Arc::clone(&core.cell),
-            log_clock: LogClock::new(core.clock, state.head.at),
+            log_clock,
             broker: Mutex::new(EvalBroker::new(BrokerConfig {
                 evaluations_max: core.settings.pending_evaluations_max,
                 ..BrokerConfig::default()
@@ -156,6 +159,7 @@ impl LeaderServices {
             heartbeats: Mutex::new(Heartbeats::new(core.settings.heartbeat)),
             deadlines: Mutex::default(),
             drainer: Mutex::default(),
+            collector: Mutex::new(collector),
             plan_depth: Arc::default(),
             ticked_at: std::sync::atomic::AtomicU64::default(),
             ready: Notify::new(),
@@ -421,6 +425,9 @@ impl LeaderServices {
         if let Some(command) = lock(&self.drainer).poll(now, &state) {
             self.submit(command);
         }
+        if let Some(command) = lock(&self.collector).poll(now, &state) {
+            self.submit(command);
+        }
         let ordering = std::sync::atomic::Ordering::Relaxed;
         let moved_at = state.head.at.max(self.ticked_at.load(ordering));
         if now.saturating_sub(moved_at) >= TICK_AFTER_MS {
@@ -437,6 +444,7 @@ impl LeaderServices {
             lock(&self.heartbeats).next_deadline(),
             lock(&self.deadlines).next_deadline(),
             lock(&self.drainer).next_deadline(),
+            lock(&self.collector).next_deadline(),
         ];
         let next = next.into_iter().flatten().min().unwrap_or(u64::MAX);
         Duration::from_millis(next.saturating_sub(now).clamp(1, LOOK_MS_MAX))

@@ -46,6 +46,12 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         grace_ms: config.heartbeat.grace_ms,
         ..leader::heartbeat::HeartbeatConfig::default()
     };
+    let gc = leader::GcConfig {
+        interval_ms: config.gc.interval_ms,
+        evaluation_ms: config.gc.evaluation_ms,
+        batch_evaluation_ms: config.gc.batch_evaluation_ms,
+        job_ms: config.gc.job_ms,
+    };
     Settings {
         name: config.name.clone(),
         region: config.region.clone(),
@@ -62,6 +68,7 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         },
         workers: config.scheduler.workers,
         heartbeat,
+        gc,
         snapshot_log_bytes: config.raft.snapshot_log_bytes,
         log_entries_kept: config.raft.log_entries_kept,
         free_bytes_min: config.limits.free_bytes_min,

@@ -1,4 +1,4 @@
-//! Leader services as sans-io machines: broker, blocked evaluations, plan queue, heartbeats, drainer.
+//! Leader services as sans-io machines: broker, blocked evaluations, plan queue, heartbeats, drainer, garbage collector.
 //!
 //! Pure: no async, no clock, no randomness, ordered iteration. Each machine takes its inputs as methods with `now` as an argument (log time,
 //! milliseconds), gives its outputs from `poll(now)` and says with `next_deadline()` when to poll next. `next_deadline() == Some(t)` with `t` in the
@@ -10,12 +10,13 @@
 //!       │             ▲    └─failed, superseded─► [`reap`] ──► Command
 //!       ├──► [`blocked`]─┘ woken                    ▲
 //!       │             └────── duplicates ───────────┘
-//!       └──► [`heartbeat`], [`node_deadlines`], [`drain`] ──► Command
+//!       └──► [`heartbeat`], [`node_deadlines`], [`drain`], [`gc`] ──► Command
 //! ```
 
 pub mod blocked;
 pub mod broker;
 pub mod drain;
+pub mod gc;
 pub mod heartbeat;
 pub mod limits;
 pub mod node_deadlines;
@@ -31,6 +32,7 @@ mod testing;
 pub use blocked::{BlockedEvals, Wake};
 pub use broker::{BrokerError, Delivery, EvalBroker, NackReason, Token};
 pub use drain::Drainer;
+pub use gc::{GarbageCollector, GcConfig};
 pub use heartbeat::Heartbeats;
 pub use node_deadlines::NodeDeadlines;
 pub use plan_queue::{PlanQueue, PlanQueueError, Refused};
