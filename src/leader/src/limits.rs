@@ -40,3 +40,9 @@ pub const DRAIN_COALESCE_MS: u64 = 250;
 pub const FOLLOW_UP_MS_MIN: u64 = 60_000;
 /// Spread of that wait (Nomad: 5 minutes).
 pub const FOLLOW_UP_SPREAD_MS: u64 = 300_000;
+/// Encoded size of an entry with plans (`entry_bytes_max`).
+pub const PLAN_ENTRY_BYTES_MAX: usize = 1 << 20;
+/// Entries with plans that are proposed and not yet applied.
+pub const PLAN_ENTRIES_MAX: usize = 2;
+/// Passes of one lease over its evaluation, progress or not.
+pub const PASSES_MAX: u32 = 10_000;
