@@ -198,6 +198,17 @@ impl EvalBroker {
         }
     }
 
+    /// Forgets what is terminal or gone in the state: effects that said so were missed.
+    pub fn remove_closed(&mut self, now: u64, state: &fsm::State) {
+        let closed = |id: &EvaluationId| {
+            state.evaluations.get(id).is_none_or(|row| row.status.is_terminal())
+        };
+        let ids: Vec<_> = self.entries.keys().filter(|id| closed(id)).copied().collect();
+        for id in ids {
+            self.remove(now, id);
+        }
+    }
+
     /// Takes an evaluation to be processed: a pending one, or a blocked one that was woken.
     pub fn enqueue(&mut self, now: u64, evaluation: &Evaluation) -> Enqueued {
         if !self.enabled {

@@ -54,3 +54,9 @@ pub const GC_SLICE_MAX: usize = 8_192;
 pub const GC_BATCH_MAX: usize = 2_048;
 /// Pause between two slices of a walk, so that a large collection does not crowd out other writes.
 pub const GC_SLICE_PAUSE_MS: u64 = 100;
+/// Encoded size of an entry with plans (`entry_bytes_max`).
+pub const PLAN_ENTRY_BYTES_MAX: usize = 1 << 20;
+/// Entries with plans that are proposed and not yet applied.
+pub const PLAN_ENTRIES_MAX: usize = 2;
+/// Passes of one lease over its evaluation, progress or not.
+pub const PASSES_MAX: u32 = 10_000;
