@@ -111,12 +111,10 @@ impl Call {
             return self.read().await;
         };
         let deadline = Instant::now() + self.wait()?;
-        // A linearizable read is never older than what the client has seen; a stale one has to wait for it.
-        let index_min = match mode {
-            ReadMode::Linearizable => 0,
-            ReadMode::Stale => seen,
+        let mut snapshot = match mode {
+            ReadMode::Linearizable => self.read().await?,
+            ReadMode::Stale => self.caught_up(seen, deadline).await?,
         };
-        let mut snapshot = self.api.read(mode, index_min, self.options.timeout).await?;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if index(&snapshot.state) > seen || left.is_zero() {
@@ -126,12 +124,25 @@ impl Call {
             drop(snapshot);
             tokio::select! {
                 () = self.api.changed(tables, looked_at, left) => {}
-                () = closing(self.closing.clone()) => {
-                    let text = "this server is stopping".to_owned();
-                    return Err(ApiError::NotReady(text).into());
-                }
+                () = closing(self.closing.clone()) => return Err(stopping()),
             }
             snapshot = self.api.read(ReadMode::Stale, looked_at, self.options.timeout).await?;
+        }
+    }
+
+    /// A stale snapshot that is not older than what the client has seen. When the wait for it is over a linearizable one takes its place:
+    /// either this server is behind, or the index is from before a restore or of another cluster, and the client has to start over.
+    async fn caught_up(&self, seen: Index, deadline: Instant) -> Result<Snapshot, Error> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let caught_up = tokio::select! {
+            read = self.api.read(ReadMode::Stale, seen, left) => read,
+            () = closing(self.closing.clone()) => return Err(stopping()),
+        };
+        match caught_up {
+            Err(ApiError::Timeout { .. }) => {
+                Ok(self.api.read(ReadMode::Linearizable, 0, self.options.timeout).await?)
+            }
+            other => Ok(other?),
         }
     }
 
@@ -147,6 +158,10 @@ impl Call {
     }
 }
 
+fn stopping() -> Error {
+    ApiError::NotReady("this server is stopping".to_owned()).into()
+}
+
 async fn closing(closing: Option<Closing>) {
     match closing {
         Some(closing) => closing.closed().await,
@@ -154,7 +169,7 @@ async fn closing(closing: Option<Closing>) {
     }
 }
 
-/// Last index that changed one of the tables.
+/// Last index that changed one of the tables; without tables nothing ever changes.
 pub(crate) fn tables_index(state: &State, tables: &[TableId]) -> Index {
     tables.iter().map(|table| state.table_index(*table)).max().unwrap_or(1)
 }

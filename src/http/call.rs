@@ -14,7 +14,7 @@ use axum::{
     http::{HeaderMap, Method, StatusCode, Uri, header},
 };
 use bytes::{Bytes, BytesMut};
-use fsm::{Command, EvaluationId, Reply, RequestId, State, Text};
+use fsm::{Command, EvaluationId, Reply, RequestId, Text};
 use futures_util::StreamExt;
 use serde_json::Value;
 use tokio::{
@@ -309,16 +309,6 @@ impl Call {
             next_token: None,
         };
         self.answer(&value, Some(meta))
-    }
-
-    /// Reads once, without waiting for a change, and answers with what `view` makes of the state.
-    pub(crate) async fn answer_read(
-        &self,
-        view: impl FnOnce(&State) -> Result<Value, Error>,
-    ) -> Result<Answer, Error> {
-        let snapshot = self.read().await?;
-        let value = view(&snapshot.state)?;
-        self.answer(&value, Some(Meta::of(&snapshot, snapshot.state.head.index)))
     }
 }
 

@@ -137,8 +137,8 @@ async fn read(call: Call) -> Result<Answer, Error> {
         "evaluations" => evaluations(&call, key).await,
         "summary" => summary(&call, &key).await,
         "versions" => versions(&call, &key).await,
-        "deployments" => call.answer_read(|_| Ok(json!([]))).await,
-        "deployment" => call.answer_read(|_| Ok(Value::Null)).await,
+        "deployments" => call.document(&[], |_| Ok(json!([]))).await,
+        "deployment" => call.document(&[], |_| Ok(Value::Null)).await,
         "submission" => Err(Error::not_found("job source")),
         other => Err(Error::unsupported(&format!("job {other}"))),
     }

@@ -79,7 +79,7 @@ impl Core {
     }
 
     /// Time since this server last heard a leader; on a leader since a majority last heard it.
-    fn last_contact(&self) -> Duration {
+    pub(super) fn last_contact(&self) -> Duration {
         if core::leads(self).is_none() {
             return self.contact.age();
         }
