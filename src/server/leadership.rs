@@ -397,6 +397,12 @@ impl LeaderServices {
                 self.submit(command);
             }
             let cancelable = broker.cancelable(leader::limits::REAP_BATCH_MAX);
+            // Terminal or gone without an effect that said so (after a reset): nothing is to be canceled any more.
+            for id in &cancelable {
+                if state.evaluations.get(id).is_none_or(|row| row.status.is_terminal()) {
+                    broker.remove(now, *id);
+                }
+            }
             if let Some(command) = leader::reap::canceled(&state, &cancelable) {
                 self.submit(command);
             }
