@@ -134,6 +134,12 @@ impl Dispatch {
         let mut commands = Vec::new();
         commands.extend(reap::failed(now, state, &failed, || EvaluationId(fresh())));
         let cancelable = self.broker.cancelable(limits::REAP_BATCH_MAX);
+        // Terminal or gone without an effect that said so (after a reset): nothing is to be canceled any more.
+        for id in &cancelable {
+            if state.evaluations.get(id).is_none_or(|row| row.status.is_terminal()) {
+                self.broker.remove(now, *id);
+            }
+        }
         commands.extend(reap::canceled(state, &cancelable));
         let duplicates = self.blocked.duplicates(limits::REAP_BATCH_MAX);
         commands.extend(reap::duplicates(state, &duplicates));
