@@ -192,6 +192,36 @@ fn job_run_follows_until_it_runs() {
     assert_eq!(body["Submission"]["Format"], "json");
 }
 
+/// What an update keeps is modified, what it stops is stopped, and only what is younger than the evaluation was created by it.
+#[test]
+fn job_run_tells_modified_from_created() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut complete = evaluation("complete");
+    complete["CreateIndex"] = json!(20);
+    let with = |id: &str, index: u64, desired: &str| {
+        let mut row = allocation("running");
+        row["ID"] = json!(format!("{id}{}", &ALLOCATION[8..]));
+        row["CreateIndex"] = json!(index);
+        row["DesiredStatus"] = json!(desired);
+        row
+    };
+    let rows = json!([
+        with("11111111", 12, "run"),
+        with("22222222", 12, "stop"),
+        with("33333333", 21, "run")
+    ]);
+    let server = registered()
+        .on(&evaluation_route(""), &complete)
+        .on(&evaluation_route("/allocations"), &rows)
+        .start();
+    let ran = server.run(&format!("job run {}", job_file(&directory)));
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    for (id, what) in [("11111111", "modified"), ("22222222", "stopped"), ("33333333", "created")] {
+        let line = format!("Allocation \"{id}\" {what}: node \"agent-1\", group \"web\"\n");
+        assert_eq!(ran.out.matches(&line).count(), 1, "{}", ran.out);
+    }
+}
+
 #[test]
 fn job_run_exits_2_when_not_all_could_be_placed() {
     let directory = tempfile::tempdir().unwrap();

@@ -63,6 +63,7 @@ async fn stop(call: Call) -> Result<Answer, Error> {
 /// Services are stored with the job but registered nowhere.
 async fn services(call: Call) -> Result<Answer, Error> {
     let id: AllocationId = call.id(1)?;
-    call.item("alloc", TABLES, |_| None, |state| state.allocations.contains(&id).then(|| json!([])))
+    let index = |state: &State| state.allocations.get(&id).map(|a| a.modify_index);
+    call.item("alloc", TABLES, index, |state| state.allocations.contains(&id).then(|| json!([])))
         .await
 }

@@ -1,5 +1,8 @@
 //! Blocking queries: `index` and `wait`. The answer comes when the result's index exceeds `index`, or when `wait` is over.
 //!
+//! As in Nomad, the index of a list is that of its tables, and a query that is behind it is answered at once; one that waits is woken only by a
+//! change of what it asks about, its [`Extent`], so that a thousand watchers of one job each do not all answer to every change of any.
+//!
 //! ```text
 //!  first snapshot (linearizable unless stale) ─► index newer? ─► answer
 //!        ▲                                          │ no
@@ -10,7 +13,7 @@
 
 use std::time::Duration;
 
-use fsm::{Index, State, table::TableId};
+use fsm::{Extent, Index, State, table::TableId};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -38,8 +41,27 @@ impl Call {
         index: impl Fn(&State) -> Option<Index> + Send + Sync,
         view: impl FnOnce(&State) -> Option<Value> + Send + Sync,
     ) -> Result<Answer, Error> {
+        let extent =
+            |state: &State| if index(state).is_some() { Extent::Whole } else { Extent::Nothing };
         let index = |state: &State| index(state).unwrap_or_else(|| tables_index(state, tables));
-        let snapshot = self.snapshot(tables, &index).await?;
+        let snapshot = self.snapshot(tables, &index, &extent).await?;
+        let meta = Meta::of(&snapshot, index(&snapshot.state));
+        match view(&snapshot.state) {
+            Some(value) => self.answer(&value, Some(meta)),
+            None => Err(Error::not_found(what).with_meta(meta)),
+        }
+    }
+
+    /// Answers with one thing that is derived from many rows of `tables`: its index is that of the tables.
+    pub(crate) async fn derived(
+        &self,
+        what: &str,
+        tables: &'static [TableId],
+        extent: impl Fn(&State) -> Extent + Send + Sync,
+        view: impl FnOnce(&State) -> Option<Value> + Send + Sync,
+    ) -> Result<Answer, Error> {
+        let index = |state: &State| tables_index(state, tables);
+        let snapshot = self.snapshot(tables, &index, &extent).await?;
         let meta = Meta::of(&snapshot, index(&snapshot.state));
         match view(&snapshot.state) {
             Some(value) => self.answer(&value, Some(meta)),
@@ -54,7 +76,7 @@ impl Call {
         view: impl FnOnce(&State) -> Result<Value, Error> + Send + Sync,
     ) -> Result<Answer, Error> {
         let index = |state: &State| tables_index(state, tables);
-        let snapshot = self.snapshot(tables, &index).await?;
+        let snapshot = self.snapshot(tables, &index, &whole).await?;
         let value = view(&snapshot.state)?;
         self.answer(&value, Some(Meta::of(&snapshot, index(&snapshot.state))))
     }
@@ -65,10 +87,20 @@ impl Call {
         tables: &'static [TableId],
         fill: impl FnOnce(&State, &mut List) -> Result<(), Error> + Send + 'static,
     ) -> Result<Answer, Error> {
+        self.list_within(tables, whole, fill).await
+    }
+
+    /// Answers with a list that depends on a part of its tables: one that waits is woken by changes of that part.
+    pub(crate) async fn list_within(
+        &self,
+        tables: &'static [TableId],
+        extent: impl Fn(&State) -> Extent + Send + Sync,
+        fill: impl FnOnce(&State, &mut List) -> Result<(), Error> + Send + 'static,
+    ) -> Result<Answer, Error> {
         let paging = Paging::of(self)?;
         let pretty = self.flag("pretty")?;
         let index = |state: &State| tables_index(state, tables);
-        let snapshot = self.snapshot(tables, &index).await?;
+        let snapshot = self.snapshot(tables, &index, &extent).await?;
         let mut meta = Meta::of(&snapshot, index(&snapshot.state));
         let mut list = List::new(paging, self.options.response_bytes_max);
         let state = snapshot.state;
@@ -100,11 +132,13 @@ impl Call {
         ApiError::Overloaded { what: "large lists", limit, retry_after_ms: 1_000 }.into()
     }
 
-    /// The first snapshot at which `index` exceeds the client's, or the last one before its wait is over.
+    /// The first snapshot at which `index` exceeds the client's, and the `extent` is another than when the wait began, or the last one before the
+    /// wait is over.
     async fn snapshot(
         &self,
         tables: &'static [TableId],
         index: &(impl Fn(&State) -> Index + Send + Sync),
+        extent: &(impl Fn(&State) -> Extent + Send + Sync),
     ) -> Result<Snapshot, Error> {
         let mode = self.read_mode()?;
         let Some(seen) = self.number("index")?.filter(|seen| *seen > 0) else {
@@ -115,11 +149,17 @@ impl Call {
             ReadMode::Linearizable => self.read().await?,
             ReadMode::Stale => self.caught_up(seen, deadline).await?,
         };
+        let mut before: Option<Extent> = None;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            if index(&snapshot.state) > seen || left.is_zero() {
+            let newer = index(&snapshot.state) > seen;
+            let now = extent(&snapshot.state);
+            let changed = before.as_ref().is_none_or(|before| !now.is_same(before));
+            if (newer && changed) || left.is_zero() {
                 return Ok(snapshot);
             }
+            // What changed up to the index that the client has seen, it has seen.
+            before = Some(now);
             let looked_at = snapshot.state.head.index;
             drop(snapshot);
             tokio::select! {
@@ -167,6 +207,10 @@ async fn closing(closing: Option<Closing>) {
         Some(closing) => closing.closed().await,
         None => std::future::pending().await,
     }
+}
+
+fn whole(_: &State) -> Extent {
+    Extent::Whole
 }
 
 /// Last index that changed one of the tables; without tables nothing ever changes.

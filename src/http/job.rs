@@ -3,7 +3,7 @@
 //! A job id may hold slashes, encoded or not, so the verb is what stands behind the last slash of the path as received, if it is one.
 
 use axum::{Router, routing::get};
-use fsm::{Command, EvaluationId, JobKey, Reply, State, table::TableId};
+use fsm::{Command, EvaluationId, Extent, JobKey, Reply, State, table::TableId};
 use serde_json::{Value, json};
 
 use super::{
@@ -152,7 +152,8 @@ async fn get_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
 
 async fn summary(call: &Call, key: &JobKey) -> Result<Answer, Error> {
     let view = |state: &State| view::job_summary(state, state.jobs.get(key)?);
-    call.item("job", JOB_AND_ALLOCATION_TABLES, |_| None, view).await
+    let extent = |state: &State| Extent::job(state, key);
+    call.derived("job", JOB_AND_ALLOCATION_TABLES, extent, view).await
 }
 
 async fn versions(call: &Call, key: &JobKey) -> Result<Answer, Error> {
@@ -168,14 +169,17 @@ async fn versions(call: &Call, key: &JobKey) -> Result<Answer, Error> {
             .collect();
         Some(json!({ "Versions": versions, "Diffs": [] }))
     };
-    call.item("job versions", VERSION_TABLES, |_| None, view).await
+    let index = |state: &State| state.jobs.get(key).map(|job| job.modify_index);
+    call.item("job versions", VERSION_TABLES, index, view).await
 }
 
 /// Allocations of the current incarnation; with `all` those of older ones too.
 async fn allocations(call: &Call, key: JobKey) -> Result<Answer, Error> {
     let all = call.flag("all")?;
     let with_resources = call.flag("resources")?;
-    call.list(&[TableId::Allocations], move |state, list| {
+    let watched = key.clone();
+    let extent = move |state: &State| Extent::allocations_of_job(state, &watched);
+    call.list_within(&[TableId::Allocations], extent, move |state, list| {
         let current = state.jobs.get(&key).map(|job| job.create_index);
         let rows: Vec<_> = state
             .allocations_of_job(&key)
@@ -191,7 +195,9 @@ async fn allocations(call: &Call, key: JobKey) -> Result<Answer, Error> {
 }
 
 async fn evaluations(call: &Call, key: JobKey) -> Result<Answer, Error> {
-    call.list(&[TableId::Evaluations], move |state, list| {
+    let watched = key.clone();
+    let extent = move |state: &State| Extent::evaluations_of_job(state, &watched);
+    call.list_within(&[TableId::Evaluations], extent, move |state, list| {
         let rows: Vec<_> = state.evaluations_of_job(&key).collect();
         list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation(e, None))
     })

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use axum::{Router, routing::get};
-use fsm::{Command, EvaluationId, NodeId, Reply, State, node::Drain, table::TableId};
+use fsm::{Command, EvaluationId, Extent, NodeId, Reply, State, node::Drain, table::TableId};
 use serde_json::json;
 
 use super::{
@@ -50,7 +50,8 @@ async fn read(call: Call) -> Result<Answer, Error> {
 
 async fn allocations(call: Call) -> Result<Answer, Error> {
     let id: NodeId = call.id(1)?;
-    call.list(&[TableId::Allocations], move |state, list| {
+    let extent = move |state: &State| Extent::allocations_of_node(state, id);
+    call.list_within(&[TableId::Allocations], extent, move |state, list| {
         let rows: Vec<_> = state.allocations_of_node(id).collect();
         list.fill(rows, |a| (a.create_index, a.id), |a| view::allocation(state, a))
     })

@@ -43,6 +43,69 @@ async fn a_blocking_query_on_an_item_sleeps_through_other_changes() {
     server.stop().await;
 }
 
+/// Waits until the query under way has looked at the state for the first time.
+async fn begun(cluster: &TestCluster) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while cluster.reads.lock().unwrap().is_empty() {
+        assert!(Instant::now() < deadline, "the query did not arrive");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A query that waits for a part of a table sleeps through changes of the rest of it, and one that is behind the table is answered at once.
+#[tokio::test]
+async fn a_blocking_list_sleeps_through_changes_of_others() {
+    let server = TestServer::start(TestCluster::new()).await;
+    for id in ["a", "b"] {
+        server.put("/v1/jobs", &json!({ "Job": web_job(id) })).await.ok();
+    }
+    for list in ["/v1/job/a/evaluations", "/v1/job/a/summary"] {
+        let seen = server.get(list).await.index();
+        let started = Instant::now();
+        let path = format!("{list}?index={seen}&wait=300ms");
+        server.cluster.reads.lock().unwrap().clear();
+        let (slept, ()) = tokio::join!(server.get(&path), async {
+            begun(&server.cluster).await;
+            server.put("/v1/job/b/evaluate", &json!({ "JobID": "b" })).await.ok();
+            server.put("/v1/jobs", &json!({ "Job": web_job("c") })).await.ok();
+        });
+        slept.ok();
+        assert!(started.elapsed() >= Duration::from_millis(300), "{list} woke");
+
+        let at_once = server.get(&format!("{list}?index={seen}&wait=60s")).await;
+        assert!(at_once.index() > seen, "the table is newer");
+
+        let seen = server.get(list).await.index();
+        let path = format!("{list}?index={seen}&wait=60s");
+        server.cluster.reads.lock().unwrap().clear();
+        let (woken, ()) = tokio::join!(server.get(&path), async {
+            begun(&server.cluster).await;
+            server.put("/v1/job/b/evaluate", &json!({ "JobID": "b" })).await.ok();
+            server.delete("/v1/job/a").await.ok();
+            server.put("/v1/jobs", &json!({ "Job": web_job("a") })).await.ok();
+        });
+        assert!(woken.index() > seen, "{list}");
+    }
+    server.stop().await;
+}
+
+/// A query for something that is not there sleeps until it is.
+#[tokio::test]
+async fn a_missing_item_is_not_announced_by_others() {
+    let server = TestServer::start(TestCluster::new()).await;
+    server.put("/v1/jobs", &json!({ "Job": web_job("a") })).await.ok();
+    let seen = server.get("/v1/job/b").await.index();
+    let path = format!("/v1/job/b?index={seen}&wait=60s");
+    server.cluster.reads.lock().unwrap().clear();
+    let (woken, ()) = tokio::join!(server.get(&path), async {
+        begun(&server.cluster).await;
+        server.put("/v1/jobs", &json!({ "Job": web_job("c") })).await.ok();
+        server.put("/v1/jobs", &json!({ "Job": web_job("b") })).await.ok();
+    });
+    assert_eq!(woken.ok()["ID"], json!("b"));
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn a_blocking_query_ends_when_its_wait_is_over() {
     let server = TestServer::start(TestCluster::new()).await;

@@ -185,7 +185,8 @@ impl<'a> Work<'a> {
         if reconcile::is_lost(&self.draft.pass, allocation) {
             return Fate::Stop(Reason::Lost);
         }
-        if group.count == 0 {
+        // One that is not per node is left of a job of another kind that had this id.
+        if group.count == 0 || !allocation.per_node {
             return Fate::Stop(Reason::NotNeeded);
         }
         if allocation.transition.migrate || allocation.transition.reschedule {
