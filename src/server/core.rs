@@ -486,9 +486,14 @@ impl Core {
         self.cell.applied()
     }
 
-    /// A fresh request id.
-    pub(super) fn fresh_request() -> RequestId {
-        RequestId(rt::random_id())
+    /// A fresh request id: log time and random bits (a version 7 UUID, RFC 9562), so that sessions, which end in the order of time, lie in that
+    /// order in memory and on disk.
+    pub(super) fn fresh_request(&self) -> RequestId {
+        let mut id = rt::random_id();
+        let [_, _, at @ ..] = self.log_time().to_be_bytes();
+        id[..at.len()].copy_from_slice(&at);
+        id[6] = (id[6] & 0x0f) | 0x70;
+        RequestId(id)
     }
 }
 
