@@ -150,6 +150,7 @@ impl LeaderServices {
             log_clock: LogClock::new(core.clock, state.head.at),
             broker: Mutex::new(EvalBroker::new(BrokerConfig {
                 evaluations_max: core.settings.pending_evaluations_max,
+                nack_ms: core.settings.nack_ms,
                 ..BrokerConfig::default()
             })),
             blocked: Mutex::default(),
@@ -545,6 +546,17 @@ impl LeaderServices {
     /// The time to live of a node's next heartbeat, ms.
     pub fn ttl_ms(&self, node: NodeId) -> u64 {
         lock(&self.heartbeats).ttl_ms(node)
+    }
+
+    /// Evaluations that workers have at present.
+    pub fn leases_outstanding(&self) -> usize {
+        self.broker().stats().total.unacked
+    }
+
+    /// Whether the broker has nothing to hand out, and nothing handed out.
+    pub fn is_idle(&self) -> bool {
+        let total = self.broker().stats().total;
+        total.ready == 0 && total.unacked == 0 && total.pending == 0
     }
 
     /// Whether so many evaluations wait that new work is refused.
