@@ -569,11 +569,15 @@ impl Twins {
     }
 
     fn flush(&mut self) {
-        for (key, row) in self.changes.rows.drain(..) {
-            match row {
-                Some(row) => self.disk.insert(key, row),
-                None => self.disk.remove(&key),
+        for change in self.changes.rows.drain(..) {
+            let old = match change.row {
+                Some(row) => {
+                    assert_eq!(change.frame_bytes, row.frame().len());
+                    self.disk.insert(change.key.to_vec(), row.frame())
+                }
+                None => self.disk.remove(&*change.key),
             };
+            assert_eq!(change.existed, old.is_some(), "of {:?}", change.key);
         }
     }
 
@@ -611,7 +615,7 @@ impl Twins {
             assert_eq!(applied.effects, []);
             let mut changed = self.changes.rows.iter();
             let sessions = crate::table::TableId::Sessions.byte();
-            assert!(changed.all(|(key, _)| key[0] == sessions), "a rejection changed rows");
+            assert!(changed.all(|change| change.key[0] == sessions), "a rejection changed rows");
             return;
         }
         self.taken += 1;
