@@ -57,6 +57,12 @@ impl HttpClient {
         reply(request.content_type("application/json").send(body.to_string()))
     }
 
+    /// Sends one POST with a JSON body.
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Reply {
+        let request = self.agent.post(format!("{}{path}", self.base));
+        reply(request.content_type("application/json").send(body.to_string()))
+    }
+
     /// The RPC address of the leader this server knows, if it answers and knows one.
     pub(crate) fn leader(&self) -> Option<String> {
         let Reply::Answer { status: 200, body } = self.get("/v1/status/leader") else {

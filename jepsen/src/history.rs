@@ -16,6 +16,8 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::fault::FaultFunction;
+
 /// Who performed an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]
@@ -84,18 +86,9 @@ pub(crate) enum Function {
     Write,
     /// Write one register if it still has the version read before.
     Cas,
-    /// SIGKILL servers.
-    Kill,
-    /// Start killed servers again.
-    Start,
-    /// SIGSTOP servers.
-    Pause,
-    /// SIGCONT servers.
-    Resume,
-    /// Cut links between servers.
-    StartPartition,
-    /// Restore all links.
-    StopPartition,
+    /// The beginning or the end of a fault.
+    #[serde(untagged)]
+    Fault(FaultFunction),
 }
 
 impl Function {
@@ -105,12 +98,7 @@ impl Function {
             Self::Read => "read",
             Self::Write => "write",
             Self::Cas => "cas",
-            Self::Kill => "kill",
-            Self::Start => "start",
-            Self::Pause => "pause",
-            Self::Resume => "resume",
-            Self::StartPartition => "start-partition",
-            Self::StopPartition => "stop-partition",
+            Self::Fault(function) => function.keyword(),
         }
     }
 }
@@ -324,6 +312,11 @@ impl Recorder {
         inner.ops.push(op);
     }
 
+    /// Nanoseconds since the start of the run.
+    pub(crate) fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).expect("a run is shorter than 584 years")
+    }
+
     /// Counts of client completions so far: ok, fail, info.
     pub(crate) fn progress(&self) -> [usize; 3] {
         let inner = self.lock();
@@ -416,7 +409,7 @@ mod tests {
         let mut op = Op::new(
             Process::Nemesis,
             Kind::Info,
-            Function::StartPartition,
+            Function::Fault(FaultFunction::StartPartition),
             json!({"outcome": "installed", "nodes": ["n1"]}),
         );
         op.error = Some("a \"quoted\"\n\u{1}line".to_owned());
@@ -437,7 +430,12 @@ mod tests {
             op.last_phase = true;
             recorder.record(op);
         }
-        recorder.record(Op::new(Process::Nemesis, Kind::Info, Function::Kill, json!("one")));
+        recorder.record(Op::new(
+            Process::Nemesis,
+            Kind::Info,
+            Function::Fault(FaultFunction::Kill),
+            json!("one"),
+        ));
         let (ops, error) = recorder.snapshot();
         assert_eq!(error, None);
         assert_eq!(recorder.progress(), [1, 0, 0]);

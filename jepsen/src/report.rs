@@ -11,8 +11,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 
+use crate::checker::outage::Outages;
 use crate::checker::{Results, Verdict};
+use crate::fault::FaultClass;
+use crate::probe::Finding;
 use crate::store::Readiness;
 
 /// Writes progress lines.
@@ -57,6 +61,31 @@ pub(crate) fn print_results(results: &Results, directory: &Path, json: bool) -> 
     Ok(())
 }
 
+/// Prints what this machine can do.
+pub(crate) fn print_findings(findings: &[Finding], json: bool) -> Result<()> {
+    if json {
+        print_line(&serde_json::to_string_pretty(findings)?);
+        return Ok(());
+    }
+    for finding in findings {
+        let classes: Vec<&str> = finding.classes.iter().map(|class| class.name()).collect();
+        let classes =
+            if classes.is_empty() { "--net namespaces".to_owned() } else { classes.join(", ") };
+        let (word, why) = match &finding.missing {
+            None => ("yes", String::new()),
+            Some(why) => ("no", format!("  {why}")),
+        };
+        print_line(&format!("{:<12} {word:<4} for {classes}{why}", finding.means.name()));
+    }
+    let free: Vec<&str> = FaultClass::value_variants()
+        .iter()
+        .filter(|class| class.means().is_empty())
+        .map(|class| class.name())
+        .collect();
+    print_line(&format!("always            {}", free.join(", ")));
+    Ok(())
+}
+
 /// Prints one line of a result.
 #[expect(clippy::print_stdout, reason = "this is the file that prints")]
 pub(crate) fn print_line(text: &str) {
@@ -83,6 +112,12 @@ pub(crate) fn render(results: &Results, directory: &Path) -> String {
     row("crash", results.crash.valid, crash_details(results));
     row("coverage", results.coverage.valid, coverage_details(results));
     row("final workload", results.final_workload.valid, final_details(results));
+    for (class, why) in &results.coverage.unavailable {
+        row("skipped", Verdict::Unknown, format!("{class}: {why}"));
+    }
+    for (class, outages) in &results.outages {
+        row("outage", Verdict::True, outage_details(class, outages));
+    }
     for failure in &results.harness_failures {
         row("harness", Verdict::Unknown, failure.clone());
     }
@@ -169,6 +204,18 @@ fn coverage_details(results: &Results) -> String {
     });
     let classes: Vec<String> = classes.collect();
     if classes.is_empty() { "no faults asked for".to_owned() } else { classes.join("; ") }
+}
+
+fn outage_details(class: &str, outages: &Outages) -> String {
+    let mut text = format!(
+        "{class}: leader lost {} times, next write after p50 {} ms, p99 {} ms, max {} ms",
+        outages.count, outages.p50_ms, outages.p99_ms, outages.max_ms
+    );
+    if outages.without_end > 0 {
+        write!(text, "; {} without a write until the end", outages.without_end)
+            .expect("writing to a string cannot fail");
+    }
+    text
 }
 
 fn final_details(results: &Results) -> String {

@@ -145,12 +145,7 @@ fn push(calls: &mut BTreeMap<u64, Vec<Call>>, start: &Op, end: Option<&Op>) -> R
                 version,
             }
         }
-        Function::Kill
-        | Function::Start
-        | Function::Pause
-        | Function::Resume
-        | Function::StartPartition
-        | Function::StopPartition => {
+        Function::Fault(_) => {
             bail!("entry {}: a client cannot {}", start.index, start.f.keyword())
         }
     };
@@ -239,6 +234,15 @@ mod tests {
         check(&[read(0, Kind::Ok)], "did not start");
         check(&[entry(0, 0, Kind::Invoke, Function::Write, json!(3))], "not [key value]");
         check(&[entry(0, 0, Kind::Invoke, Function::Cas, json!([1, 2]))], "[key [old new]]");
-        check(&[entry(0, 0, Kind::Invoke, Function::Kill, json!([1, 2]))], "cannot kill");
+        check(
+            &[entry(
+                0,
+                0,
+                Kind::Invoke,
+                Function::Fault(crate::fault::FaultFunction::Kill),
+                json!([1, 2]),
+            )],
+            "cannot kill",
+        );
     }
 }

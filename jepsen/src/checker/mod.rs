@@ -9,9 +9,11 @@ pub(crate) mod coverage;
 pub(crate) mod crash;
 pub(crate) mod final_workload;
 pub(crate) mod linearizable;
+pub(crate) mod outage;
 pub(crate) mod search;
 pub(crate) mod stats;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,7 +21,6 @@ use anyhow::Result;
 use serde::{Serialize, Serializer};
 
 use crate::history::Op;
-use crate::nemesis::FaultClass;
 use crate::store::Aftermath;
 
 /// What a checker found, from best to worst.
@@ -65,6 +66,8 @@ pub(crate) struct Results {
     pub(crate) coverage: coverage::Report,
     /// Did the cluster serve every register after the last heal?
     pub(crate) final_workload: final_workload::Report,
+    /// How long writes stood still when the leader was lost, by fault class. Not judged.
+    pub(crate) outages: BTreeMap<&'static str, outage::Outages>,
     /// What went wrong in the harness itself; makes the run `unknown`.
     pub(crate) harness_failures: Vec<String>,
 }
@@ -77,8 +80,8 @@ pub(crate) struct Evidence<'a> {
     pub(crate) directory: &'a Path,
     /// The names of the servers.
     pub(crate) nodes: &'a [String],
-    /// The fault classes asked for.
-    pub(crate) classes: &'a [FaultClass],
+    /// The faults asked for.
+    pub(crate) faults: coverage::Asked<'a>,
     /// What the run noted outside the history.
     pub(crate) aftermath: &'a Aftermath,
     /// How long the linearizability search may take.
@@ -90,7 +93,7 @@ pub(crate) fn check(evidence: &Evidence<'_>) -> Result<Results> {
     let linearizable = linearizable::check(evidence.history, evidence.time_max)?;
     let stats = stats::check(evidence.history);
     let crash = crash::check(evidence.directory, evidence.nodes, &evidence.aftermath.exits);
-    let coverage = coverage::check(evidence.history, evidence.classes);
+    let coverage = coverage::check(evidence.history, &evidence.faults);
     let final_workload =
         final_workload::check(evidence.history, evidence.aftermath.ready_after_heal)?;
     let harness_failures = evidence.aftermath.harness_failures.clone();
@@ -104,5 +107,15 @@ pub(crate) fn check(evidence: &Evidence<'_>) -> Result<Results> {
         harness,
     ];
     let valid = verdicts.into_iter().max().expect("the list is not empty");
-    Ok(Results { valid, linearizable, stats, crash, coverage, final_workload, harness_failures })
+    let outages = outage::measure(evidence.history, evidence.nodes.len());
+    Ok(Results {
+        valid,
+        linearizable,
+        stats,
+        crash,
+        coverage,
+        final_workload,
+        outages,
+        harness_failures,
+    })
 }
