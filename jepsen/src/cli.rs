@@ -12,9 +12,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::binary::{BadArguments, locate};
 use crate::checker::Verdict;
+use crate::checker::foreign::{self, Model};
+use crate::edn::read_history;
 use crate::nemesis::{FaultClass, Schedule};
-use crate::report::{note, print_line, print_results};
+use crate::report::{note, print_line, print_results, render_judgement};
 use crate::store::TestRecord;
+use crate::workload::WorkloadKind;
 use crate::{guard, run, selftest};
 
 const BAD_ARGUMENTS: u8 = 254;
@@ -32,7 +35,7 @@ struct Cli {
 enum Action {
     /// Run a workload under faults and judge it.
     Test(TestArguments),
-    /// Judge a stored run again.
+    /// Judge a stored run again, or a history that another program wrote.
     Analyze(AnalyzeArguments),
     /// Run servers with deliberate bugs and expect each to be caught.
     Selftest(SelftestArguments),
@@ -41,25 +44,11 @@ enum Action {
     Guard,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Workload {
-    /// Read, write and compare-and-set registers.
-    Register,
-}
-
-impl Workload {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Register => "register",
-        }
-    }
-}
-
 #[derive(Debug, Args)]
 struct RunArguments {
     /// What the clients do.
     #[arg(short, long, value_enum, default_value = "register")]
-    workload: Workload,
+    workload: WorkloadKind,
     /// Mean seconds between two changes of one fault class [default: a sixth of the time limit, 1 to 10].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     nemesis_interval: Option<Duration>,
@@ -112,9 +101,12 @@ struct TestArguments {
 
 #[derive(Debug, Args)]
 struct AnalyzeArguments {
-    /// The run's directory.
+    /// The run's directory, or with --model a history of another program: .edn, .jsonl, .log, .txt.
     #[arg(default_value = "store/latest")]
-    directory: PathBuf,
+    path: PathBuf,
+    /// What a history of another program is judged against.
+    #[arg(short, long, value_enum)]
+    model: Option<Model>,
     /// How long the linearizability search may take.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     check_time_limit: Duration,
@@ -188,15 +180,7 @@ fn perform(action: &Action) -> Result<Verdict> {
             print_results(&finished.results, &finished.directory, arguments.json)?;
             Ok(finished.results.valid)
         }
-        Action::Analyze(arguments) => {
-            if !arguments.directory.join("history.jsonl").is_file() {
-                let text = format!("{} holds no history.jsonl", arguments.directory.display());
-                return Err(BadArguments(text).into());
-            }
-            let results = run::judge(&arguments.directory, arguments.check_time_limit)?;
-            print_results(&results, &arguments.directory, arguments.json)?;
-            Ok(results.valid)
-        }
+        Action::Analyze(arguments) => analyze(arguments),
         Action::Selftest(arguments) => {
             let run = &arguments.run;
             let record = record(run, &arguments.nemesis, None, true)?;
@@ -217,6 +201,35 @@ fn perform(action: &Action) -> Result<Verdict> {
         Action::Guard => {
             guard::serve(std::io::stdin().lock())?;
             Ok(Verdict::True)
+        }
+    }
+}
+
+fn analyze(arguments: &AnalyzeArguments) -> Result<Verdict> {
+    let path = &arguments.path;
+    let bad = |text: String| Err(BadArguments(text).into());
+    match arguments.model {
+        Some(_) if !path.is_file() => bad(format!("{} is not a file", path.display())),
+        Some(model) => {
+            let history = read_history(path)?;
+            let judgement = foreign::judge(&history, model, arguments.check_time_limit)?;
+            print_line(&if arguments.json {
+                serde_json::to_string_pretty(&judgement)?
+            } else {
+                render_judgement(&judgement)
+            });
+            Ok(judgement.valid)
+        }
+        None if path.is_file() => {
+            bad(format!("{} is one history: say by --model what it is", path.display()))
+        }
+        None if !path.join("history.jsonl").is_file() => {
+            bad(format!("{} holds no history.jsonl", path.display()))
+        }
+        None => {
+            let results = run::judge(path, arguments.check_time_limit)?;
+            print_results(&results, path, arguments.json)?;
+            Ok(results.valid)
         }
     }
 }
@@ -339,7 +352,8 @@ mod tests {
             "jepsen test --concurrency n",
             "jepsen test --rate 0",
             "jepsen test --time-limit -1",
-            "jepsen test -w queue",
+            "jepsen test -w water",
+            "jepsen analyze x.edn --model list",
             "jepsen test --ops-per-key 0",
         ] {
             assert!(parse(bad).unwrap_err().use_stderr(), "{bad}");

@@ -30,6 +30,14 @@ struct ServerConfig<'a> {
     cluster: ClusterConfig,
     raft: RaftConfig,
     scheduler: SchedulerConfig,
+    heartbeat: HeartbeatConfig,
+}
+
+/// Of the agents: short, so that crashed nodes are found down within a run.
+#[derive(Serialize)]
+struct HeartbeatConfig {
+    ttl_min_ms: u64,
+    grace_ms: u64,
 }
 
 #[derive(Serialize)]
@@ -81,6 +89,7 @@ pub(crate) fn render(
         cluster: ClusterConfig { bootstrap_expect, dial },
         raft: RaftConfig { heartbeat_ms: 100, election_min_ms: 400, election_max_ms: 600 },
         scheduler: SchedulerConfig { workers: 1 },
+        heartbeat: HeartbeatConfig { ttl_min_ms: 1_000, grace_ms: 1_500 },
     };
     toml::to_string(&config).context("cannot render a server configuration")
 }
