@@ -13,13 +13,16 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::binary::{BadArguments, Needs, SkippedRun, locate};
 use crate::checker::Verdict;
+use crate::checker::foreign::{self, Model};
+use crate::edn::read_history;
 use crate::fault::{FaultClass, Means};
 use crate::nemesis::Schedule;
 use crate::probe::{self, Tools};
-use crate::report::{note, print_findings, print_line, print_results};
+use crate::report::{note, print_findings, print_line, print_results, render_judgement};
 use crate::store::{Cycles, TestRecord};
 use crate::system::System;
 use crate::test_all::{self, Matrix};
+use crate::workload::WorkloadKind;
 use crate::{guard, run, selftest, serve};
 
 const BAD_ARGUMENTS: u8 = 254;
@@ -47,27 +50,13 @@ enum Action {
     Probe(ProbeArguments),
     /// Show stored runs to a browser.
     Serve(ServeArguments),
-    /// Judge a stored run again.
+    /// Judge a stored run again, or a history that another program wrote.
     Analyze(AnalyzeArguments),
     /// Run servers with deliberate bugs and expect each to be caught.
     Selftest(SelftestArguments),
     /// Kill the processes named on stdin once it closes.
     #[command(name = guard::SUBCOMMAND, hide = true)]
     Guard,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Workload {
-    /// Read, write and compare-and-set registers.
-    Register,
-}
-
-impl Workload {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Register => "register",
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -80,7 +69,7 @@ enum Net {
 struct RunArguments {
     /// What the clients do.
     #[arg(short, long, value_enum, default_value = "register")]
-    workload: Workload,
+    workload: WorkloadKind,
     /// Mean seconds between two changes of one fault class [default: a sixth of the time limit, 1 to 10].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     nemesis_interval: Option<Duration>,
@@ -142,9 +131,12 @@ struct TestArguments {
 
 #[derive(Debug, Args)]
 struct AnalyzeArguments {
-    /// The run's directory.
+    /// The run's directory, or with --model a history of another program: .edn, .jsonl, .log, .txt.
     #[arg(default_value = "store/latest")]
-    directory: PathBuf,
+    path: PathBuf,
+    /// What a history of another program is judged against.
+    #[arg(short, long, value_enum)]
+    model: Option<Model>,
     /// How long the linearizability search may take.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     check_time_limit: Duration,
@@ -309,15 +301,7 @@ fn perform(action: &Action) -> Result<Verdict> {
             serve::serve(&arguments.store, arguments.address)?;
             Ok(Verdict::True)
         }
-        Action::Analyze(arguments) => {
-            if !arguments.directory.join("history.jsonl").is_file() {
-                let text = format!("{} holds no history.jsonl", arguments.directory.display());
-                return Err(BadArguments(text).into());
-            }
-            let results = run::judge(&arguments.directory, arguments.check_time_limit)?;
-            print_results(&results, &arguments.directory, arguments.json)?;
-            Ok(results.valid)
-        }
+        Action::Analyze(arguments) => analyze(arguments),
         Action::Selftest(arguments) => {
             let run = &arguments.run;
             let record = record(run, &arguments.nemesis, true)?;
@@ -338,6 +322,35 @@ fn perform(action: &Action) -> Result<Verdict> {
         Action::Guard => {
             guard::serve(std::io::stdin().lock())?;
             Ok(Verdict::True)
+        }
+    }
+}
+
+fn analyze(arguments: &AnalyzeArguments) -> Result<Verdict> {
+    let path = &arguments.path;
+    let bad = |text: String| Err(BadArguments(text).into());
+    match arguments.model {
+        Some(_) if !path.is_file() => bad(format!("{} is not a file", path.display())),
+        Some(model) => {
+            let history = read_history(path)?;
+            let judgement = foreign::judge(&history, model, arguments.check_time_limit)?;
+            print_line(&if arguments.json {
+                serde_json::to_string_pretty(&judgement)?
+            } else {
+                render_judgement(&judgement)
+            });
+            Ok(judgement.valid)
+        }
+        None if path.is_file() => {
+            bad(format!("{} is one history: say by --model what it is", path.display()))
+        }
+        None if !path.join("history.jsonl").is_file() => {
+            bad(format!("{} holds no history.jsonl", path.display()))
+        }
+        None => {
+            let results = run::judge(path, arguments.check_time_limit)?;
+            print_results(&results, path, arguments.json)?;
+            Ok(results.valid)
         }
     }
 }
@@ -363,7 +376,7 @@ fn perform_all(arguments: &TestAllArguments) -> Result<Verdict> {
     let run = &arguments.run;
     let base = record(run, &Nemeses::All, false)?;
     let workloads: Vec<&str> =
-        Workload::value_variants().iter().map(|workload| workload.name()).collect();
+        WorkloadKind::value_variants().iter().map(|workload| workload.name()).collect();
     let plan = test_all::Plan { matrix: arguments.matrix, fresh: arguments.fresh, workloads };
     let tools = tools(run, &base);
     let missing = |class| probe::missing(class, &tools);
@@ -393,6 +406,10 @@ fn record(arguments: &RunArguments, nemesis: &Nemeses, plant: bool) -> Result<Te
         && let Err(why) = probe::can(Means::Namespaces, &Tools::default())
     {
         return Err(SkippedRun(format!("--net namespaces: {why}")).into());
+    }
+    if arguments.system != System::Quorate && arguments.workload != WorkloadKind::Register {
+        let text = "a foreign system knows only the workload register".to_owned();
+        return Err(BadArguments(text).into());
     }
     let needs = Needs { plant, faults: nemesis.need_disk_faults() };
     let (system, store) = (arguments.system, &arguments.store);
@@ -528,7 +545,8 @@ mod tests {
             "jepsen test --concurrency n",
             "jepsen test --rate 0",
             "jepsen test --time-limit -1",
-            "jepsen test -w queue",
+            "jepsen test -w water",
+            "jepsen analyze x.edn --model list",
             "jepsen test --ops-per-key 0",
         ] {
             assert!(parse(bad).unwrap_err().use_stderr(), "{bad}");

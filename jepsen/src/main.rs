@@ -7,11 +7,13 @@
 //!             └► checker ◄── store ─► report, html ◄── serve
 //! ```
 
+mod agents;
 mod binary;
 mod checker;
 mod cli;
 mod client;
 mod cluster;
+mod edn;
 mod fault;
 mod guard;
 mod history;

@@ -13,11 +13,16 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
+use crate::checker::judgement::Judgement;
 use crate::checker::outage::Outages;
 use crate::checker::{Results, Verdict};
 use crate::fault::FaultClass;
 use crate::probe::Finding;
 use crate::store::Readiness;
+
+/// Entries of one violation that are printed, and bytes of each; `results.json` has all of them.
+const ENTRIES_MAX: usize = 40;
+const LINE_BYTES_MAX: usize = 600;
 
 /// Writes progress lines.
 pub(crate) struct Reporter {
@@ -107,7 +112,7 @@ pub(crate) fn render(results: &Results, directory: &Path) -> String {
         writeln!(text, "  {name:<15} {:<8} {details}", word(verdict))
             .expect("writing to a string cannot fail");
     };
-    row("linearizable", results.linearizable.valid, linearizable_details(results));
+    row(results.workload.checker, results.workload.valid, workload_details(&results.workload));
     row("stats", results.stats.valid, stats_details(results));
     row("crash", results.crash.valid, crash_details(results));
     row("coverage", results.coverage.valid, coverage_details(results));
@@ -121,16 +126,10 @@ pub(crate) fn render(results: &Results, directory: &Path) -> String {
     for failure in &results.harness_failures {
         row("harness", Verdict::Unknown, failure.clone());
     }
-    for example in &results.linearizable.counterexamples {
-        write!(text, "\nkey {}: {}\n", example.key, example.explanation)
-            .expect("writing to a string cannot fail");
-        for op in &example.entries {
-            writeln!(text, "{}", op.describe()).expect("writing to a string cannot fail");
-        }
-    }
+    text.push_str(&violations(&results.workload));
     let verdict = match results.valid {
         Verdict::True => {
-            format!("PASS: no violation found in {} calls", results.linearizable.calls)
+            format!("PASS: no violation found in {} operations", results.workload.operations)
         }
         Verdict::Unknown => "UNKNOWN: the run proves nothing, see above".to_owned(),
         Verdict::False => "FAIL: a promise was broken, see above".to_owned(),
@@ -139,18 +138,39 @@ pub(crate) fn render(results: &Results, directory: &Path) -> String {
     text
 }
 
-fn linearizable_details(results: &Results) -> String {
-    let report = &results.linearizable;
-    let mut text = format!(
-        "{} keys, {} calls, checked in {} ms",
-        report.keys, report.calls, report.elapsed_ms
-    );
-    if !report.failed_keys.is_empty() {
-        write!(text, "; violated by keys {:?}", report.failed_keys)
-            .expect("writing to a string cannot fail");
+/// The judgement of a history without servers, for people.
+pub(crate) fn render_judgement(judgement: &Judgement) -> String {
+    let verdict = match judgement.valid {
+        Verdict::True => format!("PASS: no violation found in {} operations", judgement.operations),
+        Verdict::Unknown => "UNKNOWN: the history proves nothing".to_owned(),
+        Verdict::False => "FAIL: the history breaks the model".to_owned(),
+    };
+    let details = workload_details(judgement);
+    format!("  {:<15} {details}\n{}\n{verdict}", judgement.checker, violations(judgement))
+}
+
+fn workload_details(judgement: &Judgement) -> String {
+    format!("{}, checked in {} ms", judgement.summary, judgement.elapsed_ms)
+}
+
+fn violations(judgement: &Judgement) -> String {
+    let mut text = String::new();
+    for violation in &judgement.violations {
+        write!(text, "\n{}\n", violation.title).expect("writing to a string cannot fail");
+        for op in violation.entries.iter().take(ENTRIES_MAX) {
+            let line = op.describe();
+            let cut = line.floor_char_boundary(LINE_BYTES_MAX);
+            let dots = if cut < line.len() { " …" } else { "" };
+            writeln!(text, "{}{dots}", &line[..cut]).expect("writing to a string cannot fail");
+        }
+        if violation.entries.len() > ENTRIES_MAX {
+            writeln!(text, "  and {} more", violation.entries.len() - ENTRIES_MAX)
+                .expect("writing to a string cannot fail");
+        }
     }
-    for (key, reason) in &report.unknown_keys {
-        write!(text, "; key {key}: {reason}").expect("writing to a string cannot fail");
+    let more = judgement.violation_count.saturating_sub(judgement.violations.len());
+    if more > 0 {
+        writeln!(text, "\nand {more} more violations").expect("writing to a string cannot fail");
     }
     text
 }
@@ -225,11 +245,17 @@ fn final_details(results: &Results) -> String {
         Readiness::Never => "the servers were not ready in time after the heal".to_owned(),
         Readiness::Milliseconds(milliseconds) => format!("ready {milliseconds} ms after the heal"),
     };
-    let mut text = format!("{} keys, {ready}", report.keys);
+    let mut text = match report.keys {
+        0 => ready,
+        keys => format!("{keys} keys, {ready}"),
+    };
     for (keys, verb) in [(&report.not_written, "written"), (&report.not_read, "read")] {
         if !keys.is_empty() {
             write!(text, "; not {verb}: {keys:?}").expect("writing to a string cannot fail");
         }
+    }
+    for silent in &report.silent {
+        write!(text, "; {silent}").expect("writing to a string cannot fail");
     }
     text
 }

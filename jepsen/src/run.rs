@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::agents::{Fleet, Setup as FleetSetup};
 use crate::checker::coverage::Asked;
 use crate::checker::{Evidence, Results, Verdict, check};
 use crate::cluster::{Cluster, Endpoint, Setup};
@@ -26,10 +27,11 @@ use crate::history::{Recorder, read_jsonl};
 use crate::html;
 use crate::nemesis::{Nemesis, Schedule};
 use crate::owned::Ledger;
+use crate::random::Random;
 use crate::report::Reporter;
 use crate::store::{Aftermath, Cycles, Readiness, TestRecord, create_run, read_json, write_json};
 use crate::system::System;
-use crate::workload::{Clients, Load, Target};
+use crate::workload::{Drive, Load, Target, WorkloadKind, clients};
 
 /// How long the servers may take to be ready, at the start and after the heal.
 const READY_TIMEOUT: Duration = Duration::from_mins(1);
@@ -68,15 +70,19 @@ pub(crate) fn run(record: &TestRecord, store: &Path, check_time_max: Duration) -
     {
         let cluster = start_cluster(record, &directory, store, &reporter)?;
         let endpoints = cluster.endpoints().to_vec();
+        let mut fleet = start_agents(record, &directory, &endpoints)?;
         let cluster = Mutex::new(cluster);
-        conduct(record, &cluster, &endpoints, &recorder, &reporter, &mut aftermath);
+        conduct(record, &cluster, &endpoints, &mut fleet, &recorder, &reporter, &mut aftermath);
+        if let Err(error) = fleet.stop() {
+            aftermath.harness_failures.push(format!("stop of the agents: {error:#}"));
+        }
         let mut cluster = cluster.into_inner().unwrap_or_else(PoisonError::into_inner);
         match cluster.stop() {
             Ok(slow) if slow.is_empty() => {}
             Ok(slow) => reporter.line(&format!("killed, deaf to SIGTERM: {}", slow.join(", "))),
             Err(error) => aftermath.harness_failures.push(format!("stop: {error:#}")),
         }
-        aftermath.exits = cluster.exits().to_vec();
+        aftermath.exits = [cluster.exits(), fleet.exits()].concat();
         aftermath.tolerated = cluster.tolerated().to_vec();
     }
     aftermath.harness_failures.extend(recorder.snapshot().1);
@@ -99,7 +105,9 @@ pub(crate) fn judge(directory: &Path, check_time_max: Duration) -> Result<Result
         let cut_short = "the run was cut short: there is no aftermath.json".to_owned();
         Aftermath { harness_failures: vec![cut_short], ..Aftermath::default() }
     };
+    let workload = workload_of(&record)?;
     let evidence = Evidence {
+        workload,
         history: &history,
         directory,
         nodes: &record.nodes,
@@ -111,10 +119,15 @@ pub(crate) fn judge(directory: &Path, check_time_max: Duration) -> Result<Result
         aftermath: &aftermath,
         time_max: check_time_max,
     };
-    let results = check(&evidence)?;
+    let results = check(&evidence);
     write_json(directory, "results.json", &results)?;
     html::write(directory, &record, &history, &results)?;
     Ok(results)
+}
+
+fn workload_of(record: &TestRecord) -> Result<WorkloadKind> {
+    WorkloadKind::named(&record.workload)
+        .with_context(|| format!("there is no workload {:?}", record.workload))
 }
 
 /// The commit of the working directory, if there is one.
@@ -199,15 +212,33 @@ fn start_cluster(
     Ok(cluster)
 }
 
+/// Starts the agents that the workload needs, if any.
+fn start_agents(record: &TestRecord, directory: &Path, endpoints: &[Endpoint]) -> Result<Fleet> {
+    let executable = std::env::current_exe().context("cannot find the harness's executable")?;
+    let agents = workload_of(record)?.agents();
+    Fleet::start(FleetSetup {
+        binary: &record.binary,
+        directory,
+        servers: endpoints.iter().map(|endpoint| endpoint.rpc).collect(),
+        agents,
+        guard: if agents.0 > 0 { Some(Guard::start(&executable)?) } else { None },
+    })
+}
+
 /// Clients and faults, then the heal and the last phase.
 fn conduct(
     record: &TestRecord,
     cluster: &Mutex<Cluster>,
     endpoints: &[Endpoint],
+    fleet: &mut Fleet,
     recorder: &Recorder,
     reporter: &Reporter,
     aftermath: &mut Aftermath,
 ) {
+    let Ok(workload) = workload_of(record) else {
+        aftermath.harness_failures.push(format!("there is no workload {:?}", record.workload));
+        return;
+    };
     let targets: Vec<Target> = endpoints
         .iter()
         .map(|endpoint| Target { name: endpoint.name.clone(), http: endpoint.http })
@@ -217,19 +248,20 @@ fn conduct(
         rate: record.rate,
         timeout: Duration::from_millis(record.timeout_ms),
         seed: record.seed,
+        system: record.system,
     };
-    let clients = Clients::new(&targets, load, record.ops_per_key, recorder);
+    let clients = clients(workload, &targets, load, record.ops_per_key, recorder);
     let nemesis = Nemesis::new(cluster, endpoints, recorder, record.seed);
     let ready_ms = Mutex::new(Vec::new());
     let watch = Watch { cluster, recorder, reporter, ready_ms: &ready_ms };
-    aftermath.harness_failures.extend(torment(record, &clients, nemesis, &watch));
+    aftermath.harness_failures.extend(torment(record, &*clients, nemesis, fleet, &watch));
     let ready_ms = ready_ms.lock().unwrap_or_else(PoisonError::into_inner);
     aftermath.cycles_ready_ms.extend_from_slice(&ready_ms);
     drop(ready_ms);
 
     reporter.line("healing every fault");
     let healed = Instant::now();
-    if let Err(error) = nemesis.heal_all() {
+    if let Err(error) = nemesis.heal_all().and_then(|()| fleet.heal()) {
         aftermath.harness_failures.push(format!("heal: {error:#}"));
         return;
     }
@@ -252,8 +284,9 @@ fn conduct(
 /// The main phase; returns what went wrong in the harness.
 fn torment(
     record: &TestRecord,
-    clients: &Clients<'_>,
+    clients: &dyn Drive,
     nemesis: Nemesis<'_>,
+    fleet: &mut Fleet,
     watch: &Watch<'_>,
 ) -> Vec<String> {
     let time_limit = Duration::from_millis(record.time_limit_ms);
@@ -272,6 +305,10 @@ fn torment(
             Some(_) => Ok(()),
             None => nemesis.torment(classes, schedule, stop),
         });
+        let tormentor = workload_of(record).is_ok_and(WorkloadKind::torments_agents).then(|| {
+            let mut random = Random::stream(record.seed, 3);
+            scope.spawn(move || fleet.torment(watch.recorder, &mut random, stop))
+        });
         // A run of cycles ends with the last of them.
         let time_limit = if record.cycles.is_some() { Duration::MAX / 4 } else { time_limit };
         watch.until(Instant::now() + time_limit, || {
@@ -283,6 +320,11 @@ fn torment(
             Ok(Ok(())) => {}
             Ok(Err(error)) => failures.push(format!("nemesis: {error:#}")),
             Err(_) => failures.push("the nemesis thread panicked".to_owned()),
+        }
+        match tormentor.map(ScopedJoinHandle::join) {
+            None | Some(Ok(Ok(()))) => {}
+            Some(Ok(Err(error))) => failures.push(format!("agents: {error:#}")),
+            Some(Err(_)) => failures.push("the thread of the agents panicked".to_owned()),
         }
         for worker in workers {
             if worker.join().is_err() {
@@ -452,7 +494,7 @@ mod tests {
         let run = stored_run();
         let (valid, text) = judged(run.path());
         assert_eq!(valid, Verdict::True, "{text}");
-        assert!(text.contains("PASS: no violation found in 4 calls"), "{text}");
+        assert!(text.contains("PASS: no violation found in 4 operations"), "{text}");
 
         fs::remove_file(run.path().join("aftermath.json")).unwrap();
         let (valid, text) = judged(run.path());

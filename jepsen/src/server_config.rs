@@ -38,6 +38,14 @@ struct ServerConfig<'a> {
     raft: RaftConfig,
     scheduler: SchedulerConfig,
     limits: LimitsConfig,
+    heartbeat: HeartbeatConfig,
+}
+
+/// Of the agents: short, so that crashed nodes are found down within a run.
+#[derive(Serialize)]
+struct HeartbeatConfig {
+    ttl_min_ms: u64,
+    grace_ms: u64,
 }
 
 #[derive(Serialize)]
@@ -103,6 +111,7 @@ pub(crate) fn render(
         },
         scheduler: SchedulerConfig { workers: 1 },
         limits: LimitsConfig { free_bytes_min: FREE_BYTES_MIN },
+        heartbeat: HeartbeatConfig { ttl_min_ms: 1_000, grace_ms: 1_500 },
     };
     toml::to_string(&config).context("cannot render a server configuration")
 }
