@@ -87,6 +87,9 @@ pub(crate) fn run(record: &TestRecord, store: &Path, check_time_max: Duration) -
     }
     aftermath.harness_failures.extend(recorder.snapshot().1);
     write_json(&directory, "aftermath.json", &aftermath)?;
+    if let Some(cycles) = record.cycles {
+        reporter.line(&cycles_line(cycles, &aftermath.cycles_ready_ms));
+    }
     reporter.line("checking");
     let results = judge(&directory, check_time_max)?;
     if results.valid == Verdict::True {
@@ -397,6 +400,24 @@ impl<'a> Watch<'a> {
             }
         }
     }
+}
+
+fn cycles_line(cycles: Cycles, ready_ms: &[u64]) -> String {
+    let mut sorted = ready_ms.to_vec();
+    sorted.sort_unstable();
+    let rank = |percent: usize| {
+        let place = (sorted.len() * percent).div_ceil(100).max(1) - 1;
+        sorted.get(place).copied().unwrap_or(0)
+    };
+    format!(
+        "{} of {} cycles of {}; ready again after p50 {} ms, p99 {} ms, max {} ms",
+        sorted.len(),
+        cycles.count,
+        cycles.class.name(),
+        rank(50),
+        rank(99),
+        rank(100)
+    )
 }
 
 /// A good run's data is of no use and may be large.

@@ -90,7 +90,7 @@ impl System {
                 Some(Leadership { own: endpoint.rpc.to_string(), leader })
             }
             Self::Etcd => {
-                let Reply::Answer { status: 200, body } =
+                let Reply::Answer { status: 200, body, .. } =
                     client.post("/v3/maintenance/status", &json!({}))
                 else {
                     return None;

@@ -1,11 +1,8 @@
-//! Calendar arithmetic: UTC to text and the date of an HTTP answer to seconds.
+//! Calendar arithmetic: UTC to text, and the time in an answer to seconds.
 //!
 //! Pure. Days are counted with Hinnant's `civil_from_days` and its inverse, for days after 1970.
 
 use std::time::{SystemTime, UNIX_EPOCH};
-
-const MONTHS: [&str; 12] =
-    ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /// UTC as `YYYYmmddTHHMMSS`.
 pub(crate) fn timestamp(at: SystemTime) -> String {
@@ -16,15 +13,15 @@ pub(crate) fn timestamp(at: SystemTime) -> String {
     format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}")
 }
 
-/// Seconds since 1970 of a date like `Sat, 21 Nov 2026 12:15:10 GMT`.
-pub(crate) fn parse_http_date(text: &str) -> Option<u64> {
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let [_, day, month, year, time, "GMT"] = words[..] else { return None };
-    let month = 1 + MONTHS.iter().position(|name| *name == month)? as u64;
-    let clock: Vec<u64> = time.split(':').filter_map(|part| part.parse().ok()).collect();
-    let [hour, minute, second] = clock[..] else { return None };
-    let days = days(year.parse().ok()?, month, day.parse().ok()?)?;
-    Some(days * 86_400 + hour * 3_600 + minute * 60 + second)
+/// Seconds since 1970 of a time like `2026-11-21T12:15:10.5Z`; parts of a second are left out.
+pub(crate) fn parse_rfc3339(text: &str) -> Option<u64> {
+    let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
+    let numbers = |text: &str, separator| -> Option<Vec<u64>> {
+        text.split(separator).map(|part| part.parse().ok()).collect()
+    };
+    let [year, month @ 1..=12, day] = numbers(date, '-')?[..] else { return None };
+    let [hour, minute, second] = numbers(time.split('.').next()?, ':')?[..] else { return None };
+    Some(days(year, month, day)? * 86_400 + hour * 3_600 + minute * 60 + second)
 }
 
 fn civil(days: u64) -> (u64, u64, u64) {
@@ -69,11 +66,14 @@ mod tests {
     }
 
     #[test]
-    fn dates_of_answers_are_read() {
-        assert_eq!(parse_http_date("Thu, 01 Jan 1970 00:00:00 GMT"), Some(0));
-        assert_eq!(parse_http_date("Tue, 29 Feb 2000 00:00:01 GMT"), Some(951_782_401));
-        assert_eq!(parse_http_date("Wed, 31 Dec 2025 23:59:59 GMT"), Some(1_767_225_599));
-        assert_eq!(parse_http_date("yesterday"), None);
+    fn times_of_answers_are_read() {
+        assert_eq!(parse_rfc3339("1970-01-01T00:00:00Z"), Some(0));
+        assert_eq!(parse_rfc3339("2000-02-29T00:00:01.25Z"), Some(951_782_401));
+        assert_eq!(parse_rfc3339("2025-12-31T23:59:59Z"), Some(1_767_225_599));
+        for bad in ["yesterday", "2025-13-01T00:00:00Z", "2025-01-01T00:00Z", "2025-01-01T00:00:00"]
+        {
+            assert_eq!(parse_rfc3339(bad), None, "{bad}");
+        }
         for number in 0..60_000 {
             let (year, month, day) = civil(number);
             assert_eq!(days(year, month, day), Some(number));

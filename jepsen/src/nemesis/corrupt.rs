@@ -248,7 +248,8 @@ impl Turn<'_> {
     fn voters(&self) -> Option<BTreeMap<String, String>> {
         self.nemesis.endpoints.iter().find_map(|endpoint| {
             let client = HttpClient::new(endpoint.http, STATUS_TIMEOUT);
-            let Reply::Answer { status: 200, body } = client.get("/v1/operator/raft/configuration")
+            let Reply::Answer { status: 200, body, .. } =
+                client.get("/v1/operator/raft/configuration")
             else {
                 return None;
             };

@@ -1,8 +1,7 @@
 //! Faults of disks and clocks: full, slow, hanging, frozen, without power; and wall clocks that jump.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,14 +9,15 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::{Aim, NAP, Outcome, Turn};
+use crate::client::{HttpClient, Reply};
 use crate::cluster::Effect;
-use crate::time::parse_http_date;
+use crate::time::parse_rfc3339;
 
 /// How long a server may take to meet a fault of its disk.
 const MET_TIMEOUT: Duration = Duration::from_secs(3);
 /// Clocks jump by at most five minutes, as in Jepsen's `bump`.
 const BUMP_MS_MAX: usize = 288_000;
-const DATE_TIMEOUT: Duration = Duration::from_millis(500);
+const METRICS_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What a server's disk is told to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,7 +197,7 @@ impl Turn<'_> {
         let victims = aim.servers(self.servers(), &leaders, &mut self.random);
         let mut jumps = serde_json::Map::new();
         for server in victims {
-            // The least is what a date in whole seconds can show.
+            // The least is what a time in whole seconds can show for sure.
             let least = 5_000;
             let size = least + self.random.below(BUMP_MS_MAX - least);
             let size = i64::try_from(size).unwrap_or(i64::MAX);
@@ -207,7 +207,7 @@ impl Turn<'_> {
             }
         }
         let outcome = if jumps.is_empty() {
-            Outcome::Indeterminate("no server's answers carried the new time".to_owned())
+            Outcome::Indeterminate("no server's metrics carried the new time".to_owned())
         } else {
             Outcome::Installed(json!({"aim": aim.name(), "milliseconds": jumps}))
         };
@@ -256,19 +256,13 @@ fn set_clock(path: PathBuf, text: &str) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// How far a server's clock is ahead of ours, by the date of an answer.
+/// How far a server's clock is ahead of ours, by the time in its metrics. (The date of an answer would not do: the HTTP library keeps
+/// it until it is over, which after a jump back takes as long as the jump.)
 fn skew_seconds(http: SocketAddr) -> Option<i64> {
-    let mut socket = TcpStream::connect_timeout(&http, DATE_TIMEOUT).ok()?;
-    socket.set_read_timeout(Some(DATE_TIMEOUT)).ok()?;
-    let request = "GET /v1/status/leader HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-    socket.write_all(request.as_bytes()).ok()?;
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).ok()?;
-    let date = answer.lines().find_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case("date").then(|| value.trim().to_owned())
-    })?;
-    let theirs = i64::try_from(parse_http_date(&date)?).ok()?;
+    let client = HttpClient::new(http, METRICS_TIMEOUT);
+    let Reply::Answer { status: 200, body, .. } = client.get("/v1/metrics") else { return None };
+    let metrics: serde_json::Value = serde_json::from_str(&body).ok()?;
+    let theirs = i64::try_from(parse_rfc3339(metrics["Timestamp"].as_str()?)?).ok()?;
     let ours = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
     Some(theirs - i64::try_from(ours).ok()?)
 }

@@ -12,7 +12,8 @@ use crate::history::Kind;
 /// What a server says when a compare-and-set found another version.
 pub(crate) const CONFLICT: &str = "Enforcing job modify index";
 /// What a server says when it turned a write away before it went into the log.
-const NOT_PROPOSED: &str = "not proposed";
+const NOTHING_DONE: [&str; 3] =
+    ["not proposed", "writes are turned away", "timed out: nothing was changed"];
 /// Longest part of an error body that goes into the history.
 const ERROR_BYTES_MAX: usize = 300;
 
@@ -84,7 +85,7 @@ pub(crate) fn written<T: DeserializeOwned>(reply: &Reply) -> Result<T, Completio
             let error = format!("{status}: {body}");
             let nothing_done = (400..500).contains(status)
                 || body.contains(CONFLICT)
-                || body.contains(NOT_PROPOSED);
+                || NOTHING_DONE.iter().any(|words| body.contains(words));
             Err(if nothing_done { Completion::fail(&error) } else { Completion::info(&error) })
         }
         Reply::NotSent(error) => Err(Completion::fail(error)),
@@ -120,6 +121,8 @@ mod tests {
             (answer(400, "bad job"), Kind::Fail),
             (answer(429, "too many"), Kind::Fail),
             (answer(500, "No cluster leader: the write was not proposed"), Kind::Fail),
+            (answer(503, "writes are turned away: /d has 0 MiB free"), Kind::Fail),
+            (answer(504, "timed out: nothing was changed"), Kind::Fail),
             (answer(500, "No cluster leader"), Kind::Info),
             (answer(503, "starting"), Kind::Info),
             (answer(504, "timeout"), Kind::Info),

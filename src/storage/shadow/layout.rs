@@ -145,7 +145,8 @@ impl Layout {
 
     /// What is left of a pack that lost a part.
     fn repack(&mut self, engine: &dyn Engine, pack: u64) -> io::Result<Option<Bytes>> {
-        let missing = || io::Error::new(io::ErrorKind::InvalidData, "a pack of sessions is missing");
+        let missing =
+            || io::Error::new(io::ErrorKind::InvalidData, "a pack of sessions is missing");
         let old = engine.read(&pack_key(pack))?.ok_or_else(missing)?;
         let mut left = BytesMut::with_capacity(old.len());
         for (id, frame) in unpack(old)? {
