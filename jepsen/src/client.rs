@@ -78,14 +78,16 @@ impl HttpClient {
 
 fn reply(result: Result<ureq::http::Response<ureq::Body>, Error>) -> Reply {
     match result {
-        Ok(mut response) => match response.body_mut().with_config().limit(BODY_BYTES_MAX).read_to_string() {
-            Ok(body) => {
-                let index = response.headers().get("x-nomad-index");
-                let index = index.and_then(|index| index.to_str().ok()?.parse().ok());
-                Reply::Answer { status: response.status().as_u16(), index, body }
+        Ok(mut response) => {
+            match response.body_mut().with_config().limit(BODY_BYTES_MAX).read_to_string() {
+                Ok(body) => {
+                    let index = response.headers().get("x-nomad-index");
+                    let index = index.and_then(|index| index.to_str().ok()?.parse().ok());
+                    Reply::Answer { status: response.status().as_u16(), index, body }
+                }
+                Err(error) => Reply::Lost(format!("the answer broke off: {error}")),
             }
-            Err(error) => Reply::Lost(format!("the answer broke off: {error}")),
-        },
+        }
         // Only dialling can be refused: an open connection ends with a reset or an end of file.
         Err(Error::Io(error)) if error.kind() == ErrorKind::ConnectionRefused => {
             Reply::NotSent(error.to_string())

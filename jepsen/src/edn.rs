@@ -18,16 +18,14 @@ pub(crate) fn read_history(path: &Path) -> Result<Vec<Op>> {
     if extension == Some("jsonl") {
         return read_jsonl(path);
     }
-    let bytes =
-        std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let text = String::from_utf8_lossy(&bytes);
     let history = match extension {
         Some("edn") => from_edn(&text),
         Some("log" | "txt") => from_log(&text),
-        Some(_) | None => bail!(
-            "{}: a history's name ends with .edn, .jsonl, .log or .txt",
-            path.display()
-        ),
+        Some(_) | None => {
+            bail!("{}: a history's name ends with .edn, .jsonl, .log or .txt", path.display())
+        }
     };
     history.with_context(|| format!("{} is not a history", path.display()))
 }

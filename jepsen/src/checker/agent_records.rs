@@ -77,7 +77,9 @@ mod tests {
             path
         };
         let status = |id: &str, status: &str| {
-            format!(r#"{{"fields":{{"message":"m","allocation":"{id}","client_status":"{status}"}}}}"#)
+            format!(
+                r#"{{"fields":{{"message":"m","allocation":"{id}","client_status":"{status}"}}}}"#
+            )
         };
         let started = r#"{"fields":{"message":"m","agent_started":true}}"#;
         let first = log(

@@ -190,6 +190,9 @@ mod tests {
         check(&[read(0, Kind::Ok)], "did not start");
         check(&[entry(0, 0, Kind::Invoke, Function::Write, json!(3))], "not [key value]");
         check(&[entry(0, 0, Kind::Invoke, Function::Cas, json!([1, 2]))], "[key [old new]]");
-        check(&[entry(0, 0, Kind::Invoke, Function::Kill, json!([1, 2]))], "a client of registers cannot kill");
+        check(
+            &[entry(0, 0, Kind::Invoke, Function::Kill, json!([1, 2]))],
+            "a client of registers cannot kill",
+        );
     }
 }

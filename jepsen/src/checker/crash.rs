@@ -62,8 +62,7 @@ pub(crate) fn check(logs: &[(String, PathBuf)], exits: &[Exit]) -> Report {
         }
     }
     let bad = Verdict::unless(!findings.is_empty() || !exits.is_empty(), Verdict::False);
-    let missing =
-        Verdict::unless(!unreadable_logs.is_empty() || logs.is_empty(), Verdict::Unknown);
+    let missing = Verdict::unless(!unreadable_logs.is_empty() || logs.is_empty(), Verdict::Unknown);
     Report { valid: bad.max(missing), findings, unexpected_exits: exits.to_vec(), unreadable_logs }
 }
 

@@ -76,8 +76,7 @@ const CLASSES: [Class; 4] = [
 ];
 
 /// Orders that are taken into account besides the dependencies, weakest assumption first.
-const ORDERS: [&[Reason]; 3] =
-    [&[], &[Reason::Process], &[Reason::Process, Reason::Realtime]];
+const ORDERS: [&[Reason]; 3] = [&[], &[Reason::Process], &[Reason::Process, Reason::Realtime]];
 
 impl Graph {
     /// A graph of so many transactions without edges.
@@ -331,7 +330,7 @@ mod tests {
 
     #[test]
     fn long_chains_need_no_stack() {
-        let count = 300_000;
+        let count = 100_000;
         let mut graph = Graph::new(count);
         for node in 1..count {
             graph.add(node - 1, node, WriteWrite, 0);

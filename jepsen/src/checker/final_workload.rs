@@ -131,7 +131,10 @@ mod tests {
         history.push(entry(2, Function::Write, true));
         assert_eq!(check_registers(&history, ready).unwrap().valid, Verdict::True);
         assert_eq!(check_registers(&history, Readiness::Never).unwrap().valid, Verdict::False);
-        assert_eq!(check_registers(&history, Readiness::NotReached).unwrap().valid, Verdict::Unknown);
+        assert_eq!(
+            check_registers(&history, Readiness::NotReached).unwrap().valid,
+            Verdict::Unknown
+        );
         assert_eq!(check_registers(&[], ready).unwrap().valid, Verdict::Unknown);
     }
 

@@ -90,8 +90,7 @@ fn registers(history: &[Op], cas: bool, time_max: Duration) -> Result<Judgement>
                 let fails = |part: &[Op]| matches!(register(part, cas, &budget), Ok(Outcome::No));
                 let small = shrink(entries, fails, |op| op.f == Function::Read);
                 let last = small.last().map_or(0, |op| op.index);
-                let title =
-                    format!("key {key}: no order of the operations explains entry {last}");
+                let title = format!("key {key}: no order of the operations explains entry {last}");
                 judgement.violated(title, small);
             }
         }

@@ -79,9 +79,16 @@ struct Shown {
 #[derive(Clone, Debug)]
 enum Action {
     /// Value, demanded index, index of the answer.
-    Write { value: u64, expected: Option<u64>, index: Option<u64> },
+    Write {
+        value: u64,
+        expected: Option<u64>,
+        index: Option<u64>,
+    },
     /// Whether it is a purge, index of the answer.
-    Stop { purge: bool, index: Option<u64> },
+    Stop {
+        purge: bool,
+        index: Option<u64>,
+    },
     Read(Option<Shown>),
     /// Version and value, newest first.
     Versions(Option<Vec<(u64, u64)>>),
@@ -277,7 +284,10 @@ fn action(pair: &Pair<'_>) -> Result<Option<Action>> {
     Ok(Some(action))
 }
 
-#[expect(clippy::option_option, reason = "the outer one: can it be read; the inner: is there a job")]
+#[expect(
+    clippy::option_option,
+    reason = "the outer one: can it be read; the inner: is there a job"
+)]
 fn shown(value: &Value) -> Option<Option<Shown>> {
     if value.is_null() {
         return Some(None);
@@ -292,7 +302,10 @@ fn shown(value: &Value) -> Option<Option<Shown>> {
     }))
 }
 
-#[expect(clippy::option_option, reason = "the outer one: can it be read; the inner: is there a job")]
+#[expect(
+    clippy::option_option,
+    reason = "the outer one: can it be read; the inner: is there a job"
+)]
 fn versions(value: &Value) -> Option<Option<Vec<(u64, u64)>>> {
     if value.is_null() {
         return Some(None);

@@ -180,7 +180,11 @@ impl<'a> Analysis<'a> {
                             self.note("internal", &title, [number]);
                         } else if !whole.contains_key(&list) {
                             let external = values[..values.len() - appended.len()].to_vec();
-                            self.reads.push(External { transaction: number, list, values: external });
+                            self.reads.push(External {
+                                transaction: number,
+                                list,
+                                values: external,
+                            });
                         }
                         whole.insert(list, values);
                     }
@@ -239,7 +243,8 @@ impl<'a> Analysis<'a> {
                 && writer != reader
                 && self.transactions[writer].last_append(list) != Some(*value)
             {
-                let title = format!("list {name} ends with {value}, in the middle of a transaction");
+                let title =
+                    format!("list {name} ends with {value}, in the middle of a transaction");
                 self.note("G1b", &title, [writer, reader]);
             }
         }
@@ -340,12 +345,15 @@ impl<'a> Analysis<'a> {
             .map(|(number, edge)| {
                 let entry = self.transactions[*number].pair.start.index;
                 match self.lists.get(edge.label) {
-                    Some(list) => format!("{entry} -{} of list {}->", edge.reason.name(), list.name),
+                    Some(list) => {
+                        format!("{entry} -{} of list {}->", edge.reason.name(), list.name)
+                    }
                     None => format!("{entry} -{}->", edge.reason.name()),
                 }
             })
             .collect();
-        let first = cycle.steps.first().map(|(number, _)| self.transactions[*number].pair.start.index);
+        let first =
+            cycle.steps.first().map(|(number, _)| self.transactions[*number].pair.start.index);
         let title = format!("{} {}", text.join(" "), first.unwrap_or(0));
         let members: Vec<usize> = cycle.steps.iter().map(|(number, _)| *number).collect();
         self.note(&cycle.name, &title, members);

@@ -168,10 +168,8 @@ fn agent_logs<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = (String, Path
 
 /// The log of every process of the run.
 fn logs(evidence: &Evidence<'_>) -> Vec<(String, PathBuf)> {
-    let servers = evidence
-        .nodes
-        .iter()
-        .map(|node| (node.clone(), server_log(evidence.directory, node)));
+    let servers =
+        evidence.nodes.iter().map(|node| (node.clone(), server_log(evidence.directory, node)));
     servers.chain(agent_logs(evidence)).collect()
 }
 

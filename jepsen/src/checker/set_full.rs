@@ -97,11 +97,7 @@ pub(crate) fn check(history: &[Op], options: Options) -> Result<Judgement> {
     Ok(judgement)
 }
 
-fn file<'a>(
-    sets: &mut BTreeMap<u64, Set<'a>>,
-    pair: &Pair<'a>,
-    options: Options,
-) -> Result<()> {
+fn file<'a>(sets: &mut BTreeMap<u64, Set<'a>>, pair: &Pair<'a>, options: Options) -> Result<()> {
     let split = |op: &'a Op| if options.keyed { key_and_value(op) } else { Ok((0, &op.value)) };
     let (key, value) = split(pair.start)?;
     let set = sets.entry(key).or_default();
@@ -146,8 +142,7 @@ fn judge_read(set: &Set<'_>, read: &Read<'_>, tally: &mut Tally, judgement: &mut
     }
     for element in &read.elements {
         let add = set.adds.get(element);
-        let possible =
-            add.is_some_and(|add| !add.failed() && add.start.index < read.returned);
+        let possible = add.is_some_and(|add| !add.failed() && add.start.index < read.returned);
         if !possible {
             tally.unexpected.push(*element);
             let title = format!(

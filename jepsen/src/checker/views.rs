@@ -30,8 +30,7 @@ impl View<'_> {
         snapshot.allocations.retain(|allocation| keep(allocation));
         snapshot.nodes.clear();
         let mut answer = self.answer.clone();
-        answer.value =
-            serde_json::to_value(snapshot).expect("names and numbers are always JSON");
+        answer.value = serde_json::to_value(snapshot).expect("names and numbers are always JSON");
         vec![self.pair.start.clone(), answer]
     }
 }
@@ -109,10 +108,7 @@ fn freshness(views: &[View<'_>], judgement: &mut Judgement) {
         {
             let title = format!(
                 "the read of entry {} shows index {}, although entry {} had shown {} before",
-                view.answer.index,
-                view.snapshot.index,
-                newest.answer.index,
-                newest.snapshot.index
+                view.answer.index, view.snapshot.index, newest.answer.index, newest.snapshot.index
             );
             let entries = newest.only(|_| false).into_iter().chain(view.only(|_| false));
             judgement.violated(title, entries);
@@ -136,8 +132,10 @@ fn lives(ordered: &[&View<'_>], judgement: &mut Judgement) {
                 (_, Some(since)) if !allocation.has_ended() => {
                     Some((since, "had ended and lives again".to_owned()))
                 }
-                (Some((old, at)), _) => broken(old, allocation, ordered[at].snapshot.index == index)
-                    .map(|problem| (at, problem)),
+                (Some((old, at)), _) => {
+                    broken(old, allocation, ordered[at].snapshot.index == index)
+                        .map(|problem| (at, problem))
+                }
                 (None, _) => None,
             };
             if let Some((at, problem)) = problem {

@@ -98,7 +98,10 @@ struct Job {
 }
 
 /// The lists of a group and the version they had.
-fn read_group(client: &HttpClient, group: u64) -> Result<(BTreeMap<u64, Vec<u64>>, u64), Completion> {
+fn read_group(
+    client: &HttpClient,
+    group: u64,
+) -> Result<(BTreeMap<u64, Vec<u64>>, u64), Completion> {
     let reply = client.get(&format!("/v1/job/l{group}"));
     if answer::is_not_found(&reply, "job not found") {
         return Ok((BTreeMap::new(), 0));

@@ -149,9 +149,7 @@ impl Workload for Bank {
                 client.put("/v1/jobs", &body::registration(job(*number, *count), None))
             }
             Action::Stop(number) => client.delete(&format!("/v1/job/b{number}")),
-            Action::Drain(node) => {
-                client.put(&format!("/v1/node/{node}/drain"), &drain_body(true))
-            }
+            Action::Drain(node) => client.put(&format!("/v1/node/{node}/drain"), &drain_body(true)),
             Action::Restore(node) => {
                 client.put(&format!("/v1/node/{node}/drain"), &drain_body(false))
             }

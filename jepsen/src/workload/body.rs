@@ -32,11 +32,7 @@ pub(crate) fn parameterized(id: &str, meta: &Value) -> Value {
 /// A job of simulated tasks that run until they are stopped.
 pub(crate) fn service(id: &str, count: u64, size: &Size) -> Value {
     let ports = size.ports.iter().map(|(label, value)| {
-        if *value == 0 {
-            json!({"Label": label})
-        } else {
-            json!({"Label": label, "Value": value})
-        }
+        if *value == 0 { json!({"Label": label}) } else { json!({"Label": label, "Value": value}) }
     });
     let (dynamic, reserved): (Vec<Value>, Vec<Value>) =
         ports.partition(|port| port.get("Value").is_none());

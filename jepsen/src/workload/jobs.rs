@@ -54,7 +54,9 @@ impl Jobs {
     /// Jobs nobody has registered.
     pub(crate) fn new(random: Random, ops_per_key: u64) -> Self {
         let keys = KeyPool::new(KEYS_AT_ONCE, ops_per_key);
-        Self { generator: Mutex::new(Generator { random, keys, next_value: 1, seen: BTreeMap::new() }) }
+        Self {
+            generator: Mutex::new(Generator { random, keys, next_value: 1, seen: BTreeMap::new() }),
+        }
     }
 
     fn with_generator<T>(&self, act: impl FnOnce(&mut Generator) -> T) -> T {
@@ -187,10 +189,9 @@ impl Workload for Jobs {
     fn start(&self, (key, action): &Self::Request) -> Start {
         match action {
             Action::Write(value) => Start::new(Function::Write, json!([key, value])),
-            Action::Cas(index, value) => Start {
-                expected: Some(*index),
-                ..Start::new(Function::Cas, json!([key, value]))
-            },
+            Action::Cas(index, value) => {
+                Start { expected: Some(*index), ..Start::new(Function::Cas, json!([key, value])) }
+            }
             Action::Stop => Start::new(Function::Stop, json!([key, null])),
             Action::Purge => Start::new(Function::Purge, json!([key, null])),
             Action::Read => Start::new(Function::Read, json!([key, null])),

@@ -124,10 +124,9 @@ fn asked(reply: &Reply) -> Completion {
         Ok(asked) if asked.evaluation.is_empty() => {
             Completion::info("unexpected answer: no evaluation was made")
         }
-        Ok(asked) => Completion {
-            detail: Some(json!({"evaluation": asked.evaluation})),
-            ..Completion::ok()
-        },
+        Ok(asked) => {
+            Completion { detail: Some(json!({"evaluation": asked.evaluation})), ..Completion::ok() }
+        }
         Err(completion) => completion,
     }
 }

@@ -90,8 +90,7 @@ impl Workload for Registers {
                 if content.value.is_some() {
                     self.with_generator(|generator| generator.learn(*key, content));
                 }
-                let completion =
-                    Completion { version: Some(content.version), ..Completion::ok() };
+                let completion = Completion { version: Some(content.version), ..Completion::ok() };
                 match action {
                     Action::Read => completion.with_value(json!([key, content.value])),
                     Action::Write(_) | Action::Cas(..) => completion,
@@ -145,9 +144,8 @@ fn read(reply: &Reply) -> Result<Content, Completion> {
     }
     let (job, _) = answer::read::<Job>(reply)?;
     let value = job.meta.get("value").and_then(|value| value.parse().ok());
-    let value = value.ok_or_else(|| {
-        Completion::fail("unexpected answer: the job has no numeric meta value")
-    })?;
+    let value = value
+        .ok_or_else(|| Completion::fail("unexpected answer: the job has no numeric meta value"))?;
     Ok(Content { value: Some(value), version: job.job_modify_index })
 }
 
@@ -211,11 +209,8 @@ mod tests {
 
     #[test]
     fn what_does_not_exist_has_version_0() {
-        let answer = |status, body: &str| Reply::Answer {
-            status,
-            index: None,
-            body: body.to_owned(),
-        };
+        let answer =
+            |status, body: &str| Reply::Answer { status, index: None, body: body.to_owned() };
         let job = r#"{"ID":"r1","Meta":{"value":"17"},"JobModifyIndex":9,"Stop":false}"#;
         assert_eq!(read(&answer(200, job)), Ok(Content { value: Some(17), version: 9 }));
         assert_eq!(read(&answer(404, "job not found")), Ok(Content::default()));

@@ -88,10 +88,8 @@ impl Workload for Sets {
                     Ok(answer) => answer,
                     Err(completion) => return completion,
                 };
-                let elements: Option<Vec<u64>> = rows
-                    .iter()
-                    .map(|row| row.id.strip_prefix(&prefix)?.parse().ok())
-                    .collect();
+                let elements: Option<Vec<u64>> =
+                    rows.iter().map(|row| row.id.strip_prefix(&prefix)?.parse().ok()).collect();
                 match elements {
                     Some(elements) => Completion { version: Some(index), ..Completion::ok() }
                         .with_value(json!([key, elements])),

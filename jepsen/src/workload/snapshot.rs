@@ -243,8 +243,9 @@ fn read_counts(client: &HttpClient) -> Result<BTreeMap<String, u64>, Completion>
     let (rows, _) = answer::read::<Vec<JobRow>>(&client.get("/v1/jobs?meta=true"))?;
     let counts = rows.into_iter().map(|row| {
         let count = row.meta.get("count").and_then(|count| count.parse().ok());
-        let count = count
-            .ok_or_else(|| Completion::fail(&format!("unexpected answer: {} has no count", row.id)))?;
+        let count = count.ok_or_else(|| {
+            Completion::fail(&format!("unexpected answer: {} has no count", row.id))
+        })?;
         Ok((row.id, if row.stop { 0 } else { count }))
     });
     counts.collect()
