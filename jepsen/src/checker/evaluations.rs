@@ -161,7 +161,12 @@ fn judge_drain(
                 rows.len(),
                 open.len()
             );
-            judgement.violated(title, open.iter().flat_map(Pair::entries));
+            let known = asked.get(job).map_or(&[][..], |asked| &asked.acknowledged);
+            let known = known.iter().flat_map(|(_, pair)| pair.entries());
+            let list =
+                drain.pair.entries().map(|op| only(op, |row| row.get(0) == Some(&json!(job))));
+            let open = open.iter().flat_map(Pair::entries);
+            judgement.violated(title, known.chain(open).chain(list));
         }
     }
     extra.values().map(Vec::len).sum()
@@ -190,7 +195,8 @@ fn judge_statuses(shown: &[Shown<'_>], judgement: &mut Judgement) {
     for (id, mut life) in lives {
         let evidence = |one: &Shown<'_>, other: &Shown<'_>| {
             let entries = one.pair.entries().chain(other.pair.entries());
-            entries.map(|op| only(op, id)).collect::<Vec<Op>>()
+            let of_it = |row: &Value| row.get(1).and_then(Value::as_str) == Some(id);
+            entries.map(|op| only(op, of_it)).collect::<Vec<Op>>()
         };
         life.sort_by_key(|(row, read)| (row.modified, read.answer.index));
         for window in life.windows(2) {
@@ -227,11 +233,11 @@ fn judge_statuses(shown: &[Shown<'_>], judgement: &mut Judgement) {
     }
 }
 
-/// The entry with nothing but the rows of one evaluation.
-fn only(mut op: Op, id: &str) -> Op {
+/// The entry with nothing but these rows.
+fn only(mut op: Op, keep: impl Fn(&Value) -> bool) -> Op {
     if let Some(rows) = op.detail.as_mut().and_then(|detail| detail["evaluations"].as_array_mut()) {
-        rows.retain(|row| row.get(1).and_then(Value::as_str) == Some(id));
+        rows.retain(|row| keep(row));
+        op.value = Value::Null;
     }
-    op.value = Value::Null;
     op
 }
