@@ -279,7 +279,9 @@ pub(super) fn status_of(error: &ApiError) -> tonic::Status {
         ApiError::DiskFull(_) => Code::OutOfRange,
         ApiError::Invalid(_) => Code::InvalidArgument,
     };
-    tonic::Status::new(code, error.to_string())
+    // The other end makes an error of the same kind, which says the rest again.
+    let text = if let ApiError::DiskFull(why) = error { why.clone() } else { error.to_string() };
+    tonic::Status::new(code, text)
 }
 
 fn forwarded_error(status: &tonic::Status) -> ApiError {
@@ -404,5 +406,28 @@ impl Api for Core {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         metrics.membership_config.log_id().map_or(0, |id| id.index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_reads_the_same_at_the_server_that_forwarded_the_write() {
+        for error in [
+            ApiError::NoLeader,
+            ApiError::DiskFull("/data has 0 MiB free".to_owned()),
+            ApiError::Invalid("no such job".to_owned()),
+            ApiError::Unknown,
+        ] {
+            // Twice: a forwarded write may be forwarded again.
+            let once = forwarded_error(&status_of(&error));
+            let twice = forwarded_error(&status_of(&once));
+            assert_eq!(
+                (once.to_string(), twice.to_string()),
+                (error.to_string(), error.to_string())
+            );
+        }
     }
 }

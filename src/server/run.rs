@@ -14,7 +14,7 @@ use tonic::transport::{Server, server::TcpIncoming};
 use super::core::{Core, Parts, RaftTiming, Settings};
 use crate::{
     config::ServerConfig,
-    disk::RealDisk,
+    disk::{Disk, RealDisk},
     http::{self, HttpOptions},
     rpc::{
         agent::AgentService,
@@ -90,7 +90,7 @@ impl RunningServer {
         let rpc_address = rpc.local_addr()?;
         let dial = config.cluster.dial.iter().map(|(from, to)| (from.to_string(), to.to_string()));
         let parts = Parts {
-            disk: Arc::new(RealDisk),
+            disk: real_disk(),
             transport: Arc::new(GrpcTransport::new(dial.collect())),
             open_engine: Arc::new(shadow::open_sled),
             wal: wal::Options::default(),
@@ -120,6 +120,16 @@ impl RunningServer {
             task.abort();
         }
     }
+}
+
+#[cfg(not(feature = "faults"))]
+fn real_disk() -> Arc<dyn Disk> {
+    Arc::new(RealDisk)
+}
+
+#[cfg(feature = "faults")]
+fn real_disk() -> Arc<dyn Disk> {
+    crate::disk::controlled::ControlledDisk::from_environment(Arc::new(RealDisk))
 }
 
 async fn listen(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
