@@ -135,9 +135,7 @@ pub(crate) fn main() -> ExitCode {
         Verb::Many { from, to, change, jobs, json } => {
             many::run(from..to, &change.into_override(), jobs, json.as_deref())
         }
-        Verb::Shrink { seed, change } => {
-            shrink::run(Case { seed, change: change.into_override() })
-        }
+        Verb::Shrink { seed, change } => shrink::run(Case { seed, change: change.into_override() }),
         Verb::Selftest { plants, seeds, jobs } => selftest::run(&plants, seeds, jobs),
     };
     done.unwrap_or_else(|error| {

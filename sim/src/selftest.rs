@@ -71,7 +71,8 @@ pub(crate) fn run(only: &[String], seeds: u64, jobs: u8) -> anyhow::Result<ExitC
     println!("| plant | what it is | found by seed | seconds | as |");
     println!("|---|---|---|---|---|");
     let mut all = true;
-    let chosen = PLANTS.iter().filter(|(name, _)| only.is_empty() || only.iter().any(|one| one == name));
+    let chosen =
+        PLANTS.iter().filter(|(name, _)| only.is_empty() || only.iter().any(|one| one == name));
     for (name, what) in chosen {
         let begin = Instant::now();
         let found = hunt(Some(name), seeds, jobs)?;

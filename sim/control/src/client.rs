@@ -87,7 +87,12 @@ impl World {
         match choice {
             0..9 => {
                 let spec = Arc::new(self.draw_spec(&name, dice));
-                Command::RegisterJob { spec, enforce_index: None, evaluation, evaluation_priority: None }
+                Command::RegisterJob {
+                    spec,
+                    enforce_index: None,
+                    evaluation,
+                    evaluation_priority: None,
+                }
             }
             9 | 10 => {
                 let purge = self.swarm.operators && dice.percent(40);
@@ -95,7 +100,8 @@ impl World {
             }
             11..13 => Command::EvaluateJob { job, evaluation },
             13 | 14 => {
-                let ids: Vec<_> = self.log.truth().allocations_of_job(&job).map(|row| row.id).collect();
+                let ids: Vec<_> =
+                    self.log.truth().allocations_of_job(&job).map(|row| row.id).collect();
                 match dice.pick(&ids) {
                     Some(id) => Command::StopAllocation { id, evaluation },
                     None => Command::EvaluateJob { job, evaluation },
@@ -132,7 +138,12 @@ impl World {
             }
             6..8 => Command::SetDrain { node, drain: None, mark_eligible: true, evaluation_ids },
             8 => Command::EvaluateNode { node, evaluation_ids },
-            _ => Command::ReapNode { node, incarnation: None, force: dice.percent(30), evaluation_ids },
+            _ => Command::ReapNode {
+                node,
+                incarnation: None,
+                force: dice.percent(30),
+                evaluation_ids,
+            },
         }
     }
 

@@ -136,7 +136,8 @@ impl World {
 
     /// A server notices that its term is over: its services stop and answer what they hold.
     pub(crate) fn notice(&mut self, server: usize) -> bool {
-        let Some(mut leadership) = self.servers[server].leadership.take_if(|one| one.epoch != self.log.term)
+        let Some(mut leadership) =
+            self.servers[server].leadership.take_if(|one| one.epoch != self.log.term)
         else {
             return false;
         };
@@ -435,7 +436,8 @@ impl World {
     fn check_grant(&mut self, leadership: &mut Leadership, lease: &leader::Lease) {
         let row = &lease.evaluation;
         let outstanding = |id: &EvaluationId| leadership.dispatch.outstanding(*id).is_some();
-        let others = leadership.granted.iter().filter(|(id, job)| **id != row.id && **job == row.job);
+        let others =
+            leadership.granted.iter().filter(|(id, job)| **id != row.id && **job == row.job);
         if let Some((other, _)) = others.into_iter().find(|(id, _)| outstanding(id)) {
             self.fail(format!("I20: {} and {other} of job {} are leased", row.id, row.job));
         }
@@ -486,7 +488,10 @@ impl Leadership {
             let token = self.dispatch.outstanding(id);
             let of_server = token.is_some_and(|token| lessees.get(&token) == Some(&server));
             let queued = token.is_some_and(|token| self.queued.contains(&(id, token)));
-            if of_server && !queued && let Some(count) = self.deliveries.get_mut(&id) {
+            if of_server
+                && !queued
+                && let Some(count) = self.deliveries.get_mut(&id)
+            {
                 *count = count.saturating_sub(1);
             }
         }

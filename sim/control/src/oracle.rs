@@ -37,7 +37,8 @@ impl World {
             let violations = invariant::check(self.log.truth());
             found.extend(violations.into_iter().map(|one| format!("{}: {}", one.name, one.detail)));
         }
-        let line = self.log.at(index).map(|applied| crate::words::reply(&applied.reply, &applied.state));
+        let line =
+            self.log.at(index).map(|applied| crate::words::reply(&applied.reply, &applied.state));
         self.trace(|| format!("{index} is committed: {}", line.unwrap_or_default()));
         for one in found {
             self.fail(format!("{one} (entry {index})"));
@@ -214,7 +215,8 @@ fn judge_nodes(after: &State, found: &mut Found) {
                 }
             }
         }
-        let over = cpu > available.cpu_mhz || memory > available.memory_mb || disk > available.disk_mb;
+        let over =
+            cpu > available.cpu_mhz || memory > available.memory_mb || disk > available.disk_mb;
         if over {
             found.push(format!("I32: node {} is over-committed: {cpu} MHz", node.id));
         }
@@ -237,7 +239,8 @@ fn judge_names(after: &State, found: &mut Found) {
 /// I19, I29, I30, I31, I38.
 fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
     let Some(proposal) = &applied.entry.proposal else { return };
-    let (Command::ApplyPlans { plans }, Reply::Plans(verdicts)) = (&proposal.command, &applied.reply)
+    let (Command::ApplyPlans { plans }, Reply::Plans(verdicts)) =
+        (&proposal.command, &applied.reply)
     else {
         return;
     };
@@ -254,12 +257,18 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
         }
         let lost = verdict.refused.is_some() || !verdict.dropped.is_empty();
         if lost != (verdict.refresh_index > 0) {
-            found.push(format!("I29: the verdict on {id} has refresh index {}", verdict.refresh_index));
+            found.push(format!(
+                "I29: the verdict on {id} has refresh index {}",
+                verdict.refresh_index
+            ));
         }
         let last_plan = before.jobs.get(&plan.job).map_or(0, |job| job.last_plan_index);
         let changes = !plan.placements.is_empty();
         if verdict.refused.is_none() && changes && last_plan > plan.snapshot_index {
-            found.push(format!("I31: a plan of {id} on {} was taken after {last_plan}", plan.snapshot_index));
+            found.push(format!(
+                "I31: a plan of {id} on {} was taken after {last_plan}",
+                plan.snapshot_index
+            ));
         }
         let placed = |one: &&fsm::Placement| {
             let there = |state: &State| state.allocations.contains(&one.id);
@@ -267,7 +276,9 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
         };
         let placed = plan.placements.iter().filter(placed).count();
         if plan.all_at_once && !verdict.dropped.is_empty() && placed > 0 {
-            found.push(format!("I30: {placed} placements of the all-at-once plan of {id} were taken"));
+            found.push(format!(
+                "I30: {placed} placements of the all-at-once plan of {id} were taken"
+            ));
         }
         if placed > 0 {
             judge_count(&applied.state, &plan.job, found);
@@ -279,10 +290,14 @@ fn judge_count(after: &State, key: &fsm::JobKey, found: &mut Found) {
     let Some(job) = after.jobs.get(key) else { return };
     let Some(spec) = after.current_spec(job) else { return };
     for group in spec.groups.iter().filter(|_| !job.kind.is_per_node()) {
-        let live = after.allocations_of_job(key).filter(|row| row.is_live() && row.group == group.name);
+        let live =
+            after.allocations_of_job(key).filter(|row| row.is_live() && row.group == group.name);
         let live = live.count();
         if live > group.count as usize {
-            found.push(format!("I38: {live} instances of {key} are live, {} are wanted", group.count));
+            found.push(format!(
+                "I38: {live} instances of {key} are live, {} are wanted",
+                group.count
+            ));
         }
     }
 }
@@ -317,13 +332,16 @@ fn judge_drains(before: &State, applied: &Applied, found: &mut Found) {
     let Some(proposal) = &applied.entry.proposal else { return };
     let Command::AdvanceDrains { complete, .. } = &proposal.command else { return };
     for id in complete {
-        let Some(drain) = before.nodes.get(id).and_then(|node| node.drain.as_ref()) else { continue };
+        let Some(drain) = before.nodes.get(id).and_then(|node| node.drain.as_ref()) else {
+            continue;
+        };
         let ended = applied.state.nodes.get(id).is_some_and(|node| node.drain.is_none());
         let stays = |row: &Allocation| drain.ignore_system && row.per_node;
         let left = applied.state.allocations_of_node(*id);
         let left = left.filter(|row| !row.client.is_terminal() && !stays(row)).count();
         if ended && left > 0 {
-            found.push(format!("I48: the drain of {id} counts as complete with {left} allocations"));
+            found
+                .push(format!("I48: the drain of {id} counts as complete with {left} allocations"));
         }
     }
 }

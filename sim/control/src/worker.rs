@@ -265,7 +265,8 @@ impl World {
             match ask {
                 Ask::Dequeue => {
                     let leases = world.grant(leadership, &state, from);
-                    let reply = leases.map(|list| list.into_iter().map(|one| (one, epoch)).collect());
+                    let reply =
+                        leases.map(|list| list.into_iter().map(|one| (one, epoch)).collect());
                     world.mail.push(Mail::Leases { worker, call, reply });
                 }
                 Ask::Plan(_, _, of) | Ask::Ack(_, _, of) | Ask::Nack(_, _, of, _) if stale(of) => {
@@ -335,7 +336,8 @@ impl World {
         let worker = &mut self.workers[number];
         // Leases that nobody waits for any more come back to the broker by their timer.
         if matches!(worker.doing, Doing::Asking(asked, _) if asked == call) {
-            let pause = if reply.as_ref().is_ok_and(|list| !list.is_empty()) { 0 } else { BACKOFF_MS };
+            let pause =
+                if reply.as_ref().is_ok_and(|list| !list.is_empty()) { 0 } else { BACKOFF_MS };
             worker.leases = reply.unwrap_or_default().into();
             worker.doing = Doing::Idle(now + pause);
         }
@@ -399,7 +401,8 @@ impl World {
     /// The worker hears that its lease is of another epoch.
     pub(crate) fn take_refusal(&mut self, number: usize, call: CallId) {
         let now = self.clock_ms;
-        if matches!(&self.workers[number].doing, Doing::Submitted(_, _, asked, _) if *asked == call) {
+        if matches!(&self.workers[number].doing, Doing::Submitted(_, _, asked, _) if *asked == call)
+        {
             self.workers[number].doing = Doing::Idle(now);
         }
     }
@@ -417,10 +420,13 @@ impl World {
                 });
                 if !done || *index > last {
                     let id = plan.evaluation;
-                    self.fail(format!("I18: the plan of {id} counts as applied, its evaluation is open"));
+                    self.fail(format!(
+                        "I18: the plan of {id} counts as applied, its evaluation is open"
+                    ));
                 }
             }
-            PlanAnswer::Partial { refresh_index, .. } | PlanAnswer::Rejected { refresh_index, .. } => {
+            PlanAnswer::Partial { refresh_index, .. }
+            | PlanAnswer::Rejected { refresh_index, .. } => {
                 if *refresh_index > last {
                     let id = plan.evaluation;
                     self.fail(format!("I29: the plan of {id} is to wait for {refresh_index}, the log ends at {last}"));

@@ -39,13 +39,32 @@ pub(crate) enum Ask {
 
 /// A message between a worker and a leader.
 pub(crate) enum Mail {
-    ToLeader { to: usize, worker: usize, call: CallId, ask: Ask },
-    Leases { worker: usize, call: CallId, reply: Result<Vec<(Lease, u64)>, BrokerError> },
-    Answer { worker: usize, call: CallId, answer: Result<PlanAnswer, BrokerError> },
+    ToLeader {
+        to: usize,
+        worker: usize,
+        call: CallId,
+        ask: Ask,
+    },
+    Leases {
+        worker: usize,
+        call: CallId,
+        reply: Result<Vec<(Lease, u64)>, BrokerError>,
+    },
+    Answer {
+        worker: usize,
+        call: CallId,
+        answer: Result<PlanAnswer, BrokerError>,
+    },
     /// Not a leader, or no connection.
-    Failed { worker: usize, call: CallId },
+    Failed {
+        worker: usize,
+        call: CallId,
+    },
     /// The lease is of another epoch.
-    Refused { worker: usize, call: CallId },
+    Refused {
+        worker: usize,
+        call: CallId,
+    },
 }
 
 /// One server.

@@ -18,7 +18,7 @@ const ROW_OVERHEAD_BYTES: usize = 128;
 pub(super) type Changes = Vec<(Bytes, Option<Arc<dyn StoredRow>>)>;
 
 struct Row {
-    row: Option<Arc<dyn StoredRow>>,
+    content: Option<Arc<dyn StoredRow>>,
     frame_bytes: usize,
     /// The engine, or the batch on its way there, has a row of this key.
     in_engine: bool,
@@ -66,7 +66,7 @@ impl Pending {
             None => existed,
         };
         if row.is_some() || in_engine {
-            let row = Row { row, frame_bytes, in_engine };
+            let row = Row { content: row, frame_bytes, in_engine };
             self.bytes += size(&key, &row);
             self.rows.insert(key, row);
         }
@@ -75,7 +75,7 @@ impl Pending {
     /// All there is: rows in no order, and the position after them.
     pub(super) fn take(&mut self) -> Option<(Changes, AppliedMeta)> {
         let Self { rows, meta, .. } = mem::take(self);
-        Some((rows.into_iter().map(|(key, row)| (key, row.row)).collect(), meta?))
+        Some((rows.into_iter().map(|(key, row)| (key, row.content)).collect(), meta?))
     }
 }
 
