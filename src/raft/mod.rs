@@ -5,7 +5,13 @@ pub mod network;
 pub mod service;
 pub mod state_machine;
 #[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod kill;
+#[cfg(test)]
 mod suite;
+#[cfg(test)]
+mod testing;
 
 use std::fmt;
 
