@@ -179,7 +179,6 @@ impl FaultDisk {
         self.lock().hangs_until = Some(Instant::now() + duration);
     }
 
-
     /// From the `operations`-th changing call on (0 = the next one) every call fails, as if the
     /// machine had stopped there: a write then is pending, a sync has not happened.
     pub fn stop_after(&self, operations: u64) {

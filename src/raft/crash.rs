@@ -90,7 +90,8 @@ async fn act(
     choices: &mut Choices,
     coverage: &mut Coverage,
 ) -> std::io::Result<()> {
-    let next = storage.wal.last().map(|id| id.index).max(storage.applied()).map_or(0, |last| last + 1);
+    let next =
+        storage.wal.last().map(|id| id.index).max(storage.applied()).map_or(0, |last| last + 1);
     // A server votes before it has anything to keep.
     let choice = if told.term == 0 { 9 } else { choices.below(20) };
     match choice {
@@ -189,7 +190,8 @@ fn lives(seeds: std::ops::Range<u64>, lives: u64) -> Coverage {
 }
 
 fn check(coverage: &Coverage) {
-    let Coverage { failed_opens, dead_lives, acknowledged, votes, snapshots, installs, .. } = coverage;
+    let Coverage { failed_opens, dead_lives, acknowledged, votes, snapshots, installs, .. } =
+        coverage;
     let rare = [failed_opens, dead_lives, votes, snapshots, installs, &coverage.torn_installs];
     assert!(rare.iter().all(|count| **count > 50), "{coverage:?}");
     assert!(*acknowledged > 2_000, "{coverage:?}");

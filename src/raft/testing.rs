@@ -14,9 +14,7 @@ use fsm::{Command, Index, Proposal, State, codec, digest::Digest, state::Namespa
 use futures_util::{FutureExt, stream};
 use openraft::{
     entry::RaftEntry,
-    storage::{
-        IOFlushed, RaftLogReader, RaftLogStorage, RaftSnapshotBuilder, RaftStateMachine,
-    },
+    storage::{IOFlushed, RaftLogReader, RaftLogStorage, RaftSnapshotBuilder, RaftStateMachine},
 };
 
 use super::{
@@ -178,7 +176,8 @@ impl Storage {
 
     /// Appends through openraft's trait; answers whether it was acknowledged as durable.
     pub(super) async fn append(&mut self, entries: Vec<Entry>) -> io::Result<()> {
-        let (done, flushed) = <super::TypeConfig as openraft::type_config::TypeConfigExt>::oneshot();
+        let (done, flushed) =
+            <super::TypeConfig as openraft::type_config::TypeConfigExt>::oneshot();
         self.log.append(entries, IOFlushed::signal(done)).await?;
         while self.writer.step()? {}
         flushed.now_or_never().expect("the sync was the last step").map_err(io::Error::other)?
@@ -251,7 +250,10 @@ impl Storage {
         }
         let first = self.wal.first();
         let next = base.map_or(0, |base| base + 1);
-        assert!(first.is_none_or(|first| first <= next), "{context}: a hole from {next} to {first:?}");
+        assert!(
+            first.is_none_or(|first| first <= next),
+            "{context}: a hole from {next} to {first:?}"
+        );
         let last = self.last();
         assert!(last >= told.last, "{context}: {:?} was acknowledged, {last:?} is left", told.last);
         let vote = self.log.read_vote().await.unwrap();
@@ -287,4 +289,3 @@ pub(super) fn simulate(seed: u64, test: impl Future<Output = ()> + Send + 'stati
         std::panic::resume_unwind(panic);
     }
 }
-

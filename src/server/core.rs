@@ -182,8 +182,7 @@ impl Core {
             let id = parse_cluster_id(id)?;
             cluster.get_or_init(|| id);
         }
-        let stores =
-            Stores::open(&parts.disk, &parts.open_engine, parts.wal, &directory).await?;
+        let stores = Stores::open(&parts.disk, &parts.open_engine, parts.wal, &directory).await?;
         let Stores { shadow, snapshots, mut machine, hold_apply, wal, writer, log_calls } = stores;
         let is_first = settings.bootstrap_expect.iter().min() == Some(&settings.rpc_address);
         machine.set_diverging(is_first);
@@ -618,11 +617,7 @@ pub(super) fn leads(core: &Core) -> Option<u64> {
         .then_some(metrics.current_term)
 }
 
-fn load_identity(
-    disk: &dyn Disk,
-    directory: &Path,
-    rpc_address: &str,
-) -> anyhow::Result<Identity> {
+fn load_identity(disk: &dyn Disk, directory: &Path, rpc_address: &str) -> anyhow::Result<Identity> {
     let path = directory.join(IDENTITY_FILE);
     if disk.exists(&path)? {
         let bytes = disk.read(&path)?;

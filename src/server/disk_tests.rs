@@ -48,7 +48,8 @@ impl Servers {
                 let settings = settings(number, &addresses);
                 let parts = parts(&disks[number]);
                 let options = HttpOptions::default();
-                running.push(RunningServer::on(settings, parts, sockets, options).await.unwrap());
+                let server = RunningServer::on(settings, parts, sockets, options, None);
+                running.push(server.await.unwrap());
             }
             running
         });
@@ -87,8 +88,11 @@ impl Servers {
     fn write_within(&self, server: usize, name: &str, within: Duration) -> Result<u64, ApiError> {
         let namespace = Namespace { name: name.into(), ..Namespace::default() };
         let core = self.core(server);
-        let written =
-            self.runtime().block_on(core.write(Command::UpsertNamespace(namespace), None, within))?;
+        let written = self.runtime().block_on(core.write(
+            Command::UpsertNamespace(namespace),
+            None,
+            within,
+        ))?;
         assert_eq!(written.reply, Reply::Done);
         Ok(written.index)
     }
@@ -110,7 +114,6 @@ impl Servers {
         let failed = self.running[server].core.failed();
         self.wait("the server ends itself", || failed.borrow().clone())
     }
-
 }
 
 impl Drop for Servers {
@@ -146,6 +149,7 @@ fn settings(number: usize, addresses: &[String]) -> Settings {
         log_entries_kept: 1_000,
         free_bytes_min: FREE_BYTES_MIN,
         pending_evaluations_max: 1_000,
+        gc: leader::GcConfig::default(),
     }
 }
 

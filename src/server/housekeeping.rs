@@ -112,7 +112,10 @@ impl Core {
             .collect();
         (full.len() * 2 >= voters.len() && !full.is_empty()).then(|| {
             let (names, all) = (full.join(", "), voters.len());
-            format!("{names}: the disks of {} of {all} servers are nearly full: free some space", full.len())
+            format!(
+                "{names}: the disks of {} of {all} servers are nearly full: free some space",
+                full.len()
+            )
         })
     }
 }

@@ -108,9 +108,7 @@ impl RunningServer {
             ..HttpOptions::default()
         };
         let settings = settings(config, http_address);
-        let mut server = Self::on(settings, parts, Sockets { http, rpc }, options).await?;
-        server._lock = Some(lock);
-        Ok(server)
+        Self::on(settings, parts, Sockets { http, rpc }, options, Some(lock)).await
     }
 
     /// Serves on these parts and sockets.
@@ -119,6 +117,7 @@ impl RunningServer {
         parts: Parts,
         sockets: Sockets,
         options: HttpOptions,
+        lock: Option<DirectoryLock>,
     ) -> anyhow::Result<Self> {
         let (http, rpc) = (sockets.http.local_addr()?, sockets.rpc.local_addr()?);
         let core = Core::start(settings, parts).await?;
@@ -127,7 +126,7 @@ impl RunningServer {
             tokio::spawn(serve_http(Arc::clone(&core), sockets.http, options)),
             tokio::spawn(join(Arc::clone(&core))),
         ];
-        Ok(Self { core, http, rpc, tasks, _lock: None })
+        Ok(Self { core, http, rpc, tasks, _lock: lock })
     }
 
     /// Stops cleanly.

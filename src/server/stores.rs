@@ -64,8 +64,8 @@ impl Stores {
         }
         let log_calls = DiskWatch::default();
         let log_disk = Arc::new(WatchedDisk::new(Arc::clone(disk), log_calls.clone()));
-        let (wal, writer, recovery) =
-            Wal::open(log_disk, &directory.join("log"), options).context("the log does not open")?;
+        let (wal, writer, recovery) = Wal::open(log_disk, &directory.join("log"), options)
+            .context("the log does not open")?;
         tracing::info!(?recovery, "opened the log");
         check_continuity(machine.base_index(), &wal, directory)?;
         keep_two_bases(&machine, &wal, &snapshots)?;

@@ -49,7 +49,8 @@ impl Stall {
     fn look(&mut self, call: Option<u64>) -> Duration {
         let passed = self.looked_at.elapsed().min(2 * LOOK);
         self.looked_at = rt::Instant::now();
-        self.lasts = if call.is_some() && call == self.call { self.lasts + passed } else { Duration::ZERO };
+        self.lasts =
+            if call.is_some() && call == self.call { self.lasts + passed } else { Duration::ZERO };
         self.call = call;
         self.lasts
     }

@@ -437,7 +437,9 @@ fn plants(repository: &Repository) -> Vec<String> {
         }
     }
     let sources = repository.with_ending("rs").filter(|(path, _)| {
-        path.starts_with("src/") && ![PLANT_LIST, PLANT_CHOICE].contains(path) && !is_test_file(path)
+        path.starts_with("src/")
+            && ![PLANT_LIST, PLANT_CHOICE].contains(path)
+            && !is_test_file(path)
     });
     for (path, text) in sources {
         let tests = path.contains("/tests/") || text.contains("must_catch(");
@@ -447,7 +449,8 @@ fn plants(repository: &Repository) -> Vec<String> {
             let reaches = code.contains("Plant::") && !code.contains("is_planted(Plant::");
             if names || (reaches && !tests) {
                 let place = format!("{path}:{}", number + 1);
-                findings.push(format!("{place}: a plant is only reached by `is_planted(Plant::…)`"));
+                findings
+                    .push(format!("{place}: a plant is only reached by `is_planted(Plant::…)`"));
             }
         }
     }
@@ -477,8 +480,10 @@ fn unreported_plants(repository: &Repository) -> Vec<String> {
     let rows = report.lines().filter_map(|line| line.strip_prefix("| ")?.split(' ').next());
     let rows: BTreeSet<&str> =
         rows.filter(|name| !name.starts_with("--") && *name != "plant").collect();
-    let unreported = names.difference(&rows).map(|name| format!("{PLANT_REPORT}: no row for {name}"));
-    let unknown = rows.difference(&names).map(|name| format!("{PLANT_REPORT}: no plant is called {name}"));
+    let unreported =
+        names.difference(&rows).map(|name| format!("{PLANT_REPORT}: no row for {name}"));
+    let unknown =
+        rows.difference(&names).map(|name| format!("{PLANT_REPORT}: no plant is called {name}"));
     unreported.chain(unknown).collect()
 }
 

@@ -85,7 +85,10 @@ fn a_plant_outside_its_feature_is_found() {
         let at = files.iter().position(|(known, _)| *known == path).expect("a good file");
         files[at].1 = text;
         let findings = plants(&of(&files));
-        assert!(findings.iter().any(|finding| finding.contains(path) || finding.contains("row for")), "{path}: {findings:?}");
+        assert!(
+            findings.iter().any(|finding| finding.contains(path) || finding.contains("row for")),
+            "{path}: {findings:?}"
+        );
     }
 }
 
