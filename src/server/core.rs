@@ -183,7 +183,8 @@ impl Core {
             cluster.get_or_init(|| id);
         }
         let stores = Stores::open(&parts.disk, &parts.open_engine, parts.wal, &directory).await?;
-        let Stores { shadow, snapshots, mut machine, hold_apply, wal, writer, log_calls } = stores;
+        let Stores { shadow, snapshots, wal, writer, recovery, log_calls, .. } = stores;
+        let (mut machine, hold_apply) = (stores.machine, stores.hold_apply);
         let is_first = settings.bootstrap_expect.iter().min() == Some(&settings.rpc_address);
         machine.set_diverging(is_first);
         let wal_thread = start_writer(wal.clone(), writer, &parts.disk, &log_calls)?;

@@ -150,6 +150,7 @@ fn settings(number: usize, addresses: &[String]) -> Settings {
         free_bytes_min: FREE_BYTES_MIN,
         pending_evaluations_max: 1_000,
         gc: leader::GcConfig::default(),
+        nack_ms: 60_000,
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     storage::{
         shadow::{OpenEngine, Shadow},
         snapshot_file::SnapshotDirectory,
-        wal::{Options, Wal, WalWriter},
+        wal::{Options, Recovery, Wal, WalWriter},
     },
 };
 
@@ -36,6 +36,8 @@ pub(crate) struct Stores {
     pub(crate) wal: Wal,
     /// The log's writer.
     pub(crate) writer: WalWriter,
+    /// What opening the log found.
+    pub(crate) recovery: Recovery,
     /// The calls under way on the log's disk.
     pub(crate) log_calls: DiskWatch,
 }
@@ -69,7 +71,7 @@ impl Stores {
         tracing::info!(?recovery, "opened the log");
         check_continuity(machine.base_index(), &wal, directory)?;
         keep_two_bases(&machine, &wal, &snapshots)?;
-        Ok(Self { shadow, snapshots, machine, hold_apply, wal, writer, log_calls })
+        Ok(Self { shadow, snapshots, machine, hold_apply, wal, writer, recovery, log_calls })
     }
 }
 
