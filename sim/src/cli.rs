@@ -155,6 +155,8 @@ fn run_one(
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     quorate::task::install_panic_hook();
+    #[cfg(feature = "plant")]
+    quorate::plant::select()?;
     if let Some(filter) = log {
         let filter = tracing_subscriber::EnvFilter::try_new(&filter)
             .with_context(|| format!("log filter {filter:?}"))?;
