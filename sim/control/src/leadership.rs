@@ -372,6 +372,9 @@ impl World {
                     self.coverage.count(event);
                 }
             }
+            if matches!(&answer, PlanAnswer::Rejected { reason, .. } if reason.contains("older")) {
+                self.coverage.count(Event::StalePlan);
+            }
             self.end_call(leadership, to.call);
             self.reply_plan(to.worker, to.call, Ok(answer));
         }

@@ -249,7 +249,9 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
         if verdict.refused.is_none() && (!was_open || closed.contains(&id)) {
             found.push(format!("I19: a plan of {id} was taken after it was closed"));
         }
-        if verdict.outcome_taken {
+        // A blocked evaluation that is blocked again stays open; a second copy of that plan changes nothing.
+        let closes = plan.outcome.as_ref().is_some_and(|outcome| outcome.status.is_terminal());
+        if verdict.outcome_taken && closes {
             closed.insert(id);
         }
         let lost = verdict.refused.is_some() || !verdict.dropped.is_empty();

@@ -232,8 +232,7 @@ fn judge_jobs(truth: &State, found: &mut Vec<String>) {
                     };
                     let names: std::collections::BTreeSet<_> =
                         rows.filter(|row| done(row)).map(|row| row.name_index).collect();
-                    let have = names.iter().filter(|name| **name < group.count).count();
-                    let missing = (group.count as usize).saturating_sub(have);
+                    let missing = (group.count as usize).saturating_sub(names.len());
                     let room = fits.iter().any(|node| has_room(truth, node, group));
                     if missing > 0 && room && !spec.all_at_once {
                         let key = &job.key;

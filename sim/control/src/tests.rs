@@ -26,6 +26,28 @@ fn one_seed_is_made_small() {
     eprintln!("{:?}\nREPLAY: sim a1 --seed {seed} --steps {steps}", outcome.failures);
 }
 
+/// Each planted bug, with the number of seeds until it is seen: `CONTROL_PLANTS=3000 cargo test -p control --features plant planted -- --nocapture`.
+#[cfg(feature = "plant")]
+#[test]
+fn every_planted_bug_is_seen() {
+    let most = std::env::var("CONTROL_PLANTS").ok().and_then(|text| text.parse().ok());
+    let mut unseen = Vec::new();
+    for plant in fsm::plant::Plant::ALL {
+        assert!(fsm::plant::select(plant.name()), "{} can be asked for", plant.name());
+        let failing = (0..most.unwrap_or(400)).find_map(|seed| {
+            let outcome = run(seed, &Steps::default(), false);
+            outcome.failures.first().map(|failure| (seed, failure.clone()))
+        });
+        match failing {
+            Some((seed, failure)) => eprintln!("{:<24} seed {seed:>5}: {failure}", plant.name()),
+            None => unseen.push(plant.name()),
+        }
+    }
+    fsm::plant::select("");
+    assert_eq!(unseen, [] as [&str; 0], "these were not seen");
+}
+
+#[cfg(not(feature = "plant"))]
 #[test]
 fn nothing_is_broken_under_many_schedules() {
     let mut coverage = Coverage::default();
