@@ -160,6 +160,7 @@ pub struct Core {
 impl Core {
     /// Opens the data directory and starts Raft and the background tasks. The server takes part in nothing until [`Self::join_cluster`] is done.
     pub async fn start(settings: Settings, parts: Parts) -> anyhow::Result<Arc<Self>> {
+        crate::plant::install();
         let directory = settings.data_directory.clone();
         parts.disk.create_dir_all(&directory)?;
         super::digests::refuse_diverged(&*parts.disk, &directory)?;

@@ -85,6 +85,13 @@ pub(crate) fn of(command: &Command) -> String {
         Command::ApplyPlans { plans } => {
             plans.iter().map(|one| plan(one)).collect::<Vec<_>>().join("; ")
         }
+        Command::CollectGarbage { jobs, allocations, evaluations, classes, .. } => format!(
+            "CollectGarbage {} jobs {} allocations {} evaluations {} classes",
+            jobs.len(),
+            allocations.len(),
+            evaluations.len(),
+            classes.len()
+        ),
         Command::SuspendNode { .. }
         | Command::UnsuspendNodes { .. }
         | Command::EvaluateNode { .. }
@@ -147,6 +154,7 @@ pub(crate) fn reply(reply: &Reply, state: &State) -> String {
             format!("{verdicts:?}")
         }
         Reply::Rejected(rejection) => format!("rejected: {rejection}"),
+        Reply::Collected(count) => format!("{count} collected"),
         Reply::Done | Reply::Job { .. } | Reply::Node { .. } | Reply::Evaluations(_) => String::new(),
     };
     format!("{reply} open {open:?}")
