@@ -16,7 +16,10 @@ use crate::{child::Case, swarm::Override};
 const PLANTS: [(&str, &str); 9] = [
     ("stale-read", "a consistent read is answered from the local state"),
     ("ack-before-commit", "a write is acknowledged before it is committed"),
-    ("lease-without-margin", "a leader answers reads on a lease that outlives its followers' patience"),
+    (
+        "lease-without-margin",
+        "a leader answers reads on a lease that outlives its followers' patience",
+    ),
     ("hidden-retry", "a write of unknown outcome is sent again as a new request"),
     ("skip-log-sync", "appended entries are acknowledged without a sync"),
     ("skip-vote-sync", "a vote is acknowledged without a sync"),

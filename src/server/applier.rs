@@ -96,10 +96,7 @@ fn send(answers: Vec<(oneshot::Sender<PlanAnswer>, PlanAnswer)>) {
 }
 
 /// Proposes, and again while this server leads but may not write: a leader that was not heard of by a majority for a while takes nothing.
-async fn propose_within(
-    services: &LeaderServices,
-    command: Command,
-) -> Result<Written, ApiError> {
+async fn propose_within(services: &LeaderServices, command: Command) -> Result<Written, ApiError> {
     let stop = services.stopped();
     let deadline = rt::Instant::now() + ENTRY_TIMEOUT;
     loop {

@@ -22,6 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use fsm::{Index, State, codec, table::ChangeSet};
 
 pub use engine::{Engine, OpenEngine, Rows, Visit, open_sled, open_twin};

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Beats come this often, well inside the shortest time to live.
-const BEAT_MS: u64 = 4_000;
+const BEAT_MS: u64 = 8_000;
 
 /// What runs here, or ran and is not forgotten.
 struct Local {

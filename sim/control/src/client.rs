@@ -70,9 +70,17 @@ impl World {
 
     /// I18: what was acknowledged stays.
     fn acknowledge(&mut self, operation: &Operation, index: fsm::Index) {
-        let Some(applied) = self.log.at(index) else { return };
-        if let Reply::Job { evaluation: Some(id), .. } = &applied.reply {
-            self.acknowledged.push(*id);
+        let applied = self.log.at(index);
+        let gone = applied.and_then(|applied| match &applied.reply {
+            Reply::Job { evaluation: Some(id), .. } if !applied.state.evaluations.contains(id) => {
+                Some(*id)
+            }
+            _ => None,
+        });
+        // A retry may be answered after the collector came by.
+        let first = applied.is_some_and(|applied| !applied.effects.is_empty());
+        if let Some(id) = gone.filter(|_| first) {
+            self.fail(format!("I18: evaluation {id} was acknowledged and is not there"));
         }
         let id = operation.request.id;
         self.trace(|| format!("request {id:?} was answered at {index}"));

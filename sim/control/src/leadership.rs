@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fsm::{Command, EvaluationId, Index, JobKey, NodeId, Proposal, Reply, session::Request};
 use leader::{
-    Dispatch, NodeWatch, PlanAnswer, PlanApplier,
+    Dispatch, GarbageCollector, NodeWatch, PlanAnswer, PlanApplier,
     applier::{self, EntryOutcome, Next},
     broker::{BrokerConfig, Token},
     feed,
@@ -47,6 +47,7 @@ pub(crate) struct Leadership {
     anchor: u64,
     pub(crate) dispatch: Dispatch,
     watch: NodeWatch,
+    collector: GarbageCollector,
     applier: PlanApplier<ReplyTo>,
     /// Effects up to this index were taken in.
     fed: Index,
@@ -76,7 +77,12 @@ impl Leadership {
     }
 
     fn next_deadline(&self) -> Option<u64> {
-        self.dispatch.next_deadline().into_iter().chain(self.watch.next_deadline()).min()
+        let next = [
+            self.dispatch.next_deadline(),
+            self.watch.next_deadline(),
+            self.collector.next_deadline(),
+        ];
+        next.into_iter().flatten().min()
     }
 
     /// When to look again, on the driver's clock.
@@ -112,6 +118,7 @@ impl World {
             anchor: state.head.at,
             dispatch: Dispatch::new(BrokerConfig::default()),
             watch: NodeWatch::new(HeartbeatConfig::default()),
+            collector: GarbageCollector::new(self.swarm.gc, state.head.at),
             applier: PlanApplier::new(PlanQueueLimits::default()),
             fed: applied,
             outcomes: VecDeque::new(),
@@ -248,6 +255,7 @@ impl World {
             self.check_missed(leadership, state, *node, now);
         }
         let mut commands: Vec<_> = stepped.commands.into_iter().chain(watched.commands).collect();
+        commands.extend(leadership.collector.poll(now, state));
         let moved_at = state.head.at.max(leadership.ticked_at);
         if now.saturating_sub(moved_at) >= TICK_AFTER_MS {
             leadership.ticked_at = now;
@@ -372,6 +380,9 @@ impl World {
                 if reason.contains("dropped") {
                     self.coverage.count(event);
                 }
+            }
+            if matches!(&answer, PlanAnswer::Rejected { reason, .. } if reason.contains("older")) {
+                self.coverage.count(Event::StalePlan);
             }
             self.end_call(leadership, to.call);
             self.reply_plan(to.worker, to.call, Ok(answer));

@@ -96,9 +96,7 @@ fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Fou
     if proposal.epoch.is_some_and(|epoch| epoch != applied.entry.term) && !refused {
         found.push("I28: a service's command of another term was taken".to_owned());
     }
-    if after.evaluations.len() < before.evaluations.len() {
-        found.push("I18: an evaluation vanished".to_owned());
-    }
+    judge_garbage(before, applied, found);
     judge_evaluations(before, applied, found);
     judge_allocations(before, applied, found);
     judge_nodes(after, found);
@@ -109,14 +107,42 @@ fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Fou
     judge_drains(before, applied, found);
 }
 
+/// I18, I52: nothing vanishes but what has ended, by the collector.
+fn judge_garbage(before: &State, applied: &Applied, found: &mut Found) {
+    let after = &applied.state;
+    let command = applied.entry.proposal.as_ref().map(|proposal| &proposal.command);
+    let Some(Command::CollectGarbage { cutoffs, .. }) = command else {
+        if after.evaluations.len() < before.evaluations.len() {
+            found.push("I18: an evaluation vanished".to_owned());
+        }
+        if after.allocations.len() < before.allocations.len() {
+            found.push("I52: an allocation vanished".to_owned());
+        }
+        return;
+    };
+    let cutoff = cutoffs.evaluations.max(cutoffs.batch_evaluations);
+    for row in before.evaluations.iter().filter(|row| !after.evaluations.contains(&row.id)) {
+        if !row.status.is_terminal() || row.modified_at > cutoff {
+            found.push(format!("I52: evaluation {} was forgotten", row.id));
+        }
+    }
+    for row in before.allocations.iter().filter(|row| !after.allocations.contains(&row.id)) {
+        if !row.client.is_terminal() || row.modified_at > cutoff {
+            found.push(format!("I52: allocation {} was forgotten", row.id));
+        }
+    }
+    for row in before.jobs.iter().filter(|row| !after.jobs.contains(&row.key)) {
+        if row.status != fsm::JobStatus::Dead {
+            found.push(format!("I52: job {} was forgotten", row.key));
+        }
+    }
+}
+
 /// I24: pending and blocked go on, the others are final.
 fn judge_evaluations(before: &State, applied: &Applied, found: &mut Found) {
     for effect in &applied.effects {
         let Effect::Evaluation(id) = effect else { continue };
-        let Some(new) = applied.state.evaluations.get(id) else {
-            found.push(format!("I18: evaluation {id} is gone"));
-            continue;
-        };
+        let Some(new) = applied.state.evaluations.get(id) else { continue };
         let Some(old) = before.evaluations.get(id) else { continue };
         let legal = match (old.status, new.status) {
             (EvaluationStatus::Pending, _) => true,
@@ -252,7 +278,9 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
         if verdict.refused.is_none() && (!was_open || closed.contains(&id)) {
             found.push(format!("I19: a plan of {id} was taken after it was closed"));
         }
-        if verdict.outcome_taken {
+        // A blocked evaluation that is blocked again stays open; a second copy of that plan changes nothing.
+        let ends = plan.outcome.as_ref().is_some_and(|outcome| outcome.status.is_terminal());
+        if verdict.outcome_taken && ends {
             closed.insert(id);
         }
         let lost = verdict.refused.is_some() || !verdict.dropped.is_empty();
@@ -415,6 +443,7 @@ fn note_command(
             }
         }
         Command::ReapNode { .. } => coverage.count(Event::NodeReaped),
+        Command::CollectGarbage { .. } => coverage.count(Event::Collected),
         Command::UpdateEvaluations { updates } => {
             if updates.iter().any(|update| update.status == EvaluationStatus::Canceled) {
                 coverage.count(Event::Superseded);

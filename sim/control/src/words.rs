@@ -86,6 +86,13 @@ pub(crate) fn of(command: &Command) -> String {
         Command::ApplyPlans { plans } => {
             plans.iter().map(|one| plan(one)).collect::<Vec<_>>().join("; ")
         }
+        Command::CollectGarbage { jobs, allocations, evaluations, classes, .. } => format!(
+            "CollectGarbage {} jobs {} allocations {} evaluations {} classes",
+            jobs.len(),
+            allocations.len(),
+            evaluations.len(),
+            classes.len()
+        ),
         Command::SuspendNode { .. }
         | Command::UnsuspendNodes { .. }
         | Command::EvaluateNode { .. }
@@ -96,8 +103,7 @@ pub(crate) fn of(command: &Command) -> String {
         | Command::DeleteNamespace(_)
         | Command::Tick
         | Command::MarkDigest
-        | Command::DigestVerdict { .. }
-        | Command::CollectGarbage { .. } => format!("{command:?}"),
+        | Command::DigestVerdict { .. } => format!("{command:?}"),
     }
 }
 
@@ -154,11 +160,10 @@ pub(crate) fn reply(reply: &Reply, state: &State) -> String {
             format!("{verdicts:?}")
         }
         Reply::Rejected(rejection) => format!("rejected: {rejection}"),
-        Reply::Done
-        | Reply::Job { .. }
-        | Reply::Node { .. }
-        | Reply::Evaluations(_)
-        | Reply::Collected(_) => String::new(),
+        Reply::Collected(count) => format!("{count} collected"),
+        Reply::Done | Reply::Job { .. } | Reply::Node { .. } | Reply::Evaluations(_) => {
+            String::new()
+        }
     };
     format!("{reply} open {open:?}")
 }

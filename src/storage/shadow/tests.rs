@@ -17,6 +17,8 @@ use crate::{
     storage::testing::Life,
 };
 
+mod replicas;
+
 const PATH: &str = "/server/state";
 
 fn twin(disk: &FaultDisk) -> OpenEngine {
