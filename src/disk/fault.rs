@@ -179,6 +179,37 @@ impl FaultDisk {
         state.names_durable.insert(path.to_path_buf(), node);
     }
 
+    /// The files with their sizes, in the order of their paths.
+    pub fn files(&self) -> Vec<(PathBuf, usize)> {
+        let state = self.lock();
+        let size = |node: &Mutex<Node>| lock_node(node).current.len();
+        state.names.iter().map(|(path, node)| (path.clone(), size(node))).collect()
+    }
+
+    /// Another disk with only what is durable on this one now, as a power cut that keeps nothing else would leave it.
+    #[must_use]
+    pub fn durable_copy(&self) -> Self {
+        let state = self.lock();
+        let copy = Self::new(0);
+        {
+            let mut into = copy.lock();
+            for (path, node) in &state.names_durable {
+                let bytes = lock_node(node).durable.clone();
+                let node = Node { current: bytes.clone(), durable: bytes, pending: Vec::new() };
+                let node = Arc::new(Mutex::new(node));
+                into.names.insert(path.clone(), Arc::clone(&node));
+                into.names_durable.insert(path.clone(), node);
+            }
+            into.directories.clone_from(&state.directories);
+        }
+        copy
+    }
+
+    /// Bytes of all files.
+    pub fn used_bytes(&self) -> u64 {
+        self.lock().used_bytes()
+    }
+
     /// How many writes to this file are not durable yet; 0 for a missing file.
     pub fn unsynced_writes(&self, path: &Path) -> usize {
         self.lock().names.get(path).map_or(0, |node| lock_node(node).pending.len())

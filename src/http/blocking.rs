@@ -13,6 +13,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use fsm::{Extent, Index, State, table::TableId};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -41,15 +42,28 @@ impl Call {
         index: impl Fn(&State) -> Option<Index> + Send + Sync,
         view: impl FnOnce(&State) -> Option<Value> + Send + Sync,
     ) -> Result<Answer, Error> {
+        let body = |state: &State| view(state).map(|value| self.body_of(&value)).transpose();
+        self.item_body(what, tables, index, body).await
+    }
+
+    /// As [`Self::item`], from a body that is made already.
+    pub(crate) async fn item_body(
+        &self,
+        what: &str,
+        tables: &'static [TableId],
+        index: impl Fn(&State) -> Option<Index> + Send + Sync,
+        body: impl FnOnce(&State) -> Result<Option<Bytes>, Error> + Send + Sync,
+    ) -> Result<Answer, Error> {
         let extent =
             |state: &State| if index(state).is_some() { Extent::Whole } else { Extent::Nothing };
         let index = |state: &State| index(state).unwrap_or_else(|| tables_index(state, tables));
         let snapshot = self.snapshot(tables, &index, &extent).await?;
         let meta = Meta::of(&snapshot, index(&snapshot.state));
-        match view(&snapshot.state) {
-            Some(value) => self.answer(&value, Some(meta)),
-            None => Err(Error::not_found(what).with_meta(meta)),
-        }
+        let Some(body) = body(&snapshot.state)? else {
+            return Err(Error::not_found(what).with_meta(meta));
+        };
+        let (status, content_type) = (axum::http::StatusCode::OK, "application/json");
+        Ok(Answer { status, content_type, body, meta: Some(meta) })
     }
 
     /// Answers with one thing that is derived from many rows of `tables`: its index is that of the tables.

@@ -146,8 +146,17 @@ async fn read(call: Call) -> Result<Answer, Error> {
 
 async fn get_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
     let index = |state: &State| state.jobs.get(key).map(|job| job.modify_index);
-    let view = |state: &State| view::job(state, state.jobs.get(key)?);
-    call.item("job", JOB_TABLES, index, view).await
+    if call.flag("pretty")? {
+        let view = |state: &State| view::job(state, state.jobs.get(key)?);
+        return call.item("job", JOB_TABLES, index, view).await;
+    }
+    let body = |state: &State| {
+        let Some(job) = state.jobs.get(key) else { return Ok(None) };
+        let Some(version) = view::current_version(state, job) else { return Ok(None) };
+        let make = || call.body_of(&view::job_version(job, version));
+        call.job_bodies.body(job, version, make).map(Some)
+    };
+    call.item_body("job", JOB_TABLES, index, body).await
 }
 
 async fn summary(call: &Call, key: &JobKey) -> Result<Answer, Error> {

@@ -42,12 +42,12 @@ impl Core {
             let command = without_fresh_ids(command.clone());
             hash64(&codec::encode(&Proposal { at: 0, epoch: None, request: None, command }))
         });
-        let id = id.unwrap_or_else(Self::fresh_request);
+        let id = id.unwrap_or_else(|| self.fresh_request());
         Request { id, stamped_at: self.log_time(), payload_hash }
     }
 
     /// Log time as this server knows it: behind the leader's by [`super::leadership::TICK_AFTER_MS`] and some at most.
-    fn log_time(&self) -> fsm::TimeMs {
+    pub(super) fn log_time(&self) -> fsm::TimeMs {
         match self.cell.load().head.at {
             // A cluster without history: its first entry brings wall time, beside which 0 would be long expired.
             0 => self.clock.wall_ms(),

@@ -90,6 +90,8 @@ pub struct Settings {
     pub free_bytes_min: u64,
     /// Pending evaluations above which new work is refused.
     pub pending_evaluations_max: usize,
+    /// A lease of an evaluation that is not acknowledged in this time is taken back, ms.
+    pub nack_ms: u64,
 }
 
 /// What a server core stands on: real or simulated.
@@ -137,6 +139,8 @@ pub struct Core {
     pub(super) transport: Arc<dyn Transport>,
     pub(super) shadow: Shadow,
     pub(super) wal: Wal,
+    /// What opening the log found.
+    pub log_recovery: wal::Recovery,
     snapshots: SnapshotDirectory,
     pub(super) contact: Arc<LeaderContact>,
     leadership: RwLock<Option<Arc<LeaderServices>>>,
@@ -219,6 +223,7 @@ impl Core {
             transport: parts.transport,
             shadow,
             wal,
+            log_recovery: recovery,
             snapshots,
             leadership: RwLock::new(None),
             stopping: watch::channel(false).0,
@@ -486,9 +491,19 @@ impl Core {
         self.cell.applied()
     }
 
-    /// A fresh request id.
-    pub(super) fn fresh_request() -> RequestId {
-        RequestId(rt::random_id())
+    /// Index of the first entry that is still in the log; 0: none is.
+    pub fn log_first(&self) -> Index {
+        self.wal.first().unwrap_or(0)
+    }
+
+    /// A fresh request id: log time and random bits (a version 7 UUID, RFC 9562), so that sessions, which end in the order of time, lie in that
+    /// order in memory and on disk.
+    pub(super) fn fresh_request(&self) -> RequestId {
+        let mut id = rt::random_id();
+        let [_, _, at @ ..] = self.log_time().to_be_bytes();
+        id[..at.len()].copy_from_slice(&at);
+        id[6] = (id[6] & 0x0f) | 0x70;
+        RequestId(id)
     }
 }
 

@@ -137,6 +137,7 @@ impl LeaderServices {
             log_clock,
             dispatch: Mutex::new(Dispatch::new(BrokerConfig {
                 evaluations_max: core.settings.pending_evaluations_max,
+                nack_ms: core.settings.nack_ms,
                 ..BrokerConfig::default()
             })),
             nodes: Mutex::new(NodeWatch::new(core.settings.heartbeat)),
@@ -412,6 +413,17 @@ impl LeaderServices {
     /// The time to live of a node's next heartbeat, ms.
     pub fn ttl_ms(&self, node: NodeId) -> u64 {
         self.nodes().ttl_ms(node)
+    }
+
+    /// Evaluations that workers have at present.
+    pub fn leases_outstanding(&self) -> usize {
+        self.broker().stats().total.unacked
+    }
+
+    /// Whether the broker has nothing to hand out, and nothing handed out.
+    pub fn is_idle(&self) -> bool {
+        let total = self.broker().stats().total;
+        total.ready == 0 && total.unacked == 0 && total.pending == 0
     }
 
     /// Whether so many evaluations wait that new work is refused.

@@ -72,6 +72,7 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         snapshot_log_bytes: config.raft.snapshot_log_bytes,
         log_entries_kept: config.raft.log_entries_kept,
         free_bytes_min: config.limits.free_bytes_min,
+        nack_ms: leader::limits::NACK_MS,
         pending_evaluations_max: usize::try_from(config.limits.pending_evaluations_max)
             .unwrap_or(usize::MAX),
     }

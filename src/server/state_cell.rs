@@ -160,6 +160,9 @@ impl StateCell {
 
     /// Waits until the applied index is at least `index`; false when `wait` passed before.
     pub async fn wait_for(&self, index: Index, wait: Duration) -> bool {
+        if self.applied() >= index {
+            return true;
+        }
         let mut applied = self.applied.subscribe();
         timeout(wait, applied.wait_for(|applied| *applied >= index))
             .await

@@ -22,7 +22,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use fsm::{Index, State, codec, table::ChangeSet};
 
 pub use engine::{Engine, OpenEngine, Rows, Visit, open_sled, open_twin};

@@ -31,7 +31,8 @@ impl std::fmt::Display for Digest {
 
 /// Hash of one row: the first 16 bytes of BLAKE3 over key length, key, frame.
 pub fn row_hash(disk_key: &[u8], frame: &[u8]) -> u128 {
-    let mut bytes = Vec::with_capacity(frame.len().saturating_add(disk_key.len()).saturating_add(4));
+    let mut bytes =
+        Vec::with_capacity(frame.len().saturating_add(disk_key.len()).saturating_add(4));
     bytes.extend_from_slice(&u32::try_from(disk_key.len()).unwrap_or(u32::MAX).to_le_bytes());
     bytes.extend_from_slice(disk_key);
     bytes.extend_from_slice(frame);

@@ -48,10 +48,6 @@ impl Pending {
         self.bytes
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.meta.is_none()
-    }
-
     pub(super) fn add(&mut self, group: Group) {
         for change in group.changes.rows {
             self.change(change);
@@ -150,7 +146,7 @@ mod tests {
                     drop(old);
                 }
                 prop_assert_eq!(&engine, &rows);
-                prop_assert!(pending.is_empty() && pending.bytes() == 0 && pending.take().is_none());
+                prop_assert!(pending.bytes() == 0 && pending.take().is_none());
             }
         }
     }

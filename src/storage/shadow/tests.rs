@@ -5,6 +5,8 @@ use std::{collections::BTreeMap, fs};
 
 use fsm::digest::Digest;
 
+use bytes::Bytes;
+
 use super::{
     layout::{PACK, PIECE, VALUE_BYTES_MAX},
     *,
