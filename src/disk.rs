@@ -6,6 +6,8 @@
 //! (the page cache may have dropped the bytes), so nobody may sync again and go on.
 //! [`fault::FaultDisk`] is the deterministic twin for tests and simulation.
 
+#[cfg(feature = "faults")]
+pub mod controlled;
 pub mod fault;
 
 use std::fmt::Debug;

@@ -43,7 +43,7 @@ pub(crate) fn selftest(
     Ok(verdict)
 }
 
-/// Runs one plant with rising seeds until it is caught by the linearizability checker.
+/// Runs one plant with rising seeds until it is caught by the checker of the workload.
 fn catch(
     base: &TestRecord,
     plant: &str,
@@ -58,7 +58,7 @@ fn catch(
             ..base.clone()
         };
         let finished = run(&record, store, check_time_max)?;
-        if finished.results.linearizable.valid == Verdict::False {
+        if finished.results.workload.valid == Verdict::False {
             print_line(&format!(
                 "{plant}: caught at try {attempt}, seed {} ({})",
                 record.seed,

@@ -185,7 +185,8 @@ impl Shared {
             | Reply::Rejected(_)
             | Reply::Node { .. }
             | Reply::Evaluations(_)
-            | Reply::Plans(_)) => Err(format!("write {value} was answered {other:?}")),
+            | Reply::Plans(_)
+            | Reply::Collected(_)) => Err(format!("write {value} was answered {other:?}")),
         };
         verdict::note(judged);
         Ended::Done

@@ -185,6 +185,7 @@ impl World {
             join: Vec::new(),
             timing: swarm.timing,
             workers: swarm.workers,
+            gc: leader::GcConfig::default(),
             heartbeat: HeartbeatConfig {
                 ttl_ms_min: swarm.heartbeat_ttl_ms,
                 grace_ms: swarm.heartbeat_grace_ms,

@@ -67,6 +67,8 @@ pub(crate) struct Monitor<'a> {
     /// Prints nothing.
     silent: bool,
     evaluation_status: String,
+    /// Index at which the evaluation was made: an allocation that is older was not made by it.
+    evaluation_index: i64,
     deployment: String,
     /// Allocation → status printed last.
     allocations: BTreeMap<String, String>,
@@ -79,6 +81,7 @@ impl<'a> Monitor<'a> {
             style,
             silent,
             evaluation_status: String::new(),
+            evaluation_index: 0,
             deployment: String::new(),
             allocations: BTreeMap::new(),
         }
@@ -167,6 +170,7 @@ impl<'a> Monitor<'a> {
                 _ => self.detail(&format!("Evaluation triggered by job \"{job}\""))?,
             }
         }
+        self.evaluation_index = evaluation.number("CreateIndex");
         let deployment = evaluation.text("DeploymentID");
         if !deployment.is_empty() && deployment != self.deployment {
             deployment.clone_into(&mut self.deployment);
@@ -215,8 +219,10 @@ impl<'a> Monitor<'a> {
                     because(allocation)
                 )
             }
-            None if allocation.text("DesiredStatus") == "run" => {
-                format!("Allocation \"{shown}\" created: node \"{node}\", group \"{group}\"")
+            None if wanted(allocation) => {
+                let older = allocation.number("CreateIndex") < self.evaluation_index;
+                let what = if older { "modified" } else { "created" };
+                format!("Allocation \"{shown}\" {what}: node \"{node}\", group \"{group}\"")
             }
             None => format!("Allocation \"{shown}\" stopped: node \"{node}\", group \"{group}\""),
         };

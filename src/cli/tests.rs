@@ -192,6 +192,36 @@ fn job_run_follows_until_it_runs() {
     assert_eq!(body["Submission"]["Format"], "json");
 }
 
+/// What an update keeps is modified, what it stops is stopped, and only what is younger than the evaluation was created by it.
+#[test]
+fn job_run_tells_modified_from_created() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut complete = evaluation("complete");
+    complete["CreateIndex"] = json!(20);
+    let with = |id: &str, index: u64, desired: &str| {
+        let mut row = allocation("running");
+        row["ID"] = json!(format!("{id}{}", &ALLOCATION[8..]));
+        row["CreateIndex"] = json!(index);
+        row["DesiredStatus"] = json!(desired);
+        row
+    };
+    let rows = json!([
+        with("11111111", 12, "run"),
+        with("22222222", 12, "stop"),
+        with("33333333", 21, "run")
+    ]);
+    let server = registered()
+        .on(&evaluation_route(""), &complete)
+        .on(&evaluation_route("/allocations"), &rows)
+        .start();
+    let ran = server.run(&format!("job run {}", job_file(&directory)));
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    for (id, what) in [("11111111", "modified"), ("22222222", "stopped"), ("33333333", "created")] {
+        let line = format!("Allocation \"{id}\" {what}: node \"agent-1\", group \"web\"\n");
+        assert_eq!(ran.out.matches(&line).count(), 1, "{}", ran.out);
+    }
+}
+
 #[test]
 fn job_run_exits_2_when_not_all_could_be_placed() {
     let directory = tempfile::tempdir().unwrap();
@@ -509,6 +539,7 @@ fn servers_peers_and_evaluations() {
         .on("GET /v1/operator/raft/configuration", &json!({"Servers": [{"ID": "1", "Node": "server-1",
             "Address": "127.0.0.1:4647", "Leader": true, "Voter": true, "RaftProtocol": "3"}]}))
         .on("PUT /v1/operator/raft/transfer-leadership", &json!({}))
+        .on("PUT /v1/system/gc", &json!(null))
         .on("GET /v1/evaluations", &json!([evaluation("complete")]))
         .start();
     assert_eq!(
@@ -525,6 +556,7 @@ server-1  1   127.0.0.1:4647  leader  true   3\n"
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert!(server.request("PUT").line.ends_with("?address=127.0.0.1%3A4657"));
     assert_eq!(server.run("operator raft transfer-leadership").code, 1);
+    assert_eq!(server.run("system gc").code, 0);
     let ran = server.run("eval list -status complete");
     assert!(ran.out.contains("eeeeeeee  <none>    job-register  web"), "{}", ran.out);
     assert_eq!(server.lines().last().unwrap(), "GET /v1/evaluations?status=complete");

@@ -50,7 +50,11 @@ async fn stop(call: Call) -> Result<Answer, Error> {
     let evaluation = match &written.reply {
         Reply::Evaluations(made) => made.first().copied(),
         Reply::Job { evaluation, .. } => *evaluation,
-        Reply::Done | Reply::Rejected(_) | Reply::Node { .. } | Reply::Plans(_) => None,
+        Reply::Done
+        | Reply::Rejected(_)
+        | Reply::Node { .. }
+        | Reply::Plans(_)
+        | Reply::Collected(_) => None,
     };
     let answer = json!({ "EvalID": evaluation.map_or_else(String::new, |id| id.to_string()) });
     call.answer_write(&written, answer)
@@ -59,6 +63,7 @@ async fn stop(call: Call) -> Result<Answer, Error> {
 /// Services are stored with the job but registered nowhere.
 async fn services(call: Call) -> Result<Answer, Error> {
     let id: AllocationId = call.id(1)?;
-    call.item("alloc", TABLES, |_| None, |state| state.allocations.contains(&id).then(|| json!([])))
+    let index = |state: &State| state.allocations.get(&id).map(|a| a.modify_index);
+    call.item("alloc", TABLES, index, |state| state.allocations.contains(&id).then(|| json!([])))
         .await
 }

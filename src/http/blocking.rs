@@ -1,5 +1,8 @@
 //! Blocking queries: `index` and `wait`. The answer comes when the result's index exceeds `index`, or when `wait` is over.
 //!
+//! As in Nomad, the index of a list is that of its tables, and a query that is behind it is answered at once; one that waits is woken only by a
+//! change of what it asks about, its [`Extent`], so that a thousand watchers of one job each do not all answer to every change of any.
+//!
 //! ```text
 //!  first snapshot (linearizable unless stale) ─► index newer? ─► answer
 //!        ▲                                          │ no
@@ -10,7 +13,8 @@
 
 use std::time::Duration;
 
-use fsm::{Index, State, table::TableId};
+use bytes::Bytes;
+use fsm::{Extent, Index, State, table::TableId};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -38,8 +42,40 @@ impl Call {
         index: impl Fn(&State) -> Option<Index> + Send + Sync,
         view: impl FnOnce(&State) -> Option<Value> + Send + Sync,
     ) -> Result<Answer, Error> {
+        let body = |state: &State| view(state).map(|value| self.body_of(&value)).transpose();
+        self.item_body(what, tables, index, body).await
+    }
+
+    /// As [`Self::item`], from a body that is made already.
+    pub(crate) async fn item_body(
+        &self,
+        what: &str,
+        tables: &'static [TableId],
+        index: impl Fn(&State) -> Option<Index> + Send + Sync,
+        body: impl FnOnce(&State) -> Result<Option<Bytes>, Error> + Send + Sync,
+    ) -> Result<Answer, Error> {
+        let extent =
+            |state: &State| if index(state).is_some() { Extent::Whole } else { Extent::Nothing };
         let index = |state: &State| index(state).unwrap_or_else(|| tables_index(state, tables));
-        let snapshot = self.snapshot(tables, &index).await?;
+        let snapshot = self.snapshot(tables, &index, &extent).await?;
+        let meta = Meta::of(&snapshot, index(&snapshot.state));
+        let Some(body) = body(&snapshot.state)? else {
+            return Err(Error::not_found(what).with_meta(meta));
+        };
+        let (status, content_type) = (axum::http::StatusCode::OK, "application/json");
+        Ok(Answer { status, content_type, body, meta: Some(meta) })
+    }
+
+    /// Answers with one thing that is derived from many rows of `tables`: its index is that of the tables.
+    pub(crate) async fn derived(
+        &self,
+        what: &str,
+        tables: &'static [TableId],
+        extent: impl Fn(&State) -> Extent + Send + Sync,
+        view: impl FnOnce(&State) -> Option<Value> + Send + Sync,
+    ) -> Result<Answer, Error> {
+        let index = |state: &State| tables_index(state, tables);
+        let snapshot = self.snapshot(tables, &index, &extent).await?;
         let meta = Meta::of(&snapshot, index(&snapshot.state));
         match view(&snapshot.state) {
             Some(value) => self.answer(&value, Some(meta)),
@@ -54,7 +90,7 @@ impl Call {
         view: impl FnOnce(&State) -> Result<Value, Error> + Send + Sync,
     ) -> Result<Answer, Error> {
         let index = |state: &State| tables_index(state, tables);
-        let snapshot = self.snapshot(tables, &index).await?;
+        let snapshot = self.snapshot(tables, &index, &whole).await?;
         let value = view(&snapshot.state)?;
         self.answer(&value, Some(Meta::of(&snapshot, index(&snapshot.state))))
     }
@@ -65,10 +101,20 @@ impl Call {
         tables: &'static [TableId],
         fill: impl FnOnce(&State, &mut List) -> Result<(), Error> + Send + 'static,
     ) -> Result<Answer, Error> {
+        self.list_within(tables, whole, fill).await
+    }
+
+    /// Answers with a list that depends on a part of its tables: one that waits is woken by changes of that part.
+    pub(crate) async fn list_within(
+        &self,
+        tables: &'static [TableId],
+        extent: impl Fn(&State) -> Extent + Send + Sync,
+        fill: impl FnOnce(&State, &mut List) -> Result<(), Error> + Send + 'static,
+    ) -> Result<Answer, Error> {
         let paging = Paging::of(self)?;
         let pretty = self.flag("pretty")?;
         let index = |state: &State| tables_index(state, tables);
-        let snapshot = self.snapshot(tables, &index).await?;
+        let snapshot = self.snapshot(tables, &index, &extent).await?;
         let mut meta = Meta::of(&snapshot, index(&snapshot.state));
         let mut list = List::new(paging, self.options.response_bytes_max);
         let state = snapshot.state;
@@ -100,38 +146,57 @@ impl Call {
         ApiError::Overloaded { what: "large lists", limit, retry_after_ms: 1_000 }.into()
     }
 
-    /// The first snapshot at which `index` exceeds the client's, or the last one before its wait is over.
+    /// The first snapshot at which `index` exceeds the client's, and the `extent` is another than when the wait began, or the last one before the
+    /// wait is over.
     async fn snapshot(
         &self,
         tables: &'static [TableId],
         index: &(impl Fn(&State) -> Index + Send + Sync),
+        extent: &(impl Fn(&State) -> Extent + Send + Sync),
     ) -> Result<Snapshot, Error> {
         let mode = self.read_mode()?;
         let Some(seen) = self.number("index")?.filter(|seen| *seen > 0) else {
             return self.read().await;
         };
         let deadline = Instant::now() + self.wait()?;
-        // A linearizable read is never older than what the client has seen; a stale one has to wait for it.
-        let index_min = match mode {
-            ReadMode::Linearizable => 0,
-            ReadMode::Stale => seen,
+        let mut snapshot = match mode {
+            ReadMode::Linearizable => self.read().await?,
+            ReadMode::Stale => self.caught_up(seen, deadline).await?,
         };
-        let mut snapshot = self.api.read(mode, index_min, self.options.timeout).await?;
+        let mut before: Option<Extent> = None;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            if index(&snapshot.state) > seen || left.is_zero() {
+            let newer = index(&snapshot.state) > seen;
+            let now = extent(&snapshot.state);
+            let changed = before.as_ref().is_none_or(|before| !now.is_same(before));
+            if (newer && changed) || left.is_zero() {
                 return Ok(snapshot);
             }
+            // What changed up to the index that the client has seen, it has seen.
+            before = Some(now);
             let looked_at = snapshot.state.head.index;
             drop(snapshot);
             tokio::select! {
                 () = self.api.changed(tables, looked_at, left) => {}
-                () = closing(self.closing.clone()) => {
-                    let text = "this server is stopping".to_owned();
-                    return Err(ApiError::NotReady(text).into());
-                }
+                () = closing(self.closing.clone()) => return Err(stopping()),
             }
             snapshot = self.api.read(ReadMode::Stale, looked_at, self.options.timeout).await?;
+        }
+    }
+
+    /// A stale snapshot that is not older than what the client has seen. When the wait for it is over a linearizable one takes its place:
+    /// either this server is behind, or the index is from before a restore or of another cluster, and the client has to start over.
+    async fn caught_up(&self, seen: Index, deadline: Instant) -> Result<Snapshot, Error> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let caught_up = tokio::select! {
+            read = self.api.read(ReadMode::Stale, seen, left) => read,
+            () = closing(self.closing.clone()) => return Err(stopping()),
+        };
+        match caught_up {
+            Err(ApiError::Timeout { .. }) => {
+                Ok(self.api.read(ReadMode::Linearizable, 0, self.options.timeout).await?)
+            }
+            other => Ok(other?),
         }
     }
 
@@ -147,6 +212,10 @@ impl Call {
     }
 }
 
+fn stopping() -> Error {
+    ApiError::NotReady("this server is stopping".to_owned()).into()
+}
+
 async fn closing(closing: Option<Closing>) {
     match closing {
         Some(closing) => closing.closed().await,
@@ -154,7 +223,11 @@ async fn closing(closing: Option<Closing>) {
     }
 }
 
-/// Last index that changed one of the tables.
+fn whole(_: &State) -> Extent {
+    Extent::Whole
+}
+
+/// Last index that changed one of the tables; without tables nothing ever changes.
 pub(crate) fn tables_index(state: &State, tables: &[TableId]) -> Index {
     tables.iter().map(|table| state.table_index(*table)).max().unwrap_or(1)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use axum::{Router, routing::get};
-use fsm::{Evaluation, EvaluationId, State, table::TableId};
+use fsm::{Evaluation, EvaluationId, Extent, State, table::TableId};
 use serde_json::{Value, json};
 
 use super::{Context, answer::Answer, call::Call, error::Error, list::IdPrefix, view};
@@ -88,7 +88,8 @@ fn related(state: &State, start: &Evaluation) -> Vec<Value> {
 
 async fn allocations(call: Call) -> Result<Answer, Error> {
     let id: EvaluationId = call.id(1)?;
-    call.list(&[TableId::Allocations], move |state, list| {
+    let extent = move |state: &State| Extent::allocations_of_evaluation(state, id);
+    call.list_within(&[TableId::Allocations], extent, move |state, list| {
         let rows: Vec<_> = state.allocations_of_evaluation(id).collect();
         list.fill(
             rows,

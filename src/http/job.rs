@@ -3,7 +3,7 @@
 //! A job id may hold slashes, encoded or not, so the verb is what stands behind the last slash of the path as received, if it is one.
 
 use axum::{Router, routing::get};
-use fsm::{Command, EvaluationId, JobKey, Reply, State, table::TableId};
+use fsm::{Command, EvaluationId, Extent, JobKey, Reply, State, table::TableId};
 use serde_json::{Value, json};
 
 use super::{
@@ -137,8 +137,8 @@ async fn read(call: Call) -> Result<Answer, Error> {
         "evaluations" => evaluations(&call, key).await,
         "summary" => summary(&call, &key).await,
         "versions" => versions(&call, &key).await,
-        "deployments" => call.answer_read(|_| Ok(json!([]))).await,
-        "deployment" => call.answer_read(|_| Ok(Value::Null)).await,
+        "deployments" => call.document(&[], |_| Ok(json!([]))).await,
+        "deployment" => call.document(&[], |_| Ok(Value::Null)).await,
         "submission" => Err(Error::not_found("job source")),
         other => Err(Error::unsupported(&format!("job {other}"))),
     }
@@ -146,13 +146,23 @@ async fn read(call: Call) -> Result<Answer, Error> {
 
 async fn get_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
     let index = |state: &State| state.jobs.get(key).map(|job| job.modify_index);
-    let view = |state: &State| view::job(state, state.jobs.get(key)?);
-    call.item("job", JOB_TABLES, index, view).await
+    if call.flag("pretty")? {
+        let view = |state: &State| view::job(state, state.jobs.get(key)?);
+        return call.item("job", JOB_TABLES, index, view).await;
+    }
+    let body = |state: &State| {
+        let Some(job) = state.jobs.get(key) else { return Ok(None) };
+        let Some(version) = view::current_version(state, job) else { return Ok(None) };
+        let make = || call.body_of(&view::job_version(job, version));
+        call.job_bodies.body(job, version, make).map(Some)
+    };
+    call.item_body("job", JOB_TABLES, index, body).await
 }
 
 async fn summary(call: &Call, key: &JobKey) -> Result<Answer, Error> {
     let view = |state: &State| view::job_summary(state, state.jobs.get(key)?);
-    call.item("job", JOB_AND_ALLOCATION_TABLES, |_| None, view).await
+    let extent = |state: &State| Extent::job(state, key);
+    call.derived("job", JOB_AND_ALLOCATION_TABLES, extent, view).await
 }
 
 async fn versions(call: &Call, key: &JobKey) -> Result<Answer, Error> {
@@ -168,14 +178,17 @@ async fn versions(call: &Call, key: &JobKey) -> Result<Answer, Error> {
             .collect();
         Some(json!({ "Versions": versions, "Diffs": [] }))
     };
-    call.item("job versions", VERSION_TABLES, |_| None, view).await
+    let index = |state: &State| state.jobs.get(key).map(|job| job.modify_index);
+    call.item("job versions", VERSION_TABLES, index, view).await
 }
 
 /// Allocations of the current incarnation; with `all` those of older ones too.
 async fn allocations(call: &Call, key: JobKey) -> Result<Answer, Error> {
     let all = call.flag("all")?;
     let with_resources = call.flag("resources")?;
-    call.list(&[TableId::Allocations], move |state, list| {
+    let watched = key.clone();
+    let extent = move |state: &State| Extent::allocations_of_job(state, &watched);
+    call.list_within(&[TableId::Allocations], extent, move |state, list| {
         let current = state.jobs.get(&key).map(|job| job.create_index);
         let rows: Vec<_> = state
             .allocations_of_job(&key)
@@ -191,7 +204,9 @@ async fn allocations(call: &Call, key: JobKey) -> Result<Answer, Error> {
 }
 
 async fn evaluations(call: &Call, key: JobKey) -> Result<Answer, Error> {
-    call.list(&[TableId::Evaluations], move |state, list| {
+    let watched = key.clone();
+    let extent = move |state: &State| Extent::evaluations_of_job(state, &watched);
+    call.list_within(&[TableId::Evaluations], extent, move |state, list| {
         let rows: Vec<_> = state.evaluations_of_job(&key).collect();
         list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation(e, None))
     })
@@ -285,9 +300,11 @@ fn job_reply(written: &Written) -> Value {
     let (evaluation, job_modify_index) = match &written.reply {
         Reply::Job { evaluation, job_modify_index, found: _ } => (*evaluation, *job_modify_index),
         Reply::Evaluations(made) => (made.first().copied(), written.index),
-        Reply::Done | Reply::Rejected(_) | Reply::Node { .. } | Reply::Plans(_) => {
-            (None, written.index)
-        }
+        Reply::Done
+        | Reply::Rejected(_)
+        | Reply::Node { .. }
+        | Reply::Plans(_)
+        | Reply::Collected(_) => (None, written.index),
     };
     json!({
         "EvalID": evaluation.map_or_else(String::new, |id: EvaluationId| id.to_string()),

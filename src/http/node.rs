@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use axum::{Router, routing::get};
-use fsm::{Command, EvaluationId, NodeId, Reply, State, node::Drain, table::TableId};
+use fsm::{Command, EvaluationId, Extent, NodeId, Reply, State, node::Drain, table::TableId};
 use serde_json::json;
 
 use super::{
@@ -50,7 +50,8 @@ async fn read(call: Call) -> Result<Answer, Error> {
 
 async fn allocations(call: Call) -> Result<Answer, Error> {
     let id: NodeId = call.id(1)?;
-    call.list(&[TableId::Allocations], move |state, list| {
+    let extent = move |state: &State| Extent::allocations_of_node(state, id);
+    call.list_within(&[TableId::Allocations], extent, move |state, list| {
         let rows: Vec<_> = state.allocations_of_node(id).collect();
         list.fill(rows, |a| (a.create_index, a.id), |a| view::allocation(state, a))
     })
@@ -77,9 +78,11 @@ fn answer_node(call: &Call, written: &Written) -> Result<Answer, Error> {
     let (modify_index, made): (u64, &[EvaluationId]) = match &written.reply {
         Reply::Node { incarnation: _, modify_index, evaluations } => (*modify_index, evaluations),
         Reply::Evaluations(made) => (written.index, made),
-        Reply::Done | Reply::Rejected(_) | Reply::Job { .. } | Reply::Plans(_) => {
-            (written.index, &[])
-        }
+        Reply::Done
+        | Reply::Rejected(_)
+        | Reply::Job { .. }
+        | Reply::Plans(_)
+        | Reply::Collected(_) => (written.index, &[]),
     };
     let ids: Vec<String> = made.iter().map(ToString::to_string).collect();
     let answer = json!({

@@ -73,6 +73,8 @@ openraft::declare_raft_types!(
 
 /// The Raft node of this server.
 pub type Raft = openraft::Raft<TypeConfig, state_machine::StateMachine>;
+/// What a Raft node tells of itself.
+pub type Metrics = openraft::RaftMetrics<TypeConfig>;
 /// Term and index of an entry.
 pub type LogId = openraft::alias::LogIdOf<TypeConfig>;
 /// A vote.

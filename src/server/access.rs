@@ -42,12 +42,12 @@ impl Core {
             let command = without_fresh_ids(command.clone());
             hash64(&codec::encode(&Proposal { at: 0, epoch: None, request: None, command }))
         });
-        let id = id.unwrap_or_else(Self::fresh_request);
+        let id = id.unwrap_or_else(|| self.fresh_request());
         Request { id, stamped_at: self.log_time(), payload_hash }
     }
 
     /// Log time as this server knows it: behind the leader's by [`super::leadership::TICK_AFTER_MS`] and some at most.
-    fn log_time(&self) -> fsm::TimeMs {
+    pub(super) fn log_time(&self) -> fsm::TimeMs {
         match self.cell.load().head.at {
             // A cluster without history: its first entry brings wall time, beside which 0 would be long expired.
             0 => self.clock.wall_ms(),
@@ -79,7 +79,7 @@ impl Core {
     }
 
     /// Time since this server last heard a leader; on a leader since a majority last heard it.
-    fn last_contact(&self) -> Duration {
+    pub(super) fn last_contact(&self) -> Duration {
         if core::leads(self).is_none() {
             return self.contact.age();
         }
@@ -263,7 +263,8 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::DeleteNamespace(_)
         | Command::Tick
         | Command::MarkDigest
-        | Command::DigestVerdict { .. } => {}
+        | Command::DigestVerdict { .. }
+        | Command::CollectGarbage { .. } => {}
     }
     command
 }
@@ -278,7 +279,9 @@ pub(super) fn status_of(error: &ApiError) -> tonic::Status {
         ApiError::DiskFull(_) => Code::OutOfRange,
         ApiError::Invalid(_) => Code::InvalidArgument,
     };
-    tonic::Status::new(code, error.to_string())
+    // The other end makes an error of the same kind, which says the rest again.
+    let text = if let ApiError::DiskFull(why) = error { why.clone() } else { error.to_string() };
+    tonic::Status::new(code, text)
 }
 
 fn forwarded_error(status: &tonic::Status) -> ApiError {
@@ -403,5 +406,28 @@ impl Api for Core {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         metrics.membership_config.log_id().map_or(0, |id| id.index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_reads_the_same_at_the_server_that_forwarded_the_write() {
+        for error in [
+            ApiError::NoLeader,
+            ApiError::DiskFull("/data has 0 MiB free".to_owned()),
+            ApiError::Invalid("no such job".to_owned()),
+            ApiError::Unknown,
+        ] {
+            // Twice: a forwarded write may be forwarded again.
+            let once = forwarded_error(&status_of(&error));
+            let twice = forwarded_error(&status_of(&once));
+            assert_eq!(
+                (once.to_string(), twice.to_string()),
+                (error.to_string(), error.to_string())
+            );
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::Context;
 use fsm::{Command, Index, RequestId};
+use futures_util::future::Either;
 use leader::heartbeat::HeartbeatConfig;
 use openraft::SnapshotPolicy;
 use serde::{Deserialize, Serialize};
@@ -23,7 +24,7 @@ use crate::{
     clock::Clock,
     disk::Disk,
     raft::{
-        Member, Raft, ServerId, ServerState, WatchReceiver,
+        Member, Metrics, Raft, ServerId, ServerState, WatchReceiver,
         log_store::LogStore,
         network::Network,
         service::{LeaderContact, RaftService},
@@ -37,6 +38,11 @@ use crate::{
         wal::{self, Wal, WalThread, WalWriter},
     },
 };
+
+/// A leader that was silent for less than this is still shown as leader.
+const LEADER_SILENCE_MIN: Duration = Duration::from_secs(3);
+/// Between two looks at whether a leader was heard, after the start.
+const RECOVERING_LOOK: Duration = Duration::from_millis(100);
 
 /// Timing of Raft, ms.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,6 +80,8 @@ pub struct Settings {
     pub workers: usize,
     /// Heartbeats of nodes.
     pub heartbeat: HeartbeatConfig,
+    /// Garbage collection.
+    pub gc: leader::GcConfig,
     /// Log bytes after which a snapshot is written.
     pub snapshot_log_bytes: u64,
     /// Log entries that stay behind a snapshot.
@@ -258,6 +266,7 @@ impl Core {
             cluster: Arc::clone(&self.cluster),
             snapshots: self.snapshots.clone(),
             contact: Arc::clone(&self.contact),
+            stopping: self.stopping(),
         }
     }
 
@@ -314,9 +323,28 @@ impl Core {
     /// The leader's number and member entry, as far as this server knows.
     pub fn leader(&self) -> Option<(ServerId, Member)> {
         let metrics = self.raft.metrics().borrow_watched().clone();
-        let leader = metrics.current_leader?;
+        let leader = self.leader_heard(&metrics)?;
         let member = metrics.membership_config.membership().get_node(&leader)?.clone();
         Some((leader, member))
+    }
+
+    /// The leader by Raft's word, once it was heard since the start: the vote on disk names one too, which may be long gone, and may even be
+    /// this server.
+    fn leader_heard(&self, metrics: &Metrics) -> Option<ServerId> {
+        let leader = metrics.current_leader?;
+        let heard = if leader == self.id {
+            metrics.state == ServerState::Leader
+        } else {
+            self.contact.has_heard()
+        };
+        heard.then_some(leader)
+    }
+
+    /// The leader as operators are told: one that fell silent is none.
+    fn leader_shown(&self, metrics: &Metrics) -> Option<ServerId> {
+        let silence_max = Duration::from_millis(4 * self.settings.timing.election_ms_max);
+        let silent = self.last_contact() > silence_max.max(LEADER_SILENCE_MIN);
+        self.leader_heard(metrics).filter(|_| !silent)
     }
 
     /// Members of the Raft configuration.
@@ -324,6 +352,7 @@ impl Core {
         let metrics = self.raft.metrics().borrow_watched().clone();
         let membership = metrics.membership_config.membership().clone();
         let voters: Vec<ServerId> = membership.voter_ids().collect();
+        let leader = self.leader_shown(&metrics);
         membership
             .nodes()
             .map(|(id, member)| MemberInfo {
@@ -331,7 +360,7 @@ impl Core {
                 name: member.name.clone(),
                 rpc_address: member.rpc_address.clone(),
                 http_address: member.http_address.clone(),
-                leader: metrics.current_leader == Some(*id),
+                leader: leader == Some(*id),
                 voter: voters.contains(id),
                 alive: *id == self.id || self.heard_lately(*id),
             })
@@ -365,9 +394,16 @@ impl Core {
         // While everything still runs: this server hears of its successor through the sockets that `stopping` closes, and what its clients
         // have under way goes to the successor.
         if self.leading().is_some() && self.member_infos().len() > 1 {
-            match self.transfer(None).await {
-                Ok(to) => tracing::info!(to, "handed leadership over"),
-                Err(error) => tracing::warn!(%error, "leadership could not be handed over"),
+            let handing = std::pin::pin!(self.transfer(None));
+            let silence = std::pin::pin!(self.majority_is_silent());
+            match futures_util::future::select(handing, silence).await {
+                Either::Left((Ok(to), _)) => tracing::info!(to, "handed leadership over"),
+                Either::Left((Err(error), _)) => {
+                    tracing::warn!(%error, "leadership could not be handed over");
+                }
+                Either::Right(((), _)) => {
+                    tracing::info!("no majority answers: leadership is not handed over");
+                }
             }
         }
         self.stopping.send_replace(true);
@@ -382,6 +418,14 @@ impl Core {
             if let Err(error) = closed {
                 tracing::error!(%error, "the log did not close cleanly");
             }
+        }
+    }
+
+    /// Waits, on a leader, until no majority has answered for two elections: the others stop as well.
+    async fn majority_is_silent(&self) {
+        let election = Duration::from_millis(self.settings.timing.election_ms_max);
+        while self.last_contact() <= 2 * election {
+            rt::sleep(election / 4).await;
         }
     }
 
@@ -452,9 +496,14 @@ impl Core {
         self.wal.first().unwrap_or(0)
     }
 
-    /// A fresh request id.
-    pub(super) fn fresh_request() -> RequestId {
-        RequestId(rt::random_id())
+    /// A fresh request id: log time and random bits (a version 7 UUID, RFC 9562), so that sessions, which end in the order of time, lie in that
+    /// order in memory and on disk.
+    pub(super) fn fresh_request(&self) -> RequestId {
+        let mut id = rt::random_id();
+        let [_, _, at @ ..] = self.log_time().to_be_bytes();
+        id[..at.len()].copy_from_slice(&at);
+        id[6] = (id[6] & 0x0f) | 0x70;
+        RequestId(id)
     }
 }
 
@@ -543,10 +592,17 @@ async fn watch_recovery(core: Arc<Core>) {
             return;
         }
         let applied = now.last_applied.map_or(0, |id| id.index);
-        if now.current_leader.is_some() && applied >= committed {
+        let recovered = core.leader_heard(&now).is_some() && applied >= committed;
+        if recovered {
             core.recovered.send_replace(true);
         }
-        if metrics.changed().await.is_err() {
+        // A leader that is heard again in its old term changes no metric.
+        let ended = if recovered {
+            metrics.changed().await.is_err()
+        } else {
+            matches!(rt::timeout(RECOVERING_LOOK, metrics.changed()).await, Ok(Err(_)))
+        };
+        if ended {
             return;
         }
     }

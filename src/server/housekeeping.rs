@@ -12,6 +12,7 @@ use crate::{
     raft::WatchReceiver,
     rpc::transport::{Lane, call},
     rt,
+    storage::wal::Stats,
 };
 
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -21,22 +22,42 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(900);
 
 pub(super) async fn run(core: Arc<Core>) {
     let mut stop = core.stopping();
-    let mut snapshot_at_bytes = 0u64;
+    let mut growth = LogGrowth::default();
     watch_free_space(&core);
     loop {
         let stopped = rt::timeout(INTERVAL, rt::until_true(&mut stop)).await;
         if stopped.is_ok() {
             return;
         }
-        let written = core.wal.stats().bytes;
-        if written.saturating_sub(snapshot_at_bytes) > core.settings.snapshot_log_bytes {
-            snapshot_at_bytes = written;
-            if let Err(error) = core.raft.trigger().snapshot().await {
-                tracing::warn!(%error, "a snapshot could not be asked for");
-            }
+        if growth.exceeds(core.settings.snapshot_log_bytes, &core.wal.stats())
+            && let Err(error) = core.raft.trigger().snapshot().await
+        {
+            tracing::warn!(%error, "a snapshot could not be asked for");
         }
         watch_free_space(&core);
         probe_peers(&core).await;
+    }
+}
+
+/// What the log had come to at the last snapshot that this process asked for. Both are 0 at first: what an earlier process left behind counts,
+/// else a server that starts again and again before it has written enough would never cut its log.
+#[derive(Debug, Default)]
+struct LogGrowth {
+    written_bytes: u64,
+    disk_bytes: u64,
+}
+
+impl LogGrowth {
+    /// Whether the log has grown by more than `limit` bytes; if so, growth counts anew from here.
+    fn exceeds(&mut self, limit: u64, log: &Stats) -> bool {
+        // A purge made the log shorter.
+        self.disk_bytes = self.disk_bytes.min(log.disk_bytes);
+        let grown = log.bytes.saturating_sub(self.written_bytes) > limit
+            || log.disk_bytes.saturating_sub(self.disk_bytes) > limit;
+        if grown {
+            *self = Self { written_bytes: log.bytes, disk_bytes: log.disk_bytes };
+        }
+        grown
     }
 }
 
@@ -93,4 +114,25 @@ fn watch_free_space(core: &Core) {
         *known = full;
         changed
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_due_when_the_log_has_grown_also_over_several_starts() {
+        let log = |bytes, disk_bytes| Stats { bytes, disk_bytes, ..Stats::default() };
+        let mut growth = LogGrowth::default();
+        assert!(!growth.exceeds(100, &log(100, 64)));
+        assert!(growth.exceeds(100, &log(101, 64)), "written since the start");
+        assert!(!growth.exceeds(100, &log(200, 128)));
+        // Segments that were begun and hardly used count as well; a purge takes them away.
+        assert!(growth.exceeds(100, &log(201, 165)));
+        assert!(!growth.exceeds(100, &log(202, 20)));
+        assert!(!growth.exceeds(100, &log(203, 120)));
+        assert!(growth.exceeds(100, &log(204, 121)));
+        // A new process finds what the ones before it have left.
+        assert!(LogGrowth::default().exceeds(100, &log(0, 300)));
+    }
 }

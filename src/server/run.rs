@@ -14,7 +14,7 @@ use tonic::transport::{Server, server::TcpIncoming};
 use super::core::{Core, Parts, RaftTiming, Settings};
 use crate::{
     config::ServerConfig,
-    disk::RealDisk,
+    disk::{Disk, RealDisk},
     http::{self, HttpOptions},
     rpc::{
         agent::AgentService,
@@ -46,6 +46,12 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         grace_ms: config.heartbeat.grace_ms,
         ..leader::heartbeat::HeartbeatConfig::default()
     };
+    let gc = leader::GcConfig {
+        interval_ms: config.gc.interval_ms,
+        evaluation_ms: config.gc.evaluation_ms,
+        batch_evaluation_ms: config.gc.batch_evaluation_ms,
+        job_ms: config.gc.job_ms,
+    };
     Settings {
         name: config.name.clone(),
         region: config.region.clone(),
@@ -62,6 +68,7 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         },
         workers: config.scheduler.workers,
         heartbeat,
+        gc,
         snapshot_log_bytes: config.raft.snapshot_log_bytes,
         log_entries_kept: config.raft.log_entries_kept,
         free_bytes_min: config.limits.free_bytes_min,
@@ -83,7 +90,7 @@ impl RunningServer {
         let rpc_address = rpc.local_addr()?;
         let dial = config.cluster.dial.iter().map(|(from, to)| (from.to_string(), to.to_string()));
         let parts = Parts {
-            disk: Arc::new(RealDisk),
+            disk: real_disk(),
             transport: Arc::new(GrpcTransport::new(dial.collect())),
             open_engine: Arc::new(shadow::open_sled),
             wal: wal::Options::default(),
@@ -113,6 +120,16 @@ impl RunningServer {
             task.abort();
         }
     }
+}
+
+#[cfg(not(feature = "faults"))]
+fn real_disk() -> Arc<dyn Disk> {
+    Arc::new(RealDisk)
+}
+
+#[cfg(feature = "faults")]
+fn real_disk() -> Arc<dyn Disk> {
+    crate::disk::controlled::ControlledDisk::from_environment(Arc::new(RealDisk))
 }
 
 async fn listen(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {

@@ -42,6 +42,8 @@ pub struct StateCell {
     feed: Mutex<Feed>,
     fed: Notify,
     nodes: Mutex<BTreeMap<NodeId, Weak<Notify>>>,
+    /// Never notified.
+    never: Notify,
     reaper: Option<std::sync::mpsc::SyncSender<Arc<State>>>,
 }
 
@@ -57,6 +59,7 @@ impl StateCell {
             feed: Mutex::default(),
             fed: Notify::new(),
             nodes: Mutex::default(),
+            never: Notify::new(),
             reaper,
         })
     }
@@ -157,6 +160,9 @@ impl StateCell {
 
     /// Waits until the applied index is at least `index`; false when `wait` passed before.
     pub async fn wait_for(&self, index: Index, wait: Duration) -> bool {
+        if self.applied() >= index {
+            return true;
+        }
         let mut applied = self.applied.subscribe();
         timeout(wait, applied.wait_for(|applied| *applied >= index))
             .await
@@ -177,10 +183,12 @@ impl StateCell {
                 wait.as_mut().enable();
             }
             let state = self.load();
-            if tables.iter().any(|table| state.table_index(*table) > after) || waits.is_empty() {
+            if tables.iter().any(|table| state.table_index(*table) > after) {
                 return;
             }
             drop(state);
+            // Without tables there is nothing to hear of, and the wait lasts to its end.
+            waits.push(Box::pin(self.never.notified()));
             let any = futures_util::future::select_all(waits);
             if timeout(deadline.saturating_duration_since(Instant::now()), any).await.is_err() {
                 return;
@@ -261,6 +269,20 @@ mod tests {
         cell.publish(at(3, Some(TableId::Jobs)), vec![], false);
         assert_eq!(waiter.await.expect("the waiter does not panic"), 3);
         cell.changed(&[TableId::Jobs], 2, Duration::from_secs(10)).await;
+    }
+
+    #[tokio::test]
+    async fn without_tables_a_waiter_waits_to_its_end() {
+        let cell = StateCell::new(at(1, Some(TableId::Jobs)));
+        let other = Arc::clone(&cell);
+        let waiter =
+            tokio::spawn(async move { other.changed(&[], 0, Duration::from_hours(1)).await });
+        tokio::task::yield_now().await;
+        cell.publish(at(2, Some(TableId::Jobs)), vec![], true);
+        tokio::task::yield_now().await;
+        assert!(!waiter.is_finished(), "it was woken by nothing it waits for");
+        waiter.abort();
+        cell.changed(&[], 0, Duration::from_millis(1)).await;
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@
 
 mod allocation;
 mod evaluation;
+mod gc;
 mod job;
 mod node;
 mod plan;
@@ -232,6 +233,9 @@ impl<'a> Turn<'a> {
             Command::Tick => Ok(Reply::Done),
             Command::MarkDigest => self.mark_digest(digest.unwrap_or_default()),
             Command::DigestVerdict { mark, digest } => self.digest_verdict(*mark, *digest),
+            Command::CollectGarbage { cutoffs, jobs, allocations, evaluations, classes } => {
+                self.collect_garbage(cutoffs, jobs, allocations, evaluations, classes)
+            }
         }
     }
 

@@ -16,8 +16,10 @@ pub const NODE_EVENTS_MAX: usize = 10;
 pub const TASK_EVENTS_MAX: usize = 10;
 /// Nodes whose scores are kept with a placement (Nomad's `MaxRetainedNodeScores`).
 pub const NODE_SCORES_MAX: usize = 5;
-/// Past reschedules kept on an allocation (Nomad's `maxPastRescheduleEvents`).
+/// Past reschedules kept on an allocation whose policy does not count them (Nomad's `maxPastRescheduleEvents`).
 pub const RESCHEDULE_EVENTS_MAX: usize = 5;
+/// Past reschedules kept on an allocation whose policy allows so many in an interval; more attempts than this cannot be counted.
+pub const RESCHEDULE_EVENTS_COUNTED_MAX: usize = 100;
 /// Replies kept for client retries.
 pub const SESSIONS_MAX: usize = 100_000;
 /// How long a reply is kept for client retries, log time ms.

@@ -43,6 +43,69 @@ async fn a_blocking_query_on_an_item_sleeps_through_other_changes() {
     server.stop().await;
 }
 
+/// Waits until the query under way has looked at the state for the first time.
+async fn begun(cluster: &TestCluster) {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    while cluster.reads.lock().unwrap().is_empty() {
+        assert!(Instant::now() < deadline, "the query did not arrive");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A query that waits for a part of a table sleeps through changes of the rest of it, and one that is behind the table is answered at once.
+#[tokio::test]
+async fn a_blocking_list_sleeps_through_changes_of_others() {
+    let server = TestServer::start(TestCluster::new()).await;
+    for id in ["a", "b"] {
+        server.put("/v1/jobs", &json!({ "Job": web_job(id) })).await.ok();
+    }
+    for list in ["/v1/job/a/evaluations", "/v1/job/a/summary"] {
+        let seen = server.get(list).await.index();
+        let started = Instant::now();
+        let path = format!("{list}?index={seen}&wait=300ms");
+        server.cluster.reads.lock().unwrap().clear();
+        let (slept, ()) = tokio::join!(server.get(&path), async {
+            begun(&server.cluster).await;
+            server.put("/v1/job/b/evaluate", &json!({ "JobID": "b" })).await.ok();
+            server.put("/v1/jobs", &json!({ "Job": web_job("c") })).await.ok();
+        });
+        slept.ok();
+        assert!(started.elapsed() >= Duration::from_millis(300), "{list} woke");
+
+        let at_once = server.get(&format!("{list}?index={seen}&wait=60s")).await;
+        assert!(at_once.index() > seen, "the table is newer");
+
+        let seen = server.get(list).await.index();
+        let path = format!("{list}?index={seen}&wait=60s");
+        server.cluster.reads.lock().unwrap().clear();
+        let (woken, ()) = tokio::join!(server.get(&path), async {
+            begun(&server.cluster).await;
+            server.put("/v1/job/b/evaluate", &json!({ "JobID": "b" })).await.ok();
+            server.delete("/v1/job/a").await.ok();
+            server.put("/v1/jobs", &json!({ "Job": web_job("a") })).await.ok();
+        });
+        assert!(woken.index() > seen, "{list}");
+    }
+    server.stop().await;
+}
+
+/// A query for something that is not there sleeps until it is.
+#[tokio::test]
+async fn a_missing_item_is_not_announced_by_others() {
+    let server = TestServer::start(TestCluster::new()).await;
+    server.put("/v1/jobs", &json!({ "Job": web_job("a") })).await.ok();
+    let seen = server.get("/v1/job/b").await.index();
+    let path = format!("/v1/job/b?index={seen}&wait=60s");
+    server.cluster.reads.lock().unwrap().clear();
+    let (woken, ()) = tokio::join!(server.get(&path), async {
+        begun(&server.cluster).await;
+        server.put("/v1/jobs", &json!({ "Job": web_job("c") })).await.ok();
+        server.put("/v1/jobs", &json!({ "Job": web_job("b") })).await.ok();
+    });
+    assert_eq!(woken.ok()["ID"], json!("b"));
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn a_blocking_query_ends_when_its_wait_is_over() {
     let server = TestServer::start(TestCluster::new()).await;
@@ -107,6 +170,39 @@ async fn a_stale_query_waits_for_the_index_that_the_client_has_seen() {
     });
     response.ok();
     assert_eq!(cluster.reads.lock().unwrap()[0], (ReadMode::Stale, next));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_index_from_before_a_restore_does_not_stick() {
+    let cluster = TestCluster::new();
+    let server = TestServer::start(cluster.clone()).await;
+    let head = cluster.state().head.index;
+    for path in ["/v1/jobs?stale", "/v1/job/a?stale", "/v1/nodes?"] {
+        let started = Instant::now();
+        let response = server.get(&format!("{path}&index=99999999&wait=100ms")).await;
+        let took = started.elapsed();
+        assert!(took >= Duration::from_millis(100), "{path}: {took:?}");
+        assert!(response.index() <= head, "{path}: {response:?}");
+        assert!(matches!(response.status, 200 | 404), "{path}: {response:?}");
+    }
+    let reads = std::mem::take(&mut *cluster.reads.lock().unwrap());
+    let (stale, fresh) = ((ReadMode::Stale, 99_999_999), (ReadMode::Linearizable, 0));
+    assert_eq!(reads[..2], [stale, fresh], "what is older than the client's index is not stale");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn who_waits_on_what_does_not_exist_here_waits() {
+    let server = TestServer::start(TestCluster::new()).await;
+    for path in ["/v1/deployments", "/v1/volumes", "/v1/services", "/v1/job/a/deployments"] {
+        let seen = server.get(path).await.index();
+        let started = Instant::now();
+        let response = server.get(&format!("{path}?index={seen}&wait=100ms")).await;
+        let took = started.elapsed();
+        assert!(took >= Duration::from_millis(100), "{path} is asked in a circle: {took:?}");
+        assert_eq!((response.index(), response.ok()), (seen, json!([])), "{path}");
+    }
     server.stop().await;
 }
 

@@ -13,7 +13,8 @@
 //! ```
 //!
 //! Invariants: at most one evaluation of a job holds the job, that is, is ready, outstanding, failed, or waits after a nack; a job with pending
-//! evaluations is held; an evaluation leaves only by acknowledgement, by becoming terminal, or when the broker is disabled.
+//! evaluations is held; an evaluation leaves only by acknowledgement, by becoming terminal, or when the broker is disabled; none is leased while
+//! one that it supersedes, and that a scheduler would rely on, is still open.
 //!
 //! Time moves only in [`EvalBroker::poll`]: a lease is good until a poll took it back. Cost: each operation is a handful of ordered-map updates,
 //! O(log n); 100 k evaluations/s on one core are 10 µs each.
@@ -142,7 +143,17 @@ struct JobSlot {
     holder: Option<EvaluationId>,
     pending: BTreeSet<Rank>,
     members: usize,
+    /// Cancelable ones that a scheduler would rely on if it found them open ([`Entry::is_relied_on`]).
+    relied_on: usize,
     index: Index,
+}
+
+impl JobSlot {
+    /// Where the evaluation that holds the job is. It must not be leased before a snapshot can show that what it supersedes is terminal: a scheduler
+    /// that finds a blocked evaluation or a follow-up open makes no other one, and the job would be left with none.
+    fn place_of_holder(&self, now: u64) -> Place {
+        if self.relied_on == 0 { Place::Ready { since: now } } else { Place::Held }
+    }
 }
 
 /// The evaluation broker. Starts disabled.
@@ -198,6 +209,17 @@ impl EvalBroker {
         }
     }
 
+    /// Forgets what is terminal or gone in the state: effects that said so were missed.
+    pub fn remove_closed(&mut self, now: u64, state: &fsm::State) {
+        let closed = |id: &EvaluationId| {
+            state.evaluations.get(id).is_none_or(|row| row.status.is_terminal())
+        };
+        let ids: Vec<_> = self.entries.keys().filter(|id| closed(id)).copied().collect();
+        for id in ids {
+            self.remove(now, id);
+        }
+    }
+
     /// Takes an evaluation to be processed: a pending one, or a blocked one that was woken.
     pub fn enqueue(&mut self, now: u64, evaluation: &Evaluation) -> Enqueued {
         if !self.enabled {
@@ -243,6 +265,7 @@ impl EvalBroker {
                 }
             }
             EvaluationStatus::Complete | EvaluationStatus::Failed | EvaluationStatus::Canceled => {
+                self.note_job_index(&evaluation.job, evaluation.modify_index);
                 self.remove(now, evaluation.id);
             }
         }
@@ -464,7 +487,8 @@ impl EvalBroker {
         let slot = self.jobs.get_mut(&entry.job).expect("each entry has a slot");
         let holder = *slot.holder.get_or_insert(id);
         if holder == id {
-            self.put(id, Place::Ready { since: now });
+            let place = slot.place_of_holder(now);
+            self.put(id, place);
         } else {
             slot.pending.insert(entry.rank());
             self.put(id, Place::Pending);
@@ -532,6 +556,11 @@ impl EvalBroker {
         let slot = self.jobs.get_mut(&entry.job).expect("each entry has a slot");
         slot.pending.remove(&entry.rank());
         slot.members -= 1;
+        if entry.place == Place::Cancelable && entry.is_relied_on {
+            slot.relied_on -= 1;
+            self.let_holder_go(now, &entry.job);
+        }
+        let slot = self.jobs.get_mut(&entry.job).expect("each entry has a slot");
         let held = slot.holder == Some(id);
         if held {
             slot.holder = None;
@@ -554,12 +583,28 @@ impl EvalBroker {
         let superseded = std::mem::take(&mut slot.pending);
         let mut priority = 0;
         for rank in &superseded {
-            priority = self.entries.get(&rank.id).map_or(0, |entry| entry.priority).max(priority);
+            let entry = self.entries.get(&rank.id).expect("pending refers to entries");
+            priority = entry.priority.max(priority);
+            slot.relied_on += usize::from(entry.is_relied_on);
+        }
+        let place = slot.place_of_holder(now);
+        for rank in &superseded {
             self.put(rank.id, Place::Cancelable);
         }
         let entry = self.entries.get_mut(&newest.id).expect("pending refers to entries");
         entry.priority = entry.priority.max(priority);
-        self.put(newest.id, Place::Ready { since: now });
+        self.put(newest.id, place);
+    }
+
+    /// One that the job's holder supersedes is terminal: the holder is ready once none of them is open.
+    fn let_holder_go(&mut self, now: u64, job: &JobKey) {
+        let slot = self.jobs.get(job).expect("the caller found the slot");
+        if let Some(holder) = slot.holder
+            && slot.relied_on == 0
+            && self.entry(holder).place == Place::Held
+        {
+            self.put(holder, Place::Ready { since: now });
+        }
     }
 
     fn put(&mut self, id: EvaluationId, place: Place) {

@@ -87,6 +87,11 @@ impl Heartbeats {
         Self { config, ..Self::default() }
     }
 
+    /// The settings.
+    pub fn config(&self) -> HeartbeatConfig {
+        self.config
+    }
+
     /// Takes over the nodes from the state at the start of a leadership: each live one has its time to live and the grace from now on.
     pub fn restore(&mut self, now: u64, state: &fsm::State) {
         let live = state.nodes.iter().filter(|node| is_live(node)).count();

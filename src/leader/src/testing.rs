@@ -69,8 +69,14 @@ pub(crate) fn parse_evaluation(line: &Arguments<'_>) -> Evaluation {
     if let Some(node) = line.find("node") {
         evaluation.node = Some(fsm::NodeId(named(node)));
     }
-    if line.find("trigger") == Some("max-plans") {
-        evaluation.trigger = Trigger::MaxPlans;
+    match line.find("trigger") {
+        None => {}
+        Some("max-plans") => evaluation.trigger = Trigger::MaxPlans,
+        Some("rolling") => evaluation.trigger = Trigger::RollingUpdate,
+        Some(other) => panic!("unknown trigger `{other}`"),
+    }
+    if let Some(failed) = line.find("reschedules") {
+        evaluation.reschedules = vec![fsm::AllocationId(named(failed))];
     }
     evaluation.escaped = line.find("escaped").is_some();
     for (key, eligible) in [("yes", true), ("no", false)] {

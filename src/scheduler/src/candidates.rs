@@ -3,7 +3,10 @@
 //! Usage comes from the state's per-node sums, loaded when a node is first looked at: a pass that places one instance on a large cluster touches a
 //! handful of nodes. Must never sum over allocations.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use fsm::{
     Allocation, AllocationId, JobSpec, Node, NodeId, State, TaskGroup, Text,
@@ -288,16 +291,20 @@ impl Seat {
         if reserved + given + self.usage.ports.len() as u64 <= range {
             return true;
         }
-        let inside = |port: &&u16| (low..=high).contains(port);
+        // Close to the limit each port counts once: a static one may be both asked for and still held by what it replaces.
         let held = self
             .usage
             .ports
             .range((low, AllocationId([0; 16]))..=(high, AllocationId([0xff; 16])))
-            .count();
-        let taken = resources.reserved_ports.iter().filter(inside).count()
-            + self.static_ports.iter().chain(&ask.static_ports).filter(inside).count()
-            + held;
-        taken as u64 + u64::from(self.dynamic_ports) + u64::from(ask.dynamic_ports) <= range
+            .map(|((port, _), _)| *port);
+        let named = resources.reserved_ports.iter().chain(&self.static_ports);
+        let taken: BTreeSet<u16> = named
+            .chain(&ask.static_ports)
+            .copied()
+            .filter(|port| (low..=high).contains(port))
+            .chain(held)
+            .collect();
+        taken.len() as u64 + u64::from(self.dynamic_ports) + u64::from(ask.dynamic_ports) <= range
     }
 }
 

@@ -131,8 +131,16 @@ pub(crate) fn follow_up_rolling(draft: &mut Draft<'_>, wait_until: TimeMs) {
     let own = draft.pass.evaluation.id;
     let known = open_evaluations(draft)
         .any(|open| open.id != own && open.trigger == Trigger::RollingUpdate);
-    if !known {
-        follow_up(draft, Trigger::RollingUpdate, wait_until, Vec::new());
+    if known {
+        return;
+    }
+    let made = draft.evaluations.iter_mut().find(|made| made.trigger == Trigger::RollingUpdate);
+    match made {
+        // One is enough for several groups: the first that is due looks at all of them.
+        Some(made) => made.wait_until = made.wait_until.min(wait_until),
+        None => {
+            follow_up(draft, Trigger::RollingUpdate, wait_until, Vec::new());
+        }
     }
 }
 

@@ -83,6 +83,8 @@ struct Sorted<'a> {
     failed_now: Vec<&'a Allocation>,
     later: Vec<(TimeMs, AllocationId)>,
     superseded: Vec<&'a Allocation>,
+    /// Left of a job that had this id and ran once per node.
+    foreign: Vec<&'a Allocation>,
 }
 
 /// Reconciles `allocations` of one group with what the group wants.
@@ -103,6 +105,11 @@ pub(crate) fn group<'a>(
     for (list, reason) in [(&sorted.superseded, Reason::Superseded), (&sorted.lost, Reason::Lost)] {
         let stops = list.iter().map(|allocation| StopWish { allocation, reason });
         changes.stops.extend(stops);
+    }
+    for allocation in &sorted.foreign {
+        let lost = is_lost(pass, allocation);
+        let reason = if lost { Reason::Lost } else { Reason::NotNeeded };
+        changes.stops.push(StopWish { allocation, reason });
     }
     let wanted = group.count as usize;
     drop_excess(&mut sorted, wanted, &mut changes);
@@ -148,6 +155,12 @@ fn sort<'a>(
     for allocation in allocations {
         let superseded = allocation.next.is_some_and(|next| pass.state.allocations.contains(&next));
         if allocation.is_server_terminal() || (superseded && allocation.client.is_terminal()) {
+            continue;
+        }
+        if allocation.per_node {
+            if allocation.is_live() {
+                sorted.foreign.push(allocation);
+            }
             continue;
         }
         let current = (allocation.job_create_index, allocation.job_version) == version;

@@ -4,7 +4,7 @@ use fsm::{
     Allocation, AllocationId, EvaluationId, NodeId, TimeMs,
     allocation::RescheduleEvent,
     job::{DelayFunction, ReschedulePolicy},
-    limits::RESCHEDULE_EVENTS_MAX,
+    limits::{RESCHEDULE_EVENTS_COUNTED_MAX, RESCHEDULE_EVENTS_MAX},
 };
 
 use crate::Pass;
@@ -56,13 +56,14 @@ fn may_retry(policy: &ReschedulePolicy, allocation: &Allocation) -> bool {
     }
     // Only so many events are kept, so that more attempts could not be counted.
     let attempts =
-        usize::try_from(policy.attempts).unwrap_or(usize::MAX).min(RESCHEDULE_EVENTS_MAX);
-    let recent = allocation
-        .reschedules
-        .iter()
-        .filter(|event| allocation.client_at.saturating_sub(event.at) < policy.interval_ms)
-        .count();
-    recent < attempts
+        usize::try_from(policy.attempts).unwrap_or(usize::MAX).min(RESCHEDULE_EVENTS_COUNTED_MAX);
+    let recent = allocation.reschedules.iter().filter(|event| counts(policy, allocation, event));
+    recent.count() < attempts
+}
+
+/// Whether a past reschedule is within the interval before the allocation's end.
+fn counts(policy: &ReschedulePolicy, allocation: &Allocation, event: &RescheduleEvent) -> bool {
+    allocation.client_at.saturating_sub(event.at) < policy.interval_ms
 }
 
 /// The wait before the next attempt. At the cap, a calm time longer than the cap starts over.
@@ -99,7 +100,14 @@ pub(crate) fn history(
         node: allocation.node,
         delay_ms: policy.map_or(0, |policy| delay_ms(policy, allocation)),
     });
-    let excess = events.len().saturating_sub(RESCHEDULE_EVENTS_MAX);
+    let max = match policy.filter(|policy| !policy.unlimited) {
+        Some(policy) => {
+            events.retain(|event| counts(policy, allocation, event));
+            RESCHEDULE_EVENTS_COUNTED_MAX
+        }
+        None => RESCHEDULE_EVENTS_MAX,
+    };
+    let excess = events.len().saturating_sub(max);
     events.drain(..excess);
     events
 }

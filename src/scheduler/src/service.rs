@@ -5,7 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fsm::{Allocation, AllocationId, JobKind, JobSpec, Placement, Plan, TaskGroup, Text, Trigger};
+use fsm::{
+    Allocation, AllocationId, JobKind, JobSpec, Metrics, Placement, Plan, TaskGroup, Text, Trigger,
+};
 
 use crate::{
     candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
@@ -19,6 +21,17 @@ use crate::{
 
 /// Shortest pause between steps of a rolling update, so that a job without a health time does not spin.
 const ROLLING_MS_MIN: u64 = 1_000;
+
+/// Instances of a group for whose successors a pass may find no room before it leaves the rest as they are: each try looks at every node.
+const REPLACEMENT_FAILURES_MAX: usize = 16;
+
+/// What became of an attempt to place one instance.
+enum Tried {
+    Placed,
+    /// The plan is full: the rest is for the next pass.
+    PlanFull,
+    NoRoom(Box<Metrics>),
+}
 
 /// Ends every live allocation of a job that wants nothing.
 pub(crate) fn stop_all(mut draft: Draft<'_>) -> Plan {
@@ -104,25 +117,19 @@ impl<'a> Work<'a> {
     fn update_and_place(&mut self, kind: JobKind, changes: &mut [Changes<'a>]) {
         let spec = self.spec;
         let mut destructive = Vec::with_capacity(changes.len());
+        let mut released = Vec::new();
         for (number, (group, own)) in spec.groups.iter().zip(changes.iter()).enumerate() {
-            let outdated = self.update_in_place(number, group, &own.outdated);
-            destructive.push(outdated);
+            destructive.push(self.update_in_place(number, group, &own.outdated, &mut released));
+        }
+        if let Some(stack) = &mut self.stack {
+            for allocation in released {
+                stack.restore(allocation);
+            }
         }
         for (number, (group, outdated)) in spec.groups.iter().zip(destructive).enumerate() {
             let limit = update_limit(kind, group, &changes[number]);
-            if outdated.len() > limit {
-                self.roll_on(group);
-            }
-            for allocation in outdated.into_iter().take(limit) {
-                let wish = PlaceWish {
-                    name_index: allocation.name_index,
-                    previous: Some(allocation),
-                    rescheduled: false,
-                    history: Vec::new(),
-                };
-                if !self.place(number, group, &wish, Some(Reason::Updating)) {
-                    return;
-                }
+            if !self.replace(number, group, &outdated, limit) {
+                return;
             }
         }
         for (number, (group, own)) in spec.groups.iter().zip(changes.iter()).enumerate() {
@@ -136,34 +143,93 @@ impl<'a> Work<'a> {
     }
 
     /// Moves what can stay to the new version, and returns what has to be replaced.
+    ///
+    /// What cannot stay is released while the rest is looked at: of two instances that may not share a host any more one stays.
     fn update_in_place(
         &mut self,
         number: usize,
         group: &TaskGroup,
         outdated: &[&'a Allocation],
+        released: &mut Vec<&'a Allocation>,
     ) -> Vec<&'a Allocation> {
         let mut differences = Differences::default();
         let mut replaced = Vec::new();
         for allocation in outdated {
             let state = self.draft.pass.state;
-            if differences.replaces(state, allocation, self.spec, group)
-                || (allocation.is_live() && !self.may_stay(number, allocation))
-            {
+            if differences.replaces(state, allocation, self.spec, group) {
                 replaced.push(*allocation);
-            } else if allocation.is_live() && !self.draft.update_in_place(allocation) {
-                break;
+            } else if allocation.is_live() {
+                if !self.may_stay(number, allocation) {
+                    replaced.push(*allocation);
+                    released.push(*allocation);
+                } else if !self.draft.update_in_place(allocation) {
+                    break;
+                }
             }
         }
         replaced
     }
 
-    /// Whether the new version may run where the allocation is, with the same resources.
+    /// Whether the new version may run where the allocation is, with the same resources. If not, the allocation is released.
     fn may_stay(&mut self, number: usize, allocation: &Allocation) -> bool {
-        let Some(node) = self.draft.pass.state.nodes.get(&allocation.node) else { return false };
-        in_pool(node, self.spec)
-            && matches_datacenter(self.spec, &node.description.datacenter)
-            && holds_what_it_runs(self.draft.pass.state, node)
-            && self.stack.as_mut().is_some_and(|stack| stack.may_run_on(number, node))
+        let state = self.draft.pass.state;
+        let stack = self.stack.as_mut().expect("there is a stack when something is outdated");
+        stack.release(allocation);
+        let may = state.nodes.get(&allocation.node).is_some_and(|node| {
+            in_pool(node, self.spec)
+                && matches_datacenter(self.spec, &node.description.datacenter)
+                && holds_what_it_runs(state, node)
+                && stack.may_run_on(number, node)
+                && stack.is_distinct_on(number, node)
+        });
+        if may {
+            stack.restore(allocation);
+        }
+        may
+    }
+
+    /// Replaces up to `limit` of the instances of older versions; false when the plan is full. One that finds no room does not hold up the others:
+    /// each makes room on its own node.
+    fn replace(
+        &mut self,
+        number: usize,
+        group: &TaskGroup,
+        outdated: &[&'a Allocation],
+        limit: usize,
+    ) -> bool {
+        let mut done = 0;
+        let mut failures = Vec::new();
+        for allocation in outdated {
+            if done == limit || failures.len() == REPLACEMENT_FAILURES_MAX {
+                break;
+            }
+            let wish = PlaceWish {
+                name_index: allocation.name_index,
+                previous: Some(allocation),
+                rescheduled: false,
+                history: Vec::new(),
+            };
+            match self.try_place(number, group, &wish, Some(Reason::Updating)) {
+                Tried::Placed => done += 1,
+                Tried::PlanFull => return false,
+                Tried::NoRoom(metrics) => failures.push(metrics),
+            }
+        }
+        let left = outdated.len().min(limit) - done;
+        if left > 0
+            && let Some(mut metrics) = failures.into_iter().next()
+        {
+            let left = u32::try_from(left).unwrap_or(u32::MAX);
+            metrics.coalesced_failures += left - 1;
+            *self.draft.queued.entry(group.name.clone()).or_default() += left;
+            self.draft.failed_groups.insert(group.name.clone(), *metrics);
+            self.failed.insert(number);
+        }
+        // When nothing could be done, room has to come first, which the blocked evaluation waits for.
+        if outdated.len() > limit && (done > 0 || left == 0) {
+            self.roll_on(group);
+        }
+        true
     }
 
     /// Places one instance, with the stop of its predecessor if there is a `reason` for one; false when the plan is full.
@@ -178,10 +244,29 @@ impl<'a> Work<'a> {
             self.count_failure(group);
             return true;
         }
-        if !self.draft.has_room() {
-            return false;
+        match self.try_place(number, group, wish, reason) {
+            Tried::Placed => true,
+            Tried::PlanFull => false,
+            Tried::NoRoom(metrics) => {
+                self.failed.insert(number);
+                *self.draft.queued.entry(group.name.clone()).or_default() += 1;
+                self.draft.failed_groups.insert(group.name.clone(), *metrics);
+                true
+            }
         }
-        let Some(stack) = &mut self.stack else { return true };
+    }
+
+    fn try_place(
+        &mut self,
+        number: usize,
+        group: &TaskGroup,
+        wish: &PlaceWish<'_>,
+        reason: Option<Reason>,
+    ) -> Tried {
+        if !self.draft.has_room() {
+            return Tried::PlanFull;
+        }
+        let stack = self.stack.as_mut().expect("there is a stack when something is placed");
         let stopped = wish.previous.zip(reason);
         if let Some((previous, reason)) = stopped {
             self.draft.stop(previous, &reason.text().into(), false);
@@ -206,18 +291,16 @@ impl<'a> Work<'a> {
                 };
                 self.draft.place(placement);
                 self.replaced.extend(wish.previous.map(|previous| previous.id));
+                Tried::Placed
             }
             Err(metrics) => {
                 if let Some((previous, _)) = stopped {
                     self.draft.pop_stop();
                     stack.restore(previous);
                 }
-                self.failed.insert(number);
-                *self.draft.queued.entry(group.name.clone()).or_default() += 1;
-                self.draft.failed_groups.insert(group.name.clone(), *metrics);
+                Tried::NoRoom(metrics)
             }
         }
-        true
     }
 
     fn count_failure(&mut self, group: &TaskGroup) {

@@ -226,6 +226,11 @@ impl<'a> Stack<'a> {
         self.feasibility.check(node, group).is_ok()
     }
 
+    /// Whether the job's other instances let one of the group be on `node`. On a node out of service nothing of the sort is known, and no objection.
+    pub(crate) fn is_distinct_on(&mut self, group: usize, node: &Node) -> bool {
+        self.position(node.id).is_none_or(|position| self.distinct(position, group, false).is_ok())
+    }
+
     /// What classes say about the groups that failed.
     pub(crate) fn summary(&self, failed: &[usize]) -> ClassSummary {
         self.feasibility.summary(failed)

@@ -45,19 +45,22 @@ pub(crate) fn schedule<'a>(
     for allocation in allocations {
         by_group.entry(&allocation.group).or_default().push(allocation);
     }
-    for (number, group) in spec.groups.iter().enumerate() {
-        let own = by_group.remove(&*group.name).unwrap_or_default();
-        if !work.group(number, group, &own) {
-            break;
-        }
-    }
-    for allocation in by_group.into_values().flatten().filter(|allocation| allocation.is_live()) {
-        if !work.stop(allocation, Reason::NotNeeded) {
-            break;
-        }
-    }
+    work.all_groups(by_group);
     let exhausted: Vec<NodeId> = work.exhausted.into_iter().collect();
     evaluate::finish_per_node(work.draft, &exhausted)
+}
+
+/// How the instances of a group stand after what ends anyway was stopped.
+#[derive(Default)]
+struct Standing<'a> {
+    /// To be replaced by the new version.
+    updates: Vec<&'a Allocation>,
+    /// Of the new version, and not healthy yet.
+    unhealthy: u32,
+    /// Nodes on which the group is there or has finished.
+    settled: BTreeSet<NodeId>,
+    /// The last that ended on a node.
+    previous: BTreeMap<NodeId, &'a Allocation>,
 }
 
 /// What becomes of a live allocation.
@@ -80,23 +83,51 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// Handles one group on all nodes; false when the plan is full.
-    fn group(&mut self, number: usize, group: &TaskGroup, allocations: &[&'a Allocation]) -> bool {
+    /// Everything that ends is stopped before anything is placed, so that it makes room for other groups too.
+    fn all_groups(&mut self, mut by_group: BTreeMap<&str, Vec<&'a Allocation>>) {
+        let groups = &self.spec.groups;
+        let own: Vec<_> =
+            groups.iter().map(|group| by_group.remove(&*group.name).unwrap_or_default()).collect();
+        for allocation in by_group.into_values().flatten().filter(|row| row.is_live()) {
+            let lost = reconcile::is_lost(&self.draft.pass, allocation);
+            if !self.stop(allocation, if lost { Reason::Lost } else { Reason::NotNeeded }) {
+                return;
+            }
+        }
+        let mut standings = Vec::with_capacity(groups.len());
+        for (number, (group, own)) in groups.iter().zip(&own).enumerate() {
+            let Some(standing) = self.look_at(number, group, own) else { return };
+            standings.push(standing);
+        }
+        for (number, (group, standing)) in groups.iter().zip(&standings).enumerate() {
+            if !self.update(number, group, standing)
+                || (group.count > 0 && !self.fill(number, group, standing))
+            {
+                return;
+            }
+        }
+    }
+
+    /// Stops and updates in place what can be decided of each allocation alone; none when the plan is full.
+    fn look_at(
+        &mut self,
+        number: usize,
+        group: &TaskGroup,
+        allocations: &[&'a Allocation],
+    ) -> Option<Standing<'a>> {
         let mut differences = Differences::default();
-        let mut unhealthy = 0;
-        let mut updates: Vec<&Allocation> = Vec::new();
-        // Nodes on which the group is there or has finished, and the last that ended elsewhere.
-        let mut settled = BTreeSet::new();
-        let mut previous: BTreeMap<NodeId, &Allocation> = BTreeMap::new();
+        let mut standing = Standing::default();
         for allocation in allocations {
+            let node = allocation.node;
             if !allocation.is_live() {
                 if self.has_finished(allocation) {
-                    settled.insert(allocation.node);
-                } else if previous
-                    .get(&allocation.node)
+                    standing.settled.insert(node);
+                } else if standing
+                    .previous
+                    .get(&node)
                     .is_none_or(|last| last.create_index < allocation.create_index)
                 {
-                    previous.insert(allocation.node, allocation);
+                    standing.previous.insert(node, allocation);
                 }
                 continue;
             }
@@ -106,31 +137,30 @@ impl<'a> Work<'a> {
                     if self.is_current(allocation)
                         && !reconcile::is_healthy(allocation, min, self.draft.pass.now)
                     {
-                        unhealthy += 1;
+                        standing.unhealthy += 1;
                     }
-                    settled.insert(allocation.node);
+                    standing.settled.insert(node);
                 }
                 Fate::Stop(reason) => {
                     if !self.stop(allocation, reason) {
-                        return false;
+                        return None;
                     }
                     // Replaced only where the job still wants it: a migrating one on a node in service.
-                    previous.insert(allocation.node, allocation);
+                    standing.previous.insert(node, allocation);
                 }
                 Fate::InPlace => {
                     if !self.draft.update_in_place(allocation) {
-                        return false;
+                        return None;
                     }
-                    settled.insert(allocation.node);
+                    standing.settled.insert(node);
                 }
                 Fate::Replace => {
-                    updates.push(allocation);
-                    settled.insert(allocation.node);
+                    standing.updates.push(allocation);
+                    standing.settled.insert(node);
                 }
             }
         }
-        self.update(number, group, &updates, unhealthy)
-            && (group.count == 0 || self.fill(number, group, &settled, &previous))
+        Some(standing)
     }
 
     fn is_current(&self, allocation: &Allocation) -> bool {
@@ -155,7 +185,8 @@ impl<'a> Work<'a> {
         if reconcile::is_lost(&self.draft.pass, allocation) {
             return Fate::Stop(Reason::Lost);
         }
-        if group.count == 0 {
+        // One that is not per node is left of a job of another kind that had this id.
+        if group.count == 0 || !allocation.per_node {
             return Fate::Stop(Reason::NotNeeded);
         }
         if allocation.transition.migrate || allocation.transition.reschedule {
@@ -197,27 +228,27 @@ impl<'a> Work<'a> {
     }
 
     /// Replaces instances of older versions, `max_parallel` at a time.
-    fn update(
-        &mut self,
-        number: usize,
-        group: &TaskGroup,
-        updates: &[&Allocation],
-        unhealthy: u32,
-    ) -> bool {
+    fn update(&mut self, number: usize, group: &TaskGroup, standing: &Standing<'_>) -> bool {
+        let Standing { updates, unhealthy, .. } = standing;
         let update = group.update.filter(|update| update.max_parallel > 0);
         let limit = update
-            .map_or(usize::MAX, |update| update.max_parallel.saturating_sub(unhealthy) as usize);
-        if updates.len() > limit {
-            let pause = update.map_or(0, |update| update.stagger_ms).max(ROLLING_MS_MIN);
-            let wait_until = self.draft.pass.now.saturating_add(pause);
-            evaluate::follow_up_rolling(&mut self.draft, wait_until);
-        }
-        for allocation in updates.iter().take(limit) {
+            .map_or(usize::MAX, |update| update.max_parallel.saturating_sub(*unhealthy) as usize);
+        // A node that cannot take the new version does not hold up the others.
+        let mut done = 0;
+        for allocation in updates {
+            if done == limit {
+                let pause = update.map_or(0, |update| update.stagger_ms).max(ROLLING_MS_MIN);
+                let wait_until = self.draft.pass.now.saturating_add(pause);
+                evaluate::follow_up_rolling(&mut self.draft, wait_until);
+                break;
+            }
             let Some(position) = self.stack.position(allocation.node) else { continue };
             if !self.draft.has_room() || !self.stop(allocation, Reason::Updating) {
                 return false;
             }
-            if !self.place(number, group, position, Some(allocation)) {
+            if self.place(number, group, position, Some(allocation)) {
+                done += 1;
+            } else {
                 self.draft.pop_stop();
                 self.stack.restore(allocation);
             }
@@ -226,22 +257,16 @@ impl<'a> Work<'a> {
     }
 
     /// Places an instance on every candidate that has none.
-    fn fill(
-        &mut self,
-        number: usize,
-        group: &TaskGroup,
-        settled: &BTreeSet<NodeId>,
-        previous: &BTreeMap<NodeId, &Allocation>,
-    ) -> bool {
+    fn fill(&mut self, number: usize, group: &TaskGroup, standing: &Standing<'_>) -> bool {
         for position in self.stack.positions() {
             let node = self.stack.node(position).id;
-            if settled.contains(&node) {
+            if standing.settled.contains(&node) {
                 continue;
             }
             if !self.draft.has_room() {
                 return false;
             }
-            self.place(number, group, position, previous.get(&node).copied());
+            self.place(number, group, position, standing.previous.get(&node).copied());
         }
         true
     }

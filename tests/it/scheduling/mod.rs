@@ -7,6 +7,7 @@
 mod agents;
 mod bad_input;
 mod blocked;
+mod garbage;
 mod jobs;
 mod leader_loss;
 mod nodes;
@@ -168,8 +169,28 @@ impl Stage {
     fn finish(&self) {
         self.await_settled();
         assert_eq!(recompute::Cluster::read(&self.client).violations(), [""; 0]);
+        self.check_nobody_is_stranded();
         self.cluster.check_invariants(&self.cluster.all());
         self.cluster.await_equal(&self.cluster.all());
+    }
+}
+
+impl Stage {
+    /// What could not be placed is waited for by an evaluation.
+    #[track_caller]
+    fn check_nobody_is_stranded(&self) {
+        for job in list_of(self.client.get("/v1/jobs?namespace=*").ok()) {
+            let queued: u64 = job["JobSummary"]["Summary"]
+                .as_object()
+                .into_iter()
+                .flatten()
+                .filter_map(|(_, counts)| counts["Queued"].as_u64())
+                .sum();
+            let id = text(&job, "ID");
+            if queued > 0 && job["Namespace"] == "default" {
+                assert!(!self.blocked(id).is_empty(), "{queued} of {id} are queued for ever");
+            }
+        }
     }
 }
 

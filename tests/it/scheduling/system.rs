@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{Stage, ids, job, nodes_of, task};
 use crate::{
     harness::{PATIENCE, wait_for, wait_until},
-    recompute::text,
+    recompute::{list_of, text},
 };
 
 /// Issue: a system job has one allocation per node, also on a new one, in place when it can be, and none after its stop
@@ -69,6 +69,45 @@ fn a_sysbatch_job_ends_once_on_every_node() {
     task(&mut sweep)["Config"]["run_for"] = "20ms".into();
     stage.schedule(&sweep);
     await_complete(6);
+    stage.finish();
+}
+
+/// NS-08: the records of many nodes that gain room at once wake together; whichever of them is worked off first and whichever are superseded by it, every
+/// node gets its instance. Once more for what is left when room comes to half of the nodes only.
+#[test]
+fn records_of_many_nodes_wake_together() {
+    const NODES: usize = 24;
+    let stage = Stage::start(3);
+    let _crowd = stage.cluster.agent("crowd", Some(u32::try_from(NODES).unwrap()));
+    stage.await_ready_nodes(NODES);
+    let cpu = {
+        let nodes = list_of(stage.client.get("/v1/nodes?resources=true").ok());
+        nodes[0]["NodeResources"]["Cpu"]["CpuShares"].as_u64().unwrap()
+    };
+    let names: Vec<String> = {
+        let nodes = list_of(stage.client.get("/v1/nodes").ok());
+        nodes.iter().map(|node| text(node, "Name").to_owned()).collect()
+    };
+    for (half, nodes) in names.chunks(NODES / 2).enumerate() {
+        let mut filler = job("system", &format!("filler-{half}"), 1);
+        task(&mut filler)["Resources"]["CPU"] = (cpu - 50).into();
+        let pattern = format!("^({})$", nodes.join("|"));
+        filler["Constraints"] = json!([{
+            "LTarget": "${node.unique.name}", "Operand": "regexp", "RTarget": pattern,
+        }]);
+        stage.schedule(&filler);
+        stage.await_running(&format!("filler-{half}"), NODES / 2);
+    }
+    let logger = job("system", "logger", 1);
+    stage.schedule(&logger);
+    assert_eq!(stage.blocked("logger").len(), NODES);
+    for half in 0..2 {
+        stage.stop(&format!("filler-{half}"), true);
+        stage.await_running("logger", NODES / 2 * (half + 1));
+        wait_until("the others wait", PATIENCE, || {
+            stage.blocked("logger").len() == NODES / 2 * (1 - half)
+        });
+    }
     stage.finish();
 }
 

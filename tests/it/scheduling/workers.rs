@@ -243,6 +243,21 @@ fn paused_workers_take_nothing() {
     servers.await_placed("second", &evaluation);
 }
 
+/// NW-04: a paused worker does not keep its server from stopping.
+#[test]
+fn a_server_with_paused_workers_stops() {
+    let mut servers = Servers::start(3);
+    let evaluation = servers.register("web");
+    let stopping = servers.followers()[0];
+    let begin = std::time::Instant::now();
+    servers.stop_one(stopping);
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+    let leader = servers.leader();
+    assert_eq!(servers.core(leader).scheduler_invocations(), 0);
+    servers.core(leader).pause_workers(false);
+    servers.await_placed("web", &evaluation);
+}
+
 /// NW-13: a server that stops with a lease gives it back, and another one places the job at once, not after the lease has run out.
 #[test]
 fn a_stopping_server_gives_its_lease_back() {
@@ -352,6 +367,42 @@ fn plans_with_stale_leases_are_refused() {
     assert_eq!(reply.outcome(), pb::submit_plan_reply::Outcome::Applied);
     assert!(servers.submit(own).is_err(), "the lease ended with its outcome");
     assert!(servers.submit(plan).is_err());
+    servers.await_placed("web", &evaluation);
+}
+
+/// NW-11: of a plan for nodes that are out of service at the leader by now nothing but the rest is taken, and the answer names an index from which a
+/// snapshot shows why; what is planned there completes the evaluation.
+#[test]
+fn a_partial_plan_says_from_where_to_plan_again() {
+    let servers = Servers::start(3);
+    let evaluation = servers.register("web");
+    let lease = servers.lease(1);
+    let plan = servers.plan(&lease);
+    let decoded: fsm::Plan = codec::decode(&plan.plan).unwrap();
+    assert_eq!(decoded.placements.len(), 2);
+    let gone = decoded.placements[0].node;
+    let client = servers.client(servers.leader());
+    let body = json!({ "NodeID": gone.to_string(), "Eligibility": "ineligible" });
+    client.put(&format!("/v1/node/{gone}/eligibility"), &body).ok();
+    let core = servers.core(servers.leader());
+    let cause = core.cell.load().nodes.get(&gone).unwrap().modify_index;
+
+    let reply = servers.submit(plan).unwrap();
+    assert_eq!(reply.outcome(), pb::submit_plan_reply::Outcome::Partial, "{reply:?}");
+    assert!(reply.refresh_index >= cause, "{reply:?} {cause}");
+    let lost = decoded.placements.iter().filter(|placement| placement.node == gone).count();
+    assert!(servers.runtime.block_on(core.cell.wait_for(reply.refresh_index, PATIENCE)));
+    let state = core.cell.load();
+    assert_eq!(state.allocations.len(), 2 - lost);
+    let row = state.evaluations.iter().find(|row| row.id.to_string() == evaluation).unwrap();
+    assert_eq!(row.status, fsm::EvaluationStatus::Pending);
+
+    let again = servers.plan(&lease);
+    let decoded: fsm::Plan = codec::decode(&again.plan).unwrap();
+    assert!(decoded.snapshot_index >= reply.refresh_index);
+    assert!(decoded.placements.iter().all(|placement| placement.node != gone));
+    let reply = servers.submit(again).unwrap();
+    assert_eq!(reply.outcome(), pb::submit_plan_reply::Outcome::Applied, "{reply:?}");
     servers.await_placed("web", &evaluation);
 }
 

@@ -331,7 +331,7 @@ impl Turn<'_> {
         check_placement(self.state, placement, job, spec)?;
         let group = spec.group(&placement.group).ok_or(DropReason::JobChanged)?;
         let mut reschedules = placement.reschedules.clone();
-        let excess = reschedules.len().saturating_sub(limits::RESCHEDULE_EVENTS_MAX);
+        let excess = reschedules.len().saturating_sub(limits::RESCHEDULE_EVENTS_COUNTED_MAX);
         reschedules.drain(..excess);
         let row = Allocation {
             id: placement.id,

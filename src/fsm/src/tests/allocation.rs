@@ -103,12 +103,12 @@ fn past_reschedules_are_bounded() {
     let evaluation = driver.evaluate_job("t");
     let mut placement = driver.placement(crate::testing::GROUP, 1, node);
     let event = |at| crate::allocation::RescheduleEvent { at, previous: id, node, delay_ms: 5 };
-    placement.reschedules = (0..9).map(event).collect();
+    placement.reschedules = (0..104).map(event).collect();
     let new = placement.id;
     let plan = driver.plan(evaluation).with(placement);
     assert!(driver.commit_plan(plan).outcome_taken);
     let kept = &driver.allocation(new).reschedules;
-    assert_eq!((kept.len(), kept[0].at), (limits::RESCHEDULE_EVENTS_MAX, 4));
+    assert_eq!((kept.len(), kept[0].at), (limits::RESCHEDULE_EVENTS_COUNTED_MAX, 4));
 }
 
 #[test]

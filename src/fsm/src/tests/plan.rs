@@ -53,7 +53,7 @@ fn dropped(driver: &mut Driver, plan: Plan, reason: DropReason) {
     assert_eq!(driver.evaluation(verdict.evaluation).status, EvaluationStatus::Pending);
 }
 
-/// P2: allocations, stops and the evaluation change at one index; the stopped one says why and what became of it.
+/// P2, P4: allocations, stops and the evaluation change at one index; the stopped one says why and what became of it.
 #[test]
 fn a_plan_is_written_at_one_index() {
     with_leader_changes(|driver| {
@@ -558,7 +558,8 @@ fn a_blocked_evaluation_is_replaced_and_canceled() {
     });
 }
 
-/// A woken blocked evaluation blocks again, and takes the place of any other.
+/// NW-12: a woken blocked evaluation blocks again under its id, with the snapshot that it saw and the new count of what is queued, and takes the place
+/// of any other.
 #[test]
 fn a_woken_evaluation_is_blocked_again() {
     let (mut driver, _, first) = cluster(2);
@@ -566,10 +567,14 @@ fn a_woken_evaluation_is_blocked_again() {
     driver.commit_plan(plan);
     let mut again = outcome(EvaluationStatus::Blocked);
     again.failed_groups.insert(GROUP.into(), Metrics::default());
+    again.queued.insert(GROUP.into(), 1);
     again.escaped = true;
     let plan = Plan { outcome: Some(again.clone()), ..driver.plan(waiting) };
+    let snapshot_index = plan.snapshot_index;
     assert!(driver.commit_plan(plan).outcome_taken);
+    assert_eq!(driver.job_row("t").queued, BTreeMap::from([(GROUP.into(), 1)]));
     let row = driver.evaluation(waiting);
+    assert_eq!(row.snapshot_index, snapshot_index);
     assert_eq!((row.status, row.escaped), (EvaluationStatus::Blocked, true));
     assert_eq!(row.modify_index, driver.state.head.index);
 
@@ -630,7 +635,7 @@ fn a_placement_replaces_allocations_of_its_own_job_only() {
     assert_eq!(driver.allocation(foreign).next, None);
 }
 
-/// A job that is purged, or purged and registered anew, while a plan is in flight.
+/// P3: a plan names its job and carries changes only; a job that is purged, or purged and registered anew, while it is in flight makes it void.
 #[test]
 fn a_plan_in_flight_meets_a_purged_job() {
     with_leader_changes(|driver| {

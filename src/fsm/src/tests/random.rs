@@ -21,8 +21,8 @@ use crate::{
     allocation::{ClientStatus, DesiredStatus},
     codec,
     command::{
-        ClientUpdate, Command, EvaluationUpdate, LivenessChange, NodeReport, Proposal, Readiness,
-        Reply,
+        ClientUpdate, Command, Cutoffs, EvaluationUpdate, LivenessChange, NodeReport, Proposal,
+        Readiness, Reply,
     },
     digest::Digest,
     evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger},
@@ -409,7 +409,24 @@ impl Maker<'_> {
                 let mark = self.chance.pick(&marks).unwrap_or(3);
                 Command::DigestVerdict { mark, digest: Digest(5) }
             }
-            _ => Command::Tick,
+            _ if self.chance.one_in(2) => Command::Tick,
+            _ => self.collection(),
+        }
+    }
+
+    /// Everything that could be collected and more, with a cut-off somewhere in the past.
+    fn collection(&mut self) -> Command {
+        let before = self.state.head.at.saturating_sub(self.chance.below(3) * 1000);
+        let mut evaluations: Vec<_> = self.state.evaluations.iter().map(|row| row.id).collect();
+        evaluations.retain(|_| !self.chance.one_in(4));
+        let mut allocations: Vec<_> = self.state.allocations.iter().map(|row| row.id).collect();
+        allocations.retain(|_| !self.chance.one_in(4));
+        Command::CollectGarbage {
+            cutoffs: Cutoffs { evaluations: before, batch_evaluations: before, jobs: before },
+            jobs: self.state.jobs.iter().map(|row| row.key.clone()).collect(),
+            allocations,
+            evaluations,
+            classes: self.state.classes_without_nodes(),
         }
     }
 
@@ -552,11 +569,15 @@ impl Twins {
     }
 
     fn flush(&mut self) {
-        for (key, row) in self.changes.rows.drain(..) {
-            match row {
-                Some(row) => self.disk.insert(key, row),
-                None => self.disk.remove(&key),
+        for change in self.changes.rows.drain(..) {
+            let old = match change.row {
+                Some(row) => {
+                    assert_eq!(change.frame_bytes, row.frame().len());
+                    self.disk.insert(change.key.to_vec(), row.frame())
+                }
+                None => self.disk.remove(&*change.key),
             };
+            assert_eq!(change.existed, old.is_some(), "of {:?}", change.key);
         }
     }
 
@@ -594,7 +615,7 @@ impl Twins {
             assert_eq!(applied.effects, []);
             let mut changed = self.changes.rows.iter();
             let sessions = crate::table::TableId::Sessions.byte();
-            assert!(changed.all(|(key, _)| key[0] == sessions), "a rejection changed rows");
+            assert!(changed.all(|change| change.key[0] == sessions), "a rejection changed rows");
             return;
         }
         self.taken += 1;

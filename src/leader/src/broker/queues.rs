@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use fsm::{Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind};
+use fsm::{Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind, Trigger};
 
 use super::Token;
 
@@ -43,6 +43,8 @@ pub(super) enum Place {
         until: u64,
     },
     Pending,
+    /// Holds its job, until what it supersedes is terminal.
+    Held,
     Ready {
         since: u64,
     },
@@ -58,6 +60,8 @@ pub(super) struct Entry {
     pub(super) job: JobKey,
     kind: JobKind,
     is_pending: bool,
+    /// A scheduler that finds it open makes no other of its sort: a blocked one, a step of an update, a wait for failed allocations.
+    pub(super) is_relied_on: bool,
     pub(super) priority: u16,
     create_index: Index,
     pub(super) modify_index: Index,
@@ -75,6 +79,9 @@ impl Entry {
             job: evaluation.job.clone(),
             kind: evaluation.kind,
             is_pending: evaluation.status == EvaluationStatus::Pending,
+            is_relied_on: evaluation.status == EvaluationStatus::Blocked
+                || evaluation.trigger == Trigger::RollingUpdate
+                || !evaluation.reschedules.is_empty(),
             priority: evaluation.priority,
             create_index: evaluation.create_index,
             modify_index: evaluation.modify_index,
@@ -100,6 +107,7 @@ impl Entry {
             Place::Nowhere
             | Place::Waiting { .. }
             | Place::Pending
+            | Place::Held
             | Place::Ready { .. }
             | Place::Failed
             | Place::Cancelable => None,
@@ -116,6 +124,7 @@ impl Entry {
             Place::Outstanding(lease) => lease.nack_at,
             Place::Nowhere
             | Place::Pending
+            | Place::Held
             | Place::Ready { .. }
             | Place::Failed
             | Place::Cancelable => None,
@@ -128,7 +137,7 @@ impl Entry {
 pub struct Count {
     /// Not before a time: delayed, or after a nack.
     pub waiting: usize,
-    /// Behind another one of their job.
+    /// Behind another one of their job, or until what they supersede is terminal.
     pub pending: usize,
     /// To be leased.
     pub ready: usize,
@@ -169,7 +178,7 @@ impl Queues {
             *count += 1;
         }
         match entry.place {
-            Place::Nowhere | Place::Waiting { .. } | Place::Pending => {}
+            Place::Nowhere | Place::Waiting { .. } | Place::Pending | Place::Held => {}
             Place::Ready { since } => {
                 self.ready.entry(entry.kind).or_default().insert(entry.turn());
                 self.ready_since.insert((since, entry.id));
@@ -194,7 +203,7 @@ impl Queues {
             *count -= 1;
         }
         match entry.place {
-            Place::Nowhere | Place::Waiting { .. } | Place::Pending => {}
+            Place::Nowhere | Place::Waiting { .. } | Place::Pending | Place::Held => {}
             Place::Ready { since } => {
                 self.ready.entry(entry.kind).or_default().remove(&entry.turn());
                 self.ready_since.remove(&(since, entry.id));
@@ -216,7 +225,7 @@ impl Queues {
         match entry.place {
             Place::Nowhere => None,
             Place::Waiting { .. } => Some(&mut count.waiting),
-            Place::Pending => Some(&mut count.pending),
+            Place::Pending | Place::Held => Some(&mut count.pending),
             Place::Ready { .. } => Some(&mut count.ready),
             Place::Outstanding(_) => Some(&mut count.unacked),
             Place::Failed => Some(&mut count.failed),

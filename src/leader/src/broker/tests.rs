@@ -26,6 +26,7 @@ impl EvalBroker {
             match entry.place {
                 Place::Nowhere => panic!("{} is nowhere", entry.id),
                 Place::Ready { .. } | Place::Outstanding(_) | Place::Failed => assert!(holds),
+                Place::Held => assert!(holds && slot.relied_on > 0),
                 Place::Pending => assert!(slot.pending.contains(&entry.rank()) && !holds),
                 Place::Waiting { .. } => {}
                 Place::Cancelable => assert!(!holds),
@@ -35,6 +36,14 @@ impl EvalBroker {
         for (job, slot) in &self.jobs {
             assert_eq!(members.get(job), Some(&slot.members), "{job}");
             assert!(slot.pending.is_empty() || slot.holder.is_some(), "{job} is stuck");
+            let is_relied_on = |entry: &&Entry| {
+                entry.job == *job && entry.place == Place::Cancelable && entry.is_relied_on
+            };
+            let relied_on = self.entries.values().filter(is_relied_on).count();
+            assert_eq!(relied_on, slot.relied_on, "{job}");
+            let holder = slot.holder.map(|holder| self.entries[&holder].place);
+            let leasable = matches!(holder, Some(Place::Ready { .. } | Place::Outstanding(_)));
+            assert!(relied_on == 0 || !leasable, "{job} is leased too early");
         }
         assert_eq!(queues.stats().total, self.stats().total);
         let outstanding = queues.outstanding();

@@ -171,6 +171,33 @@ fn s7_distinct_hosts() {
     assert_eq!(cluster.run(&spec).counts(), (6, 6, 0));
 }
 
+/// S7: instances that may not share a host any more: one stays, the other moves, one at a time if the job says so.
+#[test]
+fn s7_distinct_hosts_that_come_later() {
+    for (max_parallel, moves) in [(0, 3), (1, 1)] {
+        let mut cluster = Cluster::with_nodes(1);
+        let mut spec = job(JobKind::Service);
+        spec.groups[0].count = 4;
+        cluster.run(&spec);
+        for number in 2..=5 {
+            cluster.put_node(node(number));
+        }
+        spec.constraints = vec![constraint("", "distinct_hosts", "true")];
+        spec.groups[0].update = Some(super::cluster::update(max_parallel));
+        let plan = cluster.run(&spec);
+        assert_eq!(plan.counts(), (moves, moves, 1), "{max_parallel}");
+        for _ in 0..3 {
+            let plan = cluster.plan(&spec, Trigger::RollingUpdate);
+            cluster.apply(&plan);
+        }
+        let mut nodes: Vec<_> = cluster.live(&spec).iter().map(|row| row.node).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        assert_eq!(nodes.len(), 4);
+        assert_eq!(nodes[0], NodeId(id(1)), "one has stayed");
+    }
+}
+
 /// S7: at group level only the group's own instances count.
 #[test]
 fn s7_distinct_hosts_of_a_group() {

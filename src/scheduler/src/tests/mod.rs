@@ -4,6 +4,7 @@ mod cluster;
 
 mod checker;
 mod feasibility;
+mod model;
 mod random;
 mod ranking;
 mod reconcile;

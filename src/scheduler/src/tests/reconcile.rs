@@ -238,6 +238,45 @@ fn r7_a_stopped_or_purged_job_stops_what_lives() {
     }
 }
 
+/// A job that is purged and registered as another kind: what is left of the first ends, and the second gets what it wants in one plan.
+#[test]
+fn a_job_of_another_kind_takes_over_an_id() {
+    for kind in [JobKind::System, JobKind::Sysbatch] {
+        let mut cluster = Cluster::with_nodes(4);
+        let service = job(JobKind::Service);
+        cluster.run(&service);
+        cluster.state.jobs.remove(&service.key, &mut fsm::table::ChangeSet::default());
+        let per_node = job(kind);
+        let plan = cluster.run(&per_node);
+        check(&plan, 4, 10, 0);
+        assert!(cluster.plan(&per_node, Trigger::JobDeregister).is_no_op());
+
+        let on_four = cluster.live(&per_node)[3].id;
+        cluster.end(on_four, ClientStatus::Failed);
+        cluster.state.jobs.remove(&service.key, &mut fsm::table::ChangeSet::default());
+        let plan = cluster.run(&service);
+        check(&plan, 10, 3, 0);
+        assert_eq!(plan.names(), (0..10).collect::<Vec<_>>());
+        assert!(cluster.plan(&service, Trigger::JobDeregister).is_no_op());
+    }
+}
+
+/// The same kind again: what runs goes on under the new incarnation, finished batch work runs again.
+#[test]
+fn a_purged_job_that_is_registered_again_takes_over_what_runs() {
+    for kind in [JobKind::Service, JobKind::Batch] {
+        let mut cluster = Cluster::with_nodes(10);
+        let spec = job(kind);
+        cluster.register(&spec);
+        let ids = cluster.allocations(&spec, 10);
+        cluster.end(ids[9], ClientStatus::Complete);
+        cluster.state.jobs.remove(&spec.key, &mut fsm::table::ChangeSet::default());
+        let plan = cluster.run(&spec);
+        check(&plan, 1, 0, 9);
+        assert_eq!(plan.names(), [9]);
+    }
+}
+
 /// R22, S22: a changed batch job runs again, an unchanged one does not.
 #[test]
 fn r22_finished_batch_instances_count_only_for_their_version() {
@@ -285,6 +324,98 @@ fn s14_migration_is_by_flag() {
     assert_eq!(&*plan.stops[0].description, "alloc is being migrated");
     assert_eq!(plan.placements[0].previous, Some(ids[2]));
     assert_eq!(plan.names(), [2]);
+}
+
+type Edit = fn(&mut JobSpec);
+
+/// 2.8.1: what of a job's changes needs new instances, field by field.
+#[test]
+fn changes_are_destructive_or_in_place() {
+    use fsm::job::{Network, PortAsk};
+    let replace: &[(&str, Edit)] = &[
+        ("driver", |spec| spec.groups[0].tasks[0].driver = "raw_exec".into()),
+        ("user", |spec| spec.groups[0].tasks[0].user = "nobody".into()),
+        ("config", |spec| spec.groups[0].tasks[0].config_json = "{\"a\":1}".into()),
+        ("env", |spec| {
+            spec.groups[0].tasks[0].env.insert("A".into(), "1".into());
+        }),
+        ("task meta", |spec| {
+            spec.groups[0].tasks[0].meta.insert("a".into(), "1".into());
+        }),
+        ("group meta", |spec| {
+            spec.groups[0].meta.insert("a".into(), "1".into());
+        }),
+        ("job meta", |spec| {
+            spec.meta.insert("a".into(), "1".into());
+        }),
+        ("cpu", |spec| spec.groups[0].tasks[0].resources.cpu_mhz -= 1),
+        ("memory", |spec| spec.groups[0].tasks[0].resources.memory_mb -= 1),
+        ("memory_max", |spec| spec.groups[0].tasks[0].resources.memory_mb_max = 999),
+        ("disk", |spec| spec.groups[0].disk_mb -= 1),
+        ("network", |spec| {
+            let ports = vec![PortAsk { label: "http".into(), value: 0, to: 0 }];
+            spec.groups[0].network = Some(Network { ports });
+        }),
+        ("a task more", |spec| {
+            let mut task = spec.groups[0].tasks[0].clone();
+            task.name = "side".into();
+            spec.groups[0].tasks.push(task);
+        }),
+        ("a task renamed", |spec| spec.groups[0].tasks[0].name = "other".into()),
+        ("logs off", |spec| spec.groups[0].tasks[0].logs.disabled = true),
+    ];
+    let keep: &[(&str, Edit)] = &[
+        ("count", |spec| spec.groups[0].count = 10),
+        ("priority", |spec| spec.priority = 70),
+        ("name", |spec| spec.name = "other".into()),
+        ("update", |spec| spec.groups[0].update = Some(update(3))),
+        ("reschedule", |spec| spec.groups[0].reschedule = None),
+        ("migrate", |spec| spec.groups[0].migrate.max_parallel = 9),
+        ("restart", |spec| spec.groups[0].tasks[0].restart.attempts = 9),
+        ("constraint", |spec| spec.constraints = vec![on_linux()]),
+        ("affinity", |spec| {
+            spec.affinities = vec![fsm::job::Affinity { constraint: on_linux(), weight: 50 }];
+        }),
+        ("spread", |spec| {
+            let attribute = "${node.datacenter}".into();
+            spec.spreads = vec![fsm::job::Spread { attribute, weight: 50, targets: Vec::new() }];
+        }),
+        ("datacenters", |spec| spec.datacenters = vec!["dc*".into()]),
+        ("node pool", |spec| spec.node_pool = "all".into()),
+        ("services", |spec| spec.groups[0].services_json = "[]".into()),
+        ("kill_timeout", |spec| spec.groups[0].tasks[0].kill_timeout_ms = 1),
+        ("kill_signal", |spec| spec.groups[0].tasks[0].kill_signal = "SIGTERM".into()),
+        ("shutdown_delay", |spec| spec.groups[0].shutdown_delay_ms = 1),
+        ("log sizes", |spec| spec.groups[0].tasks[0].logs.files_max = 1),
+        ("meta moved to another level", |spec| {
+            let moved = std::mem::take(&mut spec.meta);
+            spec.groups[0].tasks[0].meta.extend(moved);
+        }),
+    ];
+    for (edits, destructive) in [(replace, true), (keep, false)] {
+        for (what, edit) in edits {
+            for kind in JobKind::ALL {
+                if *what == "count" && kind.is_per_node() {
+                    continue;
+                }
+                let mut cluster = Cluster::with_nodes(20);
+                let mut spec = job(kind);
+                spec.meta.insert("owner".into(), "me".into());
+                let there = cluster.run(&spec).placements.len();
+                edit(&mut spec);
+                let expected = if destructive { (there, there, 0) } else { (0, 0, there) };
+                assert_eq!(cluster.run(&spec).counts(), expected, "{what} of {kind:?}");
+            }
+        }
+    }
+}
+
+fn on_linux() -> fsm::job::Constraint {
+    fsm::job::Constraint {
+        left: "${attr.kernel.name}".into(),
+        operand: "=".into(),
+        right: "linux".into(),
+    }
 }
 
 /// 2.8.1: in place unless the node no longer suits the job.

@@ -174,6 +174,27 @@ fn s15_history_is_bounded() {
     assert_eq!(events[4].previous, ids[0]);
 }
 
+/// S15: a policy of many attempts allows as many within its interval, and no more.
+#[test]
+fn s15_many_attempts_are_counted() {
+    let mut cluster = Cluster::with_nodes(20);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 1;
+    let policy = spec.groups[0].reschedule.as_mut().unwrap();
+    (policy.unlimited, policy.attempts, policy.interval_ms) = (false, 8, 3_600_000);
+    policy.delay_function = DelayFunction::Constant;
+    cluster.run(&spec);
+    let mut retries = 0;
+    while let Some(id) = cluster.live(&spec).first().map(|row| row.id) {
+        cluster.end(id, ClientStatus::Failed);
+        cluster.now += 30_000;
+        let plan = cluster.plan(&spec, Trigger::AllocFailure);
+        retries += plan.placements.len();
+        cluster.apply(&plan);
+    }
+    assert_eq!(retries, 8);
+}
+
 /// GH-12319: a reschedule that finds no room keeps its failed predecessor, and with it the history.
 #[test]
 fn a_reschedule_without_room_leaves_the_failed_one_as_it_is() {

@@ -146,6 +146,52 @@ fn a_failed_replacement_keeps_its_predecessor() {
     assert_eq!(cluster.live(&spec).len(), 2);
 }
 
+/// Of two instances only the second has a node where the new version fits: it is updated, the first goes on, and a blocked evaluation waits.
+#[test]
+fn an_instance_without_room_does_not_hold_up_an_update() {
+    let mut cluster = Cluster::with_nodes(2);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 2;
+    spec.groups[0].update = Some(super::cluster::update(1));
+    cluster.run(&spec);
+    let first = cluster.live(&spec).into_iter().find(|row| row.name_index == 0).unwrap().node;
+    cluster.change_node(u64::from(first.0[15]), |node| {
+        let mut description = (*node.description).clone();
+        description.resources.total.cpu_mhz = 600;
+        node.description = description.into();
+    });
+    spec.groups[0].tasks[0].resources.cpu_mhz = 3_800;
+    let plan = cluster.run(&spec);
+    assert_eq!((plan.counts(), plan.names(), plan.queued()), ((1, 1, 0), vec![1], 0));
+    assert_eq!(plan.waiting().len(), 1, "the next step");
+    let plan = cluster.plan(&spec, Trigger::RollingUpdate);
+    assert_eq!((plan.counts(), plan.queued()), ((0, 0, 0), 1));
+    assert_eq!(plan.blocked().len(), 1);
+    assert!(plan.waiting().is_empty(), "room has to come first");
+}
+
+/// Several groups that are updated in steps have one follow-up, at the time of the first that is due.
+#[test]
+fn groups_share_the_next_step_of_an_update() {
+    let mut cluster = Cluster::with_nodes(10);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 3;
+    spec.groups[0].update = Some(super::cluster::update(1));
+    let mut other = spec.groups[0].clone();
+    other.name = "api".into();
+    other.update =
+        Some(fsm::job::UpdateStrategy { healthy_ms_min: 4_000, ..super::cluster::update(1) });
+    spec.groups.push(other);
+    cluster.run(&spec);
+    for group in &mut spec.groups {
+        group.tasks[0].user = "other".into();
+    }
+    let plan = cluster.run(&spec);
+    assert_eq!(plan.counts(), (2, 2, 0));
+    let waits: Vec<_> = plan.waiting().iter().map(|waiting| waiting.wait_until).collect();
+    assert_eq!(waits, [cluster.now + 4_000]);
+}
+
 /// S13 and 2.1.
 #[test]
 fn s13_count_zero_stops_all_without_a_blocked_evaluation() {
@@ -338,6 +384,24 @@ fn dynamic_ports_are_counted() {
     cluster.end(other, ClientStatus::Complete);
     let plan = cluster.plan(&spec, Trigger::AllocStop);
     assert_eq!(plan.placements.len(), 1, "two of four ports are still held");
+}
+
+/// A static port inside the dynamic range, asked for again by what replaces its holder, counts once.
+#[test]
+fn a_port_that_is_handed_on_counts_once() {
+    let mut row = node(1);
+    let mut description = (*row.description).clone();
+    description.resources.dynamic_port_min = 20_000;
+    description.resources.dynamic_port_max = 20_004;
+    row.description = description.into();
+    let mut cluster = Cluster::new();
+    cluster.put_node(row);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 1;
+    spec.groups[0].network = Some(ports(&[0, 0, 20_002]));
+    assert_eq!(cluster.run(&spec).placements.len(), 1);
+    spec.groups[0].tasks[0].user = "other".into();
+    assert_eq!(cluster.run(&spec).counts(), (1, 1, 0));
 }
 
 /// A job that became a template wants nothing of its own.

@@ -263,3 +263,71 @@ fn a_failed_system_instance_is_replaced_where_it_was() {
     assert_eq!(plan.counts(), (1, 0, 0));
     assert_eq!(plan.placements[0].previous, Some(failed));
 }
+
+/// Two of five nodes have no room for the new version: the others are updated step by step, and when only those two are left nothing ticks any more:
+/// their records wait for room.
+#[test]
+fn a_full_node_does_not_hold_up_an_update() {
+    let (mut cluster, mut spec) = running(5);
+    for number in [1, 2] {
+        cluster.change_node(number, |node| {
+            let mut description = (*node.description).clone();
+            description.resources.total.cpu_mhz = 600;
+            node.description = description.into();
+        });
+    }
+    spec.groups[0].tasks[0].resources.cpu_mhz = 700;
+    spec.groups[0].update = Some(update(2));
+    cluster.register(&spec);
+    let (mut steps, mut queued) = (Vec::new(), 0);
+    for _ in 0..3 {
+        let plan = cluster.plan(&spec, Trigger::RollingUpdate);
+        queued = plan.queued();
+        steps.push((plan.counts().0, plan.waiting().len()));
+        for placement in &plan.placements {
+            assert!(placement.node > NodeId(id(2)));
+        }
+        cluster.apply(&plan);
+        // The step that waits is taken as done.
+        for waiting in plan.waiting() {
+            let mut row = waiting.clone();
+            row.status = EvaluationStatus::Complete;
+            cluster.put_evaluation(row);
+        }
+    }
+    assert_eq!((steps, queued), (vec![(2, 1), (1, 0), (0, 0)], 2));
+    assert_eq!(cluster.live(&spec).len(), 5, "the old ones go on");
+}
+
+/// A group that is removed makes room for what another group wants in the same plan, and what it had on a lost node is lost.
+#[test]
+fn a_removed_group_makes_room_first() {
+    let mut cluster = Cluster::with_nodes(3);
+    let mut spec = job(JobKind::System);
+    spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
+    cluster.run(&spec);
+    cluster.change_node(3, |node| node.liveness = Liveness::Down);
+    spec.groups[0].name = "api".into();
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!((plan.counts(), plan.queued()), ((2, 3, 0), 0));
+    let lost: Vec<_> =
+        plan.stops.iter().filter(|stop| stop.client == Some(ClientStatus::Lost)).collect();
+    assert_eq!(lost.len(), 1);
+    assert_eq!(cluster.get(lost[0].id).node, NodeId(id(3)));
+}
+
+/// A group that is scaled to none ends, also on nodes out of service, and comes back when it is scaled to one.
+#[test]
+fn a_count_of_none_ends_a_group() {
+    let (mut cluster, mut spec) = running(3);
+    cluster.change_node(2, |node| node.eligibility.ineligible = true);
+    spec.groups[0].count = 0;
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!(plan.counts(), (0, 3, 0));
+    cluster.apply(&plan);
+    spec.groups[0].count = 1;
+    cluster.register(&spec);
+    assert_eq!(cluster.plan(&spec, Trigger::JobRegister).counts(), (2, 0, 0));
+}

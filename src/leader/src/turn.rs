@@ -1,0 +1,89 @@
+//! One lease as its worker goes through it: plan, submit, look at the answer, plan again or be done. The worker does the waiting and the talking.
+//!
+//! ```text
+//!  begin ─► Plan ─► (schedule, submit) ─► answered ─► WaitFor(index) ─► begin …
+//!    └────► Acknowledge, Nack                 └─────► Acknowledge, Gone
+//! ```
+
+use fsm::{Evaluation, EvaluationId, Index, State};
+
+use crate::{applier::PlanAnswer, limits};
+
+/// What to do with the lease now.
+#[derive(Debug)]
+pub enum Begin {
+    /// Schedule, and submit the plan.
+    Plan {
+        /// The evaluation as it is now.
+        evaluation: Box<Evaluation>,
+        /// Number of the pass, from 0.
+        pass: u32,
+        /// The attempts are used up: the plan says so instead of planning.
+        exhausted: bool,
+    },
+    /// The evaluation is done with: acknowledge.
+    Acknowledge,
+    /// There is no end to it: give the lease back as failed.
+    Nack,
+}
+
+/// What to do after an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum After {
+    /// Acknowledge.
+    Acknowledge,
+    /// Wait for the index, then begin again.
+    WaitFor(Index),
+    /// Somebody else has the evaluation, or will.
+    Gone,
+}
+
+/// A lease being processed.
+#[derive(Clone, Debug)]
+pub struct Turn {
+    evaluation: EvaluationId,
+    /// Passes without progress before the evaluation fails.
+    attempts_max: u32,
+    attempts: u32,
+    pass: u32,
+}
+
+impl Turn {
+    /// A lease on an evaluation whose scheduler gives up after so many passes without progress.
+    pub fn new(evaluation: EvaluationId, attempts_max: u32) -> Self {
+        Self { evaluation, attempts_max, attempts: 0, pass: 0 }
+    }
+
+    /// What to do, as seen from the worker's state, which has reached the index last waited for.
+    pub fn begin(&mut self, state: &State) -> Begin {
+        let row = state.evaluations.get(&self.evaluation);
+        let Some(row) = row.filter(|row| !row.status.is_terminal()) else {
+            return Begin::Acknowledge;
+        };
+        if self.pass >= limits::PASSES_MAX {
+            return Begin::Nack;
+        }
+        let pass = self.pass;
+        self.pass += 1;
+        let exhausted = self.attempts >= self.attempts_max;
+        Begin::Plan { evaluation: Box::new((**row).clone()), pass, exhausted }
+    }
+
+    /// What to do after the leader's answer to the plan.
+    pub fn answered(&mut self, answer: &PlanAnswer) -> After {
+        match answer {
+            PlanAnswer::Applied { .. } | PlanAnswer::Rejected { closed: true, .. } => {
+                After::Acknowledge
+            }
+            PlanAnswer::Partial { index, refresh_index, .. } => {
+                self.attempts = if *index > 0 { 0 } else { self.attempts + 1 };
+                After::WaitFor(*refresh_index)
+            }
+            PlanAnswer::Rejected { closed: false, refresh_index, .. } => {
+                self.attempts += 1;
+                After::WaitFor(*refresh_index)
+            }
+            PlanAnswer::Unknown => After::Gone,
+        }
+    }
+}
