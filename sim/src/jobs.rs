@@ -95,7 +95,7 @@ fn template(ports: &str) -> anyhow::Result<Arc<JobSpec>> {
              group "work" {{
                {ports}
                reschedule {{
-                 delay = "1s"
+                 delay = "5s"
                  delay_function = "constant"
                  unlimited = true
                }}
