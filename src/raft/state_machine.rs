@@ -112,6 +112,18 @@ impl StateMachine {
         Ok((machine, rewrite))
     }
 
+    /// Makes sure that the newest snapshot reaches as far as the log was purged: when a damaged file was set aside, an older one is left, and a
+    /// follower that got it would ask for entries that nobody has. The state itself is here: it is written anew.
+    pub async fn cover_purged_log(&mut self, purged: Index) -> io::Result<()> {
+        let newest = self.snapshots.newest_meta()?.map_or(0, |(_, meta)| meta.head.index);
+        if newest >= purged {
+            return Ok(());
+        }
+        tracing::warn!(newest, purged, "no snapshot reaches the begin of the log: writing one");
+        self.get_snapshot_builder().await.build_snapshot().await?;
+        Ok(())
+    }
+
     /// The index up to which entries are in the state.
     pub fn base_index(&self) -> Index {
         self.state.head.index
@@ -302,5 +314,41 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
         self.shared.snapshot_index.store(self.meta.head.index, Ordering::Relaxed);
         tracing::info!(index = self.meta.head.index, "wrote a snapshot");
         snapshot(path, &self.meta)
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{
+        disk::{Disk, fault::FaultDisk},
+        storage::shadow::open_twin,
+    };
+
+    /// Found by the simulation: the newest snapshot had rotted, the one before it ended below the begin of the log.
+    #[tokio::test]
+    async fn a_snapshot_is_written_when_none_reaches_the_begin_of_the_log() {
+        let disk: Arc<dyn Disk> = Arc::new(FaultDisk::new(1));
+        let engine_disk = Arc::clone(&disk);
+        let open = Arc::new(move |path: &Path| open_twin(Arc::clone(&engine_disk), path));
+        let (shadow, _) =
+            Shadow::open(Arc::clone(&disk), Path::new("/data/state"), open).unwrap();
+        let snapshots = SnapshotDirectory::open(disk, Path::new("/data/snapshots")).unwrap();
+        let mut state = State::genesis(&mut ChangeSet::default());
+        state.advance(97, 3);
+        let meta = AppliedMeta::new(state.head.clone(), &StoredMembership::default(), state.digest());
+        shadow.replace(state.clone(), meta.clone()).await.unwrap();
+        let (_hold, held) = rt::watch::channel(false);
+        let loaded = Loaded { state, meta };
+        let (mut machine, _) =
+            StateMachine::open(shadow, Some(loaded), snapshots.clone(), held).unwrap();
+        let newest = || snapshots.newest_meta().unwrap().map(|(_, meta)| meta.head.index);
+        machine.cover_purged_log(0).await.unwrap();
+        assert_eq!(newest(), None, "nothing was purged");
+        machine.cover_purged_log(47).await.unwrap();
+        assert_eq!(newest(), Some(97));
     }
 }
