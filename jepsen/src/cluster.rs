@@ -188,6 +188,12 @@ impl Cluster {
         self.nodes[server].directory.join("clock")
     }
 
+    /// Notes that a server did what no fault excuses; the run is then red.
+    pub(crate) fn accuse(&mut self, server: usize, what: &str) {
+        let node = self.endpoints[server].name.clone();
+        self.exits.push(Exit { node, status: what.to_owned() });
+    }
+
     /// Servers whose process exists.
     pub(crate) fn running(&mut self) -> Vec<usize> {
         self.reap();

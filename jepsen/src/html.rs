@@ -137,7 +137,7 @@ fn checkers(results: &Value) -> String {
         writeln!(
             rows,
             "<tr><td>{}</td><td>{}</td><td class=\"text\">{}</td></tr>",
-            escape(name),
+            escape(&name.replace('_', " ")),
             badge(valid),
             escape(&details.join("; "))
         )

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::{NAP, Outcome, Turn};
@@ -83,7 +83,7 @@ impl Damage {
 enum Answer {
     /// It runs.
     Runs,
-    /// It ended and said how to repair it.
+    /// It ended; with the last it said, or the repair if there was one.
     Refused(String),
 }
 
@@ -200,14 +200,12 @@ impl Turn<'_> {
             if !self.cluster().running().contains(&server) {
                 let said = self.cluster().log_since(server, logged);
                 let line = said.lines().find(|line| tells_repair(line));
-                return match line {
-                    Some(line) => Ok(Answer::Refused(line.trim().to_owned())),
-                    None => bail!(
-                        "{} ended after it was damaged and did not say how to repair it: {}",
-                        endpoint.name,
-                        said.lines().last().unwrap_or("it said nothing")
-                    ),
-                };
+                let last = said.lines().last().unwrap_or("it said nothing").trim();
+                if line.is_none() {
+                    let text = format!("refused to start without saying how to repair it: {last}");
+                    self.cluster().accuse(server, &text);
+                }
+                return Ok(Answer::Refused(line.map_or(last, str::trim).to_owned()));
             }
             // It is up when it takes part: it may also refuse after it has opened its port.
             let up = self.cluster().system().leadership(endpoint, &client).is_some();
@@ -241,7 +239,9 @@ impl Turn<'_> {
             self.cluster().start(server)?;
             thread::sleep(NAP);
         }
-        bail!("{} did not vote again within {VOTE_TIMEOUT:?} of its repair", endpoint.name)
+        self.cluster()
+            .accuse(server, &format!("did not vote within {VOTE_TIMEOUT:?} of its repair"));
+        Ok(())
     }
 
     /// The voters, address and id, as the first server that answers knows them.
@@ -357,7 +357,12 @@ fn short(path: &Path) -> String {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
+    use std::sync::Mutex;
+
+    use super::super::Nemesis;
     use super::*;
+    use crate::cluster::{Cluster, Setup, test_setup};
+    use crate::history::Recorder;
 
     #[test]
     fn damage_changes_one_bit_or_the_end_of_what_is_used() {
@@ -395,5 +400,30 @@ mod tests {
             let moved = directory.path().join(format!("data.damaged-{number}"));
             assert!(moved.join("log").is_dir() && moved.join("server.json").is_file());
         }
+    }
+
+    #[test]
+    fn a_refusal_needs_a_repair() {
+        let check = |script: &str, accused: usize| {
+            let directory = tempfile::tempdir().unwrap();
+            let setup = Setup { directory: directory.path().to_owned(), ..test_setup() };
+            let mut cluster = Cluster::create(setup).unwrap();
+            let endpoints = cluster.endpoints().to_vec();
+            fs::write(directory.path().join("n2/server"), script).unwrap();
+            cluster.excuse(1, FaultClass::Corrupt);
+            cluster.start(1).unwrap();
+            let (cluster, recorder) = (Mutex::new(cluster), Recorder::in_memory());
+            let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, 1);
+            let turn = Turn::new(nemesis, FaultClass::Corrupt, &|| false);
+            let Answer::Refused(said) = turn.await_answer(1, 0).unwrap() else {
+                panic!("it has ended")
+            };
+            assert_eq!(cluster.lock().unwrap().exits().len(), accused, "{said}");
+            said
+        };
+        let repair = "echo 'the log is damaged: move its data directory away and let it rejoin'";
+        let said = check(&format!("echo started; {repair}; echo bye; exit 1"), 0);
+        assert!(said.starts_with("the log is damaged"), "{said}");
+        assert_eq!(check("echo started; echo it is broken; exit 1", 1), "it is broken");
     }
 }
