@@ -76,9 +76,8 @@ pub(crate) fn run(only: &[String], seeds: u64, jobs: u8) -> anyhow::Result<ExitC
         "this build has no planted bugs: build with `--features plant`"
     );
     for name in only {
-        let is_known = fsm::plant::TABLE
-            .iter()
-            .any(|(_, number, word)| number == name || word == name);
+        let is_known =
+            fsm::plant::TABLE.iter().any(|(_, number, word)| number == name || word == name);
         anyhow::ensure!(is_known, "no plant is called {name:?}");
     }
     if let Some(found) = hunt(None, CLEAN_SEEDS, jobs)? {
@@ -88,7 +87,8 @@ pub(crate) fn run(only: &[String], seeds: u64, jobs: u8) -> anyhow::Result<ExitC
     println!("| plant | what it is | found by seed | seconds | as |");
     println!("|---|---|---|---|---|");
     let mut all = true;
-    let what_of = |name: &str| PLANTS.iter().find(|(known, _)| *known == name).map(|(_, what)| *what);
+    let what_of =
+        |name: &str| PLANTS.iter().find(|(known, _)| *known == name).map(|(_, what)| *what);
     let chosen: Vec<&str> = if only.is_empty() {
         PLANTS.iter().map(|(name, _)| *name).collect()
     } else {

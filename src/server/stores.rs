@@ -141,7 +141,8 @@ mod tests {
 
     async fn open(disk: &Arc<dyn Disk>) -> Stores {
         let engine_disk = Arc::clone(disk);
-        let open: OpenEngine = Arc::new(move |path| open_twin(Arc::clone(&engine_disk), path));
+        let open: OpenEngine =
+            Arc::new(move |path: &Path| open_twin(Arc::clone(&engine_disk), path));
         Stores::open(disk, &open, Options::default(), Path::new("/data")).await.unwrap()
     }
 
@@ -157,8 +158,8 @@ mod tests {
         first.shadow.replace(state, meta).await.unwrap();
         let id = |index| EntryId { index, term: 1 };
         let entries = (1..=99).map(|index| Entry { id: id(index), payload: Bytes::new() });
-        first.wal.save_vote(Bytes::from_static(b"vote"), Box::new(drop)).unwrap();
-        first.wal.append(entries.collect(), Box::new(drop)).unwrap();
+        first.wal.save_vote(Bytes::from_static(b"vote"), Box::new(|done| done.unwrap())).unwrap();
+        first.wal.append(entries.collect(), Box::new(|done| done.unwrap())).unwrap();
         first.wal.purge(id(47)).unwrap();
         while first.writer.begin().unwrap() {
             first.writer.finish().unwrap();
