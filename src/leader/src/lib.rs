@@ -24,6 +24,8 @@ pub mod reap;
 
 mod chance;
 #[cfg(test)]
+mod convergence;
+#[cfg(test)]
 mod golden;
 #[cfg(test)]
 mod testing;

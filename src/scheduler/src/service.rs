@@ -67,9 +67,18 @@ pub(crate) fn schedule<'a>(
     let removed: Vec<_> = by_group.into_values().flatten().collect();
     let quiet = changes.iter().all(|own| own.placements.is_empty() && own.outdated.is_empty());
     let stack = (!quiet).then(|| Stack::new(&draft.pass, spec, &allocations, memory));
-    let mut work = Work { draft, spec, stack, failed: BTreeSet::new(), replaced: BTreeSet::new() };
+    let mut work = Work {
+        draft,
+        spec,
+        stack,
+        failed: BTreeSet::new(),
+        placed: vec![false; spec.groups.len()],
+        steps_left: vec![false; spec.groups.len()],
+        replaced: BTreeSet::new(),
+    };
     if work.stop(&removed, &changes) {
         work.update_and_place(kind, &mut changes);
+        work.roll_on(&changes);
         work.follow_up(&changes);
     }
     work.finish()
@@ -87,6 +96,10 @@ struct Work<'a> {
     stack: Option<Stack<'a>>,
     /// Groups of which an instance could not be placed.
     failed: BTreeSet<usize>,
+    /// By group: an instance was placed.
+    placed: Vec<bool>,
+    /// By group: instances of older versions are left to be replaced.
+    steps_left: Vec<bool>,
     /// Allocations that a placement of this plan replaces.
     replaced: BTreeSet<AllocationId>,
 }
@@ -225,10 +238,7 @@ impl<'a> Work<'a> {
             self.draft.failed_groups.insert(group.name.clone(), *metrics);
             self.failed.insert(number);
         }
-        // When nothing could be done, room has to come first, which the blocked evaluation waits for.
-        if outdated.len() > limit && (done > 0 || left == 0) {
-            self.roll_on(group);
-        }
+        self.steps_left[number] = outdated.len() > done;
         true
     }
 
@@ -290,6 +300,7 @@ impl<'a> Work<'a> {
                     metrics: Some(choice.metrics),
                 };
                 self.draft.place(placement);
+                self.placed[number] = true;
                 self.replaced.extend(wish.previous.map(|previous| previous.id));
                 Tried::Placed
             }
@@ -310,7 +321,19 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn roll_on(&mut self, group: &TaskGroup) {
+    /// Makes the next step of each update happen when what this one waits for may be healthy. When there is nothing to become so, room has to come
+    /// first, which the blocked evaluation waits for.
+    fn roll_on(&mut self, changes: &[Changes<'_>]) {
+        let spec = self.spec;
+        for (number, group) in spec.groups.iter().enumerate() {
+            let awaited = changes[number].unhealthy > 0 || self.placed[number];
+            if self.steps_left[number] && awaited {
+                self.follow_up_step(group);
+            }
+        }
+    }
+
+    fn follow_up_step(&mut self, group: &TaskGroup) {
         let pause = group.update.map_or(0, |update| update.healthy_ms_min).max(ROLLING_MS_MIN);
         let wait_until = self.draft.pass.now.saturating_add(pause);
         evaluate::follow_up_rolling(&mut self.draft, wait_until);
