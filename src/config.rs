@@ -21,7 +21,7 @@ use std::str::FromStr;
 pub use agent::{AgentConfig, DriversConfig, PortsConfig, ResourcesConfig};
 pub use document::{ConfigError, Document, Kind, Origin, Schema};
 pub use server::{
-    ClusterConfig, HeartbeatConfig, LimitsConfig, RaftConfig, RaftPreset, RpcConfig,
+    ClusterConfig, GcConfig, HeartbeatConfig, LimitsConfig, RaftConfig, RaftPreset, RpcConfig,
     SchedulerConfig, ServerConfig,
 };
 

@@ -12,7 +12,7 @@ use std::{
     collections::BTreeMap,
     future::Future,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -32,6 +32,8 @@ thread_local! {
     static SIMULATION: Cell<Option<u64>> = const { Cell::new(None) };
     static SIMULATION_STARTED: Cell<Option<Instant>> = const { Cell::new(None) };
     static CURRENT_GROUP: Cell<Option<Group>> = const { Cell::new(None) };
+    /// Groups that are paused.
+    static PAUSED: Cell<usize> = const { Cell::new(0) };
     static GROUPS: RefCell<Groups> = const { RefCell::new(Groups { made: 0, live: BTreeMap::new() }) };
 }
 
@@ -94,12 +96,14 @@ pub fn simulated_elapsed() -> Duration {
     started.elapsed()
 }
 
-/// How long a simulated disk takes for a sync: as a rule a few milliseconds, now and then a stall.
+/// How long a simulated disk takes for a sync: as a rule a few milliseconds, now and then a stall, more on a disk that was made slow.
 pub fn simulated_sync_time() -> Duration {
     let chance = random_u64();
     let micros =
         if chance.is_multiple_of(256) { 20_000 + chance % 200_000 } else { 300 + chance % 2_700 };
-    Duration::from_micros(micros)
+    let slow_us_max = with_group(0, |state| state.sync_slow_us_max);
+    let slow_us = if slow_us_max == 0 { 0 } else { random_u64() % slow_us_max };
+    Duration::from_micros(micros + slow_us)
 }
 
 /// The tasks of one simulated server.
@@ -110,7 +114,29 @@ struct GroupState {
     tasks: Vec<AbortHandle>,
     /// Length of `tasks` at which those that have ended are let go.
     prune_at: usize,
-    wall_offset_ms: i64,
+    wall: WallClock,
+    /// Longest extra time of a sync.
+    sync_slow_us_max: u64,
+    /// While paused: who has to be polled when it goes on.
+    paused: Option<Vec<Waker>>,
+}
+
+/// How a group's wall clock differs from virtual time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WallClock {
+    /// Ahead by so much at `since`.
+    pub offset_ms: i64,
+    /// Gains so many milliseconds in a thousand from then on.
+    pub drift_per_mille: i64,
+    /// Virtual time at which this was set.
+    pub since: Duration,
+}
+
+impl WallClock {
+    fn offset_at(&self, now: Duration) -> i64 {
+        let passed = i64::try_from(now.saturating_sub(self.since).as_millis()).unwrap_or(i64::MAX);
+        self.offset_ms.saturating_add(passed.saturating_mul(self.drift_per_mille) / 1_000)
+    }
 }
 
 struct Groups {
@@ -126,7 +152,13 @@ pub fn new_group() -> Group {
     GROUPS.with_borrow_mut(|groups| {
         groups.made += 1;
         let group = Group(groups.made);
-        let state = GroupState { tasks: Vec::new(), prune_at: GROUP_PRUNE_MIN, wall_offset_ms: 0 };
+        let state = GroupState {
+            tasks: Vec::new(),
+            prune_at: GROUP_PRUNE_MIN,
+            wall: WallClock::default(),
+            sync_slow_us_max: 0,
+            paused: None,
+        };
         groups.live.insert(group, state);
         group
     })
@@ -135,24 +167,79 @@ pub fn new_group() -> Group {
 /// Ends all tasks of a group at once: none of them is polled again, and what they spawn while they are dropped never runs.
 pub fn kill_group(group: Group) {
     let killed = GROUPS.with_borrow_mut(|groups| groups.live.remove(&group));
-    for task in killed.map(|state| state.tasks).unwrap_or_default() {
+    let Some(killed) = killed else { return };
+    if killed.paused.is_some() {
+        PAUSED.set(PAUSED.get() - 1);
+    }
+    for task in killed.tasks {
         task.abort();
     }
 }
 
-/// Moves the wall clock of a group's server against virtual time.
-pub fn set_wall_offset(group: Group, offset_ms: i64) {
+/// Stops a group as SIGSTOP does: none of its tasks is polled until [`resume_group`], while time and messages go on.
+pub fn pause_group(group: Group) {
     GROUPS.with_borrow_mut(|groups| {
-        if let Some(state) = groups.live.get_mut(&group) {
-            state.wall_offset_ms = offset_ms;
+        if let Some(state) = groups.live.get_mut(&group)
+            && state.paused.is_none()
+        {
+            state.paused = Some(Vec::new());
+            PAUSED.set(PAUSED.get() + 1);
         }
     });
 }
 
+/// Lets a paused group go on.
+pub fn resume_group(group: Group) {
+    let waiting = GROUPS.with_borrow_mut(|groups| groups.live.get_mut(&group)?.paused.take());
+    let Some(waiting) = waiting else { return };
+    PAUSED.set(PAUSED.get() - 1);
+    for waker in waiting {
+        waker.wake();
+    }
+}
+
+/// Whether a group is paused; then the waker is called when it goes on.
+fn is_paused(group: Group, context: &Context<'_>) -> bool {
+    PAUSED.get() > 0
+        && GROUPS.with_borrow_mut(|groups| {
+            let paused = groups.live.get_mut(&group).and_then(|state| state.paused.as_mut());
+            paused.is_some_and(|waiting| {
+                waiting.push(context.waker().clone());
+                true
+            })
+        })
+}
+
+/// Moves the wall clock of a group's server against virtual time.
+pub fn set_wall_clock(group: Group, wall: WallClock) {
+    GROUPS.with_borrow_mut(|groups| {
+        if let Some(state) = groups.live.get_mut(&group) {
+            state.wall = wall;
+        }
+    });
+}
+
+/// Makes the syncs of a group's server slower, each by a random time up to this; 0: as usual.
+pub fn set_sync_slow(group: Group, us_max: u64) {
+    GROUPS.with_borrow_mut(|groups| {
+        if let Some(state) = groups.live.get_mut(&group) {
+            state.sync_slow_us_max = us_max;
+        }
+    });
+}
+
+fn with_group<T>(otherwise: T, look: impl FnOnce(&GroupState) -> T) -> T {
+    let Some(group) = CURRENT_GROUP.get() else { return otherwise };
+    GROUPS.with_borrow(|groups| match groups.live.get(&group) {
+        Some(state) => look(state),
+        None => otherwise,
+    })
+}
+
 /// The wall clock's offset for the task that asks.
 pub fn wall_offset_ms() -> i64 {
-    let Some(group) = CURRENT_GROUP.get() else { return 0 };
-    GROUPS.with_borrow(|groups| groups.live.get(&group).map_or(0, |state| state.wall_offset_ms))
+    let now = simulated_elapsed();
+    with_group(0, |state| state.wall.offset_at(now))
 }
 
 /// A future that knows its group while it runs, and while it is dropped.
@@ -166,6 +253,9 @@ impl<F: Future> Future for Grouped<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        if is_paused(self.group, context) {
+            return Poll::Pending;
+        }
         let outer = CURRENT_GROUP.replace(Some(self.group));
         let future = self.future.as_mut().expect("taken by the drop only");
         let polled = future.as_mut().poll(context);
@@ -341,5 +431,36 @@ mod tests {
         let late = spawn_in(first, std::future::ready(1));
         assert!(late.await.expect_err("its group is gone").is_cancelled());
         kill_group(second);
+    }
+
+    #[tokio::test]
+    async fn a_paused_group_stands_still_until_it_is_resumed() {
+        let group = new_group();
+        let counter = Arc::new(AtomicU64::new(0));
+        spawn_in(group, count_twice(Arc::clone(&counter)));
+        let run = async || {
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            counter.load(Ordering::Relaxed)
+        };
+        assert!(run().await > 10);
+        pause_group(group);
+        let stopped_at = run().await;
+        assert_eq!(run().await, stopped_at);
+        resume_group(group);
+        assert!(run().await > stopped_at + 10);
+        pause_group(group);
+        kill_group(group);
+        assert_eq!(PAUSED.get(), 0, "a killed group is not counted as paused");
+    }
+
+    #[test]
+    fn a_wall_clock_drifts_from_the_time_it_was_set() {
+        let wall =
+            WallClock { offset_ms: -500, drift_per_mille: 200, since: Duration::from_secs(10) };
+        assert_eq!(wall.offset_at(Duration::from_secs(10)), -500);
+        assert_eq!(wall.offset_at(Duration::from_secs(20)), 1_500);
+        assert_eq!(WallClock::default().offset_at(Duration::from_secs(20)), 0);
     }
 }

@@ -11,11 +11,25 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::probe::found;
 use crate::report::note;
+use crate::system::System;
 
 /// The user asked for something impossible; exit code 254.
 #[derive(Debug)]
 pub(crate) struct BadArguments(pub(crate) String);
+
+/// The run cannot take place on this machine; exit code 2.
+#[derive(Debug)]
+pub(crate) struct SkippedRun(pub(crate) String);
+
+impl std::fmt::Display for SkippedRun {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "skipped: {}", self.0)
+    }
+}
+
+impl std::error::Error for SkippedRun {}
 
 impl std::fmt::Display for BadArguments {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -25,22 +39,52 @@ impl std::fmt::Display for BadArguments {
 
 impl std::error::Error for BadArguments {}
 
-/// The binary to test. One with deliberate bugs is copied below `store`, because cargo builds it in the
+/// What a server binary has to be able to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Needs {
+    /// Contain deliberate bugs (feature `plant`).
+    pub(crate) plant: bool,
+    /// Have a disk that can be told to fail (feature `faults`).
+    pub(crate) faults: bool,
+}
+
+impl Needs {
+    fn features(self) -> Vec<&'static str> {
+        let plant = self.plant.then_some("plant");
+        plant.into_iter().chain(self.faults.then_some("faults")).collect()
+    }
+}
+
+/// The binary to test. One with features is copied below `store`, because cargo builds it in the
 /// place of the ordinary one.
-pub(crate) fn locate(given: Option<&Path>, plant: bool, store: &Path) -> Result<PathBuf> {
+pub(crate) fn locate(
+    system: System,
+    given: Option<&Path>,
+    needs: Needs,
+    store: &Path,
+) -> Result<PathBuf> {
     if let Some(given) = given {
         let found = given.canonicalize().ok().filter(|path| path.is_file());
         return found.ok_or_else(|| {
             BadArguments(format!("--binary {}: there is no such file", given.display())).into()
         });
     }
+    match system {
+        System::Quorate => locate_own(needs, store),
+        System::Etcd => Ok(found(system.binary()).map_err(|error| {
+            SkippedRun(format!("{error}: install etcd-server, or name it with --binary"))
+        })?),
+    }
+}
+
+fn locate_own(needs: Needs, store: &Path) -> Result<PathBuf> {
     let own = env::current_exe().context("cannot find the harness's own executable")?;
     let directory = own.parent().context("the harness's executable has no directory")?;
     let binary = directory.join("quorate");
+    let features = needs.features();
     match env::var_os("CARGO") {
-        Some(cargo) => build(&cargo, directory, plant)?,
-        None if binary.is_file() && !plant => return Ok(binary),
-        None if plant => {
+        Some(cargo) => build(&cargo, directory, &features)?,
+        None if needs.plant => {
             return Err(BadArguments(
                 "planted bugs need a server built with `cargo build --bin quorate --features \
                  plant`: give it with --binary, or run the harness with `cargo run -p jepsen`"
@@ -48,6 +92,8 @@ pub(crate) fn locate(given: Option<&Path>, plant: bool, store: &Path) -> Result<
             )
             .into());
         }
+        // Without the feature `faults` the classes that need it are skipped, and the report says so.
+        None if binary.is_file() => return Ok(binary),
         None => {
             return Err(BadArguments(format!(
                 "there is no server binary {}: build it with `cargo build --bin quorate`, or give \
@@ -57,12 +103,12 @@ pub(crate) fn locate(given: Option<&Path>, plant: bool, store: &Path) -> Result<
             .into());
         }
     }
-    if !plant {
+    if features.is_empty() {
         return Ok(binary);
     }
-    let place = store.join("planted");
+    let place = store.join("binaries");
     fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
-    let copy = place.join("quorate");
+    let copy = place.join(format!("quorate-{}", features.join("-")));
     // Written under another name first: a running copy cannot be overwritten, but it can be replaced.
     let fresh = place.join(format!("quorate-{}", std::process::id()));
     fs::copy(&binary, &fresh)
@@ -72,7 +118,7 @@ pub(crate) fn locate(given: Option<&Path>, plant: bool, store: &Path) -> Result<
 }
 
 /// Builds into the directory the harness itself runs from: `<target>/<profile>`.
-fn build(cargo: &OsString, directory: &Path, plant: bool) -> Result<()> {
+fn build(cargo: &OsString, directory: &Path, features: &[&str]) -> Result<()> {
     let target = directory.parent().context("the build directory has no parent")?;
     let profile = match directory.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
@@ -87,8 +133,8 @@ fn build(cargo: &OsString, directory: &Path, plant: bool) -> Result<()> {
         // Cargo sets it to this package's directory; the workspace is one above.
         command.arg("--manifest-path").arg(Path::new(&manifest).join("../Cargo.toml"));
     }
-    if plant {
-        command.args(["--features", "plant"]);
+    if !features.is_empty() {
+        command.args(["--features", &features.join(",")]);
     }
     note("building the server binary");
     let status = command.status().context("cannot run cargo")?;
@@ -108,14 +154,14 @@ mod tests {
     fn a_given_binary_must_exist() {
         let store = tempfile::tempdir().unwrap();
         let missing = store.path().join("none");
-        let error = locate(Some(&missing), false, store.path()).unwrap_err();
+        let locate = |path: &Path| {
+            super::locate(System::Quorate, Some(path), Needs::default(), store.path())
+        };
+        let error = locate(&missing).unwrap_err();
         assert!(error.downcast_ref::<BadArguments>().unwrap().0.contains("no such file"));
-        assert!(
-            locate(Some(store.path()), false, store.path()).is_err(),
-            "a directory is no binary"
-        );
+        assert!(locate(store.path()).is_err(), "a directory is no binary");
         fs::write(&missing, "x").unwrap();
-        let found = locate(Some(&missing), true, store.path()).unwrap();
+        let found = locate(&missing).unwrap();
         assert_eq!(found, missing.canonicalize().unwrap());
     }
 }

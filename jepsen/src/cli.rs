@@ -3,6 +3,7 @@
 //! 0 = no violation found, 1 = violation, 2 = unknown, 254 = bad arguments, 255 = the harness crashed.
 //! Nothing but a verdict of `true` ever leads to 0.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,12 +11,19 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::binary::{BadArguments, locate};
+use crate::binary::{BadArguments, Needs, SkippedRun, locate};
 use crate::checker::Verdict;
-use crate::nemesis::{FaultClass, Schedule};
-use crate::report::{note, print_line, print_results};
-use crate::store::TestRecord;
-use crate::{guard, run, selftest};
+use crate::checker::foreign::{self, Model};
+use crate::edn::read_history;
+use crate::fault::{FaultClass, Means};
+use crate::nemesis::Schedule;
+use crate::probe::{self, Tools};
+use crate::report::{note, print_findings, print_line, print_results, render_judgement};
+use crate::store::{Cycles, TestRecord};
+use crate::system::System;
+use crate::test_all::{self, Matrix};
+use crate::workload::WorkloadKind;
+use crate::{guard, run, selftest, serve};
 
 const BAD_ARGUMENTS: u8 = 254;
 const CRASHED: u8 = 255;
@@ -32,7 +40,17 @@ struct Cli {
 enum Action {
     /// Run a workload under faults and judge it.
     Test(TestArguments),
-    /// Judge a stored run again.
+    /// Run every workload under every set of faults, and go on where an interrupted run of this stopped.
+    TestAll(TestAllArguments),
+    /// Cut the power of all servers at once, again and again, under load.
+    PowerCycles(CyclesArguments),
+    /// Damage the log or a snapshot of one server after the other, again and again, under load.
+    CorruptionCycles(CyclesArguments),
+    /// Say which faults this machine, user and server binary can do.
+    Probe(ProbeArguments),
+    /// Show stored runs to a browser.
+    Serve(ServeArguments),
+    /// Judge a stored run again, or a history that another program wrote.
     Analyze(AnalyzeArguments),
     /// Run servers with deliberate bugs and expect each to be caught.
     Selftest(SelftestArguments),
@@ -42,24 +60,16 @@ enum Action {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Workload {
-    /// Read, write and compare-and-set registers.
-    Register,
-}
-
-impl Workload {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Register => "register",
-        }
-    }
+enum Net {
+    Proxy,
+    Namespaces,
 }
 
 #[derive(Debug, Args)]
 struct RunArguments {
     /// What the clients do.
     #[arg(short, long, value_enum, default_value = "register")]
-    workload: Workload,
+    workload: WorkloadKind,
     /// Mean seconds between two changes of one fault class [default: a sixth of the time limit, 1 to 10].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     nemesis_interval: Option<Duration>,
@@ -84,7 +94,16 @@ struct RunArguments {
     /// The seed of all random choices [default: random, printed].
     #[arg(long)]
     seed: Option<u64>,
-    /// The server binary [default: `quorate` beside this one, built first under `cargo run`].
+    /// What is tested.
+    #[arg(long, value_enum, default_value = "quorate")]
+    system: System,
+    /// How servers reach each other: through proxies, or as packets between network namespaces (root).
+    #[arg(long, value_enum, default_value = "proxy")]
+    net: Net,
+    /// The library for clocks that jump [default: where distributions put libfaketimeMT.so.1].
+    #[arg(long, value_name = "PATH")]
+    faketime: Option<PathBuf>,
+    /// The server binary [default: `quorate` beside this one, built first under `cargo run`; etcd: in PATH].
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
     /// Where runs are kept.
@@ -99,7 +118,7 @@ struct RunArguments {
 struct TestArguments {
     #[command(flatten)]
     run: RunArguments,
-    /// Fault classes, separated by commas: kill, pause, partition; or none.
+    /// Fault classes, separated by commas (`jepsen probe` lists them); `all` that this machine can do; or none.
     #[arg(long, default_value = "kill,pause,partition", value_parser = nemeses)]
     nemesis: Nemeses,
     /// A deliberate bug; needs a server built with the feature `plant`.
@@ -112,9 +131,12 @@ struct TestArguments {
 
 #[derive(Debug, Args)]
 struct AnalyzeArguments {
-    /// The run's directory.
+    /// The run's directory, or with --model a history of another program: .edn, .jsonl, .log, .txt.
     #[arg(default_value = "store/latest")]
-    directory: PathBuf,
+    path: PathBuf,
+    /// What a history of another program is judged against.
+    #[arg(short, long, value_enum)]
+    model: Option<Model>,
     /// How long the linearizability search may take.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     check_time_limit: Duration,
@@ -127,7 +149,7 @@ struct AnalyzeArguments {
 struct SelftestArguments {
     #[command(flatten)]
     run: RunArguments,
-    /// Fault classes, separated by commas: kill, pause, partition; or none.
+    /// Fault classes, separated by commas (`jepsen probe` lists them); `all` that this machine can do; or none.
     #[arg(long, default_value = "kill,pause,partition", value_parser = nemeses)]
     nemesis: Nemeses,
     /// The planted bugs to catch.
@@ -138,9 +160,95 @@ struct SelftestArguments {
     tries: u64,
 }
 
-/// A list of fault classes; a type of its own, so that clap takes it as one value.
+#[derive(Debug, Args)]
+struct TestAllArguments {
+    #[command(flatten)]
+    run: RunArguments,
+    /// Which matrix.
+    #[arg(long, value_enum, default_value = "gate")]
+    matrix: Matrix,
+    /// Begin anew instead of going on.
+    #[arg(long)]
+    fresh: bool,
+    /// Print the table as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct CyclesArguments {
+    #[command(flatten)]
+    run: RunArguments,
+    /// How many times.
+    #[arg(long, default_value = "200", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    count: u64,
+    /// Time between two of them.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pace: Duration,
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ProbeArguments {
+    /// The server binary to look at [default: `quorate` beside this one].
+    #[arg(long, value_name = "PATH")]
+    binary: Option<PathBuf>,
+    /// The library for clocks that jump.
+    #[arg(long, value_name = "PATH")]
+    faketime: Option<PathBuf>,
+    /// Print the findings as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ServeArguments {
+    /// Where runs are kept.
+    #[arg(long, value_name = "DIR", default_value = "store")]
+    store: PathBuf,
+    /// Where to listen.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    address: std::net::SocketAddr,
+}
+
+/// The fault classes of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Nemeses(Vec<FaultClass>);
+enum Nemeses {
+    /// These.
+    Named(Vec<FaultClass>),
+    /// All that this machine can do.
+    All,
+}
+
+impl Nemeses {
+    /// The classes, and why some of them cannot be injected here. Of `all` only those that can are asked for.
+    fn resolve(&self, tools: &Tools) -> (Vec<FaultClass>, BTreeMap<FaultClass, String>) {
+        let named = match self {
+            Self::Named(classes) => classes.as_slice(),
+            Self::All => FaultClass::value_variants(),
+        };
+        let unavailable: BTreeMap<FaultClass, String> = named
+            .iter()
+            .filter_map(|class| Some((*class, probe::missing(*class, tools)?)))
+            .collect();
+        let mut classes = named.to_vec();
+        if *self == Self::All {
+            classes.retain(|class| !unavailable.contains_key(class));
+        }
+        (classes, unavailable)
+    }
+
+    fn need_disk_faults(&self) -> bool {
+        match self {
+            Self::Named(classes) => {
+                classes.iter().any(|class| class.means().contains(&Means::DiskFaults))
+            }
+            Self::All => true,
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Concurrency {
@@ -167,6 +275,9 @@ pub(crate) fn main() -> ExitCode {
         },
         Ok(Err(error)) => {
             note(&format!("error: {error:#}"));
+            if error.downcast_ref::<SkippedRun>().is_some() {
+                return 2.into();
+            }
             let bad = error.downcast_ref::<BadArguments>().is_some();
             if bad { BAD_ARGUMENTS.into() } else { CRASHED.into() }
         }
@@ -177,29 +288,23 @@ pub(crate) fn main() -> ExitCode {
 fn perform(action: &Action) -> Result<Verdict> {
     match action {
         Action::Test(arguments) => {
-            let record = record(
-                &arguments.run,
-                &arguments.nemesis,
-                arguments.plant.clone(),
-                arguments.plant.is_some(),
-            )?;
-            let run = &arguments.run;
-            let finished = run::run(&record, &run.store, run.check_time_limit)?;
-            print_results(&finished.results, &finished.directory, arguments.json)?;
-            Ok(finished.results.valid)
+            let planted = arguments.plant.is_some();
+            let mut record = record(&arguments.run, &arguments.nemesis, planted)?;
+            record.plant.clone_from(&arguments.plant);
+            perform_run(&record, &arguments.run, arguments.json)
         }
-        Action::Analyze(arguments) => {
-            if !arguments.directory.join("history.jsonl").is_file() {
-                let text = format!("{} holds no history.jsonl", arguments.directory.display());
-                return Err(BadArguments(text).into());
-            }
-            let results = run::judge(&arguments.directory, arguments.check_time_limit)?;
-            print_results(&results, &arguments.directory, arguments.json)?;
-            Ok(results.valid)
+        Action::TestAll(arguments) => perform_all(arguments),
+        Action::PowerCycles(arguments) => perform_cycles(arguments, FaultClass::Power),
+        Action::CorruptionCycles(arguments) => perform_cycles(arguments, FaultClass::Corrupt),
+        Action::Probe(arguments) => perform_probe(arguments),
+        Action::Serve(arguments) => {
+            serve::serve(&arguments.store, arguments.address)?;
+            Ok(Verdict::True)
         }
+        Action::Analyze(arguments) => analyze(arguments),
         Action::Selftest(arguments) => {
             let run = &arguments.run;
-            let record = record(run, &arguments.nemesis, None, true)?;
+            let record = record(run, &arguments.nemesis, true)?;
             let verdict = selftest::selftest(
                 &record,
                 &arguments.plants,
@@ -221,12 +326,103 @@ fn perform(action: &Action) -> Result<Verdict> {
     }
 }
 
-fn record(
-    arguments: &RunArguments,
-    nemesis: &Nemeses,
-    plant: Option<String>,
-    planted_binary: bool,
-) -> Result<TestRecord> {
+fn analyze(arguments: &AnalyzeArguments) -> Result<Verdict> {
+    let path = &arguments.path;
+    let bad = |text: String| Err(BadArguments(text).into());
+    match arguments.model {
+        Some(_) if !path.is_file() => bad(format!("{} is not a file", path.display())),
+        Some(model) => {
+            let history = read_history(path)?;
+            let judgement = foreign::judge(&history, model, arguments.check_time_limit)?;
+            print_line(&if arguments.json {
+                serde_json::to_string_pretty(&judgement)?
+            } else {
+                render_judgement(&judgement)
+            });
+            Ok(judgement.valid)
+        }
+        None if path.is_file() => {
+            bad(format!("{} is one history: say by --model what it is", path.display()))
+        }
+        None if !path.join("history.jsonl").is_file() => {
+            bad(format!("{} holds no history.jsonl", path.display()))
+        }
+        None => {
+            let results = run::judge(path, arguments.check_time_limit)?;
+            print_results(&results, path, arguments.json)?;
+            Ok(results.valid)
+        }
+    }
+}
+
+fn perform_run(record: &TestRecord, run: &RunArguments, json: bool) -> Result<Verdict> {
+    let finished = run::run(record, &run.store, run.check_time_limit)?;
+    print_results(&finished.results, &finished.directory, json)?;
+    Ok(finished.results.valid)
+}
+
+fn perform_cycles(arguments: &CyclesArguments, class: FaultClass) -> Result<Verdict> {
+    let run = &arguments.run;
+    let mut record = record(run, &Nemeses::Named(vec![class]), false)?;
+    if let Some(why) = record.unavailable.get(&class) {
+        return Err(SkippedRun(format!("{}: {why}", class.name())).into());
+    }
+    record.cycles =
+        Some(Cycles { class, count: arguments.count, pace_ms: milliseconds(arguments.pace) });
+    perform_run(&record, run, arguments.json)
+}
+
+fn perform_all(arguments: &TestAllArguments) -> Result<Verdict> {
+    let run = &arguments.run;
+    let base = record(run, &Nemeses::All, false)?;
+    let workloads: Vec<&str> =
+        WorkloadKind::value_variants().iter().map(|workload| workload.name()).collect();
+    let plan = test_all::Plan { matrix: arguments.matrix, fresh: arguments.fresh, workloads };
+    let tools = tools(run, &base);
+    let missing = |class| probe::missing(class, &tools);
+    let table = test_all::run_all(&base, &plan, &missing, &run.store, run.check_time_limit)?;
+    table.print(arguments.json)?;
+    table.verdict()
+}
+
+fn perform_probe(arguments: &ProbeArguments) -> Result<Verdict> {
+    let beside = std::env::current_exe().ok().map(|own| own.with_file_name("quorate"));
+    let binary = arguments.binary.clone().or(beside.filter(|path| path.is_file()));
+    let tools = Tools { binary, faketime: arguments.faketime.clone(), namespaces: false };
+    print_findings(&probe::all(&tools), arguments.json)?;
+    Ok(Verdict::True)
+}
+
+fn tools(run: &RunArguments, record: &TestRecord) -> Tools {
+    Tools {
+        binary: Some(record.binary.clone()),
+        faketime: run.faketime.clone(),
+        namespaces: run.net == Net::Namespaces,
+    }
+}
+
+fn record(arguments: &RunArguments, nemesis: &Nemeses, plant: bool) -> Result<TestRecord> {
+    if arguments.net == Net::Namespaces
+        && let Err(why) = probe::can(Means::Namespaces, &Tools::default())
+    {
+        return Err(SkippedRun(format!("--net namespaces: {why}")).into());
+    }
+    if arguments.system != System::Quorate && arguments.workload != WorkloadKind::Register {
+        let text = "a foreign system knows only the workload register".to_owned();
+        return Err(BadArguments(text).into());
+    }
+    let needs = Needs { plant, faults: nemesis.need_disk_faults() };
+    let (system, store) = (arguments.system, &arguments.store);
+    let mut record =
+        unresolved(arguments, locate(system, arguments.binary.as_deref(), needs, store)?)?;
+    let tools = tools(arguments, &record);
+    (record.nemesis, record.unavailable) = nemesis.resolve(&tools);
+    record.faketime = probe::faketime(&tools).ok();
+    Ok(record)
+}
+
+/// The record of a run without any fault.
+fn unresolved(arguments: &RunArguments, binary: PathBuf) -> Result<TestRecord> {
     let nodes: usize = arguments.node_count.parse().context("clap allows 3 and 5")?;
     let time_limit = arguments.time_limit;
     let interval =
@@ -235,9 +431,14 @@ fn record(
         argv: std::env::args().collect(),
         harness_version: env!("CARGO_PKG_VERSION").to_owned(),
         git_commit: run::git_commit(),
-        binary: locate(arguments.binary.as_deref(), planted_binary, &arguments.store)?,
+        binary,
+        system: arguments.system,
         workload: arguments.workload.name().to_owned(),
-        nemesis: nemesis.0.clone(),
+        nemesis: Vec::new(),
+        unavailable: BTreeMap::new(),
+        cycles: None,
+        namespaces: arguments.net == Net::Namespaces,
+        faketime: None,
         nemesis_interval_ms: milliseconds(interval),
         time_limit_ms: milliseconds(time_limit),
         nodes: (1..=nodes).map(|number| format!("n{number}")).collect(),
@@ -254,7 +455,7 @@ fn record(
                 getrandom::u64().map_err(|error| anyhow::anyhow!("cannot draw a seed: {error}"))?
             }
         },
-        plant,
+        plant: None,
     })
 }
 
@@ -292,18 +493,23 @@ fn concurrency(text: &str) -> Result<Concurrency, String> {
 
 fn nemeses(text: &str) -> Result<Nemeses, String> {
     if text == "none" {
-        return Ok(Nemeses(Vec::new()));
+        return Ok(Nemeses::Named(Vec::new()));
+    }
+    if text == "all" {
+        return Ok(Nemeses::All);
     }
     let mut classes = Vec::new();
     for name in text.split(',') {
         let class = FaultClass::from_str(name.trim(), false).map_err(|_| {
-            format!("unknown fault class {name:?}; known are kill, pause, partition and none")
+            let known: Vec<&str> =
+                FaultClass::value_variants().iter().map(|class| class.name()).collect();
+            format!("unknown fault class {name:?}; known are {}, all and none", known.join(", "))
         })?;
         if !classes.contains(&class) {
             classes.push(class);
         }
     }
-    Ok(Nemeses(classes))
+    Ok(Nemeses::Named(classes))
 }
 
 #[cfg(test)]
@@ -325,13 +531,13 @@ mod tests {
         let line = "jepsen test -w register --nemesis kill,pause --time-limit 5 --node-count 5 \
                     --concurrency 3n -r 50 --seed 9";
         let Action::Test(test) = parse(line).unwrap().command else { panic!("not a test") };
-        assert_eq!(test.nemesis.0, [FaultClass::Kill, FaultClass::Pause]);
+        assert_eq!(test.nemesis, Nemeses::Named(vec![FaultClass::Kill, FaultClass::Pause]));
         assert_eq!(test.run.concurrency, Concurrency::PerServer(3));
         assert_eq!((test.run.time_limit, test.run.seed), (Duration::from_secs(5), Some(9)));
         let Action::Test(test) = parse("jepsen test --nemesis none").unwrap().command else {
             panic!("not a test")
         };
-        assert_eq!(test.nemesis.0, []);
+        assert_eq!(test.nemesis, Nemeses::Named(Vec::new()));
         for bad in [
             "jepsen",
             "jepsen test --nemesis fire",
@@ -339,10 +545,24 @@ mod tests {
             "jepsen test --concurrency n",
             "jepsen test --rate 0",
             "jepsen test --time-limit -1",
-            "jepsen test -w queue",
+            "jepsen test -w water",
+            "jepsen analyze x.edn --model list",
             "jepsen test --ops-per-key 0",
         ] {
             assert!(parse(bad).unwrap_err().use_stderr(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_named_class_without_means_stays_asked_for_and_all_leaves_it_out() {
+        let tools = Tools { faketime: Some("/nowhere".into()), ..Tools::default() };
+        let named = Nemeses::Named(vec![FaultClass::Kill, FaultClass::Clock]);
+        let (classes, unavailable) = named.resolve(&tools);
+        assert_eq!(classes, [FaultClass::Kill, FaultClass::Clock]);
+        assert_eq!(unavailable.len(), 1);
+        let (classes, unavailable) = Nemeses::All.resolve(&tools);
+        assert!(classes.contains(&FaultClass::Kill) && !classes.contains(&FaultClass::Clock));
+        assert!(unavailable[&FaultClass::Clock].contains("/nowhere"));
+        assert!(Nemeses::All.need_disk_faults() && !named.need_disk_faults());
     }
 }

@@ -11,6 +11,9 @@ use std::time::Duration;
 use serde_json::Value;
 use ureq::{Agent, Error};
 
+/// Largest answer that is read; lists of everything are large.
+const BODY_BYTES_MAX: u64 = 256 << 20;
+
 /// How one request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
@@ -18,6 +21,8 @@ pub(crate) enum Reply {
     Answer {
         /// The HTTP status.
         status: u16,
+        /// The index of the state it was read from, in reads.
+        index: Option<u64>,
         /// The body.
         body: String,
     },
@@ -57,9 +62,20 @@ impl HttpClient {
         reply(request.content_type("application/json").send(body.to_string()))
     }
 
+    /// Sends one POST with a JSON body.
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Reply {
+        let request = self.agent.post(format!("{}{path}", self.base));
+        reply(request.content_type("application/json").send(body.to_string()))
+    }
+
+    /// Sends one DELETE.
+    pub(crate) fn delete(&self, path: &str) -> Reply {
+        reply(self.agent.delete(format!("{}{path}", self.base)).call())
+    }
+
     /// The RPC address of the leader this server knows, if it answers and knows one.
     pub(crate) fn leader(&self) -> Option<String> {
-        let Reply::Answer { status: 200, body } = self.get("/v1/status/leader") else {
+        let Reply::Answer { status: 200, body, .. } = self.get("/v1/status/leader") else {
             return None;
         };
         serde_json::from_str::<String>(&body).ok().filter(|leader| !leader.is_empty())
@@ -68,10 +84,16 @@ impl HttpClient {
 
 fn reply(result: Result<ureq::http::Response<ureq::Body>, Error>) -> Reply {
     match result {
-        Ok(mut response) => match response.body_mut().read_to_string() {
-            Ok(body) => Reply::Answer { status: response.status().as_u16(), body },
-            Err(error) => Reply::Lost(format!("the answer broke off: {error}")),
-        },
+        Ok(mut response) => {
+            match response.body_mut().with_config().limit(BODY_BYTES_MAX).read_to_string() {
+                Ok(body) => {
+                    let index = response.headers().get("x-nomad-index");
+                    let index = index.and_then(|index| index.to_str().ok()?.parse().ok());
+                    Reply::Answer { status: response.status().as_u16(), index, body }
+                }
+                Err(error) => Reply::Lost(format!("the answer broke off: {error}")),
+            }
+        }
         // Only dialling can be refused: an open connection ends with a reset or an end of file.
         Err(Error::Io(error)) if error.kind() == ErrorKind::ConnectionRefused => {
             Reply::NotSent(error.to_string())
@@ -136,12 +158,12 @@ mod tests {
     #[test]
     fn errors_and_redirects_are_answers() {
         let (address, requests) = scripted(&[
-            "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 4\r\nconnection: close\r\n\r\nnope",
+            "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 4\r\nx-nomad-index: 7\r\nconnection: close\r\n\r\nnope",
             "HTTP/1.1 307 Temporary Redirect\r\nlocation: /x\r\ncontent-length: 0\r\nconnection: \
              close\r\n\r\n",
         ]);
         let client = HttpClient::new(address, Duration::from_secs(5));
-        let nope = Reply::Answer { status: 500, body: "nope".to_owned() };
+        let nope = Reply::Answer { status: 500, index: Some(7), body: "nope".to_owned() };
         assert_eq!(client.put("/", &Value::Null), nope);
         assert!(matches!(client.get("/"), Reply::Answer { status: 307, .. }));
         assert_eq!(requests.load(Ordering::SeqCst), 2);

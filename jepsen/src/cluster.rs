@@ -1,29 +1,32 @@
-//! The servers: real processes with their own configuration, data and log, all on loopback.
+//! The servers: real processes with their own configuration, data and log.
 //!
-//! Owns every child process and every port. Ports are chosen by the kernel and stay reserved for the whole
-//! run by a socket that is bound but does not listen, so that nobody takes the port of a killed server. A
-//! process is signalled only while it is our unreaped child, so a signal can never hit someone else's; all are
-//! killed when the cluster is dropped, and by the guard if the harness dies.
+//! Owns every child process. A process is signalled only while it is our unreaped child, so a signal can never hit someone
+//! else's; all are killed when the cluster is dropped, and by the guard if the harness dies. A server whose disk is away or
+//! damaged is *held* and must never be started: on the empty folder below the mount it would be a new server.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use rustix::net::sockopt::set_socket_reuseaddr;
-use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::checker::crash::Exit;
 use crate::client::HttpClient;
+use crate::fault::FaultClass;
 use crate::guard::Guard;
-use crate::proxy::Switchboard;
+use crate::loop_disk::LoopDisk;
+use crate::network::Network;
+use crate::owned::Ledger;
 use crate::server_config::{Peer, render};
 use crate::store::server_log;
+use crate::system::System;
 
 /// How long a killed process may take to be gone, or a stopped one to stop.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,10 +34,14 @@ const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 /// Patience with one status question.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long after a disk fault a server may still end because of it.
+const TOLERANCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
 /// What a cluster is made from.
 pub(crate) struct Setup {
+    /// What is tested.
+    pub(crate) system: System,
     /// The server binary.
     pub(crate) binary: PathBuf,
     /// The run's directory; each server gets a directory in it.
@@ -43,6 +50,14 @@ pub(crate) struct Setup {
     pub(crate) servers: usize,
     /// Passed to the servers as `QUORATE_PLANT`.
     pub(crate) plant: Option<String>,
+    /// Servers run in namespaces of their own instead of on loopback behind proxies.
+    pub(crate) namespaces: bool,
+    /// Every server's data is on a file system of its own.
+    pub(crate) loop_disks: bool,
+    /// The library with which clocks can jump.
+    pub(crate) faketime: Option<PathBuf>,
+    /// Notes what has to be undone; needed for namespaces and disks.
+    pub(crate) ledger: Option<Arc<Mutex<Ledger>>>,
     /// Kills the servers if the harness dies.
     pub(crate) guard: Option<Guard>,
 }
@@ -54,7 +69,7 @@ pub(crate) struct Endpoint {
     pub(crate) name: String,
     /// HTTP address, used by clients directly.
     pub(crate) http: SocketAddr,
-    /// RPC address, reached by the other servers through the proxies.
+    /// RPC address, reached by the other servers through the network.
     pub(crate) rpc: SocketAddr,
 }
 
@@ -71,48 +86,57 @@ pub(crate) enum Effect {
 
 /// The servers of a run.
 pub(crate) struct Cluster {
-    setup: Setup,
     endpoints: Vec<Endpoint>,
     nodes: Vec<Node>,
-    switchboard: Switchboard,
+    network: Network,
     exits: Vec<Exit>,
-    /// Keeps the ports ours while servers are down.
-    _reservations: Vec<OwnedFd>,
+    tolerated: Vec<Exit>,
+    setup: Setup,
 }
 
+#[derive(Default)]
 struct Node {
     directory: PathBuf,
     child: Option<Child>,
     paused: bool,
+    frozen: bool,
+    /// We sent SIGKILL and have not seen the end yet.
+    killed: bool,
+    /// Why it must not be started.
+    held: Option<FaultClass>,
+    /// Faults because of which it may end by itself, each until a time (open: as long as it lasts).
+    excuses: BTreeMap<FaultClass, Option<Instant>>,
+    disk: Option<LoopDisk>,
 }
 
 impl Cluster {
-    /// Chooses ports, starts the proxies and writes the configuration files; starts no server.
+    /// Makes the network and the disks and writes the configuration files; starts no server.
     pub(crate) fn create(setup: Setup) -> Result<Self> {
-        let mut reservations = Vec::new();
-        let mut endpoints = Vec::new();
-        for number in 1..=setup.servers {
-            let (http, http_reservation) = reserve_port()?;
-            let (rpc, rpc_reservation) = reserve_port()?;
-            reservations.extend([http_reservation, rpc_reservation]);
-            endpoints.push(Endpoint { name: format!("n{number}"), http, rpc });
-        }
-        let addresses: Vec<SocketAddr> = endpoints.iter().map(|endpoint| endpoint.rpc).collect();
-        let switchboard = Switchboard::start(&addresses)?;
-        let nodes = endpoints.iter().map(|endpoint| Node {
-            directory: setup.directory.join(&endpoint.name),
-            child: None,
-            paused: false,
-        });
-        let nodes = nodes.collect();
-        let cluster = Self {
-            setup,
-            endpoints,
-            nodes,
-            switchboard,
-            exits: Vec::new(),
-            _reservations: reservations,
+        let ledger = || setup.ledger.as_ref().context("a ledger is needed for this");
+        let (network, addresses) = if setup.namespaces {
+            Network::namespaces(setup.servers, ledger()?)?
+        } else {
+            Network::proxies(setup.servers)?
         };
+        let endpoints: Vec<Endpoint> = (1..)
+            .zip(addresses)
+            .map(|(number, (http, rpc))| Endpoint { name: format!("n{number}"), http, rpc })
+            .collect();
+        let mut nodes = Vec::new();
+        for endpoint in &endpoints {
+            let directory = setup.directory.join(&endpoint.name);
+            fs::create_dir_all(&directory)
+                .with_context(|| format!("cannot create {}", directory.display()))?;
+            let disk = if setup.loop_disks {
+                let (image, data) = (directory.join("disk.img"), directory.join("data"));
+                Some(LoopDisk::create(&image, &data, ledger()?)?)
+            } else {
+                None
+            };
+            nodes.push(Node { directory, disk, ..Node::default() });
+        }
+        let cluster =
+            Self { endpoints, nodes, network, exits: Vec::new(), tolerated: Vec::new(), setup };
         for server in 0..cluster.len() {
             cluster.write_config(server)?;
         }
@@ -129,14 +153,45 @@ impl Cluster {
         &self.endpoints
     }
 
-    /// The network between them.
-    pub(crate) fn switchboard(&self) -> &Switchboard {
-        &self.switchboard
+    /// What is tested.
+    pub(crate) fn system(&self) -> System {
+        self.setup.system
+    }
+
+    /// The links between them.
+    pub(crate) fn network(&self) -> &Network {
+        &self.network
     }
 
     /// Exits so far that nobody here caused.
     pub(crate) fn exits(&self) -> &[Exit] {
         &self.exits
+    }
+
+    /// Exits so far of servers that were right to end, because of a disk fault.
+    pub(crate) fn tolerated(&self) -> &[Exit] {
+        &self.tolerated
+    }
+
+    /// The data of a server.
+    pub(crate) fn data(&self, server: usize) -> PathBuf {
+        self.nodes[server].directory.join("data")
+    }
+
+    /// The file that tells a server's disk to fail.
+    pub(crate) fn disk_faults(&self, server: usize) -> PathBuf {
+        self.nodes[server].directory.join("disk-faults")
+    }
+
+    /// The file that tells a server's clock to jump.
+    pub(crate) fn clock_file(&self, server: usize) -> PathBuf {
+        self.nodes[server].directory.join("clock")
+    }
+
+    /// Notes that a server did what no fault excuses; the run is then red.
+    pub(crate) fn accuse(&mut self, server: usize, what: &str) {
+        let node = self.endpoints[server].name.clone();
+        self.exits.push(Exit { node, status: what.to_owned() });
     }
 
     /// Servers whose process exists.
@@ -152,33 +207,46 @@ impl Cluster {
         servers
     }
 
-    /// Starts a server that is down.
+    /// Why a server must not be started, if so.
+    pub(crate) fn held(&self, server: usize) -> Option<FaultClass> {
+        self.nodes[server].held
+    }
+
+    /// Forbids starting a server that is down, or allows it again.
+    pub(crate) fn hold(&mut self, server: usize, why: Option<FaultClass>) {
+        self.nodes[server].held = why;
+    }
+
+    /// From now on the server may end by itself because of this fault.
+    pub(crate) fn excuse(&mut self, server: usize, class: FaultClass) {
+        self.nodes[server].excuses.insert(class, None);
+    }
+
+    /// The fault is over; what it has already caused may still show for a while.
+    pub(crate) fn end_excuse(&mut self, server: usize, class: FaultClass) {
+        if let Some(until) = self.nodes[server].excuses.get_mut(&class) {
+            until.get_or_insert(Instant::now() + TOLERANCE);
+        }
+    }
+
+    /// Starts a server that is down and not held.
     pub(crate) fn start(&mut self, server: usize) -> Result<Effect> {
-        if self.running().contains(&server) {
+        if self.running().contains(&server) || self.nodes[server].held.is_some() {
             return Ok(Effect::Nothing);
         }
         let name = &self.endpoints[server].name;
-        let node = &mut self.nodes[server];
         let log = append_to(&server_log(&self.setup.directory, name))?;
         let errors = log.try_clone().context("cannot duplicate the log's file")?;
-        let mut command = Command::new(&self.setup.binary);
-        command
-            .arg("server")
-            .arg("--config")
-            .arg(node.directory.join("server.toml"))
-            .current_dir(&node.directory)
+        let child = self
+            .command(server)
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors)
-            .process_group(0);
-        match &self.setup.plant {
-            Some(plant) => command.env("QUORATE_PLANT", plant),
-            None => command.env_remove("QUORATE_PLANT"),
-        };
-        let child = command
+            .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {}", self.setup.binary.display()))?;
         let pid = child.id();
+        let node = &mut self.nodes[server];
         node.child = Some(child);
         node.paused = false;
         if let Some(guard) = &mut self.setup.guard {
@@ -187,11 +255,41 @@ impl Cluster {
         Ok(Effect::Done)
     }
 
+    fn command(&self, server: usize) -> Command {
+        let directory = &self.nodes[server].directory;
+        let mut command = match self.network.namespace(server) {
+            None => Command::new(&self.setup.binary),
+            Some(namespace) => {
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--net=/run/netns/{namespace}")).arg(&self.setup.binary);
+                command
+            }
+        };
+        command
+            .args(self.setup.system.arguments(directory, &self.endpoints, server))
+            .current_dir(directory)
+            .env("QUORATE_DISK_FAULTS", self.disk_faults(server));
+        match &self.setup.plant {
+            Some(plant) => command.env("QUORATE_PLANT", plant),
+            None => command.env_remove("QUORATE_PLANT"),
+        };
+        if let Some(library) = &self.setup.faketime {
+            command
+                .env("LD_PRELOAD", library)
+                .env("FAKETIME_TIMESTAMP_FILE", self.clock_file(server))
+                .env("FAKETIME_NO_CACHE", "1")
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
+        command
+    }
+
     /// Kills a server with SIGKILL.
     pub(crate) fn kill(&mut self, server: usize) -> Result<Effect> {
         self.reap();
-        let Some(child) = &mut self.nodes[server].child else { return Ok(Effect::Nothing) };
+        let node = &mut self.nodes[server];
+        let Some(child) = &mut node.child else { return Ok(Effect::Nothing) };
         child.kill().context("cannot send SIGKILL")?;
+        node.killed = true;
         match self.await_exit(server, SIGNAL_TIMEOUT)? {
             Some(status) if status.signal() == Some(Signal::KILL.as_raw()) => Ok(Effect::Done),
             Some(status) => {
@@ -200,6 +298,19 @@ impl Cluster {
             }
             None => Ok(Effect::Unclear("it was not gone in time".to_owned())),
         }
+    }
+
+    /// Ends a server with SIGTERM and waits for it.
+    pub(crate) fn terminate(&mut self, server: usize) -> Result<Effect> {
+        if !self.running_and(false).contains(&server) {
+            return Ok(Effect::Nothing);
+        }
+        self.signal(server, Signal::TERM)?;
+        Ok(if self.await_stop(server, STOP_TIMEOUT)? {
+            Effect::Done
+        } else {
+            Effect::Unclear("it did not end in time after SIGTERM".to_owned())
+        })
     }
 
     /// Stops a server's process with SIGSTOP.
@@ -214,7 +325,7 @@ impl Cluster {
             if Instant::now() >= end {
                 return Ok(Effect::Unclear("it was not stopped in time".to_owned()));
             }
-            std::thread::sleep(POLL);
+            thread::sleep(POLL);
         }
         Ok(Effect::Done)
     }
@@ -229,32 +340,100 @@ impl Cluster {
         Ok(Effect::Done)
     }
 
+    /// Cuts the power of these servers at one moment: first all stand still, then no disk takes anything any more,
+    /// then the processes end. Returns those it was done to; they are held until [`Cluster::power_on`].
+    pub(crate) fn power_off(&mut self, servers: &[usize]) -> Result<Vec<usize>> {
+        let running = self.running();
+        let mut struck = servers.to_vec();
+        struck.retain(|server| {
+            let node = &self.nodes[*server];
+            running.contains(server) && node.disk.is_some() && !node.frozen
+        });
+        for server in &struck {
+            self.pause(*server)?;
+        }
+        for server in &struck {
+            let disk = self.nodes[*server].disk.as_ref().context("it has a disk of its own")?;
+            disk.cut_power()?;
+        }
+        for server in &struck {
+            self.kill(*server)?;
+            self.nodes[*server].held = Some(FaultClass::Power);
+        }
+        Ok(struck)
+    }
+
+    /// Gives a server its disk back, as recovered as a mount makes it, and starts it.
+    pub(crate) fn power_on(&mut self, server: usize) -> Result<Effect> {
+        if self.nodes[server].held != Some(FaultClass::Power) {
+            return Ok(Effect::Nothing);
+        }
+        let disk = self.nodes[server].disk.as_ref().context("it has a disk of its own")?;
+        disk.remount()?;
+        self.nodes[server].held = None;
+        self.start(server)
+    }
+
+    /// Freezes a server's file system.
+    pub(crate) fn freeze(&mut self, server: usize) -> Result<Effect> {
+        let node = &mut self.nodes[server];
+        match &node.disk {
+            Some(disk) if node.child.is_some() && !node.frozen => disk.freeze()?,
+            Some(_) | None => return Ok(Effect::Nothing),
+        }
+        node.frozen = true;
+        Ok(Effect::Done)
+    }
+
+    /// Ends [`Cluster::freeze`].
+    pub(crate) fn thaw(&mut self, server: usize) -> Result<Effect> {
+        let node = &mut self.nodes[server];
+        match &node.disk {
+            Some(disk) if node.frozen => disk.thaw()?,
+            Some(_) | None => return Ok(Effect::Nothing),
+        }
+        node.frozen = false;
+        Ok(Effect::Done)
+    }
+
     /// Notes servers that ended without being told to.
     pub(crate) fn reap(&mut self) {
         for server in 0..self.len() {
             let Some(child) = &mut self.nodes[server].child else { continue };
             // An error means that the child cannot be waited for; it is found at the next signal.
             if let Ok(Some(status)) = child.try_wait() {
+                let killed = self.nodes[server].killed;
                 self.gone(server);
-                self.note_exit(server, &status.to_string());
+                if !(killed && status.signal() == Some(Signal::KILL.as_raw())) {
+                    self.note_exit(server, &status.to_string());
+                }
             }
         }
     }
 
-    /// Waits until every server names a leader; false if they did not in time.
-    pub(crate) fn await_ready(&mut self, timeout: Duration) -> bool {
+    /// Waits until every server names a leader; false if they did not in time. Those that a disk fault has ended are started.
+    pub(crate) fn await_ready(&mut self, timeout: Duration) -> Result<bool> {
         let end = Instant::now() + timeout;
-        let clients: Vec<HttpClient> = self.status_clients();
+        let clients = self.status_clients();
+        let exits = self.exits.len();
         loop {
-            self.reap();
+            for server in 0..self.len() {
+                self.reap();
+                if self.excused(server) {
+                    self.start(server)?;
+                }
+            }
             let up = self.nodes.iter().all(|node| node.child.is_some());
-            if up && clients.iter().all(|client| client.leader().is_some()) {
-                return true;
+            let system = self.setup.system;
+            let names_one = |(endpoint, client)| system.leadership(endpoint, client).is_some();
+            if up && self.endpoints.iter().zip(&clients).all(names_one) {
+                return Ok(true);
             }
-            if Instant::now() >= end || (!up && self.setup_failed()) {
-                return false;
+            // A server that ended by itself does not come back by waiting.
+            if Instant::now() >= end || (!up && self.exits.len() > exits) {
+                return Ok(false);
             }
-            std::thread::sleep(POLL * 5);
+            thread::sleep(POLL * 5);
         }
     }
 
@@ -267,23 +446,17 @@ impl Cluster {
         }
         let end = Instant::now() + STOP_TIMEOUT;
         for server in 0..self.len() {
-            if self.nodes[server].child.is_none() {
-                continue;
-            }
-            match self.await_exit(server, end.saturating_duration_since(Instant::now()))? {
-                Some(status) if status.success() => {}
-                Some(status) if status.signal() == Some(Signal::TERM.as_raw()) => {}
-                Some(status) => self.note_exit(server, &format!("{status} after SIGTERM")),
-                None => {
-                    slow.push(self.endpoints[server].name.clone());
-                    self.kill(server)?;
-                }
+            if self.nodes[server].child.is_some()
+                && !self.await_stop(server, end.saturating_duration_since(Instant::now()))?
+            {
+                slow.push(self.endpoints[server].name.clone());
+                self.kill(server)?;
             }
         }
         Ok(slow)
     }
 
-    /// The last lines of a server's log, for error messages.
+    /// The last lines of a server's log.
     pub(crate) fn log_tail(&self, server: usize) -> String {
         let path = server_log(&self.setup.directory, &self.endpoints[server].name);
         let text = fs::read(&path).unwrap_or_default();
@@ -292,16 +465,32 @@ impl Cluster {
         lines[lines.len().saturating_sub(5)..].join("\n")
     }
 
-    fn status_clients(&self) -> Vec<HttpClient> {
-        self.endpoints
-            .iter()
-            .map(|endpoint| HttpClient::new(endpoint.http, STATUS_TIMEOUT))
-            .collect()
+    /// How long a server's log is, to find later what was added.
+    pub(crate) fn log_bytes(&self, server: usize) -> u64 {
+        let path = server_log(&self.setup.directory, &self.endpoints[server].name);
+        fs::metadata(path).map_or(0, |file| file.len())
     }
 
-    /// A server that ended by itself does not come back by waiting.
-    fn setup_failed(&self) -> bool {
-        !self.exits.is_empty()
+    /// What a server's log got since it had this length.
+    pub(crate) fn log_since(&self, server: usize, bytes: u64) -> String {
+        let path = server_log(&self.setup.directory, &self.endpoints[server].name);
+        let text = fs::read(path).unwrap_or_default();
+        let start = usize::try_from(bytes).unwrap_or(usize::MAX).min(text.len());
+        String::from_utf8_lossy(&text[start..]).into_owned()
+    }
+
+    fn status_clients(&self) -> Vec<HttpClient> {
+        let client = |endpoint: &Endpoint| HttpClient::new(endpoint.http, STATUS_TIMEOUT);
+        self.endpoints.iter().map(client).collect()
+    }
+
+    /// Waits for the end after SIGTERM, and notes it if it was not a good one.
+    fn await_stop(&mut self, server: usize, timeout: Duration) -> Result<bool> {
+        let Some(status) = self.await_exit(server, timeout)? else { return Ok(false) };
+        if !status.success() && status.signal() != Some(Signal::TERM.as_raw()) {
+            self.note_exit(server, &format!("{status} after SIGTERM"));
+        }
+        Ok(true)
     }
 
     fn await_exit(&mut self, server: usize, timeout: Duration) -> Result<Option<ExitStatus>> {
@@ -315,22 +504,33 @@ impl Cluster {
             if Instant::now() >= end {
                 return Ok(None);
             }
-            std::thread::sleep(POLL);
+            thread::sleep(POLL);
         }
     }
 
     fn gone(&mut self, server: usize) {
         let node = &mut self.nodes[server];
         node.paused = false;
+        node.killed = false;
         if let (Some(child), Some(guard)) = (node.child.take(), &mut self.setup.guard) {
             // If the guard is gone there is nobody to forget the process.
             guard.forget(child.id()).ok();
         }
     }
 
+    /// Whether the server is within the time in which a fault may end it.
+    fn excused(&self, server: usize) -> bool {
+        let now = Instant::now();
+        self.nodes[server].excuses.values().any(|until| until.is_none_or(|until| now < until))
+    }
+
     fn note_exit(&mut self, server: usize, status: &str) {
-        let node = self.endpoints[server].name.clone();
-        self.exits.push(Exit { node, status: status.to_owned() });
+        let exit = Exit { node: self.endpoints[server].name.clone(), status: status.to_owned() };
+        if self.excused(server) {
+            self.tolerated.push(exit);
+        } else {
+            self.exits.push(exit);
+        }
     }
 
     fn signal(&self, server: usize, signal: Signal) -> Result<()> {
@@ -350,21 +550,25 @@ impl Cluster {
     fn write_config(&self, server: usize) -> Result<()> {
         let endpoint = &self.endpoints[server];
         let directory = &self.nodes[server].directory;
-        fs::create_dir_all(directory)
-            .with_context(|| format!("cannot create {}", directory.display()))?;
         let peers = (0..self.len()).filter(|peer| *peer != server).map(|peer| Peer {
             rpc: self.endpoints[peer].rpc,
-            dial: self.switchboard.address(server, peer),
+            dial: self.network.detour(server, peer),
         });
         let text = render(&endpoint.name, directory, endpoint.http, endpoint.rpc, peers)?;
         let path = directory.join("server.toml");
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        let clock = self.clock_file(server);
+        fs::write(&clock, "+0").with_context(|| format!("cannot write {}", clock.display()))
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
         for node in &mut self.nodes {
+            if let (Some(disk), true) = (&node.disk, node.frozen) {
+                // What stays frozen is in the ledger; but nobody in it can end.
+                disk.thaw().ok();
+            }
             if let Some(mut child) = node.child.take() {
                 // Both fail only if the process has already ended and been reaped.
                 child.kill().ok();
@@ -374,41 +578,37 @@ impl Drop for Cluster {
     }
 }
 
-/// Asks every server for the leader; the servers that name themselves, else the one most of them name.
-pub(crate) fn leaders(endpoints: &[Endpoint]) -> Vec<usize> {
-    let mut votes = vec![0; endpoints.len()];
-    let mut own = Vec::new();
-    for (server, endpoint) in endpoints.iter().enumerate() {
-        let Some(leader) = HttpClient::new(endpoint.http, STATUS_TIMEOUT).leader() else {
-            continue;
+/// Asks every server at once for the leader; the servers that name themselves, else the one most of them name.
+pub(crate) fn leaders(system: System, endpoints: &[Endpoint]) -> Vec<usize> {
+    let answers: Vec<_> = thread::scope(|scope| {
+        let ask = move |endpoint: &Endpoint| {
+            system.leadership(endpoint, &HttpClient::new(endpoint.http, STATUS_TIMEOUT))
         };
-        let named = endpoints.iter().position(|endpoint| endpoint.rpc.to_string() == leader);
-        if let Some(named) = named {
+        let asked: Vec<_> =
+            endpoints.iter().map(|endpoint| scope.spawn(move || ask(endpoint))).collect();
+        asked.into_iter().map(|answer| answer.join().ok().flatten()).collect()
+    });
+    let mut own = Vec::new();
+    let mut votes = vec![0; endpoints.len()];
+    for (server, answer) in answers.iter().enumerate() {
+        let Some(answer) = answer else { continue };
+        if answer.own == answer.leader {
+            own.push(server);
+        }
+        let named = |other: &Option<crate::system::Leadership>| {
+            other.as_ref().is_some_and(|other| other.own == answer.leader)
+        };
+        // A leader that does not answer is only known by an address that is its name.
+        let by_address =
+            || endpoints.iter().position(|other| other.rpc.to_string() == answer.leader);
+        if let Some(named) = answers.iter().position(named).or_else(by_address) {
             votes[named] += 1;
-            if named == server {
-                own.push(server);
-            }
         }
     }
     if own.is_empty() {
         own.extend((0..votes.len()).filter(|server| votes[*server] > 0).max_by_key(|s| votes[*s]));
     }
     own
-}
-
-/// Binds a free port without listening on it. Servers bind with `SO_REUSEADDR` and so can listen there;
-/// outgoing connections and other programs' port 0 do not get it.
-fn reserve_port() -> Result<(SocketAddr, OwnedFd)> {
-    let reservation = socket(AddressFamily::INET, SocketType::STREAM, None)?;
-    rustix::io::fcntl_setfd(&reservation, rustix::io::FdFlags::CLOEXEC)?;
-    set_socket_reuseaddr(&reservation, true)?;
-    bind(&reservation, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
-        .context("cannot reserve a port")?;
-    let address = getsockname(&reservation)?;
-    match SocketAddr::try_from(address) {
-        Ok(address) => Ok((address, reservation)),
-        Err(error) => bail!("the reserved port has no address: {error}"),
-    }
 }
 
 fn append_to(path: &Path) -> Result<File> {
@@ -419,11 +619,26 @@ fn append_to(path: &Path) -> Result<File> {
         .with_context(|| format!("cannot open {}", path.display()))
 }
 
+/// A setup for tests: no guard, loopback, ordinary folders.
+#[cfg(test)]
+pub(crate) fn test_setup() -> Setup {
+    Setup {
+        system: System::Quorate,
+        binary: PathBuf::from("/bin/sh"),
+        directory: PathBuf::new(),
+        servers: 3,
+        plant: None,
+        namespaces: false,
+        loop_disks: false,
+        faketime: None,
+        ledger: None,
+        guard: None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
-
-    use std::net::TcpListener;
 
     use super::*;
 
@@ -436,7 +651,7 @@ mod tests {
             directory: directory.path().to_owned(),
             servers: 3,
             plant: Some("some-bug".to_owned()),
-            guard: None,
+            ..test_setup()
         };
         let cluster = Cluster::create(setup).unwrap();
         for node in ["n1", "n2", "n3"] {
@@ -464,20 +679,11 @@ mod tests {
         assert_eq!(config["cluster"]["bootstrap_expect"].as_array(), Some(&expected));
         let dial = config["cluster"]["dial"].as_table().unwrap();
         assert_eq!(dial.len(), 2);
-        let proxy = cluster.switchboard().address(1, 0).to_string();
+        let proxy = cluster.network().detour(1, 0).unwrap().to_string();
         assert_eq!(dial[&rpc(0)].as_str(), Some(proxy.as_str()));
         assert_eq!(config["raft"]["election_max_ms"].as_integer(), Some(600));
         assert_eq!(config["scheduler"]["workers"].as_integer(), Some(1));
         assert!(config["data_dir"].as_str().unwrap().ends_with("/n2/data"));
-    }
-
-    #[test]
-    fn reserved_ports_can_be_listened_on_and_are_not_given_away() {
-        let (address, _reservation) = reserve_port().unwrap();
-        let first = TcpListener::bind(address).unwrap();
-        drop(first);
-        let again = TcpListener::bind(address).unwrap();
-        assert_eq!(again.local_addr().unwrap(), address);
     }
 
     #[test]
@@ -514,8 +720,28 @@ mod tests {
     fn exits_nobody_asked_for_are_noted() {
         let (_directory, mut cluster) = cluster("exit 3");
         assert_eq!(cluster.start(2).unwrap(), Effect::Done);
-        assert!(!cluster.await_ready(Duration::from_secs(20)), "it gives up at once");
+        assert!(!cluster.await_ready(Duration::from_secs(20)).unwrap(), "it gives up at once");
         let exit = Exit { node: "n3".to_owned(), status: "exit status: 3".to_owned() };
         assert_eq!(cluster.exits(), [exit]);
+    }
+
+    #[test]
+    fn exits_during_a_disk_fault_are_excused_and_held_servers_stay_down() {
+        let (_directory, mut cluster) = cluster("exit 1");
+        cluster.excuse(0, FaultClass::HangDisk);
+        cluster.hold(1, Some(FaultClass::Corrupt));
+        assert_eq!(cluster.start(0).unwrap(), Effect::Done);
+        assert_eq!(cluster.start(1).unwrap(), Effect::Nothing);
+        let end = Instant::now() + Duration::from_mins(1);
+        while cluster.running() == [0] && Instant::now() < end {
+            thread::sleep(POLL);
+        }
+        assert_eq!((cluster.exits(), cluster.tolerated().len()), ([].as_slice(), 1));
+        cluster.hold(1, None);
+        assert_eq!(cluster.start(1).unwrap(), Effect::Done);
+        while cluster.running() == [1] && Instant::now() < end {
+            thread::sleep(POLL);
+        }
+        assert_eq!((cluster.exits().len(), cluster.tolerated().len()), (1, 1));
     }
 }

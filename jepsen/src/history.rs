@@ -16,6 +16,8 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::fault::FaultFunction;
+
 /// Who performed an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]
@@ -84,18 +86,41 @@ pub(crate) enum Function {
     Write,
     /// Write one register if it still has the version read before.
     Cas,
-    /// SIGKILL servers.
-    Kill,
-    /// Start killed servers again.
-    Start,
-    /// SIGSTOP servers.
-    Pause,
-    /// SIGCONT servers.
-    Resume,
-    /// Cut links between servers.
-    StartPartition,
-    /// Restore all links.
-    StopPartition,
+    /// Put one element into a set.
+    Add,
+    /// Run micro-operations on lists as one step.
+    Txn,
+    /// Put one element into a queue.
+    Enqueue,
+    /// Take one element out of a queue.
+    Dequeue,
+    /// Tell every element that came out of a queue.
+    Drain,
+    /// Ask for one more evaluation of a job.
+    Evaluate,
+    /// Give a job a number of allocations.
+    Scale,
+    /// Stop a job.
+    Stop,
+    /// Stop a job and forget it.
+    Purge,
+    /// Read the versions of a job.
+    Versions,
+    /// Drain a node.
+    DrainNode,
+    /// End a node's drain.
+    RestoreNode,
+    /// SIGKILL an agent process.
+    KillAgent,
+    /// Start a killed agent process again.
+    StartAgent,
+    /// SIGSTOP an agent process.
+    PauseAgent,
+    /// SIGCONT an agent process.
+    ResumeAgent,
+    /// The beginning or the end of a fault.
+    #[serde(untagged)]
+    Fault(FaultFunction),
 }
 
 impl Function {
@@ -105,12 +130,23 @@ impl Function {
             Self::Read => "read",
             Self::Write => "write",
             Self::Cas => "cas",
-            Self::Kill => "kill",
-            Self::Start => "start",
-            Self::Pause => "pause",
-            Self::Resume => "resume",
-            Self::StartPartition => "start-partition",
-            Self::StopPartition => "stop-partition",
+            Self::Add => "add",
+            Self::Txn => "txn",
+            Self::Enqueue => "enqueue",
+            Self::Dequeue => "dequeue",
+            Self::Drain => "drain",
+            Self::Evaluate => "evaluate",
+            Self::Scale => "scale",
+            Self::Stop => "stop",
+            Self::Purge => "purge",
+            Self::Versions => "versions",
+            Self::DrainNode => "drain-node",
+            Self::RestoreNode => "restore-node",
+            Self::KillAgent => "kill-agent",
+            Self::StartAgent => "start-agent",
+            Self::PauseAgent => "pause-agent",
+            Self::ResumeAgent => "resume-agent",
+            Self::Fault(function) => function.keyword(),
         }
     }
 }
@@ -129,7 +165,7 @@ pub(crate) struct Op {
     pub(crate) kind: Kind,
     /// What.
     pub(crate) f: Function,
-    /// Clients: `[key, value]`, for `cas` `[key, [old, new]]`. Nemesis: free form.
+    /// Clients: as the workload says, with several keys `[key, value]`. Nemesis: free form.
     pub(crate) value: Value,
     /// The version the answer carried (0 = the register does not exist).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -143,6 +179,9 @@ pub(crate) struct Op {
     /// Why it failed, or why nobody knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
+    /// What else the answer carried and a checker needs, as the workload says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) detail: Option<Value>,
     /// Whether it belongs to the last phase, after every fault was healed.
     #[serde(default, rename = "final", skip_serializing_if = "std::ops::Not::not")]
     pub(crate) last_phase: bool,
@@ -162,6 +201,7 @@ impl Op {
             expected: None,
             node: None,
             error: None,
+            detail: None,
             last_phase: false,
         }
     }
@@ -178,7 +218,7 @@ impl Op {
             self.time,
             self.kind.keyword(),
             self.f.keyword(),
-            edn(&self.value)
+            if self.f == Function::Txn { edn_txn(&self.value) } else { edn(&self.value) }
         );
         let mut field = |name: &str, value: String| {
             write!(line, ", :{name} {value}").expect("writing to a string cannot fail");
@@ -194,6 +234,9 @@ impl Op {
         }
         if let Some(error) = &self.error {
             field("error", edn_string(error));
+        }
+        if let Some(detail) = &self.detail {
+            field("detail", edn(detail));
         }
         if self.last_phase {
             field("final", "true".to_owned());
@@ -247,6 +290,20 @@ fn edn(value: &Value) -> String {
             format!("{{{}}}", fields.join(", "))
         }
     }
+}
+
+/// The micro-operations of a transaction; their names are keywords, as Elle wants them.
+fn edn_txn(value: &Value) -> String {
+    let steps = value.as_array().into_iter().flatten().map(|step| {
+        match step.as_array().map(Vec::as_slice) {
+            Some([Value::String(name), rest @ ..]) => {
+                let rest: String = rest.iter().map(|part| format!(" {}", edn(part))).collect();
+                format!("[:{name}{rest}]")
+            }
+            Some(_) | None => edn(step),
+        }
+    });
+    format!("[{}]", steps.collect::<Vec<_>>().join(" "))
 }
 
 /// EDN strings know `\t \r \n \\ \"` and `\uNNNN`; other control characters take the last form.
@@ -322,6 +379,11 @@ impl Recorder {
             inner.write_error.get_or_insert(format!("cannot write the history: {error}"));
         }
         inner.ops.push(op);
+    }
+
+    /// Nanoseconds since the start of the run.
+    pub(crate) fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).expect("a run is shorter than 584 years")
     }
 
     /// Counts of client completions so far: ok, fail, info.
@@ -413,10 +475,13 @@ mod tests {
             op.to_edn(),
             "{:index 12, :time 3291485317, :process 3, :type :invoke, :f :cas, :value [7 [nil 2]]}"
         );
+        let transaction = json!([["r", 3, [1, 2]], ["append", 3, 4]]);
+        let op = Op::new(Process::Client(0), Kind::Ok, Function::Txn, transaction);
+        assert!(op.to_edn().ends_with(":f :txn, :value [[:r 3 [1 2]] [:append 3 4]]}"));
         let mut op = Op::new(
             Process::Nemesis,
             Kind::Info,
-            Function::StartPartition,
+            Function::Fault(FaultFunction::StartPartition),
             json!({"outcome": "installed", "nodes": ["n1"]}),
         );
         op.error = Some("a \"quoted\"\n\u{1}line".to_owned());
@@ -437,7 +502,12 @@ mod tests {
             op.last_phase = true;
             recorder.record(op);
         }
-        recorder.record(Op::new(Process::Nemesis, Kind::Info, Function::Kill, json!("one")));
+        recorder.record(Op::new(
+            Process::Nemesis,
+            Kind::Info,
+            Function::Fault(FaultFunction::Kill),
+            json!("one"),
+        ));
         let (ops, error) = recorder.snapshot();
         assert_eq!(error, None);
         assert_eq!(recorder.progress(), [1, 0, 0]);

@@ -1,28 +1,41 @@
 //! `jepsen`: fault injection on real Quorate servers, with own consistency checkers. See `README.md`.
 //!
 //! ```text
-//!  cli ─► run ─► cluster (processes) ── proxy (links between them)
-//!          │  └► nemesis (faults on both)       guard (kills what is left if the harness dies)
-//!          ├► workload ─► client ─► history
-//!          └► checker ◄── store ─► report
+//!  cli ─► run ─► cluster (processes) ── network (proxy or netns: links between them), loop_disk
+//!  test_all ─┘│  └► nemesis (faults on all of them)   guard, owned (undo what is left if the harness dies)
+//!             ├► workload ─► client ─► history
+//!             └► checker ◄── store ─► report, html ◄── serve
 //! ```
 
+mod agents;
 mod binary;
 mod checker;
 mod cli;
 mod client;
 mod cluster;
+mod edn;
+mod fault;
 mod guard;
 mod history;
+mod html;
+mod loop_disk;
 mod nemesis;
+mod netns;
+mod network;
+mod owned;
 mod partition;
+mod probe;
 mod proxy;
 mod random;
 mod report;
 mod run;
 mod selftest;
+mod serve;
 mod server_config;
 mod store;
+mod system;
+mod test_all;
+mod time;
 mod workload;
 
 fn main() -> std::process::ExitCode {

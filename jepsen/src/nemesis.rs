@@ -1,69 +1,51 @@
-//! The fault injector: breaks servers and links by schedule, and heals everything at the end.
+//! The fault injector: breaks servers, disks, clocks and links by schedule, and heals everything at the end.
 //!
-//! Each class flips between calm and fault on its own clock, so faults overlap. Every attempt is recorded
+//! Each class flips between calm and fault on its own thread and clock, so faults overlap. Every attempt is recorded
 //! with what came of it: *installed*, *skipped* (nothing to do it to) or *indeterminate* (done, effect not
-//! seen). It must never call a fault installed without evidence: a process must be seen gone or stopped, and
-//! a blocked link must have carried bytes before.
+//! seen). It must never call a fault installed without evidence: a process must be seen gone or stopped,
+//! a blocked link must have carried bytes before, a server must have met the fault of its disk.
+
+mod corrupt;
+mod disks;
+mod links;
+mod processes;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
+use anyhow::{Result, anyhow, ensure};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Effect, Endpoint, leaders};
+use crate::cluster::{Cluster, Endpoint, leaders};
+use crate::fault::{FaultClass, FaultFunction};
 use crate::history::{Function, Kind, Op, Process, Recorder};
-use crate::partition::Shape;
-use crate::proxy::Flow;
 use crate::random::Random;
+use disks::DiskFault;
+use links::LinkFault;
 
 const NAP: Duration = Duration::from_millis(50);
+/// The order in which faults are ended: what keeps servers from running goes first, what waits for the others last.
+const HEALING: [FaultClass; 15] = [
+    FaultClass::Partition,
+    FaultClass::Delay,
+    FaultClass::Loss,
+    FaultClass::HalfOpen,
+    FaultClass::DiskFull,
+    FaultClass::SlowDisk,
+    FaultClass::HangDisk,
+    FaultClass::Freeze,
+    FaultClass::Clock,
+    FaultClass::Pause,
+    FaultClass::Power,
+    FaultClass::Kill,
+    FaultClass::Restart,
+    FaultClass::Transfer,
+    FaultClass::Corrupt,
+];
 
-/// A class of faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum FaultClass {
-    /// SIGKILL, later a start.
-    Kill,
-    /// SIGSTOP, later SIGCONT.
-    Pause,
-    /// Links between servers are blocked, later healed.
-    Partition,
-}
-
-impl FaultClass {
-    /// The name on the command line and in results.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Kill => "kill",
-            Self::Pause => "pause",
-            Self::Partition => "partition",
-        }
-    }
-
-    /// The function that begins a fault of this class.
-    pub(crate) fn begin(self) -> Function {
-        match self {
-            Self::Kill => Function::Kill,
-            Self::Pause => Function::Pause,
-            Self::Partition => Function::StartPartition,
-        }
-    }
-
-    /// The function that ends it.
-    fn end(self) -> Function {
-        match self {
-            Self::Kill => Function::Start,
-            Self::Pause => Function::Resume,
-            Self::Partition => Function::StopPartition,
-        }
-    }
-}
-
-/// Which servers a kill or pause hits.
+/// Which servers a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aim {
     One,
@@ -71,10 +53,16 @@ enum Aim {
     Majority,
     Primaries,
     All,
+    /// All, one after the other.
+    Rolling,
 }
 
 impl Aim {
-    const ALL: [Self; 5] = [Self::One, Self::Minority, Self::Majority, Self::Primaries, Self::All];
+    const AT_ONCE: [Self; 5] =
+        [Self::One, Self::Minority, Self::Majority, Self::Primaries, Self::All];
+    const WITH_ROLLING: [Self; 6] =
+        [Self::One, Self::Minority, Self::Majority, Self::Primaries, Self::All, Self::Rolling];
+    const FEW: [Self; 3] = [Self::One, Self::Minority, Self::Primaries];
 
     fn name(self) -> &'static str {
         match self {
@@ -83,6 +71,7 @@ impl Aim {
             Self::Majority => "majority",
             Self::Primaries => "primaries",
             Self::All => "all",
+            Self::Rolling => "rolling",
         }
     }
 
@@ -95,6 +84,7 @@ impl Aim {
             Self::Minority => order[..(count - 1) / 2].to_vec(),
             Self::Majority => order[..=count / 2].to_vec(),
             Self::Primaries => leaders.to_vec(),
+            Self::Rolling => return order,
             Self::All => order,
         };
         chosen.sort_unstable();
@@ -128,14 +118,16 @@ impl Schedule {
 }
 
 /// The fault injector of one run.
+#[derive(Clone, Copy)]
 pub(crate) struct Nemesis<'a> {
     cluster: &'a Mutex<Cluster>,
     endpoints: &'a [Endpoint],
     recorder: &'a Recorder,
-    random: Random,
+    seed: u64,
 }
 
 /// What came of an attempt.
+#[derive(Debug)]
 enum Outcome {
     Installed(Value),
     Skipped(String),
@@ -148,161 +140,216 @@ impl<'a> Nemesis<'a> {
         cluster: &'a Mutex<Cluster>,
         endpoints: &'a [Endpoint],
         recorder: &'a Recorder,
-        random: Random,
+        seed: u64,
     ) -> Self {
-        Self { cluster, endpoints, recorder, random }
+        Self { cluster, endpoints, recorder, seed }
     }
 
     /// Injects faults until `stop` is set; returns early if the harness itself fails.
     pub(crate) fn torment(
-        &mut self,
+        &self,
         classes: &[FaultClass],
         schedule: Schedule,
         stop: &AtomicBool,
     ) -> Result<()> {
-        let start = Instant::now() + schedule.quiet;
-        // The first faults come soon after the calm, so that short runs see every class.
-        let mut clocks: Vec<(Instant, FaultClass, bool)> = classes
-            .iter()
-            .map(|class| {
-                let delay = self.random.duration(Duration::ZERO, schedule.interval / 2);
-                (start + delay, *class, false)
-            })
-            .collect();
-        while let Some(next) = clocks.iter_mut().min_by_key(|clock| clock.0) {
-            while Instant::now() < next.0 {
-                if stop.load(Ordering::Relaxed) {
-                    return Ok(());
-                }
-                std::thread::sleep(NAP.min(next.0.saturating_duration_since(Instant::now())));
+        // The first failure ends all classes, but not the clients.
+        let failed = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let (failed, nemesis) = (&failed, *self);
+            let threads: Vec<_> = classes
+                .iter()
+                .map(|class| {
+                    scope.spawn(move || {
+                        let halt =
+                            || stop.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
+                        let outcome = nemesis.flip(*class, schedule, &halt);
+                        if outcome.is_err() {
+                            failed.store(true, Ordering::Relaxed);
+                        }
+                        outcome
+                    })
+                })
+                .collect();
+            let mut outcome = Ok(());
+            for thread in threads {
+                let ended = thread.join().unwrap_or_else(|_| Err(anyhow!("a class panicked")));
+                outcome = outcome.and(ended);
             }
-            let (_, class, active) = *next;
-            let pause = schedule.pause(&mut self.random);
-            if active {
-                self.relieve(class)?;
-                *next = (Instant::now() + pause, class, false);
-            } else {
-                let took_hold = self.strike(class)?;
-                // What was skipped is tried again soon.
-                let wait = if took_hold { pause } else { pause / 4 };
-                *next = (Instant::now() + wait, class, took_hold);
+            outcome
+        })
+    }
+
+    /// One class: calm and fault by turns.
+    fn flip(&self, class: FaultClass, schedule: Schedule, halt: &dyn Fn() -> bool) -> Result<()> {
+        let mut turn = Turn::new(*self, class, halt);
+        // The first fault comes soon after the calm, so that short runs see every class.
+        let extra = turn.random.duration(Duration::ZERO, schedule.interval / 2);
+        turn.wait(schedule.quiet + extra);
+        while !halt() {
+            let took_hold = turn.strike(schedule)?;
+            let pause = schedule.pause(&mut turn.random);
+            // What was skipped is tried again soon.
+            turn.wait(if took_hold { pause } else { pause / 4 });
+            if took_hold && !halt() {
+                turn.relieve()?;
+                let pause = schedule.pause(&mut turn.random);
+                turn.wait(pause);
             }
         }
         Ok(())
     }
 
     /// Ends every fault of every class, whether or not this injector began it.
-    pub(crate) fn heal_all(&mut self) -> Result<()> {
-        for class in [FaultClass::Partition, FaultClass::Pause, FaultClass::Kill] {
-            self.relieve(class)?;
+    pub(crate) fn heal_all(&self) -> Result<()> {
+        for class in HEALING {
+            Turn::new(*self, class, &|| false).relieve()?;
         }
         Ok(())
     }
 
-    /// Begins a fault; false if it was skipped.
-    fn strike(&mut self, class: FaultClass) -> Result<bool> {
-        match class {
-            FaultClass::Kill | FaultClass::Pause => {
-                let aim = self.random.choose(&Aim::ALL);
-                self.record(class.begin(), json!(aim.name()));
-                let outcome = self.strike_processes(class, aim)?;
-                Ok(self.conclude(class, outcome))
-            }
-            FaultClass::Partition => {
-                let shape = self.random.choose(&Shape::ALL);
-                let cuts = !shape.one_way() && self.random.below(2) == 0;
-                let how = if cuts { Flow::Cut } else { Flow::Held };
-                self.record(class.begin(), json!(shape.name()));
-                let outcome = self.strike_links(shape, how);
-                Ok(self.conclude(class, outcome))
-            }
-        }
-    }
-
-    fn strike_processes(&mut self, class: FaultClass, aim: Aim) -> Result<Outcome> {
-        let leaders = if aim == Aim::Primaries { leaders(self.endpoints) } else { Vec::new() };
-        let servers = aim.servers(self.endpoints.len(), &leaders, &mut self.random);
-        if servers.is_empty() {
-            return Ok(Outcome::Skipped("no leader is known".to_owned()));
-        }
-        let (mut done, mut unclear) = (Vec::new(), Vec::new());
-        let mut cluster = self.cluster();
-        for server in servers {
-            let effect = match class {
-                FaultClass::Kill => cluster.kill(server)?,
-                FaultClass::Pause => cluster.pause(server)?,
-                FaultClass::Partition => unreachable!("partitions hit links, not processes"),
+    /// Strikes and relieves one class again and again, as often as asked; after each time `after` says whether to go on.
+    pub(crate) fn cycles(
+        &self,
+        class: FaultClass,
+        count: u64,
+        pace: Duration,
+        after: &dyn Fn(u64) -> Result<bool>,
+    ) -> Result<()> {
+        let mut turn = Turn::new(*self, class, &|| false);
+        let mut attempts = 0;
+        let mut done = 0;
+        while done < count {
+            turn.wait(pace);
+            attempts += 1;
+            ensure!(attempts <= 3 * count, "{} was skipped too often", class.name());
+            let took_hold = if class == FaultClass::Power {
+                turn.strike_power(Aim::All)?
+            } else {
+                turn.strike(Schedule { quiet: Duration::ZERO, interval: pace })?
             };
-            let name = &self.endpoints[server].name;
-            match effect {
-                Effect::Done => done.push(name),
-                Effect::Nothing => {}
-                Effect::Unclear(reason) => unclear.push(format!("{name}: {reason}")),
-            }
-        }
-        Ok(if !unclear.is_empty() {
-            Outcome::Indeterminate(unclear.join("; "))
-        } else if done.is_empty() {
-            Outcome::Skipped(format!("the {} servers aimed at are down or paused", aim.name()))
-        } else {
-            Outcome::Installed(json!({"aim": aim.name(), "nodes": done}))
-        })
-    }
-
-    fn strike_links(&mut self, shape: Shape, how: Flow) -> Outcome {
-        let leaders = leaders(self.endpoints);
-        let blocked = shape.blocked(self.endpoints.len(), &leaders, &mut self.random);
-        if blocked.is_empty() {
-            return Outcome::Skipped("no leader is known".to_owned());
-        }
-        let cluster = self.cluster();
-        let board = cluster.switchboard();
-        // A server that does not go through its proxies cannot be cut off; that must not look like a fault.
-        let used = blocked.iter().any(|(from, to)| board.bytes(*from, *to) > 0);
-        board.block(&blocked, how);
-        let name = |server: usize| self.endpoints[server].name.as_str();
-        let flows: Vec<String> =
-            blocked.iter().map(|(from, to)| format!("{}->{}", name(*from), name(*to))).collect();
-        if !used {
-            return Outcome::Indeterminate(format!(
-                "the links {} have never carried a byte",
-                flows.join(", ")
-            ));
-        }
-        let how = match how {
-            Flow::Cut => "cut",
-            Flow::Held => "held",
-            Flow::Open => unreachable!("a partition blocks"),
-        };
-        Outcome::Installed(json!({"shape": shape.name(), "how": how, "flows": flows}))
-    }
-
-    /// Ends the faults of a class; what there was to end is in the history.
-    fn relieve(&mut self, class: FaultClass) -> Result<()> {
-        self.record(class.end(), Value::Null);
-        let mut cluster = self.cluster();
-        let mut nodes = Vec::new();
-        match class {
-            FaultClass::Partition => cluster.switchboard().heal(),
-            FaultClass::Kill | FaultClass::Pause => {
-                for server in 0..cluster.len() {
-                    let effect = if class == FaultClass::Kill {
-                        cluster.start(server)?
-                    } else {
-                        cluster.resume(server)?
-                    };
-                    if effect == Effect::Done {
-                        nodes.push(self.endpoints[server].name.clone());
-                    }
+            turn.relieve()?;
+            if took_hold {
+                done += 1;
+                if !after(done)? {
+                    return Ok(());
                 }
             }
         }
-        drop(cluster);
-        self.record(class.end(), json!({"nodes": nodes}));
         Ok(())
     }
 
-    fn conclude(&self, class: FaultClass, outcome: Outcome) -> bool {
+    /// Kills one server for a while, so that the others have to show that they hold everything.
+    pub(crate) fn rely_on_the_others(&self, round: u64, pace: Duration) -> Result<()> {
+        let mut turn = Turn::new(*self, FaultClass::Kill, &|| false);
+        turn.random = Random::stream(self.seed, 2_000 + round);
+        turn.announce(Aim::One.name());
+        let outcome = turn.hit(Aim::One)?;
+        turn.conclude(outcome);
+        turn.wait(pace);
+        turn.relieve()
+    }
+}
+
+/// One class at work: the injector with its own stream of chance.
+struct Turn<'a> {
+    nemesis: Nemesis<'a>,
+    class: FaultClass,
+    random: Random,
+    halt: &'a dyn Fn() -> bool,
+}
+
+impl<'a> Turn<'a> {
+    fn new(nemesis: Nemesis<'a>, class: FaultClass, halt: &'a dyn Fn() -> bool) -> Self {
+        let random = Random::stream(nemesis.seed, 1_000 + class as u64);
+        Self { nemesis, class, random, halt }
+    }
+
+    /// Begins a fault; false if it was skipped.
+    fn strike(&mut self, schedule: Schedule) -> Result<bool> {
+        match self.class {
+            FaultClass::Kill | FaultClass::Pause => self.strike_processes(schedule),
+            FaultClass::Restart => self.strike_restart(schedule),
+            FaultClass::Transfer => Ok(self.strike_transfer()),
+            FaultClass::Partition => self.strike_partition(),
+            FaultClass::Delay => Ok(self.strike_links(LinkFault::Slow)),
+            FaultClass::Loss => Ok(self.strike_links(LinkFault::Lossy)),
+            FaultClass::HalfOpen => Ok(self.strike_links(LinkFault::Silent)),
+            FaultClass::DiskFull => self.strike_disk(DiskFault::Full),
+            FaultClass::SlowDisk => self.strike_disk(DiskFault::Slow),
+            FaultClass::HangDisk => self.strike_disk(DiskFault::Hang),
+            FaultClass::Corrupt => self.strike_files(),
+            FaultClass::Power => {
+                let aim = self.random.choose(&Aim::AT_ONCE);
+                self.strike_power(aim)
+            }
+            FaultClass::Freeze => self.strike_freeze(),
+            FaultClass::Clock => self.strike_clock(),
+        }
+    }
+
+    /// Ends the faults of this class; what there was to end is in the history.
+    fn relieve(&mut self) -> Result<()> {
+        match self.class {
+            FaultClass::Delay => self.relieve_links(LinkFault::Slow),
+            FaultClass::Loss => self.relieve_links(LinkFault::Lossy),
+            FaultClass::HalfOpen => self.relieve_links(LinkFault::Silent),
+            FaultClass::Restart | FaultClass::Transfer => {}
+            FaultClass::Kill | FaultClass::Pause => self.relieve_processes()?,
+            FaultClass::Partition => self.relieve_partition()?,
+            FaultClass::DiskFull => self.relieve_disk(DiskFault::Full)?,
+            FaultClass::SlowDisk => self.relieve_disk(DiskFault::Slow)?,
+            FaultClass::HangDisk => self.relieve_disk(DiskFault::Hang)?,
+            FaultClass::Corrupt => self.relieve_files()?,
+            FaultClass::Power => self.relieve_power()?,
+            FaultClass::Freeze => self.relieve_freeze()?,
+            FaultClass::Clock => self.relieve_clock()?,
+        }
+        Ok(())
+    }
+
+    /// Sleeps, but not beyond the end of the run.
+    fn wait(&self, length: Duration) {
+        let end = Instant::now() + length;
+        while !(self.halt)() && Instant::now() < end {
+            thread::sleep(NAP.min(end.saturating_duration_since(Instant::now())));
+        }
+    }
+
+    fn servers(&self) -> usize {
+        self.nemesis.endpoints.len()
+    }
+
+    fn name(&self, server: usize) -> &'a str {
+        &self.nemesis.endpoints[server].name
+    }
+
+    fn names(&self, servers: &[usize]) -> Vec<&'a str> {
+        servers.iter().map(|server| self.nemesis.endpoints[*server].name.as_str()).collect()
+    }
+
+    fn leaders(&self) -> Vec<usize> {
+        let system = self.cluster().system();
+        leaders(system, self.nemesis.endpoints)
+    }
+
+    /// The record of the beginning: what is going to be tried.
+    fn announce(&self, what: &str) {
+        self.record(self.class.begin(), json!(what));
+    }
+
+    /// The details of a fault that hits these servers, with what a measurement of the outage needs: when it took hold,
+    /// who led, and who cannot serve.
+    fn details(&self, aim: &str, victims: &[usize], leaders: &[usize], at: u64) -> Value {
+        json!({
+            "aim": aim,
+            "nodes": self.names(victims),
+            "leaders": self.names(leaders),
+            "at": at,
+        })
+    }
+
+    /// Records how the attempt ended; false if it was skipped.
+    fn conclude(&self, outcome: Outcome) -> bool {
         let (value, took_hold) = match outcome {
             Outcome::Installed(mut details) => {
                 details["outcome"] = "installed".into();
@@ -313,19 +360,28 @@ impl<'a> Nemesis<'a> {
                 (json!({"outcome": "indeterminate", "reason": reason}), true)
             }
         };
-        self.record(class.begin(), value);
+        self.record(self.class.begin(), value);
         took_hold
     }
 
-    fn record(&self, function: Function, value: Value) {
-        self.recorder.record(Op::new(Process::Nemesis, Kind::Info, function, value));
+    fn record(&self, function: FaultFunction, value: Value) {
+        let op = Op::new(Process::Nemesis, Kind::Info, Function::Fault(function), value);
+        self.nemesis.recorder.record(op);
+    }
+
+    /// The record of an end.
+    fn relieved(&self, value: Value) {
+        self.record(self.class.end(), value);
+    }
+
+    fn now(&self) -> u64 {
+        self.nemesis.recorder.now()
     }
 
     fn cluster(&self) -> MutexGuard<'a, Cluster> {
-        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nemesis.cluster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
-#[path = "nemesis_tests.rs"]
 mod tests;

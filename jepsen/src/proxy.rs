@@ -1,40 +1,80 @@
-//! The network between the servers: one TCP proxy per directed pair, so that links can be cut without root.
+//! The network between the servers: one TCP proxy per directed pair, so that links can be broken without root.
 //!
 //! Server i reaches server j only through the listener of the pair (i, j). Bytes from a to b are the *flow*
 //! (a, b); a connection of the pair (i, j) carries flow (i, j) upstream and flow (j, i) downstream, so one
-//! direction can be blocked alone.
+//! direction can be broken alone.
 //! ```text
 //!  server i ──► listener (i,j) ──► [flow (i,j)?] ──► rpc port of j
 //!           ◄────────────────── [flow (j,i)?] ◄──
 //! ```
-//! A held flow keeps its bytes and hands them over when it opens again, as TCP does after packet loss; a cut
-//! flow closes the connections of both pairs it is part of and refuses new ones. The proxy must never
-//! alter, drop from the middle, or reorder bytes of a connection that lives.
+//! A flow can be broken in several ways at once. *Blocked*: held bytes are handed over when it opens again, as TCP does
+//! after packet loss; a cut one has no connections. *Slow*: bytes arrive later. *Lossy*: a TCP proxy cannot lose a packet, but
+//! it can show what loss does to connections: stalls and resets. *A black hole*: connections stay open and carry nothing, for
+//! ever, also after the heal; only new ones work. The proxy must never alter, drop from the middle, or reorder bytes of a
+//! connection that still delivers.
 
-use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::net::sockopt::set_socket_linger;
+
+use crate::random::Random;
 
 const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 const CHUNK_BYTES: usize = 64 * 1024;
 const STACK_BYTES: usize = 256 * 1024;
 /// Connections through all pairs at once; more are refused.
 const CONNECTIONS_MAX: usize = 1_000;
+/// Bytes on their way in one direction of one slow connection.
+const QUEUED_BYTES_MAX: usize = 4 << 20;
 
-/// What happens to bytes from one server to another.
+/// Whether bytes pass from one server to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
     /// They pass.
     Open,
     /// They wait until the flow opens or the connection ends.
     Held,
+    /// Held and open by turns of this length.
+    Flapping(Duration),
     /// There are no connections.
     Cut,
+}
+
+/// How late bytes arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Delay {
+    /// The least.
+    pub(crate) from: Duration,
+    /// The most.
+    pub(crate) to: Duration,
+}
+
+/// What loss of packets does to connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Loss {
+    /// How many pieces of a hundred stall.
+    pub(crate) stall_percent: usize,
+    /// For how long, as retransmission takes.
+    pub(crate) stall: Delay,
+    /// How many pieces of a hundred break their connection.
+    pub(crate) reset_percent: usize,
+}
+
+/// What broken links did to bytes so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Met {
+    /// Pieces that arrived late.
+    pub(crate) delayed: u64,
+    /// Pieces that stalled or broke their connection.
+    pub(crate) lost: u64,
+    /// Bytes that a black hole took.
+    pub(crate) swallowed: u64,
 }
 
 /// All proxies of a cluster.
@@ -55,18 +95,41 @@ struct State {
     flows: BTreeMap<(usize, usize), Link>,
     connections: BTreeMap<u64, Connection>,
     next_connection: u64,
+    met: Met,
+    /// When flapping flows began.
+    since: Instant,
     stopping: bool,
 }
 
 struct Link {
     flow: Flow,
+    delay: Option<Delay>,
+    loss: Option<Loss>,
+    black_hole: bool,
     bytes: u64,
 }
 
 struct Connection {
     pair: (usize, usize),
+    life: Life,
     /// Clones of the sockets, to close them from outside.
     sockets: Vec<TcpStream>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Delivers,
+    /// Carries nothing any more, and neither end is told.
+    Silent,
+    /// Ends with a reset.
+    Reset,
+}
+
+/// What is to become of a piece that was read.
+enum Fate {
+    Deliver { after: Duration },
+    Swallow,
+    Stop,
 }
 
 impl Switchboard {
@@ -75,9 +138,16 @@ impl Switchboard {
         let pairs = (0..servers.len())
             .flat_map(|from| (0..servers.len()).map(move |to| (from, to)))
             .filter(|(from, to)| from != to);
-        let flows = pairs.clone().map(|pair| (pair, Link { flow: Flow::Open, bytes: 0 })).collect();
-        let state =
-            State { flows, connections: BTreeMap::new(), next_connection: 0, stopping: false };
+        let link =
+            || Link { flow: Flow::Open, delay: None, loss: None, black_hole: false, bytes: 0 };
+        let state = State {
+            flows: pairs.clone().map(|pair| (pair, link())).collect(),
+            connections: BTreeMap::new(),
+            next_connection: 0,
+            met: Met::default(),
+            since: Instant::now(),
+            stopping: false,
+        };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let mut board = Self { shared, addresses: BTreeMap::new(), acceptors: Vec::new() };
         for pair in pairs {
@@ -102,38 +172,75 @@ impl Switchboard {
 
     /// Blocks exactly these flows in this way and opens all others.
     pub(crate) fn block(&self, blocked: &[(usize, usize)], how: Flow) {
-        let mut state = self.shared.lock();
-        for (pair, link) in &mut state.flows {
-            link.flow = if blocked.contains(pair) { how } else { Flow::Open };
-        }
-        let State { flows, connections, .. } = &mut *state;
-        for connection in connections.values() {
-            if is_cut(flows, connection.pair) {
-                connection.close();
+        self.change(|state| {
+            state.since = Instant::now();
+            for (pair, link) in &mut state.flows {
+                link.flow = if blocked.contains(pair) { how } else { Flow::Open };
             }
-        }
-        drop(state);
-        self.shared.changed.notify_all();
+            let State { flows, connections, .. } = state;
+            for connection in connections.values() {
+                if is_cut(flows, connection.pair) {
+                    connection.close();
+                }
+            }
+        });
     }
 
-    /// Opens all flows.
-    pub(crate) fn heal(&self) {
-        self.block(&[], Flow::Open);
+    /// Slows exactly these flows.
+    pub(crate) fn delay(&self, slow: &[(usize, usize)], how: Delay) {
+        self.change(|state| {
+            for (pair, link) in &mut state.flows {
+                link.delay = slow.contains(pair).then_some(how);
+            }
+        });
+    }
+
+    /// Makes exactly these flows lossy.
+    pub(crate) fn lose(&self, lossy: &[(usize, usize)], how: Loss) {
+        self.change(|state| {
+            for (pair, link) in &mut state.flows {
+                link.loss = lossy.contains(pair).then_some(how);
+            }
+        });
+    }
+
+    /// Silences every connection that any of these flows is part of, and those that are opened meanwhile.
+    pub(crate) fn swallow(&self, holes: &[(usize, usize)]) {
+        self.change(|state| {
+            for (pair, link) in &mut state.flows {
+                link.black_hole = holes.contains(pair);
+            }
+            let State { flows, connections, .. } = state;
+            for connection in connections.values_mut() {
+                if is_black_hole(flows, connection.pair) && connection.life == Life::Delivers {
+                    connection.life = Life::Silent;
+                }
+            }
+        });
     }
 
     /// Bytes carried so far from one server to another.
     pub(crate) fn bytes(&self, from: usize, to: usize) -> u64 {
         self.shared.lock().flows[&(from, to)].bytes
     }
+
+    /// What broken links did so far.
+    pub(crate) fn met(&self) -> Met {
+        self.shared.lock().met
+    }
+
+    fn change(&self, act: impl FnOnce(&mut State)) {
+        act(&mut self.shared.lock());
+        self.shared.changed.notify_all();
+    }
 }
 
 impl Drop for Switchboard {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        state.stopping = true;
-        state.connections.values().for_each(Connection::close);
-        drop(state);
-        self.shared.changed.notify_all();
+        self.change(|state| {
+            state.stopping = true;
+            state.connections.values().for_each(Connection::close);
+        });
         for address in self.addresses.values() {
             // Wakes the acceptor; when this fails the listener is gone and so is the acceptor.
             TcpStream::connect_timeout(address, DIAL_TIMEOUT).ok();
@@ -152,6 +259,16 @@ impl Connection {
             socket.shutdown(Shutdown::Both).ok();
         }
     }
+
+    /// Wakes both directions; closing a socket that lingers for no time sends a reset.
+    fn reset(&mut self) {
+        self.life = Life::Reset;
+        for socket in &self.sockets {
+            // Both fail only on a socket that is closed already.
+            set_socket_linger(socket, Some(Duration::ZERO)).ok();
+            socket.shutdown(Shutdown::Read).ok();
+        }
+    }
 }
 
 impl Shared {
@@ -167,9 +284,10 @@ impl Shared {
             return None;
         }
         let sockets = vec![socket.try_clone().ok()?];
+        let life = if is_black_hole(&state.flows, pair) { Life::Silent } else { Life::Delivers };
         let id = state.next_connection;
         state.next_connection += 1;
-        state.connections.insert(id, Connection { pair, sockets });
+        state.connections.insert(id, Connection { pair, life, sockets });
         Some(id)
     }
 
@@ -184,35 +302,96 @@ impl Shared {
     }
 
     fn remove(&self, id: u64) {
-        if let Some(connection) = self.lock().connections.remove(&id) {
+        if let Some(connection) = self.lock().connections.remove(&id)
+            && connection.life != Life::Reset
+        {
             connection.close();
         }
     }
 
-    /// Waits while the flow is held, then counts the bytes; false if they must not pass any more.
-    fn pass(&self, flow: (usize, usize), bytes: usize) -> bool {
+    /// Decides what becomes of `bytes` that were read from a connection.
+    fn judge(&self, id: u64, flow: (usize, usize), bytes: usize, random: &mut Random) -> Fate {
+        let mut state = self.lock();
+        let State { flows, connections, met, .. } = &mut *state;
+        let Some(connection) = connections.get_mut(&id) else { return Fate::Stop };
+        match connection.life {
+            Life::Reset => return Fate::Stop,
+            Life::Silent => {
+                met.swallowed += bytes as u64;
+                return Fate::Swallow;
+            }
+            Life::Delivers => {}
+        }
+        let link = flows.get(&flow).expect("every pair has a link");
+        let mut after = Duration::ZERO;
+        if let Some(delay) = link.delay {
+            met.delayed += 1;
+            after += random.duration(delay.from, delay.to);
+        }
+        if let Some(loss) = link.loss {
+            let draw = random.below(100);
+            if draw < loss.reset_percent {
+                met.lost += 1;
+                connection.reset();
+                return Fate::Stop;
+            }
+            if draw < loss.reset_percent + loss.stall_percent {
+                met.lost += 1;
+                after += random.duration(loss.stall.from, loss.stall.to);
+            }
+        }
+        Fate::Deliver { after }
+    }
+
+    /// Waits while the flow is held, then counts the bytes.
+    fn pass(&self, id: u64, flow: (usize, usize), bytes: usize) -> Fate {
         let mut state = self.lock();
         loop {
             if state.stopping {
-                return false;
+                return Fate::Stop;
             }
+            let life = state.connections.get(&id).map(|connection| connection.life);
+            match life {
+                None | Some(Life::Reset) => return Fate::Stop,
+                Some(Life::Silent) => {
+                    state.met.swallowed += bytes as u64;
+                    return Fate::Swallow;
+                }
+                Some(Life::Delivers) => {}
+            }
+            let since = state.since;
             let link = state.flows.get_mut(&flow).expect("every pair has a link");
+            let mut wait = None;
             match link.flow {
-                Flow::Open => {
-                    link.bytes += bytes as u64;
-                    return true;
-                }
-                Flow::Cut => return false,
-                Flow::Held => {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
+                Flow::Cut => return Fate::Stop,
+                Flow::Open => {}
+                Flow::Held => wait = Some(Duration::MAX),
+                Flow::Flapping(turn) => wait = until_open(since.elapsed(), turn),
             }
+            let Some(wait) = wait else {
+                link.bytes += bytes as u64;
+                return Fate::Deliver { after: Duration::ZERO };
+            };
+            let waited = self.changed.wait_timeout(state, wait.min(Duration::from_hours(1)));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
+/// How long a flapping flow stays held from now on; it begins held.
+fn until_open(elapsed: Duration, turn: Duration) -> Option<Duration> {
+    let turn = turn.as_nanos().max(1);
+    let left = turn - elapsed.as_nanos() % turn;
+    let held = (elapsed.as_nanos() / turn).is_multiple_of(2);
+    held.then(|| Duration::from_nanos(u64::try_from(left).unwrap_or(u64::MAX)))
+}
+
 fn is_cut(flows: &BTreeMap<(usize, usize), Link>, (from, to): (usize, usize)) -> bool {
     flows[&(from, to)].flow == Flow::Cut || flows[&(to, from)].flow == Flow::Cut
+}
+
+fn is_black_hole(flows: &BTreeMap<(usize, usize), Link>, (from, to): (usize, usize)) -> bool {
+    flows[&(from, to)].black_hole || flows[&(to, from)].black_hole
 }
 
 fn accept(shared: &Arc<Shared>, listener: &TcpListener, pair: (usize, usize), target: SocketAddr) {
@@ -245,51 +424,148 @@ fn connect(
     near: &TcpStream,
     target: SocketAddr,
 ) {
-    if !shared.pass((from, to), 0) {
-        return;
+    match shared.pass(id, (from, to), 0) {
+        Fate::Deliver { .. } => {}
+        // Nobody answers, but nobody says so either.
+        Fate::Swallow => return drain(near),
+        Fate::Stop => return,
     }
     let Ok(far) = TcpStream::connect_timeout(&target, DIAL_TIMEOUT) else { return };
     let tuned = near.set_nodelay(true).and_then(|()| far.set_nodelay(true));
     if tuned.is_err() || !shared.attach(id, &far) {
         return;
     }
-    let (Ok(mut near_reader), Ok(mut far_reader)) = (near.try_clone(), far.try_clone()) else {
-        return;
-    };
     std::thread::scope(|scope| {
-        let down = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, || {
-            pump(shared, &mut far_reader, near, (to, from));
-        });
+        let down = std::thread::Builder::new()
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, || Pump::new(shared, id, &far, near, (to, from)).run());
         if down.is_ok() {
-            pump(shared, &mut near_reader, &far, (from, to));
+            Pump::new(shared, id, near, &far, (from, to)).run();
         }
     });
 }
 
-fn pump(shared: &Shared, source: &mut TcpStream, sink: &TcpStream, flow: (usize, usize)) {
-    let mut writer = sink;
+fn drain(mut source: &TcpStream) {
     let mut chunk = vec![0; CHUNK_BYTES];
-    loop {
-        match source.read(&mut chunk) {
-            Ok(0) => {
-                // The other direction may still have bytes to carry.
-                if shared.pass(flow, 0) && sink.shutdown(Shutdown::Write).is_ok() {
-                    return;
-                }
-                break;
-            }
-            Ok(count) => {
-                if !shared.pass(flow, count) || writer.write_all(&chunk[..count]).is_err() {
-                    break;
-                }
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => break,
+    while matches!(source.read(&mut chunk), Ok(1..)) {}
+}
+
+/// One direction of one connection.
+struct Pump<'a> {
+    shared: &'a Shared,
+    id: u64,
+    source: &'a TcpStream,
+    sink: &'a TcpStream,
+    flow: (usize, usize),
+    random: Random,
+    /// Pieces on their way, with the time at which each arrives. Invariant: the times never fall.
+    queue: VecDeque<(Instant, Vec<u8>)>,
+    queued_bytes: usize,
+    source_ended: bool,
+}
+
+impl<'a> Pump<'a> {
+    fn new(
+        shared: &'a Shared,
+        id: u64,
+        source: &'a TcpStream,
+        sink: &'a TcpStream,
+        flow: (usize, usize),
+    ) -> Self {
+        Self {
+            shared,
+            id,
+            source,
+            sink,
+            flow,
+            random: Random::stream(id, (flow.0 * 100 + flow.1) as u64),
+            queue: VecDeque::new(),
+            queued_bytes: 0,
+            source_ended: false,
         }
     }
-    for socket in [source, sink] {
-        // Fails only on a socket that is closed already.
-        socket.shutdown(Shutdown::Both).ok();
+
+    fn run(mut self) {
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let alive = loop {
+            if let Some(end) = self.deliver() {
+                break end;
+            }
+            if let Some(end) = self.take(&mut chunk) {
+                break end;
+            }
+        };
+        if !alive {
+            for socket in [self.source, self.sink] {
+                // Fails only on a socket that is closed already.
+                socket.shutdown(Shutdown::Both).ok();
+            }
+        }
+    }
+
+    /// Hands over what is due. `Some` ends the pump: true if the other direction may go on.
+    fn deliver(&mut self) -> Option<bool> {
+        let mut sink = self.sink;
+        while let Some((due, bytes)) = self.queue.front()
+            && *due <= Instant::now()
+        {
+            match self.shared.pass(self.id, self.flow, bytes.len()) {
+                Fate::Deliver { .. } if sink.write_all(bytes).is_err() => return Some(false),
+                Fate::Deliver { .. } | Fate::Swallow => {}
+                Fate::Stop => return Some(self.is_reset()),
+            }
+            self.queued_bytes -= bytes.len();
+            self.queue.pop_front();
+        }
+        if !self.source_ended || !self.queue.is_empty() {
+            return None;
+        }
+        match self.shared.pass(self.id, self.flow, 0) {
+            // The other direction may still have bytes to carry.
+            Fate::Deliver { .. } => Some(self.sink.shutdown(Shutdown::Write).is_ok()),
+            Fate::Swallow => Some(true),
+            Fate::Stop => Some(self.is_reset()),
+        }
+    }
+
+    /// Reads one piece, or waits until the next one is due.
+    fn take(&mut self, chunk: &mut [u8]) -> Option<bool> {
+        let next = self.queue.front().map(|(due, _)| due.saturating_duration_since(Instant::now()));
+        let patience = next.map(|wait| wait.max(Duration::from_millis(1)));
+        if self.source_ended || self.queued_bytes >= QUEUED_BYTES_MAX {
+            std::thread::sleep(patience.unwrap_or_default());
+            return None;
+        }
+        if self.source.set_read_timeout(patience).is_err() {
+            return Some(false);
+        }
+        let mut source = self.source;
+        match source.read(chunk) {
+            Ok(0) => self.source_ended = true,
+            Ok(count) => match self.shared.judge(self.id, self.flow, count, &mut self.random) {
+                Fate::Swallow => {}
+                Fate::Stop => return Some(self.is_reset()),
+                Fate::Deliver { after } => {
+                    let due = Instant::now() + after;
+                    let last = self.queue.back().map_or(due, |(last, _)| *last);
+                    self.queue.push_back((due.max(last), chunk[..count].to_vec()));
+                    self.queued_bytes += count;
+                }
+            },
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut
+                ) => {}
+            Err(_) => return Some(self.is_reset()),
+        }
+        None
+    }
+
+    /// A connection that is reset must not be shut down in an orderly way.
+    fn is_reset(&self) -> bool {
+        let state = self.shared.lock();
+        state.connections.get(&self.id).is_some_and(|connection| connection.life == Life::Reset)
     }
 }
 
@@ -349,7 +625,7 @@ mod tests {
         assert!(exchange(&mut dial(board.address(0, 1)), 1).is_err());
         assert_eq!(exchange(&mut other, 5).unwrap(), 6);
 
-        board.heal();
+        board.block(&[], Flow::Open);
         assert_eq!(exchange(&mut dial(board.address(0, 1)), 3).unwrap(), 4);
     }
 
@@ -366,7 +642,7 @@ mod tests {
         assert!(socket.read_exact(&mut answer).is_err());
         assert_eq!(board.bytes(0, 1), 2);
         assert_eq!(board.bytes(1, 0), 1);
-        board.heal();
+        board.block(&[], Flow::Open);
         socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         socket.read_exact(&mut answer).unwrap();
         assert_eq!(answer, [8]);
@@ -378,7 +654,7 @@ mod tests {
         board.block(&[(0, 1), (1, 0)], Flow::Held);
         let mut socket = dial(board.address(0, 1));
         socket.write_all(&[1]).unwrap();
-        board.heal();
+        board.block(&[], Flow::Open);
         let mut answer = [0];
         socket.read_exact(&mut answer).unwrap();
         assert_eq!(answer, [2]);
@@ -402,5 +678,76 @@ mod tests {
             ),
             "{ended:?}"
         );
+    }
+
+    #[test]
+    fn a_black_hole_stays_silent_for_its_connections_even_after_the_heal() {
+        let board = Switchboard::start(&[echo(), echo()]).unwrap();
+        let mut old = dial(board.address(0, 1));
+        assert_eq!(exchange(&mut old, 1).unwrap(), 2);
+        board.swallow(&[(1, 0)]);
+        let mut new = dial(board.address(0, 1));
+        let silent = |socket: &mut TcpStream| {
+            socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            matches!(exchange(socket, 1).unwrap_err().kind(), ErrorKind::WouldBlock)
+        };
+        assert!(silent(&mut old) && silent(&mut new));
+        board.swallow(&[]);
+        assert!(silent(&mut old) && silent(&mut new), "neither end is told");
+        assert_eq!(exchange(&mut dial(board.address(0, 1)), 3).unwrap(), 4);
+        assert!(board.met().swallowed >= 2, "{:?}", board.met());
+    }
+
+    #[test]
+    fn slow_flows_deliver_in_order_and_not_early() {
+        let board = Switchboard::start(&[echo(), echo()]).unwrap();
+        let least = Duration::from_millis(50);
+        board.delay(&[(0, 1)], Delay { from: least, to: Duration::from_millis(80) });
+        let mut socket = dial(board.address(0, 1));
+        let started = Instant::now();
+        let mut answers = Vec::new();
+        for byte in 0..20 {
+            socket.write_all(&[byte]).unwrap();
+        }
+        for _ in 0..20 {
+            let mut answer = [0];
+            socket.read_exact(&mut answer).unwrap();
+            answers.push(answer[0]);
+        }
+        assert!(started.elapsed() >= least);
+        assert_eq!(answers, (1..=20).collect::<Vec<u8>>());
+        assert!(board.met().delayed > 0);
+        board.delay(&[], Delay { from: least, to: least });
+        let before = board.met().delayed;
+        assert_eq!(exchange(&mut socket, 1).unwrap(), 2);
+        assert_eq!(board.met().delayed, before);
+    }
+
+    #[test]
+    fn lossy_flows_reset_connections() {
+        let board = Switchboard::start(&[echo(), echo()]).unwrap();
+        let mut socket = dial(board.address(0, 1));
+        assert_eq!(exchange(&mut socket, 1).unwrap(), 2);
+        let stall = Delay { from: Duration::ZERO, to: Duration::ZERO };
+        board.lose(&[(0, 1)], Loss { stall_percent: 0, stall, reset_percent: 100 });
+        let error = exchange(&mut socket, 1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(board.met().lost, 1);
+        board.lose(&[], Loss { stall_percent: 0, stall, reset_percent: 0 });
+        assert_eq!(exchange(&mut dial(board.address(0, 1)), 3).unwrap(), 4);
+    }
+
+    #[test]
+    fn flapping_flows_are_held_and_open_by_turns() {
+        let turn = Duration::from_millis(200);
+        let milliseconds = Duration::from_millis;
+        assert_eq!(until_open(Duration::ZERO, turn), Some(turn));
+        assert_eq!(until_open(milliseconds(150), turn), Some(milliseconds(50)));
+        assert_eq!(until_open(milliseconds(200), turn), None);
+        assert_eq!(until_open(milliseconds(399), turn), None);
+        assert_eq!(until_open(milliseconds(400), turn), Some(turn));
+        let board = Switchboard::start(&[echo(), echo()]).unwrap();
+        board.block(&[(0, 1)], Flow::Flapping(milliseconds(5)));
+        assert_eq!(exchange(&mut dial(board.address(0, 1)), 3).unwrap(), 4);
     }
 }

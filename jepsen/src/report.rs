@@ -11,9 +11,18 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 
+use crate::checker::judgement::Judgement;
+use crate::checker::outage::Outages;
 use crate::checker::{Results, Verdict};
+use crate::fault::FaultClass;
+use crate::probe::Finding;
 use crate::store::Readiness;
+
+/// Entries of one violation that are printed, and bytes of each; `results.json` has all of them.
+const ENTRIES_MAX: usize = 40;
+const LINE_BYTES_MAX: usize = 600;
 
 /// Writes progress lines.
 pub(crate) struct Reporter {
@@ -57,6 +66,31 @@ pub(crate) fn print_results(results: &Results, directory: &Path, json: bool) -> 
     Ok(())
 }
 
+/// Prints what this machine can do.
+pub(crate) fn print_findings(findings: &[Finding], json: bool) -> Result<()> {
+    if json {
+        print_line(&serde_json::to_string_pretty(findings)?);
+        return Ok(());
+    }
+    for finding in findings {
+        let classes: Vec<&str> = finding.classes.iter().map(|class| class.name()).collect();
+        let classes =
+            if classes.is_empty() { "--net namespaces".to_owned() } else { classes.join(", ") };
+        let (word, why) = match &finding.missing {
+            None => ("yes", String::new()),
+            Some(why) => ("no", format!("  {why}")),
+        };
+        print_line(&format!("{:<12} {word:<4} for {classes}{why}", finding.means.name()));
+    }
+    let free: Vec<&str> = FaultClass::value_variants()
+        .iter()
+        .filter(|class| class.means().is_empty())
+        .map(|class| class.name())
+        .collect();
+    print_line(&format!("always            {}", free.join(", ")));
+    Ok(())
+}
+
 /// Prints one line of a result.
 #[expect(clippy::print_stdout, reason = "this is the file that prints")]
 pub(crate) fn print_line(text: &str) {
@@ -78,24 +112,24 @@ pub(crate) fn render(results: &Results, directory: &Path) -> String {
         writeln!(text, "  {name:<15} {:<8} {details}", word(verdict))
             .expect("writing to a string cannot fail");
     };
-    row("linearizable", results.linearizable.valid, linearizable_details(results));
+    row(results.workload.checker, results.workload.valid, workload_details(&results.workload));
     row("stats", results.stats.valid, stats_details(results));
     row("crash", results.crash.valid, crash_details(results));
     row("coverage", results.coverage.valid, coverage_details(results));
     row("final workload", results.final_workload.valid, final_details(results));
+    for (class, why) in &results.coverage.unavailable {
+        row("skipped", Verdict::Unknown, format!("{class}: {why}"));
+    }
+    for (class, outages) in &results.outages {
+        row("outage", Verdict::True, outage_details(class, outages));
+    }
     for failure in &results.harness_failures {
         row("harness", Verdict::Unknown, failure.clone());
     }
-    for example in &results.linearizable.counterexamples {
-        write!(text, "\nkey {}: {}\n", example.key, example.explanation)
-            .expect("writing to a string cannot fail");
-        for op in &example.entries {
-            writeln!(text, "{}", op.describe()).expect("writing to a string cannot fail");
-        }
-    }
+    text.push_str(&violations(&results.workload));
     let verdict = match results.valid {
         Verdict::True => {
-            format!("PASS: no violation found in {} calls", results.linearizable.calls)
+            format!("PASS: no violation found in {} operations", results.workload.operations)
         }
         Verdict::Unknown => "UNKNOWN: the run proves nothing, see above".to_owned(),
         Verdict::False => "FAIL: a promise was broken, see above".to_owned(),
@@ -104,18 +138,39 @@ pub(crate) fn render(results: &Results, directory: &Path) -> String {
     text
 }
 
-fn linearizable_details(results: &Results) -> String {
-    let report = &results.linearizable;
-    let mut text = format!(
-        "{} keys, {} calls, checked in {} ms",
-        report.keys, report.calls, report.elapsed_ms
-    );
-    if !report.failed_keys.is_empty() {
-        write!(text, "; violated by keys {:?}", report.failed_keys)
-            .expect("writing to a string cannot fail");
+/// The judgement of a history without servers, for people.
+pub(crate) fn render_judgement(judgement: &Judgement) -> String {
+    let verdict = match judgement.valid {
+        Verdict::True => format!("PASS: no violation found in {} operations", judgement.operations),
+        Verdict::Unknown => "UNKNOWN: the history proves nothing".to_owned(),
+        Verdict::False => "FAIL: the history breaks the model".to_owned(),
+    };
+    let details = workload_details(judgement);
+    format!("  {:<15} {details}\n{}\n{verdict}", judgement.checker, violations(judgement))
+}
+
+fn workload_details(judgement: &Judgement) -> String {
+    format!("{}, checked in {} ms", judgement.summary, judgement.elapsed_ms)
+}
+
+fn violations(judgement: &Judgement) -> String {
+    let mut text = String::new();
+    for violation in &judgement.violations {
+        write!(text, "\n{}\n", violation.title).expect("writing to a string cannot fail");
+        for op in violation.entries.iter().take(ENTRIES_MAX) {
+            let line = op.describe();
+            let cut = line.floor_char_boundary(LINE_BYTES_MAX);
+            let dots = if cut < line.len() { " …" } else { "" };
+            writeln!(text, "{}{dots}", &line[..cut]).expect("writing to a string cannot fail");
+        }
+        if violation.entries.len() > ENTRIES_MAX {
+            writeln!(text, "  and {} more", violation.entries.len() - ENTRIES_MAX)
+                .expect("writing to a string cannot fail");
+        }
     }
-    for (key, reason) in &report.unknown_keys {
-        write!(text, "; key {key}: {reason}").expect("writing to a string cannot fail");
+    let more = judgement.violation_count.saturating_sub(judgement.violations.len());
+    if more > 0 {
+        writeln!(text, "\nand {more} more violations").expect("writing to a string cannot fail");
     }
     text
 }
@@ -171,6 +226,18 @@ fn coverage_details(results: &Results) -> String {
     if classes.is_empty() { "no faults asked for".to_owned() } else { classes.join("; ") }
 }
 
+fn outage_details(class: &str, outages: &Outages) -> String {
+    let mut text = format!(
+        "{class}: leader lost {} times, next write after p50 {} ms, p99 {} ms, max {} ms",
+        outages.count, outages.p50_ms, outages.p99_ms, outages.max_ms
+    );
+    if outages.without_end > 0 {
+        write!(text, "; {} without a write until the end", outages.without_end)
+            .expect("writing to a string cannot fail");
+    }
+    text
+}
+
 fn final_details(results: &Results) -> String {
     let report = &results.final_workload;
     let ready = match report.ready_after_heal {
@@ -178,11 +245,17 @@ fn final_details(results: &Results) -> String {
         Readiness::Never => "the servers were not ready in time after the heal".to_owned(),
         Readiness::Milliseconds(milliseconds) => format!("ready {milliseconds} ms after the heal"),
     };
-    let mut text = format!("{} keys, {ready}", report.keys);
+    let mut text = match report.keys {
+        0 => ready,
+        keys => format!("{keys} keys, {ready}"),
+    };
     for (keys, verb) in [(&report.not_written, "written"), (&report.not_read, "read")] {
         if !keys.is_empty() {
             write!(text, "; not {verb}: {keys:?}").expect("writing to a string cannot fail");
         }
+    }
+    for silent in &report.silent {
+        write!(text, "; {silent}").expect("writing to a string cannot fail");
     }
     text
 }

@@ -11,28 +11,39 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::agents::{Fleet, Setup as FleetSetup};
+use crate::checker::coverage::Asked;
 use crate::checker::{Evidence, Results, Verdict, check};
 use crate::cluster::{Cluster, Endpoint, Setup};
+use crate::fault::FaultClass;
 use crate::guard::Guard;
 use crate::history::{Recorder, read_jsonl};
+use crate::html;
 use crate::nemesis::{Nemesis, Schedule};
+use crate::owned::Ledger;
 use crate::random::Random;
 use crate::report::Reporter;
-use crate::store::{Aftermath, Readiness, TestRecord, create_run, read_json, write_json};
-use crate::workload::{Clients, Load, Target};
+use crate::store::{Aftermath, Cycles, Readiness, TestRecord, create_run, read_json, write_json};
+use crate::system::System;
+use crate::workload::{Drive, Load, Target, WorkloadKind, clients};
 
 /// How long the servers may take to be ready, at the start and after the heal.
 const READY_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long the last phase may try to serve every key.
 const LAST_PHASE_TIMEOUT: Duration = Duration::from_mins(1);
+/// Calm between the last heal and the last phase, at most; a sixth of a short run.
+const SETTLE: Duration = Duration::from_secs(10);
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(100);
+
+/// More classes than these are only counted in a run's name.
+const NAMED_CLASSES_MAX: usize = 4;
 
 /// A run that was judged.
 pub(crate) struct Finished {
@@ -57,20 +68,28 @@ pub(crate) fn run(record: &TestRecord, store: &Path, check_time_max: Duration) -
     ));
     let mut aftermath = Aftermath::default();
     {
-        let cluster = start_cluster(record, &directory, &reporter)?;
+        let cluster = start_cluster(record, &directory, store, &reporter)?;
         let endpoints = cluster.endpoints().to_vec();
+        let mut fleet = start_agents(record, &directory, &endpoints)?;
         let cluster = Mutex::new(cluster);
-        conduct(record, &cluster, &endpoints, &recorder, &reporter, &mut aftermath);
+        conduct(record, &cluster, &endpoints, &mut fleet, &recorder, &reporter, &mut aftermath);
+        if let Err(error) = fleet.stop() {
+            aftermath.harness_failures.push(format!("stop of the agents: {error:#}"));
+        }
         let mut cluster = cluster.into_inner().unwrap_or_else(PoisonError::into_inner);
         match cluster.stop() {
             Ok(slow) if slow.is_empty() => {}
             Ok(slow) => reporter.line(&format!("killed, deaf to SIGTERM: {}", slow.join(", "))),
             Err(error) => aftermath.harness_failures.push(format!("stop: {error:#}")),
         }
-        aftermath.exits = cluster.exits().to_vec();
+        aftermath.exits = [cluster.exits(), fleet.exits()].concat();
+        aftermath.tolerated = cluster.tolerated().to_vec();
     }
     aftermath.harness_failures.extend(recorder.snapshot().1);
     write_json(&directory, "aftermath.json", &aftermath)?;
+    if let Some(cycles) = record.cycles {
+        reporter.line(&cycles_line(cycles, &aftermath.cycles_ready_ms));
+    }
     reporter.line("checking");
     let results = judge(&directory, check_time_max)?;
     if results.valid == Verdict::True {
@@ -89,17 +108,29 @@ pub(crate) fn judge(directory: &Path, check_time_max: Duration) -> Result<Result
         let cut_short = "the run was cut short: there is no aftermath.json".to_owned();
         Aftermath { harness_failures: vec![cut_short], ..Aftermath::default() }
     };
+    let workload = workload_of(&record)?;
     let evidence = Evidence {
+        workload,
         history: &history,
         directory,
         nodes: &record.nodes,
-        classes: &record.nemesis,
+        faults: Asked {
+            classes: &record.nemesis,
+            unavailable: &record.unavailable,
+            at_least: record.cycles.map_or(1, |cycles| cycles.count),
+        },
         aftermath: &aftermath,
         time_max: check_time_max,
     };
-    let results = check(&evidence)?;
+    let results = check(&evidence);
     write_json(directory, "results.json", &results)?;
+    html::write(directory, &record, &history, &results)?;
     Ok(results)
+}
+
+fn workload_of(record: &TestRecord) -> Result<WorkloadKind> {
+    WorkloadKind::named(&record.workload)
+        .with_context(|| format!("there is no workload {:?}", record.workload))
 }
 
 /// The commit of the working directory, if there is one.
@@ -111,27 +142,62 @@ pub(crate) fn git_commit() -> Option<String> {
 
 fn run_name(record: &TestRecord) -> String {
     let mut parts = vec![record.workload.clone()];
-    parts.extend(record.nemesis.iter().map(|class| class.name().to_owned()));
+    if record.system != System::Quorate {
+        parts.insert(0, record.system.binary().to_owned());
+    }
+    if record.nemesis.len() > NAMED_CLASSES_MAX {
+        parts.push(format!("{}-classes", record.nemesis.len()));
+    } else {
+        parts.extend(record.nemesis.iter().map(|class| class.name().to_owned()));
+    }
+    parts.extend(record.cycles.map(|cycles| format!("x{}", cycles.count)));
     parts.push(format!("{}n", record.nodes.len()));
     parts.extend(record.plant.clone());
     parts.join("-")
 }
 
-fn start_cluster(record: &TestRecord, directory: &Path, reporter: &Reporter) -> Result<Cluster> {
+fn start_cluster(
+    record: &TestRecord,
+    directory: &Path,
+    store: &Path,
+    reporter: &Reporter,
+) -> Result<Cluster> {
     let executable = std::env::current_exe().context("cannot find the harness's executable")?;
+    let injected = record.injected();
+    let loop_disks =
+        injected.contains(&FaultClass::Power) || injected.contains(&FaultClass::Freeze);
+    let mut guard = Guard::start(&executable)?;
+    let ledger = if loop_disks || record.namespaces {
+        let (ledger, undone) = Ledger::open(store)?;
+        for thing in undone {
+            reporter.line(&format!("undone, left by a harness that died: {thing}"));
+        }
+        guard.keep(ledger.path())?;
+        Some(Arc::new(Mutex::new(ledger)))
+    } else {
+        None
+    };
+    for (class, why) in &record.unavailable {
+        reporter.line(&format!("skipped: {} ({why})", class.name()));
+    }
     let setup = Setup {
+        system: record.system,
         binary: record.binary.clone(),
         directory: directory.to_owned(),
         servers: record.nodes.len(),
         plant: record.plant.clone(),
-        guard: Some(Guard::start(&executable)?),
+        namespaces: record.namespaces,
+        loop_disks,
+        faketime: record.faketime.clone().filter(|_| injected.contains(&FaultClass::Clock)),
+        ledger,
+        guard: Some(guard),
     };
     let mut cluster = Cluster::create(setup)?;
     for server in 0..cluster.len() {
         cluster.start(server)?;
     }
     let started = Instant::now();
-    if !cluster.await_ready(READY_TIMEOUT) {
+    if !cluster.await_ready(READY_TIMEOUT)? {
         let mut text = format!("the servers named no leader within {READY_TIMEOUT:?} of the start");
         for exit in cluster.exits() {
             text = format!("{} ended before the cluster was ready: {}", exit.node, exit.status);
@@ -149,15 +215,33 @@ fn start_cluster(record: &TestRecord, directory: &Path, reporter: &Reporter) -> 
     Ok(cluster)
 }
 
+/// Starts the agents that the workload needs, if any.
+fn start_agents(record: &TestRecord, directory: &Path, endpoints: &[Endpoint]) -> Result<Fleet> {
+    let executable = std::env::current_exe().context("cannot find the harness's executable")?;
+    let agents = workload_of(record)?.agents();
+    Fleet::start(FleetSetup {
+        binary: &record.binary,
+        directory,
+        servers: endpoints.iter().map(|endpoint| endpoint.rpc).collect(),
+        agents,
+        guard: if agents.0 > 0 { Some(Guard::start(&executable)?) } else { None },
+    })
+}
+
 /// Clients and faults, then the heal and the last phase.
 fn conduct(
     record: &TestRecord,
     cluster: &Mutex<Cluster>,
     endpoints: &[Endpoint],
+    fleet: &mut Fleet,
     recorder: &Recorder,
     reporter: &Reporter,
     aftermath: &mut Aftermath,
 ) {
+    let Ok(workload) = workload_of(record) else {
+        aftermath.harness_failures.push(format!("there is no workload {:?}", record.workload));
+        return;
+    };
     let targets: Vec<Target> = endpoints
         .iter()
         .map(|endpoint| Target { name: endpoint.name.clone(), http: endpoint.http })
@@ -167,22 +251,30 @@ fn conduct(
         rate: record.rate,
         timeout: Duration::from_millis(record.timeout_ms),
         seed: record.seed,
+        system: record.system,
     };
-    let clients = Clients::new(&targets, load, record.ops_per_key, recorder);
-    let random = Random::stream(record.seed, 2);
-    let mut nemesis = Nemesis::new(cluster, endpoints, recorder, random);
-    let watch = Watch { cluster, recorder, reporter };
-    aftermath.harness_failures.extend(torment(record, &clients, &mut nemesis, &watch));
+    let clients = clients(workload, &targets, load, record.ops_per_key, recorder);
+    let nemesis = Nemesis::new(cluster, endpoints, recorder, record.seed);
+    let ready_ms = Mutex::new(Vec::new());
+    let watch = Watch { cluster, recorder, reporter, ready_ms: &ready_ms };
+    aftermath.harness_failures.extend(torment(record, &*clients, nemesis, fleet, &watch));
+    let ready_ms = ready_ms.lock().unwrap_or_else(PoisonError::into_inner);
+    aftermath.cycles_ready_ms.extend_from_slice(&ready_ms);
+    drop(ready_ms);
 
     reporter.line("healing every fault");
     let healed = Instant::now();
-    if let Err(error) = nemesis.heal_all() {
+    if let Err(error) = nemesis.heal_all().and_then(|()| fleet.heal()) {
         aftermath.harness_failures.push(format!("heal: {error:#}"));
         return;
     }
-    let ready = watch.cluster().await_ready(READY_TIMEOUT);
+    let ready = watch.cluster().await_ready(READY_TIMEOUT).unwrap_or_else(|error| {
+        aftermath.harness_failures.push(format!("start after the heal: {error:#}"));
+        false
+    });
     let elapsed = u64::try_from(healed.elapsed().as_millis()).unwrap_or(u64::MAX);
     if ready {
+        thread::sleep(SETTLE.min(Duration::from_millis(record.time_limit_ms / 6)));
         aftermath.ready_after_heal = Readiness::Milliseconds(elapsed);
         reporter.line(&format!("ready after {elapsed} ms, last phase"));
         clients.last_phase(Instant::now() + LAST_PHASE_TIMEOUT);
@@ -195,30 +287,47 @@ fn conduct(
 /// The main phase; returns what went wrong in the harness.
 fn torment(
     record: &TestRecord,
-    clients: &Clients<'_>,
-    nemesis: &mut Nemesis<'_>,
+    clients: &dyn Drive,
+    nemesis: Nemesis<'_>,
+    fleet: &mut Fleet,
     watch: &Watch<'_>,
 ) -> Vec<String> {
     let time_limit = Duration::from_millis(record.time_limit_ms);
     let interval = Duration::from_millis(record.nemesis_interval_ms);
     let schedule = Schedule::new(interval, time_limit);
+    let classes = record.injected();
     let stop = AtomicBool::new(false);
     let mut failures = Vec::new();
     thread::scope(|scope| {
-        let stop = &stop;
+        let (stop, classes) = (&stop, &classes);
         let workers: Vec<_> = (0..record.concurrency)
             .map(|number| scope.spawn(move || clients.work(number, stop)))
             .collect();
-        let injector = scope.spawn(move || nemesis.torment(&record.nemesis, schedule, stop));
+        let injector = scope.spawn(move || match record.cycles {
+            Some(cycles) if classes.contains(&cycles.class) => watch.cycle(nemesis, cycles),
+            Some(_) => Ok(()),
+            None => nemesis.torment(classes, schedule, stop),
+        });
+        let tormentor = workload_of(record).is_ok_and(WorkloadKind::torments_agents).then(|| {
+            let mut random = Random::stream(record.seed, 3);
+            scope.spawn(move || fleet.torment(watch.recorder, &mut random, stop))
+        });
+        // A run of cycles ends with the last of them.
+        let time_limit = if record.cycles.is_some() { Duration::MAX / 4 } else { time_limit };
         watch.until(Instant::now() + time_limit, || {
             workers.iter().any(ScopedJoinHandle::is_finished)
-                || (injector.is_finished() && !record.nemesis.is_empty())
+                || (injector.is_finished() && (!classes.is_empty() || record.cycles.is_some()))
         });
         stop.store(true, Ordering::Relaxed);
         match injector.join() {
             Ok(Ok(())) => {}
             Ok(Err(error)) => failures.push(format!("nemesis: {error:#}")),
             Err(_) => failures.push("the nemesis thread panicked".to_owned()),
+        }
+        match tormentor.map(ScopedJoinHandle::join) {
+            None | Some(Ok(Ok(()))) => {}
+            Some(Ok(Err(error))) => failures.push(format!("agents: {error:#}")),
+            Some(Err(_)) => failures.push("the thread of the agents panicked".to_owned()),
         }
         for worker in workers {
             if worker.join().is_err() {
@@ -234,9 +343,32 @@ struct Watch<'a> {
     cluster: &'a Mutex<Cluster>,
     recorder: &'a Recorder,
     reporter: &'a Reporter,
+    /// How long the servers took to be ready after each cycle.
+    ready_ms: &'a Mutex<Vec<u64>>,
 }
 
 impl<'a> Watch<'a> {
+    /// Repeats one fault; after each the servers must be ready, and after damage also do without one of them.
+    fn cycle(&self, nemesis: Nemesis<'_>, cycles: Cycles) -> Result<()> {
+        let pace = Duration::from_millis(cycles.pace_ms);
+        nemesis.cycles(cycles.class, cycles.count, pace, &|number| {
+            let healed = Instant::now();
+            let ready = self.cluster().await_ready(READY_TIMEOUT)?;
+            let elapsed = u64::try_from(healed.elapsed().as_millis()).unwrap_or(u64::MAX);
+            self.reporter.line(&format!("cycle {number} of {}: {elapsed} ms", cycles.count));
+            if !ready {
+                self.reporter.line("the servers are not ready: no more cycles");
+                return Ok(false);
+            }
+            self.ready_ms.lock().unwrap_or_else(PoisonError::into_inner).push(elapsed);
+            if cycles.class == FaultClass::Corrupt {
+                nemesis.rely_on_the_others(number, pace)?;
+                return self.cluster().await_ready(READY_TIMEOUT);
+            }
+            Ok(true)
+        })
+    }
+
     fn cluster(&self) -> std::sync::MutexGuard<'a, Cluster> {
         self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -270,14 +402,39 @@ impl<'a> Watch<'a> {
     }
 }
 
+fn cycles_line(cycles: Cycles, ready_ms: &[u64]) -> String {
+    let mut sorted = ready_ms.to_vec();
+    sorted.sort_unstable();
+    let rank = |percent: usize| {
+        let place = (sorted.len() * percent).div_ceil(100).max(1) - 1;
+        sorted.get(place).copied().unwrap_or(0)
+    };
+    format!(
+        "{} of {} cycles of {}; ready again after p50 {} ms, p99 {} ms, max {} ms",
+        sorted.len(),
+        cycles.count,
+        cycles.class.name(),
+        rank(50),
+        rank(99),
+        rank(100)
+    )
+}
+
 /// A good run's data is of no use and may be large.
 fn remove_data(directory: &Path, nodes: &[String], reporter: &Reporter) {
     for node in nodes {
-        let data = directory.join(node).join("data");
-        if data.is_dir()
-            && let Err(error) = fs::remove_dir_all(&data)
-        {
-            reporter.line(&format!("cannot remove {}: {error}", data.display()));
+        let node = directory.join(node);
+        let Ok(entries) = fs::read_dir(&node) else { continue };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+            let removed = match name.as_deref() {
+                Some("disk.img") => fs::remove_file(&path),
+                Some(name) if name.starts_with("data") => fs::remove_dir_all(&path),
+                Some(_) | None => Ok(()),
+            };
+            if let Err(error) = removed {
+                reporter.line(&format!("cannot remove {}: {error}", path.display()));
+            }
         }
     }
 }
@@ -290,7 +447,6 @@ mod tests {
 
     use super::*;
     use crate::history::{Function, Kind, Op, Process};
-    use crate::nemesis::FaultClass;
     use crate::report::render;
     use crate::store::server_log;
 
@@ -302,8 +458,13 @@ mod tests {
             harness_version: "0".to_owned(),
             git_commit: None,
             binary: PathBuf::from("quorate"),
+            system: System::Quorate,
             workload: "register".to_owned(),
             nemesis: vec![FaultClass::Kill],
+            unavailable: std::collections::BTreeMap::new(),
+            cycles: None,
+            namespaces: false,
+            faketime: None,
             nemesis_interval_ms: 1,
             time_limit_ms: 1,
             nodes: vec!["n1".to_owned()],
@@ -319,7 +480,12 @@ mod tests {
         fs::write(server_log(directory.path(), "n1"), "started\n").unwrap();
         let recorder = Recorder::create(directory.path()).unwrap();
         let installed = json!({"outcome": "installed"});
-        recorder.record(Op::new(Process::Nemesis, Kind::Info, Function::Kill, installed));
+        recorder.record(Op::new(
+            Process::Nemesis,
+            Kind::Info,
+            Function::Fault(crate::fault::FaultFunction::Kill),
+            installed,
+        ));
         let step = |f, value, version, last_phase| {
             let mut op = Op::new(Process::Client(0), Kind::Invoke, f, value);
             op.last_phase = last_phase;
@@ -349,7 +515,7 @@ mod tests {
         let run = stored_run();
         let (valid, text) = judged(run.path());
         assert_eq!(valid, Verdict::True, "{text}");
-        assert!(text.contains("PASS: no violation found in 4 calls"), "{text}");
+        assert!(text.contains("PASS: no violation found in 4 operations"), "{text}");
 
         fs::remove_file(run.path().join("aftermath.json")).unwrap();
         let (valid, text) = judged(run.path());

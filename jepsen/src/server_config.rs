@@ -10,13 +10,20 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+/// Small, so that snapshots are written, sent and installed in every run.
+const SNAPSHOT_LOG_BYTES: u64 = 64 << 10;
+/// Few, so that a server that was away for some seconds needs a snapshot.
+const LOG_ENTRIES_KEPT: u64 = 100;
+/// Below the free space of a fresh loop disk.
+const FREE_BYTES_MIN: u64 = 32 << 20;
+
 /// Another server, as one server is told about it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     /// The address it advertises.
     pub(crate) rpc: SocketAddr,
-    /// The proxy to dial instead.
-    pub(crate) dial: SocketAddr,
+    /// The proxy to dial instead, if there is one.
+    pub(crate) dial: Option<SocketAddr>,
 }
 
 #[derive(Serialize)]
@@ -30,6 +37,15 @@ struct ServerConfig<'a> {
     cluster: ClusterConfig,
     raft: RaftConfig,
     scheduler: SchedulerConfig,
+    limits: LimitsConfig,
+    heartbeat: HeartbeatConfig,
+}
+
+/// Of the agents: short, so that crashed nodes are found down within a run.
+#[derive(Serialize)]
+struct HeartbeatConfig {
+    ttl_min_ms: u64,
+    grace_ms: u64,
 }
 
 #[derive(Serialize)]
@@ -46,11 +62,17 @@ struct ClusterConfig {
 }
 
 #[derive(Serialize)]
-#[expect(clippy::struct_field_names, reason = "the names of the configuration file")]
 struct RaftConfig {
     heartbeat_ms: u64,
     election_min_ms: u64,
     election_max_ms: u64,
+    snapshot_log_bytes: u64,
+    log_entries_kept: u64,
+}
+
+#[derive(Serialize)]
+struct LimitsConfig {
+    free_bytes_min: u64,
 }
 
 #[derive(Serialize)]
@@ -66,9 +88,10 @@ pub(crate) fn render(
     rpc: SocketAddr,
     peers: impl Iterator<Item = Peer>,
 ) -> Result<String> {
-    let dial: BTreeMap<SocketAddr, SocketAddr> = peers.map(|peer| (peer.rpc, peer.dial)).collect();
+    let peers: Vec<Peer> = peers.collect();
+    let dial = peers.iter().filter_map(|peer| Some((peer.rpc, peer.dial?))).collect();
     // Every server must be given the same list: sorted, so that it does not depend on who asks.
-    let mut bootstrap_expect: Vec<SocketAddr> = dial.keys().copied().collect();
+    let mut bootstrap_expect: Vec<SocketAddr> = peers.iter().map(|peer| peer.rpc).collect();
     bootstrap_expect.push(rpc);
     bootstrap_expect.sort_unstable();
     let config = ServerConfig {
@@ -79,8 +102,16 @@ pub(crate) fn render(
         http: AddressConfig { address: http, advertise: None },
         rpc: AddressConfig { address: rpc, advertise: Some(rpc) },
         cluster: ClusterConfig { bootstrap_expect, dial },
-        raft: RaftConfig { heartbeat_ms: 100, election_min_ms: 400, election_max_ms: 600 },
+        raft: RaftConfig {
+            heartbeat_ms: 100,
+            election_min_ms: 400,
+            election_max_ms: 600,
+            snapshot_log_bytes: SNAPSHOT_LOG_BYTES,
+            log_entries_kept: LOG_ENTRIES_KEPT,
+        },
         scheduler: SchedulerConfig { workers: 1 },
+        limits: LimitsConfig { free_bytes_min: FREE_BYTES_MIN },
+        heartbeat: HeartbeatConfig { ttl_min_ms: 1_000, grace_ms: 1_500 },
     };
     toml::to_string(&config).context("cannot render a server configuration")
 }

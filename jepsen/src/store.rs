@@ -3,17 +3,20 @@
 //! Owns the directory layout and the files that are not the history. A run directory is never reused and
 //! nothing outside the store directory is written or removed.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::checker::crash::Exit;
-use crate::nemesis::FaultClass;
+use crate::fault::FaultClass;
+use crate::system::System;
+use crate::time::timestamp;
 
 /// How long the servers took to be ready once everything was healed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,10 +42,25 @@ pub(crate) struct TestRecord {
     pub(crate) git_commit: Option<String>,
     /// The server binary.
     pub(crate) binary: PathBuf,
+    /// What is tested.
+    #[serde(default)]
+    pub(crate) system: System,
     /// The workload.
     pub(crate) workload: String,
     /// The fault classes asked for.
     pub(crate) nemesis: Vec<FaultClass>,
+    /// Classes that cannot be injected on this machine, with the reason; some may have been asked for.
+    #[serde(default)]
+    pub(crate) unavailable: BTreeMap<FaultClass, String>,
+    /// Instead of a schedule: one class so many times.
+    #[serde(default)]
+    pub(crate) cycles: Option<Cycles>,
+    /// Servers run in network namespaces.
+    #[serde(default)]
+    pub(crate) namespaces: bool,
+    /// The library for clocks that jump.
+    #[serde(default)]
+    pub(crate) faketime: Option<PathBuf>,
     /// The mean time between changes of one fault class.
     pub(crate) nemesis_interval_ms: u64,
     /// How long clients and faults run.
@@ -63,11 +81,36 @@ pub(crate) struct TestRecord {
     pub(crate) plant: Option<String>,
 }
 
+impl TestRecord {
+    /// The classes that are really injected.
+    pub(crate) fn injected(&self) -> Vec<FaultClass> {
+        let here = |class: &&FaultClass| !self.unavailable.contains_key(class);
+        self.nemesis.iter().filter(here).copied().collect()
+    }
+}
+
+/// A run that counts faults, not seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Cycles {
+    /// The class.
+    pub(crate) class: FaultClass,
+    /// How many times.
+    pub(crate) count: u64,
+    /// Time between two of them.
+    pub(crate) pace_ms: u64,
+}
+
 /// `aftermath.json`: what the run noted outside the history and the checkers need.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Aftermath {
     /// Server exits the harness did not cause.
     pub(crate) exits: Vec<Exit>,
+    /// Exits of servers that a disk fault was right to end.
+    #[serde(default)]
+    pub(crate) tolerated: Vec<Exit>,
+    /// How long the servers took to be ready after each cycle.
+    #[serde(default)]
+    pub(crate) cycles_ready_ms: Vec<u64>,
     /// What went wrong in the harness itself.
     pub(crate) harness_failures: Vec<String>,
     /// Readiness after the final heal.
@@ -127,46 +170,11 @@ pub(crate) fn read_json<T: DeserializeOwned>(directory: &Path, name: &str) -> Re
     serde_json::from_str(&text).with_context(|| format!("cannot parse {}", path.display()))
 }
 
-/// UTC as `YYYYmmddTHHMMSS`.
-fn timestamp(at: SystemTime) -> String {
-    let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil(days);
-    let (hour, minute, second) = (rest / 3_600, rest / 60 % 60, rest % 60);
-    format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}")
-}
-
-/// Year, month and day of a day since 1970 (Hinnant's `civil_from_days` for days after the epoch).
-fn civil(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let era = days / 146_097;
-    let day_of_era = days % 146_097;
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-
-    #[test]
-    fn timestamps_are_civil() {
-        let check = |seconds, expected: &str| {
-            assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
-        };
-        check(0, "19700101T000000");
-        check(951_782_399, "20000228T235959");
-        check(951_782_400, "20000229T000000");
-        check(1_767_225_599, "20251231T235959");
-        check(4_107_542_400, "21000301T000000");
-    }
 
     #[test]
     fn runs_get_their_own_directory_and_latest_follows() {

@@ -1,6 +1,12 @@
-//! Fake node agents over the simulated network: they register, beat, take allocations from a stream, run them for a moment and report.
+//! Fake node agents over the simulated network: they register, beat, take allocations from a stream, run them for a moment and report. Some crash,
+//! forget what they ran, or are cut off. What runs where is known to all of them, so that a name that runs twice is seen (I49).
 
-use std::{collections::BTreeMap, convert::Infallible, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -14,8 +20,10 @@ use tonic::{Code, Status};
 
 use crate::{
     dice::Dice,
-    network::{Network, SimTransport},
-    trace, world,
+    network::SimTransport,
+    swarm::Class,
+    trace, verdict,
+    world::{self, World},
 };
 
 const RPC_TIMEOUT: Duration = Duration::from_secs(3);
@@ -23,8 +31,15 @@ const RETRY: Duration = Duration::from_millis(300);
 /// How long a task of a batch job runs.
 const RUN: Duration = Duration::from_millis(700);
 
+thread_local! {
+    /// What runs, by job and name: agent and allocation.
+    static RUNNING: RefCell<BTreeMap<(String, String), BTreeSet<(usize, Bytes)>>> =
+        const { RefCell::new(BTreeMap::new()) };
+}
+
 /// What runs, or ran, here.
 struct Running {
+    name: (String, String),
     sequence: u64,
     status: &'static str,
     reported: bool,
@@ -34,12 +49,16 @@ struct Running {
 
 /// One agent.
 pub(crate) struct Agent {
+    number: usize,
     name: String,
+    world: World,
     transport: SimTransport,
     servers: usize,
     /// The server it talks to now.
     server: usize,
     id: Bytes,
+    /// State directory and boot: another one is another incarnation.
+    identity: Bytes,
     incarnation: u64,
     running: BTreeMap<Bytes, Running>,
     dice: Dice,
@@ -47,15 +66,19 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// An agent of that number.
-    pub(crate) fn new(number: usize, network: &Network, servers: usize, mut dice: Dice) -> Self {
+    pub(crate) fn new(number: usize, world: &World, mut dice: Dice) -> Self {
         let name = format!("a{number}");
         let id = [dice.next().to_le_bytes(), dice.next().to_le_bytes()].concat();
+        let id = Bytes::from(id);
         Self {
-            transport: network.transport(&name),
+            transport: world.network.transport(&name),
+            number,
             name,
-            servers,
-            server: number % servers,
-            id: id.into(),
+            world: world.clone(),
+            servers: world.count(),
+            server: number % world.count(),
+            identity: id.clone(),
+            id,
             incarnation: 0,
             running: BTreeMap::new(),
             dice,
@@ -65,15 +88,47 @@ impl Agent {
     /// Runs until told to stop: one session after the other.
     pub(crate) async fn run(mut self, mut stop: watch::Receiver<bool>) {
         while !*stop.borrow() {
+            let lasts = self.trouble_after();
             let status = rt::select! {
                 biased;
                 () = rt::until_true(&mut stop) => return,
-                Err(status) = self.session() => status,
+                Err(status) = self.session() => Some(status),
+                () = rt::sleep(lasts) => None,
             };
-            trace::event(&self.name, format_args!("session over: {}", status.message()));
+            match status {
+                Some(status) => {
+                    trace::event(&self.name, format_args!("session over: {}", status.message()));
+                }
+                None => self.trouble().await,
+            }
             self.server = (self.server + 1) % self.servers;
             drop(rt::timeout(RETRY, rt::until_true(&mut stop)).await);
         }
+    }
+
+    /// How long a session lasts at most.
+    fn trouble_after(&mut self) -> Duration {
+        let usual = self.dice.between(1_000, 10_000);
+        let trouble = self.world.swarm.has(Class::Agents) && !self.world.is_calm();
+        if trouble { Duration::from_millis(usual) } else { Duration::from_hours(1) }
+    }
+
+    /// The agent is away for a while: cut off with its tasks, or crashed without a memory of them.
+    async fn trouble(&mut self) {
+        if self.world.is_calm() {
+            return;
+        }
+        let forgets = self.dice.below(2) == 0;
+        let away = Duration::from_millis(self.dice.between(100, 8_000));
+        trace::event(&self.name, format_args!("away for {away:?}, forgets: {forgets}"));
+        if forgets {
+            for (id, one) in std::mem::take(&mut self.running) {
+                one.leaves(self.number, &id);
+            }
+            let identity = [self.dice.next().to_le_bytes(), self.dice.next().to_le_bytes()];
+            self.identity = identity.concat().into();
+        }
+        rt::sleep(away).await;
     }
 
     async fn ask<Q: Message, P: Message + Default>(
@@ -119,7 +174,7 @@ impl Agent {
         pb::RegisterRequest {
             node_id: self.id.clone(),
             secret: vec![7; 16].into(),
-            identity: self.id.clone(),
+            identity: self.identity.clone(),
             name: self.name.clone(),
             datacenter: "dc1".to_owned(),
             resources: Some(pb::NodeResources {
@@ -183,13 +238,17 @@ impl Agent {
         let batch = pb::AllocationBatch::decode(batch)
             .map_err(|error| Status::internal(error.to_string()))?;
         for id in &batch.removed {
-            self.running.remove(id);
+            if let Some(one) = self.running.remove(id) {
+                one.leaves(self.number, id);
+            }
         }
         for allocation in batch.allocations {
             if allocation.run && !allocation.task_starts_allowed {
                 return Err(Status::unavailable("not allowed to start tasks yet"));
             }
-            let known = self.running.entry(allocation.id).or_insert(Running {
+            let id = allocation.id.clone();
+            let known = self.running.entry(id.clone()).or_insert(Running {
+                name: (allocation.job_id.clone(), allocation.name.clone()),
                 sequence: allocation.client_sequence,
                 status: "pending",
                 reported: true,
@@ -200,8 +259,12 @@ impl Agent {
                     let ends_at = (allocation.job_type == "batch").then(|| Instant::now() + RUN);
                     known.ends_at = ends_at;
                     known.becomes("running");
+                    known.enters(&self.world, self.number, &id);
                 }
-                "pending" | "running" if !allocation.run => known.becomes("complete"),
+                "pending" | "running" if !allocation.run => {
+                    known.becomes("complete");
+                    known.leaves(self.number, &id);
+                }
                 _ => {}
             }
             let status = known.status;
@@ -212,9 +275,10 @@ impl Agent {
 
     fn end_tasks(&mut self) {
         let now = Instant::now();
-        for one in self.running.values_mut() {
+        for (id, one) in &mut self.running {
             if one.ends_at.is_some_and(|end| end <= now) {
                 one.becomes("complete");
+                one.leaves(self.number, id);
             }
         }
     }
@@ -250,6 +314,36 @@ impl Agent {
 }
 
 impl Running {
+    /// I49: it begins to run, and no other allocation of that name that the servers still want does.
+    fn enters(&self, world: &World, agent: usize, id: &Bytes) {
+        let others: Vec<(usize, Bytes)> = RUNNING.with_borrow_mut(|running| {
+            let of_name = running.entry(self.name.clone()).or_default();
+            let others = of_name.iter().filter(|(_, other)| other != id).cloned().collect();
+            of_name.insert((agent, id.clone()));
+            others
+        });
+        let Some(state) = world.newest() else { return };
+        for (other, other_id) in others {
+            let row = fsm::AllocationId::from_slice(&other_id)
+                .and_then(|other_id| state.allocations.get(&other_id));
+            if let Some(row) = row.filter(|row| row.is_live()) {
+                verdict::fail(format!(
+                    "I49: {} starts on a{agent} while {} of that name runs on a{other}",
+                    row.name(),
+                    row.id
+                ));
+            }
+        }
+    }
+
+    fn leaves(&self, agent: usize, id: &Bytes) {
+        RUNNING.with_borrow_mut(|running| {
+            if let Some(of_name) = running.get_mut(&self.name) {
+                of_name.remove(&(agent, id.clone()));
+            }
+        });
+    }
+
     fn becomes(&mut self, status: &'static str) {
         self.status = status;
         self.sequence += 1;

@@ -1,32 +1,49 @@
-//! The command line: one seed in this process, or many in processes of their own, because a seed repeats only in a fresh process.
+//! The command line.
 #![expect(clippy::print_stdout, reason = "this file is the program's output")]
 
 use std::{
     io,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitCode, Stdio},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::{Duration, Instant},
+    process::ExitCode,
+    time::Instant,
 };
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
-use crate::{run, trace};
-
-/// Seeds that once failed, with the number of servers; `many` always runs them.
-const REGRESSIONS: &str = include_str!("../regressions.txt");
-/// Longest real time of one seed.
-const SEED_TIMEOUT: Duration = Duration::from_mins(5);
+use crate::{
+    a1,
+    child::{Case, RESULT, Report},
+    coverage, many, run, selftest, shrink,
+    swarm::{Class, Override, Swarm},
+    trace,
+};
 
 #[derive(Parser)]
 #[command(about = "Simulates whole servers under virtual time, from a seed")]
 struct Arguments {
     #[command(subcommand)]
     command: Verb,
+}
+
+/// What is changed of a seed's plan.
+#[derive(Args)]
+struct Change {
+    /// Number of servers, 1 to 9; drawn from the seed unless given.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=9))]
+    servers: Option<u8>,
+    /// Classes of faults that stay off, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    without: Vec<Class>,
+    /// How long faults last, ms of virtual time; drawn from the seed unless given.
+    #[arg(long)]
+    safety_ms: Option<u64>,
+}
+
+impl Change {
+    fn into_override(self) -> Override {
+        Override { servers: self.servers, without: self.without, safety_ms: self.safety_ms }
+    }
 }
 
 #[derive(Subcommand)]
@@ -36,26 +53,35 @@ enum Verb {
         /// The seed.
         #[arg(long)]
         seed: u64,
-        /// Number of servers, 1 to 9; drawn from the seed unless given.
-        #[arg(long, value_parser = clap::value_parser!(u8).range(1..=9))]
-        servers: Option<u8>,
+        #[command(flatten)]
+        change: Change,
         /// Writes the trace to this file.
         #[arg(long)]
         trace: Option<PathBuf>,
         /// Writes the servers' own log to the error output, filtered like `RUST_LOG`.
         #[arg(long)]
         log: Option<String>,
+        /// Prints the result as a line of JSON as well.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Prints what a seed is about, and does not run it.
+    Plan {
+        /// The seed.
+        #[arg(long)]
+        seed: u64,
+        #[command(flatten)]
+        change: Change,
     },
     /// Runs one seed twice and compares the traces byte for byte; exit 1 when they differ.
     Determinism {
         /// The seed.
         #[arg(long)]
         seed: u64,
-        /// Number of servers.
-        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
-        servers: u8,
+        #[command(flatten)]
+        change: Change,
     },
-    /// Runs the regressions and the seeds from `from` up to, without, `to`; exit 1 when any fails.
+    /// Runs the regressions and the seeds from `from` up to, without, `to`; exit 1 when any fails, 2 when together they did not meet what they must.
     Many {
         /// First seed.
         #[arg(long, default_value_t = 0)]
@@ -63,9 +89,33 @@ enum Verb {
         /// Seed after the last one.
         #[arg(long)]
         to: u64,
-        /// Number of servers; drawn from each seed unless given.
-        #[arg(long, value_parser = clap::value_parser!(u8).range(1..=9))]
-        servers: Option<u8>,
+        #[command(flatten)]
+        change: Change,
+        /// Seeds that run at a time.
+        #[arg(short, long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+        jobs: u8,
+        /// Writes the summary to this file as JSON.
+        #[arg(long)]
+        json: Option<PathBuf>,
+    },
+    /// Finds the fewest classes of faults and the shortest time with which a seed still fails.
+    Shrink {
+        /// The seed.
+        #[arg(long)]
+        seed: u64,
+        #[command(flatten)]
+        change: Change,
+    },
+    /// Runs schedules of the control plane alone, over a model log: much faster, no Raft.
+    A1(a1::A1),
+    /// Runs seeds with each planted bug until one fails; exit 1 when a bug is not found. Needs a build with `--features plant`.
+    Selftest {
+        /// Only these plants, separated by commas; all that the simulation is meant to find unless given.
+        #[arg(long, value_delimiter = ',')]
+        plants: Vec<String>,
+        /// Most seeds for one plant.
+        #[arg(long, default_value_t = 1_000)]
+        seeds: u64,
         /// Seeds that run at a time.
         #[arg(short, long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
         jobs: u8,
@@ -75,27 +125,42 @@ enum Verb {
 /// Runs the program.
 pub(crate) fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Verb::Run { seed, servers, trace, log } => run_one(seed, servers, trace.as_deref(), log),
-        Verb::Determinism { seed, servers } => determinism(seed, servers),
-        Verb::Many { from, to, servers, jobs } => many(from, to, servers, jobs),
-    };
-    match done {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            println!("error: {error:#}");
-            ExitCode::from(2)
+        Verb::Run { seed, change, trace, log, json } => {
+            run_one(&Case { seed, change: change.into_override() }, trace.as_deref(), log, json)
         }
-    }
+        Verb::Plan { seed, change } => {
+            println!("{}", Swarm::draw(seed, &change.into_override()));
+            Ok(ExitCode::SUCCESS)
+        }
+        Verb::Determinism { seed, change } => {
+            determinism(&Case { seed, change: change.into_override() })
+        }
+        Verb::Many { from, to, change, jobs, json } => {
+            many::run(from..to, &change.into_override(), jobs, json.as_deref())
+        }
+        Verb::Shrink { seed, change } => shrink::run(Case { seed, change: change.into_override() }),
+        Verb::A1(arguments) => a1::run(&arguments),
+        Verb::Selftest { plants, seeds, jobs } => selftest::run(&plants, seeds, jobs),
+    };
+    done.unwrap_or_else(|error| {
+        println!("error: {error:#}");
+        ExitCode::from(2)
+    })
+}
+
+fn exit(passed: bool) -> ExitCode {
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn run_one(
-    seed: u64,
-    servers: Option<u8>,
+    case: &Case,
     trace_file: Option<&Path>,
     log: Option<String>,
-) -> anyhow::Result<bool> {
+    json: bool,
+) -> anyhow::Result<ExitCode> {
     quorate::task::install_panic_hook();
+    #[cfg(feature = "plant")]
+    quorate::plant::select()?;
     if let Some(filter) = log {
         let filter = tracing_subscriber::EnvFilter::try_new(&filter)
             .with_context(|| format!("log filter {filter:?}"))?;
@@ -108,67 +173,59 @@ fn run_one(
     if let Some(path) = trace_file {
         trace::write_to(path).with_context(|| format!("trace file {}", path.display()))?;
     }
-    let servers = servers.map_or_else(|| run::servers_of(seed), usize::from);
+    let swarm = Swarm::draw(case.seed, &case.change);
+    let (servers, plan) = (swarm.servers, swarm.to_string());
+    println!("PLAN {plan}");
     let begin = Instant::now();
-    let outcome = run::run(seed, servers)?;
+    let outcome = run::run(swarm)?;
     let (events, hash) = trace::finish()?;
     for failure in &outcome.failures {
-        println!("FAIL seed {seed}: {failure}");
+        println!("FAIL seed {}: {failure}", case.seed);
     }
+    let passed = outcome.failures.is_empty();
     println!(
-        "seed {seed}: {}, {servers} servers, {} writes, {} messages, {:.1} virtual s in {:.2} s, {events} events, trace {hash:016x}",
-        if outcome.failures.is_empty() { "passed" } else { "FAILED" },
+        "seed {}: {}, {servers} servers, {} writes, {} messages, {:.1} virtual s in {:.2} s, {events} events, trace {hash:016x}",
+        case.seed,
+        if passed { "passed" } else { "FAILED" },
         outcome.writes,
         outcome.messages,
         outcome.virtual_time.as_secs_f64(),
         begin.elapsed().as_secs_f64(),
     );
-    Ok(outcome.failures.is_empty())
+    if !passed {
+        println!("REPLAY: {}", case.replay());
+    }
+    if json {
+        let counts = coverage::counts().into_iter();
+        let report = Report {
+            failures: outcome.failures,
+            servers,
+            plan,
+            writes: outcome.writes as u64,
+            messages: outcome.messages,
+            virtual_ms: u64::try_from(outcome.virtual_time.as_millis()).unwrap_or(u64::MAX),
+            events,
+            trace: format!("{hash:016x}"),
+            coverage: counts.map(|(what, times)| (what.to_owned(), times)).collect(),
+        };
+        println!("{RESULT}{}", serde_json::to_string(&report)?);
+    }
+    Ok(exit(passed))
 }
 
-/// A child of this program that runs one seed.
-fn child(seed: u64, servers: Option<u8>, trace_file: Option<&Path>) -> io::Result<Child> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["run", "--seed", &seed.to_string()]);
-    if let Some(servers) = servers {
-        command.args(["--servers", &servers.to_string()]);
-    }
-    if let Some(path) = trace_file {
-        command.arg("--trace").arg(path);
-    }
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
-}
-
-/// Waits for a child; its output, and whether it passed.
-fn finish(mut child: Child) -> io::Result<(bool, String)> {
-    let deadline = Instant::now() + SEED_TIMEOUT;
-    // A run prints a few lines, which fit the pipe.
-    while child.try_wait()?.is_none() {
-        if Instant::now() > deadline {
-            child.kill()?;
-            child.wait()?;
-            return Ok((false, format!("no end within {SEED_TIMEOUT:?} of real time\n")));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output()?;
-    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if !output.status.success() {
-        text.push_str(&String::from_utf8_lossy(&output.stderr));
-    }
-    Ok((output.status.success(), text))
-}
-
-fn determinism(seed: u64, servers: u8) -> anyhow::Result<bool> {
+fn determinism(case: &Case) -> anyhow::Result<ExitCode> {
     let directory = std::env::temp_dir();
-    let name =
-        |run| directory.join(format!("quorate-sim-{}-{seed}-{run}.trace", std::process::id()));
+    let name = |run| {
+        directory.join(format!("quorate-sim-{}-{}-{run}.trace", std::process::id(), case.seed))
+    };
     let (first, second) = (name(1), name(2));
     let mut passed = true;
     for path in [&first, &second] {
-        let (ok, text) = finish(child(seed, Some(servers), Some(path))?)?;
-        print!("{text}");
-        passed &= ok;
+        let report = case.run(Some(path), None)?;
+        for failure in &report.failures {
+            println!("FAIL seed {}: {failure}", case.seed);
+        }
+        passed &= report.failures.is_empty();
     }
     let same = compare(&std::fs::read(&first)?, &std::fs::read(&second)?);
     if same && passed {
@@ -177,7 +234,7 @@ fn determinism(seed: u64, servers: u8) -> anyhow::Result<bool> {
     } else {
         println!("the traces are in {} and {}", first.display(), second.display());
     }
-    Ok(same && passed)
+    Ok(exit(same && passed))
 }
 
 fn compare(first: &[u8], second: &[u8]) -> bool {
@@ -194,59 +251,4 @@ fn compare(first: &[u8], second: &[u8]) -> bool {
     println!("the traces differ from line {}:", at + 1);
     println!("  {}\n  {}", line(&first), line(&second));
     false
-}
-
-/// Seed and servers of each line that is not a comment.
-fn regressions() -> anyhow::Result<Vec<(u64, Option<u8>)>> {
-    let lines = REGRESSIONS.lines().map(|line| line.split('#').next().unwrap_or("").trim());
-    lines
-        .filter(|line| !line.is_empty())
-        .map(|line| {
-            let mut words = line.split_whitespace();
-            let seed = words.next().unwrap_or("").parse();
-            let servers = words.next().map(str::parse).transpose();
-            Ok((
-                seed.with_context(|| format!("seed in regressions.txt: {line:?}"))?,
-                servers.with_context(|| format!("servers in regressions.txt: {line:?}"))?,
-            ))
-        })
-        .collect()
-}
-
-fn many(from: u64, to: u64, servers: Option<u8>, jobs: u8) -> anyhow::Result<bool> {
-    let mut runs = regressions()?;
-    runs.extend((from..to).map(|seed| (seed, servers)));
-    let begin = Instant::now();
-    let next = AtomicUsize::new(0);
-    let failed: Mutex<Vec<String>> = Mutex::default();
-    let work = || -> anyhow::Result<()> {
-        while let Some((seed, servers)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let (passed, text) = finish(child(*seed, *servers, None)?)?;
-            if !passed {
-                let option =
-                    servers.map(|servers| format!(" --servers {servers}")).unwrap_or_default();
-                let replay = format!("sim run --seed {seed}{option} --trace {seed}.trace");
-                print!("{text}");
-                println!("REPLAY: {replay}");
-                failed.lock().unwrap_or_else(PoisonError::into_inner).push(replay);
-            }
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().try_for_each(|worker| match worker.join() {
-            Ok(done) => done,
-            Err(panic) => std::panic::resume_unwind(panic),
-        })
-    })?;
-    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let elapsed = begin.elapsed().as_secs_f64();
-    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
-    let rate = runs.len() as f64 * 60.0 / elapsed;
-    println!("{} seeds, {} failed, {elapsed:.0} s, {rate:.0} seeds/min", runs.len(), failed.len());
-    for replay in &failed {
-        println!("  {replay}");
-    }
-    Ok(failed.is_empty())
 }

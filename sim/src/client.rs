@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use fsm::{Command, EvaluationId, JobKey, JobSpec, Rejection, Reply, State};
+use fsm::{
+    Command, EvaluationId, JobKey, JobSpec, Rejection, Reply, RequestId, State, table::TableId,
+};
 use quorate::{
     jobspec,
     rt::{self, watch},
@@ -17,9 +19,10 @@ use quorate::{
 };
 
 use crate::{
+    coverage,
     dice::Dice,
     oracle::{Oracle, Version},
-    trace,
+    trace, verdict,
     world::World,
 };
 
@@ -27,6 +30,10 @@ use crate::{
 pub(crate) const REGISTERS: usize = 4;
 const TIMEOUT: Duration = Duration::from_secs(5);
 const META_KEY: &str = "value";
+/// Of so many acknowledged writes one is looked for on the disks of the servers.
+const DURABLE_EVERY: u64 = 64;
+/// How long a blocking query waits, and when its patience is looked at.
+const BLOCK: Duration = Duration::from_secs(5);
 
 /// What all clients share.
 #[derive(Clone)]
@@ -41,8 +48,10 @@ pub(crate) struct Shared {
 pub(crate) enum Ended {
     /// It was answered.
     Done,
-    /// It was not, or the answer is not known.
+    /// It changed nothing, or was a read.
     Failed,
+    /// Nobody knows what became of it.
+    Unknown,
 }
 
 /// A job from a job file.
@@ -80,12 +89,6 @@ impl Shared {
         self.oracle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, judged: Result<(), String>) {
-        if let Err(what) = judged {
-            self.world.fail(what);
-        }
-    }
-
     fn command(&self, register: usize, value: u64, expected: u64, evaluation: [u8; 16]) -> Command {
         let mut spec = (*self.template).clone();
         spec.key = key_of(register);
@@ -99,8 +102,14 @@ impl Shared {
         }
     }
 
-    /// Writes a register through a server.
-    pub(crate) async fn write(&self, who: &str, server: usize, register: usize) -> Ended {
+    /// Writes a register through a server; when nobody can say what became of it, perhaps once more, under the same request id, through another.
+    pub(crate) async fn write(
+        &self,
+        who: &str,
+        server: usize,
+        register: usize,
+        again: Option<usize>,
+    ) -> Ended {
         let (expected, value) = {
             let mut oracle = self.oracle();
             let expected = oracle.newest(register);
@@ -110,41 +119,75 @@ impl Shared {
             who,
             format_args!("write {value} to {register} after {expected} via s{server}"),
         );
-        let shared = self.clone();
-        let work = move |core: Arc<Core>| async move {
-            let command = shared.command(register, value, expected, core.new_id());
-            core.write(command, None, TIMEOUT).await
-        };
-        let answer = self.world.inside(server, work).await;
+        let request = RequestId(rt::random_id());
+        let command = self.command(register, value, expected, rt::random_id());
+        let answer = self.ask(server, command.clone(), request).await;
+        let ended = self.judge_write(who, value, answer, true);
+        let Some(other) = again.filter(|_| ended == Ended::Unknown) else { return ended };
+        coverage::hit("a request was sent again under its id");
+        trace::event(who, format_args!("write {value} again via s{other}"));
+        let answer = self.ask(other, command, request).await;
+        self.judge_write(who, value, answer, false)
+    }
+
+    async fn ask(
+        &self,
+        server: usize,
+        command: Command,
+        request: RequestId,
+    ) -> Option<Result<quorate::server::api::Written, ApiError>> {
+        let work =
+            move |core: Arc<Core>| async move { core.write(command, Some(request), TIMEOUT).await };
+        self.world.inside(server, work).await
+    }
+
+    /// `first`: an error that is certain to have changed nothing says so of the whole write.
+    fn judge_write(
+        &self,
+        who: &str,
+        value: u64,
+        answer: Option<Result<quorate::server::api::Written, ApiError>>,
+        first: bool,
+    ) -> Ended {
         let written = match answer {
-            None => {
-                trace::event(who, format_args!("write {value}: the server is gone"));
-                return Ended::Failed;
-            }
+            Some(Ok(written)) => written,
             Some(Err(error)) => {
                 trace::event(who, format_args!("write {value}: {error}"));
-                if is_certain(&error) {
-                    let refused = self.oracle().refused(value);
-                    self.note(refused);
+                if is_certain(&error) && first {
+                    verdict::note(self.oracle().refused(value));
+                    return Ended::Failed;
                 }
-                return Ended::Failed;
+                self.oracle().unknown(value);
+                return Ended::Unknown;
             }
-            Some(Ok(written)) => written,
+            None => {
+                trace::event(who, format_args!("write {value}: the server is gone"));
+                self.oracle().unknown(value);
+                return Ended::Unknown;
+            }
         };
         trace::event(who, format_args!("write {value}: {:?}", written.reply));
         let judged = match written.reply {
             Reply::Job { job_modify_index, .. } => {
+                self.world.acknowledged(job_modify_index);
+                if value.is_multiple_of(DURABLE_EVERY) {
+                    self.world.check_durable(job_modify_index);
+                }
                 self.oracle().acknowledged(value, job_modify_index)
             }
             Reply::Rejected(Rejection::JobIndexConflict { .. }) => self.oracle().refused(value),
-            Reply::Rejected(Rejection::SessionExpired) => return Ended::Failed,
+            Reply::Rejected(Rejection::SessionExpired) => {
+                self.oracle().unknown(value);
+                return Ended::Unknown;
+            }
             other @ (Reply::Done
             | Reply::Rejected(_)
             | Reply::Node { .. }
             | Reply::Evaluations(_)
-            | Reply::Plans(_)) => Err(format!("write {value} was answered {other:?}")),
+            | Reply::Plans(_)
+            | Reply::Collected(_)) => Err(format!("write {value} was answered {other:?}")),
         };
-        self.note(judged);
+        verdict::note(judged);
         Ended::Done
     }
 
@@ -154,25 +197,61 @@ impl Shared {
         trace::event(who, format_args!("read {register} via s{server}"));
         let work = move |core: Arc<Core>| async move {
             let snapshot = core.read(ReadMode::Linearizable, 0, TIMEOUT).await;
-            snapshot.map(|snapshot| version_in(&snapshot.state, register))
+            snapshot
+                .map(|snapshot| (snapshot.state.head.index, version_in(&snapshot.state, register)))
         };
         match self.world.inside(server, work).await {
             None => trace::event(who, format_args!("read {register}: the server is gone")),
             Some(Err(error)) => trace::event(who, format_args!("read {register}: {error}")),
-            Some(Ok(version)) => {
+            Some(Ok((index, version))) => {
                 trace::event(who, format_args!("read {register}: {} at {}", version.1, version.0));
-                let judged = self.oracle().read(read, version);
-                self.note(judged);
+                verdict::note(self.oracle().read(read, version));
+                verdict::note(self.oracle().read_at(read, index));
                 return Ended::Done;
             }
         }
         Ended::Failed
     }
 
+    /// I16: blocking queries on one server: they end for a change or for the time, and miss no change.
+    pub(crate) async fn watch(self, server: usize, stop: watch::Receiver<bool>) {
+        while !*stop.borrow() {
+            let work = |core: Arc<Core>| async move {
+                let after = core.cell.load().table_index(TableId::Jobs);
+                let begin = rt::Instant::now();
+                let look = async {
+                    rt::sleep(BLOCK - Duration::from_millis(100)).await;
+                    core.cell.load().table_index(TableId::Jobs)
+                };
+                let wait = async {
+                    core.changed(&[TableId::Jobs], after, BLOCK).await;
+                    (begin.elapsed(), core.cell.load().table_index(TableId::Jobs))
+                };
+                let mut looked = None;
+                let (mut look, mut wait) = (std::pin::pin!(look), std::pin::pin!(wait));
+                let (waited, now) = loop {
+                    rt::select! {
+                        biased;
+                        done = &mut wait => break done,
+                        seen = &mut look, if looked.is_none() => looked = Some(seen),
+                    }
+                };
+                judge_block(after, waited, looked, now)
+            };
+            match self.world.inside(server, work).await {
+                Some(judged) => {
+                    verdict::note(judged.map_err(|what| format!("I16: s{server}: {what}")))
+                }
+                None => rt::sleep(Duration::from_millis(500)).await,
+            }
+        }
+    }
+
     /// One client: operations until told to stop.
     pub(crate) async fn run(self, number: usize, mut dice: Dice, mut stop: watch::Receiver<bool>) {
         let who = format!("c{number}");
         let servers = self.world.count();
+        let think_ms_max = self.world.swarm.think_ms_max;
         while !*stop.borrow() {
             // Pinned as a rule, so that each server answers somebody all the time.
             let server = if dice.below(4) == 0 { dice.index(servers) } else { number % servers };
@@ -180,9 +259,10 @@ impl Shared {
             let ended = if dice.below(3) == 0 {
                 self.read(&who, server, register).await
             } else {
-                self.write(&who, server, register).await
+                let again = (dice.below(2) == 0).then(|| dice.index(servers));
+                self.write(&who, server, register, again).await
             };
-            let pause = if ended == Ended::Done { 40 } else { 300 };
+            let pause = if ended == Ended::Done { think_ms_max } else { 300 };
             let pause = Duration::from_millis(dice.between(1, pause));
             drop(rt::timeout(pause, rt::until_true(&mut stop)).await);
         }
@@ -198,13 +278,37 @@ impl Shared {
         let registers: BTreeMap<usize, Version> =
             (0..REGISTERS).map(|register| (register, version_in(state, register))).collect();
         for what in self.oracle().finish(&registers) {
-            self.world.fail(what);
+            verdict::fail(what);
         }
     }
 }
 
+/// What a blocking query after index `after` came back with: after which time, what was there shortly before its end, and what is there now.
+fn judge_block(
+    after: fsm::Index,
+    waited: Duration,
+    shortly_before: Option<fsm::Index>,
+    now: fsm::Index,
+) -> Result<(), String> {
+    if waited < BLOCK {
+        return if now > after {
+            Ok(())
+        } else {
+            Err(format!("a blocking query after {after} came back after {waited:?} for nothing"))
+        };
+    }
+    // A server that stood still in between is late for everything.
+    let is_late = waited > BLOCK + Duration::from_millis(50);
+    match shortly_before {
+        Some(seen) if seen > after && !is_late => Err(format!(
+            "a blocking query after {after} slept for {waited:?} although {seen} was there"
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// Whether this answer means that the write did not and will not take effect.
-fn is_certain(error: &ApiError) -> bool {
+pub(crate) fn is_certain(error: &ApiError) -> bool {
     match error {
         ApiError::Timeout { proposed } => !proposed,
         ApiError::NoLeader
@@ -213,5 +317,20 @@ fn is_certain(error: &ApiError) -> bool {
         | ApiError::Invalid(_) => true,
         // A forwarded write may have been proposed by a server that then said it is not ready.
         ApiError::NotReady(_) | ApiError::Unknown => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i16_a_blocking_query_that_wakes_for_nothing_or_sleeps_through_a_change_is_found() {
+        let ms = Duration::from_millis;
+        assert!(judge_block(5, ms(100), None, 6).is_ok());
+        assert!(judge_block(5, ms(100), None, 5).is_err());
+        assert!(judge_block(5, BLOCK, Some(5), 6).is_ok());
+        assert!(judge_block(5, BLOCK, Some(6), 6).is_err());
+        assert!(judge_block(5, BLOCK * 2, Some(6), 6).is_ok(), "the server stood still");
     }
 }

@@ -1,24 +1,42 @@
 //! `sim`: whole servers in one process under virtual time, from a seed (docs/adr/0002).
 //!
 //! ```text
-//!  cli ─► run (one seed) ─► world: servers, each on a fault disk ── network: their messages
-//!          │                  ▲ nemesis: crashes, power cuts, cuts, weather, clocks
-//!          ├► client ─► oracle: what was acknowledged must hold
-//!          └► agent: registers, runs allocations, reports
+//!  cli ─► many, shrink, selftest: a process for each seed ─► run (one seed) ─► world: servers, each on a fault disk ── network: their messages
+//!                                                             │ swarm: what this seed is about
+//!                                                             ├► nemesis: crashes, power cuts, cuts, weather, clocks, disks
+//!                                                             ├► client ─► oracle: what was acknowledged must hold
+//!                                                             ├► jobs: an operator who registers, scales, stops and looks
+//!                                                             ├► agent: registers, runs allocations, reports
+//!                                                             └► invariants, coverage, verdict: what must hold, what must happen, what went wrong
 //! ```
 //! Invariant: nothing in here reads a real clock, real randomness or a hash table's order, so that a seed gives the same trace each time.
 
+mod a1;
 mod agent;
+mod child;
 mod cli;
 mod client;
+
+mod coverage;
 mod dice;
+mod invariants;
+mod jobs;
+mod many;
 mod nemesis;
 mod network;
 mod oracle;
 mod run;
+mod selftest;
 mod services;
+mod shrink;
+mod swarm;
 mod trace;
+mod verdict;
 mod world;
+
+/// Half of a run is spent on small allocations.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
     cli::main()

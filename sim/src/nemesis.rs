@@ -1,158 +1,122 @@
-//! Faults from a seed. Each seed draws which classes of faults it has and how bad they are; a crash of the leader is always among them.
+//! Faults from a seed: which, when, on whom and for how long. What a class means is here; which classes a seed has is in [`crate::swarm`].
 
 use std::time::Duration;
 
-use quorate::rt::{self, Instant};
-
-use crate::{
-    dice::Dice,
-    network::{CALM, Weather},
-    trace, world,
-    world::World,
+use quorate::{
+    disk::fault::ErrorRates,
+    rt::{self, Instant},
+    server::api::Api,
 };
 
-/// Longest time a server stays down.
-const DOWN_MS_MAX: u64 = 8_000;
-/// Longest time a cut lasts.
-const CUT_MS_MAX: u64 = 6_000;
-/// Largest jump of a wall clock.
-const CLOCK_MS_MAX: u64 = 300_000;
+use crate::{
+    coverage,
+    dice::Dice,
+    network::CALM,
+    swarm::{Class, Swarm},
+    trace,
+    world::{self, Crash, World},
+};
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fault {
-    Kill,
-    PowerCut,
-    LeaderPowerCut,
-    PowerCutAll,
-    Isolate,
-    IsolateLeader,
-    OneWay,
-    Halves,
-    WallClock,
-    Weather,
-}
-
-const FAULTS: [Fault; 10] = [
-    Fault::Kill,
-    Fault::PowerCut,
-    Fault::LeaderPowerCut,
-    Fault::PowerCutAll,
-    Fault::Isolate,
-    Fault::IsolateLeader,
-    Fault::OneWay,
-    Fault::Halves,
-    Fault::WallClock,
-    Fault::Weather,
-];
+/// How long a flapping link is up, or down.
+const FLAP: Duration = Duration::from_millis(200);
+/// A server that stays away so that it needs a snapshot.
+const LONG_DOWN_MS: (u64, u64) = (6_000, 12_000);
 
 /// What brings faults on the servers.
 pub(crate) struct Nemesis {
     world: World,
     dice: Dice,
-    faults: Vec<Fault>,
-    weather: Weather,
+    /// Classes that are events.
+    events: Vec<Class>,
 }
 
 impl Nemesis {
-    /// The faults of this seed.
-    pub(crate) fn new(seed: u64, world: World) -> Self {
-        let mut dice = Dice::new(seed, "nemesis");
-        let mut faults: Vec<Fault> = FAULTS.into_iter().filter(|_| dice.below(2) == 0).collect();
-        if faults.is_empty() {
-            faults.push(Fault::LeaderPowerCut);
-        }
-        let weather = Weather {
-            latency_us_min: dice.between(100, 2_000),
-            latency_us_max: dice.between(3_000, 50_000),
-            loss_ppm: dice.between(0, 100_000),
-            duplicate_ppm: dice.between(0, 100_000),
-        };
-        trace::event("nemesis", format_args!("{faults:?} {weather:?}"));
-        Self { world, dice, faults, weather }
+    /// The faults of this run.
+    pub(crate) fn new(world: World) -> Self {
+        let dice = Dice::new(world.swarm.seed, "nemesis");
+        let classes = world.swarm.classes.iter().copied();
+        let events = classes.filter(|class| !class.is_weather() && *class != Class::Agents);
+        Self { events: events.collect(), world, dice }
     }
 
-    /// Brings faults for so long, the crash of a leader among them.
-    pub(crate) async fn run(&mut self, duration: Duration) {
+    fn swarm(&self) -> &Swarm {
+        &self.world.swarm
+    }
+
+    /// Brings faults for as long as the plan says.
+    pub(crate) async fn run(&mut self) {
         let begin = Instant::now();
-        let mut leader_crashed = false;
+        let duration = Duration::from_millis(self.swarm().safety_ms);
+        let bad = self.swarm().bad_weather(CALM);
         while begin.elapsed() < duration {
-            rt::sleep(Duration::from_millis(self.dice.between(300, 3_000))).await;
-            let half_over = begin.elapsed() > duration / 2;
-            if half_over && !leader_crashed && self.world.leader().is_some() {
-                leader_crashed = true;
-                self.bring(Fault::LeaderPowerCut);
-                continue;
-            }
-            let fault = self.faults[self.dice.index(self.faults.len())];
-            self.bring(fault);
-        }
-        if !leader_crashed {
-            // Nobody led when it was time: bring back what there is, so that somebody does.
-            self.heal();
-            if self
-                .world
-                .wait("a leader to crash", Duration::from_secs(30), |world| {
-                    world.leader().is_some()
-                })
-                .await
-            {
-                self.bring(Fault::LeaderPowerCut);
-                rt::sleep(Duration::from_secs(2)).await;
+            // Bad weather comes and goes.
+            let weather = if self.dice.below(4) == 0 { CALM } else { bad };
+            self.world.network.set_weather(weather);
+            let gap = self.dice.between(100, self.swarm().fault_gap_ms_max);
+            let left = duration.saturating_sub(begin.elapsed());
+            rt::sleep(Duration::from_millis(gap).min(left)).await;
+            if !self.events.is_empty() {
+                let class = self.events[self.dice.index(self.events.len())];
+                self.bring(class);
             }
         }
     }
 
-    /// Takes all faults away.
-    pub(crate) fn heal(&self) {
-        trace::event("nemesis", format_args!("heal"));
-        self.world.network.set_weather(CALM);
-        self.world.network.mend();
-        for server in 0..self.world.count() {
-            self.world.jump_wall_clock(server, 0);
-            self.world.start(server);
+    fn ms(&mut self, most: u64) -> Duration {
+        Duration::from_millis(self.dice.between(50, most.max(51)))
+    }
+
+    /// Any server, or the leader, half of the time each.
+    fn target(&mut self) -> usize {
+        let any = self.dice.index(self.world.count());
+        let leader = self.world.leader();
+        if self.dice.below(2) == 0 { leader.unwrap_or(any) } else { any }
+    }
+
+    fn bring(&mut self, class: Class) {
+        trace::event("nemesis", format_args!("{}", class.name()));
+        let server = self.target();
+        match class {
+            Class::Delay
+            | Class::Spikes
+            | Class::Loss
+            | Class::Duplicates
+            | Class::Late
+            | Class::Agents => {}
+            Class::Partition => self.partition(server),
+            Class::OneWay => self.one_way(server),
+            Class::Flapping => self.flap(server),
+            Class::Kill => self.crash(server, Crash::Kill, self.swarm().down_ms_max),
+            Class::Power => self.crash(server, Crash::Power, self.swarm().down_ms_max),
+            Class::LongCrash => self.long_crash(server),
+            Class::CrashAll => self.crash_all(),
+            Class::Pause => {
+                let pause = self.ms(self.swarm().pause_ms_max);
+                self.world.pause(server, pause);
+            }
+            Class::Clock => self.clock(server),
+            Class::SlowDisk => {
+                coverage::hit("a disk was slow");
+                let slow = if self.dice.below(3) == 0 { 0 } else { self.swarm().slow_sync_us_max };
+                self.world.slow_disk(server, slow);
+            }
+            Class::DiskFull => self.fill_disk(server),
+            Class::DiskErrors => self.disk_errors(server),
+            Class::BitRot => self.rot(server),
+            Class::Wipe => self.wipe(server),
+            Class::Transfer => self.transfer(server),
         }
     }
 
-    fn bring(&mut self, fault: Fault) {
-        trace::event("nemesis", format_args!("{fault:?}"));
-        let count = self.world.count();
-        let one = self.dice.index(count);
-        match fault {
-            Fault::Kill => self.crash(one, false),
-            Fault::PowerCut => self.crash(one, true),
-            Fault::LeaderPowerCut => {
-                if let Some(leader) = self.world.leader() {
-                    self.crash(leader, true);
-                }
-            }
-            Fault::PowerCutAll => (0..count).for_each(|server| self.crash(server, true)),
-            Fault::Isolate => self.cut(|server| server == one, true),
-            Fault::IsolateLeader => {
-                if let Some(leader) = self.world.leader() {
-                    let both = self.dice.below(3) > 0;
-                    self.cut(|server| server == leader, both);
-                }
-            }
-            Fault::OneWay => self.cut(|server| server == one, false),
-            Fault::Halves => {
-                let mask = self.dice.next();
-                self.cut(|server| mask >> server & 1 == 1, true);
-            }
-            Fault::WallClock => {
-                let offset = i64::try_from(self.dice.between(0, 2 * CLOCK_MS_MAX)).unwrap_or(0);
-                let most = i64::try_from(CLOCK_MS_MAX).unwrap_or(0);
-                self.world.jump_wall_clock(one, offset - most);
-            }
-            Fault::Weather => {
-                let bad = self.dice.below(2) == 0;
-                self.world.network.set_weather(if bad { self.weather } else { CALM });
-            }
+    fn crash(&mut self, server: usize, how: Crash, down_ms_max: u64) {
+        if !self.world.crash(server, how) {
+            return;
         }
+        let down = self.ms(down_ms_max);
+        self.start_later(server, down);
     }
 
-    fn crash(&mut self, server: usize, power: bool) {
-        self.world.crash(server, power);
-        let down = Duration::from_millis(self.dice.between(50, DOWN_MS_MAX));
+    fn start_later(&self, server: usize, down: Duration) {
         let world = self.world.clone();
         rt::spawn(async move {
             rt::sleep(down).await;
@@ -160,22 +124,188 @@ impl Nemesis {
         });
     }
 
-    /// Cuts the links from these servers to the others, and back when `both`; all cuts are mended together after a while.
-    fn cut(&mut self, inside: impl Fn(usize) -> bool, both: bool) {
-        let network = &self.world.network;
-        for from in (0..self.world.count()).filter(|server| inside(*server)) {
-            for to in (0..self.world.count()).filter(|server| !inside(*server)) {
-                network.cut(&world::address(from), &world::address(to));
-                if both {
-                    network.cut(&world::address(to), &world::address(from));
-                }
+    /// Long enough for the others to purge what it lacks, if they write enough.
+    fn long_crash(&mut self, server: usize) {
+        let Some(core) = self.world.core(server) else { return };
+        let applied = core.applied();
+        drop(core);
+        let how = if self.dice.below(2) == 0 { Crash::Kill } else { Crash::Power };
+        self.world.crash(server, how);
+        let down = Duration::from_millis(self.dice.between(LONG_DOWN_MS.0, LONG_DOWN_MS.1));
+        let world = self.world.clone();
+        rt::spawn(async move {
+            rt::sleep(down).await;
+            let leader = world.leader().and_then(|leader| world.core(leader));
+            let first = leader.map_or(0, |core| core.log_first());
+            if first > applied + 1 {
+                coverage::hit("a restarted server needed a snapshot");
             }
+            world.start(server);
+        });
+    }
+
+    fn crash_all(&mut self) {
+        let how = if self.dice.below(5) == 0 { Crash::Kill } else { Crash::Power };
+        let together = (0..self.world.count()).all(|server| self.world.is_up(server));
+        for server in 0..self.world.count() {
+            self.crash(server, how, self.swarm().down_ms_max.min(2_000));
         }
-        let lasts = Duration::from_millis(self.dice.between(200, CUT_MS_MAX));
-        let network = network.clone();
+        if together && how == Crash::Power {
+            coverage::hit("all servers lost power at once");
+        }
+    }
+
+    fn clock(&mut self, server: usize) {
+        let most = self.swarm().clock_ms_max;
+        let signed = |value: u64, most: u64| {
+            i64::try_from(value).unwrap_or(0) - i64::try_from(most).unwrap_or(0)
+        };
+        let offset = signed(self.dice.between(0, 2 * most), most);
+        // Half as fast to twice as fast.
+        let drift =
+            if self.dice.below(2) == 0 { signed(self.dice.between(0, 1_500), 500) } else { 0 };
+        coverage::hit(if drift == 0 { "a wall clock jumped" } else { "a wall clock drifted" });
+        self.world.set_wall_clock(server, offset, drift);
+    }
+
+    fn fill_disk(&mut self, server: usize) {
+        let free = self.dice.between(0, 128 << 10);
+        self.world.limit_disk(server, Some(free));
+        let lasts = self.ms(self.swarm().cut_ms_max);
+        let world = self.world.clone();
         rt::spawn(async move {
             rt::sleep(lasts).await;
-            network.mend();
+            world.limit_disk(server, None);
+        });
+    }
+
+    fn disk_errors(&mut self, server: usize) {
+        let ppm = self.swarm().disk_error_ppm;
+        match self.dice.below(4) {
+            0 => {
+                let after = self.dice.below(30);
+                self.world.fail_sync(server, after);
+            }
+            1 => {
+                let rates = ErrorRates { read_ppm: ppm, ..ErrorRates::default() };
+                self.world.disk_errors(server, rates);
+            }
+            2 => {
+                let rates = ErrorRates { write_ppm: ppm, ..ErrorRates::default() };
+                self.world.disk_errors(server, rates);
+            }
+            _ => {
+                let rates = ErrorRates { sync_ppm: ppm, ..ErrorRates::default() };
+                self.world.disk_errors(server, rates);
+            }
+        }
+    }
+
+    fn rot(&mut self, server: usize) {
+        if !self.world.may_damage(server) {
+            return;
+        }
+        let how = if self.dice.below(2) == 0 { Crash::Kill } else { Crash::Power };
+        if !self.world.crash(server, how) {
+            return;
+        }
+        let bytes = self.dice.between(1, 4);
+        self.world.rot(server, bytes);
+        let down = self.ms(self.swarm().down_ms_max);
+        self.start_later(server, down);
+    }
+
+    fn wipe(&mut self, server: usize) {
+        if !self.world.may_damage(server) || !self.world.is_up(server) {
+            return;
+        }
+        self.world.wipe(server);
+        let down = self.ms(self.swarm().down_ms_max);
+        self.start_later(server, down);
+    }
+
+    fn transfer(&mut self, server: usize) {
+        let Some(core) = self.world.core(server) else { return };
+        let ids: Vec<u64> = core.member_infos().iter().map(|one| one.id).collect();
+        if ids.is_empty() {
+            return;
+        }
+        let to = ids[self.dice.index(ids.len())];
+        let world = self.world.clone();
+        rt::spawn(async move {
+            let work = move |core: std::sync::Arc<quorate::server::Core>| async move {
+                core.transfer_leadership(Some(to)).await
+            };
+            drop(world.inside(server, work).await);
+        });
+    }
+
+    /// A partition of some shape, both ways.
+    fn partition(&mut self, server: usize) {
+        let count = self.world.count();
+        let mask = self.dice.next();
+        let bridge = self.dice.index(count);
+        let apart: Box<dyn Fn(usize, usize) -> bool> = match self.dice.below(5) {
+            // One against the rest.
+            0 | 1 => Box::new(move |one, other| (one == server) != (other == server)),
+            // Two sides.
+            2 => Box::new(move |one, other| mask >> one & 1 != mask >> other & 1),
+            // Two sides and one that sees both.
+            3 => Box::new(move |one, other| {
+                one != bridge && other != bridge && mask >> one & 1 != mask >> other & 1
+            }),
+            // A ring: each sees its neighbours only, and of five nobody the same majority.
+            _ => Box::new(move |one, other| {
+                let distance = one.abs_diff(other);
+                distance.min(count - distance) > 1
+            }),
+        };
+        self.cut(move |from, to| apart(from, to));
+    }
+
+    /// A server that hears nobody, or that nobody hears.
+    fn one_way(&mut self, server: usize) {
+        coverage::hit("a link was cut in one direction");
+        if self.dice.below(2) == 0 {
+            self.cut(move |from, to| from == server && to != server);
+        } else {
+            self.cut(move |from, to| to == server && from != server);
+        }
+    }
+
+    fn links(&self, apart: impl Fn(usize, usize) -> bool) -> Vec<(String, String)> {
+        let count = self.world.count();
+        let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
+        pairs
+            .filter(|(from, to)| from != to && apart(*from, *to))
+            .map(|(from, to)| (world::address(from), world::address(to)))
+            .collect()
+    }
+
+    fn cut(&mut self, apart: impl Fn(usize, usize) -> bool) {
+        let links = self.links(apart);
+        let lasts = self.ms(self.swarm().cut_ms_max);
+        let network = self.world.network.clone();
+        let cut = network.cut(links);
+        rt::spawn(async move {
+            rt::sleep(lasts).await;
+            network.uncut(&cut);
+        });
+    }
+
+    /// The links of a server come and go.
+    fn flap(&mut self, server: usize) {
+        coverage::hit("a link flapped");
+        let links = self.links(|from, to| from == server || to == server);
+        let rounds = self.dice.between(2, 10);
+        let network = self.world.network.clone();
+        rt::spawn(async move {
+            for _ in 0..rounds {
+                let cut = network.cut(links.clone());
+                rt::sleep(FLAP).await;
+                network.uncut(&cut);
+                rt::sleep(FLAP).await;
+            }
         });
     }
 }

@@ -6,17 +6,21 @@
 //!  stream: as a connection: in order, nothing lost inside; a cut holds it up, and breaks it after a while
 //! ```
 //!
-//! A call to a server that is down is refused; one into a cut is never answered, so that its own timeout ends it. Deliveries belong to the
-//! network, not to the caller: a request of a server that died meanwhile still arrives.
+//! A call to a server that is down is refused; one that is lost, or whose reply is, breaks the connection after a while, as keep-alive finds out,
+//! unless its own timeout ends it before. Deliveries belong to the network, not to the caller: a request of a server that died meanwhile still
+//! arrives, and one to such a server reaches the next one at its address. Each link has its own latencies, so that messages overtake each other.
+//! The network also sees every vote that is granted, and judges it (I1).
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::BoxStream};
+use prost::Message as _;
+use proto::v1 as pb;
 use quorate::{
     rpc::transport::{Lane, ReplyStream, Transport},
     rt::{self, Group, Instant, mpsc, oneshot, watch},
@@ -24,9 +28,11 @@ use quorate::{
 use tonic::Status;
 
 use crate::{
+    coverage,
     dice::Dice,
+    invariants::Votes,
     services::{Messages, Services},
-    trace,
+    trace, verdict,
 };
 
 /// Messages of one stream and direction that are under way.
@@ -45,21 +51,43 @@ pub(crate) struct Weather {
     pub(crate) latency_us_min: u64,
     /// Longest latency of one way.
     pub(crate) latency_us_max: u64,
+    /// Messages per million that take much longer.
+    pub(crate) spike_ppm: u64,
+    /// How long they take at most.
+    pub(crate) spike_us_max: u64,
     /// Messages lost per million, of calls that are not part of a stream.
     pub(crate) loss_ppm: u64,
     /// Requests delivered twice per million.
     pub(crate) duplicate_ppm: u64,
+    /// Requests delivered once more seconds later per million.
+    pub(crate) late_ppm: u64,
 }
 
 /// A quiet network.
-pub(crate) const CALM: Weather =
-    Weather { latency_us_min: 200, latency_us_max: 5_000, loss_ppm: 0, duplicate_ppm: 0 };
+pub(crate) const CALM: Weather = Weather {
+    latency_us_min: 200,
+    latency_us_max: 5_000,
+    spike_ppm: 0,
+    spike_us_max: 1,
+    loss_ppm: 0,
+    duplicate_ppm: 0,
+    late_ppm: 0,
+};
 
 #[derive(Clone)]
 struct Endpoint {
     name: String,
     group: Group,
     services: Services,
+    incarnation: u64,
+}
+
+/// Cuts that are mended together.
+#[derive(Clone, Debug)]
+pub(crate) struct Cut {
+    links: Vec<(String, String)>,
+    /// Of [`Network::mend`]: a cut of before is no more.
+    epoch: u64,
 }
 
 struct State {
@@ -67,9 +95,14 @@ struct State {
     weather: Weather,
     /// Live servers by address.
     endpoints: BTreeMap<String, Endpoint>,
-    /// Directed links that carry nothing.
-    cuts: BTreeSet<(String, String)>,
+    /// Directed links that carry nothing, and for how many reasons.
+    cuts: BTreeMap<(String, String), u32>,
+    epoch: u64,
+    is_whole: bool,
     messages: u64,
+    /// Latest arrival on each link.
+    arrivals: BTreeMap<(String, String), Instant>,
+    votes: Votes,
 }
 
 /// The network.
@@ -86,6 +119,8 @@ struct Route {
     to: String,
     path: &'static str,
     number: u64,
+    /// Incarnation of the receiver when it was sent; 0: nobody listened.
+    receiver: u64,
 }
 
 impl Network {
@@ -95,8 +130,12 @@ impl Network {
             dice: Dice::new(seed, "network"),
             weather: CALM,
             endpoints: BTreeMap::new(),
-            cuts: BTreeSet::new(),
+            cuts: BTreeMap::new(),
+            epoch: 0,
+            is_whole: false,
             messages: 0,
+            arrivals: BTreeMap::new(),
+            votes: Votes::default(),
         };
         Self { state: Arc::new(Mutex::new(state)), group: rt::new_group() }
     }
@@ -106,8 +145,15 @@ impl Network {
     }
 
     /// A server listens.
-    pub(crate) fn listen(&self, address: &str, name: String, group: Group, services: Services) {
-        self.lock().endpoints.insert(address.to_owned(), Endpoint { name, group, services });
+    pub(crate) fn listen(
+        &self,
+        address: &str,
+        name: String,
+        group: Group,
+        (incarnation, services): (u64, Services),
+    ) {
+        let endpoint = Endpoint { name, group, services, incarnation };
+        self.lock().endpoints.insert(address.to_owned(), endpoint);
     }
 
     /// Nobody listens there any more.
@@ -121,15 +167,40 @@ impl Network {
         self.lock().weather = weather;
     }
 
-    /// Cuts one direction.
-    pub(crate) fn cut(&self, from: &str, to: &str) {
-        trace::event("net", format_args!("cut {from} {to}"));
-        self.lock().cuts.insert((from.to_owned(), to.to_owned()));
+    /// Cuts links, each in one direction, until they are mended.
+    pub(crate) fn cut(&self, links: Vec<(String, String)>) -> Cut {
+        let mut state = self.lock();
+        let links = if state.is_whole { Vec::new() } else { links };
+        for (from, to) in &links {
+            trace::event("net", format_args!("cut {from} {to}"));
+            *state.cuts.entry((from.clone(), to.clone())).or_default() += 1;
+        }
+        Cut { links, epoch: state.epoch }
     }
 
-    /// Mends every link.
+    /// Takes these cuts away; a link that is also cut for another reason stays cut.
+    pub(crate) fn uncut(&self, cut: &Cut) {
+        let mut state = self.lock();
+        if state.epoch != cut.epoch {
+            return;
+        }
+        trace::event("net", format_args!("mend {} links", cut.links.len()));
+        for link in &cut.links {
+            let left = state.cuts.get_mut(link).map(|reasons| {
+                *reasons -= 1;
+                *reasons
+            });
+            if left == Some(0) {
+                state.cuts.remove(link);
+            }
+        }
+    }
+
+    /// Mends every link, for good: later cuts are not made.
     pub(crate) fn mend(&self) {
         let mut state = self.lock();
+        state.epoch += 1;
+        state.is_whole = true;
         if !state.cuts.is_empty() {
             trace::event("net", format_args!("mend"));
             state.cuts.clear();
@@ -151,13 +222,16 @@ impl Network {
     }
 
     fn is_cut(&self, from: &str, to: &str) -> bool {
-        self.lock().cuts.contains(&(from.to_owned(), to.to_owned()))
+        self.lock().cuts.contains_key(&(from.to_owned(), to.to_owned()))
     }
 
     fn latency(&self) -> Duration {
         let mut state = self.lock();
         let weather = state.weather;
-        Duration::from_micros(state.dice.between(weather.latency_us_min, weather.latency_us_max))
+        let spike = state.dice.chance_ppm(weather.spike_ppm);
+        let usual = state.dice.between(weather.latency_us_min, weather.latency_us_max);
+        let extra = if spike { state.dice.below(weather.spike_us_max) } else { 0 };
+        Duration::from_micros(usual + extra)
     }
 
     /// The time one message takes, if it arrives.
@@ -168,9 +242,28 @@ impl Network {
         let latency = self.latency();
         let mut state = self.lock();
         let loss_ppm = state.weather.loss_ppm;
-        let lost = state.dice.chance_ppm(loss_ppm)
-            || state.cuts.contains(&(from.to_owned(), to.to_owned()));
-        (!lost).then_some(latency)
+        let link = (from.to_owned(), to.to_owned());
+        if state.dice.chance_ppm(loss_ppm) {
+            coverage::hit("a message was lost");
+            return None;
+        }
+        if state.cuts.contains_key(&link) {
+            return None;
+        }
+        let at = Instant::now() + latency;
+        let latest = state.arrivals.entry(link).or_insert(at);
+        if at < *latest {
+            coverage::hit("a message was overtaken");
+        }
+        *latest = at.max(*latest);
+        Some(latency)
+    }
+
+    /// How long a connection with a lost message goes on before keep-alive ends it.
+    async fn break_connection(&self) -> Status {
+        let patience = Duration::from_millis(self.lock().dice.between(200, PATIENCE_MS_MAX));
+        rt::sleep(patience).await;
+        Status::unavailable("connection lost")
     }
 
     fn number(&self) -> u64 {
@@ -179,19 +272,26 @@ impl Network {
         state.messages
     }
 
-    /// A lease handed out twice would only wait for its timer; everything else has to bear a second delivery.
+    /// When a request comes once more. A lease handed out twice would only wait for its timer; everything else has to bear it.
     fn second_delivery(&self, path: &str) -> Option<Duration> {
         let mut state = self.lock();
-        let ppm = state.weather.duplicate_ppm;
-        if !state.dice.chance_ppm(ppm) || path.ends_with("/Dequeue") {
+        let Weather { duplicate_ppm, late_ppm, .. } = state.weather;
+        let soon = state.dice.chance_ppm(duplicate_ppm);
+        let late = state.dice.chance_ppm(late_ppm);
+        if path.ends_with("/Dequeue") {
             return None;
         }
-        let later = if state.dice.below(4) == 0 { 5_000_000 } else { 20_000 };
-        Some(Duration::from_micros(state.dice.between(1, later)))
+        let (what, least, most) = match (late, soon) {
+            (true, _) => ("a message was delivered late", 1_000_000, 12_000_000),
+            (false, true) => ("a message was delivered twice", 1, 20_000),
+            (false, false) => return None,
+        };
+        coverage::hit(what);
+        Some(Duration::from_micros(state.dice.between(least, most)))
     }
 
     async fn call(&self, route: Route, body: Bytes) -> Result<Bytes, Status> {
-        let Route { from, to, path, number } = &route;
+        let Route { from, to, path, number, .. } = &route;
         let hash = trace::hash(&body);
         trace::event(from, format_args!("> {to} {number} {path} {} {hash:016x}", body.len()));
         if let Some(delay) = self.second_delivery(path) {
@@ -202,26 +302,42 @@ impl Network {
             });
         }
         let (reply, answer) = oneshot::channel();
-        match self.leg(from, to) {
-            None => {
-                trace::event("net", format_args!("lost {number}"));
-                std::future::pending::<()>().await;
-            }
-            Some(delay) => {
-                let network = self.clone();
-                rt::spawn_in(self.group, async move {
+        let Some(delay) = self.leg(from, to) else {
+            trace::event("net", format_args!("lost {number}"));
+            return Err(self.break_connection().await);
+        };
+        let network = self.clone();
+        rt::spawn_in(self.group, async move {
+            rt::sleep(delay).await;
+            let result = network.deliver(&route, body).await;
+            let result = match network.leg(&route.to, &route.from) {
+                Some(delay) => {
                     rt::sleep(delay).await;
-                    let result = network.deliver(&route, body).await;
-                    let Some(delay) = network.leg(&route.to, &route.from) else {
-                        trace::event("net", format_args!("lost reply {}", route.number));
-                        return std::future::pending().await;
-                    };
-                    rt::sleep(delay).await;
-                    drop(reply.send(result));
-                });
-            }
-        }
+                    result
+                }
+                None => {
+                    trace::event("net", format_args!("lost reply {}", route.number));
+                    Err(network.break_connection().await)
+                }
+            };
+            drop(reply.send(result));
+        });
         answer.await.unwrap_or_else(|_| Err(Status::unavailable("the network ended")))
+    }
+
+    /// I1: who was granted a vote is for all to see.
+    fn judge_vote(&self, request: &[u8], reply: &[u8]) {
+        let (Ok(request), Ok(reply)) =
+            (pb::VoteRequest::decode(request), pb::VoteReply::decode(reply))
+        else {
+            return;
+        };
+        let (Some(header), Some(vote)) = (request.header, request.vote) else { return };
+        if reply.granted
+            && let Some(candidate) = vote.voted_for
+        {
+            verdict::note(self.lock().votes.granted(header.to, vote.term, candidate));
+        }
     }
 
     /// Hands a request to whoever has the address now.
@@ -231,11 +347,20 @@ impl Network {
             return Err(Status::unavailable("connection refused"));
         };
         trace::event(&endpoint.name, format_args!("< {} {}", route.from, route.number));
+        if route.receiver != 0 && route.receiver != endpoint.incarnation {
+            coverage::hit("a message of an old incarnation reached a restarted server");
+        }
+        let request = body.clone();
         let handler = endpoint.services.unary(route.path, body);
         match rt::spawn_in(endpoint.group, handler).await {
             Ok(result) => {
                 match &result {
                     Ok(reply) => {
+                        match route.path {
+                            "/quorate.v1.Raft/Vote" => self.judge_vote(&request, reply),
+                            "/quorate.v1.Raft/SnapshotChunk" => saw_snapshot(reply),
+                            _ => {}
+                        }
                         let (size, hash) = (reply.len(), trace::hash(reply));
                         trace::event(
                             &endpoint.name,
@@ -260,7 +385,7 @@ impl Network {
     }
 
     async fn open(&self, route: Route, input: Messages) -> Result<ReplyStream, Status> {
-        let Route { from, to, path, number } = &route;
+        let Route { from, to, path, number, .. } = &route;
         trace::event(from, format_args!("connect {to} {number} {path}"));
         if self.is_cut(from, to) || self.is_cut(to, from) {
             rt::sleep(CONNECT_TIMEOUT).await;
@@ -297,6 +422,12 @@ impl Network {
             answer.poll_next_unpin(context)
         })
         .boxed())
+    }
+}
+
+fn saw_snapshot(reply: &[u8]) {
+    if pb::SnapshotChunkReply::decode(reply).is_ok_and(|reply| reply.vote.is_some()) {
+        coverage::hit("a snapshot was sent to a follower");
     }
 }
 
@@ -368,6 +499,7 @@ impl Pump {
             let Some((at, message)) = next else { return };
             rt::sleep_until(at).await;
             if !self.gets_through().await {
+                coverage::hit("a stream broke");
                 if let Some(replies) = caller.replies.upgrade() {
                     drop(replies.send(Err(Status::unavailable("connection lost"))).await);
                 }
@@ -437,7 +569,8 @@ pub(crate) struct SimTransport {
 impl SimTransport {
     fn route(&self, to: &str, path: &'static str) -> Route {
         let number = self.network.number();
-        Route { from: self.from.clone(), to: to.to_owned(), path, number }
+        let receiver = self.network.endpoint(to).map_or(0, |endpoint| endpoint.incarnation);
+        Route { from: self.from.clone(), to: to.to_owned(), path, number, receiver }
     }
 }
 

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 
 use fsm::Index;
 
+use crate::coverage;
+
 /// Index and value of a register; index 0: not there.
 pub(crate) type Version = (Index, u64);
 
@@ -29,6 +31,8 @@ struct Write {
     /// The highest index that anyone knew of when it began.
     floor: Index,
     outcome: Outcome,
+    /// Its client was told that nobody knows.
+    unknown: bool,
 }
 
 /// The judge of one run.
@@ -47,13 +51,16 @@ pub(crate) struct Oracle {
 pub(crate) struct Read {
     key: usize,
     floor: Index,
+    /// The highest index of all that anyone knew of.
+    log_floor: Index,
 }
 
 impl Oracle {
     /// A write begins; its value is the answer.
     pub(crate) fn begin_write(&mut self, key: usize, expected: Index) -> u64 {
         let value = self.writes.len() as u64 + 1;
-        let write = Write { key, expected, floor: self.floor, outcome: Outcome::Unknown };
+        let write =
+            Write { key, expected, floor: self.floor, outcome: Outcome::Unknown, unknown: false };
         self.writes.insert(value, write);
         value
     }
@@ -83,9 +90,28 @@ impl Oracle {
         Ok(())
     }
 
+    /// A write ended without an answer: it may take effect, now or later, once.
+    pub(crate) fn unknown(&mut self, value: u64) {
+        if let Some(write) = self.writes.get_mut(&value) {
+            write.unknown = true;
+        }
+    }
+
     /// A linearizable read begins.
     pub(crate) fn begin_read(&self, key: usize) -> Read {
-        Read { key, floor: self.newest.get(&key).copied().unwrap_or(0) }
+        Read { key, floor: self.newest.get(&key).copied().unwrap_or(0), log_floor: self.floor }
+    }
+
+    /// The state that a read was answered from has this index: no older than anything known before (I13, I14).
+    pub(crate) fn read_at(&mut self, read: Read, index: Index) -> Result<(), String> {
+        if index < read.log_floor {
+            return Err(format!(
+                "a read was answered at index {index}, and {} was known before it began",
+                read.log_floor
+            ));
+        }
+        self.floor = self.floor.max(index);
+        Ok(())
     }
 
     /// A read returned this version.
@@ -125,7 +151,13 @@ impl Oracle {
             Outcome::Never => {
                 return Err(format!("write {value} was refused and is there at {index}"));
             }
-            Outcome::At(_) | Outcome::Unknown => write.outcome = Outcome::At(index),
+            Outcome::Unknown => {
+                if write.unknown {
+                    coverage::hit("a write of unknown outcome was there later");
+                }
+                write.outcome = Outcome::At(index);
+            }
+            Outcome::At(_) => {}
         }
         if write.expected >= index {
             return Err(format!("write {value} at {index} follows version {}", write.expected));
@@ -213,6 +245,26 @@ mod tests {
         let wrong = oracle.finish(&BTreeMap::from([(0, (14, 3))]));
         assert!(wrong.iter().any(|what| what.contains("both follow version 5")), "{wrong:?}");
         assert!(wrong.iter().any(|what| what.contains("had replaced")), "{wrong:?}");
+    }
+
+    #[test]
+    fn an_answer_from_an_older_state_is_found() {
+        let mut oracle = two_writes();
+        let read = oracle.begin_read(1);
+        oracle.read_at(read, 20).unwrap();
+        oracle.read_at(read, 10).unwrap();
+        let later = oracle.begin_read(1);
+        assert!(oracle.read_at(later, 19).unwrap_err().contains("20 was known"));
+    }
+
+    #[test]
+    fn a_write_of_unknown_outcome_may_turn_up_once() {
+        let mut oracle = two_writes();
+        let late = oracle.begin_write(0, 9);
+        oracle.unknown(late);
+        let read = oracle.begin_read(0);
+        oracle.read(read, (15, late)).unwrap();
+        assert!(oracle.read(read, (16, late)).is_err());
     }
 
     #[test]

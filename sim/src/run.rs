@@ -2,27 +2,32 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fsm::{Command, EvaluationId, JobSpec, Reply};
+use fsm::{Command, EvaluationId, JobKey, JobSpec, Reply};
 use quorate::{
     rt::{self, Instant, watch},
-    server::api::Api,
+    server::{Core, api::Api},
 };
 
 use crate::{
     agent::Agent,
     client::{self, Ended, REGISTERS, Shared},
     dice::Dice,
+    invariants,
+    jobs::{self, Operator},
     nemesis::Nemesis,
-    trace,
+    swarm::Swarm,
+    trace, verdict,
     world::World,
 };
 
-const CLIENTS: usize = 3;
-const AGENTS: usize = 2;
 /// From the end of all faults to a cluster that answers everywhere.
 const CONVERGE: Duration = Duration::from_secs(30);
-/// From then to the end of a job: a lease lost in the faults comes back after its nack timer.
-const JOB_DONE: Duration = Duration::from_secs(150);
+/// From then until nodes and jobs are as they were asked for.
+const SETTLE: Duration = Duration::from_secs(30);
+/// From its registration until a new job runs.
+const PLACED: Duration = Duration::from_secs(20);
+/// Until every evaluation has come to its end.
+const DRAINED: Duration = Duration::from_secs(60);
 const INSTANCES: u32 = 3;
 
 /// What a run came to.
@@ -38,32 +43,26 @@ pub(crate) struct Outcome {
     pub(crate) virtual_time: Duration,
 }
 
-/// How many servers a seed has unless it is told.
-pub(crate) fn servers_of(seed: u64) -> usize {
-    match Dice::new(seed, "servers").below(10) {
-        0 => 1,
-        1 | 2 => 5,
-        _ => 3,
-    }
-}
-
 /// Runs a seed on this thread, which must not have run another one.
-pub(crate) fn run(seed: u64, servers: usize) -> anyhow::Result<Outcome> {
-    rt::enter_simulation(seed);
+pub(crate) fn run(swarm: Swarm) -> anyhow::Result<Outcome> {
+    rt::enter_simulation(swarm.seed);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
-        .rng_seed(tokio::runtime::RngSeed::from_bytes(&seed.to_le_bytes()))
+        .rng_seed(tokio::runtime::RngSeed::from_bytes(&swarm.seed.to_le_bytes()))
         .build()?;
-    runtime.block_on(live(seed, servers))
+    let outcome = runtime.block_on(live(Arc::new(swarm)));
+    // The process ends with the run: what is left in the runtime need not be dropped.
+    runtime.shutdown_background();
+    outcome
 }
 
-async fn live(seed: u64, servers: usize) -> anyhow::Result<Outcome> {
-    trace::event("run", format_args!("seed {seed}, {servers} servers"));
-    let world = World::new(seed, servers);
+async fn live(swarm: Arc<Swarm>) -> anyhow::Result<Outcome> {
+    trace::event("run", format_args!("{swarm}"));
+    let world = World::new(&swarm);
     let shared = Shared::new(world.clone())?;
-    let passed = phases(seed, &world, &shared).await?;
-    let mut failures = world.failures();
+    let passed = phases(&world, &shared).await?;
+    let mut failures = verdict::failures();
     if !passed && failures.is_empty() {
         failures.push("the run ended early".to_owned());
     }
@@ -73,48 +72,48 @@ async fn live(seed: u64, servers: usize) -> anyhow::Result<Outcome> {
 }
 
 /// Runs phase after phase as long as nothing is wrong.
-async fn phases(seed: u64, world: &World, shared: &Shared) -> anyhow::Result<bool> {
+async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
+    let seed = world.swarm.seed;
     let mut dice = Dice::new(seed, "run");
     for server in 0..world.count() {
         world.start(server);
         rt::sleep(Duration::from_millis(dice.below(400))).await;
     }
-    if !world.wait("a leader", Duration::from_secs(30), |world| world.leader().is_some()).await {
+    if !world.wait("a leader", CONVERGE, |world| world.leader().is_some()).await {
         return Ok(false);
     }
     let (stop, stopped) = watch::channel(false);
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|number| {
-            let dice = Dice::new(seed, &format!("client {number}"));
-            rt::spawn(shared.clone().run(number, dice, stopped.clone()))
-        })
-        .collect();
-    let agents: Vec<_> = (0..AGENTS)
-        .map(|number| {
-            let dice = Dice::new(seed, &format!("agent {number}"));
-            let agent = Agent::new(number, &world.network, world.count(), dice);
-            rt::spawn(agent.run(stopped.clone()))
-        })
-        .collect();
-    rt::sleep(Duration::from_secs(2)).await;
+    let mut tasks = Vec::new();
+    for number in 0..world.swarm.clients {
+        let dice = Dice::new(seed, &format!("client {number}"));
+        tasks.push(rt::spawn(shared.clone().run(number, dice, stopped.clone())));
+    }
+    for server in 0..world.count() {
+        tasks.push(rt::spawn(shared.clone().watch(server, stopped.clone())));
+    }
+    for number in 0..world.swarm.agents {
+        let dice = Dice::new(seed, &format!("agent {number}"));
+        tasks.push(rt::spawn(Agent::new(number, world, dice).run(stopped.clone())));
+    }
+    let (end_of_work, work) = watch::channel(false);
+    let operator = rt::spawn(Operator::new(world.clone())?.run(work));
     let early = rt::spawn(register(world.clone(), batch_job("early")?));
+    rt::sleep(Duration::from_millis(500)).await;
 
-    let mut nemesis = Nemesis::new(seed, world.clone());
-    nemesis.run(Duration::from_millis(dice.between(8_000, 20_000))).await;
-    nemesis.heal();
-    if !converged(world, shared).await {
+    Nemesis::new(world.clone()).run().await;
+    trace::event("run", format_args!("all faults end"));
+    world.heal();
+    end_of_work.send_replace(true);
+    if verdict::has_failed() || !converged(world, shared).await {
         return Ok(false);
     }
-    drop(early.await);
-    drop(rt::spawn(register(world.clone(), batch_job("late")?)).await);
-    let done = |world: &World| is_complete(world, "early") && is_complete(world, "late");
-    if !world.wait("both jobs complete", JOB_DONE, done).await {
+    let mut operator = operator.await?;
+    early.await?;
+    if !settled(world, &mut operator).await? {
         return Ok(false);
     }
     stop.send_replace(true);
-    for task in clients.into_iter().chain(agents) {
-        drop(task.await);
-    }
+    operator.finish().await;
     Ok(last_checks(world, shared).await)
 }
 
@@ -133,11 +132,15 @@ async fn converged(world: &World, shared: &Shared) -> bool {
     }
     for server in 0..world.count() {
         for register in 0..REGISTERS {
-            while shared.write("final", server, register).await != Ended::Done
+            while shared.write("final", server, register, None).await != Ended::Done
                 || shared.read("final", server, register).await != Ended::Done
             {
                 if Instant::now() >= deadline {
-                    world.fail(format!("s{server} does not answer {CONVERGE:?} after the faults"));
+                    verdict::fail(format!(
+                        "I55: s{server} does not answer {CONVERGE:?} after the faults"
+                    ));
+                }
+                if verdict::has_failed() {
                     return false;
                 }
                 rt::sleep(Duration::from_millis(100)).await;
@@ -147,9 +150,53 @@ async fn converged(world: &World, shared: &Shared) -> bool {
     true
 }
 
+/// Jobs are brought to a state that fits, a new one is placed in time, and every evaluation comes to its end.
+async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool> {
+    if !operator.settle(SETTLE).await {
+        return Ok(false);
+    }
+    let ready = |world: &World| {
+        world.newest().is_some_and(|state| {
+            state.nodes.iter().filter(|node| node.is_schedulable()).count() >= world.swarm.agents
+        })
+    };
+    if !world.wait("every node is in service", SETTLE, ready).await {
+        return Ok(false);
+    }
+    let late = service_job("late")?;
+    let key = late.key.clone();
+    register(world.clone(), late).await;
+    let placed = |world: &World| {
+        world.newest().is_some_and(|state| jobs::running(&state, &key) == INSTANCES as usize)
+    };
+    if !world.wait("I39: a new job runs", PLACED, placed).await {
+        return Ok(false);
+    }
+    evaluate(world, "early").await;
+    let done = |world: &World| {
+        let state = world.newest();
+        let idle = world
+            .leader()
+            .and_then(|leader| world.core(leader))
+            .is_some_and(|core| core.leading().is_some_and(|services| services.is_idle()));
+        idle && is_complete(world, "early")
+            && state.is_some_and(|state| {
+                jobs::all_run(&state) && invariants::check_quiet(&state).is_empty()
+            })
+    };
+    if world.wait("I56: every evaluation came to its end", DRAINED, done).await {
+        return Ok(true);
+    }
+    if let Some(state) = world.newest() {
+        for broken in invariants::check_quiet(&state) {
+            verdict::fail(broken.to_string());
+        }
+    }
+    Ok(false)
+}
+
 /// All servers at one index, with one digest, without a broken invariant, with every acknowledged write.
 async fn last_checks(world: &World, shared: &Shared) -> bool {
-    rt::sleep(Duration::from_secs(1)).await;
     let level = |world: &World| {
         let applied = |server| world.core(server).map(|core| core.applied());
         let first = applied(0);
@@ -163,15 +210,19 @@ async fn last_checks(world: &World, shared: &Shared) -> bool {
         let Some(core) = world.core(server) else { continue };
         let state = core.cell.load();
         digests.push((state.head.index, state.digest()));
-        for violation in fsm::invariant::check(&state) {
-            world.fail(format!("s{server}: {}: {}", violation.name, violation.detail));
+        let broken = invariants::check_state(&state).into_iter();
+        for one in broken.chain(invariants::check_round_trip(&state)) {
+            verdict::fail(format!("{one} (at the end of s{server})"));
         }
         shared.finish(&state);
     }
     if digests.iter().any(|digest| *digest != digests[0]) {
-        world.fail(format!("the servers' digests differ: {digests:?}"));
+        verdict::fail(format!("I8: the servers' digests differ: {digests:?}"));
     }
-    world.failures().is_empty()
+    if let Some(index) = world.newest().map(|state| state.head.index) {
+        world.check_durable(index);
+    }
+    !verdict::has_failed()
 }
 
 fn batch_job(id: &str) -> anyhow::Result<JobSpec> {
@@ -199,43 +250,75 @@ fn batch_job(id: &str) -> anyhow::Result<JobSpec> {
     ))
 }
 
-/// Registers a job through any server, as often as it takes: registering the same again changes nothing.
-async fn register(world: World, spec: JobSpec) {
-    let spec = Arc::new(spec);
+fn service_job(id: &str) -> anyhow::Result<JobSpec> {
+    client::job(&format!(
+        r#"job "{id}" {{
+             group "work" {{
+               count = {INSTANCES}
+               task "task" {{
+                 driver = "mock"
+                 resources {{
+                   cpu = 100
+                   memory = 64
+                 }}
+               }}
+             }}
+           }}"#
+    ))
+}
+
+/// Asks any server for something, as often as it takes.
+async fn insist(world: &World, what: &str, command: Command, done: fn(&Reply) -> bool) {
     for attempt in 0.. {
         let server = attempt % world.count();
-        let spec = Arc::clone(&spec);
-        let id = Arc::clone(&spec.key.id);
-        let work = move |core: Arc<quorate::server::Core>| async move {
-            let command = Command::RegisterJob {
-                spec,
-                enforce_index: Some(0),
-                evaluation: EvaluationId(core.new_id()),
-                evaluation_priority: None,
-            };
+        let command = command.clone();
+        let work = move |core: Arc<Core>| async move {
             core.write(command, None, Duration::from_secs(5)).await
         };
         match world.inside(server, work).await {
             Some(Ok(written)) => {
-                trace::event("job", format_args!("{id}: {:?}", written.reply));
-                if matches!(
-                    written.reply,
-                    Reply::Job { .. } | Reply::Rejected(fsm::Rejection::JobIndexConflict { .. })
-                ) {
+                trace::event("job", format_args!("{what}: {:?}", written.reply));
+                if done(&written.reply) {
                     return;
                 }
             }
-            Some(Err(error)) => trace::event("job", format_args!("{id}: {error}")),
+            Some(Err(error)) => trace::event("job", format_args!("{what}: {error}")),
             None => {}
         }
         rt::sleep(Duration::from_millis(200)).await;
     }
 }
 
+/// Registers a job: registering the same again changes nothing.
+async fn register(world: World, spec: JobSpec) {
+    let id = Arc::clone(&spec.key.id);
+    let command = Command::RegisterJob {
+        spec: Arc::new(spec),
+        enforce_index: Some(0),
+        evaluation: EvaluationId(rt::random_id()),
+        evaluation_priority: None,
+    };
+    insist(&world, &id, command, |reply| {
+        matches!(
+            reply,
+            Reply::Job { .. } | Reply::Rejected(fsm::Rejection::JobIndexConflict { .. })
+        )
+    })
+    .await;
+}
+
+/// An evaluation that failed too often in the faults would come again after minutes only.
+async fn evaluate(world: &World, id: &str) {
+    let command = Command::EvaluateJob { job: key(id), evaluation: EvaluationId(rt::random_id()) };
+    insist(world, id, command, |_| true).await;
+}
+
+fn key(id: &str) -> JobKey {
+    JobKey { namespace: "default".into(), id: id.into() }
+}
+
 fn is_complete(world: &World, id: &str) -> bool {
-    let Some(core) = world.leader().and_then(|leader| world.core(leader)) else { return false };
-    let state = core.cell.load();
-    let key = fsm::JobKey { namespace: "default".into(), id: id.into() };
-    let summary = state.job_index(&key).map(|index| index.summary.clone()).unwrap_or_default();
+    let Some(state) = world.newest() else { return false };
+    let summary = state.job_index(&key(id)).map(|index| index.summary.clone()).unwrap_or_default();
     summary.values().map(|group| group.complete).sum::<u32>() >= INSTANCES
 }

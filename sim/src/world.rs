@@ -1,34 +1,56 @@
-//! The servers of a simulation: each with a disk of its own, started, killed, cut off from power and started again on what the disk kept.
-//! It owns what every server does wrong: anything found here or by a server's own word fails the run.
+//! The servers of a simulation: each with a disk of its own, started, killed, cut off from power, paused and started again on what the disk kept.
+//!
+//! It owns the *fault atlas*: which disks may have lost what they had promised to keep. Never more than a minority has, and a disk counts until its
+//! server is a voter again that has caught up, so that whatever goes wrong is the servers' fault. It also judges every state that a server shows.
 
 use std::{
-    collections::BTreeMap,
     future::Future,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use fsm::{Index, digest::Digest};
+use fsm::{Index, State as Content};
 use leader::heartbeat::HeartbeatConfig;
 use quorate::{
-    disk::{Disk, fault::FaultDisk},
+    disk::{
+        Disk,
+        fault::{ErrorRates, FaultDisk},
+    },
     raft::WatchReceiver,
-    rt::{self, Group, Instant, JoinHandle},
-    server::{Core, Parts, RaftTiming, Settings, bootstrap},
+    rt::{self, Group, Instant, JoinHandle, WallClock},
+    server::{Core, Parts, Settings, bootstrap},
     storage::{shadow, wal},
 };
 
-use crate::{dice::Dice, network::Network, services::Services, trace};
+use crate::{
+    coverage,
+    dice::Dice,
+    invariants::{Applied, Leaders, NodeDeaths, history::check_durable},
+    network::Network,
+    services::Services,
+    swarm::Swarm,
+    trace, verdict,
+};
 
-/// Log bytes after which a server writes a snapshot; small, so that runs see many.
-const SNAPSHOT_LOG_BYTES: [u64; 3] = [8 << 10, 32 << 10, 256 << 10];
+/// Of so many states one is judged row by row while the faults last.
+const DEEP_EVERY: u64 = 8;
+/// Between the looks at whether a wiped server has caught up.
+const REJOIN_LOOK: Duration = Duration::from_millis(300);
 
 /// One server.
 struct Slot {
     disk: FaultDisk,
     incarnation: u64,
     live: Option<Live>,
+    /// Its disk returned errors or was full in this incarnation: it may end itself.
+    excused: bool,
+    /// Bytes of its disk were flipped: it may refuse to start.
+    damaged: bool,
+    /// Its disk is not what it was, and it has not caught up since.
+    incomplete: bool,
+    /// It runs a second time or more on this disk.
+    has_history: bool,
 }
 
 #[derive(Clone)]
@@ -41,11 +63,14 @@ struct Live {
 struct State {
     slots: Vec<Slot>,
     dice: Dice,
-    /// What every replica has to have at an index.
-    digests: BTreeMap<Index, Digest>,
-    failures: Vec<String>,
-    snapshot_log_bytes: u64,
-    log_entries_kept: u64,
+    applied: Applied,
+    leaders: Leaders,
+    deaths: NodeDeaths,
+    shown: u64,
+    /// Highest index that a client was told.
+    acknowledged: Index,
+    /// Faults are over: every state is judged row by row.
+    calm: bool,
 }
 
 /// All servers of one run.
@@ -54,7 +79,19 @@ pub(crate) struct World {
     state: Arc<Mutex<State>>,
     /// The network between them.
     pub(crate) network: Network,
-    count: usize,
+    /// What this run is about.
+    pub(crate) swarm: Arc<Swarm>,
+    /// What goes on whoever dies.
+    group_of_all: Group,
+}
+
+/// How a server ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Crash {
+    /// As `kill -9` does.
+    Kill,
+    /// With everything that its disk had not made durable.
+    Power,
 }
 
 /// Name of a server.
@@ -68,32 +105,27 @@ pub(crate) fn address(server: usize) -> String {
 }
 
 impl World {
-    /// So many servers, none of them started.
-    pub(crate) fn new(seed: u64, count: usize) -> Self {
-        let mut dice = Dice::new(seed, "world");
-        let slot = |dice: &mut Dice| Slot {
-            disk: FaultDisk::new(dice.next()),
-            incarnation: 0,
-            live: None,
-        };
-        let slots = (0..count).map(|_| slot(&mut dice)).collect();
-        let snapshot_log_bytes = SNAPSHOT_LOG_BYTES[dice.index(SNAPSHOT_LOG_BYTES.len())];
-        let log_entries_kept = dice.between(0, 60);
-        trace::event(
-            "world",
-            format_args!(
-                "{count} servers, a snapshot every {snapshot_log_bytes} bytes, {log_entries_kept} entries kept"
-            ),
-        );
+    /// The servers of a plan, none of them started.
+    pub(crate) fn new(swarm: &Arc<Swarm>) -> Self {
+        let mut dice = Dice::new(swarm.seed, "world");
+        let slots = (0..swarm.servers).map(|_| Slot::new(dice.next())).collect();
+        let patience = Duration::from_millis(swarm.heartbeat_ttl_ms + swarm.heartbeat_grace_ms);
         let state = State {
             slots,
             dice,
-            digests: BTreeMap::new(),
-            failures: Vec::new(),
-            snapshot_log_bytes,
-            log_entries_kept,
+            applied: Applied::default(),
+            leaders: Leaders::default(),
+            deaths: NodeDeaths::new(patience),
+            shown: 0,
+            acknowledged: 0,
+            calm: false,
         };
-        Self { state: Arc::new(Mutex::new(state)), network: Network::new(seed), count }
+        Self {
+            state: Arc::new(Mutex::new(state)),
+            network: Network::new(swarm.seed),
+            swarm: Arc::clone(swarm),
+            group_of_all: rt::new_group(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -102,23 +134,17 @@ impl World {
 
     /// How many servers there are.
     pub(crate) fn count(&self) -> usize {
-        self.count
-    }
-
-    /// A promise was broken.
-    pub(crate) fn fail(&self, what: String) {
-        trace::event("FAIL", format_args!("{what}"));
-        self.lock().failures.push(what);
-    }
-
-    /// What went wrong so far.
-    pub(crate) fn failures(&self) -> Vec<String> {
-        self.lock().failures.clone()
+        self.swarm.servers
     }
 
     /// The core of a server that is up.
     pub(crate) fn core(&self, server: usize) -> Option<Arc<Core>> {
         self.lock().slots[server].live.as_ref()?.core.clone()
+    }
+
+    /// Whether a server runs, or starts.
+    pub(crate) fn is_up(&self, server: usize) -> bool {
+        self.lock().slots[server].live.is_some()
     }
 
     /// The server that leads, by its own word; the one of the highest term when several say so.
@@ -127,11 +153,27 @@ impl World {
             let core = self.core(server)?;
             core.leading().map(|services| (services.epoch, server))
         };
-        (0..self.count).filter_map(leading).max().map(|(_, server)| server)
+        (0..self.count()).filter_map(leading).max().map(|(_, server)| server)
+    }
+
+    /// Whether the faults are over.
+    pub(crate) fn is_calm(&self) -> bool {
+        self.lock().calm
+    }
+
+    /// The newest state that any server showed.
+    pub(crate) fn newest(&self) -> Option<Arc<Content>> {
+        self.lock().applied.newest().cloned()
+    }
+
+    /// A client was told this index.
+    pub(crate) fn acknowledged(&self, index: Index) {
+        let mut state = self.lock();
+        state.acknowledged = state.acknowledged.max(index);
     }
 
     fn settings(&self, server: usize) -> Settings {
-        let state = self.lock();
+        let swarm = &self.swarm;
         Settings {
             name: name(server),
             region: "global".to_owned(),
@@ -139,35 +181,38 @@ impl World {
             data_directory: PathBuf::from("/data"),
             rpc_address: address(server),
             http_address: format!("10.0.0.{server}:4646"),
-            bootstrap_expect: (0..self.count).map(address).collect(),
+            bootstrap_expect: (0..self.count()).map(address).collect(),
             join: Vec::new(),
-            timing: RaftTiming { heartbeat_ms: 100, election_ms_min: 400, election_ms_max: 600 },
-            workers: 1,
+            timing: swarm.timing,
+            workers: swarm.workers,
+            gc: leader::GcConfig::default(),
             heartbeat: HeartbeatConfig {
-                ttl_ms_min: 2_000,
-                grace_ms: 3_000,
+                ttl_ms_min: swarm.heartbeat_ttl_ms,
+                grace_ms: swarm.heartbeat_grace_ms,
                 ..HeartbeatConfig::default()
             },
-            snapshot_log_bytes: state.snapshot_log_bytes,
-            log_entries_kept: state.log_entries_kept,
-            free_bytes_min: 0,
-            pending_evaluations_max: 100_000,
+            snapshot_log_bytes: swarm.snapshot_log_bytes,
+            log_entries_kept: swarm.log_entries_kept,
+            free_bytes_min: 64 << 10,
+            pending_evaluations_max: swarm.pending_evaluations_max,
+            nack_ms: swarm.nack_ms,
         }
     }
 
     /// Starts a server on what its disk holds; nothing when it is up.
     pub(crate) fn start(&self, server: usize) {
         let settings = self.settings(server);
-        let group = rt::new_group();
-        let (disk, incarnation) = {
+        let (group, disk, incarnation) = {
             let mut state = self.lock();
             let slot = &mut state.slots[server];
             if slot.live.is_some() {
                 return;
             }
+            let group = rt::new_group();
             slot.incarnation += 1;
+            slot.excused = false;
             slot.live = Some(Live { group, core: None });
-            (slot.disk.clone(), slot.incarnation)
+            (group, slot.disk.clone(), slot.incarnation)
         };
         trace::event(&name(server), format_args!("start {incarnation}"));
         let disk: Arc<dyn Disk> = Arc::new(disk);
@@ -176,68 +221,206 @@ impl World {
             disk,
             transport: Arc::new(self.network.transport(&address(server))),
             open_engine: Arc::new(move |path| shadow::open_twin(Arc::clone(&engine_disk), path)),
-            wal: wal::Options {
-                segment_bytes_first: 16 << 10,
-                segment_bytes_max: 64 << 10,
-                cache_bytes_max: 64 << 10,
-                ..wal::Options::default()
-            },
+            wal: self.log_options(),
         };
         let world = self.clone();
         rt::spawn_in(group, async move {
             match Core::start(settings, parts).await {
-                Ok(core) => world.serve(server, group, core).await,
-                Err(error) => world.fail(format!("{} does not start: {error:#}", name(server))),
+                Ok(core) => world.serve(server, (group, incarnation), core).await,
+                Err(error) => world.does_not_start(server, &error),
             }
         });
     }
 
-    async fn serve(self, server: usize, group: Group, core: Arc<Core>) {
+    fn log_options(&self) -> wal::Options {
+        wal::Options {
+            segment_bytes_first: self.swarm.segment_bytes,
+            segment_bytes_max: self.swarm.segment_bytes * 4,
+            batch_entries_max: self.swarm.batch_entries_max,
+            cache_bytes_max: self.swarm.cache_bytes_max,
+            ..wal::Options::default()
+        }
+    }
+
+    fn does_not_start(&self, server: usize, error: &anyhow::Error) {
+        let (damaged, excused) = {
+            let state = self.lock();
+            (state.slots[server].damaged, state.slots[server].excused)
+        };
+        trace::event(&name(server), format_args!("does not start: {error:#}"));
+        if damaged {
+            // As its message says: move the directory away, and join anew.
+            coverage::hit("a damaged server refused to start");
+            self.crash_later(server, true);
+        } else if excused {
+            self.crash_later(server, false);
+        } else {
+            verdict::fail(format!("{} does not start: {error:#}", name(server)));
+        }
+    }
+
+    /// A server that ended itself is gone, and comes back after a while, on an empty disk when its own is no good.
+    fn crash_later(&self, server: usize, wipe: bool) {
+        let world = self.clone();
+        let pause = Duration::from_millis(self.lock().dice.between(100, 2_000));
+        rt::spawn_in(self.group_of_all, async move {
+            if wipe {
+                world.wipe(server);
+            } else {
+                world.crash(server, Crash::Kill);
+            }
+            rt::sleep(pause).await;
+            world.start(server);
+        });
+    }
+
+    async fn serve(self, server: usize, (group, incarnation): (Group, u64), core: Arc<Core>) {
         trace::event(
             &name(server),
             format_args!("up, server {:x}, applied {}", core.id, core.applied()),
         );
-        if let Some(live) = &mut self.lock().slots[server].live {
-            live.core = Some(Arc::clone(&core));
+        {
+            let mut state = self.lock();
+            let slot = &mut state.slots[server];
+            if slot.has_history {
+                coverage::hit("a server restarted with a log");
+            }
+            slot.has_history = true;
+            if slot.damaged {
+                coverage::hit("a server with a damaged disk started and was right");
+            }
+            if let Some(live) = &mut slot.live {
+                live.core = Some(Arc::clone(&core));
+            }
+        }
+        if core.log_recovery.cut.is_some() {
+            coverage::hit("a torn write was cut from a log");
         }
         let services = Services::new(&core);
-        self.network.listen(&address(server), name(server), group, services);
-        rt::spawn(watch_leader(server, Arc::clone(&core)));
+        self.network.listen(&address(server), name(server), group, (incarnation, services));
+        rt::spawn(self.clone().watch_leader(server, Arc::clone(&core)));
         rt::spawn(self.clone().watch_state(server, Arc::clone(&core)));
         rt::spawn(self.clone().watch_failure(server, Arc::clone(&core)));
         if let Err(error) = bootstrap::join_cluster(core).await {
-            self.fail(format!("{} does not join: {error:#}", name(server)));
+            let excused = self.lock().slots[server].excused || self.lock().slots[server].damaged;
+            trace::event(&name(server), format_args!("does not join: {error:#}"));
+            if !excused {
+                verdict::fail(format!("{} does not join: {error:#}", name(server)));
+            }
         }
     }
 
-    /// Every state that a replica shows is compared with what the others had at that index.
+    /// Every state that a replica shows is judged, and compared with what the others had at that index.
     async fn watch_state(self, server: usize, core: Arc<Core>) {
+        let mut last = 0;
         loop {
-            let state = core.cell.load();
-            let (index, digest) = (state.head.index, state.digest());
+            let content = core.cell.load();
+            let (index, digest) = (content.head.index, content.digest());
             trace::event(&name(server), format_args!("applied {index} {digest}"));
-            let known = *self.lock().digests.entry(index).or_insert(digest);
-            if known != digest {
-                self.fail(format!(
-                    "{} has digest {digest} at {index}, another had {known}",
-                    name(server)
-                ));
+            if index < last {
+                verdict::fail(format!("I7: {} went from index {last} to {index}", name(server)));
             }
-            drop(state);
+            last = index;
+            self.judge(server, &content);
+            drop(content);
             core.cell.wait_for(index + 1, Duration::from_hours(1)).await;
         }
     }
 
-    async fn watch_failure(self, server: usize, core: Arc<Core>) {
-        let mut failed = core.failed();
-        if failed.wait_for(Option::is_some).await.is_ok() {
-            let why = failed.borrow().clone().unwrap_or_default();
-            self.fail(format!("{} ended itself: {why}", name(server)));
+    fn judge(&self, server: usize, content: &Arc<Content>) {
+        let now = rt::simulated_elapsed();
+        let mut state = self.lock();
+        state.shown += 1;
+        let deep = state.calm || state.shown.is_multiple_of(DEEP_EVERY);
+        let before = state.applied.newest().cloned();
+        let mut broken = state.applied.shows(&name(server), content, deep);
+        if let Some(before) = before.filter(|before| before.head.index < content.head.index) {
+            broken.extend(state.deaths.step(&before, content, now));
+            note_changes(&before, content);
+        }
+        drop(state);
+        for one in broken {
+            verdict::fail(format!("{one} (seen on {})", name(server)));
         }
     }
 
-    /// Ends a server as `kill -9` does, or as a power cut does, which also takes what its disk had not made durable.
-    pub(crate) fn crash(&self, server: usize, power: bool) {
+    async fn watch_leader(self, server: usize, core: Arc<Core>) {
+        let mut metrics = core.raft.metrics();
+        let mut last = (0, None);
+        let mut led = None;
+        loop {
+            let seen = {
+                let now = metrics.borrow_watched();
+                (now.current_term, now.current_leader)
+            };
+            if seen != last {
+                let leader = seen.1.map_or_else(|| "none".to_owned(), |id| format!("{id:x}"));
+                trace::event(&name(server), format_args!("term {} leader {leader}", seen.0));
+                last = seen;
+                let mut state = self.lock();
+                let acknowledged = state.acknowledged;
+                state.leaders.heard_of(seen.0, acknowledged);
+                if let Some(leader) = seen.1 {
+                    verdict::note(state.leaders.leads(seen.0, leader).map(drop));
+                }
+            }
+            self.watch_services(&core, &mut led);
+            // Services begin a little after the metrics say so.
+            let begins = last.1 == Some(core.id) && led.is_none();
+            let wait = Duration::from_millis(if begins { 5 } else { 250 });
+            drop(rt::timeout(wait, metrics.changed()).await);
+        }
+    }
+
+    /// What a leadership begins with, and how many leases are out when it ends.
+    fn watch_services(&self, core: &Core, led: &mut Option<(u64, usize)>) {
+        let now = core.leading().map(|services| (services.epoch, services.leases_outstanding()));
+        let before = led.map(|(term, _)| term);
+        if let Some((term, leases)) = *led
+            && now.is_none_or(|(other, _)| other != term)
+        {
+            coverage::hit("a leader was deposed");
+            if leases > 0 {
+                coverage::hit("a leader was lost while evaluations were leased");
+            }
+        }
+        if let Some((term, _)) = now
+            && before != Some(term)
+        {
+            let mut state = self.lock();
+            state.deaths.leadership(term, rt::simulated_elapsed());
+            verdict::note(state.leaders.begins(term, core.applied()));
+        }
+        *led = now;
+    }
+
+    async fn watch_failure(self, server: usize, core: Arc<Core>) {
+        let mut failed = core.failed();
+        if failed.wait_for(Option::is_some).await.is_err() {
+            return;
+        }
+        let why = failed.borrow().clone().unwrap_or_default();
+        trace::event(&name(server), format_args!("ended itself: {why}"));
+        let (excused, damaged) = {
+            let state = self.lock();
+            (state.slots[server].excused, state.slots[server].damaged)
+        };
+        if excused {
+            coverage::hit("a failed disk ended a server");
+            self.crash_later(server, false);
+        } else if damaged {
+            self.crash_later(server, true);
+        } else {
+            verdict::fail(format!("{} ended itself: {why}", name(server)));
+        }
+    }
+
+    /// Ends a server; false when it did not run.
+    pub(crate) fn crash(&self, server: usize, how: Crash) -> bool {
+        let leases = self
+            .core(server)
+            .and_then(|core| core.leading())
+            .map(|services| services.leases_outstanding());
         let live = {
             let mut state = self.lock();
             let seed = state.dice.next();
@@ -245,26 +428,222 @@ impl World {
             let live = slot.live.take();
             if let Some(live) = &live {
                 rt::kill_group(live.group);
-                if power {
-                    slot.disk.power_cut(seed);
-                } else {
-                    slot.disk.kill();
+                match how {
+                    Crash::Power => slot.disk.power_cut(seed),
+                    Crash::Kill => slot.disk.kill(),
                 }
+                slot.disk.set_capacity(None);
             }
             live
         };
-        if live.is_some() {
-            self.network.close(&address(server));
-            let how = if power { "power cut" } else { "kill" };
-            trace::event(&name(server), format_args!("{how}"));
+        if live.is_none() {
+            return false;
+        }
+        self.network.close(&address(server));
+        trace::event(&name(server), format_args!("{how:?}"));
+        if let Some(leases) = leases {
+            coverage::hit("a leader crashed");
+            if leases > 0 {
+                coverage::hit("a leader was lost while evaluations were leased");
+            }
+        }
+        true
+    }
+
+    /// Whether one more disk may lose what it holds.
+    pub(crate) fn may_damage(&self, server: usize) -> bool {
+        let state = self.lock();
+        let others = state.slots.iter().enumerate();
+        let lost = others.filter(|(at, slot)| *at != server && slot.incomplete).count();
+        lost < (self.count() - 1) / 2
+    }
+
+    /// Takes a server's disk away: it comes back with an empty one, and a new number.
+    pub(crate) fn wipe(&self, server: usize) {
+        self.crash(server, Crash::Kill);
+        trace::event(&name(server), format_args!("empty disk"));
+        {
+            let mut state = self.lock();
+            let seed = state.dice.next();
+            let incarnation = state.slots[server].incarnation;
+            state.slots[server] = Slot { incarnation, incomplete: true, ..Slot::new(seed) };
+        }
+        let world = self.clone();
+        rt::spawn_in(self.group_of_all, async move { world.watch_rejoin(server).await });
+    }
+
+    async fn watch_rejoin(self, server: usize) {
+        loop {
+            rt::sleep(REJOIN_LOOK).await;
+            let Some(core) = self.core(server) else { continue };
+            let Some(leader) = self.leader().and_then(|leader| self.core(leader)) else { continue };
+            let votes = leader.member_infos().iter().any(|one| one.id == core.id && one.voter);
+            if votes && core.applied() >= leader.applied() {
+                let mut state = self.lock();
+                if state.slots[server].incomplete && !state.slots[server].damaged {
+                    state.slots[server].incomplete = false;
+                    coverage::hit("a wiped server joined under a new id");
+                    trace::event(&name(server), format_args!("is whole again"));
+                }
+                return;
+            }
         }
     }
 
-    /// Moves a server's wall clock.
-    pub(crate) fn jump_wall_clock(&self, server: usize, offset_ms: i64) {
-        if let Some(live) = &self.lock().slots[server].live {
-            trace::event(&name(server), format_args!("wall clock {offset_ms} ms"));
-            rt::set_wall_offset(live.group, offset_ms);
+    /// Flips bytes on the disk of a server that is down.
+    pub(crate) fn rot(&self, server: usize, bytes: u64) {
+        let mut state = self.lock();
+        let mut seeds = Dice::new(state.dice.next(), "rot");
+        let slot = &mut state.slots[server];
+        let files: Vec<_> = slot.disk.files().into_iter().filter(|(_, size)| *size > 0).collect();
+        if files.is_empty() || slot.live.is_some() {
+            return;
+        }
+        (slot.damaged, slot.incomplete) = (true, true);
+        for _ in 0..bytes {
+            let (path, size) = &files[seeds.index(files.len())];
+            let offset = seeds.index(*size);
+            let mask = u8::try_from(seeds.between(1, 255)).expect("it is below 256");
+            trace::event(
+                &name(server),
+                format_args!("rot {} at {offset} by {mask:02x}", path.display()),
+            );
+            slot.disk.corrupt(path, offset, mask);
+        }
+    }
+
+    /// Errors on a server's disk from now on; it may end itself.
+    pub(crate) fn disk_errors(&self, server: usize, rates: ErrorRates) {
+        let mut state = self.lock();
+        let slot = &mut state.slots[server];
+        if slot.live.is_some() {
+            trace::event(&name(server), format_args!("{rates:?}"));
+            slot.excused = true;
+            slot.disk.set_error_rates(rates);
+        }
+    }
+
+    /// The next sync fails.
+    pub(crate) fn fail_sync(&self, server: usize, after: u64) {
+        let mut state = self.lock();
+        let slot = &mut state.slots[server];
+        if slot.live.is_some() {
+            trace::event(&name(server), format_args!("a sync fails after {after}"));
+            slot.excused = true;
+            slot.disk.fail_sync_after(after);
+        }
+    }
+
+    /// Leaves so many bytes of a server's disk free, or as many as it wants.
+    pub(crate) fn limit_disk(&self, server: usize, free: Option<u64>) {
+        let mut state = self.lock();
+        let slot = &mut state.slots[server];
+        trace::event(&name(server), format_args!("disk with {free:?} bytes free"));
+        if free.is_some() {
+            slot.excused = true;
+            coverage::hit("a disk was full");
+        }
+        let capacity = free.map(|free| slot.disk.used_bytes() + free);
+        slot.disk.set_capacity(capacity);
+    }
+
+    fn group(&self, server: usize) -> Option<Group> {
+        self.lock().slots[server].live.as_ref().map(|live| live.group)
+    }
+
+    /// Sets a server's wall clock.
+    pub(crate) fn set_wall_clock(&self, server: usize, offset_ms: i64, drift_per_mille: i64) {
+        let Some(group) = self.group(server) else { return };
+        trace::event(
+            &name(server),
+            format_args!("wall clock {offset_ms} ms, drift {drift_per_mille}"),
+        );
+        let since = rt::simulated_elapsed();
+        rt::set_wall_clock(group, WallClock { offset_ms, drift_per_mille, since });
+    }
+
+    /// Makes a server's syncs slow, or as usual with 0.
+    pub(crate) fn slow_disk(&self, server: usize, us_max: u64) {
+        let Some(group) = self.group(server) else { return };
+        trace::event(&name(server), format_args!("syncs take up to {us_max} us more"));
+        rt::set_sync_slow(group, us_max);
+    }
+
+    /// Stops a server as SIGSTOP does, for so long.
+    pub(crate) fn pause(&self, server: usize, pause: Duration) {
+        let Some(group) = self.group(server) else { return };
+        let epoch = self.core(server).and_then(|core| core.leading()).map(|led| led.epoch);
+        trace::event(&name(server), format_args!("stands still for {pause:?}"));
+        rt::pause_group(group);
+        let world = self.clone();
+        rt::spawn_in(self.group_of_all, async move {
+            rt::sleep(pause).await;
+            world.resume(server, group, epoch);
+        });
+    }
+
+    fn resume(&self, server: usize, group: Group, epoch: Option<u64>) {
+        if self.group(server) != Some(group) {
+            return;
+        }
+        trace::event(&name(server), format_args!("goes on"));
+        coverage::hit("a paused server went on");
+        let newer = self.leader().filter(|leader| *leader != server);
+        if epoch.is_some() && newer.is_some() {
+            coverage::hit("a paused leader was deposed");
+        }
+        rt::resume_group(group);
+    }
+
+    /// Takes every fault of the servers away and brings back those that are down.
+    pub(crate) fn heal(&self) {
+        self.network.set_weather(crate::network::CALM);
+        self.network.mend();
+        for server in 0..self.count() {
+            self.limit_disk(server, None);
+            let excused = {
+                let mut state = self.lock();
+                state.calm = true;
+                let slot = &mut state.slots[server];
+                slot.disk.set_error_rates(ErrorRates::default());
+                slot.excused
+            };
+            // Its disk failed, perhaps unnoticed so far: it begins anew on a good one.
+            if excused {
+                self.crash(server, Crash::Kill);
+            }
+            self.set_wall_clock(server, 0, 0);
+            self.slow_disk(server, 0);
+            if let Some(group) = self.group(server) {
+                rt::resume_group(group);
+            }
+            self.start(server);
+        }
+    }
+
+    /// I4: what the disks of the voters would come back with holds this index on a majority.
+    pub(crate) fn check_durable(&self, index: Index) {
+        let Some(leader) = self.leader().and_then(|leader| self.core(leader)) else { return };
+        let voters = leader.member_infos().iter().filter(|one| one.voter).count();
+        let slots: Vec<FaultDisk> = {
+            let state = self.lock();
+            let whole = state.slots.iter().filter(|slot| !slot.incomplete && !slot.excused);
+            whole.map(|slot| slot.disk.durable_copy()).collect()
+        };
+        // Disks in the atlas are not judged, and without them there may be no majority to find.
+        if slots.len() < self.count() {
+            return;
+        }
+        let ends: Vec<Index> = slots.into_iter().map(|disk| self.durable_end(disk)).collect();
+        coverage::hit("an acknowledged index was found durable on a majority");
+        verdict::note(check_durable(index, voters, &ends));
+    }
+
+    fn durable_end(&self, disk: FaultDisk) -> Index {
+        let disk: Arc<dyn Disk> = Arc::new(disk);
+        match wal::Wal::open(disk, &PathBuf::from("/data/log"), self.log_options()) {
+            Ok((log, _, _)) => log.last().map_or(0, |id| id.index),
+            Err(_) => 0,
         }
     }
 
@@ -296,8 +675,11 @@ impl World {
     ) -> bool {
         let deadline = Instant::now() + within;
         while !check(self) {
+            if verdict::has_failed() {
+                return false;
+            }
             if Instant::now() >= deadline {
-                self.fail(format!("not within {within:?}: {what}"));
+                verdict::fail(format!("not within {within:?}: {what}"));
                 return false;
             }
             rt::sleep(Duration::from_millis(50)).await;
@@ -307,21 +689,39 @@ impl World {
     }
 }
 
-async fn watch_leader(server: usize, core: Arc<Core>) {
-    let mut metrics = core.raft.metrics();
-    let mut last = (0, None);
-    loop {
-        let seen = {
-            let now = metrics.borrow_watched();
-            (now.current_term, now.current_leader)
-        };
-        if seen != last {
-            let leader = seen.1.map_or_else(|| "none".to_owned(), |id| format!("{id:x}"));
-            trace::event(&name(server), format_args!("term {} leader {leader}", seen.0));
-            last = seen;
+impl Slot {
+    fn new(seed: u64) -> Self {
+        Self {
+            disk: FaultDisk::new(seed),
+            incarnation: 0,
+            live: None,
+            excused: false,
+            damaged: false,
+            incomplete: false,
+            has_history: false,
         }
-        if metrics.changed().await.is_err() {
-            return;
-        }
+    }
+}
+
+/// Counts what a step shows.
+fn note_changes(old: &Content, new: &Content) {
+    if old.head.tables == new.head.tables {
+        return;
+    }
+    let is_down = |node: &fsm::Node| node.liveness == fsm::Liveness::Down;
+    let was_down = |id| old.nodes.get(id).is_some_and(|node| is_down(node));
+    if new.nodes.iter().any(|node| is_down(node) && !was_down(&node.id)) {
+        coverage::hit("a node went down");
+    }
+    let blocked = |state: &Content| {
+        let is_blocked = |row: &&Arc<fsm::Evaluation>| row.status == fsm::EvaluationStatus::Blocked;
+        state.evaluations.iter().filter(is_blocked).count()
+    };
+    if blocked(new) > blocked(old) {
+        coverage::hit("an evaluation was blocked");
+    }
+    if new.allocations.iter().any(|row| row.create_index > old.head.index && row.previous.is_some())
+    {
+        coverage::hit("an allocation was replaced");
     }
 }

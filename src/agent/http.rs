@@ -4,12 +4,13 @@
 mod files;
 mod logs;
 mod orders;
+mod query;
 
 use std::sync::Arc;
 
 use axum::{
     Json, Router,
-    http::StatusCode,
+    http::{Method, StatusCode, Uri},
     response::{IntoResponse, Response},
     routing::{get, put},
 };
@@ -80,6 +81,8 @@ pub(crate) async fn serve(listener: TcpListener, files: Option<Files>) {
             .route("/v1/client/fs/ls/{allocation}", get(files::list))
             .route("/v1/client/fs/stat/{allocation}", get(files::stat))
             .route("/v1/client/fs/cat/{allocation}", get(files::cat))
+            .route("/v1/client/fs/readat/{allocation}", get(files::read_at))
+            .route("/v1/client/fs/stream/{allocation}", get(logs::stream))
             .route(
                 "/v1/client/allocation/{allocation}/signal",
                 put(orders::signal).post(orders::signal),
@@ -91,9 +94,20 @@ pub(crate) async fn serve(listener: TcpListener, files: Option<Files>) {
             .with_state(files);
         router = router.merge(of_allocations);
     }
+    let router = router.fallback(unsupported).method_not_allowed_fallback(wrong_method);
     if let Err(error) = axum::serve(listener, router).await {
         tracing::error!(%error, "the agent's http service ended");
     }
+}
+
+async fn unsupported(uri: Uri) -> Response {
+    let text = format!("{} is not supported by this agent", uri.path());
+    (StatusCode::NOT_IMPLEMENTED, text).into_response()
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> Response {
+    let text = format!("method {method} is not allowed on \"{}\"", uri.path());
+    (StatusCode::METHOD_NOT_ALLOWED, text).into_response()
 }
 
 fn statistics(files: Option<&Files>) -> serde_json::Value {

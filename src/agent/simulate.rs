@@ -254,6 +254,8 @@ impl SimulatedNode {
     fn publish(&self, inner: &mut Inner, id: AllocationId, now: Moment) {
         let Some(allocation) = inner.allocations.get_mut(&id) else { return };
         if allocation.runner.take_changed() {
+            let client_status = allocation.runner.client_status().name();
+            tracing::debug!(allocation = %id, client_status, "a simulated allocation changed");
             self.outbox.report(id, allocation.runner.status(&allocation.group.policy, id.0));
         }
         let next = allocation.next_deadline();
@@ -278,6 +280,7 @@ impl SimulatedNode {
             inner.deadlines.remove(&(deadline, id));
         }
         inner.ended.retain(|ended| *ended != id);
+        tracing::debug!(allocation = %id, client_status = "forgotten", "a simulated allocation is gone");
     }
 }
 

@@ -19,8 +19,11 @@ use super::job::JobCommand;
 use super::node::NodeCommand;
 use super::operator::OperatorCommand;
 use super::output::Output;
+use super::system::SystemCommand;
 use super::up::UpArgs;
-use super::{agent, alloc, argv, bench, demo_web, eval, job, node, operator, process, server, up};
+use super::{
+    agent, alloc, argv, bench, demo_web, eval, job, node, operator, process, server, system, up,
+};
 
 const EXAMPLES: &str = "Examples:
   quorate up examples/web.hcl     three servers, an agent and a job on this machine
@@ -67,6 +70,9 @@ enum Command {
     /// Look after the cluster
     #[command(subcommand)]
     Operator(OperatorCommand),
+    /// Chores of the whole cluster
+    #[command(subcommand)]
+    System(SystemCommand),
     /// Measure a running cluster
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -87,9 +93,12 @@ impl Command {
     /// Whether the address, token, namespace and region of the command line are used to ask a server.
     fn asks_a_server(&self) -> bool {
         match self {
-            Self::Job(_) | Self::Node(_) | Self::Alloc(_) | Self::Eval(_) | Self::Operator(_) => {
-                true
-            }
+            Self::Job(_)
+            | Self::Node(_)
+            | Self::Alloc(_)
+            | Self::Eval(_)
+            | Self::Operator(_)
+            | Self::System(_) => true,
             Self::Server(arguments) => arguments.command.is_some(),
             Self::Up(_)
             | Self::Agent(_)
@@ -179,6 +188,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Alloc(command) => alloc::run(context, &command),
         Command::Eval(command) => eval::run(context, &command),
         Command::Operator(command) => operator::run(context, &command),
+        Command::System(command) => system::run(context, &command),
         Command::Bench(command) => bench::run(context, &command),
         Command::Version => {
             context.line(format!("Quorate v{}", env!("CARGO_PKG_VERSION")))?;

@@ -26,6 +26,7 @@ mod process;
 mod resolve;
 mod server;
 mod signal;
+mod system;
 mod time;
 mod up;
 mod view;

@@ -539,6 +539,7 @@ fn servers_peers_and_evaluations() {
         .on("GET /v1/operator/raft/configuration", &json!({"Servers": [{"ID": "1", "Node": "server-1",
             "Address": "127.0.0.1:4647", "Leader": true, "Voter": true, "RaftProtocol": "3"}]}))
         .on("PUT /v1/operator/raft/transfer-leadership", &json!({}))
+        .on("PUT /v1/system/gc", &json!(null))
         .on("GET /v1/evaluations", &json!([evaluation("complete")]))
         .start();
     assert_eq!(
@@ -555,6 +556,7 @@ server-1  1   127.0.0.1:4647  leader  true   3\n"
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert!(server.request("PUT").line.ends_with("?address=127.0.0.1%3A4657"));
     assert_eq!(server.run("operator raft transfer-leadership").code, 1);
+    assert_eq!(server.run("system gc").code, 0);
     let ran = server.run("eval list -status complete");
     assert!(ran.out.contains("eeeeeeee  <none>    job-register  web"), "{}", ran.out);
     assert_eq!(server.lines().last().unwrap(), "GET /v1/evaluations?status=complete");

@@ -39,6 +39,10 @@ pub(super) const SCHEMA: Schema = &[
     ("scheduler.workers", Kind::Number),
     ("heartbeat.ttl_min_ms", Kind::Number),
     ("heartbeat.grace_ms", Kind::Number),
+    ("gc.interval_ms", Kind::Number),
+    ("gc.evaluation_ms", Kind::Number),
+    ("gc.batch_evaluation_ms", Kind::Number),
+    ("gc.job_ms", Kind::Number),
     ("limits.request_bytes_max", Kind::Number),
     ("limits.pending_evaluations_max", Kind::Number),
     ("limits.free_bytes_min", Kind::Number),
@@ -69,6 +73,8 @@ pub struct ServerConfig {
     pub scheduler: SchedulerConfig,
     /// Heartbeats of nodes.
     pub heartbeat: HeartbeatConfig,
+    /// What is forgotten, and when.
+    pub gc: GcConfig,
     /// Bounds.
     pub limits: LimitsConfig,
 }
@@ -158,6 +164,19 @@ pub struct HeartbeatConfig {
     pub grace_ms: u64,
 }
 
+/// `[gc]`: garbage collection. Thresholds count from the end of a thing, or from a job's submission.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GcConfig {
+    /// Between two walks through the state.
+    pub interval_ms: u64,
+    /// Final evaluations and ended allocations.
+    pub evaluation_ms: u64,
+    /// The same of batch jobs that are alive.
+    pub batch_evaluation_ms: u64,
+    /// Dead jobs.
+    pub job_ms: u64,
+}
+
 /// `[limits]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitsConfig {
@@ -205,6 +224,7 @@ impl ServerConfig {
             raft: RaftConfig::from_document(document)?,
             scheduler: SchedulerConfig::from_document(document)?,
             heartbeat: HeartbeatConfig::from_document(document)?,
+            gc: GcConfig::from_document(document)?,
             limits: LimitsConfig::from_document(document)?,
         })
     }
@@ -382,6 +402,22 @@ impl HeartbeatConfig {
         Ok(Self {
             ttl_min_ms: document.number_within("heartbeat.ttl_min_ms", 10_000, 100..=HOUR_MS)?,
             grace_ms: document.number_within("heartbeat.grace_ms", 10_000, 100..=HOUR_MS)?,
+        })
+    }
+}
+
+impl GcConfig {
+    fn from_document(document: &Document) -> Result<Self, ConfigError> {
+        const MINUTE_MS: u64 = 60_000;
+        const YEAR_MS: u64 = 365 * 24 * 60 * MINUTE_MS;
+        let interval_ms =
+            document.number_within("gc.interval_ms", 5 * MINUTE_MS, 100..=24 * 60 * MINUTE_MS)?;
+        let threshold = |key, default| document.number_within(key, default, 0..=YEAR_MS);
+        Ok(Self {
+            interval_ms,
+            evaluation_ms: threshold("gc.evaluation_ms", 60 * MINUTE_MS)?,
+            batch_evaluation_ms: threshold("gc.batch_evaluation_ms", 24 * 60 * MINUTE_MS)?,
+            job_ms: threshold("gc.job_ms", 4 * 60 * MINUTE_MS)?,
         })
     }
 }

@@ -50,7 +50,11 @@ async fn stop(call: Call) -> Result<Answer, Error> {
     let evaluation = match &written.reply {
         Reply::Evaluations(made) => made.first().copied(),
         Reply::Job { evaluation, .. } => *evaluation,
-        Reply::Done | Reply::Rejected(_) | Reply::Node { .. } | Reply::Plans(_) => None,
+        Reply::Done
+        | Reply::Rejected(_)
+        | Reply::Node { .. }
+        | Reply::Plans(_)
+        | Reply::Collected(_) => None,
     };
     let answer = json!({ "EvalID": evaluation.map_or_else(String::new, |id| id.to_string()) });
     call.answer_write(&written, answer)

@@ -13,6 +13,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use fsm::{Extent, Index, State, table::TableId};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -41,15 +42,28 @@ impl Call {
         index: impl Fn(&State) -> Option<Index> + Send + Sync,
         view: impl FnOnce(&State) -> Option<Value> + Send + Sync,
     ) -> Result<Answer, Error> {
+        let body = |state: &State| view(state).map(|value| self.body_of(&value)).transpose();
+        self.item_body(what, tables, index, body).await
+    }
+
+    /// As [`Self::item`], from a body that is made already.
+    pub(crate) async fn item_body(
+        &self,
+        what: &str,
+        tables: &'static [TableId],
+        index: impl Fn(&State) -> Option<Index> + Send + Sync,
+        body: impl FnOnce(&State) -> Result<Option<Bytes>, Error> + Send + Sync,
+    ) -> Result<Answer, Error> {
         let extent =
             |state: &State| if index(state).is_some() { Extent::Whole } else { Extent::Nothing };
         let index = |state: &State| index(state).unwrap_or_else(|| tables_index(state, tables));
         let snapshot = self.snapshot(tables, &index, &extent).await?;
         let meta = Meta::of(&snapshot, index(&snapshot.state));
-        match view(&snapshot.state) {
-            Some(value) => self.answer(&value, Some(meta)),
-            None => Err(Error::not_found(what).with_meta(meta)),
-        }
+        let Some(body) = body(&snapshot.state)? else {
+            return Err(Error::not_found(what).with_meta(meta));
+        };
+        let (status, content_type) = (axum::http::StatusCode::OK, "application/json");
+        Ok(Answer { status, content_type, body, meta: Some(meta) })
     }
 
     /// Answers with one thing that is derived from many rows of `tables`: its index is that of the tables.
@@ -145,12 +159,10 @@ impl Call {
             return self.read().await;
         };
         let deadline = Instant::now() + self.wait()?;
-        // A linearizable read is never older than what the client has seen; a stale one has to wait for it.
-        let index_min = match mode {
-            ReadMode::Linearizable => 0,
-            ReadMode::Stale => seen,
+        let mut snapshot = match mode {
+            ReadMode::Linearizable => self.read().await?,
+            ReadMode::Stale => self.caught_up(seen, deadline).await?,
         };
-        let mut snapshot = self.api.read(mode, index_min, self.options.timeout).await?;
         let mut before: Option<Extent> = None;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -166,12 +178,25 @@ impl Call {
             drop(snapshot);
             tokio::select! {
                 () = self.api.changed(tables, looked_at, left) => {}
-                () = closing(self.closing.clone()) => {
-                    let text = "this server is stopping".to_owned();
-                    return Err(ApiError::NotReady(text).into());
-                }
+                () = closing(self.closing.clone()) => return Err(stopping()),
             }
             snapshot = self.api.read(ReadMode::Stale, looked_at, self.options.timeout).await?;
+        }
+    }
+
+    /// A stale snapshot that is not older than what the client has seen. When the wait for it is over a linearizable one takes its place:
+    /// either this server is behind, or the index is from before a restore or of another cluster, and the client has to start over.
+    async fn caught_up(&self, seen: Index, deadline: Instant) -> Result<Snapshot, Error> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let caught_up = tokio::select! {
+            read = self.api.read(ReadMode::Stale, seen, left) => read,
+            () = closing(self.closing.clone()) => return Err(stopping()),
+        };
+        match caught_up {
+            Err(ApiError::Timeout { .. }) => {
+                Ok(self.api.read(ReadMode::Linearizable, 0, self.options.timeout).await?)
+            }
+            other => Ok(other?),
         }
     }
 
@@ -187,6 +212,10 @@ impl Call {
     }
 }
 
+fn stopping() -> Error {
+    ApiError::NotReady("this server is stopping".to_owned()).into()
+}
+
 async fn closing(closing: Option<Closing>) {
     match closing {
         Some(closing) => closing.closed().await,
@@ -198,7 +227,7 @@ fn whole(_: &State) -> Extent {
     Extent::Whole
 }
 
-/// Last index that changed one of the tables.
+/// Last index that changed one of the tables; without tables nothing ever changes.
 pub(crate) fn tables_index(state: &State, tables: &[TableId]) -> Index {
     tables.iter().map(|table| state.table_index(*table)).max().unwrap_or(1)
 }

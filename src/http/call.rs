@@ -14,7 +14,7 @@ use axum::{
     http::{HeaderMap, Method, StatusCode, Uri, header},
 };
 use bytes::{Bytes, BytesMut};
-use fsm::{Command, EvaluationId, Reply, RequestId, State, Text};
+use fsm::{Command, EvaluationId, Reply, RequestId, Text};
 use futures_util::StreamExt;
 use serde_json::Value;
 use tokio::{
@@ -26,6 +26,7 @@ use super::{
     Context, HttpOptions,
     answer::{Answer, Meta},
     error::Error,
+    job_bodies::JobBodies,
     serve::Closing,
 };
 use crate::server::api::{Api, ApiError, ReadMode, Snapshot, Written};
@@ -82,6 +83,8 @@ pub(crate) struct Call {
     ids_made: AtomicU64,
     /// Turns of large lists.
     pub(crate) lists: Arc<Semaphore>,
+    /// Bodies of jobs.
+    pub(crate) job_bodies: Arc<JobBodies>,
     /// The body's share of what all bodies may take.
     _body_share: Option<OwnedSemaphorePermit>,
 }
@@ -110,6 +113,7 @@ impl FromRequest<Context> for Call {
             request_id: None,
             ids_made: AtomicU64::new(0),
             lists: Arc::clone(&context.budget.lists),
+            job_bodies: Arc::clone(&context.job_bodies),
             _body_share: body_share,
         };
         call.check_common()?;
@@ -284,11 +288,15 @@ impl Call {
         value: &Value,
         meta: Option<Meta>,
     ) -> Result<Answer, Error> {
+        Ok(Answer { status, content_type: "application/json", body: self.body_of(value)?, meta })
+    }
+
+    /// A JSON body as it was asked for.
+    pub(crate) fn body_of(&self, value: &Value) -> Result<Bytes, Error> {
         let pretty = self.flag("pretty")?;
         let body =
             if pretty { serde_json::to_vec_pretty(value) } else { serde_json::to_vec(value) };
-        let body = body.map_err(|error| Error::internal(error.to_string()))?.into();
-        Ok(Answer { status, content_type: "application/json", body, meta })
+        Ok(body.map_err(|error| Error::internal(error.to_string()))?.into())
     }
 
     /// An answer of a write: the index is that of its entry.
@@ -309,16 +317,6 @@ impl Call {
             next_token: None,
         };
         self.answer(&value, Some(meta))
-    }
-
-    /// Reads once, without waiting for a change, and answers with what `view` makes of the state.
-    pub(crate) async fn answer_read(
-        &self,
-        view: impl FnOnce(&State) -> Result<Value, Error>,
-    ) -> Result<Answer, Error> {
-        let snapshot = self.read().await?;
-        let value = view(&snapshot.state)?;
-        self.answer(&value, Some(Meta::of(&snapshot, snapshot.state.head.index)))
     }
 }
 

@@ -137,8 +137,8 @@ async fn read(call: Call) -> Result<Answer, Error> {
         "evaluations" => evaluations(&call, key).await,
         "summary" => summary(&call, &key).await,
         "versions" => versions(&call, &key).await,
-        "deployments" => call.answer_read(|_| Ok(json!([]))).await,
-        "deployment" => call.answer_read(|_| Ok(Value::Null)).await,
+        "deployments" => call.document(&[], |_| Ok(json!([]))).await,
+        "deployment" => call.document(&[], |_| Ok(Value::Null)).await,
         "submission" => Err(Error::not_found("job source")),
         other => Err(Error::unsupported(&format!("job {other}"))),
     }
@@ -146,8 +146,17 @@ async fn read(call: Call) -> Result<Answer, Error> {
 
 async fn get_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
     let index = |state: &State| state.jobs.get(key).map(|job| job.modify_index);
-    let view = |state: &State| view::job(state, state.jobs.get(key)?);
-    call.item("job", JOB_TABLES, index, view).await
+    if call.flag("pretty")? {
+        let view = |state: &State| view::job(state, state.jobs.get(key)?);
+        return call.item("job", JOB_TABLES, index, view).await;
+    }
+    let body = |state: &State| {
+        let Some(job) = state.jobs.get(key) else { return Ok(None) };
+        let Some(version) = view::current_version(state, job) else { return Ok(None) };
+        let make = || call.body_of(&view::job_version(job, version));
+        call.job_bodies.body(job, version, make).map(Some)
+    };
+    call.item_body("job", JOB_TABLES, index, body).await
 }
 
 async fn summary(call: &Call, key: &JobKey) -> Result<Answer, Error> {
@@ -291,9 +300,11 @@ fn job_reply(written: &Written) -> Value {
     let (evaluation, job_modify_index) = match &written.reply {
         Reply::Job { evaluation, job_modify_index, found: _ } => (*evaluation, *job_modify_index),
         Reply::Evaluations(made) => (made.first().copied(), written.index),
-        Reply::Done | Reply::Rejected(_) | Reply::Node { .. } | Reply::Plans(_) => {
-            (None, written.index)
-        }
+        Reply::Done
+        | Reply::Rejected(_)
+        | Reply::Node { .. }
+        | Reply::Plans(_)
+        | Reply::Collected(_) => (None, written.index),
     };
     json!({
         "EvalID": evaluation.map_or_else(String::new, |id: EvaluationId| id.to_string()),

@@ -7,7 +7,7 @@
 //!                                       └─► Answer (headers)        error (the one map to status codes)
 //! ```
 //!
-//! Must never: keep state of its own, change state by anything but a `Command`, or answer from a snapshot older than one the client has
+//! Must never: keep state of its own (`job_bodies.rs` keeps bodies with the rows they are made of), change state by anything but a `Command`, or answer from a snapshot older than one the client has
 //! seen. Reads are linearizable on every server unless `stale` is given.
 
 mod agent;
@@ -20,6 +20,7 @@ mod client;
 mod error;
 mod evaluation;
 mod job;
+mod job_bodies;
 mod jobs_bridge;
 mod list;
 mod namespace;
@@ -89,6 +90,7 @@ pub(crate) struct Context {
     api: Arc<dyn Api>,
     options: Arc<HttpOptions>,
     budget: Budget,
+    job_bodies: Arc<job_bodies::JobBodies>,
 }
 
 /// What all requests together may hold at a time.
@@ -106,7 +108,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         bodies: Arc::new(Semaphore::new(options.request_bodies_bytes_max.div_ceil(1_024))),
         lists: Arc::new(Semaphore::new(options.large_lists_max)),
     };
-    let context = Context { api, options: Arc::new(options), budget };
+    let context = Context { api, options: Arc::new(options), budget, job_bodies: Arc::default() };
     Router::new()
         .merge(job::routes())
         .merge(allocation::routes())

@@ -78,9 +78,11 @@ fn answer_node(call: &Call, written: &Written) -> Result<Answer, Error> {
     let (modify_index, made): (u64, &[EvaluationId]) = match &written.reply {
         Reply::Node { incarnation: _, modify_index, evaluations } => (*modify_index, evaluations),
         Reply::Evaluations(made) => (written.index, made),
-        Reply::Done | Reply::Rejected(_) | Reply::Job { .. } | Reply::Plans(_) => {
-            (written.index, &[])
-        }
+        Reply::Done
+        | Reply::Rejected(_)
+        | Reply::Job { .. }
+        | Reply::Plans(_)
+        | Reply::Collected(_) => (written.index, &[]),
     };
     let ids: Vec<String> = made.iter().map(ToString::to_string).collect();
     let answer = json!({

@@ -100,7 +100,8 @@ async fn set_scheduler_configuration(call: Call) -> Result<Answer, Error> {
         | Reply::Job { .. }
         | Reply::Node { .. }
         | Reply::Evaluations(_)
-        | Reply::Plans(_) => true,
+        | Reply::Plans(_)
+        | Reply::Collected(_) => true,
     };
     call.answer_write(&written, json!({ "Updated": updated }))
 }

@@ -12,6 +12,8 @@ use axum::{
 };
 use serde_json::{Value, json};
 
+use leader::GarbageCollector;
+
 use super::{Context, answer::Answer, call::Call, error::Error, time};
 
 pub(crate) fn routes() -> Router<Context> {
@@ -71,8 +73,16 @@ fn prometheus_name(name: &str) -> String {
     out
 }
 
-async fn collect_garbage() -> Error {
-    Error::unsupported("garbage collection on request")
+/// Forgets all that has ended, however short ago. The rules are judged again where the commands are applied, so this server's view will do.
+async fn collect_garbage(call: Call) -> Result<Answer, Error> {
+    // What a job leaves behind is free once the job is gone: the second round finds it.
+    for _round in 0..2 {
+        let state = call.read().await?.state;
+        for command in GarbageCollector::forced(state.head.at, &state) {
+            call.api.write(command, None, call.options.timeout).await?;
+        }
+    }
+    call.answer(&Value::Null, None)
 }
 
 /// Summaries are derived from the allocations with every change: they cannot be wrong.

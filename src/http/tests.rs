@@ -5,6 +5,7 @@
 mod bad_input;
 mod blocking;
 mod cluster;
+mod mutate;
 mod proxy;
 mod random;
 mod shapes;

@@ -11,7 +11,7 @@ mod settings;
 
 pub(crate) use allocation::{allocation, allocation_stub};
 pub(crate) use evaluation::{evaluation, evaluation_stub};
-pub(crate) use job::{job, job_stub, job_summary, job_version};
+pub(crate) use job::{current_version, job, job_stub, job_summary, job_version};
 pub(crate) use member::{member, raft_server};
 pub(crate) use node::{node, node_stub};
 pub(crate) use settings::{namespace, node_pool, scheduler_configuration};

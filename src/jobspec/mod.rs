@@ -24,6 +24,8 @@ mod tests;
 
 use serde_json::Value;
 
+#[cfg(test)]
+pub(crate) use convert::SIGNALS;
 pub use convert::{Conversion, FieldError, to_spec};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use view::{JobFields, job_json};

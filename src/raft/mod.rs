@@ -1,11 +1,17 @@
 //! Raft, through openraft. Nothing outside this folder names openraft's generic types.
 
+#[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod kill;
 pub mod log_store;
 pub mod network;
 pub mod service;
 pub mod state_machine;
 #[cfg(test)]
 mod suite;
+#[cfg(test)]
+mod testing;
 
 use std::fmt;
 
@@ -73,6 +79,8 @@ openraft::declare_raft_types!(
 
 /// The Raft node of this server.
 pub type Raft = openraft::Raft<TypeConfig, state_machine::StateMachine>;
+/// What a Raft node tells of itself.
+pub type Metrics = openraft::RaftMetrics<TypeConfig>;
 /// Term and index of an entry.
 pub type LogId = openraft::alias::LogIdOf<TypeConfig>;
 /// A vote.

@@ -19,7 +19,12 @@ use super::{
     network::{append_result_to_pb, stream_result_to_pb},
     state_machine::SnapshotFile,
 };
-use crate::{clock::Clock, rpc::convert, storage::snapshot_file::SnapshotDirectory};
+use crate::{
+    clock::Clock,
+    rpc::convert,
+    rt::{self, watch},
+    storage::snapshot_file::SnapshotDirectory,
+};
 
 /// Answers the Raft requests of peers.
 #[derive(Clone)]
@@ -34,6 +39,8 @@ pub struct RaftService {
     pub snapshots: SnapshotDirectory,
     /// When a leader last sent something.
     pub contact: Arc<LeaderContact>,
+    /// Becomes true when this server stops: streams end then, which the leader would keep open.
+    pub stopping: watch::Receiver<bool>,
 }
 
 /// When a leader was last heard, for the age of stale reads.
@@ -51,6 +58,11 @@ impl LeaderContact {
 
     fn heard(&self) {
         self.at_ms.store(self.clock.monotonic_ms().max(1), Ordering::Relaxed);
+    }
+
+    /// Whether a leader was heard since the start.
+    pub fn has_heard(&self) -> bool {
+        self.at_ms.load(Ordering::Relaxed) != 0
     }
 
     /// Time since a leader was heard; since the start when none was.
@@ -88,6 +100,8 @@ impl RaftService {
         requests: BoxStream<'static, Result<pb::AppendEntriesRequest, Status>>,
     ) -> BoxStream<'static, Result<pb::AppendEntriesReply, Status>> {
         let service = self.clone();
+        let mut stopping = self.stopping.clone();
+        let stopped = async move { rt::until_true(&mut stopping).await };
         // The stream ends at the first request that is not for us or does not decode: skipping one would leave a hole.
         let input = requests
             .map(move |message| {
@@ -97,6 +111,7 @@ impl RaftService {
                 convert::append_from_pb(message)
             })
             .scan((), |(), request| futures_util::future::ready(request.ok()))
+            .take_until(stopped)
             .boxed();
         let replies = self.raft.stream_append(input).map(|reply| match reply {
             Ok(result) => Ok(stream_result_to_pb(result)),
@@ -226,7 +241,7 @@ impl pb::raft_server::Raft for RaftService {
         };
         // Checked in full before openraft hears of it.
         let (snapshots, path) = (self.snapshots.clone(), file.path.clone());
-        let whole = crate::rt::run_blocking(move || {
+        let whole = rt::run_blocking(move || {
             let read = crate::storage::snapshot_file::read(&**snapshots.disk(), &path);
             read.inspect_err(|_| drop(snapshots.disk().remove_file(&path)))
         })

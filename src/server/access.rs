@@ -16,6 +16,7 @@ use super::{
     core::{self, Core},
 };
 use crate::{
+    plant::{Plant, is_planted},
     raft::WatchReceiver,
     rpc::transport::{Lane, call},
     rt::{self, Instant},
@@ -42,12 +43,12 @@ impl Core {
             let command = without_fresh_ids(command.clone());
             hash64(&codec::encode(&Proposal { at: 0, epoch: None, request: None, command }))
         });
-        let id = id.unwrap_or_else(Self::fresh_request);
+        let id = id.unwrap_or_else(|| self.fresh_request());
         Request { id, stamped_at: self.log_time(), payload_hash }
     }
 
     /// Log time as this server knows it: behind the leader's by [`super::leadership::TICK_AFTER_MS`] and some at most.
-    fn log_time(&self) -> fsm::TimeMs {
+    pub(super) fn log_time(&self) -> fsm::TimeMs {
         match self.cell.load().head.at {
             // A cluster without history: its first entry brings wall time, beside which 0 would be long expired.
             0 => self.clock.wall_ms(),
@@ -57,6 +58,11 @@ impl Core {
 
     /// The index a linearizable read has to wait for, from the leader.
     pub(super) async fn read_index(&self) -> Result<(Index, u64), ApiError> {
+        if is_planted(Plant::LeaseWithoutMargin)
+            && self.last_contact() < Duration::from_millis(3 * self.settings.timing.election_ms_max)
+        {
+            return Ok((self.applied(), self.raft.metrics().borrow_watched().current_term));
+        }
         let (read, _) =
             self.raft.get_read_log_id(ReadPolicy::ReadIndex).await.map_err(|error| {
                 tracing::debug!(%error, "no read index");
@@ -79,7 +85,7 @@ impl Core {
     }
 
     /// Time since this server last heard a leader; on a leader since a majority last heard it.
-    fn last_contact(&self) -> Duration {
+    pub(super) fn last_contact(&self) -> Duration {
         if core::leads(self).is_none() {
             return self.contact.age();
         }
@@ -99,7 +105,7 @@ impl Core {
         }
         let deadline = Instant::now() + timeout;
         let mut index = index_min;
-        if mode == ReadMode::Linearizable && !crate::plant::is_planted("stale-read") {
+        if mode == ReadMode::Linearizable && !is_planted(Plant::StaleRead) {
             index = index.max(self.read_index_anywhere(deadline).await?);
         }
         if !self.cell.wait_for(index, Self::left(deadline)).await {
@@ -120,8 +126,12 @@ impl Core {
         timeout: Duration,
     ) -> Result<Written, ApiError> {
         let services = self.leading().ok_or(ApiError::NoLeader)?;
-        if let Some(why) = self.disk_full.borrow().clone() {
+        if let Some(why) = self.cluster_is_full() {
             return Err(ApiError::DiskFull(why));
+        }
+        if self.is_full(self.id) {
+            // A server with room takes over at once; until then a write is as without a leader.
+            return Err(ApiError::NoLeader);
         }
         let makes_work =
             matches!(command, Command::RegisterJob { .. } | Command::EvaluateJob { .. });
@@ -132,7 +142,7 @@ impl Core {
                 retry_after_ms: 1_000,
             });
         }
-        if crate::plant::is_planted("ack-before-commit") {
+        if is_planted(Plant::AcknowledgeBeforeCommit) {
             return Ok(self.acknowledge_before_commit(services, command, request));
         }
         self.propose(&services, command, request, timeout).await
@@ -162,7 +172,10 @@ impl Core {
         timeout: Duration,
     ) -> Result<Written, ApiError> {
         let deadline = Instant::now() + timeout;
-        let request = self.stamp(request, &command);
+        if let Some(why) = self.disk_full.borrow().clone() {
+            return Err(ApiError::DiskFull(why));
+        }
+        let mut request = self.stamp(request, &command);
         let mut last = ApiError::NoLeader;
         let mut proposed = false;
         loop {
@@ -182,6 +195,9 @@ impl Core {
                 Err(error @ (ApiError::Unknown | ApiError::Timeout { .. })) => {
                     proposed |= !matches!(error, ApiError::Timeout { proposed: false });
                     last = error;
+                    if is_planted(Plant::HiddenRetry) {
+                        request = self.stamp(None, &command);
+                    }
                 }
                 Err(
                     error @ (ApiError::Overloaded { .. }
@@ -263,7 +279,8 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::DeleteNamespace(_)
         | Command::Tick
         | Command::MarkDigest
-        | Command::DigestVerdict { .. } => {}
+        | Command::DigestVerdict { .. }
+        | Command::CollectGarbage { .. } => {}
     }
     command
 }
@@ -278,7 +295,9 @@ pub(super) fn status_of(error: &ApiError) -> tonic::Status {
         ApiError::DiskFull(_) => Code::OutOfRange,
         ApiError::Invalid(_) => Code::InvalidArgument,
     };
-    tonic::Status::new(code, error.to_string())
+    // The other end makes an error of the same kind, which says the rest again.
+    let text = if let ApiError::DiskFull(why) = error { why.clone() } else { error.to_string() };
+    tonic::Status::new(code, text)
 }
 
 fn forwarded_error(status: &tonic::Status) -> ApiError {
@@ -403,5 +422,28 @@ impl Api for Core {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         metrics.membership_config.log_id().map_or(0, |id| id.index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_reads_the_same_at_the_server_that_forwarded_the_write() {
+        for error in [
+            ApiError::NoLeader,
+            ApiError::DiskFull("/data has 0 MiB free".to_owned()),
+            ApiError::Invalid("no such job".to_owned()),
+            ApiError::Unknown,
+        ] {
+            // Twice: a forwarded write may be forwarded again.
+            let once = forwarded_error(&status_of(&error));
+            let twice = forwarded_error(&status_of(&once));
+            assert_eq!(
+                (once.to_string(), twice.to_string()),
+                (error.to_string(), error.to_string())
+            );
+        }
     }
 }

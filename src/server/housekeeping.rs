@@ -7,11 +7,12 @@ use std::{
 
 use proto::v1 as pb;
 
-use super::core::Core;
+use super::core::{Core, Heard, leads};
 use crate::{
-    raft::WatchReceiver,
+    raft::{ServerId, WatchReceiver},
     rpc::transport::{Lane, call},
     rt,
+    storage::wal::Stats,
 };
 
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -21,22 +22,43 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(900);
 
 pub(super) async fn run(core: Arc<Core>) {
     let mut stop = core.stopping();
-    let mut snapshot_at_bytes = 0u64;
+    let mut growth = LogGrowth::default();
     watch_free_space(&core);
     loop {
         let stopped = rt::timeout(INTERVAL, rt::until_true(&mut stop)).await;
         if stopped.is_ok() {
             return;
         }
-        let written = core.wal.stats().bytes;
-        if written.saturating_sub(snapshot_at_bytes) > core.settings.snapshot_log_bytes {
-            snapshot_at_bytes = written;
-            if let Err(error) = core.raft.trigger().snapshot().await {
-                tracing::warn!(%error, "a snapshot could not be asked for");
-            }
+        if growth.exceeds(core.settings.snapshot_log_bytes, &core.wal.stats())
+            && let Err(error) = core.raft.trigger().snapshot().await
+        {
+            tracing::warn!(%error, "a snapshot could not be asked for");
         }
         watch_free_space(&core);
         probe_peers(&core).await;
+        leave_full_disk(&core).await;
+    }
+}
+
+/// What the log had come to at the last snapshot that this process asked for. Both are 0 at first: what an earlier process left behind counts,
+/// else a server that starts again and again before it has written enough would never cut its log.
+#[derive(Debug, Default)]
+struct LogGrowth {
+    written_bytes: u64,
+    disk_bytes: u64,
+}
+
+impl LogGrowth {
+    /// Whether the log has grown by more than `limit` bytes; if so, growth counts anew from here.
+    fn exceeds(&mut self, limit: u64, log: &Stats) -> bool {
+        // A purge made the log shorter.
+        self.disk_bytes = self.disk_bytes.min(log.disk_bytes);
+        let grown = log.bytes.saturating_sub(self.written_bytes) > limit
+            || log.disk_bytes.saturating_sub(self.disk_bytes) > limit;
+        if grown {
+            *self = Self { written_bytes: log.bytes, disk_bytes: log.disk_bytes };
+        }
+        grown
     }
 }
 
@@ -48,12 +70,53 @@ async fn probe_peers(core: &Arc<Core>) {
     let peers = metrics.membership_config.nodes().filter(|(id, _)| **id != core.id);
     let probes = peers.map(|(id, member)| async move {
         let answer = probe(core, &member.rpc_address, 0, PROBE_TIMEOUT).await;
-        answer.is_ok().then_some(*id)
+        answer.ok().map(|reply| (*id, reply.disk_full))
     });
     let answered = futures_util::future::join_all(probes).await;
     let mut heard = core.heard.lock().unwrap_or_else(PoisonError::into_inner);
-    for id in answered.into_iter().flatten() {
-        heard.insert(id, rt::Instant::now());
+    for (id, disk_full) in answered.into_iter().flatten() {
+        heard.insert(id, Heard { at: rt::Instant::now(), disk_full });
+    }
+}
+
+/// A leader without room hands over to a server with room, so that the cluster goes on taking writes.
+async fn leave_full_disk(core: &Arc<Core>) {
+    if leads(core).is_none() || !core.is_full(core.id) {
+        return;
+    }
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    if !metrics.membership_config.voter_ids().any(|id| core.has_room(id)) {
+        return;
+    }
+    match core.transfer(None).await {
+        Ok(to) => tracing::warn!(to, "handed leadership over because the disk is nearly full"),
+        Err(error) => tracing::warn!(%error, "leadership could not be handed over"),
+    }
+}
+
+impl Core {
+    /// Whether a server is known to be there and to have room on its disk.
+    fn has_room(&self, id: ServerId) -> bool {
+        (id == self.id || self.last_heard(id).is_some()) && !self.is_full(id)
+    }
+
+    /// Why the leader takes no writes: so many voters have no room that an entry might find no majority, or fill up the last of it.
+    pub(super) fn cluster_is_full(&self) -> Option<String> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let membership = metrics.membership_config.membership();
+        let voters: Vec<ServerId> = membership.voter_ids().collect();
+        let full: Vec<&str> = membership
+            .nodes()
+            .filter(|(id, _)| voters.contains(id) && self.is_full(**id))
+            .map(|(_, member)| member.name.as_str())
+            .collect();
+        (full.len() * 2 >= voters.len() && !full.is_empty()).then(|| {
+            let (names, all) = (full.join(", "), voters.len());
+            format!(
+                "{names}: the disks of {} of {all} servers are nearly full: free some space",
+                full.len()
+            )
+        })
     }
 }
 
@@ -93,4 +156,25 @@ fn watch_free_space(core: &Core) {
         *known = full;
         changed
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_due_when_the_log_has_grown_also_over_several_starts() {
+        let log = |bytes, disk_bytes| Stats { bytes, disk_bytes, ..Stats::default() };
+        let mut growth = LogGrowth::default();
+        assert!(!growth.exceeds(100, &log(100, 64)));
+        assert!(growth.exceeds(100, &log(101, 64)), "written since the start");
+        assert!(!growth.exceeds(100, &log(200, 128)));
+        // Segments that were begun and hardly used count as well; a purge takes them away.
+        assert!(growth.exceeds(100, &log(201, 165)));
+        assert!(!growth.exceeds(100, &log(202, 20)));
+        assert!(!growth.exceeds(100, &log(203, 120)));
+        assert!(growth.exceeds(100, &log(204, 121)));
+        // A new process finds what the ones before it have left.
+        assert!(LogGrowth::default().exceeds(100, &log(0, 300)));
+    }
 }

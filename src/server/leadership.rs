@@ -6,19 +6,17 @@ use std::{
     time::Duration,
 };
 
-use fsm::{
-    Command, Effect, Evaluation, EvaluationId, EvaluationStatus, Index, JobKind, NodeId, Proposal,
-    State, codec,
-};
+use fsm::{Command, EvaluationId, JobKind, NodeId, Proposal, State, codec};
 use leader::{
-    BlockedEvals, Drainer, EvalBroker, Heartbeats, NodeDeadlines,
+    Dispatch, GarbageCollector, Heartbeats, Lease, NodeWatch, PlanAnswer,
     broker::{Acked, BrokerConfig, BrokerError, NackReason, Token},
+    feed,
 };
 use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
 
 use super::{
     api::{ApiError, Written},
-    applier::{self, PlanAnswer, PlanRequest},
+    applier::{self, PlanRequest},
     core::{Core, leads, silent_servers},
     state_cell::{EffectBatch, EffectFeed, StateCell},
 };
@@ -26,7 +24,7 @@ use crate::{
     clock::LogClock,
     raft::{EntryData, Raft, WatchReceiver},
     rpc::convert,
-    rt::{self, Instant, Notify, Semaphore, mpsc, oneshot, watch},
+    rt::{self, Instant, Notify, Semaphore, mpsc, watch},
 };
 
 /// Proposals under way at a time, of clients and services together.
@@ -97,11 +95,9 @@ pub struct LeaderServices {
     raft: Raft,
     cell: Arc<StateCell>,
     log_clock: LogClock,
-    broker: Mutex<EvalBroker>,
-    blocked: Mutex<BlockedEvals>,
-    heartbeats: Mutex<Heartbeats>,
-    deadlines: Mutex<NodeDeadlines>,
-    drainer: Mutex<Drainer>,
+    dispatch: Mutex<Dispatch>,
+    nodes: Mutex<NodeWatch>,
+    collector: Mutex<GarbageCollector>,
     plan_depth: Arc<std::sync::atomic::AtomicU64>,
     ticked_at: std::sync::atomic::AtomicU64,
     ready: Notify,
@@ -122,20 +118,9 @@ struct PausedNack<'a> {
 impl Drop for PausedNack<'_> {
     fn drop(&mut self) {
         let now = self.services.now();
-        // Not outstanding any more when the plan's outcome ended the lease.
-        self.services.broker().resume_nack(now, self.id, self.token).ok();
+        self.services.dispatch().plan_answered(now, self.id, self.token);
         self.services.kick.notify_one();
     }
-}
-
-/// A lease with what the worker needs.
-pub struct Lease {
-    /// The evaluation.
-    pub evaluation: Arc<Evaluation>,
-    /// Token.
-    pub token: Token,
-    /// Index to wait for.
-    pub wait_index: Index,
 }
 
 impl LeaderServices {
@@ -143,19 +128,20 @@ impl LeaderServices {
         let (state, feed) = core.cell.subscribe();
         let (plans, plan_queue) = mpsc::channel(PLANS_WAITING_MAX);
         let (commands, command_queue) = mpsc::channel(SERVICE_COMMANDS_MAX);
+        let log_clock = LogClock::new(core.clock, state.head.at);
+        let collector = GarbageCollector::new(core.settings.gc, log_clock.now());
         let services = Arc::new(Self {
             epoch,
             raft: core.raft.clone(),
             cell: Arc::clone(&core.cell),
-            log_clock: LogClock::new(core.clock, state.head.at),
-            broker: Mutex::new(EvalBroker::new(BrokerConfig {
+            log_clock,
+            dispatch: Mutex::new(Dispatch::new(BrokerConfig {
                 evaluations_max: core.settings.pending_evaluations_max,
+                nack_ms: core.settings.nack_ms,
                 ..BrokerConfig::default()
             })),
-            blocked: Mutex::default(),
-            heartbeats: Mutex::new(Heartbeats::new(core.settings.heartbeat)),
-            deadlines: Mutex::default(),
-            drainer: Mutex::default(),
+            nodes: Mutex::new(NodeWatch::new(core.settings.heartbeat)),
+            collector: Mutex::new(collector),
             plan_depth: Arc::default(),
             ticked_at: std::sync::atomic::AtomicU64::default(),
             ready: Notify::new(),
@@ -176,28 +162,15 @@ impl LeaderServices {
     /// Builds every machine from the state, as a new leader does and as it does again when effects were missed.
     fn restore(&self, state: &State) {
         let now = self.now();
-        {
-            let mut broker = self.broker();
-            broker.enable();
-            broker.set_paused(state.scheduler_configuration().pause_eval_broker);
-            broker.restore(now, state);
-        }
-        {
-            let mut blocked = lock(&self.blocked);
-            blocked.enable();
-            blocked.restore(now, state);
-        }
-        lock(&self.heartbeats).restore(now, state);
-        lock(&self.deadlines).restore(state);
-        lock(&self.drainer).restore(now, state);
+        self.dispatch().restore(now, state);
+        self.nodes().restore(now, state);
         self.ready.notify_waiters();
         self.kick.notify_one();
     }
 
     pub(super) fn stop(&self) {
         self.stop.send_replace(true);
-        self.broker().disable();
-        lock(&self.blocked).disable();
+        self.dispatch().stop();
         self.ready.notify_waiters();
     }
 
@@ -210,8 +183,12 @@ impl LeaderServices {
         self.log_clock.now()
     }
 
-    pub(super) fn broker(&self) -> MutexGuard<'_, EvalBroker> {
-        lock(&self.broker)
+    pub(super) fn dispatch(&self) -> MutexGuard<'_, Dispatch> {
+        lock(&self.dispatch)
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, NodeWatch> {
+        lock(&self.nodes)
     }
 
     pub(super) fn cell(&self) -> &Arc<StateCell> {
@@ -313,118 +290,30 @@ impl LeaderServices {
         }
         let now = self.now();
         for (index, effect) in batch.effects {
-            match effect {
-                Effect::Evaluation(id) => self.evaluation_changed(now, &state, id),
-                Effect::Capacity { class, node } => {
-                    lock(&self.blocked).unblock(now, class, node, index);
-                }
-                Effect::Node(id) => self.node_changed(now, &state, id, index),
-                Effect::Job(key) => {
-                    let last = state.jobs.get(&key).map_or(index, |job| job.last_plan_index);
-                    self.broker().note_job_index(&key, last);
-                    lock(&self.drainer).state_changed(now);
-                }
-                Effect::SchedulerConfiguration => {
-                    let paused = state.scheduler_configuration().pause_eval_broker;
-                    self.broker().set_paused(paused);
-                }
-                Effect::NodeAllocations(_) => lock(&self.drainer).state_changed(now),
-                Effect::DigestMark => {}
-            }
-        }
-    }
-
-    fn evaluation_changed(&self, now: u64, state: &State, id: EvaluationId) {
-        let Some(row) = state.evaluations.get(&id) else {
-            self.broker().remove(now, id);
-            lock(&self.blocked).removed(id);
-            return;
-        };
-        self.broker().applied(now, row);
-        let mut blocked = lock(&self.blocked);
-        match row.status {
-            // A woken one is in the broker until its outcome is applied.
-            EvaluationStatus::Blocked if !self.broker().contains(id) => blocked.block(now, row),
-            EvaluationStatus::Blocked | EvaluationStatus::Pending => {}
-            EvaluationStatus::Complete | EvaluationStatus::Failed | EvaluationStatus::Canceled => {
-                blocked.removed(id);
-            }
-        }
-    }
-
-    fn node_changed(&self, now: u64, state: &State, id: NodeId, index: Index) {
-        match state.nodes.get(&id) {
-            Some(node) => {
-                lock(&self.heartbeats).node_changed(now, node);
-                lock(&self.deadlines).node_changed(node);
-                lock(&self.drainer).node_changed(now, node);
-            }
-            None => {
-                lock(&self.heartbeats).node_gone(id);
-                lock(&self.deadlines).node_gone(id);
-                lock(&self.drainer).node_gone(id);
-                lock(&self.blocked).node_gone(id, index);
-            }
+            feed::take(now, &state, index, &effect, &mut self.dispatch(), &mut self.nodes());
         }
     }
 
     fn step_machines(&self) {
         let now = self.now();
         let state = self.cell.load();
-        let wakes = lock(&self.blocked).poll(now);
         let silent = silent_servers(&self.raft);
-        {
-            let mut broker = self.broker();
-            for server in silent {
-                broker.server_lost(now, server);
-            }
-            for wake in wakes {
-                if let Some(row) = state.evaluations.get(&wake.evaluation) {
-                    broker.enqueue(now, row);
-                    broker.note_job_index(&row.job, wake.index);
-                }
-            }
-            for expired in broker.poll(now) {
-                tracing::warn!(evaluation = %expired.evaluation, server = expired.server,
-                    deliveries = expired.deliveries, "a lease was not acknowledged in time");
-            }
-            let failed = broker
-                .dequeue_failed(now, leader::limits::REAP_BATCH_MAX, 0, rt::random_id)
-                .unwrap_or_default();
-            if let Some(command) =
-                leader::reap::failed(now, &state, &failed, || EvaluationId(rt::random_id()))
-            {
-                self.submit(command);
-            }
-            let cancelable = broker.cancelable(leader::limits::REAP_BATCH_MAX);
-            // Terminal or gone without an effect that said so (after a reset): nothing is to be canceled any more.
-            for id in &cancelable {
-                if state.evaluations.get(id).is_none_or(|row| row.status.is_terminal()) {
-                    broker.remove(now, *id);
-                }
-            }
-            if let Some(command) = leader::reap::canceled(&state, &cancelable) {
-                self.submit(command);
-            }
-            if broker.has_ready(&JobKind::ALL) {
-                self.ready.notify_waiters();
-            }
+        let stepped = self.dispatch().step(now, &state, silent, rt::random_id);
+        for expired in stepped.expired {
+            tracing::warn!(evaluation = %expired.evaluation, server = expired.server,
+                deliveries = expired.deliveries, "a lease was not acknowledged in time");
         }
-        let duplicates = lock(&self.blocked).duplicates(leader::limits::REAP_BATCH_MAX);
-        if let Some(command) = leader::reap::duplicates(&state, &duplicates) {
+        if stepped.has_ready {
+            self.ready.notify_waiters();
+        }
+        let watched = self.nodes().step(now, &state);
+        for node in watched.missed {
+            tracing::info!(%node, "a node missed its heartbeat: it is down");
+        }
+        for command in stepped.commands.into_iter().chain(watched.commands) {
             self.submit(command);
         }
-        let missed = lock(&self.heartbeats).poll(now);
-        if !missed.is_empty() {
-            for change in &missed {
-                tracing::info!(node = %change.node, "a node missed its heartbeat: it is down");
-            }
-            self.submit(Heartbeats::command(missed));
-        }
-        for command in lock(&self.deadlines).poll(now, &state) {
-            self.submit(command);
-        }
-        if let Some(command) = lock(&self.drainer).poll(now, &state) {
+        if let Some(command) = lock(&self.collector).poll(now, &state) {
             self.submit(command);
         }
         let ordering = std::sync::atomic::Ordering::Relaxed;
@@ -438,11 +327,9 @@ impl LeaderServices {
     fn next_wait(&self) -> Duration {
         let now = self.now();
         let next = [
-            self.broker().next_deadline(),
-            lock(&self.blocked).next_deadline(),
-            lock(&self.heartbeats).next_deadline(),
-            lock(&self.deadlines).next_deadline(),
-            lock(&self.drainer).next_deadline(),
+            self.dispatch().next_deadline(),
+            self.nodes().next_deadline(),
+            lock(&self.collector).next_deadline(),
         ];
         let next = next.into_iter().flatten().min().unwrap_or(u64::MAX);
         Duration::from_millis(next.saturating_sub(now).clamp(1, LOOK_MS_MAX))
@@ -461,18 +348,15 @@ impl LeaderServices {
             let ready = self.ready.notified();
             let mut ready = std::pin::pin!(ready);
             ready.as_mut().enable();
-            {
-                let now = self.now();
-                let mut broker = self.broker();
-                if !broker.is_enabled() {
-                    return Err(BrokerError::Disabled);
-                }
-                let deliveries = broker.dequeue(now, kinds, max, server, rt::random_id)?;
-                if !deliveries.is_empty() {
-                    drop(broker);
-                    self.kick.notify_one();
-                    return Ok(self.leases(deliveries));
-                }
+            // Loaded before the lease is taken: an evaluation that is ready was applied before.
+            let leases = {
+                let mut dispatch = self.dispatch();
+                let state = self.cell.load();
+                dispatch.dequeue(self.now(), &state, kinds, max, server, rt::random_id)?
+            };
+            if !leases.is_empty() {
+                self.kick.notify_one();
+                return Ok(leases);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if rt::timeout(left, ready).await.is_err() {
@@ -481,34 +365,16 @@ impl LeaderServices {
         }
     }
 
-    fn leases(&self, deliveries: Vec<leader::broker::Delivery>) -> Vec<Lease> {
-        let state = self.cell.load();
-        let mut leases = Vec::with_capacity(deliveries.len());
-        for delivery in deliveries {
-            let Some(evaluation) = state.evaluations.get(&delivery.evaluation) else {
-                self.broker().remove(self.now(), delivery.evaluation);
-                continue;
-            };
-            let last_plan = state.jobs.get(&evaluation.job).map_or(0, |job| job.last_plan_index);
-            leases.push(Lease {
-                evaluation: Arc::clone(evaluation),
-                token: delivery.token,
-                wait_index: delivery.wait_index.max(last_plan).max(evaluation.modify_index),
-            });
-        }
-        leases
-    }
-
     /// Ends a lease.
     pub fn ack(&self, id: EvaluationId, token: Token) -> Result<Acked, BrokerError> {
-        let acked = self.broker().ack(self.now(), id, token);
+        let acked = self.dispatch().ack(self.now(), id, token);
         self.kick.notify_one();
         acked
     }
 
     /// Gives a lease back.
     pub fn nack(&self, id: EvaluationId, token: Token, why: NackReason) -> Result<(), BrokerError> {
-        let nacked = self.broker().nack(self.now(), id, token, why);
+        let nacked = self.dispatch().nack(self.now(), id, token, why);
         self.kick.notify_one();
         nacked
     }
@@ -521,14 +387,10 @@ impl LeaderServices {
         token: Token,
     ) -> Result<PlanAnswer, BrokerError> {
         let id = plan.evaluation;
-        {
-            let mut broker = self.broker();
-            // An evaluation whose outcome was applied already is not here any more: `apply` would refuse the plan anyway.
-            broker.pause_nack(id, token)?;
-        }
+        // An evaluation whose outcome was applied already is not here any more: `apply` would refuse the plan anyway.
+        self.dispatch().plan_queued(id, token)?;
         let _resumed = PausedNack { services: self, id, token };
-        let (reply, answer) = oneshot::channel();
-        let request = PlanRequest { plan, bytes, token, reply };
+        let (request, answer) = applier::request(plan, bytes, token);
         if self.plans.send(request).await.is_err() {
             return Err(BrokerError::Disabled);
         }
@@ -541,7 +403,7 @@ impl LeaderServices {
         node: NodeId,
         incarnation: u64,
     ) -> Result<leader::heartbeat::Heard, leader::heartbeat::HeartbeatError> {
-        let heard = lock(&self.heartbeats).heard(self.now(), node, incarnation)?;
+        let heard = self.nodes().heard(self.now(), node, incarnation)?;
         if let Some(change) = heard.returned {
             self.submit(Heartbeats::command(vec![change]));
         }
@@ -550,30 +412,40 @@ impl LeaderServices {
 
     /// The time to live of a node's next heartbeat, ms.
     pub fn ttl_ms(&self, node: NodeId) -> u64 {
-        lock(&self.heartbeats).ttl_ms(node)
+        self.nodes().ttl_ms(node)
+    }
+
+    /// Evaluations that workers have at present.
+    pub fn leases_outstanding(&self) -> usize {
+        self.dispatch().stats().total.unacked
+    }
+
+    /// Whether the broker has nothing to hand out, and nothing handed out.
+    pub fn is_idle(&self) -> bool {
+        let total = self.dispatch().stats().total;
+        total.ready == 0 && total.unacked == 0 && total.pending == 0
     }
 
     /// Whether so many evaluations wait that new work is refused.
     pub fn is_overloaded(&self) -> bool {
-        self.broker().is_full()
+        self.dispatch().is_full()
     }
 
     pub(super) fn gauges(&self, put: &mut impl FnMut(&str, u64)) {
         let now = self.now();
-        let broker = self.broker();
-        let stats = broker.stats();
-        let total = stats.total;
+        let dispatch = self.dispatch();
+        let total = dispatch.stats().total;
         put("broker.total_ready", total.ready as u64);
         put("broker.total_unacked", total.unacked as u64);
         put("broker.total_pending", total.pending as u64);
         put("broker.total_waiting", total.waiting as u64);
         put("broker.total_cancelable", total.cancelable as u64);
-        put("broker.oldest_ready_ms", broker.oldest_ready_age_ms(now));
-        drop(broker);
-        let blocked = lock(&self.blocked).stats();
+        put("broker.oldest_ready_ms", dispatch.oldest_ready_age_ms(now));
+        let blocked = dispatch.blocked_stats();
+        drop(dispatch);
         put("blocked_evals.total_blocked", blocked.blocked as u64);
         put("blocked_evals.total_escaped", blocked.escaped as u64);
-        put("heartbeat.active", lock(&self.heartbeats).live() as u64);
+        put("heartbeat.active", self.nodes().live() as u64);
         put("plan.queue_depth", self.plan_depth.load(std::sync::atomic::Ordering::Relaxed));
     }
 }

@@ -14,7 +14,7 @@ use tonic::transport::{Server, server::TcpIncoming};
 use super::core::{Core, Parts, RaftTiming, Settings};
 use crate::{
     config::ServerConfig,
-    disk::RealDisk,
+    disk::{Disk, RealDisk},
     http::{self, HttpOptions},
     rpc::{
         agent::AgentService,
@@ -37,7 +37,13 @@ pub struct RunningServer {
     /// Where gRPC listens.
     pub rpc: SocketAddr,
     tasks: Vec<JoinHandle<()>>,
-    _lock: DirectoryLock,
+    _lock: Option<DirectoryLock>,
+}
+
+/// Bound sockets of a server.
+pub(super) struct Sockets {
+    pub(super) http: TcpListener,
+    pub(super) rpc: TcpListener,
 }
 
 fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
@@ -45,6 +51,12 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         ttl_ms_min: config.heartbeat.ttl_min_ms,
         grace_ms: config.heartbeat.grace_ms,
         ..leader::heartbeat::HeartbeatConfig::default()
+    };
+    let gc = leader::GcConfig {
+        interval_ms: config.gc.interval_ms,
+        evaluation_ms: config.gc.evaluation_ms,
+        batch_evaluation_ms: config.gc.batch_evaluation_ms,
+        job_ms: config.gc.job_ms,
     };
     Settings {
         name: config.name.clone(),
@@ -62,9 +74,11 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         },
         workers: config.scheduler.workers,
         heartbeat,
+        gc,
         snapshot_log_bytes: config.raft.snapshot_log_bytes,
         log_entries_kept: config.raft.log_entries_kept,
         free_bytes_min: config.limits.free_bytes_min,
+        nack_ms: leader::limits::NACK_MS,
         pending_evaluations_max: usize::try_from(config.limits.pending_evaluations_max)
             .unwrap_or(usize::MAX),
     }
@@ -79,21 +93,40 @@ impl RunningServer {
         let http = listen(config.http_address, "http.address").await?;
         let rpc = listen(config.rpc.address, "rpc.address").await?;
         let http_address = http.local_addr()?;
-        let rpc_address = rpc.local_addr()?;
         let dial = config.cluster.dial.iter().map(|(from, to)| (from.to_string(), to.to_string()));
         let parts = Parts {
-            disk: Arc::new(RealDisk),
+            disk: real_disk(),
             transport: Arc::new(GrpcTransport::new(dial.collect())),
             open_engine: Arc::new(shadow::open_sled),
             wal: wal::Options::default(),
         };
-        let core = Core::start(settings(config, http_address), parts).await?;
+        let options = HttpOptions {
+            request_bytes_max: usize::try_from(config.limits.request_bytes_max)
+                .unwrap_or(usize::MAX),
+            region: config.region.clone(),
+            datacenter: config.datacenter.clone(),
+            ..HttpOptions::default()
+        };
+        let settings = settings(config, http_address);
+        Self::on(settings, parts, Sockets { http, rpc }, options, Some(lock)).await
+    }
+
+    /// Serves on these parts and sockets.
+    pub(super) async fn on(
+        settings: Settings,
+        parts: Parts,
+        sockets: Sockets,
+        options: HttpOptions,
+        lock: Option<DirectoryLock>,
+    ) -> anyhow::Result<Self> {
+        let (http, rpc) = (sockets.http.local_addr()?, sockets.rpc.local_addr()?);
+        let core = Core::start(settings, parts).await?;
         let tasks = vec![
-            tokio::spawn(serve_rpc(Arc::clone(&core), rpc)),
-            tokio::spawn(serve_http(Arc::clone(&core), http, config)),
+            tokio::spawn(serve_rpc(Arc::clone(&core), sockets.rpc)),
+            tokio::spawn(serve_http(Arc::clone(&core), sockets.http, options)),
             tokio::spawn(join(Arc::clone(&core))),
         ];
-        Ok(Self { core, http: http_address, rpc: rpc_address, tasks, _lock: lock })
+        Ok(Self { core, http, rpc, tasks, _lock: lock })
     }
 
     /// Stops cleanly.
@@ -112,6 +145,16 @@ impl RunningServer {
             task.abort();
         }
     }
+}
+
+#[cfg(not(feature = "faults"))]
+fn real_disk() -> Arc<dyn Disk> {
+    Arc::new(RealDisk)
+}
+
+#[cfg(feature = "faults")]
+fn real_disk() -> Arc<dyn Disk> {
+    crate::disk::controlled::ControlledDisk::from_environment(Arc::new(RealDisk))
 }
 
 async fn listen(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
@@ -152,22 +195,9 @@ async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
     }
 }
 
-fn serve_http(
-    core: Arc<Core>,
-    listener: TcpListener,
-    config: &ServerConfig,
-) -> impl Future<Output = ()> + Send + 'static {
-    let options = HttpOptions {
-        request_bytes_max: usize::try_from(config.limits.request_bytes_max).unwrap_or(usize::MAX),
-        region: config.region.clone(),
-        datacenter: config.datacenter.clone(),
-        ..HttpOptions::default()
-    };
-    async move {
-        let router = http::router(Arc::clone(&core) as Arc<dyn super::api::Api>, options);
-        let stop = Arc::clone(&core);
-        http::serve(listener, router, async move { stopped(&stop).await }).await;
-    }
+async fn serve_http(core: Arc<Core>, listener: TcpListener, options: HttpOptions) {
+    let router = http::router(Arc::clone(&core) as Arc<dyn super::api::Api>, options);
+    http::serve(listener, router, async move { stopped(&core).await }).await;
 }
 
 async fn join(core: Arc<Core>) {
@@ -179,7 +209,12 @@ async fn join(core: Arc<Core>) {
 /// Runs a server until it is told to stop or cannot go on.
 pub fn run(config: &ServerConfig) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(run_until_stopped(config).boxed())
+    let ended = runtime.block_on(run_until_stopped(config).boxed());
+    if ended.is_err() {
+        // A thread may hang in the disk; nothing is waited for.
+        runtime.shutdown_background();
+    }
+    ended
 }
 
 async fn run_until_stopped(config: &ServerConfig) -> anyhow::Result<()> {
@@ -195,7 +230,8 @@ async fn run_until_stopped(config: &ServerConfig) -> anyhow::Result<()> {
         why = failed.wait_for(Option::is_some) => why.ok().and_then(|why| why.clone()),
     };
     if let Some(why) = why {
-        // Nothing more may be written or acknowledged: no handing over, no clean close.
+        // Nothing more may be written or acknowledged: no handing over, no clean close, no waiting for a thread that hangs in the disk.
+        let _left_as_it_is = std::mem::ManuallyDrop::new(server);
         anyhow::bail!("{why}");
     }
     tracing::info!("stopping");

@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use fsm::{EvaluationId, JobKind, codec};
-use leader::broker::{BrokerError, NackReason};
+use leader::{
+    PlanAnswer,
+    broker::{BrokerError, NackReason},
+};
 use proto::v1 as pb;
 use tonic::Status;
 
-use super::{applier::PlanAnswer, leadership::LeaderServices};
+use super::leadership::LeaderServices;
 
 /// Longest long poll of a dequeue.
 const WAIT_MAX: Duration = Duration::from_secs(5);

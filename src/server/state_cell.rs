@@ -11,7 +11,10 @@ use std::{
 use arc_swap::ArcSwap;
 use fsm::{Effect, Index, NodeId, State, table::TableId};
 
-use crate::rt::{Instant, Notify, timeout, watch};
+use crate::{
+    plant::{Plant, is_planted},
+    rt::{Instant, Notify, timeout, watch},
+};
 
 /// Batches of effects that may wait for a subscriber; above it the subscriber is told to start over.
 const EFFECT_BATCHES_MAX: usize = 65_536;
@@ -42,6 +45,8 @@ pub struct StateCell {
     feed: Mutex<Feed>,
     fed: Notify,
     nodes: Mutex<BTreeMap<NodeId, Weak<Notify>>>,
+    /// Never notified.
+    never: Notify,
     reaper: Option<std::sync::mpsc::SyncSender<Arc<State>>>,
 }
 
@@ -57,6 +62,7 @@ impl StateCell {
             feed: Mutex::default(),
             fed: Notify::new(),
             nodes: Mutex::default(),
+            never: Notify::new(),
             reaper,
         })
     }
@@ -157,6 +163,9 @@ impl StateCell {
 
     /// Waits until the applied index is at least `index`; false when `wait` passed before.
     pub async fn wait_for(&self, index: Index, wait: Duration) -> bool {
+        if self.applied() >= index {
+            return true;
+        }
         let mut applied = self.applied.subscribe();
         timeout(wait, applied.wait_for(|applied| *applied >= index))
             .await
@@ -167,6 +176,13 @@ impl StateCell {
     pub async fn changed(&self, tables: &[TableId], after: Index, wait: Duration) {
         let deadline = Instant::now() + wait;
         loop {
+            if is_planted(Plant::LateRegistration) {
+                let state = self.load();
+                if tables.iter().any(|table| state.table_index(*table) > after) {
+                    return;
+                }
+                crate::rt::sleep(Duration::from_millis(1)).await;
+            }
             let mut waits: Vec<_> = tables
                 .iter()
                 .filter_map(|table| self.tables.get(table))
@@ -177,10 +193,14 @@ impl StateCell {
                 wait.as_mut().enable();
             }
             let state = self.load();
-            if tables.iter().any(|table| state.table_index(*table) > after) || waits.is_empty() {
+            let changed = tables.iter().any(|table| state.table_index(*table) > after)
+                && !is_planted(Plant::LateRegistration);
+            if changed {
                 return;
             }
             drop(state);
+            // Without tables there is nothing to hear of, and the wait lasts to its end.
+            waits.push(Box::pin(self.never.notified()));
             let any = futures_util::future::select_all(waits);
             if timeout(deadline.saturating_duration_since(Instant::now()), any).await.is_err() {
                 return;
@@ -236,6 +256,7 @@ impl EffectFeed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plant::must_catch;
 
     fn at(index: Index, table: Option<TableId>) -> State {
         let mut state = State::default();
@@ -261,6 +282,43 @@ mod tests {
         cell.publish(at(3, Some(TableId::Jobs)), vec![], false);
         assert_eq!(waiter.await.expect("the waiter does not panic"), 3);
         cell.changed(&[TableId::Jobs], 2, Duration::from_secs(10)).await;
+    }
+
+    /// A change between the look and the registration must not be missed.
+    fn a_change_beside_a_look_is_seen() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        runtime.expect("a runtime").block_on(async {
+            let cell = StateCell::new(at(1, None));
+            let wait = Duration::from_millis(300);
+            let waiter = cell.changed(&[TableId::Jobs], 1, wait);
+            let change = async {
+                cell.publish(at(2, Some(TableId::Jobs)), vec![], false);
+            };
+            let begin = Instant::now();
+            // The waiter is polled first; the change comes while it waits for the first time.
+            futures_util::future::join(waiter, change).await;
+            assert!(begin.elapsed() < wait, "it slept through the change");
+        });
+    }
+
+    #[test]
+    fn a_change_wakes_whoever_looked_before_it() {
+        a_change_beside_a_look_is_seen();
+        must_catch(Plant::LateRegistration, a_change_beside_a_look_is_seen);
+    }
+
+    #[tokio::test]
+    async fn without_tables_a_waiter_waits_to_its_end() {
+        let cell = StateCell::new(at(1, Some(TableId::Jobs)));
+        let other = Arc::clone(&cell);
+        let waiter =
+            tokio::spawn(async move { other.changed(&[], 0, Duration::from_hours(1)).await });
+        tokio::task::yield_now().await;
+        cell.publish(at(2, Some(TableId::Jobs)), vec![], true);
+        tokio::task::yield_now().await;
+        assert!(!waiter.is_finished(), "it was woken by nothing it waits for");
+        waiter.abort();
+        cell.changed(&[], 0, Duration::from_millis(1)).await;
     }
 
     #[tokio::test]

@@ -19,6 +19,10 @@ use std::{
 };
 
 use fsm::{Evaluation, Index, JobKind, Plan, State, codec};
+use leader::{
+    PlanAnswer,
+    turn::{After, Begin, Turn},
+};
 use proto::v1 as pb;
 use scheduler::{Memory, Pass};
 use tonic::{Code, Status};
@@ -40,8 +44,6 @@ const QUIET_START: Duration = Duration::from_secs(10);
 const VERSION_WAIT: Duration = Duration::from_secs(30);
 /// Leases taken at once when the queue is deep.
 const LEASES_MAX: u32 = 4;
-/// Passes over one evaluation, progress or not.
-const PASSES_MAX: u32 = 10_000;
 
 /// Waits that grow by four up to a cap, reset on success and not raised once capped.
 #[derive(Clone, Copy, Debug)]
@@ -275,43 +277,47 @@ impl Worker {
 
     async fn plan_until_done(&mut self, lease: &Lease) -> Done {
         let attempts_max = scheduler::attempts_max(lease.evaluation.kind);
-        let mut attempts = 0;
-        for pass in 0..PASSES_MAX {
+        let mut turn = Turn::new(lease.evaluation.id, attempts_max);
+        let mut unknown = Backoff::slow();
+        loop {
             let state = self.core.cell.load();
-            let Some(evaluation) = state.evaluations.get(&lease.evaluation.id) else {
-                return Done::Acknowledge;
+            let (evaluation, pass, exhausted) = match turn.begin(&state) {
+                Begin::Plan { evaluation, pass, exhausted } => (evaluation, pass, exhausted),
+                Begin::Acknowledge => return Done::Acknowledge,
+                Begin::Nack => return Done::Nack(pb::NackReason::Failed),
             };
-            if evaluation.status.is_terminal() {
-                return Done::Acknowledge;
-            }
-            let evaluation = (**evaluation).clone();
-            let exhausted = attempts >= attempts_max;
             self.core.worker_stats.invoked.fetch_add(1, Ordering::Relaxed);
             let memory = Arc::clone(&self.memory);
-            let plan = match turn(state, evaluation, pass, exhausted, memory).await {
+            let plan = match schedule(state, *evaluation, pass, exhausted, memory).await {
                 Ok(plan) => plan,
                 Err(message) => {
                     tracing::error!(evaluation = %lease.evaluation.id, message, "a scheduling turn failed");
                     return Done::Nack(pb::NackReason::Failed);
                 }
             };
-            match self.submit(lease, &plan).await {
-                Submitted::Applied | Submitted::Closed => return Done::Acknowledge,
-                Submitted::Gone => return Done::Gone,
-                Submitted::Again { refresh_index, progress } => {
-                    attempts = if progress { 0 } else { attempts + 1 };
-                    if !self.wait_for(refresh_index, INDEX_WAIT).await {
-                        return Done::Nack(self.why_not_there(refresh_index));
+            let Some(answer) = self.submit(lease, &plan).await else { return Done::Gone };
+            match turn.answered(&answer) {
+                After::Acknowledge => return Done::Acknowledge,
+                After::Pause => {
+                    let wait = unknown.next_wait();
+                    self.pause(wait).await;
+                    if self.is_stopping() {
+                        return Done::Nack(pb::NackReason::Shutdown);
+                    }
+                }
+                After::WaitFor(index) => {
+                    unknown.reset();
+                    if !self.wait_for(index, INDEX_WAIT).await {
+                        return Done::Nack(self.why_not_there(index));
                     }
                 }
             }
         }
-        Done::Nack(pb::NackReason::Failed)
     }
 
     /// Submits a plan until the leader says what became of it. A leader of another term does not know the lease: then it is gone, and the new
-    /// leader hands the evaluation out again.
-    async fn submit(&mut self, lease: &Lease, plan: &Plan) -> Submitted {
+    /// leader hands the evaluation out again, and there is no answer.
+    async fn submit(&mut self, lease: &Lease, plan: &Plan) -> Option<PlanAnswer> {
         let request = pb::SubmitPlanRequest {
             plan: codec::encode(plan),
             token: lease.token.to_vec().into(),
@@ -325,29 +331,15 @@ impl Worker {
                 None => self.ask("/quorate.v1.Scheduler/SubmitPlan", &request, PLAN_TIMEOUT).await,
             };
             match reply {
-                Ok(reply) => {
-                    use pb::submit_plan_reply::Outcome;
-                    return match reply.outcome() {
-                        Outcome::Applied => Submitted::Applied,
-                        Outcome::Partial => Submitted::Again {
-                            refresh_index: reply.refresh_index,
-                            progress: reply.index > 0,
-                        },
-                        Outcome::Rejected if reply.refresh_index == 0 => Submitted::Closed,
-                        Outcome::Rejected => {
-                            Submitted::Again { refresh_index: reply.refresh_index, progress: false }
-                        }
-                        Outcome::Unknown | Outcome::Unspecified => Submitted::Gone,
-                    };
-                }
+                Ok(reply) => return Some(answer_of(reply)),
                 // Not outstanding, or another token or term: somebody else has it by now.
                 Err(status) if matches!(status.code(), Code::NotFound | Code::Aborted) => {
-                    return Submitted::Gone;
+                    return None;
                 }
                 Err(status) => {
                     tracing::debug!(%status, "a plan was not submitted");
                     if self.is_stopping() {
-                        return Submitted::Gone;
+                        return None;
                     }
                     let wait = backoff.next_wait();
                     self.pause(wait).await;
@@ -405,15 +397,23 @@ enum Done {
     Gone,
 }
 
-enum Submitted {
-    Applied,
-    Closed,
-    Gone,
-    Again { refresh_index: Index, progress: bool },
+fn answer_of(reply: pb::SubmitPlanReply) -> PlanAnswer {
+    use pb::submit_plan_reply::Outcome;
+    let outcome = reply.outcome();
+    let pb::SubmitPlanReply { index, refresh_index, reason, .. } = reply;
+    match outcome {
+        Outcome::Applied => PlanAnswer::Applied { index },
+        Outcome::Partial => PlanAnswer::Partial { index, refresh_index, reason },
+        // A refresh index of 0 says that the evaluation is done with.
+        Outcome::Rejected => {
+            PlanAnswer::Rejected { closed: refresh_index == 0, refresh_index, reason }
+        }
+        Outcome::Unknown | Outcome::Unspecified => PlanAnswer::Unknown,
+    }
 }
 
 /// One scheduling turn, away from the async threads. A panic inside it becomes an error; anywhere else a panic ends the process.
-async fn turn(
+async fn schedule(
     state: Arc<State>,
     evaluation: Evaluation,
     attempt: u32,

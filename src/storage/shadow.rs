@@ -1,43 +1,53 @@
 //! The state on disk: a shadow of the in-memory state, written behind it and off the path of acknowledgements.
 //!
 //! ```text
-//!  apply ──► group {rows, applied meta} ──► bounded channel ──► one thread: merge whole groups ──► one atomic batch ──► engine (sled)
+//!  apply ──► group {rows, applied meta} ──► pending: the newest row of each key ──► one thread, every few seconds: one atomic batch ──► engine
 //! ```
+//!
+//! The engine costs microseconds a row, more than everything else that an entry costs, so it gets as few rows as can be: what changes again
+//! while it waits is written once, and a restart replays the seconds that are missing from the log.
 //!
 //! Invariant: what the engine holds is the state after some whole entry, named by the meta row that travels in the same batch. It may lag; it
 //! is durable only up to the last barrier, and the log is never purged beyond that.
 
+mod engine;
+mod layout;
+mod pending;
+
 use std::{
-    collections::BTreeMap,
-    io,
+    collections::VecDeque,
+    io, mem,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use fsm::{Index, State, codec, table::ChangeSet};
 
+pub use engine::{Engine, OpenEngine, Rows, Visit, open_sled, open_twin};
+
+use self::{
+    layout::Layout,
+    pending::{Changes, Pending},
+};
 use super::applied::AppliedMeta;
 use crate::{
     disk::{Disk, OpenMode},
-    rt::{self, mpsc, oneshot},
+    plant::{Plant, is_planted},
+    rt::{self, Notify, oneshot, watch},
 };
 
 /// Key of the meta row: no table has byte 0.
 const META_KEY: &[u8] = &[0];
-/// First byte of keys that hold pieces of long values.
-const PIECE: u8 = 0xfe;
-/// Longest value in the engine; sled keeps longer ones in files of their own that it never syncs.
-const VALUE_BYTES_MAX: usize = 96 << 10;
-/// Marks a value that stands for pieces: no frame begins so.
-const PIECES_MAGIC: &[u8; 4] = b"PCS1";
-/// Groups that may wait for the engine; `apply` waits above it.
-const GROUPS_MAX: usize = 256;
-/// Groups merged into one batch.
-const MERGE_MAX: usize = 64;
+/// Rows in one batch while a whole state is written.
+const REPLACE_BATCH_ROWS: usize = 1_000;
+/// How long changes wait for others of the same rows.
+const WAIT: Duration = Duration::from_secs(5);
+/// Memory of waiting rows above which they are written at once.
+const WRITE_BYTES: usize = 96 << 20;
+/// Memory of waiting rows above which `apply` waits; as much again may be on its way to the engine.
+const PENDING_BYTES_MAX: usize = 128 << 20;
 
 /// Rows of one publication with the meta that belongs to them.
 pub struct Group {
@@ -45,164 +55,6 @@ pub struct Group {
     pub changes: ChangeSet,
     /// Position after them.
     pub meta: AppliedMeta,
-}
-
-/// Called with key and value of each row.
-pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> io::Result<()>;
-
-/// An embedded engine: an ordered map with atomic batches.
-pub trait Engine: Send {
-    /// The value of a key.
-    fn read(&self, key: &[u8]) -> io::Result<Option<Bytes>>;
-    /// Every row in key order.
-    fn iterate(&self, visit: Visit<'_>) -> io::Result<()>;
-    /// Applies all rows or none; none as a value removes the key.
-    fn write(&mut self, rows: BTreeMap<Vec<u8>, Option<Bytes>>) -> io::Result<()>;
-    /// Returns when everything written is durable.
-    fn barrier(&mut self) -> io::Result<()>;
-    /// Size on disk, bytes.
-    fn disk_bytes(&self) -> u64;
-}
-
-/// Opens engines: sled in production, the twin in simulation.
-pub type OpenEngine = Arc<dyn Fn(&Path) -> io::Result<Box<dyn Engine>> + Send + Sync>;
-
-/// sled 0.34, one tree. Its own flush is no durable barrier on Linux (measured: 26 of 26 power cuts lost data), so the barrier syncs the file.
-struct SledEngine {
-    db: sled::Db,
-    file: std::fs::File,
-}
-
-/// The production engine.
-pub fn open_sled(directory: &Path) -> io::Result<Box<dyn Engine>> {
-    let db = sled::Config::new()
-        .path(directory)
-        .cache_capacity(64 << 20)
-        .flush_every_ms(Some(500))
-        .use_compression(false)
-        .open()
-        .map_err(sled_error)?;
-    let file = std::fs::File::open(directory.join("db"))?;
-    std::fs::File::open(directory)?.sync_all()?;
-    Ok(Box::new(SledEngine { db, file }))
-}
-
-fn sled_error(error: sled::Error) -> io::Error {
-    match error {
-        sled::Error::Io(error) => error,
-        other @ (sled::Error::CollectionNotFound(_)
-        | sled::Error::Unsupported(_)
-        | sled::Error::ReportableBug(_)
-        | sled::Error::Corruption { .. }) => io::Error::other(other),
-    }
-}
-
-impl Engine for SledEngine {
-    fn read(&self, key: &[u8]) -> io::Result<Option<Bytes>> {
-        let value = self.db.get(key).map_err(sled_error)?;
-        Ok(value.map(|value| Bytes::copy_from_slice(&value)))
-    }
-
-    fn iterate(&self, visit: Visit<'_>) -> io::Result<()> {
-        for row in self.db.iter() {
-            let (key, value) = row.map_err(sled_error)?;
-            visit(&key, &value)?;
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, rows: BTreeMap<Vec<u8>, Option<Bytes>>) -> io::Result<()> {
-        let mut batch = sled::Batch::default();
-        for (key, value) in rows {
-            match value {
-                Some(value) => batch.insert(key, &*value),
-                None => batch.remove(key),
-            }
-        }
-        self.db.apply_batch(batch).map_err(sled_error)
-    }
-
-    fn barrier(&mut self) -> io::Result<()> {
-        self.db.flush().map_err(sled_error)?;
-        self.file.sync_all()
-    }
-
-    fn disk_bytes(&self) -> u64 {
-        self.db.size_on_disk().unwrap_or(0)
-    }
-}
-
-/// The simulated engine: an ordered map that becomes durable as one file at each barrier.
-struct TwinEngine {
-    disk: Arc<dyn Disk>,
-    directory: PathBuf,
-    rows: BTreeMap<Vec<u8>, Bytes>,
-}
-
-/// An engine over a [`Disk`], for simulation.
-pub fn open_twin(disk: Arc<dyn Disk>, directory: &Path) -> io::Result<Box<dyn Engine>> {
-    disk.create_dir_all(directory)?;
-    let path = directory.join("rows");
-    let mut rows = BTreeMap::new();
-    if disk.exists(&path)? {
-        let bytes = Bytes::from(disk.read(&path)?);
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let key = take_piece(&mut rest)?;
-            rows.insert(key.to_vec(), take_piece(&mut rest)?);
-        }
-    }
-    Ok(Box::new(TwinEngine { disk, directory: directory.to_path_buf(), rows }))
-}
-
-fn take_piece(rest: &mut Bytes) -> io::Result<Bytes> {
-    let short = || io::Error::new(io::ErrorKind::InvalidData, "the twin's file is cut short");
-    if rest.len() < 4 {
-        return Err(short());
-    }
-    let head = rest.split_to(4);
-    let length = u32::from_le_bytes((&*head).try_into().map_err(|_| short())?) as usize;
-    if rest.len() < length {
-        return Err(short());
-    }
-    Ok(rest.split_to(length))
-}
-
-impl Engine for TwinEngine {
-    fn read(&self, key: &[u8]) -> io::Result<Option<Bytes>> {
-        Ok(self.rows.get(key).cloned())
-    }
-
-    fn iterate(&self, visit: Visit<'_>) -> io::Result<()> {
-        self.rows.iter().try_for_each(|(key, value)| visit(key, value))
-    }
-
-    fn write(&mut self, rows: BTreeMap<Vec<u8>, Option<Bytes>>) -> io::Result<()> {
-        for (key, value) in rows {
-            match value {
-                Some(value) => self.rows.insert(key, value),
-                None => self.rows.remove(&key),
-            };
-        }
-        Ok(())
-    }
-
-    fn barrier(&mut self) -> io::Result<()> {
-        let mut out = Vec::new();
-        for (key, value) in &self.rows {
-            for piece in [key.as_slice(), value] {
-                out.extend_from_slice(
-                    &u32::try_from(piece.len()).unwrap_or(u32::MAX).to_le_bytes(),
-                );
-                out.extend_from_slice(piece);
-            }
-        }
-        write_file(&*self.disk, &self.directory, "rows", &out)
-    }
-
-    fn disk_bytes(&self) -> u64 {
-        self.rows.values().map(|value| value.len() as u64).sum()
-    }
 }
 
 /// Replaces a small file durably: written beside, synced, renamed, directory synced.
@@ -233,8 +85,7 @@ struct StateDirectory {
     open: OpenEngine,
     engine: Box<dyn Engine>,
     name: String,
-    /// Long values by key, with their number of pieces.
-    pieces: BTreeMap<Vec<u8>, u32>,
+    layout: Layout,
 }
 
 impl StateDirectory {
@@ -258,22 +109,21 @@ impl StateDirectory {
                 "the last start died while opening the state: it is set aside and rebuilt");
             set_aside(&*disk, path, &mut name)?;
         }
-        let mut pieces = BTreeMap::new();
         if !name.is_empty() {
             write_file(&*disk, path, "OPENING", b"")?;
             let loaded = open(&path.join(&name)).and_then(|engine| {
-                let loaded = load(&*engine, &mut pieces)?;
-                Ok((engine, loaded))
+                let (layout, loaded) = Layout::load(&*engine)?;
+                Ok((engine, layout, loaded.map(|(state, meta)| Loaded { state, meta })))
             });
             match loaded {
-                Ok((engine, loaded)) => {
+                Ok((engine, layout, loaded)) => {
                     disk.remove_file(&opening)?;
                     disk.sync_dir(path)?;
                     if loaded.is_some() {
                         sweep(&*disk, path, &name)?;
                     }
                     let path = path.to_path_buf();
-                    return Ok((Self { disk, path, open, engine, name, pieces }, loaded));
+                    return Ok((Self { disk, path, open, engine, name, layout }, loaded));
                 }
                 Err(error) => {
                     tracing::error!(%error, directory = %path.join(&name).display(),
@@ -289,19 +139,20 @@ impl StateDirectory {
             disk.remove_file(&opening)?;
             disk.sync_dir(path)?;
         }
-        let pieces = BTreeMap::new();
-        Ok((Self { disk, path: path.to_path_buf(), open, engine, name, pieces }, None))
+        let layout = Layout::default();
+        Ok((Self { disk, path: path.to_path_buf(), open, engine, name, layout }, None))
     }
 
-    fn write(&mut self, groups: Vec<Group>) -> io::Result<()> {
-        let mut rows = BTreeMap::new();
-        for group in groups {
-            for (key, value) in group.changes.rows {
-                put_row(&mut rows, &mut self.pieces, key, value);
-            }
-            rows.insert(META_KEY.to_vec(), Some(group.meta.encode()));
+    fn write(&mut self, pending: &mut Pending) -> io::Result<()> {
+        let Some((changes, meta)) = pending.take() else { return Ok(()) };
+        let mut rows = self.layout.place(&*self.engine, changes, Some(&meta))?;
+        if is_planted(Plant::IndexBeforeRows) {
+            let (meta, mut rows): (Vec<_>, Vec<_>) = rows.partition(|(key, _)| &**key == META_KEY);
+            self.engine.write(&mut meta.into_iter())?;
+            self.engine.barrier()?;
+            return self.engine.write(&mut rows.drain(..));
         }
-        self.engine.write(rows)
+        self.engine.write(&mut rows)
     }
 
     fn barrier(&mut self) -> io::Result<Index> {
@@ -314,24 +165,42 @@ impl StateDirectory {
 
     /// Builds a new engine with the whole state and switches to it.
     fn replace(&mut self, state: &State, meta: &AppliedMeta) -> io::Result<()> {
+        if is_planted(Plant::InstallInPlace) {
+            return self.replace_in_place(state, meta);
+        }
         let name = next_name(&*self.disk, &self.path)?;
         let mut engine = (self.open)(&self.path.join(&name))?;
-        let mut pieces = BTreeMap::new();
-        let mut rows = BTreeMap::new();
-        for (count, (key, value)) in state.frames().enumerate() {
-            put_row(&mut rows, &mut pieces, key, Some(value));
-            if count % 1000 == 999 {
-                engine.write(std::mem::take(&mut rows))?;
+        let mut layout = Layout::default();
+        let mut changes = Changes::new();
+        for (key, row) in state.stored_rows() {
+            changes.push((key.into(), Some(row)));
+            if changes.len() == REPLACE_BATCH_ROWS {
+                engine.write(&mut layout.place(&*engine, mem::take(&mut changes), None)?)?;
             }
         }
-        rows.insert(META_KEY.to_vec(), Some(meta.encode()));
-        engine.write(rows)?;
+        engine.write(&mut layout.place(&*engine, changes, Some(meta))?)?;
         engine.barrier()?;
         write_file(&*self.disk, &self.path, "CURRENT", name.as_bytes())?;
         let old = std::mem::replace(&mut self.name, name);
         self.engine = engine;
-        self.pieces = pieces;
+        self.layout = layout;
         self.disk.remove_dir_all(&self.path.join(old))
+    }
+
+    /// A deliberate bug, reached with [`Plant::InstallInPlace`] only.
+    fn replace_in_place(&mut self, state: &State, meta: &AppliedMeta) -> io::Result<()> {
+        let mut gone: Vec<(Bytes, Option<Bytes>)> = Vec::new();
+        self.engine.iterate(&mut |key, _| {
+            gone.push((Bytes::copy_from_slice(key), None));
+            Ok(())
+        })?;
+        self.engine.write(&mut gone.into_iter())?;
+        self.engine.barrier()?;
+        self.layout = Layout::default();
+        let rows = state.stored_rows().map(|(key, row)| (key.into(), Some(row)));
+        let changes: Changes = rows.collect();
+        self.engine.write(&mut self.layout.place(&*self.engine, changes, Some(meta))?)?;
+        self.engine.barrier()
     }
 }
 
@@ -368,84 +237,67 @@ fn next_name(disk: &dyn Disk, path: &Path) -> io::Result<String> {
     Ok(format!("engine-{:06}", last.unwrap_or(0) + 1))
 }
 
-fn piece_key(number: u32, key: &[u8]) -> Vec<u8> {
-    let mut out = vec![PIECE];
-    out.extend_from_slice(&u32::try_from(key.len()).unwrap_or(u32::MAX).to_be_bytes());
-    out.extend_from_slice(key);
-    out.extend_from_slice(&number.to_be_bytes());
-    out
-}
-
-fn put_row(
-    rows: &mut BTreeMap<Vec<u8>, Option<Bytes>>,
-    pieces: &mut BTreeMap<Vec<u8>, u32>,
-    key: Vec<u8>,
-    value: Option<Bytes>,
-) {
-    let old = pieces.remove(&key).unwrap_or(0);
-    let count = match &value {
-        Some(value) if value.len() > VALUE_BYTES_MAX => {
-            for (number, piece) in (0u32..).zip(value.chunks(VALUE_BYTES_MAX)) {
-                rows.insert(piece_key(number, &key), Some(value.slice_ref(piece)));
-            }
-            u32::try_from(value.len().div_ceil(VALUE_BYTES_MAX)).unwrap_or(u32::MAX)
-        }
-        Some(_) | None => 0,
-    };
-    for number in count..old {
-        rows.insert(piece_key(number, &key), None);
-    }
-    if count > 0 {
-        pieces.insert(key.clone(), count);
-        let mut marker = PIECES_MAGIC.to_vec();
-        marker.extend_from_slice(&count.to_le_bytes());
-        rows.insert(key, Some(marker.into()));
-    } else {
-        rows.insert(key, value);
-    }
-}
-
-fn load(engine: &dyn Engine, pieces: &mut BTreeMap<Vec<u8>, u32>) -> io::Result<Option<Loaded>> {
-    let Some(meta) = engine.read(META_KEY)? else { return Ok(None) };
-    let meta: AppliedMeta = codec::decode(&meta).map_err(io::Error::other)?;
-    let mut state = State::default();
-    engine.iterate(&mut |key, value| {
-        if key == META_KEY || key.first() == Some(&PIECE) {
-            return Ok(());
-        }
-        if let Some(count) = value.strip_prefix(PIECES_MAGIC) {
-            let count: [u8; 4] = count.try_into().map_err(io::Error::other)?;
-            let count = u32::from_le_bytes(count);
-            let mut whole = Vec::new();
-            for number in 0..count {
-                let piece = engine.read(&piece_key(number, key))?;
-                whole.extend_from_slice(&piece.ok_or_else(|| {
-                    io::Error::new(io::ErrorKind::InvalidData, "a piece of a long row is missing")
-                })?);
-            }
-            pieces.insert(key.to_vec(), count);
-            return state.load_row(key, &whole).map_err(io::Error::other);
-        }
-        state.load_row(key, value).map_err(io::Error::other)
-    })?;
-    state.load_done(meta.head.clone());
-    let found = state.digest();
-    if found != meta.digest {
-        let message = format!("digest of the loaded state is {found}, stored is {}", meta.digest);
-        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-    }
-    Ok(Some(Loaded { state, meta }))
-}
-
-enum Message {
-    Group(Box<Group>),
+/// What the writer is asked for beside writing.
+enum Order {
     Barrier(oneshot::Sender<io::Result<Index>>),
     Replace(Box<(State, AppliedMeta)>, oneshot::Sender<io::Result<()>>),
     Close(oneshot::Sender<()>),
+    /// The server is gone without having closed anything, as in a crash.
+    Abandon,
+}
+
+/// What waits for the thread that writes.
+#[derive(Default)]
+struct Queue {
+    pending: Pending,
+    /// When the oldest of the pending changes came.
+    since: Option<Instant>,
+    orders: VecDeque<Order>,
+    /// Groups and bytes that are being written.
+    under_way: (u64, u64),
+    disk_bytes: u64,
+    /// The thread has ended, after an error or because it was told to.
+    ended: bool,
+}
+
+impl Queue {
+    /// How long the thread may still sleep; none: until it is woken.
+    fn sleep(&self) -> Option<Duration> {
+        if !self.orders.is_empty() || self.pending.bytes() > WRITE_BYTES {
+            return Some(Duration::ZERO);
+        }
+        Some(WAIT.saturating_sub(self.since?.elapsed()))
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// The thread has to look how long it may sleep.
+    work: Condvar,
+    /// What was pending is being written, or the thread has ended.
+    room: Notify,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn order(&self, order: Order) -> io::Result<()> {
+        let mut queue = self.lock();
+        if queue.ended {
+            return Err(stopped());
+        }
+        queue.orders.push_back(order);
+        drop(queue);
+        self.work.notify_one();
+        Ok(())
+    }
 }
 
 enum Writer {
-    Thread(mpsc::Sender<Message>),
+    Thread(Arc<Shared>),
     InPlace(Arc<Mutex<StateDirectory>>),
 }
 
@@ -453,14 +305,8 @@ enum Writer {
 #[derive(Clone)]
 pub struct Shadow {
     writer: Arc<Writer>,
-    lag: Arc<Lag>,
-}
-
-#[derive(Default)]
-struct Lag {
-    groups: AtomicU64,
-    bytes: AtomicU64,
-    disk_bytes: AtomicU64,
+    /// The error that ended the writer. After a failed sync a second one proves nothing, so nobody may try again.
+    died: watch::Sender<Option<String>>,
 }
 
 /// How far the disk is behind.
@@ -468,7 +314,7 @@ struct Lag {
 pub struct ShadowLag {
     /// Groups that wait.
     pub groups: u64,
-    /// Their bytes.
+    /// Memory of their rows, bytes.
     pub bytes: u64,
     /// Size of the engine on disk, bytes.
     pub disk_bytes: u64,
@@ -482,68 +328,106 @@ impl Shadow {
         open: OpenEngine,
     ) -> io::Result<(Self, Option<Loaded>)> {
         let (directory, loaded) = StateDirectory::open(disk, path, open)?;
-        let lag = Arc::new(Lag::default());
+        let died = watch::channel(None).0;
         let writer = if rt::is_simulation() {
             Writer::InPlace(Arc::new(Mutex::new(directory)))
         } else {
-            let (sender, receiver) = mpsc::channel(GROUPS_MAX);
-            let lag = Arc::clone(&lag);
-            std::thread::Builder::new()
-                .name("shadow".to_owned())
-                .spawn(move || run(directory, receiver, &lag))?;
-            Writer::Thread(sender)
+            let shared = Arc::<Shared>::default();
+            let thread = Thread { directory, shared: Arc::clone(&shared), died: died.clone() };
+            std::thread::Builder::new().name("shadow".to_owned()).spawn(move || thread.run())?;
+            Writer::Thread(shared)
         };
-        Ok((Self { writer: Arc::new(writer), lag }, loaded))
+        Ok((Self { writer: Arc::new(writer), died }, loaded))
     }
 
-    /// Hands a group over; waits while too many wait already.
-    pub async fn write(&self, group: Group) -> io::Result<()> {
-        if crate::plant::is_planted("no-shadow") {
-            return Ok(());
+    /// Works on the directory here and now, unless that failed before.
+    fn in_place<T>(
+        &self,
+        directory: &Mutex<StateDirectory>,
+        work: impl FnOnce(&mut StateDirectory) -> io::Result<T>,
+    ) -> io::Result<T> {
+        if self.died.borrow().is_some() {
+            return Err(stopped());
         }
-        match &*self.writer {
-            Writer::Thread(sender) => {
-                self.lag.groups.fetch_add(1, Ordering::Relaxed);
-                self.lag.bytes.fetch_add(group.changes.bytes() as u64, Ordering::Relaxed);
-                sender.send(Message::Group(Box::new(group))).await.map_err(|_| stopped())
+        let done = work(&mut directory.lock().unwrap_or_else(PoisonError::into_inner));
+        tell(&self.died, done)
+    }
+
+    /// Returns the error once the state could not be written.
+    pub async fn until_failed(&self) -> String {
+        let mut died = self.died.subscribe();
+        // The sender is in `self`, so the wait ends with a reason only.
+        let why = died.wait_for(Option::is_some).await.map(|why| why.clone());
+        why.ok().flatten().unwrap_or_default()
+    }
+
+    /// Hands a group over; waits while too much waits already.
+    pub async fn write(&self, group: Group) -> io::Result<()> {
+        let shared = match &*self.writer {
+            Writer::Thread(shared) => shared,
+            Writer::InPlace(directory) => {
+                let mut pending = Pending::default();
+                pending.add(group);
+                return self.in_place(directory, |directory| directory.write(&mut pending));
             }
-            Writer::InPlace(directory) => lock(directory).write(vec![group]),
+        };
+        loop {
+            let room = shared.room.notified();
+            let mut room = std::pin::pin!(room);
+            room.as_mut().enable();
+            {
+                let mut queue = shared.lock();
+                if queue.ended {
+                    return Err(stopped());
+                }
+                if queue.pending.bytes() <= PENDING_BYTES_MAX {
+                    let is_first = queue.since.is_none();
+                    queue.since.get_or_insert_with(Instant::now);
+                    queue.pending.add(group);
+                    if is_first || queue.pending.bytes() > WRITE_BYTES {
+                        shared.work.notify_one();
+                    }
+                    return Ok(());
+                }
+            }
+            room.await;
         }
     }
 
     /// Returns when everything handed over is durable, with its index.
     pub async fn barrier(&self) -> io::Result<Index> {
-        if crate::plant::is_planted("no-shadow") {
+        if is_planted(Plant::PurgeBeforeSync) {
             return Ok(Index::MAX);
         }
         match &*self.writer {
-            Writer::Thread(sender) => {
+            Writer::Thread(shared) => {
                 let (reply, answer) = oneshot::channel();
-                sender.send(Message::Barrier(reply)).await.map_err(|_| stopped())?;
+                shared.order(Order::Barrier(reply))?;
                 answer.await.map_err(|_| stopped())?
             }
-            Writer::InPlace(directory) => lock(directory).barrier(),
+            Writer::InPlace(directory) => self.in_place(directory, StateDirectory::barrier),
         }
     }
 
     /// Replaces the whole state, durably.
     pub async fn replace(&self, state: State, meta: AppliedMeta) -> io::Result<()> {
         match &*self.writer {
-            Writer::Thread(sender) => {
+            Writer::Thread(shared) => {
                 let (reply, answer) = oneshot::channel();
-                let message = Message::Replace(Box::new((state, meta)), reply);
-                sender.send(message).await.map_err(|_| stopped())?;
+                shared.order(Order::Replace(Box::new((state, meta)), reply))?;
                 answer.await.map_err(|_| stopped())?
             }
-            Writer::InPlace(directory) => lock(directory).replace(&state, &meta),
+            Writer::InPlace(directory) => {
+                self.in_place(directory, |directory| directory.replace(&state, &meta))
+            }
         }
     }
 
     /// Writes what waits, makes it durable and stops.
     pub async fn close(&self) {
-        if let Writer::Thread(sender) = &*self.writer {
+        if let Writer::Thread(shared) = &*self.writer {
             let (reply, answer) = oneshot::channel();
-            if sender.send(Message::Close(reply)).await.is_ok() {
+            if shared.order(Order::Close(reply)).is_ok() {
                 drop(answer.await);
             }
         }
@@ -551,70 +435,123 @@ impl Shadow {
 
     /// How far the disk is behind.
     pub fn lag(&self) -> ShadowLag {
+        let Writer::Thread(shared) = &*self.writer else { return ShadowLag::default() };
+        let queue = shared.lock();
         ShadowLag {
-            groups: self.lag.groups.load(Ordering::Relaxed),
-            bytes: self.lag.bytes.load(Ordering::Relaxed),
-            disk_bytes: self.lag.disk_bytes.load(Ordering::Relaxed),
+            groups: queue.pending.groups() + queue.under_way.0,
+            bytes: queue.pending.bytes() as u64 + queue.under_way.1,
+            disk_bytes: queue.disk_bytes,
         }
     }
 }
 
-fn lock(directory: &Mutex<StateDirectory>) -> std::sync::MutexGuard<'_, StateDirectory> {
-    directory.lock().unwrap_or_else(PoisonError::into_inner)
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Self::Thread(shared) = self {
+            // Refused by a thread that has ended already.
+            drop(shared.order(Order::Abandon));
+        }
+    }
+}
+
+/// Lets an error be known to whoever ends the process.
+fn tell<T>(died: &watch::Sender<Option<String>>, done: io::Result<T>) -> io::Result<T> {
+    done.inspect_err(|error| {
+        tracing::error!(%error, "the state could not be written to disk");
+        died.send_replace(Some(error.to_string()));
+    })
 }
 
 fn stopped() -> io::Error {
     io::Error::other("the writer of the state on disk has stopped; its error is in the log")
 }
 
-fn run(mut directory: StateDirectory, mut receiver: mpsc::Receiver<Message>, lag: &Lag) {
-    while let Some(first) = receiver.blocking_recv() {
-        let mut groups = Vec::new();
-        let mut next = Some(first);
-        let mut other = None;
-        while let Some(message) = next {
-            match message {
-                Message::Group(group) => groups.push(*group),
-                message @ (Message::Barrier(_) | Message::Replace(..) | Message::Close(_)) => {
-                    other = Some(message);
-                    break;
+/// The thread that writes.
+struct Thread {
+    directory: StateDirectory,
+    shared: Arc<Shared>,
+    died: watch::Sender<Option<String>>,
+}
+
+impl Thread {
+    fn run(mut self) {
+        loop {
+            let (mut pending, order) = self.next();
+            let written = match &order {
+                Some(Order::Abandon) => return,
+                // It would be replaced at once.
+                Some(Order::Replace(..)) => Ok(()),
+                Some(Order::Barrier(_) | Order::Close(_)) | None => {
+                    self.directory.write(&mut pending)
                 }
+            };
+            {
+                let mut queue = self.shared.lock();
+                queue.under_way = (0, 0);
+                queue.disk_bytes = self.directory.engine.disk_bytes();
             }
-            next = if groups.len() < MERGE_MAX { receiver.try_recv().ok() } else { None };
-        }
-        if !groups.is_empty() && !write_groups(&mut directory, groups, lag) {
-            return;
-        }
-        match other {
-            None | Some(Message::Group(_)) => {}
-            Some(Message::Barrier(reply)) => drop(reply.send(directory.barrier())),
-            Some(Message::Replace(state, reply)) => {
-                drop(reply.send(directory.replace(&state.0, &state.1)));
+            if tell(&self.died, written).is_err() {
+                return;
             }
-            Some(Message::Close(reply)) => {
-                if let Err(error) = directory.barrier() {
-                    tracing::error!(%error, "the state on disk could not be made durable");
+            let alive = match order {
+                None | Some(Order::Abandon) => true,
+                Some(Order::Barrier(reply)) => {
+                    let done = tell(&self.died, self.directory.barrier());
+                    let alive = done.is_ok();
+                    drop(reply.send(done));
+                    alive
                 }
-                drop(directory);
-                reply.send(()).ok();
+                Some(Order::Replace(state, reply)) => {
+                    let done = tell(&self.died, self.directory.replace(&state.0, &state.1));
+                    let alive = done.is_ok();
+                    drop(reply.send(done));
+                    alive
+                }
+                Some(Order::Close(reply)) => {
+                    drop(tell(&self.died, self.directory.barrier()));
+                    drop(self);
+                    reply.send(()).ok();
+                    return;
+                }
+            };
+            if !alive {
                 return;
             }
         }
     }
+
+    /// Sleeps until there is something to do.
+    fn next(&self) -> (Pending, Option<Order>) {
+        let mut queue = self.shared.lock();
+        loop {
+            queue = match queue.sleep() {
+                Some(Duration::ZERO) => break,
+                Some(left) => {
+                    let waited = self.shared.work.wait_timeout(queue, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.shared.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        queue.since = None;
+        let pending = mem::take(&mut queue.pending);
+        queue.under_way = (pending.groups(), pending.bytes() as u64);
+        let order = queue.orders.pop_front();
+        drop(queue);
+        self.shared.room.notify_waiters();
+        (pending, order)
+    }
 }
 
-fn write_groups(directory: &mut StateDirectory, groups: Vec<Group>, lag: &Lag) -> bool {
-    let count = groups.len() as u64;
-    let bytes: usize = groups.iter().map(|group| group.changes.bytes()).sum();
-    let result = directory.write(groups);
-    lag.groups.fetch_sub(count, Ordering::Relaxed);
-    lag.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
-    lag.disk_bytes.store(directory.engine.disk_bytes(), Ordering::Relaxed);
-    if let Err(error) = result {
-        tracing::error!(%error, "the state could not be written to disk");
-        return false;
+impl Drop for Thread {
+    fn drop(&mut self) {
+        let mut queue = self.shared.lock();
+        queue.ended = true;
+        // Whoever waits for an answer learns that none comes.
+        queue.orders.clear();
+        drop(queue);
+        self.shared.room.notify_waiters();
     }
-    true
 }
 
 #[cfg(test)]

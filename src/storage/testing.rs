@@ -1,7 +1,10 @@
 //! States for the tests of storage: every one differs from every other, and long rows come, grow, shrink and go.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use fsm::{Command, Index, Proposal, Reply, State, state::Namespace, table::ChangeSet};
+use fsm::{
+    Command, Index, Proposal, Reply, RequestId, State, session::Request, state::Namespace,
+    table::ChangeSet,
+};
 
 use super::{applied::AppliedMeta, shadow::Group};
 use crate::raft::StoredMembership;
@@ -26,6 +29,17 @@ impl Life {
         Self { state, changes: ChangeSet::default() }
     }
 
+    /// Applies an entry of a log; one without a proposal is the first of a term.
+    pub(crate) fn enter(&mut self, term: u64, proposal: Option<&Proposal>) {
+        let index = self.state.head.index + 1;
+        match proposal {
+            Some(proposal) => {
+                self.state.apply(index, term, proposal, &mut self.changes);
+            }
+            None => self.state.advance(index, term),
+        }
+    }
+
     fn apply(&mut self, command: Command) {
         let index = self.state.head.index + 1;
         let proposal = Proposal { at: index * 10, epoch: None, request: None, command };
@@ -44,6 +58,20 @@ impl Life {
     /// Removes a row.
     pub(crate) fn remove(&mut self, name: &str) {
         self.apply(Command::DeleteNamespace(name.into()));
+    }
+
+    /// Takes so many requests of clients at this log time.
+    pub(crate) fn request(&mut self, at: u64, count: u32) {
+        for _ in 0..count {
+            let index = self.state.head.index + 1;
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&index.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+            let request = Request { id: RequestId(id), stamped_at: at, payload_hash: 0 };
+            let proposal =
+                Proposal { at, epoch: None, request: Some(request), command: Command::Tick };
+            let applied = self.state.apply(index, 1, &proposal, &mut self.changes);
+            assert_eq!(applied.reply, Reply::Done);
+        }
     }
 
     /// The meta of the state.

@@ -559,6 +559,57 @@ async fn a_followed_log_ends_with_its_task() {
     assert_eq!(framed, expected);
     assert_eq!(read(format!("{base}&plain=true&origin=end&offset=4")).await.unwrap(), "two\n");
     assert_eq!(read(format!("{base}&plain=true&type=stderr")).await.unwrap(), "");
+    assert_eq!(read(format!("{base}&plain=True&follow=False")).await.unwrap(), "one\ntwo\n");
+
+    // The same file by its path, as Nomad's clients ask for it.
+    let by_path = |verb: &str, rest: &str| {
+        let (agent, id) = (agent.http_address(), quorate_id(1));
+        read(format!("http://{agent}/v1/client/fs/{verb}/{id}?path=alloc/logs/main.stdout.0{rest}"))
+    };
+    assert_eq!(by_path("cat", "").await.unwrap(), "one\ntwo\n");
+    assert_eq!(by_path("readat", "&offset=4&limit=2").await.unwrap(), "tw");
+    assert_eq!(by_path("readat", "&offset=18446744073709551615").await.unwrap(), "");
+    assert_eq!(by_path("stream", "&offset=4&plain=true").await.unwrap(), "two\n");
+    let framed: serde_json::Value =
+        serde_json::from_str(&by_path("stream", "&follow=false").await.unwrap()).unwrap();
+    assert_eq!(framed, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_agent_does_not_have_is_refused_by_name() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    let script = "while :; do sleep 0.02; done";
+    cluster.want(vec![allocation(1, "service", vec![shell_task("main", script)])]);
+    cluster.until_status(1, "running").await;
+    let base = format!("http://{}/v1/client", agent.http_address());
+    let id = quorate_id(1);
+    let cases = [
+        ("GET", format!("allocation/{id}/stats"), "", 501, "is not supported by this agent"),
+        ("GET", "metadata".to_owned(), "", 501, "is not supported by this agent"),
+        ("PUT", format!("fs/cat/{id}?path=x"), "", 405, "method PUT is not allowed"),
+        ("GET", format!("fs/logs/{id}"), "", 400, "task is required"),
+        ("GET", format!("fs/logs/{id}?task=main&follow=yes"), "", 400, "follow: expected true"),
+        ("GET", format!("fs/logs/{id}?task=main&offset=-1"), "", 400, "offset: expected a whole"),
+        ("PUT", format!("allocation/{id}/signal"), "", 400, "Signal is required"),
+        ("PUT", format!("allocation/{id}/signal"), "{\"Signal\": 7}", 400, "not what is expected"),
+        ("PUT", format!("allocation/{id}/restart"), "{", 400, "not what is expected"),
+        ("PUT", format!("allocation/{id}/restart"), "", 200, "{}"),
+    ];
+    for (method, path, body, status, text) in cases {
+        let url = format!("{base}/{path}");
+        // Nomad's clients name no content type.
+        let request = ureq::http::Request::builder().method(method).uri(&url).body(body).unwrap();
+        let sent = tokio::task::spawn_blocking(move || {
+            let config = ureq::Agent::config_builder().http_status_as_error(false);
+            let agent: ureq::Agent = config.allow_non_standard_methods(true).build().into();
+            let response = agent.run(request).unwrap();
+            (response.status().as_u16(), response.into_body().read_to_string().unwrap())
+        });
+        let (found, answer) = sent.await.unwrap();
+        assert_eq!(found, status, "{method} {path}: {answer}");
+        assert!(answer.contains(text), "{method} {path}: {answer}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -357,3 +357,45 @@ fn leadership_moves_on_request_and_a_stopped_server_hands_it_over() {
         assert_eq!(status.code(), Some(0), "server {}: {status}", server + 1);
     }
 }
+
+#[test]
+fn a_server_that_starts_alone_names_no_leader_and_shows_no_old_state() {
+    let mut cluster = Cluster::start(Options::new(3));
+    cluster.client(0).put("/v1/jobs", &stored_job("kept", "1")).ok();
+    cluster.await_equal(&cluster.all());
+    let leader = cluster.leader();
+    cluster.kill_together(&cluster.all());
+    // The one that led, and one that followed: both have a vote for the old leader on disk.
+    for server in [leader, cluster.others(&[leader])[0]] {
+        cluster.start_one(server);
+        let client = Client::new(cluster.http(server), Duration::from_secs(30));
+        wait_until("it listens", PATIENCE, || client.try_get("/v1/agent/health").is_ok());
+        assert_eq!(client.get("/v1/status/leader").ok(), json!(""));
+        let members = client.get("/v1/operator/raft/configuration").ok();
+        let servers = members["Servers"].as_array().unwrap();
+        assert!(servers.iter().all(|server| server["Leader"] == json!(false)), "{members}");
+        let stale = client.get("/v1/job/kept?stale");
+        assert_eq!(stale.status, 503, "{}", stale.text);
+        assert!(stale.text.contains("has not heard a leader"), "{}", stale.text);
+        cluster.kill(server);
+    }
+    cluster.start_all();
+    cluster.await_ready_all();
+    for server in cluster.all() {
+        let client = cluster.client(server);
+        assert_eq!(client.get("/v1/job/kept?stale").ok()["Meta"]["value"], json!("1"));
+    }
+}
+
+#[test]
+fn all_servers_told_to_stop_at_once_do_not_wait_for_a_successor() {
+    let mut cluster = Cluster::start(Options::new(3));
+    let leader = cluster.leader();
+    for server in cluster.others(&[leader]) {
+        cluster.terminate(server);
+    }
+    let status = cluster.terminate(leader);
+    assert_eq!(status.code(), Some(0), "{status}");
+    let log = cluster.log(leader);
+    assert!(log.contains("no majority answers: leadership is not handed over"), "{log}");
+}

@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::history::{Function, Kind, Op, Process};
+use super::pairs::{Pair, key_and_value, pairs};
+use crate::history::{Function, Op};
 
 /// What a call did to its register. `None` as a value means that the register does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,39 +74,9 @@ pub(crate) struct Call {
 
 /// The calls of each key, in order of their start.
 pub(crate) fn by_key(history: &[Op]) -> Result<BTreeMap<u64, Vec<Call>>> {
-    let mut open: BTreeMap<Process, &Op> = BTreeMap::new();
     let mut calls: BTreeMap<u64, Vec<Call>> = BTreeMap::new();
-    for op in history.iter().filter(|op| op.process != Process::Nemesis) {
-        match op.kind {
-            Kind::Invoke => {
-                let previous = open.insert(op.process, op);
-                ensure!(
-                    previous.is_none(),
-                    "entry {}: process {:?} starts a second operation before the first has ended",
-                    op.index,
-                    op.process
-                );
-            }
-            Kind::Ok | Kind::Fail | Kind::Info => {
-                let start = open.remove(&op.process).with_context(|| {
-                    format!("entry {}: ends an operation that did not start", op.index)
-                })?;
-                ensure!(
-                    start.f == op.f,
-                    "entry {}: ends a {} that started as a {}",
-                    op.index,
-                    op.f.keyword(),
-                    start.f.keyword()
-                );
-                push(&mut calls, start, Some(op))?;
-            }
-        }
-    }
-    for start in open.values() {
-        push(&mut calls, start, None)?;
-    }
-    for calls in calls.values_mut() {
-        calls.sort_by_key(|call| call.invoked);
+    for pair in pairs(history)? {
+        push(&mut calls, &pair)?;
     }
     Ok(calls)
 }
@@ -115,60 +86,39 @@ pub(crate) fn key_of(op: &Op) -> Result<u64> {
     Ok(key_and_value(op)?.0)
 }
 
-fn push(calls: &mut BTreeMap<u64, Vec<Call>>, start: &Op, end: Option<&Op>) -> Result<()> {
+fn push(calls: &mut BTreeMap<u64, Vec<Call>>, pair: &Pair<'_>) -> Result<()> {
+    let start = pair.start;
     let (key, _) = key_and_value(start)?;
     let calls = calls.entry(key).or_default();
-    let answer = end.filter(|end| end.kind == Kind::Ok);
-    if end.is_some_and(|end| end.kind == Kind::Fail) {
+    let answer = pair.answer();
+    if pair.failed() {
         return Ok(());
     }
     let version = answer.and_then(|answer| answer.version);
-    let action = match start.f {
-        Function::Read => {
-            let Some(answer) = answer else { return Ok(()) };
-            let (_, value) = key_and_value(answer)?;
-            Action::Read { value: register_value(answer, value)?, version }
+    let action = if start.f == Function::Read {
+        let Some(answer) = answer else { return Ok(()) };
+        let (_, value) = key_and_value(answer)?;
+        Action::Read { value: register_value(answer, value)?, version }
+    } else if start.f == Function::Write {
+        let (_, value) = key_and_value(start)?;
+        Action::Write { value: written_value(start, value)?, version }
+    } else if start.f == Function::Cas {
+        let (_, pair) = key_and_value(start)?;
+        let Some([old, new]) = pair.as_array().map(Vec::as_slice) else {
+            bail!("entry {}: a cas has [key [old new]]", start.index)
+        };
+        Action::Cas {
+            expected: register_value(start, old)?,
+            expected_version: start.expected,
+            value: written_value(start, new)?,
+            version,
         }
-        Function::Write => {
-            let (_, value) = key_and_value(start)?;
-            Action::Write { value: written_value(start, value)?, version }
-        }
-        Function::Cas => {
-            let (_, pair) = key_and_value(start)?;
-            let Some([old, new]) = pair.as_array().map(Vec::as_slice) else {
-                bail!("entry {}: a cas has [key [old new]]", start.index)
-            };
-            Action::Cas {
-                expected: register_value(start, old)?,
-                expected_version: start.expected,
-                value: written_value(start, new)?,
-                version,
-            }
-        }
-        Function::Kill
-        | Function::Start
-        | Function::Pause
-        | Function::Resume
-        | Function::StartPartition
-        | Function::StopPartition => {
-            bail!("entry {}: a client cannot {}", start.index, start.f.keyword())
-        }
+    } else {
+        bail!("entry {}: a client of registers cannot {}", start.index, start.f.keyword())
     };
     let returned = answer.map(|answer| answer.index);
     calls.push(Call { action, invoked: start.index, returned });
     Ok(())
-}
-
-fn key_and_value(op: &Op) -> Result<(u64, &Value)> {
-    match op.value.as_array().map(Vec::as_slice) {
-        Some([key, value]) => {
-            let key = key
-                .as_u64()
-                .with_context(|| format!("entry {}: the key is not a number", op.index))?;
-            Ok((key, value))
-        }
-        Some(_) | None => bail!("entry {}: the value is not [key value]", op.index),
-    }
 }
 
 fn register_value(op: &Op, value: &Value) -> Result<Option<u64>> {
@@ -189,6 +139,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::history::{Kind, Process};
 
     fn entry(index: u64, process: u64, kind: Kind, f: Function, value: Value) -> Op {
         Op { index, ..Op::new(Process::Client(process), kind, f, value) }
@@ -239,6 +190,15 @@ mod tests {
         check(&[read(0, Kind::Ok)], "did not start");
         check(&[entry(0, 0, Kind::Invoke, Function::Write, json!(3))], "not [key value]");
         check(&[entry(0, 0, Kind::Invoke, Function::Cas, json!([1, 2]))], "[key [old new]]");
-        check(&[entry(0, 0, Kind::Invoke, Function::Kill, json!([1, 2]))], "cannot kill");
+        check(
+            &[entry(
+                0,
+                0,
+                Kind::Invoke,
+                Function::Fault(crate::fault::FaultFunction::Kill),
+                json!([1, 2]),
+            )],
+            "a client of registers cannot kill",
+        );
     }
 }

@@ -1,16 +1,15 @@
 //! Did a server crash, or write that something is wrong?
 //!
-//! Looks for panics, broken invariants and divergence in every server's log, and for exits that the
+//! Looks for panics, broken invariants and divergence in every server's and agent's log, and for exits that the
 //! harness did not cause. A log that is missing is `unknown`: no evidence is not good evidence.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::Verdict;
-use crate::store::server_log;
 
 /// What a healthy server never writes.
 const MARKERS: [&str; 3] = ["panicked", "QUORATE-INVARIANT", "DIVERGED"];
@@ -53,19 +52,17 @@ pub(crate) struct Report {
 }
 
 /// Searches the logs of a run.
-pub(crate) fn check(directory: &Path, nodes: &[String], exits: &[Exit]) -> Report {
+pub(crate) fn check(logs: &[(String, PathBuf)], exits: &[Exit]) -> Report {
     let mut findings = Vec::new();
     let mut unreadable_logs = Vec::new();
-    for node in nodes {
-        let path = server_log(directory, node);
-        match search(node, &path) {
+    for (node, path) in logs {
+        match search(node, path) {
             Ok(found) => findings.extend(found),
             Err(error) => unreadable_logs.push(format!("{}: {error}", path.display())),
         }
     }
     let bad = Verdict::unless(!findings.is_empty() || !exits.is_empty(), Verdict::False);
-    let missing =
-        Verdict::unless(!unreadable_logs.is_empty() || nodes.is_empty(), Verdict::Unknown);
+    let missing = Verdict::unless(!unreadable_logs.is_empty() || logs.is_empty(), Verdict::Unknown);
     Report { valid: bad.max(missing), findings, unexpected_exits: exits.to_vec(), unreadable_logs }
 }
 
@@ -102,6 +99,7 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use crate::store::server_log;
 
     fn with_logs(logs: &[(&str, &str)]) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
@@ -112,30 +110,30 @@ mod tests {
         directory
     }
 
-    fn names(nodes: &[&str]) -> Vec<String> {
-        nodes.iter().map(|node| (*node).to_owned()).collect()
+    fn logs(directory: &Path, nodes: &[&str]) -> Vec<(String, PathBuf)> {
+        nodes.iter().map(|node| ((*node).to_owned(), server_log(directory, node))).collect()
     }
 
     #[test]
     fn marked_lines_and_exits_are_violations() {
         let bad = "started\nthread 'main' panicked at src/x.rs:1\nok\nDIVERGED at 7\n";
         let directory = with_logs(&[("n1", "started\nleader elected\n"), ("n2", bad)]);
-        let report = check(directory.path(), &names(&["n1", "n2"]), &[]);
+        let report = check(&logs(directory.path(), &["n1", "n2"]), &[]);
         assert_eq!(report.valid, Verdict::False);
         let found: Vec<_> =
             report.findings.iter().map(|found| (found.node.as_str(), found.line)).collect();
         assert_eq!(found, [("n2", 2), ("n2", 4)]);
 
-        let clean = names(&["n1"]);
-        assert_eq!(check(directory.path(), &clean, &[]).valid, Verdict::True);
+        let clean = logs(directory.path(), &["n1"]);
+        assert_eq!(check(&clean, &[]).valid, Verdict::True);
         let exit = Exit { node: "n1".to_owned(), status: "exit status: 1".to_owned() };
-        assert_eq!(check(directory.path(), &clean, &[exit]).valid, Verdict::False);
+        assert_eq!(check(&clean, &[exit]).valid, Verdict::False);
     }
 
     #[test]
     fn missing_and_empty_logs_are_unknown() {
         let directory = with_logs(&[("n1", "started\n"), ("n2", "")]);
-        let report = check(directory.path(), &names(&["n1", "n2", "n3"]), &[]);
+        let report = check(&logs(directory.path(), &["n1", "n2", "n3"]), &[]);
         assert_eq!(report.valid, Verdict::Unknown);
         assert_eq!(report.unreadable_logs.len(), 2, "{report:?}");
     }

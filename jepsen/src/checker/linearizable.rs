@@ -10,10 +10,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
+use serde_json::json;
 
 use super::Verdict;
 use super::calls::{Call, by_key};
-use super::search::{Budget, Conflict, Outcome, linearizable, version_conflict};
+use super::judgement::Judgement;
+use super::search::{Conflict, linearizable, version_conflict};
+use super::wgl::{Budget, Outcome};
 use crate::history::{Kind, Op, Process};
 
 /// About 1 GiB with 200 operations per key.
@@ -49,6 +52,33 @@ pub(crate) struct Counterexample {
     pub(crate) explanation: String,
     /// The entries, in order.
     pub(crate) entries: Vec<Op>,
+}
+
+impl Report {
+    /// The same in the form that all workloads share.
+    pub(crate) fn into_judgement(self) -> Judgement {
+        let mut judgement = Judgement::new("linearizable", self.calls);
+        judgement.summary = format!("{} keys, {} calls", self.keys, self.calls);
+        if !self.failed_keys.is_empty() {
+            judgement.summary.push_str(&format!("; violated by keys {:?}", self.failed_keys));
+        }
+        for (key, reason) in &self.unknown_keys {
+            judgement.summary.push_str(&format!("; key {key}: {reason}"));
+        }
+        judgement.details = json!({
+            "keys": self.keys,
+            "failed_keys": self.failed_keys,
+            "unknown_keys": self.unknown_keys,
+        });
+        for example in self.counterexamples {
+            let title = format!("key {}: {}", example.key, example.explanation);
+            judgement.violated(title, example.entries);
+        }
+        judgement.valid = self.valid;
+        judgement.violation_count = self.failed_keys.len();
+        judgement.elapsed_ms = self.elapsed_ms;
+        judgement
+    }
 }
 
 /// Judges every key of a history.
@@ -235,7 +265,7 @@ mod tests {
     use crate::history::read_jsonl;
 
     fn judge(name: &str) -> Report {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/register").join(name);
         check(&read_jsonl(&path).unwrap(), Duration::from_mins(1)).unwrap()
     }
 
@@ -330,7 +360,7 @@ mod tests {
 
     #[test]
     fn every_corpus_file_has_a_known_verdict() {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/register");
         let mut files: Vec<String> = std::fs::read_dir(directory)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -4,23 +4,47 @@
 //! `analyze` repeats the judgement of `test`. A checker that cannot tell says `unknown`; it must never
 //! turn missing evidence into `true`.
 
+pub(crate) mod agent_records;
+pub(crate) mod allocations;
 pub(crate) mod calls;
+pub(crate) mod capacity;
 pub(crate) mod coverage;
 pub(crate) mod crash;
+pub(crate) mod cycles;
+pub(crate) mod evaluations;
 pub(crate) mod final_workload;
+pub(crate) mod foreign;
+pub(crate) mod job_versions;
+pub(crate) mod judgement;
 pub(crate) mod linearizable;
+pub(crate) mod list_append;
+pub(crate) mod outage;
+pub(crate) mod pairs;
 pub(crate) mod search;
+pub(crate) mod set_full;
+pub(crate) mod shrink;
 pub(crate) mod stats;
+pub(crate) mod total_queue;
+pub(crate) mod views;
+pub(crate) mod wgl;
 
-use std::path::Path;
+#[cfg(test)]
+mod corpus_tests;
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use serde::{Serialize, Serializer};
 
+use crate::agents::{agent_log, names};
 use crate::history::Op;
-use crate::nemesis::FaultClass;
-use crate::store::Aftermath;
+use crate::store::{Aftermath, server_log};
+use crate::workload::WorkloadKind;
+use judgement::Judgement;
 
 /// What a checker found, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,54 +79,128 @@ impl Serialize for Verdict {
 pub(crate) struct Results {
     /// The worst of all verdicts below.
     pub(crate) valid: Verdict,
-    /// Does each register behave as one register?
-    pub(crate) linearizable: linearizable::Report,
+    /// Did the clients see what the workload promises?
+    pub(crate) workload: Judgement,
     /// Did each kind of operation succeed at all?
     pub(crate) stats: stats::Report,
     /// Did a server crash or complain?
     pub(crate) crash: crash::Report,
     /// Was each fault class really installed?
     pub(crate) coverage: coverage::Report,
-    /// Did the cluster serve every register after the last heal?
+    /// Did the cluster serve the clients after the last heal?
     pub(crate) final_workload: final_workload::Report,
+    /// How long writes stood still when the leader was lost, by fault class. Not judged.
+    pub(crate) outages: BTreeMap<&'static str, outage::Outages>,
     /// What went wrong in the harness itself; makes the run `unknown`.
     pub(crate) harness_failures: Vec<String>,
 }
 
 /// Everything the checkers look at.
 pub(crate) struct Evidence<'a> {
+    /// What the clients did.
+    pub(crate) workload: WorkloadKind,
     /// The history.
     pub(crate) history: &'a [Op],
     /// The run's directory, which holds the servers' logs.
     pub(crate) directory: &'a Path,
     /// The names of the servers.
     pub(crate) nodes: &'a [String],
-    /// The fault classes asked for.
-    pub(crate) classes: &'a [FaultClass],
+    /// The faults asked for.
+    pub(crate) faults: coverage::Asked<'a>,
     /// What the run noted outside the history.
     pub(crate) aftermath: &'a Aftermath,
     /// How long the linearizability search may take.
     pub(crate) time_max: Duration,
 }
 
-/// Runs every checker.
-pub(crate) fn check(evidence: &Evidence<'_>) -> Result<Results> {
-    let linearizable = linearizable::check(evidence.history, evidence.time_max)?;
-    let stats = stats::check(evidence.history);
-    let crash = crash::check(evidence.directory, evidence.nodes, &evidence.aftermath.exits);
-    let coverage = coverage::check(evidence.history, evidence.classes);
-    let final_workload =
-        final_workload::check(evidence.history, evidence.aftermath.ready_after_heal)?;
-    let harness_failures = evidence.aftermath.harness_failures.clone();
+/// Runs every checker. One that panics or fails makes the run `unknown` and is told as a failure of the
+/// harness; the others are run all the same.
+pub(crate) fn check(evidence: &Evidence<'_>) -> Results {
+    let mut harness_failures = evidence.aftermath.harness_failures.clone();
+    let (history, aftermath) = (evidence.history, evidence.aftermath);
+    let workload = contained(|| check_workload(evidence)).unwrap_or_else(|error| {
+        harness_failures.push(format!("the checker of the workload failed: {error:#}"));
+        Judgement::unknown("workload", format!("the checker failed: {error:#}"))
+    });
+    let final_workload = contained(|| {
+        let ready = aftermath.ready_after_heal;
+        final_workload::check(evidence.workload, history, evidence.nodes, ready)
+    });
+    let final_workload = final_workload.unwrap_or_else(|error| {
+        harness_failures.push(format!("the checker of the last phase failed: {error:#}"));
+        final_workload::Report::unknown(aftermath.ready_after_heal)
+    });
+    let stats = stats::check(history, evidence.workload.required());
+    let crash = crash::check(&logs(evidence), &aftermath.exits);
+    let coverage = coverage::check(history, &evidence.faults);
     let harness = Verdict::unless(!harness_failures.is_empty(), Verdict::Unknown);
-    let verdicts = [
-        linearizable.valid,
-        stats.valid,
-        crash.valid,
-        coverage.valid,
-        final_workload.valid,
-        harness,
-    ];
+    let verdicts =
+        [workload.valid, stats.valid, crash.valid, coverage.valid, final_workload.valid, harness];
     let valid = verdicts.into_iter().max().expect("the list is not empty");
-    Ok(Results { valid, linearizable, stats, crash, coverage, final_workload, harness_failures })
+    let outages = outage::measure(history, evidence.nodes.len());
+    Results { valid, workload, stats, crash, coverage, final_workload, outages, harness_failures }
+}
+
+/// Runs the checker of the workload.
+fn check_workload(evidence: &Evidence<'_>) -> Result<Judgement> {
+    let history = evidence.history;
+    match evidence.workload {
+        WorkloadKind::Register => {
+            Ok(linearizable::check(history, evidence.time_max)?.into_judgement())
+        }
+        WorkloadKind::Set => {
+            set_full::check(history, set_full::Options { keyed: true, linearizable: true })
+        }
+        WorkloadKind::Append => list_append::check(history),
+        WorkloadKind::Queue => evaluations::check(history),
+        WorkloadKind::Bank => capacity::check(history),
+        WorkloadKind::Jobs => job_versions::check(history, evidence.time_max),
+        WorkloadKind::Allocs => {
+            let logs: Vec<PathBuf> = agent_logs(evidence).map(|(_, path)| path).collect();
+            allocations::check(history, Some(&agent_records::read(&logs)?))
+        }
+    }
+}
+
+fn agent_logs<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = (String, PathBuf)> + use<'a> {
+    let directory = evidence.directory;
+    names(evidence.workload.agents().0).into_iter().map(move |name| {
+        let path = agent_log(directory, &name);
+        (name, path)
+    })
+}
+
+/// The log of every process of the run.
+fn logs(evidence: &Evidence<'_>) -> Vec<(String, PathBuf)> {
+    let servers =
+        evidence.nodes.iter().map(|node| (node.clone(), server_log(evidence.directory, node)));
+    servers.chain(agent_logs(evidence)).collect()
+}
+
+/// Turns a panic into an error.
+fn contained<T>(judge: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(judge)).unwrap_or_else(|panic| Err(anyhow!(message(&*panic))))
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panic: {}", text.unwrap_or("without a message"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checker_that_panics_is_an_error() {
+        let panics: Result<()> = contained(|| {
+            let numbers: Vec<u32> = Vec::new();
+            assert!(!numbers.is_empty(), "no numbers");
+            Ok(())
+        });
+        let text = panics.expect_err("it panics").to_string();
+        assert!(text.contains("no numbers"), "{text}");
+        assert_eq!(contained(|| Ok(3)).expect("it does not"), 3);
+    }
 }

@@ -1,11 +1,7 @@
 //! Is there an order of these calls that one register could have served?
 //!
-//! Wing and Gong's search as Lowe sharpened it: the calls and returns form a linked list; a call that is
-//! legal in the current state is lifted out of the list and the walk restarts at the front; at a return
-//! whose call is still in the list the last choice is taken back; a configuration (set of lifted calls,
-//! state) is never visited twice. It must never answer `Yes` or `No` when its budget ran out.
-//!
-//! Four facts keep it near linear on registers with unique values and rising versions:
+//! Owns what is special about registers with unique values and rising versions; the search itself is
+//! [`super::wgl`]. Four facts keep it near linear here:
 //! - An unanswered write whose value nobody saw can be left out: an order that contains it stays legal
 //!   without it. What remains must have happened.
 //! - A value belongs to one write, so every call that saw the value tells the version of that write.
@@ -13,30 +9,10 @@
 //!   the state counts how many of them were taken (`rank`), and only the next one is legal.
 //! - A legal read may be taken at once: it changes nothing, so taking it back can never help.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::time::Instant;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::calls::{Action, Call};
-
-/// What the search may spend.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Budget {
-    /// When to give up.
-    pub(crate) deadline: Instant,
-    /// How many configurations to remember before giving up.
-    pub(crate) configurations_max: usize,
-}
-
-/// The answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// There is such an order.
-    Yes,
-    /// There is none.
-    No,
-    /// The budget ran out.
-    Unknown(&'static str),
-}
+use super::wgl::{self, Budget, Event, Outcome};
 
 /// Searches for a legal order.
 pub(crate) fn linearizable(calls: &[Call], budget: &Budget) -> Outcome {
@@ -112,14 +88,6 @@ struct Problem {
     steps: Vec<Step>,
     /// Calls and returns in real-time order.
     events: Vec<Event>,
-    /// Calls that must be in the order because they returned.
-    required: usize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
-    Call(usize),
-    Return(usize),
 }
 
 impl Problem {
@@ -148,64 +116,15 @@ impl Problem {
                 }),
             })
             .collect();
-        let mut events: Vec<(u64, Event)> = Vec::with_capacity(calls.len() * 2);
-        for (position, call) in calls.iter().enumerate() {
-            events.push((call.invoked, Event::Call(position)));
-            if let Some(returned) = call.returned {
-                events.push((returned, Event::Return(position)));
-            }
-        }
-        events.sort_by_key(|(index, _)| *index);
-        let required = calls.iter().filter(|call| call.returned.is_some()).count();
-        let events = events.into_iter().map(|(_, event)| event).collect();
-        Some(Self { steps, events, required })
+        let events = wgl::events(calls.iter().map(|call| (call.invoked, call.returned)));
+        Some(Self { steps, events })
     }
 
     fn solve(&self, budget: &Budget) -> Outcome {
-        let mut list = List::new(&self.events, self.steps.len());
-        let mut taken = vec![0_u64; self.steps.len().div_ceil(64)];
-        let mut seen: HashSet<(Box<[u64]>, State)> = HashSet::new();
-        let mut choices: Vec<(usize, State)> = Vec::new();
-        let mut state = State { value: None, version_min: 0, rank: 0 };
-        let mut missing = self.required;
-        let mut entry = list.first();
-        let mut turns = 0_u64;
-        while missing > 0 {
-            turns += 1;
-            if turns.is_multiple_of(1024) && Instant::now() >= budget.deadline {
-                return Outcome::Unknown("the time for the search ran out");
-            }
-            let position = entry.expect("a required call is in the list together with its return");
-            match self.events[position] {
-                Event::Call(call) => {
-                    entry = list.after(position);
-                    let Some(next) = self.steps[call].apply(state) else { continue };
-                    taken[call / 64] |= 1 << (call % 64);
-                    if !seen.insert((taken.clone().into_boxed_slice(), next)) {
-                        taken[call / 64] &= !(1 << (call % 64));
-                        continue;
-                    }
-                    if seen.len() > budget.configurations_max {
-                        return Outcome::Unknown("the memory for the search ran out");
-                    }
-                    choices.push((call, state));
-                    state = next;
-                    missing -= usize::from(list.lift(call));
-                    entry = list.first();
-                }
-                Event::Return(_) => loop {
-                    let Some((call, before)) = choices.pop() else { return Outcome::No };
-                    state = before;
-                    taken[call / 64] &= !(1 << (call % 64));
-                    missing += usize::from(list.put_back(call));
-                    if self.steps[call].writes.is_some() {
-                        entry = list.after(list.call_at[call]);
-                        break;
-                    }
-                },
-            }
-        }
-        Outcome::Yes
+        let start = State { value: None, version_min: 0, rank: 0 };
+        wgl::solve(&self.events, self.steps.len(), start, budget, |call, state| {
+            self.steps[call].apply(*state)
+        })
     }
 }
 
@@ -252,76 +171,6 @@ fn versions(calls: &[Call]) -> Result<BTreeMap<Option<u64>, u64>, Conflict> {
         }
     }
     Ok(versions)
-}
-
-/// The events as a doubly linked list; position `len` is the sentinel before the first and after the last.
-struct List {
-    next: Vec<usize>,
-    previous: Vec<usize>,
-    call_at: Vec<usize>,
-    return_at: Vec<Option<usize>>,
-}
-
-impl List {
-    fn new(events: &[Event], calls: usize) -> Self {
-        let ring = events.len() + 1;
-        let mut call_at = vec![0; calls];
-        let mut return_at = vec![None; calls];
-        for (position, event) in events.iter().enumerate() {
-            match *event {
-                Event::Call(call) => call_at[call] = position,
-                Event::Return(call) => return_at[call] = Some(position),
-            }
-        }
-        Self {
-            next: (0..ring).map(|position| (position + 1) % ring).collect(),
-            previous: (0..ring).map(|position| (position + ring - 1) % ring).collect(),
-            call_at,
-            return_at,
-        }
-    }
-
-    fn sentinel(&self) -> usize {
-        self.next.len() - 1
-    }
-
-    fn first(&self) -> Option<usize> {
-        self.after(self.sentinel())
-    }
-
-    fn after(&self, position: usize) -> Option<usize> {
-        Some(self.next[position]).filter(|next| *next != self.sentinel())
-    }
-
-    /// Takes a call and its return out; tells whether it had one.
-    fn lift(&mut self, call: usize) -> bool {
-        self.unlink(self.call_at[call]);
-        if let Some(position) = self.return_at[call] {
-            self.unlink(position);
-        }
-        self.return_at[call].is_some()
-    }
-
-    /// Undoes the latest [`List::lift`] that is not yet undone; tells whether the call has a return.
-    fn put_back(&mut self, call: usize) -> bool {
-        if let Some(position) = self.return_at[call] {
-            self.relink(position);
-        }
-        self.relink(self.call_at[call]);
-        self.return_at[call].is_some()
-    }
-
-    fn unlink(&mut self, position: usize) {
-        let (previous, next) = (self.previous[position], self.next[position]);
-        self.next[previous] = next;
-        self.previous[next] = previous;
-    }
-
-    fn relink(&mut self, position: usize) {
-        let (previous, next) = (self.previous[position], self.next[position]);
-        self.next[previous] = position;
-        self.previous[next] = position;
-    }
 }
 
 #[cfg(test)]

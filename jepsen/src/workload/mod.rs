@@ -4,17 +4,32 @@
 //! `info` its process is retired and a new one, with a new connection, takes its place, because the old
 //! request may still be running. A request is never sent twice: a retry is a new operation.
 
+pub(crate) mod allocs;
+pub(crate) mod answer;
+pub(crate) mod append;
+pub(crate) mod bank;
+pub(crate) mod body;
+mod etcd;
+#[cfg(test)]
+mod fake_server;
+pub(crate) mod jobs;
+pub(crate) mod queue;
 pub(crate) mod register;
+pub(crate) mod set;
+pub(crate) mod snapshot;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
+use serde_json::Value;
+
 use crate::client::HttpClient;
-use crate::history::{Kind, Op, Process, Recorder};
+use crate::history::{Function, Kind, Op, Process, Recorder};
 use crate::random::Random;
-use register::{Completion, Content, Generator, Request, perform};
+use crate::system::System;
+use answer::Completion;
 
 /// How often a waiting client looks whether the run has ended.
 const NAP: Duration = Duration::from_millis(20);
@@ -44,30 +59,191 @@ pub(crate) struct Load {
     pub(crate) timeout: Duration,
     /// The seed of their choices.
     pub(crate) seed: u64,
+    /// The system they talk to.
+    pub(crate) system: System,
+}
+
+/// What clients can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WorkloadKind {
+    /// Read, write and compare-and-set registers.
+    Register,
+    /// Register jobs with unique names and list them.
+    Set,
+    /// Append to lists and read them in transactions of one to four steps.
+    Append,
+    /// Ask for evaluations; each must be processed.
+    Queue,
+    /// Fill nodes up, drain and crash them; read nodes and allocations as one state.
+    Bank,
+    /// Register, stop and purge jobs and read their versions.
+    Jobs,
+    /// Change counts while agents crash and come back.
+    Allocs,
+}
+
+impl WorkloadKind {
+    /// The name on the command line and in `test.json`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Register => "register",
+            Self::Set => "set",
+            Self::Append => "append",
+            Self::Queue => "queue",
+            Self::Bank => "bank",
+            Self::Jobs => "jobs",
+            Self::Allocs => "allocs",
+        }
+    }
+
+    /// The workload of that name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::value_variants().iter().copied().find(|kind| kind.name() == name)
+    }
+
+    /// Agent processes it needs, and simulated nodes in each.
+    pub(crate) fn agents(self) -> (usize, u32) {
+        match self {
+            Self::Register | Self::Set | Self::Append | Self::Jobs => (0, 0),
+            Self::Queue => (1, 4),
+            Self::Bank | Self::Allocs => (3, 3),
+        }
+    }
+
+    /// Whether agents crash and freeze during the main phase.
+    pub(crate) fn torments_agents(self) -> bool {
+        match self {
+            Self::Register | Self::Set | Self::Append | Self::Jobs | Self::Queue => false,
+            Self::Bank | Self::Allocs => true,
+        }
+    }
+
+    /// The functions that must have succeeded at least once for a run to prove anything.
+    pub(crate) fn required(self) -> &'static [Function] {
+        use Function::{
+            Add, Cas, Drain, DrainNode, Enqueue, Evaluate, Purge, Read, RestoreNode, Scale, Stop,
+            Txn, Versions, Write,
+        };
+        match self {
+            Self::Register => &[Read, Write, Cas],
+            Self::Set => &[Add, Read],
+            Self::Append => &[Txn],
+            Self::Queue => &[Enqueue, Evaluate, Drain],
+            Self::Bank => &[Scale, Stop, DrainNode, RestoreNode, Read],
+            Self::Jobs => &[Write, Cas, Stop, Purge, Read, Versions],
+            Self::Allocs => &[Scale, Read],
+        }
+    }
+
+    /// The function that every server must answer in the last phase; the register workload asks for more.
+    pub(crate) fn last_function(self) -> Function {
+        match self {
+            Self::Register | Self::Set | Self::Bank | Self::Jobs | Self::Allocs => Function::Read,
+            Self::Append => Function::Txn,
+            Self::Queue => Function::Drain,
+        }
+    }
+}
+
+/// How an operation starts in the history.
+pub(crate) struct Start {
+    /// What.
+    pub(crate) f: Function,
+    /// With what.
+    pub(crate) value: Value,
+    /// The version it demands.
+    pub(crate) expected: Option<u64>,
+}
+
+impl Start {
+    /// An operation that demands no version.
+    pub(crate) fn new(f: Function, value: Value) -> Self {
+        Self { f, value, expected: None }
+    }
+}
+
+/// What the clients of one workload ask, how, and what an answer means.
+pub(crate) trait Workload: Sync {
+    /// One request.
+    type Request;
+
+    /// The next request of the main phase.
+    fn next(&self) -> Self::Request;
+
+    /// How it starts in the history.
+    fn start(&self, request: &Self::Request) -> Start;
+
+    /// Sends it, once.
+    fn perform(&self, client: &HttpClient, request: &Self::Request) -> Completion;
+
+    /// The requests of the last phase, each with the server it must go to (`None` = any), in order. Each is
+    /// tried until it succeeds.
+    fn last_phase(&self, servers: usize) -> Vec<(Option<usize>, Self::Request)>;
+
+    /// The same request for another try; values that must be unique are new.
+    fn renew(&self, request: &Self::Request) -> Self::Request;
+}
+
+/// Clients of any workload.
+pub(crate) trait Drive: Sync {
+    /// Client thread number `number` of the main phase; returns once `stop` is set.
+    fn work(&self, number: usize, stop: &AtomicBool);
+
+    /// The requests after the last heal; what fails is tried again as a new operation until `deadline`.
+    fn last_phase(&self, deadline: Instant);
+}
+
+/// Clients of this workload that have done nothing yet.
+pub(crate) fn clients<'a>(
+    kind: WorkloadKind,
+    targets: &'a [Target],
+    load: Load,
+    ops_per_key: u64,
+    recorder: &'a Recorder,
+) -> Box<dyn Drive + 'a> {
+    let random = Random::stream(load.seed, 1);
+    match kind {
+        WorkloadKind::Register => {
+            let workload = register::Registers::new(load.system, random, ops_per_key);
+            Box::new(Clients { targets, load, recorder, workload })
+        }
+        WorkloadKind::Set => {
+            let workload = set::Sets::new(random, ops_per_key);
+            Box::new(Clients { targets, load, recorder, workload })
+        }
+        WorkloadKind::Append => {
+            let workload = append::Lists::new(random, ops_per_key);
+            Box::new(Clients { targets, load, recorder, workload })
+        }
+        WorkloadKind::Queue => {
+            let workload = queue::Queue::new(random);
+            Box::new(Clients { targets, load, recorder, workload })
+        }
+        WorkloadKind::Bank => {
+            let workload = bank::Bank::new(random);
+            Box::new(Clients { targets, load, recorder, workload })
+        }
+        WorkloadKind::Jobs => {
+            let workload = jobs::Jobs::new(random, ops_per_key);
+            Box::new(Clients { targets, load, recorder, workload })
+        }
+        WorkloadKind::Allocs => {
+            let workload = allocs::Allocs::new(random);
+            Box::new(Clients { targets, load, recorder, workload })
+        }
+    }
 }
 
 /// Everything client threads share.
-pub(crate) struct Clients<'a> {
+pub(crate) struct Clients<'a, W> {
     targets: &'a [Target],
     load: Load,
     recorder: &'a Recorder,
-    generator: Mutex<Generator>,
+    workload: W,
 }
 
-impl<'a> Clients<'a> {
-    /// Clients that have done nothing yet.
-    pub(crate) fn new(
-        targets: &'a [Target],
-        load: Load,
-        ops_per_key: u64,
-        recorder: &'a Recorder,
-    ) -> Self {
-        let generator = Generator::new(Random::stream(load.seed, 1), ops_per_key);
-        Self { targets, load, recorder, generator: Mutex::new(generator) }
-    }
-
-    /// Client thread number `number` of the main phase; returns once `stop` is set.
-    pub(crate) fn work(&self, number: usize, stop: &AtomicBool) {
+impl<W: Workload> Drive for Clients<'_, W> {
+    fn work(&self, number: usize, stop: &AtomicBool) {
         let mut random = Random::stream(self.load.seed, 100 + number as u64);
         let mut process = Identity::new(number, self.load.concurrency);
         let pace = Duration::from_secs_f64(2.0 * to_f64(self.load.concurrency) / self.load.rate);
@@ -81,49 +257,39 @@ impl<'a> Clients<'a> {
                 return;
             }
             let node = if wanders { random.below(self.targets.len()) } else { pinned };
-            let (key, request) = self.with_generator(Generator::next);
-            let completion = self.perform(process.number, &connections, node, key, &request, false);
-            if completion.kind == Kind::Info {
+            let request = self.workload.next();
+            if self.perform(process.number, &connections, node, &request, false) == Kind::Info {
                 process.retire();
                 connections = self.connections();
             }
         }
     }
 
-    /// Writes every key once, at any server, then reads it once from each; what fails is tried again as a
-    /// new operation until `deadline`.
-    pub(crate) fn last_phase(&self, deadline: Instant) {
+    fn last_phase(&self, deadline: Instant) {
         let mut process = Identity { number: LAST_PHASE_PROCESS, step: 1 };
         let mut connections = self.connections();
-        for key in self.with_generator(|generator| generator.keys()) {
-            let read_from = (0..self.targets.len()).map(Some);
-            for turn in std::iter::once(None).chain(read_from) {
-                for attempt in 0.. {
-                    if Instant::now() >= deadline {
-                        return;
-                    }
-                    let (node, request) = match turn {
-                        None => {
-                            (attempt % self.targets.len(), self.with_generator(Generator::write))
-                        }
-                        Some(node) => (node, Request::Read),
-                    };
-                    let done =
-                        self.perform(process.number, &connections, node, key, &request, true);
-                    match done.kind {
-                        Kind::Ok => break,
-                        Kind::Info => {
-                            process.retire();
-                            connections = self.connections();
-                        }
-                        Kind::Fail | Kind::Invoke => {}
-                    }
-                    std::thread::sleep(LAST_PHASE_PAUSE);
+        for (server, mut request) in self.workload.last_phase(self.targets.len()) {
+            for attempt in 0.. {
+                if Instant::now() >= deadline {
+                    return;
                 }
+                let node = server.unwrap_or(attempt % self.targets.len());
+                match self.perform(process.number, &connections, node, &request, true) {
+                    Kind::Ok => break,
+                    Kind::Info => {
+                        process.retire();
+                        connections = self.connections();
+                    }
+                    Kind::Fail | Kind::Invoke => {}
+                }
+                request = self.workload.renew(&request);
+                std::thread::sleep(LAST_PHASE_PAUSE);
             }
         }
     }
+}
 
+impl<W: Workload> Clients<'_, W> {
     fn connections(&self) -> Vec<HttpClient> {
         self.targets.iter().map(|target| HttpClient::new(target.http, self.load.timeout)).collect()
     }
@@ -134,34 +300,25 @@ impl<'a> Clients<'a> {
         process: u64,
         connections: &[HttpClient],
         node: usize,
-        key: u64,
-        request: &Request,
+        request: &W::Request,
         last_phase: bool,
-    ) -> Completion {
-        let mut op =
-            Op::new(Process::Client(process), Kind::Invoke, request.function(), request.value(key));
-        op.expected = request.expected();
+    ) -> Kind {
+        let start = self.workload.start(request);
+        let mut op = Op::new(Process::Client(process), Kind::Invoke, start.f, start.value);
+        op.expected = start.expected;
         op.node = Some(self.targets[node].name.clone());
         op.last_phase = last_phase;
         self.recorder.record(op.clone());
-        let completion = perform(&connections[node], key, request);
+        let completion = self.workload.perform(&connections[node], request);
         op.kind = completion.kind;
-        op.error.clone_from(&completion.error);
-        if let Some(content) = completion.content {
-            op.version = Some(content.version);
-            if *request == Request::Read {
-                op.value = serde_json::json!([key, content.value]);
-            }
+        op.error = completion.error;
+        op.version = completion.version;
+        op.detail = completion.detail;
+        if let Some(value) = completion.value {
+            op.value = value;
         }
         self.recorder.record(op);
-        if let Some(content @ Content { value: Some(_), .. }) = completion.content {
-            self.with_generator(|generator| generator.learn(key, content));
-        }
-        completion
-    }
-
-    fn with_generator<T>(&self, act: impl FnOnce(&mut Generator) -> T) -> T {
-        act(&mut self.generator.lock().unwrap_or_else(PoisonError::into_inner))
+        completion.kind
     }
 }
 
@@ -178,6 +335,38 @@ impl Identity {
 
     fn retire(&mut self) {
         self.number += self.step;
+    }
+}
+
+/// Hands out keys; each is given up after so many requests.
+pub(crate) struct KeyPool {
+    slots: Vec<(u64, u64)>,
+    requests_max: u64,
+    next: u64,
+}
+
+impl KeyPool {
+    /// `at_once` keys in use at the same time.
+    pub(crate) fn new(at_once: u64, requests_max: u64) -> Self {
+        let slots = (0..at_once).map(|key| (key, requests_max)).collect();
+        Self { slots, requests_max, next: at_once }
+    }
+
+    /// A key for one request.
+    pub(crate) fn take(&mut self, random: &mut Random) -> u64 {
+        let slot = random.below(self.slots.len());
+        let (key, left) = &mut self.slots[slot];
+        if *left == 0 {
+            (*key, *left) = (self.next, self.requests_max);
+            self.next += 1;
+        }
+        *left -= 1;
+        *key
+    }
+
+    /// Every key used so far.
+    pub(crate) fn used(&self) -> std::ops::Range<u64> {
+        0..self.next
     }
 }
 

@@ -3,25 +3,23 @@
 //! Owns what is asked (the generator), how it is asked (the HTTP calls) and what an answer means. The value is
 //! `Meta.value`, the version is `JobModifyIndex`; parameterized jobs get no evaluation, so nothing else moves
 //! them. Every written value is unique, so an unchanged spec is never registered and each value has one
-//! version. An answer counts as `fail` only if it says that nothing was done.
+//! version.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::answer::{self, Completion};
+use super::{KeyPool, Start, Workload, body, etcd};
 use crate::client::{HttpClient, Reply};
-use crate::history::{Function, Kind};
+use crate::history::Function;
 use crate::random::Random;
+use crate::system::System;
 
 /// Keys in use at the same time.
-const KEYS_AT_ONCE: usize = 5;
-/// What a server says when a compare-and-set found another version.
-const CONFLICT: &str = "Enforcing job modify index";
-/// What a server says when it turned a write away before it went into the log.
-const NOT_PROPOSED: &str = "not proposed";
-/// Longest part of an error body that goes into the history.
-const ERROR_BYTES_MAX: usize = 300;
+const KEYS_AT_ONCE: u64 = 5;
 
 /// A register's content as someone saw it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +32,7 @@ pub(crate) struct Content {
 
 /// One request to one register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub(crate) enum Action {
     /// Read it.
     Read,
     /// Set it, whatever it holds.
@@ -43,64 +41,88 @@ pub(crate) enum Request {
     Cas(Content, u64),
 }
 
-impl Request {
-    /// The function in the history.
-    pub(crate) fn function(&self) -> Function {
-        match self {
-            Self::Read => Function::Read,
-            Self::Write(_) => Function::Write,
-            Self::Cas(..) => Function::Cas,
+/// The workload's state: what is asked next, and what was seen.
+pub(crate) struct Registers {
+    system: System,
+    generator: Mutex<Generator>,
+}
+
+impl Registers {
+    /// Registers nobody has used.
+    pub(crate) fn new(system: System, random: Random, ops_per_key: u64) -> Self {
+        Self { system, generator: Mutex::new(Generator::new(random, ops_per_key)) }
+    }
+
+    fn with_generator<T>(&self, act: impl FnOnce(&mut Generator) -> T) -> T {
+        act(&mut self.generator.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Workload for Registers {
+    type Request = (u64, Action);
+
+    fn next(&self) -> Self::Request {
+        self.with_generator(Generator::next)
+    }
+
+    fn start(&self, (key, action): &Self::Request) -> Start {
+        match *action {
+            Action::Read => Start::new(Function::Read, json!([key, null])),
+            Action::Write(value) => Start::new(Function::Write, json!([key, value])),
+            Action::Cas(old, new) => Start {
+                expected: Some(old.version),
+                ..Start::new(Function::Cas, json!([key, [old.value, new]]))
+            },
         }
     }
 
-    /// The value in the history.
-    pub(crate) fn value(&self, key: u64) -> Value {
-        match self {
-            Self::Read => json!([key, null]),
-            Self::Write(value) => json!([key, value]),
-            Self::Cas(old, new) => json!([key, [old.value, new]]),
+    fn perform(&self, client: &HttpClient, (key, action): &Self::Request) -> Completion {
+        let outcome = match self.system {
+            System::Quorate => ask(client, *key, *action),
+            System::Etcd => etcd::perform(client, *key, *action),
+        };
+        match outcome {
+            Ok(content) => {
+                if content.value.is_some() {
+                    self.with_generator(|generator| generator.learn(*key, content));
+                }
+                let completion = Completion { version: Some(content.version), ..Completion::ok() };
+                match action {
+                    Action::Read => completion.with_value(json!([key, content.value])),
+                    Action::Write(_) | Action::Cas(..) => completion,
+                }
+            }
+            Err(completion) => completion,
         }
     }
 
-    /// The version the request demands.
-    pub(crate) fn expected(&self) -> Option<u64> {
-        match self {
-            Self::Read | Self::Write(_) => None,
-            Self::Cas(old, _) => Some(old.version),
+    /// Writes every key once, at any server, then reads it once from each.
+    fn last_phase(&self, servers: usize) -> Vec<(Option<usize>, Self::Request)> {
+        self.with_generator(|generator| {
+            let mut steps = Vec::new();
+            for key in generator.keys.used() {
+                steps.push((None, (key, generator.write())));
+                steps.extend((0..servers).map(|server| (Some(server), (key, Action::Read))));
+            }
+            steps
+        })
+    }
+
+    fn renew(&self, (key, action): &Self::Request) -> Self::Request {
+        match action {
+            Action::Read => (*key, Action::Read),
+            Action::Write(_) | Action::Cas(..) => (*key, self.with_generator(Generator::write)),
         }
     }
 }
 
-/// How one request ended, in the terms of the history.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Completion {
-    /// `Ok`, `Fail` or `Info`.
-    pub(crate) kind: Kind,
-    /// What the register holds, if the answer tells.
-    pub(crate) content: Option<Content>,
-    /// Why not `Ok`.
-    pub(crate) error: Option<String>,
-}
-
-impl Completion {
-    fn ok(content: Content) -> Self {
-        Self { kind: Kind::Ok, content: Some(content), error: None }
-    }
-
-    fn not_ok(kind: Kind, error: &str) -> Self {
-        let cut = error.floor_char_boundary(ERROR_BYTES_MAX);
-        Self { kind, content: None, error: Some(error[..cut].trim().to_owned()) }
-    }
-}
-
-/// Performs one request.
-pub(crate) fn perform(client: &HttpClient, key: u64, request: &Request) -> Completion {
-    match *request {
-        Request::Read => read(&client.get(&format!("/v1/job/r{key}"))),
-        Request::Write(value) => {
+fn ask(client: &HttpClient, key: u64, action: Action) -> Result<Content, Completion> {
+    match action {
+        Action::Read => read(&client.get(&format!("/v1/job/r{key}"))),
+        Action::Write(value) => {
             written(value, &client.put("/v1/jobs", &registration(key, value, None)))
         }
-        Request::Cas(old, value) => {
+        Action::Cas(old, value) => {
             let body = registration(key, value, Some(old.version));
             written(value, &client.put("/v1/jobs", &body))
         }
@@ -108,29 +130,8 @@ pub(crate) fn perform(client: &HttpClient, key: u64, request: &Request) -> Compl
 }
 
 fn registration(key: u64, value: u64, enforce: Option<u64>) -> Value {
-    let mut body = json!({"Job": {
-        "ID": format!("r{key}"),
-        "Name": format!("r{key}"),
-        "Type": "batch",
-        "Datacenters": ["dc1"],
-        "ParameterizedJob": {},
-        "Meta": {"value": value.to_string()},
-        "TaskGroups": [{
-            "Name": "group",
-            "Count": 1,
-            "Tasks": [{
-                "Name": "task",
-                "Driver": "raw_exec",
-                "Config": {"command": "/bin/true"},
-                "Resources": {"CPU": 10, "MemoryMB": 10}
-            }]
-        }]
-    }});
-    if let Some(version) = enforce {
-        body["EnforceIndex"] = true.into();
-        body["JobModifyIndex"] = version.into();
-    }
-    body
+    let job = body::parameterized(&format!("r{key}"), &json!({"value": value.to_string()}));
+    body::registration(job, enforce)
 }
 
 #[derive(Deserialize)]
@@ -146,115 +147,63 @@ struct Registered {
     job_modify_index: u64,
 }
 
-/// A read changes nothing, so whatever is not an answer is `fail`.
-fn read(reply: &Reply) -> Completion {
-    let fail = |error: &str| Completion::not_ok(Kind::Fail, error);
-    match reply {
-        Reply::Answer { status: 200, body } => match serde_json::from_str::<Job>(body) {
-            Ok(job) => match job.meta.get("value").and_then(|value| value.parse().ok()) {
-                Some(value) => {
-                    Completion::ok(Content { value: Some(value), version: job.job_modify_index })
-                }
-                None => fail("unexpected answer: the job has no numeric meta value"),
-            },
-            Err(error) => fail(&format!("unexpected answer: {error}")),
-        },
-        Reply::Answer { status: 404, body } if body.contains("job not found") => {
-            Completion::ok(Content::default())
-        }
-        Reply::Answer { status, body } => fail(&format!("{status}: {body}")),
-        Reply::NotSent(error) | Reply::Lost(error) => fail(error),
+fn read(reply: &Reply) -> Result<Content, Completion> {
+    if answer::is_not_found(reply, "job not found") {
+        return Ok(Content::default());
     }
+    let (job, _) = answer::read::<Job>(reply)?;
+    let value = job.meta.get("value").and_then(|value| value.parse().ok());
+    let value = value
+        .ok_or_else(|| Completion::fail("unexpected answer: the job has no numeric meta value"))?;
+    Ok(Content { value: Some(value), version: job.job_modify_index })
 }
 
-fn written(value: u64, reply: &Reply) -> Completion {
-    let info = |error: &str| Completion::not_ok(Kind::Info, error);
-    match reply {
-        Reply::Answer { status: 200, body } => match serde_json::from_str::<Registered>(body) {
-            Ok(answer) => {
-                Completion::ok(Content { value: Some(value), version: answer.job_modify_index })
-            }
-            Err(error) => info(&format!("unexpected answer: {error}")),
-        },
-        Reply::Answer { status, body } => {
-            let error = format!("{status}: {body}");
-            let nothing_done = (400..500).contains(status)
-                || body.contains(CONFLICT)
-                || body.contains(NOT_PROPOSED);
-            if nothing_done { Completion::not_ok(Kind::Fail, &error) } else { info(&error) }
-        }
-        Reply::NotSent(error) => Completion::not_ok(Kind::Fail, error),
-        Reply::Lost(error) => info(error),
-    }
+fn written(value: u64, reply: &Reply) -> Result<Content, Completion> {
+    let answer = answer::written::<Registered>(reply)?;
+    Ok(Content { value: Some(value), version: answer.job_modify_index })
 }
 
 /// Chooses keys and requests: half reads, a quarter writes, a quarter compare-and-sets.
-pub(crate) struct Generator {
+struct Generator {
     random: Random,
-    slots: Vec<Slot>,
-    ops_per_key: u64,
-    next_key: u64,
+    keys: KeyPool,
     next_value: u64,
     /// The newest content anyone saw of each key, for compare-and-sets.
     seen: BTreeMap<u64, Content>,
 }
 
-struct Slot {
-    key: u64,
-    left: u64,
-}
-
 impl Generator {
     /// A generator that gives up a key after this many requests.
-    pub(crate) fn new(random: Random, ops_per_key: u64) -> Self {
-        let slots = (0..KEYS_AT_ONCE as u64).map(|key| Slot { key, left: ops_per_key }).collect();
-        Self {
-            random,
-            slots,
-            ops_per_key,
-            next_key: KEYS_AT_ONCE as u64,
-            next_value: 1,
-            seen: BTreeMap::new(),
-        }
+    fn new(random: Random, ops_per_key: u64) -> Self {
+        let keys = KeyPool::new(KEYS_AT_ONCE, ops_per_key);
+        Self { random, keys, next_value: 1, seen: BTreeMap::new() }
     }
 
     /// The next key and request.
-    pub(crate) fn next(&mut self) -> (u64, Request) {
-        let slot = self.random.below(self.slots.len());
-        let slot = &mut self.slots[slot];
-        if slot.left == 0 {
-            *slot = Slot { key: self.next_key, left: self.ops_per_key };
-            self.next_key += 1;
-        }
-        slot.left -= 1;
-        let key = slot.key;
+    fn next(&mut self) -> (u64, Action) {
+        let key = self.keys.take(&mut self.random);
         let request = match self.random.below(4) {
-            0 | 1 => Request::Read,
+            0 | 1 => Action::Read,
             2 => self.write(),
             _ => {
                 let old = self.seen.get(&key).copied().unwrap_or_default();
-                Request::Cas(old, self.unique())
+                Action::Cas(old, self.unique())
             }
         };
         (key, request)
     }
 
     /// A write of a new value.
-    pub(crate) fn write(&mut self) -> Request {
-        Request::Write(self.unique())
+    fn write(&mut self) -> Action {
+        Action::Write(self.unique())
     }
 
     /// Notes what an answer showed.
-    pub(crate) fn learn(&mut self, key: u64, content: Content) {
+    fn learn(&mut self, key: u64, content: Content) {
         let seen = self.seen.entry(key).or_default();
         if content.version > seen.version {
             *seen = content;
         }
-    }
-
-    /// Every key used so far.
-    pub(crate) fn keys(&self) -> std::ops::Range<u64> {
-        0..self.next_key
     }
 
     fn unique(&mut self) -> u64 {
@@ -267,48 +216,17 @@ impl Generator {
 mod tests {
     use super::*;
 
-    fn answer(status: u16, body: &str) -> Reply {
-        Reply::Answer { status, body: body.to_owned() }
-    }
-
     #[test]
-    fn reads_are_understood_or_fail() {
+    fn what_does_not_exist_has_version_0() {
+        let answer =
+            |status, body: &str| Reply::Answer { status, index: None, body: body.to_owned() };
         let job = r#"{"ID":"r1","Meta":{"value":"17"},"JobModifyIndex":9,"Stop":false}"#;
-        let content = Content { value: Some(17), version: 9 };
-        assert_eq!(read(&answer(200, job)), Completion::ok(content));
-        assert_eq!(read(&answer(404, "job not found")), Completion::ok(Content::default()));
-        for reply in [
-            answer(404, "404 page not found"),
-            answer(500, "No cluster leader"),
-            answer(200, "{}"),
-            answer(200, r#"{"Meta":{},"JobModifyIndex":9}"#),
-            Reply::Lost("timeout".to_owned()),
-            Reply::NotSent("refused".to_owned()),
-        ] {
-            let completion = read(&reply);
-            assert_eq!(completion.kind, Kind::Fail, "{reply:?}");
-            assert!(completion.error.is_some());
-        }
-    }
-
-    #[test]
-    fn writes_fail_only_if_nothing_was_done() {
-        let check = |reply: Reply, kind| assert_eq!(written(5, &reply).kind, kind, "{reply:?}");
-        let content = Content { value: Some(5), version: 12 };
+        assert_eq!(read(&answer(200, job)), Ok(Content { value: Some(17), version: 9 }));
+        assert_eq!(read(&answer(404, "job not found")), Ok(Content::default()));
+        assert!(read(&answer(200, r#"{"Meta":{},"JobModifyIndex":9}"#)).is_err());
         let registered = r#"{"EvalID":"","JobModifyIndex":12,"Warnings":""}"#;
-        assert_eq!(written(5, &answer(200, registered)), Completion::ok(content));
-        let conflict =
-            "Enforcing job modify index 3: job exists with conflicting job modify index: 4";
-        check(answer(500, conflict), Kind::Fail);
-        check(answer(400, "bad job"), Kind::Fail);
-        check(answer(429, "too many"), Kind::Fail);
-        check(answer(500, "No cluster leader: the write was not proposed"), Kind::Fail);
-        check(answer(500, "No cluster leader"), Kind::Info);
-        check(answer(503, "starting"), Kind::Info);
-        check(answer(307, ""), Kind::Info);
-        check(answer(200, "{}"), Kind::Info);
-        check(Reply::NotSent("refused".to_owned()), Kind::Fail);
-        check(Reply::Lost("timeout".to_owned()), Kind::Info);
+        let content = Content { value: Some(5), version: 12 };
+        assert_eq!(written(5, &answer(200, registered)), Ok(content));
     }
 
     #[test]
@@ -330,8 +248,8 @@ mod tests {
             let (key, request) = generator.next();
             *uses.entry(key).or_default() += 1;
             match request {
-                Request::Read => {}
-                Request::Write(value) | Request::Cas(_, value) => values.push(value),
+                Action::Read => {}
+                Action::Write(value) | Action::Cas(_, value) => values.push(value),
             }
         }
         assert!((120..280).contains(&values.len()));
@@ -339,7 +257,7 @@ mod tests {
         sorted.dedup();
         assert_eq!(sorted, values);
         assert!(uses.values().all(|count| *count <= 20) && uses.len() >= 20, "{uses:?}");
-        assert_eq!(generator.keys().end, uses.len() as u64);
+        assert_eq!(generator.keys.used().end, uses.len() as u64);
     }
 
     #[test]
@@ -351,8 +269,8 @@ mod tests {
             generator.learn(key, Content { value: Some(1), version: 4 });
         }
         let bases = (0..100).filter_map(|_| match generator.next().1 {
-            Request::Cas(old, _) => Some(old),
-            Request::Read | Request::Write(_) => None,
+            Action::Cas(old, _) => Some(old),
+            Action::Read | Action::Write(_) => None,
         });
         assert!(bases.into_iter().all(|old| old == newest));
     }

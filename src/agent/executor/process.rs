@@ -177,19 +177,32 @@ pub(crate) fn parse_signal(name: &str) -> Option<Signal> {
         "HUP" | "1" => Signal::HUP,
         "INT" | "2" => Signal::INT,
         "QUIT" | "3" => Signal::QUIT,
-        "ABRT" | "ABORT" | "6" => Signal::ABORT,
+        "ILL" | "4" => Signal::ILL,
+        "TRAP" | "5" => Signal::TRAP,
+        "ABRT" | "ABORT" | "IOT" | "6" => Signal::ABORT,
+        "BUS" | "7" => Signal::BUS,
+        "FPE" | "8" => Signal::FPE,
         "KILL" | "9" => Signal::KILL,
         "USR1" | "10" => Signal::USR1,
+        "SEGV" | "11" => Signal::SEGV,
         "USR2" | "12" => Signal::USR2,
         "PIPE" | "13" => Signal::PIPE,
         "ALRM" | "14" => Signal::ALARM,
         "TERM" | "15" => Signal::TERM,
+        "CHLD" | "17" => Signal::CHILD,
         "CONT" | "18" => Signal::CONT,
         "STOP" | "19" => Signal::STOP,
         "TSTP" | "20" => Signal::TSTP,
         "TTIN" | "21" => Signal::TTIN,
         "TTOU" | "22" => Signal::TTOU,
+        "URG" | "23" => Signal::URG,
+        "XCPU" | "24" => Signal::XCPU,
+        "XFSZ" | "25" => Signal::XFSZ,
+        "VTALRM" | "26" => Signal::VTALARM,
+        "PROF" | "27" => Signal::PROF,
         "WINCH" | "28" => Signal::WINCH,
+        "IO" | "29" => Signal::IO,
+        "SYS" | "31" => Signal::SYS,
         _ => return None,
     })
 }
@@ -237,5 +250,8 @@ mod tests {
             assert_eq!(parse_signal(name), Some(Signal::TERM));
         }
         assert_eq!(parse_signal("SIGNONE"), None);
+        for name in crate::jobspec::SIGNALS {
+            assert!(parse_signal(name).is_some(), "a job may ask for {name}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! secrets and the executors' files are not shown.
 
 use std::{
-    fs,
+    fs, io,
     path::{Component, Path, PathBuf},
     time::UNIX_EPOCH,
 };
@@ -10,33 +10,26 @@ use std::{
 use axum::{
     Json,
     body::Body,
-    extract::{Path as UrlPath, Query, State},
+    extract::{Path as UrlPath, State},
     response::{IntoResponse, Response},
 };
-use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Files, HttpError};
+use super::{Files, HttpError, query::Parameters};
 use crate::agent::executor::client::blocking;
 
 /// Entries in a listing.
 const ENTRIES_MAX: usize = 10_000;
 
-#[derive(Deserialize)]
-pub(super) struct PathQuery {
-    #[serde(default)]
-    path: String,
-}
-
 pub(super) async fn list(
     State(files): State<Files>,
     UrlPath(allocation): UrlPath<String>,
-    Query(query): Query<PathQuery>,
+    query: Parameters,
 ) -> Result<Json<Value>, HttpError> {
     let directory = files.directory(&allocation)?;
-    let path = resolve(directory.root(), &query.path)?;
+    let path = resolve(directory.root(), query.text("path"))?;
     let root = directory.root().to_owned();
     let entries = blocking(move || {
         let mut entries = Vec::new();
@@ -55,9 +48,9 @@ pub(super) async fn list(
 pub(super) async fn stat(
     State(files): State<Files>,
     UrlPath(allocation): UrlPath<String>,
-    Query(query): Query<PathQuery>,
+    query: Parameters,
 ) -> Result<Json<Value>, HttpError> {
-    let path = resolve(files.directory(&allocation)?.root(), &query.path)?;
+    let path = resolve(files.directory(&allocation)?.root(), query.text("path"))?;
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     Ok(Json(describe(&name, &fs::metadata(&path)?)))
 }
@@ -65,18 +58,55 @@ pub(super) async fn stat(
 pub(super) async fn cat(
     State(files): State<Files>,
     UrlPath(allocation): UrlPath<String>,
-    Query(query): Query<PathQuery>,
+    query: Parameters,
 ) -> Result<Response, HttpError> {
-    let path = resolve(files.directory(&allocation)?.root(), &query.path)?;
-    if !path.is_file() {
-        return Err(HttpError::BadRequest(format!("`{}` is not a file", query.path)));
+    let path = file(&files, &allocation, &query)?;
+    copy(path, 0, u64::MAX).await
+}
+
+/// `limit` bytes from `offset`; all that follows without a limit.
+pub(super) async fn read_at(
+    State(files): State<Files>,
+    UrlPath(allocation): UrlPath<String>,
+    query: Parameters,
+) -> Result<Response, HttpError> {
+    let path = file(&files, &allocation, &query)?;
+    let offset = query.number("offset")?.unwrap_or(0);
+    let limit = query.number("limit")?.filter(|limit| *limit > 0);
+    copy(path, offset, limit.unwrap_or(u64::MAX)).await
+}
+
+/// The file that `path` asks for.
+pub(super) fn file(
+    files: &Files,
+    allocation: &str,
+    query: &Parameters,
+) -> Result<PathBuf, HttpError> {
+    let asked = query.text("path");
+    let path = resolve(files.directory(allocation)?.root(), asked)?;
+    if path.is_file() {
+        return Ok(path);
     }
+    Err(HttpError::BadRequest(format!("`{asked}` is not a file")))
+}
+
+async fn copy(path: PathBuf, offset: u64, limit: u64) -> Result<Response, HttpError> {
     let mut file = tokio::fs::File::open(path).await?;
-    let (chunks_in, chunks) = tokio::sync::mpsc::channel::<std::io::Result<bytes::Bytes>>(4);
+    // Some places behind the end cannot even be sought.
+    let length = file.metadata().await?.len();
+    file.seek(io::SeekFrom::Start(offset.min(length))).await?;
+    let mut file = file.take(limit);
+    let (chunks_in, chunks) = tokio::sync::mpsc::channel::<io::Result<bytes::Bytes>>(4);
     tokio::spawn(async move {
         let mut buffer = vec![0; 64 * 1024];
-        while let Ok(length @ 1..) = file.read(&mut buffer).await {
-            if chunks_in.send(Ok(bytes::Bytes::copy_from_slice(&buffer[..length]))).await.is_err() {
+        loop {
+            let read = file.read(&mut buffer).await;
+            if matches!(read, Ok(0)) {
+                return;
+            }
+            let ends = read.is_err();
+            let chunk = read.map(|length| bytes::Bytes::copy_from_slice(&buffer[..length]));
+            if chunks_in.send(chunk).await.is_err() || ends {
                 return;
             }
         }

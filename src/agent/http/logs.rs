@@ -1,4 +1,6 @@
-//! Logs of a task: the rotated files of one stream as one text, from an offset, followed as long as the task lives.
+//! Logs of a task: the rotated files of one stream as one text, from an offset, followed as long as the task lives; and any one file
+//! in the same way.
+//!
 //! `plain=true` gives the bytes; otherwise Nomad's frames: JSON objects with the bytes in base64, the file's name and the offset
 //! behind them, and an empty object as a sign of life.
 
@@ -11,16 +13,15 @@ use std::{
 
 use axum::{
     body::Body,
-    extract::{Path as UrlPath, Query, State},
+    extract::{Path as UrlPath, State},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
 use fsm::AllocationId;
-use serde::Deserialize;
 use tokio::{sync::mpsc, time::sleep};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Files, HttpError};
+use super::{Files, HttpError, query::Parameters};
 use crate::agent::executor::log_indexes;
 
 /// Bytes read at a time.
@@ -30,28 +31,13 @@ const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
 /// Looks without news after which a frame says that the stream lives.
 const QUIET_LOOKS_MAX: u32 = 50;
 
-#[derive(Deserialize)]
-pub(super) struct LogQuery {
-    task: String,
-    #[serde(rename = "type", default)]
-    kind: String,
-    #[serde(default)]
-    follow: bool,
-    #[serde(default)]
-    plain: bool,
-    #[serde(default)]
-    origin: String,
-    #[serde(default)]
-    offset: u64,
-}
-
 pub(super) async fn logs(
     State(files): State<Files>,
     UrlPath(allocation): UrlPath<String>,
-    Query(query): Query<LogQuery>,
+    query: Parameters,
 ) -> Result<Response, HttpError> {
     let directory = files.directory(&allocation)?;
-    let kind = match query.kind.as_str() {
+    let kind = match query.text("type") {
         "" | "stdout" => "stdout",
         "stderr" => "stderr",
         other => {
@@ -60,7 +46,44 @@ pub(super) async fn logs(
             )));
         }
     };
-    let from_end = match query.origin.as_str() {
+    let id = id(&allocation)?;
+    let task = query.text("task");
+    if task.is_empty() {
+        return Err(HttpError::BadRequest("task is required: the name of a task".to_owned()));
+    }
+    if files.node.view(id).is_none_or(|view| !view.status.tasks.contains_key(task)) {
+        return Err(HttpError::NotFound(format!("unknown task name \"{task}\"")));
+    }
+    let source = Source::Logs { directory: directory.logs(), name: format!("{task}.{kind}") };
+    let follow = query.flag("follow", false)?;
+    answer(files, source, follow, Watched { id, task: Some(task.to_owned()) }, &query)
+}
+
+/// One file from an offset, followed (unless told not to) until the allocation's tasks have ended.
+pub(super) async fn stream(
+    State(files): State<Files>,
+    UrlPath(allocation): UrlPath<String>,
+    query: Parameters,
+) -> Result<Response, HttpError> {
+    let path = super::files::file(&files, &allocation, &query)?;
+    let shown = query.text("path").trim_start_matches('/').to_owned();
+    let follow = query.flag("follow", true)?;
+    let watched = Watched { id: id(&allocation)?, task: None };
+    answer(files, Source::File { path, shown }, follow, watched, &query)
+}
+
+fn id(allocation: &str) -> Result<AllocationId, HttpError> {
+    allocation.parse().map_err(|_| HttpError::NotFound(allocation.to_owned()))
+}
+
+fn answer(
+    files: Files,
+    source: Source,
+    follow: bool,
+    watched: Watched,
+    query: &Parameters,
+) -> Result<Response, HttpError> {
+    let from_end = match query.text("origin") {
         "" | "start" => false,
         "end" => true,
         other => {
@@ -69,33 +92,29 @@ pub(super) async fn logs(
             )));
         }
     };
-    let id: AllocationId =
-        allocation.parse().map_err(|_| HttpError::NotFound(allocation.clone()))?;
-    let known = files.node.view(id).is_some_and(|view| view.status.tasks.contains_key(&query.task));
-    if !known {
-        return Err(HttpError::NotFound(format!("unknown task name \"{}\"", query.task)));
-    }
-    let source = LogFiles { directory: directory.logs(), name: format!("{}.{kind}", query.task) };
-    let position = source.position(from_end, query.offset)?;
+    let offset = query.number("offset")?.unwrap_or(0);
+    let plain = query.flag("plain", false)?;
+    let position = source.position(from_end, offset)?;
     let (chunks_in, chunks) = mpsc::channel(4);
-    let reader = Reader {
-        files,
-        id,
-        task: query.task,
-        source,
-        follow: query.follow,
-        plain: query.plain,
-        chunks: chunks_in,
-    };
+    let reader = Reader { files, watched, source, follow, plain, chunks: chunks_in };
     tokio::spawn(reader.copy(position));
     Ok(Body::from_stream(ReceiverStream::new(chunks)).into_response())
 }
 
-/// The files of one stream.
+/// What is read.
 #[derive(Clone)]
-struct LogFiles {
-    directory: PathBuf,
-    name: String,
+enum Source {
+    /// The rotated files of one stream of a task.
+    Logs { directory: PathBuf, name: String },
+    /// One file, and its path as it was asked for.
+    File { path: PathBuf, shown: String },
+}
+
+/// Whose end is the end of what is followed.
+struct Watched {
+    id: AllocationId,
+    /// Without: all tasks.
+    task: Option<String>,
 }
 
 /// A place in a stream.
@@ -105,15 +124,34 @@ struct Position {
     offset: u64,
 }
 
-impl LogFiles {
+impl Source {
     fn path(&self, index: u64) -> PathBuf {
-        self.directory.join(format!("{}.{index}", self.name))
+        match self {
+            Self::Logs { directory, name } => directory.join(format!("{name}.{index}")),
+            Self::File { path, .. } => path.clone(),
+        }
+    }
+
+    /// Numbers of the files there are, in order.
+    fn indexes(&self) -> io::Result<Vec<u64>> {
+        match self {
+            Self::Logs { directory, name } => log_indexes(directory, name),
+            Self::File { .. } => Ok(vec![0]),
+        }
+    }
+
+    /// The file's name in frames.
+    fn shown(&self, index: u64) -> String {
+        match self {
+            Self::Logs { name, .. } => format!("alloc/logs/{name}.{index}"),
+            Self::File { shown, .. } => shown.clone(),
+        }
     }
 
     /// The place `offset` bytes after the start, or before the end.
     fn position(&self, from_end: bool, offset: u64) -> io::Result<Position> {
         let mut sizes = Vec::new();
-        for index in log_indexes(&self.directory, &self.name)? {
+        for index in self.indexes()? {
             sizes.push((index, std::fs::metadata(self.path(index))?.len()));
         }
         let total: u64 = sizes.iter().map(|(_, size)| size).sum();
@@ -146,9 +184,7 @@ impl LogFiles {
             return Ok(Some((buffer, Position { offset, ..at })));
         }
         // Also when the file was rotated away: go on with the oldest that is left.
-        let next =
-            log_indexes(&self.directory, &self.name)?.into_iter().find(|index| *index > at.index);
-        match next {
+        match self.indexes()?.into_iter().find(|index| *index > at.index) {
             Some(index) => self.read(Position { index, offset: 0 }),
             None => Ok(None),
         }
@@ -157,9 +193,8 @@ impl LogFiles {
 
 struct Reader {
     files: Files,
-    id: AllocationId,
-    task: String,
-    source: LogFiles,
+    watched: Watched,
+    source: Source,
     follow: bool,
     plain: bool,
     chunks: mpsc::Sender<io::Result<Bytes>>,
@@ -204,16 +239,18 @@ impl Reader {
     }
 
     fn is_dead(&self) -> bool {
-        self.files.node.view(self.id).is_none_or(|view| {
-            view.status.tasks.get(&self.task).is_none_or(|task| task.state == "dead")
-        })
+        let Some(view) = self.files.node.view(self.watched.id) else { return true };
+        match &self.watched.task {
+            Some(name) => view.status.tasks.get(name).is_none_or(|task| task.state == "dead"),
+            None => view.status.tasks.values().all(|task| task.state == "dead"),
+        }
     }
 
     fn frame(&self, data: &[u8], end: Position) -> Bytes {
         if self.plain {
             return Bytes::copy_from_slice(data);
         }
-        let file = format!("alloc/logs/{}.{}", self.source.name, end.index);
+        let file = self.source.shown(end.index);
         let frame = serde_json::json!({"Data": base64(data), "File": file, "Offset": end.offset});
         Bytes::from(frame.to_string())
     }
@@ -252,7 +289,7 @@ mod tests {
     fn rotated_files_read_as_one() {
         let directory = tempfile::tempdir().unwrap();
         let source =
-            LogFiles { directory: directory.path().to_owned(), name: "t.stdout".to_owned() };
+            Source::Logs { directory: directory.path().to_owned(), name: "t.stdout".to_owned() };
         assert_eq!(source.position(true, 5).unwrap(), Position { index: 0, offset: 0 });
         std::fs::write(source.path(3), "abcd").unwrap();
         std::fs::write(source.path(4), "ef").unwrap();

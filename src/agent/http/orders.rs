@@ -1,36 +1,51 @@
-//! Orders to allocations: signals and restarts, with Nomad's bodies. An empty task name means all tasks.
+//! Orders to allocations: signals and restarts, with Nomad's bodies, whatever their content type says. An empty task name means all tasks.
 
 use axum::{
     Json,
     extract::{Path, State},
 };
+use bytes::Bytes;
 use fsm::AllocationId;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use super::{Files, HttpError};
 use crate::agent::{executor::process::parse_signal, shell::Order};
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-pub(super) struct SignalBody {
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "PascalCase", default)]
+struct SignalBody {
     signal: String,
-    #[serde(default)]
-    task: String,
+    task: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "PascalCase", default)]
-pub(super) struct RestartBody {
-    task_name: String,
-    all_tasks: bool,
+struct RestartBody {
+    task_name: Option<String>,
+    all_tasks: Option<bool>,
+}
+
+/// A body of JSON; an empty one is the default.
+fn body<T: DeserializeOwned + Default>(bytes: &Bytes) -> Result<T, HttpError> {
+    if bytes.is_empty() {
+        return Ok(T::default());
+    }
+    serde_json::from_slice(bytes).map_err(|error| {
+        HttpError::BadRequest(format!("the request body is not what is expected: {error}"))
+    })
 }
 
 pub(super) async fn signal(
     State(files): State<Files>,
     Path(allocation): Path<String>,
-    Json(body): Json<SignalBody>,
+    bytes: Bytes,
 ) -> Result<Json<Value>, HttpError> {
+    let body: SignalBody = body(&bytes)?;
+    if body.signal.is_empty() {
+        let text = "Signal is required, for example {\"Signal\": \"SIGHUP\"}".to_owned();
+        return Err(HttpError::BadRequest(text));
+    }
     if parse_signal(&body.signal).is_none() {
         return Err(HttpError::BadRequest(format!("unknown signal `{}`", body.signal)));
     }
@@ -41,19 +56,21 @@ pub(super) async fn signal(
 pub(super) async fn restart(
     State(files): State<Files>,
     Path(allocation): Path<String>,
-    Json(body): Json<RestartBody>,
+    bytes: Bytes,
 ) -> Result<Json<Value>, HttpError> {
-    if body.all_tasks && !body.task_name.is_empty() {
+    let body: RestartBody = body(&bytes)?;
+    let task = named(body.task_name);
+    if body.all_tasks == Some(true) && task.is_some() {
         return Err(HttpError::BadRequest(
             "a task and all tasks cannot both be restarted".to_owned(),
         ));
     }
-    let order = Order::Restart { task: named(body.task_name) };
+    let order = Order::Restart { task };
     carry_out(&files, &allocation, order).await
 }
 
-fn named(task: String) -> Option<String> {
-    Some(task).filter(|task| !task.is_empty())
+fn named(task: Option<String>) -> Option<String> {
+    task.filter(|task| !task.is_empty())
 }
 
 async fn carry_out(

@@ -111,3 +111,16 @@ fn the_same_seed_gives_the_same_disk() {
     assert_eq!(runs(0..10), runs(0..10));
     assert_ne!(runs(0..10), runs(10..20));
 }
+
+#[test]
+fn a_durable_copy_holds_what_is_synced_and_nothing_else() {
+    let (disk, file) = written(1);
+    file.write_all_at(&[2; 512], 0).unwrap();
+    disk.open(Path::new("/data/unsynced"), OpenMode::CreateNew).unwrap();
+    let copy = disk.durable_copy();
+    assert_eq!(copy.read(Path::new(PATH)).unwrap(), [1; 2048]);
+    assert_eq!(copy.files(), [(PathBuf::from(PATH), 2048)]);
+    assert_eq!(disk.files().len(), 2);
+    assert_eq!(disk.used_bytes(), 2048);
+    assert_eq!(disk.read(Path::new(PATH)).unwrap()[0], 2, "the disk itself goes on");
+}

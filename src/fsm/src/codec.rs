@@ -82,22 +82,30 @@ fn config() -> Configuration<LittleEndian, Varint, Limit<PAYLOAD_BYTES_MAX>> {
 /// The frame of a value.
 pub fn encode<T: Frame>(value: &T) -> Bytes {
     let mut out = Vec::with_capacity(256);
-    out.resize(HEADER_BYTES, 0);
-    bincode::serde::encode_into_std_write(value, &mut out, bincode::config::standard())
+    encode_to(value, &mut out);
+    out.into()
+}
+
+/// Appends the frame of a value.
+pub fn encode_to<T: Frame>(value: &T, out: &mut Vec<u8>) {
+    let start = out.len();
+    out.extend_from_slice(&[0; HEADER_BYTES]);
+    bincode::serde::encode_into_std_write(value, out, bincode::config::standard())
         .expect("a derived Serialize into a Vec cannot fail");
-    let payload = out.get(HEADER_BYTES..).unwrap_or_default();
+    let frame = out.get_mut(start..).unwrap_or_default();
+    let Some((header, payload)) = frame.split_first_chunk_mut::<HEADER_BYTES>() else { return };
     let length = u32::try_from(payload.len()).expect("a payload is below 4 GiB");
     let crc = crc32c::crc32c(payload);
-    let mut header = Vec::with_capacity(HEADER_BYTES);
-    header.extend_from_slice(&MAGIC.to_le_bytes());
-    header.extend_from_slice(&T::KIND.to_le_bytes());
-    header.extend_from_slice(&T::VERSION.to_le_bytes());
-    header.extend_from_slice(&crc.to_le_bytes());
-    header.extend_from_slice(&length.to_le_bytes());
-    if let Some(slot) = out.get_mut(..HEADER_BYTES) {
-        slot.copy_from_slice(&header);
+    let fields = MAGIC
+        .to_le_bytes()
+        .into_iter()
+        .chain(T::KIND.to_le_bytes())
+        .chain(T::VERSION.to_le_bytes())
+        .chain(crc.to_le_bytes())
+        .chain(length.to_le_bytes());
+    for (slot, byte) in header.iter_mut().zip(fields) {
+        *slot = byte;
     }
-    out.into()
 }
 
 fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {

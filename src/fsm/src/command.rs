@@ -12,8 +12,8 @@ use crate::{
     allocation::{ClientStatus, TaskState},
     digest::Digest,
     evaluation::EvaluationStatus,
-    id::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text, TimeMs},
-    job::JobSpec,
+    id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, Text, TimeMs},
+    job::{JobKind, JobSpec},
     node::{Drain, NodeDescription, SuspendReason},
     plan::{Plan, PlanVerdict},
     session::Request,
@@ -263,6 +263,40 @@ pub enum Command {
         /// The majority's digest.
         digest: Digest,
     },
+    /// Forgets what has ended long ago. Each row is judged again by the same rules; what is in use again stays.
+    CollectGarbage {
+        /// What counts as long ago.
+        cutoffs: Cutoffs,
+        /// Dead jobs, first of all: what they leave behind is free after that.
+        jobs: Vec<JobKey>,
+        /// Ended allocations.
+        allocations: Vec<AllocationId>,
+        /// Final evaluations; one that still has an allocation stays.
+        evaluations: Vec<EvaluationId>,
+        /// Node classes without nodes, whose record of capacity gains goes.
+        classes: Vec<ClassId>,
+    },
+}
+
+/// Log times before which something must have come to its end to be forgotten.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Cutoffs {
+    /// Evaluations and allocations of service and system jobs, and of jobs that are gone.
+    pub evaluations: TimeMs,
+    /// Evaluations and allocations of batch and sysbatch jobs.
+    pub batch_evaluations: TimeMs,
+    /// Jobs.
+    pub jobs: TimeMs,
+}
+
+impl Cutoffs {
+    /// For evaluations and allocations of a job of that kind; none: the job is gone.
+    pub const fn of(&self, kind: Option<JobKind>) -> TimeMs {
+        match kind {
+            Some(JobKind::Batch | JobKind::Sysbatch) => self.batch_evaluations,
+            Some(JobKind::Service | JobKind::System) | None => self.evaluations,
+        }
+    }
 }
 
 /// One change of a node's liveness as the leader saw it.
@@ -377,4 +411,6 @@ pub enum Reply {
     Evaluations(Vec<EvaluationId>),
     /// Plans were judged, in order.
     Plans(Vec<PlanVerdict>),
+    /// So many rows were forgotten.
+    Collected(u64),
 }

@@ -31,13 +31,19 @@ impl std::fmt::Display for Digest {
 
 /// Hash of one row: the first 16 bytes of BLAKE3 over key length, key, frame.
 pub fn row_hash(disk_key: &[u8], frame: &[u8]) -> u128 {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&u32::try_from(disk_key.len()).unwrap_or(u32::MAX).to_le_bytes());
-    hasher.update(disk_key);
-    hasher.update(frame);
-    let mut out = [0u8; 16];
-    hasher.finalize_xof().fill(&mut out);
-    u128::from_le_bytes(out)
+    let mut bytes =
+        Vec::with_capacity(frame.len().saturating_add(disk_key.len()).saturating_add(4));
+    bytes.extend_from_slice(&u32::try_from(disk_key.len()).unwrap_or(u32::MAX).to_le_bytes());
+    bytes.extend_from_slice(disk_key);
+    bytes.extend_from_slice(frame);
+    joined_hash(&bytes)
+}
+
+/// [`row_hash`] of a row whose key length (little endian, 4 bytes), key and frame stand one after the other already.
+pub fn joined_hash(bytes: &[u8]) -> u128 {
+    let hash = blake3::hash(bytes);
+    let first: [u8; 16] = hash.as_bytes().first_chunk().copied().unwrap_or_default();
+    u128::from_le_bytes(first)
 }
 
 /// The digest of the state as of the entry before `index`, waiting for the servers' reports.

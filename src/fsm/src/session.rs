@@ -54,7 +54,7 @@ fn abbreviate(reply: &Reply) -> Reply {
         Reply::Rejected(Rejection::InUse(text)) => Reply::Rejected(Rejection::InUse(cut(text))),
         // Plans are proposed by the leader, never by a client with a request id.
         Reply::Plans(_) => Reply::Done,
-        Reply::Done | Reply::Rejected(_) | Reply::Job { .. } => reply.clone(),
+        Reply::Done | Reply::Rejected(_) | Reply::Job { .. } | Reply::Collected(_) => reply.clone(),
     }
 }
 

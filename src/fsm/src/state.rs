@@ -19,7 +19,7 @@ use crate::{
     node::{Eligibility, Node, Tombstone},
     resources::{NodeUsage, PortHolder},
     session::Session,
-    table::{ChangeSet, Row, Table, TableId},
+    table::{ChangeSet, Row, StoredRow, Table, TableId},
 };
 
 /// A node pool. `all` (every node) and `default` always exist.
@@ -442,20 +442,25 @@ impl State {
 
     /// All rows as they go to disk, table by table. The head goes beside them.
     pub fn frames(&self) -> impl Iterator<Item = (Vec<u8>, Bytes)> + '_ {
+        self.stored_rows().map(|(key, row)| (key, row.frame()))
+    }
+
+    /// All rows with their keys on disk, table by table.
+    pub fn stored_rows(&self) -> impl Iterator<Item = (Vec<u8>, Arc<dyn StoredRow>)> + '_ {
         self.jobs
-            .frames()
-            .chain(self.job_versions.frames())
-            .chain(self.nodes.frames())
-            .chain(self.evaluations.frames())
-            .chain(self.allocations.frames())
-            .chain(self.node_pools.frames())
-            .chain(self.namespaces.frames())
-            .chain(self.configurations.frames())
-            .chain(self.tombstones.frames())
-            .chain(self.early_eligibilities.frames())
-            .chain(self.capacity_gains.frames())
-            .chain(self.sessions.frames())
-            .chain(self.digest_marks.frames())
+            .stored_rows()
+            .chain(self.job_versions.stored_rows())
+            .chain(self.nodes.stored_rows())
+            .chain(self.evaluations.stored_rows())
+            .chain(self.allocations.stored_rows())
+            .chain(self.node_pools.stored_rows())
+            .chain(self.namespaces.stored_rows())
+            .chain(self.configurations.stored_rows())
+            .chain(self.tombstones.stored_rows())
+            .chain(self.early_eligibilities.stored_rows())
+            .chain(self.capacity_gains.stored_rows())
+            .chain(self.sessions.stored_rows())
+            .chain(self.digest_marks.stored_rows())
     }
 
     /// Takes one row as it stands on disk. Rows may come in any order; call [`Self::load_done`] after the last.

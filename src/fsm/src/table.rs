@@ -7,7 +7,7 @@ use imbl::OrdMap;
 
 use crate::{
     codec::{self, DecodeError, Frame},
-    digest::{Digest, row_hash},
+    digest::{Digest, joined_hash, row_hash},
     id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, RequestId, Text},
 };
 
@@ -109,7 +109,7 @@ impl Key for (JobKey, Index, u64) {
 }
 
 /// A row of a table.
-pub trait Row: Frame + Clone {
+pub trait Row: Frame + Clone + Send + Sync + 'static {
     /// Its key.
     type Key: Key;
     /// Its table.
@@ -118,27 +118,47 @@ pub trait Row: Frame + Clone {
     fn key(&self) -> Self::Key;
 }
 
-/// Rows changed by applied entries, as they go to disk: table byte and key, and the frame or none for a removed row.
-#[derive(Default, Debug)]
+/// A row of any table, as it can be written to disk.
+pub trait StoredRow: Send + Sync {
+    /// Its frame.
+    fn frame(&self) -> Bytes;
+}
+
+impl<R: Row> StoredRow for R {
+    fn frame(&self) -> Bytes {
+        codec::encode(self)
+    }
+}
+
+/// A row that was put or removed. The row itself is shared with the state: most changes are overtaken before they go to disk, and cost
+/// neither memory nor time until they do.
+#[derive(Clone)]
+pub struct RowChange {
+    /// Table byte and key.
+    pub key: Bytes,
+    /// The row; none for a removed one.
+    pub row: Option<Arc<dyn StoredRow>>,
+    /// Length of the row's frame, bytes.
+    pub frame_bytes: usize,
+    /// The key had a row before.
+    pub existed: bool,
+}
+
+/// Rows changed by applied entries.
+#[derive(Default)]
 pub struct ChangeSet {
     /// In order; a later one of the same key wins.
-    pub rows: Vec<(Vec<u8>, Option<Bytes>)>,
+    pub rows: Vec<RowChange>,
     /// Record nothing and skip the encoding: for a trial on a clone, whose digest means nothing afterwards.
     pub is_trial: bool,
+    /// Memory of the row that is hashed.
+    joined: Vec<u8>,
 }
 
 impl ChangeSet {
     /// A change set for trying something on a clone.
     pub fn trial() -> Self {
-        Self { rows: Vec::new(), is_trial: true }
-    }
-
-    /// Size of keys and values, bytes.
-    pub fn bytes(&self) -> usize {
-        self.rows
-            .iter()
-            .map(|(key, row)| key.len().saturating_add(row.as_ref().map_or(0, Bytes::len)))
-            .sum()
+        Self { is_trial: true, ..Self::default() }
     }
 }
 
@@ -148,6 +168,25 @@ pub fn disk_key<R: Row>(key: &R::Key) -> Vec<u8> {
     out.push(R::TABLE.byte());
     key.write(&mut out);
     out
+}
+
+/// Bytes of the key's length in front of it.
+const LENGTH_BYTES: usize = 4;
+
+/// Writes what the digest hashes of a row into `out`; answers with the key and the length of the frame.
+fn join<R: Row>(key: &R::Key, row: &R, out: &mut Vec<u8>) -> (Bytes, usize) {
+    out.clear();
+    out.extend_from_slice(&[0; LENGTH_BYTES]);
+    out.push(R::TABLE.byte());
+    key.write(out);
+    let disk_key = out.get(LENGTH_BYTES..).map(Bytes::copy_from_slice).unwrap_or_default();
+    let length = u32::try_from(disk_key.len()).unwrap_or(u32::MAX);
+    if let Some(slot) = out.first_chunk_mut::<LENGTH_BYTES>() {
+        *slot = length.to_le_bytes();
+    }
+    let frame_start = out.len();
+    codec::encode_to(row, out);
+    (disk_key, out.len().saturating_sub(frame_start))
 }
 
 struct Slot<R> {
@@ -225,16 +264,17 @@ impl<R: Row> Table<R> {
             self.rows.insert(key, Slot { row: Arc::clone(&row), hash: 0 });
             return row;
         }
-        let disk = disk_key::<R>(&key);
-        let frame = codec::encode(&row);
-        let hash = row_hash(&disk, &frame);
+        let (disk_key, frame_bytes) = join(&key, &row, &mut changes.joined);
+        let hash = joined_hash(&changes.joined);
         let row = Arc::new(row);
-        let slot = Slot { row: Arc::clone(&row), hash };
-        if let Some(old) = self.rows.insert(key, slot) {
+        let old = self.rows.insert(key, Slot { row: Arc::clone(&row), hash });
+        if let Some(old) = &old {
             self.digest.remove(old.hash);
         }
         self.digest.add(hash);
-        changes.rows.push((disk, Some(frame)));
+        let stored = Arc::clone(&row) as Arc<dyn StoredRow>;
+        let existed = old.is_some();
+        changes.rows.push(RowChange { key: disk_key, row: Some(stored), frame_bytes, existed });
         row
     }
 
@@ -245,7 +285,8 @@ impl<R: Row> Table<R> {
             return Some(slot.row);
         }
         self.digest.remove(slot.hash);
-        changes.rows.push((disk_key::<R>(key), None));
+        let key = disk_key::<R>(key).into();
+        changes.rows.push(RowChange { key, row: None, frame_bytes: 0, existed: true });
         Some(slot.row)
     }
 
@@ -267,8 +308,10 @@ impl<R: Row> Table<R> {
         Ok(row)
     }
 
-    /// All rows as they go to disk.
-    pub fn frames(&self) -> impl Iterator<Item = (Vec<u8>, Bytes)> {
-        self.rows.iter().map(|(key, slot)| (disk_key::<R>(key), codec::encode(&*slot.row)))
+    /// All rows with their keys on disk.
+    pub fn stored_rows(&self) -> impl Iterator<Item = (Vec<u8>, Arc<dyn StoredRow>)> {
+        self.rows
+            .iter()
+            .map(|(key, slot)| (disk_key::<R>(key), Arc::clone(&slot.row) as Arc<dyn StoredRow>))
     }
 }

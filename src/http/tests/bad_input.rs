@@ -213,7 +213,6 @@ fn routes() -> Vec<Case> {
         case("DELETE", "/v1/operator/raft/peer?id=1", "", 501, "raft/peer"),
         case("GET", "/v1/event/stream", "", 501, "event/stream"),
         case("DELETE", "/v1/evaluations", "{}", 501, "evaluations"),
-        case("PUT", "/v1/system/gc", "", 501, "garbage collection"),
     ]
 }
 

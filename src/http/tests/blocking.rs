@@ -45,7 +45,7 @@ async fn a_blocking_query_on_an_item_sleeps_through_other_changes() {
 
 /// Waits until the query under way has looked at the state for the first time.
 async fn begun(cluster: &TestCluster) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_mins(1);
     while cluster.reads.lock().unwrap().is_empty() {
         assert!(Instant::now() < deadline, "the query did not arrive");
         tokio::task::yield_now().await;
@@ -170,6 +170,39 @@ async fn a_stale_query_waits_for_the_index_that_the_client_has_seen() {
     });
     response.ok();
     assert_eq!(cluster.reads.lock().unwrap()[0], (ReadMode::Stale, next));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_index_from_before_a_restore_does_not_stick() {
+    let cluster = TestCluster::new();
+    let server = TestServer::start(cluster.clone()).await;
+    let head = cluster.state().head.index;
+    for path in ["/v1/jobs?stale", "/v1/job/a?stale", "/v1/nodes?"] {
+        let started = Instant::now();
+        let response = server.get(&format!("{path}&index=99999999&wait=100ms")).await;
+        let took = started.elapsed();
+        assert!(took >= Duration::from_millis(100), "{path}: {took:?}");
+        assert!(response.index() <= head, "{path}: {response:?}");
+        assert!(matches!(response.status, 200 | 404), "{path}: {response:?}");
+    }
+    let reads = std::mem::take(&mut *cluster.reads.lock().unwrap());
+    let (stale, fresh) = ((ReadMode::Stale, 99_999_999), (ReadMode::Linearizable, 0));
+    assert_eq!(reads[..2], [stale, fresh], "what is older than the client's index is not stale");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn who_waits_on_what_does_not_exist_here_waits() {
+    let server = TestServer::start(TestCluster::new()).await;
+    for path in ["/v1/deployments", "/v1/volumes", "/v1/services", "/v1/job/a/deployments"] {
+        let seen = server.get(path).await.index();
+        let started = Instant::now();
+        let response = server.get(&format!("{path}?index={seen}&wait=100ms")).await;
+        let took = started.elapsed();
+        assert!(took >= Duration::from_millis(100), "{path} is asked in a circle: {took:?}");
+        assert_eq!((response.index(), response.ok()), (seen, json!([])), "{path}");
+    }
     server.stop().await;
 }
 

@@ -107,16 +107,17 @@ impl TestCluster {
             http_address: http_address.into(),
             version: "0.0.1".into(),
         });
-        self.must(Command::RegisterNode {
+        let reply = self.must(Command::RegisterNode {
             node: id,
             secret: [0xee; 16],
             identity: [0xdd; 16],
             description,
             evaluation_ids: Vec::new(),
         });
+        let Reply::Node { incarnation, .. } = reply else { panic!("{reply:?}") };
         self.must(Command::NodeReadiness {
             node: id,
-            incarnation: 1,
+            incarnation,
             readiness: Readiness::Ok,
             evaluation_ids: Vec::new(),
         });

@@ -1,5 +1,7 @@
 //! Jobs, their stubs, summaries and versions.
 
+use std::sync::Arc;
+
 use fsm::{Job, JobVersion, State, job::GroupSummary, job::JobSpec};
 use serde_json::{Map, Value, json};
 
@@ -8,8 +10,12 @@ use crate::http::time;
 
 /// A job with its current spec.
 pub(crate) fn job(state: &State, job: &Job) -> Option<Value> {
-    let version = state.job_versions.get(&(job.key.clone(), job.create_index, job.version))?;
-    Some(jobs_bridge::job_json(job, version))
+    Some(jobs_bridge::job_json(job, current_version(state, job)?))
+}
+
+/// The version that a job is at.
+pub(crate) fn current_version<'a>(state: &'a State, job: &Job) -> Option<&'a Arc<JobVersion>> {
+    state.job_versions.get(&(job.key.clone(), job.create_index, job.version))
 }
 
 /// A version of a job as it was; status and stop are those of the job today.

@@ -21,6 +21,8 @@ use serde_json::Value;
 use super::suggest::did_you_mean;
 use fields::{Fields, Report, quoted};
 use policy::Inherited;
+#[cfg(test)]
+pub(crate) use task::SIGNALS;
 
 /// Priority of a job that asks for none.
 const PRIORITY_DEFAULT: u16 = 50;

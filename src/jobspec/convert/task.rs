@@ -32,7 +32,7 @@ const LOGS_DEFAULT: (u32, u32) = (10, 10);
 const CONFIG_DEPTH_MAX: usize = 64;
 
 /// Signals that a task can ask for.
-const SIGNALS: [&str; 30] = [
+pub(crate) const SIGNALS: [&str; 30] = [
     "SIGABRT",
     "SIGALRM",
     "SIGBUS",

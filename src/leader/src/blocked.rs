@@ -303,6 +303,11 @@ impl BlockedEvals {
         Some(0)
     }
 
+    /// Whether an evaluation is tracked, or known as a duplicate.
+    pub fn contains(&self, id: EvaluationId) -> bool {
+        self.tracked.contains_key(&id) || self.duplicates.contains(&id)
+    }
+
     /// How many are where.
     pub fn stats(&self) -> BlockedStats {
         BlockedStats {

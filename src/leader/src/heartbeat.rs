@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fsm::{
     Liveness, Node, NodeId,
     command::{Command, LivenessChange},
+    plant::{Plant, is_planted},
 };
 
 use crate::{chance, limits};
@@ -87,6 +88,11 @@ impl Heartbeats {
         Self { config, ..Self::default() }
     }
 
+    /// The settings.
+    pub fn config(&self) -> HeartbeatConfig {
+        self.config
+    }
+
     /// Takes over the nodes from the state at the start of a leadership: each live one has its time to live and the grace from now on.
     pub fn restore(&mut self, now: u64, state: &fsm::State) {
         let live = state.nodes.iter().filter(|node| is_live(node)).count();
@@ -94,7 +100,9 @@ impl Heartbeats {
             let beat = Beat { incarnation: node.incarnation, deadline: None };
             self.nodes.insert(node.id, beat);
             if is_live(node) {
-                self.arm(node.id, now + self.ttl_ms_of(node.id, live) + self.config.grace_ms);
+                let since =
+                    if is_planted(Plant::HeartbeatsNotReset) { node.liveness_at } else { now };
+                self.arm(node.id, since + self.ttl_ms_of(node.id, live) + self.config.grace_ms);
             }
         }
     }

@@ -40,3 +40,23 @@ pub const DRAIN_COALESCE_MS: u64 = 250;
 pub const FOLLOW_UP_MS_MIN: u64 = 60_000;
 /// Spread of that wait (Nomad: 5 minutes).
 pub const FOLLOW_UP_SPREAD_MS: u64 = 300_000;
+/// Pause between two walks of the garbage collector (Nomad's `EvalGCInterval` and its like).
+pub const GC_INTERVAL_MS: u64 = 5 * 60_000;
+/// Final evaluations and ended allocations are kept this long (Nomad's `EvalGCThreshold`).
+pub const GC_EVALUATION_MS: u64 = 60 * 60_000;
+/// The same of batch jobs that are alive (Nomad's `BatchEvalGCThreshold`).
+pub const GC_BATCH_EVALUATION_MS: u64 = 24 * 60 * 60_000;
+/// Dead jobs are kept this long after their submission (Nomad's `JobGCThreshold`).
+pub const GC_JOB_MS: u64 = 4 * 60 * 60_000;
+/// Rows looked at in one slice of a walk.
+pub const GC_SLICE_MAX: usize = 8_192;
+/// Ids in one entry of garbage collection, but the allocations of one evaluation stay together.
+pub const GC_BATCH_MAX: usize = 2_048;
+/// Pause between two slices of a walk, so that a large collection does not crowd out other writes.
+pub const GC_SLICE_PAUSE_MS: u64 = 100;
+/// Encoded size of an entry with plans (`entry_bytes_max`).
+pub const PLAN_ENTRY_BYTES_MAX: usize = 1 << 20;
+/// Entries with plans that are proposed and not yet applied.
+pub const PLAN_ENTRIES_MAX: usize = 2;
+/// Passes of one lease over its evaluation, progress or not.
+pub const PASSES_MAX: u32 = 10_000;

@@ -126,6 +126,11 @@ impl<P> PlanQueue<P> {
         Some(queued.plan)
     }
 
+    /// The plan that [`Self::dequeue`] would give.
+    pub fn peek(&self) -> Option<&P> {
+        Some(&self.queued.first_key_value()?.1.plan)
+    }
+
     /// The size of the plan that [`Self::dequeue`] would give: whether it still fits the entry being built.
     pub fn next_bytes(&self) -> Option<usize> {
         Some(self.queued.first_key_value()?.1.bytes)

@@ -72,13 +72,12 @@ pub(crate) fn schedule<'a>(
         spec,
         stack,
         failed: BTreeSet::new(),
-        placed: vec![false; spec.groups.len()],
-        steps_left: vec![false; spec.groups.len()],
+        placed: BTreeSet::new(),
+        rolling: Vec::new(),
         replaced: BTreeSet::new(),
     };
     if work.stop(&removed, &changes) {
         work.update_and_place(kind, &mut changes);
-        work.roll_on(&changes);
         work.follow_up(&changes);
     }
     work.finish()
@@ -96,10 +95,10 @@ struct Work<'a> {
     stack: Option<Stack<'a>>,
     /// Groups of which an instance could not be placed.
     failed: BTreeSet<usize>,
-    /// By group: an instance was placed.
-    placed: Vec<bool>,
-    /// By group: instances of older versions are left to be replaced.
-    steps_left: Vec<bool>,
+    /// Groups of which an instance was placed.
+    placed: BTreeSet<usize>,
+    /// Groups of which older versions are left for a later step.
+    rolling: Vec<usize>,
     /// Allocations that a placement of this plan replaces.
     replaced: BTreeSet<AllocationId>,
 }
@@ -152,6 +151,9 @@ impl<'a> Work<'a> {
                     return;
                 }
             }
+        }
+        for number in std::mem::take(&mut self.rolling) {
+            self.roll_on(number, &spec.groups[number], &changes[number]);
         }
     }
 
@@ -238,7 +240,10 @@ impl<'a> Work<'a> {
             self.draft.failed_groups.insert(group.name.clone(), *metrics);
             self.failed.insert(number);
         }
-        self.steps_left[number] = outdated.len() > done;
+        // When nothing could be done, room has to come first, which the blocked evaluation waits for.
+        if outdated.len() > limit && (done > 0 || left == 0) {
+            self.rolling.push(number);
+        }
         true
     }
 
@@ -300,7 +305,7 @@ impl<'a> Work<'a> {
                     metrics: Some(choice.metrics),
                 };
                 self.draft.place(placement);
-                self.placed[number] = true;
+                self.placed.insert(number);
                 self.replaced.extend(wish.previous.map(|previous| previous.id));
                 Tried::Placed
             }
@@ -321,19 +326,15 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Makes the next step of each update happen when what this one waits for may be healthy. When there is nothing to become so, room has to come
-    /// first, which the blocked evaluation waits for.
-    fn roll_on(&mut self, changes: &[Changes<'_>]) {
-        let spec = self.spec;
-        for (number, group) in spec.groups.iter().enumerate() {
-            let awaited = changes[number].unhealthy > 0 || self.placed[number];
-            if self.steps_left[number] && awaited {
-                self.follow_up_step(group);
-            }
+    /// Takes the next step of a rolling update later, unless only room is missing: then the blocked evaluation goes on when there is some, and a
+    /// step each second would find nothing new.
+    fn roll_on(&mut self, number: usize, group: &TaskGroup, changes: &Changes<'_>) {
+        let only_room = self.failed.contains(&number)
+            && changes.unhealthy == 0
+            && !self.placed.contains(&number);
+        if only_room {
+            return;
         }
-    }
-
-    fn follow_up_step(&mut self, group: &TaskGroup) {
         let pause = group.update.map_or(0, |update| update.healthy_ms_min).max(ROLLING_MS_MIN);
         let wait_until = self.draft.pass.now.saturating_add(pause);
         evaluate::follow_up_rolling(&mut self.draft, wait_until);

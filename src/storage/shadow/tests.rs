@@ -5,11 +5,19 @@ use std::{collections::BTreeMap, fs};
 
 use fsm::digest::Digest;
 
-use super::*;
+use bytes::Bytes;
+
+use super::{
+    layout::{PACK, PIECE, VALUE_BYTES_MAX},
+    *,
+};
 use crate::{
     disk::{RealDisk, fault::FaultDisk},
+    plant::must_catch,
     storage::testing::Life,
 };
+
+mod replicas;
 
 const PATH: &str = "/server/state";
 
@@ -20,6 +28,12 @@ fn twin(disk: &FaultDisk) -> OpenEngine {
 
 fn open(disk: &FaultDisk) -> io::Result<(StateDirectory, Option<Loaded>)> {
     StateDirectory::open(Arc::new(disk.clone()), Path::new(PATH), twin(disk))
+}
+
+fn write(directory: &mut StateDirectory, group: Group) -> io::Result<()> {
+    let mut pending = Pending::default();
+    pending.add(group);
+    directory.write(&mut pending)
 }
 
 /// What a crash may leave and what it must leave.
@@ -34,7 +48,7 @@ struct Promise {
 impl Promise {
     fn write(&mut self, directory: &mut StateDirectory, life: &mut Life) -> io::Result<()> {
         self.known.insert(life.index(), life.state.digest());
-        directory.write(vec![life.take()])
+        write(directory, life.take())
     }
 
     fn check(&self, loaded: Option<&Loaded>, context: &str) {
@@ -61,6 +75,8 @@ fn live(disk: &FaultDisk, promise: &mut Promise) -> io::Result<()> {
     life.set("long", 100);
     promise.write(&mut directory, &mut life)?;
     promise.durable = directory.barrier()?;
+    life.request(1, 70);
+    promise.write(&mut directory, &mut life)?;
     life.set("long", VALUE_BYTES_MAX * 3);
     life.set("from-a-snapshot", 50);
     promise.known.insert(life.index(), life.state.digest());
@@ -68,6 +84,8 @@ fn live(disk: &FaultDisk, promise: &mut Promise) -> io::Result<()> {
     directory.replace(&life.state, &life.meta())?;
     promise.durable = life.index();
     life.remove("long");
+    // Later than the window of the sessions before it.
+    life.request(fsm::limits::SESSION_MS_MAX * 2, 3);
     promise.write(&mut directory, &mut life)?;
     promise.durable = directory.barrier()?;
     assert_eq!(promise.durable, life.index());
@@ -111,6 +129,16 @@ fn a_crash_between_any_two_steps_leaves_a_whole_state_not_older_than_the_barrier
 }
 
 #[test]
+fn the_crashes_would_show_an_index_ahead_of_its_rows_and_an_install_in_place() {
+    for plant in [Plant::IndexBeforeRows, Plant::InstallInPlace] {
+        must_catch(
+            plant,
+            a_crash_between_any_two_steps_leaves_a_whole_state_not_older_than_the_barrier,
+        );
+    }
+}
+
+#[test]
 fn a_crash_while_opening_sets_the_engine_aside_or_keeps_it_and_never_loops() {
     for stop in 0.. {
         let disk = FaultDisk::new(stop);
@@ -151,8 +179,8 @@ fn an_engine_that_does_not_match_its_digest_is_set_aside() {
         disk.replace(&rows, &bytes);
         disk.corrupt(&rows, offset, 0x20);
         let read = open_twin(Arc::new(disk.clone()), rows.parent().unwrap())
-            .and_then(|engine| load(&*engine, &mut BTreeMap::new()));
-        assert!(read.is_err() || read.unwrap().is_none(), "a flip at {offset} went unnoticed");
+            .and_then(|engine| Layout::load(&*engine));
+        assert!(read.is_err() || read.unwrap().1.is_none(), "a flip at {offset} went unnoticed");
     }
     let (_, loaded) = open(&disk).unwrap();
     assert!(loaded.is_none());
@@ -189,7 +217,7 @@ fn sled_keeps_long_rows_that_grow_shrink_and_go() {
     for (number, length) in lengths.into_iter().enumerate() {
         life.set("row", length);
         life.set("other", 40);
-        directory.write(vec![life.take()]).unwrap();
+        write(&mut directory, life.take()).unwrap();
         assert_eq!(directory.barrier().unwrap(), life.index());
         // Killed here.
         let killed = temporary.path().join(format!("killed-{number}"));
@@ -208,9 +236,9 @@ fn sled_keeps_long_rows_that_grow_shrink_and_go() {
     directory.engine.iterate(&mut count).unwrap();
     assert_eq!(pieces, 0, "the pieces of longer values are gone");
     life.set("row", 300_000);
-    directory.write(vec![life.take()]).unwrap();
+    write(&mut directory, life.take()).unwrap();
     life.remove("row");
-    directory.write(vec![life.take()]).unwrap();
+    write(&mut directory, life.take()).unwrap();
     directory.barrier().unwrap();
     pieces = 0;
     directory
@@ -232,7 +260,7 @@ fn sled_directories_that_a_crash_left_behind_are_removed() {
     let (mut directory, _) = open_real(&path);
     let mut life = Life::new();
     life.set("kept", 100);
-    directory.write(vec![life.take()]).unwrap();
+    write(&mut directory, life.take()).unwrap();
     directory.barrier().unwrap();
     // Before the switch: the new engine is half built.
     let before = temporary.path().join("before");
@@ -262,7 +290,7 @@ fn an_opening_mark_sets_sled_aside() {
     let (mut directory, _) = open_real(&path);
     let mut life = Life::new();
     life.set("row", 10);
-    directory.write(vec![life.take()]).unwrap();
+    write(&mut directory, life.take()).unwrap();
     directory.barrier().unwrap();
     drop(directory);
     fs::write(path.join("OPENING"), "").unwrap();
@@ -272,4 +300,124 @@ fn an_opening_mark_sets_sled_aside() {
     assert!(!path.join("OPENING").exists());
     drop(directory);
     assert!(open_real(&path).1.is_none(), "it does not come back by itself");
+}
+
+/// The keys of an engine that begin with this byte.
+fn count(directory: &StateDirectory, first: u8) -> usize {
+    let mut found = 0;
+    let mut count = |key: &[u8], _: &[u8]| {
+        found += usize::from(key.first() == Some(&first));
+        Ok(())
+    };
+    directory.engine.iterate(&mut count).unwrap();
+    found
+}
+
+#[test]
+fn sessions_share_values_and_go_with_them() {
+    let disk = FaultDisk::new(1);
+    let (mut directory, _) = open(&disk).unwrap();
+    let mut life = Life::new();
+    let window = fsm::limits::SESSION_MS_MAX;
+    let sessions = fsm::table::TableId::Sessions.byte();
+    life.request(window, 300);
+    write(&mut directory, life.take()).unwrap();
+    let packs = count(&directory, PACK);
+    assert!((2..100).contains(&packs), "300 sessions are in {packs} values");
+    life.request(window + window / 2, 300);
+    write(&mut directory, life.take()).unwrap();
+    assert_eq!(count(&directory, sessions), 0, "none has a value of its own");
+    directory.barrier().unwrap();
+    drop(directory);
+
+    let (mut directory, loaded) = open(&disk).unwrap();
+    let mut life = Life::from(loaded.unwrap().state);
+    assert_eq!(life.state.sessions.len(), 600);
+    // The first 300 are out of the window one by one, in packs that were loaded.
+    for late in [10, 200, 1_000] {
+        life.request(window * 2 + late, 1);
+        write(&mut directory, life.take()).unwrap();
+        directory.barrier().unwrap();
+        let (_, loaded) = open(&disk).unwrap();
+        assert_eq!(loaded.unwrap().state.digest(), life.state.digest(), "after {late}");
+    }
+    assert_eq!(life.state.sessions.len(), 303);
+    life.request(window * 9, 1);
+    write(&mut directory, life.take()).unwrap();
+    assert_eq!(life.state.sessions.len(), 1);
+    assert_eq!(count(&directory, PACK), 1, "the packs of sessions that are gone are gone");
+}
+
+#[test]
+fn sessions_of_before_there_were_packs_load_and_go() {
+    let disk = FaultDisk::new(1);
+    let (mut directory, _) = open(&disk).unwrap();
+    let mut life = Life::new();
+    life.request(1, 5);
+    let group = life.take();
+    let rows = group.changes.rows.into_iter();
+    let rows = rows.map(|change| (change.key, change.row.map(|row| row.frame())));
+    let meta = (Bytes::from_static(META_KEY), Some(group.meta.encode()));
+    directory.engine.write(&mut rows.chain([meta])).unwrap();
+    directory.barrier().unwrap();
+    drop(directory);
+    let (mut directory, loaded) = open(&disk).unwrap();
+    let mut life = Life::from(loaded.unwrap().state);
+    let sessions = fsm::table::TableId::Sessions.byte();
+    assert_eq!((life.state.sessions.len(), count(&directory, sessions)), (5, 5));
+    life.request(fsm::limits::SESSION_MS_MAX * 3, 1);
+    write(&mut directory, life.take()).unwrap();
+    directory.barrier().unwrap();
+    assert_eq!(count(&directory, sessions), 0);
+    assert_eq!(open(&disk).unwrap().1.unwrap().state.digest(), life.state.digest());
+}
+
+/// An engine that counts the rows it is given.
+struct Counting(Box<dyn Engine>, Arc<std::sync::atomic::AtomicUsize>);
+
+impl Engine for Counting {
+    fn read(&self, key: &[u8]) -> io::Result<Option<Bytes>> {
+        self.0.read(key)
+    }
+    fn iterate(&self, visit: Visit<'_>) -> io::Result<()> {
+        self.0.iterate(visit)
+    }
+    fn write(&mut self, rows: Rows<'_>) -> io::Result<()> {
+        let mut counted = rows.inspect(|_| {
+            self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        });
+        self.0.write(&mut counted)
+    }
+    fn barrier(&mut self) -> io::Result<()> {
+        self.0.barrier()
+    }
+    fn disk_bytes(&self) -> u64 {
+        self.0.disk_bytes()
+    }
+}
+
+#[tokio::test]
+async fn changes_of_a_row_that_wait_together_are_written_once_and_a_barrier_has_all() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("state");
+    let written = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counter = Arc::clone(&written);
+    let open: OpenEngine =
+        Arc::new(move |path| Ok(Box::new(Counting(open_sled(path)?, Arc::clone(&counter)))));
+    let (shadow, _) = Shadow::open(Arc::new(RealDisk), &path, Arc::clone(&open)).unwrap();
+    let mut life = Life::new();
+    for number in 0..500 {
+        life.set("hot", 10 + number);
+        shadow.write(life.take()).await.unwrap();
+    }
+    assert_eq!(shadow.barrier().await.unwrap(), life.index());
+    assert_eq!(shadow.lag().groups, 0);
+    let rows = written.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(rows < 100, "{rows} rows were written for 500 changes of one");
+    life.set("late", 10);
+    shadow.write(life.take()).await.unwrap();
+    shadow.close().await;
+    assert!(shadow.write(life.take()).await.is_err(), "it is closed");
+    let (_, loaded) = open_real(&path);
+    assert_eq!(loaded.unwrap().state.digest(), life.state.digest());
 }

@@ -7,6 +7,7 @@
 mod agents;
 mod bad_input;
 mod blocked;
+mod garbage;
 mod jobs;
 mod leader_loss;
 mod nodes;

@@ -174,7 +174,7 @@ impl Turn<'_> {
         Ok(Reply::Job { evaluation: made, job_modify_index: self.index, found: true })
     }
 
-    fn purge_job(&mut self, job: &Job) {
+    pub(super) fn purge_job(&mut self, job: &Job) {
         self.state.jobs.remove(&job.key, self.changes);
         self.state.per_node_jobs.remove(&job.key);
         self.state.touch(TableId::Jobs);

@@ -16,8 +16,8 @@ use crate::{
     },
     codec::{self, DecodeError, Frame, HEADER_BYTES, KINDS},
     command::{
-        ClientUpdate, Command, EvaluationUpdate, IndexConflict, LivenessChange, NodeReport,
-        Proposal, Readiness, Rejection, Reply,
+        ClientUpdate, Command, Cutoffs, EvaluationUpdate, IndexConflict, LivenessChange,
+        NodeReport, Proposal, Readiness, Rejection, Reply,
     },
     digest::{Digest, DigestMark},
     evaluation::{Evaluation, EvaluationStatus, Metrics, NodeScore, Trigger},
@@ -419,6 +419,7 @@ pub(super) fn commands() -> Vec<Command> {
         Command::Tick,
         Command::MarkDigest,
         Command::DigestVerdict { mark: 18, digest: Digest(19) },
+        collection(),
     ]
 }
 
@@ -450,6 +451,17 @@ fn command_name(command: &Command) -> &'static str {
         Command::Tick => "tick",
         Command::MarkDigest => "mark-digest",
         Command::DigestVerdict { .. } => "digest-verdict",
+        Command::CollectGarbage { .. } => "collect-garbage",
+    }
+}
+
+fn collection() -> Command {
+    Command::CollectGarbage {
+        cutoffs: Cutoffs { evaluations: 20, batch_evaluations: 21, jobs: 22 },
+        jobs: vec![job_key("t")],
+        allocations: vec![AllocationId([23; 16])],
+        evaluations: vec![EvaluationId([24; 16])],
+        classes: vec![ClassId([25; 16])],
     }
 }
 
@@ -482,6 +494,7 @@ fn replies() -> Vec<Reply> {
         Reply::Plans(vec![verdict()]),
     ];
     replies.extend(rejections().into_iter().map(Reply::Rejected));
+    replies.push(Reply::Collected(26));
     replies
 }
 

@@ -78,10 +78,10 @@ fn the_order_of_rows_does_not_matter() {
 fn changes_add_up_to_the_rows() {
     let driver = busy_cluster();
     let mut disk = std::collections::BTreeMap::new();
-    for (key, row) in driver.changes.rows {
-        match row {
-            Some(row) => disk.insert(key, row),
-            None => disk.remove(&key),
+    for change in driver.changes.rows {
+        match change.row {
+            Some(row) => disk.insert(change.key.to_vec(), row.frame()),
+            None => disk.remove(&*change.key),
         };
     }
     assert_eq!(disk, rows(&driver.state));

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod allocation;
+mod gc;
 mod golden;
 mod job;
 mod load;

@@ -1,5 +1,5 @@
-//! Random commands on two replicas, one of which is saved and loaded now and then: same digests and replies after every step, no invariant broken, nothing
-//! panics, every proposal round-trips to the same bytes, a rejection changes nothing.
+//! Random commands on three replicas: one that lives on, one that is saved and loaded now and then, one that is restored from the rows on disk as they
+//! were some entries ago and applies those again. Same digests, rows and replies after every step, no invariant broken, nothing panics, every proposal round-trips to the same bytes, a rejection changes nothing.
 //!
 //! `FSM_RANDOM_SECONDS=300 cargo test -p fsm random -- --nocapture` runs longer; `FSM_RANDOM_SEED=…` runs one seed, as a failure prints it.
 
@@ -21,8 +21,8 @@ use crate::{
     allocation::{ClientStatus, DesiredStatus},
     codec,
     command::{
-        ClientUpdate, Command, EvaluationUpdate, LivenessChange, NodeReport, Proposal, Readiness,
-        Reply,
+        ClientUpdate, Command, Cutoffs, EvaluationUpdate, LivenessChange, NodeReport, Proposal,
+        Readiness, Reply,
     },
     digest::Digest,
     evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger},
@@ -409,7 +409,24 @@ impl Maker<'_> {
                 let mark = self.chance.pick(&marks).unwrap_or(3);
                 Command::DigestVerdict { mark, digest: Digest(5) }
             }
-            _ => Command::Tick,
+            _ if self.chance.one_in(2) => Command::Tick,
+            _ => self.collection(),
+        }
+    }
+
+    /// Everything that could be collected and more, with a cut-off somewhere in the past.
+    fn collection(&mut self) -> Command {
+        let before = self.state.head.at.saturating_sub(self.chance.below(3) * 1000);
+        let mut evaluations: Vec<_> = self.state.evaluations.iter().map(|row| row.id).collect();
+        evaluations.retain(|_| !self.chance.one_in(4));
+        let mut allocations: Vec<_> = self.state.allocations.iter().map(|row| row.id).collect();
+        allocations.retain(|_| !self.chance.one_in(4));
+        Command::CollectGarbage {
+            cutoffs: Cutoffs { evaluations: before, batch_evaluations: before, jobs: before },
+            jobs: self.state.jobs.iter().map(|row| row.key.clone()).collect(),
+            allocations,
+            evaluations,
+            classes: self.state.classes_without_nodes(),
         }
     }
 
@@ -524,12 +541,44 @@ impl Maker<'_> {
     }
 }
 
-/// Two replicas of one log.
+/// The rows on disk as of some entry, and the entries after it.
+#[derive(Default)]
+struct Checkpoint {
+    disk: BTreeMap<Vec<u8>, bytes::Bytes>,
+    head: Option<crate::state::Head>,
+    since: Vec<(u64, Option<Proposal>)>,
+}
+
+impl Checkpoint {
+    /// A replica that starts from here.
+    fn restore(&self) -> State {
+        let mut state = State::default();
+        for (key, frame) in &self.disk {
+            state.load_row(key, frame).unwrap();
+        }
+        state.load_done(self.head.clone().unwrap_or_default());
+        for (term, proposal) in &self.since {
+            let index = state.head.index + 1;
+            match proposal {
+                Some(proposal) => {
+                    state.apply(index, *term, proposal, &mut ChangeSet::default());
+                }
+                None => state.advance(index, *term),
+            }
+        }
+        state
+    }
+}
+
+/// Replicas of one log.
 struct Twins {
     first: State,
     second: State,
     changes: ChangeSet,
     disk: BTreeMap<Vec<u8>, bytes::Bytes>,
+    checkpoint: Checkpoint,
+    /// Replicas that were restored and applied what came since.
+    restored: u64,
     term: u64,
     taken: u64,
 }
@@ -544,19 +593,41 @@ impl Twins {
             first,
             changes,
             disk: BTreeMap::new(),
+            checkpoint: Checkpoint::default(),
+            restored: 0,
             term: 1,
             taken: 0,
         };
         twins.flush();
+        twins.save();
         twins
     }
 
+    fn save(&mut self) {
+        let (disk, head) = (self.disk.clone(), Some(self.first.head.clone()));
+        self.checkpoint = Checkpoint { disk, head, since: Vec::new() };
+    }
+
+    /// A replica from the last checkpoint is the one that never stopped, byte for byte.
+    fn check_restored(&mut self) {
+        let third = self.checkpoint.restore();
+        assert_eq!(third.head, self.first.head);
+        assert_eq!(third.digest(), self.first.digest());
+        assert_eq!(rows(&third), rows(&self.first));
+        assert_eq!(invariant::check(&third), []);
+        self.restored += 1;
+    }
+
     fn flush(&mut self) {
-        for (key, row) in self.changes.rows.drain(..) {
-            match row {
-                Some(row) => self.disk.insert(key, row),
-                None => self.disk.remove(&key),
+        for change in self.changes.rows.drain(..) {
+            let old = match change.row {
+                Some(row) => {
+                    assert_eq!(change.frame_bytes, row.frame().len());
+                    self.disk.insert(change.key.to_vec(), row.frame())
+                }
+                None => self.disk.remove(&*change.key),
             };
+            assert_eq!(change.existed, old.is_some(), "of {:?}", change.key);
         }
     }
 
@@ -566,6 +637,7 @@ impl Twins {
             let index = self.first.head.index + 1;
             self.first.advance(index, self.term);
             self.second.advance(index, self.term);
+            self.checkpoint.since.push((self.term, None));
         }
         if chance.one_in(15) {
             self.second = reload(&self.second);
@@ -585,6 +657,13 @@ impl Twins {
         assert_eq!(self.first.digest(), self.second.digest());
         self.check_reply(&before, &proposal, &one);
         self.flush();
+        self.checkpoint.since.push((self.term, Some(proposal)));
+        if chance.one_in(20) {
+            self.check_restored();
+        }
+        if chance.one_in(30) {
+            self.save();
+        }
     }
 
     fn check_reply(&mut self, before: &State, proposal: &Proposal, applied: &Applied) {
@@ -594,7 +673,7 @@ impl Twins {
             assert_eq!(applied.effects, []);
             let mut changed = self.changes.rows.iter();
             let sessions = crate::table::TableId::Sessions.byte();
-            assert!(changed.all(|(key, _)| key[0] == sessions), "a rejection changed rows");
+            assert!(changed.all(|change| change.key[0] == sessions), "a rejection changed rows");
             return;
         }
         self.taken += 1;
@@ -635,6 +714,9 @@ fn run(seed: u64, steps: usize) -> (u64, usize) {
         twins.check();
     }
     assert_eq!(invariant::check(&twins.second), []);
+    twins.check_restored();
+    assert!(twins.restored > 1, "only one replica was restored");
+    assert_eq!(rows(&twins.second), rows(&twins.first), "the rows of two replicas differ");
     assert_eq!(twins.disk, rows(&twins.first), "the changes do not add up to the rows");
     assert!(twins.first.allocations.len() < 100_000);
     (twins.taken, twins.first.allocations.len())

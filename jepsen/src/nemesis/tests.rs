@@ -2,23 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::path::PathBuf;
-
 use super::*;
 use crate::checker::Verdict;
-use crate::checker::coverage;
-use crate::cluster::Setup;
+use crate::checker::coverage::{self, Asked};
+use crate::cluster::{Setup, test_setup};
+use crate::partition::Shape;
+use crate::proxy::Flow;
 
 /// Three servers that only sleep, all started.
 fn sleepers() -> (tempfile::TempDir, Mutex<Cluster>, Vec<Endpoint>) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup {
-        binary: PathBuf::from("/bin/sh"),
-        directory: directory.path().to_owned(),
-        servers: 3,
-        plant: None,
-        guard: None,
-    };
+    let setup = Setup { directory: directory.path().to_owned(), ..test_setup() };
     let mut cluster = Cluster::create(setup).unwrap();
     for (server, endpoint) in cluster.endpoints().to_vec().iter().enumerate() {
         let script = directory.path().join(&endpoint.name).join("server");
@@ -29,11 +23,17 @@ fn sleepers() -> (tempfile::TempDir, Mutex<Cluster>, Vec<Endpoint>) {
     (directory, Mutex::new(cluster), endpoints)
 }
 
+fn covered(recorder: &Recorder, classes: &[FaultClass]) -> coverage::Report {
+    let unavailable = std::collections::BTreeMap::new();
+    let asked = Asked { classes, unavailable: &unavailable, at_least: 1 };
+    coverage::check(&recorder.snapshot().0, &asked)
+}
+
 #[test]
 fn faults_are_installed_overlap_and_heal() {
     let (_directory, cluster, endpoints) = sleepers();
     let recorder = Recorder::in_memory();
-    let mut nemesis = Nemesis::new(&cluster, &endpoints, &recorder, Random::stream(5, 0));
+    let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, 5);
     let stop = AtomicBool::new(false);
     let schedule =
         Schedule { quiet: Duration::from_millis(20), interval: Duration::from_millis(60) };
@@ -42,7 +42,7 @@ fn faults_are_installed_overlap_and_heal() {
         scope.spawn(|| nemesis.torment(&classes, schedule, &stop).unwrap());
         let end = Instant::now() + Duration::from_secs(30);
         while Instant::now() < end {
-            let covered = coverage::check(&recorder.snapshot().0, &classes);
+            let covered = covered(&recorder, &classes);
             if covered.classes.values().all(|attempts| attempts.installed >= 3) {
                 break;
             }
@@ -50,7 +50,7 @@ fn faults_are_installed_overlap_and_heal() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    let report = coverage::check(&recorder.snapshot().0, &classes);
+    let report = covered(&recorder, &classes);
     assert_eq!(report.valid, Verdict::True, "{report:?}");
     nemesis.heal_all().unwrap();
     let mut cluster = cluster.lock().unwrap();
@@ -62,12 +62,13 @@ fn faults_are_installed_overlap_and_heal() {
 fn links_without_traffic_do_not_count_as_partitioned() {
     let (_directory, cluster, endpoints) = sleepers();
     let recorder = Recorder::in_memory();
-    let mut nemesis = Nemesis::new(&cluster, &endpoints, &recorder, Random::stream(5, 0));
-    let outcome = nemesis.strike_links(Shape::One, Flow::Held);
-    nemesis.conclude(FaultClass::Partition, outcome);
-    let outcome = nemesis.strike_links(Shape::Primaries, Flow::Cut);
-    nemesis.conclude(FaultClass::Partition, outcome);
-    let report = coverage::check(&recorder.snapshot().0, &[FaultClass::Partition]);
+    let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, 5);
+    let mut turn = Turn::new(nemesis, FaultClass::Partition, &|| false);
+    let outcome = turn.cut(Shape::One, Flow::Held).unwrap();
+    turn.conclude(outcome);
+    let outcome = turn.cut(Shape::Primaries, Flow::Cut).unwrap();
+    turn.conclude(outcome);
+    let report = covered(&recorder, &[FaultClass::Partition]);
     assert_eq!(report.valid, Verdict::Unknown);
     let attempts = &report.classes["partition"];
     assert_eq!((attempts.installed, attempts.skipped, attempts.indeterminate), (0, 1, 1));

@@ -1,0 +1,395 @@
+//! The agents: real `quorate agent` processes, each simulating some nodes, for workloads that run allocations.
+//!
+//! Owns every agent process and its faults. Agents reach the servers directly, not through the proxies: a
+//! partition cuts servers from each other. A process is signalled only while it is our unreaped child; all are
+//! killed when the fleet is dropped, and by the guard if the harness dies.
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::checker::crash::Exit;
+use crate::guard::Guard;
+use crate::history::{Function, Kind, Op, Process, Recorder};
+use crate::random::Random;
+
+/// CPU and memory of each simulated node.
+const CPU_MHZ: u64 = 1_000;
+const MEMORY_MB: u64 = 1_000;
+/// How long a killed process may take to be gone.
+const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an agent may take to end after SIGTERM.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(20);
+/// Time between two faults, and how long one lasts: shorter and longer than a node takes to be down.
+const PAUSE_BETWEEN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
+const FAULT_LENGTH: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(8));
+
+/// What the agents are made from.
+pub(crate) struct Setup<'a> {
+    /// The binary.
+    pub(crate) binary: &'a Path,
+    /// The run's directory.
+    pub(crate) directory: &'a Path,
+    /// The servers' RPC addresses.
+    pub(crate) servers: Vec<SocketAddr>,
+    /// How many processes, and nodes in each.
+    pub(crate) agents: (usize, u32),
+    /// Kills them if the harness dies.
+    pub(crate) guard: Option<Guard>,
+}
+
+/// The agents of a run.
+pub(crate) struct Fleet {
+    binary: PathBuf,
+    agents: Vec<Agent>,
+    guard: Option<Guard>,
+    exits: Vec<Exit>,
+}
+
+struct Agent {
+    name: String,
+    directory: PathBuf,
+    child: Option<Child>,
+    paused: bool,
+}
+
+#[derive(Serialize)]
+struct AgentConfig<'a> {
+    name: &'a str,
+    datacenter: &'a str,
+    data_dir: PathBuf,
+    servers: Vec<String>,
+    simulate: u32,
+    log_format: &'a str,
+    http: BTreeMap<&'a str, &'a str>,
+    resources: BTreeMap<&'a str, u64>,
+    drivers: BTreeMap<&'a str, bool>,
+}
+
+/// The names of so many agents; they are directories of the run.
+pub(crate) fn names(agents: usize) -> Vec<String> {
+    (1..=agents).map(|number| format!("a{number}")).collect()
+}
+
+/// The log of one agent in a run's directory.
+pub(crate) fn agent_log(directory: &Path, agent: &str) -> PathBuf {
+    directory.join(agent).join("agent.log")
+}
+
+impl Fleet {
+    /// Starts the agents.
+    pub(crate) fn start(setup: Setup<'_>) -> Result<Self> {
+        let (count, nodes) = setup.agents;
+        let agents = names(count).into_iter().map(|name| {
+            let directory = setup.directory.join(&name);
+            Agent { name, directory, child: None, paused: false }
+        });
+        let mut fleet = Self {
+            binary: setup.binary.to_owned(),
+            agents: agents.collect(),
+            guard: setup.guard,
+            exits: Vec::new(),
+        };
+        for agent in &fleet.agents {
+            write_config(agent, &setup.servers, nodes)?;
+        }
+        for agent in 0..fleet.agents.len() {
+            fleet.start_agent(agent)?;
+        }
+        Ok(fleet)
+    }
+
+    /// Exits so far that nobody here caused.
+    pub(crate) fn exits(&self) -> &[Exit] {
+        &self.exits
+    }
+
+    /// Kills and freezes agents at random and lets them come back, until `stop` is set; at the end all run.
+    pub(crate) fn torment(
+        &mut self,
+        recorder: &Recorder,
+        random: &mut Random,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        loop {
+            rest(random.duration(PAUSE_BETWEEN.0, PAUSE_BETWEEN.1), stop);
+            if stop.load(Ordering::Relaxed) {
+                return self.heal();
+            }
+            let agent = random.below(self.agents.len());
+            let kill = random.below(2) == 0;
+            let (begin, end) = if kill {
+                (Function::KillAgent, Function::StartAgent)
+            } else {
+                (Function::PauseAgent, Function::ResumeAgent)
+            };
+            self.recorded(recorder, begin, agent, |fleet| {
+                if kill { fleet.kill(agent) } else { fleet.pause(agent) }
+            })?;
+            rest(random.duration(FAULT_LENGTH.0, FAULT_LENGTH.1), stop);
+            self.recorded(recorder, end, agent, |fleet| {
+                if kill { fleet.start_agent(agent) } else { fleet.resume(agent) }
+            })?;
+        }
+    }
+
+    /// Resumes and starts whatever is not running.
+    pub(crate) fn heal(&mut self) -> Result<()> {
+        for agent in 0..self.agents.len() {
+            self.reap(agent);
+            self.resume(agent)?;
+            self.start_agent(agent)?;
+        }
+        Ok(())
+    }
+
+    /// Ends all agents, with SIGTERM first.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        for agent in 0..self.agents.len() {
+            self.reap(agent);
+            self.resume(agent)?;
+            self.signal(agent, Signal::TERM)?;
+        }
+        let end = Instant::now() + STOP_TIMEOUT;
+        for agent in 0..self.agents.len() {
+            if !self.await_exit(agent, end.saturating_duration_since(Instant::now()))? {
+                self.kill(agent)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes down both ends of a fault, as every nemesis does.
+    fn recorded(
+        &mut self,
+        recorder: &Recorder,
+        f: Function,
+        agent: usize,
+        act: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let name = self.agents[agent].name.clone();
+        recorder.record(Op::new(Process::Nemesis, Kind::Info, f, json!(name)));
+        self.reap(agent);
+        let outcome = act(self);
+        let value = match &outcome {
+            Ok(()) => json!({"outcome": "installed", "nodes": [name]}),
+            Err(error) => json!({"outcome": "indeterminate", "reason": format!("{error:#}")}),
+        };
+        recorder.record(Op::new(Process::Nemesis, Kind::Info, f, value));
+        outcome
+    }
+
+    fn start_agent(&mut self, agent: usize) -> Result<()> {
+        let Agent { directory, child, paused, .. } = &mut self.agents[agent];
+        if child.is_some() {
+            return Ok(());
+        }
+        let path = directory.join("agent.log");
+        let mut log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .with_context(|| format!("cannot open {}", path.display()))?;
+        // The line before may have been cut off by a kill.
+        log.write_all(b"\n{\"fields\":{\"agent_started\":true}}\n")
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let errors = log.try_clone().context("cannot duplicate the log's file")?;
+        let started = Command::new(&self.binary)
+            .arg("agent")
+            .arg("--config")
+            .arg(directory.join("agent.toml"))
+            .current_dir(&*directory)
+            // Nothing but the allocations' changes, which the checker reads, and what went wrong.
+            .env("RUST_LOG", "warn,quorate::agent::simulate=debug")
+            .env_remove("QUORATE_PLANT")
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.binary.display()))?;
+        let pid = started.id();
+        *child = Some(started);
+        *paused = false;
+        if let Some(guard) = &mut self.guard {
+            guard.watch(pid)?;
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self, agent: usize) -> Result<()> {
+        if let Some(child) = &mut self.agents[agent].child {
+            child.kill().context("cannot send SIGKILL to an agent")?;
+            anyhow::ensure!(
+                self.await_exit(agent, SIGNAL_TIMEOUT)?,
+                "a killed agent was not gone in time"
+            );
+        }
+        Ok(())
+    }
+
+    fn pause(&mut self, agent: usize) -> Result<()> {
+        self.signal(agent, Signal::STOP)?;
+        self.agents[agent].paused = true;
+        Ok(())
+    }
+
+    fn resume(&mut self, agent: usize) -> Result<()> {
+        if self.agents[agent].paused {
+            self.signal(agent, Signal::CONT)?;
+            self.agents[agent].paused = false;
+        }
+        Ok(())
+    }
+
+    fn signal(&self, agent: usize, signal: Signal) -> Result<()> {
+        match &self.agents[agent].child {
+            Some(child) => {
+                kill_process(Pid::from_child(child), signal).context("cannot signal an agent")
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Notes an agent that ended without being told to.
+    fn reap(&mut self, agent: usize) {
+        let Some(child) = &mut self.agents[agent].child else { return };
+        // An error means that the child cannot be waited for; it is found at the next signal.
+        if let Ok(Some(status)) = child.try_wait() {
+            let exit = Exit { node: self.agents[agent].name.clone(), status: status.to_string() };
+            self.exits.push(exit);
+            self.gone(agent);
+        }
+    }
+
+    fn await_exit(&mut self, agent: usize, timeout: Duration) -> Result<bool> {
+        let end = Instant::now() + timeout;
+        while let Some(child) = &mut self.agents[agent].child {
+            if child.try_wait().context("cannot wait for an agent")?.is_some() {
+                self.gone(agent);
+                break;
+            }
+            if Instant::now() >= end {
+                return Ok(false);
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(true)
+    }
+
+    fn gone(&mut self, agent: usize) {
+        let agent = &mut self.agents[agent];
+        agent.paused = false;
+        if let (Some(child), Some(guard)) = (agent.child.take(), &mut self.guard) {
+            // If the guard is gone there is nobody to forget the process.
+            guard.forget(child.id()).ok();
+        }
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for agent in &mut self.agents {
+            if let Some(mut child) = agent.child.take() {
+                // Both fail only if the process has already ended and been reaped.
+                child.kill().ok();
+                child.wait().ok();
+            }
+        }
+    }
+}
+
+fn write_config(agent: &Agent, servers: &[SocketAddr], nodes: u32) -> Result<()> {
+    fs::create_dir_all(&agent.directory)
+        .with_context(|| format!("cannot create {}", agent.directory.display()))?;
+    let config = AgentConfig {
+        name: &agent.name,
+        datacenter: "dc1",
+        data_dir: agent.directory.join("data"),
+        servers: servers.iter().map(SocketAddr::to_string).collect(),
+        simulate: nodes,
+        log_format: "json",
+        http: BTreeMap::from([("address", "127.0.0.1:0")]),
+        resources: BTreeMap::from([("cpu_mhz", CPU_MHZ), ("memory_mb", MEMORY_MB)]),
+        drivers: BTreeMap::from([("mock", true)]),
+    };
+    let text = toml::to_string(&config).context("cannot render an agent configuration")?;
+    let path = agent.directory.join("agent.toml");
+    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn rest(length: Duration, stop: &AtomicBool) {
+    let end = Instant::now() + length;
+    while Instant::now() < end && !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(POLL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    /// A fleet whose binary is the shell: `sh agent --config …` runs the script `agent` of its directory.
+    fn fleet(directory: &Path, script: &str) -> Fleet {
+        for name in names(2) {
+            fs::create_dir_all(directory.join(&name)).unwrap();
+            fs::write(directory.join(&name).join("agent"), script).unwrap();
+        }
+        let servers = vec!["127.0.0.1:4647".parse().unwrap()];
+        let binary = Path::new("/bin/sh");
+        Fleet::start(Setup { binary, directory, servers, agents: (2, 3), guard: None }).unwrap()
+    }
+
+    #[test]
+    fn faults_are_recorded_and_healed() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut fleet = fleet(directory.path(), "exec sleep 1000");
+        let text = fs::read_to_string(directory.path().join("a2/agent.toml")).unwrap();
+        let config: toml::Table = text.parse().unwrap();
+        assert_eq!(config["simulate"].as_integer(), Some(3));
+        assert_eq!(config["servers"].as_array().unwrap().len(), 1);
+
+        let recorder = Recorder::in_memory();
+        let kill = |fleet: &mut Fleet| fleet.kill(0);
+        fleet.recorded(&recorder, Function::KillAgent, 0, kill).unwrap();
+        assert!(fleet.agents[0].child.is_none());
+        fleet.pause(1).unwrap();
+        assert!(fleet.agents[1].paused);
+        fleet.heal().unwrap();
+        assert!(fleet.agents.iter().all(|agent| agent.child.is_some() && !agent.paused));
+        fleet.stop().unwrap();
+        assert_eq!(fleet.exits(), []);
+        let (history, _) = recorder.snapshot();
+        assert_eq!(crate::checker::views::agent_faults(&history), 1);
+        let log = fs::read_to_string(agent_log(directory.path(), "a1")).unwrap();
+        assert_eq!(log.matches("agent_started").count(), 2, "{log}");
+    }
+
+    #[test]
+    fn exits_nobody_asked_for_are_noted() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut fleet = fleet(directory.path(), "exit 3");
+        let end = Instant::now() + Duration::from_mins(1);
+        while fleet.exits().len() < 2 && Instant::now() < end {
+            (0..2).for_each(|agent| fleet.reap(agent));
+            std::thread::sleep(POLL);
+        }
+        let names: Vec<&str> = fleet.exits().iter().map(|exit| exit.node.as_str()).collect();
+        assert_eq!(names, ["a1", "a2"]);
+        assert_eq!(fleet.exits()[0].status, "exit status: 3");
+    }
+}

@@ -1,0 +1,106 @@
+//! What agents wrote down about their allocations.
+//!
+//! Reads the agents' logs: JSON lines, of which those with an `allocation` and a `client_status` tell that an
+//! allocation changed on that agent. Owns the reading of them, nothing else; an agent that was killed runs
+//! nothing until it starts again, which it tells by a line with `agent_started`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// What all agents' logs say together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Records {
+    /// Allocations that run at the end.
+    pub(crate) running: BTreeSet<String>,
+    /// Allocations that ran on two agents at a time.
+    pub(crate) twice: BTreeSet<String>,
+    /// How often an allocation began to run.
+    pub(crate) starts: usize,
+}
+
+/// Reads the logs of these agents.
+pub(crate) fn read(logs: &[PathBuf]) -> Result<Records> {
+    let mut records = Records::default();
+    // Who runs an allocation at the end.
+    let mut runs: BTreeMap<String, usize> = BTreeMap::new();
+    for (agent, path) in logs.iter().enumerate() {
+        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        let mut running: BTreeSet<String> = BTreeSet::new();
+        for line in BufReader::new(file).lines() {
+            let line = line.with_context(|| format!("cannot read {}", path.display()))?;
+            // The last line of a killed agent may be cut off.
+            let Ok(line) = serde_json::from_str::<Value>(&line) else { continue };
+            note(&line, &mut running, &mut records.starts);
+        }
+        for id in running {
+            if runs.insert(id.clone(), agent).is_some() {
+                records.twice.insert(id.clone());
+            }
+            records.running.insert(id);
+        }
+    }
+    Ok(records)
+}
+
+fn note(line: &Value, running: &mut BTreeSet<String>, starts: &mut usize) {
+    let fields = line.get("fields").unwrap_or(line);
+    if fields.get("agent_started").is_some() {
+        running.clear();
+        return;
+    }
+    let text = |name: &str| fields.get(name).and_then(Value::as_str);
+    let (Some(id), Some(status)) = (text("allocation"), text("client_status")) else { return };
+    if status == "running" {
+        *starts += usize::from(running.insert(id.to_owned()));
+    } else {
+        running.remove(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn logs_tell_what_runs() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = |name: &str, lines: &[&str]| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, lines.join("\n")).unwrap();
+            path
+        };
+        let status = |id: &str, status: &str| {
+            format!(
+                r#"{{"fields":{{"message":"m","allocation":"{id}","client_status":"{status}"}}}}"#
+            )
+        };
+        let started = r#"{"fields":{"message":"m","agent_started":true}}"#;
+        let first = log(
+            "a1",
+            &[
+                started,
+                &status("x", "running"),
+                &status("y", "running"),
+                &status("x", "running"),
+                started,
+                &status("y", "running"),
+                &status("z", "running"),
+                &status("z", "complete"),
+                r#"{"fields":{"mess"#,
+            ],
+        );
+        let second = log("a2", &[&status("w", "pending"), &status("y", "running")]);
+        let records = read(&[first, second]).unwrap();
+        assert_eq!(records.running, BTreeSet::from(["y".to_owned()]));
+        assert_eq!(records.twice, BTreeSet::from(["y".to_owned()]));
+        assert_eq!(records.starts, 5);
+        assert!(read(&[directory.path().join("a3")]).is_err());
+    }
+}

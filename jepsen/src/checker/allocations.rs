@@ -1,0 +1,142 @@
+//! Does every job get what it asks for, however agents come and go?
+//!
+//! Judges the allocs workload. At every read: the rules of [`super::views`], and no live allocation has a
+//! number in its name that no registration so far asked for. At the end, on every server: exactly the
+//! names that the counts say, all running (I39). And in the agents' own records: what runs there is what the
+//! servers say, nothing less and nothing more, and no allocation ran in two places (I49).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::Verdict;
+use super::agent_records::Records;
+use super::judgement::Judgement;
+use super::pairs::Pair;
+use super::views::{self, View, views};
+use crate::history::{Function, Op};
+
+/// Judges a history of the allocs workload; `records` are what the agents wrote down, if they did.
+pub(crate) fn check(history: &[Op], records: Option<&Records>) -> Result<Judgement> {
+    let started = Instant::now();
+    let (pairs, views) = views(history)?;
+    let mut judgement = Judgement::new("allocations", pairs.len());
+    views::check(&views, &mut judgement);
+    judge_counts(&pairs, &views, &mut judgement);
+    let last: Vec<&View<'_>> = views.iter().filter(|view| view.answer.last_phase).collect();
+    for view in &last {
+        judge_converged(view, &mut judgement);
+    }
+    if let (Some(records), Some(view)) = (records, last.last()) {
+        judge_records(records, view, &mut judgement);
+    }
+    let faults = views::agent_faults(history);
+    let live = |view: &View<'_>| view.snapshot.allocations.iter().filter(|a| a.is_live()).count();
+    let live_max = views.iter().map(live).max().unwrap_or(0);
+    let starts = records.map_or(0, |records| records.starts);
+    judgement.summary = format!(
+        "{} reads, at most {live_max} live allocations, {starts} starts on agents, {faults} faults \
+         of agents, {} reads after everything had settled",
+        views.len(),
+        last.len()
+    );
+    judgement.details = json!({
+        "reads": views.len(),
+        "live_max": live_max,
+        "agent_starts": starts,
+        "agent_faults": faults,
+        "settled_reads": last.len(),
+    });
+    if judgement.valid == Verdict::True {
+        if live_max == 0 || last.is_empty() {
+            judgement.lacks("no settled state with an allocation was ever read");
+        }
+        if faults == 0 {
+            judgement.lacks("no agent was ever killed or frozen");
+        }
+        if records.is_some() && starts == 0 {
+            judgement.lacks("the agents recorded no start");
+        }
+    }
+    judgement.elapsed_ms = started.elapsed().as_millis();
+    Ok(judgement)
+}
+
+/// The largest count asked for by any registration that may have happened before the read ended.
+fn judge_counts(pairs: &[Pair<'_>], views: &[View<'_>], judgement: &mut Judgement) {
+    let scales: Vec<(u64, &str, u64)> = pairs
+        .iter()
+        .filter(|pair| pair.start.f == Function::Scale && !pair.failed())
+        .filter_map(|pair| {
+            let value = &pair.start.value;
+            Some((pair.start.index, value.get(0)?.as_str()?, value.get(1)?.as_u64()?))
+        })
+        .collect();
+    for view in views {
+        let mut asked: BTreeMap<&str, u64> = BTreeMap::new();
+        for (start, job, count) in &scales {
+            if *start < view.answer.index {
+                let most = asked.entry(job).or_default();
+                *most = (*most).max(*count);
+            }
+        }
+        for allocation in view.snapshot.allocations.iter().filter(|found| found.is_live()) {
+            let most = asked.get(allocation.job.as_str()).copied().unwrap_or(0);
+            if allocation.name_index().is_none_or(|index| index >= most) {
+                let title = format!(
+                    "{} is live at index {}; nobody asked for more than {most}",
+                    allocation.name, view.snapshot.index
+                );
+                judgement.violated(title, view.only(|found| found.id == allocation.id));
+            }
+        }
+    }
+}
+
+fn judge_converged(view: &View<'_>, judgement: &mut Judgement) {
+    let snapshot = &view.snapshot;
+    let mut wanted: BTreeSet<(String, u64)> = BTreeSet::new();
+    for (job, count) in &snapshot.counts {
+        wanted.extend((0..*count).map(|index| (job.clone(), index)));
+    }
+    let mut found: BTreeSet<(String, u64)> = BTreeSet::new();
+    for allocation in snapshot.allocations.iter().filter(|found| found.is_live()) {
+        found.insert((allocation.job.clone(), allocation.name_index().unwrap_or(u64::MAX)));
+    }
+    if wanted != found {
+        let missing: Vec<_> = wanted.difference(&found).collect();
+        let extra: Vec<_> = found.difference(&wanted).collect();
+        let title = format!(
+            "on {} nothing moves any more, and {missing:?} are missing, {extra:?} too many",
+            view.answer.node.as_deref().unwrap_or("a server")
+        );
+        judgement.violated(title, view.only(|found| found.is_live()));
+    }
+}
+
+/// The agents' records against what the servers say at the end.
+fn judge_records(records: &Records, view: &View<'_>, judgement: &mut Judgement) {
+    for twice in &records.twice {
+        let id = twice.as_str();
+        let title = format!("allocation {id} ran in two places at a time, by the agents' records");
+        judgement.violated(title, view.only(|found| found.id == id));
+    }
+    let wanted: BTreeSet<&str> = view
+        .snapshot
+        .allocations
+        .iter()
+        .filter(|found| found.is_live())
+        .map(|found| found.id.as_str())
+        .collect();
+    let running: BTreeSet<&str> = records.running.iter().map(String::as_str).collect();
+    for id in running.difference(&wanted) {
+        let title = format!("allocation {id} still runs on its agent; the servers do not want it");
+        judgement.violated(title, view.only(|found| found.id == *id));
+    }
+    for id in wanted.difference(&running) {
+        let title = format!("allocation {id} runs in the servers' eyes, but not on its agent");
+        judgement.violated(title, view.only(|found| found.id == *id));
+    }
+}

@@ -1,0 +1,1 @@
+//! Tests of the checkers against histories with known verdicts (`corpus/`).

@@ -1,0 +1,150 @@
+//! Judging histories that another program wrote, against a model named by the caller.
+//!
+//! Owns the registers of Knossos' and Porcupine's corpora, whose values are neither unique nor versioned, so
+//! that only the general search of [`super::wgl`] applies; the other models go to the checkers that the own
+//! workloads use. Values may be `[key value]` in all of them but list-append, whose steps name their list.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+use super::judgement::Judgement;
+use super::pairs::{Pair, key_and_value, pairs};
+use super::shrink::shrink;
+use super::wgl::{self, Budget, Outcome};
+use super::{list_append, set_full, total_queue};
+use crate::history::{Function, Kind, Op};
+
+/// Remembered configurations of one search.
+const CONFIGURATIONS_MAX: usize = 16_000_000;
+
+/// What a history is judged against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Model {
+    /// Reads and writes; linearizable.
+    Register,
+    /// Reads, writes and compare-and-sets `[old new]`; linearizable.
+    CasRegister,
+    /// Transactions of `[:append k v]` and `[:r k vs]`; strictly serializable.
+    ListAppend,
+    /// Adds and reads of the whole set; linearizable.
+    Set,
+    /// Enqueues, dequeues and drains; at least once.
+    Queue,
+}
+
+/// Judges a history.
+pub(crate) fn judge(history: &[Op], model: Model, time_max: Duration) -> Result<Judgement> {
+    match model {
+        Model::Register | Model::CasRegister => {
+            registers(history, model == Model::CasRegister, time_max)
+        }
+        Model::ListAppend => list_append::check(history),
+        Model::Set => {
+            let keyed = is_keyed(history, Function::Add);
+            set_full::check(history, set_full::Options { keyed, linearizable: true })
+        }
+        Model::Queue => total_queue::check(history, true),
+    }
+}
+
+/// Whether all values are `[key value]`, by the operations of which a bare value is no list.
+fn is_keyed(history: &[Op], by: Function) -> bool {
+    let mut values = history.iter().filter(|op| op.f == by && op.kind == Kind::Invoke).peekable();
+    values.peek().is_some() && values.all(|op| op.value.as_array().is_some_and(|v| v.len() == 2))
+}
+
+/// A step on a register; values are numbered, 0 = nil.
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Read(usize),
+    Write(usize),
+    Cas(usize, usize),
+}
+
+fn registers(history: &[Op], cas: bool, time_max: Duration) -> Result<Judgement> {
+    let started = Instant::now();
+    let budget = Budget { deadline: started + time_max, configurations_max: CONFIGURATIONS_MAX };
+    let keyed = is_keyed(history, Function::Write);
+    let mut judgement = Judgement::new("linearizable", pairs(history)?.len());
+    let mut keys: BTreeMap<u64, Vec<Op>> = BTreeMap::new();
+    for op in history {
+        let mut op = op.clone();
+        let mut key = 0;
+        if keyed {
+            let (found, value) = key_and_value(&op)?;
+            (key, op.value) = (found, value.clone());
+        }
+        keys.entry(key).or_default().push(op);
+    }
+    let mut failed = Vec::new();
+    for (key, entries) in &keys {
+        match register(entries, cas, &budget)? {
+            Outcome::Yes => {}
+            Outcome::Unknown(reason) => judgement.lacks(&format!("key {key}: {reason}")),
+            Outcome::No => {
+                failed.push(*key);
+                let fails = |part: &[Op]| matches!(register(part, cas, &budget), Ok(Outcome::No));
+                let small = shrink(entries, fails, |op| op.f == Function::Read);
+                let last = small.last().map_or(0, |op| op.index);
+                let title = format!("key {key}: no order of the operations explains entry {last}");
+                judgement.violated(title, small);
+            }
+        }
+    }
+    let text = format!("{} keys, {} violated", keys.len(), failed.len());
+    judgement.summary =
+        if judgement.summary.is_empty() { text } else { format!("{text}; {}", judgement.summary) };
+    judgement.details = json!({"keys": keys.len(), "failed": failed});
+    if keys.is_empty() {
+        judgement.lacks("there were no operations");
+    }
+    judgement.elapsed_ms = started.elapsed().as_millis();
+    Ok(judgement)
+}
+
+fn register(entries: &[Op], cas: bool, budget: &Budget) -> Result<Outcome> {
+    let mut numbers: BTreeMap<String, usize> = BTreeMap::from([("null".to_owned(), 0)]);
+    let mut number = |value: &Value| {
+        let next = numbers.len();
+        *numbers.entry(value.to_string()).or_insert(next)
+    };
+    let mut calls: Vec<(Action, u64, Option<u64>)> = Vec::new();
+    for pair in pairs(entries)?.iter().filter(|pair| !pair.failed()) {
+        let Some(action) = action(pair, cas, &mut number)? else { continue };
+        calls.push((action, pair.start.index, pair.answer().map(|answer| answer.index)));
+    }
+    let events = wgl::events(calls.iter().map(|(_, invoked, returned)| (*invoked, *returned)));
+    Ok(wgl::solve(&events, calls.len(), 0, budget, |call, state| match calls[call].0 {
+        Action::Read(value) => (*state == value).then_some(value),
+        Action::Write(value) => Some(value),
+        Action::Cas(old, new) => (*state == old).then_some(new),
+    }))
+}
+
+fn action(
+    pair: &Pair<'_>,
+    cas: bool,
+    number: &mut impl FnMut(&Value) -> usize,
+) -> Result<Option<Action>> {
+    let start = pair.start;
+    Ok(match (start.f, pair.answer()) {
+        // A read of nil by Knossos' convention saw nothing in particular.
+        (Function::Read, Some(answer)) => Some(Action::Read(number(&answer.value))),
+        (Function::Read, None) => None,
+        (Function::Write, _) => Some(Action::Write(number(&start.value))),
+        (Function::Cas, _) if cas => {
+            let Some([old, new]) = start.value.as_array().map(Vec::as_slice) else {
+                bail!("entry {}: a cas has [old new]", start.index)
+            };
+            Some(Action::Cas(number(old), number(new)))
+        }
+        (f, _) => {
+            return Err(anyhow::anyhow!("this model has no {}", f.keyword()))
+                .with_context(|| format!("entry {}", start.index));
+        }
+    })
+}

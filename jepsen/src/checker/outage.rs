@@ -1,0 +1,213 @@
+//! How long writes stand still when a leader is lost: from the fault to the first acknowledged write elsewhere.
+//!
+//! Only faults count that took hold, hit the leader, left a majority and came alone: while a fault of another class lasts, or
+//! before such a fault began, it cannot be told which of them kept the writes away. A write counts if it was sent after the fault, to a server that the fault did not hit. The clients are the measure,
+//! so the resolution is the time between two of their writes; more clients and a higher rate make it finer. Not a verdict:
+//! figures for the report.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use crate::fault::FaultClass;
+use crate::history::{Function, Kind, Op, Process};
+
+/// The outages of one fault class.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Outages {
+    /// Faults that hit the leader.
+    pub(crate) count: usize,
+    /// Half of the outages were shorter.
+    pub(crate) p50_ms: u64,
+    /// Ninety-nine of a hundred were shorter.
+    pub(crate) p99_ms: u64,
+    /// The longest.
+    pub(crate) max_ms: u64,
+    /// After so many no write got through until the run ended; not in the figures.
+    pub(crate) without_end: usize,
+}
+
+/// Measures the outages of a history.
+pub(crate) fn measure(history: &[Op], servers: usize) -> BTreeMap<&'static str, Outages> {
+    let writes = writes(history);
+    let mut lengths: BTreeMap<&'static str, Vec<Option<u64>>> = BTreeMap::new();
+    let mut over_at = 0;
+    let mut active = BTreeSet::new();
+    let begins: Vec<(FaultClass, u64)> = history.iter().filter_map(begin).collect();
+    for op in history {
+        if let Function::Fault(function) = op.f {
+            match (FaultClass::of(function), begin(op)) {
+                ((class, true), Some(_)) => drop(active.insert(class)),
+                ((class, false), _) => drop(active.remove(&class)),
+                ((_, true), None) => {}
+            }
+        }
+        let Some((class, victims, at)) = loss_of_leader(op, servers) else { continue };
+        if at < over_at || active.len() > 1 {
+            continue;
+        }
+        let end = writes
+            .iter()
+            .filter(|write| write.sent >= at && !victims.contains(&write.node))
+            .map(|write| write.acknowledged)
+            .min();
+        let until = end.unwrap_or(u64::MAX);
+        let other = |begin: &&(FaultClass, u64)| begin.0 != class && (at..until).contains(&begin.1);
+        if begins.iter().any(|begin| other(&begin)) {
+            continue;
+        }
+        over_at = until;
+        lengths.entry(class.name()).or_default().push(end.map(|end| end - at));
+    }
+    lengths.into_iter().map(|(class, lengths)| (class, summary(&lengths))).collect()
+}
+
+struct Write<'a> {
+    node: &'a str,
+    sent: u64,
+    acknowledged: u64,
+}
+
+/// Every acknowledged change, whatever the workload calls it.
+fn writes(history: &[Op]) -> Vec<Write<'_>> {
+    let mut sent: BTreeMap<Process, u64> = BTreeMap::new();
+    let mut writes = Vec::new();
+    for op in history.iter().filter(|op| op.process != Process::Nemesis && op.f != Function::Read) {
+        match op.kind {
+            Kind::Invoke => {
+                sent.insert(op.process, op.time);
+            }
+            Kind::Ok => {
+                if let (Some(sent), Some(node)) = (sent.remove(&op.process), &op.node) {
+                    writes.push(Write { node, sent, acknowledged: op.time });
+                }
+            }
+            Kind::Fail | Kind::Info => {
+                sent.remove(&op.process);
+            }
+        }
+    }
+    writes
+}
+
+/// If the entry says that a fault took hold, or may have: its class and when.
+fn begin(op: &Op) -> Option<(FaultClass, u64)> {
+    let Function::Fault(function) = op.f else { return None };
+    let (class, true) = FaultClass::of(function) else { return None };
+    let outcome = op.value.get("outcome")?.as_str()?;
+    let at = op.value.get("at").and_then(serde_json::Value::as_u64).unwrap_or(op.time);
+    (outcome != "skipped").then_some((class, at))
+}
+
+/// If the entry is an installed fault that took the leader and left a majority: its class, the servers it hit, and when.
+fn loss_of_leader(op: &Op, servers: usize) -> Option<(FaultClass, Vec<&str>, u64)> {
+    let Function::Fault(function) = op.f else { return None };
+    let (class, true) = FaultClass::of(function) else { return None };
+    if op.value.get("outcome")?.as_str()? != "installed" {
+        return None;
+    }
+    let names = |key: &str| -> Option<Vec<&str>> {
+        op.value.get(key)?.as_array()?.iter().map(serde_json::Value::as_str).collect()
+    };
+    let (victims, leaders) = (names("nodes")?, names("leaders")?);
+    let [leader] = leaders[..] else { return None };
+    let at = op.value.get("at")?.as_u64()?;
+    (victims.contains(&leader) && victims.len() * 2 < servers).then_some((class, victims, at))
+}
+
+fn summary(lengths: &[Option<u64>]) -> Outages {
+    let mut ended: Vec<u64> = lengths.iter().flatten().map(|length| length / 1_000_000).collect();
+    ended.sort_unstable();
+    let rank = |percent: usize| {
+        let place = (ended.len() * percent).div_ceil(100).max(1) - 1;
+        ended.get(place).copied().unwrap_or(0)
+    };
+    Outages {
+        count: lengths.len(),
+        p50_ms: rank(50),
+        p99_ms: rank(99),
+        max_ms: rank(100),
+        without_end: lengths.len() - ended.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn client(time: u64, process: u64, kind: Kind, f: Function, node: &str) -> Op {
+        let node = Some(node.to_owned());
+        Op { time: time * MS, node, ..Op::new(Process::Client(process), kind, f, json!([1, 1])) }
+    }
+
+    fn fault(class: FaultClass, at: u64, nodes: &[&str], leaders: &[&str]) -> Op {
+        let value =
+            json!({"outcome": "installed", "at": at * MS, "nodes": nodes, "leaders": leaders});
+        let f = Function::Fault(class.begin());
+        Op { time: (at + 5) * MS, ..Op::new(Process::Nemesis, Kind::Info, f, value) }
+    }
+
+    fn end(class: FaultClass, time: u64) -> Op {
+        let f = Function::Fault(class.end());
+        Op { time: time * MS, ..Op::new(Process::Nemesis, Kind::Info, f, json!(null)) }
+    }
+
+    #[test]
+    fn an_outage_ends_with_a_write_sent_afterwards_to_someone_else() {
+        use Function::{Read, Write};
+        let history = [
+            client(90, 1, Kind::Invoke, Write, "n2"),
+            client(95, 3, Kind::Invoke, Write, "n1"),
+            fault(FaultClass::Kill, 100, &["n1"], &["n1"]),
+            // Sent before; answered by the victim; a read: none of them ends it.
+            client(110, 1, Kind::Ok, Write, "n2"),
+            client(111, 3, Kind::Ok, Write, "n1"),
+            client(112, 4, Kind::Invoke, Read, "n2"),
+            client(113, 4, Kind::Ok, Read, "n2"),
+            client(120, 1, Kind::Invoke, Write, "n2"),
+            // A second fault before a write got through is part of the first outage.
+            fault(FaultClass::Kill, 150, &["n2"], &["n2"]),
+            client(900, 1, Kind::Ok, Write, "n2"),
+            // Followers, majorities and faults without a leader do not count.
+            fault(FaultClass::Kill, 1_000, &["n3"], &["n1"]),
+            fault(FaultClass::Kill, 1_000, &["n1", "n2"], &["n1"]),
+            fault(FaultClass::Kill, 1_000, &["n1"], &[]),
+            end(FaultClass::Kill, 1_900),
+            fault(FaultClass::Pause, 2_000, &["n1"], &["n1"]),
+        ];
+        let outages = measure(&history, 3);
+        let kill = Outages { count: 1, p50_ms: 800, p99_ms: 800, max_ms: 800, without_end: 0 };
+        assert_eq!(outages["kill"], kill);
+        assert_eq!((outages["pause"].count, outages["pause"].without_end), (1, 1));
+        assert_eq!(outages.len(), 2);
+    }
+
+    #[test]
+    fn faults_that_overlap_are_not_measured() {
+        let history = [
+            fault(FaultClass::Partition, 10, &["n3"], &["n1"]),
+            fault(FaultClass::Kill, 100, &["n1"], &["n1"]),
+            client(120, 1, Kind::Invoke, Function::Write, "n2"),
+            client(130, 1, Kind::Ok, Function::Write, "n2"),
+            end(FaultClass::Partition, 200),
+            end(FaultClass::Kill, 200),
+            // Another class begins before the write gets through.
+            fault(FaultClass::Kill, 300, &["n1"], &["n1"]),
+            fault(FaultClass::Pause, 310, &["n3"], &["n1"]),
+            client(320, 1, Kind::Invoke, Function::Write, "n2"),
+            client(330, 1, Kind::Ok, Function::Write, "n2"),
+        ];
+        assert!(measure(&history, 3).is_empty());
+    }
+
+    #[test]
+    fn quantiles_are_ranks() {
+        let lengths: Vec<Option<u64>> = (1..=200).map(|length| Some(length * MS)).collect();
+        let summary = summary(&lengths);
+        assert_eq!((summary.p50_ms, summary.p99_ms, summary.max_ms), (100, 198, 200));
+    }
+}

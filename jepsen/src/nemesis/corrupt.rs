@@ -1,0 +1,429 @@
+//! Damage at rest: bits flipped and ends cut off in the log and the snapshots of a minority, while the server is down.
+//!
+//! What counts is what the server does when it is started: go on without harm, or refuse, say why and how to repair it. The
+//! repair that it prints is then followed to the letter: its data directory is moved away and it joins anew. A server that
+//! refuses without a repair ends the run red. Only one server is damaged at a time, and the next one only after this one
+//! votes again: more is beyond what a majority of disks promises.
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::{NAP, Outcome, Turn};
+use crate::client::{HttpClient, Reply};
+use crate::cluster::Effect;
+use crate::fault::FaultClass;
+use crate::random::Random;
+
+/// How long a damaged server may take to start or to refuse.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a repaired server may take to vote again.
+const VOTE_TIMEOUT: Duration = Duration::from_mins(2);
+const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
+/// Everything after the last byte that is not zero counts as empty, but for so many bytes.
+const TAIL_BYTES: u64 = 512;
+
+/// A way to damage a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Damage {
+    FlipLog,
+    FlipSnapshot,
+    TruncateLog,
+    TruncateSnapshot,
+}
+
+impl Damage {
+    const ALL: [Self; 4] =
+        [Self::FlipLog, Self::FlipSnapshot, Self::TruncateLog, Self::TruncateSnapshot];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::FlipLog => "bitflip-wal",
+            Self::FlipSnapshot => "bitflip-snap",
+            Self::TruncateLog => "truncate-wal",
+            Self::TruncateSnapshot => "truncate-snap",
+        }
+    }
+
+    /// Where its files are, below the data directory, and how they end.
+    fn files(self) -> (&'static str, &'static str) {
+        match self {
+            Self::FlipLog | Self::TruncateLog => ("log", ".wal"),
+            Self::FlipSnapshot | Self::TruncateSnapshot => ("snapshots", ".snapshot"),
+        }
+    }
+
+    /// Damages one file below `data`; says what it did, or nothing if there is no such file.
+    fn inflict(self, data: &Path, random: &mut Random) -> Result<Option<String>> {
+        let (folder, ending) = self.files();
+        let files = files(&data.join(folder), ending)?;
+        let Some(newest) = files.last() else { return Ok(None) };
+        let done = match self {
+            Self::FlipLog | Self::FlipSnapshot => {
+                let file = &files[random.below(files.len())];
+                let (offset, bit) = flip(file, random)?;
+                format!("bit {bit} of byte {offset} of {}", short(file))
+            }
+            Self::TruncateLog | Self::TruncateSnapshot => {
+                let size = truncate(newest, random)?;
+                format!("{} cut to {size} bytes", short(newest))
+            }
+        };
+        Ok(Some(done))
+    }
+}
+
+/// What became of a damaged server.
+enum Answer {
+    /// It runs.
+    Runs,
+    /// It ended; with the last it said, or the repair if there was one.
+    Refused(String),
+}
+
+impl Turn<'_> {
+    pub(super) fn strike_files(&mut self) -> Result<bool> {
+        // The first of a random order for which there is a file: the first snapshot comes some seconds after the start.
+        let mut order = Damage::ALL;
+        self.random.shuffle(&mut order);
+        self.announce(order[0].name());
+        let outcome = self.damage(&order)?;
+        Ok(self.conclude(outcome))
+    }
+
+    fn damage(&mut self, order: &[Damage]) -> Result<Outcome> {
+        let all_vote = self.voters().is_some_and(|voters| voters.len() == self.servers());
+        if !all_vote {
+            return Ok(Outcome::Skipped("not every server votes at the moment".to_owned()));
+        }
+        let leaders = self.leaders();
+        let victim = self.random.below(self.servers());
+        let at = self.now();
+        let mut cluster = self.cluster();
+        match cluster.kill(victim)? {
+            Effect::Done => {}
+            Effect::Nothing => {
+                return Ok(Outcome::Skipped(format!("{} is down", self.name(victim))));
+            }
+            Effect::Unclear(reason) => return Ok(Outcome::Indeterminate(reason)),
+        }
+        if let Some(other) = cluster.held(victim) {
+            return Ok(Outcome::Skipped(format!(
+                "{} is down for {}",
+                self.name(victim),
+                other.name()
+            )));
+        }
+        cluster.hold(victim, Some(FaultClass::Corrupt));
+        let data = cluster.data(victim);
+        let mut done = None;
+        for damage in order {
+            if let Some(what) = damage.inflict(&data, &mut self.random)? {
+                done = Some((*damage, what));
+                break;
+            }
+        }
+        if done.is_none() {
+            cluster.hold(victim, None);
+        }
+        drop(cluster);
+        Ok(match done {
+            Some((damage, what)) => {
+                let mut details = self.details(damage.name(), &[victim], &leaders, at);
+                details["damage"] = what.into();
+                Outcome::Installed(details)
+            }
+            None => {
+                self.cluster().start(victim)?;
+                Outcome::Skipped(format!("{} has no such file yet", self.name(victim)))
+            }
+        })
+    }
+
+    /// Starts what was damaged and follows the repair it prints.
+    pub(super) fn relieve_files(&mut self) -> Result<()> {
+        let mut repairs = Vec::new();
+        for server in 0..self.servers() {
+            if self.cluster().held(server) == Some(FaultClass::Corrupt) {
+                repairs.push(self.repair(server)?);
+            }
+        }
+        self.relieved(json!({"repairs": repairs}));
+        Ok(())
+    }
+
+    fn repair(&mut self, server: usize) -> Result<Value> {
+        let name = self.name(server);
+        let logged = {
+            let mut cluster = self.cluster();
+            cluster.hold(server, None);
+            cluster.excuse(server, FaultClass::Corrupt);
+            let logged = cluster.log_bytes(server);
+            cluster.start(server)?;
+            logged
+        };
+        let address = self.nemesis.endpoints[server].rpc.to_string();
+        let old_id = self.voters().and_then(|voters| voters.get(&address).cloned());
+        let answer = self.await_answer(server, logged)?;
+        self.cluster().end_excuse(server, FaultClass::Corrupt);
+        let repair = match answer {
+            Answer::Runs => (None, json!({"node": name, "how": "started"})),
+            Answer::Refused(said) => {
+                self.cluster().hold(server, Some(FaultClass::Corrupt));
+                let data = self.cluster().data(server);
+                move_away(&data)?;
+                let mut cluster = self.cluster();
+                cluster.hold(server, None);
+                cluster.start(server)?;
+                (old_id, json!({"node": name, "how": "joined anew", "said": said}))
+            }
+        };
+        let (old_id, mut repair) = repair;
+        let waited = Instant::now();
+        self.await_vote(server, old_id.as_deref())?;
+        repair["voting_after_ms"] = u64::try_from(waited.elapsed().as_millis())?.into();
+        Ok(repair)
+    }
+
+    /// Waits until a started server answers or ends.
+    fn await_answer(&self, server: usize, logged: u64) -> Result<Answer> {
+        let endpoint = &self.nemesis.endpoints[server];
+        let client = HttpClient::new(endpoint.http, STATUS_TIMEOUT);
+        let end = Instant::now() + START_TIMEOUT;
+        loop {
+            if !self.cluster().running().contains(&server) {
+                let said = self.cluster().log_since(server, logged);
+                let line = said.lines().find(|line| tells_repair(line));
+                let last = said.lines().last().unwrap_or("it said nothing").trim();
+                if line.is_none() {
+                    let text = format!("refused to start without saying how to repair it: {last}");
+                    self.cluster().accuse(server, &text);
+                }
+                return Ok(Answer::Refused(line.map_or(last, str::trim).to_owned()));
+            }
+            // It is up when it takes part: it may also refuse after it has opened its port.
+            let up = self.cluster().system().leadership(endpoint, &client).is_some();
+            if up {
+                return Ok(Answer::Runs);
+            }
+            if Instant::now() >= end {
+                // Others may be down, so that nobody leads: it runs, which is all that is asked.
+                return Ok(Answer::Runs);
+            }
+            thread::sleep(NAP);
+        }
+    }
+
+    /// Waits until the server is a voter of its cluster, under another id than `old_id`, and answers; ends early with the run, the heal waits again.
+    fn await_vote(&self, server: usize, old_id: Option<&str>) -> Result<()> {
+        let endpoint = &self.nemesis.endpoints[server];
+        let client = HttpClient::new(endpoint.http, STATUS_TIMEOUT);
+        let address = endpoint.rpc.to_string();
+        let end = Instant::now() + VOTE_TIMEOUT;
+        while Instant::now() < end {
+            let id = self.voters().and_then(|voters| voters.get(&address).cloned());
+            let votes = id.is_some_and(|id| Some(id.as_str()) != old_id);
+            if votes && client.leader().is_some() {
+                return Ok(());
+            }
+            if (self.halt)() && !votes {
+                // Other faults may keep it out; after the heal the run waits until every server is ready.
+                return Ok(());
+            }
+            self.cluster().start(server)?;
+            thread::sleep(NAP);
+        }
+        self.cluster()
+            .accuse(server, &format!("did not vote within {VOTE_TIMEOUT:?} of its repair"));
+        Ok(())
+    }
+
+    /// The voters, address and id, as the first server that answers knows them.
+    fn voters(&self) -> Option<BTreeMap<String, String>> {
+        self.nemesis.endpoints.iter().find_map(|endpoint| {
+            let client = HttpClient::new(endpoint.http, STATUS_TIMEOUT);
+            let Reply::Answer { status: 200, body, .. } =
+                client.get("/v1/operator/raft/configuration")
+            else {
+                return None;
+            };
+            let answer: Value = serde_json::from_str(&body).ok()?;
+            let servers = answer["Servers"].as_array()?;
+            let voters = servers.iter().filter(|server| server["Voter"] == true);
+            let text = |value: &Value| value.as_str().map(str::to_owned);
+            Some(
+                voters
+                    .filter_map(|one| Some((text(&one["Address"])?, text(&one["ID"])?)))
+                    .collect(),
+            )
+        })
+    }
+}
+
+/// Whether a line of a log says what to do: its data is to be moved away, and it is to join again.
+fn tells_repair(line: &str) -> bool {
+    line.contains("away") && (line.contains("anew") || line.contains("rejoin"))
+}
+
+/// The files of a folder with this ending, by name; none if there is no folder.
+fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
+    let mut files = Vec::new();
+    for entry in
+        fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?
+    {
+        let path = entry?.path();
+        if path.to_string_lossy().ends_with(ending) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// How much of a file is in use: up to its last byte that is not zero.
+fn used_bytes(path: &Path) -> Result<u64> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    Ok((used as u64 + TAIL_BYTES).min(bytes.len() as u64))
+}
+
+/// Flips one bit in the used part.
+fn flip(path: &Path, random: &mut Random) -> Result<(u64, u32)> {
+    let used = used_bytes(path)?;
+    let offset = random.below(usize::try_from(used.max(1))?) as u64;
+    let bit = u32::try_from(random.below(8))?;
+    let file = OpenOptions::new().read(true).write(true).open(path);
+    let flipped = file.and_then(|file| {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, offset)?;
+        byte[0] ^= 1 << bit;
+        file.write_all_at(&byte, offset)?;
+        file.sync_all()
+    });
+    flipped.with_context(|| format!("cannot flip a bit of {}", path.display()))?;
+    Ok((offset, bit))
+}
+
+/// Cuts off an end of the used part.
+fn truncate(path: &Path, random: &mut Random) -> Result<u64> {
+    let used = used_bytes(path)?;
+    let size = random.below(usize::try_from(used.max(1))?) as u64;
+    let file = OpenOptions::new().write(true).open(path);
+    file.and_then(|file| file.set_len(size).and_then(|()| file.sync_all()))
+        .with_context(|| format!("cannot cut {}", path.display()))?;
+    Ok(size)
+}
+
+/// Moves everything in the data directory beside it; the directory itself may be a mount and stays.
+fn move_away(data: &Path) -> Result<()> {
+    let place = (1..1_000_000)
+        .map(|number| data.with_file_name(format!("data.damaged-{number}")))
+        .find(|place| !place.exists())
+        .context("there are not that many")?;
+    let same_file_system = fs::create_dir(&place).and_then(|()| {
+        for entry in fs::read_dir(data)? {
+            let path = entry?.path();
+            fs::rename(&path, place.join(path.file_name().unwrap_or_default()))?;
+        }
+        Ok(())
+    });
+    if same_file_system.is_ok() {
+        return Ok(());
+    }
+    // A mount of its own: what is in it cannot be moved out of it by renaming, and the log tells what was found.
+    for entry in fs::read_dir(data).with_context(|| format!("cannot list {}", data.display()))? {
+        let path = entry?.path();
+        let removed =
+            if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        removed.with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn short(path: &Path) -> String {
+    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::sync::Mutex;
+
+    use super::super::Nemesis;
+    use super::*;
+    use crate::cluster::{Cluster, Setup, test_setup};
+    use crate::history::Recorder;
+
+    #[test]
+    fn damage_changes_one_bit_or_the_end_of_what_is_used() {
+        let data = tempfile::tempdir().unwrap();
+        fs::create_dir(data.path().join("log")).unwrap();
+        let segment = data.path().join("log/1.wal");
+        let mut content = vec![7; 4_000];
+        content.resize(1 << 20, 0);
+        fs::write(&segment, &content).unwrap();
+        let mut random = Random::stream(1, 0);
+        for _ in 0..50 {
+            Damage::FlipLog.inflict(data.path(), &mut random).unwrap().unwrap();
+            let flipped = fs::read(&segment).unwrap();
+            let changed: Vec<usize> =
+                (0..content.len()).filter(|place| flipped[*place] != content[*place]).collect();
+            assert_eq!(changed.len(), 1);
+            assert!(changed[0] < 4_512, "{changed:?}");
+            assert_eq!((flipped[changed[0]] ^ content[changed[0]]).count_ones(), 1);
+            fs::write(&segment, &content).unwrap();
+        }
+        Damage::TruncateLog.inflict(data.path(), &mut random).unwrap().unwrap();
+        assert!(fs::metadata(&segment).unwrap().len() < 4_512);
+        assert_eq!(Damage::FlipSnapshot.inflict(data.path(), &mut random).unwrap(), None);
+    }
+
+    #[test]
+    fn data_is_moved_away_and_its_folder_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data");
+        for number in 1..=2 {
+            fs::create_dir_all(data.join("log")).unwrap();
+            fs::write(data.join("server.json"), "{}").unwrap();
+            move_away(&data).unwrap();
+            assert_eq!(fs::read_dir(&data).unwrap().count(), 0);
+            let moved = directory.path().join(format!("data.damaged-{number}"));
+            assert!(moved.join("log").is_dir() && moved.join("server.json").is_file());
+        }
+    }
+
+    #[test]
+    fn a_refusal_needs_a_repair() {
+        let check = |script: &str, accused: usize| {
+            let directory = tempfile::tempdir().unwrap();
+            let setup = Setup { directory: directory.path().to_owned(), ..test_setup() };
+            let mut cluster = Cluster::create(setup).unwrap();
+            let endpoints = cluster.endpoints().to_vec();
+            fs::write(directory.path().join("n2/server"), script).unwrap();
+            cluster.excuse(1, FaultClass::Corrupt);
+            cluster.start(1).unwrap();
+            let (cluster, recorder) = (Mutex::new(cluster), Recorder::in_memory());
+            let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, 1);
+            let turn = Turn::new(nemesis, FaultClass::Corrupt, &|| false);
+            let Answer::Refused(said) = turn.await_answer(1, 0).unwrap() else {
+                panic!("it has ended")
+            };
+            assert_eq!(cluster.lock().unwrap().exits().len(), accused, "{said}");
+            said
+        };
+        let repair = "echo 'the log is damaged: move its data directory away and let it rejoin'";
+        let said = check(&format!("echo started; {repair}; echo bye; exit 1"), 0);
+        assert!(said.starts_with("the log is damaged"), "{said}");
+        assert_eq!(check("echo started; echo it is broken; exit 1", 1), "it is broken");
+    }
+}

@@ -1,0 +1,380 @@
+//! Fake agents: they register, sync, become ready, beat, start and stop what a server shows them, and report. They fall silent, restart with and
+//! without their state, see old views, and lose reports on the way.
+//!
+//! Modelled, not real: the agent's own machines live in the root package. What they promise to the servers is kept: sequences rise, reports are
+//! repeated until they are taken, a view never goes back, another boot is another identity.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use fsm::{
+    AllocationId, ClientStatus, Command, EvaluationId, Index, JobKey, JobKind, Liveness, NodeId,
+    Text,
+    command::{ClientUpdate, NodeReport, Readiness},
+    node::{Driver, NodeDescription},
+    resources::Resources,
+    testing,
+};
+
+use crate::{
+    coverage::Event,
+    dice::Dice,
+    log::{Fate, Ticket},
+    world::World,
+};
+
+/// Beats come this often, well inside the shortest time to live.
+const BEAT_MS: u64 = 8_000;
+
+/// What runs here, or ran and is not forgotten.
+struct Local {
+    job: JobKey,
+    name: (Text, u32, NodeId),
+    status: ClientStatus,
+    sequence: u64,
+    reported: u64,
+    ends_by_itself: bool,
+    infrastructure_failure: bool,
+}
+
+enum Asked {
+    Register,
+    Ready,
+    Report(Vec<(AllocationId, u64)>),
+}
+
+/// An agent.
+pub(crate) struct Agent {
+    pub(crate) node: NodeId,
+    number: usize,
+    identity: u8,
+    description: Arc<NodeDescription>,
+    /// The server whose state it sees.
+    server: usize,
+    /// Index of the newest view.
+    seen: Index,
+    incarnation: Option<u64>,
+    asked: Option<(Asked, Ticket)>,
+    local: BTreeMap<AllocationId, Local>,
+    beat_at: u64,
+    /// Says and hears nothing until then.
+    silent_until: u64,
+    pub(crate) dead: bool,
+}
+
+impl Agent {
+    /// An agent that is not known to the servers.
+    pub(crate) fn new(number: usize, scarce: bool) -> Self {
+        let name = format!("agent{number}");
+        let mut description = testing::description(&name);
+        let resources = &mut description.resources;
+        let cpu_mhz = if scarce { 1_000 } else { 4_000 };
+        resources.total = Resources { cpu_mhz, ..resources.total };
+        if scarce && number.is_multiple_of(2) {
+            resources.allocations_max = 3;
+        }
+        // A small range with a hole: reserved ports lie inside it.
+        resources.reserved_ports = vec![22, 20_001, 20_003];
+        resources.dynamic_port_min = 20_000;
+        resources.dynamic_port_max = 20_009;
+        if number % 3 == 2 {
+            description.datacenter = "dc2".into();
+        }
+        let driver = Driver { detected: true, healthy: true, ..Driver::default() };
+        description.drivers.insert("mock".into(), driver);
+        Self {
+            node: testing::node_id(&name),
+            number,
+            identity: 1,
+            description: Arc::new(description),
+            server: 0,
+            seen: 0,
+            incarnation: None,
+            asked: None,
+            local: BTreeMap::new(),
+            beat_at: 0,
+            silent_until: 0,
+            dead: false,
+        }
+    }
+
+    fn is_away(&self, now: u64) -> bool {
+        self.dead || self.silent_until > now
+    }
+
+    /// When something happens here by itself.
+    pub(crate) fn next_look_ms(&self) -> Option<u64> {
+        (!self.dead).then(|| self.beat_at.max(self.silent_until))
+    }
+
+    /// What runs here.
+    pub(crate) fn running(&self) -> impl Iterator<Item = AllocationId> + '_ {
+        let running = self.local.iter().filter(|(_, one)| one.status == ClientStatus::Running);
+        running.map(|(id, _)| *id)
+    }
+
+    /// Back for good.
+    pub(crate) fn wake(&mut self) {
+        self.silent_until = 0;
+    }
+}
+
+impl World {
+    /// Something goes wrong with an agent.
+    pub(crate) fn trouble(&mut self, number: usize, dice: &mut Dice) -> bool {
+        let now = self.clock_ms;
+        let agent = &mut self.agents[number];
+        match dice.below(10) {
+            0 if dice.percent(20) => agent.dead = true,
+            0..4 => agent.silent_until = now + dice.between(1_000, 120_000),
+            4..6 => agent.incarnation = None,
+            6..8 => {
+                agent.incarnation = None;
+                agent.asked = None;
+                agent.identity = agent.identity.wrapping_add(1);
+                agent.local.clear();
+                self.coverage.count(Event::AgentReborn);
+            }
+            _ => agent.server = dice.index(self.servers.len()),
+        }
+        true
+    }
+
+    /// A task ends by itself.
+    pub(crate) fn end_task(&mut self, number: usize, dice: &mut Dice, may_fail: bool) -> bool {
+        let agent = &mut self.agents[number];
+        let fails = may_fail && dice.percent(40);
+        let may_end =
+            |one: &Local| one.status == ClientStatus::Running && (one.ends_by_itself || fails);
+        let ids: Vec<_> =
+            agent.local.iter().filter(|(_, one)| may_end(one)).map(|(id, _)| *id).collect();
+        let Some(one) = dice.pick(&ids).and_then(|id| agent.local.get_mut(&id)) else {
+            return false;
+        };
+        one.status = if fails { ClientStatus::Failed } else { ClientStatus::Complete };
+        one.infrastructure_failure = fails && dice.percent(20);
+        one.sequence += 1;
+        true
+    }
+
+    /// Lets an agent go on. True: it did something that matters.
+    pub(crate) fn live(&mut self, number: usize, dice: &mut Dice) -> bool {
+        let now = self.clock_ms;
+        if self.agents[number].is_away(now) {
+            return false;
+        }
+        let heard = self.hear(number, dice);
+        if self.agents[number].asked.is_some() {
+            return heard;
+        }
+        let looked = self.look_at_view(number);
+        let asked = self.ask_as_agent(number, dice);
+        let beat = self.beat_if_due(number, dice);
+        heard || looked || asked || beat
+    }
+
+    /// The answer to what it asked last.
+    fn hear(&mut self, number: usize, dice: &mut Dice) -> bool {
+        let Some((_, ticket)) = &self.agents[number].asked else { return false };
+        let lost = dice.percent(self.swarm.reply_loss);
+        let index = match self.log.fate(*ticket) {
+            Fate::Open => return false,
+            Fate::Committed(index) if !lost => index,
+            Fate::Committed(_) | Fate::Lost => {
+                self.agents[number].asked = None;
+                return true;
+            }
+        };
+        let reply = self.log.at(index).map(|one| one.reply.clone());
+        let agent = &mut self.agents[number];
+        match (agent.asked.take(), reply) {
+            (Some((Asked::Register, _)), Some(fsm::Reply::Node { incarnation, .. })) => {
+                agent.incarnation = Some(incarnation);
+                // What it sees from now on is not older than its own registration.
+                agent.seen = agent.seen.max(index);
+                agent.beat_at = 0;
+            }
+            (Some((Asked::Report(taken), _)), Some(fsm::Reply::Evaluations(_))) => {
+                for (id, sequence) in taken {
+                    if let Some(one) = agent.local.get_mut(&id) {
+                        one.reported = one.reported.max(sequence);
+                    }
+                }
+            }
+            (Some((Asked::Register | Asked::Ready | Asked::Report(_), _)) | None, _) => {}
+        }
+        true
+    }
+
+    /// Starts and stops what the server shows.
+    fn look_at_view(&mut self, number: usize) -> bool {
+        let agent = &self.agents[number];
+        let index = self.servers[agent.server].applied;
+        let Some(incarnation) = agent.incarnation else { return false };
+        if index < agent.seen {
+            return false;
+        }
+        let view = self.log.state_at(index).clone();
+        let node = agent.node;
+        let known = view.nodes.get(&node).is_some_and(|row| row.incarnation == incarnation);
+        if !known {
+            self.agents[number].incarnation = None;
+            return true;
+        }
+        self.agents[number].seen = index;
+        let mut changed = false;
+        let mut shown = BTreeSet::new();
+        for row in view.allocations_of_node(node) {
+            shown.insert(row.id);
+            let there = self.agents[number].local.get(&row.id).map(|one| one.status);
+            match there {
+                None if row.is_live() => {
+                    self.check_start(number, row);
+                    let batch = matches!(
+                        view.allocation_spec(row).map(|spec| spec.kind),
+                        Some(JobKind::Batch | JobKind::Sysbatch)
+                    );
+                    let local = Local {
+                        job: row.job.clone(),
+                        name: row.live_name(),
+                        status: ClientStatus::Running,
+                        sequence: row.client_sequence + 1,
+                        reported: row.client_sequence,
+                        ends_by_itself: batch,
+                        infrastructure_failure: false,
+                    };
+                    self.agents[number].local.insert(row.id, local);
+                    changed = true;
+                }
+                Some(ClientStatus::Running) if !row.is_live() => {
+                    if let Some(one) = self.agents[number].local.get_mut(&row.id) {
+                        one.status = ClientStatus::Complete;
+                        one.sequence += 1;
+                    }
+                    changed = true;
+                }
+                None | Some(_) => {}
+            }
+        }
+        changed
+    }
+
+    /// I49: what starts has no other instance of its name that the servers still want and have not lost.
+    fn check_start(&mut self, number: usize, row: &fsm::Allocation) {
+        let truth = self.log.truth();
+        let mut twice = None;
+        for (other, agent) in self.agents.iter().enumerate().filter(|(other, _)| *other != number) {
+            for (id, one) in &agent.local {
+                let same = one.job == row.job && one.name == row.live_name();
+                let runs = one.status == ClientStatus::Running;
+                let wanted = truth.allocations.get(id).is_some_and(|row| row.is_live());
+                let this = truth.allocations.get(&row.id).is_some_and(|row| row.is_live());
+                if same && runs && wanted && this {
+                    twice = Some((*id, other));
+                }
+            }
+        }
+        if let Some((id, other)) = twice {
+            let name = row.name();
+            self.fail(format!(
+                "I49: {name} starts on agent {number} while {id} runs on agent {other}"
+            ));
+        }
+    }
+
+    /// Registers, reports or becomes ready, whichever comes first.
+    fn ask_as_agent(&mut self, number: usize, dice: &mut Dice) -> bool {
+        let agent = &self.agents[number];
+        let node = agent.node;
+        let Some(incarnation) = agent.incarnation else {
+            let command = Command::RegisterNode {
+                node,
+                secret: [7; 16],
+                identity: [agent.identity; 16],
+                description: Arc::clone(&agent.description),
+                evaluation_ids: self.evaluation_ids(2),
+            };
+            return self.ask_leader(number, Asked::Register, command, dice);
+        };
+        let updates: Vec<_> = self.agents[number]
+            .local
+            .iter()
+            .filter(|(_, one)| one.sequence > one.reported)
+            .map(|(id, one)| ClientUpdate {
+                id: *id,
+                sequence: one.sequence,
+                status: one.status,
+                description: "".into(),
+                tasks: BTreeMap::new(),
+                infrastructure_failure: one.infrastructure_failure,
+            })
+            .collect();
+        let row = self.log.state_at(self.agents[number].seen).nodes.get(&node).cloned();
+        let unsynced = row.as_ref().is_some_and(|row| row.missed_index > row.synced_index);
+        if !updates.is_empty() || unsynced {
+            let taken = updates.iter().map(|update| (update.id, update.sequence)).collect();
+            let evaluation_ids = self.evaluation_ids(updates.len());
+            let report = NodeReport { node, incarnation, updates, evaluation_ids };
+            let command = Command::UpdateAllocations { reports: vec![report] };
+            return self.ask_leader(number, Asked::Report(taken), command, dice);
+        }
+        if row.is_some_and(|row| row.liveness == Liveness::Initializing) {
+            let command = Command::NodeReadiness {
+                node,
+                incarnation,
+                readiness: Readiness::Ok,
+                evaluation_ids: self.evaluation_ids(2),
+            };
+            return self.ask_leader(number, Asked::Ready, command, dice);
+        }
+        false
+    }
+
+    fn ask_leader(
+        &mut self,
+        number: usize,
+        asked: Asked,
+        command: Command,
+        dice: &mut Dice,
+    ) -> bool {
+        let Some(ticket) = self.propose_for_client(command, None, dice) else { return false };
+        self.agents[number].asked = Some((asked, ticket));
+        true
+    }
+
+    fn beat_if_due(&mut self, number: usize, dice: &mut Dice) -> bool {
+        let now = self.clock_ms;
+        let agent = &self.agents[number];
+        let (Some(incarnation), true) = (agent.incarnation, agent.beat_at <= now) else {
+            return false;
+        };
+        let node = agent.node;
+        let Some(to) = self.some_leader(dice) else { return false };
+        if dice.percent(self.swarm.message_loss) {
+            return false;
+        }
+        let known = self.beat(to, node, incarnation);
+        let stagger = number as u64 * 100;
+        let agent = &mut self.agents[number];
+        if known == Some(false) && self.log.leader == to {
+            agent.incarnation = None;
+        }
+        agent.beat_at = now + BEAT_MS + stagger;
+        // A beat alone changes nothing that anybody waits for.
+        false
+    }
+
+    /// Fresh ids for evaluations.
+    pub(crate) fn evaluation_ids(&mut self, count: usize) -> Vec<EvaluationId> {
+        (0..count).map(|_| EvaluationId(self.ids.next())).collect()
+    }
+}
+
+impl Agent {
+    /// For the trace.
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+}

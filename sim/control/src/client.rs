@@ -1,0 +1,215 @@
+//! Users: jobs come, change and go, nodes are drained and taken out of service. A command whose outcome is unknown is sent again under the same
+//! request id.
+
+use std::sync::Arc;
+
+use fsm::{
+    Command, EvaluationId, JobKind, JobSpec, Reply, RequestId,
+    job::{DelayFunction, Network, PortAsk, ReschedulePolicy, UpdateStrategy},
+    node::Drain,
+    session::Request,
+    testing,
+};
+
+use crate::{
+    dice::Dice,
+    log::{Fate, Ticket},
+    world::World,
+};
+
+/// Operations whose outcome is not known.
+const OPEN_MAX: usize = 3;
+
+/// A command on its way.
+pub(crate) struct Operation {
+    request: Request,
+    command: Command,
+    ticket: Option<Ticket>,
+}
+
+impl World {
+    /// A user does something new, or looks after what is under way.
+    pub(crate) fn use_it(&mut self, dice: &mut Dice) -> bool {
+        if self.operations.len() >= OPEN_MAX || dice.percent(50) {
+            return self.look_after(dice);
+        }
+        let command = self.draw_command(dice);
+        let payload_hash = testing::payload_hash(&command);
+        let request = Request {
+            id: RequestId(self.ids.next()),
+            stamped_at: self.log.truth().head.at,
+            payload_hash,
+        };
+        self.operations.push(Operation { request, command, ticket: None });
+        true
+    }
+
+    /// Sends what was not sent, or whose outcome was lost; ends what was answered.
+    pub(crate) fn look_after(&mut self, dice: &mut Dice) -> bool {
+        if self.operations.is_empty() {
+            return false;
+        }
+        let place = dice.index(self.operations.len());
+        let operation = &self.operations[place];
+        if let Some(ticket) = operation.ticket {
+            match self.log.fate(ticket) {
+                Fate::Open => return false,
+                Fate::Committed(index) if !dice.percent(self.swarm.reply_loss) => {
+                    let operation = self.operations.remove(place);
+                    self.acknowledge(&operation, index);
+                    return true;
+                }
+                Fate::Committed(_) | Fate::Lost => {}
+            }
+        }
+        let (command, request) = (operation.command.clone(), operation.request);
+        let ticket = self.propose_for_client(command, Some(request), dice);
+        self.operations[place].ticket = ticket;
+        ticket.is_some()
+    }
+
+    /// I18: what was acknowledged stays.
+    fn acknowledge(&mut self, operation: &Operation, index: fsm::Index) {
+        let applied = self.log.at(index);
+        let gone = applied.and_then(|applied| match &applied.reply {
+            Reply::Job { evaluation: Some(id), .. } if !applied.state.evaluations.contains(id) => {
+                Some(*id)
+            }
+            _ => None,
+        });
+        // A retry may be answered after the collector came by.
+        let first = applied.is_some_and(|applied| !applied.effects.is_empty());
+        if let Some(id) = gone.filter(|_| first) {
+            self.fail(format!("I18: evaluation {id} was acknowledged and is not there"));
+        }
+        let id = operation.request.id;
+        self.trace(|| format!("request {id:?} was answered at {index}"));
+    }
+
+    fn draw_command(&mut self, dice: &mut Dice) -> Command {
+        let evaluation = EvaluationId(self.ids.next());
+        let name = format!("job{}", dice.index(self.swarm.jobs));
+        let job = testing::job_key(&name);
+        let known = self.log.truth().jobs.get(&job).cloned();
+        let choice = if known.is_none() { 0 } else { dice.below(20) };
+        match choice {
+            0..9 => {
+                let spec = Arc::new(self.draw_spec(&name, dice));
+                Command::RegisterJob {
+                    spec,
+                    enforce_index: None,
+                    evaluation,
+                    evaluation_priority: None,
+                }
+            }
+            9 | 10 => {
+                let purge = self.swarm.operators && dice.percent(40);
+                Command::DeregisterJob { job, purge, evaluation, evaluation_priority: None }
+            }
+            11..13 => Command::EvaluateJob { job, evaluation },
+            13 | 14 => {
+                let ids: Vec<_> =
+                    self.log.truth().allocations_of_job(&job).map(|row| row.id).collect();
+                match dice.pick(&ids) {
+                    Some(id) => Command::StopAllocation { id, evaluation },
+                    None => Command::EvaluateJob { job, evaluation },
+                }
+            }
+            _ if self.swarm.operators => self.draw_operator(dice),
+            _ => Command::EvaluateJob { job, evaluation },
+        }
+    }
+
+    fn draw_operator(&mut self, dice: &mut Dice) -> Command {
+        let node = self.agents[dice.index(self.agents.len())].node;
+        let evaluation_ids = self.evaluation_ids(2);
+        let started_at = self.log.truth().head.at;
+        match dice.below(10) {
+            0..3 => Command::SetEligibility {
+                node,
+                eligible: dice.percent(60),
+                by: "operator".into(),
+                reason: "".into(),
+                evaluation_ids,
+            },
+            3..6 => {
+                let deadline_at = Some(started_at + dice.between(1, 60) * 1_000);
+                let drain = Drain {
+                    started_at,
+                    deadline_at,
+                    force: dice.percent(20),
+                    ignore_system: dice.percent(30),
+                    owner: "operator".into(),
+                    cancelable: false,
+                };
+                Command::SetDrain { node, drain: Some(drain), mark_eligible: false, evaluation_ids }
+            }
+            6..8 => Command::SetDrain { node, drain: None, mark_eligible: true, evaluation_ids },
+            8 => Command::EvaluateNode { node, evaluation_ids },
+            _ => Command::ReapNode {
+                node,
+                incarnation: None,
+                force: dice.percent(30),
+                evaluation_ids,
+            },
+        }
+    }
+
+    /// A job by its number: the kind is fixed, the rest is drawn.
+    fn draw_spec(&mut self, name: &str, dice: &mut Dice) -> JobSpec {
+        let kind = match name {
+            "job0" | "job3" => JobKind::Service,
+            "job1" => JobKind::Batch,
+            _ => JobKind::System,
+        };
+        let count = u32::try_from(dice.between(0, 4)).expect("small");
+        let mut spec = testing::job(name, kind, if kind.is_per_node() { 1 } else { count });
+        spec.priority = dice.pick(&[50, 50, 20, 80]).unwrap_or(50);
+        spec.all_at_once = dice.percent(15);
+        if dice.percent(20) {
+            spec.datacenters = vec!["dc1".into()];
+        }
+        let group = &mut spec.groups[0];
+        let policy = ReschedulePolicy {
+            attempts: 0,
+            interval_ms: 0,
+            delay_ms: dice.pick(&[0, 5_000, 30_000]).unwrap_or(0),
+            delay_function: DelayFunction::Constant,
+            delay_ms_max: 60_000,
+            unlimited: true,
+        };
+        group.reschedule = (!kind.is_per_node()).then_some(policy);
+        if kind == JobKind::Service && dice.percent(50) {
+            group.update = Some(UpdateStrategy {
+                stagger_ms: 5_000,
+                max_parallel: u32::try_from(dice.between(1, 2)).expect("small"),
+                healthy_ms_min: 1_000,
+                healthy_deadline_ms: 60_000,
+                progress_deadline_ms: 120_000,
+            });
+        }
+        group.migrate.max_parallel = 1;
+        group.migrate.healthy_ms_min = 1_000;
+        if dice.percent(40) {
+            group.network = Some(draw_network(dice));
+        }
+        if kind == JobKind::Service {
+            // Another user is another task: the update is destructive; another timeout is not.
+            group.tasks[0].user = dice.pick(&["", "", "", "x"]).unwrap_or("").into();
+            group.tasks[0].kill_timeout_ms = dice.pick(&[5_000, 5_000, 6_000]).unwrap_or(5_000);
+        }
+        spec
+    }
+}
+
+fn draw_network(dice: &mut Dice) -> Network {
+    let ask = |label: &str, value| PortAsk { label: label.into(), value, to: 0 };
+    let mut ports = vec![ask("dynamic", 0)];
+    if dice.percent(40) {
+        ports.push(ask("static", 8_080));
+    }
+    if dice.percent(30) {
+        ports.push(ask("more", 0));
+    }
+    Network { ports }
+}

@@ -1,0 +1,125 @@
+//! What must happen sometimes. A run of many seeds in which one of these never happened has tested less than it says.
+
+macro_rules! events {
+    ($($(#[doc = $doc:literal])* $name:ident => $text:literal,)*) => {
+        /// Something worth having happened.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Event {
+            $($(#[doc = $doc])* $name,)*
+        }
+
+        impl Event {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// In words.
+            pub const fn text(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+events! {
+    /// An entry with plans was proposed by a leader that then lost its leadership.
+    LeaderChangedInFlight => "leader changed while a plan was in flight",
+    /// An old leader's entry survived an election.
+    SurvivedElection => "an entry of the old leader was committed by the new one",
+    /// An old leader's entry did not.
+    LostAtElection => "an entry of the old leader was lost",
+    /// A leader that was deposed went on proposing.
+    DeposedActed => "a deposed leader proposed something",
+    /// A new leadership ended before its barrier.
+    ElectedTwice => "a leader was deposed before its services ran",
+    /// An outcome was not learned although the entry was committed.
+    CommittedWithoutReply => "an entry was committed without a reply",
+    /// A queued plan was flushed.
+    QueueFlushed => "a queued plan was flushed",
+    /// `apply` dropped a part of a plan.
+    PartialCommit => "partial commit",
+    /// The applier dropped a part of a plan before proposing it.
+    PartialTrial => "the applier dropped part of a plan",
+    /// The applier left nothing of a plan.
+    EmptiedPlan => "the applier left nothing of a plan",
+    /// A plan was refused as stale.
+    StalePlan => "a stale plan was refused",
+    /// An all-at-once plan lost everything.
+    AllAtOnceLost => "an all-at-once plan was lost whole",
+    /// A plan came from a snapshot newer than the leader's state.
+    AheadOfLeader => "a plan came from a state ahead of the leader's",
+    /// A lease was not acknowledged in time.
+    LeaseExpired => "a lease ran out",
+    /// A lease was released because its server lagged.
+    LeaseReleased => "a lease was released for lag",
+    /// An evaluation reached the delivery limit and failed.
+    DeliveryLimit => "nack after the delivery limit: failed with a follow-up",
+    /// An acknowledgement or plan with an old token or epoch was refused.
+    StaleToken => "an old token or epoch was refused",
+    /// A message was delivered twice.
+    Duplicated => "a worker's message came twice",
+    /// A superseded evaluation was canceled.
+    Superseded => "a superseded evaluation was canceled",
+    /// A blocked evaluation was woken.
+    Woken => "a blocked evaluation was woken",
+    /// An evaluation gave up after too many attempts.
+    Exhausted => "an evaluation ran out of attempts",
+    /// A node missed its heartbeat.
+    NodeDown => "a node missed its heartbeat",
+    /// A node that was down came back.
+    NodeReturned => "a node came back",
+    /// An agent lost its state.
+    AgentReborn => "an agent lost its state",
+    /// A node was reaped.
+    NodeReaped => "a node was reaped",
+    /// A drain ended with an empty node.
+    DrainCompleted => "a drain was completed",
+    /// The drainer flagged allocations.
+    Migrated => "allocations were marked for migration",
+    /// Leader services started over from the state.
+    EffectsMissed => "effects were missed and everything was derived anew",
+    /// A client's retry was answered from its session.
+    Retried => "a retry was answered from its session",
+    /// A failed instance was rescheduled later.
+    Rescheduled => "a failed allocation waits for its reschedule",
+    /// A rolling update took another step.
+    RollingUpdate => "a rolling update took another step",
+    /// Something was forgotten.
+    Collected => "garbage was collected",
+    /// A follower scheduled on a state behind the leader's.
+    FollowerLagged => "a follower scheduled behind the leader",
+}
+
+/// How often each happened.
+#[derive(Clone, Debug)]
+pub struct Coverage(Vec<u64>);
+
+impl Default for Coverage {
+    fn default() -> Self {
+        Self(vec![0; Event::ALL.len()])
+    }
+}
+
+impl Coverage {
+    /// It happened.
+    pub fn count(&mut self, event: Event) {
+        self.0[event as usize] += 1;
+    }
+
+    /// How often it happened.
+    pub fn of(&self, event: Event) -> u64 {
+        self.0[event as usize]
+    }
+
+    /// Adds another run's.
+    pub fn add(&mut self, other: &Self) {
+        for (sum, more) in self.0.iter_mut().zip(&other.0) {
+            *sum += more;
+        }
+    }
+
+    /// What never happened.
+    pub fn missing(&self) -> Vec<Event> {
+        Event::ALL.iter().copied().filter(|event| self.of(*event) == 0).collect()
+    }
+}

@@ -1,0 +1,510 @@
+//! The services of one leadership on one server: the real machines of `leader`, with the driver in place of the async shell.
+//!
+//! Modelled of the shell (`src/server/leadership.rs`, `applier.rs`): commands of services are proposed one after the other from a bounded queue;
+//! the applier's outcomes come in the order of its proposals; a plan that waits for its snapshot holds the applier up; while a plan is queued its
+//! lease does not run out, and dropping the call starts the timer again; a server that lost its term goes on until it notices.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use fsm::{Command, EvaluationId, Index, JobKey, NodeId, Proposal, Reply, session::Request};
+use leader::{
+    Dispatch, GarbageCollector, NodeWatch, PlanAnswer, PlanApplier,
+    applier::{self, EntryOutcome, Next},
+    broker::{BrokerConfig, Token},
+    feed,
+    heartbeat::HeartbeatConfig,
+    limits::{DELIVERIES_MAX, HEARTBEAT_GRACE_MS, HEARTBEAT_TTL_MS_MIN},
+    plan_queue::PlanQueueLimits,
+};
+
+use crate::{
+    coverage::Event,
+    dice::Dice,
+    log::{Fate, Ticket},
+    world::{CallId, World},
+};
+
+/// Commands of services that wait.
+const COMMANDS_MAX: usize = 1_024;
+/// How long the applier waits for a plan's snapshot, and a service for an outcome.
+const SNAPSHOT_WAIT_MS: u64 = 10_000;
+/// Log time is moved on when it is this old.
+const TICK_AFTER_MS: u64 = 60_000;
+
+/// Where a plan's answer goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ReplyTo {
+    pub(crate) worker: usize,
+    pub(crate) call: CallId,
+    evaluation: EvaluationId,
+    token: Token,
+}
+
+/// One leadership.
+pub(crate) struct Leadership {
+    pub(crate) epoch: u64,
+    started_ms: u64,
+    anchor: u64,
+    pub(crate) dispatch: Dispatch,
+    watch: NodeWatch,
+    collector: GarbageCollector,
+    applier: PlanApplier<ReplyTo>,
+    /// Effects up to this index were taken in.
+    fed: Index,
+    /// The applier's entries in flight.
+    outcomes: VecDeque<Ticket>,
+    /// The applier waits for this index until then.
+    waiting: Option<(Index, u64)>,
+    commands: VecDeque<Command>,
+    commanding: Option<Ticket>,
+    ticked_at: u64,
+    /// Leases given out: job of each, for the oracle.
+    granted: BTreeMap<EvaluationId, JobKey>,
+    /// Deliveries that count, for the oracle.
+    deliveries: BTreeMap<EvaluationId, u32>,
+    /// Leases with a plan in the queue, for the oracle.
+    queued: BTreeSet<(EvaluationId, Token)>,
+    /// Calls that the server still works on.
+    calls: BTreeMap<CallId, ReplyTo>,
+    /// When each node was last heard or first seen alive, for the oracle.
+    heard: BTreeMap<NodeId, u64>,
+}
+
+impl Leadership {
+    /// Log time as this leader stamps it.
+    pub(crate) fn now(&self, clock_ms: u64) -> u64 {
+        self.anchor + (clock_ms - self.started_ms)
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        let next = [
+            self.dispatch.next_deadline(),
+            self.watch.next_deadline(),
+            self.collector.next_deadline(),
+        ];
+        next.into_iter().flatten().min()
+    }
+
+    /// When to look again, on the driver's clock.
+    pub(crate) fn next_look_ms(&self) -> Option<u64> {
+        let at = self.next_deadline()?;
+        Some(self.started_ms + at.saturating_sub(self.anchor))
+    }
+
+    /// Nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.commands.is_empty()
+            && self.commanding.is_none()
+            && self.applier.depth() == 0
+            && self.applier.in_flight() == 0
+            && self.calls.is_empty()
+    }
+}
+
+impl World {
+    /// A server whose term's barrier is applied begins to serve.
+    pub(crate) fn establish(&mut self, server: usize) -> bool {
+        let (term, leader) = (self.log.term, self.log.leader);
+        let applied = self.servers[server].applied;
+        let current = self.servers[server].leadership.as_ref().map(|one| one.epoch);
+        let state_term = self.log.state_at(applied).head.term;
+        if leader != server || current.is_some() || !self.log.has_barrier() || state_term != term {
+            return false;
+        }
+        let state = self.log.state_at(applied).clone();
+        let mut leadership = Leadership {
+            epoch: term,
+            started_ms: self.clock_ms,
+            anchor: state.head.at,
+            dispatch: Dispatch::new(BrokerConfig::default()),
+            watch: NodeWatch::new(HeartbeatConfig::default()),
+            collector: GarbageCollector::new(self.swarm.gc, state.head.at),
+            applier: PlanApplier::new(PlanQueueLimits::default()),
+            fed: applied,
+            outcomes: VecDeque::new(),
+            waiting: None,
+            commands: VecDeque::new(),
+            commanding: None,
+            ticked_at: 0,
+            granted: BTreeMap::new(),
+            deliveries: BTreeMap::new(),
+            queued: BTreeSet::new(),
+            calls: BTreeMap::new(),
+            heard: BTreeMap::new(),
+        };
+        let now = leadership.now(self.clock_ms);
+        leadership.dispatch.restore(now, &state);
+        leadership.watch.restore(now, &state);
+        self.trace(|| format!("server {server} serves in term {term} from index {applied}"));
+        self.servers[server].leadership = Some(leadership);
+        self.servers[server].established = term;
+        true
+    }
+
+    /// A server notices that its term is over: its services stop and answer what they hold.
+    pub(crate) fn notice(&mut self, server: usize) -> bool {
+        let Some(mut leadership) =
+            self.servers[server].leadership.take_if(|one| one.epoch != self.log.term)
+        else {
+            return false;
+        };
+        self.trace(|| format!("server {server} stops serving term {}", leadership.epoch));
+        leadership.dispatch.stop();
+        if leadership.applier.depth() > 0 {
+            self.coverage.count(Event::QueueFlushed);
+        }
+        if leadership.applier.in_flight() > 0 {
+            self.coverage.count(Event::LeaderChangedInFlight);
+        }
+        let answers = leadership.applier.flush();
+        self.answer_plans(&mut leadership, answers);
+        if let Some(left) = leadership.calls.values().next() {
+            let evaluation = left.evaluation;
+            self.fail(format!("queue-flushed: the plan of {evaluation} has no answer"));
+        }
+        true
+    }
+
+    /// Runs `act` on a server's leadership.
+    pub(crate) fn with_leadership<T>(
+        &mut self,
+        server: usize,
+        act: impl FnOnce(&mut Self, &mut Leadership) -> T,
+    ) -> Option<T> {
+        let mut leadership = self.servers[server].leadership.take()?;
+        let done = act(self, &mut leadership);
+        self.servers[server].leadership = Some(leadership);
+        Some(done)
+    }
+
+    /// Proposes in a leadership, whether or not it still is one.
+    pub(crate) fn propose(
+        &mut self,
+        leadership: &Leadership,
+        command: Command,
+        request: Option<Request>,
+        tagged: bool,
+    ) -> Ticket {
+        if leadership.epoch != self.log.term {
+            self.coverage.count(Event::DeposedActed);
+        }
+        let at = leadership.now(self.clock_ms);
+        let epoch = tagged.then_some(leadership.epoch);
+        self.trace(|| format!("term {} proposes {}", leadership.epoch, crate::words::of(&command)));
+        self.log.propose(leadership.epoch, Proposal { at, epoch, request, command })
+    }
+
+    /// Effects in, then a look at every machine.
+    pub(crate) fn feed(&mut self, server: usize, dice: &mut Dice) -> bool {
+        let missed = dice.percent(self.swarm.resets);
+        let applied = self.servers[server].applied;
+        let silent = (self.swarm.silent_servers && dice.percent(5)).then(|| dice.below(3));
+        self.with_leadership(server, |world, leadership| {
+            let now = leadership.now(world.clock_ms);
+            let behind = applied > leadership.fed;
+            let state = world.log.state_at(applied).clone();
+            if missed && behind {
+                world.coverage.count(Event::EffectsMissed);
+                leadership.dispatch.restore(now, &state);
+                leadership.watch.restore(now, &state);
+                leadership.heard.clear();
+            } else {
+                for index in leadership.fed + 1..=applied {
+                    let effects = world.log.at(index).map_or(&[][..], |one| &one.effects);
+                    for effect in effects {
+                        let Leadership { dispatch, watch, .. } = leadership;
+                        feed::take(now, &state, index, effect, dispatch, watch);
+                    }
+                }
+            }
+            leadership.fed = applied;
+            let Leadership { deliveries, dispatch, .. } = &mut *leadership;
+            deliveries.retain(|id, _| dispatch.holds(*id));
+            let looked = world.look(leadership, &state, silent);
+            behind || looked
+        })
+        .unwrap_or(false)
+    }
+
+    fn look(
+        &mut self,
+        leadership: &mut Leadership,
+        state: &fsm::State,
+        silent: Option<u64>,
+    ) -> bool {
+        let now = leadership.now(self.clock_ms);
+        let before = leadership.dispatch.blocked_stats().blocked;
+        if let Some(server) = silent {
+            leadership.forgive(server, &self.lessees);
+        }
+        let ids = &mut self.ids;
+        let stepped = leadership.dispatch.step(now, state, silent, || ids.next());
+        if leadership.dispatch.blocked_stats().blocked < before {
+            self.coverage.count(Event::Woken);
+        }
+        let expired = !stepped.expired.is_empty();
+        for lease in &stepped.expired {
+            self.coverage.count(Event::LeaseExpired);
+            if leadership.queued.iter().any(|(id, _)| *id == lease.evaluation) {
+                let id = lease.evaluation;
+                self.fail(format!("nack-paused: the lease on {id} ran out under a queued plan"));
+            }
+        }
+        let watched = leadership.watch.step(now, state);
+        for node in &watched.missed {
+            self.check_missed(leadership, state, *node, now);
+        }
+        let mut commands: Vec<_> = stepped.commands.into_iter().chain(watched.commands).collect();
+        commands.extend(leadership.collector.poll(now, state));
+        let moved_at = state.head.at.max(leadership.ticked_at);
+        if now.saturating_sub(moved_at) >= TICK_AFTER_MS {
+            leadership.ticked_at = now;
+            commands.push(Command::Tick);
+        }
+        let some = !commands.is_empty();
+        let room = COMMANDS_MAX - leadership.commands.len();
+        // What is derived at each look until it is applied needs to wait once only.
+        commands.retain(|command| !leadership.commands.contains(command));
+        leadership.commands.extend(commands.into_iter().take(room));
+        some || expired
+    }
+
+    /// I50: no node is called down before its time to live and the grace are over, counted from whichever was last: the start of this leadership,
+    /// a heartbeat that it took, the node's own return.
+    fn check_missed(
+        &mut self,
+        leadership: &Leadership,
+        state: &fsm::State,
+        node: NodeId,
+        now: u64,
+    ) {
+        let Some(row) = state.nodes.get(&node) else { return };
+        let heard = leadership.heard.get(&node).copied().unwrap_or(0);
+        let alive_since = heard.max(leadership.anchor);
+        if now < alive_since + HEARTBEAT_TTL_MS_MIN + HEARTBEAT_GRACE_MS {
+            let liveness = row.liveness.name();
+            self.fail(format!(
+                "I50: node {node} ({liveness}) is called down {} ms after it was heard or the leader began",
+                now - alive_since
+            ));
+        }
+    }
+
+    /// Proposes the next command of the services, when the last one's outcome is known.
+    pub(crate) fn command(&mut self, server: usize, dice: &mut Dice) -> bool {
+        let applied = self.servers[server].applied;
+        let lost = dice.percent(self.swarm.reply_loss);
+        self.with_leadership(server, |world, leadership| {
+            if let Some(ticket) = leadership.commanding {
+                match world.log.fate(ticket) {
+                    Fate::Open => return false,
+                    Fate::Committed(index) if index > applied && !lost => return false,
+                    Fate::Committed(_) | Fate::Lost => leadership.commanding = None,
+                }
+            }
+            let Some(command) = leadership.commands.pop_front() else { return false };
+            leadership.commanding = Some(world.propose(leadership, command, None, true));
+            true
+        })
+        .unwrap_or(false)
+    }
+
+    /// Lets the applier settle what is known and propose what fits.
+    pub(crate) fn apply_plans(&mut self, server: usize, dice: &mut Dice) -> bool {
+        let applied = self.servers[server].applied;
+        let lost = dice.percent(self.swarm.reply_loss);
+        self.with_leadership(server, |world, leadership| {
+            let mut acted = world.settle(leadership, applied, lost);
+            let state = world.log.state_at(applied).clone();
+            let mut waited = false;
+            if let Some((index, until)) = leadership.waiting {
+                if applied < index && world.clock_ms < until {
+                    return acted;
+                }
+                leadership.waiting = None;
+                waited = true;
+            }
+            loop {
+                let dispatch = &leadership.dispatch;
+                let next = leadership.applier.next(&state, |id| dispatch.outstanding(id), waited);
+                waited = false;
+                match next {
+                    Next::Idle => break,
+                    Next::WaitFor(index) => {
+                        world.coverage.count(Event::AheadOfLeader);
+                        leadership.waiting = Some((index, world.clock_ms + SNAPSHOT_WAIT_MS));
+                        break;
+                    }
+                    Next::Propose(command) => {
+                        let ticket = world.propose(leadership, command, None, true);
+                        leadership.outcomes.push_back(ticket);
+                        acted = true;
+                    }
+                }
+            }
+            let answers = leadership.applier.answers(applied);
+            acted |= !answers.is_empty();
+            world.answer_plans(leadership, answers);
+            acted
+        })
+        .unwrap_or(false)
+    }
+
+    fn settle(&mut self, leadership: &mut Leadership, applied: Index, lost: bool) -> bool {
+        let mut acted = false;
+        while let Some(ticket) = leadership.outcomes.front().copied() {
+            let outcome = match self.log.fate(ticket) {
+                Fate::Open => break,
+                Fate::Lost => EntryOutcome::Unknown,
+                Fate::Committed(_) if lost => {
+                    self.coverage.count(Event::CommittedWithoutReply);
+                    EntryOutcome::Unknown
+                }
+                Fate::Committed(index) if index > applied => break,
+                Fate::Committed(index) => match self.log.at(index).map(|one| one.reply.clone()) {
+                    Some(Reply::Plans(verdicts)) => EntryOutcome::Applied { index, verdicts },
+                    _ => EntryOutcome::Unknown,
+                },
+            };
+            leadership.outcomes.pop_front();
+            leadership.applier.settle(outcome);
+            acted = true;
+        }
+        acted
+    }
+
+    fn answer_plans(&mut self, leadership: &mut Leadership, answers: Vec<(ReplyTo, PlanAnswer)>) {
+        for (to, answer) in answers {
+            if let PlanAnswer::Partial { index, reason, .. } = &answer {
+                let event = if *index == 0 { Event::EmptiedPlan } else { Event::PartialTrial };
+                if reason.contains("dropped") {
+                    self.coverage.count(event);
+                }
+            }
+            if matches!(&answer, PlanAnswer::Rejected { reason, .. } if reason.contains("older")) {
+                self.coverage.count(Event::StalePlan);
+            }
+            self.end_call(leadership, to.call);
+            self.reply_plan(to.worker, to.call, Ok(answer));
+        }
+    }
+
+    /// A call is answered, or its worker hung up: the lease runs again.
+    pub(crate) fn end_call(&mut self, leadership: &mut Leadership, call: CallId) {
+        if let Some(to) = leadership.calls.remove(&call) {
+            leadership.queued.remove(&(to.evaluation, to.token));
+            let now = leadership.now(self.clock_ms);
+            leadership.dispatch.plan_answered(now, to.evaluation, to.token);
+        }
+    }
+
+    /// A worker's plan arrives.
+    pub(crate) fn take_plan(
+        &mut self,
+        leadership: &mut Leadership,
+        worker: usize,
+        call: CallId,
+        plan: fsm::Plan,
+        token: Token,
+    ) {
+        let evaluation = plan.evaluation;
+        if let Err(error) = leadership.dispatch.plan_queued(evaluation, token) {
+            self.coverage.count(Event::StaleToken);
+            self.reply_plan(worker, call, Err(error));
+            return;
+        }
+        let to = ReplyTo { worker, call, evaluation, token };
+        leadership.calls.insert(call, to);
+        leadership.queued.insert((evaluation, token));
+        let now = leadership.now(self.clock_ms);
+        // Size only matters for the bounds of queue and entry.
+        let bytes = 100 + 200 * plan.placements.len();
+        leadership.applier.submit(now, applier::Request { plan, bytes, token, reply: to });
+        let answers = leadership.applier.answers(leadership.fed);
+        self.answer_plans(leadership, answers);
+    }
+
+    /// Leases for a server's worker, with what the oracle says of them.
+    pub(crate) fn grant(
+        &mut self,
+        leadership: &mut Leadership,
+        state: &fsm::State,
+        server: usize,
+    ) -> Result<Vec<leader::Lease>, leader::BrokerError> {
+        let now = leadership.now(self.clock_ms);
+        let ids = &mut self.ids;
+        let kinds = fsm::JobKind::ALL;
+        let leases =
+            leadership.dispatch.dequeue(now, state, &kinds, 4, server as u64, || ids.next())?;
+        for lease in &leases {
+            self.lessees.insert(lease.token, server as u64);
+            self.check_grant(leadership, lease);
+        }
+        Ok(leases)
+    }
+
+    /// I20, I23, I27.
+    fn check_grant(&mut self, leadership: &mut Leadership, lease: &leader::Lease) {
+        let row = &lease.evaluation;
+        let outstanding = |id: &EvaluationId| leadership.dispatch.outstanding(*id).is_some();
+        let others =
+            leadership.granted.iter().filter(|(id, job)| **id != row.id && **job == row.job);
+        if let Some((other, _)) = others.into_iter().find(|(id, _)| outstanding(id)) {
+            self.fail(format!("I20: {} and {other} of job {} are leased", row.id, row.job));
+        }
+        leadership.granted.insert(row.id, row.job.clone());
+        let count = leadership.deliveries.entry(row.id).or_default();
+        *count += 1;
+        if *count > DELIVERIES_MAX {
+            self.fail(format!("I23: {} was delivered {count} times", row.id));
+        }
+        if lease.wait_index < row.modify_index {
+            self.fail(format!("I27: {} does not wait for its own row", row.id));
+        }
+    }
+
+    /// A nack that was taken and does not count.
+    pub(crate) fn uncount(&mut self, leadership: &mut Leadership, id: EvaluationId) {
+        if let Some(count) = leadership.deliveries.get_mut(&id) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    /// A heartbeat arrives. The answer is whether the node is known in this incarnation.
+    pub(crate) fn beat(&mut self, server: usize, node: NodeId, incarnation: u64) -> Option<bool> {
+        self.with_leadership(server, |world, leadership| {
+            let now = leadership.now(world.clock_ms);
+            match leadership.watch.heard(now, node, incarnation) {
+                Ok(heard) => {
+                    leadership.heard.insert(node, now);
+                    if let Some(change) = heard.returned {
+                        let command = leader::Heartbeats::command(vec![change]);
+                        if !leadership.commands.contains(&command) {
+                            leadership.commands.push_back(command);
+                        }
+                    }
+                    true
+                }
+                Err(_) => false,
+            }
+        })
+    }
+}
+
+impl Leadership {
+    /// A silent server's leases come back without counting.
+    fn forgive(&mut self, server: u64, lessees: &BTreeMap<Token, u64>) {
+        let ids: Vec<_> = self.deliveries.keys().copied().collect();
+        for id in ids {
+            let token = self.dispatch.outstanding(id);
+            let of_server = token.is_some_and(|token| lessees.get(&token) == Some(&server));
+            let queued = token.is_some_and(|token| self.queued.contains(&(id, token)));
+            if of_server
+                && !queued
+                && let Some(count) = self.deliveries.get_mut(&id)
+            {
+                *count = count.saturating_sub(1);
+            }
+        }
+    }
+}

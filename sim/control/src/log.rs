@@ -1,0 +1,178 @@
+//! The model log: one sequence of entries, of which a prefix is committed. It stands for Raft with all its followers.
+//!
+//! What it keeps of Raft: a committed entry stays; only the leader of the newest term appends; at an election any part of the uncommitted tail
+//! survives in the new leader's log, in order, before the new term's blank entry; the proposer of an entry that did not survive never hears
+//! that it did. What it leaves out: votes, replication, and how long they take: the schedule decides when an entry is committed.
+//!
+//! Each entry is applied once, when it is committed; a server's state is a clone of the one at its applied index ([`crate::oracle`] replays the
+//! log on another state at the end).
+
+use std::collections::BTreeMap;
+
+use fsm::{Effect, Index, Proposal, Reply, State, table::ChangeSet};
+
+/// Number of a proposal.
+pub(crate) type Ticket = u64;
+
+/// An entry; one without a proposal is the first of its term.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) term: u64,
+    pub(crate) proposal: Option<Proposal>,
+    ticket: Option<Ticket>,
+}
+
+/// A committed entry with what it did.
+pub(crate) struct Applied {
+    pub(crate) entry: Entry,
+    /// The state after it.
+    pub(crate) state: State,
+    pub(crate) reply: Reply,
+    pub(crate) effects: Vec<Effect>,
+}
+
+/// What became of a proposal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fate {
+    /// In the tail that is not committed.
+    Open,
+    /// Committed at this index.
+    Committed(Index),
+    /// It will never be committed.
+    Lost,
+}
+
+/// What an election did to the tail.
+#[derive(Debug, Default)]
+pub(crate) struct Election {
+    pub(crate) survived: usize,
+    pub(crate) lost: usize,
+}
+
+/// The model log.
+pub(crate) struct Log {
+    genesis: State,
+    committed: Vec<Applied>,
+    tail: Vec<Entry>,
+    fates: BTreeMap<Ticket, Fate>,
+    tickets: Ticket,
+    /// The newest term.
+    pub(crate) term: u64,
+    /// Its leader.
+    pub(crate) leader: usize,
+}
+
+impl Log {
+    /// An empty log led by server 0 in term 1.
+    pub(crate) fn new(start_at: u64) -> Self {
+        let mut genesis = State::genesis(&mut ChangeSet::default());
+        genesis.head.at = start_at;
+        let blank = Entry { term: 1, proposal: None, ticket: None };
+        Self {
+            genesis,
+            committed: Vec::new(),
+            tail: vec![blank],
+            fates: BTreeMap::new(),
+            tickets: 0,
+            term: 1,
+            leader: 0,
+        }
+    }
+
+    /// The state before the first entry.
+    pub(crate) fn genesis(&self) -> &State {
+        &self.genesis
+    }
+
+    /// Index of the last committed entry.
+    pub(crate) fn last(&self) -> Index {
+        self.committed.len() as Index
+    }
+
+    /// The newest committed state.
+    pub(crate) fn truth(&self) -> &State {
+        self.state_at(self.last())
+    }
+
+    /// The state after a committed entry; genesis for 0.
+    pub(crate) fn state_at(&self, index: Index) -> &State {
+        self.at(index).map_or(&self.genesis, |applied| &applied.state)
+    }
+
+    /// A committed entry.
+    pub(crate) fn at(&self, index: Index) -> Option<&Applied> {
+        let place = usize::try_from(index).ok()?.checked_sub(1)?;
+        self.committed.get(place)
+    }
+
+    /// Committed entries in order.
+    pub(crate) fn committed(&self) -> &[Applied] {
+        &self.committed
+    }
+
+    /// Entries that are not committed.
+    pub(crate) fn open(&self) -> usize {
+        self.tail.len()
+    }
+
+    /// Whether the first entry of the newest term is committed.
+    pub(crate) fn has_barrier(&self) -> bool {
+        !self.tail.iter().any(|entry| entry.proposal.is_none() && entry.term == self.term)
+    }
+
+    /// Appends a proposal made in a term, if that is the newest.
+    pub(crate) fn propose(&mut self, term: u64, proposal: Proposal) -> Ticket {
+        self.tickets += 1;
+        let ticket = self.tickets;
+        let leads = term == self.term;
+        self.fates.insert(ticket, if leads { Fate::Open } else { Fate::Lost });
+        if leads {
+            self.tail.push(Entry { term, proposal: Some(proposal), ticket: Some(ticket) });
+        }
+        ticket
+    }
+
+    /// What became of a proposal.
+    pub(crate) fn fate(&self, ticket: Ticket) -> Fate {
+        self.fates.get(&ticket).copied().unwrap_or(Fate::Lost)
+    }
+
+    /// Another term begins; the first `survivors` entries of the tail stay.
+    pub(crate) fn elect(&mut self, leader: usize, survivors: usize) -> Election {
+        let survived = survivors.min(self.tail.len());
+        let lost = self.tail.split_off(survived);
+        for ticket in lost.iter().filter_map(|entry| entry.ticket) {
+            self.fates.insert(ticket, Fate::Lost);
+        }
+        self.term += 1;
+        self.leader = leader;
+        self.tail.push(Entry { term: self.term, proposal: None, ticket: None });
+        Election { survived, lost: lost.len() }
+    }
+
+    /// Commits the next entry. False: there is none.
+    pub(crate) fn commit(&mut self) -> bool {
+        if self.tail.is_empty() {
+            return false;
+        }
+        let entry = self.tail.remove(0);
+        let index = self.last() + 1;
+        let mut state = self.truth().clone();
+        let (reply, effects) = match &entry.proposal {
+            Some(proposal) => {
+                let mut changes = ChangeSet::default();
+                let applied = state.apply(index, entry.term, proposal, &mut changes);
+                (applied.reply, applied.effects)
+            }
+            None => {
+                state.advance(index, entry.term);
+                (Reply::Done, Vec::new())
+            }
+        };
+        if let Some(ticket) = entry.ticket {
+            self.fates.insert(ticket, Fate::Committed(index));
+        }
+        self.committed.push(Applied { entry, state, reply, effects });
+        true
+    }
+}

@@ -1,0 +1,287 @@
+//! The end of a schedule: nothing goes wrong any more, everything is delivered, time passes, and what was promised must come true.
+
+use fsm::{
+    ClientStatus, EvaluationStatus, JobKind, Liveness, Node, State, TaskGroup, invariant,
+    node::Health,
+    resources::{PortHolder, Resources},
+};
+
+use crate::{dice::Dice, oracle::live_on, swarm::Swarm, world::World};
+
+/// Longest quiet time: suspended nodes come back after up to four hours, follow-ups of failed evaluations after six minutes.
+const QUIET_MS_MAX: u64 = 45 * 60_000;
+/// Rounds without time passing; more is a loop.
+const ROUNDS_MAX: usize = 3_000;
+/// Rounds in which the cluster forms.
+const BEGIN_ROUNDS: usize = 5;
+/// Nothing changed for so long: it stays so.
+const STILL_MS: u64 = 75_000;
+
+impl World {
+    /// Lets the cluster form, so that the schedule begins with something to break.
+    pub(crate) fn form(&mut self, dice: &mut Dice) {
+        for _ in 0..BEGIN_ROUNDS {
+            self.round(dice);
+        }
+    }
+
+    /// Ends all trouble and runs until nothing changes any more, then judges.
+    pub(crate) fn end(&mut self, dice: &mut Dice) {
+        self.swarm = Swarm {
+            elections: 0,
+            message_loss: 0,
+            message_copies: 0,
+            reply_loss: 0,
+            resets: 0,
+            turn_failures: 0,
+            agent_trouble: false,
+            task_failures: false,
+            silent_servers: false,
+            ..self.swarm.clone()
+        };
+        for agent in &mut self.agents {
+            agent.wake();
+        }
+        self.trace(|| "quiet from here".to_owned());
+        let (began, mut changed_at, mut rounds) = (self.clock_ms, self.clock_ms, 0);
+        while self.clock_ms - began < QUIET_MS_MAX && self.failures.is_empty() {
+            rounds += 1;
+            if rounds > ROUNDS_MAX {
+                self.fail("liveness: something goes round and round".to_owned());
+                return;
+            }
+            if self.round(dice) {
+                changed_at = self.clock_ms;
+                continue;
+            }
+            let open = self.has_open_work();
+            if !open && self.clock_ms - changed_at > STILL_MS {
+                break;
+            }
+            self.clock_ms = self.next_look_ms();
+        }
+        if self.failures.is_empty() {
+            self.judge_end();
+        }
+    }
+
+    /// Everything that can happen now happens once. False: nothing changed but time may pass.
+    fn round(&mut self, dice: &mut Dice) -> bool {
+        let mut acted = false;
+        for server in 0..self.servers.len() {
+            acted |= self.notice(server);
+        }
+        while self.commit() {
+            acted = true;
+        }
+        for server in 0..self.servers.len() {
+            acted |= self.apply_up_to(server, self.log.last());
+        }
+        let leader = self.log.leader;
+        acted |= self.establish(leader);
+        acted |= self.feed(leader, dice);
+        acted |= self.apply_plans(leader, dice);
+        acted |= self.command(leader, dice);
+        while self.deliver_first(dice) {
+            acted = true;
+        }
+        for number in 0..self.workers.len() {
+            let was_idle = self.workers[number].is_idle();
+            let worked = self.work(number, dice);
+            acted |= worked && !was_idle;
+        }
+        for number in 0..self.agents.len() {
+            acted |= self.live(number, dice);
+            acted |= self.end_task(number, dice, false);
+        }
+        while !self.operations.is_empty() && self.look_after(dice) {
+            acted = true;
+        }
+        acted
+    }
+
+    fn has_open_work(&self) -> bool {
+        let truth = self.log.truth();
+        let pending = truth.evaluations.iter().any(|row| row.status == EvaluationStatus::Pending);
+        let draining = truth.nodes.iter().any(|row| row.drain.is_some());
+        let suspended = truth.nodes.iter().any(|row| row.health != Health::Ok);
+        let busy = self.workers.iter().any(|worker| !worker.is_idle());
+        pending || draining || suspended || busy || !self.operations.is_empty()
+    }
+
+    /// When something happens by itself.
+    fn next_look_ms(&self) -> u64 {
+        let leaders = self.servers.iter().filter_map(|server| server.leadership.as_ref());
+        let leaders = leaders.filter_map(|leadership| leadership.next_look_ms());
+        let workers = self.workers.iter().map(|worker| worker.next_look_ms());
+        let agents = self.agents.iter().filter_map(|agent| agent.next_look_ms());
+        let next = leaders.chain(workers).chain(agents).filter(|at| *at > self.clock_ms).min();
+        // Idle workers ask twice a second; a cluster in which nothing else is due is looked at every two seconds, as the server does.
+        let idle = self.workers.iter().all(|worker| worker.is_idle());
+        let step = if idle { 2_000 } else { 500 };
+        next.map_or(self.clock_ms + step, |at| {
+            at.clamp(self.clock_ms + step, self.clock_ms + 8_000)
+        })
+    }
+
+    fn judge_end(&mut self) {
+        let truth = self.log.truth().clone();
+        let mut found = Vec::new();
+        judge_evaluations(&truth, &mut found);
+        self.judge_broker(&truth, &mut found);
+        judge_jobs(&truth, &mut found);
+        self.judge_agents(&truth, &mut found);
+        let violations = invariant::check(&truth);
+        found.extend(violations.into_iter().map(|one| format!("{}: {}", one.name, one.detail)));
+        for one in found {
+            self.fail(format!("at the end: {one}"));
+        }
+    }
+
+    /// I25: the broker is empty exactly when nothing is pending, and every blocked evaluation is watched.
+    fn judge_broker(&self, truth: &State, found: &mut Vec<String>) {
+        let leader = &self.servers[self.log.leader].leadership;
+        let Some(leadership) = leader else {
+            found.push("liveness: there is no leader".to_owned());
+            return;
+        };
+        if !leadership.is_idle() {
+            found.push("liveness: the leader is not idle".to_owned());
+        }
+        for row in truth.evaluations.iter() {
+            let (held, tracked) =
+                (leadership.dispatch.holds(row.id), leadership.dispatch.tracks(row.id));
+            let right = match row.status {
+                EvaluationStatus::Pending => held,
+                EvaluationStatus::Blocked => tracked && !held,
+                EvaluationStatus::Complete
+                | EvaluationStatus::Failed
+                | EvaluationStatus::Canceled => !held && !tracked,
+            };
+            if !right {
+                let status = row.status.name();
+                found.push(format!(
+                    "I25: evaluation {} is {status}, held: {held}, tracked: {tracked}",
+                    row.id
+                ));
+            }
+        }
+    }
+
+    fn judge_agents(&self, truth: &State, found: &mut Vec<String>) {
+        for agent in &self.agents {
+            let live = live_on(truth, agent.node);
+            let node = truth.nodes.get(&agent.node);
+            if agent.dead {
+                let gone = node.is_none_or(|row| row.liveness == Liveness::Down);
+                if !gone || !live.is_empty() {
+                    let number = agent.number();
+                    found.push(format!("I50: agent {number} is dead, its node is not down"));
+                }
+                continue;
+            }
+            if !node.is_some_and(|row| row.liveness == Liveness::Ready) {
+                let liveness = node.map(|row| row.liveness);
+                found.push(format!(
+                    "I50: agent {} is there, its node is {liveness:?}",
+                    agent.number()
+                ));
+            }
+            if node.is_some_and(|row| row.drain.is_some()) {
+                found.push(format!("I48: the drain of {} did not end", agent.node));
+            }
+            let running: std::collections::BTreeSet<_> = agent.running().collect();
+            if running != live {
+                found.push(format!(
+                    "I49: agent {} runs {running:?}, wanted is {live:?}",
+                    agent.number()
+                ));
+            }
+            for row in truth.allocations_of_node(agent.node).filter(|row| row.is_live()) {
+                if row.client != ClientStatus::Running {
+                    found.push(format!("I39: {} is {}", row.name(), row.client.name()));
+                }
+            }
+        }
+    }
+}
+
+/// I56: every evaluation is terminal, or blocked.
+fn judge_evaluations(truth: &State, found: &mut Vec<String>) {
+    for row in truth.evaluations.iter().filter(|row| row.status == EvaluationStatus::Pending) {
+        found.push(format!("I56: evaluation {} of {} is pending", row.id, row.job));
+    }
+}
+
+/// I39, I40: a job runs as often as is asked, or a blocked evaluation waits and no node has room.
+fn judge_jobs(truth: &State, found: &mut Vec<String>) {
+    for row in truth.allocations.iter().filter(|row| row.is_live()) {
+        if truth.jobs.get(&row.job).is_none_or(|job| job.stop) {
+            found.push(format!("I40: {} of a stopped job is live", row.name()));
+        }
+    }
+    for job in truth.jobs.iter().filter(|job| !job.stop) {
+        let Some(spec) = truth.current_spec(job) else { continue };
+        for group in &spec.groups {
+            let fits: Vec<_> = truth.nodes.iter().filter(|node| may_run(spec, node)).collect();
+            match job.kind {
+                JobKind::Service | JobKind::Batch => {
+                    let rows = truth.allocations_of_job(&job.key);
+                    let done = |row: &fsm::Allocation| {
+                        row.is_live()
+                            || (job.kind == JobKind::Batch
+                                && row.client == ClientStatus::Complete
+                                && row.job_create_index == job.create_index)
+                    };
+                    let names: std::collections::BTreeSet<_> =
+                        rows.filter(|row| done(row)).map(|row| row.name_index).collect();
+                    let missing = (group.count as usize).saturating_sub(names.len());
+                    let room = fits.iter().any(|node| has_room(truth, node, group));
+                    if missing > 0 && room && !spec.all_at_once {
+                        let key = &job.key;
+                        found.push(format!(
+                            "I39: {missing} of {} instances of {key} are missing",
+                            group.count
+                        ));
+                    }
+                    let waits = truth.evaluations_of_job(&job.key);
+                    let waits = waits.filter(|row| row.status == EvaluationStatus::Blocked).count();
+                    if missing > 0 && waits == 0 {
+                        found.push(format!("I39: nothing waits for the rest of {}", job.key));
+                    }
+                }
+                JobKind::System | JobKind::Sysbatch => {
+                    for node in fits {
+                        let runs = truth
+                            .allocations_of_node(node.id)
+                            .any(|row| row.job == job.key && row.is_live());
+                        if !runs && has_room(truth, node, group) {
+                            found.push(format!("I39: {} does not run on {}", job.key, node.id));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn may_run(spec: &fsm::JobSpec, node: &Node) -> bool {
+    node.is_schedulable() && node.description.matches(&spec.node_pool, &spec.datacenters)
+}
+
+/// First fit, by hand.
+fn has_room(truth: &State, node: &Node, group: &TaskGroup) -> bool {
+    let usage = truth.usage(node.id);
+    let resources = &node.description.resources;
+    let full = resources.allocations_max > 0 && usage.allocations >= resources.allocations_max;
+    let wanted = usage.resources.plus(Resources::of_group(group));
+    let asks = group.network.as_ref().map_or(&[][..], |network| &network.ports);
+    let free = |port: &u16| usage.port(*port).is_none() && !resources.reserved_ports.contains(port);
+    let range = resources.dynamic_port_min..=resources.dynamic_port_max;
+    let dynamic = asks.iter().filter(|ask| ask.value == 0).count();
+    let fixed = asks.iter().filter(|ask| ask.value != 0);
+    !full
+        && wanted.exceeds(resources.available()).is_none()
+        && range.filter(free).count() >= dynamic
+        && fixed.into_iter().all(|ask| usage.port(ask.value) != Some(PortHolder::Live))
+}

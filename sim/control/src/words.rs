@@ -1,0 +1,169 @@
+//! Commands, plans and replies in few words, for the trace.
+
+use fsm::{Command, Plan, Reply, State};
+
+/// First letters of an id.
+fn short(id: impl std::fmt::Display) -> String {
+    id.to_string().chars().take(8).collect()
+}
+
+/// Last letter of a node's id, which is its number: ids are names.
+fn node(id: fsm::NodeId) -> String {
+    id.0.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect()
+}
+
+/// A command.
+pub(crate) fn of(command: &Command) -> String {
+    match command {
+        Command::RegisterJob { spec, evaluation, .. } => {
+            let group = &spec.groups[0];
+            let ports: Vec<_> =
+                group.network.iter().flat_map(|one| &one.ports).map(|port| port.value).collect();
+            format!(
+                "RegisterJob {} x{} priority {} {:?} ports {ports:?} all_at_once {} evaluation {}",
+                spec.key.id,
+                group.count,
+                spec.priority,
+                spec.datacenters,
+                spec.all_at_once,
+                short(evaluation)
+            )
+        }
+        Command::DeregisterJob { job, purge, evaluation, .. } => {
+            format!("DeregisterJob {} purge {purge} evaluation {}", job.id, short(evaluation))
+        }
+        Command::EvaluateJob { job, evaluation } => {
+            format!("EvaluateJob {} evaluation {}", job.id, short(evaluation))
+        }
+        Command::RegisterNode { node: id, identity, .. } => {
+            format!("RegisterNode {} identity {}", node(*id), identity[0])
+        }
+        Command::NodeReadiness { node: id, incarnation, .. } => {
+            format!("NodeReadiness {} incarnation {incarnation}", node(*id))
+        }
+        Command::NodeLiveness { changes, .. } => {
+            let changes: Vec<_> = changes
+                .iter()
+                .map(|one| format!("{} {}", node(one.node), one.liveness.name()))
+                .collect();
+            format!("NodeLiveness {changes:?}")
+        }
+        Command::SetEligibility { node: id, eligible, .. } => {
+            format!("SetEligibility {} {eligible}", node(*id))
+        }
+        Command::SetDrain { node: id, drain, .. } => {
+            let drain = drain.as_ref().map(|one| (one.deadline_at, one.force, one.ignore_system));
+            format!("SetDrain {} {drain:?}", node(*id))
+        }
+        Command::AdvanceDrains { migrate, complete, .. } => {
+            let migrate: Vec<_> = migrate.iter().map(short).collect();
+            let complete: Vec<_> = complete.iter().map(|id| node(*id)).collect();
+            format!("AdvanceDrains migrate {migrate:?} complete {complete:?}")
+        }
+        Command::ReapNode { node: id, force, .. } => format!("ReapNode {} {force}", node(*id)),
+        Command::UpdateAllocations { reports } => {
+            let reports: Vec<_> = reports
+                .iter()
+                .map(|report| {
+                    let updates: Vec<_> = report
+                        .updates
+                        .iter()
+                        .map(|one| format!("{} {}", short(one.id), one.status.name()))
+                        .collect();
+                    format!("{} {updates:?}", node(report.node))
+                })
+                .collect();
+            format!("UpdateAllocations {}", reports.join("; "))
+        }
+        Command::StopAllocation { id, .. } => format!("StopAllocation {}", short(id)),
+        Command::UpdateEvaluations { updates } => {
+            let updates: Vec<_> = updates
+                .iter()
+                .map(|one| format!("{} {} {}", short(one.id), one.status.name(), one.description))
+                .collect();
+            format!("UpdateEvaluations {updates:?}")
+        }
+        Command::ApplyPlans { plans } => {
+            plans.iter().map(|one| plan(one)).collect::<Vec<_>>().join("; ")
+        }
+        Command::CollectGarbage { jobs, allocations, evaluations, classes, .. } => format!(
+            "CollectGarbage {} jobs {} allocations {} evaluations {} classes",
+            jobs.len(),
+            allocations.len(),
+            evaluations.len(),
+            classes.len()
+        ),
+        Command::SuspendNode { .. }
+        | Command::UnsuspendNodes { .. }
+        | Command::EvaluateNode { .. }
+        | Command::SetSchedulerConfiguration { .. }
+        | Command::UpsertNodePool(_)
+        | Command::DeleteNodePool(_)
+        | Command::UpsertNamespace(_)
+        | Command::DeleteNamespace(_)
+        | Command::Tick
+        | Command::MarkDigest
+        | Command::DigestVerdict { .. } => format!("{command:?}"),
+    }
+}
+
+/// A plan.
+pub(crate) fn plan(plan: &Plan) -> String {
+    let stops: Vec<_> = plan.stops.iter().map(|one| short(one.id)).collect();
+    let placements: Vec<_> = plan
+        .placements
+        .iter()
+        .map(|one| format!("{}[{}] on {}", short(one.id), one.name_index, node(one.node)))
+        .collect();
+    let outcome = plan.outcome.as_ref().map(|one| {
+        let made: Vec<_> = one
+            .evaluations
+            .iter()
+            .map(|row| {
+                let wait = row.wait_until;
+                format!(
+                    "{} {} {} wait {wait}",
+                    short(row.id),
+                    row.status.name(),
+                    row.trigger.name()
+                )
+            })
+            .collect();
+        format!("{} {:?} makes {made:?}", one.status.name(), one.description)
+    });
+    format!(
+        "plan of {} for {} at {}: stops {stops:?} in place {} places {placements:?} outcome {outcome:?}",
+        short(plan.evaluation),
+        plan.job.id,
+        plan.snapshot_index,
+        plan.in_place.len()
+    )
+}
+
+/// A reply, and the open evaluations after it.
+pub(crate) fn reply(reply: &Reply, state: &State) -> String {
+    let open: Vec<_> = state
+        .evaluations
+        .iter()
+        .filter(|row| !row.status.is_terminal())
+        .map(|row| {
+            let trigger = row.trigger.name();
+            format!("{} {} {} {trigger}", short(row.id), row.job.id, row.status.name())
+        })
+        .collect();
+    let reply = match reply {
+        Reply::Plans(verdicts) => {
+            let verdicts: Vec<_> = verdicts
+                .iter()
+                .map(|one| format!("{:?} dropped {:?}", one.refused, one.dropped))
+                .collect();
+            format!("{verdicts:?}")
+        }
+        Reply::Rejected(rejection) => format!("rejected: {rejection}"),
+        Reply::Collected(count) => format!("{count} collected"),
+        Reply::Done | Reply::Job { .. } | Reply::Node { .. } | Reply::Evaluations(_) => {
+            String::new()
+        }
+    };
+    format!("{reply} open {open:?}")
+}

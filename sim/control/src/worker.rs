@@ -1,0 +1,448 @@
+//! Workers: the real turn and the real schedulers, with the driver in place of the async shell.
+//!
+//! Modelled of the shell (`src/server/worker.rs`): one lease after the other; an index wait of five seconds, then the lease is released and no worker
+//! of that server leases until it caught up; a call that got no answer in time is made again with the same plan; a refusal or an unknown outcome
+//! lets the lease go. Messages to and from the leader go through [`crate::world::Mail`], which loses, delays and repeats them.
+
+use std::collections::VecDeque;
+
+use fsm::{EvaluationStatus, Index, Plan};
+use leader::{
+    BrokerError, Lease, NackReason, PlanAnswer,
+    turn::{After, Begin, Turn},
+};
+use scheduler::Pass;
+
+use crate::{
+    coverage::Event,
+    dice::Dice,
+    world::{Ask, CallId, Mail, World},
+};
+
+const INDEX_WAIT_MS: u64 = 5_000;
+const CALL_WAIT_MS: u64 = 10_000;
+const PLAN_WAIT_MS: u64 = 60_000;
+/// After a call that failed.
+const BACKOFF_MS: u64 = 100;
+
+/// A lease in a worker's hands.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    lease: Lease,
+    epoch: u64,
+    turn: Turn,
+}
+
+#[derive(Clone, Debug)]
+enum Doing {
+    /// Nothing before this time.
+    Idle(u64),
+    /// Asked for leases; gives up at this time.
+    Asking(CallId, u64),
+    /// Waits for its server to apply an index; gives up at this time.
+    Waiting(Box<Held>, Index, u64),
+    /// Plans again at this time: nobody knows what became of the last plan.
+    Pausing(Box<Held>, u64),
+    /// Submitted a plan; asks again at this time.
+    Submitted(Box<Held>, Box<Plan>, CallId, u64),
+    /// Submits again at this time.
+    Resubmitting(Box<Held>, Box<Plan>, u64),
+}
+
+/// A worker.
+pub(crate) struct Worker {
+    pub(crate) server: usize,
+    doing: Doing,
+    /// Leases of the last answer that were not begun.
+    leases: VecDeque<(Lease, u64)>,
+}
+
+impl Worker {
+    /// A worker of a server.
+    pub(crate) fn new(server: usize) -> Self {
+        Self { server, doing: Doing::Idle(0), leases: VecDeque::new() }
+    }
+
+    /// Has nothing in its hands.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.leases.is_empty() && matches!(self.doing, Doing::Idle(_) | Doing::Asking(..))
+    }
+
+    /// When something happens here by itself.
+    pub(crate) fn next_look_ms(&self) -> u64 {
+        match &self.doing {
+            Doing::Idle(at)
+            | Doing::Asking(_, at)
+            | Doing::Waiting(_, _, at)
+            | Doing::Pausing(_, at)
+            | Doing::Submitted(_, _, _, at)
+            | Doing::Resubmitting(_, _, at) => *at,
+        }
+    }
+}
+
+impl World {
+    /// Lets a worker go on.
+    pub(crate) fn work(&mut self, number: usize, dice: &mut Dice) -> bool {
+        let now = self.clock_ms;
+        let server = self.workers[number].server;
+        let doing = std::mem::replace(&mut self.workers[number].doing, Doing::Idle(0));
+        let (doing, acted) = match doing {
+            Doing::Idle(at) if at > now => (Doing::Idle(at), false),
+            Doing::Idle(_) => self.begin(number, dice),
+            Doing::Asking(call, at) if at > now => (Doing::Asking(call, at), false),
+            Doing::Asking(call, _) => {
+                self.hang_up(call);
+                (Doing::Idle(now + BACKOFF_MS), true)
+            }
+            Doing::Waiting(held, index, until) => {
+                if self.servers[server].applied >= index {
+                    (self.plan(number, held, dice), true)
+                } else if until <= now {
+                    let lag = &mut self.servers[server].caught_up_at;
+                    *lag = (*lag).max(index);
+                    self.coverage.count(Event::LeaseReleased);
+                    self.nack(number, &held, NackReason::Lag, dice);
+                    (Doing::Idle(now), true)
+                } else {
+                    (Doing::Waiting(held, index, until), false)
+                }
+            }
+            Doing::Pausing(held, at) if at > now => (Doing::Pausing(held, at), false),
+            Doing::Pausing(held, _) => (self.plan(number, held, dice), true),
+            Doing::Submitted(held, plan, call, until) if until > now => {
+                (Doing::Submitted(held, plan, call, until), false)
+            }
+            Doing::Submitted(held, plan, call, _) => {
+                self.hang_up(call);
+                (Doing::Resubmitting(held, plan, now + BACKOFF_MS), true)
+            }
+            Doing::Resubmitting(held, plan, at) if at > now => {
+                (Doing::Resubmitting(held, plan, at), false)
+            }
+            Doing::Resubmitting(held, plan, _) => (self.submit(number, held, plan, dice), true),
+        };
+        self.workers[number].doing = doing;
+        acted
+    }
+
+    fn begin(&mut self, number: usize, dice: &mut Dice) -> (Doing, bool) {
+        let now = self.clock_ms;
+        let server = self.workers[number].server;
+        if let Some((lease, epoch)) = self.workers[number].leases.pop_front() {
+            let index = lease.wait_index;
+            let attempts_max = scheduler::attempts_max(lease.evaluation.kind);
+            let turn = Turn::new(lease.evaluation.id, attempts_max);
+            let lags = self.servers[server].applied < self.servers[server].caught_up_at;
+            let until = if lags { now } else { now + INDEX_WAIT_MS };
+            return (Doing::Waiting(Box::new(Held { lease, epoch, turn }), index, until), true);
+        }
+        if self.servers[server].applied < self.servers[server].caught_up_at {
+            return (Doing::Idle(now), false);
+        }
+        let Some(to) = self.believed_leader(server, dice) else {
+            return (Doing::Idle(now + BACKOFF_MS), false);
+        };
+        let call = self.call(number, to, Ask::Dequeue, dice);
+        (Doing::Asking(call, now + CALL_WAIT_MS), true)
+    }
+
+    /// One pass: the wait index is reached.
+    fn plan(&mut self, number: usize, mut held: Box<Held>, dice: &mut Dice) -> Doing {
+        let now = self.clock_ms;
+        let server = self.workers[number].server;
+        let state = self.log.state_at(self.servers[server].applied).clone();
+        if state.head.index < self.log.last() {
+            self.coverage.count(Event::FollowerLagged);
+        }
+        let (evaluation, attempt, exhausted) = match held.turn.begin(&state) {
+            Begin::Plan { evaluation, pass, exhausted } => (evaluation, pass, exhausted),
+            Begin::Acknowledge => {
+                self.ack(number, &held, dice);
+                return Doing::Idle(now);
+            }
+            Begin::Nack => {
+                self.nack(number, &held, NackReason::Failed, dice);
+                return Doing::Idle(now);
+            }
+        };
+        if dice.percent(self.swarm.turn_failures) {
+            self.nack(number, &held, NackReason::Failed, dice);
+            return Doing::Idle(now);
+        }
+        let at = state.head.at.max(evaluation.wait_until);
+        let pass = Pass { state: &state, evaluation: &evaluation, now: at, attempt };
+        let plan = if exhausted {
+            self.coverage.count(Event::Exhausted);
+            scheduler::exhausted(&pass)
+        } else {
+            scheduler::schedule_with(&pass, &mut self.servers[server].memory)
+        };
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(error) => {
+                self.fail(format!("scheduler: {error}"));
+                return Doing::Idle(now);
+            }
+        };
+        let broken = scheduler::check::check(&state, &plan);
+        if !broken.is_empty() {
+            self.fail(format!("I37: the plan of {} breaks {broken:?}", plan.evaluation));
+        }
+        self.trace(|| {
+            let index = state.head.index;
+            format!("worker {number} of server {server} at {index}: {}", crate::words::plan(&plan))
+        });
+        self.submit(number, held, Box::new(plan), dice)
+    }
+
+    fn submit(
+        &mut self,
+        number: usize,
+        held: Box<Held>,
+        plan: Box<Plan>,
+        dice: &mut Dice,
+    ) -> Doing {
+        let now = self.clock_ms;
+        let Some(to) = self.believed_leader(self.workers[number].server, dice) else {
+            return Doing::Resubmitting(held, plan, now + BACKOFF_MS);
+        };
+        let ask = Ask::Plan(plan.clone(), held.lease.token, held.epoch);
+        let call = self.call(number, to, ask, dice);
+        Doing::Submitted(held, plan, call, now + PLAN_WAIT_MS)
+    }
+
+    fn ack(&mut self, number: usize, held: &Held, dice: &mut Dice) {
+        if let Some(to) = self.believed_leader(self.workers[number].server, dice) {
+            let ask = Ask::Ack(held.lease.evaluation.id, held.lease.token, held.epoch);
+            self.call(number, to, ask, dice);
+        }
+    }
+
+    fn nack(&mut self, number: usize, held: &Held, why: NackReason, dice: &mut Dice) {
+        if let Some(to) = self.believed_leader(self.workers[number].server, dice) {
+            let ask = Ask::Nack(held.lease.evaluation.id, held.lease.token, held.epoch, why);
+            self.call(number, to, ask, dice);
+        }
+    }
+
+    /// The leader that a server would ask: mostly the real one, sometimes one that was.
+    fn believed_leader(&self, server: usize, dice: &mut Dice) -> Option<usize> {
+        if self.servers[server].leadership.is_some() {
+            return Some(server);
+        }
+        let leading = (0..self.servers.len()).filter(|one| self.servers[*one].leadership.is_some());
+        let leading: Vec<_> = leading.collect();
+        let right = self.log.leader;
+        let knows = leading.contains(&right) && dice.percent(85);
+        if knows { Some(right) } else { dice.pick(&leading) }
+    }
+
+    /// Sends a request; it may be lost or come twice.
+    fn call(&mut self, worker: usize, to: usize, ask: Ask, dice: &mut Dice) -> CallId {
+        self.calls += 1;
+        let call = self.calls;
+        if dice.percent(self.swarm.message_loss) {
+            return call;
+        }
+        if dice.percent(self.swarm.message_copies) {
+            self.coverage.count(Event::Duplicated);
+            self.mail.push(Mail::ToLeader { to, worker, call, ask: ask.clone() });
+        }
+        self.mail.push(Mail::ToLeader { to, worker, call, ask });
+        call
+    }
+
+    /// A worker does not wait for this call any more; the server that works on it lets it go.
+    fn hang_up(&mut self, call: CallId) {
+        for server in 0..self.servers.len() {
+            self.with_leadership(server, |world, leadership| world.end_call(leadership, call));
+        }
+    }
+
+    /// A worker's request arrives at a server.
+    pub(crate) fn take_ask(&mut self, to: usize, worker: usize, call: CallId, ask: Ask) {
+        let state = self.log.state_at(self.servers[to].applied).clone();
+        let from = self.workers[worker].server;
+        let taken = self.with_leadership(to, |world, leadership| {
+            let epoch = leadership.epoch;
+            let is_of_another = |of: u64| of != epoch;
+            match ask {
+                Ask::Dequeue => {
+                    let leases = world.grant(leadership, &state, from);
+                    let reply =
+                        leases.map(|list| list.into_iter().map(|one| (one, epoch)).collect());
+                    world.mail.push(Mail::Leases { worker, call, reply });
+                }
+                Ask::Plan(_, _, of) | Ask::Ack(_, _, of) | Ask::Nack(_, _, of, _)
+                    if is_of_another(of) =>
+                {
+                    world.coverage.count(Event::StaleToken);
+                    world.mail.push(Mail::Refused { worker, call });
+                }
+                Ask::Plan(plan, token, _) => {
+                    world.take_plan(leadership, worker, call, *plan, token);
+                }
+                Ask::Ack(id, token, _) => world.take_ack(leadership, id, token),
+                Ask::Nack(id, token, _, why) => world.take_nack(leadership, id, token, why),
+            }
+        });
+        if taken.is_none() {
+            // Not a leader: the call fails and is made again elsewhere.
+            self.mail.push(Mail::Failed { worker, call });
+        }
+    }
+
+    /// I22: an acknowledgement ends a lease only with its token.
+    fn take_ack(
+        &mut self,
+        leadership: &mut crate::leadership::Leadership,
+        id: fsm::EvaluationId,
+        token: leader::Token,
+    ) {
+        let held = leadership.dispatch.outstanding(id);
+        let now = leadership.now(self.clock_ms);
+        let acked = leadership.dispatch.ack(now, id, token);
+        if held.is_some_and(|held| held != token) {
+            self.coverage.count(Event::StaleToken);
+            if acked.is_ok() || leadership.dispatch.outstanding(id) != held {
+                self.fail(format!("I22: the lease on {id} was ended with an old token"));
+            }
+        }
+    }
+
+    fn take_nack(
+        &mut self,
+        leadership: &mut crate::leadership::Leadership,
+        id: fsm::EvaluationId,
+        token: leader::Token,
+        why: NackReason,
+    ) {
+        let held = leadership.dispatch.outstanding(id);
+        let now = leadership.now(self.clock_ms);
+        let nacked = leadership.dispatch.nack(now, id, token, why);
+        if nacked.is_ok() && why != NackReason::Failed {
+            self.uncount(leadership, id);
+        }
+        if held.is_some_and(|held| held != token) {
+            self.coverage.count(Event::StaleToken);
+            if nacked.is_ok() {
+                self.fail(format!("I22: the lease on {id} was given back with an old token"));
+            }
+        }
+    }
+
+    /// Leases, or why there are none, arrive at a worker.
+    pub(crate) fn take_leases(
+        &mut self,
+        number: usize,
+        call: CallId,
+        reply: Result<Vec<(Lease, u64)>, BrokerError>,
+    ) {
+        let now = self.clock_ms;
+        let worker = &mut self.workers[number];
+        // Leases that nobody waits for any more come back to the broker by their timer.
+        if matches!(worker.doing, Doing::Asking(asked, _) if asked == call) {
+            let pause =
+                if reply.as_ref().is_ok_and(|list| !list.is_empty()) { 0 } else { BACKOFF_MS };
+            worker.leases = reply.unwrap_or_default().into();
+            worker.doing = Doing::Idle(now + pause);
+        }
+    }
+
+    /// A call failed without an answer.
+    pub(crate) fn take_failure(&mut self, number: usize, call: CallId) {
+        let now = self.clock_ms;
+        let doing = std::mem::replace(&mut self.workers[number].doing, Doing::Idle(now));
+        self.workers[number].doing = match doing {
+            Doing::Asking(asked, _) if asked == call => Doing::Idle(now + BACKOFF_MS),
+            Doing::Submitted(held, plan, asked, _) if asked == call => {
+                Doing::Resubmitting(held, plan, now + BACKOFF_MS)
+            }
+            other @ (Doing::Idle(_)
+            | Doing::Asking(..)
+            | Doing::Waiting(..)
+            | Doing::Pausing(..)
+            | Doing::Submitted(..)
+            | Doing::Resubmitting(..)) => other,
+        };
+    }
+
+    /// A plan's answer arrives at a worker.
+    pub(crate) fn take_answer(
+        &mut self,
+        number: usize,
+        call: CallId,
+        answer: Result<PlanAnswer, BrokerError>,
+        dice: &mut Dice,
+    ) {
+        let now = self.clock_ms;
+        let doing = std::mem::replace(&mut self.workers[number].doing, Doing::Idle(now));
+        let Doing::Submitted(mut held, plan, asked, until) = doing else {
+            self.workers[number].doing = doing;
+            return;
+        };
+        if asked != call {
+            self.workers[number].doing = Doing::Submitted(held, plan, asked, until);
+            return;
+        }
+        match answer {
+            Err(BrokerError::Disabled) => {
+                self.workers[number].doing = Doing::Resubmitting(held, plan, now + BACKOFF_MS);
+            }
+            // Somebody else has the evaluation by now.
+            Err(BrokerError::NotOutstanding(_) | BrokerError::TokenMismatch(_)) => {}
+            Ok(answer) => {
+                self.check_answer(&plan, &answer);
+                match held.turn.answered(&answer) {
+                    After::Acknowledge => self.ack(number, &held, dice),
+                    After::Pause => {
+                        self.workers[number].doing = Doing::Pausing(held, now + BACKOFF_MS);
+                    }
+                    After::WaitFor(index) => {
+                        let until = now + INDEX_WAIT_MS;
+                        self.workers[number].doing = Doing::Waiting(held, index, until);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The worker hears that its lease is of another epoch.
+    pub(crate) fn take_refusal(&mut self, number: usize, call: CallId) {
+        let now = self.clock_ms;
+        if matches!(&self.workers[number].doing, Doing::Submitted(_, _, asked, _) if *asked == call)
+        {
+            self.workers[number].doing = Doing::Idle(now);
+        }
+    }
+
+    /// I29: what was not taken in full names an index that exists; what was is in the state.
+    fn check_answer(&mut self, plan: &Plan, answer: &PlanAnswer) {
+        let last = self.log.last();
+        match answer {
+            PlanAnswer::Applied { index } => {
+                let row = self.log.truth().evaluations.get(&plan.evaluation);
+                let done = row.is_some_and(|row| {
+                    row.status.is_terminal()
+                        || row.status == EvaluationStatus::Blocked
+                        || row.modify_index > *index
+                });
+                if !done || *index > last {
+                    let id = plan.evaluation;
+                    self.fail(format!(
+                        "I18: the plan of {id} counts as applied, its evaluation is open"
+                    ));
+                }
+            }
+            PlanAnswer::Partial { refresh_index, .. }
+            | PlanAnswer::Rejected { refresh_index, .. } => {
+                if *refresh_index > last {
+                    let id = plan.evaluation;
+                    self.fail(format!("I29: the plan of {id} is to wait for {refresh_index}, the log ends at {last}"));
+                }
+            }
+            PlanAnswer::Unknown => {}
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What a run has met: counters of things that must happen *sometimes*. A simulation that never loses a leader while a plan is in flight proves nothing
+//! about it, so `sim many` adds the counters of all seeds up and fails when one of [`REQUIRED`] is zero.
+
+use std::{cell::RefCell, collections::BTreeMap};
+
+/// What many seeds together must have met, each at least once.
+pub(crate) const REQUIRED: [&str; 33] = [
+    "a leader was deposed",
+    "a leader crashed",
+    "a leader was lost while evaluations were leased",
+    "a server restarted with a log",
+    "a torn write was cut from a log",
+    "a snapshot was sent to a follower",
+    "a restarted server needed a snapshot",
+    "all servers lost power at once",
+    "a failed disk ended a server",
+    "a disk was full",
+    "a damaged server refused to start",
+    "a server with a damaged disk started and was right",
+    "a wiped server joined under a new id",
+    "a paused server went on",
+    "a paused leader was deposed",
+    "a wall clock jumped",
+    "a wall clock drifted",
+    "a disk was slow",
+    "a link was cut in one direction",
+    "a link flapped",
+    "a message was lost",
+    "a message was delivered twice",
+    "a message was delivered late",
+    "a message of an old incarnation reached a restarted server",
+    "a message was overtaken",
+    "a stream broke",
+    "a write of unknown outcome was there later",
+    "a request was sent again under its id",
+    "work was refused for overload",
+    "a node went down",
+    "an evaluation was blocked",
+    "an allocation was replaced",
+    "an acknowledged index was found durable on a majority",
+];
+
+thread_local! {
+    static COUNTS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// It happened.
+pub(crate) fn hit(what: &'static str) {
+    debug_assert!(REQUIRED.contains(&what), "{what:?} is not in the list of what must happen");
+    COUNTS.with_borrow_mut(|counts| *counts.entry(what).or_default() += 1);
+}
+
+/// How often what happened in this run.
+pub(crate) fn counts() -> BTreeMap<&'static str, u64> {
+    COUNTS.with_borrow(BTreeMap::clone)
+}
+
+/// What none of the runs met.
+pub(crate) fn missing(total: &BTreeMap<String, u64>) -> Vec<&'static str> {
+    REQUIRED.into_iter().filter(|what| total.get(*what).copied().unwrap_or(0) == 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_never_met_is_named() {
+        hit("a link flapped");
+        hit("a link flapped");
+        let total = counts().into_iter().map(|(what, times)| (what.to_owned(), times)).collect();
+        let missing = missing(&total);
+        assert_eq!(total["a link flapped"], 2);
+        assert_eq!(missing.len(), REQUIRED.len() - 1);
+        assert!(!missing.contains(&"a link flapped"));
+    }
+}

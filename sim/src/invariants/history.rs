@@ -1,0 +1,156 @@
+//! Invariants of what servers say over time: votes, leaders, applied states, durable logs, nodes that are called dead.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use fsm::{Index, Liveness, State, digest::Digest};
+
+use super::{Broken, check_state, check_step};
+
+/// I1: a server votes once per term, also when it lost power in between.
+#[derive(Default, Debug)]
+pub(crate) struct Votes(BTreeMap<(u64, u64), u64>);
+
+impl Votes {
+    /// A server granted its vote.
+    pub(crate) fn granted(&mut self, voter: u64, term: u64, candidate: u64) -> Result<(), String> {
+        let first = *self.0.entry((voter, term)).or_insert(candidate);
+        if first == candidate {
+            return Ok(());
+        }
+        Err(format!(
+            "I1: server {voter:x} voted for {first:x} and for {candidate:x} in term {term}"
+        ))
+    }
+}
+
+/// I1: one leader per term; I3: it has everything that was acknowledged before the term was heard of.
+#[derive(Default, Debug)]
+pub(crate) struct Leaders {
+    by_term: BTreeMap<u64, u64>,
+    /// Highest index acknowledged to a client when the term was first heard of.
+    floors: BTreeMap<u64, Index>,
+}
+
+impl Leaders {
+    /// Somebody is in this term; `acknowledged` is the highest index any client was told.
+    pub(crate) fn heard_of(&mut self, term: u64, acknowledged: Index) {
+        self.floors.entry(term).or_insert(acknowledged);
+    }
+
+    /// Somebody takes this server for the leader of the term. True when the term had no leader before.
+    pub(crate) fn leads(&mut self, term: u64, server: u64) -> Result<bool, String> {
+        let new = !self.by_term.contains_key(&term);
+        let first = *self.by_term.entry(term).or_insert(server);
+        if first == server {
+            return Ok(new);
+        }
+        Err(format!("I1: servers {first:x} and {server:x} both lead in term {term}"))
+    }
+
+    /// A leader begins its work with a state of this index.
+    pub(crate) fn begins(&self, term: u64, applied: Index) -> Result<(), String> {
+        let floor = self.floors.get(&term).copied().unwrap_or(0);
+        if applied >= floor {
+            return Ok(());
+        }
+        Err(format!(
+            "I3: the leader of term {term} begins at index {applied}, but {floor} was acknowledged before that term"
+        ))
+    }
+}
+
+/// I5, I8: what is applied at an index is the same everywhere and for ever. Each state is judged by itself and as a step when it is first seen.
+#[derive(Default)]
+pub(crate) struct Applied {
+    seen: BTreeMap<Index, (u64, Digest)>,
+    newest: Option<Arc<State>>,
+}
+
+impl Applied {
+    /// A server shows a state. `deep`: judge it row by row too.
+    pub(crate) fn shows(&mut self, who: &str, state: &Arc<State>, deep: bool) -> Vec<Broken> {
+        let (index, term, digest) = (state.head.index, state.head.term, state.digest());
+        let known = *self.seen.entry(index).or_insert((term, digest));
+        if known.0 != term {
+            let detail = format!("{who} has term {term} at {index}, another had {}", known.0);
+            return vec![Broken("I5", detail)];
+        }
+        if known.1 != digest {
+            let detail = format!("{who} has digest {digest} at {index}, another had {}", known.1);
+            return vec![Broken("I8", detail)];
+        }
+        let is_newest = self.newest.as_ref().is_none_or(|newest| newest.head.index < index);
+        if !is_newest {
+            return Vec::new();
+        }
+        let mut out = match &self.newest {
+            Some(newest) => check_step(newest, state),
+            None => Vec::new(),
+        };
+        if deep {
+            out.extend(check_state(state));
+        }
+        self.newest = Some(Arc::clone(state));
+        out
+    }
+
+    /// The newest state that anybody showed.
+    pub(crate) fn newest(&self) -> Option<&Arc<State>> {
+        self.newest.as_ref()
+    }
+}
+
+/// I50: a node is given up only by a leader that had the time to hear it.
+#[derive(Debug)]
+pub(crate) struct NodeDeaths {
+    /// Shortest time to live and grace.
+    patience: Duration,
+    /// When services of a term began.
+    began: BTreeMap<u64, Duration>,
+}
+
+impl NodeDeaths {
+    /// Nodes that are given up after this patience. Log time may run 5 % faster than time, and in whole milliseconds.
+    pub(crate) fn new(patience: Duration) -> Self {
+        Self { patience: patience * 95 / 100 - Duration::from_millis(2), began: BTreeMap::new() }
+    }
+
+    /// The services of a leadership begin.
+    pub(crate) fn leadership(&mut self, term: u64, now: Duration) {
+        self.began.entry(term).or_insert(now);
+    }
+
+    /// A step was applied in the term of `new`. An entry is never applied before its term's services begin, unless it is an earlier term's.
+    pub(crate) fn step(&self, old: &State, new: &State, now: Duration) -> Vec<Broken> {
+        let Some(began) = self.began.get(&new.head.term) else { return Vec::new() };
+        let age = now.saturating_sub(*began);
+        if old.head.term != new.head.term || age >= self.patience {
+            return Vec::new();
+        }
+        let died = new.nodes.iter().filter(|node| {
+            let before = old.nodes.get(&node.id).map(|node| node.liveness);
+            node.liveness == Liveness::Down && before.is_some_and(|was| was != Liveness::Down)
+                // A node that never got ready has a deadline of its own.
+                && before != Some(Liveness::Initializing)
+        });
+        died.map(|node| {
+            let detail = format!(
+                "node {} was given up {age:?} after the leader of term {} began",
+                node.id, new.head.term
+            );
+            Broken("I50", detail)
+        })
+        .collect()
+    }
+}
+
+/// I4: an acknowledged index is in the durable logs or snapshots of a majority. `durable` holds what each voter's disk would come back with.
+pub(crate) fn check_durable(index: Index, voters: usize, durable: &[Index]) -> Result<(), String> {
+    let holding = durable.iter().filter(|last| **last >= index).count();
+    if holding * 2 > voters {
+        return Ok(());
+    }
+    Err(format!(
+        "I4: index {index} was acknowledged and is durable on {holding} of {voters} servers, which end at {durable:?}"
+    ))
+}

@@ -1,0 +1,412 @@
+//! The workload of jobs and allocations: one operator registers, scales, stops and purges services, stops allocations, drains nodes, and reads the
+//! whole state, which is judged row by row each time.
+//!
+//! The operator is alone, so that what a job may be is known exactly: what was acknowledged last, or something begun whose outcome nobody knows.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use fsm::{
+    AllocationId, Command, EvaluationId, JobKey, JobKind, JobSpec, NodeId, Rejection, Reply,
+    RequestId, State, job::Constraint,
+};
+use quorate::{
+    rt::{self, Instant, watch},
+    server::{
+        Core,
+        api::{Api, ApiError, ReadMode, Written},
+    },
+};
+
+use crate::{client, coverage, dice::Dice, invariants, trace, verdict, world::World};
+
+/// Services that the operator plays with.
+const SERVICES: usize = 3;
+const TIMEOUT: Duration = Duration::from_secs(5);
+const META_KEY: &str = "operation";
+
+/// What a job may be, seen from its only operator.
+#[derive(Default, Debug)]
+pub(crate) struct Known {
+    /// Operations whose content the job may have; 0: it is not there.
+    allowed: BTreeSet<u64>,
+    /// Operations that nobody knows the outcome of: they may still take effect.
+    unknown: BTreeSet<u64>,
+}
+
+impl Known {
+    fn new() -> Self {
+        Self { allowed: BTreeSet::from([0]), unknown: BTreeSet::new() }
+    }
+
+    /// An operation that puts `content` there (0 for a purge) took effect.
+    fn acknowledged(&mut self, content: u64) {
+        self.allowed = self.unknown.clone();
+        self.allowed.insert(content);
+    }
+
+    /// Nobody knows whether it did, or will.
+    fn unknown(&mut self, content: u64) {
+        self.unknown.insert(content);
+        self.allowed.insert(content);
+    }
+
+    /// The job was seen with this content.
+    fn seen(&self, job: &str, content: u64) -> Result<(), String> {
+        if self.allowed.contains(&content) {
+            return Ok(());
+        }
+        Err(format!(
+            "{job} is as operation {content} left it, which it cannot be: {:?}",
+            self.allowed
+        ))
+    }
+}
+
+/// The operator.
+pub(crate) struct Operator {
+    world: World,
+    dice: Dice,
+    templates: [Arc<JobSpec>; 2],
+    known: BTreeMap<usize, Known>,
+    operations: u64,
+    drained: BTreeSet<NodeId>,
+}
+
+/// What the operator asks of a service.
+#[derive(Clone, Copy, Debug)]
+struct Wish {
+    count: u32,
+    cpu_mhz: u64,
+    with_ports: bool,
+    distinct: bool,
+}
+
+fn key_of(service: usize) -> JobKey {
+    JobKey { namespace: "default".into(), id: format!("service-{service}").into() }
+}
+
+fn template(ports: &str) -> anyhow::Result<Arc<JobSpec>> {
+    let spec = client::job(&format!(
+        r#"job "service" {{
+             group "work" {{
+               {ports}
+               reschedule {{
+                 delay = "5s"
+                 delay_function = "constant"
+                 unlimited = true
+               }}
+               task "task" {{ driver = "mock" }}
+             }}
+           }}"#
+    ))?;
+    Ok(Arc::new(spec))
+}
+
+impl Operator {
+    /// The operator of a run.
+    pub(crate) fn new(world: World) -> anyhow::Result<Self> {
+        let dice = Dice::new(world.swarm.seed, "operator");
+        let ports = r#"network {
+          port "a" { static = 8080 }
+          port "b" {}
+        }"#;
+        let templates = [template("")?, template(ports)?];
+        let known = (0..SERVICES).map(|service| (service, Known::new())).collect();
+        Ok(Self { world, dice, templates, known, operations: 0, drained: BTreeSet::new() })
+    }
+
+    /// Works until told to stop; then it is given back for the end.
+    pub(crate) async fn run(mut self, mut stop: watch::Receiver<bool>) -> Self {
+        while !*stop.borrow() {
+            self.step().await;
+            let pause = Duration::from_millis(self.dice.between(20, 600));
+            drop(rt::timeout(pause, rt::until_true(&mut stop)).await);
+        }
+        self
+    }
+
+    async fn step(&mut self) {
+        let service = self.dice.index(SERVICES);
+        match self.dice.below(12) {
+            0..=3 => {
+                let wish = self.wish();
+                self.register(service, wish).await;
+            }
+            4 => self.deregister(service, false).await,
+            5 => self.deregister(service, true).await,
+            6 => self.evaluate(&key_of(service)).await,
+            7 => self.stop_one().await,
+            8 => self.drain_or_not().await,
+            _ => drop(self.look().await),
+        }
+    }
+
+    fn wish(&mut self) -> Wish {
+        Wish {
+            count: u32::try_from(self.dice.below(6)).expect("it is small"),
+            cpu_mhz: [200, 900, 2_500][self.dice.index(3)],
+            with_ports: self.dice.below(3) == 0,
+            distinct: self.dice.below(4) == 0,
+        }
+    }
+
+    fn server(&mut self) -> usize {
+        self.dice.index(self.world.count())
+    }
+
+    async fn ask(&mut self, what: &str, command: Command) -> Option<Result<Written, ApiError>> {
+        let server = self.server();
+        let request = RequestId(rt::random_id());
+        let work =
+            move |core: Arc<Core>| async move { core.write(command, Some(request), TIMEOUT).await };
+        let answer = self.world.inside(server, work).await;
+        match &answer {
+            Some(Ok(written)) => {
+                self.world.acknowledged(written.index);
+                trace::event("op", format_args!("{what}: {} {:?}", written.index, written.reply));
+            }
+            Some(Err(error)) => trace::event("op", format_args!("{what}: {error}")),
+            None => trace::event("op", format_args!("{what}: the server is gone")),
+        }
+        if let Some(Err(ApiError::Overloaded { .. })) = answer {
+            coverage::hit("work was refused for overload");
+        }
+        answer
+    }
+
+    fn spec(&self, service: usize, wish: Wish, operation: u64) -> JobSpec {
+        let mut spec = (*self.templates[usize::from(wish.with_ports)]).clone();
+        spec.key = key_of(service);
+        spec.name = Arc::clone(&spec.key.id);
+        spec.meta.insert(META_KEY.into(), operation.to_string().into());
+        for group in &mut spec.groups {
+            group.count = wish.count;
+            for task in &mut group.tasks {
+                task.resources.cpu_mhz = wish.cpu_mhz;
+            }
+        }
+        if wish.distinct {
+            spec.constraints.push(Constraint {
+                left: "".into(),
+                operand: "distinct_hosts".into(),
+                right: "true".into(),
+            });
+        }
+        spec
+    }
+
+    async fn register(&mut self, service: usize, wish: Wish) -> bool {
+        self.operations += 1;
+        let operation = self.operations;
+        let command = Command::RegisterJob {
+            spec: Arc::new(self.spec(service, wish, operation)),
+            enforce_index: None,
+            evaluation: EvaluationId(rt::random_id()),
+            evaluation_priority: None,
+        };
+        let what = format!("{operation}: service-{service} as {wish:?}");
+        let answer = self.ask(&what, command).await;
+        self.judge(service, operation, answer)
+    }
+
+    async fn deregister(&mut self, service: usize, purge: bool) {
+        self.operations += 1;
+        let command = Command::DeregisterJob {
+            job: key_of(service),
+            purge,
+            evaluation: EvaluationId(rt::random_id()),
+            evaluation_priority: None,
+        };
+        let what = format!("stop service-{service}, purge {purge}");
+        let answer = self.ask(&what, command).await;
+        if purge {
+            self.judge(service, 0, answer);
+        }
+    }
+
+    /// True when it took effect for certain.
+    fn judge(
+        &mut self,
+        service: usize,
+        content: u64,
+        answer: Option<Result<Written, ApiError>>,
+    ) -> bool {
+        let known = self.known.get_mut(&service).expect("all services are there from the start");
+        match answer {
+            Some(Ok(written)) => match written.reply {
+                Reply::Job { .. } => {
+                    known.acknowledged(content);
+                    return true;
+                }
+                Reply::Rejected(Rejection::SessionExpired) => known.unknown(content),
+                other @ (Reply::Done
+                | Reply::Rejected(_)
+                | Reply::Node { .. }
+                | Reply::Evaluations(_)
+                | Reply::Plans(_)
+                | Reply::Collected(_)) => {
+                    verdict::fail(format!("an operation on service-{service} got {other:?}"));
+                }
+            },
+            Some(Err(error)) if client::is_certain(&error) => {}
+            Some(Err(_)) | None => known.unknown(content),
+        }
+        false
+    }
+
+    async fn evaluate(&mut self, job: &JobKey) {
+        let command =
+            Command::EvaluateJob { job: job.clone(), evaluation: EvaluationId(rt::random_id()) };
+        drop(self.ask("evaluate", command).await);
+    }
+
+    /// Stops an allocation that lives, if one does.
+    async fn stop_one(&mut self) {
+        let Some(state) = self.world.newest() else { return };
+        let live: Vec<AllocationId> =
+            state.allocations.iter().filter(|row| row.is_live()).map(|row| row.id).collect();
+        drop(state);
+        if live.is_empty() {
+            return;
+        }
+        let id = live[self.dice.index(live.len())];
+        let command = Command::StopAllocation { id, evaluation: EvaluationId(rt::random_id()) };
+        drop(self.ask("stop an allocation", command).await);
+    }
+
+    /// Takes a node out of service, or brings one back.
+    async fn drain_or_not(&mut self) {
+        let Some(state) = self.world.newest() else { return };
+        let nodes: Vec<NodeId> = state.nodes.iter().map(|node| node.id).collect();
+        drop(state);
+        if nodes.is_empty() {
+            return;
+        }
+        let node = nodes[self.dice.index(nodes.len())];
+        let eligible = !self.drained.insert(node);
+        self.set_eligible(node, eligible).await;
+    }
+
+    async fn set_eligible(&mut self, node: NodeId, eligible: bool) -> bool {
+        let command = Command::SetEligibility {
+            node,
+            eligible,
+            by: "operator".into(),
+            reason: "simulation".into(),
+            evaluation_ids: (0..8).map(|_| EvaluationId(rt::random_id())).collect(),
+        };
+        let answer = self.ask(&format!("node {node} eligible {eligible}"), command).await;
+        let done = matches!(answer, Some(Ok(_)));
+        if done && eligible {
+            self.drained.remove(&node);
+        }
+        done
+    }
+
+    /// Reads everything, linearizably, and judges it.
+    async fn look(&mut self) -> Option<Arc<State>> {
+        let server = self.server();
+        let work =
+            |core: Arc<Core>| async move { core.read(ReadMode::Linearizable, 0, TIMEOUT).await };
+        let snapshot = self.world.inside(server, work).await?.ok()?;
+        trace::event("op", format_args!("looked at {} via s{server}", snapshot.state.head.index));
+        for broken in invariants::check_state(&snapshot.state) {
+            verdict::fail(format!("{broken} (read through s{server})"));
+        }
+        for (service, known) in &self.known {
+            let key = key_of(*service);
+            let content = content_of(&snapshot.state, &key);
+            verdict::note(known.seen(&key.id, content));
+        }
+        Some(snapshot.state)
+    }
+
+    /// After the faults: nodes back in service, and every service as small as it fits. False when that took too long.
+    pub(crate) async fn settle(&mut self, within: Duration) -> bool {
+        let deadline = Instant::now() + within;
+        let drained: Vec<NodeId> = self.drained.iter().copied().collect();
+        for node in drained {
+            while !self.set_eligible(node, true).await {
+                if Instant::now() >= deadline {
+                    verdict::fail(format!("no node could be changed {within:?} after the faults"));
+                    return false;
+                }
+                rt::sleep(Duration::from_millis(200)).await;
+            }
+        }
+        for service in 0..SERVICES {
+            let wish = Wish { count: 2, cpu_mhz: 100, with_ports: false, distinct: false };
+            while !self.register(service, wish).await {
+                if Instant::now() >= deadline {
+                    verdict::fail(format!(
+                        "no job could be registered {within:?} after the faults"
+                    ));
+                    return false;
+                }
+                rt::sleep(Duration::from_millis(200)).await;
+            }
+        }
+        true
+    }
+
+    /// The last look.
+    pub(crate) async fn finish(&mut self) {
+        for _ in 0..20 {
+            if self.look().await.is_some() {
+                return;
+            }
+            rt::sleep(Duration::from_millis(200)).await;
+        }
+        verdict::fail("no server let anyone read at the end".to_owned());
+    }
+}
+
+/// The operation that left the job as it is; 0: it is not there.
+fn content_of(state: &State, key: &JobKey) -> u64 {
+    let spec = state.jobs.get(key).and_then(|job| state.current_spec(job));
+    spec.and_then(|spec| spec.meta.get(META_KEY)?.parse().ok()).unwrap_or(0)
+}
+
+/// How many instances of a service run.
+pub(crate) fn running(state: &State, key: &JobKey) -> usize {
+    let is_running =
+        |row: &&Arc<fsm::Allocation>| row.is_live() && row.client == fsm::ClientStatus::Running;
+    state.allocations_of_job(key).filter(is_running).count()
+}
+
+/// Whether every service runs as it is wanted.
+pub(crate) fn all_run(state: &State) -> bool {
+    let services =
+        state.jobs.iter().filter(|job| job.kind == JobKind::Service && !job.parameterized);
+    services.into_iter().all(|job| {
+        let wanted: u32 = state
+            .current_spec(job)
+            .map_or(0, |spec| spec.groups.iter().map(|group| group.count).sum());
+        job.stop || running(state, &job.key) == wanted as usize
+    })
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_is_what_was_acknowledged_last_or_what_nobody_knows_of() {
+        let mut known = Known::new();
+        known.seen("j", 0).unwrap();
+        known.acknowledged(1);
+        assert!(known.seen("j", 0).is_err());
+        known.unknown(2);
+        known.seen("j", 1).unwrap();
+        known.seen("j", 2).unwrap();
+        known.acknowledged(3);
+        assert!(known.seen("j", 1).is_err(), "an acknowledged change is not undone");
+        known.seen("j", 2).unwrap();
+        known.seen("j", 3).unwrap();
+    }
+}

@@ -1,0 +1,170 @@
+//! Garbage collection: what nobody needs any more is forgotten, by the rules of Nomad's core scheduler.
+//!
+//! The rules are here and only here. Who proposes a collection finds its candidates by them, and `apply` asks them again, so that a row that has
+//! come back into use in between stays. What a scheduler would still count is never collected: the completed instance of a batch job that is
+//! alive would be run again.
+
+use std::collections::BTreeSet;
+
+use super::{Outcome, Turn};
+use crate::{
+    allocation::{Allocation, ClientStatus},
+    command::{Cutoffs, Reply},
+    evaluation::Evaluation,
+    id::{AllocationId, ClassId, EvaluationId, JobKey, TimeMs},
+    job::{Job, JobKind, JobStatus},
+    state::{GainKey, State},
+    table::TableId,
+};
+
+impl State {
+    /// Whether a job may be forgotten with all that belongs to it: it is dead, does not wait for a user (a service that was not stopped does), was
+    /// submitted before `before`, and neither its evaluations nor its allocations changed since. Cost: one pass over those.
+    pub fn is_job_collectable(&self, job: &Job, before: TimeMs) -> bool {
+        let over = match job.kind {
+            JobKind::Service | JobKind::System => job.stop,
+            JobKind::Batch | JobKind::Sysbatch => job.stop || !job.parameterized,
+        };
+        job.status == JobStatus::Dead
+            && over
+            && job.submitted_at < before
+            && self
+                .evaluations_of_job(&job.key)
+                .all(|row| row.status.is_terminal() && row.modified_at < before)
+            && self
+                .allocations_of_job(&job.key)
+                .all(|row| row.client.is_terminal() && row.modified_at < before)
+    }
+
+    /// Whether an allocation may be forgotten: it has ended, did not change since the cut-off of its job's kind, and its job is gone, stopped or
+    /// another one by now, or no scheduler looks at it any more.
+    pub fn is_allocation_collectable(&self, row: &Allocation, cutoffs: &Cutoffs) -> bool {
+        let job = self.jobs.get(&row.job).filter(|job| job.create_index == row.job_create_index);
+        let kind = job.map(|job| job.kind);
+        if !row.client.is_terminal() || row.modified_at >= cutoffs.of(kind) {
+            return false;
+        }
+        let Some(job) = job.filter(|job| !job.stop) else { return true };
+        if row.is_server_terminal() {
+            // While its predecessor counts as replaced because this one is there, it stays.
+            return row.previous.and_then(|id| self.allocations.get(&id)).is_none_or(|previous| {
+                previous.is_server_terminal() || previous.next != Some(row.id)
+            });
+        }
+        let replaced = row.next.is_some_and(|next| self.allocations.contains(&next));
+        let outdated = row.job_version != job.version;
+        replaced
+            || match job.kind {
+                JobKind::Service => row.client != ClientStatus::Failed,
+                JobKind::System => true,
+                JobKind::Batch | JobKind::Sysbatch => outdated || row.client == ClientStatus::Lost,
+            }
+    }
+
+    /// Whether an evaluation may be forgotten once it has no allocations any more: it is final and did not change since the cut-off.
+    pub fn is_evaluation_old(&self, row: &Evaluation, cutoffs: &Cutoffs) -> bool {
+        let kind = self.jobs.contains(&row.job).then_some(row.kind);
+        row.status.is_terminal() && row.modified_at < cutoffs.of(kind)
+    }
+
+    /// Node classes that have a recorded gain and no node any more.
+    pub fn classes_without_nodes(&self) -> Vec<ClassId> {
+        let classes: BTreeSet<_> = self.nodes.iter().map(|node| node.class).collect();
+        let gains = self.capacity_gains.iter().filter_map(|gain| match gain.key {
+            GainKey::Class(class) => Some(class),
+            GainKey::Node(_) => None,
+        });
+        gains.filter(|class| !classes.contains(class)).collect()
+    }
+
+    fn unindex_evaluation(&mut self, row: &Evaluation) {
+        if let Some(index) = self.by_job.get_mut(&row.job) {
+            let index = std::sync::Arc::make_mut(index);
+            index.evaluations.remove(&row.id);
+            index.open_evaluations.remove(&row.id);
+            if index.is_empty() {
+                self.by_job.remove(&row.job);
+            }
+        }
+    }
+}
+
+impl Turn<'_> {
+    pub(super) fn collect_garbage(
+        &mut self,
+        cutoffs: &Cutoffs,
+        jobs: &[JobKey],
+        allocations: &[AllocationId],
+        evaluations: &[EvaluationId],
+        classes: &[ClassId],
+    ) -> Outcome {
+        let mut collected = 0u64;
+        let mut count = |gone: bool| collected = collected.saturating_add(u64::from(gone));
+        for key in jobs {
+            count(self.collect_job(key, cutoffs.jobs));
+        }
+        for id in allocations {
+            count(self.collect_allocation(*id, cutoffs));
+        }
+        for id in evaluations {
+            count(self.collect_evaluation(*id, cutoffs));
+        }
+        if !classes.is_empty() {
+            let empty: BTreeSet<_> = self.state.classes_without_nodes().into_iter().collect();
+            for class in classes.iter().filter(|class| empty.contains(class)) {
+                self.state.capacity_gains.remove(&GainKey::Class(*class), self.changes);
+                count(true);
+            }
+        }
+        Ok(Reply::Collected(collected))
+    }
+
+    fn collect_job(&mut self, key: &JobKey, before: TimeMs) -> bool {
+        let Some(job) = self.state.jobs.get(key).cloned() else { return false };
+        let collectable = self.state.is_job_collectable(&job, before);
+        if collectable {
+            self.purge_job(&job);
+        }
+        collectable
+    }
+
+    fn collect_allocation(&mut self, id: AllocationId, cutoffs: &Cutoffs) -> bool {
+        let Some(row) = self.state.allocations.get(&id).cloned() else { return false };
+        if !self.state.is_allocation_collectable(&row, cutoffs) {
+            return false;
+        }
+        self.state.unindex_allocation(&row);
+        self.state.allocations.remove(&id, self.changes);
+        self.state.touch(TableId::Allocations);
+        self.effects.insert(crate::effect::Effect::NodeAllocations(row.node));
+        let current = self.state.jobs.get(&row.job).cloned();
+        match current.filter(|job| job.create_index == row.job_create_index) {
+            Some(job) => self.drop_old_versions(&job),
+            None => self.drop_orphaned_version(&row),
+        }
+        true
+    }
+
+    /// The version that an allocation of a purged job ran goes with its last allocation.
+    fn drop_orphaned_version(&mut self, row: &Allocation) {
+        let version = (row.job_create_index, row.job_version);
+        let index = self.state.job_index(&row.job);
+        if index.is_none_or(|index| !index.versions.contains_key(&version)) {
+            let key = (row.job.clone(), row.job_create_index, row.job_version);
+            self.state.job_versions.remove(&key, self.changes);
+        }
+    }
+
+    fn collect_evaluation(&mut self, id: EvaluationId, cutoffs: &Cutoffs) -> bool {
+        let Some(row) = self.state.evaluations.get(&id).cloned() else { return false };
+        let used = self.state.allocations_of_evaluation(id).next().is_some();
+        if used || !self.state.is_evaluation_old(&row, cutoffs) {
+            return false;
+        }
+        self.state.unindex_evaluation(&row);
+        self.state.evaluations.remove(&id, self.changes);
+        self.state.touch(TableId::Evaluations);
+        self.effects.insert(crate::effect::Effect::Evaluation(id));
+        true
+    }
+}

@@ -1,0 +1,276 @@
+//! Garbage collection (G1, G3 to G6 of Nomad's cases; facts 1.11): what goes, what stays, and that the running totals follow.
+
+use crate::{
+    allocation::ClientStatus,
+    command::{Command, Cutoffs, Reply},
+    evaluation::EvaluationStatus,
+    id::{AllocationId, EvaluationId, JobKey},
+    job::{JobKind, JobSpec, JobStatus, Parameterized},
+    state::GainKey,
+    testing::{Driver, GROUP, job, job_key},
+};
+
+const HOUR_S: u64 = 3600;
+
+/// Collects what is named, with one cut-off for everything; answers with the number of rows.
+fn collect(
+    driver: &mut Driver,
+    before: u64,
+    jobs: &[&str],
+    allocations: &[AllocationId],
+    evaluations: &[EvaluationId],
+) -> u64 {
+    let cutoffs = Cutoffs { evaluations: before, batch_evaluations: before, jobs: before };
+    let reply = driver.accept(Command::CollectGarbage {
+        cutoffs,
+        jobs: jobs.iter().map(|name| job_key(name)).collect(),
+        allocations: allocations.to_vec(),
+        evaluations: evaluations.to_vec(),
+        classes: Vec::new(),
+    });
+    let Reply::Collected(count) = reply else { panic!("unexpected reply {reply:?}") };
+    count
+}
+
+fn complete(driver: &mut Driver, evaluation: EvaluationId) {
+    let plan = driver.plan(evaluation);
+    assert!(driver.commit_plan(plan).outcome_taken);
+}
+
+/// Stops an allocation by a plan of a new evaluation, and reports its end.
+fn stop(driver: &mut Driver, name: &str, id: AllocationId) -> EvaluationId {
+    let evaluation = driver.evaluate_job(name);
+    let plan = driver.plan(evaluation).stopping(id, None);
+    assert!(driver.commit_plan(plan).outcome_taken);
+    driver.report(id, ClientStatus::Complete);
+    evaluation
+}
+
+fn all_evaluations(driver: &Driver, name: &str) -> Vec<EvaluationId> {
+    driver.state.evaluations_of_job(&job_key(name)).map(|row| row.id).collect()
+}
+
+/// G1: an old final evaluation goes with its ended allocations; one with a live allocation stays, and of it only the ended go.
+#[test]
+fn evaluations_go_with_their_ended_allocations() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    let first = driver.register_job(job("t", JobKind::Service, 2));
+    let (ended, live) = {
+        let (one, two) = (driver.placement(GROUP, 0, node), driver.placement(GROUP, 1, node));
+        let plan = driver.plan(first).with(one.clone()).with(two.clone());
+        assert!(driver.commit_plan(plan).outcome_taken);
+        (one.id, two.id)
+    };
+    driver.report(live, ClientStatus::Running);
+    let stopping = stop(&mut driver, "t", ended);
+    let since = driver.now;
+    driver.at_seconds(HOUR_S);
+    assert_eq!(collect(&mut driver, since, &[], &[ended, live], &[first, stopping]), 0);
+    let now = driver.now;
+    assert_eq!(collect(&mut driver, now, &[], &[ended, live], &[first, stopping]), 2);
+    assert!(!driver.state.allocations.contains(&ended));
+    assert!(!driver.state.evaluations.contains(&stopping), "the one that stopped it, G1");
+    assert!(driver.state.evaluations.contains(&first), "partial: it has a live allocation");
+    assert!(driver.state.allocations.contains(&live));
+}
+
+/// G1: neither an open evaluation nor one that an allocation still belongs to goes, whatever is asked.
+#[test]
+fn what_is_in_use_stays() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", JobKind::Service, 1));
+    let pending = driver.evaluate_job("t");
+    let live = driver.run("t", 0, node);
+    driver.at_seconds(HOUR_S);
+    let evaluation = driver.allocation(live).evaluation;
+    let now = driver.now;
+    let asked = [pending, evaluation, EvaluationId([9; 16])];
+    assert_eq!(
+        collect(&mut driver, now, &["t", "none"], &[live, AllocationId([9; 16])], &asked),
+        0
+    );
+}
+
+/// A failed instance waits for its replacement: without it the scheduler would forget that it failed.
+#[test]
+fn a_failed_instance_of_a_living_service_stays_until_it_is_replaced() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", JobKind::Service, 1));
+    let failed = driver.run("t", 0, node);
+    driver.report(failed, ClientStatus::Failed);
+    driver.at_seconds(HOUR_S);
+    let now = driver.now;
+    assert_eq!(collect(&mut driver, now, &[], &[failed], &[]), 0);
+    let evaluation = driver.evaluate_job("t");
+    let mut next = driver.placement(GROUP, 0, node);
+    next.previous = Some(failed);
+    let next_id = next.id;
+    let plan = driver.plan(evaluation).with(next);
+    assert!(driver.commit_plan(plan).outcome_taken);
+    assert_eq!(driver.allocation(failed).next, Some(next_id));
+    stop(&mut driver, "t", next_id);
+    driver.at_seconds(2 * HOUR_S);
+    let now = driver.now;
+    // While it counts as replaced because the other one is there, the other one stays; then both are free.
+    assert_eq!(collect(&mut driver, now, &[], &[next_id], &[]), 0);
+    assert_eq!(collect(&mut driver, now, &[], &[failed, next_id], &[]), 2);
+}
+
+/// G3: what a batch job has finished stays while the job is alive, or it would run again; once the job is stopped it goes.
+#[test]
+fn finished_batch_instances_stay_with_their_job() {
+    for kind in [JobKind::Batch, JobKind::Sysbatch] {
+        let mut driver = Driver::default();
+        let node = driver.node("a");
+        let register = driver.register_job(job("t", kind, 2));
+        complete(&mut driver, register);
+        let done = driver.run("t", 0, node);
+        driver.report(done, ClientStatus::Complete);
+        let evaluation = driver.allocation(done).evaluation;
+        driver.run("t", 1, node);
+        driver.at_seconds(HOUR_S);
+        let now = driver.now;
+        assert_eq!(collect(&mut driver, now, &["t"], &[done], &[evaluation]), 0, "{kind:?}");
+        driver.deregister_job("t", false);
+        assert_eq!(collect(&mut driver, now, &["t"], &[done], &[evaluation]), 2, "{kind:?}");
+    }
+}
+
+/// G3: instances of an older version are nothing to a batch job any more.
+#[test]
+fn instances_of_older_batch_versions_go() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", JobKind::Batch, 1));
+    let done = driver.run("t", 0, node);
+    driver.report(done, ClientStatus::Complete);
+    let version = driver.job_row("t").version;
+    driver.register_job(job("t", JobKind::Batch, 3));
+    assert!(driver.job_row("t").version > version);
+    driver.at_seconds(HOUR_S);
+    let now = driver.now;
+    assert_eq!(collect(&mut driver, now, &[], &[done], &[]), 1);
+}
+
+/// G4: a job goes only when it is dead, everything of it has ended and is old, and nobody would expect it to run again.
+#[test]
+fn dead_jobs_go_with_all_that_belongs_to_them() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    let register = driver.register_job(job("t", JobKind::Batch, 1));
+    complete(&mut driver, register);
+    let only = driver.run("t", 0, node);
+    driver.at_seconds(HOUR_S);
+    let now = driver.now;
+    assert_eq!(collect(&mut driver, now, &["t"], &[], &[]), 0, "it runs");
+    driver.report(only, ClientStatus::Complete);
+    assert_eq!(driver.job_row("t").status, JobStatus::Dead);
+    assert_eq!(collect(&mut driver, now, &["t"], &[], &[]), 0, "it ended just now");
+    driver.at_seconds(2 * HOUR_S);
+    let (now, evaluations) = (driver.now, all_evaluations(&driver, "t"));
+    let expected = 2 + evaluations.len() as u64;
+    assert_eq!(collect(&mut driver, now, &["t"], &[only], &evaluations), expected);
+    assert!(driver.state.jobs.is_empty() && driver.state.job_versions.is_empty());
+    assert!(driver.state.allocations.is_empty() && driver.state.evaluations.is_empty());
+    assert!(driver.state.job_index(&job_key("t")).is_none());
+}
+
+/// G4: a service waits for its user, also with nothing running; a template too.
+#[test]
+fn services_and_templates_go_only_when_stopped() {
+    let template =
+        || JobSpec { parameterized: Some(Parameterized::default()), ..job("t", JobKind::Batch, 1) };
+    let mut driver = Driver::default();
+    let register = driver.register_job(job("s", JobKind::Service, 0));
+    complete(&mut driver, register);
+    driver.accept(crate::testing::register(template(), EvaluationId([8; 16])));
+    driver.at_seconds(HOUR_S);
+    let now = driver.now;
+    assert_eq!(collect(&mut driver, now, &["s", "t"], &[], &[]), 0);
+    let stopping = driver.deregister_job("s", false).expect("an evaluation");
+    complete(&mut driver, stopping);
+    driver.deregister_job("t", false);
+    driver.at_seconds(2 * HOUR_S);
+    let now = driver.now;
+    assert_eq!(collect(&mut driver, now, &["s", "t"], &[], &[]), 2);
+}
+
+/// A job that was registered again since it was named is another one: judged again, it stays.
+#[test]
+fn a_job_that_came_back_stays() {
+    let mut driver = Driver::default();
+    let register = driver.register_job(job("t", JobKind::Batch, 0));
+    complete(&mut driver, register);
+    driver.deregister_job("t", false).into_iter().for_each(|id| complete(&mut driver, id));
+    driver.at_seconds(HOUR_S);
+    let before = driver.now;
+    driver.register_job(job("t", JobKind::Batch, 1));
+    assert_eq!(collect(&mut driver, before, &["t"], &[], &[]), 0);
+    assert!(driver.state.jobs.contains(&JobKey::new("default", "t")));
+}
+
+/// The version that an allocation of a purged job ran is kept for it, and goes with it.
+#[test]
+fn versions_of_purged_jobs_go_with_the_last_allocation() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", JobKind::Service, 1));
+    let id = driver.run("t", 0, node);
+    let stopping = driver.deregister_job("t", true).expect("an evaluation");
+    assert_eq!(driver.state.job_versions.len(), 1);
+    let plan = driver.plan(stopping).stopping(id, None);
+    assert!(driver.commit_plan(plan).outcome_taken);
+    driver.report(id, ClientStatus::Complete);
+    driver.at_seconds(HOUR_S);
+    let now = driver.now;
+    assert_eq!(collect(&mut driver, now, &[], &[id], &[]), 1);
+    assert_eq!(driver.state.job_versions.len(), 0);
+}
+
+/// A class without nodes needs no record of its gains; one that has a node keeps it.
+#[test]
+fn gains_of_empty_classes_go() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    let class = driver.node_row("a").class;
+    driver.register_job(job("t", JobKind::Service, 1));
+    let id = driver.run("t", 0, node);
+    stop(&mut driver, "t", id);
+    assert!(driver.state.capacity_gains.contains(&GainKey::Class(class)));
+    assert_eq!(driver.state.classes_without_nodes(), []);
+    let reap = driver.reap("a", true);
+    driver.accept(reap);
+    assert_eq!(driver.state.classes_without_nodes(), [class]);
+    let cutoffs = Cutoffs { evaluations: 0, batch_evaluations: 0, jobs: 0 };
+    let command = Command::CollectGarbage {
+        cutoffs,
+        jobs: Vec::new(),
+        allocations: Vec::new(),
+        evaluations: Vec::new(),
+        classes: vec![class],
+    };
+    assert_eq!(driver.accept(command), Reply::Collected(1));
+    assert!(!driver.state.capacity_gains.contains(&GainKey::Class(class)));
+}
+
+/// A canceled evaluation without allocations goes; a blocked one never does.
+#[test]
+fn only_final_evaluations_go() {
+    let mut driver = Driver::default();
+    driver.register_job(job("t", JobKind::Service, 1));
+    let evaluation = driver.evaluate_job("t");
+    let mut plan = driver.plan(evaluation);
+    plan.outcome = Some(crate::testing::outcome(EvaluationStatus::Blocked));
+    assert!(driver.commit_plan(plan).outcome_taken);
+    driver.at_seconds(HOUR_S);
+    let now = driver.now;
+    assert_eq!(collect(&mut driver, now, &[], &[], &[evaluation]), 0);
+    driver.deregister_job("t", false);
+    assert_eq!(driver.evaluation(evaluation).status, EvaluationStatus::Canceled);
+    driver.at_seconds(2 * HOUR_S);
+    let now = driver.now;
+    assert_eq!(collect(&mut driver, now, &[], &[], &[evaluation]), 1);
+}

@@ -1,0 +1,249 @@
+//! Evaluations of one leadership: the broker and the tracker of blocked ones, kept in step with the state.
+//!
+//! It owns both machines and the rule which of them holds an evaluation. It never looks at nodes or plans, and proposes nothing but the reapers'
+//! commands.
+//!
+//! Invariant: after every effect is taken in, each open evaluation of the state is in the broker or tracked as blocked.
+
+use std::sync::Arc;
+
+use fsm::{
+    ClassId, Command, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind, NodeId,
+    State,
+    plant::{Plant, is_planted},
+};
+
+use crate::{
+    BlockedEvals, EvalBroker,
+    blocked::BlockedStats,
+    broker::{Acked, BrokerConfig, BrokerError, Expired, NackReason, Stats, Token},
+    limits, reap,
+};
+
+/// A lease with what the worker needs.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    /// The evaluation.
+    pub evaluation: Arc<Evaluation>,
+    /// Token.
+    pub token: Token,
+    /// Index to wait for.
+    pub wait_index: Index,
+}
+
+/// What one look at the machines gave.
+#[derive(Debug, Default)]
+pub struct Stepped {
+    /// To propose. What finds no room is derived again at the next look.
+    pub commands: Vec<Command>,
+    /// Leases that ran out.
+    pub expired: Vec<Expired>,
+    /// Somebody who waits for a lease may get one.
+    pub has_ready: bool,
+}
+
+/// Broker and blocked evaluations of one leadership.
+#[derive(Debug)]
+pub struct Dispatch {
+    broker: EvalBroker,
+    blocked: BlockedEvals,
+}
+
+impl Dispatch {
+    /// Disabled machines.
+    pub fn new(config: BrokerConfig) -> Self {
+        Self { broker: EvalBroker::new(config), blocked: BlockedEvals::default() }
+    }
+
+    /// Takes everything over from the state: at the start, and again when effects were missed. Leases stay.
+    pub fn restore(&mut self, now: u64, state: &State) {
+        self.broker.enable();
+        self.broker.set_paused(state.scheduler_configuration().pause_eval_broker);
+        self.broker.remove_closed(now, state);
+        if !is_planted(Plant::BrokerNotRestored) {
+            self.broker.restore(now, state);
+        }
+        self.blocked.disable();
+        self.blocked.enable();
+        self.blocked.restore(now, state);
+    }
+
+    /// The leadership is over: drops everything.
+    pub fn stop(&mut self) {
+        self.broker.disable();
+        self.blocked.disable();
+    }
+
+    /// An evaluation was created, changed or forgotten.
+    pub fn evaluation_changed(&mut self, now: u64, state: &State, id: EvaluationId) {
+        let Some(row) = state.evaluations.get(&id) else {
+            self.broker.remove(now, id);
+            self.blocked.removed(id);
+            return;
+        };
+        self.broker.applied(now, row);
+        match row.status {
+            // A woken one is in the broker until its outcome is applied.
+            EvaluationStatus::Blocked if !self.broker.contains(id) => self.blocked.block(now, row),
+            EvaluationStatus::Blocked | EvaluationStatus::Pending => {}
+            EvaluationStatus::Complete | EvaluationStatus::Failed | EvaluationStatus::Canceled => {
+                self.blocked.removed(id);
+            }
+        }
+    }
+
+    /// A node gained room or became schedulable.
+    pub fn capacity_gained(&mut self, now: u64, class: ClassId, node: NodeId, index: Index) {
+        if !is_planted(Plant::NothingWakes) {
+            self.blocked.unblock(now, class, node, index);
+        }
+    }
+
+    /// A node was reaped or purged.
+    pub fn node_gone(&mut self, node: NodeId, index: Index) {
+        self.blocked.node_gone(node, index);
+    }
+
+    /// A job row changed or went.
+    pub fn job_changed(&mut self, state: &State, job: &JobKey, index: Index) {
+        let last = state.jobs.get(job).map_or(index, |row| row.last_plan_index);
+        self.broker.note_job_index(job, last);
+    }
+
+    /// The scheduler configuration changed.
+    pub fn configuration_changed(&mut self, state: &State) {
+        self.broker.set_paused(state.scheduler_configuration().pause_eval_broker);
+    }
+
+    /// Lets time pass: woken evaluations go to the broker, leases run out, the reapers look. `silent` are servers that do not answer; `fresh` makes
+    /// ids.
+    pub fn step(
+        &mut self,
+        now: u64,
+        state: &State,
+        silent: impl IntoIterator<Item = u64>,
+        mut fresh: impl FnMut() -> [u8; 16],
+    ) -> Stepped {
+        for server in silent {
+            self.broker.server_lost(now, server);
+        }
+        for wake in self.blocked.poll(now) {
+            if let Some(row) = state.evaluations.get(&wake.evaluation) {
+                self.broker.enqueue(now, row);
+                self.broker.note_job_index(&row.job, wake.index);
+            }
+        }
+        let expired = self.broker.poll(now);
+        let failed = self.broker.dequeue_failed(now, limits::REAP_BATCH_MAX, 0, &mut fresh);
+        let failed = failed.unwrap_or_default();
+        let mut commands = Vec::new();
+        commands.extend(reap::failed(now, state, &failed, || EvaluationId(fresh())));
+        let cancelable = self.broker.cancelable(limits::REAP_BATCH_MAX);
+        // Terminal or gone without an effect that said so (after a reset): nothing is to be canceled any more.
+        for id in &cancelable {
+            if state.evaluations.get(id).is_none_or(|row| row.status.is_terminal()) {
+                self.broker.remove(now, *id);
+            }
+        }
+        commands.extend(reap::canceled(state, &cancelable));
+        let duplicates = self.blocked.duplicates(limits::REAP_BATCH_MAX);
+        commands.extend(reap::duplicates(state, &duplicates));
+        Stepped { commands, expired, has_ready: self.broker.has_ready(&JobKind::ALL) }
+    }
+
+    /// Leases up to `max` evaluations; `token` makes a fresh token at each call.
+    pub fn dequeue(
+        &mut self,
+        now: u64,
+        state: &State,
+        kinds: &[JobKind],
+        max: usize,
+        server: u64,
+        token: impl FnMut() -> Token,
+    ) -> Result<Vec<Lease>, BrokerError> {
+        let deliveries = self.broker.dequeue(now, kinds, max, server, token)?;
+        let mut leases = Vec::with_capacity(deliveries.len());
+        for delivery in deliveries {
+            let Some(evaluation) = state.evaluations.get(&delivery.evaluation) else {
+                self.broker.remove(now, delivery.evaluation);
+                continue;
+            };
+            let last_plan = state.jobs.get(&evaluation.job).map_or(0, |job| job.last_plan_index);
+            leases.push(Lease {
+                evaluation: Arc::clone(evaluation),
+                token: delivery.token,
+                wait_index: delivery.wait_index.max(last_plan).max(evaluation.modify_index),
+            });
+        }
+        Ok(leases)
+    }
+
+    /// Ends a lease.
+    pub fn ack(&mut self, now: u64, id: EvaluationId, token: Token) -> Result<Acked, BrokerError> {
+        self.broker.ack(now, id, token)
+    }
+
+    /// Gives a lease back.
+    pub fn nack(
+        &mut self,
+        now: u64,
+        id: EvaluationId,
+        token: Token,
+        why: NackReason,
+    ) -> Result<(), BrokerError> {
+        self.broker.nack(now, id, token, why)
+    }
+
+    /// A plan of this lease is queued: the lease does not run out meanwhile.
+    pub fn plan_queued(&mut self, id: EvaluationId, token: Token) -> Result<(), BrokerError> {
+        if is_planted(Plant::NackTimerNotPaused) {
+            return Ok(());
+        }
+        self.broker.pause_nack(id, token)
+    }
+
+    /// The plan was answered, or nobody waits for it any more: the lease runs out again. It may have ended with the plan's outcome.
+    pub fn plan_answered(&mut self, now: u64, id: EvaluationId, token: Token) {
+        self.broker.resume_nack(now, id, token).ok();
+    }
+
+    /// The token of the lease on an evaluation.
+    pub fn outstanding(&self, id: EvaluationId) -> Option<Token> {
+        self.broker.outstanding(id)
+    }
+
+    /// So many evaluations wait that new work is refused.
+    pub fn is_full(&self) -> bool {
+        self.broker.is_full()
+    }
+
+    /// When to step next.
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.broker.next_deadline().into_iter().chain(self.blocked.next_deadline()).min()
+    }
+
+    /// How many evaluations of the broker are where.
+    pub fn stats(&self) -> Stats {
+        self.broker.stats()
+    }
+
+    /// How many blocked evaluations are where.
+    pub fn blocked_stats(&self) -> BlockedStats {
+        self.blocked.stats()
+    }
+
+    /// How long the oldest ready evaluation has been ready, ms.
+    pub fn oldest_ready_age_ms(&self, now: u64) -> u64 {
+        self.broker.oldest_ready_age_ms(now)
+    }
+
+    /// Whether an evaluation is in the broker.
+    pub fn holds(&self, id: EvaluationId) -> bool {
+        self.broker.contains(id)
+    }
+
+    /// Whether an evaluation is tracked as blocked, or as a duplicate of one.
+    pub fn tracks(&self, id: EvaluationId) -> bool {
+        self.blocked.contains(id)
+    }
+}

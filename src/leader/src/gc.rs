@@ -1,0 +1,320 @@
+//! The garbage collector: walks the state a slice at a time and names what may be forgotten.
+//!
+//! It owns a timer and a place in the walk, nothing else. The rules are [`fsm::State`]'s, which judges each row again when the command is applied;
+//! a command that was lost is found again by the next walk. Order: jobs first, because what a job leaves behind is free once it is gone, then
+//! evaluations with their allocations. A walk with all cut-offs at the present ([`GarbageCollector::forced`]) needs no leader: anyone may propose it.
+
+use fsm::{
+    AllocationId, EvaluationId, JobKey, State,
+    command::{Command, Cutoffs},
+    id::ClassId,
+};
+
+use crate::limits;
+
+/// How long things are kept after their end, and how often is looked; milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GcConfig {
+    /// Pause between two walks.
+    pub interval_ms: u64,
+    /// Evaluations and allocations of service and system jobs.
+    pub evaluation_ms: u64,
+    /// Evaluations and allocations of batch and sysbatch jobs that are alive.
+    pub batch_evaluation_ms: u64,
+    /// Dead jobs, after their submission.
+    pub job_ms: u64,
+}
+
+impl Default for GcConfig {
+    fn default() -> Self {
+        Self {
+            interval_ms: limits::GC_INTERVAL_MS,
+            evaluation_ms: limits::GC_EVALUATION_MS,
+            batch_evaluation_ms: limits::GC_BATCH_EVALUATION_MS,
+            job_ms: limits::GC_JOB_MS,
+        }
+    }
+}
+
+impl GcConfig {
+    fn cutoffs(self, now: u64) -> Cutoffs {
+        Cutoffs {
+            evaluations: now.saturating_sub(self.evaluation_ms),
+            batch_evaluations: now.saturating_sub(self.batch_evaluation_ms),
+            jobs: now.saturating_sub(self.job_ms),
+        }
+    }
+}
+
+/// Where a walk is.
+#[derive(Clone, Debug)]
+enum Place {
+    Jobs(JobKey),
+    Evaluations(EvaluationId),
+    End,
+}
+
+/// One walk through a state.
+#[derive(Clone, Debug)]
+struct Walk {
+    cutoffs: Cutoffs,
+    place: Place,
+}
+
+impl Walk {
+    fn new(cutoffs: Cutoffs) -> Self {
+        Self { cutoffs, place: Place::Jobs(JobKey::new("", "")) }
+    }
+}
+
+/// What one step of a walk found.
+#[derive(Default)]
+struct Batch {
+    jobs: Vec<JobKey>,
+    allocations: Vec<AllocationId>,
+    evaluations: Vec<EvaluationId>,
+    classes: Vec<ClassId>,
+}
+
+impl Batch {
+    fn len(&self) -> usize {
+        self.jobs.len() + self.allocations.len() + self.evaluations.len() + self.classes.len()
+    }
+
+    fn command(self, cutoffs: Cutoffs) -> Option<Command> {
+        let found = self.len() > 0;
+        let Self { jobs, allocations, evaluations, classes } = self;
+        found.then_some(Command::CollectGarbage {
+            cutoffs,
+            jobs,
+            allocations,
+            evaluations,
+            classes,
+        })
+    }
+}
+
+/// The garbage collector.
+#[derive(Debug)]
+pub struct GarbageCollector {
+    config: GcConfig,
+    walk: Option<Walk>,
+    due_at: u64,
+}
+
+impl GarbageCollector {
+    /// A collector whose first walk begins one interval after `now`.
+    pub fn new(config: GcConfig, now: u64) -> Self {
+        Self { config, walk: None, due_at: now.saturating_add(config.interval_ms) }
+    }
+
+    /// Takes the next slice of the walk, or begins one when it is time. None: nothing was found in this slice.
+    pub fn poll(&mut self, now: u64, state: &State) -> Option<Command> {
+        if self.due_at > now {
+            return None;
+        }
+        let begin = || Walk::new(self.config.cutoffs(now));
+        let mut walk = self.walk.take().unwrap_or_else(begin);
+        let batch = step(&mut walk, state);
+        let cutoffs = walk.cutoffs;
+        let done = batch.is_none();
+        self.walk = (!done).then_some(walk);
+        let pause_ms = if done { self.config.interval_ms } else { limits::GC_SLICE_PAUSE_MS };
+        self.due_at = now.saturating_add(pause_ms.max(1));
+        batch?.command(cutoffs)
+    }
+
+    /// When to poll next.
+    pub fn next_deadline(&self) -> Option<u64> {
+        Some(self.due_at)
+    }
+
+    /// All that has ended up to `now`, whenever that was, as commands to be applied in this order. What the jobs among them leave behind is found by
+    /// another call, on the state after that.
+    pub fn forced(now: u64, state: &State) -> Vec<Command> {
+        let before = now.saturating_add(1);
+        let cutoffs = Cutoffs { evaluations: before, batch_evaluations: before, jobs: before };
+        let mut walk = Walk::new(cutoffs);
+        let mut commands = Vec::new();
+        while let Some(batch) = step(&mut walk, state) {
+            commands.extend(batch.command(cutoffs));
+        }
+        commands
+    }
+}
+
+/// Looks at the next slice. None: the walk is over.
+fn step(walk: &mut Walk, state: &State) -> Option<Batch> {
+    let mut batch = Batch::default();
+    walk.place = match &walk.place {
+        Place::Jobs(from) => match jobs(from, &walk.cutoffs, state, &mut batch) {
+            Some(next) => Place::Jobs(next),
+            None => {
+                batch.classes = state.classes_without_nodes();
+                batch.classes.truncate(limits::GC_BATCH_MAX);
+                Place::Evaluations(EvaluationId::default())
+            }
+        },
+        Place::Evaluations(from) => evaluations(*from, &walk.cutoffs, state, &mut batch)
+            .map_or(Place::End, Place::Evaluations),
+        Place::End => return None,
+    };
+    Some(batch)
+}
+
+/// Answers with the job to go on with.
+fn jobs(from: &JobKey, cutoffs: &Cutoffs, state: &State, batch: &mut Batch) -> Option<JobKey> {
+    for (seen, job) in state.jobs.iter_from(from).enumerate() {
+        if seen >= limits::GC_SLICE_MAX || batch.len() >= limits::GC_BATCH_MAX {
+            return Some(job.key.clone());
+        }
+        if state.is_job_collectable(job, cutoffs.jobs) {
+            batch.jobs.push(job.key.clone());
+        }
+    }
+    None
+}
+
+/// Answers with the evaluation to go on with. The allocations of one evaluation always go together.
+fn evaluations(
+    from: EvaluationId,
+    cutoffs: &Cutoffs,
+    state: &State,
+    batch: &mut Batch,
+) -> Option<EvaluationId> {
+    for (seen, row) in state.evaluations.iter_from(&from).enumerate() {
+        if seen >= limits::GC_SLICE_MAX || batch.len() >= limits::GC_BATCH_MAX {
+            return Some(row.id);
+        }
+        let mut kept = false;
+        for allocation in state.allocations_of_evaluation(row.id) {
+            if state.is_allocation_collectable(allocation, cutoffs) {
+                batch.allocations.push(allocation.id);
+            } else {
+                kept = true;
+            }
+        }
+        if !kept && state.is_evaluation_old(row, cutoffs) {
+            batch.evaluations.push(row.id);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use fsm::{
+        Allocation, ClientStatus, EvaluationStatus, JobKind, JobStatus, table::ChangeSet,
+        testing::Driver,
+    };
+
+    use super::*;
+
+    const HOUR_MS: u64 = 60 * 60_000;
+
+    /// A service with one stopped instance and its evaluations, everything final.
+    fn ended(driver: &mut Driver, name: &str) -> AllocationId {
+        let node = driver.node("a");
+        driver.register_job(fsm::testing::job(name, JobKind::Service, 1));
+        let id = driver.run(name, 0, node);
+        let stopping = driver.deregister_job(name, false).expect("an evaluation");
+        let plan = driver.plan(stopping).stopping(id, None);
+        assert!(driver.commit_plan(plan).outcome_taken);
+        driver.report(id, ClientStatus::Complete);
+        for id in driver.open_evaluations(name) {
+            let plan = driver.plan(id);
+            assert!(driver.commit_plan(plan).outcome_taken);
+        }
+        id
+    }
+
+    /// Polls at every deadline up to `until` and applies what comes; answers with the number of commands.
+    fn run(collector: &mut GarbageCollector, driver: &mut Driver, until: u64) -> usize {
+        let mut commands = 0;
+        while let Some(at) = collector.next_deadline().filter(|at| *at <= until) {
+            driver.now = driver.now.max(at);
+            if let Some(command) = collector.poll(at, &driver.state) {
+                driver.accept(command);
+                commands += 1;
+            }
+        }
+        commands
+    }
+
+    /// G1, G4: evaluations and allocations go after their threshold, the job after its own, and nothing before.
+    #[test]
+    fn things_go_after_their_thresholds() {
+        let mut driver = Driver::default();
+        let id = ended(&mut driver, "t");
+        let start = driver.now;
+        let mut collector = GarbageCollector::new(GcConfig::default(), start);
+        assert_eq!(run(&mut collector, &mut driver, start + HOUR_MS), 0);
+        assert!(driver.state.allocations.contains(&id));
+        assert!(run(&mut collector, &mut driver, start + HOUR_MS + limits::GC_INTERVAL_MS) > 0);
+        assert!(driver.state.allocations.is_empty() && driver.state.evaluations.is_empty());
+        assert_eq!(driver.state.jobs.len(), 1);
+        assert_eq!(run(&mut collector, &mut driver, start + 4 * HOUR_MS), 0);
+        assert_eq!(run(&mut collector, &mut driver, start + 5 * HOUR_MS), 1);
+        assert!(driver.state.jobs.is_empty() && driver.state.job_versions.is_empty());
+        assert_eq!(run(&mut collector, &mut driver, start + 48 * HOUR_MS), 0);
+    }
+
+    /// G6: a forced collection ignores the thresholds; two rounds leave nothing of a dead job.
+    #[test]
+    fn a_forced_collection_ignores_thresholds() {
+        let mut driver = Driver::default();
+        ended(&mut driver, "t");
+        for _ in 0..2 {
+            for command in GarbageCollector::forced(driver.now, &driver.state) {
+                driver.accept(command);
+            }
+        }
+        assert!(driver.state.jobs.is_empty() && driver.state.job_versions.is_empty());
+        assert!(driver.state.allocations.is_empty() && driver.state.evaluations.is_empty());
+        assert_eq!(GarbageCollector::forced(driver.now, &driver.state), []);
+    }
+
+    /// G6: a large collection comes in batches below the maximum, and none is forgotten, also when a command is lost on the way.
+    #[test]
+    fn large_collections_come_in_batches() {
+        let mut state = State::default();
+        let count = 3 * limits::GC_SLICE_MAX + 17;
+        for number in 0..count {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&(number as u64).to_be_bytes());
+            let mut row = crate::testing::evaluation("x", "gone", 1);
+            row.id = EvaluationId(id);
+            row.status = EvaluationStatus::Complete;
+            state.evaluations.put(row, &mut ChangeSet::default());
+        }
+        let now = 2 * HOUR_MS;
+        let mut collector = GarbageCollector::new(GcConfig::default(), 0);
+        let mut named = std::collections::BTreeSet::new();
+        let mut at = now;
+        for _ in 0..=count / limits::GC_BATCH_MAX + 2 {
+            if let Some(Command::CollectGarbage { evaluations, .. }) = collector.poll(at, &state) {
+                assert!(evaluations.len() <= limits::GC_BATCH_MAX, "{}", evaluations.len());
+                named.extend(evaluations);
+            }
+            at = collector.next_deadline().expect("always");
+        }
+        assert_eq!(named.len(), count);
+    }
+
+    /// A living batch job keeps what it finished, however old.
+    #[test]
+    fn a_living_batch_job_keeps_what_it_finished() {
+        let mut driver = Driver::default();
+        let node = driver.node("a");
+        driver.register_job(fsm::testing::job("t", JobKind::Batch, 2));
+        let done = driver.run("t", 0, node);
+        driver.run("t", 1, node);
+        driver.report(done, ClientStatus::Complete);
+        let start = driver.now;
+        let mut collector = GarbageCollector::new(GcConfig::default(), start);
+        run(&mut collector, &mut driver, start + 100 * HOUR_MS);
+        assert_eq!(driver.state.jobs.iter().next().map(|job| job.status), Some(JobStatus::Running));
+        let kept: Vec<&Allocation> = driver.state.allocations.iter().map(|row| &**row).collect();
+        assert_eq!(kept.len(), 2);
+    }
+}
