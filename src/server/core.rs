@@ -353,7 +353,7 @@ impl Core {
         let heard = if leader == self.id {
             metrics.state == ServerState::Leader
         } else {
-            self.contact.has_heard()
+            self.contact.has_heard(metrics.current_term)
         };
         heard.then_some(leader)
     }
