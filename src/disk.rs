@@ -9,12 +9,14 @@
 #[cfg(feature = "faults")]
 pub mod controlled;
 pub mod fault;
+pub mod watched;
 
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 /// How [`Disk::open`] treats the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +54,10 @@ pub trait Disk: Debug + Send + Sync {
     fn free_bytes(&self, path: &Path) -> io::Result<u64>;
     /// The whole content of a file.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
+    /// Simulation only: how much longer the medium will hang, as a real one does inside a call.
+    fn hangs_for(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// An open file, addressed by offset; there is no cursor, so handles can be shared.

@@ -457,11 +457,8 @@ mod tests {
 
     #[test]
     fn a_wall_clock_drifts_from_the_time_it_was_set() {
-        let wall = WallClock {
-            offset_ms: -500,
-            drift_per_mille: 200,
-            since: Duration::from_secs(10),
-        };
+        let wall =
+            WallClock { offset_ms: -500, drift_per_mille: 200, since: Duration::from_secs(10) };
         assert_eq!(wall.offset_at(Duration::from_secs(10)), -500);
         assert_eq!(wall.offset_at(Duration::from_secs(20)), 1_500);
         assert_eq!(WallClock::default().offset_at(Duration::from_secs(20)), 0);

@@ -14,7 +14,8 @@ use crate::run::run;
 use crate::store::TestRecord;
 
 /// The bugs every build with the feature `plant` knows.
-pub(crate) const PLANTS: [&str; 2] = ["stale-read", "ack-before-commit"];
+pub(crate) const PLANTS: [&str; 5] =
+    ["stale-read", "ack-before-commit", "lease-without-margin", "hidden-retry", "diverge"];
 
 /// Runs the control and every plant; the worst verdict: `True` if all were caught, `False` if one was not,
 /// `Unknown` if the control was not green.
@@ -43,7 +44,7 @@ pub(crate) fn selftest(
     Ok(verdict)
 }
 
-/// Runs one plant with rising seeds until it is caught by the checker of the workload.
+/// Runs one plant with rising seeds until it is caught: by the checker of the workload, or by the crash checker when a server finds out itself.
 fn catch(
     base: &TestRecord,
     plant: &str,
@@ -51,6 +52,7 @@ fn catch(
     store: &Path,
     check_time_max: Duration,
 ) -> Result<bool> {
+    let begin = std::time::Instant::now();
     for attempt in 1..=tries {
         let record = TestRecord {
             plant: Some(plant.to_owned()),
@@ -58,10 +60,16 @@ fn catch(
             ..base.clone()
         };
         let finished = run(&record, store, check_time_max)?;
-        if finished.results.workload.valid == Verdict::False {
+        let verdicts = [
+            ("workload", finished.results.workload.valid),
+            ("crash", finished.results.crash.valid),
+        ];
+        let caught = verdicts.into_iter().find(|(_, verdict)| *verdict == Verdict::False);
+        if let Some((checker, _)) = caught {
             print_line(&format!(
-                "{plant}: caught at try {attempt}, seed {} ({})",
+                "{plant}: caught by {checker} at try {attempt}, seed {}, after {} s ({})",
                 record.seed,
+                begin.elapsed().as_secs(),
                 finished.directory.display()
             ));
             return Ok(true);

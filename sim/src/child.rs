@@ -69,11 +69,8 @@ impl Case {
         if let Some(plant) = plant {
             command.env("QUORATE_PLANT", plant);
         }
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+        let child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         finish(child)
     }
 }

@@ -12,6 +12,7 @@ use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
+    a1,
     child::{Case, RESULT, Report},
     coverage, many, run, selftest, shrink,
     swarm::{Class, Override, Swarm},
@@ -105,6 +106,8 @@ enum Verb {
         #[command(flatten)]
         change: Change,
     },
+    /// Runs schedules of the control plane alone, over a model log: much faster, no Raft.
+    A1(a1::A1),
     /// Runs seeds with each planted bug until one fails; exit 1 when a bug is not found. Needs a build with `--features plant`.
     Selftest {
         /// Only these plants, separated by commas; all that the simulation is meant to find unless given.
@@ -135,9 +138,8 @@ pub(crate) fn main() -> ExitCode {
         Verb::Many { from, to, change, jobs, json } => {
             many::run(from..to, &change.into_override(), jobs, json.as_deref())
         }
-        Verb::Shrink { seed, change } => {
-            shrink::run(Case { seed, change: change.into_override() })
-        }
+        Verb::Shrink { seed, change } => shrink::run(Case { seed, change: change.into_override() }),
+        Verb::A1(arguments) => a1::run(&arguments),
         Verb::Selftest { plants, seeds, jobs } => selftest::run(&plants, seeds, jobs),
     };
     done.unwrap_or_else(|error| {
@@ -157,6 +159,8 @@ fn run_one(
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     quorate::task::install_panic_hook();
+    #[cfg(feature = "plant")]
+    quorate::plant::select()?;
     if let Some(filter) = log {
         let filter = tracing_subscriber::EnvFilter::try_new(&filter)
             .with_context(|| format!("log filter {filter:?}"))?;

@@ -136,9 +136,8 @@ impl Shared {
         command: Command,
         request: RequestId,
     ) -> Option<Result<quorate::server::api::Written, ApiError>> {
-        let work = move |core: Arc<Core>| async move {
-            core.write(command, Some(request), TIMEOUT).await
-        };
+        let work =
+            move |core: Arc<Core>| async move { core.write(command, Some(request), TIMEOUT).await };
         self.world.inside(server, work).await
     }
 
@@ -198,9 +197,8 @@ impl Shared {
         trace::event(who, format_args!("read {register} via s{server}"));
         let work = move |core: Arc<Core>| async move {
             let snapshot = core.read(ReadMode::Linearizable, 0, TIMEOUT).await;
-            snapshot.map(|snapshot| {
-                (snapshot.state.head.index, version_in(&snapshot.state, register))
-            })
+            snapshot
+                .map(|snapshot| (snapshot.state.head.index, version_in(&snapshot.state, register)))
         };
         match self.world.inside(server, work).await {
             None => trace::event(who, format_args!("read {register}: the server is gone")),
@@ -241,7 +239,9 @@ impl Shared {
                 judge_block(after, waited, looked, now)
             };
             match self.world.inside(server, work).await {
-                Some(judged) => verdict::note(judged.map_err(|what| format!("I16: s{server}: {what}"))),
+                Some(judged) => {
+                    verdict::note(judged.map_err(|what| format!("I16: s{server}: {what}")))
+                }
                 None => rt::sleep(Duration::from_millis(500)).await,
             }
         }

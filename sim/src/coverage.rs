@@ -57,10 +57,7 @@ pub(crate) fn counts() -> BTreeMap<&'static str, u64> {
 
 /// What none of the runs met.
 pub(crate) fn missing(total: &BTreeMap<String, u64>) -> Vec<&'static str> {
-    REQUIRED
-        .into_iter()
-        .filter(|what| total.get(*what).copied().unwrap_or(0) == 0)
-        .collect()
+    REQUIRED.into_iter().filter(|what| total.get(*what).copied().unwrap_or(0) == 0).collect()
 }
 
 #[cfg(test)]

@@ -66,7 +66,8 @@ fn ports(state: &State, out: &mut Vec<Broken>) {
         for port in &row.ports {
             if let Some(other) = holders.insert((row.node, port.value), row.id) {
                 let (node, port) = (row.node, port.value);
-                let detail = format!("port {port} of node {node} is held by {other} and {}", row.id);
+                let detail =
+                    format!("port {port} of node {node} is held by {other} and {}", row.id);
                 out.push(Broken("I33", detail));
             }
             if let Some(node) = node {
@@ -77,7 +78,8 @@ fn ports(state: &State, out: &mut Vec<Broken>) {
                 }
                 let range = resources.dynamic_port_min..=resources.dynamic_port_max;
                 if is_dynamic(state, row, &port.label) && !range.contains(&port.value) {
-                    let detail = format!("dynamic port {} of {} is out of range", port.value, row.id);
+                    let detail =
+                        format!("dynamic port {} of {} is out of range", port.value, row.id);
                     out.push(Broken("I33", detail));
                 }
             }
@@ -98,7 +100,10 @@ fn names_and_counts(state: &State, out: &mut Vec<Broken>) {
     let mut counts: BTreeMap<_, u32> = BTreeMap::new();
     for row in live(state) {
         if let Some(other) = names.insert((row.job.clone(), row.live_name()), row.id) {
-            out.push(Broken("I38", format!("{} is live twice: {other} and {}", row.name(), row.id)));
+            out.push(Broken(
+                "I38",
+                format!("{} is live twice: {other} and {}", row.name(), row.id),
+            ));
         }
         let version = (row.job.clone(), row.job_create_index, row.job_version, row.group.clone());
         *counts.entry(version).or_default() += 1;
@@ -196,7 +201,8 @@ fn references(state: &State, out: &mut Vec<Broken>) {
             summary.unknown,
         ];
         if stored != counts {
-            let detail = format!("summary of {job} {group} is {stored:?}, its allocations give {counts:?}");
+            let detail =
+                format!("summary of {job} {group} is {stored:?}, its allocations give {counts:?}");
             out.push(Broken("I45", detail));
         }
     }
@@ -344,7 +350,10 @@ pub(crate) fn check_quiet(state: &State) -> Vec<Broken> {
         // One that waits for its time is not late.
         if row.status == EvaluationStatus::Pending && row.wait_until <= state.head.at {
             let (id, trigger) = (row.id, row.trigger.name());
-            out.push(Broken("I56", format!("evaluation {id} ({trigger}) of {} is pending", row.job)));
+            out.push(Broken(
+                "I56",
+                format!("evaluation {id} ({trigger}) of {} is pending", row.job),
+            ));
         }
     }
     for job in state.jobs.iter().filter(|job| job.kind == JobKind::Service && !job.parameterized) {
@@ -386,6 +395,8 @@ pub(crate) fn check_round_trip(state: &State) -> Vec<Broken> {
         out.push(Broken("I9", format!("digest {given} became {loaded} over its own bytes")));
     }
     let inside = fsm::invariant::check(state);
-    out.extend(inside.into_iter().map(|one| Broken("I45", format!("{}: {}", one.name, one.detail))));
+    out.extend(
+        inside.into_iter().map(|one| Broken("I45", format!("{}: {}", one.name, one.detail))),
+    );
     out
 }

@@ -95,7 +95,7 @@ fn template(ports: &str) -> anyhow::Result<Arc<JobSpec>> {
              group "work" {{
                {ports}
                reschedule {{
-                 delay = "1s"
+                 delay = "5s"
                  delay_function = "constant"
                  unlimited = true
                }}
@@ -161,9 +161,8 @@ impl Operator {
     async fn ask(&mut self, what: &str, command: Command) -> Option<Result<Written, ApiError>> {
         let server = self.server();
         let request = RequestId(rt::random_id());
-        let work = move |core: Arc<Core>| async move {
-            core.write(command, Some(request), TIMEOUT).await
-        };
+        let work =
+            move |core: Arc<Core>| async move { core.write(command, Some(request), TIMEOUT).await };
         let answer = self.world.inside(server, work).await;
         match &answer {
             Some(Ok(written)) => {
@@ -248,7 +247,8 @@ impl Operator {
                 | Reply::Rejected(_)
                 | Reply::Node { .. }
                 | Reply::Evaluations(_)
-                | Reply::Plans(_)) => {
+                | Reply::Plans(_)
+                | Reply::Collected(_)) => {
                     verdict::fail(format!("an operation on service-{service} got {other:?}"));
                 }
             },
@@ -259,10 +259,8 @@ impl Operator {
     }
 
     async fn evaluate(&mut self, job: &JobKey) {
-        let command = Command::EvaluateJob {
-            job: job.clone(),
-            evaluation: EvaluationId(rt::random_id()),
-        };
+        let command =
+            Command::EvaluateJob { job: job.clone(), evaluation: EvaluationId(rt::random_id()) };
         drop(self.ask("evaluate", command).await);
     }
 
@@ -312,9 +310,8 @@ impl Operator {
     /// Reads everything, linearizably, and judges it.
     async fn look(&mut self) -> Option<Arc<State>> {
         let server = self.server();
-        let work = |core: Arc<Core>| async move {
-            core.read(ReadMode::Linearizable, 0, TIMEOUT).await
-        };
+        let work =
+            |core: Arc<Core>| async move { core.read(ReadMode::Linearizable, 0, TIMEOUT).await };
         let snapshot = self.world.inside(server, work).await?.ok()?;
         trace::event("op", format_args!("looked at {} via s{server}", snapshot.state.head.index));
         for broken in invariants::check_state(&snapshot.state) {
@@ -345,7 +342,9 @@ impl Operator {
             let wish = Wish { count: 2, cpu_mhz: 100, with_ports: false, distinct: false };
             while !self.register(service, wish).await {
                 if Instant::now() >= deadline {
-                    verdict::fail(format!("no job could be registered {within:?} after the faults"));
+                    verdict::fail(format!(
+                        "no job could be registered {within:?} after the faults"
+                    ));
                     return false;
                 }
                 rt::sleep(Duration::from_millis(200)).await;
@@ -374,9 +373,8 @@ fn content_of(state: &State, key: &JobKey) -> u64 {
 
 /// How many instances of a service run.
 pub(crate) fn running(state: &State, key: &JobKey) -> usize {
-    let is_running = |row: &&Arc<fsm::Allocation>| {
-        row.is_live() && row.client == fsm::ClientStatus::Running
-    };
+    let is_running =
+        |row: &&Arc<fsm::Allocation>| row.is_live() && row.client == fsm::ClientStatus::Running;
     state.allocations_of_job(key).filter(is_running).count()
 }
 

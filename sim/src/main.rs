@@ -11,10 +11,12 @@
 //! ```
 //! Invariant: nothing in here reads a real clock, real randomness or a hash table's order, so that a seed gives the same trace each time.
 
+mod a1;
 mod agent;
 mod child;
 mod cli;
 mod client;
+
 mod coverage;
 mod dice;
 mod invariants;

@@ -162,7 +162,8 @@ impl Nemesis {
         };
         let offset = signed(self.dice.between(0, 2 * most), most);
         // Half as fast to twice as fast.
-        let drift = if self.dice.below(2) == 0 { signed(self.dice.between(0, 1_500), 500) } else { 0 };
+        let drift =
+            if self.dice.below(2) == 0 { signed(self.dice.between(0, 1_500), 500) } else { 0 };
         coverage::hit(if drift == 0 { "a wall clock jumped" } else { "a wall clock drifted" });
         self.world.set_wall_clock(server, offset, drift);
     }

@@ -18,9 +18,9 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::BoxStream};
 use prost::Message as _;
 use proto::v1 as pb;
-use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::BoxStream};
 use quorate::{
     rpc::transport::{Lane, ReplyStream, Transport},
     rt::{self, Group, Instant, mpsc, oneshot, watch},

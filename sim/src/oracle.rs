@@ -59,7 +59,8 @@ impl Oracle {
     /// A write begins; its value is the answer.
     pub(crate) fn begin_write(&mut self, key: usize, expected: Index) -> u64 {
         let value = self.writes.len() as u64 + 1;
-        let write = Write { key, expected, floor: self.floor, outcome: Outcome::Unknown, unknown: false };
+        let write =
+            Write { key, expected, floor: self.floor, outcome: Outcome::Unknown, unknown: false };
         self.writes.insert(value, write);
         value
     }

@@ -175,9 +175,10 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
     evaluate(world, "early").await;
     let done = |world: &World| {
         let state = world.newest();
-        let idle = world.leader().and_then(|leader| world.core(leader)).is_some_and(|core| {
-            core.leading().is_some_and(|services| services.is_idle())
-        });
+        let idle = world
+            .leader()
+            .and_then(|leader| world.core(leader))
+            .is_some_and(|core| core.leading().is_some_and(|services| services.is_idle()));
         idle && is_complete(world, "early")
             && state.is_some_and(|state| {
                 jobs::all_run(&state) && invariants::check_quiet(&state).is_empty()
@@ -308,8 +309,7 @@ async fn register(world: World, spec: JobSpec) {
 
 /// An evaluation that failed too often in the faults would come again after minutes only.
 async fn evaluate(world: &World, id: &str) {
-    let command =
-        Command::EvaluateJob { job: key(id), evaluation: EvaluationId(rt::random_id()) };
+    let command = Command::EvaluateJob { job: key(id), evaluation: EvaluationId(rt::random_id()) };
     insist(world, id, command, |_| true).await;
 }
 

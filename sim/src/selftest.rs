@@ -13,9 +13,19 @@ use std::{
 use crate::{child::Case, swarm::Override};
 
 /// Bugs that the simulation is meant to find, with what they are.
-const PLANTS: [(&str, &str); 2] = [
+const PLANTS: [(&str, &str); 9] = [
     ("stale-read", "a consistent read is answered from the local state"),
     ("ack-before-commit", "a write is acknowledged before it is committed"),
+    (
+        "lease-without-margin",
+        "a leader answers reads on a lease that outlives its followers' patience",
+    ),
+    ("hidden-retry", "a write of unknown outcome is sent again as a new request"),
+    ("skip-log-sync", "appended entries are acknowledged without a sync"),
+    ("skip-vote-sync", "a vote is acknowledged without a sync"),
+    ("purge-before-sync", "the log is purged although neither engine nor snapshot file is durable"),
+    ("torn-tail-is-fatal", "a torn last batch is treated as damage"),
+    ("diverge", "one server changes one row differently from the others"),
 ];
 /// Seeds without a bug, which must pass.
 const CLEAN_SEEDS: u64 = 20;
@@ -71,7 +81,8 @@ pub(crate) fn run(only: &[String], seeds: u64, jobs: u8) -> anyhow::Result<ExitC
     println!("| plant | what it is | found by seed | seconds | as |");
     println!("|---|---|---|---|---|");
     let mut all = true;
-    let chosen = PLANTS.iter().filter(|(name, _)| only.is_empty() || only.iter().any(|one| one == name));
+    let chosen =
+        PLANTS.iter().filter(|(name, _)| only.is_empty() || only.iter().any(|one| one == name));
     for (name, what) in chosen {
         let begin = Instant::now();
         let found = hunt(Some(name), seeds, jobs)?;

@@ -110,10 +110,7 @@ impl Class {
 
     /// Whether it is a state of the network instead of an event.
     pub(crate) const fn is_weather(self) -> bool {
-        matches!(
-            self,
-            Self::Delay | Self::Spikes | Self::Loss | Self::Duplicates | Self::Late
-        )
+        matches!(self, Self::Delay | Self::Spikes | Self::Loss | Self::Duplicates | Self::Late)
     }
 }
 

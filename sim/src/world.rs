@@ -495,8 +495,7 @@ impl World {
         let mut state = self.lock();
         let mut seeds = Dice::new(state.dice.next(), "rot");
         let slot = &mut state.slots[server];
-        let files: Vec<_> =
-            slot.disk.files().into_iter().filter(|(_, size)| *size > 0).collect();
+        let files: Vec<_> = slot.disk.files().into_iter().filter(|(_, size)| *size > 0).collect();
         if files.is_empty() || slot.live.is_some() {
             return;
         }
@@ -721,9 +720,8 @@ fn note_changes(old: &Content, new: &Content) {
     if blocked(new) > blocked(old) {
         coverage::hit("an evaluation was blocked");
     }
-    if new.allocations.iter().any(|row| {
-        row.create_index > old.head.index && row.previous.is_some()
-    }) {
+    if new.allocations.iter().any(|row| row.create_index > old.head.index && row.previous.is_some())
+    {
         coverage::hit("an allocation was replaced");
     }
 }

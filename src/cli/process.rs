@@ -13,6 +13,8 @@ use crate::{task, telemetry};
 /// Runs a server until it is told to stop.
 pub(crate) fn server(config: ServerConfig) -> anyhow::Result<()> {
     telemetry::start(&config.log);
+    #[cfg(feature = "plant")]
+    crate::plant::select()?;
     task::install_panic_hook();
     crate::server::run(&config)
 }

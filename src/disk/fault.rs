@@ -4,7 +4,7 @@
 //! durable image and a current one (the page cache) with the writes between them; each directory
 //! has durable names and changes not yet synced. A [`FaultDisk::power_cut`] keeps a random *subset*
 //! of both (not a prefix) and may tear a write at 512-byte sectors; a failed sync marks its pages
-//! clean although some are lost. The same seed and the same calls give the same bytes.
+//! clean although some are lost; a stalled disk lets its callers wait. The same seed and the same calls give the same bytes.
 //! Not modelled: the loss of an unsynced creation or renaming of a directory. It must never be used in production.
 
 mod image;
@@ -16,7 +16,10 @@ use image::{Change, NameChange, Names, Node, Random, lock_node};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use crate::rt::Instant;
 
 /// What the medium writes as a whole or not at all.
 const SECTOR: usize = 512;
@@ -49,6 +52,7 @@ pub struct Counters {
 #[derive(Clone, Debug)]
 pub struct FaultDisk {
     state: Arc<Mutex<State>>,
+    resumed: Arc<Condvar>,
 }
 
 #[derive(Debug)]
@@ -68,6 +72,9 @@ struct State {
     sync_error_in: Option<u64>,
     stop_in: Option<u64>,
     stopped: bool,
+    stalled: bool,
+    /// In virtual time.
+    hangs_until: Option<Instant>,
     counters: Counters,
 }
 
@@ -88,9 +95,34 @@ impl FaultDisk {
             sync_error_in: None,
             stop_in: None,
             stopped: false,
+            stalled: false,
+            hangs_until: None,
             counters: Counters::default(),
         };
-        Self { state: Arc::new(Mutex::new(state)) }
+        Self::with(state)
+    }
+
+    fn with(state: State) -> Self {
+        Self { state: Arc::new(Mutex::new(state)), resumed: Arc::default() }
+    }
+
+    /// Another disk with the same content, all of it durable, for trying out damage.
+    #[must_use]
+    pub fn copy(&self, seed: u64) -> Self {
+        let copy = Self::new(seed);
+        {
+            let state = self.lock();
+            let mut target = copy.lock();
+            target.directories.clone_from(&state.directories);
+            for (path, node) in &state.names {
+                let bytes = lock_node(node).current.clone();
+                let node = Node { current: bytes.clone(), durable: bytes, pending: Vec::new() };
+                let node = Arc::new(Mutex::new(node));
+                target.names.insert(path.clone(), Arc::clone(&node));
+                target.names_durable.insert(path.clone(), node);
+            }
+        }
+        copy
     }
 
     /// Cuts the power: every handle dies, a random subset of what was not synced survives, and all
@@ -99,6 +131,7 @@ impl FaultDisk {
         let mut state = self.lock();
         let mut random = Random(seed ^ state.random.next());
         state.restart();
+        self.resumed.notify_all();
         state.counters.power_cuts += 1;
         let style = random.below(4);
         for change in std::mem::take(&mut state.names_pending) {
@@ -121,6 +154,29 @@ impl FaultDisk {
     /// cache, unsynced, and a later power cut may still lose it. Injected faults are gone.
     pub fn kill(&self) {
         self.lock().restart();
+        self.resumed.notify_all();
+    }
+
+    /// Takes back every fault that was injected and has not come yet, except the capacity.
+    pub fn stop_injecting(&self) {
+        self.lock().forget_faults();
+    }
+
+    /// From now on every call that changes something hangs, until [`Self::resume`], a kill or a power cut. Not for simulations, whose
+    /// servers share a thread: see [`Self::hang`].
+    pub fn stall(&self) {
+        self.lock().stalled = true;
+    }
+
+    /// Ends a stall.
+    pub fn resume(&self) {
+        self.lock().stalled = false;
+        self.resumed.notify_all();
+    }
+
+    /// In a simulation: what is written from now on takes at least until this much virtual time has passed.
+    pub fn hang(&self, duration: Duration) {
+        self.lock().hangs_until = Some(Instant::now() + duration);
     }
 
     /// From the `operations`-th changing call on (0 = the next one) every call fails, as if the
@@ -233,17 +289,32 @@ impl FaultDisk {
         let state = self.lock();
         if state.stopped { Err(stopped()) } else { Ok(state) }
     }
+
+    /// As [`Self::usable`], for a call that changes something: waits while the disk stalls.
+    fn changeable(&self) -> io::Result<MutexGuard<'_, State>> {
+        let mut state = self.lock();
+        while state.stalled {
+            state = self.resumed.wait(state).expect("no code panics while it holds the disk");
+        }
+        if state.stopped { Err(stopped()) } else { Ok(state) }
+    }
 }
 
 impl State {
     fn restart(&mut self) {
+        self.stalled = false;
+        self.hangs_until = None;
         self.generation += 1;
+        self.forget_faults();
+        self.stopped = false;
+    }
+
+    fn forget_faults(&mut self) {
         self.rates = ErrorRates::default();
         self.read_error_in = None;
         self.write_error_in = None;
         self.sync_error_in = None;
         self.stop_in = None;
-        self.stopped = false;
     }
 
     /// Counts a changing call; the error says that the machine stops at this call.
@@ -356,7 +427,10 @@ impl State {
 
 impl Disk for FaultDisk {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn DiskFile>> {
-        let mut state = self.usable()?;
+        let mut state = match mode {
+            OpenMode::Read | OpenMode::ReadWrite => self.usable()?,
+            OpenMode::Create | OpenMode::CreateNew => self.changeable()?,
+        };
         let found = state.names.get(path).cloned();
         let node = match (found, mode) {
             (Some(_), OpenMode::CreateNew) => {
@@ -386,7 +460,7 @@ impl Disk for FaultDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let mut state = self.usable()?;
+        let mut state = self.changeable()?;
         if state.directories.contains(from) {
             state.operate()?;
             state.rename_directory(from, to);
@@ -403,7 +477,7 @@ impl Disk for FaultDisk {
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
-        let mut state = self.usable()?;
+        let mut state = self.changeable()?;
         state.node(path)?;
         state.operate()?;
         state.change_name(NameChange::Unlink { path: path.to_path_buf() });
@@ -411,7 +485,7 @@ impl Disk for FaultDisk {
     }
 
     fn remove_dir_all(&self, path: &Path) -> io::Result<()> {
-        let mut state = self.usable()?;
+        let mut state = self.changeable()?;
         if !state.directories.contains(path) {
             return Err(not_found(path));
         }
@@ -426,7 +500,7 @@ impl Disk for FaultDisk {
     }
 
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
-        let mut state = self.usable()?;
+        let mut state = self.changeable()?;
         for directory in path.ancestors() {
             state.directories.insert(directory.to_path_buf());
         }
@@ -434,7 +508,7 @@ impl Disk for FaultDisk {
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        let mut state = self.usable()?;
+        let mut state = self.changeable()?;
         if !state.directories.contains(path) {
             return Err(not_found(path));
         }
@@ -487,6 +561,11 @@ impl Disk for FaultDisk {
         state.read_fault()?;
         Ok(lock_node(state.node(path)?).current.clone())
     }
+
+    fn hangs_for(&self) -> Duration {
+        let until = self.lock().hangs_until;
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+    }
 }
 
 #[derive(Debug)]
@@ -499,7 +578,17 @@ struct FaultFile {
 
 impl FaultFile {
     fn usable(&self) -> io::Result<MutexGuard<'_, State>> {
-        let state = self.disk.usable()?;
+        self.of_this_process(self.disk.usable()?)
+    }
+
+    fn changeable(&self) -> io::Result<MutexGuard<'_, State>> {
+        self.of_this_process(self.disk.changeable()?)
+    }
+
+    fn of_this_process<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+    ) -> io::Result<MutexGuard<'a, State>> {
         if state.generation != self.generation {
             return Err(io::Error::other("handle of a process that has ended"));
         }
@@ -510,7 +599,7 @@ impl FaultFile {
         if self.mode == OpenMode::Read {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "opened for reading"));
         }
-        self.usable()
+        self.changeable()
     }
 }
 
@@ -547,7 +636,7 @@ impl DiskFile for FaultFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.usable()?.sync(&mut lock_node(&self.node))
+        self.changeable()?.sync(&mut lock_node(&self.node))
     }
 
     fn sync_all(&self) -> io::Result<()> {

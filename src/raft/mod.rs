@@ -1,11 +1,17 @@
 //! Raft, through openraft. Nothing outside this folder names openraft's generic types.
 
+#[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod kill;
 pub mod log_store;
 pub mod network;
 pub mod service;
 pub mod state_machine;
 #[cfg(test)]
 mod suite;
+#[cfg(test)]
+mod testing;
 
 use std::fmt;
 

@@ -18,6 +18,7 @@ use openraft::{
 
 use super::{EntryReply, LogId, Snapshot, SnapshotMeta, StoredMembership, TypeConfig};
 use crate::{
+    plant::{Plant, is_planted},
     rt,
     server::state_cell::StateCell,
     storage::{
@@ -29,6 +30,9 @@ use crate::{
 
 /// Entries that are applied before their state is published and their proposers are answered.
 const PUBLISH_ENTRIES_MAX: usize = 256;
+
+/// The first entry after which a replica with [`Plant::Diverge`] differs.
+const DIVERGE_AT: Index = 40;
 
 /// A whole snapshot file.
 #[derive(Clone, Debug)]
@@ -57,6 +61,7 @@ pub struct StateMachine {
     genesis: Arc<Mutex<Option<ChangeSet>>>,
     /// A test holds application back while this is true.
     hold: rt::watch::Receiver<bool>,
+    diverges: bool,
 }
 
 impl StateMachine {
@@ -107,14 +112,41 @@ impl StateMachine {
             genesis: Arc::new(Mutex::new(genesis)),
             state: state.clone(),
             hold,
+            diverges: false,
         };
         let rewrite = rebuilt.then_some(Loaded { state, meta: base.meta });
         Ok((machine, rewrite))
     }
 
+    /// Lets this replica go its own way: for [`Plant::Diverge`], on one server of a cluster.
+    pub fn set_diverging(&mut self, diverges: bool) {
+        self.diverges = diverges;
+    }
+
+    /// A deliberate bug: one row that only this replica changes.
+    fn diverge(&mut self, turn: &mut Turn) {
+        let name: fsm::Text = "default".into();
+        let Some(namespace) = self.state.namespaces.get(&name) else { return };
+        let mut namespace = (**namespace).clone();
+        if namespace.description.is_empty() {
+            namespace.description = "changed on one server only".into();
+            self.state.namespaces.put(namespace, &mut turn.changes);
+        }
+    }
+
     /// The index up to which entries are in the state.
     pub fn base_index(&self) -> Index {
         self.state.head.index
+    }
+
+    /// The state with its position.
+    pub fn current(&self) -> (&State, AppliedMeta) {
+        (&self.state, self.meta())
+    }
+
+    /// Whether nothing was ever applied, not even the first entry.
+    pub fn is_pristine(&self) -> bool {
+        self.pristine
     }
 
     /// Where states are published.
@@ -154,6 +186,9 @@ impl StateMachine {
                 })?;
                 let applied = self.state.apply(index, term, &proposal, &mut turn.changes);
                 turn.effects.push((index, applied.effects));
+                if is_planted(Plant::Diverge) && self.diverges && index >= DIVERGE_AT {
+                    self.diverge(turn);
+                }
                 EntryReply { index: applied.index, reply: applied.reply }
             }
             EntryPayload::Membership(membership) => {
@@ -248,8 +283,10 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             let message = "the snapshot file is not at the log id that was announced";
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
-        self.shadow.replace(loaded.state.clone(), loaded.meta.clone()).await?;
+        // The file first: a crash between the two leaves a file that is ahead of the engine, from which a start rebuilds the engine. The other way
+        // round the log would be purged beyond the newest file, and the engine would have nothing behind it.
         self.snapshots.adopt(&file.path, &loaded.meta)?;
+        self.shadow.replace(loaded.state.clone(), loaded.meta.clone()).await?;
         self.shared.snapshot_index.store(loaded.meta.head.index, Ordering::Relaxed);
         self.set_membership(loaded.meta.stored_membership()?);
         drop(self.genesis.lock().unwrap_or_else(PoisonError::into_inner).take());

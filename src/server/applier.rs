@@ -23,6 +23,8 @@ use super::{
 };
 use crate::rt::{self, mpsc, oneshot};
 
+/// Pause before a leader that may not write tries again.
+const LEASE_RETRY: Duration = Duration::from_millis(25);
 /// How long an entry may take before its outcome counts as unknown.
 const ENTRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the applier waits for the local state to reach a plan's snapshot.
@@ -93,6 +95,21 @@ fn send(answers: Vec<(oneshot::Sender<PlanAnswer>, PlanAnswer)>) {
     }
 }
 
+/// Proposes, and again while this server leads but may not write: a leader that was not heard of by a majority for a while takes nothing.
+async fn propose_within(services: &LeaderServices, command: Command) -> Result<Written, ApiError> {
+    let stop = services.stopped();
+    let deadline = rt::Instant::now() + ENTRY_TIMEOUT;
+    loop {
+        let result = services.propose(command.clone(), None, ENTRY_TIMEOUT).await;
+        // Nothing was proposed.
+        let again = matches!(result, Err(ApiError::NoLeader)) && !*stop.borrow();
+        if !again || rt::Instant::now() >= deadline {
+            return result;
+        }
+        rt::sleep(LEASE_RETRY).await;
+    }
+}
+
 impl Shell {
     fn submit(&mut self, request: PlanRequest) {
         self.applier.submit(self.services.now(), request);
@@ -128,7 +145,7 @@ impl Shell {
         let (sender, outcome) = oneshot::channel();
         let services = Arc::clone(&self.services);
         rt::spawn(async move {
-            drop(sender.send(services.propose(command, None, ENTRY_TIMEOUT).await));
+            drop(sender.send(propose_within(&services, command).await));
         });
         self.outcomes.push_back(outcome);
     }

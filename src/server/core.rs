@@ -19,16 +19,17 @@ use super::{
     api::{ApiError, MemberInfo},
     leadership::LeaderServices,
     state_cell::StateCell,
+    stores::Stores,
 };
 use crate::{
     clock::Clock,
-    disk::Disk,
+    disk::{Disk, watched::DiskWatch},
+    plant::{Plant, is_planted},
     raft::{
         Member, Metrics, Raft, ServerId, ServerState, WatchReceiver,
         log_store::LogStore,
         network::Network,
         service::{LeaderContact, RaftService},
-        state_machine::StateMachine,
     },
     rpc::transport::Transport,
     rt::{self, watch},
@@ -122,6 +123,15 @@ const IDENTITY_FILE: &str = "server.json";
 /// A server that did not answer its leader for so long counts as gone.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
+/// What a peer answered to a probe.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heard {
+    /// When.
+    pub(super) at: rt::Instant,
+    /// Its disk is nearly full.
+    pub(super) disk_full: bool,
+}
+
 /// A running server core.
 pub struct Core {
     /// What it was told.
@@ -152,9 +162,12 @@ pub struct Core {
     pub(super) worker_stats: super::worker::WorkerStats,
     hold_apply: watch::Sender<bool>,
     wal_thread: std::sync::Mutex<Option<WalThread>>,
+    /// Why this server takes no writes: its disk is nearly full.
     pub(super) disk_full: watch::Sender<Option<String>>,
-    /// When each peer last answered a probe.
-    pub(super) heard: std::sync::Mutex<BTreeMap<ServerId, rt::Instant>>,
+    /// The log's disk has not answered for a while.
+    pub(super) disk_hangs: watch::Sender<bool>,
+    /// What each peer last answered to a probe.
+    pub(super) heard: std::sync::Mutex<BTreeMap<ServerId, Heard>>,
 }
 
 impl Core {
@@ -163,36 +176,18 @@ impl Core {
         let directory = settings.data_directory.clone();
         parts.disk.create_dir_all(&directory)?;
         super::digests::refuse_diverged(&*parts.disk, &directory)?;
-        let identity = load_identity(&*parts.disk, &directory)?;
+        let identity = load_identity(&*parts.disk, &directory, &settings.rpc_address)?;
         let cluster = Arc::new(OnceLock::new());
         if let Some(id) = &identity.cluster_id {
             let id = parse_cluster_id(id)?;
             cluster.get_or_init(|| id);
         }
-        let (shadow, loaded) = Shadow::open(
-            Arc::clone(&parts.disk),
-            &directory.join("state"),
-            Arc::clone(&parts.open_engine),
-        )
-        .context("the state on disk does not open")?;
-        let snapshots =
-            SnapshotDirectory::open(Arc::clone(&parts.disk), &directory.join("snapshots"))?;
-        let (hold_apply, held) = watch::channel(false);
-        let (machine, rewrite) =
-            StateMachine::open(shadow.clone(), loaded, snapshots.clone(), held)?;
-        if let Some(base) = rewrite {
-            tracing::warn!(
-                index = base.meta.head.index,
-                "rebuilding the state on disk from a snapshot file"
-            );
-            shadow.replace(base.state, base.meta).await?;
-        }
-        let (wal, writer, recovery) =
-            Wal::open(Arc::clone(&parts.disk), &directory.join("log"), parts.wal)
-                .context("the log does not open")?;
-        tracing::info!(?recovery, "opened the log");
-        check_continuity(machine.base_index(), &wal, &directory)?;
-        let wal_thread = start_writer(wal.clone(), writer)?;
+        let stores = Stores::open(&parts.disk, &parts.open_engine, parts.wal, &directory).await?;
+        let Stores { shadow, snapshots, wal, writer, recovery, log_calls, .. } = stores;
+        let (mut machine, hold_apply) = (stores.machine, stores.hold_apply);
+        let is_first = settings.bootstrap_expect.iter().min() == Some(&settings.rpc_address);
+        machine.set_diverging(is_first);
+        let wal_thread = start_writer(wal.clone(), writer, &parts.disk, &log_calls)?;
         let cell = Arc::clone(machine.cell());
         let network = Network {
             id: identity.server_id,
@@ -235,10 +230,12 @@ impl Core {
             hold_apply,
             wal_thread: std::sync::Mutex::new(wal_thread),
             disk_full: watch::channel(None).0,
+            disk_hangs: watch::channel(false).0,
             heard: std::sync::Mutex::default(),
             settings,
         });
         core.start_tasks(report_queue, read_queue);
+        super::watchdog::start(&core, log_calls)?;
         Ok(core)
     }
 
@@ -295,9 +292,14 @@ impl Core {
         self.failed.subscribe()
     }
 
+    /// The first reason stands: what comes after follows from it.
     pub(super) fn fail(&self, why: String) {
         tracing::error!(%why, "this server cannot go on");
-        self.failed.send_replace(Some(why));
+        self.failed.send_if_modified(|known| {
+            let first = known.is_none();
+            known.get_or_insert(why);
+            first
+        });
     }
 
     /// Holds back or lets go the application of entries: a hook for tests of workers behind a lagging state.
@@ -369,8 +371,21 @@ impl Core {
 
     /// Whether a peer answered a probe lately.
     fn heard_lately(&self, id: ServerId) -> bool {
+        self.last_heard(id).is_some()
+    }
+
+    /// What a peer answered to a probe lately.
+    pub(super) fn last_heard(&self, id: ServerId) -> Option<Heard> {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.get(&id).is_some_and(|at| at.elapsed() < super::housekeeping::PEER_LOST)
+        heard.get(&id).copied().filter(|one| one.at.elapsed() < super::housekeeping::PEER_LOST)
+    }
+
+    /// Whether this server or a peer is known to have no room on its disk.
+    pub(super) fn is_full(&self, id: ServerId) -> bool {
+        if id == self.id {
+            return self.disk_full.borrow().is_some();
+        }
+        self.last_heard(id).is_some_and(|heard| heard.disk_full)
     }
 
     /// The leader's address, for calls to it.
@@ -442,7 +457,8 @@ impl Core {
                 .iter()
                 .filter(|(id, _)| **id != self.id && voters.contains(id))
                 .max_by_key(|(id, matched)| {
-                    (self.heard_lately(**id), matched.as_ref().map(|one| one.index), **id)
+                    let index = matched.as_ref().map(|one| one.index);
+                    (self.heard_lately(**id), !self.is_full(**id), index, **id)
                 })
                 .map(|(id, _)| *id),
         };
@@ -539,38 +555,24 @@ fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
     config.validate().context("raft timing")
 }
 
-/// A log that begins after the end of the state would leave out what was purged between them: silent loss, on this server alone.
-fn check_continuity(base: Index, wal: &Wal, directory: &Path) -> anyhow::Result<()> {
-    anyhow::ensure!(
-        base == 0 || wal.vote().is_some(),
-        "{0} has a state but its log is gone, and with it entries and votes that this server has promised to keep: \
-         restore {0}/log; or, if a majority of the other servers is well, move {0} away and start again: \
-         this server then joins anew",
-        directory.display()
-    );
-    let Some(purged) = wal.purged() else { return Ok(()) };
-    anyhow::ensure!(
-        purged.index <= base,
-        "the log in {0} begins after entry {1}, but the state on disk and the snapshot files end at entry {base}: \
-         what lies between is not on this server any more. Restore {0}/state or {0}/snapshots; or, if a majority \
-         of the other servers is well, move {0} away and start again: this server then joins anew and gets everything from them",
-        directory.display(),
-        purged.index
-    );
-    Ok(())
-}
-
-fn start_writer(wal: Wal, mut writer: WalWriter) -> anyhow::Result<Option<WalThread>> {
+fn start_writer(
+    wal: Wal,
+    mut writer: WalWriter,
+    disk: &Arc<dyn Disk>,
+    calls: &DiskWatch,
+) -> anyhow::Result<Option<WalThread>> {
     if !rt::is_simulation() {
         return Ok(Some(writer.spawn_thread("log")?));
     }
+    let (disk, calls) = (Arc::clone(disk), calls.clone());
     rt::spawn(async move {
         loop {
             wal.until_work().await;
             // Between the halves a batch is written and not durable: there a power cut takes some of it.
             let Ok(begun) = writer.begin() else { return };
             if begun {
-                rt::sleep(rt::simulated_sync_time()).await;
+                let _call = calls.enter("sync");
+                rt::sleep(rt::simulated_sync_time() + disk.hangs_for()).await;
             }
             if writer.finish().is_err() {
                 return;
@@ -616,7 +618,7 @@ pub(super) fn leads(core: &Core) -> Option<u64> {
         .then_some(metrics.current_term)
 }
 
-fn load_identity(disk: &dyn Disk, directory: &Path) -> anyhow::Result<Identity> {
+fn load_identity(disk: &dyn Disk, directory: &Path, rpc_address: &str) -> anyhow::Result<Identity> {
     let path = directory.join(IDENTITY_FILE);
     if disk.exists(&path)? {
         let bytes = disk.read(&path)?;
@@ -630,7 +632,10 @@ fn load_identity(disk: &dyn Disk, directory: &Path) -> anyhow::Result<Identity> 
         directory.display()
     );
     // 53 bits, so that every JSON reader keeps the number whole.
-    let identity = Identity { server_id: (rt::random_u64() >> 11) | 1, cluster_id: None };
+    let mut identity = Identity { server_id: (rt::random_u64() >> 11) | 1, cluster_id: None };
+    if is_planted(Plant::ReusedServerId) {
+        identity.server_id = u64::from(crc32c::crc32c(rpc_address.as_bytes())) | 1;
+    }
     save_identity(disk, directory, &identity)?;
     Ok(identity)
 }
@@ -690,6 +695,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("raft.log.batches", wal.batches);
     put("raft.log.entries", wal.entries);
     put("raft.log.bytes", wal.bytes);
+    put("disk.full", u64::from(core.is_full(core.id)));
     put("worker.acknowledged", core.worker_stats.acknowledged());
     put("worker.released_for_lag", core.worker_stats.released_for_lag());
     put("worker.nacked", core.worker_stats.nacked());
@@ -704,4 +710,33 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
         services.gauges(&mut put);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::{disk::fault::FaultDisk, plant::must_catch};
+
+    fn id_of_a_new_directory(seed: u64) -> ServerId {
+        let disk = FaultDisk::new(seed);
+        let directory = Path::new("/data");
+        disk.create_dir_all(directory).unwrap();
+        let identity = load_identity(&disk, directory, "10.0.0.1:4647").unwrap();
+        let again = load_identity(&disk, directory, "10.0.0.1:4647").unwrap();
+        assert_eq!(identity.server_id, again.server_id, "it is kept");
+        identity.server_id
+    }
+
+    /// A number that comes back with an empty log would vote as if it had promised nothing.
+    fn an_empty_disk_makes_another_server() {
+        assert_ne!(id_of_a_new_directory(1), id_of_a_new_directory(2));
+    }
+
+    #[test]
+    fn a_server_with_an_empty_disk_is_a_new_one() {
+        an_empty_disk_makes_another_server();
+        must_catch(Plant::ReusedServerId, an_empty_disk_makes_another_server);
+    }
 }

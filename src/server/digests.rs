@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Between marks while entries are applied.
-const MARK_INTERVAL: Duration = Duration::from_secs(30);
+const MARK_INTERVAL: Duration = Duration::from_secs(10);
 /// Between looks at the marks that are there.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the leader waits for a majority of reports.
@@ -60,7 +60,7 @@ pub(super) async fn run(core: Arc<Core>) {
             if let Err(error) = write_file(&*core.disk, directory, MARKER, why.as_bytes()) {
                 tracing::error!(%error, "the {MARKER} marker could not be written");
             }
-            core.fail(format!("DIVERGED: {why}"));
+            core.fail(format!("QUORATE-INVARIANT: DIVERGED: {why}"));
             return;
         }
         let due = marked.0.elapsed() >= MARK_INTERVAL && core.applied() > marked.1;

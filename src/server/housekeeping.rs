@@ -7,9 +7,9 @@ use std::{
 
 use proto::v1 as pb;
 
-use super::core::Core;
+use super::core::{Core, Heard, leads};
 use crate::{
-    raft::WatchReceiver,
+    raft::{ServerId, WatchReceiver},
     rpc::transport::{Lane, call},
     rt,
     storage::wal::Stats,
@@ -36,6 +36,7 @@ pub(super) async fn run(core: Arc<Core>) {
         }
         watch_free_space(&core);
         probe_peers(&core).await;
+        leave_full_disk(&core).await;
     }
 }
 
@@ -69,12 +70,53 @@ async fn probe_peers(core: &Arc<Core>) {
     let peers = metrics.membership_config.nodes().filter(|(id, _)| **id != core.id);
     let probes = peers.map(|(id, member)| async move {
         let answer = probe(core, &member.rpc_address, 0, PROBE_TIMEOUT).await;
-        answer.is_ok().then_some(*id)
+        answer.ok().map(|reply| (*id, reply.disk_full))
     });
     let answered = futures_util::future::join_all(probes).await;
     let mut heard = core.heard.lock().unwrap_or_else(PoisonError::into_inner);
-    for id in answered.into_iter().flatten() {
-        heard.insert(id, rt::Instant::now());
+    for (id, disk_full) in answered.into_iter().flatten() {
+        heard.insert(id, Heard { at: rt::Instant::now(), disk_full });
+    }
+}
+
+/// A leader without room hands over to a server with room, so that the cluster goes on taking writes.
+async fn leave_full_disk(core: &Arc<Core>) {
+    if leads(core).is_none() || !core.is_full(core.id) {
+        return;
+    }
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    if !metrics.membership_config.voter_ids().any(|id| core.has_room(id)) {
+        return;
+    }
+    match core.transfer(None).await {
+        Ok(to) => tracing::warn!(to, "handed leadership over because the disk is nearly full"),
+        Err(error) => tracing::warn!(%error, "leadership could not be handed over"),
+    }
+}
+
+impl Core {
+    /// Whether a server is known to be there and to have room on its disk.
+    fn has_room(&self, id: ServerId) -> bool {
+        (id == self.id || self.last_heard(id).is_some()) && !self.is_full(id)
+    }
+
+    /// Why the leader takes no writes: so many voters have no room that an entry might find no majority, or fill up the last of it.
+    pub(super) fn cluster_is_full(&self) -> Option<String> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let membership = metrics.membership_config.membership();
+        let voters: Vec<ServerId> = membership.voter_ids().collect();
+        let full: Vec<&str> = membership
+            .nodes()
+            .filter(|(id, _)| voters.contains(id) && self.is_full(**id))
+            .map(|(_, member)| member.name.as_str())
+            .collect();
+        (full.len() * 2 >= voters.len() && !full.is_empty()).then(|| {
+            let (names, all) = (full.join(", "), voters.len());
+            format!(
+                "{names}: the disks of {} of {all} servers are nearly full: free some space",
+                full.len()
+            )
+        })
     }
 }
 

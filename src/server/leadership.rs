@@ -417,12 +417,12 @@ impl LeaderServices {
 
     /// Evaluations that workers have at present.
     pub fn leases_outstanding(&self) -> usize {
-        self.broker().stats().total.unacked
+        self.dispatch().stats().total.unacked
     }
 
     /// Whether the broker has nothing to hand out, and nothing handed out.
     pub fn is_idle(&self) -> bool {
-        let total = self.broker().stats().total;
+        let total = self.dispatch().stats().total;
         total.ready == 0 && total.unacked == 0 && total.pending == 0
     }
 

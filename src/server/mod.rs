@@ -6,6 +6,8 @@ pub mod applier;
 pub mod bootstrap;
 pub mod core;
 mod digests;
+#[cfg(test)]
+mod disk_tests;
 mod housekeeping;
 pub mod leadership;
 pub mod read_rounds;
@@ -13,6 +15,8 @@ pub mod reports;
 mod run;
 pub(crate) mod services;
 pub mod state_cell;
+pub(crate) mod stores;
+mod watchdog;
 pub mod worker;
 
 use std::time::Duration;
@@ -102,6 +106,7 @@ pub(crate) async fn probe_for_peer(
         http_address: core.settings.http_address.clone(),
         member: membership.get_node(&request.from).is_some(),
         digest: digests::digest_at(core, request.digest_mark),
+        disk_full: core.is_full(core.id),
     })
 }
 

@@ -37,7 +37,13 @@ pub struct RunningServer {
     /// Where gRPC listens.
     pub rpc: SocketAddr,
     tasks: Vec<JoinHandle<()>>,
-    _lock: DirectoryLock,
+    _lock: Option<DirectoryLock>,
+}
+
+/// Bound sockets of a server.
+pub(super) struct Sockets {
+    pub(super) http: TcpListener,
+    pub(super) rpc: TcpListener,
 }
 
 fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
@@ -87,7 +93,6 @@ impl RunningServer {
         let http = listen(config.http_address, "http.address").await?;
         let rpc = listen(config.rpc.address, "rpc.address").await?;
         let http_address = http.local_addr()?;
-        let rpc_address = rpc.local_addr()?;
         let dial = config.cluster.dial.iter().map(|(from, to)| (from.to_string(), to.to_string()));
         let parts = Parts {
             disk: real_disk(),
@@ -95,13 +100,33 @@ impl RunningServer {
             open_engine: Arc::new(shadow::open_sled),
             wal: wal::Options::default(),
         };
-        let core = Core::start(settings(config, http_address), parts).await?;
+        let options = HttpOptions {
+            request_bytes_max: usize::try_from(config.limits.request_bytes_max)
+                .unwrap_or(usize::MAX),
+            region: config.region.clone(),
+            datacenter: config.datacenter.clone(),
+            ..HttpOptions::default()
+        };
+        let settings = settings(config, http_address);
+        Self::on(settings, parts, Sockets { http, rpc }, options, Some(lock)).await
+    }
+
+    /// Serves on these parts and sockets.
+    pub(super) async fn on(
+        settings: Settings,
+        parts: Parts,
+        sockets: Sockets,
+        options: HttpOptions,
+        lock: Option<DirectoryLock>,
+    ) -> anyhow::Result<Self> {
+        let (http, rpc) = (sockets.http.local_addr()?, sockets.rpc.local_addr()?);
+        let core = Core::start(settings, parts).await?;
         let tasks = vec![
-            tokio::spawn(serve_rpc(Arc::clone(&core), rpc)),
-            tokio::spawn(serve_http(Arc::clone(&core), http, config)),
+            tokio::spawn(serve_rpc(Arc::clone(&core), sockets.rpc)),
+            tokio::spawn(serve_http(Arc::clone(&core), sockets.http, options)),
             tokio::spawn(join(Arc::clone(&core))),
         ];
-        Ok(Self { core, http: http_address, rpc: rpc_address, tasks, _lock: lock })
+        Ok(Self { core, http, rpc, tasks, _lock: lock })
     }
 
     /// Stops cleanly.
@@ -170,22 +195,9 @@ async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
     }
 }
 
-fn serve_http(
-    core: Arc<Core>,
-    listener: TcpListener,
-    config: &ServerConfig,
-) -> impl Future<Output = ()> + Send + 'static {
-    let options = HttpOptions {
-        request_bytes_max: usize::try_from(config.limits.request_bytes_max).unwrap_or(usize::MAX),
-        region: config.region.clone(),
-        datacenter: config.datacenter.clone(),
-        ..HttpOptions::default()
-    };
-    async move {
-        let router = http::router(Arc::clone(&core) as Arc<dyn super::api::Api>, options);
-        let stop = Arc::clone(&core);
-        http::serve(listener, router, async move { stopped(&stop).await }).await;
-    }
+async fn serve_http(core: Arc<Core>, listener: TcpListener, options: HttpOptions) {
+    let router = http::router(Arc::clone(&core) as Arc<dyn super::api::Api>, options);
+    http::serve(listener, router, async move { stopped(&core).await }).await;
 }
 
 async fn join(core: Arc<Core>) {
@@ -197,7 +209,12 @@ async fn join(core: Arc<Core>) {
 /// Runs a server until it is told to stop or cannot go on.
 pub fn run(config: &ServerConfig) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(run_until_stopped(config).boxed())
+    let ended = runtime.block_on(run_until_stopped(config).boxed());
+    if ended.is_err() {
+        // A thread may hang in the disk; nothing is waited for.
+        runtime.shutdown_background();
+    }
+    ended
 }
 
 async fn run_until_stopped(config: &ServerConfig) -> anyhow::Result<()> {
@@ -213,7 +230,8 @@ async fn run_until_stopped(config: &ServerConfig) -> anyhow::Result<()> {
         why = failed.wait_for(Option::is_some) => why.ok().and_then(|why| why.clone()),
     };
     if let Some(why) = why {
-        // Nothing more may be written or acknowledged: no handing over, no clean close.
+        // Nothing more may be written or acknowledged: no handing over, no clean close, no waiting for a thread that hangs in the disk.
+        let _left_as_it_is = std::mem::ManuallyDrop::new(server);
         anyhow::bail!("{why}");
     }
     tracing::info!("stopping");

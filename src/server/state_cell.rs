@@ -11,7 +11,10 @@ use std::{
 use arc_swap::ArcSwap;
 use fsm::{Effect, Index, NodeId, State, table::TableId};
 
-use crate::rt::{Instant, Notify, timeout, watch};
+use crate::{
+    plant::{Plant, is_planted},
+    rt::{Instant, Notify, timeout, watch},
+};
 
 /// Batches of effects that may wait for a subscriber; above it the subscriber is told to start over.
 const EFFECT_BATCHES_MAX: usize = 65_536;
@@ -173,6 +176,13 @@ impl StateCell {
     pub async fn changed(&self, tables: &[TableId], after: Index, wait: Duration) {
         let deadline = Instant::now() + wait;
         loop {
+            if is_planted(Plant::LateRegistration) {
+                let state = self.load();
+                if tables.iter().any(|table| state.table_index(*table) > after) {
+                    return;
+                }
+                crate::rt::sleep(Duration::from_millis(1)).await;
+            }
             let mut waits: Vec<_> = tables
                 .iter()
                 .filter_map(|table| self.tables.get(table))
@@ -183,7 +193,9 @@ impl StateCell {
                 wait.as_mut().enable();
             }
             let state = self.load();
-            if tables.iter().any(|table| state.table_index(*table) > after) {
+            let changed = tables.iter().any(|table| state.table_index(*table) > after)
+                && !is_planted(Plant::LateRegistration);
+            if changed {
                 return;
             }
             drop(state);
@@ -244,6 +256,7 @@ impl EffectFeed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plant::must_catch;
 
     fn at(index: Index, table: Option<TableId>) -> State {
         let mut state = State::default();
@@ -269,6 +282,29 @@ mod tests {
         cell.publish(at(3, Some(TableId::Jobs)), vec![], false);
         assert_eq!(waiter.await.expect("the waiter does not panic"), 3);
         cell.changed(&[TableId::Jobs], 2, Duration::from_secs(10)).await;
+    }
+
+    /// A change between the look and the registration must not be missed.
+    fn a_change_beside_a_look_is_seen() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        runtime.expect("a runtime").block_on(async {
+            let cell = StateCell::new(at(1, None));
+            let wait = Duration::from_millis(300);
+            let waiter = cell.changed(&[TableId::Jobs], 1, wait);
+            let change = async {
+                cell.publish(at(2, Some(TableId::Jobs)), vec![], false);
+            };
+            let begin = Instant::now();
+            // The waiter is polled first; the change comes while it waits for the first time.
+            futures_util::future::join(waiter, change).await;
+            assert!(begin.elapsed() < wait, "it slept through the change");
+        });
+    }
+
+    #[test]
+    fn a_change_wakes_whoever_looked_before_it() {
+        a_change_beside_a_look_is_seen();
+        must_catch(Plant::LateRegistration, a_change_beside_a_look_is_seen);
     }
 
     #[tokio::test]

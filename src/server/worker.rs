@@ -278,6 +278,7 @@ impl Worker {
     async fn plan_until_done(&mut self, lease: &Lease) -> Done {
         let attempts_max = scheduler::attempts_max(lease.evaluation.kind);
         let mut turn = Turn::new(lease.evaluation.id, attempts_max);
+        let mut unknown = Backoff::slow();
         loop {
             let state = self.core.cell.load();
             let (evaluation, pass, exhausted) = match turn.begin(&state) {
@@ -297,8 +298,15 @@ impl Worker {
             let Some(answer) = self.submit(lease, &plan).await else { return Done::Gone };
             match turn.answered(&answer) {
                 After::Acknowledge => return Done::Acknowledge,
-                After::Gone => return Done::Gone,
+                After::Pause => {
+                    let wait = unknown.next_wait();
+                    self.pause(wait).await;
+                    if self.is_stopping() {
+                        return Done::Nack(pb::NackReason::Shutdown);
+                    }
+                }
                 After::WaitFor(index) => {
+                    unknown.reset();
                     if !self.wait_for(index, INDEX_WAIT).await {
                         return Done::Nack(self.why_not_there(index));
                     }

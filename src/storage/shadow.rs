@@ -22,6 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use fsm::{Index, State, codec, table::ChangeSet};
 
 pub use engine::{Engine, OpenEngine, Rows, Visit, open_sled, open_twin};
@@ -33,7 +34,8 @@ use self::{
 use super::applied::AppliedMeta;
 use crate::{
     disk::{Disk, OpenMode},
-    rt::{self, Notify, oneshot},
+    plant::{Plant, is_planted},
+    rt::{self, Notify, oneshot, watch},
 };
 
 /// Key of the meta row: no table has byte 0.
@@ -144,6 +146,12 @@ impl StateDirectory {
     fn write(&mut self, pending: &mut Pending) -> io::Result<()> {
         let Some((changes, meta)) = pending.take() else { return Ok(()) };
         let mut rows = self.layout.place(&*self.engine, changes, Some(&meta))?;
+        if is_planted(Plant::IndexBeforeRows) {
+            let (meta, mut rows): (Vec<_>, Vec<_>) = rows.partition(|(key, _)| &**key == META_KEY);
+            self.engine.write(&mut meta.into_iter())?;
+            self.engine.barrier()?;
+            return self.engine.write(&mut rows.drain(..));
+        }
         self.engine.write(&mut rows)
     }
 
@@ -157,6 +165,9 @@ impl StateDirectory {
 
     /// Builds a new engine with the whole state and switches to it.
     fn replace(&mut self, state: &State, meta: &AppliedMeta) -> io::Result<()> {
+        if is_planted(Plant::InstallInPlace) {
+            return self.replace_in_place(state, meta);
+        }
         let name = next_name(&*self.disk, &self.path)?;
         let mut engine = (self.open)(&self.path.join(&name))?;
         let mut layout = Layout::default();
@@ -174,6 +185,22 @@ impl StateDirectory {
         self.engine = engine;
         self.layout = layout;
         self.disk.remove_dir_all(&self.path.join(old))
+    }
+
+    /// A deliberate bug, reached with [`Plant::InstallInPlace`] only.
+    fn replace_in_place(&mut self, state: &State, meta: &AppliedMeta) -> io::Result<()> {
+        let mut gone: Vec<(Bytes, Option<Bytes>)> = Vec::new();
+        self.engine.iterate(&mut |key, _| {
+            gone.push((Bytes::copy_from_slice(key), None));
+            Ok(())
+        })?;
+        self.engine.write(&mut gone.into_iter())?;
+        self.engine.barrier()?;
+        self.layout = Layout::default();
+        let rows = state.stored_rows().map(|(key, row)| (key.into(), Some(row)));
+        let changes: Changes = rows.collect();
+        self.engine.write(&mut self.layout.place(&*self.engine, changes, Some(meta))?)?;
+        self.engine.barrier()
     }
 }
 
@@ -278,6 +305,8 @@ enum Writer {
 #[derive(Clone)]
 pub struct Shadow {
     writer: Arc<Writer>,
+    /// The error that ended the writer. After a failed sync a second one proves nothing, so nobody may try again.
+    died: watch::Sender<Option<String>>,
 }
 
 /// How far the disk is behind.
@@ -299,28 +328,47 @@ impl Shadow {
         open: OpenEngine,
     ) -> io::Result<(Self, Option<Loaded>)> {
         let (directory, loaded) = StateDirectory::open(disk, path, open)?;
+        let died = watch::channel(None).0;
         let writer = if rt::is_simulation() {
             Writer::InPlace(Arc::new(Mutex::new(directory)))
         } else {
             let shared = Arc::<Shared>::default();
-            let thread = Thread { directory, shared: Arc::clone(&shared) };
+            let thread = Thread { directory, shared: Arc::clone(&shared), died: died.clone() };
             std::thread::Builder::new().name("shadow".to_owned()).spawn(move || thread.run())?;
             Writer::Thread(shared)
         };
-        Ok((Self { writer: Arc::new(writer) }, loaded))
+        Ok((Self { writer: Arc::new(writer), died }, loaded))
+    }
+
+    /// Works on the directory here and now, unless that failed before.
+    fn in_place<T>(
+        &self,
+        directory: &Mutex<StateDirectory>,
+        work: impl FnOnce(&mut StateDirectory) -> io::Result<T>,
+    ) -> io::Result<T> {
+        if self.died.borrow().is_some() {
+            return Err(stopped());
+        }
+        let done = work(&mut directory.lock().unwrap_or_else(PoisonError::into_inner));
+        tell(&self.died, done)
+    }
+
+    /// Returns the error once the state could not be written.
+    pub async fn until_failed(&self) -> String {
+        let mut died = self.died.subscribe();
+        // The sender is in `self`, so the wait ends with a reason only.
+        let why = died.wait_for(Option::is_some).await.map(|why| why.clone());
+        why.ok().flatten().unwrap_or_default()
     }
 
     /// Hands a group over; waits while too much waits already.
     pub async fn write(&self, group: Group) -> io::Result<()> {
-        if crate::plant::is_planted("no-shadow") {
-            return Ok(());
-        }
         let shared = match &*self.writer {
             Writer::Thread(shared) => shared,
             Writer::InPlace(directory) => {
                 let mut pending = Pending::default();
                 pending.add(group);
-                return lock(directory).write(&mut pending);
+                return self.in_place(directory, |directory| directory.write(&mut pending));
             }
         };
         loop {
@@ -348,7 +396,7 @@ impl Shadow {
 
     /// Returns when everything handed over is durable, with its index.
     pub async fn barrier(&self) -> io::Result<Index> {
-        if crate::plant::is_planted("no-shadow") {
+        if is_planted(Plant::PurgeBeforeSync) {
             return Ok(Index::MAX);
         }
         match &*self.writer {
@@ -357,7 +405,7 @@ impl Shadow {
                 shared.order(Order::Barrier(reply))?;
                 answer.await.map_err(|_| stopped())?
             }
-            Writer::InPlace(directory) => lock(directory).barrier(),
+            Writer::InPlace(directory) => self.in_place(directory, StateDirectory::barrier),
         }
     }
 
@@ -369,7 +417,9 @@ impl Shadow {
                 shared.order(Order::Replace(Box::new((state, meta)), reply))?;
                 answer.await.map_err(|_| stopped())?
             }
-            Writer::InPlace(directory) => lock(directory).replace(&state, &meta),
+            Writer::InPlace(directory) => {
+                self.in_place(directory, |directory| directory.replace(&state, &meta))
+            }
         }
     }
 
@@ -404,8 +454,12 @@ impl Drop for Writer {
     }
 }
 
-fn lock(directory: &Mutex<StateDirectory>) -> MutexGuard<'_, StateDirectory> {
-    directory.lock().unwrap_or_else(PoisonError::into_inner)
+/// Lets an error be known to whoever ends the process.
+fn tell<T>(died: &watch::Sender<Option<String>>, done: io::Result<T>) -> io::Result<T> {
+    done.inspect_err(|error| {
+        tracing::error!(%error, "the state could not be written to disk");
+        died.send_replace(Some(error.to_string()));
+    })
 }
 
 fn stopped() -> io::Error {
@@ -416,6 +470,7 @@ fn stopped() -> io::Error {
 struct Thread {
     directory: StateDirectory,
     shared: Arc<Shared>,
+    died: watch::Sender<Option<String>>,
 }
 
 impl Thread {
@@ -435,24 +490,32 @@ impl Thread {
                 queue.under_way = (0, 0);
                 queue.disk_bytes = self.directory.engine.disk_bytes();
             }
-            if let Err(error) = written {
-                tracing::error!(%error, "the state could not be written to disk");
+            if tell(&self.died, written).is_err() {
                 return;
             }
-            match order {
-                None | Some(Order::Abandon) => {}
-                Some(Order::Barrier(reply)) => drop(reply.send(self.directory.barrier())),
+            let alive = match order {
+                None | Some(Order::Abandon) => true,
+                Some(Order::Barrier(reply)) => {
+                    let done = tell(&self.died, self.directory.barrier());
+                    let alive = done.is_ok();
+                    drop(reply.send(done));
+                    alive
+                }
                 Some(Order::Replace(state, reply)) => {
-                    drop(reply.send(self.directory.replace(&state.0, &state.1)));
+                    let done = tell(&self.died, self.directory.replace(&state.0, &state.1));
+                    let alive = done.is_ok();
+                    drop(reply.send(done));
+                    alive
                 }
                 Some(Order::Close(reply)) => {
-                    if let Err(error) = self.directory.barrier() {
-                        tracing::error!(%error, "the state on disk could not be made durable");
-                    }
+                    drop(tell(&self.died, self.directory.barrier()));
                     drop(self);
                     reply.send(()).ok();
                     return;
                 }
+            };
+            if !alive {
+                return;
             }
         }
     }

@@ -17,6 +17,7 @@ use fsm::{State, codec};
 
 use super::{applied::AppliedMeta, shadow::Loaded};
 use crate::disk::{Disk, DiskFile, OpenMode};
+use crate::plant::{Plant, is_planted};
 
 const MAGIC: &[u8; 8] = b"QRSNAP01";
 const CHUNK_BYTES: usize = 256 << 10;
@@ -108,7 +109,9 @@ impl SnapshotDirectory {
         }
         let file = self.disk.open(&temporary, OpenMode::CreateNew)?;
         write_rows(&*file, state, meta)?;
-        file.sync_all()?;
+        if !is_planted(Plant::PurgeBeforeSync) {
+            file.sync_all()?;
+        }
         drop(file);
         self.adopt(&temporary, meta)
     }

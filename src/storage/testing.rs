@@ -29,6 +29,17 @@ impl Life {
         Self { state, changes: ChangeSet::default() }
     }
 
+    /// Applies an entry of a log; one without a proposal is the first of a term.
+    pub(crate) fn enter(&mut self, term: u64, proposal: Option<&Proposal>) {
+        let index = self.state.head.index + 1;
+        match proposal {
+            Some(proposal) => {
+                self.state.apply(index, term, proposal, &mut self.changes);
+            }
+            None => self.state.advance(index, term),
+        }
+    }
+
     fn apply(&mut self, command: Command) {
         let index = self.state.head.index + 1;
         let proposal = Proposal { at: index * 10, epoch: None, request: None, command };

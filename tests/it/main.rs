@@ -5,6 +5,7 @@ mod bench;
 mod cluster;
 mod executor;
 mod harness;
+mod plants;
 mod recompute;
 mod recovery;
 mod scheduling;

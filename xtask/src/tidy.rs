@@ -65,6 +65,7 @@ pub(crate) const CHECKS: &[Check] = &[
     ("decision-index", decision_index),
     ("links", links),
     ("one-test-binary", one_test_binary),
+    ("plants", plants),
 ];
 
 /// The text of every file that is checked, by its path from the root with `/` between folders.
@@ -411,6 +412,79 @@ fn one_test_binary(repository: &Repository) -> Vec<String> {
     found
         .map(|path| format!("{path}: a second test binary; make it a module of tests/it"))
         .collect()
+}
+
+/// Where plants are listed, and where one is chosen.
+const PLANT_LIST: &str = "src/fsm/src/plant.rs";
+const PLANT_CHOICE: &str = "src/plant.rs";
+/// What was caught by whom.
+const PLANT_REPORT: &str = "jepsen/PLANTED.md";
+
+/// A build without the feature `plant` contains no deliberate bug: names and choice are compiled with it only, a bug is reached through a question
+/// that is the constant `false` otherwise, no package turns the feature on for itself, and each one is in the report.
+fn plants(repository: &Repository) -> Vec<String> {
+    const GATE: &str = "#[cfg(feature = \"plant\")]";
+    let mut findings = Vec::new();
+    for (path, item) in [
+        (PLANT_LIST, "pub const TABLE"),
+        (PLANT_LIST, "mod selected"),
+        (PLANT_LIST, "pub use selected"),
+        (PLANT_CHOICE, "pub fn select("),
+    ] {
+        let text = repository.files.get(path).map(String::as_str).unwrap_or_default();
+        if !text.contains(&format!("{GATE}\n{item}")) {
+            findings.push(format!("{path}: `{item}` must stand right below `{GATE}`"));
+        }
+    }
+    let sources = repository.with_ending("rs").filter(|(path, _)| {
+        path.starts_with("src/")
+            && ![PLANT_LIST, PLANT_CHOICE].contains(path)
+            && !is_test_file(path)
+    });
+    for (path, text) in sources {
+        let tests = path.contains("/tests/") || text.contains("must_catch(");
+        for (number, line) in text.lines().enumerate() {
+            let code = code_of(line);
+            let names = code.contains(concat!("QUORATE_", "PLANT"));
+            let reaches = code.contains("Plant::") && !code.contains("is_planted(Plant::");
+            if names || (reaches && !tests) {
+                let place = format!("{path}:{}", number + 1);
+                findings
+                    .push(format!("{place}: a plant is only reached by `is_planted(Plant::…)`"));
+            }
+        }
+    }
+    for (path, text) in repository.with_ending("toml") {
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default();
+            let on = line.contains("\"plant\"") || line.contains("/plant\"");
+            if on && !line.trim_start().starts_with("plant = [") {
+                findings.push(format!("{path}:{}: the feature `plant` is turned on", number + 1));
+            }
+        }
+    }
+    findings.extend(unreported_plants(repository));
+    findings
+}
+
+fn unreported_plants(repository: &Repository) -> Vec<String> {
+    let list = repository.files.get(PLANT_LIST).map(String::as_str).unwrap_or_default();
+    let names = list.lines().filter_map(|line| {
+        let (_, rest) = line.trim().strip_prefix("(Plant::")?.split_once(", \"")?;
+        rest.split('"').next()
+    });
+    let names: BTreeSet<&str> = names.collect();
+    let Some(report) = repository.files.get(PLANT_REPORT) else {
+        return vec![format!("{PLANT_REPORT} is missing")];
+    };
+    let rows = report.lines().filter_map(|line| line.strip_prefix("| ")?.split(' ').next());
+    let rows: BTreeSet<&str> =
+        rows.filter(|name| !name.starts_with("--") && *name != "plant").collect();
+    let unreported =
+        names.difference(&rows).map(|name| format!("{PLANT_REPORT}: no row for {name}"));
+    let unknown =
+        rows.difference(&names).map(|name| format!("{PLANT_REPORT}: no plant is called {name}"));
+    unreported.chain(unknown).collect()
 }
 
 #[cfg(test)]

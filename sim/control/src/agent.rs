@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Beats come this often, well inside the shortest time to live.
-const BEAT_MS: u64 = 4_000;
+const BEAT_MS: u64 = 8_000;
 
 /// What runs here, or ran and is not forgotten.
 struct Local {
@@ -146,7 +146,8 @@ impl World {
     pub(crate) fn end_task(&mut self, number: usize, dice: &mut Dice, may_fail: bool) -> bool {
         let agent = &mut self.agents[number];
         let fails = may_fail && dice.percent(40);
-        let may_end = |one: &Local| one.status == ClientStatus::Running && (one.ends_by_itself || fails);
+        let may_end =
+            |one: &Local| one.status == ClientStatus::Running && (one.ends_by_itself || fails);
         let ids: Vec<_> =
             agent.local.iter().filter(|(_, one)| may_end(one)).map(|(id, _)| *id).collect();
         let Some(one) = dice.pick(&ids).and_then(|id| agent.local.get_mut(&id)) else {
@@ -277,7 +278,9 @@ impl World {
         }
         if let Some((id, other)) = twice {
             let name = row.name();
-            self.fail(format!("I49: {name} starts on agent {number} while {id} runs on agent {other}"));
+            self.fail(format!(
+                "I49: {name} starts on agent {number} while {id} runs on agent {other}"
+            ));
         }
     }
 

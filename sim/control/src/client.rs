@@ -70,9 +70,17 @@ impl World {
 
     /// I18: what was acknowledged stays.
     fn acknowledge(&mut self, operation: &Operation, index: fsm::Index) {
-        let Some(applied) = self.log.at(index) else { return };
-        if let Reply::Job { evaluation: Some(id), .. } = &applied.reply {
-            self.acknowledged.push(*id);
+        let applied = self.log.at(index);
+        let gone = applied.and_then(|applied| match &applied.reply {
+            Reply::Job { evaluation: Some(id), .. } if !applied.state.evaluations.contains(id) => {
+                Some(*id)
+            }
+            _ => None,
+        });
+        // A retry may be answered after the collector came by.
+        let first = applied.is_some_and(|applied| !applied.effects.is_empty());
+        if let Some(id) = gone.filter(|_| first) {
+            self.fail(format!("I18: evaluation {id} was acknowledged and is not there"));
         }
         let id = operation.request.id;
         self.trace(|| format!("request {id:?} was answered at {index}"));
@@ -87,7 +95,12 @@ impl World {
         match choice {
             0..9 => {
                 let spec = Arc::new(self.draw_spec(&name, dice));
-                Command::RegisterJob { spec, enforce_index: None, evaluation, evaluation_priority: None }
+                Command::RegisterJob {
+                    spec,
+                    enforce_index: None,
+                    evaluation,
+                    evaluation_priority: None,
+                }
             }
             9 | 10 => {
                 let purge = self.swarm.operators && dice.percent(40);
@@ -95,7 +108,8 @@ impl World {
             }
             11..13 => Command::EvaluateJob { job, evaluation },
             13 | 14 => {
-                let ids: Vec<_> = self.log.truth().allocations_of_job(&job).map(|row| row.id).collect();
+                let ids: Vec<_> =
+                    self.log.truth().allocations_of_job(&job).map(|row| row.id).collect();
                 match dice.pick(&ids) {
                     Some(id) => Command::StopAllocation { id, evaluation },
                     None => Command::EvaluateJob { job, evaluation },
@@ -132,7 +146,12 @@ impl World {
             }
             6..8 => Command::SetDrain { node, drain: None, mark_eligible: true, evaluation_ids },
             8 => Command::EvaluateNode { node, evaluation_ids },
-            _ => Command::ReapNode { node, incarnation: None, force: dice.percent(30), evaluation_ids },
+            _ => Command::ReapNode {
+                node,
+                incarnation: None,
+                force: dice.percent(30),
+                evaluation_ids,
+            },
         }
     }
 

@@ -84,6 +84,8 @@ events! {
     Rescheduled => "a failed allocation waits for its reschedule",
     /// A rolling update took another step.
     RollingUpdate => "a rolling update took another step",
+    /// Something was forgotten.
+    Collected => "garbage was collected",
     /// A follower scheduled on a state behind the leader's.
     FollowerLagged => "a follower scheduled behind the leader",
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fsm::{Command, EvaluationId, Index, JobKey, NodeId, Proposal, Reply, session::Request};
 use leader::{
-    Dispatch, NodeWatch, PlanAnswer, PlanApplier,
+    Dispatch, GarbageCollector, NodeWatch, PlanAnswer, PlanApplier,
     applier::{self, EntryOutcome, Next},
     broker::{BrokerConfig, Token},
     feed,
@@ -47,6 +47,7 @@ pub(crate) struct Leadership {
     anchor: u64,
     pub(crate) dispatch: Dispatch,
     watch: NodeWatch,
+    collector: GarbageCollector,
     applier: PlanApplier<ReplyTo>,
     /// Effects up to this index were taken in.
     fed: Index,
@@ -76,7 +77,12 @@ impl Leadership {
     }
 
     fn next_deadline(&self) -> Option<u64> {
-        self.dispatch.next_deadline().into_iter().chain(self.watch.next_deadline()).min()
+        let next = [
+            self.dispatch.next_deadline(),
+            self.watch.next_deadline(),
+            self.collector.next_deadline(),
+        ];
+        next.into_iter().flatten().min()
     }
 
     /// When to look again, on the driver's clock.
@@ -112,6 +118,7 @@ impl World {
             anchor: state.head.at,
             dispatch: Dispatch::new(BrokerConfig::default()),
             watch: NodeWatch::new(HeartbeatConfig::default()),
+            collector: GarbageCollector::new(self.swarm.gc, state.head.at),
             applier: PlanApplier::new(PlanQueueLimits::default()),
             fed: applied,
             outcomes: VecDeque::new(),
@@ -136,7 +143,8 @@ impl World {
 
     /// A server notices that its term is over: its services stop and answer what they hold.
     pub(crate) fn notice(&mut self, server: usize) -> bool {
-        let Some(mut leadership) = self.servers[server].leadership.take_if(|one| one.epoch != self.log.term)
+        let Some(mut leadership) =
+            self.servers[server].leadership.take_if(|one| one.epoch != self.log.term)
         else {
             return false;
         };
@@ -247,6 +255,7 @@ impl World {
             self.check_missed(leadership, state, *node, now);
         }
         let mut commands: Vec<_> = stepped.commands.into_iter().chain(watched.commands).collect();
+        commands.extend(leadership.collector.poll(now, state));
         let moved_at = state.head.at.max(leadership.ticked_at);
         if now.saturating_sub(moved_at) >= TICK_AFTER_MS {
             leadership.ticked_at = now;
@@ -372,6 +381,9 @@ impl World {
                     self.coverage.count(event);
                 }
             }
+            if matches!(&answer, PlanAnswer::Rejected { reason, .. } if reason.contains("older")) {
+                self.coverage.count(Event::StalePlan);
+            }
             self.end_call(leadership, to.call);
             self.reply_plan(to.worker, to.call, Ok(answer));
         }
@@ -435,7 +447,8 @@ impl World {
     fn check_grant(&mut self, leadership: &mut Leadership, lease: &leader::Lease) {
         let row = &lease.evaluation;
         let outstanding = |id: &EvaluationId| leadership.dispatch.outstanding(*id).is_some();
-        let others = leadership.granted.iter().filter(|(id, job)| **id != row.id && **job == row.job);
+        let others =
+            leadership.granted.iter().filter(|(id, job)| **id != row.id && **job == row.job);
         if let Some((other, _)) = others.into_iter().find(|(id, _)| outstanding(id)) {
             self.fail(format!("I20: {} and {other} of job {} are leased", row.id, row.job));
         }
@@ -486,7 +499,10 @@ impl Leadership {
             let token = self.dispatch.outstanding(id);
             let of_server = token.is_some_and(|token| lessees.get(&token) == Some(&server));
             let queued = token.is_some_and(|token| self.queued.contains(&(id, token)));
-            if of_server && !queued && let Some(count) = self.deliveries.get_mut(&id) {
+            if of_server
+                && !queued
+                && let Some(count) = self.deliveries.get_mut(&id)
+            {
                 *count = count.saturating_sub(1);
             }
         }

@@ -59,6 +59,18 @@ pub struct Outcome {
     pub trace: Vec<String>,
 }
 
+/// The committed log of a seed's schedule, without its quiet end: term and proposal of each entry, none for the first of a term. A realistic input
+/// for tests of what applies, stores and ships entries.
+pub fn log_of(seed: u64) -> Vec<(u64, Option<fsm::Proposal>)> {
+    let mut world = World::new(seed, false);
+    world.form(&mut Dice::new(seed, u64::MAX - 3));
+    for number in Steps::default().iter() {
+        world.step(&mut Dice::new(seed, u64::from(number)));
+    }
+    let entries = world.log.committed().iter().map(|applied| &applied.entry);
+    entries.map(|entry| (entry.term, entry.proposal.clone())).collect()
+}
+
 /// Runs a schedule.
 pub fn run(seed: u64, steps: &Steps, traced: bool) -> Outcome {
     let mut world = World::new(seed, traced);

@@ -37,7 +37,8 @@ impl World {
             let violations = invariant::check(self.log.truth());
             found.extend(violations.into_iter().map(|one| format!("{}: {}", one.name, one.detail)));
         }
-        let line = self.log.at(index).map(|applied| crate::words::reply(&applied.reply, &applied.state));
+        let line =
+            self.log.at(index).map(|applied| crate::words::reply(&applied.reply, &applied.state));
         self.trace(|| format!("{index} is committed: {}", line.unwrap_or_default()));
         for one in found {
             self.fail(format!("{one} (entry {index})"));
@@ -95,9 +96,7 @@ fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Fou
     if proposal.epoch.is_some_and(|epoch| epoch != applied.entry.term) && !refused {
         found.push("I28: a service's command of another term was taken".to_owned());
     }
-    if after.evaluations.len() < before.evaluations.len() {
-        found.push("I18: an evaluation vanished".to_owned());
-    }
+    judge_garbage(before, applied, found);
     judge_evaluations(before, applied, found);
     judge_allocations(before, applied, found);
     judge_nodes(after, found);
@@ -108,14 +107,42 @@ fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Fou
     judge_drains(before, applied, found);
 }
 
+/// I18, I52: nothing vanishes but what has ended, by the collector.
+fn judge_garbage(before: &State, applied: &Applied, found: &mut Found) {
+    let after = &applied.state;
+    let command = applied.entry.proposal.as_ref().map(|proposal| &proposal.command);
+    let Some(Command::CollectGarbage { cutoffs, .. }) = command else {
+        if after.evaluations.len() < before.evaluations.len() {
+            found.push("I18: an evaluation vanished".to_owned());
+        }
+        if after.allocations.len() < before.allocations.len() {
+            found.push("I52: an allocation vanished".to_owned());
+        }
+        return;
+    };
+    let cutoff = cutoffs.evaluations.max(cutoffs.batch_evaluations);
+    for row in before.evaluations.iter().filter(|row| !after.evaluations.contains(&row.id)) {
+        if !row.status.is_terminal() || row.modified_at > cutoff {
+            found.push(format!("I52: evaluation {} was forgotten", row.id));
+        }
+    }
+    for row in before.allocations.iter().filter(|row| !after.allocations.contains(&row.id)) {
+        if !row.client.is_terminal() || row.modified_at > cutoff {
+            found.push(format!("I52: allocation {} was forgotten", row.id));
+        }
+    }
+    for row in before.jobs.iter().filter(|row| !after.jobs.contains(&row.key)) {
+        if row.status != fsm::JobStatus::Dead {
+            found.push(format!("I52: job {} was forgotten", row.key));
+        }
+    }
+}
+
 /// I24: pending and blocked go on, the others are final.
 fn judge_evaluations(before: &State, applied: &Applied, found: &mut Found) {
     for effect in &applied.effects {
         let Effect::Evaluation(id) = effect else { continue };
-        let Some(new) = applied.state.evaluations.get(id) else {
-            found.push(format!("I18: evaluation {id} is gone"));
-            continue;
-        };
+        let Some(new) = applied.state.evaluations.get(id) else { continue };
         let Some(old) = before.evaluations.get(id) else { continue };
         let legal = match (old.status, new.status) {
             (EvaluationStatus::Pending, _) => true,
@@ -214,7 +241,8 @@ fn judge_nodes(after: &State, found: &mut Found) {
                 }
             }
         }
-        let over = cpu > available.cpu_mhz || memory > available.memory_mb || disk > available.disk_mb;
+        let over =
+            cpu > available.cpu_mhz || memory > available.memory_mb || disk > available.disk_mb;
         if over {
             found.push(format!("I32: node {} is over-committed: {cpu} MHz", node.id));
         }
@@ -237,7 +265,8 @@ fn judge_names(after: &State, found: &mut Found) {
 /// I19, I29, I30, I31, I38.
 fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
     let Some(proposal) = &applied.entry.proposal else { return };
-    let (Command::ApplyPlans { plans }, Reply::Plans(verdicts)) = (&proposal.command, &applied.reply)
+    let (Command::ApplyPlans { plans }, Reply::Plans(verdicts)) =
+        (&proposal.command, &applied.reply)
     else {
         return;
     };
@@ -249,17 +278,25 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
         if verdict.refused.is_none() && (!was_open || closed.contains(&id)) {
             found.push(format!("I19: a plan of {id} was taken after it was closed"));
         }
-        if verdict.outcome_taken {
+        // A blocked evaluation that is blocked again stays open; a second copy of that plan changes nothing.
+        let ends = plan.outcome.as_ref().is_some_and(|outcome| outcome.status.is_terminal());
+        if verdict.outcome_taken && ends {
             closed.insert(id);
         }
         let lost = verdict.refused.is_some() || !verdict.dropped.is_empty();
         if lost != (verdict.refresh_index > 0) {
-            found.push(format!("I29: the verdict on {id} has refresh index {}", verdict.refresh_index));
+            found.push(format!(
+                "I29: the verdict on {id} has refresh index {}",
+                verdict.refresh_index
+            ));
         }
         let last_plan = before.jobs.get(&plan.job).map_or(0, |job| job.last_plan_index);
         let changes = !plan.placements.is_empty();
         if verdict.refused.is_none() && changes && last_plan > plan.snapshot_index {
-            found.push(format!("I31: a plan of {id} on {} was taken after {last_plan}", plan.snapshot_index));
+            found.push(format!(
+                "I31: a plan of {id} on {} was taken after {last_plan}",
+                plan.snapshot_index
+            ));
         }
         let placed = |one: &&fsm::Placement| {
             let there = |state: &State| state.allocations.contains(&one.id);
@@ -267,7 +304,9 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
         };
         let placed = plan.placements.iter().filter(placed).count();
         if plan.all_at_once && !verdict.dropped.is_empty() && placed > 0 {
-            found.push(format!("I30: {placed} placements of the all-at-once plan of {id} were taken"));
+            found.push(format!(
+                "I30: {placed} placements of the all-at-once plan of {id} were taken"
+            ));
         }
         if placed > 0 {
             judge_count(&applied.state, &plan.job, found);
@@ -279,10 +318,14 @@ fn judge_count(after: &State, key: &fsm::JobKey, found: &mut Found) {
     let Some(job) = after.jobs.get(key) else { return };
     let Some(spec) = after.current_spec(job) else { return };
     for group in spec.groups.iter().filter(|_| !job.kind.is_per_node()) {
-        let live = after.allocations_of_job(key).filter(|row| row.is_live() && row.group == group.name);
+        let live =
+            after.allocations_of_job(key).filter(|row| row.is_live() && row.group == group.name);
         let live = live.count();
         if live > group.count as usize {
-            found.push(format!("I38: {live} instances of {key} are live, {} are wanted", group.count));
+            found.push(format!(
+                "I38: {live} instances of {key} are live, {} are wanted",
+                group.count
+            ));
         }
     }
 }
@@ -317,13 +360,16 @@ fn judge_drains(before: &State, applied: &Applied, found: &mut Found) {
     let Some(proposal) = &applied.entry.proposal else { return };
     let Command::AdvanceDrains { complete, .. } = &proposal.command else { return };
     for id in complete {
-        let Some(drain) = before.nodes.get(id).and_then(|node| node.drain.as_ref()) else { continue };
+        let Some(drain) = before.nodes.get(id).and_then(|node| node.drain.as_ref()) else {
+            continue;
+        };
         let ended = applied.state.nodes.get(id).is_some_and(|node| node.drain.is_none());
         let stays = |row: &Allocation| drain.ignore_system && row.per_node;
         let left = applied.state.allocations_of_node(*id);
         let left = left.filter(|row| !row.client.is_terminal() && !stays(row)).count();
         if ended && left > 0 {
-            found.push(format!("I48: the drain of {id} counts as complete with {left} allocations"));
+            found
+                .push(format!("I48: the drain of {id} counts as complete with {left} allocations"));
         }
     }
 }
@@ -397,6 +443,7 @@ fn note_command(
             }
         }
         Command::ReapNode { .. } => coverage.count(Event::NodeReaped),
+        Command::CollectGarbage { .. } => coverage.count(Event::Collected),
         Command::UpdateEvaluations { updates } => {
             if updates.iter().any(|update| update.status == EvaluationStatus::Canceled) {
                 coverage.count(Event::Superseded);

@@ -34,7 +34,8 @@ impl Steps {
     }
 
     fn without(&self, from: usize, count: usize) -> Self {
-        let kept = self.0.iter().enumerate().filter(|(place, _)| !(from..from + count).contains(place));
+        let kept =
+            self.0.iter().enumerate().filter(|(place, _)| !(from..from + count).contains(place));
         Self(kept.map(|(_, step)| *step).collect())
     }
 }

@@ -35,6 +35,8 @@ pub(crate) struct Swarm {
     pub(crate) time_jumps: bool,
     /// Nodes have room for few.
     pub(crate) scarce: bool,
+    /// How soon what has ended is forgotten.
+    pub(crate) gc: leader::GcConfig,
     /// Silent servers are reported.
     pub(crate) silent_servers: bool,
 }
@@ -50,7 +52,15 @@ impl Swarm {
         let reply_loss = sometimes(2, 20);
         let resets = sometimes(1, 5);
         let turn_failures = sometimes(2, 60);
+        let threshold_ms = dice.pick(&[30_000, 120_000, 3_600_000]).unwrap_or(30_000);
+        let gc = leader::GcConfig {
+            interval_ms: 20_000,
+            evaluation_ms: threshold_ms,
+            batch_evaluation_ms: threshold_ms,
+            job_ms: threshold_ms,
+        };
         Self {
+            gc,
             servers: if dice.percent(15) { 1 } else { 3 },
             workers_per_server: usize::try_from(dice.between(1, 2)).expect("small"),
             agents: usize::try_from(dice.between(2, 5)).expect("small"),

@@ -7,6 +7,12 @@ use super::*;
 /// Seeds of the test; fixed, so that it gives the same each time.
 const SEEDS: u64 = 150;
 
+/// A planted bug is the whole process's: one test at a time.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 fn seeds() -> u64 {
     std::env::var("CONTROL_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SEEDS)
 }
@@ -26,8 +32,31 @@ fn one_seed_is_made_small() {
     eprintln!("{:?}\nREPLAY: sim a1 --seed {seed} --steps {steps}", outcome.failures);
 }
 
+/// Each planted bug, with the number of seeds until it is seen: `CONTROL_PLANTS=3000 cargo test -p control --features plant planted -- --nocapture`.
+#[cfg(feature = "plant")]
+#[test]
+fn every_planted_bug_is_seen() {
+    let _alone = alone();
+    let most = std::env::var("CONTROL_PLANTS").ok().and_then(|text| text.parse().ok());
+    let mut unseen = Vec::new();
+    for plant in fsm::plant::Plant::ALL {
+        assert!(fsm::plant::select(plant.name()), "{} can be asked for", plant.name());
+        let failing = (0..most.unwrap_or(400)).find_map(|seed| {
+            let outcome = run(seed, &Steps::default(), false);
+            outcome.failures.first().map(|failure| (seed, failure.clone()))
+        });
+        match failing {
+            Some((seed, failure)) => eprintln!("{:<24} seed {seed:>5}: {failure}", plant.name()),
+            None => unseen.push(plant.name()),
+        }
+    }
+    fsm::plant::select("");
+    assert_eq!(unseen, [] as [&str; 0], "these were not seen");
+}
+
 #[test]
 fn nothing_is_broken_under_many_schedules() {
+    let _alone = alone();
     let mut coverage = Coverage::default();
     let mut failed = Vec::new();
     let from = std::env::var("CONTROL_FROM").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
@@ -50,6 +79,7 @@ fn nothing_is_broken_under_many_schedules() {
 /// P7.
 #[test]
 fn the_same_seed_gives_the_same_run() {
+    let _alone = alone();
     for seed in 0..3 {
         let (first, second) =
             (run(seed, &Steps::default(), true), run(seed, &Steps::default(), true));

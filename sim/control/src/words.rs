@@ -17,7 +17,8 @@ pub(crate) fn of(command: &Command) -> String {
     match command {
         Command::RegisterJob { spec, evaluation, .. } => {
             let group = &spec.groups[0];
-            let ports: Vec<_> = group.network.iter().flat_map(|one| &one.ports).map(|port| port.value).collect();
+            let ports: Vec<_> =
+                group.network.iter().flat_map(|one| &one.ports).map(|port| port.value).collect();
             format!(
                 "RegisterJob {} x{} priority {} {:?} ports {ports:?} all_at_once {} evaluation {}",
                 spec.key.id,
@@ -85,6 +86,13 @@ pub(crate) fn of(command: &Command) -> String {
         Command::ApplyPlans { plans } => {
             plans.iter().map(|one| plan(one)).collect::<Vec<_>>().join("; ")
         }
+        Command::CollectGarbage { jobs, allocations, evaluations, classes, .. } => format!(
+            "CollectGarbage {} jobs {} allocations {} evaluations {} classes",
+            jobs.len(),
+            allocations.len(),
+            evaluations.len(),
+            classes.len()
+        ),
         Command::SuspendNode { .. }
         | Command::UnsuspendNodes { .. }
         | Command::EvaluateNode { .. }
@@ -113,7 +121,12 @@ pub(crate) fn plan(plan: &Plan) -> String {
             .iter()
             .map(|row| {
                 let wait = row.wait_until;
-                format!("{} {} {} wait {wait}", short(row.id), row.status.name(), row.trigger.name())
+                format!(
+                    "{} {} {} wait {wait}",
+                    short(row.id),
+                    row.status.name(),
+                    row.trigger.name()
+                )
             })
             .collect();
         format!("{} {:?} makes {made:?}", one.status.name(), one.description)
@@ -147,7 +160,10 @@ pub(crate) fn reply(reply: &Reply, state: &State) -> String {
             format!("{verdicts:?}")
         }
         Reply::Rejected(rejection) => format!("rejected: {rejection}"),
-        Reply::Done | Reply::Job { .. } | Reply::Node { .. } | Reply::Evaluations(_) => String::new(),
+        Reply::Collected(count) => format!("{count} collected"),
+        Reply::Done | Reply::Job { .. } | Reply::Node { .. } | Reply::Evaluations(_) => {
+            String::new()
+        }
     };
     format!("{reply} open {open:?}")
 }

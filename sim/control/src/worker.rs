@@ -41,6 +41,8 @@ enum Doing {
     Asking(CallId, u64),
     /// Waits for its server to apply an index; gives up at this time.
     Waiting(Box<Held>, Index, u64),
+    /// Plans again at this time: nobody knows what became of the last plan.
+    Pausing(Box<Held>, u64),
     /// Submitted a plan; asks again at this time.
     Submitted(Box<Held>, Box<Plan>, CallId, u64),
     /// Submits again at this time.
@@ -72,6 +74,7 @@ impl Worker {
             Doing::Idle(at)
             | Doing::Asking(_, at)
             | Doing::Waiting(_, _, at)
+            | Doing::Pausing(_, at)
             | Doing::Submitted(_, _, _, at)
             | Doing::Resubmitting(_, _, at) => *at,
         }
@@ -105,6 +108,8 @@ impl World {
                     (Doing::Waiting(held, index, until), false)
                 }
             }
+            Doing::Pausing(held, at) if at > now => (Doing::Pausing(held, at), false),
+            Doing::Pausing(held, _) => (self.plan(number, held, dice), true),
             Doing::Submitted(held, plan, call, until) if until > now => {
                 (Doing::Submitted(held, plan, call, until), false)
             }
@@ -261,14 +266,17 @@ impl World {
         let from = self.workers[worker].server;
         let taken = self.with_leadership(to, |world, leadership| {
             let epoch = leadership.epoch;
-            let stale = |of: u64| of != epoch;
+            let is_of_another = |of: u64| of != epoch;
             match ask {
                 Ask::Dequeue => {
                     let leases = world.grant(leadership, &state, from);
-                    let reply = leases.map(|list| list.into_iter().map(|one| (one, epoch)).collect());
+                    let reply =
+                        leases.map(|list| list.into_iter().map(|one| (one, epoch)).collect());
                     world.mail.push(Mail::Leases { worker, call, reply });
                 }
-                Ask::Plan(_, _, of) | Ask::Ack(_, _, of) | Ask::Nack(_, _, of, _) if stale(of) => {
+                Ask::Plan(_, _, of) | Ask::Ack(_, _, of) | Ask::Nack(_, _, of, _)
+                    if is_of_another(of) =>
+                {
                     world.coverage.count(Event::StaleToken);
                     world.mail.push(Mail::Refused { worker, call });
                 }
@@ -335,7 +343,8 @@ impl World {
         let worker = &mut self.workers[number];
         // Leases that nobody waits for any more come back to the broker by their timer.
         if matches!(worker.doing, Doing::Asking(asked, _) if asked == call) {
-            let pause = if reply.as_ref().is_ok_and(|list| !list.is_empty()) { 0 } else { BACKOFF_MS };
+            let pause =
+                if reply.as_ref().is_ok_and(|list| !list.is_empty()) { 0 } else { BACKOFF_MS };
             worker.leases = reply.unwrap_or_default().into();
             worker.doing = Doing::Idle(now + pause);
         }
@@ -353,6 +362,7 @@ impl World {
             other @ (Doing::Idle(_)
             | Doing::Asking(..)
             | Doing::Waiting(..)
+            | Doing::Pausing(..)
             | Doing::Submitted(..)
             | Doing::Resubmitting(..)) => other,
         };
@@ -386,7 +396,9 @@ impl World {
                 self.check_answer(&plan, &answer);
                 match held.turn.answered(&answer) {
                     After::Acknowledge => self.ack(number, &held, dice),
-                    After::Gone => {}
+                    After::Pause => {
+                        self.workers[number].doing = Doing::Pausing(held, now + BACKOFF_MS);
+                    }
                     After::WaitFor(index) => {
                         let until = now + INDEX_WAIT_MS;
                         self.workers[number].doing = Doing::Waiting(held, index, until);
@@ -399,7 +411,8 @@ impl World {
     /// The worker hears that its lease is of another epoch.
     pub(crate) fn take_refusal(&mut self, number: usize, call: CallId) {
         let now = self.clock_ms;
-        if matches!(&self.workers[number].doing, Doing::Submitted(_, _, asked, _) if *asked == call) {
+        if matches!(&self.workers[number].doing, Doing::Submitted(_, _, asked, _) if *asked == call)
+        {
             self.workers[number].doing = Doing::Idle(now);
         }
     }
@@ -417,10 +430,13 @@ impl World {
                 });
                 if !done || *index > last {
                     let id = plan.evaluation;
-                    self.fail(format!("I18: the plan of {id} counts as applied, its evaluation is open"));
+                    self.fail(format!(
+                        "I18: the plan of {id} counts as applied, its evaluation is open"
+                    ));
                 }
             }
-            PlanAnswer::Partial { refresh_index, .. } | PlanAnswer::Rejected { refresh_index, .. } => {
+            PlanAnswer::Partial { refresh_index, .. }
+            | PlanAnswer::Rejected { refresh_index, .. } => {
                 if *refresh_index > last {
                     let id = plan.evaluation;
                     self.fail(format!("I29: the plan of {id} is to wait for {refresh_index}, the log ends at {last}"));

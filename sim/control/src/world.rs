@@ -39,13 +39,32 @@ pub(crate) enum Ask {
 
 /// A message between a worker and a leader.
 pub(crate) enum Mail {
-    ToLeader { to: usize, worker: usize, call: CallId, ask: Ask },
-    Leases { worker: usize, call: CallId, reply: Result<Vec<(Lease, u64)>, BrokerError> },
-    Answer { worker: usize, call: CallId, answer: Result<PlanAnswer, BrokerError> },
+    ToLeader {
+        to: usize,
+        worker: usize,
+        call: CallId,
+        ask: Ask,
+    },
+    Leases {
+        worker: usize,
+        call: CallId,
+        reply: Result<Vec<(Lease, u64)>, BrokerError>,
+    },
+    Answer {
+        worker: usize,
+        call: CallId,
+        answer: Result<PlanAnswer, BrokerError>,
+    },
     /// Not a leader, or no connection.
-    Failed { worker: usize, call: CallId },
+    Failed {
+        worker: usize,
+        call: CallId,
+    },
     /// The lease is of another epoch.
-    Refused { worker: usize, call: CallId },
+    Refused {
+        worker: usize,
+        call: CallId,
+    },
 }
 
 /// One server.
@@ -79,7 +98,6 @@ pub(crate) struct World {
     pub(crate) workers: Vec<Worker>,
     pub(crate) agents: Vec<Agent>,
     pub(crate) operations: Vec<Operation>,
-    pub(crate) acknowledged: Vec<EvaluationId>,
     pub(crate) mail: Vec<Mail>,
     pub(crate) calls: CallId,
     pub(crate) ids: Ids,
@@ -107,7 +125,6 @@ impl World {
             workers,
             agents,
             operations: Vec::new(),
-            acknowledged: Vec::new(),
             mail: Vec::new(),
             calls: 0,
             ids: Ids(Dice::new(seed, u64::MAX - 1)),

@@ -17,7 +17,9 @@ impl Votes {
         if first == candidate {
             return Ok(());
         }
-        Err(format!("I1: server {voter:x} voted for {first:x} and for {candidate:x} in term {term}"))
+        Err(format!(
+            "I1: server {voter:x} voted for {first:x} and for {candidate:x} in term {term}"
+        ))
     }
 }
 

@@ -134,8 +134,13 @@ fn i21_two_blocked_evaluations_are_found() {
     let (mut driver, _) = running();
     for _ in 0..2 {
         let id = driver.evaluation_id();
-        let mut row =
-            fsm::Evaluation::new(id, testing::job_key("web"), JobKind::Service, 50, Trigger::JobRegister);
+        let mut row = fsm::Evaluation::new(
+            id,
+            testing::job_key("web"),
+            JobKind::Service,
+            50,
+            Trigger::JobRegister,
+        );
         row.status = EvaluationStatus::Blocked;
         driver.state.evaluations.put(row, &mut ChangeSet::trial());
     }

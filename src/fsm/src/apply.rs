@@ -31,6 +31,7 @@ use crate::{
     job::{Job, JobStatus},
     limits,
     node::Node,
+    plant::{Plant, is_planted, whim},
     session::Session,
     state::{CapacityGain, GainKey, Namespace, NodePool, State},
     table::{ChangeSet, TableId},
@@ -87,13 +88,19 @@ impl State {
         self.advance(index, term);
         if let Some(epoch) = proposal.epoch
             && epoch != term
+            && !is_planted(Plant::AnyEpochTaken)
         {
             let reply = Reply::Rejected(Rejection::StaleEpoch { expected: epoch, found: term });
             return Applied { reply, effects: Vec::new(), index };
         }
         let digest_before = matches!(proposal.command, Command::MarkDigest).then(|| self.digest());
         self.head.at = self.head.at.max(proposal.at);
-        if let Some(kept) = self.answer_again(proposal) {
+        if is_planted(Plant::ClockInApply) {
+            self.head.at = self.head.at.saturating_add(whim());
+        }
+        if let Some(kept) = self.answer_again(proposal)
+            && !is_planted(Plant::NoDedupe)
+        {
             return kept;
         }
         let mut turn = Turn::new(self, changes, index);
@@ -161,6 +168,8 @@ struct Turn<'a> {
     gains: BTreeSet<NodeId>,
     /// Evaluation ids made up when a command brought too few.
     derived_ids: u64,
+    /// The entry itself, not a trial of it.
+    is_final: bool,
 }
 
 type Outcome = Result<Reply, Rejection>;
@@ -177,6 +186,7 @@ impl<'a> Turn<'a> {
             jobs: BTreeSet::new(),
             gains: BTreeSet::new(),
             derived_ids: 0,
+            is_final: true,
         }
     }
 
@@ -321,6 +331,10 @@ impl<'a> Turn<'a> {
     ) -> Vec<EvaluationId> {
         let mut ids = ids.iter();
         let mut made = Vec::with_capacity(jobs.len());
+        let mut jobs: Vec<_> = jobs.iter().collect();
+        if is_planted(Plant::UnorderedApply) && whim().is_multiple_of(2) {
+            jobs.reverse();
+        }
         for (key, trigger) in jobs {
             let Some(job) = self.state.jobs.get(key).cloned() else { continue };
             if job.parameterized {

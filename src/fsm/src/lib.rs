@@ -26,6 +26,7 @@ pub mod job;
 pub mod limits;
 pub mod node;
 pub mod plan;
+pub mod plant;
 pub mod resources;
 pub mod session;
 pub mod state;

@@ -20,7 +20,7 @@ const ROUNDS_UNTIL_REPAIR: u32 = 40;
 /// No answer takes longer, on a loaded machine either.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// SplitMix64: enough for choosing, and the same everywhere.
+/// `SplitMix64`: enough for choosing, and the same everywhere.
 struct Chance(u64);
 
 impl Chance {
@@ -348,7 +348,7 @@ fn mutate_path(path: &mut String, chance: &mut Chance) {
         1 => segments.insert(at, odd),
         2 => drop(segments.remove(at)),
         _ => {
-            segments.push(chance.pick(&["allocations", "summary", "", "force", "stop"]).to_owned())
+            segments.push(chance.pick(&["allocations", "summary", "", "force", "stop"]).to_owned());
         }
     }
     *path = segments.join("/");

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use fsm::{
     ClassId, Command, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind, NodeId,
     State,
+    plant::{Plant, is_planted},
 };
 
 use crate::{
@@ -59,7 +60,9 @@ impl Dispatch {
         self.broker.enable();
         self.broker.set_paused(state.scheduler_configuration().pause_eval_broker);
         self.broker.remove_closed(now, state);
-        self.broker.restore(now, state);
+        if !is_planted(Plant::BrokerNotRestored) {
+            self.broker.restore(now, state);
+        }
         self.blocked.disable();
         self.blocked.enable();
         self.blocked.restore(now, state);
@@ -91,7 +94,9 @@ impl Dispatch {
 
     /// A node gained room or became schedulable.
     pub fn capacity_gained(&mut self, now: u64, class: ClassId, node: NodeId, index: Index) {
-        self.blocked.unblock(now, class, node, index);
+        if !is_planted(Plant::NothingWakes) {
+            self.blocked.unblock(now, class, node, index);
+        }
     }
 
     /// A node was reaped or purged.
@@ -191,6 +196,9 @@ impl Dispatch {
 
     /// A plan of this lease is queued: the lease does not run out meanwhile.
     pub fn plan_queued(&mut self, id: EvaluationId, token: Token) -> Result<(), BrokerError> {
+        if is_planted(Plant::NackTimerNotPaused) {
+            return Ok(());
+        }
         self.broker.pause_nack(id, token)
     }
 

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fsm::{
     Liveness, Node, NodeId,
     command::{Command, LivenessChange},
+    plant::{Plant, is_planted},
 };
 
 use crate::{chance, limits};
@@ -99,7 +100,9 @@ impl Heartbeats {
             let beat = Beat { incarnation: node.incarnation, deadline: None };
             self.nodes.insert(node.id, beat);
             if is_live(node) {
-                self.arm(node.id, now + self.ttl_ms_of(node.id, live) + self.config.grace_ms);
+                let since =
+                    if is_planted(Plant::HeartbeatsNotReset) { node.liveness_at } else { now };
+                self.arm(node.id, since + self.ttl_ms_of(node.id, live) + self.config.grace_ms);
             }
         }
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use fsm::{
     Placement, State, TaskGroup,
+    plant::{Plant, is_planted},
     resources::{Dimension, Port, PortHolder},
 };
 
@@ -19,7 +20,8 @@ pub fn pick(
     let resources = &node.description.resources;
     let usage = state.usage(placement.node);
     let mut taken = BTreeSet::new();
-    let reserved = |port: u16| resources.reserved_ports.binary_search(&port).is_ok();
+    let forgets = is_planted(Plant::ReservedPortsForgotten);
+    let reserved = |port: u16| !forgets && resources.reserved_ports.binary_search(&port).is_ok();
     for ask in network.ports.iter().filter(|ask| ask.value != 0) {
         // A port whose holder is being stopped is free for its successor, which the agent starts after the holder has ended.
         let held = usage.port(ask.value) == Some(PortHolder::Live);

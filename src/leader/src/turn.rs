@@ -1,8 +1,8 @@
 //! One lease as its worker goes through it: plan, submit, look at the answer, plan again or be done. The worker does the waiting and the talking.
 //!
 //! ```text
-//!  begin ─► Plan ─► (schedule, submit) ─► answered ─► WaitFor(index) ─► begin …
-//!    └────► Acknowledge, Nack                 └─────► Acknowledge, Gone
+//!  begin ─► Plan ─► (schedule, submit) ─► answered ─► WaitFor(index), Pause ─► begin …
+//!    └────► Acknowledge, Nack                 └─────► Acknowledge
 //! ```
 
 use fsm::{Evaluation, EvaluationId, Index, State};
@@ -34,8 +34,9 @@ pub enum After {
     Acknowledge,
     /// Wait for the index, then begin again.
     WaitFor(Index),
-    /// Somebody else has the evaluation, or will.
-    Gone,
+    /// Nobody knows whether the plan was applied: wait a while, then begin again. When it was, the evaluation is done with by then; when not, the
+    /// lease is still good as long as the leader is the same, and the leader says so when it is not.
+    Pause,
 }
 
 /// A lease being processed.
@@ -83,7 +84,35 @@ impl Turn {
                 self.attempts += 1;
                 After::WaitFor(*refresh_index)
             }
-            PlanAnswer::Unknown => After::Gone,
+            PlanAnswer::Unknown => After::Pause,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fsm::{EvaluationStatus, table::ChangeSet};
+
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn an_unknown_outcome_neither_ends_the_lease_nor_counts_as_an_attempt() {
+        let mut state = State::default();
+        let mut evaluation = testing::evaluation("one", "job", 50);
+        state.evaluations.put(evaluation.clone(), &mut ChangeSet::default());
+        let mut turn = Turn::new(evaluation.id, 1);
+        for number in 0..10 {
+            let begun = turn.begin(&state);
+            let Begin::Plan { pass, exhausted: false, .. } = begun else {
+                panic!("{begun:?} in place of pass {number}")
+            };
+            assert_eq!(pass, number);
+            assert_eq!(turn.answered(&PlanAnswer::Unknown), After::Pause);
+        }
+        // It was applied after all.
+        evaluation.status = EvaluationStatus::Complete;
+        state.evaluations.put(evaluation, &mut ChangeSet::default());
+        assert!(matches!(turn.begin(&state), Begin::Acknowledge));
     }
 }

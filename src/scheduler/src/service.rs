@@ -67,7 +67,15 @@ pub(crate) fn schedule<'a>(
     let removed: Vec<_> = by_group.into_values().flatten().collect();
     let quiet = changes.iter().all(|own| own.placements.is_empty() && own.outdated.is_empty());
     let stack = (!quiet).then(|| Stack::new(&draft.pass, spec, &allocations, memory));
-    let mut work = Work { draft, spec, stack, failed: BTreeSet::new(), replaced: BTreeSet::new() };
+    let mut work = Work {
+        draft,
+        spec,
+        stack,
+        failed: BTreeSet::new(),
+        placed: BTreeSet::new(),
+        rolling: Vec::new(),
+        replaced: BTreeSet::new(),
+    };
     if work.stop(&removed, &changes) {
         work.update_and_place(kind, &mut changes);
         work.follow_up(&changes);
@@ -87,6 +95,10 @@ struct Work<'a> {
     stack: Option<Stack<'a>>,
     /// Groups of which an instance could not be placed.
     failed: BTreeSet<usize>,
+    /// Groups of which an instance was placed.
+    placed: BTreeSet<usize>,
+    /// Groups of which older versions are left for a later step.
+    rolling: Vec<usize>,
     /// Allocations that a placement of this plan replaces.
     replaced: BTreeSet<AllocationId>,
 }
@@ -139,6 +151,9 @@ impl<'a> Work<'a> {
                     return;
                 }
             }
+        }
+        for number in std::mem::take(&mut self.rolling) {
+            self.roll_on(number, &spec.groups[number], &changes[number]);
         }
     }
 
@@ -227,7 +242,7 @@ impl<'a> Work<'a> {
         }
         // When nothing could be done, room has to come first, which the blocked evaluation waits for.
         if outdated.len() > limit && (done > 0 || left == 0) {
-            self.roll_on(group);
+            self.rolling.push(number);
         }
         true
     }
@@ -290,6 +305,7 @@ impl<'a> Work<'a> {
                     metrics: Some(choice.metrics),
                 };
                 self.draft.place(placement);
+                self.placed.insert(number);
                 self.replaced.extend(wish.previous.map(|previous| previous.id));
                 Tried::Placed
             }
@@ -310,7 +326,15 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn roll_on(&mut self, group: &TaskGroup) {
+    /// Takes the next step of a rolling update later, unless only room is missing: then the blocked evaluation goes on when there is some, and a
+    /// step each second would find nothing new.
+    fn roll_on(&mut self, number: usize, group: &TaskGroup, changes: &Changes<'_>) {
+        let only_room = self.failed.contains(&number)
+            && changes.unhealthy == 0
+            && !self.placed.contains(&number);
+        if only_room {
+            return;
+        }
         let pause = group.update.map_or(0, |update| update.healthy_ms_min).max(ROLLING_MS_MIN);
         let wait_until = self.draft.pass.now.saturating_add(pause);
         evaluate::follow_up_rolling(&mut self.draft, wait_until);

@@ -17,7 +17,7 @@ const ROW_OVERHEAD_BYTES: usize = 128;
 /// Changed rows by key; none for a removed one.
 pub(super) type Changes = Vec<(Bytes, Option<Arc<dyn StoredRow>>)>;
 
-struct Row {
+struct Waiting {
     row: Option<Arc<dyn StoredRow>>,
     frame_bytes: usize,
     /// The engine, or the batch on its way there, has a row of this key.
@@ -27,13 +27,13 @@ struct Row {
 /// Groups that were merged.
 #[derive(Default)]
 pub(super) struct Pending {
-    rows: HashMap<Bytes, Row>,
+    rows: HashMap<Bytes, Waiting>,
     meta: Option<AppliedMeta>,
     groups: u64,
     bytes: usize,
 }
 
-fn size(key: &Bytes, row: &Row) -> usize {
+fn size(key: &Bytes, row: &Waiting) -> usize {
     ROW_OVERHEAD_BYTES + key.len() + row.frame_bytes
 }
 
@@ -66,7 +66,7 @@ impl Pending {
             None => existed,
         };
         if row.is_some() || in_engine {
-            let row = Row { row, frame_bytes, in_engine };
+            let row = Waiting { row, frame_bytes, in_engine };
             self.bytes += size(&key, &row);
             self.rows.insert(key, row);
         }

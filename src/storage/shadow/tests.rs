@@ -13,8 +13,11 @@ use super::{
 };
 use crate::{
     disk::{RealDisk, fault::FaultDisk},
+    plant::must_catch,
     storage::testing::Life,
 };
+
+mod replicas;
 
 const PATH: &str = "/server/state";
 
@@ -123,6 +126,16 @@ fn a_crash_between_any_two_steps_leaves_a_whole_state_not_older_than_the_barrier
         }
     }
     assert!(ends > 20, "the disk was stopped at {ends} places only");
+}
+
+#[test]
+fn the_crashes_would_show_an_index_ahead_of_its_rows_and_an_install_in_place() {
+    for plant in [Plant::IndexBeforeRows, Plant::InstallInPlace] {
+        must_catch(
+            plant,
+            a_crash_between_any_two_steps_leaves_a_whole_state_not_older_than_the_barrier,
+        );
+    }
 }
 
 #[test]

@@ -11,8 +11,8 @@
 //! its kind on, and its checksum covers the length and all that follows. Integers are little
 //! endian. This file must never do I/O.
 
-use super::plant::{Plant, planted};
 use super::{EntryId, LogState};
+use crate::plant::{Plant, is_planted};
 use bytes::Bytes;
 
 /// What a disk writes as a whole or not at all.
@@ -169,7 +169,7 @@ impl Record {
             return Err(format!("a record has the impossible length {}", u32_at(head, 0)));
         }
         let bytes = &image[offset..next];
-        if record_checksum(bytes) != u32_at(head, 4) && !planted(Plant::SkipChecksums) {
+        if record_checksum(bytes) != u32_at(head, 4) && !is_planted(Plant::SkipChecksums) {
             return Err("the checksum of a record is wrong".to_owned());
         }
         let id = EntryId { index: u64_at(head, 9), term: u64_at(head, 17) };
@@ -424,7 +424,7 @@ pub(super) fn is_zero(bytes: &[u8]) -> bool {
 }
 
 fn matches(bytes: &[u8], checksum: u32) -> bool {
-    crc32c::crc32c(bytes) == checksum || planted(Plant::SkipChecksums)
+    crc32c::crc32c(bytes) == checksum || is_planted(Plant::SkipChecksums)
 }
 
 fn u32_at(bytes: &[u8], offset: usize) -> u32 {

@@ -29,7 +29,6 @@
 
 mod format;
 mod index;
-mod plant;
 mod recovery;
 mod segment;
 mod writer;
@@ -41,7 +40,7 @@ pub use recovery::{Cut, OpenError, Recovery};
 pub use writer::{WalThread, WalWriter};
 
 use crate::disk::{Disk, DiskFile};
-use crate::rt::Notify;
+use crate::rt::{Notify, watch};
 use bytes::Bytes;
 use format::{RECORD_HEAD, Record};
 use index::{Found, Index, Place};
@@ -169,6 +168,8 @@ struct Inner {
     work_for_task: Notify,
     /// Signalled when the queue has become shorter.
     room: Condvar,
+    /// The error that ended the log, for whoever ends the process.
+    died: watch::Sender<Option<Arc<str>>>,
 }
 
 impl Inner {
@@ -380,6 +381,14 @@ impl Wal {
     /// process must end: what the disk holds is known again only after a new open.
     pub fn poisoned(&self) -> Option<String> {
         self.lock().poisoned.as_ref().map(|(_, message)| message.to_string())
+    }
+
+    /// Returns the error once a write or sync has failed; a log that is closed or whose writer is dropped never dies.
+    pub async fn until_poisoned(&self) -> String {
+        let mut died = self.inner.died.subscribe();
+        // The sender is in `self`, so the wait ends with a reason only.
+        let why = died.wait_for(Option::is_some).await.map(|why| why.clone());
+        why.ok().flatten().as_deref().unwrap_or_default().to_owned()
     }
 
     /// Figures for metrics.

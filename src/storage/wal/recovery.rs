@@ -18,11 +18,11 @@ use super::format::{
     check_batch, find_batch, is_zero,
 };
 use super::index::Index;
-use super::plant::{Plant, planted};
 use super::segment::{self, Housekeeper};
 use super::writer::{Files, Segment, WalWriter, place};
 use super::{Inner, LogState, Options, Shared, Stats, Wal};
 use crate::disk::{Disk, OpenMode};
+use crate::plant::{Plant, is_planted};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io;
@@ -317,7 +317,7 @@ impl Scan {
     }
 
     fn cut(&mut self, number: u64, offset: usize) -> Result<Option<usize>, OpenError> {
-        if planted(Plant::TornTailIsFatal) {
+        if is_planted(Plant::TornTailIsFatal) {
             return Err(self.damaged(number, offset, "planted bug".to_owned()));
         }
         let file = segment::path(&self.directory, number);
@@ -523,6 +523,7 @@ fn assemble(scan: Scan, files: Files, copied: bool) -> (Wal, WalWriter, Recovery
         work: Condvar::new(),
         work_for_task: crate::rt::Notify::new(),
         room: Condvar::new(),
+        died: crate::rt::watch::channel(None).0,
     };
     let wal = Wal { inner: Arc::new(inner) };
     let writer = WalWriter::new(wal.clone(), files);

@@ -6,10 +6,10 @@
 //! before the one before it is durable, nor anything at all after an error.
 
 use super::format::{BatchShape, LogEnd, RECORD_HEAD, Record, SECTOR, SegmentHeader, encode_batch};
-use super::plant::{Plant, planted};
 use super::segment::{self, Housekeeper, Spare};
 use super::{Done, EntryId, LOCK, LogState, Options, Place, Request, Wal, same};
 use crate::disk::{Disk, DiskFile};
+use crate::plant::{Plant, is_planted};
 use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
@@ -94,7 +94,7 @@ impl WalWriter {
         });
         match result {
             Ok(()) => Ok(true),
-            Err(error) => Err(self.poison(&error)),
+            Err(error) => Err(self.die("write", &error)),
         }
     }
 
@@ -107,10 +107,10 @@ impl WalWriter {
             let current = self.files.current();
             let result = current.file.sync_data();
             if let Err(error) = result
-                && !planted(Plant::SwallowSyncError)
+                && !is_planted(Plant::SwallowSyncError)
             {
                 self.in_flight = Some(in_flight);
-                return Err(self.poison(&error));
+                return Err(self.die("sync", &error));
             }
         }
         let mut shared = self.wal.lock();
@@ -129,10 +129,10 @@ impl WalWriter {
         }
         self.remove_purged();
         self.prepare_next();
-        if let Err(error) = self.files.housekeeper.check() {
-            return Err(self.poison(&error));
+        match self.files.housekeeper.check() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.die("removal of an old segment", &error)),
         }
-        Ok(())
     }
 
     /// Starts the threads of production: one that writes, one that makes and removes files.
@@ -233,6 +233,15 @@ impl WalWriter {
         if self.files.end.offset * 2 > current.bytes {
             self.files.housekeeper.want(current.number + 1, self.files.next_bytes());
         }
+    }
+
+    /// Ends the log after an error of the disk, and lets it be known.
+    fn die(&mut self, what: &str, error: &io::Error) -> io::Error {
+        let directory = self.files.directory.display();
+        let message = format!("a {what} in {directory} failed: {error}");
+        let returned = self.poison(error);
+        self.wal.inner.died.send_replace(Some(message.into()));
+        returned
     }
 
     /// Fails everything that waits and all that will come.
@@ -394,7 +403,7 @@ impl Batch {
 
     fn plant_skip_sync(&self) -> bool {
         let votes = self.records.iter().any(|record| matches!(record, Record::Vote(_)));
-        (votes && planted(Plant::SkipVoteSync)) || (!votes && planted(Plant::SkipLogSync))
+        (votes && is_planted(Plant::SkipVoteSync)) || (!votes && is_planted(Plant::SkipLogSync))
     }
 }
 

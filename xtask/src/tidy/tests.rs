@@ -55,6 +55,44 @@ fn every_decision_is_in_the_index() {
 }
 
 #[test]
+fn no_build_has_a_deliberate_bug_unless_it_is_asked_for() {
+    holds("plants");
+}
+
+#[test]
+fn a_plant_outside_its_feature_is_found() {
+    let list = "#[cfg(feature = \"plant\")]\npub const TABLE: [u8; 1] = [\n    (Plant::A, \"M1\", \"a\"),\n];\n\
+                #[cfg(feature = \"plant\")]\nmod selected {}\n#[cfg(feature = \"plant\")]\npub use selected::select;\n";
+    let choice = "#[cfg(feature = \"plant\")]\npub fn select() {}\n";
+    let report = "| plant | what |\n| --- | --- |\n| M1 | a |\n";
+    let good = [
+        ("src/fsm/src/plant.rs", list),
+        ("src/plant.rs", choice),
+        ("jepsen/PLANTED.md", report),
+        ("src/log.rs", "if is_planted(Plant::A) { wrong() }\n"),
+        ("Cargo.toml", "[features]\nplant = [\"fsm/plant\"] # for tests\n"),
+    ];
+    assert_eq!(plants(&of(&good)), Vec::<String>::new());
+    let bad = [
+        ("src/fsm/src/plant.rs", "pub const TABLE: [u8; 0] = [];\n"),
+        ("src/plant.rs", "pub fn select() {}\n"),
+        ("src/log.rs", "let plant = Plant::A;\n"),
+        ("Cargo.toml", "default = [\"plant\"]\n"),
+        ("jepsen/PLANTED.md", "| M1 | a |\n| M7 | nobody knows it |\n"),
+    ];
+    for (path, text) in bad {
+        let mut files = good;
+        let at = files.iter().position(|(known, _)| *known == path).expect("a good file");
+        files[at].1 = text;
+        let findings = plants(&of(&files));
+        assert!(
+            findings.iter().any(|finding| finding.contains(path) || finding.contains("row for")),
+            "{path}: {findings:?}"
+        );
+    }
+}
+
+#[test]
 fn links_lead_somewhere() {
     holds("links");
 }

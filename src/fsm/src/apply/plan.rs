@@ -13,6 +13,7 @@ use crate::{
     limits,
     node::Liveness,
     plan::{DropReason, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
+    plant::{Plant, is_planted},
     resources::{Dimension, NodeUsage, Port, PortHolder, Resources},
     state::State,
     table::ChangeSet,
@@ -36,7 +37,8 @@ pub fn check_fit(
     }
     let mut seen = BTreeSet::new();
     for port in ports {
-        let reserved = resources.reserved_ports.binary_search(&port.value).is_ok();
+        let reserved = resources.reserved_ports.binary_search(&port.value).is_ok()
+            && !is_planted(Plant::ReservedPortsForgotten);
         let taken = usage.port(port.value) == Some(PortHolder::Live);
         if port.value == 0 || reserved || taken || !seen.insert(port.value) {
             return Err(Dimension::Ports);
@@ -57,7 +59,7 @@ pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
             plan.placements.is_empty() && plan.in_place.is_empty() && plan.follow_ups.is_empty();
         return if stops_only { Ok(()) } else { Err(DropReason::JobChanged) };
     };
-    if job.last_plan_index > plan.snapshot_index {
+    if job.last_plan_index > plan.snapshot_index && !is_planted(Plant::StalePlansTaken) {
         return Err(DropReason::StalePlan);
     }
     let same = job.create_index == plan.job_create_index && job.version == plan.job_version;
@@ -89,6 +91,7 @@ impl State {
         self.head.index = index;
         let mut changes = ChangeSet::trial();
         let mut turn = Turn::new(self, &mut changes, index);
+        turn.is_final = false;
         let mut trial = turn.try_parts(plan, pick);
         if trial.dropped.is_empty() {
             if let Some(outcome) = &plan.outcome {
@@ -328,7 +331,9 @@ impl Turn<'_> {
         job: &Job,
         spec: &Arc<JobSpec>,
     ) -> Result<(), DropReason> {
-        check_placement(self.state, placement, job, spec)?;
+        if !(self.is_final && is_planted(Plant::NoRecheck)) {
+            check_placement(self.state, placement, job, spec)?;
+        }
         let group = spec.group(&placement.group).ok_or(DropReason::JobChanged)?;
         let mut reschedules = placement.reschedules.clone();
         let excess = reschedules.len().saturating_sub(limits::RESCHEDULE_EVENTS_COUNTED_MAX);

@@ -1,5 +1,5 @@
-//! Random commands on two replicas, one of which is saved and loaded now and then: same digests and replies after every step, no invariant broken, nothing
-//! panics, every proposal round-trips to the same bytes, a rejection changes nothing.
+//! Random commands on three replicas: one that lives on, one that is saved and loaded now and then, one that is restored from the rows on disk as they
+//! were some entries ago and applies those again. Same digests, rows and replies after every step, no invariant broken, nothing panics, every proposal round-trips to the same bytes, a rejection changes nothing.
 //!
 //! `FSM_RANDOM_SECONDS=300 cargo test -p fsm random -- --nocapture` runs longer; `FSM_RANDOM_SEED=…` runs one seed, as a failure prints it.
 
@@ -541,12 +541,44 @@ impl Maker<'_> {
     }
 }
 
-/// Two replicas of one log.
+/// The rows on disk as of some entry, and the entries after it.
+#[derive(Default)]
+struct Checkpoint {
+    disk: BTreeMap<Vec<u8>, bytes::Bytes>,
+    head: Option<crate::state::Head>,
+    since: Vec<(u64, Option<Proposal>)>,
+}
+
+impl Checkpoint {
+    /// A replica that starts from here.
+    fn restore(&self) -> State {
+        let mut state = State::default();
+        for (key, frame) in &self.disk {
+            state.load_row(key, frame).unwrap();
+        }
+        state.load_done(self.head.clone().unwrap_or_default());
+        for (term, proposal) in &self.since {
+            let index = state.head.index + 1;
+            match proposal {
+                Some(proposal) => {
+                    state.apply(index, *term, proposal, &mut ChangeSet::default());
+                }
+                None => state.advance(index, *term),
+            }
+        }
+        state
+    }
+}
+
+/// Replicas of one log.
 struct Twins {
     first: State,
     second: State,
     changes: ChangeSet,
     disk: BTreeMap<Vec<u8>, bytes::Bytes>,
+    checkpoint: Checkpoint,
+    /// Replicas that were restored and applied what came since.
+    restored: u64,
     term: u64,
     taken: u64,
 }
@@ -561,11 +593,29 @@ impl Twins {
             first,
             changes,
             disk: BTreeMap::new(),
+            checkpoint: Checkpoint::default(),
+            restored: 0,
             term: 1,
             taken: 0,
         };
         twins.flush();
+        twins.save();
         twins
+    }
+
+    fn save(&mut self) {
+        let (disk, head) = (self.disk.clone(), Some(self.first.head.clone()));
+        self.checkpoint = Checkpoint { disk, head, since: Vec::new() };
+    }
+
+    /// A replica from the last checkpoint is the one that never stopped, byte for byte.
+    fn check_restored(&mut self) {
+        let third = self.checkpoint.restore();
+        assert_eq!(third.head, self.first.head);
+        assert_eq!(third.digest(), self.first.digest());
+        assert_eq!(rows(&third), rows(&self.first));
+        assert_eq!(invariant::check(&third), []);
+        self.restored += 1;
     }
 
     fn flush(&mut self) {
@@ -587,6 +637,7 @@ impl Twins {
             let index = self.first.head.index + 1;
             self.first.advance(index, self.term);
             self.second.advance(index, self.term);
+            self.checkpoint.since.push((self.term, None));
         }
         if chance.one_in(15) {
             self.second = reload(&self.second);
@@ -606,6 +657,13 @@ impl Twins {
         assert_eq!(self.first.digest(), self.second.digest());
         self.check_reply(&before, &proposal, &one);
         self.flush();
+        self.checkpoint.since.push((self.term, Some(proposal)));
+        if chance.one_in(20) {
+            self.check_restored();
+        }
+        if chance.one_in(30) {
+            self.save();
+        }
     }
 
     fn check_reply(&mut self, before: &State, proposal: &Proposal, applied: &Applied) {
@@ -656,6 +714,9 @@ fn run(seed: u64, steps: usize) -> (u64, usize) {
         twins.check();
     }
     assert_eq!(invariant::check(&twins.second), []);
+    twins.check_restored();
+    assert!(twins.restored > 1, "only one replica was restored");
+    assert_eq!(rows(&twins.second), rows(&twins.first), "the rows of two replicas differ");
     assert_eq!(twins.disk, rows(&twins.first), "the changes do not add up to the rows");
     assert!(twins.first.allocations.len() < 100_000);
     (twins.taken, twins.first.allocations.len())

@@ -186,6 +186,23 @@ fn missing_instances_count_against_the_step() {
     check(&cluster.plan(&changed, Trigger::JobRegister), 4, 1, 0);
 }
 
+/// When nothing but room is missing, the blocked evaluation goes on with the update; a step that comes again and again would find nothing new.
+#[test]
+fn an_update_without_room_waits_for_room_only() {
+    let (mut cluster, spec, _) = existing(10);
+    let mut next = with_count(&destructive(&spec), 12);
+    next.groups[0].update = Some(update(1));
+    for number in 1..=20 {
+        cluster.change_node(number, |node| node.eligibility.ineligible = true);
+    }
+    cluster.register(&next);
+    let plan = cluster.plan(&next, Trigger::JobRegister);
+    assert!(plan.is_no_op());
+    let made = &plan.outcome.as_ref().unwrap().evaluations;
+    assert_eq!(made.len(), 1, "{made:?}");
+    assert_eq!(made[0].status, EvaluationStatus::Blocked);
+}
+
 #[test]
 fn r4_lost_instances_are_replaced_up_to_count() {
     for (count, placements, stopped) in

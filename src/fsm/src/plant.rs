@@ -1,0 +1,178 @@
+//! Deliberate bugs, to prove that the tests see them: which there are, and whether one is planted in this process.
+//!
+//! Owns the one list of all packages' plants. A build without the feature `plant` contains none: [`is_planted`] is the constant `false` and the
+//! table of names does not exist. What each plant breaks and who caught it is in jepsen/PLANTED.md. It must never be asked for anything but to
+//! do the wrong thing: code that behaves differently for a reason has a setting.
+
+/// A bug that can be planted. The M-numbers are those of the fault-testing plan.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(any(test, feature = "plant"), derive(Debug))]
+#[repr(u8)]
+pub enum Plant {
+    /// M1: appended entries are acknowledged without a sync.
+    SkipLogSync,
+    /// M2: a vote is acknowledged without a sync.
+    SkipVoteSync,
+    /// M3: a write is answered before it is committed.
+    AcknowledgeBeforeCommit,
+    /// M4: a linearizable read is answered from the local state.
+    StaleRead,
+    /// M5: a leader answers reads on a lease that outlives its followers' patience.
+    LeaseWithoutMargin,
+    /// M6: a request that comes twice takes effect twice.
+    NoDedupe,
+    /// M7: a change depends on an order that differs between replicas.
+    UnorderedApply,
+    /// M8: a change depends on the replica's own clock.
+    ClockInApply,
+    /// M9: the applied index is written to disk before its rows.
+    IndexBeforeRows,
+    /// M10: the log is purged although neither the engine nor the snapshot file is durable.
+    PurgeBeforeSync,
+    /// M11: a snapshot is installed over the state in use.
+    InstallInPlace,
+    /// M12: plans of an earlier leadership stay in the queue.
+    QueueNotFlushed,
+    /// M13: a new leader does not find the pending evaluations.
+    BrokerNotRestored,
+    /// M14: two evaluations of one job are worked on at a time.
+    JobsNotSerialised,
+    /// M15: plans are applied without another look at the nodes.
+    NoRecheck,
+    /// M16: reserved ports are given away.
+    ReservedPortsForgotten,
+    /// M17: a lease runs out while its plan is queued.
+    NackTimerNotPaused,
+    /// M18: a request to a peer waits for ever.
+    NoDeadline,
+    /// M19: checksums are not looked at.
+    SkipChecksums,
+    /// M20: a torn last batch is treated as damage.
+    TornTailIsFatal,
+    /// M21: a blocking query looks first and registers afterwards.
+    LateRegistration,
+    /// M22: nodes' heartbeats are not given new time at a failover.
+    HeartbeatsNotReset,
+    /// M23: a server with an empty disk takes its old number.
+    ReusedServerId,
+    /// M24: a failed sync counts as done.
+    SwallowSyncError,
+    /// M25: a write of unknown outcome is sent again as a new request.
+    HiddenRetry,
+    /// One server changes one row differently from the others.
+    Diverge,
+    /// Any token ends a lease.
+    AnyTokenAcknowledges,
+    /// A plan older than the job's last one is taken.
+    StalePlansTaken,
+    /// An entry of another leadership is taken.
+    AnyEpochTaken,
+    /// A capacity gain wakes nothing.
+    NothingWakes,
+}
+
+/// Every plant by its names: the number, and a word.
+#[cfg(feature = "plant")]
+pub const TABLE: [(Plant, &str, &str); 30] = [
+    (Plant::SkipLogSync, "M1", "skip-log-sync"),
+    (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
+    (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
+    (Plant::StaleRead, "M4", "stale-read"),
+    (Plant::LeaseWithoutMargin, "M5", "lease-without-margin"),
+    (Plant::NoDedupe, "M6", "no-deduplication"),
+    (Plant::UnorderedApply, "M7", "unordered-apply"),
+    (Plant::ClockInApply, "M8", "clock-in-apply"),
+    (Plant::IndexBeforeRows, "M9", "index-before-rows"),
+    (Plant::PurgeBeforeSync, "M10", "purge-before-sync"),
+    (Plant::InstallInPlace, "M11", "install-in-place"),
+    (Plant::QueueNotFlushed, "M12", "keep-old-plans"),
+    (Plant::BrokerNotRestored, "M13", "broker-not-restored"),
+    (Plant::JobsNotSerialised, "M14", "no-job-serialisation"),
+    (Plant::NoRecheck, "M15", "plan-not-checked"),
+    (Plant::ReservedPortsForgotten, "M16", "forget-reserved-ports"),
+    (Plant::NackTimerNotPaused, "M17", "nack-while-queued"),
+    (Plant::NoDeadline, "M18", "no-deadline"),
+    (Plant::SkipChecksums, "M19", "skip-checksums"),
+    (Plant::TornTailIsFatal, "M20", "torn-tail-is-fatal"),
+    (Plant::LateRegistration, "M21", "late-registration"),
+    (Plant::HeartbeatsNotReset, "M22", "keep-ttl"),
+    (Plant::ReusedServerId, "M23", "reused-server-id"),
+    (Plant::SwallowSyncError, "M24", "swallow-sync-error"),
+    (Plant::HiddenRetry, "M25", "hidden-retry"),
+    (Plant::Diverge, "diverge", "one-row-differs"),
+    (Plant::AnyTokenAcknowledges, "any-token", "any-token-acknowledges"),
+    (Plant::StalePlansTaken, "stale-plans", "stale-plans-taken"),
+    (Plant::AnyEpochTaken, "any-epoch", "any-epoch-taken"),
+    (Plant::NothingWakes, "nothing-wakes", "no-capacity-gain"),
+];
+
+#[cfg(feature = "plant")]
+impl Plant {
+    /// Those of the pure packages: `fsm`, `leader` and `scheduler`.
+    pub const PURE: [Self; 14] = [
+        Self::NoDedupe,
+        Self::UnorderedApply,
+        Self::ClockInApply,
+        Self::QueueNotFlushed,
+        Self::BrokerNotRestored,
+        Self::JobsNotSerialised,
+        Self::NoRecheck,
+        Self::ReservedPortsForgotten,
+        Self::NackTimerNotPaused,
+        Self::HeartbeatsNotReset,
+        Self::AnyTokenAcknowledges,
+        Self::StalePlansTaken,
+        Self::AnyEpochTaken,
+        Self::NothingWakes,
+    ];
+
+    /// The name it is asked for by.
+    pub fn name(self) -> &'static str {
+        TABLE.iter().find(|(plant, ..)| *plant == self).map_or("", |(_, name, _)| name)
+    }
+}
+
+#[cfg(feature = "plant")]
+mod selected {
+    use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+    /// The planted one's number plus one; 0: none.
+    static SELECTED: AtomicU8 = AtomicU8::new(0);
+    static ASKED: AtomicU64 = AtomicU64::new(0);
+
+    fn number(plant: super::Plant) -> u8 {
+        (plant as u8).saturating_add(1)
+    }
+
+    /// Plants the bug of this name in this process; none, and `false`, when nobody knows the name.
+    pub fn select(name: &str) -> bool {
+        let found = super::TABLE.iter().find(|(_, number, word)| [*number, *word].contains(&name));
+        SELECTED.store(found.map_or(0, |(plant, ..)| number(*plant)), Ordering::Relaxed);
+        found.is_some()
+    }
+
+    /// Whether this bug is planted in this process.
+    pub fn is_planted(plant: super::Plant) -> bool {
+        SELECTED.load(Ordering::Relaxed) == number(plant)
+    }
+
+    /// Something that differs at each call, as a clock or the order of a hash table does.
+    pub fn whim() -> u64 {
+        ASKED.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+#[cfg(feature = "plant")]
+pub use selected::{is_planted, select, whim};
+
+/// Whether this bug is planted in this process: never, in this build.
+#[cfg(not(feature = "plant"))]
+pub const fn is_planted(_plant: Plant) -> bool {
+    false
+}
+
+/// Nothing differs in this build.
+#[cfg(not(feature = "plant"))]
+pub const fn whim() -> u64 {
+    0
+}

@@ -1,0 +1,117 @@
+//! What a server finds in its data directory: the state with its two durable bases and the log, opened in the order in which they are needed.
+//!
+//! It owns that order and the check that the parts fit together. It must never go on from parts with a gap between them: a log that begins after
+//! the end of the state would leave out what was purged between them, silently and on this server alone.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::Context;
+use fsm::Index;
+
+use crate::{
+    disk::{
+        Disk,
+        watched::{DiskWatch, WatchedDisk},
+    },
+    raft::state_machine::StateMachine,
+    rt::watch,
+    storage::{
+        shadow::{OpenEngine, Shadow},
+        snapshot_file::SnapshotDirectory,
+        wal::{Options, Recovery, Wal, WalWriter},
+    },
+};
+
+/// Everything that is kept, opened.
+pub(crate) struct Stores {
+    /// The state behind the one in memory.
+    pub(crate) shadow: Shadow,
+    /// Snapshot files.
+    pub(crate) snapshots: SnapshotDirectory,
+    /// The state in memory.
+    pub(crate) machine: StateMachine,
+    /// Holds application back while true, for tests.
+    pub(crate) hold_apply: watch::Sender<bool>,
+    /// The log.
+    pub(crate) wal: Wal,
+    /// The log's writer.
+    pub(crate) writer: WalWriter,
+    /// What opening the log found.
+    pub(crate) recovery: Recovery,
+    /// The calls under way on the log's disk.
+    pub(crate) log_calls: DiskWatch,
+}
+
+impl Stores {
+    /// Opens a data directory, also an empty one.
+    pub(crate) async fn open(
+        disk: &Arc<dyn Disk>,
+        open_engine: &OpenEngine,
+        options: Options,
+        directory: &Path,
+    ) -> anyhow::Result<Self> {
+        let (shadow, loaded) =
+            Shadow::open(Arc::clone(disk), &directory.join("state"), Arc::clone(open_engine))
+                .context("the state on disk does not open")?;
+        let snapshots = SnapshotDirectory::open(Arc::clone(disk), &directory.join("snapshots"))?;
+        let (hold_apply, held) = watch::channel(false);
+        let (machine, rewrite) =
+            StateMachine::open(shadow.clone(), loaded, snapshots.clone(), held)?;
+        if let Some(base) = rewrite {
+            tracing::warn!(
+                index = base.meta.head.index,
+                "rebuilding the state on disk from a snapshot file"
+            );
+            shadow.replace(base.state, base.meta).await?;
+        }
+        let log_calls = DiskWatch::default();
+        let log_disk = Arc::new(WatchedDisk::new(Arc::clone(disk), log_calls.clone()));
+        let (wal, writer, recovery) = Wal::open(log_disk, &directory.join("log"), options)
+            .context("the log does not open")?;
+        tracing::info!(?recovery, "opened the log");
+        check_continuity(machine.base_index(), &wal, directory)?;
+        keep_two_bases(&machine, &wal, &snapshots)?;
+        Ok(Self { shadow, snapshots, machine, hold_apply, wal, writer, recovery, log_calls })
+    }
+}
+
+/// A log that ends before the state is purged up to the state as the first thing Raft does, and it must never be purged beyond the older of the
+/// two bases. So the snapshot file has to be as new as the state before that. It happens when a server dies in an install, or when it applied what
+/// a majority of others had on disk before its own log had it.
+fn keep_two_bases(
+    machine: &StateMachine,
+    wal: &Wal,
+    snapshots: &SnapshotDirectory,
+) -> anyhow::Result<()> {
+    let base = machine.base_index();
+    if machine.is_pristine() || wal.last().is_some_and(|last| last.index >= base) {
+        return Ok(());
+    }
+    let newest = snapshots.newest_meta()?;
+    if newest.is_none_or(|(_, meta)| meta.head.index < base) {
+        tracing::warn!(index = base, "the log ends before the state: writing a snapshot of it");
+        let (state, meta) = machine.current();
+        snapshots.write(state, &meta)?;
+    }
+    Ok(())
+}
+
+fn check_continuity(base: Index, wal: &Wal, directory: &Path) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        base == 0 || wal.vote().is_some(),
+        "{0} has a state but its log is gone, and with it entries and votes that this server has promised to keep: \
+         restore {0}/log; or, if a majority of the other servers is well, move {0} away and start again: \
+         this server then joins anew",
+        directory.display()
+    );
+    let Some(purged) = wal.purged() else { return Ok(()) };
+    anyhow::ensure!(
+        purged.index <= base,
+        "the log in {0} begins after entry {1}, but the state on disk and the snapshot files end at entry {base}: \
+         what lies between is not on this server any more. Restore {0}/state or {0}/snapshots; or, if a majority \
+         of the other servers is well, move {0} away and start again: this server then joins anew and gets everything from them",
+        directory.display(),
+        purged.index
+    );
+    Ok(())
+}
