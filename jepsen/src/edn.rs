@@ -36,9 +36,10 @@ pub(crate) fn from_edn(text: &str) -> Result<Vec<Op>> {
     let mut reader = Reader { text: text.as_bytes(), at: 0 };
     let mut maps = Vec::new();
     while let Some(value) = reader.next()? {
-        match value {
-            Value::Array(items) => maps.extend(items),
-            other => maps.push(other),
+        if let Value::Array(items) = value {
+            maps.extend(items);
+        } else {
+            maps.push(value);
         }
     }
     let mut builder = Builder::default();
@@ -200,10 +201,7 @@ impl Reader<'_> {
         let items = self.items(b'}')?;
         ensure!(items.len().is_multiple_of(2), "byte {}: a map with half a pair", self.at);
         let pairs = items.chunks(2).map(|pair| {
-            let name = match &pair[0] {
-                Value::String(name) => name.clone(),
-                other => other.to_string(),
-            };
+            let name = pair[0].as_str().map_or_else(|| pair[0].to_string(), str::to_owned);
             (name, pair[1].clone())
         });
         Ok(Value::Object(pairs.collect::<Map<_, _>>()))

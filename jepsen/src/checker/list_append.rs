@@ -9,6 +9,7 @@
 //! read; if that read started after it, real time closes the cycle, so a lost append is found as well.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Write as _;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -93,7 +94,7 @@ pub(crate) fn check(history: &[Op]) -> Result<Judgement> {
         reads.len()
     );
     for (name, count) in &anomalies {
-        judgement.summary.push_str(&format!("; {name} {count}"));
+        write!(judgement.summary, "; {name} {count}").expect("writing to a string cannot fail");
     }
     judgement.details = json!({"acknowledged": acknowledged, "anomalies": anomalies});
     if reads.is_empty() && judgement.valid == Verdict::True {
@@ -237,9 +238,9 @@ impl<'a> Analysis<'a> {
                     Some(_) => {}
                 }
             }
-            let last = values.last();
-            let writer = last.and_then(|value| self.lists[list].writers.get(value).copied());
-            if let (Some(value), Some(writer)) = (last, writer)
+            let newest = values.last();
+            let writer = newest.and_then(|value| self.lists[list].writers.get(value).copied());
+            if let (Some(value), Some(writer)) = (newest, writer)
                 && writer != reader
                 && self.transactions[writer].last_append(list) != Some(*value)
             {
