@@ -219,34 +219,34 @@ impl<'a> Analysis<'a> {
         let mut told: BTreeSet<(usize, usize)> = BTreeSet::new();
         let bad: Vec<Vec<usize>> = self.lists.iter().map(|list| self.bad_versions(list)).collect();
         for position in 0..self.reads.len() {
-            let (reader, list) = (self.reads[position].transaction, self.reads[position].list);
+            let (read_by, list) = (self.reads[position].transaction, self.reads[position].list);
             let values = &self.reads[position].values;
             let last = values.last().copied();
             if self.lists[list].versions.starts_with(values) {
                 let length = values.len();
                 for version in bad[list].iter().filter(|version| **version < length) {
                     if told.insert((list, *version)) {
-                        self.judge_origin(reader, list, self.lists[list].versions[*version]);
+                        self.judge_origin(read_by, list, self.lists[list].versions[*version]);
                     }
                 }
             } else {
                 for value in values.clone() {
-                    self.judge_origin(reader, list, value);
+                    self.judge_origin(read_by, list, value);
                 }
                 let longest = self.lists[list].longest;
                 let name = &self.lists[list].name;
                 let title = format!("reads of list {name} are not prefixes of each other");
-                self.note("incompatible-order", &title, longest.into_iter().chain([reader]));
+                self.note("incompatible-order", &title, longest.into_iter().chain([read_by]));
             }
             let writer = last.and_then(|value| self.lists[list].writers.get(&value).copied());
             if let (Some(value), Some(writer)) = (last, writer)
-                && writer != reader
+                && writer != read_by
                 && self.transactions[writer].last_append(list) != Some(value)
             {
                 let name = &self.lists[list].name;
                 let title =
                     format!("list {name} ends with {value}, in the middle of a transaction");
-                self.note("G1b", &title, [writer, reader]);
+                self.note("G1b", &title, [writer, read_by]);
             }
         }
     }
