@@ -385,6 +385,11 @@ impl Cluster {
         Ok(Effect::Done)
     }
 
+    /// Whether a server's file system is frozen: whoever writes to it waits.
+    pub(crate) fn is_frozen(&self, server: usize) -> bool {
+        self.nodes[server].frozen
+    }
+
     /// Ends [`Cluster::freeze`].
     pub(crate) fn thaw(&mut self, server: usize) -> Result<Effect> {
         let node = &mut self.nodes[server];

@@ -323,10 +323,16 @@ impl Running {
             others
         });
         let Some(state) = world.newest() else { return };
+        let is_live = |id: &Bytes| {
+            let row = fsm::AllocationId::from_slice(id).and_then(|id| state.allocations.get(&id));
+            row.filter(|row| row.is_live()).cloned()
+        };
+        // What begins late, when the servers have given it up already, may meet what has replaced it.
+        if is_live(id).is_none() {
+            return;
+        }
         for (other, other_id) in others {
-            let row = fsm::AllocationId::from_slice(&other_id)
-                .and_then(|other_id| state.allocations.get(&other_id));
-            if let Some(row) = row.filter(|row| row.is_live()) {
+            if let Some(row) = is_live(&other_id) {
                 verdict::fail(format!(
                     "I49: {} starts on a{agent} while {} of that name runs on a{other}",
                     row.name(),

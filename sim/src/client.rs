@@ -153,7 +153,7 @@ impl Shared {
             Some(Ok(written)) => written,
             Some(Err(error)) => {
                 trace::event(who, format_args!("write {value}: {error}"));
-                if is_certain(&error) && first {
+                if first && is_certain(&error) && !self.world.may_repeat() {
                     verdict::note(self.oracle().refused(value));
                     return Ended::Failed;
                 }

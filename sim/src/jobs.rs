@@ -252,7 +252,7 @@ impl Operator {
                     verdict::fail(format!("an operation on service-{service} got {other:?}"));
                 }
             },
-            Some(Err(error)) if client::is_certain(&error) => {}
+            Some(Err(error)) if client::is_certain(&error) && !self.world.may_repeat() => {}
             Some(Err(_)) | None => known.unknown(content),
         }
         false

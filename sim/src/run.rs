@@ -130,6 +130,9 @@ async fn converged(world: &World, shared: &Shared) -> bool {
     if !world.wait("every server recovered", CONVERGE, recovered).await {
         return false;
     }
+    if !world.wait("B15: every server votes", CONVERGE, World::is_membership_whole).await {
+        return false;
+    }
     for server in 0..world.count() {
         for register in 0..REGISTERS {
             while shared.write("final", server, register, None).await != Ended::Done

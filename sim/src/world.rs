@@ -29,7 +29,7 @@ use crate::{
     invariants::{Applied, Leaders, NodeDeaths, history::check_durable},
     network::Network,
     services::Services,
-    swarm::Swarm,
+    swarm::{Class, Swarm},
     trace, verdict,
 };
 
@@ -302,9 +302,14 @@ impl World {
         rt::spawn(self.clone().watch_state(server, Arc::clone(&core)));
         rt::spawn(self.clone().watch_failure(server, Arc::clone(&core)));
         if let Err(error) = bootstrap::join_cluster(core).await {
-            let excused = self.lock().slots[server].excused || self.lock().slots[server].damaged;
+            let (damaged, excused) = {
+                let state = self.lock();
+                (state.slots[server].damaged, state.slots[server].excused)
+            };
             trace::event(&name(server), format_args!("does not join: {error:#}"));
-            if !excused {
+            if damaged || excused {
+                self.crash_later(server, damaged);
+            } else {
                 verdict::fail(format!("{} does not join: {error:#}", name(server)));
             }
         }
@@ -368,7 +373,11 @@ impl World {
             // Services begin a little after the metrics say so.
             let begins = last.1 == Some(core.id) && led.is_none();
             let wait = Duration::from_millis(if begins { 5 } else { 250 });
-            drop(rt::timeout(wait, metrics.changed()).await);
+            if let Ok(Err(_)) = rt::timeout(wait, metrics.changed()).await {
+                // Raft has ended.
+                self.watch_services(&core, &mut led);
+                return;
+            }
         }
     }
 
@@ -477,7 +486,8 @@ impl World {
             rt::sleep(REJOIN_LOOK).await;
             let Some(core) = self.core(server) else { continue };
             let Some(leader) = self.leader().and_then(|leader| self.core(leader)) else { continue };
-            let votes = leader.member_infos().iter().any(|one| one.id == core.id && one.voter);
+            // While the change is half done the server that was wiped is needed too.
+            let votes = leader.settled_voters().is_some_and(|voters| voters.contains(&core.id));
             if votes && core.applied() >= leader.applied() {
                 let mut state = self.lock();
                 if state.slots[server].incomplete && !state.slots[server].damaged {
@@ -538,6 +548,9 @@ impl World {
     pub(crate) fn limit_disk(&self, server: usize, free: Option<u64>) {
         let mut state = self.lock();
         let slot = &mut state.slots[server];
+        if free.is_some() && slot.live.is_none() {
+            return;
+        }
         trace::event(&name(server), format_args!("disk with {free:?} bytes free"));
         if free.is_some() {
             slot.excused = true;
@@ -619,6 +632,20 @@ impl World {
             }
             self.start(server);
         }
+    }
+
+    /// B15: the configuration is not a joint one, and holds every server as it is now.
+    pub(crate) fn is_membership_whole(&self) -> bool {
+        let Some(leader) = self.leader().and_then(|leader| self.core(leader)) else { return false };
+        let now = (0..self.count()).filter_map(|server| self.core(server)).map(|core| core.id);
+        let mut now: Vec<u64> = now.collect();
+        now.sort_unstable();
+        leader.settled_voters() == Some(now)
+    }
+
+    /// Whether a request may reach a server twice, so that a refusal of one says nothing of the other.
+    pub(crate) fn may_repeat(&self) -> bool {
+        self.swarm.has(Class::Duplicates) || self.swarm.has(Class::Late)
     }
 
     /// I4: what the disks of the voters would come back with holds this index on a majority.

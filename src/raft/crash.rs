@@ -192,6 +192,7 @@ fn lives(seeds: std::ops::Range<u64>, lives: u64) -> Coverage {
 fn check(coverage: &Coverage) {
     let Coverage { failed_opens, dead_lives, acknowledged, votes, snapshots, installs, .. } =
         coverage;
+    assert_eq!(coverage.lives, 3_000);
     let rare = [failed_opens, dead_lives, votes, snapshots, installs, &coverage.torn_installs];
     assert!(rare.iter().all(|count| **count > 50), "{coverage:?}");
     assert!(*acknowledged > 2_000, "{coverage:?}");

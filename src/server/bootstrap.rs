@@ -218,6 +218,23 @@ async fn ask_to_join(core: &Arc<Core>, address: &str) -> Result<(), Status> {
     Ok(())
 }
 
+/// Whether the configuration is a joint one: until it is left, a majority of the servers of before is needed as well, and one of them may be gone.
+pub(super) fn is_membership_joint(core: &Core) -> bool {
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    metrics.membership_config.membership().get_joint_config().len() > 1
+}
+
+/// Brings a change of the members to its end that a leader began and died over.
+pub(super) async fn finish_membership(core: &Core) {
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    let membership = metrics.membership_config.membership();
+    let Some(voters) = membership.get_joint_config().last().cloned() else { return };
+    tracing::warn!(?voters, "a change of the members was left half done: it is finished");
+    if let Err(error) = core.raft.change_membership(voters, false).await {
+        tracing::debug!(%error, "the members could not be changed yet");
+    }
+}
+
 /// The leader's side of a join: the newcomer learns first, then votes; an entry with its address belongs to a disk that is gone and goes in
 /// the same change.
 pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), Status> {
@@ -253,6 +270,17 @@ pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), S
     voters.retain(|voter| !replaced.contains(voter));
     voters.insert(id);
     core.raft.change_membership(voters, false).await.map_err(|error| failed(error.to_string()))?;
+    // Voters go with the change; one that had only learned so far does not.
+    let left: std::collections::BTreeSet<u64> = {
+        let metrics = core.raft.metrics().borrow_watched().clone();
+        let membership = metrics.membership_config.membership();
+        replaced.into_iter().filter(|id| membership.get_node(id).is_some()).collect()
+    };
+    if !left.is_empty() {
+        let change = openraft::ChangeMembers::RemoveNodes(left);
+        let removed = core.raft.change_membership(change, false).await;
+        removed.map_err(|error| failed(error.to_string()))?;
+    }
     tracing::info!(server = %format!("{id:x}"), "a server joined as a voter");
     Ok(())
 }

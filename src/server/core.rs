@@ -117,6 +117,22 @@ struct Identity {
     /// Set when the server has become part of a cluster.
     #[serde(default)]
     cluster_id: Option<String>,
+    /// Checksum of the two: a flipped digit would make this another server, which must not go on with this one's log. Older files have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    check: Option<String>,
+}
+
+impl Identity {
+    fn new(server_id: ServerId, cluster_id: Option<String>) -> Self {
+        let mut identity = Self { server_id, cluster_id, check: None };
+        identity.check = Some(identity.expected_check());
+        identity
+    }
+
+    fn expected_check(&self) -> String {
+        let cluster = self.cluster_id.as_deref().unwrap_or("");
+        format!("{:08x}", crc32c::crc32c(format!("{}:{cluster}", self.server_id).as_bytes()))
+    }
 }
 
 const IDENTITY_FILE: &str = "server.json";
@@ -337,7 +353,7 @@ impl Core {
         let heard = if leader == self.id {
             metrics.state == ServerState::Leader
         } else {
-            self.contact.has_heard()
+            self.contact.has_heard(metrics.current_term)
         };
         heard.then_some(leader)
     }
@@ -490,8 +506,7 @@ impl Core {
             anyhow::ensure!(*known == cluster, "this data directory belongs to another cluster");
             return Ok(());
         }
-        let identity =
-            Identity { server_id: self.id, cluster_id: Some(format_cluster_id(&cluster)) };
+        let identity = Identity::new(self.id, Some(format_cluster_id(&cluster)));
         save_identity(&*self.disk, &self.settings.data_directory, &identity)?;
         self.cluster.get_or_init(|| cluster);
         Ok(())
@@ -510,6 +525,13 @@ impl Core {
     /// Index of the first entry that is still in the log; 0: none is.
     pub fn log_first(&self) -> Index {
         self.wal.first().unwrap_or(0)
+    }
+
+    /// The voters, when the configuration is not a joint one.
+    pub fn settled_voters(&self) -> Option<Vec<ServerId>> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let membership = metrics.membership_config.membership();
+        (membership.get_joint_config().len() == 1).then(|| membership.voter_ids().collect())
     }
 
     /// A fresh request id: log time and random bits (a version 7 UUID, RFC 9562), so that sessions, which end in the order of time, lie in that
@@ -622,8 +644,18 @@ fn load_identity(disk: &dyn Disk, directory: &Path, rpc_address: &str) -> anyhow
     let path = directory.join(IDENTITY_FILE);
     if disk.exists(&path)? {
         let bytes = disk.read(&path)?;
-        return serde_json::from_slice(&bytes)
-            .with_context(|| format!("{} is damaged: restore it or start over", path.display()));
+        let damaged = || {
+            format!(
+                "{} is damaged: restore it; or, if a majority of the other servers is well, move {} away and start \
+                 again: this server then joins anew",
+                path.display(),
+                directory.display()
+            )
+        };
+        let identity: Identity = serde_json::from_slice(&bytes).with_context(damaged)?;
+        let expected = identity.expected_check();
+        anyhow::ensure!(identity.check.as_ref().is_none_or(|check| *check == expected), damaged());
+        return Ok(identity);
     }
     let others: Vec<String> = disk.list(directory)?;
     anyhow::ensure!(
@@ -632,10 +664,11 @@ fn load_identity(disk: &dyn Disk, directory: &Path, rpc_address: &str) -> anyhow
         directory.display()
     );
     // 53 bits, so that every JSON reader keeps the number whole.
-    let mut identity = Identity { server_id: (rt::random_u64() >> 11) | 1, cluster_id: None };
+    let mut server_id = (rt::random_u64() >> 11) | 1;
     if is_planted(Plant::ReusedServerId) {
-        identity.server_id = u64::from(crc32c::crc32c(rpc_address.as_bytes())) | 1;
+        server_id = u64::from(crc32c::crc32c(rpc_address.as_bytes())) | 1;
     }
+    let identity = Identity::new(server_id, None);
     save_identity(disk, directory, &identity)?;
     Ok(identity)
 }
@@ -727,6 +760,33 @@ mod tests {
         let again = load_identity(&disk, directory, "10.0.0.1:4647").unwrap();
         assert_eq!(identity.server_id, again.server_id, "it is kept");
         identity.server_id
+    }
+
+    /// Found by the simulation: a flipped digit of the number is still good JSON, and made another server of this one.
+    #[test]
+    fn no_flipped_bit_of_the_identity_makes_another_server() {
+        let directory = Path::new("/data");
+        let disk = FaultDisk::new(1);
+        disk.create_dir_all(directory).unwrap();
+        let written = Identity::new(69_269_852, Some(format_cluster_id(&[7; 16])));
+        save_identity(&disk, directory, &written).unwrap();
+        let path = directory.join(IDENTITY_FILE);
+        let bytes = disk.read(&path).unwrap();
+        for offset in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut damaged = bytes.clone();
+                damaged[offset] ^= 1 << bit;
+                disk.replace(&path, &damaged);
+                let loaded = load_identity(&disk, directory, "10.0.0.1:4647");
+                let is_another = loaded.is_ok_and(|found| {
+                    found.server_id != written.server_id || found.cluster_id != written.cluster_id
+                });
+                assert!(!is_another, "byte {offset}, bit {bit}");
+            }
+        }
+        disk.replace(&path, br#"{"server_id":5}"#);
+        let old = load_identity(&disk, directory, "10.0.0.1:4647").unwrap();
+        assert_eq!(old.server_id, 5, "an older file");
     }
 
     /// A number that comes back with an empty log would vote as if it had promised nothing.

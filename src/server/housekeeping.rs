@@ -1,4 +1,5 @@
-//! Chores of every server: snapshots when the log has grown, the free-space watermark, who of the peers answers.
+//! Chores of every server: snapshots when the log has grown, the free-space watermark, a change of the members that was left half done, who of the
+//! peers answers.
 
 use std::{
     sync::{Arc, PoisonError},
@@ -7,7 +8,10 @@ use std::{
 
 use proto::v1 as pb;
 
-use super::core::{Core, Heard, leads};
+use super::{
+    bootstrap::{finish_membership, is_membership_joint},
+    core::{Core, Heard, leads},
+};
 use crate::{
     raft::{ServerId, WatchReceiver},
     rpc::transport::{Lane, call},
@@ -19,10 +23,15 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// A peer that did not answer for so long counts as lost, for people who look.
 pub(super) const PEER_LOST: Duration = Duration::from_secs(4);
 const PROBE_TIMEOUT: Duration = Duration::from_millis(900);
+/// A change of the members that stands half done for so many rounds was left by a leader that is gone, or by a caller.
+const JOINT_ROUNDS_MAX: u32 = 3;
+/// Longest wait for its end before the other chores go on.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(core: Arc<Core>) {
     let mut stop = core.stopping();
     let mut growth = LogGrowth::default();
+    let mut joint_rounds = 0;
     watch_free_space(&core);
     loop {
         let stopped = rt::timeout(INTERVAL, rt::until_true(&mut stop)).await;
@@ -35,6 +44,11 @@ pub(super) async fn run(core: Arc<Core>) {
             tracing::warn!(%error, "a snapshot could not be asked for");
         }
         watch_free_space(&core);
+        let joint = core.leading().is_some() && is_membership_joint(&core);
+        joint_rounds = if joint { joint_rounds + 1 } else { 0 };
+        if joint_rounds >= JOINT_ROUNDS_MAX {
+            drop(rt::timeout(CHANGE_TIMEOUT, finish_membership(&core)).await);
+        }
         probe_peers(&core).await;
         leave_full_disk(&core).await;
     }

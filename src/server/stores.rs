@@ -77,19 +77,23 @@ impl Stores {
 
 /// A log that ends before the state is purged up to the state as the first thing Raft does, and it must never be purged beyond the older of the
 /// two bases. So the snapshot file has to be as new as the state before that. It happens when a server dies in an install, or when it applied what
-/// a majority of others had on disk before its own log had it.
+/// a majority of others had on disk before its own log had it. And when a damaged snapshot file was set aside, an older one is left that may end
+/// before the log begins: a follower that got it would ask for entries that nobody has.
 fn keep_two_bases(
     machine: &StateMachine,
     wal: &Wal,
     snapshots: &SnapshotDirectory,
 ) -> anyhow::Result<()> {
     let base = machine.base_index();
-    if machine.is_pristine() || wal.last().is_some_and(|last| last.index >= base) {
+    let purged = wal.purged().map_or(0, |id| id.index);
+    let log_reaches = wal.last().is_some_and(|last| last.index >= base);
+    let least = if log_reaches { purged } else { base };
+    if machine.is_pristine() || least == 0 {
         return Ok(());
     }
     let newest = snapshots.newest_meta()?;
-    if newest.is_none_or(|(_, meta)| meta.head.index < base) {
-        tracing::warn!(index = base, "the log ends before the state: writing a snapshot of it");
+    if newest.is_none_or(|(_, meta)| meta.head.index < least) {
+        tracing::warn!(index = base, least, "no snapshot is as new as it has to be: writing one");
         let (state, meta) = machine.current();
         snapshots.write(state, &meta)?;
     }
@@ -114,4 +118,57 @@ fn check_continuity(base: Index, wal: &Wal, directory: &Path) -> anyhow::Result<
         purged.index
     );
     Ok(())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::path::Path;
+
+    use bytes::Bytes;
+    use fsm::{State, table::ChangeSet};
+
+    use super::*;
+    use crate::{
+        disk::fault::FaultDisk,
+        raft::StoredMembership,
+        storage::{
+            applied::AppliedMeta,
+            shadow::open_twin,
+            wal::{Entry, EntryId},
+        },
+    };
+
+    async fn open(disk: &Arc<dyn Disk>) -> Stores {
+        let engine_disk = Arc::clone(disk);
+        let open: OpenEngine =
+            Arc::new(move |path: &Path| open_twin(Arc::clone(&engine_disk), path));
+        Stores::open(disk, &open, Options::default(), Path::new("/data")).await.unwrap()
+    }
+
+    /// Found by the simulation: the newest snapshot had rotted, and the one before it ended below the begin of the log.
+    #[tokio::test]
+    async fn a_snapshot_is_written_when_none_reaches_the_begin_of_the_log() {
+        let disk: Arc<dyn Disk> = Arc::new(FaultDisk::new(1));
+        let mut first = open(&disk).await;
+        let mut state = State::genesis(&mut ChangeSet::default());
+        state.advance(97, 1);
+        let membership = StoredMembership::default();
+        let meta = AppliedMeta::new(state.head.clone(), &membership, state.digest());
+        first.shadow.replace(state, meta).await.unwrap();
+        let id = |index| EntryId { index, term: 1 };
+        let entries = (1..=99).map(|index| Entry { id: id(index), payload: Bytes::new() });
+        first.wal.save_vote(Bytes::from_static(b"vote"), Box::new(|done| done.unwrap())).unwrap();
+        first.wal.append(entries.collect(), Box::new(|done| done.unwrap())).unwrap();
+        first.wal.purge(id(47)).unwrap();
+        while first.writer.begin().unwrap() {
+            first.writer.finish().unwrap();
+        }
+        assert!(first.snapshots.newest_meta().unwrap().is_none());
+        first.shadow.close().await;
+        drop(first);
+        let second = open(&disk).await;
+        let (_, newest) = second.snapshots.newest_meta().unwrap().unwrap();
+        assert_eq!(newest.head.index, 97);
+    }
 }

@@ -17,6 +17,7 @@ use super::judgement::Judgement;
 use super::pairs::Pair;
 use super::views::{self, View, views};
 use crate::history::{Function, Op};
+use crate::workload::snapshot::Allocation;
 
 /// Judges a history of the allocs workload; `records` are what the agents wrote down, if they did.
 pub(crate) fn check(history: &[Op], records: Option<&Records>) -> Result<Judgement> {
@@ -112,7 +113,7 @@ fn judge_converged(view: &View<'_>, judgement: &mut Judgement) {
             "on {} nothing moves any more, and {missing:?} are missing, {extra:?} too many",
             view.answer.node.as_deref().unwrap_or("a server")
         );
-        judgement.violated(title, view.only(|found| found.is_live()));
+        judgement.violated(title, view.only(Allocation::is_live));
     }
 }
 

@@ -106,6 +106,10 @@ impl Turn<'_> {
         let victim = self.random.below(self.servers());
         let at = self.now();
         let mut cluster = self.cluster();
+        // We would wait for the thaw, which waits for us.
+        if cluster.is_frozen(victim) {
+            return Ok(Outcome::Skipped(format!("the disk of {} is frozen", self.name(victim))));
+        }
         match cluster.kill(victim)? {
             Effect::Done => {}
             Effect::Nothing => {
