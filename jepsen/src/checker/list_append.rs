@@ -221,7 +221,7 @@ impl<'a> Analysis<'a> {
         for position in 0..self.reads.len() {
             let (reader, list) = (self.reads[position].transaction, self.reads[position].list);
             let values = &self.reads[position].values;
-            let last = values.last().copied();
+            let newest = values.last().copied();
             if self.lists[list].versions.starts_with(values) {
                 let length = values.len();
                 for version in bad[list].iter().filter(|version| **version < length) {
@@ -238,8 +238,8 @@ impl<'a> Analysis<'a> {
                 let title = format!("reads of list {name} are not prefixes of each other");
                 self.note("incompatible-order", &title, longest.into_iter().chain([reader]));
             }
-            let writer = last.and_then(|value| self.lists[list].writers.get(&value).copied());
-            if let (Some(value), Some(writer)) = (last, writer)
+            let writer = newest.and_then(|value| self.lists[list].writers.get(&value).copied());
+            if let (Some(value), Some(writer)) = (newest, writer)
                 && writer != reader
                 && self.transactions[writer].last_append(list) != Some(value)
             {
