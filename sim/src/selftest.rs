@@ -75,6 +75,7 @@ pub(crate) fn run(only: &[String], seeds: u64, jobs: u8) -> anyhow::Result<ExitC
         cfg!(feature = "plant"),
         "this build has no planted bugs: build with `--features plant`"
     );
+    #[cfg(feature = "plant")]
     for name in only {
         let is_known =
             fsm::plant::TABLE.iter().any(|(_, number, word)| number == name || word == name);
