@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use super::agent_records::Records;
 use super::foreign::{Model, judge};
 use super::judgement::Judgement;
 use super::{Verdict, allocations, capacity, evaluations, job_versions, list_append};
@@ -105,6 +106,29 @@ fn capacity_is_judged_as_known() {
 #[test]
 fn allocations_are_judged_as_known() {
     assert_eq!(check("allocations"), [1, 10, 1]);
+}
+
+#[test]
+fn agents_must_run_what_the_servers_say() {
+    let path = corpus().join("allocations/good-replaced.edn");
+    let history = read_history(&path).unwrap();
+    let check = |running: &[&str], twice: &[&str]| {
+        let set = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
+        let records = Records { running: set(running), twice: set(twice), starts: 3 };
+        let agree = allocations::agents_agree(&history, &records).unwrap();
+        assert_eq!(agree, running == ["2"]);
+        allocations::check(&history, Some(&records)).unwrap()
+    };
+    assert_eq!(check(&["2"], &[]).valid, Verdict::True);
+    for (running, twice, said) in [
+        (&["1", "2"][..], &[][..], "1 still runs on its agent"),
+        (&[], &[], "2 runs in the servers' eyes, but not on its agent"),
+        (&["2"], &["2"], "2 ran in two places"),
+    ] {
+        let judgement = check(running, twice);
+        assert_eq!(judgement.valid, Verdict::False, "{said}");
+        assert!(judgement.violations[0].title.contains(said), "{judgement:#?}");
+    }
 }
 
 #[test]

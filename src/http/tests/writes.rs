@@ -114,7 +114,7 @@ async fn compare_and_set_has_the_texts_that_clients_know() {
 #[tokio::test]
 async fn a_stopped_job_shows_the_index_that_compare_and_set_asks_for() {
     let server = TestServer::start(TestCluster::new()).await;
-    let registered = server.put("/v1/jobs", &body(&web_job("web"))).await.ok();
+    let registered = server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
     let stopped = server.delete("/v1/job/web").await.ok()["JobModifyIndex"].clone();
     assert_ne!(stopped, registered["JobModifyIndex"]);
     let shown = server.get("/v1/job/web").await.ok();

@@ -12,8 +12,8 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use fsm::{
-    AllocationId, ClientStatus, Command, Effect, EvaluationId, EvaluationStatus, JobKind, JobSpec,
-    Liveness, NodeId, Plan, Reply, State,
+    AllocationId, ClientStatus, Command, Effect, EvaluationStatus, JobKind, JobSpec, Liveness,
+    NodeId, Plan, Reply, State,
     command::{LivenessChange, NodeReport, Readiness},
     job::{DelayFunction, ReschedulePolicy, UpdateStrategy},
     node::{Drain, Driver as TaskDriver},
@@ -23,9 +23,9 @@ use proptest::prelude::*;
 use scheduler::Pass;
 
 use crate::{
-    BlockedEvals, Drainer, EvalBroker,
-    broker::{Delivery, NackReason},
-    limits, reap,
+    Dispatch, Drainer, Lease, NackReason,
+    broker::{BrokerConfig, Count, Token},
+    limits,
 };
 
 const NODES: [&str; 4] = ["a", "b", "c", "d"];
@@ -66,7 +66,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 /// A leased evaluation, and the state that its worker looks at.
 struct Work {
-    delivery: Delivery,
+    lease: Lease,
     snapshot: State,
     attempt: u32,
     rejected: u32,
@@ -83,8 +83,7 @@ enum Submitted {
 /// Everything a leader has, the workers, and a state.
 struct World {
     driver: Driver,
-    broker: EvalBroker,
-    blocked: BlockedEvals,
+    dispatch: Dispatch,
     drainer: Drainer,
     /// Proposed by services, not applied yet.
     proposed: VecDeque<Command>,
@@ -131,8 +130,7 @@ impl World {
     fn new() -> Self {
         let mut world = Self {
             driver: Driver::default(),
-            broker: EvalBroker::default(),
-            blocked: BlockedEvals::default(),
+            dispatch: Dispatch::new(BrokerConfig::default()),
             drainer: Drainer::default(),
             proposed: VecDeque::new(),
             work: Vec::new(),
@@ -150,12 +148,8 @@ impl World {
         self.proposed.clear();
         self.work.clear();
         let (now, state) = (self.driver.now, self.driver.state.clone());
-        self.broker = EvalBroker::default();
-        self.broker.enable();
-        self.broker.restore(now, &state);
-        self.blocked = BlockedEvals::default();
-        self.blocked.enable();
-        self.blocked.restore(now, &state);
+        self.dispatch = Dispatch::new(BrokerConfig::default());
+        self.dispatch.restore(now, &state);
         self.drainer = Drainer::default();
         self.drainer.restore(now, &state);
     }
@@ -172,27 +166,16 @@ impl World {
     fn take(&mut self, now: u64, index: u64, effect: Effect) {
         let state = &self.driver.state;
         match effect {
-            Effect::Evaluation(id) => {
-                let row = state.evaluations.get(&id).unwrap();
-                self.broker.applied(now, row);
-                match row.status {
-                    EvaluationStatus::Blocked if !self.broker.contains(id) => {
-                        self.blocked.block(now, row);
-                    }
-                    EvaluationStatus::Blocked | EvaluationStatus::Pending => {}
-                    EvaluationStatus::Complete
-                    | EvaluationStatus::Failed
-                    | EvaluationStatus::Canceled => self.blocked.removed(id),
-                }
+            Effect::Evaluation(id) => self.dispatch.evaluation_changed(now, state, id),
+            Effect::Capacity { class, node } => {
+                self.dispatch.capacity_gained(now, class, node, index);
             }
-            Effect::Capacity { class, node } => self.blocked.unblock(now, class, node, index),
             Effect::Node(id) => match state.nodes.get(&id) {
                 Some(node) => self.drainer.node_changed(now, node),
-                None => self.blocked.node_gone(id, index),
+                None => self.dispatch.node_gone(id, index),
             },
             Effect::Job(key) => {
-                let last = state.jobs.get(&key).map_or(index, |job| job.last_plan_index);
-                self.broker.note_job_index(&key, last);
+                self.dispatch.job_changed(state, &key, index);
                 self.drainer.state_changed(now);
             }
             Effect::NodeAllocations(_) => self.drainer.state_changed(now),
@@ -204,24 +187,8 @@ impl World {
     fn look(&mut self) {
         let now = self.driver.now;
         let state = self.driver.state.clone();
-        for wake in self.blocked.poll(now) {
-            if let Some(row) = state.evaluations.get(&wake.evaluation) {
-                self.broker.enqueue(now, row);
-                self.broker.note_job_index(&row.job, wake.index);
-            }
-        }
-        self.broker.poll(now);
-        let tokens = &mut self.tokens;
-        let token = || {
-            *tokens += 1;
-            u128::from(*tokens).to_be_bytes()
-        };
-        let failed = self.broker.dequeue_failed(now, 10, SERVER, token).unwrap();
         let driver = &mut self.driver;
-        let mut commands = Vec::new();
-        commands.extend(reap::failed(now, &state, &failed, || driver.evaluation_id()));
-        commands.extend(reap::canceled(&state, &self.broker.cancelable(100)));
-        commands.extend(reap::duplicates(&state, &self.blocked.duplicates(100)));
+        let mut commands = self.dispatch.step(now, &state, [], || driver.id()).commands;
         commands.extend(self.drainer.poll(now, &state));
         for command in commands {
             if !self.proposed.contains(&command) {
@@ -238,17 +205,18 @@ impl World {
 
     /// A worker leases an evaluation; its snapshot is of now.
     fn lease(&mut self) -> bool {
+        let now = self.driver.now;
         let tokens = &mut self.tokens;
-        let token = || {
+        let token = || -> Token {
             *tokens += 1;
             u128::from(*tokens).to_be_bytes()
         };
-        let now = self.driver.now;
-        let given = self.broker.dequeue(now, &JobKind::ALL, 1, SERVER, token).unwrap();
-        for delivery in &given {
-            let snapshot = self.driver.state.clone();
-            assert!(delivery.wait_index <= snapshot.head.index);
-            self.work.push(Work { delivery: *delivery, snapshot, attempt: 0, rejected: 0 });
+        let snapshot = self.driver.state.clone();
+        let given = self.dispatch.dequeue(now, &snapshot, &JobKind::ALL, 1, SERVER, token).unwrap();
+        for lease in &given {
+            assert!(lease.wait_index <= snapshot.head.index);
+            let (lease, snapshot) = (lease.clone(), snapshot.clone());
+            self.work.push(Work { lease, snapshot, attempt: 0, rejected: 0 });
         }
         !given.is_empty()
     }
@@ -259,13 +227,13 @@ impl World {
             return false;
         }
         let mut work = self.work.swap_remove(number % self.work.len());
-        let (id, token) = (work.delivery.evaluation, work.delivery.token);
-        if self.broker.outstanding(id) != Some(token) {
+        let (id, token) = (work.lease.evaluation.id, work.lease.token);
+        if self.dispatch.outstanding(id) != Some(token) {
             return true;
         }
         let row = work.snapshot.evaluations.get(&id).unwrap().clone();
         if row.status.is_terminal() {
-            self.broker.ack(self.driver.now, id, token).unwrap();
+            self.dispatch.ack(self.driver.now, id, token).unwrap();
             return true;
         }
         let pass = Pass {
@@ -452,15 +420,12 @@ impl World {
             self.look();
             while self.apply_proposed() || self.lease() || self.plan(0) {}
             self.look();
-            let retried = self.blocked.next_deadline().is_some();
-            let idle = self.broker.is_empty() && self.proposed.is_empty() && self.work.is_empty();
+            let queued = self.dispatch.stats().total != Count::default()
+                || self.dispatch.next_deadline().is_some();
+            let idle = !queued && self.proposed.is_empty() && self.work.is_empty();
             let ends =
                 |row: &Arc<fsm::Allocation>| row.is_server_terminal() && !row.client.is_terminal();
-            if idle
-                && !retried
-                && self.drainer.is_empty()
-                && !self.driver.state.allocations.iter().any(ends)
-            {
+            if idle && self.drainer.is_empty() && !self.driver.state.allocations.iter().any(ends) {
                 return;
             }
             self.driver.now += 5_000;
@@ -473,7 +438,7 @@ impl World {
             .iter()
             .filter(|row| row.status == EvaluationStatus::Pending)
             .collect();
-        panic!("not settled: {:?}, {open:?}", self.broker.stats());
+        panic!("not settled: {:?}, {open:?}", self.dispatch.stats());
     }
 
     fn has_room(&self, name: &str, spec: &JobSpec) -> bool {
@@ -547,7 +512,15 @@ impl World {
     }
 }
 
+/// Each case is a life of a cluster with every invariant checked after each entry: a quarter of the usual number of them.
+fn cases() -> ProptestConfig {
+    let usual = ProptestConfig::default();
+    ProptestConfig { cases: usual.cases.div_ceil(4), ..usual }
+}
+
 proptest! {
+    #![proptest_config(cases())]
+
     /// P4, SC-24, NW-14.
     #[test]
     fn whatever_happens_jobs_get_what_they_want(
@@ -571,11 +544,10 @@ fn a_lease_that_is_given_back_is_not_forgotten() {
     let mut world = World::new();
     world.happen(&Event::Register { job: 0, count: 3, version: 0 });
     assert!(world.lease());
-    let Delivery { evaluation, token, .. } = world.work.remove(0).delivery;
-    world.broker.nack(world.driver.now, evaluation, token, NackReason::Failed).unwrap();
+    let Lease { evaluation, token, .. } = world.work.remove(0).lease;
+    world.dispatch.nack(world.driver.now, evaluation.id, token, NackReason::Failed).unwrap();
     world.driver.now += limits::NACK_DELAY_FIRST_MS;
     world.settle();
     world.check();
-    let id: EvaluationId = evaluation;
-    assert_eq!(world.driver.evaluation(id).status, EvaluationStatus::Complete);
+    assert_eq!(world.driver.evaluation(evaluation.id).status, EvaluationStatus::Complete);
 }
