@@ -36,7 +36,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 /// Time between two faults, and how long one lasts: shorter and longer than a node takes to be down.
 const PAUSE_BETWEEN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
-const FAULT_LENGTH: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(8));
+const FAULT_LENGTH: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(14));
 
 /// What the agents are made from.
 pub(crate) struct Setup<'a> {
