@@ -32,11 +32,11 @@ const RETRY: Duration = Duration::from_millis(300);
 const RUN: Duration = Duration::from_millis(700);
 
 /// By job and name: agent and allocation.
-type Running = BTreeMap<(String, String), BTreeSet<(usize, Bytes)>>;
+type RunningByName = BTreeMap<(String, String), BTreeSet<(usize, Bytes)>>;
 
 thread_local! {
     /// What runs.
-    static RUNNING: RefCell<Running> = const { RefCell::new(BTreeMap::new()) };
+    static RUNNING: RefCell<RunningByName> = const { RefCell::new(BTreeMap::new()) };
 }
 
 /// What runs, or ran, here.
