@@ -22,7 +22,7 @@ use crate::{
     rt::mpsc,
     server::{
         Core,
-        api::{Api, ApiError},
+        api::{Api, ApiError, ReadMode},
         heartbeat_for_agent,
     },
 };
@@ -243,13 +243,7 @@ impl pb::agent_server::Agent for AgentService {
     ) -> Result<Response<pb::UpdateAllocationsReply>, Status> {
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
-        let state = self.0.cell.load();
-        if let Some(row) = state.nodes.get(&node)
-            && row.incarnation != request.incarnation
-        {
-            return Err(Status::not_found("another incarnation of the node is registered"));
-        }
-        drop(state);
+        drop(state_that_knows(&self.0, node, request.incarnation).await?);
         let updates =
             request.statuses.into_iter().map(client_update).collect::<Result<Vec<_>, _>>()?;
         let report = NodeReport {
@@ -310,6 +304,26 @@ fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
     })
 }
 
+/// A state in which the node has this incarnation. A server behind the others looks at the present before it denies that: an agent that is denied
+/// registers again, and would do so for nothing as long as the server lags.
+async fn state_that_knows(
+    core: &Core,
+    node: NodeId,
+    incarnation: u64,
+) -> Result<Arc<State>, Status> {
+    let known = |state: &State| state.nodes.get(&node).map(|row| row.incarnation);
+    let mut state = core.cell.load();
+    if known(&state).is_none_or(|found| found < incarnation) {
+        let read = core.read(ReadMode::Linearizable, 0, TIMEOUT).await;
+        state = read.map_err(status_of)?.state;
+    }
+    match known(&state) {
+        Some(found) if found == incarnation => Ok(state),
+        Some(_) => Err(Status::not_found("another incarnation of the node is registered")),
+        None => Err(Status::not_found("node not found")),
+    }
+}
+
 /// Pushes the whole set once, then what changes, until the agent goes away or is another incarnation.
 async fn push_allocations(
     core: &Core,
@@ -325,11 +339,8 @@ async fn push_allocations(
         let changed = watch.notified();
         let mut changed = std::pin::pin!(changed);
         changed.as_mut().enable();
-        let state = core.cell.load();
+        let state = state_that_knows(core, node, incarnation).await?;
         let row = state.nodes.get(&node).ok_or_else(|| Status::not_found("node not found"))?;
-        if row.incarnation != incarnation {
-            return Err(Status::not_found("another incarnation of the node is registered"));
-        }
         for batch in batches(&state, row, &mut sent, &mut complete) {
             if sender.send(Ok(batch)).await.is_err() {
                 return Ok(());

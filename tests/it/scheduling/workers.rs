@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, rc::Rc, sync::Arc, thread, time::Duration};
 
 use fsm::codec;
-use proto::v1::{self as pb, scheduler_client::SchedulerClient};
+use proto::v1::{self as pb, agent_client::AgentClient, scheduler_client::SchedulerClient};
 use quorate::{
     config::ServerConfig,
     server::{Core, RunningServer},
@@ -140,6 +140,11 @@ impl Servers {
         assert_eq!(recompute::Cluster::read(&client).violations(), [""; 0]);
     }
 
+    fn agent(&self, number: usize) -> AgentClient<tonic::transport::Channel> {
+        let address = format!("http://{}", self.running[&number].rpc);
+        self.runtime.block_on(AgentClient::connect(address)).unwrap()
+    }
+
     fn scheduler(&self, number: usize) -> SchedulerClient<tonic::transport::Channel> {
         let address = format!("http://{}", self.running[&number].rpc);
         self.runtime.block_on(SchedulerClient::connect(address)).unwrap()
@@ -221,6 +226,43 @@ fn releases_for_lag_are_no_deliveries() {
     for follower in followers {
         servers.core(follower).hold_apply(false);
     }
+}
+
+/// A server that lags does not deny a node that it has not heard of yet: the agent would register again for nothing. It answers once it has caught up.
+#[test]
+fn a_lagging_server_denies_no_node() {
+    let servers = Servers::start(3);
+    let (leader, held) = (servers.leader(), servers.followers()[0]);
+    servers.core(held).hold_apply(true);
+    let id = bytes::Bytes::from_static(&[7; 16]);
+    let registration = pb::RegisterRequest {
+        node_id: id.clone(),
+        secret: vec![1; 16].into(),
+        identity: vec![2; 16].into(),
+        name: "new".to_owned(),
+        datacenter: "dc1".to_owned(),
+        ..pb::RegisterRequest::default()
+    };
+    let mut agent = servers.agent(leader);
+    let registered = servers.runtime.block_on(agent.register(registration)).unwrap();
+    let incarnation = registered.into_inner().incarnation;
+    let request = pb::StreamAllocationsRequest { node_id: id.clone(), incarnation };
+    let mut agent = servers.agent(held);
+    let first = servers.runtime.spawn(async move {
+        agent.stream_allocations(request).await.unwrap().into_inner().message().await
+    });
+    thread::sleep(Duration::from_millis(500));
+    assert!(!first.is_finished(), "it does not know yet");
+    servers.core(held).hold_apply(false);
+    let batch = servers.runtime.block_on(first).unwrap().unwrap().unwrap();
+    assert!(batch.complete && batch.allocations.is_empty());
+
+    let later = pb::StreamAllocationsRequest { node_id: id, incarnation: incarnation + 1 };
+    let mut agent = servers.agent(held);
+    let denied = servers.runtime.block_on(async move {
+        agent.stream_allocations(later).await.unwrap().into_inner().message().await
+    });
+    assert_eq!(denied.unwrap_err().code(), Code::NotFound);
 }
 
 /// NW-03: a paused worker takes nothing, a resumed one does.
