@@ -27,6 +27,8 @@ use crate::random::Random;
 /// CPU and memory of each simulated node.
 const CPU_MHZ: u64 = 1_000;
 const MEMORY_MB: u64 = 1_000;
+/// The name of an agent's log in its directory.
+const LOG: &str = "agent.log";
 /// How long a killed process may take to be gone.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an agent may take to end after SIGTERM.
@@ -34,7 +36,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 /// Time between two faults, and how long one lasts: shorter and longer than a node takes to be down.
 const PAUSE_BETWEEN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
-const FAULT_LENGTH: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(8));
+const FAULT_LENGTH: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(14));
 
 /// What the agents are made from.
 pub(crate) struct Setup<'a> {
@@ -85,7 +87,7 @@ pub(crate) fn names(agents: usize) -> Vec<String> {
 
 /// The log of one agent in a run's directory.
 pub(crate) fn agent_log(directory: &Path, agent: &str) -> PathBuf {
-    directory.join(agent).join("agent.log")
+    directory.join(agent).join(LOG)
 }
 
 impl Fleet {
@@ -109,6 +111,11 @@ impl Fleet {
             fleet.start_agent(agent)?;
         }
         Ok(fleet)
+    }
+
+    /// What the agents wrote down.
+    pub(crate) fn logs(&self) -> Vec<PathBuf> {
+        self.agents.iter().map(|agent| agent.directory.join(LOG)).collect()
     }
 
     /// Exits so far that nobody here caused.
@@ -196,7 +203,7 @@ impl Fleet {
         if child.is_some() {
             return Ok(());
         }
-        let path = directory.join("agent.log");
+        let path = directory.join(LOG);
         let mut log = OpenOptions::new()
             .create(true)
             .append(true)

@@ -2,13 +2,14 @@
 //!
 //! Owns two foreign forms: EDN (Jepsen, Knossos, Elle: one map per operation, one after the other or in one
 //! vector, tagged or not) and the log lines of Knossos' and Porcupine's corpora (`… 3 :invoke :write 5`).
-//! Keywords become strings, sets lists; what is no operation of a client is left out. Never judges.
+//! Keywords become strings, sets lists; unknown faults are left out. Our own extra keys are read where they
+//! are. Never judges.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::history::{Function, Kind, Op, Process, read_jsonl};
 
@@ -35,15 +36,15 @@ pub(crate) fn from_edn(text: &str) -> Result<Vec<Op>> {
     let mut reader = Reader { text: text.as_bytes(), at: 0 };
     let mut maps = Vec::new();
     while let Some(value) = reader.next()? {
-        match value {
-            Value::Array(items) => maps.extend(items),
-            other => maps.push(other),
+        if let Value::Array(items) = value {
+            maps.extend(items);
+        } else {
+            maps.push(value);
         }
     }
     let mut builder = Builder::default();
     for map in &maps {
-        let field = |name: &str| map.get(name).unwrap_or(&Value::Null);
-        builder.push(field("process"), field("type"), field("f"), field("value"))?;
+        builder.push(map)?;
     }
     Ok(builder.ops)
 }
@@ -62,8 +63,9 @@ pub(crate) fn from_log(text: &str) -> Result<Vec<Op>> {
         let (kind, f) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
         let mut reader = Reader { text: words.next().unwrap_or("").as_bytes(), at: 0 };
         let value = reader.next().with_context(place)?.unwrap_or(Value::Null);
-        let (kind, f) = (Value::from(kind.trim()), Value::from(f.trim().trim_start_matches(':')));
-        builder.push(&process.into(), &kind, &f, &value).with_context(place)?;
+        let f = f.trim().trim_start_matches(':');
+        let map = json!({"process": process, "type": kind.trim(), "f": f, "value": value});
+        builder.push(&map).with_context(place)?;
     }
     ensure!(!builder.ops.is_empty(), "no line tells an operation");
     Ok(builder.ops)
@@ -77,30 +79,48 @@ struct Builder {
 }
 
 impl Builder {
-    fn push(&mut self, process: &Value, kind: &Value, f: &Value, value: &Value) -> Result<()> {
+    fn push(&mut self, map: &Value) -> Result<()> {
         let index = self.ops.len() as u64;
-        // What is no number is a nemesis or the harness itself.
-        let Some(process) = process.as_u64() else { return Ok(()) };
-        let kind = match kind.as_str() {
+        let field = |name: &str| map.get(name).unwrap_or(&Value::Null);
+        let function = serde_json::from_value::<Function>(field("f").clone());
+        let (process, function) = match (field("process").as_u64(), function) {
+            (Some(number), Ok(function)) => (Process::Client(number), function),
+            (Some(_), Err(_)) => {
+                bail!("entry {index}: {} is no function of a known model", field("f"))
+            }
+            (None, Ok(function)) if field("process") == "nemesis" => (Process::Nemesis, function),
+            // The faults of another program, or that program itself.
+            (None, _) => return Ok(()),
+        };
+        let kind = match field("type").as_str() {
             Some("invoke") => Kind::Invoke,
             Some("ok") => Kind::Ok,
             Some("fail") => Kind::Fail,
             Some("info") => Kind::Info,
-            Some(_) | None => bail!("entry {index}: {kind} is no type of an operation"),
+            Some(_) | None => bail!("entry {index}: {} is no type of an operation", field("type")),
         };
-        let function: Function = serde_json::from_value(f.clone())
-            .with_context(|| format!("entry {index}: {f} is no function of a known model"))?;
-        let mut value = value.clone();
-        if kind == Kind::Invoke {
-            self.started.insert(process, value.clone());
-        } else if kind != Kind::Ok
-            && let Some(started) = self.started.get(&process)
-        {
-            // The value of a failed operation may be the reason of the failure.
-            value = started.clone();
+        let mut value = field("value").clone();
+        if let Process::Client(number) = process {
+            if kind == Kind::Invoke {
+                self.started.insert(number, value.clone());
+            } else if kind != Kind::Ok
+                && let Some(started) = self.started.get(&number)
+            {
+                // The value of a failed operation may be the reason of the failure.
+                value = started.clone();
+            }
         }
-        let op = Op::new(Process::Client(process), kind, function, value);
-        self.ops.push(Op { index, time: index, ..op });
+        let op = Op::new(process, kind, function, value);
+        self.ops.push(Op {
+            index,
+            time: index,
+            version: field("version").as_u64(),
+            expected: field("expected").as_u64(),
+            node: field("node").as_str().map(str::to_owned),
+            detail: map.get("detail").cloned(),
+            last_phase: field("final") == true,
+            ..op
+        });
         Ok(())
     }
 }
@@ -181,10 +201,7 @@ impl Reader<'_> {
         let items = self.items(b'}')?;
         ensure!(items.len().is_multiple_of(2), "byte {}: a map with half a pair", self.at);
         let pairs = items.chunks(2).map(|pair| {
-            let name = match &pair[0] {
-                Value::String(name) => name.clone(),
-                other => other.to_string(),
-            };
+            let name = pair[0].as_str().map_or_else(|| pair[0].to_string(), str::to_owned);
             (name, pair[1].clone())
         });
         Ok(Value::Object(pairs.collect::<Map<_, _>>()))
@@ -270,8 +287,6 @@ fn atom(word: &str) -> Result<Value> {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -283,10 +298,11 @@ mod tests {
         let vector = "[{:process 0 :type :invoke :f :write :value 3} #_ :gone\n\
                       {:process 0, :type :ok, :f :write, :value 3}]";
         for text in [lines, vector] {
-            let ops = from_edn(text).unwrap();
+            let mut ops = from_edn(text).unwrap();
+            ops.retain(|op| op.process == Process::Client(0));
             assert_eq!(ops.len(), 2, "{text}");
             assert_eq!((ops[0].kind, ops[1].kind), (Kind::Invoke, Kind::Ok));
-            assert_eq!((ops[1].index, ops[1].value.clone()), (1, json!(3)));
+            assert_eq!(ops[1].value, json!(3));
         }
         let text = "{:process 1 :type :invoke :f :txn :value [[:r :x nil] [:append \"y\" -2]]}";
         let ops = from_edn(text).unwrap();

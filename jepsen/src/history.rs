@@ -297,8 +297,8 @@ fn edn_txn(value: &Value) -> String {
     let steps = value.as_array().into_iter().flatten().map(|step| {
         match step.as_array().map(Vec::as_slice) {
             Some([Value::String(name), rest @ ..]) => {
-                let rest: String = rest.iter().map(|part| format!(" {}", edn(part))).collect();
-                format!("[:{name}{rest}]")
+                let rest: Vec<String> = rest.iter().map(edn).collect();
+                format!("[:{name} {}]", rest.join(" "))
             }
             Some(_) | None => edn(step),
         }

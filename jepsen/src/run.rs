@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::agents::{Fleet, Setup as FleetSetup};
+use crate::checker::agent_records::read;
+use crate::checker::allocations::agents_agree;
 use crate::checker::coverage::Asked;
 use crate::checker::{Evidence, Results, Verdict, check};
 use crate::cluster::{Cluster, Endpoint, Setup};
@@ -39,6 +41,9 @@ const READY_TIMEOUT: Duration = Duration::from_mins(1);
 const LAST_PHASE_TIMEOUT: Duration = Duration::from_mins(1);
 /// Calm between the last heal and the last phase, at most; a sixth of a short run.
 const SETTLE: Duration = Duration::from_secs(10);
+/// How long agents may take to run what the servers say, once these have settled: longer than the longest pause
+/// between two tries of an agent to reach a server (15 s) and the tries themselves (10 s).
+const AGENTS_TIMEOUT: Duration = Duration::from_secs(40);
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(100);
 
@@ -278,9 +283,34 @@ fn conduct(
         aftermath.ready_after_heal = Readiness::Milliseconds(elapsed);
         reporter.line(&format!("ready after {elapsed} ms, last phase"));
         clients.last_phase(Instant::now() + LAST_PHASE_TIMEOUT);
+        if workload == WorkloadKind::Allocs {
+            await_agents(fleet, recorder, reporter);
+        }
     } else {
         aftermath.ready_after_heal = Readiness::Never;
         reporter.line(&format!("not ready after {elapsed} ms, no last phase"));
+    }
+}
+
+/// Lets agents catch up with what the servers said at the end: one that was cut off may take a while to come
+/// back. Whether they did is for the checker, which reads the same records.
+fn await_agents(fleet: &Fleet, recorder: &Recorder, reporter: &Reporter) {
+    let started = Instant::now();
+    let (history, _) = recorder.snapshot();
+    loop {
+        let agree = read(&fleet.logs()).and_then(|records| agents_agree(&history, &records));
+        match agree {
+            Ok(true) => {}
+            Ok(false) if started.elapsed() < AGENTS_TIMEOUT => {
+                thread::sleep(TICK);
+                continue;
+            }
+            Ok(false) => reporter.line("the agents do not run what the servers say"),
+            Err(error) => reporter.line(&format!("cannot read the agents' records: {error:#}")),
+        }
+        let elapsed = started.elapsed().as_millis();
+        reporter.line(&format!("agents looked at for {elapsed} ms after the last phase"));
+        return;
     }
 }
 

@@ -111,7 +111,7 @@ pub(crate) fn render(
         },
         scheduler: SchedulerConfig { workers: 1 },
         limits: LimitsConfig { free_bytes_min: FREE_BYTES_MIN },
-        heartbeat: HeartbeatConfig { ttl_min_ms: 1_000, grace_ms: 1_500 },
+        heartbeat: HeartbeatConfig { ttl_min_ms: 3_000, grace_ms: 4_000 },
     };
     toml::to_string(&config).context("cannot render a server configuration")
 }

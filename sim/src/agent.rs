@@ -31,10 +31,12 @@ const RETRY: Duration = Duration::from_millis(300);
 /// How long a task of a batch job runs.
 const RUN: Duration = Duration::from_millis(700);
 
+/// By job and name: agent and allocation.
+type RunningByName = BTreeMap<(String, String), BTreeSet<(usize, Bytes)>>;
+
 thread_local! {
-    /// What runs, by job and name: agent and allocation.
-    static RUNNING: RefCell<BTreeMap<(String, String), BTreeSet<(usize, Bytes)>>> =
-        const { RefCell::new(BTreeMap::new()) };
+    /// What runs.
+    static RUNNING: RefCell<RunningByName> = const { RefCell::new(BTreeMap::new()) };
 }
 
 /// What runs, or ran, here.

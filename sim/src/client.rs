@@ -220,7 +220,7 @@ impl Shared {
                 let after = core.cell.load().table_index(TableId::Jobs);
                 let begin = rt::Instant::now();
                 let look = async {
-                    rt::sleep(BLOCK - Duration::from_millis(100)).await;
+                    rt::sleep(BLOCK.saturating_sub(Duration::from_millis(100))).await;
                     core.cell.load().table_index(TableId::Jobs)
                 };
                 let wait = async {
@@ -240,7 +240,7 @@ impl Shared {
             };
             match self.world.inside(server, work).await {
                 Some(judged) => {
-                    verdict::note(judged.map_err(|what| format!("I16: s{server}: {what}")))
+                    verdict::note(judged.map_err(|what| format!("I16: s{server}: {what}")));
                 }
                 None => rt::sleep(Duration::from_millis(500)).await,
             }

@@ -260,7 +260,7 @@ impl Nemesis {
                 distance.min(count - distance) > 1
             }),
         };
-        self.cut(move |from, to| apart(from, to));
+        self.cut(apart);
     }
 
     /// A server that hears nobody, or that nobody hears.

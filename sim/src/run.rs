@@ -27,7 +27,7 @@ const SETTLE: Duration = Duration::from_secs(30);
 /// From its registration until a new job runs.
 const PLACED: Duration = Duration::from_secs(20);
 /// Until every evaluation has come to its end.
-const DRAINED: Duration = Duration::from_secs(60);
+const DRAINED: Duration = Duration::from_mins(1);
 const INSTANCES: u32 = 3;
 
 /// What a run came to.

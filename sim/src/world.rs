@@ -39,6 +39,7 @@ const DEEP_EVERY: u64 = 8;
 const REJOIN_LOOK: Duration = Duration::from_millis(300);
 
 /// One server.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
 struct Slot {
     disk: FaultDisk,
     incarnation: u64,

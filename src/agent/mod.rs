@@ -182,7 +182,7 @@ fn start_node(
         clock: Clock::new(),
         state,
         outbox: Arc::clone(&outbox),
-        node_names: Arc::new(node_names(&registration)),
+        node_names: Arc::new(node_names(&registration, &settings.region)),
         executor_binary: binary.into(),
         drivers,
         ended: Notify::new(),
@@ -286,11 +286,15 @@ fn describe(
 }
 
 /// The node's properties as jobs refer to them.
-fn node_names(registration: &v1::RegisterRequest) -> std::collections::BTreeMap<String, String> {
+fn node_names(
+    registration: &v1::RegisterRequest,
+    region: &str,
+) -> std::collections::BTreeMap<String, String> {
     let id = fsm::NodeId::from_slice(&registration.node_id).unwrap_or_default();
     let own = [
         ("node.unique.id", id.to_string()),
         ("node.unique.name", registration.name.clone()),
+        ("node.region", region.to_owned()),
         ("node.datacenter", registration.datacenter.clone()),
         ("node.class", registration.node_class.clone()),
         ("node.pool", registration.node_pool.clone()),

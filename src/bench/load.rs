@@ -125,6 +125,12 @@ fn outcome(reply: Result<pb::WriteReply, Status>) -> Outcome {
     }
 }
 
+/// One write by one call.
+pub(super) async fn write_once(channel: &Channel, command: Command) -> Outcome {
+    let reply = ClusterClient::new(channel.clone()).write(message(0, command)).await;
+    outcome(reply.map(tonic::Response::into_inner))
+}
+
 /// Sends every lane's work until it has no more and all is answered, or the window is over. Returns the works and what came back.
 pub(super) async fn drive<W: Work>(
     lanes: &Lanes,

@@ -1,4 +1,4 @@
-//! Benchmarks against real servers: `quorate bench writes | reads | schedule`.
+//! Benchmarks against real servers: `quorate bench writes | reads | schedule | failover`.
 //!
 //! ```text
 //!  cluster (given, or `up`: three child processes) ─► load (streams, unary calls, kept HTTP connections) ─► latencies
@@ -8,6 +8,7 @@
 //! measure what was not acknowledged, and never touch a process, folder or job that it did not make.
 
 mod cluster;
+mod failover;
 mod fsync;
 mod http;
 mod load;
@@ -78,6 +79,8 @@ async fn measure(command: &BenchCommand, progress: Progress<'_>) -> anyhow::Resu
         BenchCommand::Writes(arguments) => &arguments.cluster,
         BenchCommand::Reads(arguments) => &arguments.cluster,
         BenchCommand::Schedule(arguments) => &arguments.cluster,
+        // It kills and starts its servers itself.
+        BenchCommand::Failover(arguments) => return failover::run(arguments, progress).await,
     };
     let mut temporary = if arguments.up {
         Some(TemporaryServers::start(arguments.up_data.as_deref(), progress)?)
@@ -106,5 +109,6 @@ async fn measure_at(
         BenchCommand::Writes(arguments) => writes::run(arguments, &cluster, progress).await,
         BenchCommand::Reads(arguments) => reads::run(arguments, &cluster, progress).await,
         BenchCommand::Schedule(arguments) => schedule::run(arguments, &cluster, progress).await,
+        BenchCommand::Failover(arguments) => failover::run(arguments, progress).await,
     }
 }

@@ -66,32 +66,51 @@ fn child(command: &mut Command, log: &Path) -> anyhow::Result<Guarded> {
 pub(super) struct TemporaryServers {
     // Dropped in this order: processes, then their folder.
     children: Vec<(Guarded, PathBuf)>,
-    _folder: Folder,
+    folder: Folder,
     rpc_addresses: Vec<String>,
+    http_addresses: Vec<String>,
 }
 
 impl TemporaryServers {
     pub(super) fn start(parent: Option<&Path>, progress: Progress<'_>) -> anyhow::Result<Self> {
         let folder = Folder::create(parent, "servers")?;
-        let addresses = free_addresses(2 * SERVERS)?;
-        let (rpc_addresses, http_addresses) = addresses.split_at(SERVERS);
-        let program = std::env::current_exe()?;
-        let mut children = Vec::new();
-        for (number, (rpc, http)) in rpc_addresses.iter().zip(http_addresses).enumerate() {
-            let name = format!("server-{}", number + 1);
-            let mut command = Command::new(&program);
-            command
-                .args(["server", "--name", &name, "--rpc", rpc, "--http", http])
-                .args(["--bootstrap-expect", &rpc_addresses.join(",")])
-                .arg("--data-dir")
-                .arg(folder.0.join(&name));
-            let log = folder.0.join(format!("{name}.log"));
-            let child = child(&mut command, &log)?;
-            progress(&format!("{name}: process {}, http://{http}", child.0.id()));
-            children.push((child, log));
+        let mut rpc_addresses = free_addresses(2 * SERVERS)?;
+        let http_addresses = rpc_addresses.split_off(SERVERS);
+        let mut servers = Self { children: Vec::new(), folder, rpc_addresses, http_addresses };
+        for number in 0..SERVERS {
+            let (child, log) = servers.spawn(number)?;
+            let http = &servers.http_addresses[number];
+            progress(&format!("server-{}: process {}, http://{http}", number + 1, child.0.id()));
+            servers.children.push((child, log));
         }
-        let rpc_addresses = rpc_addresses.to_vec();
-        Ok(Self { children, _folder: folder, rpc_addresses })
+        Ok(servers)
+    }
+
+    fn spawn(&self, number: usize) -> anyhow::Result<(Guarded, PathBuf)> {
+        let name = format!("server-{}", number + 1);
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["server", "--name", &name])
+            .args(["--rpc", &self.rpc_addresses[number], "--http", &self.http_addresses[number]])
+            .args(["--bootstrap-expect", &self.rpc_addresses.join(",")])
+            .arg("--data-dir")
+            .arg(self.folder.0.join(&name));
+        let log = self.folder.0.join(format!("{name}.log"));
+        Ok((child(&mut command, &log)?, log))
+    }
+
+    /// Kills a server as `kill -9` does; returns when it is dead.
+    pub(super) fn kill(&mut self, number: usize) -> anyhow::Result<()> {
+        let process = &mut self.children[number].0.0;
+        process.kill()?;
+        process.wait()?;
+        Ok(())
+    }
+
+    /// Starts a killed server again.
+    pub(super) fn restart(&mut self, number: usize) -> anyhow::Result<()> {
+        self.children[number] = self.spawn(number)?;
+        Ok(())
     }
 
     /// What the log of a server says that has ended by itself.

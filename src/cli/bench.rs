@@ -24,6 +24,9 @@ pub enum BenchCommand {
         after_help = "Examples:\n  quorate bench schedule --nodes 5000 --jobs 1000 --count 1000\n  quorate bench schedule --up --nodes 1000 --jobs 100 --count 100"
     )]
     Schedule(ScheduleArgs),
+    /// Time from the death of a leader to the next write, on three temporary servers
+    #[command(after_help = "Example:\n  quorate bench failover --kills 20")]
+    Failover(FailoverArgs),
 }
 
 impl BenchCommand {
@@ -32,6 +35,7 @@ impl BenchCommand {
             Self::Writes(arguments) => arguments.cluster.json,
             Self::Reads(arguments) => arguments.cluster.json,
             Self::Schedule(arguments) => arguments.cluster.json,
+            Self::Failover(arguments) => arguments.json,
         }
     }
 }
@@ -158,6 +162,23 @@ pub struct ScheduleArgs {
     /// Give up after this many seconds
     #[arg(long, default_value_t = 900)]
     pub timeout: u64,
+}
+
+/// Flags of `bench failover`.
+#[derive(Debug, Clone, Args)]
+pub struct FailoverArgs {
+    /// Leaders killed, one after the other
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub kills: u32,
+    /// Seconds between the return of a server and the next kill
+    #[arg(long, default_value_t = 2)]
+    pub pause: u64,
+    /// Where the temporary servers keep their state [default: the system's temporary folder]
+    #[arg(long, value_name = "DIR")]
+    pub up_data: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Measures and prints; fails when a check of the results does.

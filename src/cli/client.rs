@@ -125,6 +125,11 @@ impl Client {
         Ok(Self { agent, streaming, target })
     }
 
+    /// The namespace of requests that name none themselves.
+    pub(crate) fn namespace(&self) -> Option<&str> {
+        self.target.namespace.as_deref()
+    }
+
     /// The address with its scheme.
     pub(crate) fn address(&self) -> &str {
         &self.target.address

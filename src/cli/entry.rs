@@ -8,7 +8,10 @@ use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{
+    CommandFactory, FromArgMatches, Parser, Subcommand,
+    error::{ContextKind, ContextValue},
+};
 
 use super::alloc::AllocCommand;
 use super::bench::BenchCommand;
@@ -76,6 +79,24 @@ enum Command {
     /// Measure a running cluster
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// As `job run`
+    #[command(hide = true)]
+    Run(job::RunArgs),
+    /// As `job stop`
+    #[command(hide = true)]
+    Stop(job::StopArgs),
+    /// As `job status`
+    #[command(hide = true)]
+    Status(job::StatusArgs),
+    /// As `job inspect`
+    #[command(hide = true)]
+    Inspect(job::InspectArgs),
+    /// As `job validate`
+    #[command(hide = true)]
+    Validate(job::ValidateArgs),
+    /// As `alloc logs`
+    #[command(hide = true)]
+    Logs(alloc::LogsArgs),
     /// Print the version
     Version,
     /// Run one task for an agent
@@ -98,7 +119,13 @@ impl Command {
             | Self::Alloc(_)
             | Self::Eval(_)
             | Self::Operator(_)
-            | Self::System(_) => true,
+            | Self::System(_)
+            | Self::Run(_)
+            | Self::Stop(_)
+            | Self::Status(_)
+            | Self::Inspect(_)
+            | Self::Validate(_)
+            | Self::Logs(_) => true,
             Self::Server(arguments) => arguments.command.is_some(),
             Self::Up(_)
             | Self::Agent(_)
@@ -169,8 +196,65 @@ fn parse(arguments: Vec<OsString>, output: &Output) -> anyhow::Result<Option<Com
         Err(error) => {
             let text = error.to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);
-            anyhow::bail!("{}", text.trim_end())
+            let hint = unbuilt(&error).map_or_else(String::new, |name| {
+                format!("\n\n  note: `{name}` is a command of Nomad's that is not built here yet")
+            });
+            anyhow::bail!("{}{hint}", text.trim_end())
         }
+    }
+}
+
+/// Nomad's commands that do not exist here.
+const UNBUILT: [&str; 42] = [
+    "acl",
+    "action",
+    "allocs",
+    "api",
+    "autopilot",
+    "client",
+    "config",
+    "debug",
+    "delete",
+    "deployment",
+    "deployments",
+    "dispatch",
+    "exec",
+    "fmt",
+    "force",
+    "fs",
+    "get-config",
+    "init",
+    "keyring",
+    "license",
+    "meta",
+    "metrics",
+    "monitor",
+    "namespace",
+    "periodic",
+    "plan",
+    "plugin",
+    "pool",
+    "promote",
+    "purge",
+    "quota",
+    "recommendation",
+    "restart",
+    "revert",
+    "scale",
+    "scaling",
+    "secrets",
+    "service",
+    "signal",
+    "snapshot",
+    "ui",
+    "var",
+];
+
+/// The word of a command line that is a command of Nomad's, if that is what is wrong with it.
+fn unbuilt(error: &clap::Error) -> Option<&str> {
+    match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(word)) => UNBUILT.contains(&word.as_str()).then_some(word),
+        Some(_) | None => None,
     }
 }
 
@@ -190,6 +274,12 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Operator(command) => operator::run(context, &command),
         Command::System(command) => system::run(context, &command),
         Command::Bench(command) => bench::run(context, &command),
+        Command::Run(arguments) => job::run(context, &JobCommand::Run(arguments)),
+        Command::Stop(arguments) => job::run(context, &JobCommand::Stop(arguments)),
+        Command::Status(arguments) => job::run(context, &JobCommand::Status(arguments)),
+        Command::Inspect(arguments) => job::run(context, &JobCommand::Inspect(arguments)),
+        Command::Validate(arguments) => job::run(context, &JobCommand::Validate(arguments)),
+        Command::Logs(arguments) => alloc::run(context, &AllocCommand::Logs(arguments)),
         Command::Version => {
             context.line(format!("Quorate v{}", env!("CARGO_PKG_VERSION")))?;
             Ok(Exit::Success)

@@ -62,7 +62,9 @@ pub(crate) fn id(context: &Context, noun: Noun, typed: &str) -> anyhow::Result<S
         let sent = typed_lower.get(..even).unwrap_or(&typed_lower);
         let answer = context.client.get(noun.list_path, &[("prefix", sent)])?;
         matches = into_rows(answer);
-        matches.retain(|row| row.text("ID").starts_with(&typed_lower));
+        matches.retain(|row| {
+            without_dashes(row.text("ID")).starts_with(&without_dashes(&typed_lower))
+        });
     }
     if matches.is_empty() && noun.by_name {
         matches = into_rows(context.client.get(noun.list_path, &[])?);
@@ -82,6 +84,10 @@ pub(crate) fn id(context: &Context, noun: Noun, typed: &str) -> anyhow::Result<S
         [] => bail!("no {} has an id that starts with \"{typed}\"", noun.name),
         several => bail!("{}", ambiguous(noun, typed, several)),
     }
+}
+
+fn without_dashes(id: &str) -> String {
+    id.chars().filter(|c| *c != '-').collect()
 }
 
 fn ambiguous(noun: Noun, typed: &str, matches: &[Value]) -> String {
@@ -113,14 +119,19 @@ pub(crate) struct FoundJob {
 
 /// The job whose id is `typed`, or the only one that starts with it.
 pub(crate) fn job(context: &Context, typed: &str) -> anyhow::Result<FoundJob> {
-    let answer = context.client.get("/v1/jobs", &[("prefix", typed), ("per_page", "20")])?;
+    // The whole id comes first in its namespace, but not among all of them.
+    let all = context.client.namespace() == Some("*");
+    let per_page = if all { "0" } else { "20" };
+    let answer = context.client.get("/v1/jobs", &[("prefix", typed), ("per_page", per_page)])?;
     let rows = into_rows(answer);
     let found = |row: &Value, exact| FoundJob {
         id: row.text("ID").to_owned(),
         namespace: row.text("Namespace").to_owned(),
         exact,
     };
-    if let Some(row) = rows.iter().find(|row| row.text("ID") == typed) {
+    // In all namespaces there may be several of one id.
+    let exact: Vec<&Value> = rows.iter().filter(|row| row.text("ID") == typed).collect();
+    if let [row] = exact.as_slice() {
         return Ok(found(row, true));
     }
     match rows.as_slice() {
@@ -131,10 +142,13 @@ pub(crate) fn job(context: &Context, typed: &str) -> anyhow::Result<FoundJob> {
         several => {
             let lines: Vec<Vec<String>> = several
                 .iter()
+                .take(MATCHES_SHOWN)
                 .map(|row| ["ID", "Namespace", "Type", "Status"].map(|f| row.shown(f)).to_vec())
                 .collect();
             let shown = table(&["ID", "Namespace", "Type", "Status"], &lines);
-            bail!("\"{typed}\" matches several jobs; type more of the id:\n{shown}")
+            let more =
+                if exact.is_empty() { "type more of the id" } else { "choose one with -namespace" };
+            bail!("\"{typed}\" matches several jobs; {more}:\n{shown}")
         }
     }
 }

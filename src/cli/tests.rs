@@ -406,6 +406,51 @@ fn job_stop_needs_the_whole_id() {
 }
 
 #[test]
+fn one_id_in_several_namespaces_is_not_chosen_between() {
+    let jobs = json!([
+        {"ID": "web", "Namespace": "default", "Type": "service", "Status": "running"},
+        {"ID": "web", "Namespace": "team", "Type": "service", "Status": "running"},
+    ]);
+    let server = Canned::default().on("GET /v1/jobs", &jobs).start();
+    let ran = server.run("job stop -namespace=* web");
+    assert_eq!(ran.code, 1);
+    assert!(
+        ran.err.contains("\"web\" matches several jobs; choose one with -namespace:"),
+        "{}",
+        ran.err
+    );
+    assert!(ran.err.contains("web  team "), "{}", ran.err);
+    assert!(server.lines().iter().all(|line| line.starts_with("GET")), "{:?}", server.lines());
+    let ran = server.run("job status -namespace=*");
+    assert!(ran.out.starts_with("ID   Namespace  Type"), "{}", ran.out);
+}
+
+#[test]
+fn nomads_short_forms_work_and_what_is_not_built_is_named() {
+    let server = Canned::default()
+        .on("GET /v1/jobs", &json!([{"ID": "web", "Namespace": "default"}]))
+        .on("GET /v1/job/web", &json!({"ID": "web", "Version": 1}))
+        .on("GET /v1/job/web/versions", &json!({"Versions": [{"ID": "web", "Version": 0}]}))
+        .on("PUT /v1/job/web/evaluate", &json!({"EvalID": EVALUATION}))
+        .start();
+    assert_eq!(server.run("status").out, server.run("job status").out);
+    let ran = server.run("inspect web");
+    let shown: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(shown, json!({"Job": {"ID": "web", "Version": 1}}));
+    let old = server.run("job inspect -version 0 web");
+    assert_eq!(serde_json::from_str::<Value>(&old.out).unwrap()["Job"]["Version"], json!(0));
+    assert!(server.run("job inspect -version 7 web").err.contains("has no version 7"));
+    let ran = server.run("job eval -detach web");
+    assert_eq!((ran.code, ran.out.contains(EVALUATION)), (0, true), "{}", ran.err);
+    for line in ["job plan web.hcl", "plan web.hcl", "node pool list", "alloc exec x"] {
+        let ran = server.run(line);
+        let named = ran.err.contains("is a command of Nomad's that is not built here yet");
+        assert!(ran.code == 1 && named, "{line}: {}", ran.err);
+    }
+    assert!(!server.run("job plam web.hcl").err.contains("Nomad's"));
+}
+
+#[test]
 fn job_validate_and_history() {
     let directory = tempfile::tempdir().unwrap();
     let server = Canned::default()
@@ -464,6 +509,14 @@ ID                                    Name     DC   Status
 11111111  default    dc1  agent-2  <none>  false  eligible     ready\n"
     );
     assert!(server.run("node status agent-9").err.contains("or that name"));
+}
+
+#[test]
+fn an_id_may_be_typed_without_its_dashes() {
+    let server = two_nodes().on(&format!("GET /v1/node/{NODE_B}"), &json!({"ID": NODE_B})).start();
+    let ran = server.run(&format!("node status -json {}", &NODE_B.replace('-', "")[..10]));
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.contains(NODE_B), "{}", ran.out);
 }
 
 #[test]

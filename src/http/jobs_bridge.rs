@@ -30,8 +30,9 @@ pub(crate) fn parse(source: &str) -> Result<Value, Error> {
         .map_err(|diagnostics| Error::bad(diagnostics.to_string()))
 }
 
-/// A version of a job.
+/// A version of a job. The current one shows the job's own index, which a stop raises too: it is the one that `EnforceIndex` asks for.
 pub(crate) fn job_json(job: &Job, version: &JobVersion) -> Value {
+    let is_current = version.version == job.version;
     with_constant_fields(jobspec::job_json(
         &version.spec,
         &JobFields {
@@ -41,7 +42,11 @@ pub(crate) fn job_json(job: &Job, version: &JobVersion) -> Value {
             version: version.version,
             create_index: version.create_index,
             modify_index: job.modify_index,
-            job_modify_index: version.job_modify_index,
+            job_modify_index: if is_current {
+                job.job_modify_index
+            } else {
+                version.job_modify_index
+            },
             submitted_at_ms: version.submitted_at,
         },
     ))

@@ -44,18 +44,14 @@ impl Closing {
     }
 }
 
-/// Serves `router` on `listener` until `shutdown` resolves; requests that wait for a change end at once then, others may finish.
+/// Serves `router` on `listener`, to `connections_max` connections at a time, until `shutdown` resolves; requests that wait for a change end at once then, others may finish.
 ///
 /// Dropping the future closes every connection.
-pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<Output = ()>) {
-    serve_within(listener, router, shutdown, CONNECTIONS_MAX).await;
-}
-
-async fn serve_within(
+pub async fn serve(
     listener: TcpListener,
     router: Router,
-    shutdown: impl Future<Output = ()>,
     connections_max: usize,
+    shutdown: impl Future<Output = ()>,
 ) {
     let (closing, closing_receiver) = watch::channel(false);
     let router = router.layer(Extension(Closing(closing_receiver.clone())));
@@ -63,6 +59,7 @@ async fn serve_within(
     let turned_away = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
+    let mut failing = false;
     loop {
         let accepted = tokio::select! {
             () = &mut shutdown => break,
@@ -70,9 +67,15 @@ async fn serve_within(
             accepted = listener.accept() => accepted,
         };
         let stream = match accepted {
-            Ok((stream, _)) => stream,
+            Ok((stream, _)) => {
+                failing = false;
+                stream
+            }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                if !failing {
+                    tracing::warn!(%error, "connections cannot be accepted at the moment");
+                }
+                failing = true;
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -152,7 +155,7 @@ mod tests {
         let (stop, stopped) = oneshot::channel::<()>();
         let router = Router::new().route("/", get(async || "hello"));
         let shutdown = async { stopped.await.unwrap_or_default() };
-        let server = tokio::spawn(serve_within(listener, router, shutdown, 1));
+        let server = tokio::spawn(serve(listener, router, 1, shutdown));
 
         let mut first = TcpStream::connect(address).await.unwrap();
         assert!(request(&mut first).await.starts_with("HTTP/1.1 200"));

@@ -195,7 +195,7 @@ async fn live(directory: &Path, steps: Arc<Steps>) {
     });
     let mut storage = Storage::open(&disk, &open_engine, &directory.join("data")).await.unwrap();
     let mut told = Told::default();
-    storage.vote(2).await.unwrap();
+    storage.vote(2).unwrap();
     told.term = 2;
     tell(directory, &told);
     for next in 0..3 {
@@ -257,7 +257,7 @@ fn every_step_can_be_the_last() {
             let mut storage = Storage::open(&disk, &sled(), &data).await.unwrap();
             storage.check(&truth, &told, &context).await;
             // And it goes on from there, and knows it after the next start.
-            storage.vote(3).await.unwrap();
+            storage.vote(3).unwrap();
             let next = storage.last().map_or(0, |last| last + 1);
             storage.append(truth.entries(next..next + 2)).await.unwrap();
             storage.apply(next + 1).await.unwrap();

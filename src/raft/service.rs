@@ -48,21 +48,23 @@ pub struct RaftService {
 pub struct LeaderContact {
     clock: Clock,
     at_ms: AtomicU64,
+    term: AtomicU64,
 }
 
 impl LeaderContact {
     /// Never heard yet.
     pub fn new(clock: Clock) -> Self {
-        Self { clock, at_ms: AtomicU64::new(0) }
+        Self { clock, at_ms: AtomicU64::new(0), term: AtomicU64::new(0) }
     }
 
-    fn heard(&self) {
+    fn heard(&self, vote: Option<&pb::Vote>) {
+        self.term.store(vote.map_or(0, |vote| vote.term), Ordering::Relaxed);
         self.at_ms.store(self.clock.monotonic_ms().max(1), Ordering::Relaxed);
     }
 
-    /// Whether a leader was heard since the start.
-    pub fn has_heard(&self) -> bool {
-        self.at_ms.load(Ordering::Relaxed) != 0
+    /// Whether the leader of this term was heard since the start.
+    pub fn has_heard(&self, term: u64) -> bool {
+        term != 0 && self.term.load(Ordering::Relaxed) == term
     }
 
     /// Time since a leader was heard; since the start when none was.
@@ -107,7 +109,7 @@ impl RaftService {
             .map(move |message| {
                 let message = message?;
                 service.check(message.header.as_ref())?;
-                service.contact.heard();
+                service.contact.heard(message.vote.as_ref());
                 convert::append_from_pb(message)
             })
             .scan((), |(), request| futures_util::future::ready(request.ok()))
@@ -178,7 +180,7 @@ impl pb::raft_server::Raft for RaftService {
     ) -> Result<Response<pb::AppendEntriesReply>, Status> {
         let message = request.into_inner();
         self.check(message.header.as_ref())?;
-        self.contact.heard();
+        self.contact.heard(message.vote.as_ref());
         let request = convert::append_from_pb(message)?;
         let result = self.raft.append_entries(request).await.map_err(failed)?;
         Ok(Response::new(append_result_to_pb(&result)))

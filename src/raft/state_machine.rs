@@ -127,9 +127,9 @@ impl StateMachine {
     fn diverge(&mut self, turn: &mut Turn) {
         let name: fsm::Text = "default".into();
         let Some(namespace) = self.state.namespaces.get(&name) else { return };
-        let mut namespace = (**namespace).clone();
-        if namespace.description.is_empty() {
-            namespace.description = "changed on one server only".into();
+        let description: fsm::Text = "changed on one server only".into();
+        if namespace.description != description {
+            let namespace = fsm::state::Namespace { description, ..(**namespace).clone() };
             self.state.namespaces.put(namespace, &mut turn.changes);
         }
     }

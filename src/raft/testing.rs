@@ -190,7 +190,7 @@ impl Storage {
     }
 
     /// Votes.
-    pub(super) async fn vote(&mut self, term: u64) -> io::Result<()> {
+    pub(super) fn vote(&mut self, term: u64) -> io::Result<()> {
         let vote = super::Vote::new_committed(term, 1);
         let mut log = self.log.clone();
         let mut saved = std::pin::pin!(async move { log.save_vote(&vote).await });

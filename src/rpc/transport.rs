@@ -217,3 +217,43 @@ impl Decoder for BytesCodec {
         Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use proto::v1 as pb;
+
+    use super::*;
+    use crate::plant::must_catch;
+
+    /// A half-open connection: the kernel takes it, and nobody ever reads.
+    fn a_peer_that_never_answers_costs_the_deadline() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap().to_string();
+        let transport = GrpcTransport::new(BTreeMap::new());
+        runtime.block_on(async {
+            let request = pb::ReadIndexRequest::default();
+            let path = "/quorate.v1.Cluster/ReadIndex";
+            let timeout = Duration::from_millis(100);
+            let call = call::<_, pb::ReadIndexReply>(
+                &transport,
+                &address,
+                path,
+                Lane::Control,
+                &request,
+                timeout,
+            );
+            // Below the keep-alive, which ends the whole connection much later.
+            let ended = tokio::time::timeout(Duration::from_secs(4), call).await;
+            assert!(ended.expect("it ends by itself").is_err());
+        });
+    }
+
+    #[test]
+    fn every_call_has_a_deadline() {
+        a_peer_that_never_answers_costs_the_deadline();
+        must_catch(Plant::NoDeadline, a_peer_that_never_answers_costs_the_deadline);
+    }
+}

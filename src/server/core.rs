@@ -353,7 +353,7 @@ impl Core {
         let heard = if leader == self.id {
             metrics.state == ServerState::Leader
         } else {
-            self.contact.has_heard()
+            self.contact.has_heard(metrics.current_term)
         };
         heard.then_some(leader)
     }
@@ -611,6 +611,9 @@ async fn watch_recovery(core: Arc<Core>) {
         let now = metrics.borrow_watched().clone();
         if let Err(fatal) = &now.running_state {
             if !*core.stopping.borrow() {
+                // What stopped Raft is told by whoever it failed, with the name of the file: the first word counts.
+                let mut failed = core.failed();
+                drop(rt::timeout(RECOVERING_LOOK, failed.wait_for(Option::is_some)).await);
                 core.fail(format!("raft stopped: {fatal}"));
             }
             return;

@@ -99,7 +99,7 @@ fn look(core: &Weak<Core>, calls: &DiskWatch, stall: &mut Stall) -> bool {
     let stall = stall.look(oldest.map(|(number, _)| number));
     match advice(stall) {
         Advice::GoOn => {
-            core.disk_hangs.send_if_modified(|hangs| std::mem::replace(hangs, false));
+            core.disk_hangs.send_if_modified(std::mem::take);
         }
         Advice::HandOver => {
             core.disk_hangs.send_if_modified(|hangs| !std::mem::replace(hangs, true));

@@ -17,6 +17,7 @@ use super::judgement::Judgement;
 use super::pairs::Pair;
 use super::views::{self, View, views};
 use crate::history::{Function, Op};
+use crate::workload::snapshot::Allocation;
 
 /// Judges a history of the allocs workload; `records` are what the agents wrote down, if they did.
 pub(crate) fn check(history: &[Op], records: Option<&Records>) -> Result<Judgement> {
@@ -112,8 +113,28 @@ fn judge_converged(view: &View<'_>, judgement: &mut Judgement) {
             "on {} nothing moves any more, and {missing:?} are missing, {extra:?} too many",
             view.answer.node.as_deref().unwrap_or("a server")
         );
-        judgement.violated(title, view.only(|found| found.is_live()));
+        judgement.violated(title, view.only(Allocation::is_live));
     }
+}
+
+/// Whether the agents run what the servers said last, if these had settled.
+pub(crate) fn agents_agree(history: &[Op], records: &Records) -> Result<bool> {
+    let (_, views) = views(history)?;
+    let last = views.iter().rev().find(|view| view.answer.last_phase);
+    Ok(last.is_none_or(|view| {
+        let (wanted, running) = wanted_and_running(records, view);
+        wanted == running
+    }))
+}
+
+/// The allocations that the servers want, and those that run on agents.
+fn wanted_and_running<'a>(
+    records: &'a Records,
+    view: &'a View<'_>,
+) -> (BTreeSet<&'a str>, BTreeSet<&'a str>) {
+    let live = view.snapshot.allocations.iter().filter(|found| found.is_live());
+    let wanted = live.map(|found| found.id.as_str()).collect();
+    (wanted, records.running.iter().map(String::as_str).collect())
 }
 
 /// The agents' records against what the servers say at the end.
@@ -123,14 +144,7 @@ fn judge_records(records: &Records, view: &View<'_>, judgement: &mut Judgement) 
         let title = format!("allocation {id} ran in two places at a time, by the agents' records");
         judgement.violated(title, view.only(|found| found.id == id));
     }
-    let wanted: BTreeSet<&str> = view
-        .snapshot
-        .allocations
-        .iter()
-        .filter(|found| found.is_live())
-        .map(|found| found.id.as_str())
-        .collect();
-    let running: BTreeSet<&str> = records.running.iter().map(String::as_str).collect();
+    let (wanted, running) = wanted_and_running(records, view);
     for id in running.difference(&wanted) {
         let title = format!("allocation {id} still runs on its agent; the servers do not want it");
         judgement.violated(title, view.only(|found| found.id == *id));

@@ -118,11 +118,13 @@ fn register(entries: &[Op], cas: bool, budget: &Budget) -> Result<Outcome> {
         calls.push((action, pair.start.index, pair.answer().map(|answer| answer.index)));
     }
     let events = wgl::events(calls.iter().map(|(_, invoked, returned)| (*invoked, *returned)));
-    Ok(wgl::solve(&events, calls.len(), 0, budget, |call, state| match calls[call].0 {
+    let step = |call: usize, state: &usize| match calls[call].0 {
         Action::Read(value) => (*state == value).then_some(value),
         Action::Write(value) => Some(value),
         Action::Cas(old, new) => (*state == old).then_some(new),
-    }))
+    };
+    let observes = |call: usize| matches!(calls[call].0, Action::Read(_));
+    Ok(wgl::solve(&events, calls.len(), 0, budget, step, observes))
 }
 
 fn action(

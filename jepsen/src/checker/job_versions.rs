@@ -254,7 +254,9 @@ fn judge(entries: &[Op], budget: &Budget) -> Result<Outcome> {
     }
     let events = wgl::events(calls.iter().map(|(_, invoked, returned)| (*invoked, *returned)));
     let start = State { life: None, floor: 0 };
-    Ok(wgl::solve(&events, calls.len(), start, budget, |call, state| state.after(&calls[call].0)))
+    let step = |call: usize, state: &State| state.after(&calls[call].0);
+    let observes = |call: usize| matches!(calls[call].0, Action::Read(_) | Action::Versions(_));
+    Ok(wgl::solve(&events, calls.len(), start, budget, step, observes))
 }
 
 /// What an operation did; nothing for a read without an answer.

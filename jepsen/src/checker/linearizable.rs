@@ -6,6 +6,7 @@
 //! so what is left proves the violation without the rest.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -60,10 +61,12 @@ impl Report {
         let mut judgement = Judgement::new("linearizable", self.calls);
         judgement.summary = format!("{} keys, {} calls", self.keys, self.calls);
         if !self.failed_keys.is_empty() {
-            judgement.summary.push_str(&format!("; violated by keys {:?}", self.failed_keys));
+            write!(judgement.summary, "; violated by keys {:?}", self.failed_keys)
+                .expect("writing to a string cannot fail");
         }
         for (key, reason) in &self.unknown_keys {
-            judgement.summary.push_str(&format!("; key {key}: {reason}"));
+            write!(judgement.summary, "; key {key}: {reason}")
+                .expect("writing to a string cannot fail");
         }
         judgement.details = json!({
             "keys": self.keys,

@@ -9,6 +9,7 @@
 //! read; if that read started after it, real time closes the cycle, so a lost append is found as well.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Write as _;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -93,7 +94,7 @@ pub(crate) fn check(history: &[Op]) -> Result<Judgement> {
         reads.len()
     );
     for (name, count) in &anomalies {
-        judgement.summary.push_str(&format!("; {name} {count}"));
+        write!(judgement.summary, "; {name} {count}").expect("writing to a string cannot fail");
     }
     judgement.details = json!({"acknowledged": acknowledged, "anomalies": anomalies});
     if reads.is_empty() && judgement.valid == Verdict::True {
@@ -198,55 +199,81 @@ impl<'a> Analysis<'a> {
 
     /// Takes the content of a list as a transaction left it.
     fn learn_versions(&mut self, number: usize, list: usize, values: Vec<i64>) {
-        let distinct: BTreeSet<i64> = values.iter().copied().collect();
-        let name = self.lists[list].name.clone();
-        if distinct.len() < values.len() {
-            self.note("duplicate-elements", &format!("list {name} shows a value twice"), [number]);
+        let known = &self.lists[list];
+        if known.longest.is_some() && known.versions.starts_with(&values) {
             return;
         }
-        let known = &mut self.lists[list];
-        if known.longest.is_none() || values.len() > known.versions.len() {
-            known.versions = values;
-            known.longest = Some(number);
+        let distinct: BTreeSet<i64> = values.iter().copied().collect();
+        if distinct.len() < values.len() {
+            let title = format!("list {} shows a value twice", known.name);
+            self.note("duplicate-elements", &title, [number]);
+        } else if known.longest.is_none() || values.len() > known.versions.len() {
+            self.lists[list].versions = values;
+            self.lists[list].longest = Some(number);
         }
     }
 
     /// Each list over all transactions.
     fn judge_lists(&mut self) {
+        // Positions of versions that were told of already: once is enough.
+        let mut told: BTreeSet<(usize, usize)> = BTreeSet::new();
+        let bad: Vec<Vec<usize>> = self.lists.iter().map(|list| self.bad_versions(list)).collect();
         for position in 0..self.reads.len() {
-            let (reader, list) = (self.reads[position].transaction, self.reads[position].list);
-            let name = self.lists[list].name.clone();
-            if !self.lists[list].versions.starts_with(&self.reads[position].values) {
-                let longest = self.lists[list].longest;
-                let title = format!("reads of list {name} are not prefixes of each other");
-                self.note("incompatible-order", &title, longest.into_iter().chain([reader]));
-            }
-            let values = self.reads[position].values.clone();
-            for value in &values {
-                match self.lists[list].writers.get(value).copied() {
-                    None => {
-                        let title = format!("list {name} shows {value}, which nobody appended");
-                        self.note("unwritten", &title, [reader]);
+            let (read_by, list) = (self.reads[position].transaction, self.reads[position].list);
+            let values = &self.reads[position].values;
+            let newest = values.last().copied();
+            if self.lists[list].versions.starts_with(values) {
+                let length = values.len();
+                for version in bad[list].iter().filter(|version| **version < length) {
+                    if told.insert((list, *version)) {
+                        self.judge_origin(read_by, list, self.lists[list].versions[*version]);
                     }
-                    Some(writer) if self.transactions[writer].pair.failed() => {
-                        let title = format!(
-                            "list {name} shows {value} of a transaction that certainly failed"
-                        );
-                        self.note("G1a", &title, [writer, reader]);
-                    }
-                    Some(_) => {}
                 }
+            } else {
+                for value in values.clone() {
+                    self.judge_origin(read_by, list, value);
+                }
+                let longest = self.lists[list].longest;
+                let name = &self.lists[list].name;
+                let title = format!("reads of list {name} are not prefixes of each other");
+                self.note("incompatible-order", &title, longest.into_iter().chain([read_by]));
             }
-            let last = values.last();
-            let writer = last.and_then(|value| self.lists[list].writers.get(value).copied());
-            if let (Some(value), Some(writer)) = (last, writer)
-                && writer != reader
-                && self.transactions[writer].last_append(list) != Some(*value)
+            let writer = newest.and_then(|value| self.lists[list].writers.get(&value).copied());
+            if let (Some(value), Some(writer)) = (newest, writer)
+                && writer != read_by
+                && self.transactions[writer].last_append(list) != Some(value)
             {
+                let name = &self.lists[list].name;
                 let title =
                     format!("list {name} ends with {value}, in the middle of a transaction");
-                self.note("G1b", &title, [writer, reader]);
+                self.note("G1b", &title, [writer, read_by]);
             }
+        }
+    }
+
+    /// Positions of versions that nobody appended, or a transaction that failed.
+    fn bad_versions(&self, list: &List) -> Vec<usize> {
+        let good = |value: &i64| {
+            let writer = list.writers.get(value);
+            writer.is_some_and(|writer| !self.transactions[*writer].pair.failed())
+        };
+        (0..list.versions.len()).filter(|version| !good(&list.versions[*version])).collect()
+    }
+
+    /// Whether a value that a transaction read can have been there.
+    fn judge_origin(&mut self, reader: usize, list: usize, value: i64) {
+        let name = self.lists[list].name.clone();
+        match self.lists[list].writers.get(&value).copied() {
+            None => {
+                let title = format!("list {name} shows {value}, which nobody appended");
+                self.note("unwritten", &title, [reader]);
+            }
+            Some(writer) if self.transactions[writer].pair.failed() => {
+                let title =
+                    format!("list {name} shows {value} of a transaction that certainly failed");
+                self.note("G1a", &title, [writer, reader]);
+            }
+            Some(_) => {}
         }
     }
 

@@ -122,9 +122,9 @@ impl Problem {
 
     fn solve(&self, budget: &Budget) -> Outcome {
         let start = State { value: None, version_min: 0, rank: 0 };
-        wgl::solve(&self.events, self.steps.len(), start, budget, |call, state| {
-            self.steps[call].apply(*state)
-        })
+        let step = |call: usize, state: &State| self.steps[call].apply(*state);
+        let observes = |call: usize| self.steps[call].writes.is_none();
+        wgl::solve(&self.events, self.steps.len(), start, budget, step, observes)
     }
 }
 

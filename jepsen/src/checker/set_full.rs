@@ -168,8 +168,8 @@ fn judge_element(
     let shows = |read: &&Read<'_>| read.elements.contains(&element);
     let first_shown = set.reads.iter().filter(shows).min_by_key(|read| read.returned);
     let acknowledged = add.answer().map(|answer| answer.index);
-    let shown = first_shown.map(|read| read.returned);
-    let Some(known) = acknowledged.into_iter().chain(shown).min() else { return };
+    let seen_at = first_shown.map(|read| read.returned);
+    let Some(known) = acknowledged.into_iter().chain(seen_at).min() else { return };
     let after = |read: &&Read<'_>| read.pair.start.index > known;
     let last = |present: bool| {
         let reads = set.reads.iter().filter(after).filter(|read| shows(read) == present);

@@ -4,7 +4,7 @@
 //! state, no read is older than one that had ended before it started, an allocation's life goes one way
 //! (wanted, then not; alive, then ended; its index rises), and replacements form chains.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
 
@@ -122,10 +122,10 @@ fn lives(ordered: &[&View<'_>], judgement: &mut Judgement) {
     let mut gone: BTreeMap<&str, usize> = BTreeMap::new();
     for (position, view) in ordered.iter().enumerate() {
         let index = view.snapshot.index;
-        let mut here: BTreeMap<&str, ()> = BTreeMap::new();
+        let mut here: BTreeSet<&str> = BTreeSet::new();
         for allocation in &view.snapshot.allocations {
             let id = allocation.id.as_str();
-            here.insert(id, ());
+            here.insert(id);
             let before = last.insert(id, (allocation, position));
             let since = gone.get(id).copied();
             let problem = match (before, since) {
@@ -146,7 +146,7 @@ fn lives(ordered: &[&View<'_>], judgement: &mut Judgement) {
         }
         let lives = |id: &&str| last.get(*id).is_some_and(|(found, _)| !found.has_ended());
         let missing: Vec<&str> =
-            last.keys().copied().filter(lives).filter(|id| !here.contains_key(id)).collect();
+            last.keys().copied().filter(lives).filter(|id| !here.contains(id)).collect();
         for id in missing {
             gone.entry(id).or_insert(position);
         }

@@ -5,8 +5,8 @@
 //! whose call is still in the list the last choice is taken back; a configuration (set of lifted calls,
 //! state) is never visited twice. It must never answer `Yes` or `No` when its budget ran out.
 //!
-//! A legal call that leaves the state as it is may be taken at once: taking it back can never help. The set
-//! of lifted calls is remembered as a 128-bit sum of one random number per call, so that a configuration
+//! A legal call that can change no state whatever may be taken at once: taking it back can never help. (One
+//! that merely does not change *this* state may be needed later.) The set of lifted calls is remembered as a 128-bit sum of one random number per call, so that a configuration
 //! costs the same in a history of ten calls and of a hundred thousand.
 
 use std::collections::HashSet;
@@ -56,13 +56,15 @@ pub(crate) fn events(calls: impl Iterator<Item = (u64, Option<u64>)>) -> Vec<Eve
     events.into_iter().map(|(_, event)| event).collect()
 }
 
-/// Searches for a legal order of `calls` calls; `step` is the state after a call, if it is legal.
+/// Searches for a legal order of `calls` calls; `step` is the state after a call, if it is legal;
+/// `observes` says that a call never changes any state.
 pub(crate) fn solve<S: Clone + Eq + Hash>(
     events: &[Event],
     calls: usize,
     start: S,
     budget: &Budget,
     step: impl Fn(usize, &S) -> Option<S>,
+    observes: impl Fn(usize) -> bool,
 ) -> Outcome {
     let mut marks = Random::stream(0x57_47_4c, calls as u64);
     let marks: Vec<u128> =
@@ -70,8 +72,8 @@ pub(crate) fn solve<S: Clone + Eq + Hash>(
     let mut list = List::new(events, calls);
     let mut lifted = 0_u128;
     let mut seen: HashSet<(u128, S)> = HashSet::new();
-    // The call, the state before it, and whether it changed the state.
-    let mut choices: Vec<(usize, S, bool)> = Vec::new();
+    // The call and the state before it.
+    let mut choices: Vec<(usize, S)> = Vec::new();
     let mut state = start;
     let mut missing = list.return_at.iter().filter(|position| position.is_some()).count();
     let mut entry = list.first();
@@ -86,8 +88,8 @@ pub(crate) fn solve<S: Clone + Eq + Hash>(
             Event::Call(call) => {
                 entry = list.after(position);
                 let Some(next) = step(call, &state) else { continue };
-                let changes = next != state;
-                if !changes && list.return_at[call].is_none() {
+                // Without an answer it need not have happened, and here it would make no difference.
+                if next == state && list.return_at[call].is_none() {
                     continue;
                 }
                 if !seen.insert((lifted ^ marks[call], next.clone())) {
@@ -97,17 +99,17 @@ pub(crate) fn solve<S: Clone + Eq + Hash>(
                     return Outcome::Unknown("the memory for the search ran out");
                 }
                 lifted ^= marks[call];
-                choices.push((call, state, changes));
+                choices.push((call, state));
                 state = next;
                 missing -= usize::from(list.lift(call));
                 entry = list.first();
             }
             Event::Return(_) => loop {
-                let Some((call, before, changed)) = choices.pop() else { return Outcome::No };
+                let Some((call, before)) = choices.pop() else { return Outcome::No };
                 state = before;
                 lifted ^= marks[call];
                 missing += usize::from(list.put_back(call));
-                if changed {
+                if !observes(call) {
                     entry = list.after(list.call_at[call]);
                     break;
                 }

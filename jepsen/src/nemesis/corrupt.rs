@@ -106,6 +106,10 @@ impl Turn<'_> {
         let victim = self.random.below(self.servers());
         let at = self.now();
         let mut cluster = self.cluster();
+        // We would wait for the thaw, which waits for us.
+        if cluster.is_frozen(victim) {
+            return Ok(Outcome::Skipped(format!("the disk of {} is frozen", self.name(victim))));
+        }
         match cluster.kill(victim)? {
             Effect::Done => {}
             Effect::Nothing => {
@@ -208,8 +212,8 @@ impl Turn<'_> {
                 return Ok(Answer::Refused(line.map_or(last, str::trim).to_owned()));
             }
             // It is up when it takes part: it may also refuse after it has opened its port.
-            let up = self.cluster().system().leadership(endpoint, &client).is_some();
-            if up {
+            let system = self.cluster().system();
+            if system.leadership(endpoint, &client).is_some() {
                 return Ok(Answer::Runs);
             }
             if Instant::now() >= end {

@@ -21,7 +21,7 @@ use crate::random::Random;
 /// Groups in use at the same time.
 const GROUPS_AT_ONCE: u64 = 3;
 /// Lists of one group.
-const LISTS: u64 = 4;
+const LISTS: u32 = 4;
 /// Most steps of one transaction.
 const STEPS_MAX: usize = 4;
 
@@ -64,12 +64,17 @@ impl Lists {
     }
 }
 
+/// The lists of a group; groups have none in common.
+fn lists_of(group: u64) -> Vec<u64> {
+    (0..u64::from(LISTS)).map(|list| group * u64::from(LISTS) + list).collect()
+}
+
 impl Generator {
     fn next(&mut self) -> Transaction {
         let group = self.groups.take(&mut self.random);
         let count = 1 + self.random.below(STEPS_MAX);
         let steps = (0..count).map(|_| {
-            let list = group * LISTS + self.random.below(LISTS as usize) as u64;
+            let list = self.random.choose(&lists_of(group));
             if self.random.below(2) == 0 { Step::Read(list) } else { self.append(list) }
         });
         Transaction { group, steps: steps.collect() }
@@ -181,10 +186,11 @@ impl Workload for Lists {
         self.with_generator(|generator| {
             let mut all = Vec::new();
             for group in generator.groups.used() {
-                let lists = group * LISTS..(group + 1) * LISTS;
-                let append = generator.append(group * LISTS);
+                let lists = lists_of(group);
+                let append = generator.append(lists[0]);
                 all.push((None, Transaction { group, steps: vec![append] }));
-                let read = Transaction { group, steps: lists.map(Step::Read).collect() };
+                let read =
+                    Transaction { group, steps: lists.into_iter().map(Step::Read).collect() };
                 all.extend((0..servers).map(|server| (Some(server), read.clone())));
             }
             all
@@ -231,7 +237,7 @@ mod tests {
             for step in [&transaction, &generator.renew(&transaction)].iter().flat_map(|t| &t.steps)
             {
                 let (Step::Read(list) | Step::Append(list, _)) = step;
-                assert_eq!(list / LISTS, transaction.group);
+                assert!(lists_of(transaction.group).contains(list));
                 if let Step::Append(list, value) = step {
                     assert!(appended.insert((*list, *value)));
                 }

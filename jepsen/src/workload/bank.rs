@@ -16,7 +16,7 @@ use crate::history::Function;
 use crate::random::Random;
 
 /// Jobs that are scaled and stopped.
-const JOBS: u64 = 8;
+const JOBS: u32 = 8;
 /// Most allocations of one job.
 const COUNT_MAX: usize = 12;
 /// Nodes drained at the same time, by our knowledge.
@@ -164,7 +164,7 @@ impl Workload for Bank {
     fn last_phase(&self, servers: usize) -> Vec<(Option<usize>, Action)> {
         let nodes = self.with_generator(|generator| generator.nodes.clone());
         let restores = nodes.into_iter().map(|node| (None, Action::Restore(node)));
-        let scales = (0..JOBS).map(|job| (None, Action::Scale(job, 2)));
+        let scales = (0..u64::from(JOBS)).map(|job| (None, Action::Scale(job, 2)));
         let reads = (0..servers).map(|server| (Some(server), Action::Read));
         restores.chain(scales).chain(reads).collect()
     }

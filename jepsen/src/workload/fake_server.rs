@@ -463,7 +463,9 @@ impl Server {
 
     fn schedule_all(&mut self, bug: Bug) {
         let jobs: Vec<String> = self.state.jobs.keys().cloned().collect();
-        jobs.iter().for_each(|id| self.schedule(id, bug));
+        for id in &jobs {
+            self.schedule(id, bug);
+        }
     }
 
     /// Stops what a job does not want any more and places what is missing.

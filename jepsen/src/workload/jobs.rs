@@ -102,6 +102,7 @@ impl Generator {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
+#[expect(clippy::struct_field_names, reason = "the names of the API")]
 struct Job {
     meta: BTreeMap<String, String>,
     version: u64,

@@ -156,6 +156,10 @@ impl World {
         one.status = if fails { ClientStatus::Failed } else { ClientStatus::Complete };
         one.infrastructure_failure = fails && dice.percent(20);
         one.sequence += 1;
+        let node = agent.node;
+        if fails {
+            self.failed_on.insert(node);
+        }
         true
     }
 
@@ -230,16 +234,20 @@ impl World {
             shown.insert(row.id);
             let there = self.agents[number].local.get(&row.id).map(|one| one.status);
             match there {
-                None if row.is_live() => {
-                    self.check_start(number, row);
+                None if !row.client.is_terminal() => {
                     let batch = matches!(
                         view.allocation_spec(row).map(|spec| spec.kind),
                         Some(JobKind::Batch | JobKind::Sysbatch)
                     );
+                    // What was stopped before it was started is answered for too.
+                    let starts = row.is_live();
+                    if starts {
+                        self.check_start(number, row);
+                    }
                     let local = Local {
                         job: row.job.clone(),
                         name: row.live_name(),
-                        status: ClientStatus::Running,
+                        status: if starts { ClientStatus::Running } else { ClientStatus::Complete },
                         sequence: row.client_sequence + 1,
                         reported: row.client_sequence,
                         ends_by_itself: batch,
@@ -258,6 +266,8 @@ impl World {
                 None | Some(_) => {}
             }
         }
+        // What the servers have forgotten ends, and nobody asks how.
+        self.agents[number].local.retain(|id, _| shown.contains(id));
         changed
     }
 

@@ -71,11 +71,9 @@ impl World {
     /// I18: what was acknowledged stays.
     fn acknowledge(&mut self, operation: &Operation, index: fsm::Index) {
         let applied = self.log.at(index);
-        let gone = applied.and_then(|applied| match &applied.reply {
-            Reply::Job { evaluation: Some(id), .. } if !applied.state.evaluations.contains(id) => {
-                Some(*id)
-            }
-            _ => None,
+        let gone = applied.and_then(|applied| {
+            let Reply::Job { evaluation: Some(id), .. } = &applied.reply else { return None };
+            (!applied.state.evaluations.contains(id)).then_some(*id)
         });
         // A retry may be answered after the collector came by.
         let first = applied.is_some_and(|applied| !applied.effects.is_empty());
@@ -94,7 +92,7 @@ impl World {
         let choice = if known.is_none() { 0 } else { dice.below(20) };
         match choice {
             0..9 => {
-                let spec = Arc::new(self.draw_spec(&name, dice));
+                let spec = Arc::new(draw_spec(&name, dice));
                 Command::RegisterJob {
                     spec,
                     enforce_index: None,
@@ -154,52 +152,52 @@ impl World {
             },
         }
     }
+}
 
-    /// A job by its number: the kind is fixed, the rest is drawn.
-    fn draw_spec(&mut self, name: &str, dice: &mut Dice) -> JobSpec {
-        let kind = match name {
-            "job0" | "job3" => JobKind::Service,
-            "job1" => JobKind::Batch,
-            _ => JobKind::System,
-        };
-        let count = u32::try_from(dice.between(0, 4)).expect("small");
-        let mut spec = testing::job(name, kind, if kind.is_per_node() { 1 } else { count });
-        spec.priority = dice.pick(&[50, 50, 20, 80]).unwrap_or(50);
-        spec.all_at_once = dice.percent(15);
-        if dice.percent(20) {
-            spec.datacenters = vec!["dc1".into()];
-        }
-        let group = &mut spec.groups[0];
-        let policy = ReschedulePolicy {
-            attempts: 0,
-            interval_ms: 0,
-            delay_ms: dice.pick(&[0, 5_000, 30_000]).unwrap_or(0),
-            delay_function: DelayFunction::Constant,
-            delay_ms_max: 60_000,
-            unlimited: true,
-        };
-        group.reschedule = (!kind.is_per_node()).then_some(policy);
-        if kind == JobKind::Service && dice.percent(50) {
-            group.update = Some(UpdateStrategy {
-                stagger_ms: 5_000,
-                max_parallel: u32::try_from(dice.between(1, 2)).expect("small"),
-                healthy_ms_min: 1_000,
-                healthy_deadline_ms: 60_000,
-                progress_deadline_ms: 120_000,
-            });
-        }
-        group.migrate.max_parallel = 1;
-        group.migrate.healthy_ms_min = 1_000;
-        if dice.percent(40) {
-            group.network = Some(draw_network(dice));
-        }
-        if kind == JobKind::Service {
-            // Another user is another task: the update is destructive; another timeout is not.
-            group.tasks[0].user = dice.pick(&["", "", "", "x"]).unwrap_or("").into();
-            group.tasks[0].kill_timeout_ms = dice.pick(&[5_000, 5_000, 6_000]).unwrap_or(5_000);
-        }
-        spec
+/// A job by its number: the kind is fixed, the rest is drawn.
+fn draw_spec(name: &str, dice: &mut Dice) -> JobSpec {
+    let kind = match name {
+        "job0" | "job3" => JobKind::Service,
+        "job1" => JobKind::Batch,
+        _ => JobKind::System,
+    };
+    let count = u32::try_from(dice.between(0, 4)).expect("small");
+    let mut spec = testing::job(name, kind, if kind.is_per_node() { 1 } else { count });
+    spec.priority = dice.pick(&[50, 50, 20, 80]).unwrap_or(50);
+    spec.all_at_once = dice.percent(15);
+    if dice.percent(20) {
+        spec.datacenters = vec!["dc1".into()];
     }
+    let group = &mut spec.groups[0];
+    let policy = ReschedulePolicy {
+        attempts: 0,
+        interval_ms: 0,
+        delay_ms: dice.pick(&[0, 5_000, 30_000]).unwrap_or(0),
+        delay_function: DelayFunction::Constant,
+        delay_ms_max: 60_000,
+        unlimited: true,
+    };
+    group.reschedule = (!kind.is_per_node()).then_some(policy);
+    if kind == JobKind::Service && dice.percent(50) {
+        group.update = Some(UpdateStrategy {
+            stagger_ms: 5_000,
+            max_parallel: u32::try_from(dice.between(1, 2)).expect("small"),
+            healthy_ms_min: 1_000,
+            healthy_deadline_ms: 60_000,
+            progress_deadline_ms: 120_000,
+        });
+    }
+    group.migrate.max_parallel = 1;
+    group.migrate.healthy_ms_min = 1_000;
+    if dice.percent(40) {
+        group.network = Some(draw_network(dice));
+    }
+    if kind == JobKind::Service {
+        // Another user is another task: the update is destructive; another timeout is not.
+        group.tasks[0].user = dice.pick(&["", "", "", "x"]).unwrap_or("").into();
+        group.tasks[0].kill_timeout_ms = dice.pick(&[5_000, 5_000, 6_000]).unwrap_or(5_000);
+    }
+    spec
 }
 
 fn draw_network(dice: &mut Dice) -> Network {

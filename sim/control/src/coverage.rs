@@ -30,6 +30,8 @@ events! {
     LostAtElection => "an entry of the old leader was lost",
     /// A leader that was deposed went on proposing.
     DeposedActed => "a deposed leader proposed something",
+    /// The epoch in the entry was the last line of defence.
+    StaleEpoch => "a command of an old leadership came into a new term and was refused",
     /// A new leadership ended before its barrier.
     ElectedTwice => "a leader was deposed before its services ran",
     /// An outcome was not learned although the entry was committed.

@@ -43,6 +43,7 @@ pub(crate) struct ReplyTo {
 /// One leadership.
 pub(crate) struct Leadership {
     pub(crate) epoch: u64,
+    server: usize,
     started_ms: u64,
     anchor: u64,
     pub(crate) dispatch: Dispatch,
@@ -114,6 +115,7 @@ impl World {
         let state = self.log.state_at(applied).clone();
         let mut leadership = Leadership {
             epoch: term,
+            server,
             started_ms: self.clock_ms,
             anchor: state.head.at,
             dispatch: Dispatch::new(BrokerConfig::default()),
@@ -136,7 +138,7 @@ impl World {
         leadership.dispatch.restore(now, &state);
         leadership.watch.restore(now, &state);
         self.trace(|| format!("server {server} serves in term {term} from index {applied}"));
-        self.servers[server].leadership = Some(leadership);
+        self.servers[server].leadership = Some(Box::new(leadership));
         self.servers[server].established = term;
         true
     }
@@ -191,7 +193,8 @@ impl World {
         let at = leadership.now(self.clock_ms);
         let epoch = tagged.then_some(leadership.epoch);
         self.trace(|| format!("term {} proposes {}", leadership.epoch, crate::words::of(&command)));
-        self.log.propose(leadership.epoch, Proposal { at, epoch, request, command })
+        let proposal = Proposal { at, epoch, request, command };
+        self.log.propose(leadership.server, leadership.epoch, proposal)
     }
 
     /// Effects in, then a look at every machine.
@@ -463,13 +466,6 @@ impl World {
         }
     }
 
-    /// A nack that was taken and does not count.
-    pub(crate) fn uncount(&mut self, leadership: &mut Leadership, id: EvaluationId) {
-        if let Some(count) = leadership.deliveries.get_mut(&id) {
-            *count = count.saturating_sub(1);
-        }
-    }
-
     /// A heartbeat arrives. The answer is whether the node is known in this incarnation.
     pub(crate) fn beat(&mut self, server: usize, node: NodeId, incarnation: u64) -> Option<bool> {
         self.with_leadership(server, |world, leadership| {
@@ -492,6 +488,13 @@ impl World {
 }
 
 impl Leadership {
+    /// A nack that was taken and does not count.
+    pub(crate) fn uncount(&mut self, id: EvaluationId) {
+        if let Some(count) = self.deliveries.get_mut(&id) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
     /// A silent server's leases come back without counting.
     fn forgive(&mut self, server: u64, lessees: &BTreeMap<Token, u64>) {
         let ids: Vec<_> = self.deliveries.keys().copied().collect();

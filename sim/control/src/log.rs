@@ -7,7 +7,7 @@
 //! Each entry is applied once, when it is committed; a server's state is a clone of the one at its applied index ([`crate::oracle`] replays the
 //! log on another state at the end).
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use fsm::{Effect, Index, Proposal, Reply, State, table::ChangeSet};
 
@@ -26,7 +26,7 @@ pub(crate) struct Entry {
 pub(crate) struct Applied {
     pub(crate) entry: Entry,
     /// The state after it.
-    pub(crate) state: State,
+    pub(crate) state: Arc<State>,
     pub(crate) reply: Reply,
     pub(crate) effects: Vec<Effect>,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Election {
 
 /// The model log.
 pub(crate) struct Log {
-    genesis: State,
+    genesis: Arc<State>,
     committed: Vec<Applied>,
     tail: Vec<Entry>,
     fates: BTreeMap<Ticket, Fate>,
@@ -69,7 +69,7 @@ impl Log {
         genesis.head.at = start_at;
         let blank = Entry { term: 1, proposal: None, ticket: None };
         Self {
-            genesis,
+            genesis: Arc::new(genesis),
             committed: Vec::new(),
             tail: vec![blank],
             fates: BTreeMap::new(),
@@ -90,12 +90,12 @@ impl Log {
     }
 
     /// The newest committed state.
-    pub(crate) fn truth(&self) -> &State {
+    pub(crate) fn truth(&self) -> &Arc<State> {
         self.state_at(self.last())
     }
 
     /// The state after a committed entry; genesis for 0.
-    pub(crate) fn state_at(&self, index: Index) -> &State {
+    pub(crate) fn state_at(&self, index: Index) -> &Arc<State> {
         self.at(index).map_or(&self.genesis, |applied| &applied.state)
     }
 
@@ -120,11 +120,13 @@ impl Log {
         !self.tail.iter().any(|entry| entry.proposal.is_none() && entry.term == self.term)
     }
 
-    /// Appends a proposal made in a term, if that is the newest.
-    pub(crate) fn propose(&mut self, term: u64, proposal: Proposal) -> Ticket {
+    /// Appends a proposal that a server made as the leader of a term, if that is the newest, or the server leads again: then the entry is of the new
+    /// term, and `apply` has to see what became of the old one.
+    pub(crate) fn propose(&mut self, server: usize, term: u64, proposal: Proposal) -> Ticket {
         self.tickets += 1;
         let ticket = self.tickets;
-        let leads = term == self.term;
+        let leads = term == self.term || (server == self.leader && self.has_barrier());
+        let term = self.term;
         self.fates.insert(ticket, if leads { Fate::Open } else { Fate::Lost });
         if leads {
             self.tail.push(Entry { term, proposal: Some(proposal), ticket: Some(ticket) });
@@ -157,7 +159,7 @@ impl Log {
         }
         let entry = self.tail.remove(0);
         let index = self.last() + 1;
-        let mut state = self.truth().clone();
+        let mut state = State::clone(self.truth());
         let (reply, effects) = match &entry.proposal {
             Some(proposal) => {
                 let mut changes = ChangeSet::default();
@@ -172,6 +174,7 @@ impl Log {
         if let Some(ticket) = entry.ticket {
             self.fates.insert(ticket, Fate::Committed(index));
         }
+        let state = Arc::new(state);
         self.committed.push(Applied { entry, state, reply, effects });
         true
     }

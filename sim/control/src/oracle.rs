@@ -279,8 +279,8 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
             found.push(format!("I19: a plan of {id} was taken after it was closed"));
         }
         // A blocked evaluation that is blocked again stays open; a second copy of that plan changes nothing.
-        let ends = plan.outcome.as_ref().is_some_and(|outcome| outcome.status.is_terminal());
-        if verdict.outcome_taken && ends {
+        let ends_it = plan.outcome.as_ref().is_some_and(|outcome| outcome.status.is_terminal());
+        if verdict.outcome_taken && ends_it {
             closed.insert(id);
         }
         let lost = verdict.refused.is_some() || !verdict.dropped.is_empty();
@@ -381,7 +381,10 @@ fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
         coverage.count(Event::Retried);
         return;
     }
-    if matches!(applied.reply, Reply::Rejected(_)) {
+    if let Reply::Rejected(rejection) = &applied.reply {
+        if matches!(rejection, fsm::Rejection::StaleEpoch { .. }) {
+            coverage.count(Event::StaleEpoch);
+        }
         return;
     }
     if let Reply::Plans(verdicts) = &applied.reply {
@@ -408,7 +411,22 @@ fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
             Trigger::RollingUpdate => coverage.count(Event::RollingUpdate),
             Trigger::RetryFailedAlloc if row.wait_until > 0 => coverage.count(Event::Rescheduled),
             Trigger::FailedFollowUp => coverage.count(Event::DeliveryLimit),
-            _ => {}
+            Trigger::RetryFailedAlloc
+            | Trigger::JobRegister
+            | Trigger::JobDeregister
+            | Trigger::PeriodicJob
+            | Trigger::NodeDrain
+            | Trigger::NodeUpdate
+            | Trigger::AllocStop
+            | Trigger::Scheduled
+            | Trigger::DeploymentWatcher
+            | Trigger::MaxPlans
+            | Trigger::AllocFailure
+            | Trigger::QueuedAllocs
+            | Trigger::Preemption
+            | Trigger::JobScaling
+            | Trigger::MaxDisconnectTimeout
+            | Trigger::Reconnect => {}
         }
     }
 }
@@ -444,12 +462,33 @@ fn note_command(
         }
         Command::ReapNode { .. } => coverage.count(Event::NodeReaped),
         Command::CollectGarbage { .. } => coverage.count(Event::Collected),
-        Command::UpdateEvaluations { updates } => {
-            if updates.iter().any(|update| update.status == EvaluationStatus::Canceled) {
-                coverage.count(Event::Superseded);
-            }
+        Command::UpdateEvaluations { updates }
+            if updates.iter().any(|update| update.status == EvaluationStatus::Canceled) =>
+        {
+            coverage.count(Event::Superseded);
         }
-        _ => {}
+        Command::UpdateEvaluations { .. }
+        | Command::RegisterJob { .. }
+        | Command::DeregisterJob { .. }
+        | Command::EvaluateJob { .. }
+        | Command::RegisterNode { .. }
+        | Command::NodeReadiness { .. }
+        | Command::SuspendNode { .. }
+        | Command::UnsuspendNodes { .. }
+        | Command::SetEligibility { .. }
+        | Command::SetDrain { .. }
+        | Command::EvaluateNode { .. }
+        | Command::UpdateAllocations { .. }
+        | Command::StopAllocation { .. }
+        | Command::ApplyPlans { .. }
+        | Command::SetSchedulerConfiguration { .. }
+        | Command::UpsertNodePool(_)
+        | Command::DeleteNodePool(_)
+        | Command::UpsertNamespace(_)
+        | Command::DeleteNamespace(_)
+        | Command::Tick
+        | Command::MarkDigest
+        | Command::DigestVerdict { .. } => {}
     }
 }
 

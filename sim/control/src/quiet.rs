@@ -1,12 +1,17 @@
 //! The end of a schedule: nothing goes wrong any more, everything is delivered, time passes, and what was promised must come true.
 
+use std::collections::BTreeSet;
+
 use fsm::{
-    ClientStatus, EvaluationStatus, JobKind, Liveness, Node, State, TaskGroup, invariant,
+    ClientStatus, EvaluationStatus, JobKind, Liveness, Node, NodeId, State, TaskGroup, invariant,
     node::Health,
     resources::{PortHolder, Resources},
 };
 
-use crate::{dice::Dice, oracle::live_on, swarm::Swarm, world::World};
+use crate::{
+    agent::Agent, dice::Dice, leadership::Leadership, oracle::live_on, swarm::Swarm,
+    worker::Worker, world::World,
+};
 
 /// Longest quiet time: suspended nodes come back after up to four hours, follow-ups of failed evaluations after six minutes.
 const QUIET_MS_MAX: u64 = 45 * 60_000;
@@ -15,7 +20,7 @@ const ROUNDS_MAX: usize = 3_000;
 /// Rounds in which the cluster forms.
 const BEGIN_ROUNDS: usize = 5;
 /// Nothing changed for so long: it stays so.
-const STILL_MS: u64 = 75_000;
+const STILL_MS: u64 = 50_000;
 
 impl World {
     /// Lets the cluster form, so that the schedule begins with something to break.
@@ -112,12 +117,12 @@ impl World {
     /// When something happens by itself.
     fn next_look_ms(&self) -> u64 {
         let leaders = self.servers.iter().filter_map(|server| server.leadership.as_ref());
-        let leaders = leaders.filter_map(|leadership| leadership.next_look_ms());
-        let workers = self.workers.iter().map(|worker| worker.next_look_ms());
-        let agents = self.agents.iter().filter_map(|agent| agent.next_look_ms());
+        let leaders = leaders.filter_map(|leadership| Leadership::next_look_ms(leadership));
+        let workers = self.workers.iter().map(Worker::next_look_ms);
+        let agents = self.agents.iter().filter_map(Agent::next_look_ms);
         let next = leaders.chain(workers).chain(agents).filter(|at| *at > self.clock_ms).min();
         // Idle workers ask twice a second; a cluster in which nothing else is due is looked at every two seconds, as the server does.
-        let idle = self.workers.iter().all(|worker| worker.is_idle());
+        let idle = self.workers.iter().all(Worker::is_idle);
         let step = if idle { 2_000 } else { 500 };
         next.map_or(self.clock_ms + step, |at| {
             at.clamp(self.clock_ms + step, self.clock_ms + 8_000)
@@ -129,7 +134,7 @@ impl World {
         let mut found = Vec::new();
         judge_evaluations(&truth, &mut found);
         self.judge_broker(&truth, &mut found);
-        judge_jobs(&truth, &mut found);
+        judge_jobs(&truth, &self.failed_on, &mut found);
         self.judge_agents(&truth, &mut found);
         let violations = invariant::check(&truth);
         found.extend(violations.into_iter().map(|one| format!("{}: {}", one.name, one.detail)));
@@ -180,7 +185,7 @@ impl World {
                 }
                 continue;
             }
-            if !node.is_some_and(|row| row.liveness == Liveness::Ready) {
+            if node.is_none_or(|row| row.liveness != Liveness::Ready) {
                 let liveness = node.map(|row| row.liveness);
                 found.push(format!(
                     "I50: agent {} is there, its node is {liveness:?}",
@@ -190,7 +195,7 @@ impl World {
             if node.is_some_and(|row| row.drain.is_some()) {
                 found.push(format!("I48: the drain of {} did not end", agent.node));
             }
-            let running: std::collections::BTreeSet<_> = agent.running().collect();
+            let running: BTreeSet<_> = agent.running().collect();
             if running != live {
                 found.push(format!(
                     "I49: agent {} runs {running:?}, wanted is {live:?}",
@@ -214,7 +219,7 @@ fn judge_evaluations(truth: &State, found: &mut Vec<String>) {
 }
 
 /// I39, I40: a job runs as often as is asked, or a blocked evaluation waits and no node has room.
-fn judge_jobs(truth: &State, found: &mut Vec<String>) {
+fn judge_jobs(truth: &State, failed_on: &BTreeSet<NodeId>, found: &mut Vec<String>) {
     for row in truth.allocations.iter().filter(|row| row.is_live()) {
         if truth.jobs.get(&row.job).is_none_or(|job| job.stop) {
             found.push(format!("I40: {} of a stopped job is live", row.name()));
@@ -233,7 +238,7 @@ fn judge_jobs(truth: &State, found: &mut Vec<String>) {
                                 && row.client == ClientStatus::Complete
                                 && row.job_create_index == job.create_index)
                     };
-                    let names: std::collections::BTreeSet<_> =
+                    let names: BTreeSet<_> =
                         rows.filter(|row| done(row)).map(|row| row.name_index).collect();
                     let missing = (group.count as usize).saturating_sub(names.len());
                     let room = fits.iter().any(|node| has_room(truth, node, group));
@@ -251,7 +256,8 @@ fn judge_jobs(truth: &State, found: &mut Vec<String>) {
                     }
                 }
                 JobKind::System | JobKind::Sysbatch => {
-                    for node in fits {
+                    // A per-node instance that fails is not replaced before somebody asks (Nomad's system jobs have no reschedule policy).
+                    for node in fits.into_iter().filter(|node| !failed_on.contains(&node.id)) {
                         let runs = truth
                             .allocations_of_node(node.id)
                             .any(|row| row.job == job.key && row.is_live());

@@ -5,6 +5,7 @@ use crate::dice::Dice;
 
 /// Settings of one seed.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a kind of trouble of its own")]
 pub(crate) struct Swarm {
     pub(crate) servers: usize,
     pub(crate) workers_per_server: usize,

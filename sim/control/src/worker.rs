@@ -266,7 +266,7 @@ impl World {
         let from = self.workers[worker].server;
         let taken = self.with_leadership(to, |world, leadership| {
             let epoch = leadership.epoch;
-            let is_of_another = |of: u64| of != epoch;
+            let is_old = |of: u64| of != epoch;
             match ask {
                 Ask::Dequeue => {
                     let leases = world.grant(leadership, &state, from);
@@ -274,9 +274,7 @@ impl World {
                         leases.map(|list| list.into_iter().map(|one| (one, epoch)).collect());
                     world.mail.push(Mail::Leases { worker, call, reply });
                 }
-                Ask::Plan(_, _, of) | Ask::Ack(_, _, of) | Ask::Nack(_, _, of, _)
-                    if is_of_another(of) =>
-                {
+                Ask::Plan(_, _, of) | Ask::Ack(_, _, of) | Ask::Nack(_, _, of, _) if is_old(of) => {
                     world.coverage.count(Event::StaleToken);
                     world.mail.push(Mail::Refused { worker, call });
                 }
@@ -322,7 +320,7 @@ impl World {
         let now = leadership.now(self.clock_ms);
         let nacked = leadership.dispatch.nack(now, id, token, why);
         if nacked.is_ok() && why != NackReason::Failed {
-            self.uncount(leadership, id);
+            leadership.uncount(id);
         }
         if held.is_some_and(|held| held != token) {
             self.coverage.count(Event::StaleToken);

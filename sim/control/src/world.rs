@@ -1,6 +1,6 @@
 //! The world of one seed: servers with their applied prefixes, workers, agents, users, messages, and the steps that a schedule is made of.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{EvaluationId, Index, Plan, session::Request};
 use leader::{BrokerError, Lease, NackReason, PlanAnswer, Token};
@@ -71,7 +71,7 @@ pub(crate) enum Mail {
 #[derive(Default)]
 pub(crate) struct Server {
     pub(crate) applied: Index,
-    pub(crate) leadership: Option<Leadership>,
+    pub(crate) leadership: Option<Box<Leadership>>,
     /// The newest term that it served in.
     pub(crate) established: u64,
     /// No worker leases before this is applied.
@@ -101,6 +101,8 @@ pub(crate) struct World {
     pub(crate) mail: Vec<Mail>,
     pub(crate) calls: CallId,
     pub(crate) ids: Ids,
+    /// Nodes on which something failed.
+    pub(crate) failed_on: BTreeSet<fsm::NodeId>,
     /// Server of each lease.
     pub(crate) lessees: BTreeMap<Token, u64>,
     pub(crate) oracle: Oracle,
@@ -128,6 +130,7 @@ impl World {
             mail: Vec::new(),
             calls: 0,
             ids: Ids(Dice::new(seed, u64::MAX - 1)),
+            failed_on: BTreeSet::new(),
             lessees: BTreeMap::new(),
             oracle: Oracle::default(),
             coverage: Coverage::default(),

@@ -112,7 +112,8 @@ pub(crate) struct NodeDeaths {
 impl NodeDeaths {
     /// Nodes that are given up after this patience. Log time may run 5 % faster than time, and in whole milliseconds.
     pub(crate) fn new(patience: Duration) -> Self {
-        Self { patience: patience * 95 / 100 - Duration::from_millis(2), began: BTreeMap::new() }
+        let patience = (patience * 95 / 100).saturating_sub(Duration::from_millis(2));
+        Self { patience, began: BTreeMap::new() }
     }
 
     /// The services of a leadership begin.

@@ -11,6 +11,8 @@ use super::output::{Style, pairs, table};
 use super::view::{Fields, rows};
 use super::{placement, resolve, time};
 
+pub(crate) use logs::LogsArgs;
+
 /// Events of a task shown without `-verbose`.
 const EVENTS_SHOWN: usize = 10;
 
@@ -24,7 +26,7 @@ pub(crate) enum AllocCommand {
     Status(StatusArgs),
     /// Print what a task wrote
     #[command(after_help = logs::EXAMPLES)]
-    Logs(logs::LogsArgs),
+    Logs(LogsArgs),
     /// Stop an allocation; the scheduler replaces it if the job still wants it
     #[command(
         after_help = "Examples:\n  quorate alloc stop 5b98a6ea\n  quorate alloc stop -detach 5b98a6ea"
@@ -124,6 +126,14 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     Ok(Exit::Success)
 }
 
+/// Go's zero time is no time.
+fn moment(text: &str) -> String {
+    match text {
+        "" | "0001-01-01T00:00:00Z" => "N/A".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
 fn overview(allocation: &Value, now: i64, style: Style) -> String {
     let mut lines = vec![
         ("ID", allocation.shown("ID")),
@@ -190,10 +200,10 @@ fn task_section(task: &str, state: &Value, arguments: &StatusArgs) -> String {
         "Task \"{task}\" is \"{}\"{failed}\n{}",
         state.text("State"),
         pairs(&[
-            ("Started At", state.shown("StartedAt")),
-            ("Finished At", state.shown("FinishedAt")),
+            ("Started At", moment(state.text("StartedAt"))),
+            ("Finished At", moment(state.text("FinishedAt"))),
             ("Total Restarts", state.number("Restarts").to_string()),
-            ("Last Restart", state.shown("LastRestart")),
+            ("Last Restart", moment(state.text("LastRestart"))),
         ])
     );
     let events = state.items("Events");

@@ -20,6 +20,7 @@ use super::view::Fields;
 use super::{resolve, time};
 
 pub(crate) use run::{RunArgs, register};
+pub(crate) use status::StatusArgs;
 
 /// Largest job file read.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -34,7 +35,7 @@ pub(crate) enum JobCommand {
     #[command(
         after_help = "Examples:\n  quorate job status\n  quorate job status web\n  quorate job status -json web"
     )]
-    Status(status::StatusArgs),
+    Status(StatusArgs),
     /// Stop a job
     #[command(
         after_help = "Examples:\n  quorate job stop web\n  quorate job stop -purge -detach web"
@@ -45,6 +46,12 @@ pub(crate) enum JobCommand {
         after_help = "Examples:\n  quorate job history web\n  quorate job history -version 2 -json web"
     )]
     History(HistoryArgs),
+    /// Print a job as the API has it
+    #[command(after_help = "Examples:\n  quorate job inspect web > web.json")]
+    Inspect(InspectArgs),
+    /// Have the scheduler look at a job again
+    #[command(after_help = "Examples:\n  quorate job eval web")]
+    Eval(EvalArgs),
     /// Check a job file without registering it
     #[command(
         after_help = "Examples:\n  quorate job validate web.hcl\n  cat web.hcl | quorate job validate -"
@@ -89,6 +96,31 @@ pub(crate) struct HistoryArgs {
     style: Style,
 }
 
+/// Flags of `job inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// The job's id
+    job: String,
+    /// Only this version
+    #[arg(long, value_name = "N")]
+    version: Option<i64>,
+    /// Accepted for scripts: the output is JSON in any case
+    #[arg(long, hide = true)]
+    json: bool,
+}
+
+/// Flags of `job eval`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalArgs {
+    /// The job's id
+    job: String,
+    /// Do not follow the evaluation
+    #[arg(long)]
+    detach: bool,
+    #[command(flatten)]
+    style: Style,
+}
+
 /// Flags of `job validate`.
 #[derive(Debug, Args)]
 pub(crate) struct ValidateArgs {
@@ -105,6 +137,8 @@ pub(crate) fn run(context: &Context, command: &JobCommand) -> Outcome {
         JobCommand::Status(arguments) => status::run(context, arguments),
         JobCommand::Stop(arguments) => stop(context, arguments),
         JobCommand::History(arguments) => history(context, arguments),
+        JobCommand::Inspect(arguments) => inspect(context, arguments),
+        JobCommand::Eval(arguments) => evaluate(context, arguments),
         JobCommand::Validate(arguments) => validate(context, arguments),
     }
 }
@@ -153,7 +187,7 @@ impl JobFile {
             (path, _) => path.to_owned(),
         };
         let job = crate::jobspec::parse(&path, &source)
-            .map_err(|diagnostics| anyhow::anyhow!("{diagnostics}"))?;
+            .map_err(|diagnostics| anyhow::anyhow!("the job file cannot be used\n{diagnostics}"))?;
         Ok(Self { source, format: if json { "json" } else { "hcl2" }, job })
     }
 
@@ -232,6 +266,38 @@ fn history(context: &Context, arguments: &HistoryArgs) -> Outcome {
         .collect();
     context.line(shown.join("\n\n"))?;
     Ok(Exit::Success)
+}
+
+/// Prints `{"Job": …}`, which `job run -json` takes as it is.
+fn inspect(context: &Context, arguments: &InspectArgs) -> Outcome {
+    let found = resolve::job(context, &arguments.job)?;
+    let namespace = [("namespace", found.namespace.as_str())];
+    let path = format!("/v1/job/{}", encode(&found.id));
+    let job = match arguments.version {
+        None => context.client.get(&path, &namespace)?,
+        Some(wanted) => {
+            let answer = context.client.get(&format!("{path}/versions"), &namespace)?;
+            let mut versions = answer.items("Versions").iter();
+            let version = versions.find(|version| version.number("Version") == wanted);
+            version
+                .cloned()
+                .with_context(|| format!("job \"{}\" has no version {wanted}", found.id))?
+        }
+    };
+    context.output.json(&json!({ "Job": job }))?;
+    Ok(Exit::Success)
+}
+
+fn evaluate(context: &Context, arguments: &EvalArgs) -> Outcome {
+    let found = resolve::job(context, &arguments.job)?;
+    let path = format!("/v1/job/{}/evaluate", encode(&found.id));
+    let namespace = [("namespace", found.namespace.as_str())];
+    let answer = context.client.put(&path, &namespace, &json!({ "JobID": found.id }))?;
+    if arguments.style.json {
+        context.output.json(&answer)?;
+        return Ok(Exit::Success);
+    }
+    monitor::follow_write(context, &answer, arguments.detach, arguments.style)
 }
 
 fn validate(context: &Context, arguments: &ValidateArgs) -> Outcome {

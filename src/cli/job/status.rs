@@ -38,6 +38,11 @@ fn list(context: &Context, style: Style) -> Outcome {
     } else if rows(&answer).is_empty() {
         context.line("No jobs; register one with: quorate job run FILE")?;
     } else {
+        let mut headers = vec!["ID", "Type", "Priority", "Status", "Submit Date"];
+        let in_all_namespaces = context.client.namespace() == Some("*");
+        if in_all_namespaces {
+            headers.insert(1, "Namespace");
+        }
         let lines: Vec<Vec<String>> = rows(&answer)
             .iter()
             .map(|job| {
@@ -46,16 +51,20 @@ fn list(context: &Context, style: Style) -> Outcome {
                 } else {
                     job.shown("Status")
                 };
-                vec![
+                let mut line = vec![
                     job.shown("ID"),
                     job_type(job),
                     job.shown("Priority"),
                     status,
                     time::timestamp(job.number("SubmitTime")),
-                ]
+                ];
+                if in_all_namespaces {
+                    line.insert(1, job.shown("Namespace"));
+                }
+                line
             })
             .collect();
-        context.line(table(&["ID", "Type", "Priority", "Status", "Submit Date"], &lines))?;
+        context.line(table(&headers, &lines))?;
     }
     Ok(Exit::Success)
 }

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::cluster::TestCluster;
-use crate::http::{HttpOptions, router, serve};
+use crate::http::{CONNECTIONS_MAX, HttpOptions, router, serve};
 
 /// No test waits longer than this for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -60,7 +60,7 @@ impl TestServer {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let router = router(cluster.clone(), options);
-        let task = tokio::spawn(serve(listener, router, async {
+        let task = tokio::spawn(serve(listener, router, CONNECTIONS_MAX, async {
             stopped.await.unwrap_or_default();
         }));
         Self { address, cluster, stop: Some(stop), task }

@@ -112,6 +112,23 @@ async fn compare_and_set_has_the_texts_that_clients_know() {
 }
 
 #[tokio::test]
+async fn a_stopped_job_shows_the_index_that_compare_and_set_asks_for() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let registered = server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    let stopped = server.delete("/v1/job/web").await.ok()["JobModifyIndex"].clone();
+    assert_ne!(stopped, registered["JobModifyIndex"]);
+    let shown = server.get("/v1/job/web").await.ok();
+    assert_eq!((&shown["JobModifyIndex"], &shown["Stop"]), (&stopped, &json!(true)));
+    let versions = server.get("/v1/job/web/versions").await.ok();
+    assert_eq!(versions["Versions"][0]["JobModifyIndex"], stopped);
+    let again = json!({ "Job": web_job("web"), "EnforceIndex": true, "JobModifyIndex": stopped });
+    server.put("/v1/jobs", &again).await.ok();
+    let versions = server.get("/v1/job/web/versions").await.ok();
+    assert_eq!(versions["Versions"][1]["JobModifyIndex"], registered["JobModifyIndex"]);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn an_idempotency_key_makes_a_retry_one_write() {
     let cluster = TestCluster::new();
     let server = TestServer::start(cluster.clone()).await;

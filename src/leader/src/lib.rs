@@ -34,6 +34,8 @@ pub mod turn;
 
 mod chance;
 #[cfg(test)]
+mod convergence;
+#[cfg(test)]
 mod golden;
 #[cfg(test)]
 mod testing;

@@ -278,8 +278,11 @@ impl Turn<'_> {
             };
             row.desired_description = stop.description.clone();
         }
-        // What became of an allocation is the agent's to say, unless there is nobody to say it.
-        if let Some(client @ (ClientStatus::Lost | ClientStatus::Unknown)) = stop.client
+        // What became of an allocation is the agent's to say, unless there is nobody to say it: the plan knew, or its node went down meanwhile.
+        let nobody =
+            self.state.nodes.get(&row.node).is_none_or(|node| node.liveness == Liveness::Down);
+        let decided = if nobody { Some(ClientStatus::Lost) } else { stop.client };
+        if let Some(client @ (ClientStatus::Lost | ClientStatus::Unknown)) = decided
             && !row.client.is_terminal()
             && row.client != client
         {

@@ -506,6 +506,26 @@ fn a_stop_does_not_make_up_what_became_of_an_allocation() {
     assert_eq!(driver.allocation(id).client, ClientStatus::Running);
 }
 
+/// A plan from before its node went down stops an allocation there: nobody is left to say that it ended, and the node would be busy for ever.
+#[test]
+fn a_stop_that_meets_a_dead_node_ends_the_allocation() {
+    with_leader_changes(|driver| {
+        let node = driver.node("a");
+        driver.register_job(job("t", JobKind::Service, 2));
+        let id = driver.run("t", 0, node);
+        let evaluation = driver.evaluate_job("t");
+        let in_flight = driver.plan(evaluation).stopping(id, None);
+        driver.liveness("a", Liveness::Down);
+        assert!(driver.commit_plan(in_flight).outcome_taken);
+        let row = driver.allocation(id);
+        assert_eq!((row.desired, row.client), (DesiredStatus::Stop, ClientStatus::Lost));
+        assert!(!driver.state.is_busy(node));
+        driver.at_seconds(61);
+        let command = driver.reap("a", false);
+        driver.accept(command);
+    });
+}
+
 fn blocked(driver: &mut Driver, job: &str) -> Evaluation {
     let id = driver.evaluation_id();
     let row = driver.job_row(job);

@@ -170,6 +170,21 @@ fn an_instance_without_room_does_not_hold_up_an_update() {
     assert!(plan.waiting().is_empty(), "room has to come first");
 }
 
+/// An update whose missing instances have no room makes no step and no follow-up either: it would tick for as long as the cluster is full.
+#[test]
+fn an_update_on_a_full_cluster_does_not_tick() {
+    let mut cluster = Cluster::with_nodes(1);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 8;
+    spec.groups[0].update = Some(super::cluster::update(2));
+    assert_eq!(cluster.run(&spec).placements.len(), 8);
+    spec.groups[0].count = 12;
+    spec.groups[0].tasks[0].user = "other".into();
+    let plan = cluster.run(&spec);
+    assert_eq!((plan.counts(), plan.queued()), ((0, 0, 0), 4));
+    assert_eq!((plan.blocked().len(), plan.waiting().len()), (1, 0));
+}
+
 /// Several groups that are updated in steps have one follow-up, at the time of the first that is due.
 #[test]
 fn groups_share_the_next_step_of_an_update() {
