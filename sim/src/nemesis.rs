@@ -22,6 +22,9 @@ const FLAP: Duration = Duration::from_millis(200);
 /// A server that stays away so that it needs a snapshot.
 const LONG_DOWN_MS: (u64, u64) = (6_000, 12_000);
 
+/// Looks, a millisecond apart, for a write that is not durable.
+const WRITE_LOOKS_MAX: u32 = 200;
+
 /// What brings faults on the servers.
 pub(crate) struct Nemesis {
     world: World,
@@ -87,6 +90,7 @@ impl Nemesis {
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),
             Class::Kill => self.crash(server, Crash::Kill, self.swarm().down_ms_max),
+            Class::Power if self.dice.below(2) == 0 => self.cut_power_in_a_write(server),
             Class::Power => self.crash(server, Crash::Power, self.swarm().down_ms_max),
             Class::LongCrash => self.long_crash(server),
             Class::CrashAll => self.crash_all(),
@@ -114,6 +118,24 @@ impl Nemesis {
         }
         let down = self.ms(down_ms_max);
         self.start_later(server, down);
+    }
+
+    /// Writes take a few milliseconds until they are durable: a cut at any time would rarely find one.
+    fn cut_power_in_a_write(&mut self, server: usize) {
+        let down = self.ms(self.swarm().down_ms_max);
+        let world = self.world.clone();
+        rt::spawn(async move {
+            for _ in 0..WRITE_LOOKS_MAX {
+                if world.has_unsynced_log(server) {
+                    break;
+                }
+                rt::sleep(Duration::from_millis(1)).await;
+            }
+            if !world.is_calm() && world.crash(server, Crash::Power) {
+                rt::sleep(down).await;
+                world.start(server);
+            }
+        });
     }
 
     fn start_later(&self, server: usize, down: Duration) {

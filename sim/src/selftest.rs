@@ -13,7 +13,7 @@ use std::{
 use crate::{child::Case, swarm::Override};
 
 /// Bugs that the simulation is meant to find, with what they are.
-const PLANTS: [(&str, &str); 14] = [
+const PLANTS: [(&str, &str); 13] = [
     ("stale-read", "a consistent read is answered from the local state"),
     ("ack-before-commit", "a write is acknowledged before it is committed"),
     (
@@ -26,7 +26,6 @@ const PLANTS: [(&str, &str); 14] = [
     ("purge-before-sync", "the log is purged although neither engine nor snapshot file is durable"),
     ("torn-tail-is-fatal", "a torn last batch is treated as damage"),
     ("no-deduplication", "a request that comes twice takes effect twice"),
-    ("index-before-rows", "the applied index is on disk before its rows"),
     ("broker-not-restored", "a new leader does not find the pending evaluations"),
     ("reused-server-id", "a server with an empty disk takes its old number"),
     ("swallow-sync-error", "a failed sync counts as done"),

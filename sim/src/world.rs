@@ -523,6 +523,14 @@ impl World {
         }
     }
 
+    /// Whether something that was written to a server's log is not durable.
+    pub(crate) fn has_unsynced_log(&self, server: usize) -> bool {
+        let state = self.lock();
+        let disk = &state.slots[server].disk;
+        let in_log = |path: &PathBuf| path.starts_with("/data/log");
+        disk.files().iter().any(|(path, _)| in_log(path) && disk.unsynced_writes(path) > 0)
+    }
+
     /// Errors on a server's disk from now on; it may end itself.
     pub(crate) fn disk_errors(&self, server: usize, rates: ErrorRates) {
         let mut state = self.lock();

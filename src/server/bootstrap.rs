@@ -44,7 +44,7 @@ pub async fn join_cluster(core: Arc<Core>) -> anyhow::Result<()> {
                 core.cluster.get().is_some(),
                 "the log has entries but server.json names no cluster: restore server.json"
             );
-            if !is_learner(&core) {
+            if is_voter(&core) {
                 return refuse_foreign_peers(&core).await;
             }
         }
@@ -71,6 +71,12 @@ pub async fn join_cluster(core: Arc<Core>) -> anyhow::Result<()> {
             return Ok(());
         }
     }
+}
+
+/// Whether this server votes, as far as it knows. One that was admitted and died before it heard of it has a log, and does not.
+fn is_voter(core: &Core) -> bool {
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    metrics.membership_config.voter_ids().any(|id| id == core.id)
 }
 
 /// Whether this server is known to its cluster and does not vote: it joined, and the leader ended before it made a voter of it.

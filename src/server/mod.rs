@@ -104,7 +104,8 @@ pub(crate) async fn probe_for_peer(
         leader_rpc_address: leader.map(|(_, member)| member.rpc_address).unwrap_or_default(),
         rpc_address: core.settings.rpc_address.clone(),
         http_address: core.settings.http_address.clone(),
-        member: membership.get_node(&request.from).is_some(),
+        // One that only learns has to ask to join again: the leader that admitted it may be gone.
+        member: membership.voter_ids().any(|id| id == request.from),
         digest: digests::digest_at(core, request.digest_mark),
         disk_full: core.is_full(core.id),
     })
