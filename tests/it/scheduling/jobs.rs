@@ -81,10 +81,10 @@ fn a_job_comes_back_after_stop_and_after_purge() {
     stage.schedule(&web);
     let second = stage.await_running("web", 2);
     assert!(second.iter().all(|one| !ids(&first).contains(&text(one, "ID"))));
-    // The new job of this name has to get rid of what the old one has left.
+    // Its end is evaluated first: a registration that supersedes that evaluation would take over what it finds unchanged, as in Nomad.
     let answer = stage.client.delete("/v1/job/web?purge=true").ok();
-    stage.schedule(&web);
     stage.await_evaluation(text(&answer, "EvalID"));
+    stage.schedule(&web);
     let third = stage.await_running("web", 2);
     assert_eq!(numbers(&third), [0, 1]);
     assert!(third.iter().all(|one| !ids(&second).contains(&text(one, "ID"))));
