@@ -89,7 +89,8 @@ impl Nemesis {
             | Class::Halt
             | Class::Restart
             | Class::Stranger
-            | Class::StaleReads => {}
+            | Class::StaleReads
+            | Class::UsedRot => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),

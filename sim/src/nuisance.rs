@@ -23,15 +23,15 @@ use crate::{
 /// Directories of which one change is interrupted, so that what is rare (a snapshot, an install, a new segment) is met as often as an append.
 const DIRECTORIES: [&str; 4] = ["/data/snapshots", "/data/state", "/data/log", "/data"];
 /// Changes of the disk after which a machine stops, at most.
-const OPERATIONS_MAX: u64 = 40;
+const OPERATIONS_MAX: u64 = 24;
 /// The same, counted from the first change of a name in a directory.
 const OPERATIONS_TOUCHED_MAX: u64 = 12;
 /// How long a machine that is to stop is waited for.
-const STOP_WAIT: Duration = Duration::from_secs(4);
+const STOP_WAIT: Duration = Duration::from_secs(2);
 /// A server that is told to stop ends within this time.
 const STOP_GENTLY: Duration = Duration::from_secs(20);
 /// Longest pause between two of them, ms.
-const GAP_MS_MAX: u64 = 3_000;
+const GAP_MS_MAX: u64 = 1_500;
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
@@ -52,6 +52,7 @@ impl Nuisance {
     pub(crate) fn new(world: World) -> Self {
         let dice = Dice::new(world.swarm.seed, "nuisance");
         let all = [
+            (Class::Halt, Kind::Halt),
             (Class::Halt, Kind::Halt),
             (Class::Restart, Kind::Restart),
             (Class::Stranger, Kind::Stranger),

@@ -61,13 +61,15 @@ pub(crate) enum Class {
     Stranger,
     /// No fault: a reader that asks any server for what it has.
     StaleReads,
+    /// No fault: flipped bytes are such as are used.
+    UsedRot,
 }
 
 impl Class {
     /// So many are drawn first; those that came later have dice of their own, so that a seed keeps its meaning.
     const FIRST: usize = 21;
     /// All of them, in the order in which they are drawn.
-    pub(crate) const ALL: [Self; 25] = [
+    pub(crate) const ALL: [Self; 26] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -93,6 +95,7 @@ impl Class {
         Self::Restart,
         Self::Stranger,
         Self::StaleReads,
+        Self::UsedRot,
     ];
 
     /// Its name on the command line.
@@ -123,6 +126,7 @@ impl Class {
             Self::Restart => "restart",
             Self::Stranger => "stranger",
             Self::StaleReads => "stale-reads",
+            Self::UsedRot => "used-rot",
         }
     }
 
@@ -131,7 +135,12 @@ impl Class {
         !self.is_weather()
             && !matches!(
                 self,
-                Self::Agents | Self::Halt | Self::Restart | Self::Stranger | Self::StaleReads
+                Self::Agents
+                    | Self::Halt
+                    | Self::Restart
+                    | Self::Stranger
+                    | Self::StaleReads
+                    | Self::UsedRot
             )
     }
 

@@ -39,6 +39,12 @@ const DEEP_EVERY: u64 = 8;
 const AUTOPSY_EVERY: u64 = 3;
 /// Of so many answers to an append one is looked for on the disk of whoever gave it.
 const PROMISE_EVERY: u64 = 8;
+/// What an entry takes in a log, at most, in batches of its own.
+const ENTRY_BYTES: u64 = 2 << 10;
+/// Segments that a log may have beyond what it must keep: begun anew at each start, and in the making.
+const LOG_SEGMENTS_SPARE: u64 = 4;
+/// Files in the directory of snapshots: one in use, one received, one in the making, one set aside.
+const SNAPSHOTS_MAX: u64 = 4;
 /// How much later than its deadline a call may end.
 const DEADLINE_SLACK: Duration = Duration::from_millis(500);
 /// Between the looks at whether a wiped server has caught up.
@@ -550,7 +556,14 @@ impl World {
         (slot.damaged, slot.incomplete) = (true, true);
         for _ in 0..bytes {
             let (path, size) = &files[seeds.index(files.len())];
-            let offset = seeds.index(*size);
+            let mut offset = seeds.index(*size);
+            if self.swarm.has(Class::UsedRot)
+                && let Ok(bytes) = slot.disk.read(path)
+            {
+                // Most of a log segment is zeros that were never written over.
+                let used = bytes[offset..].iter().position(|byte| *byte != 0);
+                offset += used.unwrap_or(0);
+            }
             let mask = u8::try_from(seeds.between(1, 255)).expect("it is below 256");
             trace::event(
                 &name(server),
@@ -739,7 +752,8 @@ impl World {
         let files = self.lock().slots[server].disk.files();
         let sum = |directory: &str| {
             let inside = files.iter().filter(|(path, _)| path.starts_with(directory));
-            inside.fold((0, 0), |(count, bytes), (_, size)| (count + 1, bytes + *size as u64))
+            inside
+                .fold((0_u64, 0_u64), |(count, bytes), (_, size)| (count + 1, bytes + *size as u64))
         };
         let (segments, log_bytes) = sum("/data/log");
         let (snapshots, _) = sum("/data/snapshots");
@@ -747,6 +761,11 @@ impl World {
             &name(server),
             format_args!("keeps {segments} segments of {log_bytes} bytes, {snapshots} snapshots"),
         );
+        let swarm = &self.swarm;
+        let kept = swarm.log_entries_kept.max(1) * 2 * ENTRY_BYTES;
+        let log_bytes_max =
+            2 * swarm.snapshot_log_bytes + kept + LOG_SEGMENTS_SPARE * swarm.segment_bytes * 4;
+        verdict::note(check_size(server, (log_bytes, log_bytes_max), snapshots));
     }
 
     /// What a server says leaves it: its disk has to hold that already.
@@ -782,11 +801,6 @@ impl World {
             )),
             Promise::Appended(_) => {}
         }
-    }
-
-    /// A leader answered a node's heartbeat.
-    pub(crate) fn heard(&self, node: fsm::NodeId, term: u64, sent_at: Duration) {
-        self.lock().deaths.heard(node, term, sent_at);
     }
 
     /// A state that somebody was shown, judged like every other.
@@ -941,6 +955,17 @@ impl Slot {
     }
 }
 
+/// I53: whether a log and the number of snapshot files are within bounds.
+fn check_size(server: usize, log: (u64, u64), snapshots: u64) -> Result<(), String> {
+    let (bytes, bytes_max) = log;
+    if bytes > bytes_max || snapshots > SNAPSHOTS_MAX {
+        return Err(format!(
+            "I53: s{server} keeps a log of {bytes} bytes, of {bytes_max} at most, and {snapshots} snapshots"
+        ));
+    }
+    Ok(())
+}
+
 /// Whether a call that was given `timeout` ended too late.
 fn is_late(took: Duration, timeout: Duration) -> bool {
     took > timeout + DEADLINE_SLACK
@@ -972,6 +997,13 @@ fn note_changes(old: &Content, new: &Content) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn i53_a_log_that_is_never_purged_and_snapshots_that_pile_up_are_found() {
+        assert!(check_size(0, (100, 100), 1).is_ok());
+        assert!(check_size(0, (101, 100), 1).is_err());
+        assert!(check_size(0, (100, 100), 9).is_err());
+    }
 
     #[test]
     fn p6_a_call_that_ends_after_its_deadline_is_found() {
