@@ -32,10 +32,19 @@ pub(crate) enum Content {
     Blank,
 }
 
+/// A vote as the log keeps it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct DiskVote {
+    pub(crate) term: u64,
+    pub(crate) number: u64,
+    /// That one was elected, perhaps without this vote.
+    pub(crate) elected: bool,
+}
+
 /// What is on a disk.
 pub(crate) struct Remains {
-    /// Term and number voted for.
-    pub(crate) vote: Option<(u64, u64)>,
+    /// What it votes for.
+    pub(crate) vote: Option<DiskVote>,
     /// The last entry that is purged.
     pub(crate) purged: Option<EntryId>,
     /// What is left of the log.
@@ -87,17 +96,18 @@ fn open_log(disk: &Arc<dyn Disk>, options: Options) -> Result<Option<Wal>, Strin
     opened.map(|(log, _, _)| Some(log)).map_err(|error| format!("the log does not open: {error}"))
 }
 
-/// Term and number voted for, of a vote as the log keeps it.
-fn decode_vote(bytes: Bytes) -> Result<(u64, u64), String> {
+/// A vote of its bytes.
+fn decode_vote(bytes: Bytes) -> Result<DiskVote, String> {
     let vote = pb::Vote::decode(bytes).map_err(|error| format!("vote: {error}"))?;
-    Ok((vote.term, vote.voted_for.unwrap_or(0)))
+    let number = vote.voted_for.unwrap_or(0);
+    Ok(DiskVote { term: vote.term, number, elected: vote.committed })
 }
 
 /// What a disk holds of what a server may have said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Held {
-    /// Term and number voted for.
-    pub(crate) vote: Option<(u64, u64)>,
+    /// What it votes for.
+    pub(crate) vote: Option<DiskVote>,
     /// The last entry.
     pub(crate) last: u64,
 }
@@ -167,7 +177,8 @@ mod tests {
         assert!(writer.begin().unwrap());
         let options = Options::default;
         let held = promises(disk.durable_copy(), options()).unwrap();
-        assert_eq!(held, Held { vote: Some((3, 9)), last: 2 });
+        let vote = Some(DiskVote { term: 3, number: 9, elected: true });
+        assert_eq!(held, Held { vote, last: 2 });
         shared.create_dir_all(Path::new("/data/state")).unwrap();
         shared.create_dir_all(Path::new("/data/snapshots")).unwrap();
         let remains = open(disk.copy(0), options()).unwrap().unwrap();

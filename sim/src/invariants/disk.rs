@@ -16,7 +16,7 @@ use quorate::storage::shadow::Loaded;
 
 use super::{Broken, Remains};
 use crate::{
-    autopsy::{Content, content},
+    autopsy::{Content, DiskVote, content},
     trace,
 };
 
@@ -34,10 +34,11 @@ pub(crate) struct Disks {
     promised: BTreeMap<u64, Vote>,
 }
 
-/// Whether a vote on disk keeps what was promised: a newer term, or the same vote.
-fn keeps(found: Option<Vote>, promised: Vote) -> bool {
-    found.is_some_and(|(term, number)| {
-        term > promised.0 || (term == promised.0 && number == promised.1)
+/// Whether a vote on disk keeps what was promised: a newer term, the same vote, or whoever was elected in that term by others.
+fn keeps(found: Option<DiskVote>, promised: Vote) -> bool {
+    found.is_some_and(|found| {
+        found.term > promised.0
+            || (found.term == promised.0 && (found.number == promised.1 || found.elected))
     })
 }
 
@@ -47,7 +48,7 @@ impl Disks {
         &mut self,
         server: u64,
         vote: Vote,
-        durable: Option<Vote>,
+        durable: Option<DiskVote>,
     ) -> Result<(), String> {
         let newest = self.promised.entry(server).or_insert(vote);
         *newest = (*newest).max(vote);

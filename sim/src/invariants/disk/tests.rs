@@ -17,6 +17,11 @@ fn id(index: Index) -> EntryId {
     EntryId { index, term: 1 }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "as disks give it")]
+fn voted(term: u64, number: u64) -> Option<DiskVote> {
+    Some(DiskVote { term, number, elected: false })
+}
+
 fn tick(at: u64) -> Proposal {
     Proposal { at, epoch: None, request: None, command: Command::Tick }
 }
@@ -44,7 +49,7 @@ fn whole() -> (Remains, Known) {
         states.push(state.clone());
     }
     let remains = Remains {
-        vote: Some((1, SERVER)),
+        vote: voted(1, SERVER),
         purged: Some(id(1)),
         entries: vec![(id(2), payload(20)), (id(3), payload(30))],
         snapshot: Some(loaded(&states[0])),
@@ -99,13 +104,15 @@ fn i6_a_log_that_is_purged_beyond_a_state_is_found() {
 fn i7_a_vote_that_the_disk_does_not_hold_is_found() {
     let (mut remains, known) = whole();
     let mut disks = Disks::default();
-    disks.votes(SERVER, (2, 9), Some((2, 9))).unwrap();
-    disks.votes(SERVER, (2, 9), Some((3, 5))).unwrap();
-    assert!(disks.votes(SERVER, (2, 9), Some((2, 8))).is_err());
+    disks.votes(SERVER, (2, 9), voted(2, 9)).unwrap();
+    disks.votes(SERVER, (2, 9), voted(3, 5)).unwrap();
+    assert!(disks.votes(SERVER, (2, 9), voted(2, 8)).is_err());
     assert!(disks.votes(SERVER, (2, 9), None).is_err());
+    let elected = voted(2, 8).map(|vote| DiskVote { elected: true, ..vote });
+    disks.votes(SERVER, (2, 9), elected).unwrap();
     let broken = disks.found(SERVER, &remains, &known, true);
     assert!(broken.iter().any(|one| one.0 == "I7"), "{broken:?}");
-    remains.vote = Some((2, 9));
+    remains.vote = voted(2, 9);
     assert_eq!(disks.found(SERVER, &remains, &known, true), []);
 }
 
