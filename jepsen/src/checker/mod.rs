@@ -131,7 +131,9 @@ pub(crate) fn check(evidence: &Evidence<'_>) -> Results {
         final_workload::Report::unknown(aftermath.ready_after_heal)
     });
     let stats = stats::check(history, evidence.workload.required());
-    let crash = crash::check(&logs(evidence), &aftermath.exits);
+    let minutes = history.last().map_or(0, |op| op.time.div_ceil(60_000_000_000)).max(1);
+    let minutes = usize::try_from(minutes).unwrap_or(usize::MAX);
+    let crash = crash::check(&logs(evidence), minutes, &aftermath.exits);
     let coverage = coverage::check(history, &evidence.faults);
     let harness = Verdict::unless(!harness_failures.is_empty(), Verdict::Unknown);
     let verdicts =
