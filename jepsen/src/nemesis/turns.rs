@@ -1,15 +1,18 @@
 //! Whose turn it is: how many classes of faults are at work at a time, and who goes first.
 //!
 //! With every class at once nobody leads, nobody runs, and most attempts find nothing to break. So a few at a time; and while a class has never
-//! been installed in this run, those that have been wait for it. It must never keep a class out for ever: a turn ends with the fault.
+//! been installed in this run, those that have been wait for it; one that tried in vain (no leader to hand over from, nothing running to break)
+//! tries again when nothing else is at work. It must never keep a class out for ever: a turn ends with the fault.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::fault::FaultClass;
 
 /// Classes that are at work at a time.
 const AT_WORK_MAX: usize = 3;
+/// Turns in vain after which a class has the cluster for itself.
+const TURNS_IN_VAIN_MAX: u32 = 2;
 
 /// The turns of one run.
 pub(crate) struct Turns {
@@ -22,6 +25,8 @@ pub(crate) struct Turns {
 struct State {
     at_work: BTreeSet<FaultClass>,
     installed: BTreeSet<FaultClass>,
+    /// Turns so far; they were in vain while the class was never installed.
+    turns: BTreeMap<FaultClass, u32>,
 }
 
 impl Turns {
@@ -34,6 +39,13 @@ impl Turns {
     pub(super) fn begin(&self, class: FaultClass) -> bool {
         let mut state = self.state();
         let is_new = |class: &FaultClass| !state.installed.contains(class);
+        let is_unlucky = |class: &FaultClass| {
+            is_new(class) && state.turns.get(class).is_some_and(|turns| *turns >= TURNS_IN_VAIN_MAX)
+        };
+        if self.classes.iter().any(is_unlucky) {
+            let goes = is_unlucky(&class) && state.at_work.is_empty();
+            return goes && state.at_work.insert(class);
+        }
         let others_wait =
             self.classes.iter().any(|other| is_new(other) && !state.at_work.contains(other));
         if state.at_work.len() >= AT_WORK_MAX || (others_wait && !is_new(&class)) {
@@ -44,7 +56,9 @@ impl Turns {
 
     /// Ends a turn.
     pub(super) fn end(&self, class: FaultClass) {
-        self.state().at_work.remove(&class);
+        let mut state = self.state();
+        state.at_work.remove(&class);
+        *state.turns.entry(class).or_default() += 1;
     }
 
     /// A fault of this class took hold.
@@ -75,6 +89,23 @@ mod tests {
         assert!(!turns.begin(Delay));
         turns.end(Pause);
         assert!(turns.begin(Delay));
+    }
+
+    #[test]
+    fn who_tried_in_vain_gets_the_cluster_for_itself() {
+        let turns = Turns::new(&[Kill, Pause]);
+        assert!(turns.begin(Kill));
+        for _ in 0..TURNS_IN_VAIN_MAX {
+            assert!(turns.begin(Pause));
+            turns.end(Pause);
+        }
+        assert!(!turns.begin(Pause), "the other is still at work");
+        turns.installed(Kill);
+        turns.end(Kill);
+        assert!(!turns.begin(Kill), "it waits for the unlucky one");
+        assert!(turns.begin(Pause));
+        turns.installed(Pause);
+        assert!(turns.begin(Kill));
     }
 
     #[test]
