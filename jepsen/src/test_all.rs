@@ -77,6 +77,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) fresh: bool,
     /// The workloads.
     pub(crate) workloads: Vec<&'a str>,
+    /// Only so many servers.
+    pub(crate) servers: Option<usize>,
 }
 
 /// How one run of the matrix ended.
@@ -203,7 +205,8 @@ pub(crate) fn run_all(
     let tested = fingerprint(base);
     let known = read(&path)?;
     let mut cells = Vec::new();
-    for servers in plan.matrix.sizes() {
+    let sizes = plan.matrix.sizes().iter();
+    for servers in sizes.filter(|size| plan.servers.is_none_or(|asked| asked == **size)) {
         for workload in
             &plan.workloads[..if plan.matrix == Matrix::Smoke { 1 } else { plan.workloads.len() }]
         {
