@@ -219,9 +219,10 @@ impl Agent {
         let request =
             pb::HeartbeatRequest { node_id: self.id.clone(), incarnation: self.incarnation };
         let mut failures = 0;
-        let reply: pb::HeartbeatReply = loop {
+        let (reply, sent_at): (pb::HeartbeatReply, Duration) = loop {
+            let sent_at = rt::simulated_elapsed();
             match self.ask("/quorate.v1.Agent/Heartbeat", &request).await {
-                Ok(reply) => break reply,
+                Ok(reply) => break (reply, sent_at),
                 Err(status) if status.code() == Code::NotFound || failures >= self.servers => {
                     return Err(status);
                 }
@@ -230,6 +231,9 @@ impl Agent {
             self.server = (self.server + 1) % self.servers;
             rt::sleep(RETRY).await;
         };
+        if let Some(node) = fsm::NodeId::from_slice(&self.id) {
+            self.world.heard(node, reply.epoch, sent_at);
+        }
         if reply.liveness() == pb::Liveness::Initializing {
             self.make_ready().await?;
         }
@@ -239,7 +243,14 @@ impl Agent {
     fn take(&mut self, batch: Bytes) -> Result<(), Status> {
         let batch = pb::AllocationBatch::decode(batch)
             .map_err(|error| Status::internal(error.to_string()))?;
-        for id in &batch.removed {
+        let mut removed = batch.removed;
+        if batch.complete {
+            // The whole set: what is not in it is gone.
+            let present: BTreeSet<&Bytes> = batch.allocations.iter().map(|one| &one.id).collect();
+            let live = self.running.iter().filter(|(_, one)| one.status != "complete");
+            removed.extend(live.map(|(id, _)| id).filter(|id| !present.contains(id)).cloned());
+        }
+        for id in &removed {
             if let Some(one) = self.running.remove(id) {
                 one.leaves(self.number, id);
             }

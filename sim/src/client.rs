@@ -11,7 +11,7 @@ use fsm::{
 };
 use quorate::{
     jobspec,
-    rt::{self, watch},
+    rt::{self, Instant, watch},
     server::{
         Core,
         api::{Api, ApiError, ReadMode},
@@ -138,7 +138,10 @@ impl Shared {
     ) -> Option<Result<quorate::server::api::Written, ApiError>> {
         let work =
             move |core: Arc<Core>| async move { core.write(command, Some(request), TIMEOUT).await };
-        self.world.inside(server, work).await
+        let begin = Instant::now();
+        let answer = self.world.inside(server, work).await;
+        self.world.keeps_deadline(server, begin, TIMEOUT, answer.is_some(), "a write");
+        answer
     }
 
     /// `first`: an error that is certain to have changed nothing says so of the whole write.
@@ -170,15 +173,22 @@ impl Shared {
         let judged = match written.reply {
             Reply::Job { job_modify_index, .. } => {
                 self.world.acknowledged(job_modify_index);
+                if written.index != job_modify_index {
+                    verdict::fail(format!(
+                        "I14: write {value} changed its job at {job_modify_index} and was told index {}",
+                        written.index
+                    ));
+                }
                 if value.is_multiple_of(DURABLE_EVERY) {
                     self.world.check_durable(job_modify_index);
                 }
                 self.oracle().acknowledged(value, job_modify_index)
             }
             Reply::Rejected(Rejection::JobIndexConflict { .. }) => self.oracle().refused(value),
+            // A run is over long before a request may be forgotten.
             Reply::Rejected(Rejection::SessionExpired) => {
                 self.oracle().unknown(value);
-                return Ended::Unknown;
+                Err(format!("P4: write {value} was called expired, a moment after it began"))
             }
             other @ (Reply::Done
             | Reply::Rejected(_)
@@ -200,7 +210,10 @@ impl Shared {
             snapshot
                 .map(|snapshot| (snapshot.state.head.index, version_in(&snapshot.state, register)))
         };
-        match self.world.inside(server, work).await {
+        let begin = Instant::now();
+        let answer = self.world.inside(server, work).await;
+        self.world.keeps_deadline(server, begin, TIMEOUT, answer.is_some(), "a read");
+        match answer {
             None => trace::event(who, format_args!("read {register}: the server is gone")),
             Some(Err(error)) => trace::event(who, format_args!("read {register}: {error}")),
             Some(Ok((index, version))) => {
@@ -265,6 +278,14 @@ impl Shared {
             let pause = if ended == Ended::Done { think_ms_max } else { 300 };
             let pause = Duration::from_millis(dice.between(1, pause));
             drop(rt::timeout(pause, rt::until_true(&mut stop)).await);
+        }
+    }
+
+    /// Somebody was shown this state without the leader: what it says of the registers was written, and is known from now on (I13).
+    pub(crate) fn was_shown(&self, state: &State) {
+        let mut oracle = self.oracle();
+        for register in 0..REGISTERS {
+            verdict::note(oracle.was_shown(register, version_in(state, register)));
         }
     }
 

@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 33] = [
+pub(crate) const REQUIRED: [&str; 38] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -38,6 +38,11 @@ pub(crate) const REQUIRED: [&str; 33] = [
     "an evaluation was blocked",
     "an allocation was replaced",
     "an acknowledged index was found durable on a majority",
+    "a disk was opened and judged",
+    "a machine stopped in the middle of a change of its disk",
+    "a server was restarted as planned",
+    "a stranger spoke to a server",
+    "a server was read without the leader",
 ];
 
 thread_local! {

@@ -5,18 +5,23 @@
 //! - [`check_step`]: two states of one log, one after the other.
 //! - [`check_quiet`]: the state at the end, when all faults are gone and nothing is left to do.
 //! - [`history`]: what servers say and promise over time.
+//! - [`disk`]: what lies on disks.
 
+pub(crate) mod disk;
 pub(crate) mod history;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub(crate) use disk::Disks;
 use fsm::{
     Allocation, AllocationId, DesiredStatus, EvaluationStatus, Index, JobKind, State,
     resources::Resources, table::TableId,
 };
 pub(crate) use history::{Applied, Leaders, NodeDeaths, Votes};
+
+use crate::autopsy::Remains;
 
 /// A broken invariant: its number, and what was found.
 #[derive(Clone, PartialEq, Eq, Debug)]

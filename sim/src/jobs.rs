@@ -163,7 +163,9 @@ impl Operator {
         let request = RequestId(rt::random_id());
         let work =
             move |core: Arc<Core>| async move { core.write(command, Some(request), TIMEOUT).await };
+        let begin = Instant::now();
         let answer = self.world.inside(server, work).await;
+        self.world.keeps_deadline(server, begin, TIMEOUT, answer.is_some(), "an operation");
         match &answer {
             Some(Ok(written)) => {
                 self.world.acknowledged(written.index);

@@ -4,15 +4,19 @@
 //!  cli ─► many, shrink, selftest: a process for each seed ─► run (one seed) ─► world: servers, each on a fault disk ── network: their messages
 //!                                                             │ swarm: what this seed is about
 //!                                                             ├► nemesis: crashes, power cuts, cuts, weather, clocks, disks
+//!                                                             ├► nuisance: faults that came later, from dice of their own
 //!                                                             ├► client ─► oracle: what was acknowledged must hold
+//!                                                             ├► reader: asks any server for what it has
 //!                                                             ├► jobs: an operator who registers, scales, stops and looks
 //!                                                             ├► agent: registers, runs allocations, reports
+//!                                                             ├► autopsy: what a disk would come back with
 //!                                                             └► invariants, coverage, verdict: what must hold, what must happen, what went wrong
 //! ```
 //! Invariant: nothing in here reads a real clock, real randomness or a hash table's order, so that a seed gives the same trace each time.
 
 mod a1;
 mod agent;
+mod autopsy;
 mod child;
 mod cli;
 mod client;
@@ -24,7 +28,9 @@ mod jobs;
 mod many;
 mod nemesis;
 mod network;
+mod nuisance;
 mod oracle;
+mod reader;
 mod run;
 mod selftest;
 mod services;

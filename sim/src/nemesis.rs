@@ -38,7 +38,7 @@ impl Nemesis {
     pub(crate) fn new(world: World) -> Self {
         let dice = Dice::new(world.swarm.seed, "nemesis");
         let classes = world.swarm.classes.iter().copied();
-        let events = classes.filter(|class| !class.is_weather() && *class != Class::Agents);
+        let events = classes.filter(|class| class.is_of_nemesis());
         Self { events: events.collect(), world, dice }
     }
 
@@ -85,7 +85,11 @@ impl Nemesis {
             | Class::Loss
             | Class::Duplicates
             | Class::Late
-            | Class::Agents => {}
+            | Class::Agents
+            | Class::Halt
+            | Class::Restart
+            | Class::Stranger
+            | Class::StaleReads => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),

@@ -44,6 +44,17 @@ const RETRANSMIT: Duration = Duration::from_millis(200);
 /// Longest time until a connection into a cut is given up: keep-alive and its timeout, as the production transport has them.
 const PATIENCE_MS_MAX: u64 = 10_000;
 
+/// What a server says to a peer that its disk has to hold already.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Promise {
+    /// Its own number, and term and number it votes for.
+    Voted(u64, (u64, u64)),
+    /// Its log holds everything up to this index.
+    Appended(u64),
+}
+
+type JudgePromise = Arc<dyn Fn(&str, Promise) + Send + Sync>;
+
 /// How bad the network is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Weather {
@@ -103,6 +114,7 @@ struct State {
     /// Latest arrival on each link.
     arrivals: BTreeMap<(String, String), Instant>,
     votes: Votes,
+    judge: Option<JudgePromise>,
 }
 
 /// The network.
@@ -136,12 +148,35 @@ impl Network {
             messages: 0,
             arrivals: BTreeMap::new(),
             votes: Votes::default(),
+            judge: None,
         };
         Self { state: Arc::new(Mutex::new(state)), group: rt::new_group() }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets somebody look at each promise that leaves a server.
+    pub(crate) fn judge_promises(&self, judge: JudgePromise) {
+        self.lock().judge = Some(judge);
+    }
+
+    fn promised(&self, who: &str, promise: Promise) {
+        let judge = self.lock().judge.clone();
+        if let Some(judge) = judge {
+            judge(who, promise);
+        }
+    }
+
+    /// What a reply to an append promises.
+    fn judge_append(&self, who: &str, reply: &[u8]) {
+        use pb::append_entries_reply::Outcome;
+        if let Ok(reply) = pb::AppendEntriesReply::decode(reply)
+            && let Some(Outcome::StreamSuccess(id) | Outcome::PartialSuccess(id)) = reply.outcome
+        {
+            self.promised(who, Promise::Appended(id.index));
+        }
     }
 
     /// A server listens.
@@ -326,7 +361,7 @@ impl Network {
     }
 
     /// I1: who was granted a vote is for all to see.
-    fn judge_vote(&self, request: &[u8], reply: &[u8]) {
+    fn judge_vote(&self, who: &str, request: &[u8], reply: &[u8]) {
         let (Ok(request), Ok(reply)) =
             (pb::VoteRequest::decode(request), pb::VoteReply::decode(reply))
         else {
@@ -337,6 +372,7 @@ impl Network {
             && let Some(candidate) = vote.voted_for
         {
             verdict::note(self.lock().votes.granted(header.to, vote.term, candidate));
+            self.promised(who, Promise::Voted(header.to, (vote.term, candidate)));
         }
     }
 
@@ -357,7 +393,7 @@ impl Network {
                 match &result {
                     Ok(reply) => {
                         match route.path {
-                            "/quorate.v1.Raft/Vote" => self.judge_vote(&request, reply),
+                            "/quorate.v1.Raft/Vote" => self.judge_vote(&route.to, &request, reply),
                             "/quorate.v1.Raft/SnapshotChunk" => saw_snapshot(reply),
                             _ => {}
                         }
@@ -542,7 +578,16 @@ impl Pump {
             Ok(replies) => replies,
             Err(status) => futures_util::stream::iter([Err(status)]).boxed(),
         };
-        self.send(replies, answered, None).await;
+        let (network, who) = (self.network.clone(), self.route.from.clone());
+        let is_append = path.ends_with("/StreamAppend");
+        let replies = replies.inspect(move |reply| {
+            if let Ok(reply) = reply
+                && is_append
+            {
+                network.judge_append(&who, reply);
+            }
+        });
+        self.send(replies.boxed(), answered, None).await;
     }
 
     fn note(&self, sign: &str, message: &Result<Bytes, Status>) {

@@ -125,6 +125,11 @@ impl Oracle {
         self.saw(read.key, version)
     }
 
+    /// Somebody was shown this version of a register, perhaps an old one.
+    pub(crate) fn was_shown(&mut self, key: usize, version: Version) -> Result<(), String> {
+        self.saw(key, version).map_err(|what| format!("I13: {what}"))
+    }
+
     /// The version a client may name in its next write.
     pub(crate) fn newest(&self, key: usize) -> Index {
         self.newest.get(&key).copied().unwrap_or(0)

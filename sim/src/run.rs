@@ -15,7 +15,9 @@ use crate::{
     invariants,
     jobs::{self, Operator},
     nemesis::Nemesis,
-    swarm::Swarm,
+    nuisance::Nuisance,
+    reader::Reader,
+    swarm::{Class, Swarm},
     trace, verdict,
     world::World,
 };
@@ -95,11 +97,16 @@ async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
         let dice = Dice::new(seed, &format!("agent {number}"));
         tasks.push(rt::spawn(Agent::new(number, world, dice).run(stopped.clone())));
     }
+    if world.swarm.has(Class::StaleReads) {
+        let reader = Reader::new(world.clone(), shared.clone());
+        tasks.push(rt::spawn(reader.run(stopped.clone())));
+    }
     let (end_of_work, work) = watch::channel(false);
     let operator = rt::spawn(Operator::new(world.clone())?.run(work));
     let early = rt::spawn(register(world.clone(), batch_job("early")?));
     rt::sleep(Duration::from_millis(500)).await;
 
+    rt::spawn(Nuisance::new(world.clone()).run());
     Nemesis::new(world.clone()).run().await;
     trace::event("run", format_args!("all faults end"));
     world.heal();
@@ -218,6 +225,18 @@ async fn last_checks(world: &World, shared: &Shared) -> bool {
             verdict::fail(format!("{one} (at the end of s{server})"));
         }
         shared.finish(&state);
+    }
+    let mut members = Vec::new();
+    for server in 0..world.count() {
+        world.judge_disk(server, true);
+        world.judge_size(server);
+        let infos = world.core(server).map(|core| core.member_infos()).unwrap_or_default();
+        members.push(
+            infos.into_iter().map(|one| (one.id, one.voter, one.rpc_address)).collect::<Vec<_>>(),
+        );
+    }
+    if members.iter().any(|known| *known != members[0]) {
+        verdict::fail(format!("B15: the servers know different members: {members:x?}"));
     }
     if digests.iter().any(|digest| *digest != digests[0]) {
         verdict::fail(format!("I8: the servers' digests differ: {digests:?}"));

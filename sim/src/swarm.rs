@@ -53,11 +53,21 @@ pub(crate) enum Class {
     Transfer,
     /// Agents that crash, forget and are cut off.
     Agents,
+    /// Machines that stop in the middle of a change of their disk.
+    Halt,
+    /// Servers that are told to stop, and started again.
+    Restart,
+    /// Messages of a server of another cluster, or for another server.
+    Stranger,
+    /// No fault: a reader that asks any server for what it has.
+    StaleReads,
 }
 
 impl Class {
+    /// So many are drawn first; those that came later have dice of their own, so that a seed keeps its meaning.
+    const FIRST: usize = 21;
     /// All of them, in the order in which they are drawn.
-    pub(crate) const ALL: [Self; 21] = [
+    pub(crate) const ALL: [Self; 25] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -79,6 +89,10 @@ impl Class {
         Self::Wipe,
         Self::Transfer,
         Self::Agents,
+        Self::Halt,
+        Self::Restart,
+        Self::Stranger,
+        Self::StaleReads,
     ];
 
     /// Its name on the command line.
@@ -105,7 +119,20 @@ impl Class {
             Self::Wipe => "wipe",
             Self::Transfer => "transfer",
             Self::Agents => "agents",
+            Self::Halt => "halt",
+            Self::Restart => "restart",
+            Self::Stranger => "stranger",
+            Self::StaleReads => "stale-reads",
         }
+    }
+
+    /// Whether it is one of the events that the nemesis chooses from.
+    pub(crate) const fn is_of_nemesis(self) -> bool {
+        !self.is_weather()
+            && !matches!(
+                self,
+                Self::Agents | Self::Halt | Self::Restart | Self::Stranger | Self::StaleReads
+            )
     }
 
     /// Whether it is a state of the network instead of an event.
@@ -187,6 +214,7 @@ pub(crate) struct Swarm {
     pub(crate) nack_ms: u64,
     pub(crate) heartbeat_ttl_ms: u64,
     pub(crate) heartbeat_grace_ms: u64,
+    pub(crate) snapshot_piece_bytes: u64,
 }
 
 fn pick<T: Copy>(dice: &mut Dice, choices: &[T]) -> T {
@@ -203,8 +231,11 @@ impl Swarm {
         let mut dice = Dice::new(seed, "swarm");
         let drawn = pick(&mut dice, &[1, 3, 3, 3, 3, 3, 3, 5, 5, 3]);
         let servers = change.servers.map_or(drawn, usize::from);
-        let classes: BTreeSet<Class> =
-            Class::ALL.into_iter().filter(|_| dice.below(2) == 0).collect();
+        let (first, later) = Class::ALL.split_at(Class::FIRST);
+        let mut classes: BTreeSet<Class> =
+            first.iter().copied().filter(|_| dice.below(2) == 0).collect();
+        let mut dice_later = Dice::new(seed, "later classes");
+        classes.extend(later.iter().filter(|_| dice_later.below(2) == 0));
         let classes = classes.into_iter().filter(|class| !change.without.contains(class)).collect();
         let safety_ms = dice.between(4_000, 14_000);
         let timing = pick(&mut dice, &[(50, 150, 300), (100, 400, 600), (100, 500, 1_000)]);
@@ -244,6 +275,7 @@ impl Swarm {
             nack_ms: dice.between(1_500, 8_000),
             heartbeat_ttl_ms: dice.between(1_000, 3_000),
             heartbeat_grace_ms: dice.between(1_000, 3_000),
+            snapshot_piece_bytes: pick(&mut dice_later, &[1 << 20, 512, 3_000, 16 << 10]),
         }
     }
 
@@ -286,7 +318,7 @@ impl fmt::Display for Swarm {
             out,
             "seed={} servers={} agents={} clients={} faults={} safety_ms={} gap_ms={} think_ms={} down_ms={} cut_ms={} pause_ms={} clock_ms={} \
              slow_sync_us={} disk_error_ppm={} weather={:?} raft={}/{}-{} workers={} snapshot_bytes={} kept={} segment={} batch={} cache={} \
-             pending={} nack_ms={} ttl_ms={}+{}",
+             pending={} nack_ms={} ttl_ms={}+{} piece={}",
             self.seed,
             self.servers,
             self.agents,
@@ -315,6 +347,7 @@ impl fmt::Display for Swarm {
             self.nack_ms,
             self.heartbeat_ttl_ms,
             self.heartbeat_grace_ms,
+            self.snapshot_piece_bytes,
         )
     }
 }

@@ -24,10 +24,10 @@ use quorate::{
 };
 
 use crate::{
-    coverage,
+    autopsy, coverage,
     dice::Dice,
-    invariants::{Applied, Leaders, NodeDeaths, history::check_durable},
-    network::Network,
+    invariants::{Applied, Disks, Leaders, NodeDeaths, history::check_durable},
+    network::{Network, Promise},
     services::Services,
     swarm::{Class, Swarm},
     trace, verdict,
@@ -35,6 +35,12 @@ use crate::{
 
 /// Of so many states one is judged row by row while the faults last.
 const DEEP_EVERY: u64 = 8;
+/// Of so many crashes one has its disk opened and judged.
+const AUTOPSY_EVERY: u64 = 3;
+/// Of so many answers to an append one is looked for on the disk of whoever gave it.
+const PROMISE_EVERY: u64 = 8;
+/// How much later than its deadline a call may end.
+const DEADLINE_SLACK: Duration = Duration::from_millis(500);
 /// Between the looks at whether a wiped server has caught up.
 const REJOIN_LOOK: Duration = Duration::from_millis(300);
 
@@ -52,6 +58,18 @@ struct Slot {
     incomplete: bool,
     /// It runs a second time or more on this disk.
     has_history: bool,
+    /// A start died over it, which gives the state on disk up, rightly.
+    died_starting: bool,
+    /// Its number, once it is known.
+    number: Option<u64>,
+    /// It stands still, or did until then.
+    still: Still,
+}
+
+#[derive(Clone, Copy)]
+struct Still {
+    now: bool,
+    until: Option<Instant>,
 }
 
 #[derive(Clone)]
@@ -67,6 +85,9 @@ struct State {
     applied: Applied,
     leaders: Leaders,
     deaths: NodeDeaths,
+    disks: Disks,
+    crashes: u64,
+    appends: u64,
     shown: u64,
     /// Highest index that a client was told.
     acknowledged: Index,
@@ -117,16 +138,22 @@ impl World {
             applied: Applied::default(),
             leaders: Leaders::default(),
             deaths: NodeDeaths::new(patience),
+            disks: Disks::default(),
+            crashes: 0,
+            appends: 0,
             shown: 0,
             acknowledged: 0,
             calm: false,
         };
-        Self {
+        let world = Self {
             state: Arc::new(Mutex::new(state)),
             network: Network::new(swarm.seed),
             swarm: Arc::clone(swarm),
             group_of_all: rt::new_group(),
-        }
+        };
+        let judge = world.clone();
+        world.network.judge_promises(Arc::new(move |to, promise| judge.promised(to, promise)));
+        world
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -223,6 +250,7 @@ impl World {
             transport: Arc::new(self.network.transport(&address(server))),
             open_engine: Arc::new(move |path| shadow::open_twin(Arc::clone(&engine_disk), path)),
             wal: self.log_options(),
+            snapshot_piece_bytes: self.swarm.snapshot_piece_bytes,
         };
         let world = self.clone();
         rt::spawn_in(group, async move {
@@ -287,6 +315,7 @@ impl World {
                 coverage::hit("a server restarted with a log");
             }
             slot.has_history = true;
+            slot.number = Some(core.id);
             if slot.damaged {
                 coverage::hit("a server with a damaged disk started and was right");
             }
@@ -442,15 +471,23 @@ impl World {
                     Crash::Power => slot.disk.power_cut(seed),
                     Crash::Kill => slot.disk.kill(),
                 }
+                slot.died_starting |= live.core.is_none();
                 slot.disk.set_capacity(None);
+                slot.still = Still { now: false, until: None };
             }
             live
         };
-        if live.is_none() {
-            return false;
-        }
+        let Some(live) = live else { return false };
         self.network.close(&address(server));
         trace::event(&name(server), format_args!("{how:?}"));
+        let due = {
+            let mut state = self.lock();
+            state.crashes += 1;
+            state.crashes.is_multiple_of(AUTOPSY_EVERY)
+        };
+        if due {
+            self.judge_disk(server, live.core.is_some());
+        }
         if let Some(leases) = leases {
             coverage::hit("a leader crashed");
             if leases > 0 {
@@ -597,6 +634,7 @@ impl World {
         let epoch = self.core(server).and_then(|core| core.leading()).map(|led| led.epoch);
         trace::event(&name(server), format_args!("stands still for {pause:?}"));
         rt::pause_group(group);
+        self.lock().slots[server].still.now = true;
         let world = self.clone();
         rt::spawn_in(self.group_of_all, async move {
             rt::sleep(pause).await;
@@ -614,7 +652,15 @@ impl World {
         if epoch.is_some() && newer.is_some() {
             coverage::hit("a paused leader was deposed");
         }
+        self.goes_on(server);
         rt::resume_group(group);
+    }
+
+    fn goes_on(&self, server: usize) {
+        let still = &mut self.lock().slots[server].still;
+        if still.now {
+            *still = Still { now: false, until: Some(Instant::now()) };
+        }
     }
 
     /// Takes every fault of the servers away and brings back those that are down.
@@ -637,6 +683,7 @@ impl World {
             self.set_wall_clock(server, 0, 0);
             self.slow_disk(server, 0);
             if let Some(group) = self.group(server) {
+                self.goes_on(server);
                 rt::resume_group(group);
             }
             self.start(server);
@@ -655,6 +702,158 @@ impl World {
     /// Whether a request may reach a server twice, so that a refusal of one says nothing of the other.
     pub(crate) fn may_repeat(&self) -> bool {
         self.swarm.has(Class::Duplicates) || self.swarm.has(Class::Late)
+    }
+
+    /// What a server would come back with now is judged, unless its disk was damaged on purpose. `ran`: it was up.
+    pub(crate) fn judge_disk(&self, server: usize, ran: bool) {
+        let (copy, number, may_set_aside) = {
+            let state = self.lock();
+            let slot = &state.slots[server];
+            let Some(number) = slot.number.filter(|_| !slot.damaged) else { return };
+            (slot.disk.copy(0), number, slot.died_starting)
+        };
+        coverage::hit("a disk was opened and judged");
+        let remains = match autopsy::open(copy, self.log_options()) {
+            Ok(Some(mut remains)) => {
+                remains.set_aside.retain(|name| !may_set_aside || name.ends_with(".damaged"));
+                remains
+            }
+            Ok(None) => return,
+            Err(why) => {
+                verdict::fail(format!("I11: the disk of {} is whole, and {why}", name(server)));
+                return;
+            }
+        };
+        let broken = {
+            let mut state = self.lock();
+            let State { disks, applied, .. } = &mut *state;
+            disks.found(number, &remains, applied.known(), ran)
+        };
+        for one in broken {
+            verdict::fail(format!("{one} (on the disk of {})", name(server)));
+        }
+    }
+
+    /// I53: what a server keeps is bounded: a log that is purged, a snapshot, an engine, and what is being made of each.
+    pub(crate) fn judge_size(&self, server: usize) {
+        let files = self.lock().slots[server].disk.files();
+        let sum = |directory: &str| {
+            let inside = files.iter().filter(|(path, _)| path.starts_with(directory));
+            inside.fold((0, 0), |(count, bytes), (_, size)| (count + 1, bytes + *size as u64))
+        };
+        let (segments, log_bytes) = sum("/data/log");
+        let (snapshots, _) = sum("/data/snapshots");
+        trace::event(
+            &name(server),
+            format_args!("keeps {segments} segments of {log_bytes} bytes, {snapshots} snapshots"),
+        );
+    }
+
+    /// What a server says leaves it: its disk has to hold that already.
+    fn promised(&self, to: &str, promise: Promise) {
+        let Some(server) = (0..self.count()).find(|server| address(*server) == to) else { return };
+        let disk = {
+            let mut state = self.lock();
+            state.appends += u64::from(matches!(promise, Promise::Appended(_)));
+            let skipped = matches!(promise, Promise::Appended(_))
+                && !state.appends.is_multiple_of(PROMISE_EVERY);
+            let slot = &state.slots[server];
+            if skipped || slot.damaged || slot.live.is_none() {
+                return;
+            }
+            slot.disk.durable_copy()
+        };
+        let held = match autopsy::promises(disk, self.log_options()) {
+            Ok(found) => found,
+            Err(why) => {
+                let who = name(server);
+                verdict::fail(format!("I11: a power cut now would leave {who} with this: {why}"));
+                return;
+            }
+        };
+        match promise {
+            Promise::Voted(number, given) => {
+                verdict::note(self.lock().disks.votes(number, given, held.vote));
+            }
+            Promise::Appended(index) if held.last < index => verdict::fail(format!(
+                "I4: {} acknowledged entry {index} to its leader, and its disk ends at {}",
+                name(server),
+                held.last
+            )),
+            Promise::Appended(_) => {}
+        }
+    }
+
+    /// A leader answered a node's heartbeat.
+    pub(crate) fn heard(&self, node: fsm::NodeId, term: u64, sent_at: Duration) {
+        self.lock().deaths.heard(node, term, sent_at);
+    }
+
+    /// A state that somebody was shown, judged like every other.
+    pub(crate) fn shown(&self, server: usize, content: &Arc<Content>) {
+        self.judge(server, content);
+    }
+
+    /// Whether a server stood still at some time since then: it cannot keep a deadline.
+    pub(crate) fn stood_still(&self, server: usize, since: Instant) -> bool {
+        let still = self.lock().slots[server].still;
+        still.now || still.until.is_some_and(|until| until >= since)
+    }
+
+    /// From the `operations`-th change of its disk on nothing gets there any more, as if the machine had stopped there. True when it runs.
+    pub(crate) fn stop_disk_after(&self, server: usize, operations: u64) -> bool {
+        let mut state = self.lock();
+        let slot = &mut state.slots[server];
+        if slot.live.is_none() {
+            return false;
+        }
+        trace::event(&name(server), format_args!("stops at disk operation {operations} from now"));
+        slot.excused = true;
+        slot.disk.stop_after(operations);
+        true
+    }
+
+    /// The same, counted from the first change of a name in this directory on.
+    pub(crate) fn stop_disk_in(&self, server: usize, directory: &str, operations: u64) -> bool {
+        let mut state = self.lock();
+        let slot = &mut state.slots[server];
+        if slot.live.is_none() {
+            return false;
+        }
+        trace::event(
+            &name(server),
+            format_args!("stops at disk operation {operations} in {directory}"),
+        );
+        slot.excused = true;
+        slot.disk.stop_after_touching(directory, operations);
+        true
+    }
+
+    /// Which start of a server this is.
+    pub(crate) fn incarnation(&self, server: usize) -> u64 {
+        self.lock().slots[server].incarnation
+    }
+
+    /// A call that was given so much time has ended: no later than that, unless its server stood still, or died over it.
+    pub(crate) fn keeps_deadline(
+        &self,
+        server: usize,
+        begin: Instant,
+        timeout: Duration,
+        answered: bool,
+        what: &str,
+    ) {
+        let took = begin.elapsed();
+        if answered && is_late(took, timeout) && !self.stood_still(server, begin) {
+            verdict::fail(format!(
+                "P6: {what} through s{server} was given {timeout:?} and took {took:?}"
+            ));
+        }
+    }
+
+    /// Whether the machine stopped in the middle of a change.
+    pub(crate) fn is_disk_stopped(&self, server: usize) -> bool {
+        self.lock().slots[server].disk.is_stopped()
     }
 
     /// I4: what the disks of the voters would come back with holds this index on a majority.
@@ -735,8 +934,16 @@ impl Slot {
             damaged: false,
             incomplete: false,
             has_history: false,
+            died_starting: false,
+            number: None,
+            still: Still { now: false, until: None },
         }
     }
+}
+
+/// Whether a call that was given `timeout` ended too late.
+fn is_late(took: Duration, timeout: Duration) -> bool {
+    took > timeout + DEADLINE_SLACK
 }
 
 /// Counts what a step shows.
@@ -759,5 +966,17 @@ fn note_changes(old: &Content, new: &Content) {
     if new.allocations.iter().any(|row| row.create_index > old.head.index && row.previous.is_some())
     {
         coverage::hit("an allocation was replaced");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p6_a_call_that_ends_after_its_deadline_is_found() {
+        let second = Duration::from_secs(1);
+        assert!(!is_late(second, second));
+        assert!(is_late(2 * second, second));
     }
 }

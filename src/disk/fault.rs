@@ -71,6 +71,8 @@ struct State {
     write_error_in: Option<u64>,
     sync_error_in: Option<u64>,
     stop_in: Option<u64>,
+    /// The first change of a name in this directory starts the countdown of `stop_in` at this number.
+    stop_in_at: Option<(PathBuf, u64)>,
     stopped: bool,
     stalled: bool,
     /// In virtual time.
@@ -94,6 +96,7 @@ impl FaultDisk {
             write_error_in: None,
             sync_error_in: None,
             stop_in: None,
+            stop_in_at: None,
             stopped: false,
             stalled: false,
             hangs_until: None,
@@ -183,6 +186,11 @@ impl FaultDisk {
     /// machine had stopped there: a write then is pending, a sync has not happened.
     pub fn stop_after(&self, operations: u64) {
         self.lock().stop_in = Some(operations);
+    }
+
+    /// As [`Self::stop_after`], counted from the first creation, renaming or removal of a file in this directory on, which is operation 0.
+    pub fn stop_after_touching(&self, directory: impl Into<PathBuf>, operations: u64) {
+        self.lock().stop_in_at = Some((directory.into(), operations));
     }
 
     /// Lets the `calls`-th read from now (0 = the next) fail.
@@ -315,6 +323,7 @@ impl State {
         self.write_error_in = None;
         self.sync_error_in = None;
         self.stop_in = None;
+        self.stop_in_at = None;
     }
 
     /// Counts a changing call; the error says that the machine stops at this call.
@@ -325,6 +334,15 @@ impl State {
             return Err(stopped());
         }
         Ok(())
+    }
+
+    /// A name is about to be changed.
+    fn touch(&mut self, path: &Path) -> io::Result<()> {
+        let here = self.stop_in_at.take_if(|(directory, _)| path.starts_with(directory));
+        if let Some((_, operations)) = here {
+            self.stop_in = Some(operations);
+        }
+        self.operate()
     }
 
     fn used_bytes(&self) -> u64 {
@@ -445,7 +463,7 @@ impl Disk for FaultDisk {
                 if !path.parent().is_some_and(|parent| state.directories.contains(parent)) {
                     return Err(not_found(path));
                 }
-                state.operate()?;
+                state.touch(path)?;
                 let node = Arc::new(Mutex::new(Node::default()));
                 state.change_name(NameChange::Link {
                     path: path.to_path_buf(),
@@ -467,7 +485,7 @@ impl Disk for FaultDisk {
             return Ok(());
         }
         let node = Arc::clone(state.node(from)?);
-        state.operate()?;
+        state.touch(to)?;
         state.change_name(NameChange::Rename {
             from: from.to_path_buf(),
             to: to.to_path_buf(),
@@ -479,7 +497,7 @@ impl Disk for FaultDisk {
     fn remove_file(&self, path: &Path) -> io::Result<()> {
         let mut state = self.changeable()?;
         state.node(path)?;
-        state.operate()?;
+        state.touch(path)?;
         state.change_name(NameChange::Unlink { path: path.to_path_buf() });
         Ok(())
     }

@@ -35,8 +35,8 @@ use crate::{
     storage::snapshot_file,
 };
 
-/// Piece of a snapshot in one message, bytes.
-const SNAPSHOT_PIECE_BYTES: u64 = 1 << 20;
+/// Piece of a snapshot in one message of production, bytes.
+pub const SNAPSHOT_PIECE_BYTES: u64 = 1 << 20;
 /// A piece of a snapshot that is not answered in this time is sent again.
 const SNAPSHOT_PIECE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Attempts for one piece.
@@ -55,6 +55,8 @@ pub struct Network {
     pub transport: Arc<dyn Transport>,
     /// Where snapshot files are read from.
     pub disk: Arc<dyn Disk>,
+    /// Longest piece of a snapshot in one message, bytes; not 0.
+    pub snapshot_piece_bytes: u64,
 }
 
 /// One peer, over one lane.
@@ -232,7 +234,7 @@ impl Peer {
         let mut offset = 0;
         let mut attempts = 0;
         loop {
-            let length = SNAPSHOT_PIECE_BYTES.min(size - offset);
+            let length = self.network.snapshot_piece_bytes.min(size - offset);
             let mut data = vec![0; usize::try_from(length).map_err(|_| Status::internal("size"))?];
             file.read_exact_at(&mut data, offset).map_err(failed)?;
             let done = offset + length == size;
@@ -452,6 +454,7 @@ mod tests {
             cluster: Arc::default(),
             transport: Arc::new(Nobody(Arc::clone(&asked))),
             disk: Arc::new(RealDisk),
+            snapshot_piece_bytes: SNAPSHOT_PIECE_BYTES,
         };
         let mut peer = network.peer(2, &Member::default(), Lane::Append);
         let requests = stream::once(async move {

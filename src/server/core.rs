@@ -106,6 +106,8 @@ pub struct Parts {
     pub open_engine: OpenEngine,
     /// Sizes of the log.
     pub wal: wal::Options,
+    /// Longest piece of a snapshot in one message, bytes.
+    pub snapshot_piece_bytes: u64,
 }
 
 /// Who a data directory belongs to.
@@ -210,6 +212,7 @@ impl Core {
             cluster: Arc::clone(&cluster),
             transport: Arc::clone(&parts.transport),
             disk: Arc::clone(&parts.disk),
+            snapshot_piece_bytes: parts.snapshot_piece_bytes,
         };
         let raft = Raft::new(
             identity.server_id,

@@ -166,6 +166,7 @@ fn parts(disk: &FaultDisk) -> Parts {
             segment_bytes_max: 64 << 10,
             ..wal::Options::default()
         },
+        snapshot_piece_bytes: crate::raft::network::SNAPSHOT_PIECE_BYTES,
     }
 }
 

@@ -100,6 +100,7 @@ impl RunningServer {
             transport: Arc::new(GrpcTransport::new(dial.collect())),
             open_engine: Arc::new(shadow::open_sled),
             wal: wal::Options::default(),
+            snapshot_piece_bytes: crate::raft::network::SNAPSHOT_PIECE_BYTES,
         };
         let options = HttpOptions {
             request_bytes_max: usize::try_from(config.limits.request_bytes_max)

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use fsm::{Index, Liveness, State, digest::Digest};
+use fsm::{Index, Liveness, NodeId, State, digest::Digest};
 
 use super::{Broken, check_state, check_step};
 
@@ -94,6 +94,11 @@ impl Applied {
         out
     }
 
+    /// Term and digest by index, of all states that were shown.
+    pub(crate) fn known(&self) -> &BTreeMap<Index, (u64, Digest)> {
+        &self.seen
+    }
+
     /// The newest state that anybody showed.
     pub(crate) fn newest(&self) -> Option<&Arc<State>> {
         self.newest.as_ref()
@@ -107,13 +112,15 @@ pub(crate) struct NodeDeaths {
     patience: Duration,
     /// When services of a term began.
     began: BTreeMap<u64, Duration>,
+    /// Term and time of the last heartbeat of a node that was answered.
+    beats: BTreeMap<NodeId, (u64, Duration)>,
 }
 
 impl NodeDeaths {
     /// Nodes that are given up after this patience. Log time may run 5 % faster than time, and in whole milliseconds.
     pub(crate) fn new(patience: Duration) -> Self {
         let patience = (patience * 95 / 100).saturating_sub(Duration::from_millis(2));
-        Self { patience, began: BTreeMap::new() }
+        Self { patience, began: BTreeMap::new(), beats: BTreeMap::new() }
     }
 
     /// The services of a leadership begin.
@@ -121,27 +128,42 @@ impl NodeDeaths {
         self.began.entry(term).or_insert(now);
     }
 
+    /// The leader of this term answered a heartbeat that was sent at this time.
+    pub(crate) fn heard(&mut self, node: NodeId, term: u64, sent_at: Duration) {
+        self.beats.insert(node, (term, sent_at));
+    }
+
     /// A step was applied in the term of `new`. An entry is never applied before its term's services begin, unless it is an earlier term's.
     pub(crate) fn step(&self, old: &State, new: &State, now: Duration) -> Vec<Broken> {
-        let Some(began) = self.began.get(&new.head.term) else { return Vec::new() };
-        let age = now.saturating_sub(*began);
-        if old.head.term != new.head.term || age >= self.patience {
+        let term = new.head.term;
+        if old.head.term != term || old.head.tables == new.head.tables {
             return Vec::new();
         }
+        let since = |at: &Duration| now.saturating_sub(*at);
+        let leads_for = self.began.get(&term).map(since);
         let died = new.nodes.iter().filter(|node| {
             let before = old.nodes.get(&node.id).map(|node| node.liveness);
             node.liveness == Liveness::Down && before.is_some_and(|was| was != Liveness::Down)
                 // A node that never got ready has a deadline of its own.
                 && before != Some(Liveness::Initializing)
         });
-        died.map(|node| {
-            let detail = format!(
-                "node {} was given up {age:?} after the leader of term {} began",
-                node.id, new.head.term
-            );
-            Broken("I50", detail)
-        })
-        .collect()
+        let mut out = Vec::new();
+        for node in died {
+            let beat = self.beats.get(&node.id).filter(|(of, _)| *of == term);
+            let heard = beat.map(|(_, at)| since(at));
+            if let Some(age) = leads_for.filter(|age| *age < self.patience) {
+                let detail = format!(
+                    "node {} was given up {age:?} after the leader of term {term} began",
+                    node.id
+                );
+                out.push(Broken("I50", detail));
+            } else if let Some(age) = heard.filter(|age| *age < self.patience) {
+                let detail =
+                    format!("node {} was given up {age:?} after term {term} had heard it", node.id);
+                out.push(Broken("I50", detail));
+            }
+        }
+        out
     }
 }
 

@@ -310,3 +310,18 @@ fn i50_a_node_that_is_given_up_too_early_is_found() {
     assert_trips("I50", early);
     assert_eq!(deaths.step(&before, &driver.state, Duration::from_secs(104)), []);
 }
+
+#[test]
+fn i50_a_node_that_is_given_up_although_its_leader_heard_it_is_found() {
+    let (mut driver, _) = running();
+    let mut deaths = NodeDeaths::new(Duration::from_secs(4));
+    let (term, node) = (driver.state.head.term, driver.node("n1"));
+    let before = driver.state.clone();
+    driver.liveness("n1", Liveness::Down);
+    deaths.heard(node, term, Duration::from_secs(100));
+    assert_trips("I50", deaths.step(&before, &driver.state, Duration::from_secs(102)));
+    assert_eq!(deaths.step(&before, &driver.state, Duration::from_secs(104)), []);
+    // What another leader heard is nothing to this one.
+    deaths.heard(node, term + 1, Duration::from_secs(104));
+    assert_eq!(deaths.step(&before, &driver.state, Duration::from_secs(105)), []);
+}

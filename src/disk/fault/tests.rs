@@ -98,6 +98,18 @@ fn a_stopped_disk_refuses_everything_until_the_restart() {
 }
 
 #[test]
+fn a_disk_stops_in_a_directory_it_is_told_of() {
+    let (disk, file) = written(1);
+    disk.create_dir_all(Path::new("/snapshots")).unwrap();
+    disk.stop_after_touching("/snapshots", 1);
+    file.write_all_at(&[2; 512], 0).unwrap();
+    file.sync_data().unwrap();
+    let other = disk.open(Path::new("/snapshots/1"), OpenMode::CreateNew).unwrap();
+    assert!(other.write_all_at(&[1; 512], 0).is_err(), "the operation after the first one");
+    assert!(disk.is_stopped());
+}
+
+#[test]
 fn the_same_seed_gives_the_same_disk() {
     let run = |seed| {
         let (disk, file) = written(seed);

@@ -1,0 +1,118 @@
+//! A reader that asks any server for what it has, without the leader (I13): any such state must be one that the log went through, no older than what the
+//! reader names, and never older than what the same server showed before.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use fsm::Index;
+use quorate::{
+    rt::{self, Instant, watch},
+    server::{
+        Core,
+        api::{Api, ApiError, ReadMode},
+    },
+};
+
+use crate::{client::Shared, coverage, dice::Dice, trace, verdict, world::World};
+
+/// How long a read waits for the index that it names.
+const TIMEOUT: Duration = Duration::from_secs(2);
+const PAUSE_MS_MAX: u64 = 150;
+
+/// The reader.
+pub(crate) struct Reader {
+    world: World,
+    shared: Shared,
+    dice: Dice,
+    /// The newest index it was shown.
+    token: Index,
+    /// By server: its life, and the newest index it showed in it.
+    shown: BTreeMap<usize, (u64, Index)>,
+}
+
+impl Reader {
+    /// The reader of a run.
+    pub(crate) fn new(world: World, shared: Shared) -> Self {
+        let dice = Dice::new(world.swarm.seed, "reader");
+        Self { world, shared, dice, token: 0, shown: BTreeMap::new() }
+    }
+
+    /// Reads until told to stop.
+    pub(crate) async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        while !*stop.borrow() {
+            self.step().await;
+            let pause = Duration::from_millis(self.dice.between(1, PAUSE_MS_MAX));
+            drop(rt::timeout(pause, rt::until_true(&mut stop)).await);
+        }
+    }
+
+    async fn step(&mut self) {
+        let server = self.dice.index(self.world.count());
+        let index_min = match self.dice.below(4) {
+            0 => 0,
+            1 => self.token + 1,
+            _ => self.token,
+        };
+        let begin = Instant::now();
+        let life = self.world.incarnation(server);
+        let work = move |core: Arc<Core>| async move {
+            core.read(ReadMode::Stale, index_min, TIMEOUT).await
+        };
+        let answer = self.world.inside(server, work).await;
+        self.world.keeps_deadline(server, begin, TIMEOUT, answer.is_some(), "a stale read");
+        let snapshot = match answer {
+            Some(Ok(snapshot)) => snapshot,
+            Some(Err(ApiError::Timeout { .. } | ApiError::NotReady(_))) | None => return,
+            Some(Err(error)) => {
+                verdict::fail(format!("I13: a stale read through s{server} got: {error}"));
+                return;
+            }
+        };
+        let fresh = Duration::from_millis(self.world.swarm.timing.election_ms_max);
+        if snapshot.known_leader && snapshot.last_contact > fresh {
+            let silence = snapshot.last_contact;
+            verdict::fail(format!(
+                "I13: s{server} knows a leader it has not heard for {silence:?}"
+            ));
+        }
+        let index = snapshot.state.head.index;
+        trace::event("reader", format_args!("{index} via s{server}, {index_min} was asked for"));
+        coverage::hit("a server was read without the leader");
+        verdict::note(judge(server, index_min, index, life, self.shown.get(&server).copied()));
+        self.shown.insert(server, (life, index));
+        self.token = self.token.max(index);
+        self.world.shown(server, &snapshot.state);
+        self.shared.was_shown(&snapshot.state);
+    }
+}
+
+/// Whether a server in this life may show this index to whoever asked for `index_min`.
+fn judge(
+    server: usize,
+    index_min: Index,
+    index: Index,
+    life: u64,
+    before: Option<(u64, Index)>,
+) -> Result<(), String> {
+    if index < index_min {
+        return Err(format!("I13: s{server} showed {index} to a reader who asked for {index_min}"));
+    }
+    match before {
+        Some((of, last)) if of == life && index < last => {
+            Err(format!("I13: s{server} showed {index} after {last}"))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i13_a_state_that_is_older_than_asked_for_or_shown_before_is_found() {
+        assert_eq!(judge(0, 5, 5, 1, Some((1, 5))), Ok(()));
+        assert!(judge(0, 6, 5, 1, None).is_err());
+        assert!(judge(0, 0, 5, 1, Some((1, 6))).is_err());
+        assert_eq!(judge(0, 0, 5, 2, Some((1, 6))), Ok(()), "it began anew");
+    }
+}
