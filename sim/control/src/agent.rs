@@ -19,6 +19,7 @@ use fsm::{
 };
 
 use crate::{
+    client::ENDLESS,
     coverage::Event,
     dice::Dice,
     log::{Fate, Ticket},
@@ -27,6 +28,9 @@ use crate::{
 
 /// Beats come this often, well inside the shortest time to live.
 const BEAT_MS: u64 = 8_000;
+
+/// Racks that nodes are in.
+const RACKS: [&str; 2] = ["r1", "r2"];
 
 /// What runs here, or ran and is not forgotten.
 struct Local {
@@ -66,7 +70,7 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// An agent that is not known to the servers.
-    pub(crate) fn new(number: usize, scarce: bool) -> Self {
+    pub(crate) fn new(number: usize, scarce: bool, rich: bool) -> Self {
         let name = format!("agent{number}");
         let mut description = testing::description(&name);
         let resources = &mut description.resources;
@@ -81,6 +85,17 @@ impl Agent {
         resources.dynamic_port_max = 20_009;
         if number % 3 == 2 {
             description.datacenter = "dc2".into();
+        }
+        if rich {
+            description.resources.reserved =
+                Resources { cpu_mhz: 300, memory_mb: 1_000, disk_mb: 5_000 };
+            description.meta.insert("rack".into(), RACKS[number % 2].into());
+            let kind = if number % 3 == 1 { "small" } else { "big" };
+            description.attributes.insert("kind".into(), kind.into());
+            description.attributes.insert("unique.name".into(), name.as_str().into());
+            if number == 3 {
+                description.pool = "other".into();
+            }
         }
         let driver = Driver { detected: true, healthy: true, ..Driver::default() };
         description.drivers.insert("mock".into(), driver);
@@ -115,6 +130,13 @@ impl Agent {
         running.map(|(id, _)| *id)
     }
 
+    /// Somebody changes what the agent says of its node: it registers again.
+    fn moves(&mut self, dice: &mut Dice) {
+        let rack = RACKS[dice.index(RACKS.len())];
+        Arc::make_mut(&mut self.description).meta.insert("rack".into(), rack.into());
+        self.incarnation = None;
+    }
+
     /// Back for good.
     pub(crate) fn wake(&mut self) {
         self.silent_until = 0;
@@ -138,6 +160,9 @@ impl World {
                 self.coverage.count(Event::AgentReborn);
             }
             _ => agent.server = dice.index(self.servers.len()),
+        }
+        if self.swarm.rich_nodes && dice.percent(20) {
+            self.agents[number].moves(dice);
         }
         true
     }
@@ -235,10 +260,10 @@ impl World {
             let there = self.agents[number].local.get(&row.id).map(|one| one.status);
             match there {
                 None if !row.client.is_terminal() => {
-                    let batch = matches!(
-                        view.allocation_spec(row).map(|spec| spec.kind),
-                        Some(JobKind::Batch | JobKind::Sysbatch)
-                    );
+                    let batch = view.allocation_spec(row).is_some_and(|spec| {
+                        matches!(spec.kind, JobKind::Batch | JobKind::Sysbatch)
+                            && !spec.meta.contains_key(ENDLESS)
+                    });
                     // What was stopped before it was started is answered for too.
                     let starts = row.is_live();
                     if starts {
