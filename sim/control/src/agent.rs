@@ -61,6 +61,8 @@ pub(crate) struct Agent {
     seen: Index,
     incarnation: Option<u64>,
     asked: Option<(Asked, Ticket)>,
+    /// A report that arrives a second time, some time.
+    copy: Option<Command>,
     local: BTreeMap<AllocationId, Local>,
     beat_at: u64,
     /// Says and hears nothing until then.
@@ -93,6 +95,9 @@ impl Agent {
             let kind = if number % 3 == 1 { "small" } else { "big" };
             description.attributes.insert("kind".into(), kind.into());
             description.attributes.insert("unique.name".into(), name.as_str().into());
+            if number % 2 == 1 {
+                description.resources.allocations_max = 2;
+            }
             if number == 3 {
                 description.pool = "other".into();
             }
@@ -108,6 +113,7 @@ impl Agent {
             seen: 0,
             incarnation: None,
             asked: None,
+            copy: None,
             local: BTreeMap::new(),
             beat_at: 0,
             silent_until: 0,
@@ -171,8 +177,11 @@ impl World {
     pub(crate) fn end_task(&mut self, number: usize, dice: &mut Dice, may_fail: bool) -> bool {
         let agent = &mut self.agents[number];
         let fails = may_fail && dice.percent(40);
-        let may_end =
-            |one: &Local| one.status == ClientStatus::Running && (one.ends_by_itself || fails);
+        // A service that ends well is not wanted less.
+        let ends = may_fail && !fails && dice.percent(30);
+        let may_end = |one: &Local| {
+            one.status == ClientStatus::Running && (one.ends_by_itself || fails || ends)
+        };
         let ids: Vec<_> =
             agent.local.iter().filter(|(_, one)| may_end(one)).map(|(id, _)| *id).collect();
         let Some(one) = dice.pick(&ids).and_then(|id| agent.local.get_mut(&id)) else {
@@ -182,7 +191,7 @@ impl World {
         one.infrastructure_failure = fails && dice.percent(20);
         one.sequence += 1;
         let node = agent.node;
-        if fails {
+        if fails || ends {
             self.failed_on.insert(node);
         }
         true
@@ -195,6 +204,12 @@ impl World {
             return false;
         }
         let heard = self.hear(number, dice);
+        if self.agents[number].copy.is_some()
+            && dice.percent(10)
+            && let Some(command) = self.agents[number].copy.take()
+        {
+            self.propose_for_client(command, None, dice);
+        }
         if self.agents[number].asked.is_some() {
             return heard;
         }
@@ -353,6 +368,9 @@ impl World {
             let evaluation_ids = self.evaluation_ids(updates.len());
             let report = NodeReport { node, incarnation, updates, evaluation_ids };
             let command = Command::UpdateAllocations { reports: vec![report] };
+            if self.agents[number].copy.is_none() && dice.percent(self.swarm.message_copies) {
+                self.agents[number].copy = Some(command.clone());
+            }
             return self.ask_leader(number, Asked::Report(taken), command, dice);
         }
         if row.is_some_and(|row| row.liveness == Liveness::Initializing) {

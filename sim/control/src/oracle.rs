@@ -24,6 +24,9 @@ use crate::{
 /// A whole check every so many entries.
 const WHOLE_EVERY: Index = 61;
 
+/// Why an instance goes that is one too many. Others go because their successors come, even if these then find no room.
+const NOT_NEEDED: &str = "alloc not needed due to job update";
+
 /// What the oracle remembers.
 #[derive(Default)]
 pub(crate) struct Oracle {
@@ -243,11 +246,11 @@ impl Pass<'_> {
             let rows = self.snapshot.allocations.iter();
             let rows = rows.filter(|row| row.job == plan.job && row.group == group.name);
             let rows: Vec<_> = rows.filter(|row| self.is_undisturbed(row)).collect();
-            let stopped = |id| plan.stops.iter().any(|stop| stop.id == id);
-            let replaced = |id| plan.placements.iter().any(|one| one.previous == Some(id));
-            let kept = rows.iter().filter(|row| !stopped(row.id)).map(|row| row.name_index).max();
-            let gone = rows.iter().filter(|row| stopped(row.id) && !replaced(row.id));
-            let gone = gone.map(|row| row.name_index).min();
+            let stop_of = |id| plan.stops.iter().find(|stop| stop.id == id);
+            let is_excess = |id| stop_of(id).is_some_and(|stop| *stop.description == *NOT_NEEDED);
+            let kept = rows.iter().filter(|row| stop_of(row.id).is_none());
+            let kept = kept.map(|row| row.name_index).max();
+            let gone = rows.iter().filter(|row| is_excess(row.id)).map(|row| row.name_index).min();
             if gone.is_some() && gone < kept {
                 let key = &plan.job;
                 found.push(format!("I38: of {key} instance {gone:?} goes and {kept:?} stays"));

@@ -498,6 +498,18 @@ impl Entry<'_> {
             if row.is_none_or(|row| row.job_version != plan.job_version) {
                 found.push(format!("P-plan: {} was not moved to the new version", update.id));
             }
+            let before = self.before.allocations.get(&update.id);
+            if before.is_none_or(|row| !is_live(row)) {
+                found.push(format!("I31: {} had ended and goes on", update.id));
+            }
+        }
+        let judged = self.after.jobs.get(&plan.job).map(|job| job.last_plan_index);
+        let names = !plan.stops.is_empty()
+            || !plan.in_place.is_empty()
+            || !plan.placements.is_empty()
+            || !plan.follow_ups.is_empty();
+        if names && judged.is_some_and(|index| index != self.index()) {
+            found.push(format!("I31: an older plan than that of {id} could be taken later"));
         }
         if verdict.outcome_taken != (plan.outcome.is_some() && verdict.dropped.is_empty()) {
             found.push(format!("I29: the outcome of {id} counts: {}", verdict.outcome_taken));

@@ -12,8 +12,8 @@ use super::{
     needs::{self, has_ended, in_service, is_live},
 };
 
-/// What is due within this time counts as due now.
-const DUE_SLACK_MS: u64 = 1_000;
+/// What is due within this time counts as due now: failures that are due close together are looked at together, at the time of the first.
+const DUE_SLACK_MS: u64 = 6_000;
 /// Log time may pass between the planning of a pass and its entry; an event so close to the end of an interval is not judged.
 const PLANNED_BEFORE_MS: u64 = 300_000;
 
