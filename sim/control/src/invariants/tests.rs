@@ -550,3 +550,37 @@ fn i37_an_instance_on_a_node_that_does_not_suit_is_found() {
         assert_trips("I37", check_suits(&bad));
     }
 }
+
+#[test]
+fn i50_too_many_suspended_nodes_are_found() {
+    let (driver, _) = running();
+    let mut bad = later(driver.state.clone());
+    let health = fsm::node::Health::Suspended {
+        reason: fsm::node::SuspendReason::Flaky,
+        since: 1,
+        until: 2,
+    };
+    for name in ["n1", "n2"] {
+        let mut row = driver.node_row(name).clone();
+        row.health = health;
+        put(&mut bad.nodes, row);
+    }
+    assert!(numbers_of_step(&driver.state, &bad).contains("I50"));
+}
+
+#[test]
+fn i37_too_many_instances_in_a_datacenter_are_found() {
+    let mut driver = Driver::default();
+    let nodes = ["n1", "n2"].map(|name| ready(&mut driver, name));
+    let mut spec = testing::job("web", JobKind::Service, 2);
+    spec.constraints = vec![Constraint {
+        left: "${node.datacenter}".into(),
+        operand: "distinct_property".into(),
+        right: "1".into(),
+    }];
+    driver.register_job(spec);
+    driver.run("web", 0, nodes[0]);
+    assert_eq!(check_state(&driver.state), []);
+    driver.run("web", 1, nodes[1]);
+    assert_trips("I37", check_state(&driver.state));
+}
