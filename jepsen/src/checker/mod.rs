@@ -26,6 +26,7 @@ pub(crate) mod shrink;
 pub(crate) mod stats;
 pub(crate) mod total_queue;
 pub(crate) mod views;
+pub(crate) mod watch;
 pub(crate) mod wgl;
 
 #[cfg(test)]
@@ -157,6 +158,7 @@ fn check_workload(evidence: &Evidence<'_>) -> Result<Judgement> {
         WorkloadKind::Queue => evaluations::check(history),
         WorkloadKind::Bank => capacity::check(history),
         WorkloadKind::Jobs => job_versions::check(history, evidence.time_max),
+        WorkloadKind::Watch => watch::check(history),
         WorkloadKind::Allocs => {
             let logs: Vec<PathBuf> = agent_logs(evidence).map(|(_, path)| path).collect();
             allocations::check(history, Some(&agent_records::read(&logs)?))

@@ -93,11 +93,17 @@ struct Write<'a> {
     acknowledged: u64,
 }
 
+/// Whether it changes nothing.
+fn is_look(function: Function) -> bool {
+    use Function::{Drain, Read, Versions, Watch};
+    matches!(function, Read | Versions | Watch | Drain)
+}
+
 /// Every acknowledged change, whatever the workload calls it.
 fn writes(history: &[Op]) -> Vec<Write<'_>> {
     let mut sent: BTreeMap<Process, u64> = BTreeMap::new();
     let mut writes = Vec::new();
-    for op in history.iter().filter(|op| op.process != Process::Nemesis && op.f != Function::Read) {
+    for op in history.iter().filter(|op| op.process != Process::Nemesis && !is_look(op.f)) {
         match op.kind {
             Kind::Invoke => {
                 sent.insert(op.process, op.time);
