@@ -16,7 +16,14 @@ pub fn start(config: &LogConfig) {
     // openraft warns ten times a second about a peer that is down; what matters of it is logged here as well.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| {
         let quiet = if matches!(config.level, LogLevel::Trace) { "debug" } else { "error" };
-        EnvFilter::new(format!("{level},openraft={quiet},sled=warn,h2=warn,hyper=warn,tower=warn"))
+        // Thousands of simulated allocations are for those who ask for them.
+        let simulated = match config.level {
+            LogLevel::Debug | LogLevel::Trace => "info",
+            LogLevel::Error | LogLevel::Warn | LogLevel::Info => "warn",
+        };
+        EnvFilter::new(format!(
+            "{level},openraft={quiet},quorate::agent::simulate={simulated},sled=warn,h2=warn,hyper=warn,tower=warn"
+        ))
     });
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());

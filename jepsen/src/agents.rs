@@ -219,7 +219,7 @@ impl Fleet {
             .arg(directory.join("agent.toml"))
             .current_dir(&*directory)
             // Nothing but the allocations' changes, which the checker reads, and what went wrong.
-            .env("RUST_LOG", "warn,quorate::agent::simulate=debug")
+            .env("RUST_LOG", "warn,quorate::agent::simulate=info")
             .env_remove("QUORATE_PLANT")
             .stdin(Stdio::null())
             .stdout(log)

@@ -67,18 +67,18 @@ enum Net {
 
 #[derive(Debug, Args)]
 struct RunArguments {
-    /// What the clients do.
-    #[arg(short, long, value_enum, default_value = "register")]
-    workload: WorkloadKind,
+    /// What the clients do [default: register; with test-all: every workload].
+    #[arg(short, long, value_enum)]
+    workload: Option<WorkloadKind>,
     /// Mean seconds between two changes of one fault class [default: a sixth of the time limit, 1 to 10].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     nemesis_interval: Option<Duration>,
     /// How long clients and faults run.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     time_limit: Duration,
-    /// How many servers.
-    #[arg(long, default_value = "3", value_parser = ["3", "5"])]
-    node_count: String,
+    /// How many servers [default: 3; with test-all: what the matrix says].
+    #[arg(long, value_parser = ["3", "5"])]
+    node_count: Option<String>,
     /// Client threads, or threads per server with a trailing n.
     #[arg(long, value_name = "N or Nn", default_value = "2n", value_parser = concurrency)]
     concurrency: Concurrency,
@@ -112,6 +112,15 @@ struct RunArguments {
     /// How long the linearizability search may take.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     check_time_limit: Duration,
+}
+
+impl RunArguments {
+    fn nodes(&self) -> Result<Option<usize>> {
+        self.node_count
+            .as_deref()
+            .map(|count| count.parse().context("clap allows 3 and 5"))
+            .transpose()
+    }
 }
 
 #[derive(Debug, Args)]
@@ -375,9 +384,14 @@ fn perform_cycles(arguments: &CyclesArguments, class: FaultClass) -> Result<Verd
 fn perform_all(arguments: &TestAllArguments) -> Result<Verdict> {
     let run = &arguments.run;
     let base = record(run, &Nemeses::All, false)?;
-    let workloads: Vec<&str> =
-        WorkloadKind::value_variants().iter().map(|workload| workload.name()).collect();
-    let plan = test_all::Plan { matrix: arguments.matrix, fresh: arguments.fresh, workloads };
+    let workloads = WorkloadKind::value_variants().iter();
+    let workloads = workloads.filter(|one| run.workload.is_none_or(|asked| asked == **one));
+    let plan = test_all::Plan {
+        matrix: arguments.matrix,
+        fresh: arguments.fresh,
+        workloads: workloads.map(|workload| workload.name()).collect(),
+        servers: run.nodes()?,
+    };
     let tools = tools(run, &base);
     let missing = |class| probe::missing(class, &tools);
     let table = test_all::run_all(&base, &plan, &missing, &run.store, run.check_time_limit)?;
@@ -407,7 +421,8 @@ fn record(arguments: &RunArguments, nemesis: &Nemeses, plant: bool) -> Result<Te
     {
         return Err(SkippedRun(format!("--net namespaces: {why}")).into());
     }
-    if arguments.system != System::Quorate && arguments.workload != WorkloadKind::Register {
+    let workload = arguments.workload.unwrap_or(WorkloadKind::Register);
+    if arguments.system != System::Quorate && workload != WorkloadKind::Register {
         let text = "a foreign system knows only the workload register".to_owned();
         return Err(BadArguments(text).into());
     }
@@ -423,7 +438,8 @@ fn record(arguments: &RunArguments, nemesis: &Nemeses, plant: bool) -> Result<Te
 
 /// The record of a run without any fault.
 fn unresolved(arguments: &RunArguments, binary: PathBuf) -> Result<TestRecord> {
-    let nodes: usize = arguments.node_count.parse().context("clap allows 3 and 5")?;
+    let nodes = arguments.nodes()?.unwrap_or(3);
+    let workload = arguments.workload.unwrap_or(WorkloadKind::Register);
     let time_limit = arguments.time_limit;
     let interval =
         arguments.nemesis_interval.unwrap_or_else(|| Schedule::default_interval(time_limit));
@@ -433,7 +449,7 @@ fn unresolved(arguments: &RunArguments, binary: PathBuf) -> Result<TestRecord> {
         git_commit: run::git_commit(),
         binary,
         system: arguments.system,
-        workload: arguments.workload.name().to_owned(),
+        workload: workload.name().to_owned(),
         nemesis: Vec::new(),
         unavailable: BTreeMap::new(),
         cycles: None,

@@ -32,6 +32,15 @@ pub(crate) enum Reply {
     Lost(String),
 }
 
+/// What the headers of an answer say of the server's contact with the leader.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Contact {
+    /// `X-Nomad-KnownLeader`, if it is there and makes sense.
+    pub(crate) known_leader: Option<bool>,
+    /// `X-Nomad-LastContact`, if it is there and makes sense.
+    pub(crate) last_contact_ms: Option<u64>,
+}
+
 /// A client of one server; keeps its connection alive between requests.
 pub(crate) struct HttpClient {
     agent: Agent,
@@ -54,6 +63,17 @@ impl HttpClient {
     /// Sends one GET.
     pub(crate) fn get(&self, path: &str) -> Reply {
         reply(self.agent.get(format!("{}{path}", self.base)).call())
+    }
+
+    /// Sends one GET, with more patience than usual, and tells the server's contact with the leader too.
+    pub(crate) fn look(&self, path: &str, patience: Option<Duration>) -> (Reply, Contact) {
+        let mut request = self.agent.get(format!("{}{path}", self.base));
+        if patience.is_some() {
+            request = request.config().timeout_global(patience).build();
+        }
+        let result = request.call();
+        let contact = result.as_ref().map_or_else(|_| Contact::default(), contact);
+        (reply(result), contact)
     }
 
     /// Sends one PUT with a JSON body.
@@ -79,6 +99,14 @@ impl HttpClient {
             return None;
         };
         serde_json::from_str::<String>(&body).ok().filter(|leader| !leader.is_empty())
+    }
+}
+
+fn contact(response: &ureq::http::Response<ureq::Body>) -> Contact {
+    let header = |name: &str| response.headers().get(name)?.to_str().ok();
+    Contact {
+        known_leader: header("x-nomad-knownleader").and_then(|text| text.parse().ok()),
+        last_contact_ms: header("x-nomad-lastcontact").and_then(|text| text.parse().ok()),
     }
 }
 

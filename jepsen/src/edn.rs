@@ -113,10 +113,11 @@ impl Builder {
         let op = Op::new(process, kind, function, value);
         self.ops.push(Op {
             index,
-            time: index,
+            time: field("time").as_u64().unwrap_or(index),
             version: field("version").as_u64(),
             expected: field("expected").as_u64(),
             node: field("node").as_str().map(str::to_owned),
+            error: field("error").as_str().map(str::to_owned),
             detail: map.get("detail").cloned(),
             last_phase: field("final") == true,
             ..op

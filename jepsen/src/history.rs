@@ -106,6 +106,8 @@ pub(crate) enum Function {
     Purge,
     /// Read the versions of a job.
     Versions,
+    /// Read what is newer than an index, and wait for it.
+    Watch,
     /// Drain a node.
     DrainNode,
     /// End a node's drain.
@@ -140,6 +142,7 @@ impl Function {
             Self::Stop => "stop",
             Self::Purge => "purge",
             Self::Versions => "versions",
+            Self::Watch => "watch",
             Self::DrainNode => "drain-node",
             Self::RestoreNode => "restore-node",
             Self::KillAgent => "kill-agent",

@@ -36,6 +36,7 @@ mod store;
 mod system;
 mod test_all;
 mod time;
+mod totals;
 mod workload;
 
 fn main() -> std::process::ExitCode {

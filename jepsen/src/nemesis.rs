@@ -1,6 +1,6 @@
 //! The fault injector: breaks servers, disks, clocks and links by schedule, and heals everything at the end.
 //!
-//! Each class flips between calm and fault on its own thread and clock, so faults overlap. Every attempt is recorded
+//! Each class flips between calm and fault on its own thread and clock, so faults overlap, a few at a time. Every attempt is recorded
 //! with what came of it: *installed*, *skipped* (nothing to do it to) or *indeterminate* (done, effect not
 //! seen). It must never call a fault installed without evidence: a process must be seen gone or stopped,
 //! a blocked link must have carried bytes before, a server must have met the fault of its disk.
@@ -9,6 +9,7 @@ mod corrupt;
 mod disks;
 mod links;
 mod processes;
+mod turns;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,6 +25,7 @@ use crate::history::{Function, Kind, Op, Process, Recorder};
 use crate::random::Random;
 use disks::DiskFault;
 use links::LinkFault;
+pub(crate) use turns::Turns;
 
 const NAP: Duration = Duration::from_millis(50);
 /// The order in which faults are ended: what keeps servers from running goes first, what waits for the others last.
@@ -123,6 +125,7 @@ pub(crate) struct Nemesis<'a> {
     cluster: &'a Mutex<Cluster>,
     endpoints: &'a [Endpoint],
     recorder: &'a Recorder,
+    turns: &'a Turns,
     seed: u64,
 }
 
@@ -140,9 +143,10 @@ impl<'a> Nemesis<'a> {
         cluster: &'a Mutex<Cluster>,
         endpoints: &'a [Endpoint],
         recorder: &'a Recorder,
+        turns: &'a Turns,
         seed: u64,
     ) -> Self {
-        Self { cluster, endpoints, recorder, seed }
+        Self { cluster, endpoints, recorder, turns, seed }
     }
 
     /// Injects faults until `stop` is set; returns early if the harness itself fails.
@@ -186,15 +190,23 @@ impl<'a> Nemesis<'a> {
         let extra = turn.random.duration(Duration::ZERO, schedule.interval / 2);
         turn.wait(schedule.quiet + extra);
         while !halt() {
+            if !self.turns.begin(class) {
+                turn.wait(NAP);
+                continue;
+            }
             let took_hold = turn.strike(schedule)?;
+            if took_hold {
+                let pause = schedule.pause(&mut turn.random);
+                turn.wait(pause);
+                if halt() {
+                    break;
+                }
+                turn.relieve()?;
+            }
+            self.turns.end(class);
             let pause = schedule.pause(&mut turn.random);
             // What was skipped is tried again soon.
             turn.wait(if took_hold { pause } else { pause / 4 });
-            if took_hold && !halt() {
-                turn.relieve()?;
-                let pause = schedule.pause(&mut turn.random);
-                turn.wait(pause);
-            }
         }
         Ok(())
     }
@@ -353,6 +365,7 @@ impl<'a> Turn<'a> {
         let (value, took_hold) = match outcome {
             Outcome::Installed(mut details) => {
                 details["outcome"] = "installed".into();
+                self.nemesis.turns.installed(self.class);
                 (details, true)
             }
             Outcome::Skipped(reason) => (json!({"outcome": "skipped", "reason": reason}), false),

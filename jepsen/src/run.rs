@@ -27,7 +27,7 @@ use crate::fault::FaultClass;
 use crate::guard::Guard;
 use crate::history::{Recorder, read_jsonl};
 use crate::html;
-use crate::nemesis::{Nemesis, Schedule};
+use crate::nemesis::{Nemesis, Schedule, Turns};
 use crate::owned::Ledger;
 use crate::random::Random;
 use crate::report::Reporter;
@@ -46,6 +46,8 @@ const SETTLE: Duration = Duration::from_secs(10);
 const AGENTS_TIMEOUT: Duration = Duration::from_secs(40);
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(100);
+/// A run in which a class of faults has found nothing to break yet goes on for up to so many times its time limit.
+const TIME_LIMIT_FACTOR_MAX: u32 = 4;
 
 /// More classes than these are only counted in a run's name.
 const NAMED_CLASSES_MAX: usize = 4;
@@ -259,10 +261,11 @@ fn conduct(
         system: record.system,
     };
     let clients = clients(workload, &targets, load, record.ops_per_key, recorder);
-    let nemesis = Nemesis::new(cluster, endpoints, recorder, record.seed);
+    let turns = Turns::new(&record.injected());
+    let nemesis = Nemesis::new(cluster, endpoints, recorder, &turns, record.seed);
     let ready_ms = Mutex::new(Vec::new());
     let watch = Watch { cluster, recorder, reporter, ready_ms: &ready_ms };
-    aftermath.harness_failures.extend(torment(record, &*clients, nemesis, fleet, &watch));
+    aftermath.harness_failures.extend(torment(record, &*clients, (nemesis, &turns), fleet, &watch));
     let ready_ms = ready_ms.lock().unwrap_or_else(PoisonError::into_inner);
     aftermath.cycles_ready_ms.extend_from_slice(&ready_ms);
     drop(ready_ms);
@@ -318,7 +321,7 @@ fn await_agents(fleet: &Fleet, recorder: &Recorder, reporter: &Reporter) {
 fn torment(
     record: &TestRecord,
     clients: &dyn Drive,
-    nemesis: Nemesis<'_>,
+    (nemesis, turns): (Nemesis<'_>, &Turns),
     fleet: &mut Fleet,
     watch: &Watch<'_>,
 ) -> Vec<String> {
@@ -342,10 +345,15 @@ fn torment(
             let mut random = Random::stream(record.seed, 3);
             scope.spawn(move || fleet.torment(watch.recorder, &mut random, stop))
         });
-        // A run of cycles ends with the last of them.
-        let time_limit = if record.cycles.is_some() { Duration::MAX / 4 } else { time_limit };
-        watch.until(Instant::now() + time_limit, || {
-            workers.iter().any(ScopedJoinHandle::is_finished)
+        let begin = Instant::now();
+        watch.until(|| {
+            let elapsed = begin.elapsed();
+            // A run of cycles ends with the last of them, others when every class has had its turn.
+            let is_over = record.cycles.is_none()
+                && elapsed >= time_limit
+                && (turns.all_installed() || elapsed >= time_limit * TIME_LIMIT_FACTOR_MAX);
+            is_over
+                || workers.iter().any(ScopedJoinHandle::is_finished)
                 || (injector.is_finished() && (!classes.is_empty() || record.cycles.is_some()))
         });
         stop.store(true, Ordering::Relaxed);
@@ -403,13 +411,13 @@ impl<'a> Watch<'a> {
         self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes dead servers and prints progress until the time is up or `broken` says so.
-    fn until(&self, end: Instant, broken: impl Fn() -> bool) {
+    /// Notes dead servers and prints progress until `ended` says so.
+    fn until(&self, ended: impl Fn() -> bool) {
         let mut seen = 0;
         let mut next_progress = Instant::now() + PROGRESS_INTERVAL;
         let mut exits = self.cluster().exits().len();
-        while Instant::now() < end && !broken() {
-            thread::sleep(TICK.min(end.saturating_duration_since(Instant::now())));
+        while !ended() {
+            thread::sleep(TICK);
             let (news, next) = self.recorder.nemesis_since(seen);
             seen = next;
             // The start of an operation has a plain value, its end an object.

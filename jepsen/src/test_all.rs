@@ -14,12 +14,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::checker::Verdict;
 use crate::fault::FaultClass;
 use crate::report::{note, print_line};
 use crate::run::run;
 use crate::store::TestRecord;
+use crate::totals::Totals;
 
 /// Which runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -75,6 +77,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) fresh: bool,
     /// The workloads.
     pub(crate) workloads: Vec<&'a str>,
+    /// Only so many servers.
+    pub(crate) servers: Option<usize>,
 }
 
 /// How one run of the matrix ended.
@@ -114,7 +118,7 @@ struct Cell {
 }
 
 /// The results of a matrix.
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 pub(crate) struct Table {
     cells: Vec<Cell>,
 }
@@ -123,11 +127,26 @@ impl Table {
     /// Prints it, as JSON or for people.
     pub(crate) fn print(&self, json: bool) -> Result<()> {
         if json {
-            print_line(&serde_json::to_string_pretty(&self.cells)?);
+            print_line(&serde_json::to_string_pretty(
+                &json!({"cells": self.cells, "totals": self.totals()}),
+            )?);
         } else {
             print_line(&self.render());
+            print_line(&self.totals().render("all runs"));
         }
         Ok(())
+    }
+
+    fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for cell in &self.cells {
+            let kept = match cell.ending {
+                Ending::Pass | Ending::Fail | Ending::Unknown => Some(Path::new(&cell.details)),
+                Ending::Skipped | Ending::Crashed => None,
+            };
+            totals.add(cell.ending.word(), cell.servers, kept);
+        }
+        totals
     }
 
     /// The worst of all: an error if a run crashed, else unknown, else false, else true, as in Jepsen.
@@ -186,7 +205,8 @@ pub(crate) fn run_all(
     let tested = fingerprint(base);
     let known = read(&path)?;
     let mut cells = Vec::new();
-    for servers in plan.matrix.sizes() {
+    let sizes = plan.matrix.sizes().iter();
+    for servers in sizes.filter(|size| plan.servers.is_none_or(|asked| asked == **size)) {
         for workload in
             &plan.workloads[..if plan.matrix == Matrix::Smoke { 1 } else { plan.workloads.len() }]
         {

@@ -31,6 +31,9 @@ const RETRY: Duration = Duration::from_millis(300);
 /// How long a task of a batch job runs.
 const RUN: Duration = Duration::from_millis(700);
 
+/// Racks that nodes are in.
+pub(crate) const RACKS: [&str; 2] = ["r1", "r2"];
+
 /// By job and name: agent and allocation.
 type RunningByName = BTreeMap<(String, String), BTreeSet<(usize, Bytes)>>;
 
@@ -178,7 +181,14 @@ impl Agent {
             secret: vec![7; 16].into(),
             identity: self.identity.clone(),
             name: self.name.clone(),
-            datacenter: "dc1".to_owned(),
+            datacenter: if self.number % 3 == 2 { "dc2" } else { "dc1" }.to_owned(),
+            meta: [("rack".to_owned(), RACKS[self.number % 2].to_owned())].into(),
+            reserved: Some(pb::NodeReserved {
+                cpu_mhz: 400,
+                memory_mb: 300,
+                disk_mb: 2_000,
+                ports: vec![22],
+            }),
             resources: Some(pb::NodeResources {
                 cpu_mhz: 4_000,
                 memory_mb: 4_000,
@@ -249,8 +259,13 @@ impl Agent {
                 return Err(Status::unavailable("not allowed to start tasks yet"));
             }
             let id = allocation.id.clone();
+            // A name is one of its node's where a job runs once per node.
+            let name = match allocation.job_type.as_str() {
+                "system" | "sysbatch" => format!("{} of a{}", allocation.name, self.number),
+                _ => allocation.name.clone(),
+            };
             let known = self.running.entry(id.clone()).or_insert(Running {
-                name: (allocation.job_id.clone(), allocation.name.clone()),
+                name: (allocation.job_id.clone(), name),
                 sequence: allocation.client_sequence,
                 status: "pending",
                 reported: true,

@@ -11,7 +11,9 @@ use std::{
 
 use fsm::{
     AllocationId, Command, EvaluationId, JobKey, JobKind, JobSpec, NodeId, Rejection, Reply,
-    RequestId, State, job::Constraint,
+    RequestId, State,
+    job::{Constraint, UpdateStrategy},
+    node::Drain,
 };
 use quorate::{
     rt::{self, Instant, watch},
@@ -21,7 +23,7 @@ use quorate::{
     },
 };
 
-use crate::{client, coverage, dice::Dice, invariants, trace, verdict, world::World};
+use crate::{agent::RACKS, client, coverage, dice::Dice, invariants, trace, verdict, world::World};
 
 /// Services that the operator plays with.
 const SERVICES: usize = 3;
@@ -70,6 +72,11 @@ impl Known {
 pub(crate) struct Operator {
     world: World,
     dice: Dice,
+    /// For what only some seeds do: no throw of these dice changes the others.
+    more: Dice,
+    /// Jobs ask for more than a count, there are more of them, and nodes drain.
+    rich: bool,
+    extras: [Arc<JobSpec>; 2],
     templates: [Arc<JobSpec>; 2],
     known: BTreeMap<usize, Known>,
     operations: u64,
@@ -83,6 +90,61 @@ struct Wish {
     cpu_mhz: u64,
     with_ports: bool,
     distinct: bool,
+    more: Option<More>,
+}
+
+/// What a rich job asks for besides.
+#[derive(Clone, Copy, Debug)]
+struct More {
+    rack: Option<(&'static str, &'static str)>,
+    datacenter: Option<&'static str>,
+    memory_mb: u64,
+    /// Another user is another task: the update replaces instances.
+    user: &'static str,
+    /// Instances updated at a time.
+    parallel: Option<u32>,
+    priority: u16,
+}
+
+impl More {
+    fn draw(dice: &mut Dice) -> Self {
+        let operand = if dice.below(3) == 0 { "!=" } else { "=" };
+        Self {
+            rack: (dice.below(3) == 0).then(|| (operand, RACKS[dice.index(RACKS.len())])),
+            datacenter: (dice.below(4) == 0).then(|| ["dc1", "dc2"][dice.index(2)]),
+            memory_mb: [64, 64, 1_500][dice.index(3)],
+            user: ["", "", "x"][dice.index(3)],
+            parallel: (dice.below(2) == 0).then_some(1),
+            priority: [50, 20, 80][dice.index(3)],
+        }
+    }
+
+    fn put_in(self, spec: &mut JobSpec) {
+        if let Some((operand, rack)) = self.rack {
+            spec.constraints.push(Constraint {
+                left: "${meta.rack}".into(),
+                operand: operand.into(),
+                right: rack.into(),
+            });
+        }
+        if let Some(datacenter) = self.datacenter {
+            spec.datacenters = vec![datacenter.into()];
+        }
+        spec.priority = self.priority;
+        for group in &mut spec.groups {
+            group.update = self.parallel.map(|max_parallel| UpdateStrategy {
+                stagger_ms: 1_000,
+                max_parallel,
+                healthy_ms_min: 500,
+                healthy_deadline_ms: 60_000,
+                progress_deadline_ms: 120_000,
+            });
+            for task in &mut group.tasks {
+                task.resources.memory_mb = self.memory_mb;
+                task.user = self.user.into();
+            }
+        }
+    }
 }
 
 fn key_of(service: usize) -> JobKey {
@@ -106,6 +168,33 @@ fn template(ports: &str) -> anyhow::Result<Arc<JobSpec>> {
     Ok(Arc::new(spec))
 }
 
+/// A job of another kind than the services.
+fn extra(id: &str, kind: &str) -> anyhow::Result<JobSpec> {
+    client::job(&format!(
+        r#"job "{id}" {{
+             type = "{kind}"
+             group "work" {{
+               task "task" {{
+                 driver = "mock"
+                 resources {{
+                   cpu = 150
+                   memory = 64
+                 }}
+               }}
+             }}
+           }}"#
+    ))
+}
+
+fn drain_command(node: NodeId, drain: Option<Drain>) -> Command {
+    Command::SetDrain {
+        node,
+        mark_eligible: drain.is_none(),
+        drain,
+        evaluation_ids: (0..8).map(|_| EvaluationId(rt::random_id())).collect(),
+    }
+}
+
 impl Operator {
     /// The operator of a run.
     pub(crate) fn new(world: World) -> anyhow::Result<Self> {
@@ -116,7 +205,11 @@ impl Operator {
         }"#;
         let templates = [template("")?, template(ports)?];
         let known = (0..SERVICES).map(|service| (service, Known::new())).collect();
-        Ok(Self { world, dice, templates, known, operations: 0, drained: BTreeSet::new() })
+        let mut more = Dice::new(world.swarm.seed, "operator, more");
+        let rich = more.below(2) == 0;
+        let extras = [Arc::new(extra("nightly", "batch")?), Arc::new(extra("daemon", "system")?)];
+        let drained = BTreeSet::new();
+        Ok(Self { world, dice, more, rich, extras, templates, known, operations: 0, drained })
     }
 
     /// Works until told to stop; then it is given back for the end.
@@ -130,6 +223,10 @@ impl Operator {
     }
 
     async fn step(&mut self) {
+        if self.rich && self.more.below(6) == 0 {
+            self.step_of_rich().await;
+            return;
+        }
         let service = self.dice.index(SERVICES);
         match self.dice.below(12) {
             0..=3 => {
@@ -151,7 +248,70 @@ impl Operator {
             cpu_mhz: [200, 900, 2_500][self.dice.index(3)],
             with_ports: self.dice.below(3) == 0,
             distinct: self.dice.below(4) == 0,
+            more: self.rich.then(|| More::draw(&mut self.more)),
         }
+    }
+
+    /// What only rich seeds do: a batch job and a system job come, change and go, and nodes drain.
+    async fn step_of_rich(&mut self) {
+        let number = self.more.index(self.extras.len());
+        let key = self.extras[number].key.clone();
+        match self.more.below(8) {
+            0..=3 => {
+                let mut spec = (*self.extras[number]).clone();
+                More::draw(&mut self.more).put_in(&mut spec);
+                for group in &mut spec.groups {
+                    group.update = None;
+                }
+                self.register_extra(spec).await;
+            }
+            4 => drop(self.end_extra(&key).await),
+            5 => self.evaluate(&key).await,
+            _ => self.drain_one().await,
+        }
+    }
+
+    async fn register_extra(&mut self, spec: JobSpec) {
+        let command = Command::RegisterJob {
+            spec: Arc::new(spec),
+            enforce_index: None,
+            evaluation: EvaluationId(rt::random_id()),
+            evaluation_priority: None,
+        };
+        drop(self.ask("register a job of another kind", command).await);
+    }
+
+    async fn end_extra(&mut self, key: &JobKey) -> bool {
+        let command = Command::DeregisterJob {
+            job: key.clone(),
+            purge: self.more.below(2) == 0,
+            evaluation: EvaluationId(rt::random_id()),
+            evaluation_priority: None,
+        };
+        matches!(self.ask("end a job of another kind", command).await, Some(Ok(_)))
+    }
+
+    /// Drains a node for some seconds.
+    async fn drain_one(&mut self) {
+        let Some(state) = self.world.newest() else { return };
+        let nodes: Vec<NodeId> = state.nodes.iter().map(|node| node.id).collect();
+        let started_at = state.head.at;
+        drop(state);
+        if nodes.is_empty() {
+            return;
+        }
+        let node = nodes[self.more.index(nodes.len())];
+        let drain = Drain {
+            started_at,
+            deadline_at: Some(started_at + self.more.between(500, 6_000)),
+            force: self.more.below(5) == 0,
+            ignore_system: self.more.below(3) == 0,
+            owner: "operator".into(),
+            cancelable: false,
+        };
+        self.drained.insert(node);
+        let what = format!("drain {node}");
+        drop(self.ask(&what, drain_command(node, Some(drain))).await);
     }
 
     fn server(&mut self) -> usize {
@@ -190,6 +350,9 @@ impl Operator {
             for task in &mut group.tasks {
                 task.resources.cpu_mhz = wish.cpu_mhz;
             }
+        }
+        if let Some(more) = wish.more {
+            more.put_in(&mut spec);
         }
         if wish.distinct {
             spec.constraints.push(Constraint {
@@ -309,6 +472,19 @@ impl Operator {
         done
     }
 
+    /// Ends what keeps a node out of service.
+    async fn bring_back(&mut self, node: NodeId) -> bool {
+        if !self.rich {
+            return self.set_eligible(node, true).await;
+        }
+        let answer = self.ask(&format!("bring {node} back"), drain_command(node, None)).await;
+        let done = matches!(answer, Some(Ok(_)));
+        if done {
+            self.drained.remove(&node);
+        }
+        done
+    }
+
     /// Reads everything, linearizably, and judges it.
     async fn look(&mut self) -> Option<Arc<State>> {
         let server = self.server();
@@ -332,7 +508,7 @@ impl Operator {
         let deadline = Instant::now() + within;
         let drained: Vec<NodeId> = self.drained.iter().copied().collect();
         for node in drained {
-            while !self.set_eligible(node, true).await {
+            while !self.bring_back(node).await {
                 if Instant::now() >= deadline {
                     verdict::fail(format!("no node could be changed {within:?} after the faults"));
                     return false;
@@ -340,8 +516,18 @@ impl Operator {
                 rt::sleep(Duration::from_millis(200)).await;
             }
         }
+        for key in self.extras.clone().map(|spec| spec.key.clone()) {
+            while self.rich && !self.end_extra(&key).await {
+                if Instant::now() >= deadline {
+                    verdict::fail(format!("no job could be ended {within:?} after the faults"));
+                    return false;
+                }
+                rt::sleep(Duration::from_millis(200)).await;
+            }
+        }
         for service in 0..SERVICES {
-            let wish = Wish { count: 2, cpu_mhz: 100, with_ports: false, distinct: false };
+            let (with_ports, distinct, more) = (false, false, None);
+            let wish = Wish { count: 2, cpu_mhz: 100, with_ports, distinct, more };
             while !self.register(service, wish).await {
                 if Instant::now() >= deadline {
                     verdict::fail(format!(

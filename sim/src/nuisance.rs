@@ -9,7 +9,7 @@ use proto::v1 as pb;
 use quorate::{
     rpc::transport::{Lane, Transport as _},
     rt::{self, Instant},
-    server::Core,
+    server::{Core, api::Api},
 };
 
 use crate::{
@@ -122,11 +122,11 @@ impl Nuisance {
         }
     }
 
-    /// As an operator does: told to stop, and started again. Nothing may be lost, not even with the power.
+    /// As an operator does: leadership goes to another server, and the machine off. Nothing may be lost.
     async fn restart(&mut self, server: usize) {
         let down = Duration::from_millis(self.dice.between(50, 1_000));
         let begin = Instant::now();
-        let work = |core: Arc<Core>| async move { core.stop().await };
+        let work = |core: Arc<Core>| async move { drop(core.transfer_leadership(None).await) };
         let stopped = rt::timeout(STOP_GENTLY, self.world.inside(server, work)).await;
         match stopped {
             Ok(Some(())) => coverage::hit("a server was restarted as planned"),

@@ -1,6 +1,6 @@
 //! One run of one seed: bootstrap, work under faults, healing, convergence, last checks.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fsm::{Command, EvaluationId, JobKey, JobSpec, Reply};
 use quorate::{
@@ -191,14 +191,15 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
             .is_some_and(|core| core.leading().is_some_and(|services| services.is_idle()));
         idle && is_complete(world, "early")
             && state.is_some_and(|state| {
-                jobs::all_run(&state) && invariants::check_quiet(&state).is_empty()
+                jobs::all_run(&state)
+                    && invariants::check_quiet(&state, &BTreeSet::new()).is_empty()
             })
     };
     if world.wait("I56: every evaluation came to its end", DRAINED, done).await {
         return Ok(true);
     }
     if let Some(state) = world.newest() {
-        for broken in invariants::check_quiet(&state) {
+        for broken in invariants::check_quiet(&state, &BTreeSet::new()) {
             verdict::fail(broken.to_string());
         }
     }

@@ -255,7 +255,7 @@ impl SimulatedNode {
         let Some(allocation) = inner.allocations.get_mut(&id) else { return };
         if allocation.runner.take_changed() {
             let client_status = allocation.runner.client_status().name();
-            tracing::debug!(allocation = %id, client_status, "a simulated allocation changed");
+            tracing::info!(allocation = %id, client_status, "a simulated allocation changed");
             self.outbox.report(id, allocation.runner.status(&allocation.group.policy, id.0));
         }
         let next = allocation.next_deadline();
@@ -280,7 +280,7 @@ impl SimulatedNode {
             inner.deadlines.remove(&(deadline, id));
         }
         inner.ended.retain(|ended| *ended != id);
-        tracing::debug!(allocation = %id, client_status = "forgotten", "a simulated allocation is gone");
+        tracing::info!(allocation = %id, client_status = "forgotten", "a simulated allocation is gone");
     }
 }
 

@@ -19,12 +19,10 @@ use leader::{
 
 use super::{
     api::{ApiError, Written},
-    leadership::LeaderServices,
+    leadership::{LeaderServices, RETRY_PAUSE},
 };
 use crate::rt::{self, mpsc, oneshot};
 
-/// Pause before a leader that may not write tries again.
-const LEASE_RETRY: Duration = Duration::from_millis(25);
 /// How long an entry may take before its outcome counts as unknown.
 const ENTRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the applier waits for the local state to reach a plan's snapshot.
@@ -106,7 +104,7 @@ async fn propose_within(services: &LeaderServices, command: Command) -> Result<W
         if !again || rt::Instant::now() >= deadline {
             return result;
         }
-        rt::sleep(LEASE_RETRY).await;
+        rt::sleep(RETRY_PAUSE).await;
     }
 }
 

@@ -31,6 +31,8 @@ use crate::{
 const PROPOSALS_MAX: usize = 8_192;
 /// How long a proposal of a leader service may take before its outcome counts as unknown.
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pause before a leader whose entry was refused tries again: it leads by name, and was not heard of by a majority for a while.
+pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(25);
 /// Commands of services that wait to be proposed; what finds no room is derived again later.
 const SERVICE_COMMANDS_MAX: usize = 1_024;
 /// Longest pause between two looks of the machines: silent servers announce themselves by nothing.
@@ -250,7 +252,11 @@ impl LeaderServices {
                         tracing::debug!(%rejection, "a service's command was refused");
                     }
                 }
-                Err(error) => tracing::debug!(%error, "a service's command was not applied"),
+                Err(error) => {
+                    tracing::debug!(%error, "a service's command was not applied");
+                    // The machines derive it again at once, and a leader whose lease has lapsed refuses at once: without a pause the two chase each other.
+                    rt::sleep(RETRY_PAUSE).await;
+                }
             }
             self.kick.notify_one();
         }

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::agent_records::Records;
 use super::foreign::{Model, judge};
 use super::judgement::Judgement;
-use super::{Verdict, allocations, capacity, evaluations, job_versions, list_append};
+use super::{Verdict, allocations, capacity, evaluations, job_versions, list_append, watch};
 use crate::edn::read_history;
 use crate::history::{Function, Kind, Op, Process};
 use crate::random::Random;
@@ -36,6 +36,7 @@ fn judge_file(folder: &str, path: &Path) -> Judgement {
         "evaluations" => evaluations::check(&history),
         "capacity" => capacity::check(&history),
         "allocations" => allocations::check(&history, None),
+        "watch" => watch::check(&history),
         other => panic!("no checker for {other}"),
     };
     judgement.unwrap_or_else(|error| panic!("{}: {error:#}", path.display()))
@@ -109,6 +110,11 @@ fn allocations_are_judged_as_known() {
 }
 
 #[test]
+fn watches_are_judged_as_known() {
+    assert_eq!(check("watch"), [7, 28, 1]);
+}
+
+#[test]
 fn agents_must_run_what_the_servers_say() {
     let path = corpus().join("allocations/good-replaced.edn");
     let history = read_history(&path).unwrap();
@@ -147,6 +153,7 @@ fn every_folder_of_the_corpus_is_judged() {
         "queue",
         "register",
         "set",
+        "watch",
     ];
     assert_eq!(folders, BTreeSet::from(known.map(str::to_owned)));
 }

@@ -1,6 +1,6 @@
 //! Did a server crash, or write that something is wrong?
 //!
-//! Looks for panics, broken invariants and divergence in every server's and agent's log, and for exits that the
+//! Looks for panics, broken invariants and divergence in every server's and agent's log, for logs that fill disks, and for exits that the
 //! harness did not cause. A log that is missing is `unknown`: no evidence is not good evidence.
 
 use std::fs::File;
@@ -13,6 +13,8 @@ use super::Verdict;
 
 /// What a healthy server never writes.
 const MARKERS: [&str; 3] = ["panicked", "QUORATE-INVARIANT", "DIVERGED"];
+/// More lines per minute than any fault explains (I54).
+const LINES_PER_MINUTE_MAX: usize = 10_000;
 /// Lines kept per server.
 const LINES_MAX: usize = 5;
 /// Bytes kept per line.
@@ -51,12 +53,12 @@ pub(crate) struct Report {
     pub(crate) unreadable_logs: Vec<String>,
 }
 
-/// Searches the logs of a run.
-pub(crate) fn check(logs: &[(String, PathBuf)], exits: &[Exit]) -> Report {
+/// Searches the logs of a run that took so many minutes, rounded up.
+pub(crate) fn check(logs: &[(String, PathBuf)], minutes: usize, exits: &[Exit]) -> Report {
     let mut findings = Vec::new();
     let mut unreadable_logs = Vec::new();
     for (node, path) in logs {
-        match search(node, path) {
+        match search(node, path, minutes.saturating_mul(LINES_PER_MINUTE_MAX)) {
             Ok(found) => findings.extend(found),
             Err(error) => unreadable_logs.push(format!("{}: {error}", path.display())),
         }
@@ -66,7 +68,7 @@ pub(crate) fn check(logs: &[(String, PathBuf)], exits: &[Exit]) -> Report {
     Report { valid: bad.max(missing), findings, unexpected_exits: exits.to_vec(), unreadable_logs }
 }
 
-fn search(node: &str, path: &Path) -> std::io::Result<Vec<Finding>> {
+fn search(node: &str, path: &Path, lines_max: usize) -> std::io::Result<Vec<Finding>> {
     let mut log = BufReader::new(File::open(path)?);
     if log.get_ref().metadata()?.len() == 0 {
         return Err(std::io::Error::new(ErrorKind::UnexpectedEof, "the log is empty"));
@@ -74,22 +76,22 @@ fn search(node: &str, path: &Path) -> std::io::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let mut bytes = Vec::new();
     let mut number = 0;
-    while findings.len() < LINES_MAX {
-        bytes.clear();
-        if log.read_until(b'\n', &mut bytes)? == 0 {
-            break;
-        }
+    let mut find = |line: usize, text: &str| {
+        let text = text[..text.floor_char_boundary(LINE_BYTES_MAX)].to_owned();
+        findings.push(Finding { node: node.to_owned(), line, text });
+        findings.len() < LINES_MAX
+    };
+    let mut keep = true;
+    while log.read_until(b'\n', &mut bytes)? > 0 {
         number += 1;
         let text = String::from_utf8_lossy(&bytes);
-        if MARKERS.iter().any(|marker| text.contains(marker)) {
-            let text = text.trim_end();
-            let cut = text.floor_char_boundary(LINE_BYTES_MAX);
-            findings.push(Finding {
-                node: node.to_owned(),
-                line: number,
-                text: text[..cut].to_owned(),
-            });
+        if keep && MARKERS.iter().any(|marker| text.contains(marker)) {
+            keep = find(number, text.trim_end());
         }
+        bytes.clear();
+    }
+    if number > lines_max {
+        find(number, &format!("{number} lines, more than {LINES_PER_MINUTE_MAX} a minute"));
     }
     Ok(findings)
 }
@@ -118,22 +120,33 @@ mod tests {
     fn marked_lines_and_exits_are_violations() {
         let bad = "started\nthread 'main' panicked at src/x.rs:1\nok\nDIVERGED at 7\n";
         let directory = with_logs(&[("n1", "started\nleader elected\n"), ("n2", bad)]);
-        let report = check(&logs(directory.path(), &["n1", "n2"]), &[]);
+        let report = check(&logs(directory.path(), &["n1", "n2"]), 1, &[]);
         assert_eq!(report.valid, Verdict::False);
         let found: Vec<_> =
             report.findings.iter().map(|found| (found.node.as_str(), found.line)).collect();
         assert_eq!(found, [("n2", 2), ("n2", 4)]);
 
         let clean = logs(directory.path(), &["n1"]);
-        assert_eq!(check(&clean, &[]).valid, Verdict::True);
+        assert_eq!(check(&clean, 1, &[]).valid, Verdict::True);
         let exit = Exit { node: "n1".to_owned(), status: "exit status: 1".to_owned() };
-        assert_eq!(check(&clean, &[exit]).valid, Verdict::False);
+        assert_eq!(check(&clean, 1, &[exit]).valid, Verdict::False);
+    }
+
+    #[test]
+    fn a_log_that_fills_disks_is_a_violation() {
+        let lines = "nobody leads\n".repeat(LINES_PER_MINUTE_MAX + 1);
+        let directory = with_logs(&[("n1", &lines)]);
+        let logs = logs(directory.path(), &["n1"]);
+        let report = check(&logs, 1, &[]);
+        assert_eq!(report.valid, Verdict::False);
+        assert!(report.findings[0].text.contains("a minute"), "{report:?}");
+        assert_eq!(check(&logs, 2, &[]).valid, Verdict::True);
     }
 
     #[test]
     fn missing_and_empty_logs_are_unknown() {
         let directory = with_logs(&[("n1", "started\n"), ("n2", "")]);
-        let report = check(&logs(directory.path(), &["n1", "n2", "n3"]), &[]);
+        let report = check(&logs(directory.path(), &["n1", "n2", "n3"]), 1, &[]);
         assert_eq!(report.valid, Verdict::Unknown);
         assert_eq!(report.unreadable_logs.len(), 2, "{report:?}");
     }

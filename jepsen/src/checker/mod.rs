@@ -26,6 +26,7 @@ pub(crate) mod shrink;
 pub(crate) mod stats;
 pub(crate) mod total_queue;
 pub(crate) mod views;
+pub(crate) mod watch;
 pub(crate) mod wgl;
 
 #[cfg(test)]
@@ -131,7 +132,9 @@ pub(crate) fn check(evidence: &Evidence<'_>) -> Results {
         final_workload::Report::unknown(aftermath.ready_after_heal)
     });
     let stats = stats::check(history, evidence.workload.required());
-    let crash = crash::check(&logs(evidence), &aftermath.exits);
+    let minutes = history.last().map_or(0, |op| op.time.div_ceil(60_000_000_000)).max(1);
+    let minutes = usize::try_from(minutes).unwrap_or(usize::MAX);
+    let crash = crash::check(&logs(evidence), minutes, &aftermath.exits);
     let coverage = coverage::check(history, &evidence.faults);
     let harness = Verdict::unless(!harness_failures.is_empty(), Verdict::Unknown);
     let verdicts =
@@ -155,6 +158,7 @@ fn check_workload(evidence: &Evidence<'_>) -> Result<Judgement> {
         WorkloadKind::Queue => evaluations::check(history),
         WorkloadKind::Bank => capacity::check(history),
         WorkloadKind::Jobs => job_versions::check(history, evidence.time_max),
+        WorkloadKind::Watch => watch::check(history),
         WorkloadKind::Allocs => {
             let logs: Vec<PathBuf> = agent_logs(evidence).map(|(_, path)| path).collect();
             allocations::check(history, Some(&agent_records::read(&logs)?))

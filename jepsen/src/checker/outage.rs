@@ -25,6 +25,27 @@ pub(crate) struct Outages {
     pub(crate) max_ms: u64,
     /// After so many no write got through until the run ended; not in the figures.
     pub(crate) without_end: usize,
+    /// Every outage that ended, shortest first, ms.
+    pub(crate) lengths_ms: Vec<u64>,
+}
+
+impl Outages {
+    /// The figures of outages that ended, ms, in any order, and of how many did not.
+    pub(crate) fn of(mut lengths_ms: Vec<u64>, without_end: usize) -> Self {
+        lengths_ms.sort_unstable();
+        let rank = |percent: usize| {
+            let place = (lengths_ms.len() * percent).div_ceil(100).max(1) - 1;
+            lengths_ms.get(place).copied().unwrap_or(0)
+        };
+        Self {
+            count: lengths_ms.len() + without_end,
+            p50_ms: rank(50),
+            p99_ms: rank(99),
+            max_ms: rank(100),
+            without_end,
+            lengths_ms,
+        }
+    }
 }
 
 /// Measures the outages of a history.
@@ -59,7 +80,11 @@ pub(crate) fn measure(history: &[Op], servers: usize) -> BTreeMap<&'static str, 
         over_at = until;
         lengths.entry(class.name()).or_default().push(end.map(|end| end - at));
     }
-    lengths.into_iter().map(|(class, lengths)| (class, summary(&lengths))).collect()
+    let summary = |lengths: Vec<Option<u64>>| {
+        let ended = lengths.iter().flatten().map(|length| length / 1_000_000).collect();
+        Outages::of(ended, lengths.iter().filter(|length| length.is_none()).count())
+    };
+    lengths.into_iter().map(|(class, lengths)| (class, summary(lengths))).collect()
 }
 
 struct Write<'a> {
@@ -68,11 +93,17 @@ struct Write<'a> {
     acknowledged: u64,
 }
 
+/// Whether it changes nothing.
+fn is_look(function: Function) -> bool {
+    use Function::{Drain, Read, Versions, Watch};
+    matches!(function, Read | Versions | Watch | Drain)
+}
+
 /// Every acknowledged change, whatever the workload calls it.
 fn writes(history: &[Op]) -> Vec<Write<'_>> {
     let mut sent: BTreeMap<Process, u64> = BTreeMap::new();
     let mut writes = Vec::new();
-    for op in history.iter().filter(|op| op.process != Process::Nemesis && op.f != Function::Read) {
+    for op in history.iter().filter(|op| op.process != Process::Nemesis && !is_look(op.f)) {
         match op.kind {
             Kind::Invoke => {
                 sent.insert(op.process, op.time);
@@ -113,22 +144,6 @@ fn loss_of_leader(op: &Op, servers: usize) -> Option<(FaultClass, Vec<&str>, u64
     let [leader] = leaders[..] else { return None };
     let at = op.value.get("at")?.as_u64()?;
     (victims.contains(&leader) && victims.len() * 2 < servers).then_some((class, victims, at))
-}
-
-fn summary(lengths: &[Option<u64>]) -> Outages {
-    let mut ended: Vec<u64> = lengths.iter().flatten().map(|length| length / 1_000_000).collect();
-    ended.sort_unstable();
-    let rank = |percent: usize| {
-        let place = (ended.len() * percent).div_ceil(100).max(1) - 1;
-        ended.get(place).copied().unwrap_or(0)
-    };
-    Outages {
-        count: lengths.len(),
-        p50_ms: rank(50),
-        p99_ms: rank(99),
-        max_ms: rank(100),
-        without_end: lengths.len() - ended.len(),
-    }
 }
 
 #[cfg(test)]
@@ -180,8 +195,7 @@ mod tests {
             fault(FaultClass::Pause, 2_000, &["n1"], &["n1"]),
         ];
         let outages = measure(&history, 3);
-        let kill = Outages { count: 1, p50_ms: 800, p99_ms: 800, max_ms: 800, without_end: 0 };
-        assert_eq!(outages["kill"], kill);
+        assert_eq!(outages["kill"], Outages::of(vec![800], 0));
         assert_eq!((outages["pause"].count, outages["pause"].without_end), (1, 1));
         assert_eq!(outages.len(), 2);
     }
@@ -206,8 +220,8 @@ mod tests {
 
     #[test]
     fn quantiles_are_ranks() {
-        let lengths: Vec<Option<u64>> = (1..=200).map(|length| Some(length * MS)).collect();
-        let summary = summary(&lengths);
-        assert_eq!((summary.p50_ms, summary.p99_ms, summary.max_ms), (100, 198, 200));
+        let outages = Outages::of((1..=200).rev().collect(), 1);
+        assert_eq!((outages.p50_ms, outages.p99_ms, outages.max_ms), (100, 198, 200));
+        assert_eq!((outages.count, outages.without_end), (201, 1));
     }
 }

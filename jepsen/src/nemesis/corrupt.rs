@@ -236,8 +236,9 @@ impl Turn<'_> {
             if votes && client.leader().is_some() {
                 return Ok(());
             }
-            if (self.halt)() && !votes {
-                // Other faults may keep it out; after the heal the run waits until every server is ready.
+            if (self.halt)() {
+                // Other faults may keep it out or keep it from answering, and last until the heal, which waits for us; after it the run waits until
+                // every server is ready.
                 return Ok(());
             }
             self.cluster().start(server)?;
@@ -363,7 +364,7 @@ mod tests {
 
     use std::sync::Mutex;
 
-    use super::super::Nemesis;
+    use super::super::{Nemesis, Turns};
     use super::*;
     use crate::cluster::{Cluster, Setup, test_setup};
     use crate::history::Recorder;
@@ -417,7 +418,8 @@ mod tests {
             cluster.excuse(1, FaultClass::Corrupt);
             cluster.start(1).unwrap();
             let (cluster, recorder) = (Mutex::new(cluster), Recorder::in_memory());
-            let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, 1);
+            let turns = Turns::new(&[]);
+            let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, &turns, 1);
             let turn = Turn::new(nemesis, FaultClass::Corrupt, &|| false);
             let Answer::Refused(said) = turn.await_answer(1, 0).unwrap() else {
                 panic!("it has ended")

@@ -33,7 +33,8 @@ fn covered(recorder: &Recorder, classes: &[FaultClass]) -> coverage::Report {
 fn faults_are_installed_overlap_and_heal() {
     let (_directory, cluster, endpoints) = sleepers();
     let recorder = Recorder::in_memory();
-    let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, 5);
+    let turns = Turns::new(&[]);
+    let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, &turns, 5);
     let stop = AtomicBool::new(false);
     let schedule =
         Schedule { quiet: Duration::from_millis(20), interval: Duration::from_millis(60) };
@@ -62,7 +63,8 @@ fn faults_are_installed_overlap_and_heal() {
 fn links_without_traffic_do_not_count_as_partitioned() {
     let (_directory, cluster, endpoints) = sleepers();
     let recorder = Recorder::in_memory();
-    let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, 5);
+    let turns = Turns::new(&[]);
+    let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, &turns, 5);
     let mut turn = Turn::new(nemesis, FaultClass::Partition, &|| false);
     let outcome = turn.cut(Shape::One, Flow::Held).unwrap();
     turn.conclude(outcome);

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -52,6 +52,20 @@ pub(crate) enum Bug {
     Comeback,
     /// Jobs get one allocation less than they ask for.
     Stingy,
+    /// Some blocking queries sleep to their end, whatever happens.
+    DeafWatchers,
+    /// Some blocking queries are answered at once, without news.
+    HastyWatchers,
+    /// Some lists claim an index that they do not show.
+    HastyHeaders,
+    /// Some answers claim an index below that of their body.
+    LateHeaders,
+    /// Some lists leave the first row out.
+    MissingRows,
+    /// Some stale reads are answered from an old copy.
+    UnsteadyStaleReads,
+    /// Answers do not tell the contact with the leader.
+    NoContact,
 }
 
 #[derive(Clone)]
@@ -167,7 +181,7 @@ fn converse(socket: &TcpStream, number: usize, server: &Mutex<Server>, bug: Bug)
         reader.read_exact(&mut body).ok()?;
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
         let (index, (status, answer)) = if method == "GET" {
-            read(&path, number, server, bug)
+            look(&path, number, server, bug)
         } else {
             if line_breaks(server) {
                 return None;
@@ -179,12 +193,46 @@ fn converse(socket: &TcpStream, number: usize, server: &Mutex<Server>, bug: Bug)
             (0, answer)
         };
         let mut writer = socket;
+        let contact = if bug == Bug::NoContact {
+            server.lock().unwrap().strikes += 1;
+            ""
+        } else {
+            "x-nomad-lastcontact: 0\r\nx-nomad-knownleader: true\r\n"
+        };
         let head = format!(
-            "HTTP/1.1 {status} X\r\nx-nomad-index: {index}\r\ncontent-length: {}\r\n\r\n",
+            "HTTP/1.1 {status} X\r\nx-nomad-index: {index}\r\n{contact}content-length: {}\r\n\r\n",
             answer.len()
         );
         writer.write_all((head + &answer).as_bytes()).ok()?;
     }
+}
+
+/// Answers a read; one that asks for an index waits until it is exceeded, or for its time.
+fn look(path: &str, number: usize, server: &Mutex<Server>, bug: Bug) -> (u64, Answer) {
+    let Some(seen) = parameter(path, "index") else { return read(path, number, server, bug) };
+    let wait = parameter(path, "wait").unwrap_or(1_000);
+    let end = Instant::now() + Duration::from_millis(wait);
+    let deaf = server.lock().unwrap().strike_of(bug, &[Bug::DeafWatchers]);
+    let mut hasty = None;
+    loop {
+        let (index, answer) = read(path, number, server, bug);
+        if Instant::now() >= end || (index > seen && !deaf) {
+            return (index, answer);
+        }
+        // What waits has to wait; whether it does is decided once.
+        let strike = || server.lock().unwrap().strike_of(bug, &[Bug::HastyWatchers]);
+        if *hasty.get_or_insert_with(strike) {
+            return (index, answer);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The number that a query gives this parameter, whatever its unit.
+fn parameter(path: &str, name: &str) -> Option<u64> {
+    let (_, query) = path.split_once('?')?;
+    let value = query.split('&').find_map(|one| one.strip_prefix(name)?.strip_prefix('='))?;
+    value.trim_end_matches("ms").parse().ok()
 }
 
 /// One request in 23 sees its connection broken.
@@ -206,9 +254,28 @@ fn read(path: &str, number: usize, server: &Mutex<Server>, bug: Bug) -> (u64, An
     if stale {
         let old = show(&server.copy, path, query);
         server.strikes += u64::from(old != fresh);
-        return (server.copy.index, old);
+        return (index_of(&server.copy, path), old);
     }
-    let index = server.state.index;
+    let index = index_of(&server.state, path);
+    let is_list = path == "/v1/jobs";
+    let is_stale = query.split('&').any(|one| one == "stale=true");
+    if is_stale && server.strike_of(bug, &[Bug::UnsteadyStaleReads]) {
+        return (index_of(&server.copy, path), show(&server.copy, path, query));
+    }
+    if server.strike_of(bug, &[Bug::LateHeaders]) {
+        return (index - 1, fresh);
+    }
+    if is_list && server.strike_of(bug, &[Bug::HastyHeaders]) {
+        return (index + 3, fresh);
+    }
+    if is_list
+        && let Ok(Value::Array(mut rows)) = serde_json::from_str(&fresh.1)
+        && !rows.is_empty()
+        && server.strike_of(bug, &[Bug::MissingRows])
+    {
+        rows.remove(0);
+        return (index, (200, Value::Array(rows).to_string()));
+    }
     if bug == Bug::DoubledRows
         && fresh.0 == 200
         && let Ok(Value::Array(mut rows)) = serde_json::from_str(&fresh.1)
@@ -224,12 +291,22 @@ fn read(path: &str, number: usize, server: &Mutex<Server>, bug: Bug) -> (u64, An
     (index, fresh)
 }
 
+/// The index that an answer says it was read at: that of a job, or of everything.
+fn index_of(state: &State, path: &str) -> u64 {
+    let mut parts = path.trim_start_matches("/v1/").split('/');
+    let job = (parts.next() == Some("job")).then(|| parts.next()).flatten();
+    let has_index_of_job = matches!(parts.next(), None | Some("versions"));
+    let job = job.filter(|_| has_index_of_job).and_then(|id| state.jobs.get(id));
+    job.map_or(state.index, |job| job.modify)
+}
+
 fn show(state: &State, path: &str, query: &str) -> Answer {
     let found = |value: Value| (200, value.to_string());
     let parts: Vec<&str> = path.trim_start_matches("/v1/").split('/').collect();
     match parts.as_slice() {
         ["jobs"] => {
-            let prefix = query.strip_prefix("prefix=").unwrap_or("");
+            let prefix = query.split('&').find_map(|one| one.strip_prefix("prefix="));
+            let prefix = prefix.unwrap_or("");
             let rows = state.jobs.iter().filter(|(id, _)| id.starts_with(prefix));
             found(rows.map(|(id, job)| job_view(id, job)).collect())
         }
@@ -238,7 +315,11 @@ fn show(state: &State, path: &str, query: &str) -> Answer {
             None => (404, "job not found".to_owned()),
         },
         ["job", id, "versions"] => match state.jobs.get(*id) {
-            Some(job) => found(json!({"Versions": job.versions})),
+            Some(job) => {
+                let mut versions = job.versions.clone();
+                versions[0] = job_view(id, job);
+                found(json!({"Versions": versions}))
+            }
             None => (404, "job versions not found".to_owned()),
         },
         ["job", id, "evaluations"] => {
@@ -259,6 +340,7 @@ fn job_view(id: &str, job: &Job) -> Value {
         "Version": job.version,
         "Stop": job.stop,
         "CreateIndex": job.create,
+        "ModifyIndex": job.modify,
         "JobModifyIndex": job.modify,
     })
 }

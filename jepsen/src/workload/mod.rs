@@ -17,6 +17,7 @@ pub(crate) mod queue;
 pub(crate) mod register;
 pub(crate) mod set;
 pub(crate) mod snapshot;
+pub(crate) mod watch;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,6 +81,8 @@ pub(crate) enum WorkloadKind {
     Jobs,
     /// Change counts while agents crash and come back.
     Allocs,
+    /// Change jobs under the eyes of blocking queries, lists and stale reads.
+    Watch,
 }
 
 impl WorkloadKind {
@@ -93,6 +96,7 @@ impl WorkloadKind {
             Self::Bank => "bank",
             Self::Jobs => "jobs",
             Self::Allocs => "allocs",
+            Self::Watch => "watch",
         }
     }
 
@@ -104,7 +108,7 @@ impl WorkloadKind {
     /// Agent processes it needs, and simulated nodes in each.
     pub(crate) fn agents(self) -> (usize, u32) {
         match self {
-            Self::Register | Self::Set | Self::Append | Self::Jobs => (0, 0),
+            Self::Register | Self::Set | Self::Append | Self::Jobs | Self::Watch => (0, 0),
             Self::Queue => (1, 4),
             Self::Bank | Self::Allocs => (3, 3),
         }
@@ -113,7 +117,9 @@ impl WorkloadKind {
     /// Whether agents crash and freeze during the main phase.
     pub(crate) fn torments_agents(self) -> bool {
         match self {
-            Self::Register | Self::Set | Self::Append | Self::Jobs | Self::Queue => false,
+            Self::Register | Self::Set | Self::Append | Self::Jobs | Self::Queue | Self::Watch => {
+                false
+            }
             Self::Bank | Self::Allocs => true,
         }
     }
@@ -122,7 +128,7 @@ impl WorkloadKind {
     pub(crate) fn required(self) -> &'static [Function] {
         use Function::{
             Add, Cas, Drain, DrainNode, Enqueue, Evaluate, Purge, Read, RestoreNode, Scale, Stop,
-            Txn, Versions, Write,
+            Txn, Versions, Watch, Write,
         };
         match self {
             Self::Register => &[Read, Write, Cas],
@@ -132,13 +138,16 @@ impl WorkloadKind {
             Self::Bank => &[Scale, Stop, DrainNode, RestoreNode, Read],
             Self::Jobs => &[Write, Cas, Stop, Purge, Read, Versions],
             Self::Allocs => &[Scale, Read],
+            Self::Watch => &[Write, Stop, Purge, Read, Watch],
         }
     }
 
     /// The function that every server must answer in the last phase; the register workload asks for more.
     pub(crate) fn last_function(self) -> Function {
         match self {
-            Self::Register | Self::Set | Self::Bank | Self::Jobs | Self::Allocs => Function::Read,
+            Self::Register | Self::Set | Self::Bank | Self::Jobs | Self::Allocs | Self::Watch => {
+                Function::Read
+            }
             Self::Append => Function::Txn,
             Self::Queue => Function::Drain,
         }
@@ -231,6 +240,10 @@ pub(crate) fn clients<'a>(
             let workload = allocs::Allocs::new(random);
             Box::new(Clients { targets, load, recorder, workload })
         }
+        WorkloadKind::Watch => {
+            let workload = watch::Watches::new(random, ops_per_key);
+            Box::new(watch::Watchers(Clients { targets, load, recorder, workload }))
+        }
     }
 }
 
@@ -258,7 +271,8 @@ impl<W: Workload> Drive for Clients<'_, W> {
             }
             let node = if wanders { random.below(self.targets.len()) } else { pinned };
             let request = self.workload.next();
-            if self.perform(process.number, &connections, node, &request, false) == Kind::Info {
+            let end = self.perform(process.number, &connections, node, &request, false);
+            if end.kind == Kind::Info {
                 process.retire();
                 connections = self.connections();
             }
@@ -274,7 +288,7 @@ impl<W: Workload> Drive for Clients<'_, W> {
                     return;
                 }
                 let node = server.unwrap_or(attempt % self.targets.len());
-                match self.perform(process.number, &connections, node, &request, true) {
+                match self.perform(process.number, &connections, node, &request, true).kind {
                     Kind::Ok => break,
                     Kind::Info => {
                         process.retire();
@@ -302,7 +316,7 @@ impl<W: Workload> Clients<'_, W> {
         node: usize,
         request: &W::Request,
         last_phase: bool,
-    ) -> Kind {
+    ) -> Completion {
         let start = self.workload.start(request);
         let mut op = Op::new(Process::Client(process), Kind::Invoke, start.f, start.value);
         op.expected = start.expected;
@@ -311,14 +325,14 @@ impl<W: Workload> Clients<'_, W> {
         self.recorder.record(op.clone());
         let completion = self.workload.perform(&connections[node], request);
         op.kind = completion.kind;
-        op.error = completion.error;
+        op.error.clone_from(&completion.error);
         op.version = completion.version;
-        op.detail = completion.detail;
-        if let Some(value) = completion.value {
-            op.value = value;
+        op.detail.clone_from(&completion.detail);
+        if let Some(value) = &completion.value {
+            op.value.clone_from(value);
         }
         self.recorder.record(op);
-        completion.kind
+        completion
     }
 }
 

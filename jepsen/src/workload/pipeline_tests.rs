@@ -8,7 +8,7 @@ use super::*;
 use crate::checker::judgement::Judgement;
 use crate::checker::{
     Verdict, allocations, capacity, evaluations, final_workload, job_versions, linearizable,
-    list_append, set_full, stats,
+    list_append, set_full, stats, watch,
 };
 use crate::store::Readiness;
 
@@ -62,6 +62,7 @@ fn judge(kind: WorkloadKind, history: &[Op]) -> Judgement {
         WorkloadKind::Bank => capacity::check(history),
         WorkloadKind::Jobs => job_versions::check(history, time_max),
         WorkloadKind::Allocs => allocations::check(history, None),
+        WorkloadKind::Watch => watch::check(history),
     };
     judgement.expect("clients write histories that can be judged")
 }
@@ -169,6 +170,29 @@ fn bank() {
 fn allocs() {
     passes(WorkloadKind::Allocs);
     catches(WorkloadKind::Allocs, &[Bug::StaleReads, Bug::DoubledNames, Bug::Comeback]);
+}
+
+#[test]
+fn watch() {
+    passes(WorkloadKind::Watch);
+    let bugs = [
+        Bug::StaleReads,
+        Bug::LostWrites,
+        Bug::FalseFailures,
+        Bug::DoubledRows,
+        Bug::HastyWatchers,
+        Bug::HastyHeaders,
+        Bug::LateHeaders,
+        Bug::MissingRows,
+        Bug::UnsteadyStaleReads,
+        Bug::NoContact,
+    ];
+    catches(WorkloadKind::Watch, &bugs);
+}
+
+#[test]
+fn watch_of_those_who_sleep_through_the_news() {
+    catches(WorkloadKind::Watch, &[Bug::DeafWatchers]);
 }
 
 #[test]

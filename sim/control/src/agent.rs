@@ -19,6 +19,7 @@ use fsm::{
 };
 
 use crate::{
+    client::{CRASHES, ENDLESS},
     coverage::Event,
     dice::Dice,
     log::{Fate, Ticket},
@@ -28,6 +29,9 @@ use crate::{
 /// Beats come this often, well inside the shortest time to live.
 const BEAT_MS: u64 = 8_000;
 
+/// Racks that nodes are in.
+const RACKS: [&str; 2] = ["r1", "r2"];
+
 /// What runs here, or ran and is not forgotten.
 struct Local {
     job: JobKey,
@@ -36,6 +40,7 @@ struct Local {
     sequence: u64,
     reported: u64,
     ends_by_itself: bool,
+    crashes: bool,
     infrastructure_failure: bool,
 }
 
@@ -57,6 +62,8 @@ pub(crate) struct Agent {
     seen: Index,
     incarnation: Option<u64>,
     asked: Option<(Asked, Ticket)>,
+    /// A report that arrives a second time, some time.
+    copy: Option<Command>,
     local: BTreeMap<AllocationId, Local>,
     beat_at: u64,
     /// Says and hears nothing until then.
@@ -66,7 +73,7 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// An agent that is not known to the servers.
-    pub(crate) fn new(number: usize, scarce: bool) -> Self {
+    pub(crate) fn new(number: usize, scarce: bool, rich: bool) -> Self {
         let name = format!("agent{number}");
         let mut description = testing::description(&name);
         let resources = &mut description.resources;
@@ -82,6 +89,20 @@ impl Agent {
         if number % 3 == 2 {
             description.datacenter = "dc2".into();
         }
+        if rich {
+            description.resources.reserved =
+                Resources { cpu_mhz: 300, memory_mb: 1_000, disk_mb: 5_000 };
+            description.meta.insert("rack".into(), RACKS[number % 2].into());
+            let kind = if number % 3 == 1 { "small" } else { "big" };
+            description.attributes.insert("kind".into(), kind.into());
+            description.attributes.insert("unique.name".into(), name.as_str().into());
+            if number % 2 == 1 {
+                description.resources.allocations_max = 2;
+            }
+            if number == 3 {
+                description.pool = "other".into();
+            }
+        }
         let driver = Driver { detected: true, healthy: true, ..Driver::default() };
         description.drivers.insert("mock".into(), driver);
         Self {
@@ -93,6 +114,7 @@ impl Agent {
             seen: 0,
             incarnation: None,
             asked: None,
+            copy: None,
             local: BTreeMap::new(),
             beat_at: 0,
             silent_until: 0,
@@ -113,6 +135,13 @@ impl Agent {
     pub(crate) fn running(&self) -> impl Iterator<Item = AllocationId> + '_ {
         let running = self.local.iter().filter(|(_, one)| one.status == ClientStatus::Running);
         running.map(|(id, _)| *id)
+    }
+
+    /// Somebody changes what the agent says of its node: it registers again.
+    fn moves(&mut self, dice: &mut Dice) {
+        let rack = RACKS[dice.index(RACKS.len())];
+        Arc::make_mut(&mut self.description).meta.insert("rack".into(), rack.into());
+        self.incarnation = None;
     }
 
     /// Back for good.
@@ -139,6 +168,9 @@ impl World {
             }
             _ => agent.server = dice.index(self.servers.len()),
         }
+        if self.swarm.rich_nodes && dice.percent(20) {
+            self.agents[number].moves(dice);
+        }
         true
     }
 
@@ -146,18 +178,23 @@ impl World {
     pub(crate) fn end_task(&mut self, number: usize, dice: &mut Dice, may_fail: bool) -> bool {
         let agent = &mut self.agents[number];
         let fails = may_fail && dice.percent(40);
-        let may_end =
-            |one: &Local| one.status == ClientStatus::Running && (one.ends_by_itself || fails);
+        // A service that ends well is not wanted less.
+        let ends = may_fail && !fails && dice.percent(30);
+        let may_end = |one: &Local| {
+            one.status == ClientStatus::Running
+                && (one.ends_by_itself || one.crashes || fails || ends)
+        };
         let ids: Vec<_> =
             agent.local.iter().filter(|(_, one)| may_end(one)).map(|(id, _)| *id).collect();
         let Some(one) = dice.pick(&ids).and_then(|id| agent.local.get_mut(&id)) else {
             return false;
         };
-        one.status = if fails { ClientStatus::Failed } else { ClientStatus::Complete };
+        let failed = fails || one.crashes;
+        one.status = if failed { ClientStatus::Failed } else { ClientStatus::Complete };
         one.infrastructure_failure = fails && dice.percent(20);
         one.sequence += 1;
         let node = agent.node;
-        if fails {
+        if fails || ends {
             self.failed_on.insert(node);
         }
         true
@@ -170,6 +207,12 @@ impl World {
             return false;
         }
         let heard = self.hear(number, dice);
+        if self.agents[number].copy.is_some()
+            && dice.percent(10)
+            && let Some(command) = self.agents[number].copy.take()
+        {
+            self.propose_for_client(command, None, dice);
+        }
         if self.agents[number].asked.is_some() {
             return heard;
         }
@@ -235,10 +278,10 @@ impl World {
             let there = self.agents[number].local.get(&row.id).map(|one| one.status);
             match there {
                 None if !row.client.is_terminal() => {
-                    let batch = matches!(
-                        view.allocation_spec(row).map(|spec| spec.kind),
-                        Some(JobKind::Batch | JobKind::Sysbatch)
-                    );
+                    let batch = view.allocation_spec(row).is_some_and(|spec| {
+                        matches!(spec.kind, JobKind::Batch | JobKind::Sysbatch)
+                            && !spec.meta.contains_key(ENDLESS)
+                    });
                     // What was stopped before it was started is answered for too.
                     let starts = row.is_live();
                     if starts {
@@ -251,6 +294,9 @@ impl World {
                         sequence: row.client_sequence + 1,
                         reported: row.client_sequence,
                         ends_by_itself: batch,
+                        crashes: view
+                            .allocation_spec(row)
+                            .is_some_and(|spec| spec.meta.contains_key(CRASHES)),
                         infrastructure_failure: false,
                     };
                     self.agents[number].local.insert(row.id, local);
@@ -328,6 +374,9 @@ impl World {
             let evaluation_ids = self.evaluation_ids(updates.len());
             let report = NodeReport { node, incarnation, updates, evaluation_ids };
             let command = Command::UpdateAllocations { reports: vec![report] };
+            if self.agents[number].copy.is_none() && dice.percent(self.swarm.message_copies) {
+                self.agents[number].copy = Some(command.clone());
+            }
             return self.ask_leader(number, Asked::Report(taken), command, dice);
         }
         if row.is_some_and(|row| row.liveness == Liveness::Initializing) {

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use fsm::{
-    Command, EvaluationId, JobKind, JobSpec, Reply, RequestId,
-    job::{DelayFunction, Network, PortAsk, ReschedulePolicy, UpdateStrategy},
+    Command, EvaluationId, Index, Job, JobKind, JobSpec, Reply, RequestId,
+    command::Cutoffs,
+    job::{Constraint, DelayFunction, Network, PortAsk, ReschedulePolicy, UpdateStrategy},
     node::Drain,
     session::Request,
     testing,
@@ -19,6 +20,14 @@ use crate::{
 
 /// Operations whose outcome is not known.
 const OPEN_MAX: usize = 3;
+
+/// Jobs that only some seeds have.
+const EXTRA_JOBS: [&str; 3] = ["once", "endless", "batch"];
+/// A key of a batch job's meta: its tasks do not end by themselves.
+pub(crate) const ENDLESS: &str = "endless";
+
+/// A key of a job's meta: its tasks fail soon, each of them.
+pub(crate) const CRASHES: &str = "crashes";
 
 /// A command on its way.
 pub(crate) struct Operation {
@@ -87,18 +96,24 @@ impl World {
     fn draw_command(&mut self, dice: &mut Dice) -> Command {
         let evaluation = EvaluationId(self.ids.next());
         let name = format!("job{}", dice.index(self.swarm.jobs));
+        let extra = self.swarm.extra_jobs && dice.percent(25);
+        let name = if extra { dice.pick(&EXTRA_JOBS).unwrap_or("").to_owned() } else { name };
         let job = testing::job_key(&name);
+        if self.swarm.bad_garbage && dice.percent(15) {
+            return self.collect_everything();
+        }
         let known = self.log.truth().jobs.get(&job).cloned();
         let choice = if known.is_none() { 0 } else { dice.below(20) };
         match choice {
             0..9 => {
-                let spec = Arc::new(draw_spec(&name, dice));
-                Command::RegisterJob {
-                    spec,
-                    enforce_index: None,
-                    evaluation,
-                    evaluation_priority: None,
+                let mut spec = draw_spec(&name, dice);
+                if self.swarm.rich_jobs {
+                    enrich(&mut spec, dice);
                 }
+                let enforce_index =
+                    if dice.percent(15) { Some(draw_index(known.as_deref(), dice)) } else { None };
+                let spec = Arc::new(spec);
+                Command::RegisterJob { spec, enforce_index, evaluation, evaluation_priority: None }
             }
             9 | 10 => {
                 let purge = self.swarm.operators && dice.percent(40);
@@ -118,6 +133,23 @@ impl World {
         }
     }
 
+    /// Names all there is, with the usual cut-offs: what is in use or too young must stay.
+    fn collect_everything(&self) -> Command {
+        let truth = self.log.truth();
+        let (at, gc) = (truth.head.at, &self.swarm.gc);
+        Command::CollectGarbage {
+            cutoffs: Cutoffs {
+                evaluations: at.saturating_sub(gc.evaluation_ms),
+                batch_evaluations: at.saturating_sub(gc.batch_evaluation_ms),
+                jobs: at.saturating_sub(gc.job_ms),
+            },
+            jobs: truth.jobs.iter().map(|row| row.key.clone()).collect(),
+            allocations: truth.allocations.iter().map(|row| row.id).collect(),
+            evaluations: truth.evaluations.iter().map(|row| row.id).collect(),
+            classes: truth.nodes.iter().map(|row| row.class).collect(),
+        }
+    }
+
     fn draw_operator(&mut self, dice: &mut Dice) -> Command {
         let node = self.agents[dice.index(self.agents.len())].node;
         let evaluation_ids = self.evaluation_ids(2);
@@ -131,7 +163,8 @@ impl World {
                 evaluation_ids,
             },
             3..6 => {
-                let deadline_at = Some(started_at + dice.between(1, 60) * 1_000);
+                let unit_ms = if self.swarm.rich_nodes { 4_000 } else { 1_000 };
+                let deadline_at = Some(started_at + dice.between(1, 60) * unit_ms);
                 let drain = Drain {
                     started_at,
                     deadline_at,
@@ -158,7 +191,8 @@ impl World {
 fn draw_spec(name: &str, dice: &mut Dice) -> JobSpec {
     let kind = match name {
         "job0" | "job3" => JobKind::Service,
-        "job1" => JobKind::Batch,
+        "job1" | "batch" | "endless" => JobKind::Batch,
+        "once" => JobKind::Sysbatch,
         _ => JobKind::System,
     };
     let count = u32::try_from(dice.between(0, 4)).expect("small");
@@ -192,6 +226,10 @@ fn draw_spec(name: &str, dice: &mut Dice) -> JobSpec {
     if dice.percent(40) {
         group.network = Some(draw_network(dice));
     }
+    if name == "endless" {
+        spec.meta.insert(ENDLESS.into(), "".into());
+    }
+    let group = &mut spec.groups[0];
     if kind == JobKind::Service {
         // Another user is another task: the update is destructive; another timeout is not.
         group.tasks[0].user = dice.pick(&["", "", "", "x"]).unwrap_or("").into();
@@ -210,4 +248,66 @@ fn draw_network(dice: &mut Dice) -> Network {
         ports.push(ask("more", 0));
     }
     Network { ports }
+}
+
+/// An index that a user believes the job to be of: right, near, or made up.
+fn draw_index(job: Option<&Job>, dice: &mut Dice) -> Index {
+    let (of_spec, of_row) = job.map_or((0, 0), |job| (job.job_modify_index, job.modify_index));
+    dice.pick(&[of_spec, of_spec, of_row, of_spec + 1, 0]).unwrap_or(0)
+}
+
+/// What makes nodes differ for a job, and what differs between versions: constraints, hosts of their own, pools, datacenters, sizes, policies.
+fn enrich(spec: &mut JobSpec, dice: &mut Dice) {
+    let constraint = |left: &str, operand: &str, right: &str| Constraint {
+        left: left.into(),
+        operand: operand.into(),
+        right: right.into(),
+    };
+    let rack = dice.pick(&["r1", "r2"]).unwrap_or("r1");
+    match dice.below(10) {
+        0 => spec.constraints.push(constraint("${meta.rack}", "=", rack)),
+        1 => spec.groups[0].constraints.push(constraint("${meta.rack}", "!=", rack)),
+        2 => spec.groups[0].tasks[0].constraints.push(constraint("${attr.kind}", "=", "big")),
+        3 => spec.constraints.push(constraint("${attr.unique.name}", "!=", "agent1")),
+        _ => {}
+    }
+    match dice.below(8) {
+        0 => spec.constraints.push(constraint("", "distinct_hosts", "true")),
+        1 => spec.groups[0].constraints.push(constraint("", "distinct_hosts", "true")),
+        2 if !spec.kind.is_per_node() => {
+            let most = dice.pick(&["1", "2"]).unwrap_or("1");
+            let of = "${node.datacenter}";
+            spec.constraints.push(constraint(of, "distinct_property", most));
+        }
+        _ => {}
+    }
+    match dice.below(8) {
+        0 => spec.datacenters = vec!["dc2".into()],
+        1 => spec.datacenters = vec!["dc1".into(), "dc2".into()],
+        _ => {}
+    }
+    if dice.percent(20) {
+        spec.node_pool = "all".into();
+    }
+    let group = &mut spec.groups[0];
+    group.disk_mb = dice.pick(&[100, 100, 40_000]).unwrap_or(100);
+    group.migrate.max_parallel = dice.pick(&[1, 1, 2]).unwrap_or(1);
+    let task = &mut group.tasks[0];
+    task.resources.cpu_mhz = dice.pick(&[500, 500, 200, 900]).unwrap_or(500);
+    task.resources.memory_mb = dice.pick(&[256, 256, 3_000]).unwrap_or(256);
+    let shade = dice.pick(&["", "", "blue"]).unwrap_or("");
+    task.env.insert("SHADE".into(), shade.into());
+    if let Some(policy) = &mut group.reschedule
+        && dice.percent(30)
+    {
+        policy.unlimited = false;
+        policy.attempts = u32::try_from(dice.between(1, 2)).expect("small");
+        policy.interval_ms = 4 * 60 * 60_000;
+        if dice.percent(40) {
+            policy.delay_ms = 0;
+            spec.meta.insert(CRASHES.into(), "".into());
+            // An update would wait for ever for instances that never get well.
+            group.update = None;
+        }
+    }
 }

@@ -21,6 +21,7 @@ use crate::{
     coverage::Event,
     dice::Dice,
     log::{Fate, Ticket},
+    order::{self, History, Overdue},
     world::{CallId, World},
 };
 
@@ -69,6 +70,9 @@ pub(crate) struct Leadership {
     calls: BTreeMap<CallId, ReplyTo>,
     /// When each node was last heard or first seen alive, for the oracle.
     heard: BTreeMap<NodeId, u64>,
+    /// For the oracle.
+    history: History,
+    overdue: Overdue,
 }
 
 impl Leadership {
@@ -133,6 +137,8 @@ impl World {
             queued: BTreeSet::new(),
             calls: BTreeMap::new(),
             heard: BTreeMap::new(),
+            history: History::default(),
+            overdue: Overdue::default(),
         };
         let now = leadership.now(self.clock_ms);
         leadership.dispatch.restore(now, &state);
@@ -258,6 +264,13 @@ impl World {
             self.check_missed(leadership, state, *node, now);
         }
         let mut commands: Vec<_> = stepped.commands.into_iter().chain(watched.commands).collect();
+        let broken = commands.iter().find_map(|command| order::judge_drains(now, state, command));
+        let known = commands.iter().chain(&leadership.commands);
+        let late = leadership.overdue.looked(now, state, known);
+        leadership.history.saw(state);
+        for broken in broken.into_iter().chain(late) {
+            self.fail(broken);
+        }
         commands.extend(leadership.collector.poll(now, state));
         let moved_at = state.head.at.max(leadership.ticked_at);
         if now.saturating_sub(moved_at) >= TICK_AFTER_MS {
@@ -338,7 +351,16 @@ impl World {
                         leadership.waiting = Some((index, world.clock_ms + SNAPSHOT_WAIT_MS));
                         break;
                     }
-                    Next::Propose(command) => {
+                    Next::Propose(mut command) => {
+                        if world.swarm.bad_plans && dice.percent(10) {
+                            order::spoil(&mut command, world.log.truth(), dice);
+                        }
+                        if let Some(broken) = order::judge_plans(&command) {
+                            world.fail(broken);
+                        }
+                        if let Some(broken) = leadership.judge_tokens(&command) {
+                            world.fail(broken);
+                        }
                         let ticket = world.propose(leadership, command, None, true);
                         leadership.outcomes.push_back(ticket);
                         acted = true;
@@ -437,17 +459,30 @@ impl World {
         let now = leadership.now(self.clock_ms);
         let ids = &mut self.ids;
         let kinds = fsm::JobKind::ALL;
+        // What the services were not told yet they cannot know.
+        let told = state.head.index == leadership.fed;
+        let mut ready = if told { order::waiting(state) } else { Vec::new() };
+        ready.retain(|one| leadership.is_fresh(one.id()) && !leadership.history.is_passed(one));
         let leases =
             leadership.dispatch.dequeue(now, state, &kinds, 4, server as u64, || ids.next())?;
+        if let Some(broken) = order::judge_leases(&ready, &leases, &leadership.history) {
+            self.fail(broken);
+        }
         for lease in &leases {
             self.lessees.insert(lease.token, server as u64);
-            self.check_grant(leadership, lease);
+            leadership.history.leased(lease);
+            self.check_grant(leadership, state, lease);
         }
         Ok(leases)
     }
 
     /// I20, I23, I27.
-    fn check_grant(&mut self, leadership: &mut Leadership, lease: &leader::Lease) {
+    fn check_grant(
+        &mut self,
+        leadership: &mut Leadership,
+        state: &fsm::State,
+        lease: &leader::Lease,
+    ) {
         let row = &lease.evaluation;
         let outstanding = |id: &EvaluationId| leadership.dispatch.outstanding(*id).is_some();
         let others =
@@ -461,8 +496,9 @@ impl World {
         if *count > DELIVERIES_MAX {
             self.fail(format!("I23: {} was delivered {count} times", row.id));
         }
-        if lease.wait_index < row.modify_index {
-            self.fail(format!("I27: {} does not wait for its own row", row.id));
+        let last_plan = state.jobs.get(&row.job).map_or(0, |job| job.last_plan_index);
+        if lease.wait_index < row.modify_index.max(last_plan) {
+            self.fail(format!("I27: {} does not wait for its own row and its job's", row.id));
         }
     }
 
@@ -488,6 +524,23 @@ impl World {
 }
 
 impl Leadership {
+    /// I22: a plan is proposed only while the lease that it belongs to is out.
+    fn judge_tokens(&self, command: &Command) -> Option<String> {
+        let Command::ApplyPlans { plans } = command else { return None };
+        let bad = plans.iter().find(|plan| {
+            let held = self.dispatch.outstanding(plan.evaluation);
+            let mut calls = self.calls.values().filter(|to| to.evaluation == plan.evaluation);
+            let waits = self.calls.values().any(|to| to.evaluation == plan.evaluation);
+            held.is_none() || (waits && !calls.any(|to| Some(to.token) == held))
+        })?;
+        Some(format!("I22: a plan of {} is proposed without its lease", bad.evaluation))
+    }
+
+    /// In the broker, and never leased by this leadership.
+    fn is_fresh(&self, id: EvaluationId) -> bool {
+        self.dispatch.holds(id) && !self.deliveries.contains_key(&id)
+    }
+
     /// A nack that was taken and does not count.
     pub(crate) fn uncount(&mut self, id: EvaluationId) {
         if let Some(count) = self.deliveries.get_mut(&id) {

@@ -11,7 +11,8 @@
 //!
 //! A schedule is a number of steps, each with dice of its own from (seed, number), so that cutting steps out leaves the others what they were:
 //! that is how a failure is made small ([`shrink`]). After the steps comes a quiet time in which everything promised must come true ([`quiet`]).
-//! What is judged after each entry is in [`oracle`].
+//! What is judged after each entry is in [`oracle`]: [`invariants`] that the rows show, which the simulation of whole nodes uses too, and
+//! [`postconditions`] of each command.
 //!
 //! Modelled instead of run: the async shells of leadership, applier and worker (their decisions are in `leader`), Raft, and the agents.
 
@@ -21,9 +22,12 @@ mod agent;
 mod client;
 mod coverage;
 mod dice;
+pub mod invariants;
 mod leadership;
 mod log;
 mod oracle;
+mod order;
+mod postconditions;
 mod quiet;
 mod shrink;
 mod swarm;

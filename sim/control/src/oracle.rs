@@ -1,17 +1,31 @@
-//! What must hold after every committed entry, and at the end. It shares no code with what it checks: it sums over rows instead of trusting derived
-//! indexes, and compares the states before and after. `fsm::invariant` runs besides, now and then and at the end, because it is slow.
+//! What must hold after every committed entry, and at the end: [`crate::invariants`] of the states, [`crate::postconditions`] of the command, and
+//! what needs the whole log: requests, terms, the snapshots that plans were made on. It shares no code with what it checks: it sums over rows instead
+//! of trusting derived indexes. `fsm::invariant` runs besides, now and then and at the end, because it is slow.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    Allocation, AllocationId, Command, DesiredStatus, Effect, EvaluationStatus, Index, Reply,
-    RequestId, State, Trigger, invariant, plan::DropReason, table::ChangeSet, testing,
+    Allocation, AllocationId, ClientStatus, Command, Effect, EvaluationStatus, Index, JobKind,
+    Plan, Reply, RequestId, State, Trigger, plan::DropReason, table::ChangeSet, testing,
 };
+use leader::GcConfig;
 
-use crate::{coverage::Event, log::Applied, world::World};
+use crate::{
+    coverage::Event,
+    invariants::{
+        check_round_trip, check_state, check_step, needs,
+        needs::{has_ended, is_live},
+    },
+    log::{Applied, Log},
+    postconditions::{self, Entry},
+    world::World,
+};
 
 /// A whole check every so many entries.
 const WHOLE_EVERY: Index = 61;
+
+/// Why an instance goes that is one too many. Others go because their successors come, even if these then find no room.
+const NOT_NEEDED: &str = "alloc not needed due to job update";
 
 /// What the oracle remembers.
 #[derive(Default)]
@@ -31,11 +45,16 @@ impl World {
         let before = self.log.state_at(index - 1).clone();
         if let Some(applied) = self.log.at(index) {
             judge(&before, applied, &mut self.oracle, &mut found);
+            let broken = check_step(&before, &applied.state).into_iter();
+            found
+                .extend(broken.chain(check_state(&applied.state)).map(|broken| broken.to_string()));
+            judge_passes(&before, applied, &self.log, &mut found);
+            judge_garbage(&before, applied, &self.swarm.gc, &mut found);
             note(&before, applied, &mut self.coverage);
         }
         if index.is_multiple_of(WHOLE_EVERY) {
-            let violations = invariant::check(self.log.truth());
-            found.extend(violations.into_iter().map(|one| format!("{}: {}", one.name, one.detail)));
+            let broken = check_round_trip(self.log.truth()).into_iter();
+            found.extend(broken.map(|broken| broken.to_string()));
         }
         let line =
             self.log.at(index).map(|applied| crate::words::reply(&applied.reply, &applied.state));
@@ -81,6 +100,7 @@ fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Fou
     let after = &applied.state;
     let Some(proposal) = &applied.entry.proposal else { return };
     let refused = matches!(applied.reply, Reply::Rejected(_));
+    let again = proposal.request.is_some_and(|request| oracle.requests.contains_key(&request.id));
     if let Some(request) = proposal.request {
         match oracle.requests.get(&request.id) {
             Some(first) if *first != applied.reply || !applied.effects.is_empty() => {
@@ -96,173 +116,202 @@ fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Fou
     if proposal.epoch.is_some_and(|epoch| epoch != applied.entry.term) && !refused {
         found.push("I28: a service's command of another term was taken".to_owned());
     }
-    judge_garbage(before, applied, found);
-    judge_evaluations(before, applied, found);
-    judge_allocations(before, applied, found);
-    judge_nodes(after, found);
-    judge_names(after, found);
+    if !again {
+        let (effects, reply) = (&applied.effects[..], &applied.reply);
+        let entry = Entry { before, after, effects, reply };
+        postconditions::judge(&entry, &proposal.command, found);
+    }
     judge_plans(before, applied, found);
-    judge_jobs(before, applied, found);
-    judge_blocked(after, found);
     judge_drains(before, applied, found);
 }
 
-/// I18, I52: nothing vanishes but what has ended, by the collector.
-fn judge_garbage(before: &State, applied: &Applied, found: &mut Found) {
+/// I52: nothing vanishes but what has ended, by the collector, after its time, and what no scheduler counts any more.
+fn judge_garbage(before: &State, applied: &Applied, gc: &GcConfig, found: &mut Found) {
     let after = &applied.state;
-    let command = applied.entry.proposal.as_ref().map(|proposal| &proposal.command);
-    let Some(Command::CollectGarbage { cutoffs, .. }) = command else {
-        if after.evaluations.len() < before.evaluations.len() {
-            found.push("I18: an evaluation vanished".to_owned());
-        }
+    let Some(proposal) = &applied.entry.proposal else { return };
+    let Command::CollectGarbage { cutoffs, .. } = &proposal.command else {
         if after.allocations.len() < before.allocations.len() {
             found.push("I52: an allocation vanished".to_owned());
         }
         return;
     };
-    let cutoff = cutoffs.evaluations.max(cutoffs.batch_evaluations);
+    let shortest_ms = gc.evaluation_ms.min(gc.batch_evaluation_ms);
+    let latest = cutoffs.evaluations.max(cutoffs.batch_evaluations);
+    let now = proposal.at.max(before.head.at);
+    if latest + shortest_ms > now || cutoffs.jobs + gc.job_ms > now {
+        found.push("I52: garbage is collected before its time".to_owned());
+    }
     for row in before.evaluations.iter().filter(|row| !after.evaluations.contains(&row.id)) {
-        if !row.status.is_terminal() || row.modified_at > cutoff {
+        if !row.status.is_terminal() || row.modified_at > latest {
             found.push(format!("I52: evaluation {} was forgotten", row.id));
         }
     }
     for row in before.allocations.iter().filter(|row| !after.allocations.contains(&row.id)) {
-        if !row.client.is_terminal() || row.modified_at > cutoff {
+        if !has_ended(row) || row.modified_at > latest || is_counted(before, row) {
             found.push(format!("I52: allocation {} was forgotten", row.id));
         }
     }
     for row in before.jobs.iter().filter(|row| !after.jobs.contains(&row.key)) {
-        if row.status != fsm::JobStatus::Dead {
+        let waits_for_user = !row.stop && matches!(row.kind, JobKind::Service | JobKind::System);
+        let mut rows = before.allocations.iter().filter(|one| one.job == row.key);
+        let mut open = before.evaluations.iter().filter(|one| one.job == row.key);
+        if waits_for_user
+            || row.submitted_at > cutoffs.jobs
+            || rows.any(|row| !has_ended(row))
+            || open.any(|row| !row.status.is_terminal())
+        {
             found.push(format!("I52: job {} was forgotten", row.key));
         }
     }
 }
 
-/// I24: pending and blocked go on, the others are final.
-fn judge_evaluations(before: &State, applied: &Applied, found: &mut Found) {
-    for effect in &applied.effects {
-        let Effect::Evaluation(id) = effect else { continue };
-        let Some(new) = applied.state.evaluations.get(id) else { continue };
-        let Some(old) = before.evaluations.get(id) else { continue };
-        let legal = match (old.status, new.status) {
-            (EvaluationStatus::Pending, _) => true,
-            (EvaluationStatus::Blocked, status) => status != EvaluationStatus::Pending,
-            (old, new) => old == new,
-        };
-        if !legal {
-            let (old, new) = (old.status.name(), new.status.name());
-            found.push(format!("I24: evaluation {id} went from {old} to {new}"));
+/// A scheduler would make another one of it if it were not there.
+fn is_counted(state: &State, row: &Allocation) -> bool {
+    let job = state.jobs.get(&row.job).filter(|job| job.create_index == row.job_create_index);
+    let Some(job) = job.filter(|job| !job.stop) else { return false };
+    let current = row.job_version == job.version;
+    let replaced = row.next.is_some_and(|next| state.allocations.contains(&next));
+    let failed = row.client == ClientStatus::Failed;
+    let counts = match job.kind {
+        JobKind::Batch | JobKind::Sysbatch => {
+            current && (failed || row.client == ClientStatus::Complete)
+        }
+        JobKind::Service => failed,
+        JobKind::System => false,
+    };
+    counts && !replaced && row.desired == fsm::allocation::DesiredStatus::Run
+}
+
+/// I37, I38, I46: what a plan does is right in the state that it was made on.
+fn judge_passes(before: &State, applied: &Applied, log: &Log, found: &mut Found) {
+    let Some(proposal) = &applied.entry.proposal else { return };
+    let (Command::ApplyPlans { plans }, Reply::Plans(verdicts)) =
+        (&proposal.command, &applied.reply)
+    else {
+        return;
+    };
+    for (plan, verdict) in plans.iter().zip(verdicts) {
+        if verdict.refused.is_none() {
+            let snapshot = log.state_at(plan.snapshot_index);
+            let pass = Pass { before, after: &applied.state, snapshot, plan };
+            pass.suits(found);
+            pass.stops_highest_names(found);
+            pass.keeps_enough(found);
         }
     }
 }
 
-fn nodes_of(applied: &Applied) -> impl Iterator<Item = fsm::NodeId> + '_ {
-    applied.effects.iter().filter_map(|effect| match effect {
-        Effect::NodeAllocations(node) => Some(*node),
-        Effect::Evaluation(_)
-        | Effect::Capacity { .. }
-        | Effect::Node(_)
-        | Effect::Job(_)
-        | Effect::SchedulerConfiguration
-        | Effect::DigestMark => None,
-    })
+struct Pass<'a> {
+    before: &'a State,
+    after: &'a State,
+    snapshot: &'a State,
+    plan: &'a Plan,
 }
 
-/// I36, I40, I41, I42: how allocations may change and appear.
-fn judge_allocations(before: &State, applied: &Applied, found: &mut Found) {
-    let after = &applied.state;
-    for row in nodes_of(applied).flat_map(|node| after.allocations_of_node(node)) {
-        match before.allocations.get(&row.id) {
-            Some(old) => judge_change(old, row, found),
-            None => judge_new(before, after, row, found),
-        }
-    }
-}
-
-fn judge_change(old: &Allocation, new: &Allocation, found: &mut Found) {
-    let id = new.id;
-    if old.desired != DesiredStatus::Run && new.desired == DesiredStatus::Run {
-        found.push(format!("I41: allocation {id} is wanted again"));
-    }
-    if old.client.is_terminal() && new.client != old.client {
-        let (old, new) = (old.client.name(), new.client.name());
-        found.push(format!("I41: allocation {id} went from {old} to {new}"));
-    }
-    if (old.node, &old.job, old.name_index) != (new.node, &new.job, new.name_index) {
-        found.push(format!("I41: allocation {id} became another one"));
-    }
-    if new.client_sequence < old.client_sequence {
-        found.push(format!("I41: the report of allocation {id} went back"));
-    }
-}
-
-fn judge_new(before: &State, after: &State, row: &Allocation, found: &mut Found) {
-    let id = row.id;
-    let usable = before.nodes.get(&row.node).is_some_and(|node| node.is_schedulable());
-    if !usable {
-        found.push(format!("I36: allocation {id} is placed on node {} out of service", row.node));
-    }
-    match after.jobs.get(&row.job) {
-        Some(job) if !job.stop && job.version == row.job_version => {}
-        _ => found.push(format!("I40: allocation {id} is of a job or version not wanted")),
-    }
-    if let Some(previous) = row.previous {
-        let live = after.allocations.get(&previous).is_some_and(|old| old.is_live());
-        let successors = after.allocations_of_job(&row.job);
-        let successors = successors.filter(|one| one.previous == Some(previous) && one.is_live());
-        if live || previous == id || successors.count() > 1 {
-            found.push(format!("I42: allocation {id} is not the one successor of {previous}"));
-        }
-    }
-}
-
-/// I32, I33, I34: nothing is promised twice. Sums over rows.
-fn judge_nodes(after: &State, found: &mut Found) {
-    for node in after.nodes.iter() {
-        let resources = &node.description.resources;
-        let available = resources.available();
-        let (mut cpu, mut memory, mut disk, mut count) = (0, 0, 0, 0);
-        let mut ports = BTreeSet::new();
-        for row in after.allocations_of_node(node.id).filter(|row| row.is_live()) {
-            cpu += row.resources.cpu_mhz;
-            memory += row.resources.memory_mb;
-            disk += row.resources.disk_mb;
-            count += 1;
-            for port in &row.ports {
-                if !ports.insert(port.value) {
-                    found.push(format!("I33: port {} of node {} twice", port.value, node.id));
-                }
-                if resources.reserved_ports.contains(&port.value) {
-                    found.push(format!("I33: port {} of node {} is reserved", port.value, node.id));
-                }
-                let range = resources.dynamic_port_min..=resources.dynamic_port_max;
-                if &*port.label != "static" && !range.contains(&port.value) {
-                    found.push(format!("I33: dynamic port {} is out of range", port.value));
-                }
+impl Pass<'_> {
+    /// I37: nodes suit what comes to them, and what goes on there under a new version.
+    fn suits(&self, found: &mut Found) {
+        let plan = self.plan;
+        let spec = self.after.job_spec(&plan.job, plan.job_create_index, plan.job_version);
+        let Some(spec) = spec else { return };
+        let placed = plan.placements.iter().map(|one| one.id);
+        for id in placed.chain(plan.in_place.iter().map(|one| one.id)) {
+            let row = self.after.allocations.get(&id).filter(|row| {
+                (row.job_create_index, row.job_version) == (plan.job_create_index, plan.job_version)
+            });
+            let Some(row) = row else { continue };
+            let node = self.snapshot.nodes.get(&row.node);
+            let Some((group, node)) = spec.group(&row.group).zip(node) else { continue };
+            if let Err(why) = needs::suits(spec, group, node) {
+                found.push(format!("I37: {id} of {} is on {}: {why}", plan.job, row.node));
             }
         }
-        let over =
-            cpu > available.cpu_mhz || memory > available.memory_mb || disk > available.disk_mb;
-        if over {
-            found.push(format!("I32: node {} is over-committed: {cpu} MHz", node.id));
+    }
+
+    fn is_undisturbed(&self, row: &Allocation) -> bool {
+        let node = self.snapshot.nodes.get(&row.node);
+        is_live(row)
+            && !row.per_node
+            && row.next.is_none()
+            && !row.transition.migrate
+            && !row.transition.reschedule
+            && node.is_some_and(|node| node.liveness != fsm::Liveness::Down)
+    }
+
+    /// I38: when there are too many instances, those of the highest names go.
+    fn stops_highest_names(&self, found: &mut Found) {
+        let plan = self.plan;
+        let Some(job) = self.snapshot.jobs.get(&plan.job).filter(|job| !job.stop) else { return };
+        let Some(spec) = self.snapshot.current_spec(job) else { return };
+        for group in spec.groups.iter().filter(|_| !spec.kind.is_per_node()) {
+            let rows = self.snapshot.allocations.iter();
+            let rows = rows.filter(|row| row.job == plan.job && row.group == group.name);
+            let rows: Vec<_> = rows.filter(|row| self.is_undisturbed(row)).collect();
+            let stop_of = |id| plan.stops.iter().find(|stop| stop.id == id);
+            let is_excess = |id| stop_of(id).is_some_and(|stop| *stop.description == *NOT_NEEDED);
+            let kept = rows.iter().filter(|row| stop_of(row.id).is_none());
+            let kept = kept.map(|row| row.name_index).max();
+            let gone = rows.iter().filter(|row| is_excess(row.id)).map(|row| row.name_index).min();
+            if gone.is_some() && gone < kept {
+                let key = &plan.job;
+                found.push(format!("I38: of {key} instance {gone:?} goes and {kept:?} stays"));
+            }
         }
-        if resources.allocations_max > 0 && count > resources.allocations_max {
-            found.push(format!("I34: node {} has {count} allocations", node.id));
+    }
+
+    /// I46: during a rolling update at most `max_parallel` instances are on their way.
+    fn keeps_enough(&self, found: &mut Found) {
+        let plan = self.plan;
+        let Some(job) = self.before.jobs.get(&plan.job) else { return };
+        let Some(spec) = self.before.current_spec(job) else { return };
+        for group in spec.groups.iter().filter(|_| spec.kind == JobKind::Service) {
+            let Some(update) = group.update.filter(|update| update.max_parallel > 0) else {
+                continue;
+            };
+            let updated = plan.placements.iter().filter(|one| {
+                let previous = one.previous.and_then(|id| self.snapshot.allocations.get(&id));
+                let is_old = |row: &Allocation| {
+                    (row.job_create_index, row.job_version) != (job.create_index, job.version)
+                };
+                let stopped = |id| plan.stops.iter().any(|stop| stop.id == id);
+                one.group == group.name
+                    && self.after.allocations.contains(&one.id)
+                    && previous.is_some_and(|row| {
+                        is_old(row) && self.is_undisturbed(row) && stopped(row.id)
+                    })
+            });
+            let updated = updated.count();
+            let is_there = |row: &Allocation| {
+                row.client == ClientStatus::Running
+                    && self.now().saturating_sub(row.client_at) >= update.healthy_ms_min
+            };
+            let rows = self.snapshot.allocations.iter().filter(|row| {
+                row.job == plan.job
+                    && row.group == group.name
+                    && (row.job_create_index, row.job_version) == (job.create_index, job.version)
+                    && self.is_undisturbed(row)
+                    && !plan.stops.iter().any(|stop| stop.id == row.id)
+            });
+            let on_their_way = rows.filter(|row| !is_there(row)).count();
+            let placed = plan.placements.iter().filter(|one| one.group == group.name);
+            let placed = placed.filter(|one| self.after.allocations.contains(&one.id)).count();
+            if updated > 0 && placed + on_their_way > update.max_parallel as usize {
+                found.push(format!(
+                    "I46: {updated} of {} are updated, {placed} placed, and {on_their_way} are on their way",
+                    plan.job
+                ));
+            }
         }
+    }
+
+    /// Log time of the pass.
+    fn now(&self) -> u64 {
+        let row = self.snapshot.evaluations.get(&self.plan.evaluation);
+        self.snapshot.head.at.max(row.map_or(0, |row| row.wait_until))
     }
 }
 
-/// I38: a name is live once.
-fn judge_names(after: &State, found: &mut Found) {
-    let mut seen = BTreeSet::new();
-    for row in after.allocations.iter().filter(|row| row.is_live()) {
-        if !seen.insert((&row.job, row.live_name())) {
-            found.push(format!("I38: {} is live twice", row.name()));
-        }
-    }
-}
-
-/// I19, I29, I30, I31, I38.
+/// I19, I29, I30, I31.
 fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
     let Some(proposal) = &applied.entry.proposal else { return };
     let (Command::ApplyPlans { plans }, Reply::Plans(verdicts)) =
@@ -307,50 +356,6 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
             found.push(format!(
                 "I30: {placed} placements of the all-at-once plan of {id} were taken"
             ));
-        }
-        if placed > 0 {
-            judge_count(&applied.state, &plan.job, found);
-        }
-    }
-}
-
-fn judge_count(after: &State, key: &fsm::JobKey, found: &mut Found) {
-    let Some(job) = after.jobs.get(key) else { return };
-    let Some(spec) = after.current_spec(job) else { return };
-    for group in spec.groups.iter().filter(|_| !job.kind.is_per_node()) {
-        let live =
-            after.allocations_of_job(key).filter(|row| row.is_live() && row.group == group.name);
-        let live = live.count();
-        if live > group.count as usize {
-            found.push(format!(
-                "I38: {live} instances of {key} are live, {} are wanted",
-                group.count
-            ));
-        }
-    }
-}
-
-/// I43: a version only rises, by one.
-fn judge_jobs(before: &State, applied: &Applied, found: &mut Found) {
-    for effect in &applied.effects {
-        let Effect::Job(key) = effect else { continue };
-        let (Some(old), Some(new)) = (before.jobs.get(key), applied.state.jobs.get(key)) else {
-            continue;
-        };
-        let steps = new.version.checked_sub(old.version);
-        let same = old.create_index == new.create_index;
-        if !same || !matches!(steps, Some(0 | 1)) || new.last_plan_index < old.last_plan_index {
-            found.push(format!("I43: job {key} went from {} to {}", old.version, new.version));
-        }
-    }
-}
-
-/// I21: one blocked evaluation per job, or per node of a per-node job.
-fn judge_blocked(after: &State, found: &mut Found) {
-    let mut seen = BTreeSet::new();
-    for row in after.evaluations.iter() {
-        if row.status == EvaluationStatus::Blocked && !seen.insert((&row.job, row.node)) {
-            found.push(format!("I21: job {} has two blocked evaluations", row.job));
         }
     }
 }

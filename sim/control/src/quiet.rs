@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use fsm::{
-    ClientStatus, EvaluationStatus, JobKind, Liveness, Node, NodeId, State, TaskGroup, invariant,
-    node::Health,
-    resources::{PortHolder, Resources},
-};
+use fsm::{ClientStatus, EvaluationStatus, Liveness, State, node::Health};
 
 use crate::{
-    agent::Agent, dice::Dice, leadership::Leadership, oracle::live_on, swarm::Swarm,
-    worker::Worker, world::World,
+    agent::Agent,
+    dice::Dice,
+    invariants::{check_quiet, check_round_trip, check_state},
+    leadership::Leadership,
+    oracle::live_on,
+    swarm::Swarm,
+    worker::Worker,
+    world::World,
 };
 
 /// Longest quiet time: suspended nodes come back after up to four hours, follow-ups of failed evaluations after six minutes.
@@ -134,10 +136,10 @@ impl World {
         let mut found = Vec::new();
         judge_evaluations(&truth, &mut found);
         self.judge_broker(&truth, &mut found);
-        judge_jobs(&truth, &self.failed_on, &mut found);
         self.judge_agents(&truth, &mut found);
-        let violations = invariant::check(&truth);
-        found.extend(violations.into_iter().map(|one| format!("{}: {}", one.name, one.detail)));
+        let broken = check_quiet(&truth, &self.failed_on).into_iter();
+        let broken = broken.chain(check_round_trip(&truth)).chain(check_state(&truth));
+        found.extend(broken.map(|broken| broken.to_string()));
         for one in found {
             self.fail(format!("at the end: {one}"));
         }
@@ -216,78 +218,4 @@ fn judge_evaluations(truth: &State, found: &mut Vec<String>) {
     for row in truth.evaluations.iter().filter(|row| row.status == EvaluationStatus::Pending) {
         found.push(format!("I56: evaluation {} of {} is pending", row.id, row.job));
     }
-}
-
-/// I39, I40: a job runs as often as is asked, or a blocked evaluation waits and no node has room.
-fn judge_jobs(truth: &State, failed_on: &BTreeSet<NodeId>, found: &mut Vec<String>) {
-    for row in truth.allocations.iter().filter(|row| row.is_live()) {
-        if truth.jobs.get(&row.job).is_none_or(|job| job.stop) {
-            found.push(format!("I40: {} of a stopped job is live", row.name()));
-        }
-    }
-    for job in truth.jobs.iter().filter(|job| !job.stop) {
-        let Some(spec) = truth.current_spec(job) else { continue };
-        for group in &spec.groups {
-            let fits: Vec<_> = truth.nodes.iter().filter(|node| may_run(spec, node)).collect();
-            match job.kind {
-                JobKind::Service | JobKind::Batch => {
-                    let rows = truth.allocations_of_job(&job.key);
-                    let done = |row: &fsm::Allocation| {
-                        row.is_live()
-                            || (job.kind == JobKind::Batch
-                                && row.client == ClientStatus::Complete
-                                && row.job_create_index == job.create_index)
-                    };
-                    let names: BTreeSet<_> =
-                        rows.filter(|row| done(row)).map(|row| row.name_index).collect();
-                    let missing = (group.count as usize).saturating_sub(names.len());
-                    let room = fits.iter().any(|node| has_room(truth, node, group));
-                    if missing > 0 && room && !spec.all_at_once {
-                        let key = &job.key;
-                        found.push(format!(
-                            "I39: {missing} of {} instances of {key} are missing",
-                            group.count
-                        ));
-                    }
-                    let waits = truth.evaluations_of_job(&job.key);
-                    let waits = waits.filter(|row| row.status == EvaluationStatus::Blocked).count();
-                    if missing > 0 && waits == 0 {
-                        found.push(format!("I39: nothing waits for the rest of {}", job.key));
-                    }
-                }
-                JobKind::System | JobKind::Sysbatch => {
-                    // A per-node instance that fails is not replaced before somebody asks (Nomad's system jobs have no reschedule policy).
-                    for node in fits.into_iter().filter(|node| !failed_on.contains(&node.id)) {
-                        let runs = truth
-                            .allocations_of_node(node.id)
-                            .any(|row| row.job == job.key && row.is_live());
-                        if !runs && has_room(truth, node, group) {
-                            found.push(format!("I39: {} does not run on {}", job.key, node.id));
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn may_run(spec: &fsm::JobSpec, node: &Node) -> bool {
-    node.is_schedulable() && node.description.matches(&spec.node_pool, &spec.datacenters)
-}
-
-/// First fit, by hand.
-fn has_room(truth: &State, node: &Node, group: &TaskGroup) -> bool {
-    let usage = truth.usage(node.id);
-    let resources = &node.description.resources;
-    let full = resources.allocations_max > 0 && usage.allocations >= resources.allocations_max;
-    let wanted = usage.resources.plus(Resources::of_group(group));
-    let asks = group.network.as_ref().map_or(&[][..], |network| &network.ports);
-    let free = |port: &u16| usage.port(*port).is_none() && !resources.reserved_ports.contains(port);
-    let range = resources.dynamic_port_min..=resources.dynamic_port_max;
-    let dynamic = asks.iter().filter(|ask| ask.value == 0).count();
-    let fixed = asks.iter().filter(|ask| ask.value != 0);
-    !full
-        && wanted.exceeds(resources.available()).is_none()
-        && range.filter(free).count() >= dynamic
-        && fixed.into_iter().all(|ask| usage.port(ask.value) != Some(PortHolder::Live))
 }

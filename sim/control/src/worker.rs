@@ -421,7 +421,8 @@ impl World {
         match answer {
             PlanAnswer::Applied { index } => {
                 let row = self.log.truth().evaluations.get(&plan.evaluation);
-                let done = row.is_some_and(|row| {
+                // What has ended may have been collected since.
+                let done = row.is_none_or(|row| {
                     row.status.is_terminal()
                         || row.status == EvaluationStatus::Blocked
                         || row.modify_index > *index
@@ -435,7 +436,13 @@ impl World {
             }
             PlanAnswer::Partial { refresh_index, .. }
             | PlanAnswer::Rejected { refresh_index, .. } => {
-                if *refresh_index > last {
+                let shown = match answer {
+                    PlanAnswer::Partial { index, .. } => *refresh_index >= *index,
+                    PlanAnswer::Applied { .. }
+                    | PlanAnswer::Rejected { .. }
+                    | PlanAnswer::Unknown => true,
+                };
+                if *refresh_index > last || !shown {
                     let id = plan.evaluation;
                     self.fail(format!("I29: the plan of {id} is to wait for {refresh_index}, the log ends at {last}"));
                 }

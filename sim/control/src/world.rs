@@ -119,7 +119,9 @@ impl World {
         let workers = (0..swarm.servers)
             .flat_map(|server| (0..swarm.workers_per_server).map(move |_| Worker::new(server)))
             .collect();
-        let agents = (0..swarm.agents).map(|number| Agent::new(number, swarm.scarce)).collect();
+        let agents = (0..swarm.agents)
+            .map(|number| Agent::new(number, swarm.scarce, swarm.rich_nodes))
+            .collect();
         let mut world = Self {
             clock_ms: 0,
             log: Log::new(START_AT),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fsm::{Index, Liveness, State, digest::Digest};
 
-use super::{Broken, check_state, check_step};
+use super::{Broken, check_state, check_step, check_suits};
 
 /// I1: a server votes once per term, also when it lost power in between.
 #[derive(Default, Debug)]
@@ -89,6 +89,8 @@ impl Applied {
         };
         if deep {
             out.extend(check_state(state));
+            // Simulated agents keep what they say of their nodes.
+            out.extend(check_suits(state));
         }
         self.newest = Some(Arc::clone(state));
         out

@@ -1,0 +1,127 @@
+//! Whose turn it is: how many classes of faults are at work at a time, and who goes first.
+//!
+//! With every class at once nobody leads, nobody runs, and most attempts find nothing to break. So a few at a time; and while a class has never
+//! been installed in this run, those that have been wait for it; one that tried in vain (no leader to hand over from, nothing running to break)
+//! tries again when nothing else is at work. It must never keep a class out for ever: a turn ends with the fault.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::fault::FaultClass;
+
+/// Classes that are at work at a time.
+const AT_WORK_MAX: usize = 3;
+/// Turns in vain after which a class has the cluster for itself.
+const TURNS_IN_VAIN_MAX: u32 = 2;
+
+/// The turns of one run.
+pub(crate) struct Turns {
+    /// Who takes part.
+    classes: BTreeSet<FaultClass>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    at_work: BTreeSet<FaultClass>,
+    installed: BTreeSet<FaultClass>,
+    /// Turns so far; they were in vain while the class was never installed.
+    turns: BTreeMap<FaultClass, u32>,
+}
+
+impl Turns {
+    /// Nobody has had a turn yet.
+    pub(crate) fn new(classes: &[FaultClass]) -> Self {
+        Self { classes: classes.iter().copied().collect(), state: Mutex::default() }
+    }
+
+    /// Begins a turn, if it is this class's.
+    pub(super) fn begin(&self, class: FaultClass) -> bool {
+        let mut state = self.state();
+        let is_new = |class: &FaultClass| !state.installed.contains(class);
+        let is_unlucky = |class: &FaultClass| {
+            is_new(class) && state.turns.get(class).is_some_and(|turns| *turns >= TURNS_IN_VAIN_MAX)
+        };
+        if self.classes.iter().any(is_unlucky) {
+            let goes = is_unlucky(&class) && state.at_work.is_empty();
+            return goes && state.at_work.insert(class);
+        }
+        let others_wait =
+            self.classes.iter().any(|other| is_new(other) && !state.at_work.contains(other));
+        if state.at_work.len() >= AT_WORK_MAX || (others_wait && !is_new(&class)) {
+            return false;
+        }
+        state.at_work.insert(class)
+    }
+
+    /// Ends a turn.
+    pub(super) fn end(&self, class: FaultClass) {
+        let mut state = self.state();
+        state.at_work.remove(&class);
+        *state.turns.entry(class).or_default() += 1;
+    }
+
+    /// A fault of this class took hold.
+    pub(super) fn installed(&self, class: FaultClass) {
+        self.state().installed.insert(class);
+    }
+
+    /// Whether a fault of every class took hold at least once.
+    pub(crate) fn all_installed(&self) -> bool {
+        let state = self.state();
+        self.classes.iter().all(|class| state.installed.contains(class))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::FaultClass::{Delay, Kill, Loss, Partition, Pause};
+
+    #[test]
+    fn few_are_at_work_at_a_time() {
+        let turns = Turns::new(&[Kill, Pause, Partition, Delay]);
+        assert!(turns.begin(Kill) && turns.begin(Pause) && turns.begin(Partition));
+        assert!(!turns.begin(Delay));
+        turns.end(Pause);
+        assert!(turns.begin(Delay));
+    }
+
+    #[test]
+    fn who_tried_in_vain_gets_the_cluster_for_itself() {
+        let turns = Turns::new(&[Kill, Pause]);
+        assert!(turns.begin(Kill));
+        for _ in 0..TURNS_IN_VAIN_MAX {
+            assert!(turns.begin(Pause));
+            turns.end(Pause);
+        }
+        assert!(!turns.begin(Pause), "the other is still at work");
+        turns.installed(Kill);
+        turns.end(Kill);
+        assert!(!turns.begin(Kill), "it waits for the unlucky one");
+        assert!(turns.begin(Pause));
+        turns.installed(Pause);
+        assert!(turns.begin(Kill));
+    }
+
+    #[test]
+    fn who_was_never_installed_goes_first() {
+        let turns = Turns::new(&[Kill, Pause, Loss]);
+        for class in [Kill, Pause] {
+            assert!(turns.begin(class));
+            turns.installed(class);
+            turns.end(class);
+        }
+        assert!(!turns.begin(Kill) && !turns.all_installed());
+        assert!(turns.begin(Loss));
+        // It is at work: the others need not wait for what it comes to.
+        assert!(turns.begin(Kill));
+        turns.installed(Loss);
+        turns.end(Loss);
+        assert!(turns.begin(Pause) && turns.all_installed());
+    }
+}

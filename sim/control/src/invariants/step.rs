@@ -1,0 +1,464 @@
+//! What may happen from one state to a later one of the same log.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use fsm::{
+    Allocation, AllocationId, ClientStatus, DesiredStatus, Evaluation, EvaluationStatus, Job,
+    JobKind, JobSpec, NodeId, State, TaskGroup, state::GainKey,
+};
+
+use super::{
+    Broken,
+    needs::{self, has_ended, in_service, is_live},
+};
+
+/// What is due within this time counts as due now: failures that are due close together are looked at together, at the time of the first.
+const DUE_SLACK_MS: u64 = 6_000;
+/// Log time may pass between the planning of a pass and its entry; an event so close to the end of an interval is not judged.
+const PLANNED_BEFORE_MS: u64 = 300_000;
+
+/// What is wrong with a step from one state to a later one of the same log. `old` and `new` may be several entries apart.
+pub fn check_step(old: &State, new: &State) -> Vec<Broken> {
+    let mut out = Vec::new();
+    if new.head.index <= old.head.index || new.head.term < old.head.term {
+        let (before, after) = (&old.head, &new.head);
+        let detail = format!(
+            "applied {} of term {} after {} of term {}",
+            after.index, after.term, before.index, before.term
+        );
+        out.push(Broken("I7", detail));
+    }
+    if new.head.at < old.head.at {
+        out.push(Broken("I7", format!("log time went from {} to {}", old.head.at, new.head.at)));
+    }
+    let step = Step { old, new, one_entry: new.head.index == old.head.index + 1 };
+    step.evaluations(&mut out);
+    step.allocations(&mut out);
+    step.jobs(&mut out);
+    step.nodes(&mut out);
+    if step.one_entry {
+        step.gains(&mut out);
+    }
+    out
+}
+
+struct Step<'a> {
+    old: &'a State,
+    new: &'a State,
+    one_entry: bool,
+}
+
+impl Step<'_> {
+    /// I24: what has ended stays as it ended, and nobody loses an evaluation that has not (I18).
+    fn evaluations(&self, out: &mut Vec<Broken>) {
+        for before in self.old.evaluations.iter() {
+            let Some(after) = self.new.evaluations.get(&before.id) else {
+                if !before.status.is_terminal() {
+                    let detail = format!("evaluation {} vanished unfinished", before.id);
+                    out.push(Broken("I18", detail));
+                }
+                continue;
+            };
+            let legal = match (before.status, after.status) {
+                (EvaluationStatus::Pending, _) => true,
+                (EvaluationStatus::Blocked, status) => status != EvaluationStatus::Pending,
+                (before, after) => before == after,
+            };
+            if !legal {
+                let (id, from, to) = (before.id, before.status.name(), after.status.name());
+                out.push(Broken("I24", format!("evaluation {id} went from {from} to {to}")));
+            }
+        }
+        if !self.one_entry {
+            return;
+        }
+        for row in self.new.evaluations.iter() {
+            let before = self.old.evaluations.get(&row.id);
+            if before.is_none_or(|before| differ(before, row)) {
+                self.evaluation_changed(before.map(|row| &**row), row, out);
+            }
+        }
+    }
+
+    /// I18: what an evaluation names as its successor is there, and what it could not place is waited for. I44: a change has its index.
+    fn evaluation_changed(
+        &self,
+        before: Option<&Evaluation>,
+        row: &Evaluation,
+        out: &mut Vec<Broken>,
+    ) {
+        let id = row.id;
+        if row.modify_index != self.new.head.index {
+            out.push(Broken("I44", format!("evaluation {id} changed without an index")));
+        }
+        for made in [row.blocked, row.next].into_iter().flatten() {
+            let is_new = before.is_none_or(|row| ![row.blocked, row.next].contains(&Some(made)));
+            if is_new && !self.new.evaluations.contains(&made) {
+                out.push(Broken("I18", format!("evaluation {id} made {made}, which is not there")));
+            }
+        }
+        let ends = row.status == EvaluationStatus::Complete
+            && before.is_none_or(|before| before.status != row.status);
+        let waits = self.new.evaluations.iter().any(|other| {
+            other.job == row.job
+                && matches!(other.status, EvaluationStatus::Blocked | EvaluationStatus::Pending)
+        });
+        if ends && !row.failed_groups.is_empty() && !waits {
+            let detail = format!("evaluation {id} placed not all, and nothing waits for the rest");
+            out.push(Broken("I39", detail));
+        }
+    }
+
+    fn allocations(&self, out: &mut Vec<Broken>) {
+        for before in self.old.allocations.iter() {
+            let Some(after) = self.new.allocations.get(&before.id) else { continue };
+            if differ(before, after) {
+                allocation_changed(before, after, out);
+                if self.one_entry {
+                    self.moved_to_version(before, after, out);
+                }
+            }
+        }
+        if !self.one_entry {
+            return;
+        }
+        let created = self.new.head.index;
+        let placed: Vec<_> =
+            self.new.allocations.iter().filter(|row| row.create_index == created).collect();
+        let mut judged = BTreeSet::new();
+        for row in placed {
+            self.placed(row, out);
+            if judged.insert((&row.job, &row.group)) {
+                self.rolling_update(row, out);
+            }
+        }
+    }
+
+    /// I36, I37, I40, I31: what is new is wanted, on a node in service that suits it.
+    fn placed(&self, row: &Allocation, out: &mut Vec<Broken>) {
+        let id = row.id;
+        let node = self.old.nodes.get(&row.node);
+        if !node.is_some_and(|node| in_service(node)) {
+            let detail = format!("{id} was placed on {}, which is not in service", row.node);
+            out.push(Broken("I36", detail));
+        }
+        let job = self.old.jobs.get(&row.job);
+        let is_current = job.is_some_and(|job| {
+            job.create_index == row.job_create_index && job.version == row.job_version
+        });
+        let Some(job) = job.filter(|job| !job.stop) else {
+            out.push(Broken("I40", format!("{id} was placed for a job that is stopped")));
+            return;
+        };
+        if !is_current {
+            let detail = format!("{id} was placed for an old version of {}", row.job);
+            out.push(Broken("I31", detail));
+            return;
+        }
+        let spec = self.old.current_spec(job);
+        let Some((spec, group)) = spec.and_then(|spec| Some((spec, spec.group(&row.group)?)))
+        else {
+            out.push(Broken("I40", format!("{id} was placed for a group that is not there")));
+            return;
+        };
+        // What a constraint looks at may have changed since the pass; pools and datacenters do not change here.
+        let asks = needs::ask_of(group);
+        if needs::taken_by(row) != asks {
+            out.push(Broken("I32", format!("{id} takes something else than {asks:?}")));
+        }
+        let live_of_group = self.new.allocations.iter().filter(|other| {
+            is_live(other) && other.job == row.job && other.group == row.group && !other.per_node
+        });
+        let live_of_group = live_of_group.count();
+        if !spec.kind.is_per_node() && live_of_group > group.count as usize {
+            let (key, count) = (&row.job, group.count);
+            let detail = format!("{live_of_group} instances of {key} are live of {count}");
+            out.push(Broken("I38", detail));
+        }
+        self.finished_before(row, spec.kind, out);
+        self.rescheduled(row, spec, group, out);
+    }
+
+    /// The pass that placed `row` saw another one as it was before this step. What changed meanwhile it could not know.
+    fn was_seen(&self, row: &Allocation, other: &Allocation) -> bool {
+        was_seen(self.new, row, other.modify_index)
+    }
+
+    /// I47: what a batch job has finished is not run again.
+    fn finished_before(&self, row: &Allocation, kind: JobKind, out: &mut Vec<Broken>) {
+        if !matches!(kind, JobKind::Batch | JobKind::Sysbatch) {
+            return;
+        }
+        let same = |other: &&Arc<Allocation>| {
+            self.was_seen(row, other)
+                && other.live_name() == row.live_name()
+                && version(other) == version(row)
+                && other.desired == DesiredStatus::Run
+                && !other.transition.reschedule
+        };
+        let done = |status: ClientStatus| match status {
+            ClientStatus::Complete => true,
+            ClientStatus::Failed => kind == JobKind::Sysbatch,
+            ClientStatus::Lost
+            | ClientStatus::Pending
+            | ClientStatus::Running
+            | ClientStatus::Unknown => false,
+        };
+        let mut others = self.old.allocations.iter().filter(|other| other.job == row.job);
+        if let Some(other) = others.find(|other| same(other) && done(other.client)) {
+            let detail = format!("{} runs again as {}, {} is done", row.name(), row.id, other.id);
+            out.push(Broken("I47", detail));
+        }
+    }
+
+    /// I47: what failed is replaced after its delay, and not more often than its policy says, and the replacement remembers.
+    fn rescheduled(
+        &self,
+        row: &Allocation,
+        spec: &JobSpec,
+        group: &TaskGroup,
+        out: &mut Vec<Broken>,
+    ) {
+        let previous = row.previous.and_then(|id| self.old.allocations.get(&id));
+        // Another version begins anew.
+        let seen = previous.filter(|old| {
+            failed_by_itself(old) && self.was_seen(row, old) && version(old) == version(row)
+        });
+        let Some(previous) = seen else { return };
+        if spec.kind.is_per_node() || previous.per_node {
+            return;
+        }
+        let id = row.id;
+        let Some(policy) = group.reschedule else {
+            out.push(Broken("I47", format!("{id} replaces a failed one without a policy")));
+            return;
+        };
+        if !row.reschedules.iter().any(|event| event.previous == previous.id) {
+            out.push(Broken("I47", format!("{id} does not know of {} that failed", previous.id)));
+        }
+        let waited_ms = self.new.head.at.saturating_sub(previous.client_at);
+        if waited_ms + DUE_SLACK_MS < policy.delay_ms {
+            let delay_ms = policy.delay_ms;
+            let detail = format!("{id} replaces a failed one after {waited_ms} of {delay_ms} ms");
+            out.push(Broken("I47", detail));
+        }
+        if !policy.unlimited {
+            let attempts = self.attempts(previous, policy.interval_ms);
+            if attempts >= policy.attempts {
+                let most = policy.attempts;
+                let detail = format!("{id} is attempt {} of {most}", attempts + 1);
+                out.push(Broken("I47", detail));
+            }
+        }
+    }
+
+    /// How often the predecessors of a failed allocation were replaced because they failed, within an interval before it ended.
+    fn attempts(&self, failed: &Allocation, interval_ms: u64) -> u32 {
+        let mut count = 0;
+        let mut at = failed;
+        while let Some(before) = at.previous.and_then(|id| self.old.allocations.get(&id))
+            && version(before) == version(failed)
+        {
+            let age_ms = failed.client_at.saturating_sub(at.created_at) + PLANNED_BEFORE_MS;
+            if failed_by_itself(before) && age_ms < interval_ms {
+                count += 1;
+            }
+            at = before;
+        }
+        count
+    }
+
+    /// I46: a rolling update replaces at most `max_parallel` at a time.
+    fn rolling_update(&self, row: &Allocation, out: &mut Vec<Broken>) {
+        let Some(job) = self.old.jobs.get(&row.job) else { return };
+        let spec = self.old.current_spec(job).filter(|spec| spec.kind == JobKind::Service);
+        let group = spec.and_then(|spec| spec.group(&row.group));
+        let Some(update) = group.and_then(|group| group.update) else { return };
+        let updated = updated(self.old, self.new, job, &row.group);
+        if update.max_parallel > 0 && updated.len() > update.max_parallel as usize {
+            let (count, most) = (updated.len(), update.max_parallel);
+            let detail = format!("{count} instances of {} are updated at once of {most}", job.key);
+            out.push(Broken("I46", detail));
+        }
+    }
+
+    /// I46: an allocation that goes on under another version does the same work, on a node that suits it.
+    fn moved_to_version(&self, before: &Allocation, after: &Allocation, out: &mut Vec<Broken>) {
+        if version(before) == version(after) {
+            return;
+        }
+        let id = after.id;
+        let job = self.old.jobs.get(&after.job);
+        if job.map(|job| (job.create_index, job.version)) != Some(version(after)) {
+            out.push(Broken("I31", format!("{id} goes on under a version that is not current")));
+        }
+        let specs = (self.old.allocation_spec(before), self.new.allocation_spec(after));
+        let groups = match &specs {
+            (Some(old), Some(new)) => old.group(&before.group).zip(new.group(&after.group)),
+            (None, _) | (_, None) => None,
+        };
+        if let Some((old, new)) = groups
+            && let Err(what) = needs::same_work(old, new)
+        {
+            let detail = format!("{id} goes on under another version with another {what}");
+            out.push(Broken("I46", detail));
+        }
+    }
+
+    /// I43: versions only rise, by one at a time, within one life of a job, and only for another spec or a new start.
+    fn jobs(&self, out: &mut Vec<Broken>) {
+        for before in self.old.jobs.iter() {
+            let Some(after) = self.new.jobs.get(&before.key) else { continue };
+            let key = &before.key;
+            if after.create_index < before.create_index {
+                out.push(Broken("I43", format!("{key} is an older job of that name")));
+            }
+            if after.create_index != before.create_index {
+                continue;
+            }
+            let jumped = self.one_entry && after.version > before.version + 1;
+            if after.version < before.version || jumped {
+                let (from, to) = (before.version, after.version);
+                out.push(Broken("I43", format!("{key} went from version {from} to {to}")));
+            }
+            let same_spec = self.new.current_spec(after) == self.old.current_spec(before);
+            let moved = after.version != before.version;
+            if self.one_entry && !before.stop && moved == same_spec {
+                let detail = format!(
+                    "the version of {key} moved: {moved}, its spec is the same: {same_spec}"
+                );
+                out.push(Broken("I43", detail));
+            }
+            let back = after.job_modify_index < before.job_modify_index
+                || after.last_plan_index < before.last_plan_index;
+            if back {
+                out.push(Broken("I43", format!("an index of {key} went back")));
+            }
+        }
+    }
+
+    /// B14: a node's incarnation never falls.
+    fn nodes(&self, out: &mut Vec<Broken>) {
+        for before in self.old.nodes.iter() {
+            let after = self.new.nodes.get(&before.id);
+            if after.is_some_and(|after| after.incarnation < before.incarnation) {
+                let detail = format!("the incarnation of node {} fell", before.id);
+                out.push(Broken("I7", detail));
+            }
+        }
+        let count = |state: &State| {
+            state.nodes.iter().filter(|node| node.health != fsm::node::Health::Ok).count()
+        };
+        let (before, after) = (count(self.old), count(self.new));
+        let most = (self.new.nodes.len() / 4).max(1);
+        if self.one_entry && after > before && after > most {
+            let detail = format!("{after} nodes are suspended, {most} may be");
+            out.push(Broken("I50", detail));
+        }
+        for row in self.old.tombstones.iter() {
+            let after = self.new.nodes.get(&row.node);
+            if after.is_some_and(|after| after.incarnation <= row.tombstone.incarnation) {
+                let detail = format!("node {} came back in an old incarnation", row.node);
+                out.push(Broken("I7", detail));
+            }
+        }
+    }
+
+    /// I25: room that a node in service gained is written down, for its class and for itself, so that the next leader wakes who waits for it.
+    fn gains(&self, out: &mut Vec<Broken>) {
+        let index = self.new.head.index;
+        let mut gained: BTreeSet<NodeId> = BTreeSet::new();
+        for row in self.old.allocations.iter().filter(|row| !has_ended(row)) {
+            let Some(after) = self.new.allocations.get(&row.id) else { continue };
+            let frees = (is_live(row) && !is_live(after)) || (has_ended(after) && !is_live(row));
+            if frees {
+                gained.insert(row.node);
+            }
+        }
+        for node in self.new.nodes.iter() {
+            let before = self.old.nodes.get(&node.id).filter(|node| in_service(node));
+            if before.is_none_or(|before| before.class != node.class) {
+                gained.insert(node.id);
+            }
+        }
+        for id in gained {
+            let Some(node) = self.new.nodes.get(&id).filter(|node| in_service(node)) else {
+                continue;
+            };
+            for key in [GainKey::Class(node.class), GainKey::Node(id)] {
+                let noted = self.new.capacity_gains.get(&key).map(|gain| gain.index);
+                if noted != Some(index) {
+                    let detail = format!("node {id} gained room, {key:?} says {noted:?}");
+                    out.push(Broken("I25", detail));
+                }
+            }
+        }
+    }
+}
+
+/// Instances of older versions that ran well and were replaced in this step of one entry.
+fn updated(old: &State, new: &State, job: &Job, group: &str) -> Vec<AllocationId> {
+    let created = new.head.index;
+    let placed = new.allocations.iter().filter(|row| row.create_index == created);
+    let of_group = placed.filter(|row| row.job == job.key && *row.group == *group);
+    let replaced = of_group.filter_map(|row| old.allocations.get(&row.previous?));
+    let seen = |row: &Allocation| {
+        let successor = row.next.or_else(|| new.allocations.get(&row.id)?.next);
+        let successor = successor.and_then(|id| new.allocations.get(&id));
+        let node = old.nodes.get(&row.node).map_or(0, |node| node.modify_index);
+        successor.is_some_and(|one| was_seen(new, one, row.modify_index.max(node)))
+    };
+    let updated = replaced.filter(|row| {
+        let is_old = version(row) != (job.create_index, job.version);
+        let heard = old.nodes.get(&row.node);
+        is_old
+            && seen(row)
+            && is_live(row)
+            && !row.transition.migrate
+            && !row.transition.reschedule
+            && heard.is_some_and(|node| node.liveness != fsm::Liveness::Down)
+            && new.allocations.get(&row.id).is_some_and(|row| !is_live(row))
+    });
+    updated.map(|row| row.id).collect()
+}
+
+/// The pass that placed `row` saw what changed last at an index. Unknown when only a part of its plan was taken: then not.
+fn was_seen(new: &State, row: &Allocation, index: fsm::Index) -> bool {
+    let evaluation = new.evaluations.get(&row.evaluation);
+    evaluation.is_some_and(|evaluation| evaluation.snapshot_index >= index)
+}
+
+/// Rows differ. The states may be of two servers, each with rows of its own.
+fn differ<R: PartialEq>(old: &Arc<R>, new: &Arc<R>) -> bool {
+    !Arc::ptr_eq(old, new) && old != new
+}
+
+fn version(row: &Allocation) -> (fsm::Index, u64) {
+    (row.job_create_index, row.job_version)
+}
+
+/// It failed, and nobody asked for another one.
+fn failed_by_itself(row: &Allocation) -> bool {
+    row.client == ClientStatus::Failed && !row.transition.migrate && !row.transition.reschedule
+}
+
+/// I41: an allocation that is to end, or has ended, never lives again, nor becomes another one.
+fn allocation_changed(before: &Allocation, after: &Allocation, out: &mut Vec<Broken>) {
+    let id = before.id;
+    if before.desired != DesiredStatus::Run && after.desired == DesiredStatus::Run {
+        out.push(Broken("I41", format!("{id} is wanted again")));
+    }
+    if has_ended(before) && after.client != before.client {
+        let (from, to) = (before.client.name(), after.client.name());
+        out.push(Broken("I41", format!("{id} went from {from} to {to}")));
+    }
+    if (before.node, &before.job, before.name_index) != (after.node, &after.job, after.name_index) {
+        out.push(Broken("I41", format!("{id} became another one")));
+    }
+    if after.client_sequence < before.client_sequence {
+        out.push(Broken("I41", format!("the report of {id} went back")));
+    }
+    if before.previous != after.previous {
+        out.push(Broken("I42", format!("{id} replaces another one than before")));
+    }
+}

@@ -1,0 +1,586 @@
+//! Each invariant is tripped by a bad state of its own, and a good history trips none.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use fsm::{
+    ClientStatus, DesiredStatus, JobKind, Trigger,
+    command::{Command, Readiness},
+    job::Constraint,
+    table::ChangeSet,
+    testing::{self, Driver},
+};
+
+use super::*;
+
+/// A node that is ready and has the driver of the tests' jobs.
+fn ready(driver: &mut Driver, name: &str) -> fsm::NodeId {
+    let mut description = testing::description(name);
+    let usable =
+        fsm::node::Driver { detected: true, healthy: true, ..fsm::node::Driver::default() };
+    description.drivers.insert("mock".into(), usable);
+    driver.register_node_as(name, 1, description);
+    driver.readiness(name, Readiness::Ok);
+    driver.sync(name);
+    testing::node_id(name)
+}
+
+/// A cluster with two nodes and a job of two that run.
+fn running() -> (Driver, [AllocationId; 2]) {
+    let mut driver = Driver::default();
+    let [one, two] = ["n1", "n2"].map(|name| ready(&mut driver, name));
+    driver.register_job(testing::job("web", JobKind::Service, 2));
+    let ids = [driver.run("web", 0, one), driver.run("web", 1, two)];
+    (driver, ids)
+}
+
+fn changed(driver: &Driver, id: AllocationId, change: impl FnOnce(&mut Allocation)) -> State {
+    let mut state = driver.state.clone();
+    let mut row = (**state.allocations.get(&id).unwrap()).clone();
+    change(&mut row);
+    state.allocations.put(row, &mut ChangeSet::trial());
+    state
+}
+
+/// A later state of the same log.
+fn later(mut state: State) -> State {
+    state.head.index += 1;
+    state
+}
+
+fn numbers(broken: &[Broken]) -> BTreeSet<&'static str> {
+    broken.iter().map(|one| one.0).collect()
+}
+
+fn assert_trips(number: &'static str, broken: Vec<Broken>) {
+    assert!(numbers(&broken).contains(number), "{number} was not found: {broken:?}");
+}
+
+#[test]
+fn a_good_history_trips_nothing() {
+    let (mut driver, _) = running();
+    assert_eq!(check_state(&driver.state), []);
+    assert_eq!(check_round_trip(&driver.state), []);
+    let before = driver.state.clone();
+    driver.register_job(testing::job("web", JobKind::Service, 2));
+    driver.accept(Command::Tick);
+    assert_eq!(check_step(&before, &driver.state), []);
+}
+
+#[test]
+fn i32_an_over_committed_node_is_found() {
+    let (driver, [id, _]) = running();
+    let bad = changed(&driver, id, |row| row.resources.cpu_mhz = 4_001);
+    assert_trips("I32", check_state(&bad));
+}
+
+#[test]
+fn i33_a_port_given_twice_or_reserved_is_found() {
+    let (driver, [one, two]) = running();
+    let node = driver.allocation(one).node;
+    let mut bad = changed(&driver, one, |row| row.ports = vec![testing::port("http", 8_080)]);
+    let mut other = driver.allocation(two).clone();
+    (other.node, other.ports) = (node, vec![testing::port("http", 8_080)]);
+    bad.allocations.put(other, &mut ChangeSet::trial());
+    assert_trips("I33", check_state(&bad));
+    let reserved = changed(&driver, one, |row| row.ports = vec![testing::port("ssh", 22)]);
+    assert_trips("I33", check_state(&reserved));
+}
+
+#[test]
+fn i38_a_name_that_is_live_twice_and_too_many_instances_are_found() {
+    let (mut driver, [one, _]) = running();
+    let twice = changed(&driver, one, |row| row.name_index = 1);
+    assert_trips("I38", check_state(&twice));
+    let mut more = driver.allocation(one).clone();
+    more.id = AllocationId(driver.id());
+    more.name_index = 7;
+    driver.state.allocations.put(more, &mut ChangeSet::trial());
+    let broken = check_state(&driver.state);
+    assert!(broken.iter().any(|one| one.1.contains("3 of")), "{broken:?}");
+}
+
+#[test]
+fn i42_two_successors_and_a_circle_are_found() {
+    let (driver, [one, two]) = running();
+    let mut circle = changed(&driver, one, |row| {
+        (row.previous, row.next) = (Some(two), Some(two));
+    });
+    let mut other = driver.allocation(two).clone();
+    (other.previous, other.next) = (Some(one), Some(one));
+    circle.allocations.put(other, &mut ChangeSet::trial());
+    assert_trips("I42", check_state(&circle));
+    let one_sided = changed(&driver, one, |row| row.previous = Some(two));
+    assert_trips("I42", check_state(&one_sided));
+}
+
+#[test]
+fn i44_a_row_newer_than_the_log_is_found() {
+    let (driver, [one, _]) = running();
+    let bad = changed(&driver, one, |row| row.modify_index = 1_000_000);
+    assert_trips("I44", check_state(&bad));
+}
+
+#[test]
+fn i45_a_missing_version_a_missing_node_and_a_wrong_summary_are_found() {
+    let (driver, [one, _]) = running();
+    assert_trips("I45", check_state(&changed(&driver, one, |row| row.job_version = 9)));
+    let gone = testing::node_id("gone");
+    assert_trips("I45", check_state(&changed(&driver, one, |row| row.node = gone)));
+    // Put beside the indexes, so that the summary still counts it as running.
+    let bad = changed(&driver, one, |row| row.client = ClientStatus::Failed);
+    assert_trips("I45", check_state(&bad));
+    assert_trips("I45", check_round_trip(&bad));
+}
+
+#[test]
+fn i21_two_blocked_evaluations_are_found() {
+    let (mut driver, _) = running();
+    for _ in 0..2 {
+        let id = driver.evaluation_id();
+        let mut row = fsm::Evaluation::new(
+            id,
+            testing::job_key("web"),
+            JobKind::Service,
+            50,
+            Trigger::JobRegister,
+        );
+        row.status = EvaluationStatus::Blocked;
+        driver.state.evaluations.put(row, &mut ChangeSet::trial());
+    }
+    assert_trips("I21", check_state(&driver.state));
+}
+
+#[test]
+fn i37_instances_that_share_a_node_although_they_must_not_are_found() {
+    let mut driver = Driver::default();
+    driver.register_node("n1");
+    driver.readiness("n1", Readiness::Ok);
+    driver.sync("n1");
+    let mut spec = testing::job("web", JobKind::Service, 2);
+    let text = |text: &str| text.into();
+    spec.constraints =
+        vec![Constraint { left: text(""), operand: text("distinct_hosts"), right: text("true") }];
+    driver.register_job(spec);
+    let node = ready(&mut driver, "n1");
+    driver.run("web", 0, node);
+    driver.run("web", 1, node);
+    assert_trips("I37", check_state(&driver.state));
+}
+
+#[test]
+fn i7_a_state_that_goes_back_is_found() {
+    let (mut driver, _) = running();
+    let before = driver.state.clone();
+    driver.accept(Command::Tick);
+    assert_trips("I7", check_step(&driver.state, &before));
+    assert_trips("I7", check_step(&before, &before));
+    let mut younger = later(before.clone());
+    younger.head.at = 0;
+    assert_trips("I7", check_step(&before, &younger));
+}
+
+#[test]
+fn i24_and_i18_an_evaluation_that_lives_again_or_vanishes_is_found() {
+    let (mut driver, _) = running();
+    let open = driver.evaluate_job("web");
+    let before = driver.state.clone();
+    let mut gone = later(before.clone());
+    gone.evaluations.remove(&open, &mut ChangeSet::trial());
+    assert_trips("I18", check_step(&before, &gone));
+    let done = before.evaluations.iter().find(|row| row.status.is_terminal()).unwrap();
+    let mut again = later(before.clone());
+    let mut row = (**done).clone();
+    row.status = EvaluationStatus::Pending;
+    again.evaluations.put(row, &mut ChangeSet::trial());
+    assert_trips("I24", check_step(&before, &again));
+    assert_trips("I56", check_quiet(&again, &BTreeSet::new()));
+}
+
+#[test]
+fn i41_an_allocation_that_lives_again_is_found() {
+    let (mut driver, [one, _]) = running();
+    driver.report(one, ClientStatus::Failed);
+    let failed = driver.state.clone();
+    let again = later(changed(&driver, one, |row| row.client = ClientStatus::Running));
+    assert_trips("I41", check_step(&failed, &again));
+    let stopped = changed(&driver, one, |row| row.desired = DesiredStatus::Stop);
+    assert_trips("I41", check_step(&stopped, &later(driver.state.clone())));
+}
+
+#[test]
+fn i36_i40_and_i31_a_placement_that_must_not_be_is_found() {
+    let (driver, [one, _]) = running();
+    let fresh = |node, version| {
+        let mut new = later(driver.state.clone());
+        let mut row = driver.allocation(one).clone();
+        row.id = AllocationId([9; 16]);
+        (row.node, row.job_version) = (node, version);
+        (row.create_index, row.modify_index) = (new.head.index, new.head.index);
+        new.allocations.put(row, &mut ChangeSet::trial());
+        new
+    };
+    let node = driver.allocation(one).node;
+    let gone = fresh(testing::node_id("gone"), 0);
+    assert_trips("I36", check_step(&driver.state, &gone));
+    assert_trips("I31", check_step(&driver.state, &fresh(node, 5)));
+    let mut stopped = driver.state.clone();
+    let mut job = driver.job_row("web").clone();
+    job.stop = true;
+    stopped.jobs.put(job, &mut ChangeSet::trial());
+    assert_trips("I40", check_step(&stopped, &fresh(node, 0)));
+}
+
+#[test]
+fn i43_a_version_that_falls_or_jumps_is_found() {
+    let (driver, _) = running();
+    let with_version = |version| {
+        let mut state = driver.state.clone();
+        let mut job = driver.job_row("web").clone();
+        job.version = version;
+        state.jobs.put(job, &mut ChangeSet::trial());
+        state
+    };
+    assert_trips("I43", check_step(&with_version(3), &later(with_version(2))));
+    assert_trips("I43", check_step(&with_version(3), &later(with_version(5))));
+    let mut next = later(with_version(4));
+    let mut row = (**driver.state.job_versions.iter().next().unwrap()).clone();
+    row.version = 4;
+    std::sync::Arc::make_mut(&mut row.spec).priority = 51;
+    put(&mut next.job_versions, row);
+    assert_eq!(check_step(&with_version(3), &next), []);
+}
+
+#[test]
+fn i39_a_job_that_is_not_as_it_should_be_is_found() {
+    let (driver, [one, _]) = running();
+    let lost = changed(&driver, one, |row| row.client = ClientStatus::Lost);
+    assert_trips("I39", check_quiet(&lost, &BTreeSet::new()));
+    let mut stopped = driver.state.clone();
+    let mut job = driver.job_row("web").clone();
+    job.stop = true;
+    stopped.jobs.put(job, &mut ChangeSet::trial());
+    assert_trips("I40", check_quiet(&stopped, &BTreeSet::new()));
+}
+
+fn put<R: fsm::table::Row>(table: &mut fsm::table::Table<R>, row: R) {
+    table.put(row, &mut ChangeSet::trial());
+}
+
+/// A later state of a log in which an allocation was placed by the last entry, as `change` says.
+fn placing(driver: &Driver, like: AllocationId, change: impl FnOnce(&mut Allocation)) -> State {
+    let mut state = later(driver.state.clone());
+    let mut row = driver.allocation(like).clone();
+    row.id = AllocationId([9; 16]);
+    (row.previous, row.next, row.client) = (None, None, ClientStatus::Pending);
+    (row.create_index, row.modify_index) = (state.head.index, state.head.index);
+    change(&mut row);
+    // Its pass saw everything before.
+    let mut evaluation = driver.evaluation(row.evaluation).clone();
+    evaluation.snapshot_index = driver.state.head.index;
+    evaluation.modify_index = state.head.index;
+    put(&mut state.evaluations, evaluation);
+    put(&mut state.allocations, row);
+    state
+}
+
+fn numbers_of_step(old: &State, new: &State) -> BTreeSet<&'static str> {
+    numbers(&check_step(old, new))
+}
+
+#[test]
+fn i34_more_allocations_than_a_node_may_have_are_found() {
+    let (driver, [one, _]) = running();
+    let mut state = driver.state.clone();
+    let mut node = (**state.nodes.get(&driver.allocation(one).node).unwrap()).clone();
+    std::sync::Arc::make_mut(&mut node.description).resources.allocations_max = 1;
+    let id = node.id;
+    put(&mut state.nodes, node);
+    let mut other = driver.allocation(one).clone();
+    (other.id, other.node, other.name_index) = (AllocationId([8; 16]), id, 5);
+    put(&mut state.allocations, other);
+    assert_trips("I34", check_state(&state));
+}
+
+#[test]
+fn i33_a_dynamic_port_of_one_that_still_runs_is_found() {
+    let mut driver = Driver::default();
+    let node = ready(&mut driver, "n1");
+    let evaluation = driver.register_job(testing::job_with_ports("web", &[("http", 0)]));
+    let port = testing::port("http", 20_007);
+    let mut placement = driver.placement("web", 0, node);
+    placement.ports = vec![port.clone()];
+    let one = placement.id;
+    let plan = driver.plan(evaluation).with(placement);
+    assert!(driver.commit_plan(plan).outcome_taken);
+    let mut state = driver.state.clone();
+    let mut stopping = driver.allocation(one).clone();
+    (stopping.desired, stopping.ports) = (DesiredStatus::Stop, vec![port.clone()]);
+    let mut successor = driver.allocation(one).clone();
+    (successor.id, successor.ports) = (AllocationId([9; 16]), vec![port]);
+    successor.create_index += 1;
+    put(&mut state.allocations, stopping);
+    assert!(!numbers(&check_state(&state)).contains("I33"));
+    put(&mut state.allocations, successor);
+    assert_trips("I33", check_state(&state));
+}
+
+#[test]
+fn i45_what_is_left_behind_and_what_a_job_is_not_are_found() {
+    let (driver, _) = running();
+    let job = driver.job_row("web");
+    let mut left = driver.state.clone();
+    let mut version = (**left.job_versions.iter().next().unwrap()).clone();
+    version.create_index = 7_777;
+    put(&mut left.job_versions, version);
+    assert_trips("I45", check_state(&left));
+    for change in [
+        (|row: &mut fsm::Job| row.priority = 1) as fn(&mut fsm::Job),
+        |row| row.version = 9,
+        |row| row.status = JobStatus::Dead,
+        |row| row.kind = JobKind::System,
+    ] {
+        let mut row = job.clone();
+        change(&mut row);
+        let mut bad = driver.state.clone();
+        put(&mut bad.jobs, row);
+        assert_trips("I45", check_state(&bad));
+    }
+    let mut gone = driver.state.clone();
+    let used = gone.allocations.iter().next().unwrap().evaluation;
+    gone.evaluations.remove(&used, &mut ChangeSet::trial());
+    assert_trips("I45", check_state(&gone));
+}
+
+#[test]
+fn i36_and_i37_a_draining_node_in_service_and_a_wrong_class_are_found() {
+    let (mut driver, _) = running();
+    driver.drain("n1", true);
+    let node = driver.node_row("n1").clone();
+    let changed = |change: fn(&mut fsm::Node)| {
+        let mut state = driver.state.clone();
+        let mut row = node.clone();
+        change(&mut row);
+        put(&mut state.nodes, row);
+        state
+    };
+    assert_trips("I36", check_state(&changed(|row| row.eligibility.ineligible = false)));
+    assert_trips("I37", check_state(&changed(|row| row.class = fsm::ClassId([1; 16]))));
+}
+
+#[test]
+fn i18_and_i39_an_evaluation_without_what_it_made_is_found() {
+    let (mut driver, _) = running();
+    for id in driver.open_evaluations("web") {
+        let plan = driver.plan(id);
+        assert!(driver.commit_plan(plan).outcome_taken);
+    }
+    let id = driver.evaluate_job("web");
+    let before = driver.state.clone();
+    let changed = |change: &dyn Fn(&mut fsm::Evaluation)| {
+        let mut state = later(before.clone());
+        let mut row = driver.evaluation(id).clone();
+        row.modify_index = state.head.index;
+        change(&mut row);
+        put(&mut state.evaluations, row);
+        state
+    };
+    let next = fsm::EvaluationId([9; 16]);
+    assert!(numbers_of_step(&before, &changed(&|row| row.next = Some(next))).contains("I18"));
+    let unplaced = changed(&|row| {
+        row.status = EvaluationStatus::Complete;
+        row.failed_groups.insert("web".into(), fsm::Metrics::default());
+    });
+    assert!(numbers_of_step(&before, &unplaced).contains("I39"));
+    let unnoted = changed(&|row| (row.modify_index, row.priority) = (row.modify_index - 1, 7));
+    assert!(numbers_of_step(&before, &unnoted).contains("I44"));
+}
+
+#[test]
+fn i47_an_early_a_forgetful_and_a_needless_replacement_are_found() {
+    let policy = fsm::job::ReschedulePolicy {
+        attempts: 1,
+        interval_ms: 24 * 60 * 60_000,
+        delay_ms: 30_000,
+        delay_function: fsm::job::DelayFunction::Constant,
+        delay_ms_max: 0,
+        unlimited: false,
+    };
+    let mut driver = Driver::default();
+    let node = ready(&mut driver, "n1");
+    let mut spec = testing::job("web", JobKind::Service, 2);
+    spec.groups[0].reschedule = Some(policy);
+    driver.register_job(spec);
+    let failed = driver.run("web", 0, node);
+    driver.report(failed, ClientStatus::Failed);
+    let event = fsm::allocation::RescheduleEvent {
+        at: driver.now,
+        previous: failed,
+        node,
+        delay_ms: 30_000,
+    };
+    let replacing = |driver: &Driver, late_ms: u64, remembers: bool| {
+        let mut state = placing(driver, failed, |row| {
+            row.previous = Some(failed);
+            row.reschedules = if remembers { vec![event] } else { Vec::new() };
+        });
+        state.head.at += late_ms;
+        check_step(&driver.state, &state).into_iter().filter(|one| one.0 == "I47").count()
+    };
+    assert_eq!(replacing(&driver, 30_000, true), 0);
+    assert_eq!(replacing(&driver, 20_000, true), 1, "too early");
+    assert_eq!(replacing(&driver, 30_000, false), 1, "forgetful");
+    // The failed one was a replacement itself: there is no attempt left.
+    let mut chain = driver.state.clone();
+    let mut first = driver.allocation(failed).clone();
+    (first.id, first.next) = (AllocationId([7; 16]), Some(failed));
+    put(&mut chain.allocations, first);
+    let mut second = driver.allocation(failed).clone();
+    second.previous = Some(AllocationId([7; 16]));
+    put(&mut chain.allocations, second);
+    driver.state = chain;
+    assert_eq!(replacing(&driver, 30_000, true), 1, "one attempt too many");
+}
+
+#[test]
+fn i47_a_finished_batch_instance_that_runs_again_is_found() {
+    let mut driver = Driver::default();
+    let node = ready(&mut driver, "n1");
+    driver.register_job(testing::job("sum", JobKind::Batch, 1));
+    let done = driver.run("sum", 0, node);
+    driver.report(done, ClientStatus::Complete);
+    let again = placing(&driver, done, |_| ());
+    assert!(numbers_of_step(&driver.state, &again).contains("I47"));
+}
+
+#[test]
+fn i46_an_update_of_too_many_and_one_in_place_of_other_work_are_found() {
+    let mut driver = Driver::default();
+    let node = ready(&mut driver, "n1");
+    let spec = |user: &str| {
+        let mut spec = testing::job("web", JobKind::Service, 2);
+        spec.groups[0].tasks[0].user = user.into();
+        spec.groups[0].update = Some(fsm::job::UpdateStrategy {
+            stagger_ms: 0,
+            max_parallel: 1,
+            healthy_ms_min: 0,
+            healthy_deadline_ms: 0,
+            progress_deadline_ms: 0,
+        });
+        spec
+    };
+    driver.register_job(spec("a"));
+    let ids = [driver.run("web", 0, node), driver.run("web", 1, node)];
+    driver.register_job(spec("b"));
+    let mut new = later(driver.state.clone());
+    for (number, id) in ids.into_iter().enumerate() {
+        let mut row = driver.allocation(id).clone();
+        let mut evaluation = driver.evaluation(row.evaluation).clone();
+        evaluation.snapshot_index = driver.state.head.index;
+        put(&mut new.evaluations, evaluation);
+        row.next = Some(AllocationId([9 + u8::try_from(number).unwrap(); 16]));
+        row.desired = DesiredStatus::Stop;
+        put(&mut new.allocations, row);
+        let mut row = driver.allocation(id).clone();
+        row.id = AllocationId([9 + u8::try_from(number).unwrap(); 16]);
+        (row.previous, row.job_version) = (Some(id), 1);
+        row.create_index = new.head.index;
+        put(&mut new.allocations, row);
+    }
+    assert!(numbers_of_step(&driver.state, &new).contains("I46"));
+    let mut moved = later(driver.state.clone());
+    let mut row = driver.allocation(ids[0]).clone();
+    row.job_version = 1;
+    put(&mut moved.allocations, row);
+    assert!(numbers_of_step(&driver.state, &moved).contains("I46"));
+    assert_trips("I46", check_quiet(&driver.state, &BTreeSet::new()));
+}
+
+#[test]
+fn i43_a_version_that_moves_without_another_spec_is_found() {
+    let (driver, _) = running();
+    let mut new = later(driver.state.clone());
+    let mut version = (**new.job_versions.iter().next().unwrap()).clone();
+    version.version = 1;
+    put(&mut new.job_versions, version);
+    let mut job = driver.job_row("web").clone();
+    job.version = 1;
+    put(&mut new.jobs, job);
+    assert!(numbers_of_step(&driver.state, &new).contains("I43"));
+}
+
+#[test]
+fn i25_room_that_nobody_wrote_down_is_found() {
+    let (driver, [one, _]) = running();
+    let ended = later(changed(&driver, one, |row| row.client = ClientStatus::Failed));
+    assert!(numbers_of_step(&driver.state, &ended).contains("I25"));
+}
+
+#[test]
+fn i39_room_that_is_not_used_and_constraints_are_seen() {
+    let mut driver = Driver::default();
+    ready(&mut driver, "n1");
+    let mut spec = testing::job("web", JobKind::Service, 1);
+    driver.register_job(spec.clone());
+    let missing = |state: &State| {
+        let broken = check_quiet(state, &BTreeSet::new());
+        broken.iter().filter(|one| one.1.contains("has room")).count()
+    };
+    assert_eq!(missing(&driver.state), 1);
+    spec.constraints.push(Constraint {
+        left: "${meta.rack}".into(),
+        operand: "=".into(),
+        right: "r1".into(),
+    });
+    driver.register_job(spec);
+    assert_eq!(missing(&driver.state), 0, "no node suits");
+}
+
+#[test]
+fn i37_an_instance_on_a_node_that_does_not_suit_is_found() {
+    let (driver, [one, _]) = running();
+    assert_eq!(check_suits(&driver.state), []);
+    let mut node = (**driver.state.nodes.get(&driver.allocation(one).node).unwrap()).clone();
+    let changes: [fn(&mut fsm::node::NodeDescription); 2] = [
+        |description| description.pool = "other".into(),
+        |description| description.drivers.clear(),
+    ];
+    for change in changes {
+        change(std::sync::Arc::make_mut(&mut node.description));
+        let mut bad = driver.state.clone();
+        put(&mut bad.nodes, node.clone());
+        assert_trips("I37", check_suits(&bad));
+    }
+}
+
+#[test]
+fn i50_too_many_suspended_nodes_are_found() {
+    let (driver, _) = running();
+    let mut bad = later(driver.state.clone());
+    let health = fsm::node::Health::Suspended {
+        reason: fsm::node::SuspendReason::Flaky,
+        since: 1,
+        until: 2,
+    };
+    for name in ["n1", "n2"] {
+        let mut row = driver.node_row(name).clone();
+        row.health = health;
+        put(&mut bad.nodes, row);
+    }
+    assert!(numbers_of_step(&driver.state, &bad).contains("I50"));
+}
+
+#[test]
+fn i37_too_many_instances_in_a_datacenter_are_found() {
+    let mut driver = Driver::default();
+    let nodes = ["n1", "n2"].map(|name| ready(&mut driver, name));
+    let mut spec = testing::job("web", JobKind::Service, 2);
+    spec.constraints = vec![Constraint {
+        left: "${node.datacenter}".into(),
+        operand: "distinct_property".into(),
+        right: "1".into(),
+    }];
+    driver.register_job(spec);
+    driver.run("web", 0, nodes[0]);
+    assert_eq!(check_state(&driver.state), []);
+    driver.run("web", 1, nodes[1]);
+    assert_trips("I37", check_state(&driver.state));
+}

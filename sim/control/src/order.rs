@@ -1,0 +1,241 @@
+//! What leader services must do in the right order and in time, judged where they do it: leases by priority and age (I26), plans by priority, drains
+//! by their limits and deadlines (I48). All of it from the rows that the service saw, not from its queues.
+
+use std::collections::BTreeMap;
+
+use fsm::{
+    Allocation, AllocationId, ClientStatus, Command, EvaluationId, EvaluationStatus, Index, JobKey,
+    JobKind, Liveness, NodeId, Plan, State,
+};
+use leader::Lease;
+
+use crate::{
+    dice::Dice,
+    invariants::needs::{has_ended, is_live},
+};
+
+/// A drain past its deadline is acted on within this time, also when a command was lost.
+const DRAIN_LATE_MS: u64 = 32_000;
+
+/// An evaluation that may be leased at once, with its priority and its age.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Waiting {
+    id: EvaluationId,
+    job: JobKey,
+    priority: u16,
+    create_index: Index,
+}
+
+/// Evaluations of a state that nothing holds back: pending, due, and the only open ones of their jobs.
+pub(crate) fn waiting(state: &State) -> Vec<Waiting> {
+    let mut open: BTreeMap<&JobKey, u32> = BTreeMap::new();
+    for row in state.evaluations.iter().filter(|row| !row.status.is_terminal()) {
+        *open.entry(&row.job).or_default() += 1;
+    }
+    let alone = state.evaluations.iter().filter(|row| {
+        row.status == EvaluationStatus::Pending && row.wait_until == 0 && open[&row.job] == 1
+    });
+    let rank = |row: &std::sync::Arc<fsm::Evaluation>| Waiting {
+        id: row.id,
+        job: row.job.clone(),
+        priority: row.priority,
+        create_index: row.create_index,
+    };
+    alone.map(rank).collect()
+}
+
+impl Waiting {
+    pub(crate) fn id(&self) -> EvaluationId {
+        self.id
+    }
+}
+
+/// What a leadership did with the evaluations of each job: one that supersedes others takes over the highest of their priorities, and they are not
+/// ready any more although they are open for a while.
+#[derive(Default)]
+pub(crate) struct History {
+    priorities: BTreeMap<JobKey, u16>,
+    leased: BTreeMap<JobKey, Index>,
+}
+
+impl History {
+    /// A state that the leader saw.
+    pub(crate) fn saw(&mut self, state: &State) {
+        for row in state.evaluations.iter() {
+            let known = self.priorities.entry(row.job.clone()).or_default();
+            *known = row.priority.max(*known);
+        }
+    }
+
+    /// A lease was given.
+    pub(crate) fn leased(&mut self, lease: &Lease) {
+        let known = self.leased.entry(lease.evaluation.job.clone()).or_default();
+        *known = lease.evaluation.create_index.max(*known);
+    }
+
+    /// Superseded by one that was leased.
+    pub(crate) fn is_passed(&self, one: &Waiting) -> bool {
+        self.leased.get(&one.job).is_some_and(|leased| *leased >= one.create_index)
+    }
+
+    fn priority_of(&self, lease: &Lease) -> u16 {
+        let known = self.priorities.get(&lease.evaluation.job).copied().unwrap_or(0);
+        known.max(lease.evaluation.priority)
+    }
+}
+
+/// I26: nothing that was ready is passed over by what is of lower priority, or as high and younger.
+pub(crate) fn judge_leases(
+    ready: &[Waiting],
+    leases: &[Lease],
+    history: &History,
+) -> Option<String> {
+    for one in ready {
+        for lease in leases.iter().take_while(|lease| lease.evaluation.id != one.id) {
+            let given = history.priority_of(lease);
+            let younger = given == one.priority && lease.evaluation.create_index > one.create_index;
+            if given < one.priority || younger {
+                return Some(format!(
+                    "I26: {} of priority {given} is leased before {one:?}",
+                    lease.evaluation.id
+                ));
+            }
+        }
+    }
+    None
+}
+
+/// Plans leave their queue in the order of their priorities.
+pub(crate) fn judge_plans(command: &Command) -> Option<String> {
+    let Command::ApplyPlans { plans } = command else { return None };
+    let falls = |pair: &[std::sync::Arc<Plan>]| pair[0].priority >= pair[1].priority;
+    let bad = plans.windows(2).find(|pair| !falls(pair))?;
+    Some(format!("I26: the plan of {} is taken before a more urgent one", bad[0].evaluation))
+}
+
+/// Makes a plan wrong in a way that `apply` must not take: a name that lives already, or a port given twice. As from a worker with other rules.
+pub(crate) fn spoil(command: &mut Command, truth: &State, dice: &mut Dice) {
+    let Command::ApplyPlans { plans } = command else { return };
+    let Some(plan) = plans.first_mut().map(std::sync::Arc::make_mut) else { return };
+    let is_service = truth.jobs.get(&plan.job).is_some_and(|job| job.kind == JobKind::Service);
+    let stopped = |id| plan.stops.iter().any(|stop| stop.id == id);
+    let rows = truth.allocations.iter().filter(|row| row.job == plan.job && is_live(row));
+    let names: Vec<u32> = rows.filter(|row| !stopped(row.id)).map(|row| row.name_index).collect();
+    if dice.percent(50) {
+        let name = dice.pick(&names).filter(|_| is_service);
+        if let Some((name, placement)) = name.zip(plan.placements.last_mut()) {
+            placement.name_index = name;
+        }
+        return;
+    }
+    let first = plan.placements.first().map(|one| (one.node, one.ports.clone()));
+    let others = plan.placements.iter_mut().skip(1);
+    for placement in others {
+        if let Some((node, ports)) = &first
+            && *node == placement.node
+        {
+            placement.ports.clone_from(ports);
+        }
+    }
+}
+
+/// Drains past their deadline, and since when nobody acts on them.
+#[derive(Default)]
+pub(crate) struct Overdue(BTreeMap<NodeId, u64>);
+
+impl Overdue {
+    /// The services looked at a state and want to propose these.
+    pub(crate) fn looked<'a>(
+        &mut self,
+        now: u64,
+        state: &State,
+        commands: impl Iterator<Item = &'a Command>,
+    ) -> Option<String> {
+        let mut acted: Vec<AllocationId> = Vec::new();
+        for command in commands {
+            if let Command::AdvanceDrains { migrate, .. } = command {
+                acted.extend(migrate);
+            }
+        }
+        let late = |node: &fsm::Node| {
+            let drain = node.drain.as_ref()?;
+            let due = drain.force || drain.deadline_at.is_some_and(|at| at <= now);
+            let mut left = state.allocations.iter().filter(|row| {
+                row.node == node.id
+                    && is_live(row)
+                    && !row.transition.migrate
+                    && !(drain.ignore_system && row.per_node)
+            });
+            left.any(|row| due && !acted.contains(&row.id)).then_some(node.id)
+        };
+        let late: Vec<NodeId> = state.nodes.iter().filter_map(|node| late(node)).collect();
+        self.0.retain(|node, _| late.contains(node));
+        for node in late {
+            let since = *self.0.entry(node).or_insert(now);
+            if now - since > DRAIN_LATE_MS {
+                return Some(format!(
+                    "I48: the drain of {node} is over by {} ms, and nothing moves",
+                    now - since
+                ));
+            }
+        }
+        None
+    }
+}
+
+/// I48: what is marked to move may: it is on a draining node, and of a service so many stay as `migrate` says unless time is up.
+pub(crate) fn judge_drains(now: u64, state: &State, command: &Command) -> Option<String> {
+    let Command::AdvanceDrains { migrate, .. } = command else { return None };
+    let mut moved: BTreeMap<(&JobKey, &str), Vec<AllocationId>> = BTreeMap::new();
+    for row in migrate.iter().filter_map(|id| state.allocations.get(id)) {
+        let drain = state.nodes.get(&row.node).and_then(|node| node.drain.as_ref());
+        let Some(drain) = drain else {
+            return Some(format!("I48: {} is to move from a node that does not drain", row.id));
+        };
+        if row.per_node && drain.ignore_system {
+            return Some(format!("I48: {} is to move although it may stay", row.id));
+        }
+        if drain.force || drain.deadline_at.is_some_and(|at| at <= now) {
+            continue;
+        }
+        let here = || state.allocations.iter().filter(|other| other.node == row.node);
+        if row.per_node && here().any(|other| !other.per_node && !has_ended(other)) {
+            return Some(format!("I48: {} is to move before the others", row.id));
+        }
+        let kind = state.allocation_spec(row).map(|spec| spec.kind);
+        if kind == Some(JobKind::Batch) {
+            return Some(format!("I48: {} of a batch job is to move before its time", row.id));
+        }
+        if row.client == ClientStatus::Running && !row.per_node {
+            moved.entry((&row.job, &row.group)).or_default().push(row.id);
+        }
+    }
+    for ((key, group), moved) in moved {
+        let spec = state.jobs.get(key).and_then(|job| state.current_spec(job));
+        let Some(group) = spec.and_then(|spec| spec.group(group)) else { continue };
+        let serves = |row: &Allocation| {
+            let node = state.nodes.get(&row.node);
+            let heard = node.is_some_and(|node| match node.liveness {
+                Liveness::Initializing | Liveness::Ready => true,
+                Liveness::Disconnected | Liveness::Down => false,
+            });
+            let healthy_at = row.client_at + group.migrate.healthy_ms_min;
+            heard
+                && is_live(row)
+                && row.client == ClientStatus::Running
+                && healthy_at <= now
+                && !row.transition.migrate
+                && !moved.contains(&row.id)
+        };
+        let rows = state.allocations.iter().filter(|row| row.job == *key);
+        let stay = rows.filter(|row| row.group == group.name && serves(row)).count();
+        let needed = group.count.saturating_sub(group.migrate.max_parallel) as usize;
+        if stay < needed {
+            return Some(format!(
+                "I48: {} instances of {key} are to move, {stay} stay, {needed} are needed",
+                moved.len()
+            ));
+        }
+    }
+    None
+}
