@@ -19,7 +19,7 @@ use fsm::{
 };
 
 use crate::{
-    client::ENDLESS,
+    client::{CRASHES, ENDLESS},
     coverage::Event,
     dice::Dice,
     log::{Fate, Ticket},
@@ -40,6 +40,7 @@ struct Local {
     sequence: u64,
     reported: u64,
     ends_by_itself: bool,
+    crashes: bool,
     infrastructure_failure: bool,
 }
 
@@ -180,14 +181,16 @@ impl World {
         // A service that ends well is not wanted less.
         let ends = may_fail && !fails && dice.percent(30);
         let may_end = |one: &Local| {
-            one.status == ClientStatus::Running && (one.ends_by_itself || fails || ends)
+            one.status == ClientStatus::Running
+                && (one.ends_by_itself || one.crashes || fails || ends)
         };
         let ids: Vec<_> =
             agent.local.iter().filter(|(_, one)| may_end(one)).map(|(id, _)| *id).collect();
         let Some(one) = dice.pick(&ids).and_then(|id| agent.local.get_mut(&id)) else {
             return false;
         };
-        one.status = if fails { ClientStatus::Failed } else { ClientStatus::Complete };
+        let failed = fails || one.crashes;
+        one.status = if failed { ClientStatus::Failed } else { ClientStatus::Complete };
         one.infrastructure_failure = fails && dice.percent(20);
         one.sequence += 1;
         let node = agent.node;
@@ -291,6 +294,9 @@ impl World {
                         sequence: row.client_sequence + 1,
                         reported: row.client_sequence,
                         ends_by_itself: batch,
+                        crashes: view
+                            .allocation_spec(row)
+                            .is_some_and(|spec| spec.meta.contains_key(CRASHES)),
                         infrastructure_failure: false,
                     };
                     self.agents[number].local.insert(row.id, local);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use fsm::{
     Command, EvaluationId, Index, Job, JobKind, JobSpec, Reply, RequestId,
+    command::Cutoffs,
     job::{Constraint, DelayFunction, Network, PortAsk, ReschedulePolicy, UpdateStrategy},
     node::Drain,
     session::Request,
@@ -24,6 +25,9 @@ const OPEN_MAX: usize = 3;
 const EXTRA_JOBS: [&str; 3] = ["once", "endless", "batch"];
 /// A key of a batch job's meta: its tasks do not end by themselves.
 pub(crate) const ENDLESS: &str = "endless";
+
+/// A key of a job's meta: its tasks fail soon, each of them.
+pub(crate) const CRASHES: &str = "crashes";
 
 /// A command on its way.
 pub(crate) struct Operation {
@@ -95,6 +99,9 @@ impl World {
         let extra = self.swarm.extra_jobs && dice.percent(25);
         let name = if extra { dice.pick(&EXTRA_JOBS).unwrap_or("").to_owned() } else { name };
         let job = testing::job_key(&name);
+        if self.swarm.bad_garbage && dice.percent(15) {
+            return self.collect_everything();
+        }
         let known = self.log.truth().jobs.get(&job).cloned();
         let choice = if known.is_none() { 0 } else { dice.below(20) };
         match choice {
@@ -126,6 +133,23 @@ impl World {
         }
     }
 
+    /// Names all there is, with the usual cut-offs: what is in use or too young must stay.
+    fn collect_everything(&self) -> Command {
+        let truth = self.log.truth();
+        let (at, gc) = (truth.head.at, &self.swarm.gc);
+        Command::CollectGarbage {
+            cutoffs: Cutoffs {
+                evaluations: at.saturating_sub(gc.evaluation_ms),
+                batch_evaluations: at.saturating_sub(gc.batch_evaluation_ms),
+                jobs: at.saturating_sub(gc.job_ms),
+            },
+            jobs: truth.jobs.iter().map(|row| row.key.clone()).collect(),
+            allocations: truth.allocations.iter().map(|row| row.id).collect(),
+            evaluations: truth.evaluations.iter().map(|row| row.id).collect(),
+            classes: truth.nodes.iter().map(|row| row.class).collect(),
+        }
+    }
+
     fn draw_operator(&mut self, dice: &mut Dice) -> Command {
         let node = self.agents[dice.index(self.agents.len())].node;
         let evaluation_ids = self.evaluation_ids(2);
@@ -139,7 +163,8 @@ impl World {
                 evaluation_ids,
             },
             3..6 => {
-                let deadline_at = Some(started_at + dice.between(1, 60) * 1_000);
+                let unit_ms = if self.swarm.rich_nodes { 4_000 } else { 1_000 };
+                let deadline_at = Some(started_at + dice.between(1, 60) * unit_ms);
                 let drain = Drain {
                     started_at,
                     deadline_at,
@@ -273,5 +298,11 @@ fn enrich(spec: &mut JobSpec, dice: &mut Dice) {
         policy.unlimited = false;
         policy.attempts = u32::try_from(dice.between(1, 2)).expect("small");
         policy.interval_ms = 4 * 60 * 60_000;
+        if dice.percent(40) {
+            policy.delay_ms = 0;
+            spec.meta.insert(CRASHES.into(), "".into());
+            // An update would wait for ever for instances that never get well.
+            group.update = None;
+        }
     }
 }

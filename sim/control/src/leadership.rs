@@ -351,7 +351,10 @@ impl World {
                         leadership.waiting = Some((index, world.clock_ms + SNAPSHOT_WAIT_MS));
                         break;
                     }
-                    Next::Propose(command) => {
+                    Next::Propose(mut command) => {
+                        if world.swarm.bad_plans && dice.percent(10) {
+                            order::spoil(&mut command, world.log.truth(), dice);
+                        }
                         if let Some(broken) = order::judge_plans(&command) {
                             world.fail(broken);
                         }

@@ -137,7 +137,8 @@ fn judge_garbage(before: &State, applied: &Applied, gc: &GcConfig, found: &mut F
     };
     let shortest_ms = gc.evaluation_ms.min(gc.batch_evaluation_ms);
     let latest = cutoffs.evaluations.max(cutoffs.batch_evaluations);
-    if latest + shortest_ms > proposal.at || cutoffs.jobs + gc.job_ms > proposal.at {
+    let now = proposal.at.max(before.head.at);
+    if latest + shortest_ms > now || cutoffs.jobs + gc.job_ms > now {
         found.push("I52: garbage is collected before its time".to_owned());
     }
     for row in before.evaluations.iter().filter(|row| !after.evaluations.contains(&row.id)) {

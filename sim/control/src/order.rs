@@ -9,10 +9,13 @@ use fsm::{
 };
 use leader::Lease;
 
-use crate::invariants::needs::{has_ended, is_live};
+use crate::{
+    dice::Dice,
+    invariants::needs::{has_ended, is_live},
+};
 
 /// A drain past its deadline is acted on within this time, also when a command was lost.
-const DRAIN_LATE_MS: u64 = 40_000;
+const DRAIN_LATE_MS: u64 = 32_000;
 
 /// An evaluation that may be leased at once, with its priority and its age.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -108,6 +111,32 @@ pub(crate) fn judge_plans(command: &Command) -> Option<String> {
     let falls = |pair: &[std::sync::Arc<Plan>]| pair[0].priority >= pair[1].priority;
     let bad = plans.windows(2).find(|pair| !falls(pair))?;
     Some(format!("I26: the plan of {} is taken before a more urgent one", bad[0].evaluation))
+}
+
+/// Makes a plan wrong in a way that `apply` must not take: a name that lives already, or a port given twice. As from a worker with other rules.
+pub(crate) fn spoil(command: &mut Command, truth: &State, dice: &mut Dice) {
+    let Command::ApplyPlans { plans } = command else { return };
+    let Some(plan) = plans.first_mut().map(std::sync::Arc::make_mut) else { return };
+    let is_service = truth.jobs.get(&plan.job).is_some_and(|job| job.kind == JobKind::Service);
+    let stopped = |id| plan.stops.iter().any(|stop| stop.id == id);
+    let rows = truth.allocations.iter().filter(|row| row.job == plan.job && is_live(row));
+    let names: Vec<u32> = rows.filter(|row| !stopped(row.id)).map(|row| row.name_index).collect();
+    if dice.percent(50) {
+        let name = dice.pick(&names).filter(|_| is_service);
+        if let Some((name, placement)) = name.zip(plan.placements.last_mut()) {
+            placement.name_index = name;
+        }
+        return;
+    }
+    let first = plan.placements.first().map(|one| (one.node, one.ports.clone()));
+    let others = plan.placements.iter_mut().skip(1);
+    for placement in others {
+        if let Some((node, ports)) = &first
+            && *node == placement.node
+        {
+            placement.ports.clone_from(ports);
+        }
+    }
 }
 
 /// Drains past their deadline, and since when nobody acts on them.

@@ -44,6 +44,10 @@ pub(crate) struct Swarm {
     pub(crate) extra_jobs: bool,
     /// Jobs ask for more than a count.
     pub(crate) rich_jobs: bool,
+    /// Some plans are spoiled on their way into the log.
+    pub(crate) bad_plans: bool,
+    /// Users collect garbage by naming everything there is.
+    pub(crate) bad_garbage: bool,
     /// Nodes keep something for themselves, are of two pools, and change.
     pub(crate) rich_nodes: bool,
 }
@@ -89,6 +93,8 @@ impl Swarm {
             extra_jobs: dice.percent(40),
             rich_jobs: dice.percent(60),
             rich_nodes: dice.percent(60),
+            bad_plans: dice.percent(30),
+            bad_garbage: dice.percent(30),
         }
     }
 }

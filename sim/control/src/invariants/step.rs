@@ -346,6 +346,15 @@ impl Step<'_> {
                 out.push(Broken("I7", detail));
             }
         }
+        let count = |state: &State| {
+            state.nodes.iter().filter(|node| node.health != fsm::node::Health::Ok).count()
+        };
+        let (before, after) = (count(self.old), count(self.new));
+        let most = (self.new.nodes.len() / 4).max(1);
+        if self.one_entry && after > before && after > most {
+            let detail = format!("{after} nodes are suspended, {most} may be");
+            out.push(Broken("I50", detail));
+        }
         for row in self.old.tombstones.iter() {
             let after = self.new.nodes.get(&row.node);
             if after.is_some_and(|after| after.incarnation <= row.tombstone.incarnation) {

@@ -550,3 +550,20 @@ fn i37_an_instance_on_a_node_that_does_not_suit_is_found() {
         assert_trips("I37", check_suits(&bad));
     }
 }
+
+#[test]
+fn i50_too_many_suspended_nodes_are_found() {
+    let (driver, _) = running();
+    let mut bad = later(driver.state.clone());
+    let health = fsm::node::Health::Suspended {
+        reason: fsm::node::SuspendReason::Flaky,
+        since: 1,
+        until: 2,
+    };
+    for name in ["n1", "n2"] {
+        let mut row = driver.node_row(name).clone();
+        row.health = health;
+        put(&mut bad.nodes, row);
+    }
+    assert!(numbers_of_step(&driver.state, &bad).contains("I50"));
+}
