@@ -274,6 +274,11 @@ fn enrich(spec: &mut JobSpec, dice: &mut Dice) {
     match dice.below(8) {
         0 => spec.constraints.push(constraint("", "distinct_hosts", "true")),
         1 => spec.groups[0].constraints.push(constraint("", "distinct_hosts", "true")),
+        2 if !spec.kind.is_per_node() => {
+            let most = dice.pick(&["1", "2"]).unwrap_or("1");
+            let of = "${node.datacenter}";
+            spec.constraints.push(constraint(of, "distinct_property", most));
+        }
         _ => {}
     }
     match dice.below(8) {

@@ -384,14 +384,24 @@ fn blocked_once(state: &State, out: &mut Vec<Broken>) {
     }
 }
 
-/// I37: who wants hosts of its own has them, within one version of its job.
+/// I37: who wants hosts of its own, or so many in a datacenter, has them, within one version of its job.
 fn distinct_hosts(state: &State, out: &mut Vec<Broken>) {
     let mut seen = BTreeMap::new();
+    let mut in_datacenter: BTreeMap<_, usize> = BTreeMap::new();
     for row in live(state).filter(|row| !row.per_node) {
         let Some(spec) = state.allocation_spec(row) else { continue };
         let Some(group) = spec.group(&row.group) else { continue };
         let (of_job, of_group) = needs::wants_own_host(spec, group);
         let version = (row.job.clone(), row.job_create_index, row.job_version);
+        let datacenter = state.nodes.get(&row.node).map(|node| &node.description.datacenter);
+        if let Some((most, datacenter)) = needs::most_in_datacenter(spec).zip(datacenter) {
+            let count = in_datacenter.entry((version.clone(), datacenter)).or_insert(0);
+            *count += 1;
+            if *count > most {
+                let detail = format!("{count} of {} are in {datacenter}, {most} may be", row.job);
+                out.push(Broken("I37", detail));
+            }
+        }
         let scopes = [
             of_job.then(|| (version.clone(), None, row.node)),
             of_group.then(|| (version.clone(), Some(row.group.clone()), row.node)),

@@ -358,6 +358,9 @@ impl World {
                         if let Some(broken) = order::judge_plans(&command) {
                             world.fail(broken);
                         }
+                        if let Some(broken) = leadership.judge_tokens(&command) {
+                            world.fail(broken);
+                        }
                         let ticket = world.propose(leadership, command, None, true);
                         leadership.outcomes.push_back(ticket);
                         acted = true;
@@ -521,6 +524,18 @@ impl World {
 }
 
 impl Leadership {
+    /// I22: a plan is proposed only while the lease that it belongs to is out.
+    fn judge_tokens(&self, command: &Command) -> Option<String> {
+        let Command::ApplyPlans { plans } = command else { return None };
+        let bad = plans.iter().find(|plan| {
+            let held = self.dispatch.outstanding(plan.evaluation);
+            let mut calls = self.calls.values().filter(|to| to.evaluation == plan.evaluation);
+            let waits = self.calls.values().any(|to| to.evaluation == plan.evaluation);
+            held.is_none() || (waits && !calls.any(|to| Some(to.token) == held))
+        })?;
+        Some(format!("I22: a plan of {} is proposed without its lease", bad.evaluation))
+    }
+
     /// In the broker, and never leased by this leadership.
     fn is_fresh(&self, id: EvaluationId) -> bool {
         self.dispatch.holds(id) && !self.deliveries.contains_key(&id)

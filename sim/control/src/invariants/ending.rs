@@ -172,6 +172,16 @@ impl Ending<'_> {
             let of_this_job = row.job == self.job.key;
             of_this_job && (of_job || (of_group && row.group == group.name))
         });
+        let crowded = needs::most_in_datacenter(self.spec).is_some_and(|most| {
+            let there = self.state.allocations.iter().filter(|row| {
+                let of = self.state.nodes.get(&row.node).map(|node| &node.description.datacenter);
+                row.job == self.job.key && is_live(row) && of == Some(&node.description.datacenter)
+            });
+            there.count() >= most
+        });
+        if crowded {
+            return false;
+        }
         let resources = &node.description.resources;
         let most = resources.allocations_max;
         if (taken && !self.job.kind.is_per_node()) || (most > 0 && live.len() >= most as usize) {

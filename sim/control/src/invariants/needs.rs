@@ -140,3 +140,12 @@ pub(crate) fn same_work(old: &TaskGroup, new: &TaskGroup) -> Result<(), &'static
     }
     Ok(())
 }
+
+/// How many instances of a job may be in one datacenter, if it says so (`distinct_property` of the datacenter, of the whole job).
+pub(crate) fn most_in_datacenter(spec: &JobSpec) -> Option<usize> {
+    let one = spec
+        .constraints
+        .iter()
+        .find(|one| &*one.operand == "distinct_property" && &*one.left == "${node.datacenter}")?;
+    Some(one.right.parse().unwrap_or(1))
+}

@@ -567,3 +567,20 @@ fn i50_too_many_suspended_nodes_are_found() {
     }
     assert!(numbers_of_step(&driver.state, &bad).contains("I50"));
 }
+
+#[test]
+fn i37_too_many_instances_in_a_datacenter_are_found() {
+    let mut driver = Driver::default();
+    let nodes = ["n1", "n2"].map(|name| ready(&mut driver, name));
+    let mut spec = testing::job("web", JobKind::Service, 2);
+    spec.constraints = vec![Constraint {
+        left: "${node.datacenter}".into(),
+        operand: "distinct_property".into(),
+        right: "1".into(),
+    }];
+    driver.register_job(spec);
+    driver.run("web", 0, nodes[0]);
+    assert_eq!(check_state(&driver.state), []);
+    driver.run("web", 1, nodes[1]);
+    assert_trips("I37", check_state(&driver.state));
+}
