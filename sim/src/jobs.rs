@@ -74,7 +74,7 @@ pub(crate) struct Operator {
     dice: Dice,
     /// For what only some seeds do: no throw of these dice changes the others.
     more: Dice,
-    /// Jobs ask for more than a count, there are more of them, and nodes drain.
+    /// Jobs ask for more than a count, and there are more of them.
     rich: bool,
     extras: [Arc<JobSpec>; 2],
     templates: [Arc<JobSpec>; 2],
@@ -252,7 +252,7 @@ impl Operator {
         }
     }
 
-    /// What only rich seeds do: a batch job and a system job come, change and go, and nodes drain.
+    /// What only rich seeds do: a batch job and a system job come, change and go.
     async fn step_of_rich(&mut self) {
         let number = self.more.index(self.extras.len());
         let key = self.extras[number].key.clone();
@@ -266,8 +266,7 @@ impl Operator {
                 self.register_extra(spec).await;
             }
             4 => drop(self.end_extra(&key).await),
-            5 => self.evaluate(&key).await,
-            _ => self.drain_one().await,
+            _ => self.evaluate(&key).await,
         }
     }
 
@@ -289,29 +288,6 @@ impl Operator {
             evaluation_priority: None,
         };
         matches!(self.ask("end a job of another kind", command).await, Some(Ok(_)))
-    }
-
-    /// Drains a node for some seconds.
-    async fn drain_one(&mut self) {
-        let Some(state) = self.world.newest() else { return };
-        let nodes: Vec<NodeId> = state.nodes.iter().map(|node| node.id).collect();
-        let started_at = state.head.at;
-        drop(state);
-        if nodes.is_empty() {
-            return;
-        }
-        let node = nodes[self.more.index(nodes.len())];
-        let drain = Drain {
-            started_at,
-            deadline_at: Some(started_at + self.more.between(500, 6_000)),
-            force: self.more.below(5) == 0,
-            ignore_system: self.more.below(3) == 0,
-            owner: "operator".into(),
-            cancelable: false,
-        };
-        self.drained.insert(node);
-        let what = format!("drain {node}");
-        drop(self.ask(&what, drain_command(node, Some(drain))).await);
     }
 
     fn server(&mut self) -> usize {

@@ -424,6 +424,16 @@ impl Entry<'_> {
             if known && synced.is_some_and(|node| node.missed_index > node.synced_index) {
                 found.push(format!("P-node: the report of {} does not count", report.node));
             }
+            if !known
+                && node.map(|node| node.synced_index) != synced.map(|node| node.synced_index)
+                && !reports.iter().any(|other| {
+                    other.node == report.node
+                        && node.is_some_and(|node| node.incarnation == other.incarnation)
+                })
+            {
+                let detail = format!("P-node: {} is synced by who it was before", report.node);
+                found.push(detail);
+            }
         }
     }
 

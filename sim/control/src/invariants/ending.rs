@@ -29,6 +29,12 @@ pub fn check_quiet(state: &State, forgiven: &BTreeSet<NodeId>) -> Vec<Broken> {
             ));
         }
     }
+    for row in state.evaluations.iter().filter(|row| row.status == EvaluationStatus::Blocked) {
+        if row.kind.is_per_node() && row.node.is_some_and(|node| !state.nodes.contains(&node)) {
+            let detail = format!("evaluation {} waits for a node that is gone", row.id);
+            out.push(Broken("I39", detail));
+        }
+    }
     for row in state.allocations.iter().filter(|row| is_live(row)) {
         if state.jobs.get(&row.job).is_none_or(|job| job.stop) {
             out.push(Broken("I40", format!("{} of a stopped job is live", row.name())));

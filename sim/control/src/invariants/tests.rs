@@ -584,3 +584,21 @@ fn i37_too_many_instances_in_a_datacenter_are_found() {
     driver.run("web", 1, nodes[1]);
     assert_trips("I37", check_state(&driver.state));
 }
+
+#[test]
+fn i39_an_evaluation_that_waits_for_a_node_that_is_gone_is_found() {
+    let (mut driver, _) = running();
+    let (id, key) = (driver.evaluation_id(), testing::job_key("web"));
+    let mut row = fsm::Evaluation::new(id, key, JobKind::System, 50, Trigger::QueuedAllocs);
+    row.status = EvaluationStatus::Blocked;
+    row.node = Some(testing::node_id("n1"));
+    let waits = |state: &State| {
+        let broken = check_quiet(state, &BTreeSet::new());
+        broken.iter().any(|one| one.1.contains("that is gone"))
+    };
+    put(&mut driver.state.evaluations, row.clone());
+    assert!(!waits(&driver.state));
+    row.node = Some(testing::node_id("gone"));
+    put(&mut driver.state.evaluations, row);
+    assert!(waits(&driver.state));
+}
