@@ -94,14 +94,25 @@ pub(crate) struct Cluster {
     setup: Setup,
 }
 
+/// What we did to end a process.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Ending {
+    /// Nothing: it runs, or has ended by itself.
+    #[default]
+    None,
+    /// We sent SIGKILL and have not seen the end yet.
+    KillSent,
+    /// It is down because of us.
+    Done,
+}
+
 #[derive(Default)]
 struct Node {
     directory: PathBuf,
     child: Option<Child>,
     paused: bool,
     frozen: bool,
-    /// We sent SIGKILL and have not seen the end yet.
-    killed: bool,
+    ending: Ending,
     /// Why it must not be started.
     held: Option<FaultClass>,
     /// Faults because of which it may end by itself, each until a time (open: as long as it lasts).
@@ -249,6 +260,7 @@ impl Cluster {
         let node = &mut self.nodes[server];
         node.child = Some(child);
         node.paused = false;
+        node.ending = Ending::None;
         if let Some(guard) = &mut self.setup.guard {
             guard.watch(pid)?;
         }
@@ -289,9 +301,12 @@ impl Cluster {
         let node = &mut self.nodes[server];
         let Some(child) = &mut node.child else { return Ok(Effect::Nothing) };
         child.kill().context("cannot send SIGKILL")?;
-        node.killed = true;
+        node.ending = Ending::KillSent;
         match self.await_exit(server, SIGNAL_TIMEOUT)? {
-            Some(status) if status.signal() == Some(Signal::KILL.as_raw()) => Ok(Effect::Done),
+            Some(status) if status.signal() == Some(Signal::KILL.as_raw()) => {
+                self.nodes[server].ending = Ending::Done;
+                Ok(Effect::Done)
+            }
             Some(status) => {
                 self.note_exit(server, &status.to_string());
                 Ok(Effect::Unclear(format!("it ended by itself: {status}")))
@@ -306,11 +321,16 @@ impl Cluster {
             return Ok(Effect::Nothing);
         }
         self.signal(server, Signal::TERM)?;
-        Ok(if self.await_stop(server, STOP_TIMEOUT)? {
-            Effect::Done
-        } else {
-            Effect::Unclear("it did not end in time after SIGTERM".to_owned())
-        })
+        if !self.await_stop(server, STOP_TIMEOUT)? {
+            return Ok(Effect::Unclear("it did not end in time after SIGTERM".to_owned()));
+        }
+        self.nodes[server].ending = Ending::Done;
+        Ok(Effect::Done)
+    }
+
+    /// Whether a server is down because a fault ended it, and not by itself.
+    pub(crate) fn was_ended(&self, server: usize) -> bool {
+        self.nodes[server].ending == Ending::Done
     }
 
     /// Stops a server's process with SIGSTOP.
@@ -407,9 +427,11 @@ impl Cluster {
             let Some(child) = &mut self.nodes[server].child else { continue };
             // An error means that the child cannot be waited for; it is found at the next signal.
             if let Ok(Some(status)) = child.try_wait() {
-                let killed = self.nodes[server].killed;
+                let killed = self.nodes[server].ending == Ending::KillSent;
                 self.gone(server);
-                if !(killed && status.signal() == Some(Signal::KILL.as_raw())) {
+                if killed && status.signal() == Some(Signal::KILL.as_raw()) {
+                    self.nodes[server].ending = Ending::Done;
+                } else {
                     self.note_exit(server, &status.to_string());
                 }
             }
@@ -516,7 +538,7 @@ impl Cluster {
     fn gone(&mut self, server: usize) {
         let node = &mut self.nodes[server];
         node.paused = false;
-        node.killed = false;
+        node.ending = Ending::None;
         if let (Some(child), Some(guard)) = (node.child.take(), &mut self.setup.guard) {
             // If the guard is gone there is nobody to forget the process.
             guard.forget(child.id()).ok();

@@ -498,9 +498,12 @@ impl Core {
                 return Ok(target);
             }
             let left = deadline.saturating_duration_since(rt::Instant::now());
-            if rt::timeout(left, metrics.changed()).await.is_err() {
-                return Err(ApiError::NotReady("leadership did not move within 5 s".to_owned()));
-            }
+            let what = match rt::timeout(left, metrics.changed()).await {
+                Ok(Ok(())) => continue,
+                Ok(Err(_)) => "this server stopped while leadership moved",
+                Err(_) => "leadership did not move within 5 s",
+            };
+            return Err(ApiError::NotReady(what.to_owned()));
         }
     }
 

@@ -201,7 +201,11 @@ impl Turn<'_> {
         let client = HttpClient::new(endpoint.http, STATUS_TIMEOUT);
         let end = Instant::now() + START_TIMEOUT;
         loop {
-            if !self.cluster().running().contains(&server) {
+            let is_down = !self.cluster().running().contains(&server);
+            if is_down && self.cluster().was_ended(server) {
+                // By another fault, before it could answer: that is no refusal.
+                self.cluster().start(server)?;
+            } else if is_down {
                 let said = self.cluster().log_since(server, logged);
                 let line = said.lines().find(|line| tells_repair(line));
                 let last = said.lines().last().unwrap_or("it said nothing").trim();
@@ -409,7 +413,7 @@ mod tests {
 
     #[test]
     fn a_refusal_needs_a_repair() {
-        let check = |script: &str, accused: usize| {
+        let check = |script: &str, ended_by_us: bool, accused: usize| {
             let directory = tempfile::tempdir().unwrap();
             let setup = Setup { directory: directory.path().to_owned(), ..test_setup() };
             let mut cluster = Cluster::create(setup).unwrap();
@@ -417,6 +421,9 @@ mod tests {
             fs::write(directory.path().join("n2/server"), script).unwrap();
             cluster.excuse(1, FaultClass::Corrupt);
             cluster.start(1).unwrap();
+            if ended_by_us {
+                cluster.kill(1).unwrap();
+            }
             let (cluster, recorder) = (Mutex::new(cluster), Recorder::in_memory());
             let turns = Turns::new(&[]);
             let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, &turns, 1);
@@ -428,8 +435,11 @@ mod tests {
             said
         };
         let repair = "echo 'the log is damaged: move its data directory away and let it rejoin'";
-        let said = check(&format!("echo started; {repair}; echo bye; exit 1"), 0);
+        let said = check(&format!("echo started; {repair}; echo bye; exit 1"), false, 0);
         assert!(said.starts_with("the log is damaged"), "{said}");
-        assert_eq!(check("echo started; echo it is broken; exit 1", 1), "it is broken");
+        assert_eq!(check("echo started; echo it is broken; exit 1", false, 1), "it is broken");
+        // The end that another fault made is no answer; the next start's is.
+        let twice = format!("mkdir once && exec sleep 60; {repair}; exit 1");
+        assert!(check(&twice, true, 0).starts_with("the log is damaged"));
     }
 }
