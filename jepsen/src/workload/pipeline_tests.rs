@@ -115,7 +115,8 @@ fn register() {
 #[test]
 fn set() {
     passes(WorkloadKind::Set);
-    let bugs = [Bug::StaleReads, Bug::LostWrites, Bug::FalseFailures, Bug::DoubledRows];
+    let bugs =
+        [Bug::StaleReads, Bug::LostWrites, Bug::FalseFailures, Bug::DoubledRows, Bug::TornPages];
     catches(WorkloadKind::Set, &bugs);
 }
 
@@ -181,11 +182,20 @@ fn watch() {
         Bug::FalseFailures,
         Bug::DoubledRows,
         Bug::HastyWatchers,
+    ];
+    catches(WorkloadKind::Watch, &bugs);
+}
+
+#[test]
+fn watch_of_untrue_answers() {
+    let bugs = [
         Bug::HastyHeaders,
         Bug::LateHeaders,
         Bug::MissingRows,
         Bug::UnsteadyStaleReads,
         Bug::NoContact,
+        Bug::ForgottenKeys,
+        Bug::OpenNamespaces,
     ];
     catches(WorkloadKind::Watch, &bugs);
 }
