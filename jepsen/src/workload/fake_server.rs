@@ -554,7 +554,7 @@ impl Server {
         let index = self.state.index;
         let old = self.state.jobs.get(id).cloned();
         let same = old.as_ref().is_some_and(|old| !old.stop && old.spec == *spec);
-        if same && bug == Bug::NeedlessVersions {
+        if same && matches!(bug, Bug::NeedlessVersions | Bug::ForgottenKeys) {
             self.strikes += 1;
         } else if same {
             return old.map_or(0, |old| old.modify);
