@@ -32,13 +32,15 @@ pub(crate) enum Reply {
     Lost(String),
 }
 
-/// What the headers of an answer say of the server's contact with the leader.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Contact {
+/// What the headers of an answer say, but for the index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Headers {
     /// `X-Nomad-KnownLeader`, if it is there and makes sense.
     pub(crate) known_leader: Option<bool>,
     /// `X-Nomad-LastContact`, if it is there and makes sense.
     pub(crate) last_contact_ms: Option<u64>,
+    /// `X-Nomad-NextToken`: there are more pages.
+    pub(crate) next_token: Option<String>,
 }
 
 /// A client of one server; keeps its connection alive between requests.
@@ -65,20 +67,27 @@ impl HttpClient {
         reply(self.agent.get(format!("{}{path}", self.base)).call())
     }
 
-    /// Sends one GET, with more patience than usual, and tells the server's contact with the leader too.
-    pub(crate) fn look(&self, path: &str, patience: Option<Duration>) -> (Reply, Contact) {
+    /// Sends one GET, with more patience than usual, and tells the headers too.
+    pub(crate) fn look(&self, path: &str, patience: Option<Duration>) -> (Reply, Headers) {
         let mut request = self.agent.get(format!("{}{path}", self.base));
         if patience.is_some() {
             request = request.config().timeout_global(patience).build();
         }
         let result = request.call();
-        let contact = result.as_ref().map_or_else(|_| Contact::default(), contact);
-        (reply(result), contact)
+        let headers = result.as_ref().map_or_else(|_| Headers::default(), headers);
+        (reply(result), headers)
     }
 
     /// Sends one PUT with a JSON body.
     pub(crate) fn put(&self, path: &str, body: &Value) -> Reply {
         let request = self.agent.put(format!("{}{path}", self.base));
+        reply(request.content_type("application/json").send(body.to_string()))
+    }
+
+    /// Sends one PUT with a JSON body that takes effect once, however often it is sent under this key.
+    pub(crate) fn put_keyed(&self, path: &str, body: &Value, key: &str) -> Reply {
+        let request = self.agent.put(format!("{}{path}", self.base));
+        let request = request.header("Idempotency-Key", key);
         reply(request.content_type("application/json").send(body.to_string()))
     }
 
@@ -102,11 +111,12 @@ impl HttpClient {
     }
 }
 
-fn contact(response: &ureq::http::Response<ureq::Body>) -> Contact {
+fn headers(response: &ureq::http::Response<ureq::Body>) -> Headers {
     let header = |name: &str| response.headers().get(name)?.to_str().ok();
-    Contact {
+    Headers {
         known_leader: header("x-nomad-knownleader").and_then(|text| text.parse().ok()),
         last_contact_ms: header("x-nomad-lastcontact").and_then(|text| text.parse().ok()),
+        next_token: header("x-nomad-nexttoken").map(str::to_owned),
     }
 }
 

@@ -4,17 +4,21 @@
 //!
 //! - *One sequence.* A job has one state per index, whoever shows it: an acknowledgement, a read, a list, its versions, a blocking query, stale
 //!   or not. What is shown was written, and not by a write that failed.
+//! - *Once.* A registration has one index, also one that was sent twice under an idempotency key.
 //! - *True headers* (I15). `X-Nomad-Index` H says that the answer is the state of H: no index in the body is above it, and no change up to it is missing.
 //! - *Real time* (I12, I14). A consistent answer shows everything that anyone knew of before it was asked for, and a list's index never goes back.
 //! - *Stale reads* (I13) show some earlier state, which does not go back per process and server while no fault is on its way, and is at most
 //!   [`GRACE`] old while there are none.
 //! - *Blocking queries* (I16) answer with an index above the one asked for, or at their time with this very one; and while there are no faults at most
 //!   [`GRACE`] after the change they wait for was acknowledged.
-//! - *Contact.* Consistent reads say that the leader is known, as of now; the rest says something, and while there are no faults that a leader is known.
+//! - *Contact.* Consistent reads say that the leader is known, as of now; the rest says something, and while there are no faults that a leader was heard of
+//!   within [`GRACE`].
+//!
+//! Lateness counts only if the same server answered others in the meantime: a machine that stands still proves nothing.
 //!
 //! There are no faults before the first entry of the nemesis and in the last phase.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -27,8 +31,10 @@ use super::pairs::{Pair, key_and_value, pairs};
 use crate::history::{Function, Kind, Op, Process};
 
 /// How late news may be on servers without faults, however busy the machine.
-pub(crate) const GRACE: std::time::Duration = std::time::Duration::from_secs(5);
-const GRACE_NS: u64 = 5_000_000_000;
+pub(crate) const GRACE: std::time::Duration = std::time::Duration::from_secs(8);
+/// In so many different seconds a server has to answer others for its lateness to count.
+const LIVELY_SECONDS_MIN: usize = 5;
+const GRACE_NS: u64 = 8_000_000_000;
 
 /// What a look was asked for, and what it showed; the value of its end.
 #[derive(Clone, Debug, Deserialize)]
@@ -154,6 +160,8 @@ struct Run<'a> {
     faults: Vec<u64>,
     /// When the first fault was.
     calm_until: Option<u64>,
+    /// Seconds in which each server answered someone.
+    lively: BTreeMap<&'a str, BTreeSet<u64>>,
 }
 
 impl Run<'_> {
@@ -161,6 +169,14 @@ impl Run<'_> {
     fn is_calm(&self, pair: &Pair<'_>) -> bool {
         let ended = pair.end.map_or(u64::MAX, |end| end.time);
         pair.start.last_phase || self.calm_until.is_none_or(|until| ended < until)
+    }
+
+    /// Whether the server of an operation answered others in several of the seconds between: if not, the machine stood still, and lateness proves
+    /// nothing.
+    fn lives(&self, pair: &Pair<'_>, from: u64, to: u64) -> bool {
+        let seconds = pair.start.node.as_deref().and_then(|node| self.lively.get(node));
+        let (from, to) = (from / 1_000_000_000 + 1, to / 1_000_000_000);
+        from < to && seconds.is_some_and(|all| all.range(from..to).count() >= LIVELY_SECONDS_MIN)
     }
 
     /// The changes of a job in a range of indexes.
@@ -197,6 +213,9 @@ pub(crate) fn check(history: &[Op]) -> Result<Judgement> {
         run.calm_until.get_or_insert(op.time);
     }
     for pair in &pairs {
+        if let (Some(answer), Some(node)) = (pair.answer(), pair.start.node.as_deref()) {
+            run.lively.entry(node).or_default().insert(answer.time / 1_000_000_000);
+        }
         file(&mut run, pair)?;
     }
     gather(&mut run, &mut judgement);
@@ -366,6 +385,19 @@ fn origin(run: &Run<'_>, look: &Look<'_>, judgement: &mut Judgement) {
 
 /// A registration takes effect once: its value, when not stopped, has one index.
 fn once(run: &Run<'_>, judgement: &mut Judgement) {
+    for write in run.writes.values() {
+        let Some(answer) = write.pair.answer() else { continue };
+        let again = answer.detail.as_ref().and_then(|detail| detail.get("again")?.as_u64());
+        if let Some(again) = again.filter(|again| Some(*again) != answer.version) {
+            let title = format!(
+                "entry {} was acknowledged at index {}, and at {again} when it was sent again under its \
+                 idempotency key",
+                write.pair.start.index,
+                answer.version.unwrap_or(0)
+            );
+            judgement.violated(title, write.pair.entries());
+        }
+    }
     let mut places: BTreeMap<u64, (u64, &Fact<'_>)> = BTreeMap::new();
     for ((_, index), fact) in &run.facts {
         let value = match fact.state {
@@ -405,14 +437,21 @@ fn header(run: &Run<'_>, look: &Look<'_>, judgement: &mut Judgement) {
 fn contact(run: &Run<'_>, look: &Look<'_>, judgement: &mut Judgement) {
     let Shown { known_leader, last_contact_ms, stale, .. } = &look.shown;
     // A query that has waited is answered from what its server has then.
+    let asked_at = look.pair.start.time;
     let is_immediate = look.pair.start.f == Function::Read;
     let problem = match (known_leader, last_contact_ms) {
         (None, _) | (_, None) => "does not say whether a leader is known, or since when",
-        (Some(known), Some(ms)) if is_immediate && !stale && (!known || *ms > 0) => {
+        (Some(_), Some(ms)) if is_immediate && !stale && *ms > 0 => {
             "is consistent, but not from the leader of now"
         }
-        (Some(known), Some(ms))
-            if run.is_calm(&look.pair) && (!known || *ms > GRACE_NS / 1_000_000) =>
+        (Some(_), Some(ms))
+            if run.is_calm(&look.pair)
+                && *ms > GRACE_NS / 1_000_000
+                && run.lives(
+                    &look.pair,
+                    asked_at.saturating_sub(ms.saturating_mul(1_000_000)),
+                    asked_at,
+                ) =>
         {
             "says that no leader was heard of for long, although there are no faults"
         }
@@ -451,9 +490,10 @@ fn punctual(run: &Run<'_>, look: &Look<'_>, judgement: &mut Judgement) {
     }
     for key in &look.shown.keys {
         let reaches = look.reaches(*key);
-        let missed = run
-            .changes(*key, reaches + 1..)
-            .find(|(_, fact)| fact.known.1.saturating_add(GRACE_NS) < look.pair.start.time);
+        let missed = run.changes(*key, reaches + 1..).find(|(_, fact)| {
+            let (known, asked) = (fact.known.1, look.pair.start.time);
+            known.saturating_add(GRACE_NS) < asked && run.lives(&look.pair, known, asked)
+        });
         if let Some((index, fact)) = missed {
             let title = format!(
                 "entry {} shows job {key} as of index {reaches}, although {index} was known for more \
@@ -477,8 +517,9 @@ fn answered(run: &Run<'_>, pair: &Pair<'_>, judgement: &mut Judgement) -> Result
         })?;
         late(run, (pair, &keys, value["of"] == "list"), end.time, judgement);
         if let Some((_, wait_ms)) = asked(pair.start)
-            && end.time.saturating_sub(pair.start.time)
-                > (wait_ms + wait_ms / 16) * 1_000_000 + GRACE_NS
+            && let due = pair.start.time + (wait_ms + wait_ms / 16) * 1_000_000
+            && end.time.saturating_sub(due) > GRACE_NS
+            && run.lives(pair, due, end.time)
         {
             let title =
                 format!("the query of entry {} has no answer at its time", pair.start.index);
@@ -496,7 +537,8 @@ fn late(
 ) {
     let Some((seen, _)) = asked(pair.start) else { return };
     let overdue = |(_, fact): &(u64, &Fact<'_>)| {
-        ended.saturating_sub(fact.known.1.max(pair.start.time)) > GRACE_NS
+        let since = fact.known.1.max(pair.start.time);
+        ended.saturating_sub(since) > GRACE_NS && run.lives(pair, since, ended)
     };
     // A list is that of a table: any change of it is news.
     let missed = if is_list {

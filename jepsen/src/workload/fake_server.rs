@@ -66,6 +66,12 @@ pub(crate) enum Bug {
     UnsteadyStaleReads,
     /// Answers do not tell the contact with the leader.
     NoContact,
+    /// Idempotency keys are not looked at.
+    ForgottenKeys,
+    /// Some lists show other namespaces too.
+    OpenNamespaces,
+    /// The first row of some pages is left out.
+    TornPages,
 }
 
 #[derive(Clone)]
@@ -110,6 +116,8 @@ struct State {
 struct Server {
     state: State,
     copy: State,
+    /// By idempotency key.
+    answers: BTreeMap<String, Answer>,
     requests: u64,
     events: u64,
     strikes: u64,
@@ -166,12 +174,16 @@ fn converse(socket: &TcpStream, number: usize, server: &Mutex<Server>, bug: Bug)
         let (method, path) = line.split_once(' ')?;
         let (method, path) = (method.to_owned(), path.split(' ').next()?.to_owned());
         let mut length = 0;
+        let mut key = None;
         loop {
             line.clear();
             reader.read_line(&mut line).ok()?;
             let (name, value) = line.split_once(':').unwrap_or(("", ""));
             if name.eq_ignore_ascii_case("content-length") {
                 length = value.trim().parse().ok()?;
+            }
+            if name.eq_ignore_ascii_case("idempotency-key") {
+                key = Some(value.trim().to_owned());
             }
             if line.trim().is_empty() {
                 break;
@@ -186,12 +198,13 @@ fn converse(socket: &TcpStream, number: usize, server: &Mutex<Server>, bug: Bug)
             if line_breaks(server) {
                 return None;
             }
-            let answer = write(&method, &path, &body, server, bug);
+            let answer = write_once(&method, &path, &body, key, server, bug);
             if line_breaks(server) {
                 return None;
             }
             (0, answer)
         };
+        let (answer, token) = page(&path, answer, server, bug);
         let mut writer = socket;
         let contact = if bug == Bug::NoContact {
             server.lock().unwrap().strikes += 1;
@@ -200,11 +213,35 @@ fn converse(socket: &TcpStream, number: usize, server: &Mutex<Server>, bug: Bug)
             "x-nomad-lastcontact: 0\r\nx-nomad-knownleader: true\r\n"
         };
         let head = format!(
-            "HTTP/1.1 {status} X\r\nx-nomad-index: {index}\r\n{contact}content-length: {}\r\n\r\n",
+            "HTTP/1.1 {status} X\r\nx-nomad-index: {index}\r\n{contact}{token}content-length: {}\r\n\r\n",
             answer.len()
         );
         writer.write_all((head + &answer).as_bytes()).ok()?;
     }
+}
+
+/// The page that was asked for, and the header that tells of the next one.
+fn page(path: &str, body: String, server: &Mutex<Server>, bug: Bug) -> (String, String) {
+    let rows: Value = serde_json::from_str(&body).unwrap_or_default();
+    let (Some(count), Value::Array(mut rows)) = (parameter(path, "per_page"), rows) else {
+        return (body, String::new());
+    };
+    if path.contains("reverse=true") {
+        rows.reverse();
+    }
+    let token = path.rsplit_once("next_token=").map_or("", |(_, token)| token);
+    let first = if token.is_empty() {
+        0
+    } else {
+        let at = |row: &Value| row["ID"].as_str() == Some(token);
+        rows.iter().position(at).unwrap_or(rows.len())
+    };
+    let torn = first > 0 && server.lock().unwrap().strike_of(bug, &[Bug::TornPages]);
+    let mut rows = rows.split_off(first + usize::from(torn && first < rows.len()));
+    let rest = rows.split_off(rows.len().min(usize::try_from(count).unwrap()));
+    let token = rest.first().and_then(|row| row["ID"].as_str());
+    let header = token.map(|token| format!("x-nomad-nexttoken: {token}\r\n"));
+    (Value::Array(rows).to_string(), header.unwrap_or_default())
 }
 
 /// Answers a read; one that asks for an index waits until it is exceeded, or for its time.
@@ -254,13 +291,17 @@ fn read(path: &str, number: usize, server: &Mutex<Server>, bug: Bug) -> (u64, An
     if stale {
         let old = show(&server.copy, path, query);
         server.strikes += u64::from(old != fresh);
-        return (index_of(&server.copy, path), old);
+        return (index_of(&server.copy, path, query), old);
     }
-    let index = index_of(&server.state, path);
+    let index = index_of(&server.state, path, query);
     let is_list = path == "/v1/jobs";
     let is_stale = query.split('&').any(|one| one == "stale=true");
+    if is_list && !query.starts_with("namespace=*") && server.strike_of(bug, &[Bug::OpenNamespaces])
+    {
+        return (index, show(&server.state, path, &format!("namespace=*&{query}")));
+    }
     if is_stale && server.strike_of(bug, &[Bug::UnsteadyStaleReads]) {
-        return (index_of(&server.copy, path), show(&server.copy, path, query));
+        return (index_of(&server.copy, path, query), show(&server.copy, path, query));
     }
     if server.strike_of(bug, &[Bug::LateHeaders]) {
         return (index - 1, fresh);
@@ -292,11 +333,11 @@ fn read(path: &str, number: usize, server: &Mutex<Server>, bug: Bug) -> (u64, An
 }
 
 /// The index that an answer says it was read at: that of a job, or of everything.
-fn index_of(state: &State, path: &str) -> u64 {
+fn index_of(state: &State, path: &str, query: &str) -> u64 {
     let mut parts = path.trim_start_matches("/v1/").split('/');
     let job = (parts.next() == Some("job")).then(|| parts.next()).flatten();
     let has_index_of_job = matches!(parts.next(), None | Some("versions"));
-    let job = job.filter(|_| has_index_of_job).and_then(|id| state.jobs.get(id));
+    let job = job.filter(|_| has_index_of_job).and_then(|id| state.jobs.get(&key_of(id, query)));
     job.map_or(state.index, |job| job.modify)
 }
 
@@ -307,17 +348,21 @@ fn show(state: &State, path: &str, query: &str) -> Answer {
         ["jobs"] => {
             let prefix = query.split('&').find_map(|one| one.strip_prefix("prefix="));
             let prefix = prefix.unwrap_or("");
-            let rows = state.jobs.iter().filter(|(id, _)| id.starts_with(prefix));
+            let everywhere = query.starts_with("namespace=*");
+            let rows = state.jobs.iter().filter(|(key, _)| {
+                let (namespace, id) = key.split_once('/').unwrap_or(("default", key));
+                id.starts_with(prefix) && (everywhere || namespace == "default")
+            });
             found(rows.map(|(id, job)| job_view(id, job)).collect())
         }
-        ["job", id] => match state.jobs.get(*id) {
-            Some(job) => found(job_view(id, job)),
+        ["job", id] => match state.jobs.get(&key_of(id, query)) {
+            Some(job) => found(job_view(&key_of(id, query), job)),
             None => (404, "job not found".to_owned()),
         },
-        ["job", id, "versions"] => match state.jobs.get(*id) {
+        ["job", id, "versions"] => match state.jobs.get(&key_of(id, query)) {
             Some(job) => {
                 let mut versions = job.versions.clone();
-                versions[0] = job_view(id, job);
+                versions[0] = job_view(&key_of(id, query), job);
                 found(json!({"Versions": versions}))
             }
             None => (404, "job versions not found".to_owned()),
@@ -333,9 +378,20 @@ fn show(state: &State, path: &str, query: &str) -> Answer {
     }
 }
 
-fn job_view(id: &str, job: &Job) -> Value {
+/// The key of a job: its id, with its namespace before it if that is not the default one.
+fn key_of(id: &str, query: &str) -> String {
+    let namespace = query.split('&').find_map(|one| one.strip_prefix("namespace="));
+    match namespace.unwrap_or("default") {
+        "default" => id.to_owned(),
+        other => format!("{other}/{id}"),
+    }
+}
+
+fn job_view(key: &str, job: &Job) -> Value {
+    let (namespace, id) = key.split_once('/').unwrap_or(("default", key));
     json!({
         "ID": id,
+        "Namespace": namespace,
         "Meta": job.meta,
         "Version": job.version,
         "Stop": job.stop,
@@ -388,11 +444,34 @@ fn allocation_view(allocation: &Allocation) -> Value {
     })
 }
 
+/// A write under a key that was used gets the answer that it had then.
+fn write_once(
+    method: &str,
+    path: &str,
+    body: &Value,
+    key: Option<String>,
+    server: &Mutex<Server>,
+    bug: Bug,
+) -> Answer {
+    let Some(key) = key else { return write(method, path, body, server, bug) };
+    let before = server.lock().unwrap().answers.get(&key).cloned();
+    if let Some(answer) = before {
+        if bug != Bug::ForgottenKeys {
+            return answer;
+        }
+        server.lock().unwrap().strikes += 1;
+    }
+    let answer = write(method, path, body, server, bug);
+    server.lock().unwrap().answers.insert(key, answer.clone());
+    answer
+}
+
 fn write(method: &str, path: &str, body: &Value, server: &Mutex<Server>, bug: Bug) -> Answer {
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let parts: Vec<&str> = path.trim_start_matches("/v1/").split('/').collect();
     match (method, parts.as_slice()) {
         ("PUT", ["jobs"]) => register(body, server, bug),
+        ("PUT", ["namespace"]) => (200, "{}".to_owned()),
         ("PUT", ["job", id, "evaluate"]) => {
             let mut server = server.lock().unwrap();
             if !server.state.jobs.contains_key(*id) {
@@ -403,7 +482,8 @@ fn write(method: &str, path: &str, body: &Value, server: &Mutex<Server>, bug: Bu
             (200, json!({"EvalID": id, "JobModifyIndex": 1}).to_string())
         }
         ("DELETE", ["job", id]) => {
-            server.lock().unwrap().deregister(id, query == "purge=true", bug)
+            let key = key_of(id, query);
+            server.lock().unwrap().deregister(&key, query.ends_with("purge=true"), bug)
         }
         ("PUT", ["node", id, "drain"]) => {
             let node: usize = id.trim_start_matches("node-").parse().unwrap();
@@ -418,7 +498,9 @@ fn write(method: &str, path: &str, body: &Value, server: &Mutex<Server>, bug: Bu
 }
 
 fn register(body: &Value, server: &Mutex<Server>, bug: Bug) -> Answer {
-    let id = body["Job"]["ID"].as_str().unwrap().to_owned();
+    let namespace = body["Job"]["Namespace"].as_str().unwrap_or("default");
+    let query = format!("namespace={namespace}");
+    let id = key_of(body["Job"]["ID"].as_str().unwrap(), &query);
     let enforced = body["EnforceIndex"].as_bool().unwrap_or(false);
     let stored = |server: &Server| server.state.jobs.get(&id).map_or(0, |job| job.modify);
     let early = stored(&server.lock().unwrap());
@@ -472,7 +554,7 @@ impl Server {
         let index = self.state.index;
         let old = self.state.jobs.get(id).cloned();
         let same = old.as_ref().is_some_and(|old| !old.stop && old.spec == *spec);
-        if same && bug == Bug::NeedlessVersions {
+        if same && matches!(bug, Bug::NeedlessVersions | Bug::ForgottenKeys) {
             self.strikes += 1;
         } else if same {
             return old.map_or(0, |old| old.modify);

@@ -2,7 +2,8 @@
 //!
 //! Owns client threads, pacing and process numbers. Each thread has one request under way at most; after an
 //! `info` its process is retired and a new one, with a new connection, takes its place, because the old
-//! request may still be running. A request is never sent twice: a retry is a new operation.
+//! request may still be running. A request is never sent twice (a retry is a new operation), unless under an
+//! idempotency key as a part of one operation.
 
 pub(crate) mod allocs;
 pub(crate) mod answer;

@@ -14,6 +14,9 @@ use crate::client::HttpClient;
 use crate::history::Function;
 use crate::random::Random;
 
+/// Rows of a page, and pages of a list at most.
+const PAGE_ROWS: usize = 7;
+const PAGES_MAX: usize = 200;
 /// Sets in use at the same time.
 const KEYS_AT_ONCE: u64 = 3;
 
@@ -22,6 +25,8 @@ const KEYS_AT_ONCE: u64 = 3;
 pub(crate) enum Action {
     /// List its elements.
     Read,
+    /// List them page by page, each page as it is when it is asked for; backwards or not.
+    ReadPages(bool),
     /// Put this element in.
     Add(u64),
 }
@@ -62,39 +67,64 @@ struct Row {
     id: String,
 }
 
+fn elements(key: u64, rows: &[Row]) -> Result<Vec<u64>, Completion> {
+    let prefix = format!("s{key}-");
+    let elements = rows.iter().map(|row| row.id.strip_prefix(&prefix)?.parse().ok());
+    let elements: Option<Vec<u64>> = elements.collect();
+    elements.ok_or_else(|| Completion::fail("unexpected answer: a job of another name"))
+}
+
+fn read(client: &HttpClient, key: u64) -> Result<Completion, Completion> {
+    let reply = client.get(&format!("/v1/jobs?prefix=s{key}-"));
+    let (rows, index) = answer::read::<Vec<Row>>(&reply)?;
+    let elements = elements(key, &rows)?;
+    Ok(Completion { version: Some(index), ..Completion::ok() }.with_value(json!([key, elements])))
+}
+
+/// What was there before the first page was asked for is on one of the pages, once.
+fn read_pages(client: &HttpClient, key: u64, reverse: bool) -> Result<Completion, Completion> {
+    let path = format!("/v1/jobs?prefix=s{key}-&per_page={PAGE_ROWS}&reverse={reverse}");
+    let mut all = Vec::new();
+    let mut token = String::new();
+    for _ in 0..PAGES_MAX {
+        let (reply, headers) = client.look(&format!("{path}&next_token={token}"), None);
+        let (rows, _) = answer::read::<Vec<Row>>(&reply)?;
+        all.extend(elements(key, &rows)?);
+        match headers.next_token {
+            Some(next) => token = next,
+            None => return Ok(Completion::ok().with_value(json!([key, all]))),
+        }
+    }
+    Err(Completion::fail("the pages do not end"))
+}
+
 impl Workload for Sets {
     type Request = (u64, Action);
 
     fn next(&self) -> Self::Request {
         self.with_generator(|generator| {
             let key = generator.keys.take(&mut generator.random);
-            (key, if generator.random.below(2) == 0 { Action::Read } else { generator.add() })
+            let action = match generator.random.below(8) {
+                0..=2 => Action::Read,
+                3 => Action::ReadPages(generator.random.below(2) == 0),
+                4.. => generator.add(),
+            };
+            (key, action)
         })
     }
 
     fn start(&self, (key, action): &Self::Request) -> Start {
         match action {
-            Action::Read => Start::new(Function::Read, json!([key, null])),
+            Action::Read | Action::ReadPages(_) => Start::new(Function::Read, json!([key, null])),
             Action::Add(element) => Start::new(Function::Add, json!([key, element])),
         }
     }
 
     fn perform(&self, client: &HttpClient, (key, action): &Self::Request) -> Completion {
         match action {
-            Action::Read => {
-                let prefix = format!("s{key}-");
-                let reply = client.get(&format!("/v1/jobs?prefix={prefix}"));
-                let (rows, index) = match answer::read::<Vec<Row>>(&reply) {
-                    Ok(answer) => answer,
-                    Err(completion) => return completion,
-                };
-                let elements: Option<Vec<u64>> =
-                    rows.iter().map(|row| row.id.strip_prefix(&prefix)?.parse().ok()).collect();
-                match elements {
-                    Some(elements) => Completion { version: Some(index), ..Completion::ok() }
-                        .with_value(json!([key, elements])),
-                    None => Completion::fail("unexpected answer: a job of another name"),
-                }
+            Action::Read => read(client, *key).unwrap_or_else(|completion| completion),
+            Action::ReadPages(reverse) => {
+                read_pages(client, *key, *reverse).unwrap_or_else(|completion| completion)
             }
             Action::Add(element) => {
                 let job = body::parameterized(&format!("s{key}-{element}"), &json!({}));
@@ -121,7 +151,7 @@ impl Workload for Sets {
 
     fn renew(&self, (key, action): &Self::Request) -> Self::Request {
         match action {
-            Action::Read => (*key, Action::Read),
+            Action::Read | Action::ReadPages(_) => (*key, *action),
             Action::Add(_) => (*key, self.with_generator(Generator::add)),
         }
     }

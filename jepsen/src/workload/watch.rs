@@ -1,6 +1,7 @@
 //! The watch workload: jobs change, and many observers follow them over blocking queries, lists and stale reads.
 //!
-//! Owns what is asked and what an answer means. Jobs come in groups of three, `w7-0` to `w7-2` or `w7x-0` to `w7x-2`; the keys of group G are 3G to 3G + 2. `write`, `stop` and
+//! Owns what is asked and what an answer means. Jobs come in groups: `w7-0` to `w7-2` or `w7x-0` to `w7x-2`, and a twin of the first of them in
+//! another namespace; the keys of group G are 4G to 4G + 3. `write`, `stop` and
 //! `purge` change one; `read` looks at one, at its versions, or at the list of its group; `watch` is the same with the index that was
 //! seen and a time to wait. Each client thread has a watcher beside it, which stays with one server and follows one thing after
 //! the other. The last phase begins with rounds: a burst of changes under the eyes of watchers on all servers, then silence, so that a
@@ -8,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,14 +18,18 @@ use serde_json::{Value, json};
 
 use super::answer::{self, Completion};
 use super::{Clients, Drive, Identity, KeyPool, Start, Workload, body, nap};
-use crate::client::{Contact, HttpClient, Reply};
+use crate::client::{Headers, HttpClient, Reply};
 use crate::history::{Function, Kind};
 use crate::random::Random;
 
 /// Groups in use at the same time.
 const GROUPS_AT_ONCE: u64 = 3;
-/// Jobs of a group.
-const MEMBERS: u64 = 3;
+/// Jobs of a group: three in the default namespace, and the twin of the first in [`NAMESPACE`].
+const MEMBERS: u64 = 4;
+const TWIN: u64 = 3;
+const NAMESPACE: &str = "watch";
+/// Changes in a row that a watcher makes and looks at elsewhere.
+const CHASES: usize = 4;
 /// Queries in a row about one thing.
 const CHAIN: usize = 20;
 /// A watcher's longest pause between two queries, so that it is sometimes behind.
@@ -36,7 +41,7 @@ const WAITS_MS: [u64; 3] = [200, 1_000, 2_000];
 /// How long a watcher of a round asks the server to wait: much longer than [`crate::checker::watch::GRACE`].
 const ROUND_WAIT_MS: u64 = 12_000;
 /// What a client waits longer than the server was asked to and may take.
-const PATIENCE_BEYOND_WAIT: Duration = Duration::from_secs(6);
+const PATIENCE_BEYOND_WAIT: Duration = Duration::from_secs(10);
 /// Rounds of the last phase.
 const ROUNDS: u64 = 12;
 /// Changes in a round.
@@ -58,6 +63,8 @@ pub(crate) enum Of {
     Versions,
     /// The list of a group.
     List,
+    /// The list of a group in all namespaces.
+    Everywhere,
 }
 
 impl Of {
@@ -65,7 +72,7 @@ impl Of {
         match self {
             Self::Job => "job",
             Self::Versions => "versions",
-            Self::List => "list",
+            Self::List | Self::Everywhere => "list",
         }
     }
 }
@@ -85,6 +92,8 @@ pub(crate) struct Look {
 pub(crate) enum Action {
     /// Register it with this value.
     Write(u64),
+    /// The same, and the same request again under the same idempotency key.
+    WriteTwice(u64),
     /// Deregister it.
     Stop,
     /// Deregister and forget it.
@@ -96,6 +105,8 @@ pub(crate) enum Action {
 /// The workload's state.
 pub(crate) struct Watches {
     generator: Mutex<Generator>,
+    /// The namespace of the twins was made.
+    has_namespace: AtomicBool,
 }
 
 struct Generator {
@@ -108,7 +119,8 @@ impl Watches {
     /// Jobs nobody has registered.
     pub(crate) fn new(random: Random, ops_per_key: u64) -> Self {
         let groups = KeyPool::new(GROUPS_AT_ONCE, ops_per_key);
-        Self { generator: Mutex::new(Generator { random, groups, next_value: 1 }) }
+        let generator = Mutex::new(Generator { random, groups, next_value: 1 });
+        Self { generator, has_namespace: AtomicBool::new(false) }
     }
 
     fn with_generator<T>(&self, act: impl FnOnce(&mut Generator) -> T) -> T {
@@ -118,13 +130,46 @@ impl Watches {
     fn unique(&self) -> u64 {
         self.with_generator(Generator::unique)
     }
+
+    /// Registers a job; twice under one idempotency key, which must be as good as once.
+    fn write(
+        &self,
+        client: &HttpClient,
+        key: u64,
+        value: u64,
+        twice: bool,
+    ) -> Result<Completion, Completion> {
+        if namespace(key) == NAMESPACE && !self.has_namespace.load(Ordering::Relaxed) {
+            let made = client.put("/v1/namespace", &json!({"Name": NAMESPACE}));
+            if let Err(end) = answer::written::<Value>(&made) {
+                return Err(Completion::fail(end.error.as_deref().unwrap_or("no namespace")));
+            }
+            self.has_namespace.store(true, Ordering::Relaxed);
+        }
+        let mut job = body::parameterized(&name(key), &json!({"value": value.to_string()}));
+        job["Namespace"] = namespace(key).into();
+        let body = body::registration(job, None);
+        if !twice {
+            return changed(&client.put("/v1/jobs", &body));
+        }
+        let idempotency_key = format!("watch-{value}");
+        let send = || changed(&client.put_keyed("/v1/jobs", &body, &idempotency_key));
+        match (send(), send()) {
+            (Ok(one), Ok(two)) => {
+                Ok(Completion { detail: Some(json!({"again": two.version})), ..one })
+            }
+            (Ok(done), Err(_)) | (Err(_), Ok(done)) => Ok(done),
+            (Err(one), Err(two)) => Err(if one.kind == Kind::Info { one } else { two }),
+        }
+    }
 }
 
 impl Generator {
     fn next(&mut self) -> (u64, Action) {
         let key = self.groups.take(&mut self.random) * MEMBERS + self.member();
         let action = match self.random.below(20) {
-            0..=6 => Action::Write(self.unique()),
+            0..=4 => Action::Write(self.unique()),
+            5..=6 => Action::WriteTwice(self.unique()),
             7..=8 => Action::Stop,
             9 => Action::Purge,
             10.. => Action::Look(self.look()),
@@ -133,7 +178,7 @@ impl Generator {
     }
 
     fn look(&mut self) -> Look {
-        let of = self.random.choose(&[Of::Job, Of::Versions, Of::List]);
+        let of = self.random.choose(&[Of::Job, Of::Versions, Of::List, Of::Everywhere]);
         Look { of, stale: self.random.below(3) == 0, seen: None, wait_ms: 0 }
     }
 
@@ -146,7 +191,7 @@ impl Generator {
     }
 
     fn member(&mut self) -> u64 {
-        self.random.choose(&[0, 1, 2])
+        self.random.choose(&[0, 1, 2, TWIN])
     }
 
     fn unique(&mut self) -> u64 {
@@ -161,13 +206,22 @@ fn prefix(group: u64) -> String {
 }
 
 fn name(key: u64) -> String {
-    format!("{}{}", prefix(key / MEMBERS), key % MEMBERS)
+    format!("{}{}", prefix(key / MEMBERS), key % MEMBERS % TWIN)
 }
 
-fn key_of(id: &str) -> Option<u64> {
+fn namespace(key: u64) -> &'static str {
+    if key % MEMBERS == TWIN { NAMESPACE } else { "default" }
+}
+
+fn key_of(namespace: &str, id: &str) -> Option<u64> {
     let (group, member) = id.strip_prefix('w')?.split_once('-')?;
     let (pair, second) = group.strip_suffix('x').map_or((group, 0), |pair| (pair, 1));
     let (pair, member): (u64, u64) = (pair.parse().ok()?, member.parse().ok()?);
+    let member = match (namespace, member) {
+        ("default", 0..TWIN) => member,
+        (NAMESPACE, 0) => TWIN,
+        (_, _) => return None,
+    };
     Some((pair * 2 + second) * MEMBERS + member)
 }
 
@@ -177,6 +231,10 @@ fn keys_of(key: u64, look: Look) -> Vec<u64> {
         Of::Job | Of::Versions => vec![key],
         Of::List => {
             let first = key / MEMBERS * MEMBERS;
+            (first..first + TWIN).collect()
+        }
+        Of::Everywhere => {
+            let first = key / MEMBERS * MEMBERS;
             (first..first + MEMBERS).collect()
         }
     }
@@ -184,8 +242,11 @@ fn keys_of(key: u64, look: Look) -> Vec<u64> {
 
 fn path(key: u64, look: Look) -> String {
     let mut path = match look.of {
-        Of::Job => format!("/v1/job/{}?", name(key)),
-        Of::Versions => format!("/v1/job/{}/versions?", name(key)),
+        Of::Job => format!("/v1/job/{}?namespace={}", name(key), namespace(key)),
+        Of::Versions => format!("/v1/job/{}/versions?namespace={}", name(key), namespace(key)),
+        Of::Everywhere => {
+            format!("/v1/jobs?namespace=*&prefix={}&meta=true", prefix(key / MEMBERS))
+        }
         Of::List => format!("/v1/jobs?prefix={}&meta=true", prefix(key / MEMBERS)),
     };
     if let Some(seen) = look.seen {
@@ -195,7 +256,7 @@ fn path(key: u64, look: Look) -> String {
     if look.stale {
         path.push_str("&stale=true");
     }
-    path.replace("?&", "?")
+    path
 }
 
 #[derive(Deserialize)]
@@ -203,6 +264,7 @@ fn path(key: u64, look: Look) -> String {
 struct Row {
     #[serde(rename = "ID")]
     id: String,
+    namespace: String,
     meta: BTreeMap<String, String>,
     version: u64,
     stop: bool,
@@ -229,7 +291,7 @@ fn shown(row: &Row) -> Result<Value, Completion> {
     let value =
         value.ok_or_else(|| Completion::fail("unexpected answer: no numeric meta value"))?;
     Ok(json!({
-        "key": key_of(&row.id),
+        "key": key_of(&row.namespace, &row.id),
         "id": row.id,
         "value": value,
         "version": row.version,
@@ -242,7 +304,7 @@ fn shown(row: &Row) -> Result<Value, Completion> {
 
 fn rows(of: Of, reply: &Reply) -> Result<(Vec<Row>, u64), Completion> {
     if let Reply::Answer { index, .. } = reply
-        && of != Of::List
+        && matches!(of, Of::Job | Of::Versions)
         && (answer::is_not_found(reply, "job not found")
             || answer::is_not_found(reply, "job versions not found"))
     {
@@ -254,17 +316,17 @@ fn rows(of: Of, reply: &Reply) -> Result<(Vec<Row>, u64), Completion> {
             let (found, index) = answer::read::<Versions>(reply)?;
             Ok((found.versions.into_iter().take(1).collect(), index))
         }
-        Of::List => answer::read::<Vec<Row>>(reply),
+        Of::List | Of::Everywhere => answer::read::<Vec<Row>>(reply),
     }
 }
 
 fn look(client: &HttpClient, key: u64, look: Look) -> Result<Completion, Completion> {
     let wait = Duration::from_millis(look.wait_ms);
     let patience = look.seen.map(|_| wait + wait / 16 + PATIENCE_BEYOND_WAIT);
-    let (reply, contact) = client.look(&path(key, look), patience);
+    let (reply, headers) = client.look(&path(key, look), patience);
     let (rows, index) = rows(look.of, &reply)?;
     let rows = rows.iter().map(shown).collect::<Result<Vec<Value>, Completion>>()?;
-    let Contact { known_leader, last_contact_ms } = contact;
+    let Headers { known_leader, last_contact_ms, next_token: _ } = headers;
     let value = json!([key, {
         "of": look.of.name(),
         "keys": keys_of(key, look),
@@ -290,7 +352,9 @@ impl Workload for Watches {
 
     fn start(&self, (key, action): &Self::Request) -> Start {
         match action {
-            Action::Write(value) => Start::new(Function::Write, json!([key, value])),
+            Action::Write(value) | Action::WriteTwice(value) => {
+                Start::new(Function::Write, json!([key, value]))
+            }
             Action::Stop => Start::new(Function::Stop, json!([key, null])),
             Action::Purge => Start::new(Function::Purge, json!([key, null])),
             Action::Look(look) => {
@@ -309,14 +373,12 @@ impl Workload for Watches {
     }
 
     fn perform(&self, client: &HttpClient, (key, action): &Self::Request) -> Completion {
-        let path = format!("/v1/job/{}", name(*key));
+        let path = format!("/v1/job/{}?namespace={}", name(*key), namespace(*key));
         let completion = match action {
-            Action::Write(value) => {
-                let job = body::parameterized(&name(*key), &json!({"value": value.to_string()}));
-                changed(&client.put("/v1/jobs", &body::registration(job, None)))
-            }
+            Action::Write(value) => self.write(client, *key, *value, false),
+            Action::WriteTwice(value) => self.write(client, *key, *value, true),
             Action::Stop => changed(&client.delete(&path)),
-            Action::Purge => changed(&client.delete(&format!("{path}?purge=true"))),
+            Action::Purge => changed(&client.delete(&format!("{path}&purge=true"))),
             Action::Look(asked) => look(client, *key, *asked),
         };
         completion.unwrap_or_else(|completion| completion)
@@ -330,7 +392,8 @@ impl Workload for Watches {
                 let key = group * MEMBERS + generator.member();
                 steps.push((None, (key, Action::Write(generator.unique()))));
                 for server in 0..servers {
-                    for (of, stale) in [(Of::List, false), (Of::Job, false), (Of::Versions, true)] {
+                    for (of, stale) in [(Of::List, false), (Of::Everywhere, true), (Of::Job, false)]
+                    {
                         let look = Look { of, stale, seen: None, wait_ms: 0 };
                         steps.push((Some(server), (key, Action::Look(look))));
                     }
@@ -342,7 +405,7 @@ impl Workload for Watches {
 
     fn renew(&self, (key, action): &Self::Request) -> Self::Request {
         match action {
-            Action::Write(_) => (*key, Action::Write(self.unique())),
+            Action::Write(_) | Action::WriteTwice(_) => (*key, Action::Write(self.unique())),
             Action::Stop | Action::Purge | Action::Look(_) => (*key, *action),
         }
     }
@@ -361,11 +424,17 @@ impl Drive for Watchers<'_> {
 
     fn last_phase(&self, deadline: Instant) {
         let mut random = Random::stream(self.0.load.seed, 20_000);
+        let mut process = Identity { number: ROUNDS_PROCESS, step: 1 };
+        let mut connections = self.0.connections();
         for round in 0..ROUNDS {
             if deadline.saturating_duration_since(Instant::now()) < AFTER_ROUNDS {
                 break;
             }
             self.round(round, &mut random);
+            for node in 0..self.0.targets.len() {
+                let followed = self.0.workload.with_generator(Generator::follow);
+                self.chase(&mut process, &mut connections, node, followed, true);
+            }
         }
         self.0.last_phase(deadline);
     }
@@ -378,9 +447,12 @@ impl Watchers<'_> {
         let mut process = Identity::new(number, self.0.load.concurrency);
         process.number += WATCHERS_PROCESS;
         let node = number % self.0.targets.len();
-        let connections = self.0.connections();
+        let mut connections = self.0.connections();
         while !stop.load(Ordering::Relaxed) {
             let (key, mut look) = self.0.workload.with_generator(Generator::follow);
+            for _ in 0..CHASES {
+                self.chase(&mut process, &mut connections, node, (key, look), false);
+            }
             for _ in 0..CHAIN {
                 if stop.load(Ordering::Relaxed) {
                     return;
@@ -397,6 +469,31 @@ impl Watchers<'_> {
         }
     }
 
+    /// Changes a job at one server, and at once looks at it at the next: what is acknowledged is there, also where it was not written.
+    fn chase(
+        &self,
+        process: &mut Identity,
+        connections: &mut Vec<HttpClient>,
+        node: usize,
+        (key, look): (u64, Look),
+        last_phase: bool,
+    ) {
+        let request = (key, Action::Write(self.0.workload.unique()));
+        match self.0.perform(process.number, connections, node, &request, last_phase).kind {
+            Kind::Ok => {
+                let look = Look { stale: false, seen: None, wait_ms: 0, ..look };
+                let elsewhere = (node + 1) % self.0.targets.len();
+                let request = (key, Action::Look(look));
+                self.0.perform(process.number, connections, elsewhere, &request, last_phase);
+            }
+            Kind::Info => {
+                process.retire();
+                *connections = self.0.connections();
+            }
+            Kind::Fail | Kind::Invoke => {}
+        }
+    }
+
     /// A burst of changes of one job under the eyes of two watchers on each server, then silence until all have seen the last one.
     fn round(&self, round: u64, random: &mut Random) {
         let Self(clients) = self;
@@ -405,9 +502,10 @@ impl Watchers<'_> {
         // The value to wait for; a write that fails is made again with another.
         let last = AtomicU64::new(clients.workload.unique());
         let over = AtomicBool::new(false);
+        let waiting = AtomicUsize::new(clients.targets.len() * 2);
         let servers = clients.targets.len();
         std::thread::scope(|scope| {
-            let (last, over) = (&last, &over);
+            let (last, over, waiting) = (&last, &over, &waiting);
             for watcher in 0..servers * 2 {
                 let process = ROUNDS_PROCESS + 1_000_000 * (round + 1) + watcher as u64;
                 let of = if watcher < servers { Of::Job } else { Of::List };
@@ -415,6 +513,7 @@ impl Watchers<'_> {
                 let look = Look { of, stale, seen: None, wait_ms: ROUND_WAIT_MS };
                 scope.spawn(move || {
                     self.witness(process, watcher % servers, (key, look), last, over);
+                    waiting.fetch_sub(1, Ordering::Relaxed);
                 });
             }
             let first = ROUNDS_PROCESS + 1_000_000 * (round + 1) + 1_000;
@@ -448,6 +547,15 @@ impl Watchers<'_> {
                     connections = clients.connections();
                 }
                 over.store(change == BURST && !written, Ordering::Relaxed);
+            }
+            // Shows that the servers are alive while someone waits.
+            let look = Look { of: Of::Job, stale: false, seen: None, wait_ms: 0 };
+            while waiting.load(Ordering::Relaxed) > 0 {
+                for node in 0..servers {
+                    let request = (key, Action::Look(look));
+                    clients.perform(process.number, &connections, node, &request, true);
+                }
+                std::thread::sleep(super::LAST_PHASE_PAUSE);
             }
         });
     }
@@ -486,14 +594,16 @@ mod tests {
     fn a_look_asks_for_what_it_says() {
         let look = Look { of: Of::List, stale: true, seen: Some(7), wait_ms: 200 };
         assert_eq!(path(4, look), "/v1/jobs?prefix=w0x-&meta=true&index=7&wait=200ms&stale=true");
-        assert_eq!(keys_of(4, look), [3, 4, 5]);
+        assert_eq!(keys_of(4, look), [4, 5, 6]);
+        assert_eq!(keys_of(4, Look { of: Of::Everywhere, ..look }), [4, 5, 6, 7]);
         let look = Look { of: Of::Job, ..look };
-        assert_eq!(path(4, look), "/v1/job/w0x-1?index=7&wait=200ms&stale=true");
+        assert_eq!(path(4, look), "/v1/job/w0x-0?namespace=default&index=7&wait=200ms&stale=true");
         assert_eq!(keys_of(4, look), [4]);
         let look = Look { of: Of::Versions, stale: false, seen: None, wait_ms: 0 };
-        assert_eq!(path(4, look), "/v1/job/w0x-1/versions?");
-        assert!((0..40).all(|key| key_of(&name(key)) == Some(key)));
-        assert_eq!(key_of("q1-1"), None);
+        assert_eq!(path(7, look), "/v1/job/w0x-0/versions?namespace=watch");
+        assert!((0..40).all(|key| key_of(namespace(key), &name(key)) == Some(key)));
+        assert_eq!(key_of("default", "q1-1"), None);
+        assert_eq!(key_of("watch", "w1-1"), None);
     }
 
     #[test]
