@@ -341,7 +341,16 @@ impl Cluster {
         self.signal(server, Signal::STOP)?;
         self.nodes[server].paused = true;
         let end = Instant::now() + SIGNAL_TIMEOUT;
-        while self.process_state(server)? != 'T' {
+        loop {
+            match self.process_state(server)? {
+                'T' => break,
+                // It was about to end, because of its frozen disk perhaps: noted now, while that is still known to be the reason.
+                'Z' | 'X' => {
+                    self.reap();
+                    return Ok(Effect::Unclear("it ended by itself".to_owned()));
+                }
+                _ => {}
+            }
             if Instant::now() >= end {
                 return Ok(Effect::Unclear("it was not stopped in time".to_owned()));
             }
