@@ -9,6 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use fsm::State;
 use futures_util::StreamExt;
 use prost::Message;
 use proto::v1 as pb;
@@ -40,6 +41,28 @@ type RunningByName = BTreeMap<(String, String), BTreeSet<(usize, Bytes)>>;
 thread_local! {
     /// What runs.
     static RUNNING: RefCell<RunningByName> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// I49: when all is quiet, what runs is what the servers want to run, and all of it. One line for each difference.
+pub(crate) fn strays(state: &State) -> Vec<String> {
+    let running: BTreeSet<Bytes> = RUNNING
+        .with_borrow(|running| running.values().flatten().map(|(_, id)| id.clone()).collect());
+    let wanted = |id: &Bytes| {
+        let row = fsm::AllocationId::from_slice(id).and_then(|id| state.allocations.get(&id));
+        row.is_some_and(|row| row.is_live())
+    };
+    let stray = running.iter().filter(|id| !wanted(id)).map(|id| {
+        let row = fsm::AllocationId::from_slice(id).and_then(|id| state.allocations.get(&id));
+        let name = row.map_or_else(|| "something forgotten".to_owned(), |row| row.name());
+        format!("I49: {name} runs, and nobody wants it")
+    });
+    let missing = state.allocations.iter().filter(|row| {
+        row.is_live()
+            && row.client == fsm::ClientStatus::Running
+            && !running.contains(&row.id.0[..])
+    });
+    let missing = missing.map(|row| format!("I49: {} runs nowhere, and is said to", row.name()));
+    stray.chain(missing).collect()
 }
 
 /// What runs, or ran, here.
@@ -249,7 +272,14 @@ impl Agent {
     fn take(&mut self, batch: Bytes) -> Result<(), Status> {
         let batch = pb::AllocationBatch::decode(batch)
             .map_err(|error| Status::internal(error.to_string()))?;
-        for id in &batch.removed {
+        let mut removed = batch.removed;
+        if batch.complete {
+            // The whole set: what is not in it is gone.
+            let present: BTreeSet<&Bytes> = batch.allocations.iter().map(|one| &one.id).collect();
+            let live = self.running.iter().filter(|(_, one)| one.status != "complete");
+            removed.extend(live.map(|(id, _)| id).filter(|id| !present.contains(id)).cloned());
+        }
+        for id in &removed {
             if let Some(one) = self.running.remove(id) {
                 one.leaves(self.number, id);
             }
@@ -374,5 +404,38 @@ impl Running {
         if status == "complete" {
             self.ends_at = None;
         }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use fsm::{
+        JobKind,
+        command::Readiness,
+        testing::{self, Driver},
+    };
+
+    use super::*;
+
+    #[test]
+    fn i49_what_runs_unwanted_and_what_is_said_to_run_and_does_not_is_found() {
+        let mut driver = Driver::default();
+        driver.register_node("n1");
+        driver.readiness("n1", Readiness::Ok);
+        driver.sync("n1");
+        driver.register_job(testing::job("web", JobKind::Service, 1));
+        let node = driver.node("n1");
+        let id = driver.run("web", 0, node);
+        let missing = strays(&driver.state);
+        assert!(missing.len() == 1 && missing[0].contains("runs nowhere"), "{missing:?}");
+        let name = ("web".to_owned(), "web".to_owned());
+        let held = Bytes::copy_from_slice(&id.0);
+        RUNNING.with_borrow_mut(|all| all.entry(name.clone()).or_default().insert((0, held)));
+        assert_eq!(strays(&driver.state), Vec::<String>::new());
+        let stray = Bytes::from_static(&[9; 16]);
+        RUNNING.with_borrow_mut(|all| all.get_mut(&name).unwrap().insert((0, stray)));
+        let found = strays(&driver.state);
+        assert!(found.len() == 1 && found[0].contains("nobody wants it"), "{found:?}");
     }
 }

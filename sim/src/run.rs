@@ -9,7 +9,7 @@ use quorate::{
 };
 
 use crate::{
-    agent::Agent,
+    agent::{self, Agent},
     client::{self, Ended, REGISTERS, Shared},
     dice::Dice,
     invariants,
@@ -193,6 +193,7 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
             && state.is_some_and(|state| {
                 jobs::all_run(&state)
                     && invariants::check_quiet(&state, &BTreeSet::new()).is_empty()
+                    && agent::strays(&state).is_empty()
             })
     };
     if world.wait("I56: every evaluation came to its end", DRAINED, done).await {
@@ -202,6 +203,7 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
         for broken in invariants::check_quiet(&state, &BTreeSet::new()) {
             verdict::fail(broken.to_string());
         }
+        agent::strays(&state).into_iter().for_each(verdict::fail);
     }
     Ok(false)
 }

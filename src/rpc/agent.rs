@@ -364,7 +364,15 @@ fn batches(
 ) -> Vec<pb::AllocationBatch> {
     let mut news = Vec::new();
     let mut present = BTreeSet::new();
-    for row in state.allocations_of_node(node.id).filter(|row| !row.client.is_terminal()) {
+    for row in state.allocations_of_node(node.id) {
+        if row.client.is_terminal() {
+            // The servers gave it up while the node was silent, and it may run: its agent hears it once. What else has ended the agent has told.
+            let given_up = row.client == ClientStatus::Lost && sent.contains_key(&row.id);
+            if let (true, Some(spec)) = (given_up, state.allocation_spec(row)) {
+                news.push(allocation(row, spec, node));
+            }
+            continue;
+        }
         present.insert(row.id);
         if sent.get(&row.id) == Some(&row.server_modify_index) {
             continue;
@@ -427,7 +435,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
         group: row.group.to_string(),
         name: row.name(),
         name_index: row.name_index,
-        run: !row.is_server_terminal(),
+        run: row.is_live(),
         modify_index: row.server_modify_index,
         tasks: tasks
             .iter()
@@ -477,5 +485,63 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
         client_status: row.client.name().to_owned(),
         client_sequence: row.client_sequence,
         task_starts_allowed: node.liveness != Liveness::Down,
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use fsm::{
+        JobKind,
+        testing::{self, Driver},
+    };
+
+    use super::*;
+
+    /// What the stream of a node says of its allocations: whether each is to run.
+    fn news(
+        driver: &Driver,
+        sent: &mut BTreeMap<AllocationId, Index>,
+        complete: &mut bool,
+    ) -> Vec<(bool, String)> {
+        let node = driver.node_row("n1");
+        let batches = batches(&driver.state, node, sent, complete);
+        let all = batches.into_iter().flat_map(|batch| batch.allocations);
+        all.map(|one| (one.run, one.client_status)).collect()
+    }
+
+    #[test]
+    fn an_agent_that_was_silent_hears_once_what_was_given_up_meanwhile() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        driver.register_job(testing::job("web", JobKind::Service, 2));
+        let [first, second] = [0, 1].map(|number| driver.run("web", number, node));
+        let (mut sent, mut complete) = (BTreeMap::new(), true);
+        let running = (true, "running".to_owned());
+        assert_eq!(news(&driver, &mut sent, &mut complete), [running.clone(), running]);
+
+        driver.liveness("n1", Liveness::Down);
+        let evaluation = driver.evaluate_job("web");
+        let lost = Some(ClientStatus::Lost);
+        driver.commit_plan(driver.plan(evaluation).stopping(first, lost).stopping(second, lost));
+        driver.liveness("n1", Liveness::Initializing);
+        let given_up = (false, "lost".to_owned());
+        assert_eq!(news(&driver, &mut sent, &mut complete), [given_up.clone(), given_up]);
+        assert_eq!(news(&driver, &mut sent, &mut complete), []);
+        // Whoever opens a stream now was never told of it and gets the whole set without it.
+        assert_eq!(news(&driver, &mut BTreeMap::new(), &mut true), []);
+    }
+
+    #[test]
+    fn what_an_agent_reported_as_ended_is_not_sent_back() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        driver.register_job(testing::job("work", JobKind::Batch, 1));
+        let id = driver.run("work", 0, node);
+        let (mut sent, mut complete) = (BTreeMap::new(), true);
+        assert_eq!(news(&driver, &mut sent, &mut complete).len(), 1);
+        driver.report(id, ClientStatus::Complete);
+        assert_eq!(news(&driver, &mut sent, &mut complete), []);
+        assert_eq!(sent.len(), 0);
     }
 }
