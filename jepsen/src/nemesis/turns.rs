@@ -12,7 +12,7 @@ use crate::fault::FaultClass;
 /// Classes that are at work at a time.
 const AT_WORK_MAX: usize = 3;
 /// Turns in vain after which a class has the cluster for itself.
-const TURNS_IN_VAIN_MAX: u32 = 2;
+const TURNS_IN_VAIN_MAX: u32 = 1;
 
 /// The turns of one run.
 pub(crate) struct Turns {
