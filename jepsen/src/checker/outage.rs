@@ -23,7 +23,7 @@ pub(crate) struct Outages {
     pub(crate) p99_ms: u64,
     /// The longest.
     pub(crate) max_ms: u64,
-    /// After so many no write got through until the run ended; not in the figures.
+    /// After so many no write got through until the clients ended (those of the last phase come after a pause); not in the figures.
     pub(crate) without_end: usize,
     /// Every outage that ended, shortest first, ms.
     pub(crate) lengths_ms: Vec<u64>,
@@ -103,7 +103,8 @@ fn is_look(function: Function) -> bool {
 fn writes(history: &[Op]) -> Vec<Write<'_>> {
     let mut sent: BTreeMap<Process, u64> = BTreeMap::new();
     let mut writes = Vec::new();
-    for op in history.iter().filter(|op| op.process != Process::Nemesis && !is_look(op.f)) {
+    let clients = history.iter().filter(|op| op.process != Process::Nemesis && !op.last_phase);
+    for op in clients.filter(|op| !is_look(op.f)) {
         match op.kind {
             Kind::Invoke => {
                 sent.insert(op.process, op.time);
@@ -193,6 +194,9 @@ mod tests {
             fault(FaultClass::Kill, 1_000, &["n1"], &[]),
             end(FaultClass::Kill, 1_900),
             fault(FaultClass::Pause, 2_000, &["n1"], &["n1"]),
+            // The last phase begins after a pause and ends no outage.
+            Op { last_phase: true, ..client(7_000, 1, Kind::Invoke, Write, "n2") },
+            Op { last_phase: true, ..client(7_010, 1, Kind::Ok, Write, "n2") },
         ];
         let outages = measure(&history, 3);
         assert_eq!(outages["kill"], Outages::of(vec![800], 0));

@@ -87,6 +87,7 @@ mod tests {
         let turns = Turns::new(&[Kill, Pause, Partition, Delay]);
         assert!(turns.begin(Kill) && turns.begin(Pause) && turns.begin(Partition));
         assert!(!turns.begin(Delay));
+        turns.installed(Pause);
         turns.end(Pause);
         assert!(turns.begin(Delay));
     }
