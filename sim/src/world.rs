@@ -38,7 +38,7 @@ const DEEP_EVERY: u64 = 8;
 /// Of so many crashes one has its disk opened and judged.
 const AUTOPSY_EVERY: u64 = 3;
 /// Of so many answers to an append one is looked for on the disk of whoever gave it.
-const PROMISE_EVERY: u64 = 8;
+const PROMISE_EVERY: u64 = 64;
 /// What an entry takes in a log, at most, in batches of its own.
 const ENTRY_BYTES: u64 = 2 << 10;
 /// Segments that a log may have beyond what it must keep: begun anew at each start, and in the making.
