@@ -42,7 +42,7 @@ const PROMISE_EVERY: u64 = 64;
 /// What an entry takes in a log, at most, in batches of its own.
 const ENTRY_BYTES: u64 = 2 << 10;
 /// Segments that a log may have beyond what it must keep: begun anew at each start, and in the making.
-const LOG_SEGMENTS_SPARE: u64 = 4;
+const LOG_SEGMENTS_SPARE: u64 = 8;
 /// Files in the directory of snapshots: one in use, one received, one in the making, one set aside.
 const SNAPSHOTS_MAX: u64 = 4;
 /// How much later than its deadline a call may end.
