@@ -15,7 +15,8 @@ const SIMULATED_EPOCH_MS: u64 = 1_767_225_600_000;
 /// Largest correction of log time towards wall time, percent of the time that passed.
 const SLEW_PERCENT_MAX: u64 = 5;
 
-/// How long log time runs on from one anchor. A jump of the wall clock moves it by 5 % of this, not of all the time that its server has led.
+/// How long log time runs on from one anchor at least: up to the next look at it, which a leader takes every 2 s or sooner. A jump of the wall clock
+/// moves it by 5 % of that, not of all the time that its server has led.
 const ANCHOR_MS: u64 = 200;
 
 /// The clocks of one server.

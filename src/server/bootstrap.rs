@@ -82,8 +82,7 @@ fn is_voter(core: &Core) -> bool {
 /// Whether this server is known to its cluster and does not vote: it joined, and the leader ended before it made a voter of it.
 fn is_learner(core: &Core) -> bool {
     let metrics = core.raft.metrics().borrow_watched().clone();
-    let membership = metrics.membership_config.membership();
-    membership.get_node(&core.id).is_some() && !membership.voter_ids().any(|id| id == core.id)
+    metrics.membership_config.membership().get_node(&core.id).is_some() && !is_voter(core)
 }
 
 /// A member of a cluster whose configuration names servers of another one only has the wrong data directory or the wrong addresses. While some do

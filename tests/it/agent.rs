@@ -221,8 +221,16 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
+    /// Tasks outlive their agent: what a test leaves running ends with its directory.
     fn drop(&mut self) {
         self.serving.abort();
+        let below = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
+        let runs = below(self.directory.path().join("agent/allocs"))
+            .flat_map(|allocation| below(allocation.path().join(".run")))
+            .flat_map(|task| below(task.path()));
+        for run in runs {
+            super::executor::kill(&run.path());
+        }
     }
 }
 

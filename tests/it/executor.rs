@@ -86,11 +86,28 @@ impl Run {
     }
 }
 
+impl Drop for Run {
+    fn drop(&mut self) {
+        kill(&self.directory());
+    }
+}
+
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
         assert!(started.elapsed() < Duration::from_secs(20), "never: {what}");
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Kills the executor of a run, and with it the task, if it still lives; the number may be somebody else's by now.
+pub(crate) fn kill(run: &Path) {
+    let recorded = fs::read(run.join("executor.json")).ok();
+    let identity: Option<Value> = recorded.and_then(|text| serde_json::from_slice(&text).ok());
+    let Some(pid) = identity.and_then(|identity| identity["pid"].as_u64()) else { return };
+    let works_in = fs::read_link(format!("/proc/{pid}/cwd"));
+    if works_in.is_ok_and(|at| fs::canonicalize(run).is_ok_and(|run| at == run)) {
+        Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! With every class at once nobody leads, nobody runs, and most attempts find nothing to break. So a few at a time; and while a class has never
 //! been installed in this run, those that have been wait for it; one that tried in vain (no leader to hand over from, nothing running to break)
-//! tries again when nothing else is at work. It must never keep a class out for ever: a turn ends with the fault.
+//! tries again when nothing else is at work. After some turns in vain it has no such claims any more: nobody is kept out for ever by a class that cannot
+//! be installed here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,8 +12,8 @@ use crate::fault::FaultClass;
 
 /// Classes that are at work at a time.
 const AT_WORK_MAX: usize = 3;
-/// Turns in vain after which a class has the cluster for itself.
-const TURNS_IN_VAIN_MAX: u32 = 1;
+/// Turns in vain after which a class goes when it can, like those that have been installed.
+const CLAIMED_TURNS_MAX: u32 = 6;
 
 /// The turns of one run.
 pub(crate) struct Turns {
@@ -38,10 +39,11 @@ impl Turns {
     /// Begins a turn, if it is this class's.
     pub(super) fn begin(&self, class: FaultClass) -> bool {
         let mut state = self.state();
-        let is_new = |class: &FaultClass| !state.installed.contains(class);
-        let is_unlucky = |class: &FaultClass| {
-            is_new(class) && state.turns.get(class).is_some_and(|turns| *turns >= TURNS_IN_VAIN_MAX)
+        let turns = |class: &FaultClass| state.turns.get(class).copied().unwrap_or(0);
+        let is_new = |class: &FaultClass| {
+            !state.installed.contains(class) && turns(class) < CLAIMED_TURNS_MAX
         };
+        let is_unlucky = |class: &FaultClass| is_new(class) && turns(class) > 0;
         if self.classes.iter().any(is_unlucky) {
             let goes = is_unlucky(&class) && state.at_work.is_empty();
             return goes && state.at_work.insert(class);
@@ -96,10 +98,8 @@ mod tests {
     fn who_tried_in_vain_gets_the_cluster_for_itself() {
         let turns = Turns::new(&[Kill, Pause]);
         assert!(turns.begin(Kill));
-        for _ in 0..TURNS_IN_VAIN_MAX {
-            assert!(turns.begin(Pause));
-            turns.end(Pause);
-        }
+        assert!(turns.begin(Pause));
+        turns.end(Pause);
         assert!(!turns.begin(Pause), "the other is still at work");
         turns.installed(Kill);
         turns.end(Kill);
@@ -107,6 +107,20 @@ mod tests {
         assert!(turns.begin(Pause));
         turns.installed(Pause);
         assert!(turns.begin(Kill));
+    }
+
+    #[test]
+    fn who_cannot_be_installed_keeps_nobody_out_for_ever() {
+        let turns = Turns::new(&[Kill, Pause]);
+        for _ in 0..CLAIMED_TURNS_MAX {
+            assert!(turns.begin(Pause));
+            turns.end(Pause);
+        }
+        assert!(turns.begin(Kill));
+        turns.installed(Kill);
+        turns.end(Kill);
+        assert!(turns.begin(Kill) && turns.begin(Pause));
+        assert!(!turns.all_installed());
     }
 
     #[test]
