@@ -542,16 +542,20 @@ pub(crate) fn running(state: &State, key: &JobKey) -> usize {
     state.allocations_of_job(key).filter(is_running).count()
 }
 
-/// Whether every service runs as it is wanted.
-pub(crate) fn all_run(state: &State) -> bool {
+/// The services that do not run as they are wanted.
+pub(crate) fn not_as_wanted(state: &State) -> Vec<String> {
     let services =
         state.jobs.iter().filter(|job| job.kind == JobKind::Service && !job.parameterized);
-    services.into_iter().all(|job| {
-        let wanted: u32 = state
-            .current_spec(job)
-            .map_or(0, |spec| spec.groups.iter().map(|group| group.count).sum());
-        job.stop || running(state, &job.key) == wanted as usize
-    })
+    services
+        .filter(|job| !job.stop)
+        .filter_map(|job| {
+            let spec = state.current_spec(job)?;
+            let wanted: u32 = spec.groups.iter().map(|group| group.count).sum();
+            let runs = running(state, &job.key);
+            (runs != wanted as usize)
+                .then(|| format!("I39: {} instances of {} run, of {wanted}", runs, job.key.id))
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -93,6 +93,9 @@ struct Endpoint {
     incarnation: u64,
 }
 
+/// A write of unknown outcome that came after the heal would undo what is asked for then, and be right; so it is lost.
+const FORWARDED_WRITE: &str = "/quorate.v1.Cluster/Write";
+
 /// Cuts that are mended together.
 #[derive(Clone, Debug)]
 pub(crate) struct Cut {
@@ -133,6 +136,8 @@ struct Route {
     number: u64,
     /// Incarnation of the receiver when it was sent; 0: nobody listened.
     receiver: u64,
+    /// It was sent before the links were mended for good.
+    in_faults: bool,
 }
 
 impl Network {
@@ -240,6 +245,10 @@ impl Network {
             trace::event("net", format_args!("mend"));
             state.cuts.clear();
         }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.lock().is_whole
     }
 
     /// Messages so far.
@@ -382,6 +391,10 @@ impl Network {
             trace::event("net", format_args!("refused {}", route.number));
             return Err(Status::unavailable("connection refused"));
         };
+        if route.in_faults && route.path == FORWARDED_WRITE && self.is_whole() {
+            trace::event("net", format_args!("lost {}, too old", route.number));
+            return Err(Status::unavailable("connection reset"));
+        }
         trace::event(&endpoint.name, format_args!("< {} {}", route.from, route.number));
         if route.receiver != 0 && route.receiver != endpoint.incarnation {
             coverage::hit("a message of an old incarnation reached a restarted server");
@@ -615,7 +628,8 @@ impl SimTransport {
     fn route(&self, to: &str, path: &'static str) -> Route {
         let number = self.network.number();
         let receiver = self.network.endpoint(to).map_or(0, |endpoint| endpoint.incarnation);
-        Route { from: self.from.clone(), to: to.to_owned(), path, number, receiver }
+        let in_faults = !self.network.is_whole();
+        Route { from: self.from.clone(), to: to.to_owned(), path, number, receiver, in_faults }
     }
 }
 

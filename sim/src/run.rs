@@ -183,29 +183,39 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
         return Ok(false);
     }
     evaluate(world, "early").await;
-    let done = |world: &World| {
-        let state = world.newest();
-        let idle = world
-            .leader()
-            .and_then(|leader| world.core(leader))
-            .is_some_and(|core| core.leading().is_some_and(|services| services.is_idle()));
-        idle && is_complete(world, "early")
-            && state.is_some_and(|state| {
-                jobs::all_run(&state)
-                    && invariants::check_quiet(&state, &BTreeSet::new()).is_empty()
-                    && agent::strays(&state).is_empty()
-            })
-    };
+    let done = |world: &World| is_idle(world) && unsettled(world).is_empty();
     if world.wait("I56: every evaluation came to its end", DRAINED, done).await {
         return Ok(true);
     }
-    if let Some(state) = world.newest() {
-        for broken in invariants::check_quiet(&state, &BTreeSet::new()) {
-            verdict::fail(broken.to_string());
-        }
-        agent::strays(&state).into_iter().for_each(verdict::fail);
-    }
+    unsettled(world).into_iter().for_each(verdict::fail);
     Ok(false)
+}
+
+/// Whether the leader's services have nothing to do.
+fn is_idle(world: &World) -> bool {
+    let leader = world.leader().and_then(|leader| world.core(leader));
+    leader.is_some_and(|core| core.leading().is_some_and(|services| services.is_idle()))
+}
+
+/// What is not yet as it has to be when faults are over and everything had its time.
+fn unsettled(world: &World) -> Vec<String> {
+    let Some(state) = world.newest() else { return vec!["nobody has a state".into()] };
+    let mut found = Vec::new();
+    if !is_idle(world) {
+        found.push("I56: the leader's services have work left".into());
+    }
+    if !is_complete(world, "early") {
+        let of_job = state.allocations.iter().filter(|one| one.job == key("early"));
+        let each: Vec<String> = of_job
+            .map(|one| format!("{} {:?} {:?}", one.name(), one.desired, one.client))
+            .collect();
+        found.push(format!("I56: job early is not complete: {each:?}"));
+    }
+    found.extend(jobs::not_as_wanted(&state));
+    let broken = invariants::check_quiet(&state, &BTreeSet::new());
+    found.extend(broken.into_iter().map(|one| one.to_string()));
+    found.extend(agent::strays(&state));
+    found
 }
 
 /// All servers at one index, with one digest, without a broken invariant, with every acknowledged write.

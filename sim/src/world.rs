@@ -64,10 +64,23 @@ struct Slot {
     still: Still,
 }
 
-#[derive(Clone, Copy)]
+/// Whether a server stands still and when it last did. A crash ends that, and does not make it forgotten: what was late is answered afterwards.
+#[derive(Clone, Copy, Default)]
 struct Still {
     now: bool,
     until: Option<Instant>,
+}
+
+impl Still {
+    fn ends(&mut self, now: Instant) {
+        if std::mem::take(&mut self.now) {
+            self.until = Some(now);
+        }
+    }
+
+    fn since(self, begin: Instant) -> bool {
+        self.now || self.until.is_some_and(|until| until >= begin)
+    }
 }
 
 #[derive(Clone)]
@@ -471,7 +484,7 @@ impl World {
                 }
                 slot.died_starting |= live.core.is_none();
                 slot.disk.set_capacity(None);
-                slot.still = Still { now: false, until: None };
+                slot.still.ends(Instant::now());
             }
             live
         };
@@ -539,10 +552,7 @@ impl World {
     }
 
     fn goes_on(&self, server: usize) {
-        let still = &mut self.lock().slots[server].still;
-        if still.now {
-            *still = Still { now: false, until: Some(Instant::now()) };
-        }
+        self.lock().slots[server].still.ends(Instant::now());
     }
 
     /// Takes every fault of the servers away and brings back those that are down.
@@ -593,8 +603,7 @@ impl World {
 
     /// Whether a server stood still at some time since then: it cannot keep a deadline.
     pub(crate) fn stood_still(&self, server: usize, since: Instant) -> bool {
-        let still = self.lock().slots[server].still;
-        still.now || still.until.is_some_and(|until| until >= since)
+        self.lock().slots[server].still.since(since)
     }
 
     /// Which start of a server this is.
@@ -673,7 +682,7 @@ impl Slot {
             has_history: false,
             died_starting: false,
             number: None,
-            still: Still { now: false, until: None },
+            still: Still::default(),
         }
     }
 }
@@ -709,6 +718,18 @@ fn note_changes(old: &Content, new: &Content) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn p6_a_server_that_stood_still_is_excused_after_a_crash_too_and_only_what_began_before() {
+        let mut still = Still { now: true, until: None };
+        let begin = Instant::now();
+        assert!(still.since(begin));
+        let crash = begin + Duration::from_secs(6);
+        still.ends(crash);
+        still.ends(crash + Duration::from_secs(1));
+        assert!(still.since(begin), "seed 5078");
+        assert!(!still.since(crash + Duration::from_millis(1)));
+    }
 
     #[test]
     fn p6_a_call_that_ends_after_its_deadline_is_found() {

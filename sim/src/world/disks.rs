@@ -47,8 +47,8 @@ impl World {
         {
             let mut state = self.lock();
             let seed = state.dice.next();
-            let incarnation = state.slots[server].incarnation;
-            state.slots[server] = Slot { incarnation, incomplete: true, ..Slot::new(seed) };
+            let Slot { incarnation, still, .. } = state.slots[server];
+            state.slots[server] = Slot { incarnation, still, incomplete: true, ..Slot::new(seed) };
         }
         let world = self.clone();
         rt::spawn_in(self.group_of_all, async move { world.watch_rejoin(server).await });
