@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 38] = [
+pub(crate) const REQUIRED: [&str; 40] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -39,6 +39,8 @@ pub(crate) const REQUIRED: [&str; 38] = [
     "an allocation was replaced",
     "an acknowledged index was found durable on a majority",
     "a disk was opened and judged",
+    "a damaged disk opened as what it was",
+    "a damaged disk was refused",
     "a machine stopped in the middle of a change of its disk",
     "a server was restarted as planned",
     "a stranger spoke to a server",

@@ -2,20 +2,21 @@
 //!
 //! ```text
 //!  every server asks every address of bootstrap_expect who it is
-//!    somebody is initialised, and I am a member ──► take its cluster id, wait for the log
-//!    somebody is initialised, and I am not      ──► join with my new id: learner, then voter in place of an old entry with my address
+//!    somebody is initialised, and I vote        ──► take its cluster id, wait for the log
+//!    somebody is initialised, and I do not      ──► join with my new id: learner, then voter in place of an old entry with my address
 //!    all answer "empty" with the same list      ──► the lowest address initialises; the others ask again
 //!    an answer is missing                       ──► wait, and say for whom
 //! ```
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use fsm::Index;
 use proto::v1 as pb;
 use tonic::Status;
 
 use super::{core::Core, housekeeping::probe};
 use crate::{
-    raft::{Member, WatchReceiver},
+    raft::{Member, Membership, ServerId, StoredMembership, WatchReceiver},
     rpc::transport::{Lane, call},
     rt,
 };
@@ -44,7 +45,7 @@ pub async fn join_cluster(core: Arc<Core>) -> anyhow::Result<()> {
                 core.cluster.get().is_some(),
                 "the log has entries but server.json names no cluster: restore server.json"
             );
-            if is_voter(&core) {
+            if votes(&core, core.id) {
                 return refuse_foreign_peers(&core).await;
             }
         }
@@ -71,18 +72,6 @@ pub async fn join_cluster(core: Arc<Core>) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-}
-
-/// Whether this server votes, as far as it knows. One that was admitted and died before it heard of it has a log, and does not.
-fn is_voter(core: &Core) -> bool {
-    let metrics = core.raft.metrics().borrow_watched().clone();
-    metrics.membership_config.voter_ids().any(|id| id == core.id)
-}
-
-/// Whether this server is known to its cluster and does not vote: it joined, and the leader ended before it made a voter of it.
-fn is_learner(core: &Core) -> bool {
-    let metrics = core.raft.metrics().borrow_watched().clone();
-    metrics.membership_config.membership().get_node(&core.id).is_some() && !is_voter(core)
 }
 
 /// A member of a cluster whose configuration names servers of another one only has the wrong data directory or the wrong addresses. While some do
@@ -159,7 +148,7 @@ async fn look_around(core: &Arc<Core>) -> anyhow::Result<Found> {
                 "{address} belongs to another cluster than this data directory"
             );
             let address = address.clone();
-            return Ok(if reply.member && !is_learner(core) {
+            return Ok(if reply.member {
                 Found::Member(cluster)
             } else {
                 Found::Stranger { cluster, address }
@@ -223,6 +212,21 @@ async fn ask_to_join(core: &Arc<Core>, address: &str) -> Result<(), Status> {
     Ok(())
 }
 
+/// The configuration that this server goes by, if it is settled: applied here, or the first of all, which nobody undoes. One that is only in the
+/// log may go with the leader that wrote it.
+fn settled(membership: &StoredMembership, applied: Index) -> Option<&Membership> {
+    let index = membership.log_id().as_ref()?.index;
+    (index <= applied).then(|| membership.membership())
+}
+
+/// Whether a server votes, for good: as long as it does not it asks to join, however far an earlier try came.
+pub(super) fn votes(core: &Core, id: ServerId) -> bool {
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    let applied = metrics.last_applied.map_or(0, |applied| applied.index);
+    settled(&metrics.membership_config, applied)
+        .is_some_and(|membership| membership.voter_ids().any(|voter| voter == id))
+}
+
 /// Whether the configuration is a joint one: until it is left, a majority of the servers of before is needed as well, and one of them may be gone.
 pub(super) fn is_membership_joint(core: &Core) -> bool {
     let metrics = core.raft.metrics().borrow_watched().clone();
@@ -243,10 +247,13 @@ pub(super) async fn finish_membership(core: &Core) {
 /// The leader's side of a join: the newcomer learns first, then votes; an entry with its address belongs to a disk that is gone and goes in
 /// the same change.
 pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), Status> {
+    if votes(core, request.node_id) {
+        return Ok(());
+    }
     let metrics = core.raft.metrics().borrow_watched().clone();
     let membership = metrics.membership_config.membership().clone();
     if membership.voter_ids().any(|id| id == request.node_id) {
-        return Ok(());
+        return Err(Status::unavailable("this server is becoming a voter: ask again"));
     }
     let mut replaced = Vec::new();
     for (id, member) in membership.nodes() {
@@ -288,4 +295,25 @@ pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), S
     }
     tracing::info!(server = %format!("{id:x}"), "a server joined as a voter");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use openraft::{impls::leader_id_std::LeaderId, vote::RaftLeaderId};
+
+    use super::*;
+
+    #[test]
+    fn a_configuration_that_is_only_in_the_log_makes_no_voter() {
+        let leader = LeaderId::<u64, u64>::new(2, 1).to_committed();
+        let voters = std::collections::BTreeSet::from([1, 2]);
+        let membership = Membership::new_with_defaults(vec![voters], [3]);
+        let at = |index| {
+            StoredMembership::new(Some(crate::raft::LogId::new(leader, index)), membership.clone())
+        };
+        assert!(settled(&at(58), 57).is_none(), "its leader may end before anybody else has it");
+        assert!(settled(&at(58), 58).is_some());
+        assert!(settled(&at(0), 0).is_some(), "the first one: nobody applied anything yet");
+        assert!(settled(&StoredMembership::default(), 9).is_none());
+    }
 }

@@ -31,10 +31,7 @@ pub use self::{
     leadership::LeaderServices,
     run::{RunningServer, run},
 };
-use crate::{
-    raft::WatchReceiver,
-    rpc::transport::{Lane, call},
-};
+use crate::rpc::transport::{Lane, call};
 
 /// Time a call to the leader on behalf of an agent may take.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -91,8 +88,6 @@ pub(crate) async fn probe_for_peer(
     request: &pb::ProbeRequest,
 ) -> Result<pb::ProbeReply, Status> {
     let initialised = core.raft.is_initialized().await.unwrap_or(false);
-    let metrics = core.raft.metrics().borrow_watched().clone();
-    let membership = metrics.membership_config.membership().clone();
     let leader = core.leader();
     Ok(pb::ProbeReply {
         initialised: initialised && core.cluster.get().is_some(),
@@ -105,7 +100,7 @@ pub(crate) async fn probe_for_peer(
         rpc_address: core.settings.rpc_address.clone(),
         http_address: core.settings.http_address.clone(),
         // One that only learns has to ask to join again: the leader that admitted it may be gone.
-        member: membership.voter_ids().any(|id| id == request.from),
+        member: bootstrap::votes(core, request.from),
         digest: digests::digest_at(core, request.digest_mark),
         disk_full: core.is_full(core.id),
     })

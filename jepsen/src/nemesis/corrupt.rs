@@ -422,6 +422,11 @@ mod tests {
             cluster.excuse(1, FaultClass::Corrupt);
             cluster.start(1).unwrap();
             if ended_by_us {
+                let deadline = Instant::now() + Duration::from_mins(1);
+                while !directory.path().join("n2/once").exists() {
+                    assert!(Instant::now() < deadline, "the first start does not come to it");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
                 cluster.kill(1).unwrap();
             }
             let (cluster, recorder) = (Mutex::new(cluster), Recorder::in_memory());
@@ -439,7 +444,7 @@ mod tests {
         assert!(said.starts_with("the log is damaged"), "{said}");
         assert_eq!(check("echo started; echo it is broken; exit 1", false, 1), "it is broken");
         // The end that another fault made is no answer; the next start's is.
-        let twice = format!("mkdir once && exec sleep 60; {repair}; exit 1");
+        let twice = format!("mkdir $(dirname $0)/once && exec sleep 60; {repair}; exit 1");
         assert!(check(&twice, true, 0).starts_with("the log is damaged"));
     }
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::answer::{self, Completion};
 use super::{KeyPool, Start, Workload, body};
 use crate::client::{HttpClient, Reply};
-use crate::history::Function;
+use crate::history::{Function, Kind};
 use crate::random::Random;
 
 /// Jobs in use at the same time.
@@ -209,7 +209,11 @@ impl Workload for Jobs {
             Action::Read => self.read(client, *key),
             Action::Versions => versions(client, *key),
         };
-        completion.unwrap_or_else(|completion| completion)
+        let completion = completion.unwrap_or_else(|completion| completion);
+        if completion.kind == Kind::Info {
+            self.with_generator(|generator| generator.keys.doubt(*key));
+        }
+        completion
     }
 
     /// Registers every job once more, at any server, then shows it and its versions at each.

@@ -353,6 +353,9 @@ impl Identity {
     }
 }
 
+/// Changes of unknown outcome after which a key is given up.
+const DOUBTS_PER_KEY: u64 = 6;
+
 /// Hands out keys; each is given up after so many requests.
 pub(crate) struct KeyPool {
     slots: Vec<(u64, u64)>,
@@ -377,6 +380,14 @@ impl KeyPool {
         }
         *left -= 1;
         *key
+    }
+
+    /// The outcome of a change of this key is unknown: it may take effect at any time since, which is what the search for an order takes its time
+    /// over. After a few of them another key takes its place.
+    pub(crate) fn doubt(&mut self, key: u64) {
+        if let Some((_, left)) = self.slots.iter_mut().find(|(used, _)| *used == key) {
+            *left = left.saturating_sub(self.requests_max.div_ceil(DOUBTS_PER_KEY));
+        }
     }
 
     /// Every key used so far.

@@ -227,3 +227,16 @@ fn a_job_that_never_gets_what_it_asks_for_is_found_by_the_last_phase() {
     assert_eq!(served.valid, Verdict::False, "{served:?}");
     assert!(served.silent[0].contains("allocations"), "{served:?}");
 }
+
+#[test]
+fn a_key_of_which_much_is_unknown_is_given_up_early() {
+    let mut random = Random::stream(1, 0);
+    let mut keys = KeyPool::new(1, 200);
+    assert_eq!(keys.take(&mut random), 0);
+    for _ in 1..DOUBTS_PER_KEY {
+        keys.doubt(0);
+    }
+    assert_eq!(keys.take(&mut random), 0);
+    keys.doubt(0);
+    assert_eq!(keys.take(&mut random), 1);
+}

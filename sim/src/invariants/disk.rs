@@ -3,6 +3,7 @@
 //! - I2: entries of one index and term are the same on every disk, and so is what comes before them.
 //! - I6: the log is purged no further than the snapshot file, and a server that runs keeps the engine as far.
 //! - I7: vote and term never go back across restarts, and no promise that left a server is ahead of its disk.
+//! - I11: a disk on which bytes were flipped opens as what it was, or does not open: damage is never taken for the end of a log.
 //! - I9: each state on a disk, and what a replay of the log makes of it, is what replicas showed at that index, with the members of then.
 
 #[cfg(test)]
@@ -178,6 +179,37 @@ impl Disks {
             out.push(Broken("I9", format!("the {what} at {index} has other members than {last}")));
         }
     }
+}
+
+/// I11: what a disk holds after bytes of it were flipped, and it still opens: vote and log as `before`, and no state that replicas did not show.
+pub(crate) fn rotten(
+    before: &Remains,
+    after: &Remains,
+    known: &BTreeMap<Index, (u64, Digest)>,
+) -> Vec<Broken> {
+    let mut out = Vec::new();
+    let mut differs = |what: &str, is: String| {
+        let detail = format!("after bytes were flipped the log opens with {what} {is}");
+        out.push(Broken("I11", detail));
+    };
+    if after.vote != before.vote {
+        differs("vote", format!("{:?} instead of {:?}", after.vote, before.vote));
+    }
+    if (after.purged, after.last()) != (before.purged, before.last()) {
+        let (ends, ended) = (after.last(), before.last());
+        differs("its end at", format!("{ends} instead of {ended}"));
+    }
+    for (one, other) in after.entries.iter().zip(&before.entries) {
+        if one != other {
+            differs("another entry", format!("{:?}", one.0));
+        }
+    }
+    let states = [("engine", &after.engine), ("snapshot", &after.snapshot)];
+    let states = states.into_iter().filter_map(|(what, loaded)| Some((what, loaded.as_ref()?)));
+    out.extend(states.filter_map(|(what, loaded)| {
+        compare(&format!("the {what}, with flipped bytes,"), &loaded.state, known)
+    }));
+    out
 }
 
 /// I6.

@@ -16,8 +16,12 @@ use quorate::{
 
 use super::{Crash, Slot, State, World, address, name};
 use crate::{
-    autopsy, coverage, dice::Dice, invariants::history::check_durable, network::Promise,
-    swarm::Class, trace, verdict,
+    autopsy, coverage,
+    dice::Dice,
+    invariants::{disk::rotten, history::check_durable},
+    network::Promise,
+    swarm::Class,
+    trace, verdict,
 };
 
 /// Of so many answers to an append one is looked for on the disk of whoever gave it.
@@ -73,8 +77,32 @@ impl World {
         }
     }
 
-    /// Flips bytes on the disk of a server that is down.
+    /// Flips bytes on the disk of a server that is down: a start has to find what was there before, or to refuse.
     pub(crate) fn rot(&self, server: usize, bytes: u64) {
+        let open = || {
+            let copy = self.lock().slots[server].disk.copy(0);
+            autopsy::open(copy, self.log_options())
+        };
+        let before = open();
+        self.flip(server, bytes);
+        let Ok(Some(before)) = before else { return };
+        match open() {
+            Ok(Some(after)) => {
+                let broken = rotten(&before, &after, self.lock().applied.known());
+                coverage::hit("a damaged disk opened as what it was");
+                for one in broken {
+                    verdict::fail(format!("{one} (on the disk of {})", name(server)));
+                }
+            }
+            Ok(None) => verdict::fail(format!(
+                "I11: {} has no log after bytes of it were flipped",
+                name(server)
+            )),
+            Err(_) => coverage::hit("a damaged disk was refused"),
+        }
+    }
+
+    fn flip(&self, server: usize, bytes: u64) {
         let mut state = self.lock();
         let mut seeds = Dice::new(state.dice.next(), "rot");
         let slot = &mut state.slots[server];

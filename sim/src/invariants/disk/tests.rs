@@ -117,6 +117,27 @@ fn i7_a_vote_that_the_disk_does_not_hold_is_found() {
 }
 
 #[test]
+fn i11_damage_that_is_taken_for_the_end_of_a_log_or_for_content_is_found() {
+    let (before, known) = whole();
+    assert_eq!(rotten(&before, &before, &known), []);
+    let worse = |change: fn(&mut Remains)| {
+        let (mut after, _) = whole();
+        change(&mut after);
+        rotten(&before, &after, &known)
+    };
+    assert_eq!(worse(|after| after.snapshot = None), [], "a damaged one is set aside");
+    assert!(!worse(|after| drop(after.entries.pop())).is_empty());
+    assert!(!worse(|after| after.entries[0].1 = payload(21)).is_empty());
+    assert!(!worse(|after| after.vote = None).is_empty());
+    assert!(!worse(|after| after.purged = None).is_empty());
+    let other = |after: &mut Remains| {
+        let engine = &mut after.engine.as_mut().unwrap().state;
+        engine.head.at += 1;
+    };
+    assert!(!worse(other).is_empty());
+}
+
+#[test]
 fn i9_a_state_that_is_not_that_of_its_index_is_found() {
     let (remains, mut known) = whole();
     known.get_mut(&2).unwrap().1 = Digest(5);
