@@ -13,7 +13,7 @@ use std::{
 use crate::{child::Case, swarm::Override};
 
 /// Bugs that the simulation is meant to find, with what they are.
-const PLANTS: [(&str, &str); 13] = [
+const PLANTS: [(&str, &str); 16] = [
     ("stale-read", "a consistent read is answered from the local state"),
     ("ack-before-commit", "a write is acknowledged before it is committed"),
     (
@@ -24,6 +24,9 @@ const PLANTS: [(&str, &str); 13] = [
     ("skip-log-sync", "appended entries are acknowledged without a sync"),
     ("skip-vote-sync", "a vote is acknowledged without a sync"),
     ("purge-before-sync", "the log is purged although neither engine nor snapshot file is durable"),
+    ("index-before-rows", "the applied index is on disk before its rows"),
+    ("no-deadline", "a request to a peer waits for ever"),
+    ("skip-checksums", "checksums are not looked at"),
     ("torn-tail-is-fatal", "a torn last batch is treated as damage"),
     ("no-deduplication", "a request that comes twice takes effect twice"),
     ("broker-not-restored", "a new leader does not find the pending evaluations"),
