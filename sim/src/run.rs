@@ -248,6 +248,9 @@ async fn last_checks(world: &World, shared: &Shared) -> bool {
             infos.into_iter().map(|one| (one.id, one.voter, one.rpc_address)).collect::<Vec<_>>(),
         );
     }
+    if let Some((id, _, _)) = members.iter().flatten().find(|(_, voter, _)| !voter) {
+        verdict::fail(format!("B15: {id:x} is a member at the end, and does not vote"));
+    }
     if members.iter().any(|known| *known != members[0]) {
         verdict::fail(format!("B15: the servers know different members: {members:x?}"));
     }

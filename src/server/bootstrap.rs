@@ -8,7 +8,11 @@
 //!    an answer is missing                       ──► wait, and say for whom
 //! ```
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use fsm::Index;
 use proto::v1 as pb;
@@ -244,6 +248,30 @@ pub(super) async fn finish_membership(core: &Core) {
     }
 }
 
+/// Takes learners out whose place a voter has: a server that was replaced before it voted, and whose removal was left to a leader that is gone. The
+/// log would be kept for it for ever.
+pub(super) async fn remove_replaced(core: &Core) {
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    let membership = metrics.membership_config.membership();
+    let voters: BTreeSet<ServerId> = membership.voter_ids().collect();
+    let mut replaced = BTreeSet::new();
+    for (id, member) in membership.nodes().filter(|(id, _)| !voters.contains(id)) {
+        let answer = probe(core, &member.rpc_address, 0, PROBE_TIMEOUT).await;
+        if answer.is_ok_and(|reply| reply.node_id != *id && voters.contains(&reply.node_id)) {
+            tracing::warn!(server = %format!("{id:x}"), address = member.rpc_address,
+                "a server that was replaced before it voted is taken out");
+            replaced.insert(*id);
+        }
+    }
+    if replaced.is_empty() {
+        return;
+    }
+    let change = openraft::ChangeMembers::RemoveNodes(replaced);
+    if let Err(error) = core.raft.change_membership(change, false).await {
+        tracing::debug!(%error, "the members could not be changed yet");
+    }
+}
+
 /// The leader's side of a join: the newcomer learns first, then votes; an entry with its address belongs to a disk that is gone and goes in
 /// the same change.
 pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), Status> {
@@ -277,13 +305,12 @@ pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), S
     core.raft.add_learner(id, member, true).await.map_err(|error| failed(error.to_string()))?;
     // Read again: another server may have joined while this one learned.
     let metrics = core.raft.metrics().borrow_watched().clone();
-    let mut voters: std::collections::BTreeSet<u64> =
-        metrics.membership_config.voter_ids().collect();
+    let mut voters: BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
     voters.retain(|voter| !replaced.contains(voter));
     voters.insert(id);
     core.raft.change_membership(voters, false).await.map_err(|error| failed(error.to_string()))?;
     // Voters go with the change; one that had only learned so far does not.
-    let left: std::collections::BTreeSet<u64> = {
+    let left: BTreeSet<u64> = {
         let metrics = core.raft.metrics().borrow_watched().clone();
         let membership = metrics.membership_config.membership();
         replaced.into_iter().filter(|id| membership.get_node(id).is_some()).collect()
@@ -306,7 +333,7 @@ mod tests {
     #[test]
     fn a_configuration_that_is_only_in_the_log_makes_no_voter() {
         let leader = LeaderId::<u64, u64>::new(2, 1).to_committed();
-        let voters = std::collections::BTreeSet::from([1, 2]);
+        let voters = BTreeSet::from([1, 2]);
         let membership = Membership::new_with_defaults(vec![voters], [3]);
         let at = |index| {
             StoredMembership::new(Some(crate::raft::LogId::new(leader, index)), membership.clone())

@@ -9,7 +9,7 @@ use std::{
 use proto::v1 as pb;
 
 use super::{
-    bootstrap::{finish_membership, is_membership_joint},
+    bootstrap::{finish_membership, is_membership_joint, remove_replaced},
     core::{Core, Heard, leads},
 };
 use crate::{
@@ -48,6 +48,8 @@ pub(super) async fn run(core: Arc<Core>) {
         joint_rounds = if joint { joint_rounds + 1 } else { 0 };
         if joint_rounds >= JOINT_ROUNDS_MAX {
             drop(rt::timeout(CHANGE_TIMEOUT, finish_membership(&core)).await);
+        } else if core.leading().is_some() && !joint {
+            drop(rt::timeout(CHANGE_TIMEOUT, remove_replaced(&core)).await);
         }
         probe_peers(&core).await;
         leave_full_disk(&core).await;
