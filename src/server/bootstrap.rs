@@ -248,32 +248,35 @@ pub(super) async fn finish_membership(core: &Core) {
     }
 }
 
-/// Takes learners out whose place a voter has: a server that was replaced before it voted, and whose removal was left to a leader that is gone. The
-/// log would be kept for it for ever.
-pub(super) async fn remove_replaced(core: &Core) {
+/// Takes out learners at whose addresses other members answered (`elsewhere`: the member asked, who answered): they were replaced, and took part
+/// in no vote with which they would have gone. The log would be kept for them for ever.
+pub(super) async fn remove_replaced(core: &Core, elsewhere: &[(ServerId, ServerId)]) {
     let metrics = core.raft.metrics().borrow_watched().clone();
-    let membership = metrics.membership_config.membership();
-    let voters: BTreeSet<ServerId> = membership.voter_ids().collect();
-    let mut replaced = BTreeSet::new();
-    for (id, member) in membership.nodes().filter(|(id, _)| !voters.contains(id)) {
-        let answer = probe(core, &member.rpc_address, 0, PROBE_TIMEOUT).await;
-        if answer.is_ok_and(|reply| reply.node_id != *id && voters.contains(&reply.node_id)) {
-            tracing::warn!(server = %format!("{id:x}"), address = member.rpc_address,
-                "a server that was replaced before it voted is taken out");
-            replaced.insert(*id);
-        }
-    }
+    let replaced = replaced_learners(metrics.membership_config.membership(), elsewhere);
     if replaced.is_empty() {
         return;
     }
+    tracing::warn!(servers = ?replaced, "servers that were replaced before they voted are taken out");
     let change = openraft::ChangeMembers::RemoveNodes(replaced);
     if let Err(error) = core.raft.change_membership(change, false).await {
         tracing::debug!(%error, "the members could not be changed yet");
     }
 }
 
-/// The leader's side of a join: the newcomer learns first, then votes; an entry with its address belongs to a disk that is gone and goes in
-/// the same change.
+/// A newcomer that has yet to become a voter answers for itself, and stays.
+fn replaced_learners(
+    membership: &Membership,
+    elsewhere: &[(ServerId, ServerId)],
+) -> BTreeSet<ServerId> {
+    let voters: BTreeSet<ServerId> = membership.voter_ids().collect();
+    let replaced = elsewhere.iter().filter(|(asked, answered)| {
+        !voters.contains(asked) && voters.contains(answered) && asked != answered
+    });
+    replaced.map(|(asked, _)| *asked).collect()
+}
+
+/// The leader's side of a join: the newcomer learns first, then votes; a voter with its address belongs to a disk that is gone and goes in
+/// the same change. A learner with its address goes later, see [`remove_replaced`].
 pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), Status> {
     if votes(core, request.node_id) {
         return Ok(());
@@ -309,17 +312,6 @@ pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), S
     voters.retain(|voter| !replaced.contains(voter));
     voters.insert(id);
     core.raft.change_membership(voters, false).await.map_err(|error| failed(error.to_string()))?;
-    // Voters go with the change; one that had only learned so far does not.
-    let left: BTreeSet<u64> = {
-        let metrics = core.raft.metrics().borrow_watched().clone();
-        let membership = metrics.membership_config.membership();
-        replaced.into_iter().filter(|id| membership.get_node(id).is_some()).collect()
-    };
-    if !left.is_empty() {
-        let change = openraft::ChangeMembers::RemoveNodes(left);
-        let removed = core.raft.change_membership(change, false).await;
-        removed.map_err(|error| failed(error.to_string()))?;
-    }
     tracing::info!(server = %format!("{id:x}"), "a server joined as a voter");
     Ok(())
 }
@@ -342,5 +334,15 @@ mod tests {
         assert!(settled(&at(58), 58).is_some());
         assert!(settled(&at(0), 0).is_some(), "the first one: nobody applied anything yet");
         assert!(settled(&StoredMembership::default(), 9).is_none());
+    }
+
+    #[test]
+    fn a_learner_is_replaced_when_a_voter_answers_in_its_place() {
+        let voters = BTreeSet::from([1, 2]);
+        let membership = Membership::new_with_defaults(vec![voters], [3, 4]);
+        let replaced = |elsewhere: &[_]| replaced_learners(&membership, elsewhere);
+        assert_eq!(replaced(&[(3, 2), (4, 4)]), BTreeSet::from([3]));
+        assert_eq!(replaced(&[(1, 4)]), BTreeSet::new(), "a newcomer in the place of a voter");
+        assert_eq!(replaced(&[(3, 4)]), BTreeSet::new(), "neither votes yet");
     }
 }

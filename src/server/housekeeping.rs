@@ -48,10 +48,11 @@ pub(super) async fn run(core: Arc<Core>) {
         joint_rounds = if joint { joint_rounds + 1 } else { 0 };
         if joint_rounds >= JOINT_ROUNDS_MAX {
             drop(rt::timeout(CHANGE_TIMEOUT, finish_membership(&core)).await);
-        } else if core.leading().is_some() && !joint {
-            drop(rt::timeout(CHANGE_TIMEOUT, remove_replaced(&core)).await);
         }
-        probe_peers(&core).await;
+        let elsewhere = probe_peers(&core).await;
+        if core.leading().is_some() && !joint {
+            drop(rt::timeout(CHANGE_TIMEOUT, remove_replaced(&core, &elsewhere)).await);
+        }
         leave_full_disk(&core).await;
     }
 }
@@ -78,21 +79,28 @@ impl LogGrowth {
     }
 }
 
-async fn probe_peers(core: &Arc<Core>) {
+/// Asks every member for itself; returns those in whose place another server answered, with that one.
+async fn probe_peers(core: &Arc<Core>) -> Vec<(ServerId, ServerId)> {
     if core.cluster.get().is_none() {
-        return;
+        return Vec::new();
     }
     let metrics = core.raft.metrics().borrow_watched().clone();
     let peers = metrics.membership_config.nodes().filter(|(id, _)| **id != core.id);
     let probes = peers.map(|(id, member)| async move {
         let answer = probe(core, &member.rpc_address, 0, PROBE_TIMEOUT).await;
-        answer.ok().map(|reply| (*id, reply.disk_full))
+        answer.ok().map(|reply| (*id, reply.node_id, reply.disk_full))
     });
     let answered = futures_util::future::join_all(probes).await;
+    let mut elsewhere = Vec::new();
     let mut heard = core.heard.lock().unwrap_or_else(PoisonError::into_inner);
-    for (id, disk_full) in answered.into_iter().flatten() {
-        heard.insert(id, Heard { at: rt::Instant::now(), disk_full });
+    for (asked, id, disk_full) in answered.into_iter().flatten() {
+        if asked == id {
+            heard.insert(id, Heard { at: rt::Instant::now(), disk_full });
+        } else {
+            elsewhere.push((asked, id));
+        }
     }
+    elsewhere
 }
 
 /// A leader without room hands over to a server with room, so that the cluster goes on taking writes.

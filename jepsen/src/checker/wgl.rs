@@ -9,8 +9,8 @@
 //! the one that took fewer has everything ahead that the other has: else each of them would double the search, also where it makes no difference.
 //!
 //! A legal call that can change no state whatever may be taken at once: taking it back can never help. (One
-//! that merely does not change *this* state may be needed later.) The set of lifted calls is remembered as a 128-bit sum of one random number per call, so that a configuration
-//! costs the same in a history of ten calls and of a hundred thousand.
+//! that merely does not change *this* state may be needed later.) The set of lifted calls with an answer is remembered as a 128-bit sum of one random
+//! number per call, the others as a bit each, so that a configuration is small in a long history too.
 
 use std::collections::HashMap;
 use std::hash::Hash;

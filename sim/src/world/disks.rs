@@ -2,7 +2,7 @@
 //!
 //! Owns the faults of disks and the looks at copies of them. It must never let more than a minority lose data before those that lost it have caught up.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use fsm::Index;
 use quorate::{
@@ -89,7 +89,9 @@ impl World {
         match open() {
             Ok(Some(after)) => {
                 let broken = rotten(&before, &after, self.lock().applied.known());
-                coverage::hit("a damaged disk opened as what it was");
+                if broken.is_empty() {
+                    coverage::hit("a damaged disk opened as what it was");
+                }
                 for one in broken {
                     verdict::fail(format!("{one} (on the disk of {})", name(server)));
                 }
@@ -138,26 +140,27 @@ impl World {
         disk.files().iter().any(|(path, _)| in_log(path) && disk.unsynced_writes(path) > 0)
     }
 
-    /// Errors on a server's disk from now on; it may end itself.
-    pub(crate) fn disk_errors(&self, server: usize, rates: ErrorRates) {
+    /// Harms the disk of a server that runs, which may end itself over it. True when it runs.
+    fn harm(&self, server: usize, what: fmt::Arguments<'_>, harm: impl FnOnce(&FaultDisk)) -> bool {
         let mut state = self.lock();
         let slot = &mut state.slots[server];
         if slot.live.is_some() {
-            trace::event(&name(server), format_args!("{rates:?}"));
+            trace::event(&name(server), what);
             slot.excused = true;
-            slot.disk.set_error_rates(rates);
+            harm(&slot.disk);
         }
+        slot.live.is_some()
+    }
+
+    /// Errors on a server's disk from now on.
+    pub(crate) fn disk_errors(&self, server: usize, rates: ErrorRates) {
+        self.harm(server, format_args!("{rates:?}"), |disk| disk.set_error_rates(rates));
     }
 
     /// The next sync fails.
     pub(crate) fn fail_sync(&self, server: usize, after: u64) {
-        let mut state = self.lock();
-        let slot = &mut state.slots[server];
-        if slot.live.is_some() {
-            trace::event(&name(server), format_args!("a sync fails after {after}"));
-            slot.excused = true;
-            slot.disk.fail_sync_after(after);
-        }
+        let what = format_args!("a sync fails after {after}");
+        self.harm(server, what, |disk| disk.fail_sync_after(after));
     }
 
     /// Leaves so many bytes of a server's disk free, or as many as it wants.
@@ -271,31 +274,14 @@ impl World {
 
     /// From the `operations`-th change of its disk on nothing gets there any more, as if the machine had stopped there. True when it runs.
     pub(crate) fn stop_disk_after(&self, server: usize, operations: u64) -> bool {
-        let mut state = self.lock();
-        let slot = &mut state.slots[server];
-        if slot.live.is_none() {
-            return false;
-        }
-        trace::event(&name(server), format_args!("stops at disk operation {operations} from now"));
-        slot.excused = true;
-        slot.disk.stop_after(operations);
-        true
+        let what = format_args!("stops at disk operation {operations} from now");
+        self.harm(server, what, |disk| disk.stop_after(operations))
     }
 
     /// The same, counted from the first change of a name in this directory on.
     pub(crate) fn stop_disk_in(&self, server: usize, directory: &str, operations: u64) -> bool {
-        let mut state = self.lock();
-        let slot = &mut state.slots[server];
-        if slot.live.is_none() {
-            return false;
-        }
-        trace::event(
-            &name(server),
-            format_args!("stops at disk operation {operations} in {directory}"),
-        );
-        slot.excused = true;
-        slot.disk.stop_after_touching(directory, operations);
-        true
+        let what = format_args!("stops at disk operation {operations} in {directory}");
+        self.harm(server, what, |disk| disk.stop_after_touching(directory, operations))
     }
 
     /// Whether the machine stopped in the middle of a change.
