@@ -190,7 +190,8 @@ impl Peer {
                 timeout: within,
             });
         }
-        if status.code() == Code::Unavailable {
+        // Nothing changes by asking again at once, neither there nor where another server answers: openraft pauses after this one.
+        if matches!(status.code(), Code::Unavailable | Code::PermissionDenied) {
             return RPCError::Unreachable(Unreachable::new(&text(status)));
         }
         RPCError::Network(NetworkError::new(&text(status)))

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt, stream::BoxStream};
+use futures_util::{FutureExt, StreamExt, stream::BoxStream};
 use openraft::raft::{TransferLeaderRequest, VoteRequest, VoteResponse};
 use proto::v1 as pb;
 use tonic::{Request, Response, Status, Streaming};
@@ -96,7 +96,8 @@ impl RaftService {
         Ok(())
     }
 
-    /// Appends what comes, answering in order.
+    /// Appends what comes, answering in order, up to the first request that is not for us or does not decode: skipping one would leave a hole. The
+    /// last answer says why: from a stream that just ends, openraft's leader takes what it sent to be still under way, and keeps its log for it.
     pub fn append_stream(
         &self,
         requests: BoxStream<'static, Result<pb::AppendEntriesRequest, Status>>,
@@ -104,7 +105,8 @@ impl RaftService {
         let service = self.clone();
         let mut stopping = self.stopping.clone();
         let stopped = async move { rt::until_true(&mut stopping).await };
-        // The stream ends at the first request that is not for us or does not decode: skipping one would leave a hole.
+        let refusal = Arc::new(OnceLock::new());
+        let refuse = Arc::clone(&refusal);
         let input = requests
             .map(move |message| {
                 let message = message?;
@@ -112,14 +114,18 @@ impl RaftService {
                 service.contact.heard(message.vote.as_ref());
                 convert::append_from_pb(message)
             })
-            .scan((), |(), request| futures_util::future::ready(request.ok()))
+            .scan((), move |(), request| {
+                let taken = request.map_err(|status: Status| refuse.get_or_init(|| status));
+                futures_util::future::ready(taken.ok())
+            })
             .take_until(stopped)
             .boxed();
         let replies = self.raft.stream_append(input).map(|reply| match reply {
             Ok(result) => Ok(stream_result_to_pb(result)),
             Err(fatal) => Err(failed(fatal)),
         });
-        replies.boxed()
+        let last = futures_util::future::lazy(move |_| refusal.get().cloned().map(Err));
+        replies.chain(last.into_stream().filter_map(futures_util::future::ready)).boxed()
     }
 
     fn vote_request(message: &pb::VoteRequest) -> Result<VoteRequest<TypeConfig>, Status> {

@@ -248,8 +248,8 @@ pub(super) async fn finish_membership(core: &Core) {
     }
 }
 
-/// Takes out learners at whose addresses other members answered (`elsewhere`: the member asked, who answered): they were replaced, and took part
-/// in no vote with which they would have gone. The log would be kept for them for ever.
+/// Takes out learners at whose addresses other members answered (`elsewhere`: the member asked, who answered): they were replaced before
+/// they voted, and the change that would have taken them out was left to a leader that is gone.
 pub(super) async fn remove_replaced(core: &Core, elsewhere: &[(ServerId, ServerId)]) {
     let metrics = core.raft.metrics().borrow_watched().clone();
     let replaced = replaced_learners(metrics.membership_config.membership(), elsewhere);

@@ -245,6 +245,11 @@ impl Cluster {
         fs::read_to_string(self.servers[server].log()).unwrap_or_default()
     }
 
+    /// Gives a server other addresses of its cluster.
+    pub(crate) fn expect(&mut self, server: usize, servers: Vec<SocketAddr>) {
+        self.servers[server].expect = servers;
+    }
+
     /// Sets a key of a server's configuration, from its next start on.
     pub(crate) fn set(&mut self, server: usize, key: &str, value: impl ToString) {
         set(&mut self.servers[server].keys, key, value.to_string());
@@ -280,6 +285,12 @@ impl Cluster {
         for server in servers {
             self.kill(*server);
         }
+    }
+
+    /// Lets a server stand still, with its connections open, or go on.
+    pub(crate) fn freeze(&self, server: usize, still: bool) {
+        let signal = if still { Signal::STOP } else { Signal::CONT };
+        self.servers[server].process.as_ref().unwrap().signal(signal);
     }
 
     /// Stops a server with SIGTERM and returns how it ended.

@@ -292,6 +292,39 @@ fn a_server_that_was_away_for_long_catches_up_by_snapshot() {
     cluster.await_equal(&cluster.all());
 }
 
+/// What was sent to it without an answer must not keep the leader from cutting its log, however long it is away.
+#[test]
+fn a_server_that_stands_still_does_not_keep_the_log_from_being_cut() {
+    let cluster = Cluster::start(snapshotting(3));
+    let leader = cluster.leader();
+    let server = cluster.others(&[leader])[0];
+    cluster.freeze(server, true);
+    fill(&cluster, leader);
+    cluster.freeze(server, false);
+    cluster.await_equal(&cluster.all());
+    assert!(cluster.log(server).contains("installed a snapshot"), "it got a snapshot");
+}
+
+/// Nor must it be kept by one that refuses what was meant for the server before it.
+#[test]
+fn a_server_that_waits_to_join_does_not_keep_the_log_from_being_cut() {
+    let mut cluster = Cluster::start(snapshotting(3));
+    let nobody = Cluster::prepare(Options::new(3));
+    let leader = cluster.leader();
+    let server = cluster.others(&[leader])[0];
+    let joins = cluster.all().into_iter().map(|one| cluster.rpc(one)).collect();
+    cluster.kill(server);
+    cluster.wipe(server);
+    cluster.expect(server, vec![cluster.rpc(server), nobody.rpc(1), nobody.rpc(2)]);
+    cluster.start_one(server);
+    fill(&cluster, leader);
+    cluster.kill(server);
+    cluster.expect(server, joins);
+    cluster.start_one(server);
+    cluster.await_ready(&[server]);
+    cluster.await_equal(&cluster.all());
+}
+
 #[test]
 fn a_second_server_on_the_same_directory_is_refused() {
     let mut cluster = Cluster::prepare(Options::new(1));
