@@ -13,7 +13,9 @@ use tonic::Code;
 
 use super::{
     api::{Api, ApiError, MemberInfo, ReadMode, Snapshot, Written},
-    core::{self, Core},
+    core::Core,
+    gauges::gauges,
+    members::leads,
 };
 use crate::{
     plant::{Plant, is_planted},
@@ -86,7 +88,7 @@ impl Core {
 
     /// Time since this server last heard a leader; on a leader since a majority last heard it.
     pub(super) fn last_contact(&self) -> Duration {
-        if core::leads(self).is_none() {
+        if leads(self).is_none() {
             return self.contact.age();
         }
         let acknowledged = self.raft.metrics().borrow_watched().last_quorum_acked;
@@ -366,7 +368,7 @@ impl Api for Core {
 
     fn transfer_leadership(&self, to: Option<u64>) -> BoxFuture<'_, Result<u64, ApiError>> {
         async move {
-            if core::leads(self).is_some() {
+            if leads(self).is_some() {
                 return self.transfer(to).await;
             }
             let address = self.leader_address()?;
@@ -393,7 +395,7 @@ impl Api for Core {
     }
 
     fn gauges(&self) -> BTreeMap<String, f64> {
-        core::gauges(self)
+        gauges(self)
     }
 
     fn stats(&self) -> BTreeMap<String, BTreeMap<String, String>> {
@@ -407,7 +409,7 @@ impl Api for Core {
             ("leader", self.leader().map(|(_, member)| member.rpc_address).unwrap_or_default()),
         ];
         let quorate = [
-            ("server", core::leads(self).map_or("follower", |_| "leader").to_owned()),
+            ("server", leads(self).map_or("follower", |_| "leader").to_owned()),
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
             ("cluster_id", self.cluster_id().unwrap_or_default()),
             ("server_id", format!("{:x}", self.id)),

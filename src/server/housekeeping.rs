@@ -10,7 +10,8 @@ use proto::v1 as pb;
 
 use super::{
     bootstrap::{finish_membership, is_membership_joint, remove_replaced},
-    core::{Core, Heard, leads},
+    core::Core,
+    members::{Heard, leads},
 };
 use crate::{
     raft::{ServerId, WatchReceiver},

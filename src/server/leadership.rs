@@ -17,7 +17,8 @@ use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
 use super::{
     api::{ApiError, Written},
     applier::{self, PlanRequest},
-    core::{Core, leads, silent_servers},
+    core::Core,
+    members::{leads, silent_servers},
     state_cell::{EffectBatch, EffectFeed, StateCell},
 };
 use crate::{

@@ -8,8 +8,11 @@ pub mod core;
 mod digests;
 #[cfg(test)]
 mod disk_tests;
+mod gauges;
 mod housekeeping;
+mod identity;
 pub mod leadership;
+mod members;
 pub mod read_rounds;
 pub mod reports;
 mod run;
@@ -77,7 +80,7 @@ pub(crate) async fn write_for_peer(
 }
 
 pub(crate) async fn read_index_for_peer(core: &Core) -> Result<(u64, u64), Status> {
-    if core::leads(core).is_none() {
+    if members::leads(core).is_none() {
         return Err(Status::failed_precondition("this server does not lead"));
     }
     core.read_index().await.map_err(|error| access::status_of(&error))

@@ -11,10 +11,7 @@ use std::{sync::Arc, time::Duration};
 use fsm::Index;
 use proto::v1 as pb;
 
-use super::{
-    api::ApiError,
-    core::{self, Core},
-};
+use super::{api::ApiError, core::Core, members::leads};
 use crate::{
     rpc::transport::{Lane, call},
     rt::{self, mpsc, oneshot},
@@ -82,7 +79,7 @@ pub(super) async fn run(core: Arc<Core>, mut queue: Queue) {
 }
 
 async fn round(core: &Core) -> Result<Index, ApiError> {
-    if core::leads(core).is_some() {
+    if leads(core).is_some() {
         return core.read_index().await.map(|(index, _)| index);
     }
     let address = core.leader_address()?;

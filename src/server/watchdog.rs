@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use super::core::{Core, leads};
+use super::{core::Core, members::leads};
 use crate::{disk::watched::DiskWatch, rt};
 
 /// Between two looks.

@@ -1,0 +1,158 @@
+//! Who a data directory belongs to: the file with this server's number and its cluster.
+//!
+//! It must never take a damaged file, or a directory that has a log and no such file, for a new server.
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    disk::Disk,
+    plant::{Plant, is_planted},
+    raft::ServerId,
+    rt,
+    storage::shadow::write_file,
+};
+
+const IDENTITY_FILE: &str = "server.json";
+
+/// Who a data directory belongs to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Identity {
+    /// Random, made with the directory.
+    pub(super) server_id: ServerId,
+    /// Set when the server has become part of a cluster.
+    #[serde(default)]
+    pub(super) cluster_id: Option<String>,
+    /// Checksum of the two: a flipped digit would make this another server, which must not go on with this one's log. Older files have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    check: Option<String>,
+}
+
+impl Identity {
+    /// An identity with its checksum.
+    pub(super) fn new(server_id: ServerId, cluster_id: Option<String>) -> Self {
+        let mut identity = Self { server_id, cluster_id, check: None };
+        identity.check = Some(identity.expected_check());
+        identity
+    }
+
+    fn expected_check(&self) -> String {
+        let cluster = self.cluster_id.as_deref().unwrap_or("");
+        format!("{:08x}", crc32c::crc32c(format!("{}:{cluster}", self.server_id).as_bytes()))
+    }
+}
+
+/// The identity of a data directory; a new one is made for an empty directory, and is durable.
+pub(super) fn load(
+    disk: &dyn Disk,
+    directory: &Path,
+    rpc_address: &str,
+) -> anyhow::Result<Identity> {
+    let path = directory.join(IDENTITY_FILE);
+    if disk.exists(&path)? {
+        let bytes = disk.read(&path)?;
+        let damaged = || {
+            format!(
+                "{} is damaged: restore it; or, if a majority of the other servers is well, move {} away and start \
+                 again: this server then joins anew",
+                path.display(),
+                directory.display()
+            )
+        };
+        let identity: Identity = serde_json::from_slice(&bytes).with_context(damaged)?;
+        let expected = identity.expected_check();
+        anyhow::ensure!(identity.check.as_ref().is_none_or(|check| *check == expected), damaged());
+        return Ok(identity);
+    }
+    let others: Vec<String> = disk.list(directory)?;
+    anyhow::ensure!(
+        !others.iter().any(|name| name == "log" || name == "state"),
+        "{} has a log but no {IDENTITY_FILE}: restore that file, or move the directory away and join anew",
+        directory.display()
+    );
+    // 53 bits, so that every JSON reader keeps the number whole.
+    let mut server_id = (rt::random_u64() >> 11) | 1;
+    if is_planted(Plant::ReusedServerId) {
+        server_id = u64::from(crc32c::crc32c(rpc_address.as_bytes())) | 1;
+    }
+    let identity = Identity::new(server_id, None);
+    save(disk, directory, &identity)?;
+    Ok(identity)
+}
+
+/// Makes an identity durable in place of the one before.
+pub(super) fn save(disk: &dyn Disk, directory: &Path, identity: &Identity) -> anyhow::Result<()> {
+    let bytes = serde_json::to_vec_pretty(identity)?;
+    write_file(disk, directory, IDENTITY_FILE, &bytes)?;
+    Ok(())
+}
+
+/// The text of a cluster's id.
+pub(super) fn format_cluster_id(id: &[u8; 16]) -> String {
+    fsm::NodeId(*id).to_string()
+}
+
+/// A cluster's id from its text.
+pub(super) fn parse_cluster_id(text: &str) -> anyhow::Result<[u8; 16]> {
+    let id: fsm::NodeId = text.parse().with_context(|| format!("cluster id in {IDENTITY_FILE}"))?;
+    Ok(id.0)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::{disk::fault::FaultDisk, plant::must_catch};
+
+    fn id_of_a_new_directory(seed: u64) -> ServerId {
+        let disk = FaultDisk::new(seed);
+        let directory = Path::new("/data");
+        disk.create_dir_all(directory).unwrap();
+        let identity = load(&disk, directory, "10.0.0.1:4647").unwrap();
+        let again = load(&disk, directory, "10.0.0.1:4647").unwrap();
+        assert_eq!(identity.server_id, again.server_id, "it is kept");
+        identity.server_id
+    }
+
+    /// Found by the simulation: a flipped digit of the number is still good JSON, and made another server of this one.
+    #[test]
+    fn no_flipped_bit_of_the_identity_makes_another_server() {
+        let directory = Path::new("/data");
+        let disk = FaultDisk::new(1);
+        disk.create_dir_all(directory).unwrap();
+        let written = Identity::new(69_269_852, Some(format_cluster_id(&[7; 16])));
+        save(&disk, directory, &written).unwrap();
+        let path = directory.join(IDENTITY_FILE);
+        let bytes = disk.read(&path).unwrap();
+        for offset in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut damaged = bytes.clone();
+                damaged[offset] ^= 1 << bit;
+                disk.replace(&path, &damaged);
+                let loaded = load(&disk, directory, "10.0.0.1:4647");
+                let is_another = loaded.is_ok_and(|found| {
+                    found.server_id != written.server_id || found.cluster_id != written.cluster_id
+                });
+                assert!(!is_another, "byte {offset}, bit {bit}");
+            }
+        }
+        disk.replace(&path, br#"{"server_id":5}"#);
+        let old = load(&disk, directory, "10.0.0.1:4647").unwrap();
+        assert_eq!(old.server_id, 5, "an older file");
+    }
+
+    /// A number that comes back with an empty log would vote as if it had promised nothing.
+    fn an_empty_disk_makes_another_server() {
+        assert_ne!(id_of_a_new_directory(1), id_of_a_new_directory(2));
+    }
+
+    #[test]
+    fn a_server_with_an_empty_disk_is_a_new_one() {
+        an_empty_disk_makes_another_server();
+        must_catch(Plant::ReusedServerId, an_empty_disk_makes_another_server);
+    }
+}

@@ -1,0 +1,168 @@
+//! What a server knows of the others: who leads, who answers, who has room; and handing leadership to one of them.
+
+use std::{sync::PoisonError, time::Duration};
+
+use super::{
+    api::{ApiError, MemberInfo},
+    core::Core,
+};
+use crate::{
+    raft::{Member, Metrics, Raft, ServerId, ServerState, WatchReceiver},
+    rt,
+};
+
+/// A leader that was silent for less than this is still shown as leader.
+const LEADER_SILENCE_MIN: Duration = Duration::from_secs(3);
+/// A server that did not answer its leader for so long counts as gone.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// What a peer answered to a probe.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heard {
+    /// When.
+    pub(super) at: rt::Instant,
+    /// Its disk is nearly full.
+    pub(super) disk_full: bool,
+}
+
+impl Core {
+    /// The leader's number and member entry, as far as this server knows.
+    pub fn leader(&self) -> Option<(ServerId, Member)> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let leader = self.leader_heard(&metrics)?;
+        let member = metrics.membership_config.membership().get_node(&leader)?.clone();
+        Some((leader, member))
+    }
+
+    /// The leader by Raft's word, once it was heard since the start: the vote on disk names one too, which may be long gone, and may even be
+    /// this server.
+    pub(super) fn leader_heard(&self, metrics: &Metrics) -> Option<ServerId> {
+        let leader = metrics.current_leader?;
+        let heard = if leader == self.id {
+            metrics.state == ServerState::Leader
+        } else {
+            self.contact.has_heard(metrics.current_term)
+        };
+        heard.then_some(leader)
+    }
+
+    /// The leader as operators are told: one that fell silent is none.
+    fn leader_shown(&self, metrics: &Metrics) -> Option<ServerId> {
+        let silence_max = Duration::from_millis(4 * self.settings.timing.election_ms_max);
+        let silent = self.last_contact() > silence_max.max(LEADER_SILENCE_MIN);
+        self.leader_heard(metrics).filter(|_| !silent)
+    }
+
+    /// Members of the Raft configuration.
+    pub fn member_infos(&self) -> Vec<MemberInfo> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let membership = metrics.membership_config.membership().clone();
+        let voters: Vec<ServerId> = membership.voter_ids().collect();
+        let leader = self.leader_shown(&metrics);
+        membership
+            .nodes()
+            .map(|(id, member)| MemberInfo {
+                id: *id,
+                name: member.name.clone(),
+                rpc_address: member.rpc_address.clone(),
+                http_address: member.http_address.clone(),
+                leader: leader == Some(*id),
+                voter: voters.contains(id),
+                alive: *id == self.id || self.heard_lately(*id),
+            })
+            .collect()
+    }
+
+    /// Whether a peer answered a probe lately.
+    fn heard_lately(&self, id: ServerId) -> bool {
+        self.last_heard(id).is_some()
+    }
+
+    /// What a peer answered to a probe lately.
+    pub(super) fn last_heard(&self, id: ServerId) -> Option<Heard> {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.get(&id).copied().filter(|one| one.at.elapsed() < super::housekeeping::PEER_LOST)
+    }
+
+    /// Whether this server or a peer is known to have no room on its disk.
+    pub(super) fn is_full(&self, id: ServerId) -> bool {
+        if id == self.id {
+            return self.disk_full.borrow().is_some();
+        }
+        self.last_heard(id).is_some_and(|heard| heard.disk_full)
+    }
+
+    /// The leader's address, for calls to it.
+    pub(super) fn leader_address(&self) -> Result<String, ApiError> {
+        self.leader().map(|(_, member)| member.rpc_address).ok_or(ApiError::NoLeader)
+    }
+
+    pub(super) async fn transfer(&self, to: Option<ServerId>) -> Result<ServerId, ApiError> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let Some(replication) = metrics.replication else { return Err(ApiError::NoLeader) };
+        let voters: Vec<ServerId> = metrics.membership_config.voter_ids().collect();
+        let target = match to {
+            Some(to) if voters.contains(&to) => Some(to),
+            Some(to) => {
+                return Err(ApiError::Invalid(format!("{to:x} is not a voter of this cluster")));
+            }
+            None => replication
+                .iter()
+                .filter(|(id, _)| **id != self.id && voters.contains(id))
+                .max_by_key(|(id, matched)| {
+                    let index = matched.as_ref().map(|one| one.index);
+                    (self.heard_lately(**id), !self.is_full(**id), index, **id)
+                })
+                .map(|(id, _)| *id),
+        };
+        let target = target.ok_or(ApiError::Invalid("there is no other voter".to_owned()))?;
+        if target == self.id {
+            return Ok(target);
+        }
+        self.raft
+            .trigger()
+            .transfer_leader(target)
+            .await
+            .map_err(|error| ApiError::NotReady(error.to_string()))?;
+        let mut metrics = self.raft.metrics();
+        let deadline = rt::Instant::now() + Duration::from_secs(5);
+        loop {
+            let leader = metrics.borrow_watched().current_leader;
+            if leader.is_some_and(|leader| leader != self.id) {
+                return Ok(target);
+            }
+            let left = deadline.saturating_duration_since(rt::Instant::now());
+            let what = match rt::timeout(left, metrics.changed()).await {
+                Ok(Ok(())) => continue,
+                Ok(Err(_)) => "this server stopped while leadership moved",
+                Err(_) => "leadership did not move within 5 s",
+            };
+            return Err(ApiError::NotReady(what.to_owned()));
+        }
+    }
+
+    /// The voters, when the configuration is not a joint one.
+    pub fn settled_voters(&self) -> Option<Vec<ServerId>> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let membership = metrics.membership_config.membership();
+        (membership.get_joint_config().len() == 1).then(|| membership.voter_ids().collect())
+    }
+}
+
+/// Servers that this leader heard of once and not any more.
+pub(super) fn silent_servers(raft: &Raft) -> Vec<ServerId> {
+    let metrics = raft.metrics().borrow_watched().clone();
+    let silent = metrics.heartbeat.iter().flatten().filter(|(id, at)| {
+        let silence = at.as_ref().map(|at| openraft::Instant::elapsed(&**at));
+        **id != metrics.id && silence.is_some_and(|silence| silence >= SILENCE_MAX)
+    });
+    silent.map(|(id, _)| *id).collect()
+}
+
+/// Whether this server leads, and in which term, by Raft's own word.
+pub(super) fn leads(core: &Core) -> Option<u64> {
+    let metrics = core.raft.metrics();
+    let metrics = metrics.borrow_watched();
+    (metrics.state == ServerState::Leader && metrics.current_leader == Some(core.id))
+        .then_some(metrics.current_term)
+}
