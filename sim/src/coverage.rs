@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 40] = [
+pub(crate) const REQUIRED: [&str; 43] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -45,6 +45,9 @@ pub(crate) const REQUIRED: [&str; 40] = [
     "a server was restarted as planned",
     "a stranger spoke to a server",
     "a server was read without the leader",
+    "a server's state stood still while others went on",
+    "a worker gave a lease back because its server lagged",
+    "a setting was changed",
 ];
 
 thread_local! {

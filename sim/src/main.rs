@@ -5,9 +5,11 @@
 //!                                                             │ swarm: what this seed is about
 //!                                                             ├► nemesis: crashes, power cuts, cuts, weather, clocks, disks
 //!                                                             ├► nuisance: faults that came later, from dice of their own
+//!                                                             ├► lag: servers that apply nothing for a while
 //!                                                             ├► client ─► oracle: what was acknowledged must hold
 //!                                                             ├► reader: asks any server for what it has
 //!                                                             ├► jobs: an operator who registers, scales, stops and looks
+//!                                                             ├► settings: what stands beside jobs is changed and looked at
 //!                                                             ├► agent: registers, runs allocations, reports
 //!                                                             ├► autopsy: what a disk would come back with
 //!                                                             └► invariants, coverage, verdict: what must hold, what must happen, what went wrong
@@ -25,6 +27,7 @@ mod coverage;
 mod dice;
 mod invariants;
 mod jobs;
+mod lag;
 mod many;
 mod nemesis;
 mod network;
@@ -34,6 +37,7 @@ mod reader;
 mod run;
 mod selftest;
 mod services;
+mod settings;
 mod shrink;
 mod swarm;
 mod trace;

@@ -90,7 +90,9 @@ impl Nemesis {
             | Class::Restart
             | Class::Stranger
             | Class::StaleReads
-            | Class::UsedRot => {}
+            | Class::UsedRot
+            | Class::Lag
+            | Class::Settings => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),

@@ -14,9 +14,11 @@ use crate::{
     dice::Dice,
     invariants,
     jobs::{self, Operator},
+    lag,
     nemesis::Nemesis,
     nuisance::Nuisance,
     reader::Reader,
+    settings::Settings,
     swarm::{Class, Swarm},
     trace, verdict,
     world::World,
@@ -102,11 +104,18 @@ async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
         tasks.push(rt::spawn(reader.run(stopped.clone())));
     }
     let (end_of_work, work) = watch::channel(false);
+    let settings = world
+        .swarm
+        .has(Class::Settings)
+        .then(|| rt::spawn(Settings::new(world.clone()).run(work.clone())));
     let operator = rt::spawn(Operator::new(world.clone())?.run(work));
     let early = rt::spawn(register(world.clone(), batch_job("early")?));
     rt::sleep(Duration::from_millis(500)).await;
 
     rt::spawn(Nuisance::new(world.clone()).run());
+    if world.swarm.has(Class::Lag) {
+        rt::spawn(lag::run(world.clone()));
+    }
     Nemesis::new(world.clone()).run().await;
     trace::event("run", format_args!("all faults end"));
     world.heal();
@@ -115,6 +124,9 @@ async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
         return Ok(false);
     }
     let mut operator = operator.await?;
+    if let Some(settings) = settings {
+        settings.await?.finish().await;
+    }
     early.await?;
     if !settled(world, &mut operator).await? {
         return Ok(false);

@@ -63,13 +63,19 @@ pub(crate) enum Class {
     StaleReads,
     /// No fault: flipped bytes are such as are used.
     UsedRot,
+    /// Servers that apply nothing for a while.
+    Lag,
+    /// No fault: settings are changed and looked at.
+    Settings,
 }
 
 impl Class {
     /// So many are drawn first; those that came later have dice of their own, so that a seed keeps its meaning.
     const FIRST: usize = 21;
+    /// So many have been drawn when those come that came later still.
+    const SECOND: usize = 26;
     /// All of them, in the order in which they are drawn.
-    pub(crate) const ALL: [Self; 26] = [
+    pub(crate) const ALL: [Self; 28] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -96,6 +102,8 @@ impl Class {
         Self::Stranger,
         Self::StaleReads,
         Self::UsedRot,
+        Self::Lag,
+        Self::Settings,
     ];
 
     /// Its name on the command line.
@@ -127,6 +135,8 @@ impl Class {
             Self::Stranger => "stranger",
             Self::StaleReads => "stale-reads",
             Self::UsedRot => "used-rot",
+            Self::Lag => "lag",
+            Self::Settings => "settings",
         }
     }
 
@@ -141,6 +151,8 @@ impl Class {
                     | Self::Stranger
                     | Self::StaleReads
                     | Self::UsedRot
+                    | Self::Lag
+                    | Self::Settings
             )
     }
 
@@ -241,10 +253,13 @@ impl Swarm {
         let drawn = pick(&mut dice, &[1, 3, 3, 3, 3, 3, 3, 5, 5, 3]);
         let servers = change.servers.map_or(drawn, usize::from);
         let (first, later) = Class::ALL.split_at(Class::FIRST);
+        let (later, latest) = later.split_at(Class::SECOND - Class::FIRST);
         let mut classes: BTreeSet<Class> =
             first.iter().copied().filter(|_| dice.below(2) == 0).collect();
         let mut dice_later = Dice::new(seed, "later classes");
         classes.extend(later.iter().filter(|_| dice_later.below(2) == 0));
+        let mut dice_latest = Dice::new(seed, "latest classes");
+        classes.extend(latest.iter().filter(|_| dice_latest.below(2) == 0));
         let classes = classes.into_iter().filter(|class| !change.without.contains(class)).collect();
         let safety_ms = dice.between(4_000, 14_000);
         let timing = pick(&mut dice, &[(50, 150, 300), (100, 400, 600), (100, 500, 1_000)]);
