@@ -669,10 +669,45 @@ fn a_drain_makes_ineligible_and_stays_so() {
 
         let complete =
             Command::AdvanceDrains { migrate: vec![], complete: vec![a], evaluation_ids: vec![] };
+        driver.accept(complete.clone());
+        assert!(driver.node_row("a").drain.is_some(), "something runs there");
+        driver.report(t, ClientStatus::Complete);
         driver.accept(complete);
         assert_eq!(driver.node_row("a").drain, None);
         assert!(driver.node_row("a").eligibility.ineligible, "until an operator says otherwise");
     });
+}
+
+/// L10: the end of a drain that leaves jobs of every node alone does not end one that came in its place and does not.
+#[test]
+fn a_drain_in_place_of_another_does_not_end_with_it() {
+    let mut driver = Driver::default();
+    let a = driver.node("a");
+    driver.register_job(job("t", JobKind::System, 1));
+    let t = driver.run("t", 0, a);
+    assert!(driver.allocation(t).per_node);
+    let drain = |ignore_system| Command::SetDrain {
+        node: a,
+        drain: Some(crate::node::Drain {
+            started_at: 0,
+            deadline_at: None,
+            force: false,
+            ignore_system,
+            owner: "operator".into(),
+            cancelable: false,
+        }),
+        mark_eligible: false,
+        evaluation_ids: Vec::new(),
+    };
+    let complete =
+        Command::AdvanceDrains { migrate: vec![], complete: vec![a], evaluation_ids: vec![] };
+    driver.accept(drain(true));
+    driver.accept(drain(false));
+    driver.accept(complete.clone());
+    assert!(driver.node_row("a").drain.is_some());
+    driver.accept(drain(true));
+    driver.accept(complete);
+    assert_eq!(driver.node_row("a").drain, None);
 }
 
 /// L10: what becomes eligible or frees room says so, for the blocked evaluations of its class.
