@@ -352,11 +352,11 @@ impl Entry<'_> {
         for id in complete {
             let (before, after) = (self.before.nodes.get(id), self.after.nodes.get(id));
             let (Some(before), Some(after)) = (before, after) else { continue };
-            let left = before.drain.as_ref().is_some_and(|drain| {
+            let is_done = before.drain.as_ref().is_none_or(|drain| {
                 let mut here = self.before.allocations.iter().filter(|row| row.node == *id);
-                here.any(|row| !has_ended(row) && !(drain.ignore_system && row.per_node))
+                here.all(|row| has_ended(row) || (drain.ignore_system && row.per_node))
             });
-            if after.drain.is_some() && !left {
+            if after.drain.is_some() && is_done {
                 found.push(format!("I48: the drain of {id} does not end"));
             }
             if before.eligibility.ineligible && !after.eligibility.ineligible {
