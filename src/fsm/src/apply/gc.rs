@@ -145,8 +145,8 @@ impl Turn<'_> {
         true
     }
 
-    /// The version that an allocation of a purged job ran goes with its last allocation.
-    fn drop_orphaned_version(&mut self, row: &Allocation) {
+    /// The version that an allocation of a purged job ran goes with the last one that ran it.
+    pub(super) fn drop_orphaned_version(&mut self, row: &Allocation) {
         let version = (row.job_create_index, row.job_version);
         let index = self.state.job_index(&row.job);
         if index.is_none_or(|index| !index.versions.contains_key(&version)) {

@@ -304,12 +304,13 @@ impl Turn<'_> {
         update: &InPlace,
         spec: &Arc<JobSpec>,
     ) -> Result<(), DropReason> {
-        let old = self.state.allocations.get(&update.id).ok_or(DropReason::AllocationGone)?;
+        let old = self.state.allocations.get(&update.id).cloned();
+        let old = old.ok_or(DropReason::AllocationGone)?;
         let group = spec.group(&old.group).ok_or(DropReason::JobChanged)?;
         if !old.is_live() || old.job != plan.job {
             return Err(DropReason::AllocationGone);
         }
-        let mut row = (**old).clone();
+        let mut row = (*old).clone();
         row.job_version = plan.job_version;
         row.job_create_index = plan.job_create_index;
         row.evaluation = plan.evaluation;
@@ -324,6 +325,9 @@ impl Turn<'_> {
         usage.allocations = usage.allocations.saturating_sub(1);
         check_fit(node, &usage, row.resources, &[]).map_err(DropReason::NodeFull)?;
         self.put_allocation(row);
+        if old.job_create_index != plan.job_create_index {
+            self.drop_orphaned_version(&old);
+        }
         Ok(())
     }
 

@@ -683,6 +683,26 @@ fn a_plan_in_flight_meets_a_purged_job() {
     });
 }
 
+/// I45: found by `sim a1`: the version of the earlier job stayed for good.
+#[test]
+fn the_version_of_a_purged_job_goes_when_the_last_allocation_leaves_it_in_place() {
+    with_leader_changes(|driver| {
+        let node = driver.node("a");
+        driver.register_job(job("t", JobKind::Service, 2));
+        let running = [driver.run("t", 0, node), driver.run("t", 1, node)];
+        driver.deregister_job("t", true);
+        driver.register_job(job("t", JobKind::Service, 2));
+        for (id, versions) in running.into_iter().zip([2, 1]) {
+            let evaluation = driver.evaluate_job("t");
+            let plan = driver.plan(evaluation).updating(id);
+            assert!(driver.commit_plan(plan).refused.is_none());
+            let job = driver.job_row("t");
+            assert_eq!(driver.allocation(id).job_create_index, job.create_index);
+            assert_eq!(driver.state.job_versions.len(), versions);
+        }
+    });
+}
+
 /// The applier's trial finds what apply will find, and leaves the state it was made from alone.
 #[test]
 fn a_trial_agrees_with_apply() {
