@@ -42,6 +42,8 @@ struct Local {
     ends_by_itself: bool,
     crashes: bool,
     infrastructure_failure: bool,
+    /// Was told to stop, and has until then.
+    stops_at: Option<u64>,
 }
 
 enum Asked {
@@ -128,7 +130,9 @@ impl Agent {
 
     /// When something happens here by itself.
     pub(crate) fn next_look_ms(&self) -> Option<u64> {
-        (!self.dead).then(|| self.beat_at.max(self.silent_until))
+        let stops_at = self.local.values().filter_map(|one| one.stops_at).min();
+        let next = stops_at.map_or(self.beat_at, |at| at.min(self.beat_at));
+        (!self.dead).then(|| next.max(self.silent_until))
     }
 
     /// What runs here.
@@ -147,6 +151,9 @@ impl Agent {
     /// Back for good.
     pub(crate) fn wake(&mut self) {
         self.silent_until = 0;
+        for one in self.local.values_mut() {
+            one.stops_at = one.stops_at.map(|_| 0);
+        }
     }
 }
 
@@ -191,6 +198,7 @@ impl World {
         };
         let failed = fails || one.crashes;
         one.status = if failed { ClientStatus::Failed } else { ClientStatus::Complete };
+        one.stops_at = None;
         one.infrastructure_failure = fails && dice.percent(20);
         one.sequence += 1;
         let node = agent.node;
@@ -298,16 +306,13 @@ impl World {
                             .allocation_spec(row)
                             .is_some_and(|spec| spec.meta.contains_key(CRASHES)),
                         infrastructure_failure: false,
+                        stops_at: None,
                     };
                     self.agents[number].local.insert(row.id, local);
                     changed = true;
                 }
                 Some(ClientStatus::Running) if !row.is_live() => {
-                    if let Some(one) = self.agents[number].local.get_mut(&row.id) {
-                        one.status = ClientStatus::Complete;
-                        one.sequence += 1;
-                    }
-                    changed = true;
+                    changed |= self.stop_task(number, row.id);
                 }
                 None | Some(_) => {}
             }
@@ -315,6 +320,28 @@ impl World {
         // What the servers have forgotten ends, and nobody asks how.
         self.agents[number].local.retain(|id, _| shown.contains(id));
         changed
+    }
+
+    /// A task that is to stop does so, at once or when its time is up.
+    fn stop_task(&mut self, number: usize, id: AllocationId) -> bool {
+        let now = self.clock_ms;
+        let slow = self.extra.slow_stops && self.chance.percent(40);
+        let until = now + self.chance.between(1_000, 180_000);
+        let Some(one) = self.agents[number].local.get_mut(&id) else { return false };
+        let stops_at = *one.stops_at.get_or_insert(if slow { until } else { now });
+        if stops_at > now {
+            self.coverage.count(Event::SlowStop);
+            return false;
+        }
+        one.stops_at = None;
+        one.status = ClientStatus::Complete;
+        one.sequence += 1;
+        true
+    }
+
+    /// An agent says and hears nothing for a while.
+    pub(crate) fn silence(&mut self, number: usize, for_ms: u64) {
+        self.agents[number].silent_until = self.clock_ms + for_ms;
     }
 
     /// I49: what starts has no other instance of its name that the servers still want and have not lost.

@@ -9,12 +9,14 @@ use fsm::{
     job::{Constraint, DelayFunction, Network, PortAsk, ReschedulePolicy, UpdateStrategy},
     node::Drain,
     session::Request,
+    state::SchedulerConfiguration,
     testing,
 };
 
 use crate::{
     dice::Dice,
     log::{Fate, Ticket},
+    oracle::live_on,
     world::World,
 };
 
@@ -43,6 +45,12 @@ impl World {
             return self.look_after(dice);
         }
         let command = self.draw_command(dice);
+        self.ask(command);
+        true
+    }
+
+    /// A user wants something.
+    fn ask(&mut self, command: Command) {
         let payload_hash = testing::payload_hash(&command);
         let request = Request {
             id: RequestId(self.ids.next()),
@@ -50,7 +58,52 @@ impl World {
             payload_hash,
         };
         self.operations.push(Operation { request, command, ticket: None });
-        true
+    }
+
+    /// An operator drains the node that runs most, in one way or another.
+    pub(crate) fn drain_a_busy_node(&mut self, dice: &mut Dice) {
+        let truth = self.log.truth();
+        let busy = self.agents.iter().map(|agent| agent.node);
+        let busy = busy.max_by_key(|node| live_on(truth, *node).len());
+        let Some(node) = busy else { return };
+        let started_at = truth.head.at;
+        // One without a deadline has to be forced: otherwise it may wait for ever.
+        let force = dice.percent(30);
+        let ends = !force || dice.percent(50);
+        let deadline_at = ends.then(|| started_at + dice.between(10, 300) * 1_000);
+        let drain = Drain {
+            started_at,
+            deadline_at,
+            force,
+            ignore_system: dice.percent(30),
+            owner: "operator".into(),
+            cancelable: false,
+        };
+        let evaluation_ids = self.evaluation_ids(4);
+        self.ask(Command::SetDrain {
+            node,
+            drain: Some(drain),
+            mark_eligible: false,
+            evaluation_ids,
+        });
+    }
+
+    /// Somebody has every job evaluated at once: all workers plan at the same time.
+    pub(crate) fn evaluate_everything(&mut self) {
+        let jobs: Vec<_> = self.log.truth().jobs.iter().map(|row| row.key.clone()).collect();
+        for job in jobs {
+            let evaluation = EvaluationId(self.ids.next());
+            self.ask(Command::EvaluateJob { job, evaluation });
+        }
+    }
+
+    /// An operator pauses the broker, or lets it go on. What was asked for before and is not in the log does not come after it.
+    pub(crate) fn pause(&mut self, pause_eval_broker: bool) {
+        self.operations
+            .retain(|one| !matches!(one.command, Command::SetSchedulerConfiguration { .. }));
+        let known = self.log.truth().scheduler_configuration().clone();
+        let configuration = SchedulerConfiguration { pause_eval_broker, ..known };
+        self.ask(Command::SetSchedulerConfiguration { configuration, enforce_index: None });
     }
 
     /// Sends what was not sent, or whose outcome was lost; ends what was answered.

@@ -88,6 +88,22 @@ events! {
     RollingUpdate => "a rolling update took another step",
     /// Something was forgotten.
     Collected => "garbage was collected",
+    /// The cluster worked undisturbed.
+    Calm => "the cluster was left alone for a while",
+    /// A service's proposal did not come into the log.
+    ProposalRefused => "a proposal of a service was refused",
+    /// The applier stood still.
+    ApplierStalled => "the applier stood still",
+    /// Nothing was committed for a while.
+    LogStalled => "the log stood still",
+    /// The queue of plans was full.
+    PlanQueueFull => "a plan found no room in the queue",
+    /// A worker was gone with its leases.
+    WorkerDied => "a worker died with a lease",
+    /// A stopped task took its time.
+    SlowStop => "a task took its time to stop",
+    /// The broker gave out nothing because an operator said so.
+    BrokerPaused => "the broker was paused",
     /// A follower scheduled on a state behind the leader's.
     FollowerLagged => "a follower scheduled behind the leader",
 }

@@ -6,15 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fsm::{Command, EvaluationId, Index, JobKey, NodeId, Proposal, Reply, session::Request};
+use fsm::{Command, EvaluationId, Index, JobKey, NodeId, Proposal, session::Request};
 use leader::{
-    Dispatch, GarbageCollector, NodeWatch, PlanAnswer, PlanApplier,
-    applier::{self, EntryOutcome, Next},
+    Dispatch, GarbageCollector, NodeWatch, PlanApplier,
     broker::{BrokerConfig, Token},
     feed,
     heartbeat::HeartbeatConfig,
     limits::{DELIVERIES_MAX, HEARTBEAT_GRACE_MS, HEARTBEAT_TTL_MS_MIN},
-    plan_queue::PlanQueueLimits,
 };
 
 use crate::{
@@ -22,8 +20,11 @@ use crate::{
     dice::Dice,
     log::{Fate, Ticket},
     order::{self, History, Overdue},
+    promises::{self, Promises},
     world::{CallId, World},
 };
+
+mod plans;
 
 /// Commands of services that wait.
 const COMMANDS_MAX: usize = 1_024;
@@ -73,6 +74,9 @@ pub(crate) struct Leadership {
     /// For the oracle.
     history: History,
     overdue: Overdue,
+    pub(crate) promises: Promises,
+    /// The applier stands still until then.
+    stalled_until: u64,
 }
 
 impl Leadership {
@@ -125,7 +129,7 @@ impl World {
             dispatch: Dispatch::new(BrokerConfig::default()),
             watch: NodeWatch::new(HeartbeatConfig::default()),
             collector: GarbageCollector::new(self.swarm.gc, state.head.at),
-            applier: PlanApplier::new(PlanQueueLimits::default()),
+            applier: PlanApplier::new(self.plan_queue_limits()),
             fed: applied,
             outcomes: VecDeque::new(),
             waiting: None,
@@ -139,10 +143,13 @@ impl World {
             heard: BTreeMap::new(),
             history: History::default(),
             overdue: Overdue::default(),
+            promises: Promises::default(),
+            stalled_until: 0,
         };
         let now = leadership.now(self.clock_ms);
         leadership.dispatch.restore(now, &state);
         leadership.watch.restore(now, &state);
+        leadership.promises.restored(now, &state);
         self.trace(|| format!("server {server} serves in term {term} from index {applied}"));
         self.servers[server].leadership = Some(Box::new(leadership));
         self.servers[server].established = term;
@@ -217,6 +224,7 @@ impl World {
                 leadership.dispatch.restore(now, &state);
                 leadership.watch.restore(now, &state);
                 leadership.heard.clear();
+                leadership.promises.restored(now, &state);
             } else {
                 for index in leadership.fed + 1..=applied {
                     let effects = world.log.at(index).map_or(&[][..], |one| &one.effects);
@@ -246,13 +254,18 @@ impl World {
         if let Some(server) = silent {
             leadership.forgive(server, &self.lessees);
         }
+        let under_plan = leadership.leases_under_plan();
         let ids = &mut self.ids;
         let stepped = leadership.dispatch.step(now, state, silent, || ids.next());
         if leadership.dispatch.blocked_stats().blocked < before {
             self.coverage.count(Event::Woken);
         }
+        if let Some(broken) = leadership.judge_paused(&under_plan) {
+            self.fail(broken);
+        }
         let expired = !stepped.expired.is_empty();
         for lease in &stepped.expired {
+            leadership.promises.failed(now, lease.evaluation);
             self.coverage.count(Event::LeaseExpired);
             if leadership.queued.iter().any(|(id, _)| *id == lease.evaluation) {
                 let id = lease.evaluation;
@@ -263,12 +276,15 @@ impl World {
         for node in &watched.missed {
             self.check_missed(leadership, state, *node, now);
         }
-        let mut commands: Vec<_> = stepped.commands.into_iter().chain(watched.commands).collect();
+        let mut commands: Vec<_> =
+            stepped.commands.into_iter().chain(watched.commands.iter().cloned()).collect();
         let broken = commands.iter().find_map(|command| order::judge_drains(now, state, command));
         let known = commands.iter().chain(&leadership.commands);
         let late = leadership.overdue.looked(now, state, known);
         leadership.history.saw(state);
-        for broken in broken.into_iter().chain(late) {
+        let broken = broken.into_iter().chain(late);
+        let missed = leadership.judge_promises(now, state, &watched.missed, &commands);
+        for broken in broken.chain(missed) {
             self.fail(broken);
         }
         commands.extend(leadership.collector.poll(now, state));
@@ -306,6 +322,15 @@ impl World {
         }
     }
 
+    /// Proposes for a service: mostly it comes into the log.
+    fn propose_as_service(&mut self, leadership: &Leadership, command: Command) -> Ticket {
+        if self.is_refused() {
+            self.trace(|| format!("refused: {}", crate::words::of(&command)));
+            return self.log.refuse();
+        }
+        self.propose(leadership, command, None, true)
+    }
+
     /// Proposes the next command of the services, when the last one's outcome is known.
     pub(crate) fn command(&mut self, server: usize, dice: &mut Dice) -> bool {
         let applied = self.servers[server].applied;
@@ -319,134 +344,11 @@ impl World {
                 }
             }
             let Some(command) = leadership.commands.pop_front() else { return false };
-            leadership.commanding = Some(world.propose(leadership, command, None, true));
+            let ticket = world.propose_as_service(leadership, command);
+            leadership.commanding = Some(ticket);
             true
         })
         .unwrap_or(false)
-    }
-
-    /// Lets the applier settle what is known and propose what fits.
-    pub(crate) fn apply_plans(&mut self, server: usize, dice: &mut Dice) -> bool {
-        let applied = self.servers[server].applied;
-        let lost = dice.percent(self.swarm.reply_loss);
-        self.with_leadership(server, |world, leadership| {
-            let mut acted = world.settle(leadership, applied, lost);
-            let state = world.log.state_at(applied).clone();
-            let mut waited = false;
-            if let Some((index, until)) = leadership.waiting {
-                if applied < index && world.clock_ms < until {
-                    return acted;
-                }
-                leadership.waiting = None;
-                waited = true;
-            }
-            loop {
-                let dispatch = &leadership.dispatch;
-                let next = leadership.applier.next(&state, |id| dispatch.outstanding(id), waited);
-                waited = false;
-                match next {
-                    Next::Idle => break,
-                    Next::WaitFor(index) => {
-                        world.coverage.count(Event::AheadOfLeader);
-                        leadership.waiting = Some((index, world.clock_ms + SNAPSHOT_WAIT_MS));
-                        break;
-                    }
-                    Next::Propose(mut command) => {
-                        if world.swarm.bad_plans && dice.percent(10) {
-                            order::spoil(&mut command, world.log.truth(), dice);
-                        }
-                        if let Some(broken) = order::judge_plans(&command) {
-                            world.fail(broken);
-                        }
-                        if let Some(broken) = leadership.judge_tokens(&command) {
-                            world.fail(broken);
-                        }
-                        let ticket = world.propose(leadership, command, None, true);
-                        leadership.outcomes.push_back(ticket);
-                        acted = true;
-                    }
-                }
-            }
-            let answers = leadership.applier.answers(applied);
-            acted |= !answers.is_empty();
-            world.answer_plans(leadership, answers);
-            acted
-        })
-        .unwrap_or(false)
-    }
-
-    fn settle(&mut self, leadership: &mut Leadership, applied: Index, lost: bool) -> bool {
-        let mut acted = false;
-        while let Some(ticket) = leadership.outcomes.front().copied() {
-            let outcome = match self.log.fate(ticket) {
-                Fate::Open => break,
-                Fate::Lost => EntryOutcome::Unknown,
-                Fate::Committed(_) if lost => {
-                    self.coverage.count(Event::CommittedWithoutReply);
-                    EntryOutcome::Unknown
-                }
-                Fate::Committed(index) if index > applied => break,
-                Fate::Committed(index) => match self.log.at(index).map(|one| one.reply.clone()) {
-                    Some(Reply::Plans(verdicts)) => EntryOutcome::Applied { index, verdicts },
-                    _ => EntryOutcome::Unknown,
-                },
-            };
-            leadership.outcomes.pop_front();
-            leadership.applier.settle(outcome);
-            acted = true;
-        }
-        acted
-    }
-
-    fn answer_plans(&mut self, leadership: &mut Leadership, answers: Vec<(ReplyTo, PlanAnswer)>) {
-        for (to, answer) in answers {
-            if let PlanAnswer::Partial { index, reason, .. } = &answer {
-                let event = if *index == 0 { Event::EmptiedPlan } else { Event::PartialTrial };
-                if reason.contains("dropped") {
-                    self.coverage.count(event);
-                }
-            }
-            if matches!(&answer, PlanAnswer::Rejected { reason, .. } if reason.contains("older")) {
-                self.coverage.count(Event::StalePlan);
-            }
-            self.end_call(leadership, to.call);
-            self.reply_plan(to.worker, to.call, Ok(answer));
-        }
-    }
-
-    /// A call is answered, or its worker hung up: the lease runs again.
-    pub(crate) fn end_call(&mut self, leadership: &mut Leadership, call: CallId) {
-        if let Some(to) = leadership.calls.remove(&call) {
-            leadership.queued.remove(&(to.evaluation, to.token));
-            let now = leadership.now(self.clock_ms);
-            leadership.dispatch.plan_answered(now, to.evaluation, to.token);
-        }
-    }
-
-    /// A worker's plan arrives.
-    pub(crate) fn take_plan(
-        &mut self,
-        leadership: &mut Leadership,
-        worker: usize,
-        call: CallId,
-        plan: fsm::Plan,
-        token: Token,
-    ) {
-        let evaluation = plan.evaluation;
-        if let Err(error) = leadership.dispatch.plan_queued(evaluation, token) {
-            self.coverage.count(Event::StaleToken);
-            self.reply_plan(worker, call, Err(error));
-            return;
-        }
-        let to = ReplyTo { worker, call, evaluation, token };
-        leadership.calls.insert(call, to);
-        leadership.queued.insert((evaluation, token));
-        let now = leadership.now(self.clock_ms);
-        // Size only matters for the bounds of queue and entry.
-        let bytes = 100 + 200 * plan.placements.len();
-        leadership.applier.submit(now, applier::Request { plan, bytes, token, reply: to });
-        let answers = leadership.applier.answers(leadership.fed);
-        self.answer_plans(leadership, answers);
     }
 
     /// Leases for a server's worker, with what the oracle says of them.
@@ -468,9 +370,20 @@ impl World {
         if let Some(broken) = order::judge_leases(&ready, &leases, &leadership.history) {
             self.fail(broken);
         }
+        let paused = self.log.state_at(leadership.fed).scheduler_configuration().pause_eval_broker;
+        if paused {
+            self.coverage.count(Event::BrokerPaused);
+            if let Some(lease) = leases.first() {
+                let id = lease.evaluation.id;
+                self.fail(format!("broker-paused: {id} is leased while the broker is paused"));
+            }
+        }
         for lease in &leases {
             self.lessees.insert(lease.token, server as u64);
             leadership.history.leased(lease);
+            if let Some(broken) = leadership.promises.leased(now, lease) {
+                self.fail(broken);
+            }
             self.check_grant(leadership, state, lease);
         }
         Ok(leases)
@@ -506,7 +419,13 @@ impl World {
     pub(crate) fn beat(&mut self, server: usize, node: NodeId, incarnation: u64) -> Option<bool> {
         self.with_leadership(server, |world, leadership| {
             let now = leadership.now(world.clock_ms);
-            match leadership.watch.heard(now, node, incarnation) {
+            let answer = leadership.watch.heard(now, node, incarnation);
+            let state = world.log.state_at(leadership.fed);
+            let beat = (node, incarnation);
+            if let Some(broken) = leadership.promises.heard(now, state, beat, answer.ok()) {
+                world.fail(broken);
+            }
+            match answer {
                 Ok(heard) => {
                     leadership.heard.insert(node, now);
                     if let Some(change) = heard.returned {
@@ -524,16 +443,38 @@ impl World {
 }
 
 impl Leadership {
-    /// I22: a plan is proposed only while the lease that it belongs to is out.
-    fn judge_tokens(&self, command: &Command) -> Option<String> {
-        let Command::ApplyPlans { plans } = command else { return None };
-        let bad = plans.iter().find(|plan| {
-            let held = self.dispatch.outstanding(plan.evaluation);
-            let mut calls = self.calls.values().filter(|to| to.evaluation == plan.evaluation);
-            let waits = self.calls.values().any(|to| to.evaluation == plan.evaluation);
-            held.is_none() || (waits && !calls.any(|to| Some(to.token) == held))
-        })?;
-        Some(format!("I22: a plan of {} is proposed without its lease", bad.evaluation))
+    /// Leases that a plan is queued under.
+    fn leases_under_plan(&self) -> Vec<(EvaluationId, Token)> {
+        let held = |(id, token): &&(EvaluationId, Token)| {
+            self.dispatch.outstanding(*id).is_some_and(|held| held == *token)
+        };
+        self.queued.iter().filter(held).copied().collect()
+    }
+
+    /// The time of a lease stands still while a plan is queued under it: no look takes it back.
+    fn judge_paused(&self, before: &[(EvaluationId, Token)]) -> Option<String> {
+        let lost = |(id, token): &&(EvaluationId, Token)| {
+            self.dispatch.holds(*id) && self.dispatch.outstanding(*id) != Some(*token)
+        };
+        let (id, _) = before.iter().find(lost)?;
+        Some(format!("nack-paused: the lease on {id} was taken back under a queued plan"))
+    }
+
+    /// What the services owe after a look.
+    fn judge_promises(
+        &mut self,
+        now: u64,
+        state: &fsm::State,
+        missed: &[NodeId],
+        commands: &[Command],
+    ) -> Vec<String> {
+        let Self { promises, dispatch, queued, deliveries, .. } = self;
+        let mut found: Vec<String> =
+            commands.iter().filter_map(|one| promises::gave_up(state, one, deliveries)).collect();
+        found.extend(promises.looked_at_leases(now, dispatch, queued));
+        found.extend(promises.looked_at_nodes(now, state, missed));
+        found.extend(promises.looked_at_conflicts(now, state, dispatch));
+        found
     }
 
     /// In the broker, and never leased by this leadership.

@@ -22,12 +22,14 @@ mod agent;
 mod client;
 mod coverage;
 mod dice;
+mod extra;
 pub mod invariants;
 mod leadership;
 mod log;
 mod oracle;
 mod order;
 mod postconditions;
+mod promises;
 mod quiet;
 mod shrink;
 mod swarm;
@@ -69,6 +71,7 @@ pub fn log_of(seed: u64) -> Vec<(u64, Option<fsm::Proposal>)> {
     let mut world = World::new(seed, false);
     world.form(&mut Dice::new(seed, u64::MAX - 3));
     for number in Steps::default().iter() {
+        world.before_step(seed, number);
         world.step(&mut Dice::new(seed, u64::from(number)));
     }
     let entries = world.log.committed().iter().map(|applied| &applied.entry);
@@ -80,6 +83,7 @@ pub fn run(seed: u64, steps: &Steps, traced: bool) -> Outcome {
     let mut world = World::new(seed, traced);
     world.form(&mut Dice::new(seed, u64::MAX - 3));
     for number in steps.iter() {
+        world.before_step(seed, number);
         world.step(&mut Dice::new(seed, u64::from(number)));
         if !world.failures.is_empty() {
             break;

@@ -134,6 +134,13 @@ impl Log {
         ticket
     }
 
+    /// A proposal that does not come into the log.
+    pub(crate) fn refuse(&mut self) -> Ticket {
+        self.tickets += 1;
+        self.fates.insert(self.tickets, Fate::Lost);
+        self.tickets
+    }
+
     /// What became of a proposal.
     pub(crate) fn fate(&self, ticket: Ticket) -> Fate {
         self.fates.get(&ticket).copied().unwrap_or(Fate::Lost)

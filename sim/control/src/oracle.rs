@@ -147,7 +147,9 @@ fn judge_garbage(before: &State, applied: &Applied, gc: &GcConfig, found: &mut F
         }
     }
     for row in before.allocations.iter().filter(|row| !after.allocations.contains(&row.id)) {
-        if !has_ended(row) || row.modified_at > latest || is_counted(before, row) {
+        // With its job goes what a scheduler of that job would count.
+        let counted = after.jobs.contains(&row.job) && is_counted(before, row);
+        if !has_ended(row) || row.modified_at > latest || counted {
             found.push(format!("I52: allocation {} was forgotten", row.id));
         }
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, Command, EvaluationId, EvaluationStatus, Index, JobKey,
-    JobKind, Liveness, NodeId, Plan, State,
+    JobKind, Liveness, NodeId, Plan, State, TaskGroup,
 };
 use leader::Lease;
 
@@ -151,36 +151,97 @@ impl Overdue {
         state: &State,
         commands: impl Iterator<Item = &'a Command>,
     ) -> Option<String> {
-        let mut acted: Vec<AllocationId> = Vec::new();
+        let (mut acted, mut ended) = (Vec::new(), Vec::new());
         for command in commands {
-            if let Command::AdvanceDrains { migrate, .. } = command {
+            if let Command::AdvanceDrains { migrate, complete, .. } = command {
                 acted.extend(migrate);
+                ended.extend(complete);
             }
         }
-        let late = |node: &fsm::Node| {
-            let drain = node.drain.as_ref()?;
-            let due = drain.force || drain.deadline_at.is_some_and(|at| at <= now);
-            let mut left = state.allocations.iter().filter(|row| {
-                row.node == node.id
-                    && is_live(row)
-                    && !row.transition.migrate
-                    && !(drain.ignore_system && row.per_node)
-            });
-            left.any(|row| due && !acted.contains(&row.id)).then_some(node.id)
-        };
+        let look = Look { now, state, acted: &acted, ended: &ended };
+        let late = |node: &fsm::Node| look.may_go_on(node).then_some(node.id);
         let late: Vec<NodeId> = state.nodes.iter().filter_map(|node| late(node)).collect();
         self.0.retain(|node, _| late.contains(node));
         for node in late {
             let since = *self.0.entry(node).or_insert(now);
             if now - since > DRAIN_LATE_MS {
                 return Some(format!(
-                    "I48: the drain of {node} is over by {} ms, and nothing moves",
+                    "I48: the drain of {node} could go on since {} ms, and nothing moves",
                     now - since
                 ));
             }
         }
         None
     }
+}
+
+/// A state with drains, and what is asked for already.
+struct Look<'a> {
+    now: u64,
+    state: &'a State,
+    acted: &'a [AllocationId],
+    ended: &'a [NodeId],
+}
+
+impl Look<'_> {
+    /// A draining node of which something is to move, or whose drain is over, and nobody asks for it.
+    fn may_go_on(&self, node: &fsm::Node) -> bool {
+        let Some(drain) = &node.drain else { return false };
+        let here = self.state.allocations.iter().filter(|row| {
+            row.node == node.id && !has_ended(row) && !(drain.ignore_system && row.per_node)
+        });
+        let left: Vec<_> = here.collect();
+        if left.is_empty() {
+            return !self.ended.contains(&node.id);
+        }
+        let due = drain.force || drain.deadline_at.is_some_and(|at| at <= self.now);
+        let last = left.iter().all(|row| row.per_node);
+        left.into_iter().filter(|row| is_live(row) && !row.transition.migrate).any(|row| {
+            let free = due || (last && row.per_node) || self.serves_nobody(row);
+            if free { !self.acted.contains(&row.id) } else { self.is_spare(row) }
+        })
+    }
+
+    fn is_of_service(&self, row: &Allocation) -> bool {
+        self.state.allocation_spec(row).is_some_and(|spec| spec.kind == JobKind::Service)
+    }
+
+    /// An instance of a service that has not started.
+    fn serves_nobody(&self, row: &Allocation) -> bool {
+        row.client == ClientStatus::Pending && self.is_of_service(row)
+    }
+
+    /// An instance of a service of which there are more than have to stay, and nobody asks for any to move.
+    fn is_spare(&self, row: &Allocation) -> bool {
+        if row.client != ClientStatus::Running || !self.is_of_service(row) {
+            return false;
+        }
+        let Some(job) = self.state.jobs.get(&row.job).filter(|job| !job.stop) else { return false };
+        let spec = self.state.current_spec(job);
+        let Some(group) = spec.and_then(|spec| spec.group(&row.group)) else { return false };
+        let rows = self.state.allocations.iter();
+        let rows = rows.filter(|other| other.job == row.job && other.group == row.group);
+        let rows: Vec<_> = rows.collect();
+        let there = rows.iter().filter(|row| serves(self.now, self.state, group, row)).count();
+        let needed = group.count.saturating_sub(group.migrate.max_parallel) as usize;
+        serves(self.now, self.state, group, row)
+            && there > needed
+            && !rows.iter().any(|row| self.acted.contains(&row.id))
+    }
+}
+
+/// An instance that is there for its users and goes on.
+fn serves(now: u64, state: &State, group: &TaskGroup, row: &Allocation) -> bool {
+    let node = state.nodes.get(&row.node);
+    let heard = node.is_some_and(|node| match node.liveness {
+        Liveness::Initializing | Liveness::Ready => true,
+        Liveness::Disconnected | Liveness::Down => false,
+    });
+    heard
+        && is_live(row)
+        && row.client == ClientStatus::Running
+        && row.client_at + group.migrate.healthy_ms_min <= now
+        && !row.transition.migrate
 }
 
 /// I48: what is marked to move may: it is on a draining node, and of a service so many stay as `migrate` says unless time is up.
@@ -213,20 +274,7 @@ pub(crate) fn judge_drains(now: u64, state: &State, command: &Command) -> Option
     for ((key, group), moved) in moved {
         let spec = state.jobs.get(key).and_then(|job| state.current_spec(job));
         let Some(group) = spec.and_then(|spec| spec.group(group)) else { continue };
-        let serves = |row: &Allocation| {
-            let node = state.nodes.get(&row.node);
-            let heard = node.is_some_and(|node| match node.liveness {
-                Liveness::Initializing | Liveness::Ready => true,
-                Liveness::Disconnected | Liveness::Down => false,
-            });
-            let healthy_at = row.client_at + group.migrate.healthy_ms_min;
-            heard
-                && is_live(row)
-                && row.client == ClientStatus::Running
-                && healthy_at <= now
-                && !row.transition.migrate
-                && !moved.contains(&row.id)
-        };
+        let serves = |row: &Allocation| serves(now, state, group, row) && !moved.contains(&row.id);
         let rows = state.allocations.iter().filter(|row| row.job == *key);
         let stay = rows.filter(|row| row.group == group.name && serves(row)).count();
         let needed = group.count.saturating_sub(group.migrate.max_parallel) as usize;

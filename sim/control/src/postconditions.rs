@@ -55,7 +55,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         Command::AdvanceDrains { migrate, complete, .. } => {
             entry.drains_advanced(migrate, complete, found);
         }
-        Command::ReapNode { node, .. } => entry.node_reaped(*node, found),
+        Command::ReapNode { node, force, .. } => entry.node_reaped(*node, *force, found),
         Command::UpdateAllocations { reports } => entry.reports_taken(reports, found),
         Command::StopAllocation { id, .. } => entry.allocation_stopped(*id, found),
         Command::UpdateEvaluations { updates } => {
@@ -365,8 +365,12 @@ impl Entry<'_> {
         }
     }
 
-    fn node_reaped(&self, id: NodeId, found: &mut Found) {
+    fn node_reaped(&self, id: NodeId, force: bool, found: &mut Found) {
         let Some(before) = self.before.nodes.get(&id) else { return };
+        if before.eligibility.ineligible && !force && !self.after.early_eligibilities.contains(&id)
+        {
+            found.push(format!("I36: nobody remembers that {id} was taken out of service"));
+        }
         if self.after.nodes.contains(&id) {
             found.push(format!("P-node: {id} was reaped and is there"));
         }

@@ -7,10 +7,10 @@ use fsm::{ClientStatus, EvaluationStatus, Liveness, State, node::Health};
 use crate::{
     agent::Agent,
     dice::Dice,
+    extra::Extra,
     invariants::{check_quiet, check_round_trip, check_state},
     leadership::Leadership,
     oracle::live_on,
-    swarm::Swarm,
     worker::Worker,
     world::World,
 };
@@ -34,18 +34,11 @@ impl World {
 
     /// Ends all trouble and runs until nothing changes any more, then judges.
     pub(crate) fn end(&mut self, dice: &mut Dice) {
-        self.swarm = Swarm {
-            elections: 0,
-            message_loss: 0,
-            message_copies: 0,
-            reply_loss: 0,
-            resets: 0,
-            turn_failures: 0,
-            agent_trouble: false,
-            task_failures: false,
-            silent_servers: false,
-            ..self.swarm.clone()
-        };
+        self.swarm = self.swarm.calm();
+        if self.extra.pauses {
+            self.pause(false);
+        }
+        self.extra = Extra::default();
         for agent in &mut self.agents {
             agent.wake();
         }
@@ -73,7 +66,7 @@ impl World {
     }
 
     /// Everything that can happen now happens once. False: nothing changed but time may pass.
-    fn round(&mut self, dice: &mut Dice) -> bool {
+    pub(crate) fn round(&mut self, dice: &mut Dice) -> bool {
         let mut acted = false;
         for server in 0..self.servers.len() {
             acted |= self.notice(server);
@@ -117,7 +110,7 @@ impl World {
     }
 
     /// When something happens by itself.
-    fn next_look_ms(&self) -> u64 {
+    pub(crate) fn next_look_ms(&self) -> u64 {
         let leaders = self.servers.iter().filter_map(|server| server.leadership.as_ref());
         let leaders = leaders.filter_map(|leadership| Leadership::next_look_ms(leadership));
         let workers = self.workers.iter().map(Worker::next_look_ms);

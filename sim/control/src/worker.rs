@@ -31,6 +31,8 @@ pub(crate) struct Held {
     lease: Lease,
     epoch: u64,
     turn: Turn,
+    /// What its plans have to be made on, at least.
+    must_see: Index,
 }
 
 #[derive(Clone, Debug)]
@@ -86,6 +88,7 @@ impl World {
     pub(crate) fn work(&mut self, number: usize, dice: &mut Dice) -> bool {
         let now = self.clock_ms;
         let server = self.workers[number].server;
+        self.die(number);
         let doing = std::mem::replace(&mut self.workers[number].doing, Doing::Idle(0));
         let (doing, acted) = match doing {
             Doing::Idle(at) if at > now => (Doing::Idle(at), false),
@@ -126,6 +129,22 @@ impl World {
         acted
     }
 
+    /// Sometimes a worker's process is gone: nobody gives its leases back, and its calls end.
+    fn die(&mut self, number: usize) {
+        let busy = !self.workers[number].is_idle();
+        if !busy || !self.chance.percent(self.extra.worker_deaths) {
+            return;
+        }
+        self.coverage.count(Event::WorkerDied);
+        self.trace(|| format!("worker {number} dies"));
+        let worker = &mut self.workers[number];
+        worker.leases.clear();
+        match std::mem::replace(&mut worker.doing, Doing::Idle(self.clock_ms)) {
+            Doing::Asking(call, _) | Doing::Submitted(_, _, call, _) => self.hang_up(call),
+            Doing::Idle(_) | Doing::Waiting(..) | Doing::Pausing(..) | Doing::Resubmitting(..) => {}
+        }
+    }
+
     fn begin(&mut self, number: usize, dice: &mut Dice) -> (Doing, bool) {
         let now = self.clock_ms;
         let server = self.workers[number].server;
@@ -135,7 +154,14 @@ impl World {
             let turn = Turn::new(lease.evaluation.id, attempts_max);
             let lags = self.servers[server].applied < self.servers[server].caught_up_at;
             let until = if lags { now } else { now + INDEX_WAIT_MS };
-            return (Doing::Waiting(Box::new(Held { lease, epoch, turn }), index, until), true);
+            return (
+                Doing::Waiting(
+                    Box::new(Held { lease, epoch, turn, must_see: index }),
+                    index,
+                    until,
+                ),
+                true,
+            );
         }
         if self.servers[server].applied < self.servers[server].caught_up_at {
             return (Doing::Idle(now), false);
@@ -154,6 +180,11 @@ impl World {
         let state = self.log.state_at(self.servers[server].applied).clone();
         if state.head.index < self.log.last() {
             self.coverage.count(Event::FollowerLagged);
+        }
+        if state.head.index < held.must_see {
+            let (id, index) = (held.lease.evaluation.id, state.head.index);
+            let must_see = held.must_see;
+            self.fail(format!("I29: {id} is planned on {index}, which does not show {must_see}"));
         }
         let (evaluation, attempt, exhausted) = match held.turn.begin(&state) {
             Begin::Plan { evaluation, pass, exhausted } => (evaluation, pass, exhausted),
@@ -322,6 +353,9 @@ impl World {
         if nacked.is_ok() && why != NackReason::Failed {
             leadership.uncount(id);
         }
+        if nacked.is_ok() && why == NackReason::Failed {
+            leadership.promises.failed(now, id);
+        }
         if held.is_some_and(|held| held != token) {
             self.coverage.count(Event::StaleToken);
             if nacked.is_ok() {
@@ -392,6 +426,7 @@ impl World {
             Err(BrokerError::NotOutstanding(_) | BrokerError::TokenMismatch(_)) => {}
             Ok(answer) => {
                 self.check_answer(&plan, &answer);
+                held.must_see = held.must_see.max(shown_by(&answer));
                 match held.turn.answered(&answer) {
                     After::Acknowledge => self.ack(number, &held, dice),
                     After::Pause => {
@@ -449,5 +484,15 @@ impl World {
             }
             PlanAnswer::Unknown => {}
         }
+    }
+}
+
+/// Index of the state that an answer refers its worker to.
+fn shown_by(answer: &PlanAnswer) -> Index {
+    match answer {
+        PlanAnswer::Partial { refresh_index, .. } | PlanAnswer::Rejected { refresh_index, .. } => {
+            *refresh_index
+        }
+        PlanAnswer::Applied { .. } | PlanAnswer::Unknown => 0,
     }
 }

@@ -11,6 +11,7 @@ use crate::{
     client::Operation,
     coverage::Event,
     dice::Dice,
+    extra::{self, Extra},
     leadership::Leadership,
     log::{Log, Ticket},
     oracle::Oracle,
@@ -92,6 +93,10 @@ impl Ids {
 /// The world.
 pub(crate) struct World {
     pub(crate) swarm: Swarm,
+    pub(crate) extra: Extra,
+    /// Dice of what is extra, for the step under way.
+    pub(crate) chance: Dice,
+    pub(crate) log_stalled_until: u64,
     pub(crate) clock_ms: u64,
     pub(crate) log: Log,
     pub(crate) servers: Vec<Server>,
@@ -123,6 +128,9 @@ impl World {
             .map(|number| Agent::new(number, swarm.scarce, swarm.rich_nodes))
             .collect();
         let mut world = Self {
+            extra: Extra::draw(seed),
+            chance: extra::dice(seed, u64::MAX - 1),
+            log_stalled_until: 0,
             clock_ms: 0,
             log: Log::new(START_AT),
             servers,
@@ -140,7 +148,7 @@ impl World {
             lines: traced.then(Vec::new),
             swarm,
         };
-        world.trace(|| format!("{:?}", Swarm::draw(seed)));
+        world.trace(|| format!("{:?} {:?}", Swarm::draw(seed), Extra::draw(seed)));
         world
     }
 
@@ -203,6 +211,7 @@ impl World {
         let server = dice.index(self.servers.len());
         match choice.unwrap_or(0) {
             0 => self.use_it(dice),
+            1 if self.log_is_stalled() => false,
             1 => {
                 let committed = self.commit();
                 for _ in 0..dice.below(3) {
@@ -233,7 +242,7 @@ impl World {
         dice.pick(&acting).unwrap_or(server)
     }
 
-    fn elect(&mut self, dice: &mut Dice) -> bool {
+    pub(crate) fn elect(&mut self, dice: &mut Dice) -> bool {
         let leader = dice.index(self.servers.len());
         let survivors = dice.index(self.log.open() + 1);
         if self.servers[self.log.leader].established < self.log.term {

@@ -1,0 +1,282 @@
+//! What the services of a leadership promise about leases, plans and nodes, and by when: judged from what went in and came out of them, and from the
+//! rows that they saw. It keeps its own small account and never looks into their queues.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fsm::{Command, EvaluationId, EvaluationStatus, Index, Liveness, NodeId, Plan, State, Trigger};
+use leader::{
+    Dispatch, Lease,
+    broker::Token,
+    heartbeat::Heard,
+    limits::{
+        DELIVERIES_MAX, HEARTBEAT_GRACE_MS, HEARTBEAT_TTL_MS_MIN, NACK_DELAY_FIRST_MS, NACK_MS,
+        PLAN_ENTRIES_MAX, UNBLOCK_FAILED_MS,
+    },
+};
+
+use crate::world::CallId;
+
+/// The time to live of a node in a small cluster is below this.
+const TTL_MS_MAX: u64 = 2 * HEARTBEAT_TTL_MS_MIN;
+
+/// A lease and since when its time runs.
+#[derive(Clone, Copy)]
+struct Lent {
+    token: Token,
+    since: u64,
+    snapshot_index: Index,
+}
+
+/// A node that is expected to beat.
+#[derive(Clone, Copy)]
+struct Expected {
+    incarnation: u64,
+    /// The last time that it was heard, came, or was called down.
+    since: u64,
+}
+
+/// An evaluation that waits because of conflicts.
+#[derive(Clone, Copy)]
+struct Conflict {
+    snapshot_index: Index,
+    since: u64,
+    /// Another one of its job waited too.
+    had_rival: bool,
+}
+
+/// The account of one leadership.
+#[derive(Default)]
+pub(crate) struct Promises {
+    /// Leases under which plans on a snapshot were handed in.
+    submitted: BTreeSet<(EvaluationId, Index, Token)>,
+    /// An entry with plans did not come as it was judged, and others were under way.
+    unsettled: bool,
+    lent: BTreeMap<EvaluationId, Lent>,
+    /// Given back as failed: when, and the snapshot of its last pass.
+    failed_at: BTreeMap<EvaluationId, (u64, Index)>,
+    expected: BTreeMap<NodeId, Expected>,
+    conflicts: BTreeMap<EvaluationId, Conflict>,
+    /// Entries with plans so far.
+    entries: u64,
+    entries_settled: u64,
+    /// Entries that there were when a call's plan was handed in.
+    entries_before: BTreeMap<CallId, u64>,
+}
+
+impl Promises {
+    /// A plan was handed in.
+    pub(crate) fn submitted(&mut self, call: CallId, plan: &Plan, token: Token) {
+        self.submitted.insert((plan.evaluation, plan.snapshot_index, token));
+        self.entries_before.entry(call).or_insert(self.entries);
+    }
+
+    /// I22: a plan is proposed only while the lease that it was made under is out. And nothing is, while an entry settles.
+    pub(crate) fn proposed(&mut self, dispatch: &Dispatch, command: &Command) -> Option<String> {
+        let Command::ApplyPlans { plans } = command else { return None };
+        self.entries += 1;
+        let under_way = self.entries - self.entries_settled;
+        if under_way > PLAN_ENTRIES_MAX as u64 {
+            return Some(format!("applier: {under_way} entries are under way"));
+        }
+        if self.unsettled {
+            return Some(
+                "applier: plans are proposed while entries are under way that count on one that failed"
+                    .to_owned(),
+            );
+        }
+        let made_under = |plan: &Plan, token| {
+            self.submitted.contains(&(plan.evaluation, plan.snapshot_index, token))
+        };
+        let bad = plans.iter().find(|plan| {
+            dispatch.outstanding(plan.evaluation).is_none_or(|token| !made_under(plan, token))
+        })?;
+        Some(format!("I22: a plan of {} is proposed without its lease", bad.evaluation))
+    }
+
+    /// The outcome of the oldest entry with plans is known; `left` others are under way.
+    pub(crate) fn settled(&mut self, as_judged: bool, left: usize) {
+        self.entries_settled += 1;
+        self.unsettled = (self.unsettled || !as_judged) && left > 0;
+    }
+
+    /// I29: nothing was left of a plan, and its worker plans again: what was under way when it was handed in is known by then.
+    pub(crate) fn emptied(&self, call: CallId) -> Option<String> {
+        let before = self.entries_before.get(&call).copied().unwrap_or(0);
+        (self.entries_settled < before)
+            .then(|| "I29: nothing is left of a plan, and why is not known yet".to_owned())
+    }
+
+    /// A lease was given. The second delivery comes after a pause.
+    pub(crate) fn leased(&mut self, now: u64, lease: &Lease) -> Option<String> {
+        let (id, snapshot_index) = (lease.evaluation.id, lease.evaluation.snapshot_index);
+        self.lent.insert(id, Lent { token: lease.token, since: now, snapshot_index });
+        let (failed_at, of) = self.failed_at.remove(&id)?;
+        let paused_ms = now - failed_at;
+        // One that was blocked again meanwhile begins anew.
+        (paused_ms < NACK_DELAY_FIRST_MS && of == snapshot_index)
+            .then(|| format!("I23: {id} failed and was delivered again {paused_ms} ms later"))
+    }
+
+    /// A lease was given back as failed, or ran out.
+    pub(crate) fn failed(&mut self, now: u64, id: EvaluationId) {
+        if let Some(lent) = self.lent.get(&id) {
+            self.failed_at.insert(id, (now, lent.snapshot_index));
+        }
+    }
+
+    /// A plan was answered: its lease has a whole time again.
+    pub(crate) fn answered(&mut self, now: u64, id: EvaluationId, token: Token) {
+        if let Some(lent) = self.lent.get_mut(&id).filter(|lent| lent.token == token) {
+            lent.since = now;
+        }
+    }
+
+    /// The services looked: leases whose time is over are not out any more, unless a plan is queued under them.
+    pub(crate) fn looked_at_leases(
+        &mut self,
+        now: u64,
+        dispatch: &Dispatch,
+        queued: &BTreeSet<(EvaluationId, Token)>,
+    ) -> Option<String> {
+        self.lent.retain(|id, lent| dispatch.outstanding(*id) == Some(lent.token));
+        self.failed_at.retain(|id, _| dispatch.holds(*id));
+        let mut late = self.lent.iter();
+        let (id, lent) = late.find(|(id, lent)| {
+            now - lent.since >= NACK_MS && !queued.contains(&(**id, lent.token))
+        })?;
+        Some(format!("I23: the lease on {id} is out after {} ms", now - lent.since))
+    }
+
+    /// Everything was taken over from the state: each node has a whole time to live, and who waits begins to wait.
+    pub(crate) fn restored(&mut self, now: u64, state: &State) {
+        let live = state.nodes.iter().filter(|row| is_expected(row.liveness));
+        let expected = |row: &std::sync::Arc<fsm::Node>| {
+            (row.id, Expected { incarnation: row.incarnation, since: now })
+        };
+        self.expected = live.map(expected).collect();
+        self.conflicts.clear();
+    }
+
+    /// A beat was answered. A node of the state is known, and one that counts as away comes back.
+    pub(crate) fn heard(
+        &mut self,
+        now: u64,
+        state: &State,
+        (node, incarnation): (NodeId, u64),
+        answer: Option<Heard>,
+    ) -> Option<String> {
+        let row = state.nodes.get(&node).filter(|row| row.incarnation == incarnation);
+        let (row, heard) = match (row, answer) {
+            (Some(row), Some(heard)) => (row, heard),
+            (None, None) => return None,
+            (Some(_), None) => {
+                return Some(format!("I50: {node} is registered, and its beat is refused"));
+            }
+            (None, Some(_)) => {
+                return Some(format!("I50: {node} is not of incarnation {incarnation}, and beats"));
+            }
+        };
+        if let Some(expected) = self.expected.get_mut(&node) {
+            expected.since = now;
+        }
+        let returns = heard.returned.is_some();
+        (returns == is_expected(row.liveness)).then(|| {
+            let liveness = row.liveness.name();
+            format!("I50: {node} is {liveness} and beats; it is to come back: {returns}")
+        })
+    }
+
+    /// The services looked: who was not heard of for a whole time to live and the grace is called down, and again until the state says so.
+    pub(crate) fn looked_at_nodes(
+        &mut self,
+        now: u64,
+        state: &State,
+        missed: &[NodeId],
+    ) -> Option<String> {
+        let shortest_ms = HEARTBEAT_TTL_MS_MIN + HEARTBEAT_GRACE_MS;
+        let early = missed.iter().find(|id| {
+            let of = state.nodes.get(id).map(|row| row.incarnation);
+            self.expected.get(id).is_some_and(|known| {
+                of == Some(known.incarnation) && now - known.since < shortest_ms
+            })
+        });
+        if let Some(id) = early {
+            return Some(format!("I50: {id} is called down before its time"));
+        }
+        self.expected
+            .retain(|id, _| state.nodes.get(id).is_some_and(|row| is_expected(row.liveness)));
+        for row in state.nodes.iter().filter(|row| is_expected(row.liveness)) {
+            let incarnation = row.incarnation;
+            let new = Expected { incarnation, since: now };
+            let known = self.expected.entry(row.id).or_insert(new);
+            if known.incarnation != incarnation || missed.contains(&row.id) {
+                *known = new;
+            }
+        }
+        let silent_ms = TTL_MS_MAX + HEARTBEAT_GRACE_MS;
+        let mut silent = self.expected.iter();
+        let (id, known) = silent.find(|(_, known)| now - known.since >= silent_ms)?;
+        Some(format!("I50: {id} is not called down after {} ms", now - known.since))
+    }
+
+    /// The services looked: who waits because of conflicts tries again after a while, although no room was gained.
+    pub(crate) fn looked_at_conflicts(
+        &mut self,
+        now: u64,
+        state: &State,
+        dispatch: &Dispatch,
+    ) -> Option<String> {
+        let waits = |row: &fsm::Evaluation| {
+            row.status == EvaluationStatus::Blocked && row.trigger == Trigger::MaxPlans
+        };
+        self.conflicts.retain(|id, _| {
+            !dispatch.holds(*id) && state.evaluations.get(id).is_some_and(|row| waits(row))
+        });
+        for row in state.evaluations.iter().filter(|row| waits(row) && !dispatch.holds(row.id)) {
+            let snapshot_index = row.snapshot_index;
+            let new = Conflict { snapshot_index, since: now, had_rival: false };
+            let known = self.conflicts.entry(row.id).or_insert(new);
+            if known.snapshot_index != snapshot_index {
+                *known = new;
+            }
+            known.had_rival |= state.evaluations.iter().any(|other| {
+                other.job == row.job
+                    && other.id != row.id
+                    && other.status == EvaluationStatus::Blocked
+            });
+        }
+        let mut late = self.conflicts.iter();
+        let (id, known) =
+            late.find(|(_, known)| now - known.since >= UNBLOCK_FAILED_MS && !known.had_rival)?;
+        Some(format!("I25: {id} failed for conflicts and waits for {} ms", now - known.since))
+    }
+}
+
+/// I23: who gives up on an evaluation because of its deliveries has delivered it that often, and tries again later.
+pub(crate) fn gave_up(
+    state: &State,
+    command: &Command,
+    deliveries: &BTreeMap<EvaluationId, u32>,
+) -> Option<String> {
+    let Command::UpdateEvaluations { updates } = command else { return None };
+    for update in updates.iter().filter(|update| update.status == EvaluationStatus::Failed) {
+        let id = update.id;
+        let count = deliveries.get(&id).copied().unwrap_or(0);
+        if count < DELIVERIES_MAX {
+            return Some(format!("I23: {id} failed after {count} deliveries"));
+        }
+        let row = state.evaluations.get(&id);
+        let wanted = row.is_some_and(|row| state.jobs.contains(&row.job));
+        if wanted && update.follow_up.is_none() {
+            return Some(format!("I18: {id} failed, and nobody tries again"));
+        }
+    }
+    None
+}
+
+fn is_expected(liveness: Liveness) -> bool {
+    match liveness {
+        Liveness::Initializing | Liveness::Ready => true,
+        Liveness::Disconnected | Liveness::Down => false,
+    }
+}
