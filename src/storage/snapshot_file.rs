@@ -49,7 +49,7 @@ impl SnapshotDirectory {
         for name in directory.names()? {
             let path = directory.path.join(name);
             if let Err(error) = check(&*directory.disk, &path) {
-                directory.set_aside(&path, &error)?;
+                directory.set_aside(&path, error)?;
             }
         }
         Ok(directory)
@@ -60,8 +60,12 @@ impl SnapshotDirectory {
         &self.disk
     }
 
-    /// Gives a damaged file a name under which nobody looks for it, and keeps it for whoever wants to know.
-    fn set_aside(&self, path: &Path, error: &io::Error) -> io::Result<()> {
+    /// Gives a damaged file a name under which nobody looks for it, and keeps it for whoever wants to know. A file that could not be read this
+    /// time may be whole, and is left where it is.
+    fn set_aside(&self, path: &Path, error: io::Error) -> io::Result<()> {
+        if error.kind() != io::ErrorKind::InvalidData {
+            return Err(error);
+        }
         tracing::error!(%error, "a snapshot file is damaged: it is set aside");
         self.disk.rename(path, &path.with_extension("damaged"))?;
         self.disk.sync_dir(&self.path)
@@ -80,7 +84,7 @@ impl SnapshotDirectory {
             let path = self.path.join(name);
             match read(&*self.disk, &path) {
                 Ok(loaded) => return Ok(Some((path, loaded))),
-                Err(error) => self.set_aside(&path, &error)?,
+                Err(error) => self.set_aside(&path, error)?,
             }
         }
         Ok(None)
@@ -95,7 +99,7 @@ impl SnapshotDirectory {
             let file = self.disk.open(&path, OpenMode::Read)?;
             match read_meta(&*file, &path) {
                 Ok((meta, _)) => return Ok(Some((path, meta))),
-                Err(error) => self.set_aside(&path, &error)?,
+                Err(error) => self.set_aside(&path, error)?,
             }
         }
         Ok(None)
@@ -197,8 +201,13 @@ struct Input<'a> {
 impl Input<'_> {
     fn take(&mut self, length: usize) -> io::Result<Vec<u8>> {
         let mut out = vec![0; length];
-        self.file.read_exact_at(&mut out, self.offset).map_err(|error| {
-            invalid(self.path, &format!("cut short at {}: {error}", self.offset))
+        let (path, offset) = (self.path, self.offset);
+        self.file.read_exact_at(&mut out, offset).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => invalid(path, &format!("cut short at {offset}")),
+            kind => {
+                let message = format!("snapshot file {} at {offset}: {error}", path.display());
+                io::Error::new(kind, message)
+            }
         })?;
         self.offset += length as u64;
         Ok(out)
@@ -274,7 +283,9 @@ fn piece<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 }
 
 fn check(disk: &dyn Disk, path: &Path) -> io::Result<AppliedMeta> {
-    visit(disk, path, |_, frame| codec::open(frame).map(drop).map_err(io::Error::other))
+    visit(disk, path, |_, frame| {
+        codec::open(frame).map(drop).map_err(|error| invalid(path, &error.to_string()))
+    })
 }
 
 /// The state of a snapshot file, with every checksum and the digest checked.

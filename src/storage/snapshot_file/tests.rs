@@ -36,6 +36,32 @@ fn what_is_written_is_read_and_the_older_goes() {
     assert_eq!(directory.newest_meta().unwrap().unwrap(), (second, life.meta()));
 }
 
+/// Found by the simulation: one failed read took the only snapshot away from a log that was purged up to it.
+#[test]
+fn a_file_that_cannot_be_read_is_not_set_aside() {
+    let disk = FaultDisk::new(1);
+    let directory = open(&disk);
+    let life = life();
+    let path = directory.write(&life.state, &life.meta()).unwrap();
+    let mut failures = 0;
+    for calls in 0.. {
+        disk.fail_read_after(calls);
+        let meta = directory.newest_meta();
+        let whole = directory.newest();
+        assert!(disk.exists(&path).unwrap(), "read {calls}");
+        if let (Ok(_), Ok(_)) = (&meta, &whole) {
+            break;
+        }
+        failures += 1;
+        for error in [meta.err(), whole.err()].into_iter().flatten() {
+            assert_ne!(error.kind(), io::ErrorKind::InvalidData);
+        }
+    }
+    assert!(failures > 4, "each of its reads failed once");
+    disk.fail_read_after(u64::MAX);
+    assert_eq!(directory.newest_meta().unwrap().unwrap(), (path, life.meta()));
+}
+
 #[test]
 fn a_crash_between_any_two_steps_leaves_the_old_or_the_new_file() {
     for stop in 0.. {
