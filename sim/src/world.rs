@@ -582,13 +582,14 @@ impl World {
         }
     }
 
-    /// B15: the configuration is not a joint one, and holds every server as it is now.
+    /// B15: the configuration is not a joint one, and holds every server as it is now, each a voter, and nobody else.
     pub(crate) fn is_membership_whole(&self) -> bool {
         let Some(leader) = self.leader().and_then(|leader| self.core(leader)) else { return false };
         let now = (0..self.count()).filter_map(|server| self.core(server)).map(|core| core.id);
         let mut now: Vec<u64> = now.collect();
         now.sort_unstable();
-        leader.settled_voters() == Some(now)
+        let only_voters = leader.member_infos().iter().all(|member| member.voter);
+        only_voters && leader.settled_voters() == Some(now)
     }
 
     /// Whether a request may reach a server twice, so that a refusal of one says nothing of the other.

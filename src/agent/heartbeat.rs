@@ -59,6 +59,30 @@ pub(crate) struct Standing<N> {
     pub(crate) nudge: Arc<Notify>,
 }
 
+/// The newest index that a server has shown this incarnation of the node.
+#[derive(Default)]
+struct Seen {
+    incarnation: u64,
+    index: u64,
+}
+
+impl Seen {
+    /// Refuses what is older than what was shown before: in the whole set of a server that lags, what is new is missing, and would be taken for gone.
+    /// A registration begins anew: no server answers for it before it has applied it.
+    fn check(&mut self, incarnation: u64, index: u64) -> Result<(), Status> {
+        if self.incarnation != incarnation {
+            *self = Self { incarnation, index };
+        }
+        if index < self.index {
+            let known = self.index;
+            let message = format!("the server is behind: it is at {index}, {known} was shown");
+            return Err(Status::unavailable(message));
+        }
+        self.index = index;
+        Ok(())
+    }
+}
+
 enum Next {
     Register,
     Heartbeat,
@@ -94,6 +118,7 @@ impl<N: Node> Standing<N> {
     pub(crate) async fn follow(self: Arc<Self>) {
         let mut incarnation = self.incarnation.subscribe();
         let mut backoff = Backoff::new(STREAM_RETRY_MAX, self.seed());
+        let mut seen = Seen::default();
         loop {
             let Ok(current) =
                 incarnation.wait_for(Option::is_some).await.map(|value| value.unwrap_or(0))
@@ -101,7 +126,7 @@ impl<N: Node> Standing<N> {
                 return;
             };
             let ended = tokio::select! {
-                ended = self.stream(current, &mut backoff) => ended,
+                ended = self.stream(current, &mut seen, &mut backoff) => ended,
                 _ = incarnation.wait_for(|value| *value != Some(current)) => continue,
             };
             match ended {
@@ -118,7 +143,12 @@ impl<N: Node> Standing<N> {
         }
     }
 
-    async fn stream(&self, incarnation: u64, backoff: &mut Backoff) -> Result<(), Status> {
+    async fn stream(
+        &self,
+        incarnation: u64,
+        seen: &mut Seen,
+        backoff: &mut Backoff,
+    ) -> Result<(), Status> {
         let request = v1::StreamAllocationsRequest {
             node_id: self.registration.node_id.clone(),
             incarnation,
@@ -135,6 +165,7 @@ impl<N: Node> Standing<N> {
         };
         let mut stream = opened.map_err(move_on)?.into_inner();
         while let Some(batch) = stream.message().await.map_err(move_on)? {
+            seen.check(incarnation, batch.index).map_err(move_on)?;
             backoff.reset();
             self.node.apply(batch).await;
         }
@@ -310,4 +341,21 @@ fn is_unknown(status: &Status) -> bool {
 
 fn node_name(registration: &v1::RegisterRequest) -> &str {
     &registration.name
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_lags_is_not_believed() {
+        let mut seen = Seen::default();
+        assert!(seen.check(1, 7).is_ok());
+        assert!(seen.check(1, 7).is_ok());
+        let refused = seen.check(1, 6).unwrap_err();
+        assert!(is_about_server(&refused), "another server is asked");
+        assert!(seen.check(2, 3).is_ok(), "registered anew");
+        assert!(seen.check(2, 2).is_err());
+    }
 }

@@ -202,12 +202,12 @@ impl Input<'_> {
     fn take(&mut self, length: usize) -> io::Result<Vec<u8>> {
         let mut out = vec![0; length];
         let (path, offset) = (self.path, self.offset);
-        self.file.read_exact_at(&mut out, offset).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => invalid(path, &format!("cut short at {offset}")),
-            kind => {
-                let message = format!("snapshot file {} at {offset}: {error}", path.display());
-                io::Error::new(kind, message)
+        self.file.read_exact_at(&mut out, offset).map_err(|error| {
+            if error.kind() == io::ErrorKind::UnexpectedEof {
+                return invalid(path, &format!("cut short at {offset}"));
             }
+            let message = format!("snapshot file {} at {offset}: {error}", path.display());
+            io::Error::new(error.kind(), message)
         })?;
         self.offset += length as u64;
         Ok(out)

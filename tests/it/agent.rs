@@ -35,6 +35,10 @@ struct Known {
     forgets_node: bool,
     /// An allocation whose statuses cannot be read.
     unreadable: Option<u8>,
+    /// Where the servers are in their log.
+    index: u64,
+    /// Streams of allocations that were opened.
+    streams: u32,
 }
 
 #[derive(Clone)]
@@ -97,9 +101,12 @@ impl agent_server::Agent for Server {
         &self,
         _: Request<v1::StreamAllocationsRequest>,
     ) -> Result<Response<Self::StreamAllocationsStream>, Status> {
+        self.known.lock().unwrap().streams += 1;
         let sets = WatchStream::new(self.allocations.subscribe());
-        let batches = sets.map(|allocations| {
-            Ok(v1::AllocationBatch { complete: true, allocations, ..Default::default() })
+        let known = Arc::clone(&self.known);
+        let batches = sets.map(move |allocations| {
+            let index = known.lock().unwrap().index;
+            Ok(v1::AllocationBatch { complete: true, allocations, index, ..Default::default() })
         });
         Ok(Response::new(Box::pin(batches)))
     }
@@ -433,6 +440,37 @@ async fn a_server_that_forgot_the_node_is_told_everything_again() {
             (known.registrations.len() == 2 && known.ready == 2).then_some(())
         })
         .await;
+}
+
+/// In the whole set of a server that lags the newest allocations are missing, and must not be taken for gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_lags_does_not_end_what_runs() {
+    let cluster = Cluster::start().await;
+    let _agent = cluster.agent().await;
+    let mock =
+        v1::Task { name: "main".to_owned(), driver: "mock".to_owned(), ..Default::default() };
+    cluster.server.known.lock().unwrap().index = 7;
+    cluster.want(vec![allocation(1, "service", vec![mock.clone()])]);
+    cluster.until_status(1, "running").await;
+    let streams = {
+        let mut known = cluster.server.known.lock().unwrap();
+        known.index = 5;
+        known.streams
+    };
+    cluster.want(Vec::new());
+    cluster
+        .until("another stream was tried twice", |cluster| {
+            (cluster.server.known.lock().unwrap().streams >= streams + 2).then_some(())
+        })
+        .await;
+    // Once the server has caught up, what it says counts; had the agent forgotten the allocation, this report would be its first.
+    cluster.server.known.lock().unwrap().index = 8;
+    let mut stopped = allocation(1, "service", vec![mock]);
+    stopped.run = false;
+    cluster.want(vec![stopped]);
+    let status = cluster.until_status(1, "complete").await;
+    assert!(status.sequence > 1, "{status:?}");
+    assert!(kinds(&status, "main").contains(&"Started".to_owned()), "{status:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
