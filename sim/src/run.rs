@@ -18,7 +18,7 @@ use crate::{
     nemesis::Nemesis,
     nuisance::Nuisance,
     reader::Reader,
-    settings::Settings,
+    settings::SettingsWriter,
     swarm::{Class, Swarm},
     trace, verdict,
     world::World,
@@ -30,6 +30,8 @@ const CONVERGE: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_secs(30);
 /// From its registration until a new job runs.
 const PLACED: Duration = Duration::from_secs(20);
+/// Until a log that has become too long is cut.
+const CUT: Duration = Duration::from_secs(5);
 /// Until every evaluation has come to its end.
 const DRAINED: Duration = Duration::from_mins(1);
 const INSTANCES: u32 = 3;
@@ -107,7 +109,7 @@ async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
     let settings = world
         .swarm
         .has(Class::Settings)
-        .then(|| rt::spawn(Settings::new(world.clone()).run(work.clone())));
+        .then(|| rt::spawn(SettingsWriter::new(world.clone()).run(work.clone())));
     let operator = rt::spawn(Operator::new(world.clone())?.run(work));
     let early = rt::spawn(register(world.clone(), batch_job("early")?));
     rt::sleep(Duration::from_millis(500)).await;
@@ -240,6 +242,12 @@ async fn last_checks(world: &World, shared: &Shared) -> bool {
     if !world.wait("all servers at one index", CONVERGE, level).await {
         return false;
     }
+    // A server that started a moment ago has yet to look at how long its log is.
+    let is_small = |world: &World| (0..world.count()).all(|one| world.check_size(one).is_ok());
+    if !world.wait("I53: what servers keep is bounded", CUT, is_small).await {
+        (0..world.count()).for_each(|server| verdict::note(world.check_size(server)));
+        return false;
+    }
     let mut digests = Vec::new();
     for server in 0..world.count() {
         let Some(core) = world.core(server) else { continue };
@@ -254,7 +262,6 @@ async fn last_checks(world: &World, shared: &Shared) -> bool {
     let mut members = Vec::new();
     for server in 0..world.count() {
         world.judge_disk(server, true);
-        world.judge_size(server);
         let infos = world.core(server).map(|core| core.member_infos()).unwrap_or_default();
         members.push(
             infos.into_iter().map(|one| (one.id, one.voter, one.rpc_address)).collect::<Vec<_>>(),

@@ -95,14 +95,14 @@ impl Known {
 }
 
 /// The writer.
-pub(crate) struct Settings {
+pub(crate) struct SettingsWriter {
     world: World,
     dice: Dice,
     known: [Known; 3],
     last: u32,
 }
 
-impl Settings {
+impl SettingsWriter {
     /// The writer of a run.
     pub(crate) fn new(world: World) -> Self {
         let dice = Dice::new(world.swarm.seed, "settings");

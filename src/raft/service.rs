@@ -114,9 +114,11 @@ impl RaftService {
                 service.contact.heard(message.vote.as_ref());
                 convert::append_from_pb(message)
             })
-            .scan((), move |(), request| {
-                let taken = request.map_err(|status: Status| refuse.get_or_init(|| status));
-                futures_util::future::ready(taken.ok())
+            .scan((), move |(), request: Result<_, Status>| {
+                if let Err(status) = &request {
+                    refuse.get_or_init(|| status.clone());
+                }
+                futures_util::future::ready(request.ok())
             })
             .take_until(stopped)
             .boxed();

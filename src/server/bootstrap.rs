@@ -269,9 +269,9 @@ fn replaced_learners(
     elsewhere: &[(ServerId, ServerId)],
 ) -> BTreeSet<ServerId> {
     let voters: BTreeSet<ServerId> = membership.voter_ids().collect();
-    let replaced = elsewhere.iter().filter(|(asked, answered)| {
-        !voters.contains(asked) && voters.contains(answered) && asked != answered
-    });
+    let replaced = elsewhere
+        .iter()
+        .filter(|(asked, answered)| !voters.contains(asked) && voters.contains(answered));
     replaced.map(|(asked, _)| *asked).collect()
 }
 

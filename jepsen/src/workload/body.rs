@@ -29,6 +29,9 @@ pub(crate) fn parameterized(id: &str, meta: &Value) -> Value {
     })
 }
 
+/// More than any count. One at a time, as jobs are changed by default, a change would still go on when its end is looked for.
+const ALL_AT_ONCE: u64 = 100;
+
 /// A job of simulated tasks that run until they are stopped.
 pub(crate) fn service(id: &str, count: u64, size: &Size) -> Value {
     let ports = size.ports.iter().map(|(label, value)| {
@@ -45,6 +48,7 @@ pub(crate) fn service(id: &str, count: u64, size: &Size) -> Value {
         "TaskGroups": [{
             "Name": GROUP,
             "Count": count,
+            "Update": {"MaxParallel": ALL_AT_ONCE},
             "Networks": [{"Mode": "host", "DynamicPorts": dynamic, "ReservedPorts": reserved}],
             "Tasks": [{
                 "Name": "task",

@@ -632,7 +632,7 @@ impl Server {
         }
     }
 
-    /// Stops what a job does not want any more and places what is missing.
+    /// Stops what a job does not want any more or wants in a newer version, and places what is missing.
     fn schedule(&mut self, id: &str, bug: Bug) {
         let Some(job) = self.state.jobs.get(id).cloned() else { return };
         let group = &job.spec["TaskGroups"][0];
@@ -647,7 +647,8 @@ impl Server {
         let (index, drained) = (self.state.index, self.state.drained);
         for allocation in self.state.allocations.iter_mut().filter(|found| found.job == id) {
             let wanted = allocation.index < count && !drained[allocation.node];
-            if allocation.running && !wanted {
+            let is_newest = allocation.version == job.version;
+            if allocation.running && !(wanted && is_newest) {
                 allocation.running = false;
                 allocation.modify = index;
             }

@@ -133,6 +133,7 @@ struct JobRow {
     #[serde(rename = "ID")]
     id: String,
     stop: bool,
+    version: u64,
     meta: BTreeMap<String, String>,
 }
 
@@ -206,14 +207,14 @@ pub(crate) fn read(client: &HttpClient) -> Result<Snapshot, Completion> {
     Ok(snapshot)
 }
 
-/// Everything, once every job has exactly what it asks for, or the reason why it has not.
+/// Everything, once every job has exactly what it asks for, in its newest version, or the reason why it has not.
 pub(crate) fn read_converged(client: &HttpClient) -> Result<Snapshot, Completion> {
-    let counts = read_counts(client)?;
+    let jobs = read_jobs(client)?;
     let mut snapshot = read_all(client)?;
-    if read_counts(client)? != counts {
+    if read_jobs(client)? != jobs {
         return Err(Completion::fail("a job changed meanwhile"));
     }
-    snapshot.counts = counts;
+    snapshot.counts = jobs.iter().map(|(job, (count, _))| (job.clone(), *count)).collect();
     let at_rest = |node: &Node| node.status == "ready" && !node.drain;
     if let Some(node) = snapshot.nodes.iter().find(|node| !at_rest(node)) {
         let text = format!("node {} is {}, drain {}", node.id, node.status, node.drain);
@@ -229,24 +230,30 @@ pub(crate) fn read_converged(client: &HttpClient) -> Result<Snapshot, Completion
     let live = |job: &str| {
         snapshot.allocations.iter().filter(|found| found.is_live() && found.job == job).count()
     };
-    for (job, count) in &snapshot.counts {
+    for (job, (count, _)) in &jobs {
         if live(job) as u64 != *count {
             let text = format!("job {job} has {} of {count} allocations", live(job));
             return Err(Completion::fail(&text));
         }
     }
+    let is_old = |found: &&Allocation| {
+        found.is_live() && jobs.get(&found.job).is_some_and(|(_, newest)| found.version != *newest)
+    };
+    if let Some(old) = snapshot.allocations.iter().find(is_old) {
+        return Err(Completion::fail(&format!("{} is of version {}", old.name, old.version)));
+    }
     Ok(snapshot)
 }
 
-/// The count each job asks for.
-fn read_counts(client: &HttpClient) -> Result<BTreeMap<String, u64>, Completion> {
+/// The count that each job asks for, and its version.
+fn read_jobs(client: &HttpClient) -> Result<BTreeMap<String, (u64, u64)>, Completion> {
     let (rows, _) = answer::read::<Vec<JobRow>>(&client.get("/v1/jobs?meta=true"))?;
-    let counts = rows.into_iter().map(|row| {
+    let jobs = rows.into_iter().map(|row| {
         let count = row.meta.get("count").and_then(|count| count.parse().ok());
         let count = count.ok_or_else(|| {
             Completion::fail(&format!("unexpected answer: {} has no count", row.id))
         })?;
-        Ok((row.id, if row.stop { 0 } else { count }))
+        Ok((row.id, (if row.stop { 0 } else { count }, row.version)))
     });
-    counts.collect()
+    jobs.collect()
 }

@@ -217,24 +217,20 @@ impl World {
     }
 
     /// I53: what a server keeps is bounded: a log that is purged, a snapshot, an engine, and what is being made of each.
-    pub(crate) fn judge_size(&self, server: usize) {
+    pub(crate) fn check_size(&self, server: usize) -> Result<(), String> {
         let files = self.lock().slots[server].disk.files();
         let sum = |directory: &str| {
             let inside = files.iter().filter(|(path, _)| path.starts_with(directory));
             inside
                 .fold((0_u64, 0_u64), |(count, bytes), (_, size)| (count + 1, bytes + *size as u64))
         };
-        let (segments, log_bytes) = sum("/data/log");
+        let (_, log_bytes) = sum("/data/log");
         let (snapshots, _) = sum("/data/snapshots");
-        trace::event(
-            &name(server),
-            format_args!("keeps {segments} segments of {log_bytes} bytes, {snapshots} snapshots"),
-        );
         let swarm = &self.swarm;
         let kept = swarm.log_entries_kept.max(1) * 2 * ENTRY_BYTES;
         let log_bytes_max =
             2 * swarm.snapshot_log_bytes + kept + LOG_SEGMENTS_SPARE * swarm.segment_bytes * 4;
-        verdict::note(check_size(server, (log_bytes, log_bytes_max), snapshots));
+        check_size(server, (log_bytes, log_bytes_max), snapshots)
     }
 
     /// What a server says leaves it: its disk has to hold that already.

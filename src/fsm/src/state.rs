@@ -343,6 +343,17 @@ impl State {
             .filter_map(|id| self.evaluations.get(id))
     }
 
+    /// Allocations that a drain of their node is about and that have not ended there: none, and the drain is over.
+    pub fn left_to_drain<'a>(
+        &'a self,
+        node: NodeId,
+        drain: &'a crate::node::Drain,
+    ) -> impl Iterator<Item = &'a Arc<Allocation>> {
+        self.allocations_of_node(node)
+            .filter(|row| !row.client.is_terminal())
+            .filter(|row| !(drain.ignore_system && row.per_node))
+    }
+
     /// Allocations of a node, by id.
     pub fn allocations_of_node(&self, node: NodeId) -> impl Iterator<Item = &Arc<Allocation>> {
         self.by_node

@@ -127,11 +127,7 @@ impl Drainer {
 
 impl Pass {
     fn look_at_node(&mut self, state: &State, id: NodeId, drain: &Drain) {
-        let left: Vec<_> = state
-            .allocations_of_node(id)
-            .filter(|row| !row.client.is_terminal())
-            .filter(|row| !(drain.ignore_system && row.per_node))
-            .collect();
+        let left: Vec<_> = state.left_to_drain(id, drain).collect();
         if left.is_empty() {
             self.complete.push(id);
             return;

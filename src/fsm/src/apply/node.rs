@@ -386,19 +386,14 @@ impl Turn<'_> {
         for id in complete {
             let Ok(mut node) = self.node(*id) else { continue };
             // The drain that the drainer saw may have been replaced by one that is about more.
-            if node.drain.as_ref().is_some_and(|drain| self.is_drained(*id, drain)) {
+            let left = |drain| self.state.left_to_drain(*id, drain).next().is_some();
+            if node.drain.as_ref().is_some_and(|drain| !left(drain)) {
                 node.drain = None;
                 self.event(&mut node, "Node drain complete");
                 self.put_node(node);
             }
         }
         Ok(Reply::Evaluations(self.evaluate(&jobs, None, evaluation_ids)))
-    }
-
-    /// Nothing that a drain is about runs on its node any more.
-    fn is_drained(&self, id: NodeId, drain: &Drain) -> bool {
-        let mut rows = self.state.allocations_of_node(id);
-        rows.all(|row| row.client.is_terminal() || (drain.ignore_system && row.per_node))
     }
 
     pub(super) fn reap_node(
