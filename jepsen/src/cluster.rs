@@ -104,6 +104,8 @@ enum Ending {
     KillSent,
     /// It is down because of us.
     Done,
+    /// It ended by itself, because of a fault of its disk.
+    Fault,
 }
 
 #[derive(Default)]
@@ -447,18 +449,28 @@ impl Cluster {
         }
     }
 
+    /// Starts what a fault of a disk ended, once that fault is over, as a supervisor does; returns those started. A process may end
+    /// long after the fault: one whose write hung ends when the disk answers again.
+    pub(crate) fn revive(&mut self) -> Result<Vec<usize>> {
+        self.reap();
+        let mut started = Vec::new();
+        for server in 0..self.len() {
+            let node = &self.nodes[server];
+            let is_over = node.excuses.values().all(Option::is_some);
+            if node.ending == Ending::Fault && is_over && self.start(server)? == Effect::Done {
+                started.push(server);
+            }
+        }
+        Ok(started)
+    }
+
     /// Waits until every server names a leader; false if they did not in time. Those that a disk fault has ended are started.
     pub(crate) fn await_ready(&mut self, timeout: Duration) -> Result<bool> {
         let end = Instant::now() + timeout;
         let clients = self.status_clients();
         let exits = self.exits.len();
         loop {
-            for server in 0..self.len() {
-                self.reap();
-                if self.excused(server) {
-                    self.start(server)?;
-                }
-            }
+            self.revive()?;
             let up = self.nodes.iter().all(|node| node.child.is_some());
             let system = self.setup.system;
             let names_one = |(endpoint, client)| system.leadership(endpoint, client).is_some();
@@ -563,6 +575,7 @@ impl Cluster {
     fn note_exit(&mut self, server: usize, status: &str) {
         let exit = Exit { node: self.endpoints[server].name.clone(), status: status.to_owned() };
         if self.excused(server) {
+            self.nodes[server].ending = Ending::Fault;
             self.tolerated.push(exit);
         } else {
             self.exits.push(exit);

@@ -425,7 +425,14 @@ impl<'a> Watch<'a> {
                 self.reporter.line(&format!("{:<15}  {}", op.f.keyword(), op.value));
             }
             let mut cluster = self.cluster();
-            cluster.reap();
+            match cluster.revive() {
+                Ok(started) => started.iter().for_each(|server| {
+                    let name = &cluster.endpoints()[*server].name;
+                    self.reporter
+                        .line(&format!("{name} had ended by a fault of its disk: started again"));
+                }),
+                Err(error) => self.reporter.line(&format!("a server cannot be started: {error:#}")),
+            }
             for exit in &cluster.exits()[exits..] {
                 self.reporter.line(&format!("{} ended by itself: {}", exit.node, exit.status));
             }

@@ -98,10 +98,17 @@ fn exits_during_a_disk_fault_are_excused_and_held_servers_stay_down() {
         thread::sleep(POLL);
     }
     assert_eq!((cluster.exits(), cluster.tolerated().len()), ([].as_slice(), 1));
+    assert!(cluster.revive().unwrap().is_empty(), "its disk still hangs");
+    cluster.end_excuse(0, FaultClass::HangDisk);
+    assert_eq!(cluster.revive().unwrap(), [0], "and the other one was never started");
+    while cluster.running() == [0] && Instant::now() < end {
+        thread::sleep(POLL);
+    }
     cluster.hold(1, None);
     assert_eq!(cluster.start(1).unwrap(), Effect::Done);
     while cluster.running() == [1] && Instant::now() < end {
         thread::sleep(POLL);
     }
-    assert_eq!((cluster.exits().len(), cluster.tolerated().len()), (1, 1));
+    assert_eq!((cluster.exits().len(), cluster.tolerated().len()), (1, 2));
+    assert_eq!(cluster.revive().unwrap(), [0], "what ended without a reason stays down");
 }

@@ -175,11 +175,14 @@ impl Turn<'_> {
         let address = self.nemesis.endpoints[server].rpc.to_string();
         let old_id = self.voters().and_then(|voters| voters.get(&address).cloned());
         let answer = self.await_answer(server, logged)?;
+        if matches!(answer, Answer::Refused(_)) {
+            // Nobody starts it before its data is away.
+            self.cluster().hold(server, Some(FaultClass::Corrupt));
+        }
         self.cluster().end_excuse(server, FaultClass::Corrupt);
         let repair = match answer {
             Answer::Runs => (None, json!({"node": name, "how": "started"})),
             Answer::Refused(said) => {
-                self.cluster().hold(server, Some(FaultClass::Corrupt));
                 let data = self.cluster().data(server);
                 move_away(&data)?;
                 let mut cluster = self.cluster();

@@ -113,20 +113,9 @@ impl Turn<'_> {
             }
             self.cluster().end_excuse(server, self.class);
         }
-        let started = self.restart(&nodes)?;
+        let started = self.cluster().revive()?;
         self.relieved(json!({"nodes": self.names(&nodes), "started": self.names(&started)}));
         Ok(())
-    }
-
-    /// Starts those that the fault has ended.
-    fn restart(&self, servers: &[usize]) -> Result<Vec<usize>> {
-        let mut started = Vec::new();
-        for server in servers {
-            if self.cluster().start(*server)? == Effect::Done {
-                started.push(*server);
-            }
-        }
-        Ok(started)
     }
 
     pub(super) fn strike_power(&mut self, aim: Aim) -> Result<bool> {
@@ -185,7 +174,7 @@ impl Turn<'_> {
             }
             cluster.end_excuse(server, self.class);
         }
-        let started = self.restart(&nodes)?;
+        let started = self.cluster().revive()?;
         self.relieved(json!({"nodes": self.names(&nodes), "started": self.names(&started)}));
         Ok(())
     }
