@@ -32,8 +32,19 @@ pub(crate) fn parameterized(id: &str, meta: &Value) -> Value {
 /// More than any count. One at a time, as jobs are changed by default, a change would still go on when its end is looked for.
 const ALL_AT_ONCE: u64 = 100;
 
-/// A job of simulated tasks that run until they are stopped.
+/// A job of simulated tasks that run until they are stopped; a change of it replaces all of them at once.
 pub(crate) fn service(id: &str, count: u64, size: &Size) -> Value {
+    let mut job = running(id, "service", count, size);
+    job["TaskGroups"][0]["Update"] = json!({"MaxParallel": ALL_AT_ONCE});
+    job
+}
+
+/// A batch job of one simulated task.
+pub(crate) fn batch(id: &str, size: &Size) -> Value {
+    running(id, "batch", 1, size)
+}
+
+fn running(id: &str, kind: &str, count: u64, size: &Size) -> Value {
     let ports = size.ports.iter().map(|(label, value)| {
         if *value == 0 { json!({"Label": label}) } else { json!({"Label": label, "Value": value}) }
     });
@@ -42,13 +53,12 @@ pub(crate) fn service(id: &str, count: u64, size: &Size) -> Value {
     json!({
         "ID": id,
         "Name": id,
-        "Type": "service",
+        "Type": kind,
         "Datacenters": ["dc1"],
         "Meta": {"count": count.to_string()},
         "TaskGroups": [{
             "Name": GROUP,
             "Count": count,
-            "Update": {"MaxParallel": ALL_AT_ONCE},
             "Networks": [{"Mode": "host", "DynamicPorts": dynamic, "ReservedPorts": reserved}],
             "Tasks": [{
                 "Name": "task",

@@ -109,8 +109,7 @@ impl Evaluation {
 fn job(number: u64) -> Value {
     let id = format!("q{number}");
     let size = body::Size { cpu_mhz: 1, memory_mb: 10, ports: Vec::new() };
-    let mut job = body::service(&id, 1, &size);
-    job["Type"] = "batch".into();
+    let mut job = body::batch(&id, &size);
     job["TaskGroups"][0]["Tasks"][0]["Config"] = json!({"run_for": "10ms"});
     if number % 10 == 9 {
         job["Constraints"] =
