@@ -489,7 +489,13 @@ impl Entry<'_> {
         let id = plan.evaluation;
         let whole = !plan.all_at_once || verdict.dropped.is_empty();
         let dropped = |id: &AllocationId| verdict.dropped.iter().any(|(other, _)| other == id);
-        for stop in plan.stops.iter().filter(|_| whole) {
+        // What has ended goes on being wanted when none of what was to follow it was placed: it remembers how often it was tried.
+        let stays = |id: AllocationId| {
+            let ended = self.before.allocations.get(&id).is_some_and(|row| has_ended(row));
+            let mut next = plan.placements.iter().filter(|one| one.previous == Some(id)).peekable();
+            ended && next.peek().is_some() && next.all(|one| dropped(&one.id))
+        };
+        for stop in plan.stops.iter().filter(|stop| whole && !stays(stop.id)) {
             let Some(row) = self.after.allocations.get(&stop.id) else { continue };
             if row.desired == DesiredStatus::Run {
                 found.push(format!("P-plan: {} was not stopped", stop.id));

@@ -34,7 +34,7 @@ pub struct Lease {
 /// What one look at the machines gave.
 #[derive(Debug, Default)]
 pub struct Stepped {
-    /// To propose. What finds no room is derived again at the next look.
+    /// To propose. What finds no room is derived again at a later look.
     pub commands: Vec<Command>,
     /// Leases that ran out.
     pub expired: Vec<Expired>,
@@ -47,12 +47,21 @@ pub struct Stepped {
 pub struct Dispatch {
     broker: EvalBroker,
     blocked: BlockedEvals,
+    /// Of the broker's cancelable ones.
+    superseded: Offer,
+    /// Of the duplicates of blocked ones.
+    duplicates: Offer,
 }
 
 impl Dispatch {
     /// Disabled machines.
     pub fn new(config: BrokerConfig) -> Self {
-        Self { broker: EvalBroker::new(config), blocked: BlockedEvals::default() }
+        Self {
+            broker: EvalBroker::new(config),
+            blocked: BlockedEvals::default(),
+            superseded: Offer::default(),
+            duplicates: Offer::default(),
+        }
     }
 
     /// Takes everything over from the state: at the start, and again when effects were missed. Leases stay.
@@ -72,6 +81,8 @@ impl Dispatch {
     pub fn stop(&mut self) {
         self.broker.disable();
         self.blocked.disable();
+        self.superseded = Offer::default();
+        self.duplicates = Offer::default();
     }
 
     /// An evaluation was created, changed or forgotten.
@@ -138,17 +149,36 @@ impl Dispatch {
         let failed = failed.unwrap_or_default();
         let mut commands = Vec::new();
         commands.extend(reap::failed(now, state, &failed, || EvaluationId(fresh())));
-        let cancelable = self.broker.cancelable(limits::REAP_BATCH_MAX);
-        // Terminal or gone without an effect that said so (after a reset): nothing is to be canceled any more.
-        for id in &cancelable {
-            if state.evaluations.get(id).is_none_or(|row| row.status.is_terminal()) {
+        commands.extend(self.cancel_superseded(now, state));
+        commands.extend(self.cancel_duplicates(now, state));
+        Stepped { commands, expired, has_ready: self.broker.has_ready(&JobKind::ALL) }
+    }
+
+    fn cancel_superseded(&mut self, now: u64, state: &State) -> Option<Command> {
+        if !self.superseded.is_over(now, |id| self.broker.contains(id)) {
+            return None;
+        }
+        let mut ids = self.broker.cancelable(limits::REAP_BATCH_MAX);
+        ids.retain(|id| {
+            let open = is_open(state, *id);
+            // Terminal or gone without an effect that said so (after a reset): nothing is to be canceled any more.
+            if !open {
                 self.broker.remove(now, *id);
             }
+            open
+        });
+        self.superseded = Offer { ids, at: now };
+        reap::canceled(state, &self.superseded.ids)
+    }
+
+    fn cancel_duplicates(&mut self, now: u64, state: &State) -> Option<Command> {
+        if !self.duplicates.is_over(now, |id| self.blocked.contains(id)) {
+            return None;
         }
-        commands.extend(reap::canceled(state, &cancelable));
-        let duplicates = self.blocked.duplicates(limits::REAP_BATCH_MAX);
-        commands.extend(reap::duplicates(state, &duplicates));
-        Stepped { commands, expired, has_ready: self.broker.has_ready(&JobKind::ALL) }
+        let mut ids = self.blocked.duplicates(limits::REAP_BATCH_MAX);
+        ids.retain(|id| is_open(state, *id));
+        self.duplicates = Offer { ids, at: now };
+        reap::duplicates(state, &self.duplicates.ids)
     }
 
     /// Leases up to `max` evaluations; `token` makes a fresh token at each call.
@@ -219,7 +249,13 @@ impl Dispatch {
 
     /// When to step next.
     pub fn next_deadline(&self) -> Option<u64> {
-        self.broker.next_deadline().into_iter().chain(self.blocked.next_deadline()).min()
+        let next = [
+            self.broker.next_deadline(),
+            self.blocked.next_deadline(),
+            self.superseded.next_deadline(),
+            self.duplicates.next_deadline(),
+        ];
+        next.into_iter().flatten().min()
     }
 
     /// How many evaluations of the broker are where.
@@ -245,5 +281,148 @@ impl Dispatch {
     /// Whether an evaluation is tracked as blocked, or as a duplicate of one.
     pub fn tracks(&self, id: EvaluationId) -> bool {
         self.blocked.contains(id)
+    }
+}
+
+/// What one entry is to cancel. A step comes with every change, and each copy of the command would take a place in the services' queue: nothing is
+/// offered again while that entry may be under way.
+#[derive(Debug, Default)]
+struct Offer {
+    ids: Vec<EvaluationId>,
+    at: u64,
+}
+
+impl Offer {
+    /// The entry was applied, or may be lost by now.
+    fn is_over(&self, now: u64, is_left: impl Fn(EvaluationId) -> bool) -> bool {
+        self.next_deadline().is_none_or(|at| at <= now) || !self.ids.iter().any(|id| is_left(*id))
+    }
+
+    /// When to offer again what is left then.
+    fn next_deadline(&self) -> Option<u64> {
+        (!self.ids.is_empty()).then(|| self.at.saturating_add(limits::CANCEL_RETRY_MS))
+    }
+}
+
+fn is_open(state: &State, id: EvaluationId) -> bool {
+    state.evaluations.get(&id).is_some_and(|row| !row.status.is_terminal())
+}
+
+#[cfg(test)]
+mod tests {
+    use fsm::{Trigger, table::ChangeSet};
+
+    use super::*;
+    use crate::testing::{evaluation, name_of, named};
+
+    const NOW: u64 = 1_000_000;
+    const AGAIN: u64 = NOW + limits::CANCEL_RETRY_MS;
+
+    /// A leader's machines and the state that they follow.
+    struct World {
+        state: State,
+        dispatch: Dispatch,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let state = State::default();
+            let mut dispatch = Dispatch::new(BrokerConfig::default());
+            dispatch.restore(NOW, &state);
+            Self { state, dispatch }
+        }
+
+        fn put(&mut self, row: Evaluation) {
+            let id = row.id;
+            self.state.evaluations.put(row, &mut ChangeSet::default());
+            self.dispatch.evaluation_changed(NOW, &self.state, id);
+        }
+
+        fn put_pending(&mut self, names: &[&str]) {
+            for (name, index) in names.iter().zip(1..) {
+                self.put(evaluation(name, "web", index));
+            }
+        }
+
+        fn put_blocked(&mut self, names: &[&str]) {
+            for (name, index) in names.iter().zip(1..) {
+                let mut row = evaluation(name, "web", index);
+                row.status = EvaluationStatus::Blocked;
+                row.trigger = Trigger::QueuedAllocs;
+                self.put(row);
+            }
+        }
+
+        /// The job's ready evaluation is processed: of those behind it the newest is ready now, and the others are superseded.
+        fn process_one(&mut self) {
+            let token = || [1; 16];
+            let leases = self.dispatch.dequeue(NOW, &self.state, &JobKind::ALL, 1, 1, token);
+            let id = leases.expect("the broker is enabled")[0].evaluation.id;
+            self.dispatch.ack(NOW, id, [1; 16]).expect("the lease is out");
+        }
+
+        /// The entry that cancels them is applied.
+        fn cancel(&mut self, names: &[&str]) {
+            for name in names {
+                let id = EvaluationId(named(name));
+                let mut row = (**self.state.evaluations.get(&id).expect("it is there")).clone();
+                row.status = EvaluationStatus::Canceled;
+                self.put(row);
+            }
+        }
+
+        /// Names of what a step offers to be canceled.
+        fn offered(&mut self, now: u64) -> Vec<String> {
+            let commands = self.dispatch.step(now, &self.state, [], || [9; 16]).commands;
+            let mut names = Vec::new();
+            for command in commands {
+                let Command::UpdateEvaluations { updates } = command else {
+                    panic!("unexpected {command:?}")
+                };
+                names.extend(updates.iter().map(|update| name_of(update.id.0)));
+            }
+            names
+        }
+    }
+
+    /// A copy with every step would fill the queue of the services, and crowd out that a node is down.
+    #[test]
+    fn what_is_superseded_is_offered_again_only_after_a_while() {
+        let mut world = World::new();
+        world.put_pending(&["a", "b", "c", "d"]);
+        world.process_one();
+        assert_eq!(world.offered(NOW), ["b", "c"]);
+        assert!(world.offered(NOW).is_empty(), "it is under way");
+        assert_eq!(world.dispatch.next_deadline(), Some(AGAIN));
+        assert!(world.offered(AGAIN - 1).is_empty(), "it is under way");
+        assert_eq!(world.offered(AGAIN), ["b", "c"], "it may be lost");
+    }
+
+    #[test]
+    fn what_is_superseded_next_is_offered_once_the_last_ones_are_canceled() {
+        let mut world = World::new();
+        world.put_pending(&["a", "b", "c"]);
+        world.process_one();
+        assert_eq!(world.offered(NOW), ["b"]);
+        world.put_pending(&["d", "e"]);
+        world.process_one();
+        assert!(world.offered(NOW).is_empty(), "one entry at a time");
+        world.cancel(&["b"]);
+        assert_eq!(world.offered(NOW), ["d"]);
+        world.cancel(&["d"]);
+        assert!(world.offered(NOW).is_empty());
+        assert_eq!(world.dispatch.next_deadline(), None);
+    }
+
+    #[test]
+    fn duplicates_are_offered_again_only_after_a_while() {
+        let mut world = World::new();
+        world.put_blocked(&["a", "b", "c"]);
+        assert_eq!(world.offered(NOW), ["a", "b"]);
+        assert!(world.offered(AGAIN - 1).is_empty(), "it is under way");
+        assert_eq!(world.offered(AGAIN), ["a", "b"], "it may be lost");
+        world.cancel(&["a", "b"]);
+        assert!(world.offered(AGAIN).is_empty());
+        assert_eq!(world.dispatch.next_deadline(), None);
     }
 }

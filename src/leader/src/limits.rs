@@ -14,6 +14,8 @@ pub const EVALUATIONS_MAX: usize = 250_000;
 pub const LEASES_MAX: usize = 64;
 /// Evaluations changed by one entry (Nomad's bound on identifiers per Raft message).
 pub const REAP_BATCH_MAX: usize = 728;
+/// What was offered to be canceled is offered again after this time if it is still there.
+pub const CANCEL_RETRY_MS: u64 = 1_000;
 /// Plans waiting for the applier.
 pub const PLANS_MAX: usize = 4_096;
 /// Bytes of plans waiting for the applier.

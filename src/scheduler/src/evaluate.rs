@@ -2,10 +2,10 @@
 //!
 //! Invariant: a pass adds a blocked evaluation only if no open one of the job already covers what failed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    AllocationId, ClassId, Evaluation, EvaluationId, EvaluationStatus, JobKind, NodeId, Plan,
+    AllocationId, ClassId, Evaluation, EvaluationId, EvaluationStatus, JobKind, NodeId, Plan, Text,
     TimeMs, Trigger,
 };
 
@@ -67,7 +67,7 @@ pub(crate) fn finish_per_node(mut draft: Draft<'_>, exhausted: &[NodeId]) -> Pla
     let own = draft.pass.evaluation;
     let reblocked =
         if was_blocked(own) { own.node.filter(|node| exhausted.contains(node)) } else { None };
-    let known: Vec<NodeId> = open_evaluations(&draft)
+    let known: BTreeSet<NodeId> = open_evaluations(&draft)
         .filter(|open| open.status == EvaluationStatus::Blocked && open.id != own.id)
         .filter_map(|open| open.node)
         .collect();
@@ -83,6 +83,15 @@ pub(crate) fn finish_per_node(mut draft: Draft<'_>, exhausted: &[NodeId]) -> Pla
         return reblock(draft, ClassSummary::default());
     }
     complete(draft)
+}
+
+/// Instances that the job lacks if this plan is not applied, by group.
+pub(crate) fn missing(plan: Plan) -> BTreeMap<Text, u32> {
+    let mut missing = plan.outcome.map(|outcome| outcome.queued).unwrap_or_default();
+    for placement in plan.placements {
+        *missing.entry(placement.group).or_default() += 1;
+    }
+    missing
 }
 
 /// Ends an evaluation whose attempts are used up.

@@ -111,11 +111,13 @@ pub const fn attempts_max(kind: JobKind) -> u32 {
     }
 }
 
-/// The plan of an evaluation whose attempts are used up: it fails, and a blocked evaluation tries again later.
+/// The plan of an evaluation whose attempts are used up: it fails, and a blocked evaluation tries again later. What another pass would place is queued.
 ///
 /// No blocked evaluation is made for a job that is gone or stopped, or that has one of this kind already.
 pub fn exhausted(pass: &Pass<'_>) -> Result<Plan, ScheduleError> {
+    let queued = evaluate::missing(schedule(pass)?);
     let target = plan::Target::of(pass)?;
-    let draft = plan::Draft::new(pass, target);
+    let mut draft = plan::Draft::new(pass, target);
+    draft.queued = queued;
     Ok(evaluate::exhausted(draft, attempts_max(target.kind(pass.evaluation))))
 }

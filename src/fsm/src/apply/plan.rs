@@ -1,9 +1,12 @@
 //! Plans: the last line of defence. Whatever the applier found, a plan is judged here again, against the running state, part by part and in
 //! order, with nothing but replicated facts.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use super::Turn;
+use super::{Turn, evaluation::Blocked};
 use crate::{
     allocation::{Allocation, ClientStatus, DesiredStatus, DesiredTransition},
     effect::Effect,
@@ -122,6 +125,19 @@ struct Saved {
     gains: BTreeSet<NodeId>,
 }
 
+/// Whether a successor of an ended allocation was placed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Replaced {
+    No,
+    Yes,
+}
+
+fn mark_replaced(ended: &mut BTreeMap<AllocationId, Replaced>, placement: &Placement) {
+    if let Some(replaced) = placement.previous.and_then(|previous| ended.get_mut(&previous)) {
+        *replaced = Replaced::Yes;
+    }
+}
+
 /// Adds what an all-at-once plan loses because it lost something.
 fn drop_the_rest(plan: &Plan, dropped: &mut Vec<(AllocationId, DropReason)>) {
     let named: BTreeSet<_> = dropped.iter().map(|(id, _)| *id).collect();
@@ -135,9 +151,7 @@ impl Turn<'_> {
     fn try_parts(&mut self, plan: &Plan, pick: PickPorts<'_>) -> Trial {
         let mut left = Plan { placements: Vec::new(), in_place: Vec::new(), ..plan.clone() };
         let mut dropped = Vec::new();
-        for stop in &plan.stops {
-            self.stop(plan, stop);
-        }
+        let mut ended = self.stop_the_living(plan);
         if let Some(job) = self.state.jobs.get(&plan.job).cloned()
             && let Some(spec) = self.state.current_spec(&job).cloned()
         {
@@ -160,12 +174,17 @@ impl Turn<'_> {
                         self.place(plan, &placement, &job, &spec)
                     });
                 match placed {
-                    Ok(()) => left.placements.push(placement),
+                    Ok(()) => {
+                        mark_replaced(&mut ended, &placement);
+                        left.placements.push(placement);
+                    }
                     Err(reason) => dropped.push((placement.id, reason)),
                 }
             }
+            self.stop_the_ended(plan, &ended);
             self.mark_judged(plan);
         }
+        left.stops.retain(|stop| ended.get(&stop.id) != Some(&Replaced::No));
         Trial { plan: left, dropped }
     }
 
@@ -221,9 +240,7 @@ impl Turn<'_> {
     }
 
     fn apply_parts(&mut self, plan: &Plan, verdict: &mut PlanVerdict) {
-        for stop in &plan.stops {
-            self.stop(plan, stop);
-        }
+        let mut ended = self.stop_the_living(plan);
         if let Some(job) = self.state.jobs.get(&plan.job).cloned()
             && let Some(spec) = self.state.current_spec(&job).cloned()
         {
@@ -233,10 +250,12 @@ impl Turn<'_> {
                 }
             }
             for placement in &plan.placements {
-                if let Err(reason) = self.place(plan, placement, &job, &spec) {
-                    verdict.dropped.push((placement.id, reason));
+                match self.place(plan, placement, &job, &spec) {
+                    Ok(()) => mark_replaced(&mut ended, placement),
+                    Err(reason) => verdict.dropped.push((placement.id, reason)),
                 }
             }
+            self.stop_the_ended(plan, &ended);
             self.mark_judged(plan);
             if !plan.in_place.is_empty() {
                 self.drop_old_versions(&job);
@@ -262,6 +281,28 @@ impl Turn<'_> {
             let mut job = (**job).clone();
             job.last_plan_index = self.index;
             self.put_job(job);
+        }
+    }
+
+    /// Takes the stops but for those of predecessors that have ended, which it names: they free neither room nor a name, and are taken with a
+    /// successor. One that is stopped for a successor that is dropped would be forgotten, and with it how often it was rescheduled.
+    fn stop_the_living(&mut self, plan: &Plan) -> BTreeMap<AllocationId, Replaced> {
+        let previous = plan.placements.iter().filter_map(|placement| placement.previous);
+        let rows = previous.filter_map(|id| self.state.allocations.get(&id));
+        let ended = rows.filter(|row| row.client.is_terminal());
+        let ended: BTreeMap<_, _> = ended.map(|row| (row.id, Replaced::No)).collect();
+        for stop in plan.stops.iter().filter(|stop| !ended.contains_key(&stop.id)) {
+            self.stop(plan, stop);
+        }
+        ended
+    }
+
+    /// Takes the stops that [`Self::stop_the_living`] left, of those that were replaced.
+    fn stop_the_ended(&mut self, plan: &Plan, ended: &BTreeMap<AllocationId, Replaced>) {
+        for stop in &plan.stops {
+            if ended.get(&stop.id) == Some(&Replaced::Yes) {
+                self.stop(plan, stop);
+            }
         }
     }
 
@@ -364,7 +405,7 @@ impl Turn<'_> {
             client_description: "".into(),
             client_at: self.at,
             client_sequence: 0,
-            tasks: std::collections::BTreeMap::new(),
+            tasks: BTreeMap::new(),
             previous: placement.previous,
             next: None,
             follow_up: None,
@@ -407,16 +448,17 @@ impl Turn<'_> {
             row.class_eligibility = outcome.class_eligibility.clone();
             row.escaped = outcome.escaped;
         }
+        let mut blocked = Blocked::default();
         for made in &outcome.evaluations {
             if made.status == EvaluationStatus::Blocked {
                 row.blocked = Some(made.id);
             } else {
                 row.next = Some(made.id);
             }
-            self.create_from_plan(made.clone());
+            self.create_from_plan(made.clone(), &mut blocked);
         }
         if row.status == EvaluationStatus::Blocked {
-            self.cancel_replaced(&row);
+            self.cancel_replaced(&row, &mut blocked);
         }
         self.put_evaluation(row);
         if complete {

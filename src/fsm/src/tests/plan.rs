@@ -578,6 +578,51 @@ fn a_blocked_evaluation_is_replaced_and_canceled() {
     });
 }
 
+/// Makes an outcome that blocks an evaluation for each of these nodes.
+fn block_on(driver: &mut Driver, evaluation: EvaluationId, nodes: &[NodeId]) -> Vec<EvaluationId> {
+    let mut outcome = outcome(EvaluationStatus::Complete);
+    outcome.failed_groups.insert(GROUP.into(), Metrics::default());
+    for node in nodes {
+        let mut made = blocked(driver, "sys");
+        made.node = Some(*node);
+        outcome.evaluations.push(made);
+    }
+    let ids = outcome.evaluations.iter().map(|made| made.id).collect();
+    let plan = Plan { outcome: Some(outcome), ..driver.plan(evaluation) };
+    assert!(driver.commit_plan(plan).outcome_taken);
+    ids
+}
+
+/// I21: those of an outcome replace older ones of their nodes, and each other; the evaluation itself, blocked again, replaces one that it made.
+#[test]
+fn blocked_evaluations_are_one_per_node() {
+    with_leader_changes(|driver| {
+        let [a, b, c] = ["a", "b", "c"].map(|name| driver.node(name));
+        let first = driver.register_job(job("sys", JobKind::System, 1));
+        let older = block_on(driver, first, &[a, b, c]);
+        assert_eq!(driver.open_evaluations("sys"), older);
+        let second = driver.evaluate_job("sys");
+        let newer = block_on(driver, second, &[c, a, c]);
+        assert_eq!(driver.open_evaluations("sys"), [older[1], newer[1], newer[2]]);
+        for id in [older[0], older[2], newer[0]] {
+            let row = driver.evaluation(id);
+            assert_eq!(row.status, EvaluationStatus::Canceled);
+            assert_eq!(&*row.status_description, "replaced by a newer blocked evaluation");
+        }
+
+        let mut again = outcome(EvaluationStatus::Blocked);
+        again.failed_groups.insert(GROUP.into(), Metrics::default());
+        let mut made = blocked(driver, "sys");
+        made.node = Some(b);
+        let made_id = made.id;
+        again.evaluations.push(made);
+        let plan = Plan { outcome: Some(again), ..driver.plan(older[1]) };
+        assert!(driver.commit_plan(plan).outcome_taken);
+        assert_eq!(driver.open_evaluations("sys"), [older[1], newer[1], newer[2]]);
+        assert_eq!(driver.evaluation(made_id).status, EvaluationStatus::Canceled);
+    });
+}
+
 /// NW-12: a woken blocked evaluation blocks again under its id, with the snapshot that it saw and the new count of what is queued, and takes the place
 /// of any other.
 #[test]
@@ -641,6 +686,40 @@ fn a_failed_allocation_waits_for_its_follow_up() {
     let plan = driver.plan(follow_up).with(placement);
     assert!(driver.commit_plan(plan).outcome_taken);
     assert_eq!((driver.allocation(id).next, driver.allocation(id).follow_up), (Some(new), None));
+}
+
+/// I47: such a stop frees nothing, and the failure would be forgotten. That of one that runs is taken: it may have been what made room.
+#[test]
+fn what_has_ended_is_stopped_only_with_its_successor() {
+    let (mut driver, node, _) = cluster(2);
+    let (failed, running) = (driver.run("t", 0, node), driver.run("t", 1, node));
+    driver.report(failed, ClientStatus::Failed);
+    driver.register_job(job("other", JobKind::Service, 7));
+    let others: Vec<_> = (0..7).map(|number| driver.run("other", number, node)).collect();
+    let evaluation = driver.evaluate_job("t");
+    let mut moved = driver.placement(GROUP, 1, node);
+    moved.previous = Some(running);
+    let mut retried = driver.placement(GROUP, 0, node);
+    retried.previous = Some(failed);
+    let retry = retried.clone();
+    let full = [(retried.id, DropReason::NodeFull(Dimension::Cpu))];
+    let plan = driver.plan(evaluation).with(moved).with(retried);
+    let plan = plan.stopping(failed, None).stopping(running, None);
+    let trial = driver.state.clone().try_plan(&plan, &|_, _, _| Ok(Vec::new())).unwrap();
+    assert_eq!(trial.dropped, full);
+    assert_eq!(trial.plan.stops.iter().map(|stop| stop.id).collect::<Vec<_>>(), [running]);
+    assert_eq!(driver.commit_plan(plan).dropped, full);
+    let row = driver.allocation(failed);
+    assert_eq!((row.desired, row.next), (DesiredStatus::Run, None));
+    assert_eq!(driver.allocation(running).desired, DesiredStatus::Stop);
+
+    driver.report(others[0], ClientStatus::Complete);
+    let plan = driver.plan(evaluation).with(retry.clone()).stopping(failed, None);
+    let trial = driver.state.clone().try_plan(&plan, &|_, _, _| Ok(Vec::new())).unwrap();
+    assert_eq!(trial.plan.stops, plan.stops);
+    assert!(driver.commit_plan(plan).outcome_taken);
+    let row = driver.allocation(failed);
+    assert_eq!((row.desired, row.next), (DesiredStatus::Stop, Some(retry.id)));
 }
 
 #[test]

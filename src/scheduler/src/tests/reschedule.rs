@@ -1,8 +1,8 @@
 //! Failed allocations: replaced now, later or never (R9–R11, S15, S16, S22).
 
 use fsm::{
-    AllocationId, ClientStatus, JobKind, JobSpec, Trigger, allocation::RescheduleEvent,
-    job::DelayFunction, limits::RESCHEDULE_EVENTS_MAX,
+    AllocationId, ClientStatus, DesiredStatus, JobKind, JobSpec, Trigger,
+    allocation::RescheduleEvent, job::DelayFunction, limits::RESCHEDULE_EVENTS_MAX,
 };
 
 use super::{Cluster, cluster::PlanExt, job};
@@ -207,6 +207,39 @@ fn a_reschedule_without_room_leaves_the_failed_one_as_it_is() {
     let plan = cluster.plan(&spec, Trigger::AllocFailure);
     assert_eq!(plan.counts(), (0, 0, 0));
     assert_eq!((plan.queued(), plan.blocked().len()), (1, 1));
+}
+
+/// I47: another plan takes the last room first, so that the replacement is dropped: the failed one is not stopped, and what comes of the next pass
+/// remembers it.
+#[test]
+fn a_reschedule_that_lost_its_race_is_remembered() {
+    let mut cluster = Cluster::with_nodes(1);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 1;
+    spec.groups[0].tasks[0].resources.cpu_mhz = 4_000;
+    let mut other = spec.clone();
+    other.key.id = "other".into();
+    cluster.register(&other);
+    cluster.run(&spec);
+    let failed = cluster.live(&spec)[0].id;
+    cluster.end(failed, ClientStatus::Failed);
+    cluster.now += 30_000;
+
+    let first = cluster.plan(&other, Trigger::JobRegister);
+    let evaluation = cluster.evaluation(&spec, Trigger::AllocFailure);
+    let second = cluster.pass(&evaluation);
+    assert_eq!((first.counts(), second.counts()), ((1, 0, 0), (1, 1, 0)));
+    cluster.apply(&first);
+    let trial = cluster.state.try_plan(&second, &|_, _, _| Ok(Vec::new())).unwrap();
+    assert_eq!((trial.dropped.len(), trial.plan.is_no_op()), (1, true));
+    assert_eq!(cluster.get(failed).desired, DesiredStatus::Run);
+
+    cluster.end(first.placements[0].id, ClientStatus::Complete);
+    let again = cluster.pass(&evaluation);
+    assert_eq!(again.counts(), (1, 1, 0));
+    assert_eq!(again.placements[0].previous, Some(failed));
+    let events = &again.placements[0].reschedules;
+    assert_eq!(events.iter().map(|event| event.previous).collect::<Vec<_>>(), [failed]);
 }
 
 /// S22: a lost batch instance is replaced, a finished one is not, a failed one after its delay.

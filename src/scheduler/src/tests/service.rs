@@ -254,6 +254,26 @@ fn s5_attempts_used_up() {
     assert_eq!(JobKind::ALL.map(attempts_max), [5, 2, 5, 2]);
 }
 
+/// I45: room for seven more, and two without any; the races that used up the attempts do not make them less.
+#[test]
+fn what_is_missing_when_the_attempts_are_used_up_is_queued() {
+    let mut cluster = Cluster::with_nodes(1);
+    let spec = job(JobKind::Service);
+    cluster.register(&spec);
+    cluster.allocation(&spec, 0, 1);
+    let evaluation = cluster.evaluation(&spec, Trigger::JobRegister);
+    let pass = Pass { state: &cluster.state, evaluation: &evaluation, now: 1, attempt: 5 };
+    let plan = exhausted(&pass).unwrap();
+    assert_eq!((plan.status(), plan.queued()), (EvaluationStatus::Failed, 9));
+    cluster.apply(&plan);
+    assert_eq!(cluster.state.jobs.get(&spec.key).unwrap().queued["web"], 9);
+
+    cluster.change_job(&spec.key, |row| row.stop = true);
+    let evaluation = cluster.evaluation(&spec, Trigger::JobDeregister);
+    let pass = Pass { state: &cluster.state, evaluation: &evaluation, now: 1, attempt: 5 };
+    assert_eq!(exhausted(&pass).unwrap().queued(), 0, "nothing is wanted");
+}
+
 #[test]
 fn a_missing_spec_is_an_error() {
     let mut cluster = Cluster::with_nodes(1);
