@@ -1,7 +1,6 @@
 //! The peers' side of Raft: requests of other servers, checked for cluster and receiver before openraft sees them.
 
 use std::{
-    io,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -23,7 +22,7 @@ use crate::{
     clock::Clock,
     rpc::convert,
     rt::{self, watch},
-    storage::snapshot_file::SnapshotDirectory,
+    storage::snapshot_file::{self, Received, SnapshotDirectory},
 };
 
 /// Answers the Raft requests of peers.
@@ -137,33 +136,12 @@ impl RaftService {
         Ok(request)
     }
 
-    fn store_piece(
-        &self,
-        message: &pb::SnapshotChunkRequest,
-    ) -> Result<Option<SnapshotFile>, Status> {
-        let failed = |error: io::Error| Status::internal(format!("snapshot file: {error}"));
+    fn store_piece(&self, message: &pb::SnapshotChunkRequest) -> Result<Received, Status> {
         let id = message.last_log_id.unwrap_or_default();
         let name = format!("{}-{}-{}", id.term, id.index, message.size);
-        let (path, file) = self.snapshots.receive(&name).map_err(failed)?;
-        let have = file.size().map_err(failed)?;
-        if message.offset > have {
-            return Ok(None);
-        }
-        file.write_all_at(&message.data, message.offset).map_err(failed)?;
-        if !message.done {
-            return Ok(None);
-        }
-        file.sync_all().map_err(failed)?;
-        Ok(Some(SnapshotFile { path }))
-    }
-
-    fn next_offset(&self, message: &pb::SnapshotChunkRequest) -> Result<u64, Status> {
-        let failed = |error: io::Error| Status::internal(format!("snapshot file: {error}"));
-        let id = message.last_log_id.unwrap_or_default();
-        let name = format!("{}-{}-{}", id.term, id.index, message.size);
-        let (_, file) = self.snapshots.receive(&name).map_err(failed)?;
-        let have = file.size().map_err(failed)?;
-        Ok(have.min(message.offset + message.data.len() as u64))
+        self.snapshots
+            .receive_piece(&name, message.offset, &message.data, message.done)
+            .map_err(|error| Status::internal(format!("snapshot file: {error}")))
     }
 }
 
@@ -237,9 +215,11 @@ impl pb::raft_server::Raft for RaftService {
     ) -> Result<Response<pb::SnapshotChunkReply>, Status> {
         let message = request.into_inner();
         self.check(message.header.as_ref())?;
-        let Some(file) = self.store_piece(&message)? else {
-            let next_offset = self.next_offset(&message)?;
-            return Ok(Response::new(pb::SnapshotChunkReply { next_offset, vote: None }));
+        let path = match self.store_piece(&message)? {
+            Received::Part(next_offset) => {
+                return Ok(Response::new(pb::SnapshotChunkReply { next_offset, vote: None }));
+            }
+            Received::Whole(path) => path,
         };
         let vote = convert::vote_from_pb(message.vote.as_ref())?;
         let meta = SnapshotMeta {
@@ -250,10 +230,10 @@ impl pb::raft_server::Raft for RaftService {
             )?,
         };
         // Checked in full before openraft hears of it.
-        let (snapshots, path) = (self.snapshots.clone(), file.path.clone());
+        let (snapshots, received) = (self.snapshots.clone(), path.clone());
         let whole = rt::run_blocking(move || {
-            let read = crate::storage::snapshot_file::read(&**snapshots.disk(), &path);
-            read.inspect_err(|_| drop(snapshots.disk().remove_file(&path)))
+            let read = snapshot_file::read(&**snapshots.disk(), &received);
+            read.inspect_err(|_| drop(snapshots.disk().remove_file(&received)))
         })
         .await
         .map_err(|error| Status::data_loss(error.to_string()))?;
@@ -261,7 +241,7 @@ impl pb::raft_server::Raft for RaftService {
             return Err(Status::data_loss("the snapshot is not the one that was announced"));
         }
         drop(whole);
-        let snapshot = Snapshot { meta, snapshot: file };
+        let snapshot = Snapshot { meta, snapshot: SnapshotFile { path } };
         let reply = self.raft.install_full_snapshot(vote, snapshot).await.map_err(failed)?;
         let vote = Some(convert::vote_to_pb(&reply.vote));
         Ok(Response::new(pb::SnapshotChunkReply { next_offset: message.size, vote }))

@@ -256,8 +256,8 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         if turn.replies.is_empty() { Ok(()) } else { self.finish(turn).await }
     }
 
-    async fn try_create_snapshot_builder(&mut self, _force: bool) -> Option<SnapshotBuilder> {
-        Some(self.get_snapshot_builder().await)
+    async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<SnapshotBuilder> {
+        Some(SnapshotBuilder { can_wait: !force, ..self.get_snapshot_builder().await })
     }
 
     async fn get_snapshot_builder(&mut self) -> SnapshotBuilder {
@@ -267,6 +267,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             shadow: self.shadow.clone(),
             snapshots: self.snapshots.clone(),
             shared: Arc::clone(&self.shared),
+            can_wait: false,
         }
     }
 
@@ -320,6 +321,14 @@ pub struct SnapshotBuilder {
     shadow: Shadow,
     snapshots: SnapshotDirectory,
     shared: Arc<Shared>,
+    /// It is put off, not an error, if the disk has no room.
+    can_wait: bool,
+}
+
+/// The answer for a snapshot that was put off. openraft ends with any error, but it passes over a snapshot that is not newer than the one it knows,
+/// as this never is: it purges nothing, and asks for no file.
+fn put_off() -> Snapshot {
+    Snapshot { meta: SnapshotMeta::default(), snapshot: SnapshotFile { path: PathBuf::new() } }
 }
 
 impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
@@ -335,9 +344,69 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
         let snapshots = self.snapshots.clone();
         let state = self.state.clone();
         let meta = self.meta.clone();
-        let path = rt::run_blocking(move || snapshots.write(&state, &meta)).await?;
+        let can_wait = self.can_wait;
+        let written = rt::run_blocking(move || {
+            if can_wait {
+                snapshots.write_if_room(&state, &meta)
+            } else {
+                snapshots.write(&state, &meta).map(Some)
+            }
+        });
+        let Some(path) = written.await? else { return Ok(put_off()) };
         self.shared.snapshot_index.store(self.meta.head.index, Ordering::Relaxed);
         tracing::info!(index = self.meta.head.index, "wrote a snapshot");
         snapshot(path, &self.meta)
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{
+        disk::{Disk, fault::FaultDisk},
+        raft::testing::{DIRECTORY, Storage, Truth, simulate},
+        storage::shadow::{OpenEngine, open_twin},
+    };
+
+    /// Builds as openraft does; answers with the last entry of the snapshot that openraft is told of.
+    async fn build(storage: &mut Storage) -> Option<Index> {
+        let builder = storage.machine.try_create_snapshot_builder(false).await;
+        let snapshot = builder.unwrap().build_snapshot().await.unwrap();
+        snapshot.meta.last_log_id.map(|id| id.index)
+    }
+
+    /// openraft ends with the first error of a builder, and the trigger would come again at each start.
+    #[test]
+    fn a_snapshot_without_room_is_no_error_and_no_snapshot() {
+        simulate(1, async {
+            let disk = FaultDisk::new(1);
+            let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+            let engine_disk = Arc::clone(&shared);
+            let open: OpenEngine = Arc::new(move |path| open_twin(Arc::clone(&engine_disk), path));
+            let mut storage = Storage::open(&shared, &open, Path::new(DIRECTORY)).await.unwrap();
+            let truth = Truth::new(40);
+            storage.vote(1).unwrap();
+            storage.append(truth.entries(0..20)).await.unwrap();
+            storage.apply(19).await.unwrap();
+            assert_eq!(build(&mut storage).await, Some(19));
+            storage.append(truth.entries(20..40)).await.unwrap();
+            storage.apply(39).await.unwrap();
+
+            disk.set_capacity(Some(disk.used_bytes() + (256 << 10)));
+            assert_eq!(build(&mut storage).await, None);
+            let snapshots = storage.machine.snapshots().clone();
+            assert!(snapshots.is_put_off() && !snapshots.has_room());
+            let (_, newest) = snapshots.newest_meta().unwrap().unwrap();
+            assert_eq!(newest.head.index, 19);
+            let names = disk.list(&Path::new(DIRECTORY).join("snapshots")).unwrap();
+            assert_eq!(names.len(), 1, "{names:?}");
+
+            disk.set_capacity(None);
+            assert!(snapshots.has_room());
+            assert_eq!(build(&mut storage).await, Some(39));
+        });
     }
 }

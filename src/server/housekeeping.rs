@@ -17,7 +17,7 @@ use crate::{
     raft::{ServerId, WatchReceiver},
     rpc::transport::{Lane, call},
     rt,
-    storage::wal::Stats,
+    storage::{snapshot_file::SnapshotDirectory, wal::Stats},
 };
 
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -31,6 +31,7 @@ const CHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(core: Arc<Core>) {
     let mut stop = core.stopping();
+    let snapshots = core.raft_service().snapshots;
     let mut growth = LogGrowth::default();
     let mut joint_rounds = 0;
     watch_free_space(&core);
@@ -39,7 +40,8 @@ pub(super) async fn run(core: Arc<Core>) {
         if stopped.is_ok() {
             return;
         }
-        if growth.exceeds(core.settings.snapshot_log_bytes, &core.wal.stats())
+        let limit = core.settings.snapshot_log_bytes;
+        if is_snapshot_due(&mut growth, limit, &core.wal.stats(), &snapshots)
             && let Err(error) = core.raft.trigger().snapshot().await
         {
             tracing::warn!(%error, "a snapshot could not be asked for");
@@ -78,6 +80,17 @@ impl LogGrowth {
         }
         grown
     }
+}
+
+/// Whether to ask for a snapshot. One that fills the disk would end the server, and again at each start; it waits until there is room.
+fn is_snapshot_due(
+    growth: &mut LogGrowth,
+    limit: u64,
+    log: &Stats,
+    snapshots: &SnapshotDirectory,
+) -> bool {
+    let is_wanted = growth.exceeds(limit, log) || snapshots.is_put_off();
+    is_wanted && snapshots.has_room()
 }
 
 /// Asks every member for itself; returns those in whose place another server answered, with that one.
@@ -184,8 +197,31 @@ fn watch_free_space(core: &Core) {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::disk::fault::FaultDisk;
+
+    #[test]
+    fn a_snapshot_without_room_is_asked_for_as_soon_as_there_is_some() {
+        let disk = FaultDisk::new(1);
+        let snapshots =
+            SnapshotDirectory::open(Arc::new(disk.clone()), Path::new("/snapshots")).unwrap();
+        let mut growth = LogGrowth::default();
+        let mut is_due = |bytes| {
+            let log = Stats { bytes, ..Stats::default() };
+            is_snapshot_due(&mut growth, 100, &log, &snapshots)
+        };
+        assert!(!is_due(100));
+        disk.set_capacity(Some(1 << 20));
+        assert!(!is_due(101));
+        assert!(!is_due(102));
+        disk.set_capacity(None);
+        assert!(is_due(103), "although the log has not grown since");
+        assert!(!is_due(104));
+    }
 
     #[test]
     fn a_snapshot_is_due_when_the_log_has_grown_also_over_several_starts() {

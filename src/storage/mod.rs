@@ -5,6 +5,7 @@
 
 pub mod applied;
 pub mod lock;
+mod other_version;
 pub mod shadow;
 pub mod snapshot_file;
 #[cfg(test)]

@@ -5,38 +5,83 @@
 //! row: key length u32 | key | frame length u32 | frame                                                              (little endian)
 //! ```
 //!
-//! A file gets its name only when it is whole and synced; an older one is removed only after the newer one was read back.
+//! A file gets its name only when it is whole and synced; an older one is removed only after the newer one was read back. A snapshot for which
+//! the disk has no room is put off, and never takes the log's last space.
 
 use std::{
+    fmt::Display,
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use fsm::{State, codec};
 
-use super::{applied::AppliedMeta, shadow::Loaded};
+use super::{applied::AppliedMeta, other_version, shadow::Loaded};
 use crate::disk::{Disk, DiskFile, OpenMode};
 use crate::plant::{Plant, is_planted};
 
 const MAGIC: &[u8; 8] = b"QRSNAP01";
+/// What the magic of every version begins with; its number follows.
+const MAGIC_NAME: &[u8] = b"QRSNAP";
 const CHUNK_BYTES: usize = 256 << 10;
 const CHUNK_BYTES_MAX: usize = 96 << 20;
+/// What a snapshot that can wait leaves free for the log: as much as its longest segment.
+const RESERVE_BYTES: u64 = 64 << 20;
+const INCOMING: &str = ".incoming";
 
 fn invalid(path: &Path, what: &str) -> io::Error {
     let message = format!("snapshot file {}: {what}", path.display());
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// Where snapshots are kept.
+/// What is wrong with a part of a file that does not decode: it is of another version, for the given reason, or damaged.
+fn undecodable(path: &Path, other_version: Option<String>, error: &dyn Display) -> io::Error {
+    match other_version {
+        Some(why) => refusal(path, &why),
+        None => invalid(path, &error.to_string()),
+    }
+}
+
+fn refusal(path: &Path, why: &str) -> io::Error {
+    other_version::refusal(&format!("snapshot file {}: {why}", path.display()))
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Where snapshots are kept. Clones are the same directory.
 #[derive(Clone)]
 pub struct SnapshotDirectory {
     disk: Arc<dyn Disk>,
     path: PathBuf,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Free bytes that the snapshot which was put off waits for; 0: none was put off.
+    awaited_bytes: AtomicU64,
+    /// Pieces are taken in one at a time.
+    receiving: Mutex<()>,
+}
+
+/// How far a snapshot has been received.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Received {
+    /// The next piece has to begin at this byte.
+    Part(u64),
+    /// The file is whole and synced.
+    Whole(PathBuf),
 }
 
 impl SnapshotDirectory {
-    /// Opens the directory, removes what a crash left half written and sets damaged files aside, so that none is ever sent to a peer.
+    /// Opens the directory, removes what a crash left half written and sets damaged files aside, so that none is ever sent to a peer. A file of
+    /// another version is an error, before anything is set aside.
     pub fn open(disk: Arc<dyn Disk>, path: &Path) -> io::Result<Self> {
         disk.create_dir_all(path)?;
         for name in disk.list(path)? {
@@ -45,12 +90,19 @@ impl SnapshotDirectory {
                 disk.remove_file(&path.join(name))?;
             }
         }
-        let directory = Self { disk, path: path.to_path_buf() };
+        let directory = Self { disk, path: path.to_path_buf(), shared: Arc::default() };
+        let mut damaged = Vec::new();
         for name in directory.names()? {
             let path = directory.path.join(name);
             if let Err(error) = check(&*directory.disk, &path) {
-                directory.set_aside(&path, error)?;
+                if error.kind() != io::ErrorKind::InvalidData {
+                    return Err(error);
+                }
+                damaged.push((path, error));
             }
+        }
+        for (path, error) in damaged {
+            directory.set_aside(&path, error)?;
         }
         Ok(directory)
     }
@@ -61,7 +113,7 @@ impl SnapshotDirectory {
     }
 
     /// Gives a damaged file a name under which nobody looks for it, and keeps it for whoever wants to know. A file that could not be read this
-    /// time may be whole, and is left where it is.
+    /// time may be whole, and is left where it is; so is one of another version.
     fn set_aside(&self, path: &Path, error: io::Error) -> io::Result<()> {
         if error.kind() != io::ErrorKind::InvalidData {
             return Err(error);
@@ -107,17 +159,95 @@ impl SnapshotDirectory {
 
     /// Writes a snapshot, reads it back and removes the older ones.
     pub fn write(&self, state: &State, meta: &AppliedMeta) -> io::Result<PathBuf> {
+        let temporary = self.build(state, meta, 0)?;
+        self.adopt(&temporary, meta)
+    }
+
+    /// As [`Self::write`], for a snapshot that can wait: it is put off if it would take the space that the log needs.
+    pub fn write_if_room(&self, state: &State, meta: &AppliedMeta) -> io::Result<Option<PathBuf>> {
+        match self.build(state, meta, RESERVE_BYTES) {
+            Ok(temporary) => self.adopt(&temporary, meta).map(Some),
+            Err(error) if is_full(&error) => {
+                let file_bytes = write_rows(&mut |_, _| Ok(()), state, meta)?;
+                let free = self.disk.free_bytes(&self.path).unwrap_or(0);
+                self.put_off(file_bytes.saturating_add(RESERVE_BYTES), free);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a snapshot was put off and waits for [`Self::has_room`].
+    pub fn is_put_off(&self) -> bool {
+        self.shared.awaited_bytes.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the next snapshot, taken to be as large as the newest, leaves the log its space. If not, it is put off.
+    pub fn has_room(&self) -> bool {
+        // A disk that does not tell is asked by writing to it.
+        let Ok(free) = self.disk.free_bytes(&self.path) else { return true };
+        let estimate = self.newest_bytes().unwrap_or(0).saturating_add(RESERVE_BYTES);
+        let needed = estimate.max(self.shared.awaited_bytes.load(Ordering::Relaxed));
+        if free < needed {
+            self.put_off(needed, free);
+            return false;
+        }
+        if self.shared.awaited_bytes.swap(0, Ordering::Relaxed) != 0 {
+            tracing::info!("there is room for the snapshot that was put off");
+        }
+        true
+    }
+
+    fn put_off(&self, needed: u64, free: u64) {
+        if self.shared.awaited_bytes.swap(needed, Ordering::Relaxed) == 0 {
+            tracing::warn!(
+                directory = %self.path.display(),
+                needed_mib = needed >> 20,
+                free_mib = free >> 20,
+                "there is no room for a snapshot: it is put off, and the log grows; free some space"
+            );
+        }
+    }
+
+    fn newest_bytes(&self) -> io::Result<u64> {
+        let Some(name) = self.names()?.into_iter().max() else { return Ok(0) };
+        self.disk.open(&self.path.join(name), OpenMode::Read)?.size()
+    }
+
+    /// Writes a whole file under a temporary name; after an error nothing of it is left.
+    fn build(&self, state: &State, meta: &AppliedMeta, reserve: u64) -> io::Result<PathBuf> {
         let temporary = self.path.join(format!("building-{:020}.tmp", meta.head.index));
         if self.disk.exists(&temporary)? {
             self.disk.remove_file(&temporary)?;
         }
-        let file = self.disk.open(&temporary, OpenMode::CreateNew)?;
-        write_rows(&*file, state, meta)?;
-        if !is_planted(Plant::PurgeBeforeSync) {
-            file.sync_all()?;
+        let built = self.fill(&temporary, state, meta, reserve);
+        if built.is_err() {
+            drop(self.disk.remove_file(&temporary));
         }
-        drop(file);
-        self.adopt(&temporary, meta)
+        built.map(|()| temporary)
+    }
+
+    fn fill(
+        &self,
+        temporary: &Path,
+        state: &State,
+        meta: &AppliedMeta,
+        reserve: u64,
+    ) -> io::Result<()> {
+        let file = self.disk.open(temporary, OpenMode::CreateNew)?;
+        let mut write = |bytes: &[u8], offset: u64| -> io::Result<()> {
+            let needed = reserve.saturating_add(bytes.len() as u64);
+            if reserve > 0 && self.disk.free_bytes(&self.path)? < needed {
+                let message = "what is left of the disk is for the log";
+                return Err(io::Error::new(io::ErrorKind::StorageFull, message));
+            }
+            file.write_all_at(bytes, offset)
+        };
+        write_rows(&mut write, state, meta)?;
+        if is_planted(Plant::PurgeBeforeSync) {
+            return Ok(());
+        }
+        file.sync_all()
     }
 
     /// Takes a whole file into the directory under its proper name, after reading it back.
@@ -135,22 +265,84 @@ impl SnapshotDirectory {
         Ok(path)
     }
 
-    /// A file to receive a snapshot into.
+    /// A file to receive a snapshot into. `name` is `TERM-INDEX-BYTES`: its last entry and its size.
     pub fn receive(&self, name: &str) -> io::Result<(PathBuf, Box<dyn DiskFile>)> {
-        let path = self.path.join(format!("{name}.incoming"));
+        let path = self.path.join(format!("{name}{INCOMING}"));
         let file = self.disk.open(&path, OpenMode::Create)?;
         Ok((path, file))
     }
+
+    /// Takes in a piece of the snapshot of this name, unless there is a gap before it; `done`: it is the last one.
+    pub fn receive_piece(
+        &self,
+        name: &str,
+        offset: u64,
+        piece: &[u8],
+        done: bool,
+    ) -> io::Result<Received> {
+        let _turn = self.shared.receiving.lock().unwrap_or_else(PoisonError::into_inner);
+        if offset == 0 {
+            self.forget_others(name)?;
+        }
+        let (path, file) = self.receive(name)?;
+        let have = file.size()?;
+        if offset > have {
+            return Ok(Received::Part(have));
+        }
+        file.write_all_at(piece, offset)?;
+        if done {
+            file.sync_all()?;
+            return Ok(Received::Whole(path));
+        }
+        Ok(Received::Part(file.size()?.min(offset.saturating_add(piece.len() as u64))))
+    }
+
+    /// Removes what other transfers have left, when one begins that was not known. A transfer that is still under way begins anew: it finds itself
+    /// known by then, and removes nothing. A whole file may be about to be installed, unless there is a snapshot that is as new.
+    fn forget_others(&self, name: &str) -> io::Result<()> {
+        let own = format!("{name}{INCOMING}");
+        let names = self.disk.list(&self.path)?;
+        if names.contains(&own) {
+            return Ok(());
+        }
+        let newest = names.iter().filter_map(|name| snapshot_index(name)).max();
+        for other in names.iter().filter(|name| name.ends_with(INCOMING)) {
+            let path = self.path.join(other);
+            // One that was installed meanwhile is not there any more.
+            let Ok(file) = self.disk.open(&path, OpenMode::Read) else { continue };
+            let have = file.size()?;
+            let is_awaited = announced(other)
+                .is_some_and(|(index, bytes)| have >= bytes && Some(index) > newest);
+            if !is_awaited {
+                self.disk.remove_file(&path)?;
+            }
+        }
+        Ok(())
+    }
 }
 
+/// The index in the name of a snapshot file.
+fn snapshot_index(name: &str) -> Option<u64> {
+    name.strip_suffix(".snapshot")?.split('-').next()?.parse().ok()
+}
+
+/// Index and size in the name of a file that is being received.
+fn announced(name: &str) -> Option<(u64, u64)> {
+    let mut numbers = name.strip_suffix(INCOMING)?.split('-').skip(1);
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// Where the bytes of a file go: called with bytes and their offset.
+type Write<'a> = &'a mut dyn FnMut(&[u8], u64) -> io::Result<()>;
+
 struct Output<'a> {
-    file: &'a dyn DiskFile,
+    write: Write<'a>,
     offset: u64,
 }
 
 impl Output<'_> {
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, self.offset)?;
+        (self.write)(bytes, self.offset)?;
         self.offset += bytes.len() as u64;
         Ok(())
     }
@@ -163,20 +355,33 @@ impl Output<'_> {
         out.extend_from_slice(payload);
         self.put(&out)
     }
+
+    fn end(&mut self, rows: u64) -> io::Result<()> {
+        let mut end = 0u32.to_le_bytes().to_vec();
+        end.extend_from_slice(&crc32c::crc32c(&rows.to_le_bytes()).to_le_bytes());
+        end.extend_from_slice(&rows.to_le_bytes());
+        self.put(&end)
+    }
 }
 
-fn write_rows(file: &dyn DiskFile, state: &State, meta: &AppliedMeta) -> io::Result<()> {
-    let mut output = Output { file, offset: 0 };
+fn put_row(chunk: &mut Vec<u8>, key: &[u8], frame: &[u8]) -> io::Result<()> {
+    for piece in [key, frame] {
+        let length = u32::try_from(piece.len()).map_err(io::Error::other)?;
+        chunk.extend_from_slice(&length.to_le_bytes());
+        chunk.extend_from_slice(piece);
+    }
+    Ok(())
+}
+
+/// Makes a file; answers with its size.
+fn write_rows(write: Write<'_>, state: &State, meta: &AppliedMeta) -> io::Result<u64> {
+    let mut output = Output { write, offset: 0 };
     output.put(MAGIC)?;
     output.chunk(&meta.encode())?;
     let mut chunk = Vec::with_capacity(CHUNK_BYTES);
     let mut count = 0u64;
     for (key, frame) in state.frames() {
-        for piece in [key.as_slice(), &frame] {
-            let length = u32::try_from(piece.len()).map_err(io::Error::other)?;
-            chunk.extend_from_slice(&length.to_le_bytes());
-            chunk.extend_from_slice(piece);
-        }
+        put_row(&mut chunk, &key, &frame)?;
         count += 1;
         if chunk.len() >= CHUNK_BYTES {
             output.chunk(&chunk)?;
@@ -186,10 +391,8 @@ fn write_rows(file: &dyn DiskFile, state: &State, meta: &AppliedMeta) -> io::Res
     if !chunk.is_empty() {
         output.chunk(&chunk)?;
     }
-    let mut end = 0u32.to_le_bytes().to_vec();
-    end.extend_from_slice(&crc32c::crc32c(&count.to_le_bytes()).to_le_bytes());
-    end.extend_from_slice(&count.to_le_bytes());
-    output.put(&end)
+    output.end(count)?;
+    Ok(output.offset)
 }
 
 struct Input<'a> {
@@ -242,11 +445,18 @@ impl Input<'_> {
 
 fn read_meta(file: &dyn DiskFile, path: &Path) -> io::Result<(AppliedMeta, u64)> {
     let mut input = Input { file, path, offset: 0 };
-    if input.take(8)? != MAGIC {
-        return Err(invalid(path, "not a snapshot file, or of another version"));
+    let magic = input.take(MAGIC.len())?;
+    if magic != MAGIC {
+        let version = magic.strip_prefix(MAGIC_NAME).unwrap_or_default();
+        if !version.is_empty() && version.iter().all(u8::is_ascii_digit) {
+            let version = String::from_utf8_lossy(version);
+            return Err(refusal(path, &format!("it has format version {version}")));
+        }
+        return Err(invalid(path, "not a snapshot file"));
     }
     let meta = input.chunk(0)?.ok_or_else(|| invalid(path, "no header"))?;
-    let meta = codec::decode(&meta).map_err(|error| invalid(path, &error.to_string()))?;
+    let meta = codec::decode(&meta)
+        .map_err(|error| undecodable(path, other_version::of_frame(&error), &error))?;
     Ok((meta, input.offset))
 }
 
@@ -292,7 +502,9 @@ fn check(disk: &dyn Disk, path: &Path) -> io::Result<AppliedMeta> {
 pub fn read(disk: &dyn Disk, path: &Path) -> io::Result<Loaded> {
     let mut state = State::default();
     let meta = visit(disk, path, |key, frame| {
-        state.load_row(key, frame).map_err(|error| invalid(path, &error.to_string()))
+        state
+            .load_row(key, frame)
+            .map_err(|error| undecodable(path, other_version::of_row(&error), &error))
     })?;
     state.load_done(meta.head.clone());
     if state.digest() != meta.digest {

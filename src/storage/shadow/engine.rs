@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 
 use super::write_file;
-use crate::disk::Disk;
+use crate::{disk::Disk, storage::other_version};
 
 /// Rows to write: key and value, none to remove; each key once. Made one by one as the engine takes them.
 pub type Rows<'a> = &'a mut dyn Iterator<Item = (Bytes, Option<Bytes>)>;
@@ -51,10 +51,18 @@ pub fn open_sled(directory: &Path) -> io::Result<Box<dyn Engine>> {
         .flush_every_ms(Some(500))
         .use_compression(false)
         .open()
-        .map_err(sled_error)?;
+        .map_err(open_error)?;
     let file = std::fs::File::open(directory.join("db"))?;
     std::fs::File::open(directory)?.sync_all()?;
     Ok(Box::new(SledEngine { db, file }))
+}
+
+/// sled refuses only what was written in another format than this version's.
+fn open_error(error: sled::Error) -> io::Error {
+    if let sled::Error::Unsupported(why) = &error {
+        return other_version::refusal(why);
+    }
+    sled_error(error)
 }
 
 fn sled_error(error: sled::Error) -> io::Error {

@@ -16,11 +16,12 @@ use std::{
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use fsm::{
     State, codec,
+    digest::{Digest, row_hash},
     table::{StoredRow, TableId},
 };
 
 use super::{META_KEY, engine::Engine, pending::Changes};
-use crate::storage::applied::AppliedMeta;
+use crate::storage::{applied::AppliedMeta, other_version};
 
 /// First byte of keys that hold pieces of long values.
 pub(super) const PIECE: u8 = 0xfe;
@@ -65,6 +66,26 @@ pub(super) struct Layout {
     packed: HashMap<SessionKey, u64>,
     /// Number of the newest pack.
     newest_pack: u64,
+}
+
+/// A state whose rows are coming.
+#[derive(Default)]
+struct Loading {
+    state: State,
+    /// Sum over the rows of another version. The digest of them all tells them from damaged ones: the head of a frame has no checksum.
+    unknown: Digest,
+    /// What is wrong with the first of them.
+    why: Option<String>,
+}
+
+impl Loading {
+    fn load_row(&mut self, key: &[u8], frame: &[u8]) -> io::Result<()> {
+        let Err(error) = self.state.load_row(key, frame) else { return Ok(()) };
+        let Some(why) = other_version::of_row(&error) else { return Err(io::Error::other(error)) };
+        self.unknown.add(row_hash(key, frame));
+        self.why.get_or_insert(why);
+        Ok(())
+    }
 }
 
 fn session_key(key: &[u8]) -> Option<SessionKey> {
@@ -201,25 +222,34 @@ impl Layout {
     pub(super) fn load(engine: &dyn Engine) -> io::Result<(Self, Option<(State, AppliedMeta)>)> {
         let mut layout = Self::default();
         let Some(meta) = engine.read(META_KEY)? else { return Ok((layout, None)) };
-        let meta: AppliedMeta = codec::decode(&meta).map_err(io::Error::other)?;
-        let mut state = State::default();
+        let meta: AppliedMeta =
+            codec::decode(&meta).map_err(|error| match other_version::of_frame(&error) {
+                Some(why) => other_version::refusal(&why),
+                None => io::Error::other(error),
+            })?;
+        let mut loading = Loading::default();
         engine.iterate(&mut |key, value| match key.first() {
             _ if key == META_KEY => Ok(()),
             Some(&PIECE) => Ok(()),
-            Some(&PACK) => layout.load_pack(key, value, &mut state),
-            Some(_) | None => layout.load_row(engine, key, value, &mut state),
+            Some(&PACK) => layout.load_pack(key, value, &mut loading),
+            Some(_) | None => layout.load_row(engine, key, value, &mut loading),
         })?;
+        let Loading { mut state, unknown, why } = loading;
         state.load_done(meta.head.clone());
-        let found = state.digest();
+        let mut found = state.digest();
+        found.add(unknown.0);
         if found != meta.digest {
             let message =
                 format!("digest of the loaded state is {found}, stored is {}", meta.digest);
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
+        if let Some(why) = why {
+            return Err(other_version::refusal(&why));
+        }
         Ok((layout, Some((state, meta))))
     }
 
-    fn load_pack(&mut self, key: &[u8], value: &[u8], state: &mut State) -> io::Result<()> {
+    fn load_pack(&mut self, key: &[u8], value: &[u8], loading: &mut Loading) -> io::Result<()> {
         let bad = || io::Error::new(io::ErrorKind::InvalidData, "the key of a pack is too short");
         let number = u64::from_be_bytes(key[1..].try_into().map_err(|_| bad())?);
         let rows = unpack(Bytes::copy_from_slice(value))?;
@@ -228,7 +258,7 @@ impl Layout {
         for (id, frame) in rows {
             disk_key.truncate(1);
             disk_key.extend_from_slice(&id);
-            state.load_row(&disk_key, &frame).map_err(io::Error::other)?;
+            loading.load_row(&disk_key, &frame)?;
             self.packed.insert(id, number);
         }
         Ok(())
@@ -239,10 +269,10 @@ impl Layout {
         engine: &dyn Engine,
         key: &[u8],
         value: &[u8],
-        state: &mut State,
+        loading: &mut Loading,
     ) -> io::Result<()> {
         let Some(count) = value.strip_prefix(PIECES_MAGIC) else {
-            return state.load_row(key, value).map_err(io::Error::other);
+            return loading.load_row(key, value);
         };
         let count: [u8; 4] = count.try_into().map_err(io::Error::other)?;
         let count = u32::from_le_bytes(count);
@@ -254,6 +284,6 @@ impl Layout {
             })?);
         }
         self.pieces.insert(Bytes::copy_from_slice(key), count);
-        state.load_row(key, &whole).map_err(io::Error::other)
+        loading.load_row(key, &whole)
     }
 }

@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, fs};
 
-use fsm::digest::Digest;
+use fsm::{
+    digest::{Digest, row_hash},
+    table::TableId,
+};
 
 use bytes::Bytes;
 
@@ -185,6 +188,70 @@ fn an_engine_that_does_not_match_its_digest_is_set_aside() {
     let (_, loaded) = open(&disk).unwrap();
     assert!(loaded.is_none());
     assert!(disk.exists(&Path::new(PATH).join("set-aside")).unwrap());
+}
+
+/// An engine as a program with other versions leaves it; `change` gets the key and the frame of each namespace.
+fn write_other_version(
+    disk: &FaultDisk,
+    change: fn(&mut Vec<u8>, &mut Vec<u8>),
+    change_meta: fn(&mut Vec<u8>),
+) {
+    let (mut directory, _) = open(disk).unwrap();
+    let mut life = Life::new();
+    life.set("row", 10);
+    let mut meta = life.meta();
+    let mut rows: Vec<(Bytes, Option<Bytes>)> = Vec::new();
+    for (mut key, frame) in life.state.frames() {
+        let mut frame = frame.to_vec();
+        meta.digest.remove(row_hash(&key, &frame));
+        if key.first() == Some(&TableId::Namespaces.byte()) {
+            change(&mut key, &mut frame);
+        }
+        meta.digest.add(row_hash(&key, &frame));
+        rows.push((key.into(), Some(frame.into())));
+    }
+    let mut meta = meta.encode().to_vec();
+    change_meta(&mut meta);
+    rows.push((Bytes::from_static(META_KEY), Some(meta.into())));
+    directory.engine.write(&mut rows.into_iter()).unwrap();
+    directory.engine.barrier().unwrap();
+}
+
+/// An older program that is started by mistake must not take the state away from the one that wrote it.
+#[test]
+fn an_engine_of_another_version_is_refused_and_left_as_it_is() {
+    let raise = |frame: &mut Vec<u8>| frame[4] += 1;
+    let disks = [FaultDisk::new(1), FaultDisk::new(2), FaultDisk::new(3)];
+    write_other_version(&disks[0], |_, frame| frame[4] += 1, |_| ());
+    write_other_version(&disks[1], |key, _| key[0] = 99, |_| ());
+    write_other_version(&disks[2], |_, _| (), raise);
+    for disk in &disks {
+        let before = disk.files();
+        for _ in 0..2 {
+            let error = open(disk).err().unwrap().to_string();
+            assert!(error.contains("/server/state/engine-000001: "), "{error}");
+            assert!(error.ends_with("start the version that wrote it"), "{error}");
+            assert_eq!(disk.files(), before);
+        }
+    }
+    let disk = FaultDisk::new(4);
+    write_other_version(&disk, |_, _| (), |_| ());
+    assert!(open(&disk).unwrap().1.is_some(), "this version's own loads");
+}
+
+#[test]
+fn sled_of_another_format_is_refused_and_left_where_it_is() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("state");
+    let (directory, _) = open_real(&path);
+    let engine = path.join(&directory.name);
+    drop(directory);
+    fs::remove_dir_all(&engine).unwrap();
+    drop(sled::Config::new().path(&engine).segment_size(1 << 16).open().unwrap());
+    let opened = StateDirectory::open(Arc::new(RealDisk), &path, Arc::new(open_sled));
+    let error = opened.err().unwrap().to_string();
+    assert!(error.ends_with("start the version that wrote it"), "{error}");
+    assert_eq!(RealDisk.list(&path).unwrap(), ["CURRENT", "engine-000001"]);
 }
 
 /// The engine as it is after a kill, which leaves what the page cache has.

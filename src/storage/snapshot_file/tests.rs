@@ -1,5 +1,7 @@
-//! Crashes between every two steps of a snapshot, and every kind of damage to a file.
+//! Crashes between every two steps of a snapshot, full disks, every kind of damage to a file, and files of another version.
 #![expect(clippy::unwrap_used, reason = "tests")]
+
+use fsm::table::TableId;
 
 use super::*;
 use crate::{disk::fault::FaultDisk, storage::testing::Life};
@@ -194,4 +196,139 @@ fn a_damaged_file_is_set_aside_and_an_older_whole_one_is_used() {
     assert_eq!(directory.newest().unwrap().unwrap().1.meta, old_meta);
     assert!(disk.exists(&new.with_extension("damaged")).unwrap());
     assert!(!disk.exists(&new).unwrap());
+}
+
+/// What is in the directory, by name.
+fn names(disk: &FaultDisk) -> Vec<String> {
+    disk.list(Path::new(PATH)).unwrap()
+}
+
+#[test]
+fn a_snapshot_without_room_is_put_off_until_it_fits_and_leaves_nothing_behind() {
+    let mut life = life();
+    for name in ["a", "b", "c"] {
+        life.set(name, CHUNK_BYTES);
+    }
+    let measured = FaultDisk::new(1);
+    let path = open(&measured).write(&life.state, &life.meta()).unwrap();
+    let size = measured.read(&path).unwrap().len() as u64;
+
+    let disk = FaultDisk::new(1);
+    let directory = open(&disk);
+    assert!(directory.has_room() && !directory.is_put_off());
+    disk.set_capacity(Some(RESERVE_BYTES + size - 1));
+    assert!(directory.has_room(), "nothing is known of the size yet");
+    assert!(directory.write_if_room(&life.state, &life.meta()).unwrap().is_none());
+    assert!(directory.is_put_off() && !directory.has_room());
+    assert_eq!(names(&disk), [""; 0]);
+    disk.set_capacity(Some(RESERVE_BYTES + size));
+    assert!(directory.has_room() && !directory.is_put_off());
+    assert!(directory.write_if_room(&life.state, &life.meta()).unwrap().is_some());
+    // The next one is taken to be as large.
+    assert!(!directory.has_room() && directory.is_put_off());
+
+    // One that cannot wait takes what there is; if that is not enough, the log gets it back.
+    life.set("newer", 10);
+    let used = disk.used_bytes();
+    disk.set_capacity(Some(used + size / 2));
+    let error = directory.write(&life.state, &life.meta()).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    assert_eq!((disk.used_bytes(), names(&disk).len()), (used, 1));
+    disk.set_capacity(Some(used + size * 2));
+    directory.write(&life.state, &life.meta()).unwrap();
+}
+
+/// A file with one row, as a program with other versions writes it.
+fn put_file(disk: &FaultDisk, magic: &[u8], meta: &[u8], key: &[u8], frame: &[u8]) {
+    let path = Path::new(PATH).join(format!("{:020}-{:020}.snapshot", 900, 1));
+    let file = disk.open(&path, OpenMode::CreateNew).unwrap();
+    let mut write = |bytes: &[u8], offset: u64| file.write_all_at(bytes, offset);
+    let mut output = Output { write: &mut write, offset: 0 };
+    output.put(magic).unwrap();
+    output.chunk(meta).unwrap();
+    let mut rows = Vec::new();
+    put_row(&mut rows, key, frame).unwrap();
+    output.chunk(&rows).unwrap();
+    output.end(1).unwrap();
+}
+
+/// The same frame, of the version after it.
+fn raised(frame: &[u8]) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    frame[4] += 1;
+    frame
+}
+
+#[test]
+fn a_file_of_another_version_is_refused_and_no_name_changes() {
+    let life = life();
+    let meta = life.meta().encode();
+    let (key, frame) = life.state.frames().next().unwrap();
+    let unknown_table = [99u8, 1];
+    assert!(TableId::from_byte(99).is_none());
+    let newer: [[&[u8]; 4]; 4] = [
+        [b"QRSNAP02", &meta, &key, &frame],
+        [MAGIC, &raised(&meta), &key, &frame],
+        [MAGIC, &meta, &key, &raised(&frame)],
+        [MAGIC, &meta, &unknown_table, &frame],
+    ];
+    for (number, [magic, meta, key, frame]) in newer.into_iter().enumerate() {
+        let disk = FaultDisk::new(1);
+        let old = open(&disk).write(&life.state, &life.meta()).unwrap();
+        put_file(&disk, magic, meta, key, frame);
+        if number < 2 {
+            // Not even what is damaged is set aside.
+            disk.corrupt(&old, 40, 1);
+        }
+        let before = names(&disk);
+        let opened = SnapshotDirectory::open(Arc::new(disk.clone()), Path::new(PATH));
+        let found = opened.and_then(|directory| directory.newest());
+        let error = found.err().unwrap().to_string();
+        assert!(error.ends_with("start the version that wrote it"), "{number}: {error}");
+        assert!(error.contains("0900-"), "{number}: the file is not named: {error}");
+        assert_eq!(names(&disk), before, "{number}");
+    }
+}
+
+#[test]
+fn a_transfer_takes_the_place_of_those_that_were_interrupted() {
+    let source = FaultDisk::new(1);
+    let mut life = life();
+    life.set("more", 10);
+    let path = open(&source).write(&life.state, &life.meta()).unwrap();
+    let bytes = source.read(&path).unwrap();
+    let (half, index) = (bytes.len() / 2, life.index());
+    let whole = format!("1-{index}-{}", bytes.len());
+    let older = format!("1-{}-1000", index - 1);
+    let newer = format!("1-{}-1000", index + 1);
+    let disk = FaultDisk::new(2);
+    let directory = open(&disk);
+    let receive = |name: &str, offset: usize, piece: &[u8], done: bool| {
+        directory.receive_piece(name, offset as u64, piece, done).unwrap()
+    };
+    let incoming = |transfers: &[&String]| -> Vec<String> {
+        transfers.iter().map(|name| format!("{name}.incoming")).collect()
+    };
+
+    assert_eq!(receive(&older, 0, &[1; 400], false), Received::Part(400));
+    assert_eq!(names(&disk), incoming(&[&older]));
+    assert_eq!(receive(&whole, 0, &bytes[..half], false), Received::Part(half as u64));
+    assert_eq!(names(&disk), incoming(&[&whole]));
+    // The other leader is still at it: it begins anew, and disturbs nobody.
+    assert_eq!(receive(&older, 400, &[1; 400], false), Received::Part(0));
+    assert_eq!(receive(&older, 0, &[1; 400], false), Received::Part(400));
+    assert_eq!(names(&disk), incoming(&[&older, &whole]));
+    let received = receive(&whole, half, &bytes[half..], true);
+    let Received::Whole(received) = received else { panic!("{received:?}") };
+    // What is whole waits for openraft.
+    receive(&newer, 0, &[1; 10], false);
+    assert_eq!(names(&disk), incoming(&[&whole, &newer]));
+    let adopted = directory.adopt(&received, &life.meta()).unwrap();
+    // Sent once more because the answer was late: nobody needs it.
+    assert_eq!(receive(&whole, 0, &bytes, true), Received::Whole(received));
+    let newest = format!("1-{}-1000", index + 2);
+    receive(&newest, 0, &[1; 10], false);
+    let mut expected = incoming(&[&newest]);
+    expected.insert(0, adopted.file_name().unwrap().to_str().unwrap().to_owned());
+    assert_eq!(names(&disk), expected);
 }
