@@ -210,8 +210,9 @@ impl Request {
                 entries.iter().map(|(entry, _)| entry.payload.len() + RECORD_HEAD).sum()
             }
             Self::Vote { vote, .. } => vote.len() + RECORD_HEAD,
-            Self::Truncate { .. } | Self::Purge { .. } | Self::Committed { .. } => RECORD_HEAD,
-            Self::Barrier { .. } => 0,
+            Self::Truncate { .. } | Self::Purge { .. } => RECORD_HEAD,
+            // A commit index alone causes no batch, so nobody who waits for room must wait for it.
+            Self::Committed { .. } | Self::Barrier { .. } => 0,
         }
     }
 }
@@ -309,7 +310,6 @@ impl Wal {
         shared.usable()?;
         shared.committed = Some(id);
         if matches!(shared.queue.back(), Some(Request::Committed { .. })) {
-            shared.queue_bytes -= RECORD_HEAD;
             shared.queue.pop_back();
         }
         self.enqueue(shared, Request::Committed { id });

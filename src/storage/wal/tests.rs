@@ -613,3 +613,21 @@ fn a_thread_writes_a_real_directory() {
     let (wal, _, _) = Wal::open(Arc::new(RealDisk), &path, options()).unwrap();
     assert_eq!(wal.vote().as_deref(), Some(&b"v"[..]));
 }
+
+#[test]
+fn a_commit_index_that_waits_for_a_batch_keeps_no_append_waiting() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = Options { queue_bytes_max: 1000, ..options() };
+    let (wal, writer, _) = Wal::open(Arc::new(RealDisk), directory.path(), options).unwrap();
+    let thread = writer.spawn_thread("log-test").unwrap();
+    wal.save_committed(id(0, 1)).unwrap();
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let appender = std::thread::spawn(move || {
+        let large = Entry { id: id(0, 1), payload: vec![0; 2000].into() };
+        wal.append(vec![large], Box::new(move |result| sender.send(result).unwrap())).unwrap();
+    });
+    let answered = receiver.recv_timeout(std::time::Duration::from_secs(30));
+    answered.expect("nobody writes what it waits for").unwrap();
+    appender.join().unwrap();
+    thread.close().unwrap();
+}
