@@ -227,12 +227,21 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// See [`TaskRunner::rewind`].
-    pub(crate) fn rewind(&mut self, booted: bool, now: Moment) {
+    /// See [`TaskRunner::rewind`]. Nothing runs any more: a stop has nothing left to wait for.
+    pub(crate) fn rewind(
+        &mut self,
+        policy: &GroupPolicy,
+        booted: bool,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
         for task in &mut self.tasks {
             task.rewind(booted, now);
         }
-        self.changed = true;
+        if self.is_stopping() {
+            self.stopping = Stopping::Now;
+        }
+        self.settle(policy, now, out);
     }
 
     /// A run that was asked for never began: it is asked for again, and does not count as a restart.
@@ -422,6 +431,10 @@ mod tests {
             std::mem::take(&mut self.actions)
         }
 
+        fn rewind(&mut self, booted: bool) {
+            self.runner.rewind(&self.policy, booted, self.now, &mut self.actions);
+        }
+
         fn status(&self) -> &'static str {
             self.runner.client_status().name()
         }
@@ -488,6 +501,28 @@ mod tests {
     }
 
     #[test]
+    fn a_boot_ends_what_was_about_to_be_stopped() {
+        for booted in [true, false] {
+            let mut bench = Bench::running(&["a"], |message| message.shutdown_delay_ms = 100);
+            assert_eq!(bench.stop(), []);
+            bench.now.since_boot_ms = 5;
+            bench.rewind(booted);
+            assert_eq!(bench.actions, []);
+            assert_eq!(bench.status(), "complete");
+            assert_eq!(bench.runner.next_deadline(), None);
+        }
+    }
+
+    #[test]
+    fn a_boot_ends_those_that_waited_for_the_end_of_their_leader() {
+        let mut bench = Bench::running(&["a", "b"], |message| message.tasks[1].leader = true);
+        assert_eq!(bench.stop(), [Action::Kill { task: 1 }]);
+        bench.rewind(true);
+        assert_eq!(bench.actions, []);
+        assert_eq!(bench.status(), "complete");
+    }
+
+    #[test]
     fn sequences_rise_from_what_the_servers_know() {
         let mut bench = Bench::running(&["a"], |_| {});
         assert!(bench.runner.take_changed());
@@ -502,12 +537,12 @@ mod tests {
     fn what_the_agent_ended_itself_starts_again_and_events_are_bounded() {
         let mut bench = Bench::running(&["a", "b"], |_| {});
         bench.exited(1, &OK);
-        bench.runner.rewind(false, bench.now);
+        bench.rewind(false);
         bench.runner.start(bench.now, &mut bench.actions);
         assert_eq!(bench.actions, [Action::Start { task: 0, attempt: 2 }]);
         for _ in 0..20 {
             bench.runner.started(&bench.policy, 0, bench.now, &mut Vec::new());
-            bench.runner.rewind(true, bench.now);
+            bench.rewind(true);
             bench.runner.start(bench.now, &mut Vec::new());
         }
         let report = bench.runner.status(&bench.policy, [5; 16]);

@@ -21,7 +21,11 @@ use super::{
     allocation_runner::AllocationRunner,
     driver::{self, Driver, Recovered, Run, StartError, TaskContext},
     environment,
-    executor::{Outcome, client::blocking, process::kill_leftovers},
+    executor::{
+        Outcome,
+        client::blocking,
+        process::{kill_leftovers, kill_run},
+    },
     spec::AllocationSpec,
     state::{AllocationDirectory, StateDirectory, StoredAllocation},
     status::Outbox,
@@ -200,22 +204,29 @@ impl Shell {
             }
             directory.prepare(&spec)
         });
-        if let Err(error) = prepared.await {
-            let message = format!("cannot prepare the allocation's directory: {error}");
-            self.runner.setup_failed(&message, now);
-            return;
+        let may_live = matches!(origin, Origin::Stored { suspended: false, booted: false });
+        match prepared.await {
+            Ok(()) => {}
+            // What its tasks need was prepared when it was received. They may run: that is no reason to give them up.
+            Err(error) if may_live => {
+                tracing::warn!(allocation = %self.spec.id, %error, "cannot prepare the directory of an allocation again");
+            }
+            Err(error) => {
+                let message = format!("cannot prepare the allocation's directory: {error}");
+                self.runner.setup_failed(&message, now);
+                return;
+            }
         }
         match origin {
             Origin::New => {}
             Origin::Stored { suspended, booted } if suspended || booted => {
-                self.runner.rewind(booted, now);
+                self.runner.rewind(&self.spec.policy, booted, now, &mut self.actions);
             }
             Origin::Stored { .. } => {
                 for (position, task) in self.runner.tasks().iter().enumerate() {
                     if task.may_have_process() {
                         let context = self.context(position, task.attempt);
-                        let started_at_ms = task.run_started_at_ms;
-                        let found = async move { driver::recover(&context, started_at_ms).await };
+                        let found = recover(context, task.run_started_at_ms);
                         self.happenings.push(
                             found.map(move |found| Happening::Recovered(position, found)).boxed(),
                         );
@@ -439,7 +450,10 @@ impl Shell {
             })
             .collect();
         ends.collect::<Vec<_>>().await;
-        self.runner.rewind(false, self.shared.clock.now());
+        let now = self.shared.clock.now();
+        self.runner.rewind(&self.spec.policy, false, now, &mut self.actions);
+        // What has ended for good by now is news to the servers: the next agent reports it.
+        self.runner.take_changed();
         drop(self.store(true).await);
     }
 
@@ -456,11 +470,118 @@ impl Shell {
     }
 }
 
+/// Finds a task's run again. What cannot be found nobody would watch or end: it is killed before anybody is told.
+async fn recover(context: TaskContext, run_started_at_ms: u64) -> Result<Recovered, StartError> {
+    let found = driver::recover(&context, run_started_at_ms).await;
+    while found.is_err() {
+        let run = context.directory.run(&context.task.name, context.attempt);
+        let Err(error) = blocking(move || kill_run(&run)).await else { break };
+        tracing::warn!(task = %context.task.name, %error, "cannot kill what is left of a task");
+        sleep(KILL_RETRY).await;
+    }
+    found
+}
+
 /// What others see of an allocation with this machine.
 pub(crate) fn view_of(spec: &AllocationSpec, runner: &AllocationRunner) -> View {
     View {
         status: runner.status(&spec.policy, spec.id.0),
         terminal: runner.is_terminal(),
         stopping: runner.is_stopping(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::{fs, os::unix::process::ExitStatusExt, process::Command};
+
+    use super::*;
+    use crate::agent::{
+        executor::{EXECUTOR_FILE, ExecutorIdentity, process::stat},
+        files, testing,
+    };
+
+    const RESTARTED: Origin = Origin::Stored { suspended: false, booted: false };
+
+    /// The shell of an allocation that the last agent ran with this driver, on a node that offers none any more.
+    fn left_behind(driver: &str) -> (Shell, tempfile::TempDir) {
+        let root = tempfile::tempdir().unwrap();
+        let (state, _) = StateDirectory::open(root.path()).unwrap();
+        let mut message = testing::message([7; 16], "job", &["a"]);
+        message.tasks[0].driver = driver.to_owned();
+        message.shutdown_delay_ms = 60_000;
+        let spec = AllocationSpec::parse(message).unwrap();
+        let shared = Arc::new(Shared {
+            clock: Clock::new(),
+            state,
+            outbox: Arc::default(),
+            node_names: Arc::default(),
+            executor_binary: Path::new("/bin/false").into(),
+            drivers: Arc::default(),
+            ended: Notify::new(),
+        });
+        let now = shared.clock.now();
+        let mut runner = AllocationRunner::new(&spec.policy, spec.id.0, 0, now);
+        runner.start(now, &mut Vec::new());
+        runner.started(&spec.policy, 0, now, &mut Vec::new());
+        let (_, wishes) = watch::channel(Wish::default());
+        let (_, orders) = mpsc::channel(1);
+        let (shell, _) = Shell::new(shared, spec, runner, (wishes, orders));
+        (shell, root)
+    }
+
+    /// Begins and takes in what was found of the task.
+    async fn begin(shell: &mut Shell) {
+        shell.begin(RESTARTED).await;
+        let found = shell.happenings.next().await.unwrap();
+        shell.take(found);
+    }
+
+    #[tokio::test]
+    async fn a_run_goes_on_when_its_driver_is_no_longer_offered() {
+        let (mut shell, _root) = left_behind("mock");
+        begin(&mut shell).await;
+        assert!(shell.runs[0].is_some());
+        assert_eq!(shell.runner.client_status().name(), "running");
+    }
+
+    #[tokio::test]
+    async fn a_run_goes_on_when_its_directory_cannot_be_prepared_again() {
+        let (mut shell, _root) = left_behind("mock");
+        fs::write(shell.directory.root(), "not a directory").unwrap();
+        begin(&mut shell).await;
+        assert!(shell.runs[0].is_some());
+        assert_eq!(shell.runner.client_status().name(), "running");
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_found_again_is_killed_before_its_end_is_told() {
+        let (mut shell, _root) = left_behind("a driver of a newer version");
+        let mut executor = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = i32::try_from(executor.id()).unwrap();
+        let start_ticks = stat(pid).unwrap().unwrap().start_ticks;
+        let boot_id = shell.shared.state.boot_id;
+        let run = shell.directory.run("a", 1);
+        files::create_directory(&run).unwrap();
+        let identity = ExecutorIdentity { pid, start_ticks, boot_id };
+        files::write_json(&run.join(EXECUTOR_FILE), &identity).unwrap();
+        begin(&mut shell).await;
+        assert!(!shell.runner.tasks()[0].may_have_process());
+        assert_eq!(executor.wait().unwrap().signal(), Some(9));
+    }
+
+    #[tokio::test]
+    async fn what_ends_for_good_with_the_agent_is_news_for_the_servers() {
+        let (mut shell, _root) = left_behind("mock");
+        begin(&mut shell).await;
+        shell.obey(Wish { stop: true, ..Wish::default() });
+        assert!(shell.runner.take_changed());
+        let (shared, reported) = (Arc::clone(&shell.shared), shell.runner.sequence);
+        shell.suspend().await;
+        let stored = shared.state.load().unwrap().stored.remove(0);
+        assert!(stored.runner.is_terminal());
+        assert!(stored.runner.sequence > reported);
     }
 }

@@ -89,13 +89,14 @@ pub(crate) async fn start(context: &TaskContext) -> Result<Run, StartError> {
     }
 }
 
-/// Finds a run again. `run_started_at_ms`: wall clock of its start, 0 when it had not been seen to start.
+/// Finds a run again, also when its driver is no longer offered: that only keeps new runs from starting.
+/// `run_started_at_ms`: wall clock of its start, 0 when it had not been seen to start.
 pub(crate) async fn recover(
     context: &TaskContext,
     run_started_at_ms: u64,
 ) -> Result<Recovered, StartError> {
-    match offered(context)? {
-        Driver::RawExec => raw_exec::recover(context).await,
+    match Driver::parse(&context.task.driver).ok_or_else(|| not_offered(context))? {
+        Driver::RawExec => Ok(raw_exec::recover(context).await),
         Driver::Mock if run_started_at_ms == 0 => Ok(Recovered::Never),
         Driver::Mock => mock::recover(&context.task.config_json, run_started_at_ms)
             .map(|run| Recovered::Run(Run::Mock(Arc::new(run)))),
@@ -105,12 +106,12 @@ pub(crate) async fn recover(
 fn offered(context: &TaskContext) -> Result<Driver, StartError> {
     Driver::parse(&context.task.driver)
         .filter(|driver| context.drivers.contains(driver))
-        .ok_or_else(|| {
-            StartError::impossible(format!(
-                "driver `{}` is not offered by this node",
-                context.task.driver
-            ))
-        })
+        .ok_or_else(|| not_offered(context))
+}
+
+fn not_offered(context: &TaskContext) -> StartError {
+    let driver = &context.task.driver;
+    StartError::impossible(format!("driver `{driver}` is not offered by this node"))
 }
 
 impl Run {

@@ -40,13 +40,9 @@ fn judge(started: Result<(), Outcome>) -> Result<(), StartError> {
     }
 }
 
-pub(super) async fn recover(context: &TaskContext) -> Result<Recovered, StartError> {
+pub(super) async fn recover(context: &TaskContext) -> Recovered {
     let run = run(context);
-    match run.executor.recover().await {
-        Ok(true) => Ok(Recovered::Run(Run::RawExec(run))),
-        Ok(false) => Ok(Recovered::Never),
-        Err(error) => Err(StartError { message: error.to_string(), recoverable: true }),
-    }
+    if run.executor.recover().await { Recovered::Run(Run::RawExec(run)) } else { Recovered::Never }
 }
 
 impl RawExecRun {

@@ -15,8 +15,7 @@ use tokio::{
 };
 
 use super::{
-    EXECUTOR_FILE, EXIT_FILE, ExecutorIdentity, LOG_FILE, Outcome, RunSpec, SOCKET_FILE, SPEC_FILE,
-    claim,
+    EXIT_FILE, ExecutorIdentity, LOG_FILE, Outcome, RunSpec, SOCKET_FILE, SPEC_FILE, claim,
     control::{Request, Response},
 };
 use crate::agent::{files, task_runner::ExitResult};
@@ -25,6 +24,8 @@ use crate::agent::{files, task_runner::ExitResult};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two looks at an executor that does not answer.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
+/// Between two tries to find out who has a run's claim.
+const CLAIM_PAUSE: Duration = Duration::from_secs(1);
 /// Longest reply, bytes.
 const REPLY_BYTES_MAX: u64 = 64 * 1024;
 
@@ -40,17 +41,15 @@ impl Executor {
         Self { directory }
     }
 
-    /// Starts a run and returns when the task runs, or says why it does not.
+    /// Starts a run and returns when the task runs, or says why it does not and never will.
     pub(crate) async fn launch(&self, binary: &Path, spec: &RunSpec) -> Result<(), Outcome> {
-        let retry =
-            |error: io::Error| Outcome::StartFailed { error: error.to_string(), recoverable: true };
         let (directory, spec) = (self.directory.clone(), spec.clone());
         blocking(move || {
             files::create_directory(&directory)?;
             files::write_json(&directory.join(SPEC_FILE), &spec)
         })
         .await
-        .map_err(retry)?;
+        .map_err(|error| start_failed(error.to_string()))?;
         let mut command = std::process::Command::new(binary);
         command
             .args(["executor", "launch"])
@@ -63,16 +62,23 @@ impl Executor {
             .process_group(0);
         let launcher = tokio::process::Command::from(command).output();
         let output = timeout(ANSWER_TIMEOUT, launcher).await.map_err(io::Error::from).flatten();
-        let output = output.map_err(retry)?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            let error = format!("the executor could not be launched: {said}");
-            return Err(Outcome::StartFailed { error, recoverable: true });
+        let problem = match output {
+            Ok(output) if output.status.success() => return self.started().await,
+            Ok(output) => {
+                let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                format!("the executor could not be launched: {said}")
+            }
+            Err(error) => error.to_string(),
+        };
+        // A launcher that failed or is late may have started the executor, or do so yet.
+        if self.take_claim().await {
+            return Err(start_failed(problem));
         }
         self.started().await
     }
 
-    /// Waits until the task runs, or says why it does not.
+    /// Waits until the task runs, or says why it does not and never will. Also ends well when nobody answers and the executor has
+    /// claimed the run: it may start the task at any time, and the wait that follows says how that ends.
     pub(crate) async fn started(&self) -> Result<(), Outcome> {
         match timeout(ANSWER_TIMEOUT, self.ask(&Request::Started)).await {
             Ok(Ok(Response::Ended { outcome: outcome @ Outcome::StartFailed { .. } })) => {
@@ -84,47 +90,72 @@ impl Executor {
                 match self.read_outcome() {
                     Some(outcome @ Outcome::StartFailed { .. }) => Err(outcome),
                     Some(Outcome::Exited { .. }) => Ok(()),
-                    None if self.identity().is_some_and(|identity| identity.is_alive()) => Ok(()),
-                    None => {
-                        Err(Outcome::StartFailed { error: self.last_words(), recoverable: true })
-                    }
+                    None => self.give_up().await,
                 }
             }
         }
     }
 
     /// Finds a run again after the agent was restarted. False: it never happened and never will.
-    pub(crate) async fn recover(&self) -> io::Result<bool> {
-        if !self.directory.exists() {
-            return Ok(false);
+    pub(crate) async fn recover(&self) -> bool {
+        !self.take_claim().await
+    }
+
+    /// Gives up a start that nobody answers for, if it is not the executor's already.
+    async fn give_up(&self) -> Result<(), Outcome> {
+        if self.take_claim().await || self.never_began().await {
+            return Err(start_failed(self.last_words()));
         }
-        let directory = self.directory.clone();
-        let given_up = blocking(move || claim(&directory)).await?;
-        Ok(!given_up)
+        Ok(())
+    }
+
+    /// Takes the decision over the run. True: its executor never starts the task, however late it comes. An error says nothing about who
+    /// has the claim, and a guess would make a second copy of the task or leave one to nobody: it is tried until it is known.
+    async fn take_claim(&self) -> bool {
+        loop {
+            let directory = self.directory.clone();
+            match blocking(move || claim(&directory)).await {
+                Ok(taken) => return taken,
+                // An executor cannot claim a run without a directory either.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return true,
+                Err(error) => {
+                    let directory = self.directory.display();
+                    tracing::warn!(%directory, %error, "cannot find out whether a task was started");
+                }
+            }
+            sleep(CLAIM_PAUSE).await;
+        }
+    }
+
+    /// Of a claimed run: the executor has ended without saying who it is, which it does before it starts anything. While it may still come
+    /// to that, it holds the socket.
+    async fn never_began(&self) -> bool {
+        let nobody = |error: io::Error| {
+            matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+        };
+        self.connect().await.is_err_and(nobody) && matches!(self.identity(), Ok(None))
     }
 
     /// Waits for the end. May be dropped and called again.
     pub(crate) async fn wait(&self) -> Outcome {
-        // The executor claims its run before it says who it is: give it time to.
-        let mut unknown_left = 50_u32;
         loop {
             if let Some(outcome) = self.read_outcome() {
                 return outcome;
             }
-            match self.identity() {
-                None if unknown_left == 0 => return self.lost(),
-                None => unknown_left -= 1,
-                Some(identity) if !identity.is_alive() => {
-                    return self.read_outcome().unwrap_or_else(|| {
-                        // What cannot be killed is no longer ours to judge; the end is reported all the same.
-                        drop(identity.kill_session());
-                        self.lost()
-                    });
-                }
-                Some(_) => {}
+            if let Ok(Some(identity)) = self.identity()
+                && identity.is_alive().is_ok_and(|alive| !alive)
+            {
+                return self.read_outcome().unwrap_or_else(|| {
+                    // What cannot be killed is no longer ours to judge; the end is reported all the same.
+                    drop(identity.kill_session());
+                    self.lost()
+                });
             }
             if let Ok(Response::Ended { outcome }) = self.ask(&Request::Wait).await {
                 return outcome;
+            }
+            if self.never_began().await {
+                return self.lost();
             }
             sleep(LOOK_PAUSE).await;
         }
@@ -148,11 +179,15 @@ impl Executor {
         }
     }
 
-    async fn ask(&self, request: &Request) -> io::Result<Response> {
+    async fn connect(&self) -> io::Result<UnixStream> {
         // The path of a socket is at most 107 bytes long; through the directory's descriptor it always fits.
         let directory = fs::File::open(&self.directory)?;
         let path = format!("/proc/self/fd/{}/{SOCKET_FILE}", directory.as_raw_fd());
-        let mut stream = UnixStream::connect(path).await?;
+        UnixStream::connect(path).await
+    }
+
+    async fn ask(&self, request: &Request) -> io::Result<Response> {
+        let mut stream = self.connect().await?;
         let mut bytes = serde_json::to_vec(request)?;
         bytes.push(b'\n');
         stream.write_all(&bytes).await?;
@@ -161,8 +196,8 @@ impl Executor {
         Ok(serde_json::from_slice(&line)?)
     }
 
-    fn identity(&self) -> Option<ExecutorIdentity> {
-        files::read_json(&self.directory.join(EXECUTOR_FILE)).ok().flatten()
+    fn identity(&self) -> io::Result<Option<ExecutorIdentity>> {
+        ExecutorIdentity::read(&self.directory)
     }
 
     fn read_outcome(&self) -> Option<Outcome> {
@@ -184,9 +219,117 @@ impl Executor {
     }
 }
 
+fn start_failed(error: String) -> Outcome {
+    Outcome::StartFailed { error, recoverable: true }
+}
+
 /// Runs file work off the runtime's threads.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    /// The files of a run, the socket that its executor was given, and the agent's side of it.
+    fn launched() -> (tempfile::TempDir, UnixListener, Executor) {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join(SOCKET_FILE)).unwrap();
+        let executor = Executor::at(directory.path().to_owned());
+        (directory, listener, executor)
+    }
+
+    /// Takes a connection and says nothing.
+    async fn keep_silent(listener: &UnixListener) {
+        drop(listener.accept().await.unwrap());
+    }
+
+    fn spec(directory: &Path) -> RunSpec {
+        RunSpec {
+            command: "true".to_owned(),
+            args: Vec::new(),
+            env: std::collections::BTreeMap::new(),
+            directory: directory.to_owned(),
+            user: String::new(),
+            logs_directory: directory.to_owned(),
+            log_name: "task".to_owned(),
+            log_files_max: 1,
+            log_file_bytes_max: 1 << 20,
+        }
+    }
+
+    fn has_failed(started: &Result<(), Outcome>) -> bool {
+        matches!(started, Err(Outcome::StartFailed { recoverable: true, .. }))
+    }
+
+    #[tokio::test]
+    async fn an_executor_that_comes_after_its_start_was_given_up_finds_the_claim_taken() {
+        let (directory, listener, executor) = launched();
+        let (started, ()) = tokio::join!(executor.started(), keep_silent(&listener));
+        assert!(has_failed(&started), "{started:?}");
+        assert!(!claim(directory.path()).unwrap(), "the task would start");
+    }
+
+    #[tokio::test]
+    async fn an_executor_that_comes_after_its_launcher_failed_finds_the_claim_taken() {
+        let (directory, _listener, executor) = launched();
+        let started = executor.launch(Path::new("/bin/false"), &spec(directory.path())).await;
+        assert!(has_failed(&started), "{started:?}");
+        assert!(!claim(directory.path()).unwrap(), "the task would start");
+    }
+
+    #[tokio::test]
+    async fn a_start_that_its_executor_has_claimed_is_not_given_up() {
+        let (directory, listener, executor) = launched();
+        assert!(claim(directory.path()).unwrap());
+        let spec = spec(directory.path());
+        let launch = executor.launch(Path::new("/bin/false"), &spec);
+        let (started, ()) = tokio::join!(launch, keep_silent(&listener));
+        assert_eq!(started, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn an_executor_that_ended_before_it_said_who_it_is_has_started_nothing() {
+        let (directory, listener, executor) = launched();
+        assert!(claim(directory.path()).unwrap());
+        drop(listener);
+        let started = executor.started().await;
+        assert!(has_failed(&started), "{started:?}");
+        let ended = executor.wait().await;
+        assert!(
+            matches!(&ended, Outcome::Exited { result, .. } if result.exit_code == -1),
+            "{ended:?}"
+        );
+    }
+
+    #[test]
+    fn a_run_whose_claim_cannot_be_read_is_neither_found_nor_given_up() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("run");
+        fs::write(&directory, "").unwrap();
+        let executor = Executor::at(directory.clone());
+        // One thread does file work in order: the first look comes before the repair.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        let (found, claimed) = runtime.block_on(async {
+            let repair = blocking(move || {
+                fs::remove_file(&directory)?;
+                fs::create_dir(&directory)?;
+                claim(&directory)
+            });
+            tokio::join!(executor.recover(), repair)
+        });
+        assert!(claimed.unwrap());
+        assert!(found, "the executor has claimed it");
+    }
 }

@@ -7,8 +7,9 @@
 //!                    (own process group;             (own session, reaper of orphaned descendants;
 //!                     binds the socket; exits)         claim, executor.json, exit.json, control.sock in DIR)
 //! ```
-//! Invariants: who creates `claim` decides whether the run happens: the executor before it starts anything, or a restarted agent that
-//! gives the run up. `exit.json` is durable before anybody is told of the end, and the executor ends only after it.
+//! Invariants: who creates `claim` decides whether the run happens: the executor before it starts anything, or an agent that gives the
+//! run up. The executor says who it is in `executor.json` before it starts the task. `exit.json` is durable before anybody is told of the
+//! end, and the executor ends only after it.
 
 pub(crate) mod client;
 mod control;

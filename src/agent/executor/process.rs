@@ -7,10 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::{
+    io::Errno,
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
 
 use super::{EXECUTOR_FILE, ExecutorIdentity};
-use crate::agent::state::read_boot_id;
+use crate::agent::{files, state::read_boot_id};
 
 /// One line of `/proc/<pid>/stat`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,9 +32,21 @@ impl ProcessStat {
     }
 }
 
-/// The process with that id, if there is one.
-pub(crate) fn stat(pid: i32) -> Option<ProcessStat> {
-    parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+/// The process with that id, if there is one that may be looked at. An error says nothing about it.
+pub(crate) fn stat(pid: i32) -> io::Result<Option<ProcessStat>> {
+    match fs::read(format!("/proc/{pid}/stat")) {
+        // The command's name need not be text.
+        Ok(line) => Ok(parse(&String::from_utf8_lossy(&line))),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+            ) || Errno::from_io_error(&error) == Some(Errno::SRCH) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// All processes.
@@ -40,7 +55,7 @@ pub(crate) fn all() -> io::Result<Vec<ProcessStat>> {
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let pid = name.to_str().and_then(|name| name.parse().ok());
-        processes.extend(pid.and_then(stat));
+        processes.extend(pid.and_then(|pid| stat(pid).ok().flatten()));
     }
     Ok(processes)
 }
@@ -48,24 +63,33 @@ pub(crate) fn all() -> io::Result<Vec<ProcessStat>> {
 /// Who this process is.
 pub(super) fn own_identity() -> io::Result<ExecutorIdentity> {
     let pid = i32::try_from(std::process::id()).map_err(io::Error::other)?;
-    let own = stat(pid).ok_or_else(|| io::Error::other("this process is not in /proc"))?;
+    let own = stat(pid)?.ok_or_else(|| io::Error::other("this process is not in /proc"))?;
     Ok(ExecutorIdentity { pid, start_ticks: own.start_ticks, boot_id: read_boot_id()? })
 }
 
 impl ExecutorIdentity {
-    /// That very process still lives.
-    pub(crate) fn is_alive(&self) -> bool {
-        let same_boot = read_boot_id().is_ok_and(|boot| boot == self.boot_id);
-        same_boot
-            && stat(self.pid)
-                .is_some_and(|found| found.start_ticks == self.start_ticks && found.is_alive())
+    /// What an executor says of itself in the directory of its run, once it has. A file that makes no sense says nothing.
+    pub(crate) fn read(directory: &Path) -> io::Result<Option<Self>> {
+        match files::read_json(&directory.join(EXECUTOR_FILE)) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+            read => read,
+        }
+    }
+
+    /// That very process still lives. An error says neither.
+    pub(crate) fn is_alive(&self) -> io::Result<bool> {
+        if read_boot_id()? != self.boot_id {
+            return Ok(false);
+        }
+        let found = stat(self.pid)?;
+        Ok(found.is_some_and(|found| found.start_ticks == self.start_ticks && found.is_alive()))
     }
 
     /// Kills what an executor that is gone has left running. While a session has members the kernel gives its number to nobody else.
     pub(crate) fn kill_session(&self) -> io::Result<usize> {
-        if self.is_alive()
+        if self.is_alive()?
             || read_boot_id()? != self.boot_id
-            || stat(self.pid).is_some_and(|p| p.is_alive())
+            || stat(self.pid)?.is_some_and(|p| p.is_alive())
         {
             return Ok(0);
         }
@@ -84,20 +108,26 @@ pub(crate) fn kill_leftovers(run_directory: &Path) -> io::Result<usize> {
     let mut killed = 0;
     for task in list(run_directory)? {
         for attempt in list(&task)? {
-            let identity: Option<ExecutorIdentity> =
-                crate::agent::files::read_json(&attempt.join(EXECUTOR_FILE)).ok().flatten();
-            let Some(identity) = identity else { continue };
-            if let Some(executor) = stat(identity.pid).filter(|_| identity.is_alive()) {
-                let family = descendants(identity.pid)?;
-                for process in std::iter::once(executor).chain(family) {
-                    kill(&process, Signal::KILL)?;
-                    killed += 1;
-                }
-            }
-            killed += identity.kill_session()?;
+            killed += kill_run(&attempt)?;
         }
     }
     Ok(killed)
+}
+
+/// Kills the executor whose files are in a directory, and all that it runs.
+pub(crate) fn kill_run(directory: &Path) -> io::Result<usize> {
+    let Some(identity) = ExecutorIdentity::read(directory)? else { return Ok(0) };
+    let mut killed = 0;
+    if let Some(executor) = stat(identity.pid)?
+        && identity.is_alive()?
+    {
+        let family = descendants(identity.pid)?;
+        for process in std::iter::once(executor).chain(family) {
+            kill(&process, Signal::KILL)?;
+            killed += 1;
+        }
+    }
+    Ok(killed + identity.kill_session()?)
 }
 
 /// What is in a directory; nothing when it is none.
@@ -141,14 +171,14 @@ pub(crate) fn kill(process: &ProcessStat, signal: Signal) -> io::Result<()> {
     let Some(pid) = Pid::from_raw(process.pid) else { return Ok(()) };
     let handle = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(handle) => handle,
-        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        Err(Errno::SRCH) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
-    if stat(process.pid).is_none_or(|now| now.start_ticks != process.start_ticks) {
+    if stat(process.pid)?.is_none_or(|now| now.start_ticks != process.start_ticks) {
         return Ok(());
     }
     match pidfd_send_signal(&handle, signal) {
-        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Ok(()) | Err(Errno::SRCH) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
@@ -225,6 +255,12 @@ fn parse(text: &str) -> Option<ProcessStat> {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
+    use std::{
+        ffi::OsStr,
+        os::unix::{ffi::OsStrExt, fs::symlink, process::CommandExt},
+        process::Command,
+    };
+
     use super::*;
 
     #[test]
@@ -237,11 +273,24 @@ mod tests {
     }
 
     #[test]
+    fn a_process_is_seen_whatever_bytes_it_is_called_by() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join(OsStr::from_bytes(b"\xff"));
+        symlink("/bin/sleep", &program).unwrap();
+        let mut child = Command::new(program).arg0("sleep").arg("60").spawn().unwrap();
+        let found = stat(i32::try_from(child.id()).unwrap()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found.is_some_and(|found| found.is_alive()));
+    }
+
+    #[test]
     fn this_process_is_recognised_and_another_start_time_is_not() {
         let own = own_identity().unwrap();
-        assert!(own.is_alive());
-        assert!(!ExecutorIdentity { start_ticks: own.start_ticks + 1, ..own }.is_alive());
-        assert!(!ExecutorIdentity { boot_id: [0; 16], ..own }.is_alive());
+        assert!(own.is_alive().unwrap());
+        let other = ExecutorIdentity { start_ticks: own.start_ticks + 1, ..own };
+        assert!(!other.is_alive().unwrap());
+        assert!(!ExecutorIdentity { boot_id: [0; 16], ..own }.is_alive().unwrap());
     }
 
     #[test]
