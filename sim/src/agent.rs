@@ -1,5 +1,5 @@
 //! Fake node agents over the simulated network: they register, beat, take allocations from a stream, run them for a moment and report. Some crash,
-//! forget what they ran, or are cut off. What runs where is known to all of them, so that a name that runs twice is seen (I49).
+//! forget what they ran, are cut off, or go on with the stream of another server. What runs where is known to all of them, so that a name that runs twice is seen (I49).
 
 use std::{
     cell::RefCell,
@@ -20,6 +20,7 @@ use quorate::{
 use tonic::{Code, Status};
 
 use crate::{
+    coverage,
     dice::Dice,
     network::SimTransport,
     swarm::Class,
@@ -31,6 +32,10 @@ const RPC_TIMEOUT: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(300);
 /// How long a task of a batch job runs.
 const RUN: Duration = Duration::from_millis(700);
+/// How long a stream of allocations stays at one server where agents move theirs, ms.
+const STREAM_MS: (u64, u64) = (300, 4_000);
+/// Streams in a row that said nothing new, before the agent registers again.
+const VAIN_STREAMS_MAX: u32 = 5;
 
 /// Racks that nodes are in.
 pub(crate) const RACKS: [&str; 2] = ["r1", "r2"];
@@ -53,8 +58,11 @@ pub(crate) fn strays(state: &State) -> Vec<String> {
     };
     let stray = running.iter().filter(|id| !wanted(id)).map(|id| {
         let row = fsm::AllocationId::from_slice(id).and_then(|id| state.allocations.get(&id));
-        let name = row.map_or_else(|| "something forgotten".to_owned(), |row| row.name());
-        format!("I49: {name} runs, and nobody wants it")
+        let what = row.map_or_else(
+            || "something forgotten".to_owned(),
+            |row| format!("{} ({:?}, {:?})", row.name(), row.desired, row.client),
+        );
+        format!("I49: {what} runs, and nobody wants it")
     });
     let missing = state.allocations.iter().filter(|row| {
         row.is_live()
@@ -89,7 +97,10 @@ pub(crate) struct Agent {
     identity: Bytes,
     incarnation: u64,
     running: BTreeMap<Bytes, Running>,
+    /// The newest index that a stream of this incarnation has shown.
+    seen: u64,
     dice: Dice,
+    dice_streams: Dice,
 }
 
 impl Agent {
@@ -109,7 +120,9 @@ impl Agent {
             id,
             incarnation: 0,
             running: BTreeMap::new(),
+            seen: 0,
             dice,
+            dice_streams: Dice::new(world.swarm.seed, &format!("streams of a{number}")),
         }
     }
 
@@ -168,17 +181,45 @@ impl Agent {
         call(&self.transport, &to, path, Lane::Control, request, RPC_TIMEOUT).await
     }
 
-    /// Register, all statuses, ready; then beats, allocations and reports until something fails.
+    /// Register, all statuses, ready; then streams until something else fails.
     async fn session(&mut self) -> Result<Infallible, Status> {
         let reply: pb::RegisterReply =
             self.ask("/quorate.v1.Agent/Register", &self.registration()).await?;
         self.incarnation = reply.incarnation;
+        self.seen = reply.index;
         self.make_ready().await?;
-        let mut batches = self.allocations().await?;
         let mut beat_at = Instant::now();
+        let mut vain = 0;
         loop {
+            let before = self.seen;
+            let ended = self.follow(&mut beat_at).await;
+            vain = if self.seen > before { 0 } else { vain + 1 };
+            let stays = self.world.swarm.has(Class::Reconnect) && vain < VAIN_STREAMS_MAX;
+            match ended {
+                Err(status) if !stays || status.code() == Code::NotFound => return Err(status),
+                Err(status) => {
+                    trace::event(&self.name, format_args!("stream over: {}", status.message()));
+                }
+                Ok(()) => {}
+            }
+            self.server = self.dice_streams.index(self.servers);
+            rt::sleep(RETRY).await;
+        }
+    }
+
+    /// One stream: beats, allocations and reports until something fails or it moves on.
+    async fn follow(&mut self, beat_at: &mut Instant) -> Result<(), Status> {
+        let mut batches = self.allocations().await?;
+        let moves = self.world.swarm.has(Class::Reconnect) && !self.world.is_calm();
+        let lasts = if moves {
+            Duration::from_millis(self.dice_streams.between(STREAM_MS.0, STREAM_MS.1))
+        } else {
+            Duration::from_hours(1)
+        };
+        let moves_at = Instant::now() + lasts;
+        while Instant::now() < moves_at {
             let next_end = self.running.values().filter_map(|one| one.ends_at).min();
-            let wake_at = next_end.map_or(beat_at, |end| end.min(beat_at));
+            let wake_at = next_end.map_or(*beat_at, |end| end.min(*beat_at)).min(moves_at);
             rt::select! {
                 biased;
                 batch = batches.next() => match batch {
@@ -189,12 +230,13 @@ impl Agent {
             }
             self.end_tasks();
             self.report(false).await?;
-            if Instant::now() >= beat_at {
+            if Instant::now() >= *beat_at {
                 let ttl_ms = self.beat().await?;
                 let wait = ttl_ms / 4 + self.dice.below(ttl_ms / 4 + 1);
-                beat_at = Instant::now() + Duration::from_millis(wait);
+                *beat_at = Instant::now() + Duration::from_millis(wait);
             }
         }
+        Ok(())
     }
 
     fn registration(&self) -> pb::RegisterRequest {
@@ -239,6 +281,7 @@ impl Agent {
         let request = pb::StreamAllocationsRequest {
             node_id: self.id.clone(),
             incarnation: self.incarnation,
+            index_min: self.seen,
         };
         let body = Bytes::from(request.encode_to_vec());
         let once = futures_util::stream::once(std::future::ready(body));
@@ -272,10 +315,16 @@ impl Agent {
     fn take(&mut self, batch: Bytes) -> Result<(), Status> {
         let batch = pb::AllocationBatch::decode(batch)
             .map_err(|error| Status::internal(error.to_string()))?;
+        if batch.index < self.seen {
+            coverage::hit("an agent met a server behind what it had been shown");
+            return Err(Status::unavailable("the server is behind what was shown"));
+        }
+        self.seen = batch.index;
         let mut removed = batch.removed;
         if batch.complete {
-            // The whole set: what is not in it is gone.
-            let present: BTreeSet<&Bytes> = batch.allocations.iter().map(|one| &one.id).collect();
+            // The whole set, or its first part: what is neither in it nor named by it is gone.
+            let said = batch.allocations.iter().map(|one| &one.id);
+            let present: BTreeSet<&Bytes> = said.chain(&batch.present).collect();
             let live = self.running.iter().filter(|(_, one)| one.status != "complete");
             removed.extend(live.map(|(id, _)| id).filter(|id| !present.contains(id)).cloned());
         }
@@ -285,9 +334,6 @@ impl Agent {
             }
         }
         for allocation in batch.allocations {
-            if allocation.run && !allocation.task_starts_allowed {
-                return Err(Status::unavailable("not allowed to start tasks yet"));
-            }
             let id = allocation.id.clone();
             // A name is one of its node's where a job runs once per node.
             let name = match allocation.job_type.as_str() {
@@ -302,7 +348,8 @@ impl Agent {
                 ends_at: None,
             });
             match known.status {
-                "pending" if allocation.run => {
+                // One that may not start yet is sent again when it may.
+                "pending" if allocation.run && allocation.task_starts_allowed => {
                     let ends_at = (allocation.job_type == "batch").then(|| Instant::now() + RUN);
                     known.ends_at = ends_at;
                     known.becomes("running");

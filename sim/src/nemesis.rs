@@ -92,7 +92,8 @@ impl Nemesis {
             | Class::StaleReads
             | Class::UsedRot
             | Class::Lag
-            | Class::Settings => {}
+            | Class::Settings
+            | Class::Reconnect => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),

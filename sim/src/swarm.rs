@@ -67,6 +67,8 @@ pub(crate) enum Class {
     Lag,
     /// No fault: settings are changed and looked at.
     Settings,
+    /// Agents that move their stream of allocations to another server and stay registered.
+    Reconnect,
 }
 
 impl Class {
@@ -75,7 +77,7 @@ impl Class {
     /// So many have been drawn when those come that came later still.
     const SECOND: usize = 26;
     /// All of them, in the order in which they are drawn.
-    pub(crate) const ALL: [Self; 28] = [
+    pub(crate) const ALL: [Self; 29] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -104,6 +106,7 @@ impl Class {
         Self::UsedRot,
         Self::Lag,
         Self::Settings,
+        Self::Reconnect,
     ];
 
     /// Its name on the command line.
@@ -137,6 +140,7 @@ impl Class {
             Self::UsedRot => "used-rot",
             Self::Lag => "lag",
             Self::Settings => "settings",
+            Self::Reconnect => "reconnect",
         }
     }
 
@@ -153,6 +157,7 @@ impl Class {
                     | Self::UsedRot
                     | Self::Lag
                     | Self::Settings
+                    | Self::Reconnect
             )
     }
 

@@ -30,9 +30,11 @@ const REGISTER_RETRY_MAX: Duration = Duration::from_secs(15);
 const STREAM_RETRY_MAX: Duration = Duration::from_secs(10);
 /// How long opening the stream may take.
 const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long all statuses may take before a heartbeat goes out in between.
 /// A registration that lasted less was in vain.
 const STANDING_MIN: Duration = Duration::from_secs(10);
+/// Streams in a row that showed an older state, before the servers are taken to have lost what they had shown: more than a lagging minority can answer.
+const OLD_STREAMS_MAX: u32 = 5;
+/// How long all statuses may take before a heartbeat goes out in between.
 const STATUSES_TIMEOUT: Duration = Duration::from_secs(5);
 /// Spread of the heartbeats that follow a change of leader or a broken stream, ms.
 const EPOCH_SPREAD_MS: u64 = 500;
@@ -52,34 +54,54 @@ pub(crate) struct Standing<N> {
     pub(crate) connection: Arc<Connection>,
     pub(crate) outbox: Arc<Outbox>,
     /// `None` while the node is not registered.
-    pub(crate) incarnation: watch::Sender<Option<u64>>,
+    pub(crate) registered: watch::Sender<Option<Registered>>,
     /// Told when a server does not know the node.
     pub(crate) unknown: Arc<Notify>,
     /// Asks for a heartbeat at once.
     pub(crate) nudge: Arc<Notify>,
 }
 
-/// The newest index that a server has shown this incarnation of the node.
+/// A registration that holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Registered {
+    pub(crate) incarnation: u64,
+    /// Its place in the log.
+    pub(crate) index: u64,
+}
+
+/// The newest index that the servers have shown since a registration.
 #[derive(Default)]
 struct Seen {
-    incarnation: u64,
+    registered: Option<Registered>,
     index: u64,
+    /// Streams refused since the last one that was not.
+    refused: u32,
 }
 
 impl Seen {
-    /// Refuses what is older than what was shown before: in the whole set of a server that lags, what is new is missing, and would be taken for gone.
-    /// A registration begins anew: no server answers for it before it has applied it.
-    fn check(&mut self, incarnation: u64, index: u64) -> Result<(), Status> {
-        if self.incarnation != incarnation {
-            *self = Self { incarnation, index };
+    /// What a registration saw is the least that a stream has to show: also of what was placed before the agent started.
+    fn begin(&mut self, registered: Registered) {
+        if self.registered != Some(registered) {
+            *self =
+                Self { registered: Some(registered), index: registered.index, ..Self::default() };
         }
+    }
+
+    /// Refuses what is older than what was shown before: in the whole set of a server that lags, what is new is missing, and would be taken for gone.
+    fn check(&mut self, index: u64) -> Result<(), Status> {
         if index < self.index {
+            self.refused += 1;
             let known = self.index;
             let message = format!("the server is behind: it is at {index}, {known} was shown");
             return Err(Status::unavailable(message));
         }
-        self.index = index;
+        (self.index, self.refused) = (index, 0);
         Ok(())
+    }
+
+    /// Nobody knows any more what this node was shown: the servers were restored from a copy of before. Only a registration says what holds now.
+    fn is_of_the_past(&self) -> bool {
+        self.refused >= OLD_STREAMS_MAX
     }
 }
 
@@ -95,7 +117,8 @@ impl<N: Node> Standing<N> {
         loop {
             let reply = self.register().await;
             self.connection.servers().learn(&reply.servers);
-            self.incarnation.send_replace(Some(reply.incarnation));
+            let registered = Registered { incarnation: reply.incarnation, index: reply.index };
+            self.registered.send_replace(Some(registered));
             tracing::info!(
                 node = %node_name(&self.registration),
                 incarnation = reply.incarnation,
@@ -104,7 +127,7 @@ impl<N: Node> Standing<N> {
             );
             let begun = Instant::now();
             self.heartbeats(reply.incarnation, reply.heartbeat_ttl_ms).await;
-            self.incarnation.send_replace(None);
+            self.registered.send_replace(None);
             if begun.elapsed() > STANDING_MIN {
                 backoff.reset();
             } else {
@@ -116,24 +139,27 @@ impl<N: Node> Standing<N> {
 
     /// Keeps the stream of allocations open, for ever.
     pub(crate) async fn follow(self: Arc<Self>) {
-        let mut incarnation = self.incarnation.subscribe();
+        let mut registered = self.registered.subscribe();
         let mut backoff = Backoff::new(STREAM_RETRY_MAX, self.seed());
         let mut seen = Seen::default();
         loop {
-            let Ok(current) =
-                incarnation.wait_for(Option::is_some).await.map(|value| value.unwrap_or(0))
-            else {
-                return;
-            };
+            let Some(current) = current(&mut registered).await else { return };
+            seen.begin(current);
             let ended = tokio::select! {
-                ended = self.stream(current, &mut seen, &mut backoff) => ended,
-                _ = incarnation.wait_for(|value| *value != Some(current)) => continue,
+                ended = self.stream(current.incarnation, &mut seen, &mut backoff) => ended,
+                _ = registered.wait_for(|value| *value != Some(current)) => continue,
             };
             match ended {
                 Ok(()) => tracing::debug!("the stream of allocations ended"),
                 Err(status) => {
                     tracing::debug!(code = ?status.code(), message = status.message(), "the stream of allocations broke");
-                    if is_unknown(&status) {
+                    if seen.is_of_the_past() {
+                        tracing::warn!(
+                            known = seen.index,
+                            "the servers are behind what they have shown: registering again"
+                        );
+                    }
+                    if is_unknown(&status) || seen.is_of_the_past() {
                         self.unknown.notify_one();
                     }
                 }
@@ -152,6 +178,7 @@ impl<N: Node> Standing<N> {
         let request = v1::StreamAllocationsRequest {
             node_id: self.registration.node_id.clone(),
             incarnation,
+            index_min: seen.index,
         };
         let (mut client, server) = self.connection.client();
         let opened = timeout(STREAM_OPEN_TIMEOUT, client.stream_allocations(request)).await;
@@ -165,7 +192,7 @@ impl<N: Node> Standing<N> {
         };
         let mut stream = opened.map_err(move_on)?.into_inner();
         while let Some(batch) = stream.message().await.map_err(move_on)? {
-            seen.check(incarnation, batch.index).map_err(move_on)?;
+            seen.check(batch.index).map_err(move_on)?;
             backoff.reset();
             self.node.apply(batch).await;
         }
@@ -334,6 +361,13 @@ impl<N: Node> Standing<N> {
     }
 }
 
+/// Waits for a registration that holds; `None` when there will be none any more.
+pub(crate) async fn current(
+    registered: &mut watch::Receiver<Option<Registered>>,
+) -> Option<Registered> {
+    registered.wait_for(Option::is_some).await.ok().and_then(|value| *value)
+}
+
 /// Registering again is the remedy.
 fn is_unknown(status: &Status) -> bool {
     status.code() == Code::NotFound
@@ -348,14 +382,33 @@ fn node_name(registration: &v1::RegisterRequest) -> &str {
 mod tests {
     use super::*;
 
+    fn seen(index: u64) -> Seen {
+        let mut seen = Seen::default();
+        seen.begin(Registered { incarnation: 1, index });
+        seen
+    }
+
     #[test]
     fn a_server_that_lags_is_not_believed() {
-        let mut seen = Seen::default();
-        assert!(seen.check(1, 7).is_ok());
-        assert!(seen.check(1, 7).is_ok());
-        let refused = seen.check(1, 6).unwrap_err();
+        let mut seen = seen(5);
+        assert!(seen.check(4).is_err(), "it does not know what there was before the agent started");
+        assert!(seen.check(7).is_ok());
+        assert!(seen.check(7).is_ok());
+        let refused = seen.check(6).unwrap_err();
         assert!(is_about_server(&refused), "another server is asked");
-        assert!(seen.check(2, 3).is_ok(), "registered anew");
-        assert!(seen.check(2, 2).is_err());
+        seen.begin(Registered { incarnation: 1, index: 5 });
+        assert!(seen.check(6).is_err(), "another stream of the same registration");
+    }
+
+    #[test]
+    fn servers_that_were_restored_from_a_copy_are_believed_after_a_registration() {
+        let mut seen = seen(70);
+        for _ in 1..OLD_STREAMS_MAX {
+            assert!(seen.check(6).is_err());
+        }
+        assert!(!seen.is_of_the_past(), "it may be one server that lags");
+        assert!(seen.check(7).is_err() && seen.is_of_the_past());
+        seen.begin(Registered { incarnation: 1, index: 8 });
+        assert!(seen.check(8).is_ok() && !seen.is_of_the_past());
     }
 }

@@ -210,15 +210,15 @@ fn stand<N: heartbeat::Node>(
         registration,
         connection: Arc::clone(&connection),
         outbox: Arc::clone(&outbox),
-        incarnation: watch::Sender::new(None),
+        registered: watch::Sender::new(None),
         unknown: Arc::new(Notify::new()),
         nudge: Arc::new(Notify::new()),
     });
-    let incarnation = standing.incarnation.subscribe();
+    let registered = standing.registered.subscribe();
     let unknown = Arc::clone(&standing.unknown);
     work.spawn(Arc::clone(&standing).keep());
     work.spawn(standing.follow());
-    work.spawn(send_statuses(node_id, connection, outbox, incarnation, unknown));
+    work.spawn(send_statuses(node_id, connection, outbox, registered, unknown));
 }
 
 /// What every registration of these settings has in common.

@@ -19,7 +19,7 @@ use super::{
     executor::process::kill_leftovers,
     heartbeat::Node,
     shell::{Order, Ordered, Origin, Shared, Shell, View, Wish, view_of},
-    spec::AllocationSpec,
+    spec::{self, AllocationSpec},
     state::Loaded,
 };
 
@@ -302,18 +302,17 @@ impl Node for LocalNode {
     async fn apply(&self, batch: v1::AllocationBatch) {
         {
             let mut inner = self.lock();
-            let mut sent = BTreeSet::new();
+            let present = batch.complete.then(|| spec::present(&batch));
             for allocation in batch.allocations {
-                sent.extend(AllocationId::from_slice(&allocation.id));
                 self.take(&mut inner, allocation);
             }
             let mut gone: Vec<_> =
                 batch.removed.iter().filter_map(|id| AllocationId::from_slice(id)).collect();
-            if batch.complete {
+            if let Some(present) = present {
                 // The set leaves out what has ended: that keeps its logs until there are too many of them.
                 let live = inner.entries.iter().filter(|(_, entry)| !entry.is_terminal());
                 let known = live.map(|(id, _)| id).chain(inner.waiting.keys());
-                gone.extend(known.filter(|id| !sent.contains(id)).copied());
+                gone.extend(known.filter(|id| !present.contains(id)).copied());
             }
             for id in gone {
                 self.forget(&mut inner, id);
@@ -326,5 +325,77 @@ impl Node for LocalNode {
         for (id, entry) in &self.lock().entries {
             self.shared.outbox.report(*id, entry.view().status.clone());
         }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::path::Path;
+
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::agent::{driver::Driver, state::StateDirectory, testing, time::Clock};
+
+    fn node(directory: &Path) -> Arc<LocalNode> {
+        let (state, _) = StateDirectory::open(directory).unwrap();
+        let shared = Shared {
+            clock: Clock::new(),
+            state,
+            outbox: Arc::default(),
+            node_names: Arc::default(),
+            executor_binary: Path::new("no executor is needed").into(),
+            drivers: [Driver::Mock].into(),
+            ended: Notify::new(),
+        };
+        LocalNode::restore(Arc::new(shared), 10).unwrap()
+    }
+
+    fn endless(id: u8) -> v1::Allocation {
+        testing::message([id; 16], "job", &["a"])
+    }
+
+    /// The whole set, or its beginning.
+    fn whole(allocations: Vec<v1::Allocation>, present: &[u8]) -> v1::AllocationBatch {
+        let present = present.iter().map(|id| vec![*id; 16].into()).collect();
+        v1::AllocationBatch { complete: true, allocations, present, ..Default::default() }
+    }
+
+    /// What was started, and whether it is to end.
+    fn started(node: &LocalNode) -> Vec<(u8, bool)> {
+        let inner = node.lock();
+        inner.entries.iter().map(|(id, entry)| (id.0[0], entry.is_stopping())).collect()
+    }
+
+    #[tokio::test]
+    async fn what_a_set_in_several_messages_names_first_and_brings_later_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        node.apply(whole(vec![endless(1), endless(2), endless(3)], &[1, 2, 3])).await;
+        assert_eq!(started(&node), [(1, false), (2, false), (3, false)]);
+        node.apply(whole(vec![endless(2)], &[1, 2, 4])).await;
+        assert_eq!(started(&node), [(1, false), (2, false), (3, true)]);
+        let rest = vec![endless(1), endless(4)];
+        node.apply(v1::AllocationBatch { allocations: rest, ..Default::default() }).await;
+        assert_eq!(started(&node), [(1, false), (2, false), (3, true), (4, false)]);
+        // A server of before names nothing: what it sends is the set.
+        node.apply(whole(vec![endless(2), endless(4)], &[])).await;
+        assert_eq!(started(&node), [(1, true), (2, false), (3, true), (4, false)]);
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_leave_to_start_stays_while_it_is_named_and_starts_with_the_leave() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        let [mut first, mut second] = [1, 2].map(endless);
+        (first.task_starts_allowed, second.task_starts_allowed) = (false, false);
+        node.apply(whole(vec![first.clone(), second], &[1, 2])).await;
+        assert_eq!((node.counts(), started(&node)), ((2, 2), Vec::new()));
+        node.apply(whole(Vec::new(), &[1])).await;
+        assert_eq!((node.counts(), started(&node)), ((1, 1), Vec::new()));
+        first.task_starts_allowed = true;
+        node.apply(v1::AllocationBatch { allocations: vec![first], ..Default::default() }).await;
+        assert_eq!(started(&node), [(1, false)]);
     }
 }

@@ -21,7 +21,7 @@ use super::{
     driver::{Driver, mock::Script},
     heartbeat::Node,
     settings::AgentSettings,
-    spec::group_policy,
+    spec::{group_policy, present},
     state::NodeIdentity,
     status::Outbox,
     task_runner::{Action, ExitResult},
@@ -372,16 +372,15 @@ impl Node for SimulatedNode {
     async fn apply(&self, batch: v1::AllocationBatch) {
         let mut inner = self.lock();
         let now = self.clock.now();
-        let mut sent = BTreeSet::new();
         for allocation in &batch.allocations {
-            sent.extend(AllocationId::from_slice(&allocation.id));
             self.take(&mut inner, allocation, now);
         }
         let mut gone: Vec<_> =
             batch.removed.iter().filter_map(|id| AllocationId::from_slice(id)).collect();
         if batch.complete {
+            let present = present(&batch);
             let live = inner.allocations.iter().filter(|(_, known)| !known.runner.is_terminal());
-            gone.extend(live.map(|(id, _)| *id).filter(|id| !sent.contains(id)));
+            gone.extend(live.map(|(id, _)| *id).filter(|id| !present.contains(id)));
         }
         for id in gone {
             Self::forget(&mut inner, id);
@@ -482,5 +481,33 @@ mod tests {
         node.apply(v1::AllocationBatch { removed, ..batch(Vec::new()) }).await;
         assert!(node.lock().allocations.is_empty());
         assert!(node.lock().deadlines.is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_a_set_in_several_messages_names_first_and_brings_later_stays() {
+        let node = node();
+        let [first, second, third] = [1, 2, 3].map(|id| testing::message([id; 16], "job", &["a"]));
+        node.apply(batch(vec![first.clone(), second])).await;
+        let present = vec![first.id.clone(), third.id.clone()];
+        node.apply(v1::AllocationBatch { present, ..batch(vec![third]) }).await;
+        let known: Vec<_> = node.lock().allocations.keys().map(|id| id.0[0]).collect();
+        assert_eq!(known, [1, 3], "the second is in neither");
+        let later = v1::AllocationBatch { allocations: vec![first], ..Default::default() };
+        node.apply(later).await;
+        for id in [1, 3] {
+            assert_eq!(status(&node, id), "running", "{id}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_may_not_start_yet_starts_when_it_is_sent_again() {
+        let node = node();
+        let mut held = testing::message([1; 16], "job", &["a"]);
+        held.task_starts_allowed = false;
+        node.apply(batch(vec![held.clone()])).await;
+        assert!(node.lock().allocations.is_empty());
+        held.task_starts_allowed = true;
+        node.apply(batch(vec![held])).await;
+        assert_eq!(status(&node, 1), "running");
     }
 }

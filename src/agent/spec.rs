@@ -86,7 +86,7 @@ pub(crate) enum SpecError {
 }
 
 impl AllocationSpec {
-    /// Checks a message.
+    /// Checks a message. What tasks have in common is said once: a task's own meta goes over the group's.
     pub(crate) fn parse(message: v1::Allocation) -> Result<Self, SpecError> {
         let id = AllocationId::from_slice(&message.id).ok_or(SpecError::Id)?;
         let policy = group_policy(&message)?;
@@ -119,6 +119,12 @@ impl AllocationSpec {
             policy,
         })
     }
+}
+
+/// What is to stay when a whole set is sent: what it says now, and what it says is to follow.
+pub(crate) fn present(batch: &v1::AllocationBatch) -> BTreeSet<AllocationId> {
+    let said = batch.allocations.iter().map(|one| &one.id);
+    said.chain(&batch.present).filter_map(|id| AllocationId::from_slice(id)).collect()
 }
 
 /// What the machine needs of a message.
@@ -223,6 +229,17 @@ mod tests {
             let error = AllocationSpec::parse(message(name, 80, "batch"));
             assert_eq!(error, Err(SpecError::TaskName(name.to_owned())));
         }
+    }
+
+    #[test]
+    fn a_task_has_the_meta_of_its_group_and_its_own_goes_over_it() {
+        let mut both = message("a", 80, "batch");
+        let pair = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+        both.meta = [("owner", "job"), ("team", "group")].map(pair).into();
+        both.tasks[0].meta = [("team", "task")].map(pair).into();
+        let spec = AllocationSpec::parse(both).expect("a valid message");
+        let expected = BTreeMap::from([("owner", "job"), ("team", "task")].map(pair));
+        assert_eq!(spec.tasks[0].meta, expected);
     }
 
     #[test]

@@ -16,7 +16,10 @@ use tokio::{
 };
 use tonic::Code;
 
-use super::connection::{Backoff, Connection};
+use super::{
+    connection::{Backoff, Connection},
+    heartbeat::{self, Registered},
+};
 
 /// Shortest time between two batches.
 const BATCH_INTERVAL: Duration = Duration::from_millis(200);
@@ -103,13 +106,13 @@ impl Outbox {
     }
 }
 
-/// Sends batches for ever. `incarnation` is `None` while the node is not registered. `unknown` is told when the servers do not know
+/// Sends batches for ever. `registered` is `None` while the node is not registered. `unknown` is told when the servers do not know
 /// the node or its incarnation (any more).
 pub(crate) async fn send_statuses(
     node_id: [u8; 16],
     connection: Arc<Connection>,
     outbox: Arc<Outbox>,
-    mut incarnation: watch::Receiver<Option<u64>>,
+    mut registered: watch::Receiver<Option<Registered>>,
     unknown: Arc<Notify>,
 ) {
     let mut backoff = Backoff::new(RETRY_MAX, u64::from(node_id[0]));
@@ -123,16 +126,12 @@ pub(crate) async fn send_statuses(
             continue;
         }
         sleep_until(next_at).await;
-        let Ok(current) =
-            incarnation.wait_for(Option::is_some).await.map(|value| value.unwrap_or(0))
-        else {
-            return;
-        };
+        let Some(current) = heartbeat::current(&mut registered).await else { return };
         // Gathered again: what came during the pause travels along.
         let statuses = outbox.batch(statuses_max);
         let request = v1::UpdateAllocationsRequest {
             node_id: node_id.to_vec().into(),
-            incarnation: current,
+            incarnation: current.incarnation,
             statuses,
         };
         let sent = connection

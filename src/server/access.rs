@@ -91,7 +91,13 @@ impl Core {
         if leads(self).is_none() {
             return self.contact.age();
         }
-        let acknowledged = self.raft.metrics().borrow_watched().last_quorum_acked;
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let mut voters = metrics.membership_config.membership().voter_ids();
+        if voters.next() == Some(self.id) && voters.next().is_none() {
+            // Raft does not ask itself.
+            return Duration::ZERO;
+        }
+        let acknowledged = metrics.last_quorum_acked;
         acknowledged.map_or(Duration::MAX, |at| openraft::Instant::elapsed(&*at))
     }
 
@@ -192,6 +198,18 @@ impl Core {
                 self.forward(command.clone(), request, attempt).await
             };
             match result {
+                Ok(Written { reply: Reply::Rejected(fsm::Rejection::SessionExpired), .. })
+                    if proposed =>
+                {
+                    // What became of the attempt before nobody remembers.
+                    return Err(ApiError::Unknown);
+                }
+                Ok(Written { index, reply: Reply::Rejected(fsm::Rejection::SessionExpired) }) => {
+                    // The stamp is this server's log time, which was that old: nothing came of it. It is stamped anew once this server knows better.
+                    last = ApiError::NotReady("it is far behind the others".to_owned());
+                    self.cell.wait_for(index, Self::left(deadline)).await;
+                    request.stamped_at = self.log_time();
+                }
                 Ok(written) => return Ok(written),
                 Err(error @ ApiError::NoLeader) => last = error,
                 Err(error @ (ApiError::Unknown | ApiError::Timeout { .. })) => {

@@ -18,9 +18,9 @@ use fsm::Index;
 use proto::v1 as pb;
 use tonic::Status;
 
-use super::{core::Core, housekeeping::probe};
+use super::{core::Core, housekeeping::probe, members::leads};
 use crate::{
-    raft::{Member, Membership, ServerId, StoredMembership, WatchReceiver},
+    raft::{Member, Membership, Metrics, ServerId, StoredMembership, WatchReceiver},
     rpc::transport::{Lane, call},
     rt,
 };
@@ -286,34 +286,109 @@ pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), S
     if membership.voter_ids().any(|id| id == request.node_id) {
         return Err(Status::unavailable("this server is becoming a voter: ask again"));
     }
-    let mut replaced = Vec::new();
-    for (id, member) in membership.nodes() {
-        if *id != request.node_id && member.rpc_address == request.rpc_address {
-            tracing::warn!(old = %format!("{id:x}"), new = %format!("{:x}", request.node_id),
-                address = member.rpc_address, "a server with an empty disk takes the place of an old one");
-            replaced.push(*id);
-        } else if *id != request.node_id && member.name == request.name {
-            let message =
-                format!("a server named {} exists at {}", member.name, member.rpc_address);
-            return Err(Status::already_exists(message));
-        }
+    can_be_reached(core, &request).await?;
+    let namesake = |(id, member): (&ServerId, &Member)| {
+        let is_other = *id != request.node_id && member.rpc_address != request.rpc_address;
+        (is_other && member.name == request.name).then(|| member.rpc_address.clone())
+    };
+    if let Some(address) = membership.nodes().find_map(namesake) {
+        let message = format!("a server named {} exists at {address}", request.name);
+        return Err(Status::already_exists(message));
     }
     let id = request.node_id;
     let member = Member {
-        name: request.name,
-        rpc_address: request.rpc_address,
-        http_address: request.http_address,
+        name: request.name.clone(),
+        rpc_address: request.rpc_address.clone(),
+        http_address: request.http_address.clone(),
     };
     let failed = |error: String| Status::unavailable(error);
-    core.raft.add_learner(id, member, true).await.map_err(|error| failed(error.to_string()))?;
-    // Read again: another server may have joined while this one learned.
+    let added = core.raft.add_learner(id, member, false).await;
+    let added = added.map_err(|error| failed(error.to_string()))?;
+    has_learned(core, id, added.log_id.index()).await?;
+    // Learning takes its time: the disk may be gone again, and another server may have joined in its place.
+    can_be_reached(core, &request).await?;
     let metrics = core.raft.metrics().borrow_watched().clone();
-    let mut voters: BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
-    voters.retain(|voter| !replaced.contains(voter));
-    voters.insert(id);
-    core.raft.change_membership(voters, false).await.map_err(|error| failed(error.to_string()))?;
+    let nodes = metrics.membership_config.membership().nodes();
+    let replaced: BTreeSet<ServerId> = nodes
+        .filter(|(other, member)| **other != id && member.rpc_address == request.rpc_address)
+        .map(|(other, _)| *other)
+        .collect();
+    if !replaced.is_empty() {
+        tracing::warn!(old = ?replaced, new = id, address = request.rpc_address,
+            "a server with an empty disk takes the place of an old one");
+    }
+    let change = openraft::ChangeMembers::Batch(vec![
+        openraft::ChangeMembers::RemoveVoters(replaced),
+        openraft::ChangeMembers::AddVoterIds(BTreeSet::from([id])),
+    ]);
+    core.raft.change_membership(change, false).await.map_err(|error| failed(error.to_string()))?;
     tracing::info!(server = %format!("{id:x}"), "a server joined as a voter");
     Ok(())
+}
+
+/// Asks to join again when the others have removed this server while it could not be told: whom they do not send anything any more believes for
+/// good that it votes.
+pub(super) async fn rejoin_when_removed(core: Arc<Core>) {
+    let mut stop = core.stopping();
+    while rt::timeout(PEER_CHECK, rt::until_true(&mut stop)).await.is_err() {
+        if core.is_in_touch() || !votes(&core, core.id) {
+            continue;
+        }
+        let metrics = core.raft.metrics().borrow_watched().clone();
+        let members = metrics.membership_config.membership().nodes();
+        let others = members.filter(|(id, _)| **id != core.id);
+        for address in others.map(|(_, member)| &member.rpc_address) {
+            let Ok(reply) = probe(&core, address, 0, PROBE_TIMEOUT).await else { continue };
+            let is_ours = core.cluster.get().is_some_and(|own| *own == *reply.cluster_id);
+            if is_ours && !reply.member && reply.leader != 0 {
+                tracing::warn!("the others do not count this server any more: it joins again");
+                match ask_to_join(&core, address).await {
+                    Ok(()) => break,
+                    Err(status) => tracing::debug!(message = status.message(), "cannot join yet"),
+                }
+            }
+        }
+    }
+}
+
+/// A voter that the others cannot reach would count in every majority and answer in none.
+async fn can_be_reached(core: &Core, request: &pb::JoinRequest) -> Result<(), Status> {
+    let address = &request.rpc_address;
+    let hint =
+        "the others must reach it there: check its rpc.advertise and what filters the network";
+    match probe(core, address, 0, PROBE_TIMEOUT).await {
+        Ok(reply) if reply.node_id == request.node_id => Ok(()),
+        Ok(_) => {
+            let message = format!("another server answers at {address}: {hint}");
+            Err(Status::failed_precondition(message))
+        }
+        Err(status) => {
+            let message = format!("no answer at {address} ({}): {hint}", status.message());
+            Err(Status::failed_precondition(message))
+        }
+    }
+}
+
+/// Waits until a learner has everything up to this index. Openraft's own wait takes one that never answered for one that has learned.
+async fn has_learned(core: &Core, id: ServerId, index: u64) -> Result<(), Status> {
+    let has = |metrics: &Metrics| {
+        let matched = metrics.replication.as_ref()?.get(&id)?.as_ref()?;
+        (matched.index() >= index).then_some(())
+    };
+    let deadline = rt::Instant::now() + JOIN_TIMEOUT;
+    let mut metrics = core.raft.metrics();
+    loop {
+        if has(&metrics.borrow_watched()).is_some() {
+            return Ok(());
+        }
+        if leads(core).is_none() {
+            return Err(Status::failed_precondition("this server does not lead any more"));
+        }
+        let left = deadline.saturating_duration_since(rt::Instant::now());
+        if !matches!(rt::timeout(left, metrics.changed()).await, Ok(Ok(()))) {
+            return Err(Status::unavailable("it has not learned the log in time"));
+        }
+    }
 }
 
 #[cfg(test)]

@@ -226,6 +226,7 @@ impl Core {
         rt::spawn(super::reports::run(Arc::clone(self), report_queue));
         rt::spawn(super::read_rounds::run(Arc::clone(self), read_queue));
         rt::spawn(super::housekeeping::run(Arc::clone(self)));
+        rt::spawn(super::bootstrap::rejoin_when_removed(Arc::clone(self)));
         rt::spawn(super::digests::run(Arc::clone(self)));
         for number in 0..self.settings.workers {
             rt::spawn(super::worker::run(Arc::clone(self), number));
@@ -401,7 +402,6 @@ fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
         quorum_loss_probe_interval: Some(timing.election_ms_max * 2),
         max_payload_entries: 1024,
         snapshot_policy: SnapshotPolicy::Never,
-        replication_lag_threshold: 100_000,
         max_in_snapshot_log_to_keep: settings.log_entries_kept,
         purge_batch_size: settings.log_entries_kept.clamp(1, 1024),
         ..openraft::Config::default()

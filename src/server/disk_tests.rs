@@ -18,10 +18,10 @@ use crate::{
     storage::{shadow, wal},
 };
 
-const PATIENCE: Duration = Duration::from_mins(1);
+pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 const FREE_BYTES_MIN: u64 = 1 << 20;
 
-struct Servers {
+pub(super) struct Servers {
     /// There until the drop.
     runtime: Option<Runtime>,
     disks: Vec<FaultDisk>,
@@ -29,7 +29,7 @@ struct Servers {
 }
 
 impl Servers {
-    fn start(count: usize) -> Self {
+    pub(super) fn start(count: usize) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.unwrap();
@@ -56,15 +56,15 @@ impl Servers {
         Self { runtime: Some(runtime), disks, running }
     }
 
-    fn runtime(&self) -> &Runtime {
+    pub(super) fn runtime(&self) -> &Runtime {
         self.runtime.as_ref().expect("taken by the drop only")
     }
 
-    fn core(&self, server: usize) -> Arc<Core> {
+    pub(super) fn core(&self, server: usize) -> Arc<Core> {
         Arc::clone(&self.running[server].core)
     }
 
-    fn wait<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    pub(super) fn wait<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let end = std::time::Instant::now() + PATIENCE;
         loop {
             if let Some(found) = look() {
@@ -75,17 +75,22 @@ impl Servers {
         }
     }
 
-    fn leader_among(&self, servers: &[usize]) -> usize {
+    pub(super) fn leader_among(&self, servers: &[usize]) -> usize {
         self.wait("a leader", || {
             servers.iter().copied().find(|server| self.running[*server].core.leading().is_some())
         })
     }
 
-    fn write(&self, server: usize, name: &str) -> Result<u64, ApiError> {
+    pub(super) fn write(&self, server: usize, name: &str) -> Result<u64, ApiError> {
         self.write_within(server, name, PATIENCE)
     }
 
-    fn write_within(&self, server: usize, name: &str, within: Duration) -> Result<u64, ApiError> {
+    pub(super) fn write_within(
+        &self,
+        server: usize,
+        name: &str,
+        within: Duration,
+    ) -> Result<u64, ApiError> {
         let namespace = Namespace { name: name.into(), ..Namespace::default() };
         let core = self.core(server);
         let written = self.runtime().block_on(core.write(
@@ -97,7 +102,7 @@ impl Servers {
         Ok(written.index)
     }
 
-    fn has(&self, server: usize, name: &str) -> bool {
+    pub(super) fn has(&self, server: usize, name: &str) -> bool {
         let core = self.core(server);
         let read = core.read(ReadMode::Linearizable, 0, PATIENCE);
         let snapshot = self.runtime().block_on(read).unwrap();
@@ -194,6 +199,8 @@ fn a_follower_whose_disk_hangs_ends_itself_and_the_others_go_on() {
     let leader = servers.leader_among(&[0, 1, 2]);
     let follower = (leader + 1) % 3;
     servers.write(leader, "before").unwrap();
+    // What is watched is the log; before it, a server saves which cluster it is of.
+    servers.wait("it knows its cluster", || servers.core(follower).cluster_id());
     servers.disks[follower].stall();
     servers.write(leader, "while-it-hangs").unwrap();
     let why = servers.why_failed(follower);

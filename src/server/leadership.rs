@@ -26,10 +26,13 @@ use crate::{
     raft::{EntryData, Raft, WatchReceiver},
     rpc::convert,
     rt::{self, Instant, Notify, Semaphore, mpsc, watch},
+    storage::wal,
 };
 
 /// Proposals under way at a time, of clients and services together.
 const PROPOSALS_MAX: usize = 8_192;
+/// The log's bound, less the byte that tells what a payload is.
+const ENTRY_BYTES_MAX: usize = wal::PAYLOAD_BYTES_MAX - 1;
 /// How long a proposal of a leader service may take before its outcome counts as unknown.
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause before a leader whose entry was refused tries again: it leads by name, and was not heard of by a majority for a while.
@@ -215,6 +218,12 @@ impl LeaderServices {
         };
         let proposal = Proposal { at: self.now(), epoch: Some(self.epoch), request, command };
         let data = EntryData(codec::encode(&proposal));
+        // The log refuses a larger one for good, and takes the whole server with it.
+        let bytes = data.0.len();
+        if bytes > ENTRY_BYTES_MAX {
+            let text = format!("a change of {bytes} bytes is over the limit of {ENTRY_BYTES_MAX}");
+            return Err(ApiError::Invalid(text));
+        }
         let (responder, done) = ProgressResponder::complete_only();
         let leader = *convert::log_id(self.epoch, 0).committed_leader_id();
         self.raft
@@ -317,7 +326,8 @@ impl LeaderServices {
         for node in watched.missed {
             tracing::info!(%node, "a node missed its heartbeat: it is down");
         }
-        for command in stepped.commands.into_iter().chain(watched.commands) {
+        // Nodes first: one that is down and finds no room is called so again only after another time to live.
+        for command in watched.commands.into_iter().chain(stepped.commands) {
             self.submit(command);
         }
         if let Some(command) = lock(&self.collector).poll(now, &state) {

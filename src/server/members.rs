@@ -48,9 +48,14 @@ impl Core {
 
     /// The leader as operators are told: one that fell silent is none.
     fn leader_shown(&self, metrics: &Metrics) -> Option<ServerId> {
+        self.leader_heard(metrics).filter(|_| self.is_in_touch())
+    }
+
+    /// Whether this server heard its leader of late, or as the leader a majority. One that did not knows nothing of what is decided elsewhere,
+    /// and does not know that it does not.
+    pub(crate) fn is_in_touch(&self) -> bool {
         let silence_max = Duration::from_millis(4 * self.settings.timing.election_ms_max);
-        let silent = self.last_contact() > silence_max.max(LEADER_SILENCE_MIN);
-        self.leader_heard(metrics).filter(|_| !silent)
+        self.last_contact() <= silence_max.max(LEADER_SILENCE_MIN)
     }
 
     /// Members of the Raft configuration.

@@ -4,6 +4,8 @@ pub mod access;
 pub mod api;
 pub mod applier;
 pub mod bootstrap;
+#[cfg(test)]
+mod cluster_tests;
 pub mod core;
 mod digests;
 #[cfg(test)]
@@ -143,6 +145,10 @@ pub(crate) async fn heartbeat_for_agent(
         let transport = &*core.transport;
         return call(transport, &address, path, Lane::Control, request, FORWARD_TIMEOUT).await;
     };
+    // A leader that is cut off from the others would keep its nodes here while the next one gives them up.
+    if !core.is_in_touch() {
+        return Err(Status::unavailable("no majority of the servers answers this leader"));
+    }
     let node = NodeId::from_slice(&request.node_id)
         .ok_or_else(|| Status::invalid_argument("node id must be 16 bytes"))?;
     let heard = services

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fsm::{Command, command::NodeReport};
+use fsm::{
+    Command,
+    command::{ClientUpdate, NodeReport},
+};
 
 use super::{
     api::{Api, ApiError, Written},
@@ -14,6 +17,8 @@ use crate::rt::{self, mpsc, oneshot};
 const GATHER: Duration = Duration::from_millis(25);
 /// Allocation updates in one entry.
 const UPDATES_MAX: usize = 2_000;
+/// Size of the reports in one entry, bytes, about: far below what the log takes in one entry.
+const BYTES_MAX: usize = 4 << 20;
 /// Reports that may wait.
 const WAITING_MAX: usize = 16_384;
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -55,13 +60,15 @@ pub(super) async fn run(core: Arc<Core>, mut queue: Queue) {
         };
         let Some((report, reply)) = first else { return };
         rt::sleep(GATHER).await;
-        let mut updates = report.updates.len();
+        let (mut updates, mut bytes) = (report.updates.len(), bytes_of(&report));
         let mut reports = vec![report];
         let mut replies = vec![reply];
         while updates < UPDATES_MAX
+            && bytes < BYTES_MAX
             && let Ok((report, reply)) = queue.try_recv()
         {
             updates += report.updates.len();
+            bytes += bytes_of(&report);
             reports.push(report);
             replies.push(reply);
         }
@@ -74,4 +81,17 @@ pub(super) async fn run(core: Arc<Core>, mut queue: Queue) {
             }
         });
     }
+}
+
+/// What a report takes in an entry, about: its texts, and a guess for the rest.
+fn bytes_of(report: &NodeReport) -> usize {
+    let of_event = |event: &fsm::TaskEvent| 40 + event.kind.len() + event.message.len();
+    let of_task = |task: &fsm::TaskState| {
+        40 + task.state.len() + task.events.iter().map(of_event).sum::<usize>()
+    };
+    let of_update = |update: &ClientUpdate| {
+        let tasks = update.tasks.iter().map(|(name, task)| name.len() + of_task(task));
+        40 + update.description.len() + tasks.sum::<usize>()
+    };
+    report.updates.iter().map(of_update).sum()
 }

@@ -246,7 +246,7 @@ fn a_lagging_server_denies_no_node() {
     let mut agent = servers.agent(leader);
     let registered = servers.runtime.block_on(agent.register(registration)).unwrap();
     let incarnation = registered.into_inner().incarnation;
-    let request = pb::StreamAllocationsRequest { node_id: id.clone(), incarnation };
+    let request = pb::StreamAllocationsRequest { node_id: id.clone(), incarnation, index_min: 0 };
     let mut agent = servers.agent(held);
     let first = servers.runtime.spawn(async move {
         agent.stream_allocations(request).await.unwrap().into_inner().message().await
@@ -257,7 +257,8 @@ fn a_lagging_server_denies_no_node() {
     let batch = servers.runtime.block_on(first).unwrap().unwrap().unwrap();
     assert!(batch.complete && batch.allocations.is_empty());
 
-    let later = pb::StreamAllocationsRequest { node_id: id, incarnation: incarnation + 1 };
+    let later =
+        pb::StreamAllocationsRequest { node_id: id, incarnation: incarnation + 1, index_min: 0 };
     let mut agent = servers.agent(held);
     let denied = servers.runtime.block_on(async move {
         agent.stream_allocations(later).await.unwrap().into_inner().message().await
