@@ -209,6 +209,9 @@ impl Agent {
 
     /// One stream: beats, allocations and reports until something fails or it moves on.
     async fn follow(&mut self, beat_at: &mut Instant) -> Result<(), Status> {
+        if self.world.core(self.server).is_some_and(|core| core.applied() < self.seen) {
+            coverage::hit("an agent met a server behind what it had been shown");
+        }
         let mut batches = self.allocations().await?;
         let moves = self.world.swarm.has(Class::Reconnect) && !self.world.is_calm();
         let lasts = if moves {
@@ -316,8 +319,8 @@ impl Agent {
         let batch = pb::AllocationBatch::decode(batch)
             .map_err(|error| Status::internal(error.to_string()))?;
         if batch.index < self.seen {
-            coverage::hit("an agent met a server behind what it had been shown");
-            return Err(Status::unavailable("the server is behind what was shown"));
+            let (index, seen) = (batch.index, self.seen);
+            verdict::fail(format!("I13: {} is shown {index} and had been shown {seen}", self.name));
         }
         self.seen = batch.index;
         let mut removed = batch.removed;

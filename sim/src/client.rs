@@ -136,11 +136,12 @@ impl Shared {
         command: Command,
         request: RequestId,
     ) -> Option<Result<quorate::server::api::Written, ApiError>> {
+        let limit = self.world.swarm.patience(request);
         let work =
-            move |core: Arc<Core>| async move { core.write(command, Some(request), TIMEOUT).await };
+            move |core: Arc<Core>| async move { core.write(command, Some(request), limit).await };
         let begin = Instant::now();
         let answer = self.world.inside(server, work).await;
-        self.world.keeps_deadline(server, begin, TIMEOUT, answer.is_some(), "a write");
+        self.world.keeps_deadline(server, begin, limit, answer.is_some(), "a write");
         answer
     }
 

@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 44] = [
+pub(crate) const REQUIRED: [&str; 45] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -49,6 +49,7 @@ pub(crate) const REQUIRED: [&str; 44] = [
     "a worker gave a lease back because its server lagged",
     "a setting was changed",
     "an agent met a server behind what it had been shown",
+    "a disk was lost again soon after",
 ];
 
 thread_local! {

@@ -297,11 +297,12 @@ impl Operator {
     async fn ask(&mut self, what: &str, command: Command) -> Option<Result<Written, ApiError>> {
         let server = self.server();
         let request = RequestId(rt::random_id());
+        let limit = self.world.swarm.patience(request);
         let work =
-            move |core: Arc<Core>| async move { core.write(command, Some(request), TIMEOUT).await };
+            move |core: Arc<Core>| async move { core.write(command, Some(request), limit).await };
         let begin = Instant::now();
         let answer = self.world.inside(server, work).await;
-        self.world.keeps_deadline(server, begin, TIMEOUT, answer.is_some(), "an operation");
+        self.world.keeps_deadline(server, begin, limit, answer.is_some(), "an operation");
         match &answer {
             Some(Ok(written)) => {
                 self.world.acknowledged(written.index);

@@ -25,12 +25,30 @@ const LONG_DOWN_MS: (u64, u64) = (6_000, 12_000);
 /// Looks, a millisecond apart, for a write that is not durable.
 const WRITE_LOOKS_MAX: u32 = 200;
 
+/// How long it is down then.
+const REWIPED_DOWN: Duration = Duration::from_millis(100);
+/// How long after its start a server loses its disk again, ms: while it asks, learns, or just votes.
+const REWIPE_MS: (u64, u64) = (20, 3_000);
+
 /// What brings faults on the servers.
 pub(crate) struct Nemesis {
     world: World,
     dice: Dice,
+    dice_rewipe: Dice,
     /// Classes that are events.
     events: Vec<Class>,
+}
+
+/// Takes a server's disk once more, if it is up then and no other lacks its own.
+async fn wipe_again(world: World, server: usize, after: Duration) {
+    rt::sleep(after).await;
+    if world.is_calm() || !world.is_up(server) || !world.may_damage(server) {
+        return;
+    }
+    coverage::hit("a disk was lost again soon after");
+    world.wipe(server);
+    rt::sleep(REWIPED_DOWN).await;
+    world.start(server);
 }
 
 impl Nemesis {
@@ -39,7 +57,8 @@ impl Nemesis {
         let dice = Dice::new(world.swarm.seed, "nemesis");
         let classes = world.swarm.classes.iter().copied();
         let events = classes.filter(|class| class.is_of_nemesis());
-        Self { events: events.collect(), world, dice }
+        let dice_rewipe = Dice::new(world.swarm.seed, "rewipe");
+        Self { events: events.collect(), world, dice, dice_rewipe }
     }
 
     fn swarm(&self) -> &Swarm {
@@ -93,7 +112,9 @@ impl Nemesis {
             | Class::UsedRot
             | Class::Lag
             | Class::Settings
-            | Class::Reconnect => {}
+            | Class::Reconnect
+            | Class::Rewipe
+            | Class::Hurry => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),
@@ -252,6 +273,10 @@ impl Nemesis {
         self.world.wipe(server);
         let down = self.ms(self.swarm().down_ms_max);
         self.start_later(server, down);
+        if self.swarm().has(Class::Rewipe) {
+            let up = self.dice_rewipe.between(REWIPE_MS.0, REWIPE_MS.1);
+            rt::spawn(wipe_again(self.world.clone(), server, down + Duration::from_millis(up)));
+        }
     }
 
     fn transfer(&mut self, server: usize) {

@@ -2,11 +2,17 @@
 //!
 //! Every value is drawn whether or not its class is on, in a fixed order, so that switching a class off (as the shrinker does) changes nothing else.
 
-use std::{collections::BTreeSet, fmt, str::FromStr};
+use std::{collections::BTreeSet, fmt, str::FromStr, time::Duration};
 
+use fsm::RequestId;
 use quorate::server::RaftTiming;
 
 use crate::{dice::Dice, network::Weather};
+
+/// How long a client waits for the answer to a write.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The same where clients have little time, at the least.
+const PATIENCE_LEAST: Duration = Duration::from_millis(300);
 
 /// A class of faults.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -69,6 +75,10 @@ pub(crate) enum Class {
     Settings,
     /// Agents that move their stream of allocations to another server and stay registered.
     Reconnect,
+    /// Disks that are lost again while their server joins.
+    Rewipe,
+    /// No fault: clients that have little time.
+    Hurry,
 }
 
 impl Class {
@@ -77,7 +87,7 @@ impl Class {
     /// So many have been drawn when those come that came later still.
     const SECOND: usize = 26;
     /// All of them, in the order in which they are drawn.
-    pub(crate) const ALL: [Self; 29] = [
+    pub(crate) const ALL: [Self; 31] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -107,6 +117,8 @@ impl Class {
         Self::Lag,
         Self::Settings,
         Self::Reconnect,
+        Self::Rewipe,
+        Self::Hurry,
     ];
 
     /// Its name on the command line.
@@ -141,6 +153,8 @@ impl Class {
             Self::Lag => "lag",
             Self::Settings => "settings",
             Self::Reconnect => "reconnect",
+            Self::Rewipe => "rewipe",
+            Self::Hurry => "hurry",
         }
     }
 
@@ -158,6 +172,8 @@ impl Class {
                     | Self::Lag
                     | Self::Settings
                     | Self::Reconnect
+                    | Self::Rewipe
+                    | Self::Hurry
             )
     }
 
@@ -252,6 +268,15 @@ fn size(dice: &mut Dice, low: u64, high: u64) -> usize {
 }
 
 impl Swarm {
+    /// How long whoever makes this request waits for the answer.
+    pub(crate) fn patience(&self, request: RequestId) -> Duration {
+        if !self.has(Class::Hurry) {
+            return PATIENCE;
+        }
+        let [low, high, ..] = request.0;
+        PATIENCE_LEAST + Duration::from_millis(u64::from(u16::from_le_bytes([low, high])) / 14)
+    }
+
     /// The plan of a seed.
     pub(crate) fn draw(seed: u64, change: &Override) -> Self {
         let mut dice = Dice::new(seed, "swarm");

@@ -9,6 +9,7 @@ use fsm::{
     command::{LivenessChange, NodeReport},
     node::Drain,
     state::GainKey,
+    table::TableId,
 };
 
 use crate::invariants::needs::{has_ended, in_service, is_live};
@@ -26,6 +27,7 @@ type Found = Vec<String>;
 /// What a command that took effect for the first time left undone.
 pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
     entry.effects(found);
+    entry.table_indexes(found);
     if let Command::RegisterJob { spec, enforce_index, .. } = command {
         entry.enforced(&spec.key, *enforce_index, found);
     }
@@ -110,6 +112,28 @@ impl Entry<'_> {
             });
             if !heard {
                 found.push(format!("I25: nobody hears of the room that {:?} gained", gain.key));
+            }
+        }
+    }
+
+    /// Whoever waits for a table is woken by its index. Of versions only those are looked at that come with their job: those that go belong to jobs
+    /// that are gone, and nobody is shown them.
+    fn table_indexes(&self, found: &mut Found) {
+        let (before, after) = (self.before, self.after);
+        let digests = |state: &State| {
+            [
+                (TableId::Jobs, state.jobs.digest()),
+                (TableId::Nodes, state.nodes.digest()),
+                (TableId::Evaluations, state.evaluations.digest()),
+                (TableId::Allocations, state.allocations.digest()),
+                (TableId::NodePools, state.node_pools.digest()),
+                (TableId::Namespaces, state.namespaces.digest()),
+            ]
+        };
+        for ((table, was), (_, is)) in digests(before).into_iter().zip(digests(after)) {
+            if was != is && after.table_index(table) != self.index() {
+                let index = after.table_index(table);
+                found.push(format!("I13: {table:?} changed and keeps index {index}"));
             }
         }
     }
@@ -313,7 +337,9 @@ impl Entry<'_> {
         let (Some(before), Some(after)) = (before, after) else { return };
         match (drain, &after.drain) {
             (Some(asked), Some(set)) => {
-                let length = |drain: &Drain, since| drain.deadline_at.map(|at| at - since);
+                // None of a deadline before its beginning, which no right entry sets.
+                let length =
+                    |drain: &Drain, since| drain.deadline_at.map(|at| at.checked_sub(since));
                 let asked_ms = length(asked, asked.started_at);
                 let set_ms = length(set, self.after.head.at);
                 let same = (asked.force, asked.ignore_system) == (set.force, set.ignore_system);
