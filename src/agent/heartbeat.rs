@@ -32,8 +32,6 @@ const STREAM_RETRY_MAX: Duration = Duration::from_secs(10);
 const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A registration that lasted less was in vain.
 const STANDING_MIN: Duration = Duration::from_secs(10);
-/// Streams in a row that showed an older state, before the servers are taken to have lost what they had shown: more than a lagging minority can answer.
-const OLD_STREAMS_MAX: u32 = 5;
 /// How long all statuses may take before a heartbeat goes out in between.
 const STATUSES_TIMEOUT: Duration = Duration::from_secs(5);
 /// Spread of the heartbeats that follow a change of leader or a broken stream, ms.
@@ -74,34 +72,26 @@ pub(crate) struct Registered {
 struct Seen {
     registered: Option<Registered>,
     index: u64,
-    /// Streams refused since the last one that was not.
-    refused: u32,
 }
 
 impl Seen {
     /// What a registration saw is the least that a stream has to show: also of what was placed before the agent started.
     fn begin(&mut self, registered: Registered) {
         if self.registered != Some(registered) {
-            *self =
-                Self { registered: Some(registered), index: registered.index, ..Self::default() };
+            *self = Self { registered: Some(registered), index: registered.index };
         }
     }
 
     /// Refuses what is older than what was shown before: in the whole set of a server that lags, what is new is missing, and would be taken for gone.
+    /// A server that is asked for an index shows nothing older, and says when nobody has it any more: then the node registers again.
     fn check(&mut self, index: u64) -> Result<(), Status> {
         if index < self.index {
-            self.refused += 1;
             let known = self.index;
             let message = format!("the server is behind: it is at {index}, {known} was shown");
             return Err(Status::unavailable(message));
         }
-        (self.index, self.refused) = (index, 0);
+        self.index = index;
         Ok(())
-    }
-
-    /// Nobody knows any more what this node was shown: the servers were restored from a copy of before. Only a registration says what holds now.
-    fn is_of_the_past(&self) -> bool {
-        self.refused >= OLD_STREAMS_MAX
     }
 }
 
@@ -153,13 +143,7 @@ impl<N: Node> Standing<N> {
                 Ok(()) => tracing::debug!("the stream of allocations ended"),
                 Err(status) => {
                     tracing::debug!(code = ?status.code(), message = status.message(), "the stream of allocations broke");
-                    if seen.is_of_the_past() {
-                        tracing::warn!(
-                            known = seen.index,
-                            "the servers are behind what they have shown: registering again"
-                        );
-                    }
-                    if is_unknown(&status) || seen.is_of_the_past() {
+                    if is_unknown(&status) {
                         self.unknown.notify_one();
                     }
                 }
@@ -382,15 +366,10 @@ fn node_name(registration: &v1::RegisterRequest) -> &str {
 mod tests {
     use super::*;
 
-    fn seen(index: u64) -> Seen {
-        let mut seen = Seen::default();
-        seen.begin(Registered { incarnation: 1, index });
-        seen
-    }
-
     #[test]
     fn a_server_that_lags_is_not_believed() {
-        let mut seen = seen(5);
+        let mut seen = Seen::default();
+        seen.begin(Registered { incarnation: 1, index: 5 });
         assert!(seen.check(4).is_err(), "it does not know what there was before the agent started");
         assert!(seen.check(7).is_ok());
         assert!(seen.check(7).is_ok());
@@ -398,17 +377,7 @@ mod tests {
         assert!(is_about_server(&refused), "another server is asked");
         seen.begin(Registered { incarnation: 1, index: 5 });
         assert!(seen.check(6).is_err(), "another stream of the same registration");
-    }
-
-    #[test]
-    fn servers_that_were_restored_from_a_copy_are_believed_after_a_registration() {
-        let mut seen = seen(70);
-        for _ in 1..OLD_STREAMS_MAX {
-            assert!(seen.check(6).is_err());
-        }
-        assert!(!seen.is_of_the_past(), "it may be one server that lags");
-        assert!(seen.check(7).is_err() && seen.is_of_the_past());
-        seen.begin(Registered { incarnation: 1, index: 8 });
-        assert!(seen.check(8).is_ok() && !seen.is_of_the_past());
+        seen.begin(Registered { incarnation: 1, index: 6 });
+        assert!(seen.check(6).is_ok(), "the servers have said anew what holds");
     }
 }

@@ -91,9 +91,12 @@ impl Core {
         if leads(self).is_none() {
             return self.contact.age();
         }
-        let metrics = self.raft.metrics().borrow_watched().clone();
-        let mut voters = metrics.membership_config.membership().voter_ids();
-        if voters.next() == Some(self.id) && voters.next().is_none() {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        if let [voters] = metrics.membership_config.membership().get_joint_config().as_slice()
+            && voters.len() == 1
+            && voters.contains(&self.id)
+        {
             // Raft does not ask itself.
             return Duration::ZERO;
         }

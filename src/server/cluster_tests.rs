@@ -1,20 +1,23 @@
-//! What servers do when others lag, are cut off or cannot be reached: real cores over loopback sockets, as in [`super::disk_tests`].
+//! What servers do when others lag, are cut off or cannot be reached: real cores over loopback sockets.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use fsm::{Command, Proposal, codec, limits, state::Namespace};
-use futures_util::FutureExt;
-use proto::v1 as pb;
-use tonic::Code;
+use futures_util::{FutureExt, StreamExt, stream::BoxStream};
+use proto::v1::{self as pb, agent_server::Agent};
+use tonic::{Code, Request, Status};
 
 use super::{
     admit_peer,
     api::{Api, ApiError},
-    disk_tests::{PATIENCE, Servers},
+    core::Core,
     heartbeat_for_agent,
+    testing::{PATIENCE, Servers},
 };
-use crate::{raft::EntryData, rt};
+use crate::{raft::EntryData, rpc::agent::AgentService, rt};
+
+type Stream = BoxStream<'static, Result<pb::AllocationBatch, Status>>;
 
 /// The log refuses it for good, and a server whose log fails ends: one after the other, while the request is tried again.
 #[test]
@@ -111,4 +114,95 @@ fn a_server_alone_is_in_touch_with_itself() {
     let servers = Servers::start(1);
     let core = servers.core(servers.leader_among(&[0]));
     assert_eq!(core.last_contact(), Duration::ZERO);
+}
+
+/// Nobody sends it anything any more, so nobody tells it.
+#[test]
+fn a_server_that_was_taken_out_while_it_was_down_joins_again() {
+    let mut servers = Servers::start(3);
+    let leader = servers.leader_among(&[0, 1, 2]);
+    let (core, away) = (servers.core(leader), (leader + 1) % 3);
+    let id = servers.core(away).id;
+    let votes = |core: &Core| core.settled_voters().is_some_and(|voters| voters.contains(&id));
+    servers.wait("it votes", || votes(&core).then_some(()));
+    servers.restart(away, |servers| {
+        let change = openraft::ChangeMembers::RemoveVoters(BTreeSet::from([id]));
+        servers.runtime().block_on(core.raft.change_membership(change, false)).unwrap();
+        servers.wait("it does not vote", || (!votes(&core)).then_some(()));
+    });
+    servers.wait("it votes again", || votes(&core).then_some(()));
+    assert_eq!(servers.core(away).id, id);
+}
+
+/// The next message of a stream.
+fn next(servers: &Servers, stream: &mut Stream) -> Result<pb::AllocationBatch, Code> {
+    let message = servers.runtime().block_on(async { rt::timeout(PATIENCE, stream.next()).await });
+    message.unwrap().unwrap().map_err(|status| status.code())
+}
+
+/// A registered node; its incarnation and the index of its registration.
+fn register(servers: &Servers, server: usize) -> (u64, u64) {
+    let request = pb::RegisterRequest {
+        node_id: vec![1; 16].into(),
+        secret: vec![2; 16].into(),
+        identity: vec![3; 16].into(),
+        name: "a".to_owned(),
+        datacenter: "dc1".to_owned(),
+        ..pb::RegisterRequest::default()
+    };
+    let agents = AgentService(servers.core(server));
+    let reply = servers.runtime().block_on(agents.register(Request::new(request)));
+    let reply = reply.unwrap().into_inner();
+    (reply.incarnation, reply.index)
+}
+
+fn stream(servers: &Servers, server: usize, incarnation: u64, index_min: u64) -> Stream {
+    let node_id = vec![1; 16].into();
+    let request = pb::StreamAllocationsRequest { node_id, incarnation, index_min };
+    let agents = AgentService(servers.core(server));
+    let opened = servers.runtime().block_on(agents.stream_allocations(Request::new(request)));
+    opened.unwrap().into_inner()
+}
+
+/// What is new is missing in an older state, and would be taken for gone.
+#[test]
+fn a_stream_shows_nothing_older_than_what_its_node_was_shown() {
+    let servers = Servers::start(3);
+    let leader = servers.leader_among(&[0, 1, 2]);
+    let behind = (leader + 1) % 3;
+    let (incarnation, index) = register(&servers, leader);
+    // It knows the node.
+    assert!(next(&servers, &mut stream(&servers, behind, incarnation, index)).is_ok());
+    servers.core(behind).hold_apply(true);
+    let shown = servers.write(leader, "news").unwrap();
+    let mut held = stream(&servers, behind, incarnation, shown);
+    assert_eq!(next(&servers, &mut held), Err(Code::Unavailable));
+    servers.core(behind).hold_apply(false);
+    let batch = next(&servers, &mut stream(&servers, behind, incarnation, shown)).unwrap();
+    assert!(batch.complete && batch.index >= shown);
+}
+
+/// As after a restore from a copy: waiting for the index would take for ever, and what holds is what a registration finds.
+#[test]
+fn a_node_that_was_shown_what_nobody_has_any_more_registers_again() {
+    let servers = Servers::start(1);
+    let leader = servers.leader_among(&[0]);
+    let (incarnation, index) = register(&servers, leader);
+    let mut lost = stream(&servers, leader, incarnation, index + 1_000);
+    assert_eq!(next(&servers, &mut lost), Err(Code::NotFound));
+}
+
+/// Its node would hear nothing of what the others decide.
+#[test]
+fn a_stream_ends_at_a_server_that_has_lost_touch() {
+    let servers = Servers::start(3);
+    let leader = servers.leader_among(&[0, 1, 2]);
+    let (incarnation, index) = register(&servers, leader);
+    let mut held = stream(&servers, leader, incarnation, index);
+    assert!(next(&servers, &mut held).is_ok());
+    for other in (0..3).filter(|server| *server != leader) {
+        let core = servers.core(other);
+        servers.runtime().block_on(core.raft.shutdown()).unwrap();
+    }
+    assert_eq!(next(&servers, &mut held), Err(Code::Unavailable));
 }

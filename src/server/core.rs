@@ -127,7 +127,7 @@ pub struct Core {
     pub(super) wal: Wal,
     /// What opening the log found.
     pub log_recovery: wal::Recovery,
-    snapshots: SnapshotDirectory,
+    pub(super) snapshots: SnapshotDirectory,
     pub(super) contact: Arc<LeaderContact>,
     leadership: RwLock<Option<Arc<LeaderServices>>>,
     stopping: watch::Sender<bool>,

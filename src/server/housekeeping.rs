@@ -31,7 +31,6 @@ const CHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(core: Arc<Core>) {
     let mut stop = core.stopping();
-    let snapshots = core.raft_service().snapshots;
     let mut growth = LogGrowth::default();
     let mut joint_rounds = 0;
     watch_free_space(&core);
@@ -41,7 +40,7 @@ pub(super) async fn run(core: Arc<Core>) {
             return;
         }
         let limit = core.settings.snapshot_log_bytes;
-        if is_snapshot_due(&mut growth, limit, &core.wal.stats(), &snapshots)
+        if is_snapshot_due(&mut growth, limit, &core.wal.stats(), &core.snapshots)
             && let Err(error) = core.raft.trigger().snapshot().await
         {
             tracing::warn!(%error, "a snapshot could not be asked for");

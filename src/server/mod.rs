@@ -21,6 +21,8 @@ mod run;
 pub(crate) mod services;
 pub mod state_cell;
 pub(crate) mod stores;
+#[cfg(test)]
+mod testing;
 mod watchdog;
 pub mod worker;
 

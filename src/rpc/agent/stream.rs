@@ -1,0 +1,426 @@
+//! The stream of a node's allocations: the whole set once, then what changes, from the local state.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use fsm::{
+    Allocation, AllocationId, ClientStatus, Index, JobSpec, Liveness, NodeId, State, Text,
+    job::RestartPolicy,
+};
+use prost::Message;
+use proto::v1 as pb;
+use tonic::Status;
+
+use super::{state_that_knows, status_of};
+use crate::{
+    rt::mpsc,
+    server::{
+        Core,
+        api::{Api, ReadMode},
+    },
+};
+
+/// How long a stream waits for the state that its node was shown elsewhere.
+const CATCH_UP: Duration = Duration::from_secs(2);
+/// Between two looks at whether this server is still in touch.
+const TOUCH_CHECK: Duration = Duration::from_secs(1);
+/// Allocations in one message.
+const BATCH_MAX: usize = 500;
+/// Size of the allocations in one message, bytes; a single one may exceed it. Agents take 64 MiB.
+const BATCH_BYTES_MAX: usize = 4 << 20;
+
+/// What an agent was told of an allocation.
+#[derive(Clone, Copy)]
+struct Told {
+    modify_index: Index,
+    starts_allowed: bool,
+}
+
+impl Told {
+    /// Whether `now` is no news. Nor is it that nothing may be started any more: what was started goes on.
+    fn covers(self, now: Self) -> bool {
+        self.modify_index == now.modify_index && (self.starts_allowed || !now.starts_allowed)
+    }
+}
+
+/// Pushes the whole set once, then what changes, until the agent goes away or is another incarnation, or until this server has lost touch with the
+/// others: the agent would wait here for what it can only hear elsewhere. Nothing is shown that is older than what the node was shown before.
+pub(super) async fn push_allocations(
+    core: &Core,
+    node: NodeId,
+    request: &pb::StreamAllocationsRequest,
+    sender: &mpsc::Sender<Result<pb::AllocationBatch, Status>>,
+) -> Result<(), Status> {
+    let mut stop = core.stopping();
+    let out_of_touch = || Status::unavailable("this server has lost touch with the others");
+    if !core.is_in_touch() {
+        return Err(out_of_touch());
+    }
+    if !core.cell.wait_for(request.index_min, CATCH_UP).await {
+        // It lags, or nobody has that index: the servers were restored from a copy of before.
+        let now = core.read(ReadMode::Linearizable, 0, CATCH_UP).await.map_err(status_of)?;
+        if now.state.head.index < request.index_min {
+            let message = "the node was shown what the servers do not have any more";
+            return Err(Status::not_found(message));
+        }
+    }
+    let mut sent = BTreeMap::new();
+    let mut complete = true;
+    let watch = core.cell.watch_node(node);
+    loop {
+        let changed = watch.notified();
+        let mut changed = std::pin::pin!(changed);
+        changed.as_mut().enable();
+        let state = state_that_knows(core, node, request.incarnation).await?;
+        let row = state.nodes.get(&node).ok_or_else(|| Status::not_found("node not found"))?;
+        for batch in batches(&state, row, &mut sent, &mut complete) {
+            if sender.send(Ok(batch)).await.is_err() {
+                return Ok(());
+            }
+        }
+        drop(state);
+        loop {
+            crate::rt::select! {
+                biased;
+                () = crate::rt::until_true(&mut stop) => return Err(Status::unavailable("the server is stopping")),
+                () = sender.closed() => return Ok(()),
+                () = &mut changed => break,
+                () = crate::rt::sleep(TOUCH_CHECK) => if !core.is_in_touch() {
+                    return Err(out_of_touch());
+                },
+            }
+        }
+    }
+}
+
+fn batches(
+    state: &State,
+    node: &fsm::Node,
+    sent: &mut BTreeMap<AllocationId, Told>,
+    complete: &mut bool,
+) -> Vec<pb::AllocationBatch> {
+    let starts_allowed = may_start(node);
+    let mut news = Vec::new();
+    let mut present = BTreeSet::new();
+    for row in state.allocations_of_node(node.id) {
+        if row.client.is_terminal() {
+            // The servers gave it up while the node was silent, and it may run: its agent hears it once. What else has ended the agent has told.
+            let given_up = row.client == ClientStatus::Lost && sent.contains_key(&row.id);
+            if let (true, Some(spec)) = (given_up, state.allocation_spec(row)) {
+                news.push(allocation(row, spec, node));
+            }
+            continue;
+        }
+        present.insert(row.id);
+        let told = Told { modify_index: row.server_modify_index, starts_allowed };
+        if sent.get(&row.id).is_some_and(|before| before.covers(told)) {
+            continue;
+        }
+        let Some(spec) = state.allocation_spec(row) else { continue };
+        sent.insert(row.id, told);
+        news.push(allocation(row, spec, node));
+    }
+    // Ends before starts: what waits for another's end has to know that it ends.
+    news.sort_by_key(|one| one.run);
+    // An allocation that ended is not removed: the agent keeps its logs until it collects them itself. One that is gone from the state is.
+    let gone: Vec<AllocationId> =
+        sent.keys().filter(|id| !state.allocations.contains(id)).copied().collect();
+    for id in &gone {
+        sent.remove(id);
+    }
+    sent.retain(|id, _| present.contains(id));
+    let complete = std::mem::take(complete);
+    if !complete && news.is_empty() && gone.is_empty() {
+        return Vec::new();
+    }
+    split(pb::AllocationBatch {
+        index: state.head.index,
+        complete,
+        removed: gone.iter().map(|id| id.0.to_vec().into()).collect(),
+        present: news.iter().filter(|_| complete).map(|one| one.id.clone()).collect(),
+        allocations: news,
+    })
+}
+
+/// The same in messages of a bounded size. What is gone is said by the first, so that nothing starts beside what it takes the place of.
+fn split(mut whole: pb::AllocationBatch) -> Vec<pb::AllocationBatch> {
+    let index = whole.index;
+    let allocations = std::mem::take(&mut whole.allocations);
+    let (mut batch, mut bytes) = (whole, 0);
+    let mut batches = Vec::new();
+    for one in allocations {
+        let more = one.encoded_len();
+        let is_full = batch.allocations.len() >= BATCH_MAX || bytes + more > BATCH_BYTES_MAX;
+        if is_full && !batch.allocations.is_empty() {
+            let next = pb::AllocationBatch { index, ..pb::AllocationBatch::default() };
+            batches.push(std::mem::replace(&mut batch, next));
+            bytes = 0;
+        }
+        bytes += more;
+        batch.allocations.push(one);
+    }
+    batches.push(batch);
+    batches
+}
+
+/// A node that is down is about to lose what it has: it starts nothing until the servers have heard from it.
+fn may_start(node: &fsm::Node) -> bool {
+    node.liveness != Liveness::Down
+}
+
+fn restart(policy: RestartPolicy) -> pb::RestartPolicy {
+    pb::RestartPolicy {
+        attempts: policy.attempts,
+        interval_ms: policy.interval_ms,
+        delay_ms: policy.delay_ms,
+        fail: policy.fail,
+    }
+}
+
+fn strings(maps: &[&BTreeMap<Text, Text>]) -> std::collections::HashMap<String, String> {
+    let pairs = maps.iter().flat_map(|map| map.iter());
+    pairs.map(|(key, value)| (key.to_string(), value.to_string())).collect()
+}
+
+fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocation {
+    let group = spec.group(&row.group);
+    let tasks = group.map(|group| group.tasks.as_slice()).unwrap_or_default();
+    pb::Allocation {
+        id: row.id.0.to_vec().into(),
+        namespace: row.job.namespace.to_string(),
+        job_id: row.job.id.to_string(),
+        job_name: spec.name.to_string(),
+        job_type: spec.kind.name().to_owned(),
+        job_version: row.job_version,
+        group: row.group.to_string(),
+        name: row.name(),
+        name_index: row.name_index,
+        run: row.is_live(),
+        modify_index: row.server_modify_index,
+        tasks: tasks
+            .iter()
+            .map(|task| pb::Task {
+                name: task.name.to_string(),
+                driver: task.driver.to_string(),
+                user: task.user.to_string(),
+                config_json: task.config_json.to_string(),
+                env: strings(&[&task.env]),
+                meta: strings(&[&task.meta]),
+                cpu_mhz: task.resources.cpu_mhz,
+                memory_mb: task.resources.memory_mb,
+                memory_max_mb: task.resources.memory_mb_max,
+                cores: 0,
+                kill_timeout_ms: task.kill_timeout_ms,
+                kill_signal: task.kill_signal.to_string(),
+                leader: task.leader,
+                shutdown_delay_ms: task.shutdown_delay_ms,
+                restart: Some(restart(task.restart)),
+                log_files_max: task.logs.files_max,
+                log_file_mb_max: task.logs.file_mb_max,
+            })
+            .collect(),
+        ports: row
+            .ports
+            .iter()
+            .map(|port| pb::Port {
+                label: port.label.to_string(),
+                value: u32::from(port.value),
+                to: u32::from(port.to),
+            })
+            .collect(),
+        address: node.description.resources.address.to_string(),
+        restart: group.map(|group| restart(group.restart)),
+        disk_mb: group.map_or(0, |group| group.disk_mb),
+        shutdown_delay_ms: group.map_or(0, |group| group.shutdown_delay_ms),
+        region: spec.region.to_string(),
+        datacenter: node.description.datacenter.to_string(),
+        job_parent_id: String::new(),
+        previous_id: row.previous.map(|id| id.0.to_vec()).unwrap_or_default().into(),
+        eval_id: row.evaluation.0.to_vec().into(),
+        meta: strings(&[&spec.meta, group.map_or(&spec.meta, |group| &group.meta)]),
+        client_status: row.client.name().to_owned(),
+        client_sequence: row.client_sequence,
+        task_starts_allowed: may_start(node),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fsm::{
+        JobKind,
+        testing::{self, Driver},
+    };
+
+    use super::*;
+
+    /// What the stream of a node sends.
+    fn messages(
+        driver: &Driver,
+        sent: &mut BTreeMap<AllocationId, Told>,
+        complete: &mut bool,
+    ) -> Vec<pb::AllocationBatch> {
+        batches(&driver.state, driver.node_row("n1"), sent, complete)
+    }
+
+    /// What it says of the node's allocations: whether each is to run.
+    fn news(
+        driver: &Driver,
+        sent: &mut BTreeMap<AllocationId, Told>,
+        complete: &mut bool,
+    ) -> Vec<(bool, String)> {
+        let all = messages(driver, sent, complete).into_iter().flat_map(|batch| batch.allocations);
+        all.map(|one| (one.run, one.client_status)).collect()
+    }
+
+    fn lengths(batches: &[pb::AllocationBatch]) -> Vec<usize> {
+        batches.iter().map(|batch| batch.allocations.len()).collect()
+    }
+
+    #[test]
+    fn an_agent_that_was_silent_hears_once_what_was_given_up_meanwhile() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        driver.register_job(testing::job("web", JobKind::Service, 2));
+        let [first, second] = [0, 1].map(|number| driver.run("web", number, node));
+        let (mut sent, mut complete) = (BTreeMap::new(), true);
+        let running = (true, "running".to_owned());
+        assert_eq!(news(&driver, &mut sent, &mut complete), [running.clone(), running]);
+
+        driver.liveness("n1", Liveness::Down);
+        let evaluation = driver.evaluate_job("web");
+        let lost = Some(ClientStatus::Lost);
+        driver.commit_plan(driver.plan(evaluation).stopping(first, lost).stopping(second, lost));
+        driver.liveness("n1", Liveness::Initializing);
+        let given_up = (false, "lost".to_owned());
+        assert_eq!(news(&driver, &mut sent, &mut complete), [given_up.clone(), given_up]);
+        assert_eq!(news(&driver, &mut sent, &mut complete), []);
+        // Whoever opens a stream now was never told of it and gets the whole set without it.
+        assert_eq!(news(&driver, &mut BTreeMap::new(), &mut true), []);
+    }
+
+    #[test]
+    fn what_an_agent_reported_as_ended_is_not_sent_back() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        driver.register_job(testing::job("work", JobKind::Batch, 1));
+        let id = driver.run("work", 0, node);
+        let (mut sent, mut complete) = (BTreeMap::new(), true);
+        assert_eq!(news(&driver, &mut sent, &mut complete).len(), 1);
+        driver.report(id, ClientStatus::Complete);
+        assert_eq!(news(&driver, &mut sent, &mut complete), []);
+        assert_eq!(sent.len(), 0);
+    }
+
+    #[test]
+    fn what_was_held_back_while_the_node_was_down_is_sent_again_when_it_may_start() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        driver.register_job(testing::job("web", JobKind::Service, 1));
+        driver.place("web", 0, node);
+        driver.liveness("n1", Liveness::Down);
+        let (mut sent, mut complete) = (BTreeMap::new(), true);
+        let mut starts = |driver: &Driver| -> Vec<bool> {
+            let batches = messages(driver, &mut sent, &mut complete);
+            let all = batches.iter().flat_map(|batch| &batch.allocations);
+            all.map(|one| one.task_starts_allowed).collect()
+        };
+        let nothing = Vec::<bool>::new();
+        assert_eq!(starts(&driver), [false]);
+        assert_eq!(starts(&driver), nothing);
+        driver.liveness("n1", Liveness::Initializing);
+        assert_eq!(starts(&driver), [true]);
+        driver.liveness("n1", Liveness::Down);
+        assert_eq!(starts(&driver), nothing, "what was started goes on");
+        driver.liveness("n1", Liveness::Initializing);
+        assert_eq!(starts(&driver), nothing);
+    }
+
+    #[test]
+    fn a_large_set_takes_several_messages_of_which_the_first_names_all_of_it() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        let mut large = testing::job("web", JobKind::Service, 8);
+        large.meta.insert("large".into(), "x".repeat(700_000).into());
+        driver.register_job(large);
+        let ids: BTreeSet<_> = (0..8).map(|number| driver.place("web", number, node)).collect();
+        let (mut sent, mut complete) = (BTreeMap::new(), true);
+        let batches = messages(&driver, &mut sent, &mut complete);
+        assert_eq!(lengths(&batches), [5, 3]);
+        let [first, second] = batches.as_slice() else { unreachable!("two lengths") };
+        assert!(first.complete && !second.complete);
+        assert_eq!(first.index, second.index);
+        let named: BTreeSet<_> =
+            first.present.iter().filter_map(|id| AllocationId::from_slice(id)).collect();
+        assert_eq!(named, ids);
+        assert_eq!(second.present.len(), 0);
+        let said = batches.iter().flat_map(|batch| &batch.allocations);
+        let said: BTreeSet<_> = said.filter_map(|one| AllocationId::from_slice(&one.id)).collect();
+        assert_eq!(said, ids);
+        assert_eq!(messages(&driver, &mut sent, &mut complete), []);
+    }
+
+    #[test]
+    fn a_message_is_bounded_by_bytes_and_by_count_and_holds_at_least_one() {
+        let sized = |bytes: usize| pb::Allocation { name: "x".repeat(bytes), ..Default::default() };
+        let split_up = |allocations: Vec<pb::Allocation>| {
+            let removed = vec![vec![1; 16].into()];
+            let whole =
+                pb::AllocationBatch { index: 7, allocations, removed, ..Default::default() };
+            let batches = split(whole);
+            assert!(batches.iter().all(|batch| batch.index == 7 && !batch.complete));
+            let removed: Vec<_> = batches.iter().map(|batch| batch.removed.len()).collect();
+            assert_eq!(
+                (removed[0], removed.iter().sum::<usize>()),
+                (1, 1),
+                "said once, at the beginning"
+            );
+            lengths(&batches)
+        };
+        assert_eq!(split_up(Vec::new()), [0]);
+        assert_eq!(split_up(vec![sized(1); BATCH_MAX + 1]), [BATCH_MAX, 1]);
+        assert_eq!(split_up(vec![sized(1_500_000); 5]), [2, 2, 1]);
+        let too_large = sized(BATCH_BYTES_MAX + 1);
+        assert_eq!(split_up(vec![sized(1), too_large, sized(1), sized(1)]), [1, 1, 2]);
+    }
+
+    #[test]
+    fn what_ends_is_said_before_what_starts() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        driver.register_job(testing::job("web", JobKind::Service, 2));
+        // Its id, by which rows are ordered, is lower than that of the one it comes after.
+        let placement = driver.placement(testing::GROUP, 1, node);
+        let (starts, ends) = (placement.id, driver.run("web", 0, node));
+        let (mut sent, mut complete) = (BTreeMap::new(), true);
+        assert_eq!(news(&driver, &mut sent, &mut complete).len(), 1);
+        let evaluation = driver.evaluate_job("web");
+        driver.commit_plan(driver.plan(evaluation).with(placement).stopping(ends, None));
+        let batches = messages(&driver, &mut sent, &mut complete);
+        let said = batches.iter().flat_map(|batch| &batch.allocations);
+        let said: Vec<_> = said.map(|one| (AllocationId::from_slice(&one.id), one.run)).collect();
+        assert_eq!(said, [(Some(ends), false), (Some(starts), true)]);
+    }
+
+    #[test]
+    fn meta_of_job_and_group_is_sent_once_and_not_with_every_task() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        let mut spec = testing::job("web", JobKind::Service, 1);
+        let pair = |(key, value): (&str, &str)| (Text::from(key), Text::from(value));
+        spec.meta = [("a", "job"), ("b", "job"), ("c", "job")].map(pair).into();
+        spec.groups[0].meta = [("b", "group"), ("c", "group")].map(pair).into();
+        spec.groups[0].tasks[0].meta.insert("c".into(), "task".into());
+        driver.register_job(spec);
+        driver.place("web", 0, node);
+        let batches = messages(&driver, &mut BTreeMap::new(), &mut true);
+        let one = &batches[0].allocations[0];
+        let sorted = |meta: &std::collections::HashMap<String, String>| -> Vec<String> {
+            let all: BTreeMap<_, _> = meta.iter().collect();
+            all.into_iter().map(|(key, value)| format!("{key}={value}")).collect()
+        };
+        assert_eq!(sorted(&one.meta), ["a=job", "b=group", "c=group"]);
+        assert_eq!(sorted(&one.tasks[0].meta), ["c=task"]);
+    }
+}

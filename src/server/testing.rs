@@ -1,0 +1,193 @@
+//! Real cores over loopback sockets, each on a [`FaultDisk`], for tests.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use fsm::{Command, Reply, state::Namespace};
+use tokio::{net::TcpListener, runtime::Runtime};
+
+use super::{
+    api::{Api, ApiError, ReadMode},
+    core::{Core, Parts, RaftTiming, Settings},
+    run::{RunningServer, Sockets},
+};
+use crate::{
+    disk::{Disk, fault::FaultDisk},
+    http::HttpOptions,
+    rpc::transport::GrpcTransport,
+    storage::{shadow, wal},
+};
+
+pub(super) const PATIENCE: Duration = Duration::from_mins(1);
+pub(super) const FREE_BYTES_MIN: u64 = 1 << 20;
+
+pub(super) struct Servers {
+    /// There until the drop.
+    runtime: Option<Runtime>,
+    pub(super) disks: Vec<FaultDisk>,
+    running: Vec<RunningServer>,
+}
+
+impl Servers {
+    pub(super) fn start(count: usize) -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.unwrap();
+        let disks: Vec<FaultDisk> = (0..count).map(|seed| FaultDisk::new(seed as u64)).collect();
+        let running = runtime.block_on(async {
+            let mut sockets = Vec::new();
+            for _ in 0..count {
+                let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let rpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                sockets.push(Sockets { http, rpc });
+            }
+            let address = |sockets: &Sockets| sockets.rpc.local_addr().unwrap().to_string();
+            let addresses: Vec<String> = sockets.iter().map(address).collect();
+            let mut running = Vec::new();
+            for (number, sockets) in sockets.into_iter().enumerate() {
+                let settings = settings(number, &addresses);
+                let parts = parts(&disks[number]);
+                let options = HttpOptions::default();
+                let server = RunningServer::on(settings, parts, sockets, options, None);
+                running.push(server.await.unwrap());
+            }
+            running
+        });
+        Self { runtime: Some(runtime), disks, running }
+    }
+
+    /// Stops a server, does this meanwhile, and starts it on the same disk and addresses.
+    pub(super) fn restart(&mut self, server: usize, meanwhile: impl FnOnce(&Self)) {
+        let addresses = self.running[0].core.settings.bootstrap_expect.clone();
+        let old = self.running.remove(server);
+        let (http, rpc) = (old.http, old.rpc);
+        self.runtime().block_on(old.stop());
+        meanwhile(self);
+        let new = self.runtime().block_on(async {
+            let http = TcpListener::bind(http).await.unwrap();
+            let rpc = TcpListener::bind(rpc).await.unwrap();
+            let (settings, parts) = (settings(server, &addresses), parts(&self.disks[server]));
+            let sockets = Sockets { http, rpc };
+            RunningServer::on(settings, parts, sockets, HttpOptions::default(), None).await.unwrap()
+        });
+        self.running.insert(server, new);
+    }
+
+    pub(super) fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("taken by the drop only")
+    }
+
+    pub(super) fn core(&self, server: usize) -> Arc<Core> {
+        Arc::clone(&self.running[server].core)
+    }
+
+    pub(super) fn wait<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let end = std::time::Instant::now() + PATIENCE;
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(std::time::Instant::now() < end, "not within {PATIENCE:?}: {what}");
+            self.runtime().block_on(async { tokio::time::sleep(Duration::from_millis(20)).await });
+        }
+    }
+
+    pub(super) fn leader_among(&self, servers: &[usize]) -> usize {
+        self.wait("a leader", || {
+            servers.iter().copied().find(|server| self.running[*server].core.leading().is_some())
+        })
+    }
+
+    pub(super) fn write(&self, server: usize, name: &str) -> Result<u64, ApiError> {
+        self.write_within(server, name, PATIENCE)
+    }
+
+    pub(super) fn write_within(
+        &self,
+        server: usize,
+        name: &str,
+        within: Duration,
+    ) -> Result<u64, ApiError> {
+        let namespace = Namespace { name: name.into(), ..Namespace::default() };
+        let core = self.core(server);
+        let written = self.runtime().block_on(core.write(
+            Command::UpsertNamespace(namespace),
+            None,
+            within,
+        ))?;
+        assert_eq!(written.reply, Reply::Done);
+        Ok(written.index)
+    }
+
+    pub(super) fn has(&self, server: usize, name: &str) -> bool {
+        let core = self.core(server);
+        let read = core.read(ReadMode::Linearizable, 0, PATIENCE);
+        let snapshot = self.runtime().block_on(read).unwrap();
+        snapshot.state.namespaces.get(&name.into()).is_some()
+    }
+
+    /// Leaves so much room that nothing fails, and less than the watermark.
+    pub(super) fn fill(&self, server: usize) {
+        let disk = &self.disks[server];
+        disk.set_capacity(Some(disk.used_bytes() + FREE_BYTES_MIN / 2));
+    }
+
+    pub(super) fn why_failed(&self, server: usize) -> String {
+        let failed = self.running[server].core.failed();
+        self.wait("the server ends itself", || failed.borrow().clone())
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        for disk in &self.disks {
+            disk.set_capacity(None);
+            // A thread that hangs in the disk would be waited for.
+            disk.kill();
+        }
+        for server in std::mem::take(&mut self.running) {
+            server.abort();
+        }
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn settings(number: usize, addresses: &[String]) -> Settings {
+    Settings {
+        name: format!("s{number}"),
+        region: "global".to_owned(),
+        datacenter: "dc1".to_owned(),
+        data_directory: PathBuf::from("/data"),
+        rpc_address: addresses[number].clone(),
+        http_address: "127.0.0.1:1".to_owned(),
+        bootstrap_expect: addresses.to_vec(),
+        join: Vec::new(),
+        timing: RaftTiming { heartbeat_ms: 250, election_ms_min: 1_000, election_ms_max: 1_500 },
+        workers: 1,
+        heartbeat: leader::heartbeat::HeartbeatConfig::default(),
+        snapshot_log_bytes: 1 << 30,
+        log_entries_kept: 1_000,
+        free_bytes_min: FREE_BYTES_MIN,
+        pending_evaluations_max: 1_000,
+        gc: leader::GcConfig::default(),
+        nack_ms: 60_000,
+    }
+}
+
+fn parts(disk: &FaultDisk) -> Parts {
+    let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+    let engine_disk = Arc::clone(&disk);
+    Parts {
+        disk,
+        transport: Arc::new(GrpcTransport::new(std::collections::BTreeMap::new())),
+        open_engine: Arc::new(move |path| shadow::open_twin(Arc::clone(&engine_disk), path)),
+        wal: wal::Options {
+            segment_bytes_first: 16 << 10,
+            segment_bytes_max: 64 << 10,
+            ..wal::Options::default()
+        },
+        snapshot_piece_bytes: crate::raft::network::SNAPSHOT_PIECE_BYTES,
+    }
+}
