@@ -125,8 +125,9 @@ fn build(cargo: &OsString, directory: &Path, features: &[&str]) -> Result<()> {
         Some(other) => other,
     };
     let mut command = Command::new(cargo);
+    // Of the whole workspace, as `cargo test` and `cargo run` build it: for one package alone cargo builds most dependencies once more, with fewer features.
     command
-        .args(["build", "--package", "quorate", "--bin", "quorate", "--profile", profile])
+        .args(["build", "--workspace", "--bin", "quorate", "--profile", profile])
         .arg("--target-dir")
         .arg(target);
     if let Some(manifest) = env::var_os("CARGO_MANIFEST_DIR") {
@@ -134,6 +135,7 @@ fn build(cargo: &OsString, directory: &Path, features: &[&str]) -> Result<()> {
         command.arg("--manifest-path").arg(Path::new(&manifest).join("../Cargo.toml"));
     }
     if !features.is_empty() {
+        let features: Vec<_> = features.iter().map(|one| format!("quorate/{one}")).collect();
         command.args(["--features", &features.join(",")]);
     }
     note("building the server binary");

@@ -523,6 +523,20 @@ mod tests {
     }
 
     #[test]
+    fn a_restart_that_a_boot_cut_off_is_not_made_twice() {
+        let mut bench = Bench::running(&["a"], |_| {});
+        assert_eq!(bench.runner.restart(&bench.policy, &[0], bench.now, &mut bench.actions), 1);
+        bench.rewind(true);
+        bench.actions.clear();
+        bench.runner.start(bench.now, &mut bench.actions);
+        assert_eq!(bench.actions, [Action::Start { task: 0, attempt: 2 }]);
+        bench.runner.started(&bench.policy, 0, bench.now, &mut bench.actions);
+        bench.actions.clear();
+        assert_eq!(bench.exited(0, &OK), []);
+        assert_eq!(bench.status(), "complete");
+    }
+
+    #[test]
     fn sequences_rise_from_what_the_servers_know() {
         let mut bench = Bench::running(&["a"], |_| {});
         assert!(bench.runner.take_changed());

@@ -29,7 +29,7 @@ pub(crate) const NODES_PER_CHANNEL: u32 = 60;
 /// Servers known at a time.
 const SERVERS_MAX: usize = 32;
 /// Longest message taken from a server, bytes.
-const MESSAGE_BYTES_MAX: usize = 64 << 20;
+pub(super) const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// Nodes of this process that register at the same time.
 const REGISTERING_MAX: usize = 64;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -10,8 +10,10 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Largest file that [`read_json`] takes, bytes.
-const FILE_BYTES_MAX: u64 = 16 << 20;
+use super::connection::MESSAGE_BYTES_MAX;
+
+/// Largest file that [`read_json`] takes, bytes: whatever [`write_json`] makes of an allocation, in which JSON needs up to six bytes for one of the message.
+const FILE_BYTES_MAX: u64 = 6 * MESSAGE_BYTES_MAX as u64;
 
 /// Replaces `path` by these bytes: temporary file, fsync, rename, fsync of the directory. Readable by the owner alone.
 pub(crate) fn write_durable(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -61,4 +63,20 @@ pub(crate) fn create_directory(path: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_of_a_large_allocation_can_be_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let meta = "\u{1}".repeat(4 << 20);
+        write_json(&path, &meta).unwrap();
+        assert!(fs::metadata(&path).unwrap().len() > 5 * (4 << 20), "JSON spells each byte out");
+        assert_eq!(read_json::<String>(&path).unwrap(), Some(meta));
+    }
 }

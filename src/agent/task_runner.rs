@@ -462,6 +462,8 @@ impl TaskRunner {
             self.event(now, EventKind::Killed, "Task successfully killed");
             self.die(now, false);
         } else {
+            // The start that follows is also the restart that a user wanted.
+            self.restart_wanted = false;
             self.phase = Phase::Pending;
         }
     }

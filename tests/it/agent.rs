@@ -625,7 +625,7 @@ async fn a_followed_log_ends_with_its_task() {
 async fn what_the_agent_does_not_have_is_refused_by_name() {
     let cluster = Cluster::start().await;
     let agent = cluster.agent().await;
-    let script = "while :; do sleep 0.02; done";
+    let script = "echo start >> ../starts; while :; do sleep 0.02; done";
     cluster.want(vec![allocation(1, "service", vec![shell_task("main", script)])]);
     cluster.until_status(1, "running").await;
     let base = format!("http://{}/v1/client", agent.http_address());
@@ -656,6 +656,9 @@ async fn what_the_agent_does_not_have_is_refused_by_name() {
         assert_eq!(found, status, "{method} {path}: {answer}");
         assert!(answer.contains(text), "{method} {path}: {answer}");
     }
+    // What would only now be started nobody would end.
+    let starts = cluster.allocation_directory(1).join("starts");
+    cluster.until("the restart", |_| (lines(&starts) == 2).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -100,15 +100,23 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Kills the executor of a run, and with it the task, if it still lives; the number may be somebody else's by now.
+/// Kills the executor of a run and its session, in which is the task, if it still lives; the number may be somebody else's by now.
 pub(crate) fn kill(run: &Path) {
     let recorded = fs::read(run.join("executor.json")).ok();
     let identity: Option<Value> = recorded.and_then(|text| serde_json::from_slice(&text).ok());
     let Some(pid) = identity.and_then(|identity| identity["pid"].as_u64()) else { return };
     let works_in = fs::read_link(format!("/proc/{pid}/cwd"));
     if works_in.is_ok_and(|at| fs::canonicalize(run).is_ok_and(|run| at == run)) {
-        Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
+        let all = fs::read_dir("/proc").unwrap().flatten();
+        let members = all.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let members: Vec<String> = members.filter(|other| session(other) == Some(pid)).collect();
+        Command::new("kill").arg("-9").args(members).status().unwrap();
     }
+}
+
+fn session(pid: &str) -> Option<u64> {
+    let stat = fs::read_to_string(Path::new("/proc").join(pid).join("stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split_whitespace().nth(3)?.parse().ok()
 }
 
 pub(crate) fn is_alive(pid: &str) -> bool {
@@ -139,6 +147,24 @@ fn the_task_is_in_a_session_of_its_own_and_nobodys_child_here() {
     assert_ne!(fields[1], std::process::id().to_string(), "its parent");
     assert_eq!(fields[3], identity["pid"].to_string(), "its session");
     run.ask(&json!({"request": "kill", "signal": "SIGKILL", "timeout_ms": 0}));
+    assert_eq!(run.exit()["Exited"]["result"]["signal"], 9);
+}
+
+#[test]
+fn agents_that_waited_and_died_leave_room_for_others() {
+    let run = Run::launch("sleep 60");
+    for _ in 0..100 {
+        let mut stream = run.connect();
+        stream.write_all(b"{\"request\": \"wait\"}\n").unwrap();
+    }
+    let mut stream = run.connect();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
+        .write_all(b"{\"request\": \"kill\", \"signal\": \"SIGKILL\", \"timeout_ms\": 0}\n")
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    assert!(line.contains("done"), "{line}");
     assert_eq!(run.exit()["Exited"]["result"]["signal"], 9);
 }
 

@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     rc::{Rc, Weak},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Condvar, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -132,14 +132,23 @@ impl Drop for Process {
     }
 }
 
+/// Tests that run clusters at a time: they wait more than they compute, and on a machine with many cores the disk is shared all the same.
+const TURNS: usize = 2;
+static TAKEN: Mutex<usize> = Mutex::new(0);
+static GIVEN_BACK: Condvar = Condvar::new();
+
 /// The turn of a test to run clusters; the same thread may hold it for several clusters.
-pub(crate) struct Turn {
-    _guard: MutexGuard<'static, ()>,
+pub(crate) struct Turn(());
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *TAKEN.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        GIVEN_BACK.notify_one();
+    }
 }
 
 impl Turn {
     pub(crate) fn take() -> Rc<Self> {
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         thread_local! {
             static HELD: RefCell<Weak<Turn>> = const { RefCell::new(Weak::new()) };
         }
@@ -147,8 +156,12 @@ impl Turn {
             if let Some(turn) = held.borrow().upgrade() {
                 return turn;
             }
-            let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-            let turn = Rc::new(Self { _guard: guard });
+            let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut taken = GIVEN_BACK
+                .wait_while(taken, |taken| *taken >= TURNS)
+                .unwrap_or_else(PoisonError::into_inner);
+            *taken += 1;
+            let turn = Rc::new(Self(()));
             *held.borrow_mut() = Rc::downgrade(&turn);
             turn
         })

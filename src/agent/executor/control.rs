@@ -5,7 +5,8 @@ use std::{io, os::fd::AsFd, os::unix::net::UnixListener as StdListener};
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::{UnixListener, UnixStream},
+    net::{UnixListener, UnixStream, unix::OwnedReadHalf},
+    select,
     sync::{Semaphore, mpsc, oneshot},
 };
 
@@ -82,6 +83,14 @@ pub(super) async fn serve(commands: mpsc::Sender<Command>) -> io::Result<()> {
     }
 }
 
+/// Ends when the client has gone: whoever waits for the end of a task may be killed long before, and would keep a slot until then.
+async fn hung_up(reader: &mut BufReader<OwnedReadHalf>) {
+    if reader.fill_buf().await.is_ok_and(|more| !more.is_empty()) {
+        // It asks for more before it has its answer.
+        std::future::pending::<()>().await;
+    }
+}
+
 async fn converse(stream: UnixStream, commands: mpsc::Sender<Command>) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
@@ -95,7 +104,11 @@ async fn converse(stream: UnixStream, commands: mpsc::Sender<Command>) -> io::Re
             Ok(request) => {
                 let (reply, answer) = oneshot::channel();
                 commands.send((request, reply)).await.map_err(io::Error::other)?;
-                answer.await.map_err(io::Error::other)?
+                select! {
+                    biased;
+                    answer = answer => answer.map_err(io::Error::other)?,
+                    () = hung_up(&mut reader) => return Ok(()),
+                }
             }
         };
         let mut bytes = serde_json::to_vec(&response)?;
