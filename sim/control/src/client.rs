@@ -50,7 +50,7 @@ impl World {
     }
 
     /// A user wants something.
-    fn ask(&mut self, command: Command) {
+    pub(crate) fn ask(&mut self, command: Command) {
         let payload_hash = testing::payload_hash(&command);
         let request = Request {
             id: RequestId(self.ids.next()),
@@ -241,7 +241,7 @@ impl World {
 }
 
 /// A job by its number: the kind is fixed, the rest is drawn.
-fn draw_spec(name: &str, dice: &mut Dice) -> JobSpec {
+pub(crate) fn draw_spec(name: &str, dice: &mut Dice) -> JobSpec {
     let kind = match name {
         "job0" | "job3" => JobKind::Service,
         "job1" | "batch" | "endless" => JobKind::Batch,
@@ -310,7 +310,7 @@ fn draw_index(job: Option<&Job>, dice: &mut Dice) -> Index {
 }
 
 /// What makes nodes differ for a job, and what differs between versions: constraints, hosts of their own, pools, datacenters, sizes, policies.
-fn enrich(spec: &mut JobSpec, dice: &mut Dice) {
+pub(crate) fn enrich(spec: &mut JobSpec, dice: &mut Dice) {
     let constraint = |left: &str, operand: &str, right: &str| Constraint {
         left: left.into(),
         operand: operand.into(),

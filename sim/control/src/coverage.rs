@@ -104,6 +104,12 @@ events! {
     SlowStop => "a task took its time to stop",
     /// The broker gave out nothing because an operator said so.
     BrokerPaused => "the broker was paused",
+    /// A namespace or a node pool went.
+    PlaceDeleted => "a namespace or a node pool was deleted",
+    /// A namespace or a node pool was in use and stayed.
+    PlaceInUse => "a namespace or a node pool in use was not deleted",
+    /// A job came to where it cannot be.
+    PlaceMissing => "a job came into a namespace or a node pool that is gone",
     /// A follower scheduled on a state behind the leader's.
     FollowerLagged => "a follower scheduled behind the leader",
 }

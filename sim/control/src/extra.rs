@@ -84,6 +84,7 @@ impl Swarm {
 impl World {
     /// Before a step: its other dice, and sometimes a calm spell that ends with something to do.
     pub(crate) fn before_step(&mut self, seed: u64, number: u32) {
+        self.hear_tenants(seed, number);
         self.chance = dice(seed, u64::from(number));
         if self.extra.pauses && self.chance.percent(3) {
             let pauses = self.chance.percent(50);

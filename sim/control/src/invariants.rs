@@ -3,6 +3,7 @@
 //!
 //! - [`check_state`]: one state, seen anywhere, at any time.
 //! - [`check_suits`]: one state of a cluster whose nodes never change.
+//! - [`check_waits`]: one state of a whole log, at any time: what a job lacks is waited for.
 //! - [`check_step`]: two states of one log, one after the other.
 //! - [`check_quiet`]: the state at the end, when all faults are gone and nothing is left to do.
 //! - [`check_round_trip`]: a state and its own bytes.
@@ -14,6 +15,7 @@ pub(crate) mod needs;
 mod step;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,6 +29,7 @@ use fsm::{
 };
 use needs::{has_ended, is_live};
 pub use step::check_step;
+pub use waiting::check_waits;
 
 /// A broken invariant: its number, and what was found.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,6 +53,7 @@ pub fn check_state(state: &State) -> Vec<Broken> {
     summaries(state, &mut out);
     versions(state, &mut out);
     jobs(state, &mut out);
+    places(state, &mut out);
     nodes(state, &mut out);
     blocked_once(state, &mut out);
     distinct_hosts(state, &mut out);
@@ -323,15 +327,8 @@ fn jobs(state: &State, out: &mut Vec<Broken>) {
         if (spec.priority, spec.kind) != (job.priority, job.kind) {
             out.push(Broken("I45", format!("priority or kind of {key} is not its spec's")));
         }
-        let open = state.evaluations.iter().any(|row| {
-            row.job == *key
-                && matches!(row.status, EvaluationStatus::Pending | EvaluationStatus::Blocked)
-        });
-        let lives = live(state).any(|row| row.job == *key);
-        // A system job lasts until it is stopped, with or without instances.
-        let goes_on = if job.kind == JobKind::System { !job.stop } else { lives || open };
-        if job.status == JobStatus::Dead && goes_on {
-            out.push(Broken("I45", format!("{key} is dead: live {lives}, open {open}")));
+        if job.status == JobStatus::Dead && needs::goes_on(state, job) {
+            out.push(Broken("I45", format!("{key} is dead and goes on")));
         }
     }
     let known: BTreeSet<_> = state.per_node_jobs().cloned().collect();
@@ -339,6 +336,26 @@ fn jobs(state: &State, out: &mut Vec<Broken>) {
     let found: BTreeSet<_> = found.map(|job| job.key.clone()).collect();
     if known != found {
         out.push(Broken("I45", format!("per-node jobs are {known:?}, the rows give {found:?}")));
+    }
+}
+
+/// I45: what runs or is to run is in a namespace that is there, and wants nodes of a pool that is there. A namespace may go when all in it is done: a
+/// sysbatch job that is done wants the next node that comes nevertheless, and any job may be evaluated again.
+fn places(state: &State, out: &mut Vec<Broken>) {
+    for job in state.jobs.iter() {
+        let key = &job.key;
+        let runs = match job.kind {
+            JobKind::System => !job.stop,
+            JobKind::Service | JobKind::Batch => live(state).any(|row| row.job == *key),
+            JobKind::Sysbatch => false,
+        };
+        if runs && !state.namespaces.contains(&key.namespace) {
+            out.push(Broken("I45", format!("{key} goes on in a namespace that is gone")));
+        }
+        let pool = state.current_spec(job).map(|spec| &spec.node_pool);
+        if let Some(pool) = pool.filter(|pool| !job.stop && !state.node_pools.contains(*pool)) {
+            out.push(Broken("I45", format!("{key} wants nodes of pool {pool}, which is gone")));
+        }
     }
 }
 

@@ -33,6 +33,7 @@ mod promises;
 mod quiet;
 mod shrink;
 mod swarm;
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod words;

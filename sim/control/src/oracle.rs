@@ -13,7 +13,7 @@ use leader::GcConfig;
 use crate::{
     coverage::Event,
     invariants::{
-        check_round_trip, check_state, check_step, needs,
+        check_round_trip, check_state, check_step, check_waits, needs,
         needs::{has_ended, is_live},
     },
     log::{Applied, Log},
@@ -48,6 +48,8 @@ impl World {
             let broken = check_step(&before, &applied.state).into_iter();
             found
                 .extend(broken.chain(check_state(&applied.state)).map(|broken| broken.to_string()));
+            let waits = check_waits(&applied.state, &self.failed_on);
+            found.extend(waits.iter().map(ToString::to_string));
             judge_passes(&before, applied, &self.log, &mut found);
             judge_garbage(&before, applied, &self.swarm.gc, &mut found);
             note(&before, applied, &mut self.coverage);
@@ -388,6 +390,7 @@ fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
         coverage.count(Event::Retried);
         return;
     }
+    note_places(before, &proposal.command, &applied.reply, coverage);
     if let Reply::Rejected(rejection) = &applied.reply {
         if matches!(rejection, fsm::Rejection::StaleEpoch { .. }) {
             coverage.count(Event::StaleEpoch);
@@ -435,6 +438,25 @@ fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
             | Trigger::MaxDisconnectTimeout
             | Trigger::Reconnect => {}
         }
+    }
+}
+
+/// What became of a namespace or a node pool, or of a job that came to one.
+fn note_places(before: &State, command: &Command, reply: &Reply, coverage: &mut crate::Coverage) {
+    let taken = !matches!(reply, Reply::Rejected(_));
+    let deletes = matches!(command, Command::DeleteNamespace(_) | Command::DeleteNodePool(_));
+    if deletes && taken {
+        coverage.count(Event::PlaceDeleted);
+    }
+    if deletes && matches!(reply, Reply::Rejected(fsm::Rejection::InUse(_))) {
+        coverage.count(Event::PlaceInUse);
+    }
+    if let Command::RegisterJob { spec, .. } = command
+        && !taken
+        && !(before.namespaces.contains(&spec.key.namespace)
+            && before.node_pools.contains(&spec.node_pool))
+    {
+        coverage.count(Event::PlaceMissing);
     }
 }
 

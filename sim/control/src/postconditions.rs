@@ -1,6 +1,8 @@
 //! What each command must have done when it was taken: a second, short writing of the state machine, in terms of the rows before and after. It says what
 //! must be so, not how, and shares no code with `apply`. What holds whatever the command was is in [`crate::invariants`].
 
+mod places;
+
 use std::{collections::BTreeSet, sync::Arc};
 
 use fsm::{
@@ -30,6 +32,12 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
     entry.table_indexes(found);
     if let Command::RegisterJob { spec, enforce_index, .. } = command {
         entry.enforced(&spec.key, *enforce_index, found);
+    }
+    if let Command::DeleteNamespace(name) = command {
+        entry.namespace_deleted(name, found);
+    }
+    if let Command::DeleteNodePool(name) = command {
+        entry.node_pool_deleted(name, found);
     }
     if matches!(entry.reply, Reply::Rejected(_)) {
         entry.nothing_changed(found);
@@ -66,13 +74,13 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
             }
         }
         Command::ApplyPlans { plans } => entry.plans_applied(plans, found),
+        Command::UpsertNodePool(pool) => entry.node_pool_made(pool, found),
+        Command::UpsertNamespace(namespace) => entry.namespace_made(namespace, found),
         Command::SuspendNode { .. }
         | Command::UnsuspendNodes { .. }
         | Command::EvaluateNode { .. }
         | Command::SetSchedulerConfiguration { .. }
-        | Command::UpsertNodePool(_)
         | Command::DeleteNodePool(_)
-        | Command::UpsertNamespace(_)
         | Command::DeleteNamespace(_)
         | Command::Tick
         | Command::MarkDigest
@@ -144,7 +152,9 @@ impl Entry<'_> {
             && before.job_versions.digest() == after.job_versions.digest()
             && before.nodes.digest() == after.nodes.digest()
             && before.evaluations.digest() == after.evaluations.digest()
-            && before.allocations.digest() == after.allocations.digest();
+            && before.allocations.digest() == after.allocations.digest()
+            && before.node_pools.digest() == after.node_pools.digest()
+            && before.namespaces.digest() == after.namespaces.digest();
         if !same {
             found.push("P-reject: a rejected command changed rows".to_owned());
         }
@@ -191,6 +201,10 @@ impl Entry<'_> {
         });
         if !is_as_asked {
             found.push(format!("P-job: {key} is not as it was registered"));
+        }
+        let (namespace, pool) = (&key.namespace, &spec.node_pool);
+        if !self.after.namespaces.contains(namespace) || !self.after.node_pools.contains(pool) {
+            found.push(format!("I45: {key} came to node pool {pool}, and one of both is gone"));
         }
         if !self.has_new_evaluation(key) {
             found.push(format!("I18: nobody evaluates {key}"));

@@ -43,6 +43,44 @@ impl World {
             agent.wake();
         }
         self.trace(|| "quiet from here".to_owned());
+        self.quieten(dice);
+        if self.failures.is_empty() {
+            self.judge_end();
+        }
+        if self.failures.is_empty() {
+            self.evaluate_in_the_quiet(dice);
+        }
+    }
+
+    /// I39: when everything that was promised is done, there is nothing to do: every job is evaluated once more, workers take the leases, and what
+    /// runs stays what it is. What only now finds its room slept through its gain.
+    fn evaluate_in_the_quiet(&mut self, dice: &mut Dice) {
+        let before = self.log.truth().clone();
+        self.trace(|| "every job is evaluated once more".to_owned());
+        self.evaluate_everything();
+        self.quieten(dice);
+        let after = self.log.truth().clone();
+        let mut found = Vec::new();
+        judge_evaluations(&after, &mut found);
+        for row in before.allocations.iter().filter(|row| row.is_live()) {
+            if after.allocations.get(&row.id).is_none_or(|row| !row.is_live()) {
+                found.push(format!("I39: {} goes because somebody asked", row.name()));
+            }
+        }
+        let new = after.allocations.iter().filter(|row| !before.allocations.contains(&row.id));
+        for row in new {
+            // A per-node instance that ended is replaced when somebody asks.
+            if !row.per_node || !self.failed_on.contains(&row.node) {
+                found.push(format!("I39: {} comes because somebody asked", row.name()));
+            }
+        }
+        for one in found {
+            self.fail(format!("evaluated in the quiet: {one}"));
+        }
+    }
+
+    /// Runs until nothing changes any more.
+    fn quieten(&mut self, dice: &mut Dice) {
         let (began, mut changed_at, mut rounds) = (self.clock_ms, self.clock_ms, 0);
         while self.clock_ms - began < QUIET_MS_MAX && self.failures.is_empty() {
             rounds += 1;
@@ -59,9 +97,6 @@ impl World {
                 break;
             }
             self.clock_ms = self.next_look_ms();
-        }
-        if self.failures.is_empty() {
-            self.judge_end();
         }
     }
 

@@ -16,6 +16,7 @@ use crate::{
     log::{Log, Ticket},
     oracle::Oracle,
     swarm::Swarm,
+    tenants,
     worker::Worker,
 };
 
@@ -94,6 +95,8 @@ impl Ids {
 pub(crate) struct World {
     pub(crate) swarm: Swarm,
     pub(crate) extra: Extra,
+    /// Percent of steps before which a tenant wants something.
+    pub(crate) tenants: u64,
     /// Dice of what is extra, for the step under way.
     pub(crate) chance: Dice,
     pub(crate) log_stalled_until: u64,
@@ -129,6 +132,7 @@ impl World {
             .collect();
         let mut world = Self {
             extra: Extra::draw(seed),
+            tenants: tenants::draw(seed),
             chance: extra::dice(seed, u64::MAX - 1),
             log_stalled_until: 0,
             clock_ms: 0,

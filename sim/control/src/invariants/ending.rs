@@ -53,14 +53,19 @@ pub fn check_quiet(state: &State, forgiven: &BTreeSet<NodeId>) -> Vec<Broken> {
     out
 }
 
-struct Ending<'a> {
-    state: &'a State,
-    job: &'a Job,
-    spec: &'a JobSpec,
+/// A job, and what it wants.
+pub(super) struct Ending<'a> {
+    pub(super) state: &'a State,
+    pub(super) job: &'a Job,
+    pub(super) spec: &'a JobSpec,
 }
 
 impl Ending<'_> {
-    fn rows<'a>(&'a self, group: &'a TaskGroup) -> impl Iterator<Item = &'a Arc<Allocation>> {
+    /// Instances of a group.
+    pub(super) fn rows<'a>(
+        &'a self,
+        group: &'a TaskGroup,
+    ) -> impl Iterator<Item = &'a Arc<Allocation>> {
         let rows = self.state.allocations.iter();
         rows.filter(|row| row.job == self.job.key && row.group == group.name)
     }
@@ -74,7 +79,7 @@ impl Ending<'_> {
         blocked.count()
     }
 
-    fn is_current(&self, row: &Allocation) -> bool {
+    pub(super) fn is_current(&self, row: &Allocation) -> bool {
         (row.job_create_index, row.job_version) == (self.job.create_index, self.job.version)
     }
 
@@ -86,17 +91,11 @@ impl Ending<'_> {
         if live > wanted {
             out.push(Broken("I39", format!("{live} of {wanted} instances of {key} are live")));
         }
-        let names: BTreeSet<_> = self
-            .rows(group)
-            .filter(|row| self.counts(row, group))
-            .map(|row| row.name_index)
-            .collect();
-        let missing = wanted.saturating_sub(names.len());
+        let missing = self.missing(group);
         let blocked = self.blocked(None);
         if missing > 0 && blocked != 1 {
             let detail = format!(
-                "{key} has {} of {wanted} instances of {} and {blocked} blocked evaluations",
-                names.len(),
+                "{key} lacks {missing} of {wanted} instances of {} and has {blocked} blocked evaluations",
                 group.name
             );
             out.push(Broken("I39", detail));
@@ -114,6 +113,13 @@ impl Ending<'_> {
             let detail = format!("{} runs version {} for ever", row.name(), row.job_version);
             out.push(Broken("I46", detail));
         }
+    }
+
+    /// Instances that somebody has to make.
+    pub(super) fn missing(&self, group: &TaskGroup) -> usize {
+        let made = self.rows(group).filter(|row| self.counts(row, group));
+        let names: BTreeSet<_> = made.map(|row| row.name_index).collect();
+        (group.count as usize).saturating_sub(names.len())
     }
 
     /// An instance that nobody has to make any more: it lives, a batch job has finished it, or it failed as often as it may.

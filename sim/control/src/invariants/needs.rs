@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use fsm::{
-    Allocation, ClientStatus, DesiredStatus, JobSpec, Liveness, Node, TaskGroup, Text,
-    job::Constraint, node::Health,
+    Allocation, ClientStatus, DesiredStatus, Job, JobKind, JobSpec, Liveness, Node, State,
+    TaskGroup, Text, job::Constraint, node::Health,
 };
 
 /// Nothing runs any more.
@@ -19,6 +19,16 @@ pub(crate) fn has_ended(row: &Allocation) -> bool {
 /// Wanted, and not ended.
 pub(crate) fn is_live(row: &Allocation) -> bool {
     row.desired == DesiredStatus::Run && !has_ended(row)
+}
+
+/// Something of the job lives, or is to be looked at. A system job lasts until it is stopped, with or without instances.
+pub(crate) fn goes_on(state: &State, job: &Job) -> bool {
+    if job.kind == JobKind::System {
+        return !job.stop;
+    }
+    let mut evaluations = state.evaluations.iter().filter(|row| row.job == job.key);
+    state.allocations.iter().any(|row| row.job == job.key && is_live(row))
+        || evaluations.any(|row| !row.status.is_terminal())
 }
 
 /// New work may be placed on the node.

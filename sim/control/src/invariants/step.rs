@@ -260,7 +260,9 @@ impl Step<'_> {
             && version(before) == version(failed)
         {
             let age_ms = failed.client_at.saturating_sub(at.created_at) + PLANNED_BEFORE_MS;
-            if failed_by_itself(before) && age_ms < interval_ms {
+            // It may have been replaced for another reason, and have failed while that plan was on its way: then it counts for nobody.
+            let known = at.reschedules.iter().any(|event| event.previous == before.id);
+            if known && failed_by_itself(before) && age_ms < interval_ms {
                 count += 1;
             }
             at = before;

@@ -435,6 +435,8 @@ fn i47_an_early_a_forgetful_and_a_needless_replacement_are_found() {
     put(&mut chain.allocations, first);
     let mut second = driver.allocation(failed).clone();
     second.previous = Some(AllocationId([7; 16]));
+    second.reschedules =
+        vec![fsm::allocation::RescheduleEvent { previous: AllocationId([7; 16]), ..event }];
     put(&mut chain.allocations, second);
     driver.state = chain;
     assert_eq!(replacing(&driver, 30_000, true), 1, "one attempt too many");
@@ -601,4 +603,79 @@ fn i39_an_evaluation_that_waits_for_a_node_that_is_gone_is_found() {
     row.node = Some(testing::node_id("gone"));
     put(&mut driver.state.evaluations, row);
     assert!(waits(&driver.state));
+}
+
+/// Nobody looks at any job.
+fn idle(mut state: State) -> State {
+    let rows: Vec<_> = state.evaluations.iter().cloned().collect();
+    for row in rows {
+        let mut row = (*row).clone();
+        row.status = EvaluationStatus::Complete;
+        state.evaluations.put(row, &mut ChangeSet::trial());
+    }
+    state
+}
+
+/// A blocked evaluation of a job joins, made on the state as it is.
+fn blocked(state: &State, job: &str, change: impl FnOnce(&mut fsm::Evaluation)) -> State {
+    let mut state = state.clone();
+    let job = state.jobs.get(&testing::job_key(job)).unwrap().clone();
+    let id = fsm::EvaluationId([9; 16]);
+    let trigger = Trigger::QueuedAllocs;
+    let mut row = fsm::Evaluation::new(id, job.key.clone(), job.kind, job.priority, trigger);
+    row.status = EvaluationStatus::Blocked;
+    row.snapshot_index = state.head.index;
+    change(&mut row);
+    state.evaluations.put(row, &mut ChangeSet::trial());
+    state
+}
+
+fn waits(state: &State) -> Vec<Broken> {
+    check_waits(state, &BTreeSet::new())
+}
+
+#[test]
+fn what_a_job_lacks_is_waited_for() {
+    let (driver, ids) = running();
+    assert_eq!(waits(&idle(driver.state.clone())), []);
+    let lost = changed(&driver, ids[0], |row| row.client = ClientStatus::Lost);
+    assert_eq!(waits(&lost), [], "its registration is to be looked at");
+    let mut lost = idle(lost);
+    assert_trips("I39", waits(&lost));
+    let job = lost.jobs.get(&testing::job_key("web")).unwrap().clone();
+    let queued = [(testing::GROUP.into(), 1)].into();
+    lost.jobs.put(fsm::Job { queued, ..(*job).clone() }, &mut ChangeSet::trial());
+    assert_eq!(waits(&blocked(&lost, "web", |_| ())), []);
+    let class = lost.nodes.iter().next().unwrap().class;
+    let deaf = blocked(&lost, "web", |row| {
+        row.class_eligibility.insert(class, false);
+    });
+    assert_trips("I39", waits(&deaf));
+    let old = blocked(&lost, "web", |row| row.snapshot_index = job.job_modify_index - 1);
+    assert_trips("I39", waits(&old));
+}
+
+#[test]
+fn a_node_without_its_instance_is_waited_for() {
+    let mut driver = Driver::default();
+    let [one, two] = ["n1", "n2"].map(|name| ready(&mut driver, name));
+    driver.register_job(testing::job("shipper", JobKind::System, 1));
+    driver.run("shipper", 0, one);
+    assert_eq!(waits(&driver.state), [], "its registration is to be looked at");
+    let state = idle(driver.state.clone());
+    assert_trips("I39", waits(&state));
+    assert_eq!(check_waits(&state, &BTreeSet::from([two])), []);
+    assert_trips("I39", waits(&blocked(&state, "shipper", |row| row.node = Some(one))));
+    assert_eq!(waits(&blocked(&state, "shipper", |row| row.node = Some(two))), []);
+}
+
+#[test]
+fn a_job_is_in_a_namespace_and_a_node_pool() {
+    let (driver, _) = running();
+    let mut state = driver.state.clone();
+    state.namespaces.remove(&"default".into(), &mut ChangeSet::trial());
+    assert_trips("I45", check_state(&state));
+    let mut state = driver.state.clone();
+    state.node_pools.remove(&"default".into(), &mut ChangeSet::trial());
+    assert_trips("I45", check_state(&state));
 }

@@ -1,0 +1,153 @@
+//! What a job lacks is waited for, at any time: by a pending evaluation, or by a blocked one that every gain wakes which could help. What sleeps
+//! through such a gain sleeps for ever, and nothing in the rows changes any more that could show it.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use fsm::{
+    ClassId, ClientStatus, DesiredStatus, Evaluation, EvaluationStatus, Job, NodeId, State,
+    TaskGroup, Trigger, state::GainKey,
+};
+
+use super::{
+    Broken,
+    ending::Ending,
+    needs::{self, in_service, is_live},
+};
+
+/// What is lacking, and waited for by nobody (I39, I46). Jobs with a pending evaluation are looked at when that is done.
+/// On nodes in `forgiven` something ended: a per-node instance that ended is not replaced before somebody asks, and may be forgotten by then.
+pub fn check_waits(state: &State, forgiven: &BTreeSet<NodeId>) -> Vec<Broken> {
+    let mut out = Vec::new();
+    for job in state.jobs.iter().filter(|job| !job.stop && !job.parameterized) {
+        let Some(spec) = state.current_spec(job) else { continue };
+        let open = state.evaluations.iter();
+        let open: Vec<_> =
+            open.filter(|row| row.job == job.key && !row.status.is_terminal()).collect();
+        let waiting = Waiting { ending: Ending { state, job, spec }, open };
+        for group in &spec.groups {
+            if job.kind.is_per_node() {
+                waiting.per_node(group, forgiven, &mut out);
+            } else {
+                waiting.counted(group, &mut out);
+            }
+        }
+    }
+    out
+}
+
+/// A job, and its open evaluations.
+struct Waiting<'a> {
+    ending: Ending<'a>,
+    open: Vec<&'a Arc<Evaluation>>,
+}
+
+impl Waiting<'_> {
+    fn blocked(&self) -> impl Iterator<Item = &Evaluation> {
+        let blocked = self.open.iter().filter(|row| row.status == EvaluationStatus::Blocked);
+        blocked.map(|row| &***row)
+    }
+
+    /// Somebody looks at all of the job: an evaluation is pending, or blocked and woken. While it looks, it may have superseded any other. One that
+    /// waits for the next step of an update or for a failed instance comes too late for what finds no room.
+    fn is_looked_at(&self) -> bool {
+        let Ending { state, .. } = self.ending;
+        self.open.iter().any(|row| {
+            let later = matches!(row.trigger, Trigger::RollingUpdate | Trigger::RetryFailedAlloc)
+                && row.wait_until > state.head.at;
+            match row.status {
+                EvaluationStatus::Pending => !later,
+                EvaluationStatus::Blocked => is_woken(state, row),
+                EvaluationStatus::Complete
+                | EvaluationStatus::Failed
+                | EvaluationStatus::Canceled => false,
+            }
+        })
+    }
+
+    /// I39: instances that are missing are looked after, and those that found no room will be tried again when there is some.
+    fn counted(&self, group: &TaskGroup, out: &mut Vec<Broken>) {
+        let Ending { state, job, spec } = self.ending;
+        let key = &job.key;
+        let missing = self.ending.missing(group);
+        if missing > 0 && self.open.is_empty() {
+            out.push(Broken("I39", format!("{missing} of {key} are missing, and nobody looks")));
+        }
+        let queued = job.queued.get(&group.name).copied().unwrap_or(0);
+        if queued == 0 || self.is_looked_at() {
+            return;
+        }
+        let suitable = state.nodes.iter();
+        let suitable: Vec<_> =
+            suitable.filter(|node| needs::suits(spec, group, node).is_ok()).collect();
+        let wakes = |row: &Evaluation| {
+            knows(row, job) && suitable.iter().all(|node| may_use(row, node.class))
+        };
+        if !self.blocked().any(wakes) {
+            let detail = format!("{queued} of {key} wait for room, and nobody wakes when it comes");
+            out.push(Broken("I39", detail));
+        }
+    }
+
+    /// I39: a node without its instance is looked after. I46: so is one that runs an older version.
+    fn per_node(&self, group: &TaskGroup, forgiven: &BTreeSet<NodeId>, out: &mut Vec<Broken>) {
+        let Ending { state, job, spec } = self.ending;
+        if group.count == 0 || self.is_looked_at() || self.blocked().any(|row| row.node.is_none()) {
+            return;
+        }
+        let key = &job.key;
+        let nodes = state.nodes.iter().filter(|node| in_service(node));
+        for node in nodes.filter(|node| needs::suits(spec, group, node).is_ok()) {
+            if self.blocked().any(|row| row.node == Some(node.id)) {
+                continue;
+            }
+            if !self.is_there(group, node.id) && !forgiven.contains(&node.id) {
+                let detail = format!("{key} is not on {}, and nobody looks", node.id);
+                out.push(Broken("I39", detail));
+            }
+            let mut rows = self.ending.rows(group).filter(|row| row.node == node.id);
+            if let Some(row) = rows.find(|row| is_live(row) && !self.ending.is_current(row)) {
+                let version = row.job_version;
+                let detail =
+                    format!("{key} is of version {version} on {}, and nobody looks", node.id);
+                out.push(Broken("I46", detail));
+            }
+        }
+    }
+
+    /// An instance runs on the node, or ended there by itself: then it is done, or nobody makes another before he is asked.
+    fn is_there(&self, group: &TaskGroup, node: NodeId) -> bool {
+        self.ending.rows(group).any(|row| {
+            let by_itself = match row.client {
+                ClientStatus::Complete | ClientStatus::Failed => true,
+                ClientStatus::Lost
+                | ClientStatus::Pending
+                | ClientStatus::Running
+                | ClientStatus::Unknown => false,
+            };
+            row.node == node && row.desired == DesiredStatus::Run && (by_itself || is_live(row))
+        })
+    }
+}
+
+/// It looked at the job as it is now, or will do so in any case.
+fn knows(row: &Evaluation, job: &Job) -> bool {
+    row.trigger == Trigger::MaxPlans || row.snapshot_index >= job.job_modify_index
+}
+
+/// Something was gained since it looked last.
+fn is_woken(state: &State, row: &Evaluation) -> bool {
+    state.capacity_gains.iter().any(|gain| {
+        let helps = match gain.key {
+            GainKey::Class(class) => row.node.is_none() && may_use(row, class),
+            GainKey::Node(node) => row.node == Some(node),
+        };
+        helps && gain.index > row.snapshot_index
+    })
+}
+
+/// Room on nodes of a class wakes it.
+fn may_use(row: &Evaluation, class: ClassId) -> bool {
+    row.trigger == Trigger::MaxPlans
+        || row.escaped
+        || row.class_eligibility.get(&class) != Some(&false)
+}
