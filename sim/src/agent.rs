@@ -1,5 +1,5 @@
 //! Fake node agents over the simulated network: they register, beat, take allocations from a stream, run them for a moment and report. Some crash,
-//! forget what they ran, are cut off, or go on with the stream of another server. What runs where is known to all of them, so that a name that runs twice is seen (I49).
+//! forget what they ran, are cut off, stand still, or go on with the stream of another server. What runs where is known to all of them, so that a name that runs twice is seen (I49).
 
 use std::{
     cell::RefCell,
@@ -101,6 +101,7 @@ pub(crate) struct Agent {
     seen: u64,
     dice: Dice,
     dice_streams: Dice,
+    dice_stalls: Dice,
 }
 
 impl Agent {
@@ -123,6 +124,7 @@ impl Agent {
             seen: 0,
             dice,
             dice_streams: Dice::new(world.swarm.seed, &format!("streams of a{number}")),
+            dice_stalls: Dice::new(world.swarm.seed, &format!("stalls of a{number}")),
         }
     }
 
@@ -231,6 +233,7 @@ impl Agent {
                 },
                 () = rt::sleep_until(wake_at) => {}
             }
+            self.stand_still().await;
             self.end_tasks();
             self.report(false).await?;
             if Instant::now() >= *beat_at {
@@ -240,6 +243,17 @@ impl Agent {
             }
         }
         Ok(())
+    }
+
+    /// Like a process that was stopped: its node is given up, perhaps, and its stream is as it was.
+    async fn stand_still(&mut self) {
+        let may = self.world.swarm.has(Class::Stall) && !self.world.is_calm();
+        if may && self.dice_stalls.below(16) == 0 {
+            let lasts = Duration::from_millis(self.dice_stalls.between(1_000, 9_000));
+            coverage::hit("an agent stood still with its stream open");
+            trace::event(&self.name, format_args!("stands still for {lasts:?}"));
+            rt::sleep(lasts).await;
+        }
     }
 
     fn registration(&self) -> pb::RegisterRequest {

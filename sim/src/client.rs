@@ -157,6 +157,9 @@ impl Shared {
             Some(Ok(written)) => written,
             Some(Err(error)) => {
                 trace::event(who, format_args!("write {value}: {error}"));
+                if matches!(error, ApiError::DiskFull(_)) {
+                    coverage::hit("a write was turned away for want of room");
+                }
                 if first && is_certain(&error) && !self.world.may_repeat() {
                     verdict::note(self.oracle().refused(value));
                     return Ended::Failed;

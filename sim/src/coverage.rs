@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 45] = [
+pub(crate) const REQUIRED: [&str; 47] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -50,6 +50,8 @@ pub(crate) const REQUIRED: [&str; 45] = [
     "a setting was changed",
     "an agent met a server behind what it had been shown",
     "a disk was lost again soon after",
+    "an agent stood still with its stream open",
+    "a write was turned away for want of room",
 ];
 
 thread_local! {

@@ -114,7 +114,9 @@ impl Nemesis {
             | Class::Settings
             | Class::Reconnect
             | Class::Rewipe
-            | Class::Hurry => {}
+            | Class::Hurry
+            | Class::Stall
+            | Class::Watermark => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),
@@ -220,7 +222,9 @@ impl Nemesis {
     }
 
     fn fill_disk(&mut self, server: usize) {
-        let free = self.dice.between(0, 128 << 10);
+        // On both sides of what servers want to have, or below it with room for what is under way.
+        let least = if self.swarm().has(Class::Watermark) { 256 << 10 } else { 0 };
+        let free = least + self.dice.between(0, 128 << 10);
         self.world.limit_disk(server, Some(free));
         let lasts = self.ms(self.swarm().cut_ms_max);
         let world = self.world.clone();

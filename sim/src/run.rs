@@ -218,6 +218,11 @@ fn unsettled(world: &World) -> Vec<String> {
     if !is_idle(world) {
         found.push("I56: the leader's services have work left".into());
     }
+    for server in 0..world.count() {
+        if world.core(server).is_some_and(|core| core.leases_held() > 0) {
+            found.push(format!("I23: a worker of s{server} does not let go of what it leased"));
+        }
+    }
     if !is_complete(world, "early") {
         let of_job = state.allocations.iter().filter(|one| one.job == key("early"));
         let each: Vec<String> = of_job

@@ -79,6 +79,10 @@ pub(crate) enum Class {
     Rewipe,
     /// No fault: clients that have little time.
     Hurry,
+    /// Agents that stand still while their stream stays open.
+    Stall,
+    /// No fault: disks are full well before nothing can be written any more.
+    Watermark,
 }
 
 impl Class {
@@ -87,7 +91,7 @@ impl Class {
     /// So many have been drawn when those come that came later still.
     const SECOND: usize = 26;
     /// All of them, in the order in which they are drawn.
-    pub(crate) const ALL: [Self; 31] = [
+    pub(crate) const ALL: [Self; 33] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -119,6 +123,8 @@ impl Class {
         Self::Reconnect,
         Self::Rewipe,
         Self::Hurry,
+        Self::Stall,
+        Self::Watermark,
     ];
 
     /// Its name on the command line.
@@ -155,6 +161,8 @@ impl Class {
             Self::Reconnect => "reconnect",
             Self::Rewipe => "rewipe",
             Self::Hurry => "hurry",
+            Self::Stall => "stall",
+            Self::Watermark => "watermark",
         }
     }
 
@@ -174,6 +182,8 @@ impl Class {
                     | Self::Reconnect
                     | Self::Rewipe
                     | Self::Hurry
+                    | Self::Stall
+                    | Self::Watermark
             )
     }
 
@@ -336,6 +346,11 @@ impl Swarm {
     /// Whether a class is on.
     pub(crate) fn has(&self, class: Class) -> bool {
         self.classes.contains(&class)
+    }
+
+    /// What a server wants to have free on its disk, bytes.
+    pub(crate) fn free_bytes_min(&self) -> u64 {
+        if self.has(Class::Watermark) { 512 << 10 } else { 64 << 10 }
     }
 
     /// The bad weather of this seed.

@@ -232,7 +232,7 @@ impl World {
             },
             snapshot_log_bytes: swarm.snapshot_log_bytes,
             log_entries_kept: swarm.log_entries_kept,
-            free_bytes_min: 64 << 10,
+            free_bytes_min: swarm.free_bytes_min(),
             pending_evaluations_max: swarm.pending_evaluations_max,
             nack_ms: swarm.nack_ms,
         }

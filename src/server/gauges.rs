@@ -49,6 +49,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("worker.acknowledged", core.worker_stats.acknowledged());
     put("worker.released_for_lag", core.worker_stats.released_for_lag());
     put("worker.nacked", core.worker_stats.nacked());
+    put("worker.leases", core.worker_stats.held());
     put("worker.invoke_scheduler", core.worker_stats.invoked());
     put("state.jobs", state.jobs.len() as u64);
     put("state.nodes", state.nodes.len() as u64);

@@ -59,6 +59,11 @@ impl Core {
         self.worker_stats.released_for_lag()
     }
 
+    /// Leases that workers of this server hold now.
+    pub fn leases_held(&self) -> u64 {
+        self.worker_stats.held()
+    }
+
     /// Scheduling passes on this server.
     pub fn scheduler_invocations(&self) -> u64 {
         self.worker_stats.invoked()

@@ -92,6 +92,7 @@ pub struct WorkerStats {
     released_for_lag: AtomicU64,
     nacked: AtomicU64,
     invoked: AtomicU64,
+    held: AtomicU64,
     paused: AtomicBool,
     /// Index that a lease was released for: while it is not applied here, no worker of this server leases anything.
     caught_up_at: AtomicU64,
@@ -111,6 +112,11 @@ impl WorkerStats {
     /// Leases given back for another reason: a failed turn, a pause, or the server stops.
     pub fn nacked(&self) -> u64 {
         self.nacked.load(Ordering::Relaxed)
+    }
+
+    /// Leases that workers of this server hold now.
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
     }
 
     /// Scheduling passes.
@@ -147,7 +153,7 @@ struct Lease {
 pub(super) async fn run(core: Arc<Core>, number: usize) {
     let stop = core.stopping();
     let memory = Arc::default();
-    let mut worker = Worker { core, memory, stop, started: Instant::now() };
+    let mut worker = Worker { core: Arc::clone(&core), memory, stop, started: Instant::now() };
     let mut backoff = Backoff::fast();
     tracing::debug!(number, "worker started");
     while !worker.is_stopping() {
@@ -163,13 +169,16 @@ pub(super) async fn run(core: Arc<Core>, number: usize) {
             Ok(leases) => {
                 backoff.reset();
                 // Asked for before the pause, and nothing was begun yet.
-                let paused = worker.core.worker_stats.is_paused();
+                let stats = &core.worker_stats;
+                let paused = stats.is_paused();
+                stats.held.fetch_add(leases.len() as u64, Ordering::Relaxed);
                 for lease in leases {
                     if paused {
                         worker.nack(&lease, pb::NackReason::Shutdown).await;
                     } else {
                         worker.process(lease).await;
                     }
+                    stats.held.fetch_sub(1, Ordering::Relaxed);
                 }
             }
             Err(status) if status.code() == Code::Unimplemented => {

@@ -90,6 +90,8 @@ impl SnapshotDirectory {
                 disk.remove_file(&path.join(name))?;
             }
         }
+        // A process that was killed just before it synced a name leaves one that a power cut takes back.
+        disk.sync_dir(path)?;
         let directory = Self { disk, path: path.to_path_buf(), shared: Arc::default() };
         let mut damaged = Vec::new();
         for name in directory.names()? {

@@ -339,15 +339,13 @@ fn jobs(state: &State, out: &mut Vec<Broken>) {
     }
 }
 
-/// I45: what runs or is to run is in a namespace that is there, and wants nodes of a pool that is there. A namespace may go when all in it is done: a
-/// sysbatch job that is done wants the next node that comes nevertheless, and any job may be evaluated again.
+/// I45: what runs or is to run is in a namespace that is there, and wants nodes of a pool that is there.
 fn places(state: &State, out: &mut Vec<Broken>) {
     for job in state.jobs.iter() {
         let key = &job.key;
         let runs = match job.kind {
-            JobKind::System => !job.stop,
+            JobKind::System | JobKind::Sysbatch => !job.stop,
             JobKind::Service | JobKind::Batch => live(state).any(|row| row.job == *key),
-            JobKind::Sysbatch => false,
         };
         if runs && !state.namespaces.contains(&key.namespace) {
             out.push(Broken("I45", format!("{key} goes on in a namespace that is gone")));

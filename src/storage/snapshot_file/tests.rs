@@ -68,7 +68,7 @@ fn a_file_that_cannot_be_read_is_not_set_aside() {
 fn a_crash_between_any_two_steps_leaves_the_old_or_the_new_file() {
     for stop in 0.. {
         let mut ended = false;
-        for cut in 0..6 {
+        for cut in 0..12 {
             let disk = FaultDisk::new(stop);
             let mut life = life();
             let old = life.meta();
@@ -79,7 +79,7 @@ fn a_crash_between_any_two_steps_leaves_the_old_or_the_new_file() {
             let directory = SnapshotDirectory::open(Arc::new(disk.clone()), Path::new(PATH));
             let written = directory.and_then(|directory| directory.write(&life.state, &new));
             ended = written.is_ok() && !disk.is_stopped();
-            if cut == 0 {
+            if cut < 6 {
                 disk.kill();
             } else {
                 disk.power_cut(cut);
@@ -91,6 +91,9 @@ fn a_crash_between_any_two_steps_leaves_the_old_or_the_new_file() {
             assert!(written.is_err() || loaded.meta == new, "{context}: it was said to be there");
             let names = disk.list(Path::new(PATH)).unwrap();
             assert!(names.iter().all(|name| name.ends_with(".snapshot")), "{context}: {names:?}");
+            disk.power_cut(cut);
+            let again = open(&disk).newest_meta().unwrap().unwrap().1;
+            assert_eq!(again, loaded.meta, "{context}: what was seen is durable");
             // And the next one works.
             life.set("next", 10);
             directory.write(&life.state, &life.meta()).unwrap();

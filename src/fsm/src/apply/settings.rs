@@ -94,13 +94,15 @@ impl Turn<'_> {
         if !self.state.namespaces.contains(name) {
             return Err(not_found("namespace"));
         }
-        let used =
-            self.state.jobs.iter().find(|job| {
-                job.key.namespace == *name && job.status != crate::job::JobStatus::Dead
-            });
+        // A finished job that runs once per node goes on with the next node.
+        let used = self.state.jobs.iter().find(|job| {
+            let waits_for_nodes = job.kind.is_per_node() && !job.stop;
+            job.key.namespace == *name
+                && (waits_for_nodes || job.status != crate::job::JobStatus::Dead)
+        });
         if let Some(job) = used {
             let message =
-                format!("namespace \"{name}\" has a job that is not dead: \"{}\"", job.key.id);
+                format!("namespace \"{name}\" is used by job \"{}\": stop it first", job.key.id);
             return Err(Rejection::InUse(message.into()));
         }
         self.state.namespaces.remove(name, self.changes);

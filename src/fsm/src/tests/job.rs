@@ -368,3 +368,33 @@ fn settings_are_guarded() {
         Rejection::Invalid(_)
     ));
 }
+
+/// It has evaluations made for it whenever a node comes.
+#[test]
+fn a_namespace_stays_as_long_as_a_job_in_it_waits_for_nodes() {
+    let mut driver = Driver::default();
+    let delete = Command::DeleteNamespace("team".into());
+    for kind in [JobKind::Sysbatch, JobKind::Batch] {
+        let space = crate::state::Namespace { name: "team".into(), ..Default::default() };
+        driver.accept(Command::UpsertNamespace(space));
+        let mut spec = job(&format!("{kind:?}"), kind, 1);
+        spec.key.namespace = "team".into();
+        let key = spec.key.clone();
+        let evaluation = driver.register_job(spec);
+        complete(&mut driver, evaluation);
+        let status = |driver: &Driver| driver.state.jobs.get(&key).map(|job| job.status);
+        assert_eq!(status(&driver), Some(JobStatus::Dead), "{kind:?}");
+        if kind.is_per_node() {
+            assert!(matches!(driver.reject(delete.clone()), Rejection::InUse(_)));
+            let evaluation = driver.evaluation_id();
+            driver.accept(Command::DeregisterJob {
+                job: key,
+                purge: false,
+                evaluation,
+                evaluation_priority: None,
+            });
+            complete(&mut driver, evaluation);
+        }
+        driver.accept(delete.clone());
+    }
+}
