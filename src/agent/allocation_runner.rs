@@ -290,8 +290,8 @@ impl AllocationRunner {
         }
         let begun = self.tasks.iter().any(|task| match task.phase {
             Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing | Phase::Dead => true,
-            Phase::Starting | Phase::Waiting { .. } => task.started_at_ms > 0,
-            Phase::Pending => false,
+            // One that was rewound is pending too.
+            Phase::Pending | Phase::Starting | Phase::Waiting { .. } => task.started_at_ms > 0,
         });
         if begun { ClientStatus::Running } else { ClientStatus::Pending }
     }

@@ -25,7 +25,12 @@ pub(crate) fn write_durable(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;
-    File::open(directory)?.sync_all()
+    sync_directory(directory)
+}
+
+/// Makes the names in a directory durable.
+pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
 }
 
 /// [`write_durable`] of a value as JSON.
@@ -57,7 +62,7 @@ pub(crate) fn create_directory(path: &Path) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         create_directory(parent)?;
         match fs::create_dir(path) {
-            Ok(()) => File::open(parent)?.sync_all()?,
+            Ok(()) => sync_directory(parent)?,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
             Err(error) => return Err(error),
         }

@@ -39,6 +39,8 @@ struct Inner {
     /// Received, but not to be started yet.
     waiting: BTreeMap<AllocationId, Waiting>,
     shells: JoinSet<()>,
+    /// The agent ends, and its tasks with it: nothing is taken any more that nobody would end.
+    suspended: bool,
     /// Rises with each entry, so that the oldest ended ones are known.
     received: u64,
 }
@@ -74,7 +76,7 @@ impl Entry {
 }
 
 impl LocalNode {
-    /// A node with what the state directory holds; its allocations go on.
+    /// A node with what the state directory holds; what runs goes on, and what was down waits for the servers.
     pub(crate) fn restore(shared: Arc<Shared>, ended_max: usize) -> io::Result<Arc<Self>> {
         let Loaded { stored, unreadable } = shared.state.load()?;
         for (directory, error) in unreadable {
@@ -107,6 +109,7 @@ impl LocalNode {
     pub(crate) async fn suspend(&self) {
         let mut shells = {
             let mut inner = self.lock();
+            inner.suspended = true;
             inner.waiting.clear();
             for entry in inner.entries.values() {
                 entry.wish.send_modify(|wish| wish.suspend = true);
@@ -176,11 +179,14 @@ impl LocalNode {
             let spec = AllocationSpec::parse(message.clone()).ok().map(Arc::new);
             entry.wish.send_if_modified(|wish| {
                 let stop = wish.stop || !message.run;
-                let changed = stop != wish.stop || message.client_sequence > wish.sequence;
+                let start = wish.start || message.run && message.task_starts_allowed;
+                let changed = (stop, start) != (wish.stop, wish.start)
+                    || message.client_sequence > wish.sequence;
                 let updated = spec.as_ref().is_some_and(|new| {
                     wish.spec.as_ref().is_none_or(|old| old.job_version != new.job_version)
                 });
                 wish.stop = stop;
+                wish.start = start;
                 wish.sequence = wish.sequence.max(message.client_sequence);
                 if updated {
                     wish.spec = spec;
@@ -302,6 +308,9 @@ impl Node for LocalNode {
     async fn apply(&self, batch: v1::AllocationBatch) {
         {
             let mut inner = self.lock();
+            if inner.suspended {
+                return;
+            }
             let present = batch.complete.then(|| spec::present(&batch));
             for allocation in batch.allocations {
                 self.take(&mut inner, allocation);
@@ -382,6 +391,37 @@ mod tests {
         // A server of before names nothing: what it sends is the set.
         node.apply(whole(vec![endless(2), endless(4)], &[])).await;
         assert_eq!(started(&node), [(1, true), (2, false), (3, true), (4, false)]);
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_ends_its_tasks_takes_no_more() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        node.apply(whole(vec![endless(1)], &[1])).await;
+        node.suspend().await;
+        node.apply(whole(vec![endless(2)], &[1, 2])).await;
+        assert_eq!((node.counts(), started(&node)), ((1, 1), vec![(1, false)]));
+    }
+
+    #[tokio::test]
+    async fn what_was_down_starts_when_the_servers_name_it_with_leave_to_start() {
+        let directory = tempfile::tempdir().unwrap();
+        let before = node(directory.path());
+        before.apply(whole(vec![endless(1), endless(2)], &[1, 2])).await;
+        before.suspend().await;
+        let node = LocalNode::restore(Arc::clone(&before.shared), 10).unwrap();
+        let may_start = |id: u8| {
+            let inner = node.lock();
+            inner.entries[&AllocationId([id; 16])].wish.borrow().start
+        };
+        let mut held = endless(1);
+        held.task_starts_allowed = false;
+        node.apply(whole(vec![held], &[1])).await;
+        assert_eq!(started(&node), [(1, false), (2, true)], "the second is not in the set");
+        assert!(!may_start(1) && !may_start(2));
+        let leave = vec![endless(1)];
+        node.apply(v1::AllocationBatch { allocations: leave, ..Default::default() }).await;
+        assert!(may_start(1));
     }
 
     #[tokio::test]

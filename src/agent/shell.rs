@@ -29,7 +29,7 @@ use super::{
     spec::AllocationSpec,
     state::{AllocationDirectory, StateDirectory, StoredAllocation},
     status::Outbox,
-    task_runner::{Action, ExitResult},
+    task_runner::{Action, ExitResult, Phase},
     time::Clock,
 };
 
@@ -54,6 +54,8 @@ pub(crate) struct Shared {
 pub(crate) struct Wish {
     /// End.
     pub(crate) stop: bool,
+    /// The servers have said that it is to run and that its tasks may start.
+    pub(crate) start: bool,
     /// End the processes, but start them again with the next agent.
     pub(crate) suspend: bool,
     /// The last status sequence that the servers know of.
@@ -107,8 +109,9 @@ enum Happening {
     Started(usize, Result<Run, StartError>),
     Recovered(usize, Result<Recovered, StartError>),
     Exited(usize, Outcome),
-    KillSent(usize, std::io::Result<()>),
-    KillAgain(usize),
+    /// To a task's run of this number.
+    KillSent(usize, u32, std::io::Result<()>),
+    KillAgain(usize, u32),
     Signaled,
 }
 
@@ -118,6 +121,8 @@ pub(crate) struct Shell {
     spec: AllocationSpec,
     runner: AllocationRunner,
     directory: AllocationDirectory,
+    /// Invariant: nothing runs or starts while this is so. What was down may have been given up and run elsewhere by now: the servers are heard first.
+    held: bool,
     runs: Vec<Option<Run>>,
     view: Arc<Mutex<View>>,
     wishes: watch::Receiver<Wish>,
@@ -145,6 +150,7 @@ impl Shell {
             spec,
             runner,
             directory,
+            held: false,
             wishes,
             orders,
         };
@@ -168,7 +174,8 @@ impl Shell {
             if !self.actions.is_empty() {
                 continue;
             }
-            let deadline = self.runner.next_deadline();
+            // A restart that was due while it was down waits too.
+            let deadline = self.runner.next_deadline().filter(|_| !self.held);
             let due = async {
                 match deadline {
                     Some(at) => sleep_until(self.shared.clock.instant(at)).await,
@@ -221,6 +228,8 @@ impl Shell {
             Origin::New => {}
             Origin::Stored { suspended, booted } if suspended || booted => {
                 self.runner.rewind(&self.spec.policy, booted, now, &mut self.actions);
+                self.held = true;
+                return;
             }
             Origin::Stored { .. } => {
                 for (position, task) in self.runner.tasks().iter().enumerate() {
@@ -241,7 +250,7 @@ impl Shell {
     async fn publish(&mut self) {
         let mut stored = Ok(());
         if self.runner.take_changed() {
-            stored = self.store(false).await;
+            stored = self.store(self.held).await;
             let view = view_of(&self.spec, &self.runner);
             self.shared.outbox.report(self.spec.id, view.status.clone());
             *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
@@ -288,9 +297,11 @@ impl Shell {
     fn kill(&mut self, task: usize) {
         // Without a run there is a recovery under way, which asks again.
         let Some(run) = self.runs[task].clone() else { return };
+        let attempt = self.runner.tasks()[task].attempt;
         let signal = self.spec.tasks[task].kill_signal.clone();
         let timeout_ms = self.spec.policy.tasks[task].kill_timeout_ms;
-        let sent = async move { Happening::KillSent(task, run.kill(&signal, timeout_ms).await) };
+        let sent =
+            async move { Happening::KillSent(task, attempt, run.kill(&signal, timeout_ms).await) };
         self.happenings.push(sent.boxed());
     }
 
@@ -305,6 +316,10 @@ impl Shell {
         self.runner.raise_sequence(wish.sequence);
         if wish.stop {
             self.runner.stop(&self.spec.policy, now, &mut self.actions);
+        }
+        if self.held && wish.start {
+            self.held = false;
+            self.runner.start(now, &mut self.actions);
         }
     }
 
@@ -371,7 +386,7 @@ impl Shell {
                 );
             }
             Happening::Recovered(task, Ok(Recovered::Run(run))) => {
-                if runner.tasks()[task].phase == super::task_runner::Phase::Starting {
+                if runner.tasks()[task].phase == Phase::Starting {
                     let started =
                         async move { Happening::Started(task, run.started().await.map(|()| run)) };
                     self.happenings.push(started.boxed());
@@ -402,16 +417,22 @@ impl Shell {
                 };
                 runner.exited(policy, task, &exit, now, actions);
             }
-            Happening::KillSent(_, Ok(())) | Happening::Signaled => {}
-            Happening::KillSent(task, Err(error)) => {
+            Happening::KillSent(_, _, Ok(())) | Happening::Signaled => {}
+            Happening::KillSent(task, attempt, Err(error)) => {
                 tracing::debug!(allocation = %self.spec.id, %error, "a kill was not delivered");
                 let again = async move {
                     sleep(KILL_RETRY).await;
-                    Happening::KillAgain(task)
+                    Happening::KillAgain(task, attempt)
                 };
                 self.happenings.push(again.boxed());
             }
-            Happening::KillAgain(task) => self.kill(task),
+            Happening::KillAgain(task, attempt) => {
+                // The run may have ended meanwhile, and nobody has asked for the end of the next.
+                let present = &self.runner.tasks()[task];
+                if (present.phase, present.attempt) == (Phase::Killing, attempt) {
+                    self.kill(task);
+                }
+            }
         }
     }
 
@@ -570,6 +591,67 @@ mod tests {
         begin(&mut shell).await;
         assert!(!shell.runner.tasks()[0].may_have_process());
         assert_eq!(executor.wait().unwrap().signal(), Some(9));
+    }
+
+    #[tokio::test]
+    async fn a_kill_that_is_tried_again_does_not_end_the_next_run() {
+        let (mut shell, _root) = left_behind("mock");
+        begin(&mut shell).await;
+        let run = shell.runs[0].clone().unwrap();
+        let watched = shell.happenings.len();
+        let (answer, _answered) = oneshot::channel();
+        shell.carry_out(&Order::Restart { task: None }, answer);
+        shell.take(Happening::KillAgain(0, 1));
+        assert_eq!(shell.happenings.len(), watched + 1, "the first run is asked to end again");
+        let result = ExitResult::default();
+        shell.take(Happening::Exited(0, Outcome::Exited { result, at_ms: 0 }));
+        let now = shell.shared.clock.now();
+        shell.runner.tick(&shell.spec.policy, now, &mut shell.actions);
+        shell.take(Happening::Started(0, Ok(run)));
+        assert_eq!(shell.runner.tasks()[0].attempt, 2);
+        let watched = shell.happenings.len();
+        shell.take(Happening::KillAgain(0, 1));
+        assert_eq!(shell.happenings.len(), watched, "it runs on");
+        let (answer, _answered) = oneshot::channel();
+        shell.carry_out(&Order::Restart { task: None }, answer);
+        shell.take(Happening::KillAgain(0, 1));
+        assert_eq!(shell.happenings.len(), watched, "that kill was not for the second run");
+    }
+
+    /// Lets the shell do what it does between two happenings; what it asks for.
+    fn heard(shell: &mut Shell, wish: Wish) -> Vec<Action> {
+        shell.obey(wish);
+        std::mem::take(&mut shell.actions)
+    }
+
+    #[tokio::test]
+    async fn what_was_down_starts_only_when_the_servers_have_said_so() {
+        for (suspended, booted) in [(true, false), (false, true)] {
+            let (mut shell, _root) = left_behind("mock");
+            shell.begin(Origin::Stored { suspended, booted }).await;
+            assert_eq!(heard(&mut shell, Wish::default()), []);
+            assert_eq!(shell.runner.client_status().name(), "running", "it has not ended");
+            // An agent that is killed while it waits leaves one that was down.
+            shell.publish().await;
+            let stored = shell.shared.state.load().unwrap().stored.remove(0);
+            assert!(stored.suspended);
+            let leave = Wish { start: true, ..Wish::default() };
+            let start = [Action::Start { task: 0, attempt: 2 }];
+            assert_eq!(heard(&mut shell, leave.clone()), start);
+            assert_eq!(heard(&mut shell, leave), []);
+            shell.publish().await;
+            let stored = shell.shared.state.load().unwrap().stored.remove(0);
+            assert!(!stored.suspended);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_down_and_is_not_to_run_any_more_never_starts() {
+        let (mut shell, _root) = left_behind("mock");
+        shell.begin(Origin::Stored { suspended: false, booted: true }).await;
+        let stop = Wish { stop: true, start: true, ..Wish::default() };
+        assert_eq!(heard(&mut shell, stop), []);
+        assert!(shell.runner.is_terminal());
     }
 
     #[tokio::test]

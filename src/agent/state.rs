@@ -12,12 +12,15 @@
 use std::{
     fs::{self, File, OpenOptions},
     io,
-    os::unix::fs::{PermissionsExt, chown},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::{PermissionsExt, chown},
+    },
     path::{Path, PathBuf},
 };
 
 use fsm::AllocationId;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -26,6 +29,8 @@ use super::{
 
 /// Version of the stored formats.
 const FORMAT: u32 = 1;
+/// In an allocation's directory: what is stored of it.
+const STATE_FILE: &str = "state.json";
 
 /// Who the node is; made once with the directory.
 #[derive(Clone, Serialize, Deserialize)]
@@ -81,7 +86,7 @@ impl NodeIdentity {
 pub(crate) struct StoredAllocation {
     pub(crate) format: u32,
     pub(crate) boot_id: [u8; 16],
-    /// The agent stopped the tasks itself when it ended: they are to start again.
+    /// Nothing runs because the agent stopped it when it ended, or the machine has booted: it is to start again.
     pub(crate) suspended: bool,
     pub(crate) spec: AllocationSpec,
     pub(crate) runner: AllocationRunner,
@@ -137,6 +142,8 @@ impl StateDirectory {
         }
         files::create_directory(&root.join("allocs")).map_err(fail)?;
         let identity_path = root.join("identity.json");
+        // A process that was killed just before it synced the name leaves one that a power cut takes back.
+        files::sync_directory(&root).map_err(fail)?;
         let identity = match files::read_json::<NodeIdentity>(&identity_path).map_err(fail)? {
             Some(identity) if identity.format == FORMAT => identity,
             Some(identity) => return Err(StateError::Format(identity.format)),
@@ -157,17 +164,25 @@ impl StateDirectory {
 
     /// All stored allocations. What cannot be read is left where it is.
     pub(crate) fn load(&self) -> io::Result<Loaded> {
+        self.load_by(delete)
+    }
+
+    fn load_by(&self, delete: impl Fn(&Path) -> io::Result<()>) -> io::Result<Loaded> {
         let (mut stored, mut unreadable) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(self.root.join("allocs"))? {
             let directory = entry?.path();
-            match files::read_json::<StoredAllocation>(&directory.join("state.json")) {
+            match files::read_json::<StoredAllocation>(&directory.join(STATE_FILE)) {
                 Ok(Some(allocation)) if allocation.format == FORMAT => stored.push(allocation),
                 Ok(Some(allocation)) => {
                     let error = io::Error::other(format!("unknown format {}", allocation.format));
                     unreadable.push((directory, error));
                 }
-                // Without a state nothing was ever started in it.
-                Ok(None) => fs::remove_dir_all(&directory)?,
+                // Without a state nothing was ever started in it. What stays of it does no harm.
+                Ok(None) => {
+                    if let Err(error) = delete(&directory) {
+                        tracing::warn!(directory = %directory.display(), %error, "cannot delete a directory without a state");
+                    }
+                }
                 Err(error) => unreadable.push((directory, error)),
             }
         }
@@ -216,28 +231,27 @@ impl AllocationDirectory {
     /// Makes the directories.
     pub(crate) fn prepare(&self, spec: &AllocationSpec) -> io::Result<()> {
         let shared = self.shared();
-        for directory in [self.logs(), shared.join("data"), shared.join("tmp")] {
-            files::create_directory(&directory)?;
-        }
+        files::create_directory(&self.logs())?;
         for directory in [shared.join("data"), shared.join("tmp")] {
-            fs::set_permissions(&directory, fs::Permissions::from_mode(0o1777))?;
+            HeldDirectory::make(&directory)?.set_mode(0o1777)?;
         }
-        let run = self.runs();
-        files::create_directory(&run)?;
-        fs::set_permissions(&run, fs::Permissions::from_mode(0o700))?;
+        HeldDirectory::make(&self.runs())?.set_mode(0o700)?;
         for task in &spec.tasks {
             let root = self.task(&task.name);
-            let secrets = root.join("secrets");
-            for directory in [root.join("local"), root.join("tmp"), secrets.clone()] {
-                files::create_directory(&directory)?;
+            let [local, tmp, secrets] = ["local", "tmp", "secrets"].map(|name| root.join(name));
+            let directories = [root, local, tmp, secrets]
+                .iter()
+                .map(|path| HeldDirectory::make(path))
+                .collect::<io::Result<Vec<_>>>()?;
+            if let Some(secrets) = directories.last() {
+                secrets.set_mode(0o700)?;
             }
-            fs::set_permissions(&secrets, fs::Permissions::from_mode(0o700))?;
             // Whether the user exists is judged when the task is started.
             if !task.user.is_empty()
                 && let Ok((uid, gid)) = find_user(&task.user)
             {
-                for directory in [root.clone(), root.join("local"), root.join("tmp"), secrets] {
-                    chown(directory, Some(uid), Some(gid))?;
+                for directory in &directories {
+                    directory.give_to(uid, gid)?;
                 }
             }
         }
@@ -247,15 +261,70 @@ impl AllocationDirectory {
     /// Stores how far it got.
     pub(crate) fn store(&self, stored: &StoredAllocation) -> io::Result<()> {
         files::create_directory(&self.root)?;
-        files::write_json(&self.root.join("state.json"), stored)
+        files::write_json(&self.root.join(STATE_FILE), stored)
     }
 
     /// Deletes everything.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        match fs::remove_dir_all(&self.root) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => Ok(()),
+        self.remove_by(delete)
+    }
+
+    /// The state goes last: while anything else is left, the next agent knows the allocation that it belongs to.
+    fn remove_by(&self, delete: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
+        let entries = match fs::read_dir(&self.root) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_name() != STATE_FILE {
+                delete(&entry.path())?;
+            }
         }
+        delete(&self.root)
+    }
+}
+
+/// Deletes a file, or a directory with all that is in it. What is gone is no error, and a link is not followed.
+fn delete(path: &Path) -> io::Result<()> {
+    let deleted = fs::symlink_metadata(path).and_then(|found| {
+        if found.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
+    });
+    match deleted {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        deleted => deleted,
+    }
+}
+
+/// A directory by its descriptor. A task that owns the one above can put a link in its place at any time: what is done here is done to the directory
+/// all the same, and never to what a link leads to.
+struct HeldDirectory(OwnedFd);
+
+impl HeldDirectory {
+    /// Makes a directory, if it is not there; refuses a link.
+    fn make(path: &Path) -> io::Result<Self> {
+        files::create_directory(path)?;
+        // A descriptor of this kind needs no permission to read the directory.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let held = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
+            let error = io::Error::from(error);
+            let message = format!("{} is not the directory it was: {error}", path.display());
+            io::Error::new(error.kind(), message)
+        })?;
+        Ok(Self(held))
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        fs::set_permissions(self.path(), fs::Permissions::from_mode(mode))
+    }
+
+    fn give_to(&self, uid: u32, gid: u32) -> io::Result<()> {
+        chown(self.path(), Some(uid), Some(gid))
+    }
+
+    /// Leads to the directory itself, whatever its name is by now.
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
 }
 
@@ -282,7 +351,70 @@ pub(crate) fn read_boot_id() -> io::Result<[u8; 16]> {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
+    use std::os::unix::fs::symlink;
+
     use super::*;
+    use crate::agent::{testing, time::Moment};
+
+    /// An allocation with one task, as it is stored.
+    fn stored(id: u8) -> StoredAllocation {
+        let spec = AllocationSpec::parse(testing::message([id; 16], "job", &["a"])).unwrap();
+        let runner = AllocationRunner::new(&spec.policy, spec.id.0, 0, Moment::default());
+        StoredAllocation::new([9; 16], false, spec, runner)
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_directory_is_refused_and_what_it_leads_to_left_alone() {
+        for name in ["local", "tmp", "secrets"] {
+            let root = tempfile::tempdir().unwrap();
+            let foreign = root.path().join("foreign");
+            fs::create_dir(&foreign).unwrap();
+            fs::set_permissions(&foreign, fs::Permissions::from_mode(0o755)).unwrap();
+            let directory = AllocationDirectory { root: root.path().join("allocation") };
+            let spec = stored(1).spec;
+            directory.prepare(&spec).unwrap();
+            directory.prepare(&spec).unwrap();
+            assert_eq!(mode(&directory.task("a").join("secrets")), 0o700);
+            assert_eq!(mode(&directory.shared().join("tmp")), 0o1777);
+            let replaced = directory.task("a").join(name);
+            fs::remove_dir(&replaced).unwrap();
+            symlink(&foreign, &replaced).unwrap();
+            let error = directory.prepare(&spec).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+            assert_eq!(mode(&foreign), 0o755, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_deleted_keeps_its_state_and_does_not_keep_the_others_from_being_loaded() {
+        let root = tempfile::tempdir().unwrap();
+        let (state, _) = StateDirectory::open(root.path()).unwrap();
+        let [stays, empty] = [1, 2].map(|id| state.allocation(AllocationId([id; 16])));
+        stays.store(&stored(1)).unwrap();
+        stays.prepare(&stored(1).spec).unwrap();
+        empty.prepare(&stored(2).spec).unwrap();
+        let own = stays.task("a");
+        let busy = |path: &Path| {
+            if path == own || path == empty.root() {
+                Err(io::Error::from(io::ErrorKind::ResourceBusy))
+            } else {
+                delete(path)
+            }
+        };
+        assert!(stays.remove_by(busy).is_err());
+        let loaded = state.load_by(busy).unwrap();
+        let ids: Vec<_> = loaded.stored.iter().map(|one| one.spec.id).collect();
+        assert_eq!(ids, [AllocationId([1; 16])]);
+        stays.remove().unwrap();
+        stays.remove().unwrap();
+        let loaded = state.load().unwrap();
+        assert!(loaded.stored.is_empty() && loaded.unreadable.is_empty());
+        assert!(!stays.root().exists() && !empty.root().exists());
+    }
 
     #[test]
     fn the_identity_is_made_once_and_the_directory_is_held_by_one() {

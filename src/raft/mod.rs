@@ -6,6 +6,7 @@ mod crash;
 mod kill;
 pub mod log_store;
 pub mod network;
+mod outstanding;
 pub mod service;
 pub mod state_machine;
 #[cfg(test)]

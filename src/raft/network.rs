@@ -25,7 +25,10 @@ use prost::Message;
 use proto::v1 as pb;
 use tonic::{Code, Status};
 
-use super::{Member, ServerId, Snapshot, TypeConfig, Vote, state_machine::SnapshotFile};
+use super::{
+    Member, ServerId, Snapshot, TypeConfig, Vote, outstanding::Outstanding,
+    state_machine::SnapshotFile,
+};
 use crate::{
     disk::{Disk, OpenMode},
     rpc::{
@@ -233,6 +236,7 @@ impl Peer {
         let size = file.size().map_err(failed)?;
         let membership = &snapshot.meta.last_membership;
         let mut offset = 0;
+        let mut furthest = 0;
         let mut attempts = 0;
         loop {
             let length = self.network.snapshot_piece_bytes.min(size - offset);
@@ -254,7 +258,10 @@ impl Peer {
             let timeout = if done { INSTALL_TIMEOUT } else { SNAPSHOT_PIECE_TIMEOUT };
             let reply: pb::SnapshotChunkReply = match self.call(path, &message, timeout).await {
                 Ok(reply) => reply,
-                Err(status) if attempts < SNAPSHOT_ATTEMPTS_MAX => {
+                // What the receiver has found to be damaged is so here too, as far as anyone knows.
+                Err(status)
+                    if attempts < SNAPSHOT_ATTEMPTS_MAX && status.code() != Code::DataLoss =>
+                {
                     tracing::warn!(to = self.to, %status, offset, "a piece of a snapshot failed");
                     attempts += 1;
                     crate::rt::sleep(Duration::from_millis(200)).await;
@@ -262,7 +269,15 @@ impl Peer {
                 }
                 Err(status) => return Err(status),
             };
-            attempts = 0;
+            if reply.next_offset > furthest {
+                (furthest, attempts) = (reply.next_offset, 0);
+            } else if reply.next_offset < offset {
+                // It was restarted, or its disk does not keep what comes.
+                attempts += 1;
+                if attempts > SNAPSHOT_ATTEMPTS_MAX {
+                    return Err(Status::unavailable("the receiver begins anew each time"));
+                }
+            }
             if let Some(vote) = &reply.vote {
                 return convert::vote_from_pb(Some(vote));
             }
@@ -315,7 +330,10 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         let timeout = option.hard_ttl();
         async move {
             let (network, to) = (self.network.clone(), self.to);
+            let outstanding = Outstanding::default();
+            let sent = outstanding.clone();
             let mut input = input.map(move |request| {
+                sent.sent(&request);
                 Bytes::from(append_to_pb(header(&network, to), &request).encode_to_vec())
             });
             // openraft's pause after errors is in this stream: taking the first request before connecting keeps a peer that is down from being
@@ -330,15 +348,18 @@ impl RaftNetworkV2<TypeConfig> for Peer {
                 .await
                 .map_err(|status| self.error(&status, RPCTypes::AppendEntries, timeout))?;
             let peer: &'s Self = self;
-            let replies = replies.map(move |reply| {
+            let replies = replies.filter_map(move |reply| {
                 let decode = |bytes: Bytes| {
                     let reply = pb::AppendEntriesReply::decode(bytes)
                         .map_err(|error| Status::internal(error.to_string()))?;
                     stream_result_from_pb(reply)
                 };
-                reply
+                let reply = reply
                     .and_then(decode)
-                    .map_err(|status| peer.error(&status, RPCTypes::AppendEntries, timeout))
+                    .map_err(|status| peer.error(&status, RPCTypes::AppendEntries, timeout));
+                let may_be_seen =
+                    reply.as_ref().map_or(true, |result| outstanding.answered(result));
+                std::future::ready(may_be_seen.then_some(reply))
             });
             Ok(replies.boxed() as BoxStream<'s, _>)
         }
@@ -415,7 +436,9 @@ pub fn snapshot_position(disk: &dyn Disk, file: &SnapshotFile) -> io::Result<Opt
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use openraft::base::BoxStream as RaftStream;
+    use openraft::{base::BoxStream as RaftStream, entry::RaftEntry};
+    use tokio::sync::mpsc;
+    use tokio_stream::wrappers::ReceiverStream;
 
     use super::*;
     use crate::{disk::RealDisk, rpc::transport::ReplyStream};
@@ -470,5 +493,138 @@ mod tests {
         let option = RPCOption::new(Duration::from_secs(1));
         let result = peer.stream_append(requests.boxed(), option).await;
         assert!(matches!(result, Err(RPCError::Unreachable(_))), "an unreachable peer is an error");
+    }
+
+    /// Takes snapshots in until the last piece, and then does what a test says. Counts the pieces.
+    struct Receiver(fn(u64) -> Result<u64, Status>, std::sync::atomic::AtomicUsize);
+
+    impl Transport for Receiver {
+        fn unary(
+            &self,
+            _to: &str,
+            _path: &'static str,
+            _lane: Lane,
+            body: Bytes,
+            _timeout: Duration,
+        ) -> futures_util::future::BoxFuture<'static, Result<Bytes, Status>> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            let piece = pb::SnapshotChunkRequest::decode(body).expect("a piece");
+            let next = piece.offset + piece.data.len() as u64;
+            let next = if piece.done { (self.0)(next) } else { Ok(next) };
+            let reply = |next_offset| pb::SnapshotChunkReply { next_offset, vote: None };
+            let reply = next.map(|next| Bytes::from(reply(next).encode_to_vec()));
+            futures_util::future::ready(reply).boxed()
+        }
+
+        fn stream(
+            &self,
+            _to: &str,
+            _path: &'static str,
+            _lane: Lane,
+            _input: RaftStream<'static, Bytes>,
+        ) -> futures_util::future::BoxFuture<'static, Result<ReplyStream, Status>> {
+            futures_util::future::ready(Err(Status::unavailable("calls only"))).boxed()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_that_is_never_taken_in_is_not_sent_for_ever() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("one.snapshot");
+        std::fs::write(&path, "abc").expect("a file");
+        let damaged: fn(u64) -> Result<u64, Status> = |_| Err(Status::data_loss("damaged"));
+        for (last, least, most) in [(damaged, 3, 3), (|_| Ok(0), 6, 60)] {
+            let transport = Arc::new(Receiver(last, std::sync::atomic::AtomicUsize::new(0)));
+            let network = Network {
+                id: 1,
+                cluster: Arc::default(),
+                transport: Arc::<Receiver>::clone(&transport),
+                disk: Arc::new(RealDisk),
+                snapshot_piece_bytes: 1,
+            };
+            let peer = network.peer(2, &Member::default(), Lane::Snapshot);
+            let file = SnapshotFile { path: path.clone() };
+            let snapshot = Snapshot { meta: super::super::SnapshotMeta::default(), snapshot: file };
+            assert!(peer.send_snapshot(Vote::new(1, 1), snapshot).await.is_err());
+            let sent = transport.1.load(Ordering::Relaxed);
+            assert!((least..=most).contains(&sent), "{sent} pieces");
+        }
+    }
+
+    /// Answers with what a test says, one reply after the other.
+    struct Scripted(std::sync::Mutex<Option<ReplyStream>>);
+
+    impl Transport for Scripted {
+        fn unary(
+            &self,
+            _to: &str,
+            _path: &'static str,
+            _lane: Lane,
+            _body: Bytes,
+            _timeout: Duration,
+        ) -> futures_util::future::BoxFuture<'static, Result<Bytes, Status>> {
+            futures_util::future::ready(Err(Status::unavailable("streams only"))).boxed()
+        }
+
+        fn stream(
+            &self,
+            _to: &str,
+            _path: &'static str,
+            _lane: Lane,
+            input: RaftStream<'static, Bytes>,
+        ) -> futures_util::future::BoxFuture<'static, Result<ReplyStream, Status>> {
+            let replies = self.0.lock().expect("one test").take().expect("one stream");
+            // Takes every request as soon as there is one.
+            tokio::spawn(input.for_each(|_| std::future::ready(())));
+            futures_util::future::ready(Ok(replies)).boxed()
+        }
+    }
+
+    /// Found by the simulation (seed 31942): a leader that was deposed while it was cut off took a reply that had been under way all the time for one to the
+    /// commit index it had just sent, and answered a read with a state that had been written over.
+    #[tokio::test]
+    async fn a_reply_to_entries_does_not_answer_the_commit_index_that_follows() {
+        let id = |index| convert::log_id_from_pb(&pb::LogId { term: 1, index });
+        let request = |prev: Option<u64>, entry: Option<u64>| AppendEntriesRequest::<TypeConfig> {
+            vote: Vote::new(1, 1),
+            prev_log_id: prev.map(id),
+            entries: entry
+                .map(|index| super::super::Entry::new_blank(id(index)))
+                .into_iter()
+                .collect(),
+            leader_commit: None,
+        };
+        let (ask, requests) = mpsc::channel(3);
+        let (answer, replies) = mpsc::channel(3);
+        let replies = ReceiverStream::new(replies);
+        let network = Network {
+            id: 1,
+            cluster: Arc::default(),
+            transport: Arc::new(Scripted(std::sync::Mutex::new(Some(replies.boxed())))),
+            disk: Arc::new(RealDisk),
+            snapshot_piece_bytes: SNAPSHOT_PIECE_BYTES,
+        };
+        let mut peer = network.peer(2, &Member::default(), Lane::Append);
+        for one in [request(None, Some(1)), request(Some(1), None), request(Some(1), Some(2))] {
+            ask.try_send(one).expect("it listens");
+        }
+        let option = RPCOption::new(Duration::from_secs(1));
+        let mut seen =
+            peer.stream_append(ReceiverStream::new(requests), option).await.expect("it is there");
+        tokio::task::yield_now().await;
+        let reply = |index| {
+            let reply = stream_result_to_pb(Ok(Some(id(index)))).encode_to_vec();
+            answer.try_send(Ok(Bytes::from(reply))).expect("it listens");
+        };
+        reply(1);
+        assert!(seen.next().now_or_never().is_none(), "it would answer the second request too");
+        reply(1);
+        let matching = |found: Option<Option<_>>| match found {
+            Some(Some(Ok(Ok(Some(found))))) => Some(found),
+            _ => None,
+        };
+        assert_eq!(matching(seen.next().now_or_never()), Some(id(1)), "the third has an entry");
+        reply(2);
+        assert_eq!(matching(seen.next().now_or_never()), Some(id(2)));
     }
 }

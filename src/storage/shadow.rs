@@ -119,13 +119,11 @@ impl StateDirectory {
                 Ok((engine, layout, loaded)) => {
                     disk.remove_file(&opening)?;
                     disk.sync_dir(path)?;
-                    if loaded.is_some() {
-                        sweep(&*disk, path, &name)?;
-                    }
+                    sweep(&*disk, path, &name)?;
                     let path = path.to_path_buf();
                     return Ok((Self { disk, path, open, engine, name, layout }, loaded));
                 }
-                Err(error) if other_version::is_refusal(&error) => {
+                Err(error) if other_version::is_refusal(&error) || is_for_want(&error) => {
                     disk.remove_file(&opening)?;
                     disk.sync_dir(path)?;
                     let message = format!("{}: {error}", path.join(&name).display());
@@ -222,6 +220,15 @@ fn set_aside(disk: &dyn Disk, path: &Path, name: &mut String) -> io::Result<()> 
     disk.sync_dir(path)?;
     name.clear();
     Ok(())
+}
+
+/// Whether something of the machine was short, of which the engine is not to blame: set aside for it, and once more at the next start, a sound one
+/// would be gone.
+fn is_for_want(error: &io::Error) -> bool {
+    use io::ErrorKind::{OutOfMemory, QuotaExceeded, StorageFull};
+    let files = rustix::io::Errno::from_io_error(error);
+    matches!(error.kind(), StorageFull | QuotaExceeded | OutOfMemory)
+        || matches!(files, Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE))
 }
 
 /// Removes engines that a crash left behind: built halfway, or replaced and not yet removed.

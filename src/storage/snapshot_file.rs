@@ -291,9 +291,14 @@ impl SnapshotDirectory {
         if offset > have {
             return Ok(Received::Part(have));
         }
-        file.write_all_at(piece, offset)?;
+        let written = file.write_all_at(piece, offset);
+        let written = written.and_then(|()| if done { file.sync_all() } else { Ok(()) });
+        if let Err(error) = written {
+            // A second sync would succeed without what the first one lost, and a file without its end keeps room that others need.
+            self.disk.remove_file(&path)?;
+            return Err(error);
+        }
         if done {
-            file.sync_all()?;
             return Ok(Received::Whole(path));
         }
         Ok(Received::Part(file.size()?.min(offset.saturating_add(piece.len() as u64))))

@@ -362,19 +362,31 @@ async fn a_running_task_survives_the_agent_and_is_stopped_by_the_next() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_that_end_with_the_agent_start_again_with_the_next() {
+async fn tasks_that_end_with_the_agent_start_again_with_the_next_once_they_may() {
     let cluster = Cluster::start().await;
     let settings = AgentSettings { stop_tasks_on_exit: true, ..cluster.settings() };
     let agent = Agent::start(settings.clone()).await.unwrap();
     let script = "echo start >> ../starts; exec sleep 600";
-    cluster.want(vec![allocation(1, "service", vec![shell_task("main", script)])]);
+    let mut wanted = allocation(1, "service", vec![shell_task("main", script)]);
+    cluster.want(vec![wanted.clone()]);
     cluster.until_status(1, "running").await;
     agent.stop().await;
     let exit = cluster.allocation_directory(1).join(".run/main/1/exit.json");
     assert!(exit.exists(), "the task should have ended with the agent");
     assert_eq!(cluster.status(1).unwrap().client_status, "running", "nothing was reported");
+    wanted.task_starts_allowed = false;
+    cluster.want(vec![wanted.clone()]);
     let agent = Cluster::agent_of(settings).await;
+    cluster
+        .until("ready again", |cluster| {
+            (cluster.server.known.lock().unwrap().ready == 2).then_some(())
+        })
+        .await;
     let starts = cluster.allocation_directory(1).join("starts");
+    assert_eq!(lines(&starts), 1, "it may run elsewhere by now");
+    assert_eq!(cluster.status(1).unwrap().client_status, "running");
+    wanted.task_starts_allowed = true;
+    cluster.want(vec![wanted]);
     cluster.until("a second start", |_| (lines(&starts) == 2).then_some(())).await;
     cluster.until_status(1, "running").await;
     agent.stop().await;

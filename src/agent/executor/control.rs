@@ -1,6 +1,6 @@
 //! The executor's side of its socket: requests and replies are one JSON object per line.
 
-use std::{io, os::fd::AsFd, os::unix::net::UnixListener as StdListener};
+use std::{io, os::fd::AsFd, os::unix::net::UnixListener as StdListener, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -8,12 +8,15 @@ use tokio::{
     net::{UnixListener, UnixStream, unix::OwnedReadHalf},
     select,
     sync::{Semaphore, mpsc, oneshot},
+    time::sleep,
 };
 
 use super::Outcome;
 
 /// Connections served at a time.
 const CONNECTIONS_MAX: usize = 32;
+/// Pause after a connection that could not be taken.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// Longest request, bytes.
 pub(super) const REQUEST_BYTES_MAX: u64 = 4096;
 
@@ -73,7 +76,11 @@ pub(super) async fn serve(commands: mpsc::Sender<Command>) -> io::Result<()> {
     let slots = std::sync::Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let slot = std::sync::Arc::clone(&slots).acquire_owned().await.map_err(io::Error::other)?;
-        let (stream, _) = listener.accept().await?;
+        let Ok((stream, _)) = listener.accept().await else {
+            // For want of memory or descriptors. Who waits to be served would wait until the task has ended if this were the end.
+            sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
         let commands = commands.clone();
         tokio::spawn(async move {
             // A client that went away or talks nonsense loses its connection and nothing else.

@@ -95,9 +95,7 @@ impl ExecutorIdentity {
         }
         let members: Vec<_> =
             all()?.into_iter().filter(|p| p.session == self.pid && p.is_alive()).collect();
-        for member in &members {
-            kill(member, Signal::KILL)?;
-        }
+        kill_all(&members, Signal::KILL)?;
         Ok(members.len())
     }
 }
@@ -117,17 +115,17 @@ pub(crate) fn kill_leftovers(run_directory: &Path) -> io::Result<usize> {
 /// Kills the executor whose files are in a directory, and all that it runs.
 pub(crate) fn kill_run(directory: &Path) -> io::Result<usize> {
     let Some(identity) = ExecutorIdentity::read(directory)? else { return Ok(0) };
-    let mut killed = 0;
+    let mut family = Vec::new();
     if let Some(executor) = stat(identity.pid)?
         && identity.is_alive()?
     {
-        let family = descendants(identity.pid)?;
-        for process in std::iter::once(executor).chain(family) {
-            kill(&process, Signal::KILL)?;
-            killed += 1;
-        }
+        family.push(executor);
+        family.extend(descendants(identity.pid)?);
     }
-    Ok(killed + identity.kill_session()?)
+    let sent = kill_all(&family, Signal::KILL);
+    let others = identity.kill_session();
+    sent?;
+    Ok(family.len() + others?)
 }
 
 /// What is in a directory; nothing when it is none.
@@ -166,8 +164,17 @@ pub(crate) fn descendants(root: i32) -> io::Result<Vec<ProcessStat>> {
         .collect())
 }
 
+/// Sends a signal to each of them, whether or not it could be sent to the others; says the first error.
+pub(crate) fn kill_all(processes: &[ProcessStat], signal: Signal) -> io::Result<()> {
+    let mut sent = Ok(());
+    for process in processes {
+        sent = sent.and(kill(process, signal));
+    }
+    sent
+}
+
 /// Sends a signal to that very process; one that is gone is no error.
-pub(crate) fn kill(process: &ProcessStat, signal: Signal) -> io::Result<()> {
+fn kill(process: &ProcessStat, signal: Signal) -> io::Result<()> {
     let Some(pid) = Pid::from_raw(process.pid) else { return Ok(()) };
     let handle = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(handle) => handle,
@@ -257,7 +264,11 @@ mod tests {
 
     use std::{
         ffi::OsStr,
-        os::unix::{ffi::OsStrExt, fs::symlink, process::CommandExt},
+        os::unix::{
+            ffi::OsStrExt,
+            fs::symlink,
+            process::{CommandExt, ExitStatusExt},
+        },
         process::Command,
     };
 
@@ -291,6 +302,28 @@ mod tests {
         let other = ExecutorIdentity { start_ticks: own.start_ticks + 1, ..own };
         assert!(!other.is_alive().unwrap());
         assert!(!ExecutorIdentity { boot_id: [0; 16], ..own }.is_alive().unwrap());
+    }
+
+    #[test]
+    fn one_that_cannot_be_killed_does_not_keep_the_others_alive() {
+        let (say, said) = std::sync::mpsc::sync_channel(1);
+        let (leave, left) = std::sync::mpsc::sync_channel::<()>(1);
+        let thread = std::thread::spawn(move || {
+            say.send(fs::read_link("/proc/thread-self").unwrap()).unwrap();
+            assert!(left.recv().is_err(), "the other end is dropped");
+        });
+        // No process has the number of a thread: nothing can be sent to it, even by root.
+        let number = said.recv().unwrap();
+        let number = number.file_name().unwrap().to_str().unwrap().parse().unwrap();
+        let nobody = ProcessStat { pid: number, state: 'S', parent: 1, session: 1, start_ticks: 0 };
+        let mut child = Command::new("sleep").arg("20").spawn().unwrap();
+        let own = stat(i32::try_from(child.id()).unwrap()).unwrap().unwrap();
+        let sent = kill_all(&[nobody, own], Signal::KILL);
+        let signal = child.wait().unwrap().signal();
+        drop(leave);
+        thread.join().unwrap();
+        assert!(sent.is_err());
+        assert_eq!(signal, Some(9));
     }
 
     #[test]

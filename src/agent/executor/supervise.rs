@@ -35,6 +35,8 @@ const DRAIN: Duration = Duration::from_secs(2);
 const KILL_PAUSE: Duration = Duration::from_millis(10);
 /// Looks for processes that are being killed: a process in an uninterruptible wait is given up after this many.
 const KILL_ROUNDS_MAX: u32 = 500;
+/// Until SIGKILL is tried again that could not be sent to all.
+const FORCE_PAUSE: Duration = Duration::from_secs(1);
 /// Tries to write the exit status, and the pause between two.
 const WRITE_TRIES_MAX: u32 = 60;
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
@@ -80,7 +82,7 @@ pub(super) async fn supervise(spec: RunSpec) -> io::Result<()> {
         };
         tokio::select! {
             _ = children.recv() => {
-                if let Some(status) = supervisor.reap()? {
+                if let Some(status) = supervisor.reap() {
                     break status;
                 }
             }
@@ -89,14 +91,14 @@ pub(super) async fn supervise(spec: RunSpec) -> io::Result<()> {
                     supervisor.obey(request, reply);
                 }
             }
-            () = due => supervisor.force()?,
+            () = due => supervisor.force(),
             _ = terminate.recv() => supervisor.kill(Signal::TERM, OWN_END_TIMEOUT_MS),
             _ = interrupt.recv() => supervisor.kill(Signal::INT, OWN_END_TIMEOUT_MS),
             _ = hangup.recv() => {}
         }
     };
     let result = supervisor.result(status);
-    kill_descendants().await?;
+    kill_descendants().await;
     for copy in copies {
         drop(timeout(DRAIN, copy).await);
     }
@@ -106,7 +108,7 @@ pub(super) async fn supervise(spec: RunSpec) -> io::Result<()> {
 
 impl Supervisor {
     /// Takes in every child that has ended; the task's status when it is among them.
-    fn reap(&self) -> io::Result<Option<ExitStatus>> {
+    fn reap(&self) -> Option<ExitStatus> {
         let mut ended = None;
         loop {
             match wait(WaitOptions::NOHANG) {
@@ -114,8 +116,11 @@ impl Supervisor {
                     ended = Some(ExitStatus::from_raw(status.as_raw()));
                 }
                 Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
-                Ok(None) | Err(rustix::io::Errno::CHILD) => return Ok(ended),
-                Err(error) => return Err(error.into()),
+                Ok(None) | Err(rustix::io::Errno::CHILD) => return ended,
+                Err(error) => {
+                    super::complain(&error.into());
+                    return ended;
+                }
             }
         }
     }
@@ -161,14 +166,14 @@ impl Supervisor {
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    fn force(&mut self) -> io::Result<()> {
+    fn force(&mut self) {
         self.kill_at = None;
         self.force_killed = true;
-        let own = i32::try_from(std::process::id()).map_err(io::Error::other)?;
-        for descendant in process::descendants(own)? {
-            process::kill(&descendant, Signal::KILL)?;
+        if let Err(error) = kill_family() {
+            // One with another user's rights, say. The others got it, and it is tried again until the task has ended.
+            super::complain(&error);
+            self.kill_at = Some(Instant::now() + FORCE_PAUSE);
         }
-        Ok(())
     }
 
     fn result(&self, status: ExitStatus) -> ExitResult {
@@ -182,21 +187,28 @@ impl Supervisor {
     }
 }
 
-/// Whatever the task has left behind, daemons included, ends with it.
-async fn kill_descendants() -> io::Result<()> {
-    let own = i32::try_from(std::process::id()).map_err(io::Error::other)?;
+/// Whatever the task has left behind, daemons included, ends with it. What cannot be killed is given up, and noted.
+async fn kill_descendants() {
+    let mut last = Ok(true);
     for _ in 0..KILL_ROUNDS_MAX {
-        let left = process::descendants(own)?;
-        if left.is_empty() {
-            return Ok(());
-        }
-        for descendant in &left {
-            process::kill(descendant, Signal::KILL)?;
+        last = kill_family();
+        if matches!(last, Ok(false)) {
+            return;
         }
         sleep(KILL_PAUSE).await;
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
     }
-    Ok(())
+    if let Err(error) = last {
+        super::complain(&error);
+    }
+}
+
+/// Sends SIGKILL to every descendant; whether there was one.
+fn kill_family() -> io::Result<bool> {
+    let own = i32::try_from(std::process::id()).map_err(io::Error::other)?;
+    let family = process::descendants(own)?;
+    process::kill_all(&family, Signal::KILL)?;
+    Ok(!family.is_empty())
 }
 
 /// Writes the end down (a full disk is waited for, up to a minute), then tells those who wait, then those whose request is still in the queue.

@@ -350,6 +350,43 @@ fn sled_directories_that_a_crash_left_behind_are_removed() {
     assert!(!path.join("engine-000001").exists());
 }
 
+/// The server ends for want of room and is started again and again meanwhile.
+#[test]
+fn an_engine_that_does_not_open_for_want_of_room_stays() {
+    let disk = FaultDisk::new(1);
+    let (mut directory, _) = open(&disk).unwrap();
+    let mut life = Life::new();
+    life.set("kept", 100);
+    write(&mut directory, life.take()).unwrap();
+    directory.barrier().unwrap();
+    drop(directory);
+    let refused: [fn() -> io::Error; 2] = [
+        || io::ErrorKind::StorageFull.into(),
+        || io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error()),
+    ];
+    for refused in refused {
+        for _ in 0..2 {
+            let short: OpenEngine = Arc::new(move |_| Err(refused()));
+            let opened = StateDirectory::open(Arc::new(disk.clone()), Path::new(PATH), short);
+            assert_eq!(opened.err().map(|error| error.kind()), Some(refused().kind()));
+        }
+    }
+    assert_eq!(open(&disk).unwrap().1.unwrap().meta, life.meta());
+}
+
+#[test]
+fn what_was_half_built_beside_an_empty_engine_is_removed() {
+    let disk = FaultDisk::new(1);
+    drop(open(&disk).unwrap());
+    for _ in 0..3 {
+        let half = Path::new(PATH).join("engine-000002");
+        disk.create_dir_all(&half).unwrap();
+        let (directory, loaded) = open(&disk).unwrap();
+        assert!(loaded.is_none() && !disk.exists(&half).unwrap());
+        assert_eq!(directory.name, "engine-000001");
+    }
+}
+
 #[test]
 fn an_opening_mark_sets_sled_aside() {
     let temporary = tempfile::tempdir().unwrap();

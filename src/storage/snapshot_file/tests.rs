@@ -148,6 +148,26 @@ fn a_received_file_is_adopted_whole_or_not_at_all() {
 }
 
 #[test]
+fn a_piece_that_was_not_synced_begins_the_transfer_anew() {
+    let disk = FaultDisk::new(1);
+    let directory = open(&disk);
+    let part = |offset| Received::Part(offset);
+    assert_eq!(directory.receive_piece("1-3-6", 0, b"abc", false).unwrap(), part(3));
+    disk.fail_sync_after(0);
+    assert!(directory.receive_piece("1-3-6", 3, b"def", true).is_err());
+    // What the failed sync has lost, another one would not write.
+    assert_eq!(directory.receive_piece("1-3-6", 3, b"def", true).unwrap(), part(0));
+    assert_eq!(directory.receive_piece("1-3-6", 0, b"abc", false).unwrap(), part(3));
+    let whole = directory.receive_piece("1-3-6", 3, b"def", true).unwrap();
+    assert!(matches!(whole, Received::Whole(_)));
+    // Nor is room kept for what did not fit.
+    assert_eq!(directory.receive_piece("1-4-6", 0, b"abc", false).unwrap(), part(3));
+    disk.set_capacity(Some(disk.used_bytes()));
+    assert!(directory.receive_piece("1-4-6", 3, b"def", false).is_err());
+    assert!(!disk.list(Path::new(PATH)).unwrap().contains(&"1-4-6.incoming".to_owned()));
+}
+
+#[test]
 fn a_flipped_byte_anywhere_is_refused() {
     let disk = FaultDisk::new(3);
     let life = life();
