@@ -53,6 +53,8 @@ pub fn open_sled(directory: &Path) -> io::Result<Box<dyn Engine>> {
         .open()
         .map_err(open_error)?;
     let file = std::fs::File::open(directory.join("db"))?;
+    // What it has just read a killed process may have left unsynced: the log is purged by what was loaded.
+    file.sync_all()?;
     std::fs::File::open(directory)?.sync_all()?;
     Ok(Box::new(SledEngine { db, file }))
 }
@@ -120,6 +122,7 @@ struct TwinEngine {
 /// An engine over a [`Disk`], for simulation.
 pub fn open_twin(disk: Arc<dyn Disk>, directory: &Path) -> io::Result<Box<dyn Engine>> {
     disk.create_dir_all(directory)?;
+    disk.sync_dir(directory)?;
     let path = directory.join("rows");
     let mut rows = BTreeMap::new();
     if disk.exists(&path)? {
