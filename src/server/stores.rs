@@ -70,7 +70,6 @@ impl Stores {
             .context("the log does not open")?;
         tracing::info!(?recovery, "opened the log");
         check_continuity(machine.base_index(), &wal, directory)?;
-        cut_what_was_replaced(&machine, &wal)?;
         keep_two_bases(&machine, &wal, &snapshots)?;
         Ok(Self { shadow, snapshots, machine, hold_apply, wal, writer, recovery, log_calls })
     }
@@ -97,25 +96,6 @@ fn keep_two_bases(
         tracing::warn!(index = base, least, "no snapshot is as new as it has to be: writing one");
         let (state, meta) = machine.current();
         snapshots.write(state, &meta)?;
-    }
-    Ok(())
-}
-
-/// An entry is applied as soon as it is committed, and the state that it led to may be durable before this log has it in the place of what another
-/// leader had written there. What the log has instead was never committed, and Raft does not start with it.
-fn cut_what_was_replaced(machine: &StateMachine, wal: &Wal) -> anyhow::Result<()> {
-    let (state, _) = machine.current();
-    let head = &state.head;
-    if let Some(id) = wal.id(head.index)
-        && id.term != head.term
-    {
-        tracing::warn!(
-            index = head.index,
-            term = id.term,
-            applied = head.term,
-            "the log ends in entries that were replaced: they are cut"
-        );
-        wal.truncate_after(head.index.checked_sub(1))?;
     }
     Ok(())
 }
@@ -164,31 +144,6 @@ mod tests {
         let open: OpenEngine =
             Arc::new(move |path: &Path| open_twin(Arc::clone(&engine_disk), path));
         Stores::open(disk, &open, Options::default(), Path::new("/data")).await.unwrap()
-    }
-
-    /// A power cut came when the state was durable and the log, on a slow disk, still had what another leader had written there.
-    #[tokio::test]
-    async fn a_log_whose_end_was_replaced_is_cut_to_where_the_state_goes_on() {
-        let disk: Arc<dyn Disk> = Arc::new(FaultDisk::new(1));
-        let mut first = open(&disk).await;
-        let mut state = State::genesis(&mut ChangeSet::default());
-        state.advance(7, 2);
-        let membership = StoredMembership::default();
-        let meta = AppliedMeta::new(state.head.clone(), &membership, state.digest());
-        first.shadow.replace(state, meta).await.unwrap();
-        let id = |index| EntryId { index, term: 1 };
-        let entries = (1..=9).map(|index| Entry { id: id(index), payload: Bytes::new() });
-        first.wal.save_vote(Bytes::from_static(b"vote"), Box::new(|done| done.unwrap())).unwrap();
-        first.wal.append(entries.collect(), Box::new(|done| done.unwrap())).unwrap();
-        while first.writer.begin().unwrap() {
-            first.writer.finish().unwrap();
-        }
-        first.shadow.close().await;
-        drop(first);
-        let second = open(&disk).await;
-        assert_eq!(second.wal.last(), Some(id(6)));
-        // What Raft purges next has to be in both bases.
-        assert_eq!(second.snapshots.newest_meta().unwrap().unwrap().1.head.index, 7);
     }
 
     /// Found by the simulation: the newest snapshot had rotted, and the one before it ended below the begin of the log.
