@@ -3,7 +3,9 @@
 //! It owns the two traits and [`RealDisk`], the one over `std::fs`. It must never hide a durability
 //! step: creating, renaming and removing a name are durable only after [`Disk::sync_dir`], bytes
 //! only after [`DiskFile::sync_data`] or [`DiskFile::sync_all`], and an error of a sync is final
-//! (the page cache may have dropped the bytes), so nobody may sync again and go on.
+//! (the page cache may have dropped the bytes), so nobody may sync again and go on. Who believes what
+//! stands on the disk at a start syncs it first: the process that wrote it may have been killed
+//! before it did, and what is seen is then of the page cache only, gone with the power.
 //! [`fault::FaultDisk`] is the deterministic twin for tests and simulation.
 
 #[cfg(feature = "faults")]
@@ -75,6 +77,11 @@ pub trait DiskFile: Debug + Send + Sync {
     fn sync_data(&self) -> io::Result<()>;
     /// Makes the bytes and all metadata durable.
     fn sync_all(&self) -> io::Result<()>;
+}
+
+/// Whether the medium, or what its user may have of it, is used up.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// The operating system's files.

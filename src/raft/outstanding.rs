@@ -2,7 +2,8 @@
 //!
 //! openraft tells by log ids which of its requests a reply is for, and so takes a request without entries, which only tells a commit index, for
 //! answered by the reply to the entries before it. A reply that was long under way would then count as an answer of now, and confirm a leadership
-//! that another server has had since: a stale read. Replies come in the order of the requests, so that each can be told from the others here.
+//! that another server has had since: a stale read (seed 31942 of the simulation, openraft 0.10.0-alpha.37). Replies come in the order of the
+//! requests, so that each can be told from the others here.
 
 use std::{
     collections::VecDeque,
@@ -13,7 +14,7 @@ use openraft::raft::{AppendEntriesRequest, StreamAppendResult};
 
 use super::{LogId, TypeConfig};
 
-/// The last log ids of a stream's requests that are not answered, oldest first.
+/// The last log ids of a stream's requests that are not answered, oldest first: as many as openraft keeps of its own, and gone with the stream.
 #[derive(Clone, Default)]
 pub(super) struct Outstanding(Arc<Mutex<VecDeque<Option<LogId>>>>);
 

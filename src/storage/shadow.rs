@@ -33,7 +33,7 @@ use self::{
 };
 use super::{applied::AppliedMeta, other_version};
 use crate::{
-    disk::{Disk, OpenMode},
+    disk::{Disk, OpenMode, is_full},
     plant::{Plant, is_planted},
     rt::{self, Notify, oneshot, watch},
 };
@@ -123,7 +123,7 @@ impl StateDirectory {
                     let path = path.to_path_buf();
                     return Ok((Self { disk, path, open, engine, name, layout }, loaded));
                 }
-                Err(error) if other_version::is_refusal(&error) || is_for_want(&error) => {
+                Err(error) if other_version::is_refusal(&error) || is_shortage(&error) => {
                     disk.remove_file(&opening)?;
                     disk.sync_dir(path)?;
                     let message = format!("{}: {error}", path.join(&name).display());
@@ -224,10 +224,10 @@ fn set_aside(disk: &dyn Disk, path: &Path, name: &mut String) -> io::Result<()> 
 
 /// Whether something of the machine was short, of which the engine is not to blame: set aside for it, and once more at the next start, a sound one
 /// would be gone.
-fn is_for_want(error: &io::Error) -> bool {
-    use io::ErrorKind::{OutOfMemory, QuotaExceeded, StorageFull};
+fn is_shortage(error: &io::Error) -> bool {
     let files = rustix::io::Errno::from_io_error(error);
-    matches!(error.kind(), StorageFull | QuotaExceeded | OutOfMemory)
+    is_full(error)
+        || error.kind() == io::ErrorKind::OutOfMemory
         || matches!(files, Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE))
 }
 

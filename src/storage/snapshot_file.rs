@@ -21,7 +21,7 @@ use std::{
 use fsm::{State, codec};
 
 use super::{applied::AppliedMeta, other_version, shadow::Loaded};
-use crate::disk::{Disk, DiskFile, OpenMode};
+use crate::disk::{Disk, DiskFile, OpenMode, is_full};
 use crate::plant::{Plant, is_planted};
 
 const MAGIC: &[u8; 8] = b"QRSNAP01";
@@ -48,10 +48,6 @@ fn undecodable(path: &Path, other_version: Option<String>, error: &dyn Display) 
 
 fn refusal(path: &Path, why: &str) -> io::Error {
     other_version::refusal(&format!("snapshot file {}: {why}", path.display()))
-}
-
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Where snapshots are kept. Clones are the same directory.

@@ -1,7 +1,7 @@
 //! The executor's loop: starts the task, copies its output, obeys the socket, reaps every descendant, and writes the end down.
 
 use std::{
-    io,
+    io, mem,
     os::{
         fd::OwnedFd,
         unix::process::{CommandExt, ExitStatusExt},
@@ -168,10 +168,12 @@ impl Supervisor {
 
     fn force(&mut self) {
         self.kill_at = None;
-        self.force_killed = true;
+        let is_first = !mem::replace(&mut self.force_killed, true);
         if let Err(error) = kill_family() {
             // One with another user's rights, say. The others got it, and it is tried again until the task has ended.
-            super::complain(&error);
+            if is_first {
+                super::complain(&error);
+            }
             self.kill_at = Some(Instant::now() + FORCE_PAUSE);
         }
     }
