@@ -219,8 +219,12 @@ fn unsettled(world: &World) -> Vec<String> {
         found.push("I56: the leader's services have work left".into());
     }
     for server in 0..world.count() {
-        if world.core(server).is_some_and(|core| core.leases_held() > 0) {
+        let Some(core) = world.core(server) else { continue };
+        if core.leases_held() > 0 {
             found.push(format!("I23: a worker of s{server} does not let go of what it leased"));
+        }
+        if core.has_full_disk() {
+            found.push(format!("I56: s{server} calls its disk full, and it is not"));
         }
     }
     if !is_complete(world, "early") {

@@ -140,7 +140,7 @@ impl Core {
         if let Some(why) = self.cluster_is_full() {
             return Err(ApiError::DiskFull(why));
         }
-        if self.is_full(self.id) {
+        if self.has_full_disk() {
             // A server with room takes over at once; until then a write is as without a leader.
             return Err(ApiError::NoLeader);
         }

@@ -138,3 +138,24 @@ fn a_snapshot_without_room_ends_nobody() {
     servers.write(0, "after").unwrap();
     assert!(core.failed().borrow().is_none());
 }
+
+#[test]
+fn a_stop_does_not_wait_for_a_disk_that_hangs() {
+    let mut servers = Servers::start(1);
+    servers.leader_among(&[0]);
+    servers.write(0, "before").unwrap();
+    servers.disks[0].stall();
+    let why = servers.stop_within(0, Duration::from_secs(2)).unwrap_err().to_string();
+    assert!(
+        why.contains("did not stop within 2s") && why.contains("under /data may hang"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_stop_with_a_disk_that_works_is_clean() {
+    let mut servers = Servers::start(1);
+    servers.leader_among(&[0]);
+    servers.write(0, "before").unwrap();
+    servers.stop_within(0, super::testing::PATIENCE).unwrap();
+}

@@ -45,7 +45,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("raft.log.batches", wal.batches);
     put("raft.log.entries", wal.entries);
     put("raft.log.bytes", wal.bytes);
-    put("disk.full", u64::from(core.is_full(core.id)));
+    put("disk.full", u64::from(core.has_full_disk()));
     put("worker.acknowledged", core.worker_stats.acknowledged());
     put("worker.released_for_lag", core.worker_stats.released_for_lag());
     put("worker.nacked", core.worker_stats.nacked());

@@ -118,7 +118,7 @@ async fn probe_peers(core: &Arc<Core>) -> Vec<(ServerId, ServerId)> {
 
 /// A leader without room hands over to a server with room, so that the cluster goes on taking writes.
 async fn leave_full_disk(core: &Arc<Core>) {
-    if leads(core).is_none() || !core.is_full(core.id) {
+    if leads(core).is_none() || !core.has_full_disk() {
         return;
     }
     let metrics = core.raft.metrics().borrow_watched().clone();

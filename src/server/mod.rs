@@ -64,6 +64,11 @@ impl Core {
         self.worker_stats.held()
     }
 
+    /// Whether this server takes no writes of clients because its disk is nearly full.
+    pub fn has_full_disk(&self) -> bool {
+        self.is_full(self.id)
+    }
+
     /// Scheduling passes on this server.
     pub fn scheduler_invocations(&self) -> u64 {
         self.worker_stats.invoked()
@@ -114,7 +119,7 @@ pub(crate) async fn probe_for_peer(
         // One that only learns has to ask to join again: the leader that admitted it may be gone.
         member: bootstrap::votes(core, request.from),
         digest: digests::digest_at(core, request.digest_mark),
-        disk_full: core.is_full(core.id),
+        disk_full: core.has_full_disk(),
     })
 }
 

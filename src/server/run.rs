@@ -28,6 +28,9 @@ use crate::{
 
 /// How long connections may take to end when the server stops.
 const DRAIN: Duration = Duration::from_secs(3);
+/// How long a clean stop may take. Of the state on disk a quarter of a gigabyte may be left to write, which takes seconds; only a disk that hangs takes
+/// longer, and it would take for ever. Below the 90 s after which systemd kills (`DefaultTimeoutStopSec`), so that the reason is told.
+const STOP_MAX: Duration = Duration::from_mins(1);
 
 /// A server with its sockets.
 pub struct RunningServer {
@@ -139,6 +142,22 @@ impl RunningServer {
                 task.abort();
             }
         }
+    }
+
+    /// Stops cleanly; an error when that takes longer than the limit. Nothing is lost by that: what was acknowledged is in the log.
+    pub(super) async fn stop_within(self, limit: Duration) -> anyhow::Result<()> {
+        let directory = self.core.settings.data_directory.clone();
+        let mut stop = Box::pin(self.stop());
+        if tokio::time::timeout(limit, &mut stop).await.is_err() {
+            // A thread may hang in the disk; nothing is waited for.
+            let _left_as_it_is = std::mem::ManuallyDrop::new(stop);
+            anyhow::bail!(
+                "the server did not stop within {limit:?} and ends as it is, as after a crash: nothing that was acknowledged is lost. The disk \
+                 under {} may hang: look at it before the next start",
+                directory.display()
+            );
+        }
+        Ok(())
     }
 
     /// Ends at once without handing anything over, as far as a process can do that to itself; for tests.
@@ -259,7 +278,7 @@ async fn run_until_stopped(config: &ServerConfig) -> anyhow::Result<()> {
         anyhow::bail!("{why}");
     }
     tracing::info!("stopping");
-    server.stop().await;
+    server.stop_within(STOP_MAX).await?;
     tracing::info!("stopped");
     Ok(())
 }

@@ -73,6 +73,11 @@ impl Servers {
         self.running.insert(server, new);
     }
 
+    pub(super) fn stop_within(&mut self, server: usize, limit: Duration) -> anyhow::Result<()> {
+        let server = self.running.remove(server);
+        self.runtime().block_on(server.stop_within(limit))
+    }
+
     pub(super) fn runtime(&self) -> &Runtime {
         self.runtime.as_ref().expect("taken by the drop only")
     }
