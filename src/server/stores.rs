@@ -70,6 +70,7 @@ impl Stores {
             .context("the log does not open")?;
         tracing::info!(?recovery, "opened the log");
         check_continuity(machine.base_index(), &wal, directory)?;
+        cut_what_was_replaced(&machine, &wal)?;
         keep_two_bases(&machine, &wal, &snapshots)?;
         Ok(Self { shadow, snapshots, machine, hold_apply, wal, writer, recovery, log_calls })
     }
@@ -96,6 +97,26 @@ fn keep_two_bases(
         tracing::warn!(index = base, least, "no snapshot is as new as it has to be: writing one");
         let (state, meta) = machine.current();
         snapshots.write(state, &meta)?;
+    }
+    Ok(())
+}
+
+/// An entry is applied as soon as it is committed, and the state that it led to may be durable before this log has it in the place of what another
+/// leader had written there. What the log has instead is of an older term, was never committed, and Raft does not start with it. (One of a newer term
+/// in the place of what was applied would break Raft's promise: nothing is cut, and openraft refuses to start.)
+fn cut_what_was_replaced(machine: &StateMachine, wal: &Wal) -> anyhow::Result<()> {
+    let (state, _) = machine.current();
+    let head = &state.head;
+    if let Some(id) = wal.id(head.index)
+        && id.term < head.term
+    {
+        tracing::warn!(
+            index = head.index,
+            term = id.term,
+            applied = head.term,
+            "the log ends in entries that were replaced: they are cut"
+        );
+        wal.truncate_after(head.index.checked_sub(1))?;
     }
     Ok(())
 }
@@ -146,27 +167,56 @@ mod tests {
         Stores::open(disk, &open, Options::default(), Path::new("/data")).await.unwrap()
     }
 
+    fn id(index: u64) -> EntryId {
+        EntryId { index, term: 1 }
+    }
+
+    /// Leaves a state after the entry of this index and term, no snapshot, and a log of term 1 with entries up to `last`, purged up to `purged`.
+    async fn leave(disk: &Arc<dyn Disk>, (index, term): (u64, u64), last: u64, purged: u64) {
+        let mut stores = open(disk).await;
+        let mut state = State::genesis(&mut ChangeSet::default());
+        state.advance(index, term);
+        let membership = StoredMembership::default();
+        let meta = AppliedMeta::new(state.head.clone(), &membership, state.digest());
+        stores.shadow.replace(state, meta).await.unwrap();
+        let entries = (1..=last).map(|index| Entry { id: id(index), payload: Bytes::new() });
+        stores.wal.save_vote(Bytes::from_static(b"vote"), Box::new(|done| done.unwrap())).unwrap();
+        stores.wal.append(entries.collect(), Box::new(|done| done.unwrap())).unwrap();
+        if purged > 0 {
+            stores.wal.purge(id(purged)).unwrap();
+        }
+        while stores.writer.begin().unwrap() {
+            stores.writer.finish().unwrap();
+        }
+        assert!(stores.snapshots.newest_meta().unwrap().is_none());
+        stores.shadow.close().await;
+    }
+
+    /// A power cut came when the state was durable and the log, on a slow disk, still had what another leader had written there.
+    #[tokio::test]
+    async fn a_log_whose_end_was_replaced_is_cut_to_where_the_state_goes_on() {
+        let disk: Arc<dyn Disk> = Arc::new(FaultDisk::new(1));
+        leave(&disk, (7, 2), 9, 0).await;
+        let stores = open(&disk).await;
+        assert_eq!(stores.wal.last(), Some(id(6)));
+        // What Raft purges next has to be in both bases.
+        assert_eq!(stores.snapshots.newest_meta().unwrap().unwrap().1.head.index, 7);
+    }
+
+    #[tokio::test]
+    async fn a_log_that_goes_on_where_the_state_ends_is_kept() {
+        for state in [(0, 0), (7, 1)] {
+            let disk: Arc<dyn Disk> = Arc::new(FaultDisk::new(1));
+            leave(&disk, state, 9, 0).await;
+            assert_eq!(open(&disk).await.wal.last(), Some(id(9)), "{state:?}");
+        }
+    }
+
     /// Found by the simulation: the newest snapshot had rotted, and the one before it ended below the begin of the log.
     #[tokio::test]
     async fn a_snapshot_is_written_when_none_reaches_the_begin_of_the_log() {
         let disk: Arc<dyn Disk> = Arc::new(FaultDisk::new(1));
-        let mut first = open(&disk).await;
-        let mut state = State::genesis(&mut ChangeSet::default());
-        state.advance(97, 1);
-        let membership = StoredMembership::default();
-        let meta = AppliedMeta::new(state.head.clone(), &membership, state.digest());
-        first.shadow.replace(state, meta).await.unwrap();
-        let id = |index| EntryId { index, term: 1 };
-        let entries = (1..=99).map(|index| Entry { id: id(index), payload: Bytes::new() });
-        first.wal.save_vote(Bytes::from_static(b"vote"), Box::new(|done| done.unwrap())).unwrap();
-        first.wal.append(entries.collect(), Box::new(|done| done.unwrap())).unwrap();
-        first.wal.purge(id(47)).unwrap();
-        while first.writer.begin().unwrap() {
-            first.writer.finish().unwrap();
-        }
-        assert!(first.snapshots.newest_meta().unwrap().is_none());
-        first.shadow.close().await;
-        drop(first);
+        leave(&disk, (97, 1), 99, 47).await;
         let second = open(&disk).await;
         let (_, newest) = second.snapshots.newest_meta().unwrap().unwrap();
         assert_eq!(newest.head.index, 97);
