@@ -116,7 +116,8 @@ impl Nemesis {
             | Class::Rewipe
             | Class::Hurry
             | Class::Stall
-            | Class::Watermark => {}
+            | Class::Watermark
+            | Class::Spared => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),

@@ -83,6 +83,8 @@ pub(crate) enum Class {
     Stall,
     /// No fault: disks are full well before nothing can be written any more.
     Watermark,
+    /// No fault: servers whose disks failed or were full are not begun anew when the faults are over.
+    Spared,
 }
 
 impl Class {
@@ -91,7 +93,7 @@ impl Class {
     /// So many have been drawn when those come that came later still.
     const SECOND: usize = 26;
     /// All of them, in the order in which they are drawn.
-    pub(crate) const ALL: [Self; 33] = [
+    pub(crate) const ALL: [Self; 34] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -125,6 +127,7 @@ impl Class {
         Self::Hurry,
         Self::Stall,
         Self::Watermark,
+        Self::Spared,
     ];
 
     /// Its name on the command line.
@@ -163,6 +166,7 @@ impl Class {
             Self::Hurry => "hurry",
             Self::Stall => "stall",
             Self::Watermark => "watermark",
+            Self::Spared => "spared",
         }
     }
 
@@ -184,6 +188,7 @@ impl Class {
                     | Self::Hurry
                     | Self::Stall
                     | Self::Watermark
+                    | Self::Spared
             )
     }
 

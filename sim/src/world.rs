@@ -568,8 +568,8 @@ impl World {
                 slot.disk.set_error_rates(ErrorRates::default());
                 slot.excused
             };
-            // Its disk failed, perhaps unnoticed so far: it begins anew on a good one.
-            if excused {
+            // Its disk failed, perhaps unnoticed so far: it begins anew on a good one, or has to go on by itself.
+            if excused && !self.swarm.has(Class::Spared) {
                 self.crash(server, Crash::Kill);
             }
             self.set_wall_clock(server, 0, 0);
