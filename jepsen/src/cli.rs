@@ -341,8 +341,10 @@ fn analyze(arguments: &AnalyzeArguments) -> Result<Verdict> {
     match arguments.model {
         Some(_) if !path.is_file() => bad(format!("{} is not a file", path.display())),
         Some(model) => {
-            let history = read_history(path)?;
-            let judgement = foreign::judge(&history, model, arguments.check_time_limit)?;
+            let history = read_history(path).map_err(|error| BadArguments(format!("{error:#}")))?;
+            let judged = foreign::judge(&history, model, arguments.check_time_limit);
+            let judgement =
+                judged.map_err(|error| BadArguments(format!("{}: {error:#}", path.display())))?;
             print_line(&if arguments.json {
                 serde_json::to_string_pretty(&judgement)?
             } else {

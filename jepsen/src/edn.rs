@@ -1,9 +1,10 @@
 //! Reading histories that other programs wrote.
 //!
-//! Owns two foreign forms: EDN (Jepsen, Knossos, Elle: one map per operation, one after the other or in one
-//! vector, tagged or not) and the log lines of Knossos' and Porcupine's corpora (`… 3 :invoke :write 5`).
-//! Keywords become strings, sets lists; unknown faults are left out. Our own extra keys are read where they
-//! are. Never judges.
+//! Owns two foreign forms: EDN (Jepsen, Knossos, Elle: one map per operation, one after the other, in vectors
+//! or as `:history` of a test, tagged or not) and the log lines of Knossos' and Porcupine's corpora
+//! (`… 3 :invoke :write 5`). Keywords become strings, sets lists; a process may have any name. Unknown faults
+//! and what Jepsen's generator notes for itself are left out; what is no operation besides is an error, because
+//! a history that is judged in part is not judged. Our own extra keys are read where they are. Never judges.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,6 +14,9 @@ use serde_json::{Map, Value, json};
 
 use crate::history::{Function, Kind, Op, Process, read_jsonl};
 
+/// Values within values; what is deeper is no history.
+const DEPTH_MAX: u32 = 100;
+
 /// Reads a history by the form its name tells: `.edn`, `.jsonl`, `.log` or `.txt`.
 pub(crate) fn read_history(path: &Path) -> Result<Vec<Op>> {
     let extension = path.extension().and_then(|extension| extension.to_str());
@@ -21,9 +25,10 @@ pub(crate) fn read_history(path: &Path) -> Result<Vec<Op>> {
     }
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let text = String::from_utf8_lossy(&bytes);
+    let text = text.trim_start_matches('\u{feff}');
     let history = match extension {
-        Some("edn") => from_edn(&text),
-        Some("log" | "txt") => from_log(&text),
+        Some("edn") => from_edn(text),
+        Some("log" | "txt") => from_log(text),
         Some(_) | None => {
             bail!("{}: a history's name ends with .edn, .jsonl, .log or .txt", path.display())
         }
@@ -33,15 +38,12 @@ pub(crate) fn read_history(path: &Path) -> Result<Vec<Op>> {
 
 /// A history in EDN.
 pub(crate) fn from_edn(text: &str) -> Result<Vec<Op>> {
-    let mut reader = Reader { text: text.as_bytes(), at: 0 };
+    let mut reader = Reader::of(text);
     let mut maps = Vec::new();
     while let Some(value) = reader.next()? {
-        if let Value::Array(items) = value {
-            maps.extend(items);
-        } else {
-            maps.push(value);
-        }
+        flatten(value, &mut maps);
     }
+    ensure!(reader.at == text.len(), "byte {}: closes what nothing has opened", reader.at);
     let mut builder = Builder::default();
     for map in &maps {
         builder.push(map)?;
@@ -49,26 +51,68 @@ pub(crate) fn from_edn(text: &str) -> Result<Vec<Op>> {
     Ok(builder.ops)
 }
 
-/// A history of log lines; lines without a process and a type are left out.
+/// Takes the operations out of vectors and of a test that holds its history.
+fn flatten(value: Value, maps: &mut Vec<Value>) {
+    if let Value::Array(items) = value {
+        for item in items {
+            flatten(item, maps);
+        }
+    } else if let Some(history) = value.get("history").filter(|_| value.get("type").is_none()) {
+        flatten(history.clone(), maps);
+    } else {
+        maps.push(value);
+    }
+}
+
+/// A history of log lines; lines without a type and a function are left out.
 pub(crate) fn from_log(text: &str) -> Result<Vec<Op>> {
     let mut builder = Builder::default();
     for (number, line) in text.lines().enumerate() {
-        let Some((process, rest)) = line.split_once("\t:").or_else(|| line.split_once(" :")) else {
+        let Some([process, kind, f, value]) = operation(line) else { continue };
+        let process = process.trim_start_matches(':');
+        if process == "nemesis" {
             continue;
-        };
-        let process = process.rsplit([' ', '\t']).next().unwrap_or("");
-        let Ok(process) = process.trim_start_matches(':').parse::<u64>() else { continue };
+        }
         let place = || format!("line {}", number + 1);
-        let mut words = rest.splitn(3, [' ', '\t']);
-        let (kind, f) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
-        let mut reader = Reader { text: words.next().unwrap_or("").as_bytes(), at: 0 };
-        let value = reader.next().with_context(place)?.unwrap_or(Value::Null);
-        let f = f.trim().trim_start_matches(':');
-        let map = json!({"process": process, "type": kind.trim(), "f": f, "value": value});
+        let process = process
+            .parse::<u64>()
+            .with_context(|| format!("{process:?} is no number of a process"))
+            .with_context(place)?;
+        let value = Reader::of(value).next().with_context(place)?;
+        let asks = kind == "invoke" && matches!(f, "read" | "dequeue" | "drain");
+        ensure!(
+            value.is_some() || asks || matches!(kind, "fail" | "info"),
+            "{}: the value is missing",
+            place()
+        );
+        let map = json!({"process": process, "type": kind, "f": f, "value": value});
         builder.push(&map).with_context(place)?;
     }
-    ensure!(!builder.ops.is_empty(), "no line tells an operation");
+    let is_empty = text.trim().is_empty();
+    ensure!(is_empty || !builder.ops.is_empty(), "no line tells an operation");
     Ok(builder.ops)
+}
+
+/// The first word, and what follows it.
+fn cut(text: &str) -> (&str, &str) {
+    let text = text.trim_start();
+    text.split_at(text.find(char::is_whitespace).unwrap_or(text.len()))
+}
+
+/// The process, the type, the function and the value of a line that tells an operation.
+fn operation(line: &str) -> Option<[&str; 4]> {
+    let (mut process, mut rest) = ("", line);
+    loop {
+        let (word, after) = cut(rest);
+        if word.is_empty() {
+            return None;
+        }
+        if matches!(word, ":invoke" | ":ok" | ":fail" | ":info") {
+            let (function, value) = cut(after);
+            return Some([process, word.strip_prefix(':')?, function.strip_prefix(':')?, value]);
+        }
+        (process, rest) = (word, after);
+    }
 }
 
 /// Numbers operations, and gives processes that are no numbers one.
@@ -76,21 +120,30 @@ pub(crate) fn from_log(text: &str) -> Result<Vec<Op>> {
 struct Builder {
     ops: Vec<Op>,
     started: BTreeMap<u64, Value>,
+    /// Numbers of processes that have names.
+    named: BTreeMap<String, u64>,
 }
 
 impl Builder {
     fn push(&mut self, map: &Value) -> Result<()> {
         let index = self.ops.len() as u64;
+        ensure!(map.is_object(), "entry {index}: {map} is no operation");
         let field = |name: &str| map.get(name).unwrap_or(&Value::Null);
-        let function = serde_json::from_value::<Function>(field("f").clone());
-        let (process, function) = match (field("process").as_u64(), function) {
-            (Some(number), Ok(function)) => (Process::Client(number), function),
-            (Some(_), Err(_)) => {
+        if matches!(field("type").as_str(), Some("log" | "sleep")) {
+            return Ok(());
+        }
+        // Elle's own examples do not name it.
+        let is_transaction = field("f").is_null() && is_transaction(field("value"));
+        let named = || serde_json::from_value::<Function>(field("f").clone());
+        let function = if is_transaction { Ok(Function::Txn) } else { named() };
+        let (process, function) = match (field("process") == "nemesis", function) {
+            (true, Ok(function)) => (Process::Nemesis, function),
+            // The faults of another program.
+            (true, Err(_)) => return Ok(()),
+            (false, Ok(function)) => (Process::Client(self.client(field("process"))), function),
+            (false, Err(_)) => {
                 bail!("entry {index}: {} is no function of a known model", field("f"))
             }
-            (None, Ok(function)) if field("process") == "nemesis" => (Process::Nemesis, function),
-            // The faults of another program, or that program itself.
-            (None, _) => return Ok(()),
         };
         let kind = match field("type").as_str() {
             Some("invoke") => Kind::Invoke,
@@ -104,6 +157,8 @@ impl Builder {
             if kind == Kind::Invoke {
                 self.started.insert(number, value.clone());
             } else if kind != Kind::Ok
+                // A drain that broke off tells what it has taken out.
+                && !(function == Function::Drain && value.is_array())
                 && let Some(started) = self.started.get(&number)
             {
                 // The value of a failed operation may be the reason of the failure.
@@ -124,17 +179,43 @@ impl Builder {
         });
         Ok(())
     }
+
+    /// The number of a process. Names, and the lack of one, count down from the top, where no number of a client is.
+    fn client(&mut self, name: &Value) -> u64 {
+        let next = u64::MAX - self.named.len() as u64;
+        let named = || *self.named.entry(name.to_string()).or_insert(next);
+        name.as_u64().unwrap_or_else(named)
+    }
+}
+
+/// Whether it is a list of appends and reads.
+fn is_transaction(value: &Value) -> bool {
+    let is_step = |step: &Value| matches!(step[0].as_str(), Some("append" | "r"));
+    value.as_array().is_some_and(|steps| steps.iter().all(is_step))
 }
 
 /// Reads one EDN value after the other.
 struct Reader<'a> {
     text: &'a [u8],
     at: usize,
+    depth: u32,
 }
 
-impl Reader<'_> {
-    /// The next value, if there is one.
+impl<'a> Reader<'a> {
+    fn of(text: &'a str) -> Self {
+        Self { text: text.as_bytes(), at: 0, depth: 0 }
+    }
+
+    /// The next value; none at the end, and before a bracket that closes.
     fn next(&mut self) -> Result<Option<Value>> {
+        ensure!(self.depth < DEPTH_MAX, "byte {}: more than {DEPTH_MAX} levels deep", self.at);
+        self.depth += 1;
+        let value = self.value();
+        self.depth -= 1;
+        value
+    }
+
+    fn value(&mut self) -> Result<Option<Value>> {
         loop {
             self.skip_blank();
             let Some(byte) = self.text.get(self.at).copied() else { return Ok(None) };
@@ -146,6 +227,13 @@ impl Reader<'_> {
                 b'[' | b'(' => Value::Array(self.items(if byte == b'[' { b']' } else { b')' })?),
                 b'{' => self.map()?,
                 b'"' => Value::String(self.string()?),
+                b'\\' => {
+                    // A character: whatever comes next, a bracket included.
+                    let start = self.at - 1;
+                    self.at = (self.at + 1).min(self.text.len());
+                    self.word();
+                    String::from_utf8_lossy(&self.text[start..self.at]).into()
+                }
                 b'#' => match self.text.get(self.at) {
                     Some(b'{') => {
                         self.at += 1;
@@ -153,8 +241,13 @@ impl Reader<'_> {
                     }
                     Some(b'_') => {
                         self.at += 1;
-                        self.next()?;
+                        self.next()?.context("nothing follows #_")?;
                         continue;
+                    }
+                    // `##NaN` and the like.
+                    Some(b'#') => {
+                        self.at -= 1;
+                        self.word().into()
                     }
                     Some(_) | None => {
                         self.word();
@@ -275,10 +368,15 @@ fn atom(word: &str) -> Result<Value> {
         "" => bail!("a value is missing"),
         _ => {
             let whole = word.trim_end_matches(['N', 'M']);
+            let digits = whole.trim_start_matches(['+', '-']);
             match (whole.parse::<i64>(), whole.parse::<f64>()) {
                 (Ok(number), _) => number.into(),
-                (Err(_), Ok(number)) => number.into(),
-                (Err(_), Err(_)) => word.into(),
+                // As floats two large numbers could be the same.
+                (Err(_), Ok(_)) if digits.bytes().all(|byte| byte.is_ascii_digit()) => whole.into(),
+                (Err(_), Ok(number)) if digits.starts_with(|c: char| c.is_ascii_digit()) => {
+                    number.into()
+                }
+                (Err(_), Ok(_) | Err(_)) => word.into(),
             }
         }
     })
@@ -334,11 +432,76 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_history_is_refused() {
-        for text in ["[{:process 0 :type :invoke", "{:process 0 :type :maybe :f :read}", "{:a}"] {
-            assert!(from_edn(text).is_err(), "{text}");
+    fn no_operation_is_passed_over() {
+        let op = |process: &str| format!("{{:process {process} :type :invoke :f :read}}");
+        let text = [op("0"), op(":c1"), op("-1"), op("\"a\""), op("nil"), op(":c1")].join("\n");
+        let numbers: Vec<Process> =
+            from_edn(&text).unwrap().into_iter().map(|op| op.process).collect();
+        assert_eq!(numbers[1], numbers[5]);
+        assert_eq!(numbers.iter().collect::<std::collections::BTreeSet<_>>().len(), 5);
+        for text in [format!("[[{}]]", op("3")), format!("{{:name \"x\" :history [{}]}}", op("3"))]
+        {
+            assert_eq!(from_edn(&text).unwrap().len(), 1, "{text}");
         }
-        assert!(from_log("nothing here").is_err());
+        let lines = "0 :invoke :write 5\n0  :ok    :write 5\n6 \t:invoke :read \tnil \t:hint 0\n";
+        assert_eq!(from_log(lines).unwrap().len(), 3);
+        let steps = "{:process 2 :type :ok :value [[:append 4 2] [:r 4 [2]]]}";
+        assert_eq!(from_edn(steps).unwrap()[0].f, Function::Txn);
+        let notes = "{:process 1 :type :sleep :value 5} {:process 1 :type :log :value \"x\"}";
+        assert!(from_edn(notes).unwrap().is_empty());
+        assert!(from_edn("").unwrap().is_empty() && from_log("\n").unwrap().is_empty());
+    }
+
+    #[test]
+    fn different_values_stay_different() {
+        let value = |text: &str| {
+            let map = format!("{{:process 0 :type :invoke :f :write :value {text}}}");
+            from_edn(&map).unwrap()[0].value.clone()
+        };
+        assert_eq!(value("9223372036854775808"), json!("9223372036854775808"));
+        assert_ne!(value("9223372036854775808"), value("9223372036854775809"));
+        assert_eq!([value("nan"), value("##NaN"), value("-inf")], ["nan", "##NaN", "-inf"]);
+        assert_eq!([value("-7N"), value("1.5M"), value("+3")], [json!(-7), json!(1.5), json!(3)]);
+        assert_eq!(
+            [value("\\( "), value("\\a "), value("\\newline ")],
+            ["\\(", "\\a", "\\newline"]
+        );
+    }
+
+    #[test]
+    fn a_drain_that_broke_off_keeps_what_it_tells() {
+        let text = "{:process 0 :type :invoke :f :drain :value nil}\n\
+                    {:process 0 :type :info :f :drain :value [5]}";
+        assert_eq!(from_edn(text).unwrap()[1].value, json!([5]));
+    }
+
+    #[test]
+    fn what_is_no_history_is_refused() {
+        let deep = "[".repeat(100_000);
+        let tags = "#a ".repeat(100_000);
+        let good = "{:process 0 :type :invoke :f :read}";
+        for text in [
+            "[{:process 0 :type :invoke",
+            "{:process 0 :type :maybe :f :read}",
+            "{:a}",
+            &format!("{good} garbage"),
+            &format!("{good} ] {good}"),
+            &format!("{good} [17 \"text\"]"),
+            &deep,
+            &tags,
+        ] {
+            assert!(from_edn(text).is_err(), "{}", &text[..text.len().min(80)]);
+        }
+        for text in [
+            "nothing here",
+            ":invoke :read nil",
+            "0 :ok :read",
+            "0 :invoke :write",
+            "a :ok :read 1",
+        ] {
+            assert!(from_log(text).is_err(), "{text}");
+        }
+        assert!(from_log(&format!("0 :invoke :write {deep}")).is_err());
         let error = read_history(Path::new("history.csv")).unwrap_err().to_string();
         assert!(error.contains(".csv") || error.contains("cannot read"), "{error}");
     }

@@ -56,12 +56,11 @@ pub(crate) fn note(text: &str) {
 }
 
 /// Prints the results, as JSON or for people.
-#[expect(clippy::print_stdout, reason = "this is the file that prints")]
 pub(crate) fn print_results(results: &Results, directory: &Path, json: bool) -> Result<()> {
     if json {
-        println!("{}", serde_json::to_string_pretty(results)?);
+        print_line(&serde_json::to_string_pretty(results)?);
     } else {
-        println!("{}", render(results, directory));
+        print_line(&render(results, directory));
     }
     Ok(())
 }
@@ -91,10 +90,13 @@ pub(crate) fn print_findings(findings: &[Finding], json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Prints one line of a result.
-#[expect(clippy::print_stdout, reason = "this is the file that prints")]
+/// Prints a line, or several, of a result. Whoever reads it may have seen enough (`| head`); the verdict is the exit code as well.
 pub(crate) fn print_line(text: &str) {
-    println!("{text}");
+    if let Err(error) = writeln!(std::io::stdout().lock(), "{text}")
+        && error.kind() != std::io::ErrorKind::BrokenPipe
+    {
+        note(&format!("cannot print the result: {error}"));
+    }
 }
 
 fn word(verdict: Verdict) -> &'static str {

@@ -2,9 +2,11 @@
 //!
 //! Owns the registers of Knossos' and Porcupine's corpora, whose values are neither unique nor versioned, so
 //! that only the general search of [`super::wgl`] applies; the other models go to the checkers that the own
-//! workloads use. Values may be `[key value]` in all of them but list-append, whose steps name their list.
+//! workloads use. Values may be `[key value]` in all of them but list-append, whose steps name their list;
+//! keys may be anything. nil is the value of a register that was never written, also when a read shows it
+//! (as in Porcupine; Knossos lets such a read match every value).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -12,11 +14,11 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::judgement::Judgement;
-use super::pairs::{Pair, key_and_value, pairs};
+use super::pairs::{Pair, pairs};
 use super::shrink::shrink;
 use super::wgl::{self, Budget, Outcome};
 use super::{list_append, set_full, total_queue};
-use crate::history::{Function, Kind, Op};
+use crate::history::{Function, Kind, Op, Process};
 
 /// Remembered configurations of one search.
 const CONFIGURATIONS_MAX: usize = 16_000_000;
@@ -44,17 +46,63 @@ pub(crate) fn judge(history: &[Op], model: Model, time_max: Duration) -> Result<
         }
         Model::ListAppend => list_append::check(history),
         Model::Set => {
-            let keyed = is_keyed(history, Function::Add);
-            set_full::check(history, set_full::Options { keyed, linearizable: true })
+            let keyed = is_keyed(history);
+            let numbered = if keyed { number_keys(history)? } else { history.to_vec() };
+            set_full::check(&numbered, set_full::Options { keyed, linearizable: true })
         }
+        Model::Queue if is_keyed(history) => total_queue::check(&unkey(history)?, true),
         Model::Queue => total_queue::check(history, true),
     }
 }
 
-/// Whether all values are `[key value]`, by the operations of which a bare value is no list.
-fn is_keyed(history: &[Op], by: Function) -> bool {
-    let mut values = history.iter().filter(|op| op.f == by && op.kind == Kind::Invoke).peekable();
-    values.peek().is_some() && values.all(|op| op.value.as_array().is_some_and(|v| v.len() == 2))
+fn clients(history: &[Op]) -> impl Iterator<Item = &Op> {
+    history.iter().filter(|op| op.process != Process::Nemesis)
+}
+
+/// Whether every operation starts with `[key value]`. A bare read starts with nil, and the values of a bare cas are no list.
+fn is_keyed(history: &[Op]) -> bool {
+    let mut starts = clients(history).filter(|op| op.kind == Kind::Invoke).peekable();
+    let is_pair = |op: &Op| match op.value.as_array().map(Vec::as_slice) {
+        Some([_, value]) => op.f != Function::Cas || value.is_array(),
+        Some(_) | None => false,
+    };
+    starts.peek().is_some() && starts.all(is_pair)
+}
+
+/// The key, as text, and the value.
+fn key_and_value(op: &Op) -> Result<(String, &Value)> {
+    match op.value.as_array().map(Vec::as_slice) {
+        Some([key, value]) => Ok((key.to_string(), value)),
+        Some(_) | None => bail!("entry {}: the value is not [key value]", op.index),
+    }
+}
+
+/// The history with numbers for keys.
+fn number_keys(history: &[Op]) -> Result<Vec<Op>> {
+    let mut numbers = BTreeMap::new();
+    let number = |op: &Op| {
+        let (key, value) = key_and_value(op)?;
+        let next = numbers.len();
+        let key = *numbers.entry(key).or_insert(next);
+        Ok(Op { value: json!([key, value]), ..op.clone() })
+    };
+    clients(history).map(number).collect()
+}
+
+/// A history of queues as one of a single queue, whose elements are `[key value]`.
+fn unkey(history: &[Op]) -> Result<Vec<Op>> {
+    let unkeyed = |op: &Op| {
+        let (_, value) = key_and_value(op)?;
+        let value = match (op.f, value) {
+            (_, Value::Null) => Value::Null,
+            (Function::Drain, Value::Array(shown)) => {
+                shown.iter().map(|one| json!([op.value[0], one])).collect()
+            }
+            (_, _) => op.value.clone(),
+        };
+        Ok(Op { value, ..op.clone() })
+    };
+    clients(history).map(unkeyed).collect()
 }
 
 /// A step on a register; values are numbered, 0 = nil.
@@ -68,12 +116,12 @@ enum Action {
 fn registers(history: &[Op], cas: bool, time_max: Duration) -> Result<Judgement> {
     let started = Instant::now();
     let budget = Budget { deadline: started + time_max, configurations_max: CONFIGURATIONS_MAX };
-    let keyed = is_keyed(history, Function::Write);
+    let keyed = is_keyed(history);
     let mut judgement = Judgement::new("linearizable", pairs(history)?.len());
-    let mut keys: BTreeMap<u64, Vec<Op>> = BTreeMap::new();
-    for op in history {
+    let mut keys: BTreeMap<String, Vec<Op>> = BTreeMap::new();
+    for op in clients(history) {
         let mut op = op.clone();
-        let mut key = 0;
+        let mut key = String::new();
         if keyed {
             let (found, value) = key_and_value(&op)?;
             (key, op.value) = (found, value.clone());
@@ -82,15 +130,16 @@ fn registers(history: &[Op], cas: bool, time_max: Duration) -> Result<Judgement>
     }
     let mut failed = Vec::new();
     for (key, entries) in &keys {
+        let name = if keyed { format!("key {key}: ") } else { String::new() };
         match register(entries, cas, &budget)? {
             Outcome::Yes => {}
-            Outcome::Unknown(reason) => judgement.lacks(&format!("key {key}: {reason}")),
+            Outcome::Unknown(reason) => judgement.lacks(&format!("{name}{reason}")),
             Outcome::No => {
-                failed.push(*key);
+                failed.push(key);
                 let fails = |part: &[Op]| matches!(register(part, cas, &budget), Ok(Outcome::No));
                 let small = shrink(entries, fails, |op| op.f == Function::Read);
                 let last = small.last().map_or(0, |op| op.index);
-                let title = format!("key {key}: no order of the operations explains entry {last}");
+                let title = format!("{name}no order of the operations explains entry {last}");
                 judgement.violated(title, small);
             }
         }
@@ -117,6 +166,9 @@ fn register(entries: &[Op], cas: bool, budget: &Budget) -> Result<Outcome> {
         let Some(action) = action(pair, cas, &mut number)? else { continue };
         calls.push((action, pair.start.index, pair.answer().map(|answer| answer.index)));
     }
+    if shows_what_nobody_wrote(&calls) {
+        return Ok(Outcome::No);
+    }
     let events = wgl::events(calls.iter().map(|(_, invoked, returned)| (*invoked, *returned)));
     let step = |call: usize, state: &usize| match calls[call].0 {
         Action::Read(value) => (*state == value).then_some(value),
@@ -127,6 +179,22 @@ fn register(entries: &[Op], cas: bool, budget: &Budget) -> Result<Outcome> {
     Ok(wgl::solve(&events, calls.len(), 0, budget, step, observes))
 }
 
+/// Whether an answer tells of a value that no operation can have written: that needs no search, which may take long.
+fn shows_what_nobody_wrote(calls: &[(Action, u64, Option<u64>)]) -> bool {
+    let written = |action: &Action| match *action {
+        Action::Read(_) => None,
+        Action::Write(new) | Action::Cas(_, new) => Some(new),
+    };
+    let written: BTreeSet<usize> =
+        calls.iter().filter_map(|(action, _, _)| written(action)).chain([0]).collect();
+    calls.iter().any(|(action, _, returned)| match action {
+        Action::Read(value) | Action::Cas(value, _) => {
+            returned.is_some() && !written.contains(value)
+        }
+        Action::Write(_) => false,
+    })
+}
+
 fn action(
     pair: &Pair<'_>,
     cas: bool,
@@ -134,7 +202,6 @@ fn action(
 ) -> Result<Option<Action>> {
     let start = pair.start;
     Ok(match (start.f, pair.answer()) {
-        // A read of nil by Knossos' convention saw nothing in particular.
         (Function::Read, Some(answer)) => Some(Action::Read(number(&answer.value))),
         (Function::Read, None) => None,
         (Function::Write, _) => Some(Action::Write(number(&start.value))),

@@ -4,9 +4,10 @@
 //! and the longest read of a list tells the order of its versions. From that follow the edges of
 //! [`super::cycles`]; with the order within processes and real time, any cycle disproves strict
 //! serializability. Besides cycles: reads of what was never committed (G1a) or of the middle of a transaction
-//! (G1b), a transaction that does not see its own steps, lists that are no prefixes of each other, values
-//! shown twice or never appended. An acknowledged append that no read shows must be behind the last version
-//! read; if that read started after it, real time closes the cycle, so a lost append is found as well.
+//! (G1b), a transaction that does not see its own steps, or whose appends are shown in another order, lists
+//! that are no prefixes of each other, values shown twice or never appended. An acknowledged append that no read shows must be behind the last version
+//! read; if that read started after it, real time closes the cycle, so a lost append is found as well. The
+//! same goes for the other appends of an unanswered transaction of which one was seen: it took effect, as a whole.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -81,6 +82,7 @@ pub(crate) fn check(history: &[Op]) -> Result<Judgement> {
     let mut analysis = Analysis::of(history)?;
     analysis.judge_each();
     analysis.judge_lists();
+    analysis.judge_own_order();
     let graph = analysis.graph();
     for cycle in graph.cycles() {
         analysis.judge_cycle(&cycle);
@@ -251,6 +253,33 @@ impl<'a> Analysis<'a> {
         }
     }
 
+    /// The appends of one transaction to a list stand there in its order. (That nobody's are between them, cycles tell.)
+    fn judge_own_order(&mut self) {
+        let mut turned = Vec::new();
+        for (number, list) in self.lists.iter().enumerate() {
+            for two in list.versions.windows(2) {
+                let writer = list.writers.get(&two[0]);
+                if writer.is_some() && writer == list.writers.get(&two[1]) {
+                    turned.extend(writer.map(|writer| (number, *writer, two[0], two[1])));
+                }
+            }
+        }
+        for (number, writer, first, second) in turned {
+            let appends = self.transactions[writer].steps.iter().filter_map(|step| match step {
+                Step::Append(list, value) if *list == number => Some(*value),
+                Step::Append(..) | Step::Read(..) => None,
+            });
+            if appends.take_while(|value| *value != second).all(|value| value != first) {
+                let name = &self.lists[number].name;
+                let title = format!(
+                    "list {name} shows {first} before {second}, which one transaction appended after it"
+                );
+                let reader = self.lists[number].longest;
+                self.note("turned-around", &title, reader.into_iter().chain([writer]));
+            }
+        }
+    }
+
     /// Positions of versions that nobody appended, or a transaction that failed.
     fn bad_versions(&self, list: &List) -> Vec<usize> {
         let good = |value: &i64| {
@@ -277,59 +306,30 @@ impl<'a> Analysis<'a> {
         }
     }
 
+    /// Which transactions took effect for certain: they were acknowledged, or did not fail and were seen.
+    fn effective(&self) -> Vec<bool> {
+        let mut effective: Vec<bool> =
+            self.transactions.iter().map(Transaction::is_acknowledged).collect();
+        for list in &self.lists {
+            for writer in list.versions.iter().filter_map(|value| list.writers.get(value)) {
+                effective[*writer] |= !self.transactions[*writer].pair.failed();
+            }
+        }
+        effective
+    }
+
     fn graph(&self) -> Graph {
         let mut graph = Graph::new(self.transactions.len());
+        let effective = self.effective();
         let mut readers: Vec<Vec<&External>> = self.lists.iter().map(|_| Vec::new()).collect();
         for read in &self.reads {
             readers[read.list].push(read);
         }
         for (number, list) in self.lists.iter().enumerate() {
-            self.list_edges(&mut graph, number, list, &readers[number]);
+            list_edges(&mut graph, (number, list), &readers[number], &effective);
         }
         self.time_edges(&mut graph);
         graph
-    }
-
-    fn list_edges(&self, graph: &mut Graph, number: usize, list: &List, readers: &[&External]) {
-        let writers: Vec<Option<usize>> =
-            list.versions.iter().map(|value| list.writers.get(value).copied()).collect();
-        for window in writers.windows(2) {
-            if let [Some(before), Some(after)] = window {
-                graph.add(*before, *after, Reason::WriteWrite, number);
-            }
-        }
-        // Acknowledged appends behind the last version anyone saw.
-        let seen: BTreeSet<i64> = list.versions.iter().copied().collect();
-        let mut unseen: Vec<usize> = list
-            .writers
-            .iter()
-            .filter(|(value, writer)| {
-                !seen.contains(value) && self.transactions[**writer].is_acknowledged()
-            })
-            .map(|(_, writer)| *writer)
-            .collect();
-        unseen.sort_unstable();
-        unseen.dedup();
-        if let Some(Some(last)) = writers.last() {
-            for writer in &unseen {
-                graph.add(*last, *writer, Reason::WriteWrite, number);
-            }
-        }
-        for read in readers.iter().filter(|read| list.versions.starts_with(&read.values)) {
-            let length = read.values.len();
-            if let Some(Some(writer)) = length.checked_sub(1).map(|last| writers[last]) {
-                graph.add(writer, read.transaction, Reason::WriteRead, number);
-            }
-            match writers.get(length) {
-                Some(Some(next)) => graph.add(read.transaction, *next, Reason::ReadWrite, number),
-                Some(None) => {}
-                None => {
-                    for writer in &unseen {
-                        graph.add(read.transaction, *writer, Reason::ReadWrite, number);
-                    }
-                }
-            }
-        }
     }
 
     /// The order within each process, and of what had ended before something else started. Of those that
@@ -343,8 +343,12 @@ impl<'a> Analysis<'a> {
             }
             let start = transaction.pair.start;
             events.push((start.index, number, false));
-            if let Some(before) = latest.insert(start.process, number) {
-                graph.add(before, number, Reason::Process, usize::MAX);
+            // One without an answer may still take effect when its process has gone on.
+            if let Some(before) = latest.get(&start.process) {
+                graph.add(*before, number, Reason::Process, usize::MAX);
+            }
+            if transaction.is_acknowledged() {
+                latest.insert(start.process, number);
             }
             events.extend(transaction.pair.answer().map(|answer| (answer.index, number, true)));
         }
@@ -387,14 +391,65 @@ impl<'a> Analysis<'a> {
     }
 }
 
+/// The edges that a list's versions and reads make. `effective`: by transaction, whether it took effect for certain.
+fn list_edges(
+    graph: &mut Graph,
+    (number, list): (usize, &List),
+    readers: &[&External],
+    effective: &[bool],
+) {
+    let writers: Vec<Option<usize>> =
+        list.versions.iter().map(|value| list.writers.get(value).copied()).collect();
+    for window in writers.windows(2) {
+        if let [Some(before), Some(after)] = window {
+            graph.add(*before, *after, Reason::WriteWrite, number);
+        }
+    }
+    // Appends that took effect behind the last version anyone saw.
+    let seen: BTreeSet<i64> = list.versions.iter().copied().collect();
+    let mut unseen: Vec<usize> = list
+        .writers
+        .iter()
+        .filter(|(value, writer)| !seen.contains(value) && effective[**writer])
+        .map(|(_, writer)| *writer)
+        .collect();
+    unseen.sort_unstable();
+    unseen.dedup();
+    if let Some(Some(last)) = writers.last() {
+        for writer in &unseen {
+            graph.add(*last, *writer, Reason::WriteWrite, number);
+        }
+    }
+    for read in readers.iter().filter(|read| list.versions.starts_with(&read.values)) {
+        let length = read.values.len();
+        if let Some(Some(writer)) = length.checked_sub(1).map(|last| writers[last]) {
+            graph.add(writer, read.transaction, Reason::WriteRead, number);
+        }
+        match writers.get(length) {
+            Some(Some(next)) => graph.add(read.transaction, *next, Reason::ReadWrite, number),
+            Some(None) => {}
+            None => {
+                for writer in &unseen {
+                    graph.add(read.transaction, *writer, Reason::ReadWrite, number);
+                }
+            }
+        }
+    }
+}
+
 /// The steps of a transaction, with its reads if it was answered.
 fn steps(pair: &Pair<'_>, number: &mut impl FnMut(&Value) -> usize) -> Result<Vec<Step>> {
     let op = pair.answer().unwrap_or(pair.start);
     let bad = || format!("entry {}: {} is not a transaction", op.index, op.value);
     let mut steps = Vec::new();
     for step in op.value.as_array().with_context(bad)? {
-        let Some([name, list, value]) = step.as_array().map(Vec::as_slice) else {
-            bail!(bad());
+        let (name, list, value) = match step.as_array().map(Vec::as_slice) {
+            Some([name, list, value]) => (name, list, value),
+            // A read that was not answered may do without the place of the answer.
+            Some([name, list]) if name == "r" && pair.answer().is_none() => {
+                (name, list, &Value::Null)
+            }
+            Some(_) | None => bail!(bad()),
         };
         let list = number(list);
         match (name.as_str(), value) {

@@ -3,12 +3,15 @@
 //! An element is known once its `add` was acknowledged or a read has shown it. Of the reads that start after
 //! that moment each must show it. An element that the last such reads do not show is *lost*; one that is
 //! missing and shows again is *stale*, which a linearizable set never is. An element shown twice by one
-//! read, or shown although nobody was adding it, is a violation too.
+//! read, or shown although nobody was adding it, is a violation too. Of two reads of a linearizable set,
+//! concurrent or not, one shows all that the other does.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail, ensure};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Verdict;
@@ -25,18 +28,42 @@ pub(crate) struct Options {
     pub(crate) linearizable: bool,
 }
 
+/// What a set holds: numbers, or the text of anything else.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(untagged)]
+enum Element {
+    Number(i64),
+    Text(String),
+}
+
+impl Element {
+    fn of(value: &Value) -> Self {
+        value.as_i64().map_or_else(|| Self::Text(value.to_string()), Self::Number)
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(formatter),
+            Self::Text(text) => text.fmt(formatter),
+        }
+    }
+}
+
 /// One set's operations.
 #[derive(Default)]
 struct Set<'a> {
-    adds: BTreeMap<u64, Pair<'a>>,
+    /// Of each element every attempt, first to last.
+    adds: BTreeMap<Element, Vec<Pair<'a>>>,
     reads: Vec<Read<'a>>,
 }
 
 struct Read<'a> {
     pair: Pair<'a>,
     returned: u64,
-    elements: BTreeSet<u64>,
-    twice: Option<u64>,
+    elements: BTreeSet<Element>,
+    twice: Option<Element>,
 }
 
 /// What became of the elements of all sets.
@@ -45,11 +72,11 @@ struct Tally {
     attempted: usize,
     acknowledged: usize,
     stable: usize,
-    lost: Vec<u64>,
-    stale: Vec<u64>,
+    lost: Vec<Element>,
+    stale: Vec<Element>,
     never_read: usize,
-    duplicated: Vec<u64>,
-    unexpected: Vec<u64>,
+    duplicated: Vec<Element>,
+    unexpected: Vec<Element>,
 }
 
 /// Judges every set of a history.
@@ -63,11 +90,15 @@ pub(crate) fn check(history: &[Op], options: Options) -> Result<Judgement> {
     let mut judgement = Judgement::new("set-full", pairs.len());
     let mut tally = Tally::default();
     for set in sets.values() {
+        let before = judgement.violation_count;
         for read in &set.reads {
             judge_read(set, read, &mut tally, &mut judgement);
         }
-        for (element, add) in &set.adds {
-            judge_element(set, *element, add, options, &mut tally, &mut judgement);
+        for (element, adds) in &set.adds {
+            judge_element(set, element, adds, options, &mut tally, &mut judgement);
+        }
+        if options.linearizable && judgement.violation_count == before {
+            judge_order(set, &mut judgement);
         }
     }
     judgement.summary = format!(
@@ -102,72 +133,77 @@ fn file<'a>(sets: &mut BTreeMap<u64, Set<'a>>, pair: &Pair<'a>, options: Options
     let (key, value) = split(pair.start)?;
     let set = sets.entry(key).or_default();
     if pair.start.f == Function::Add {
-        let element = number(pair.start, value)?;
-        let again = set.adds.insert(element, *pair);
-        anyhow::ensure!(
-            again.is_none(),
-            "entry {}: element {element} is added a second time",
-            pair.start.index
-        );
+        ensure!(!value.is_null(), "entry {}: nil is no element", pair.start.index);
+        set.adds.entry(Element::of(value)).or_default().push(*pair);
     } else if pair.start.f == Function::Read {
         let Some(answer) = pair.answer() else { return Ok(()) };
-        let (_, value) = split(answer)?;
-        let mut elements = BTreeSet::new();
-        let mut twice = None;
-        let shown = value
-            .as_array()
-            .with_context(|| format!("entry {}: a read's value is no list", answer.index))?;
-        for element in shown {
-            let element = number(answer, element)?;
-            if !elements.insert(element) {
-                twice = Some(element);
+        let mut read =
+            Read { pair: *pair, returned: answer.index, elements: BTreeSet::new(), twice: None };
+        let (_, shown) = split(answer)?;
+        // A set that nobody has made is empty.
+        let is_list = shown.is_null() || shown.is_array();
+        ensure!(is_list, "entry {}: a read's value is no list", answer.index);
+        let shown = shown.as_array().map_or(&[][..], Vec::as_slice);
+        for element in shown.iter().map(Element::of) {
+            if !read.elements.insert(element.clone()) {
+                read.twice = Some(element);
             }
         }
-        set.reads.push(Read { pair: *pair, returned: answer.index, elements, twice });
+        set.reads.push(read);
     } else {
-        anyhow::bail!("entry {}: a set cannot {}", pair.start.index, pair.start.f.keyword());
+        bail!("entry {}: a set cannot {}", pair.start.index, pair.start.f.keyword());
     }
     Ok(())
 }
 
-fn number(op: &Op, value: &Value) -> Result<u64> {
-    value.as_u64().with_context(|| format!("entry {}: {value} is not an element", op.index))
-}
-
 fn judge_read(set: &Set<'_>, read: &Read<'_>, tally: &mut Tally, judgement: &mut Judgement) {
-    if let Some(element) = read.twice {
-        tally.duplicated.push(element);
+    if let Some(element) = &read.twice {
+        tally.duplicated.push(element.clone());
         let title = format!("element {element} is shown twice by entry {}", read.returned);
         judgement.violated(title, read.pair.entries());
     }
     for element in &read.elements {
-        let add = set.adds.get(element);
-        let possible = add.is_some_and(|add| !add.failed() && add.start.index < read.returned);
-        if !possible {
-            tally.unexpected.push(*element);
+        let adds = set.adds.get(element).map_or(&[][..], Vec::as_slice);
+        let possible = |add: &Pair<'_>| !add.failed() && add.start.index < read.returned;
+        if !adds.iter().any(possible) {
+            tally.unexpected.push(element.clone());
             let title = format!(
                 "element {element}, shown by entry {}, was not being added by anyone",
                 read.returned
             );
-            let add = add.into_iter().flat_map(Pair::entries);
-            judgement.violated(title, add.chain(read.pair.entries()));
+            let adds = adds.iter().flat_map(Pair::entries);
+            judgement.violated(title, adds.chain(read.pair.entries()));
         }
+    }
+}
+
+/// The contents that reads show follow one another.
+fn judge_order(set: &Set<'_>, judgement: &mut Judgement) {
+    let mut reads: Vec<&Read<'_>> = set.reads.iter().collect();
+    reads.sort_by_key(|read| read.elements.len());
+    let parted = reads.windows(2).find(|two| !two[0].elements.is_subset(&two[1].elements));
+    if let Some([one, other]) = parted {
+        let title = format!(
+            "the reads that end with entries {} and {} each show what the other does not",
+            one.returned, other.returned
+        );
+        judgement.violated(title, one.pair.entries().chain(other.pair.entries()));
     }
 }
 
 fn judge_element(
     set: &Set<'_>,
-    element: u64,
-    add: &Pair<'_>,
+    element: &Element,
+    adds: &[Pair<'_>],
     options: Options,
     tally: &mut Tally,
     judgement: &mut Judgement,
 ) {
     tally.attempted += 1;
-    tally.acknowledged += usize::from(add.answer().is_some());
-    let shows = |read: &&Read<'_>| read.elements.contains(&element);
+    let acknowledged = adds.iter().filter_map(Pair::answer).map(|answer| answer.index).min();
+    tally.acknowledged += usize::from(acknowledged.is_some());
+    let shows = |read: &&Read<'_>| read.elements.contains(element);
     let first_shown = set.reads.iter().filter(shows).min_by_key(|read| read.returned);
-    let acknowledged = add.answer().map(|answer| answer.index);
     let seen_at = first_shown.map(|read| read.returned);
     let Some(known) = acknowledged.into_iter().chain(seen_at).min() else { return };
     let after = |read: &&Read<'_>| read.pair.start.index > known;
@@ -177,13 +213,14 @@ fn judge_element(
     };
     let evidence = |missing: &Read<'_>| {
         let witness = first_shown.into_iter().flat_map(|read| read.pair.entries());
-        add.entries().chain(witness).chain(missing.pair.entries()).collect::<Vec<Op>>()
+        let adds = adds.iter().flat_map(Pair::entries);
+        adds.chain(witness).chain(missing.pair.entries()).collect::<Vec<Op>>()
     };
     match (last(true), last(false)) {
         (None, None) => tally.never_read += 1,
         (Some(_), None) => tally.stable += 1,
         (Some(present), Some(absent)) if present.pair.start.index > absent.pair.start.index => {
-            tally.stale.push(element);
+            tally.stale.push(element.clone());
             if options.linearizable {
                 let title = format!(
                     "element {element}, known since entry {known}, is missing in the read that \
@@ -194,7 +231,7 @@ fn judge_element(
             }
         }
         (_, Some(absent)) => {
-            tally.lost.push(element);
+            tally.lost.push(element.clone());
             let title = format!(
                 "element {element}, known since entry {known}, is lost: the read that starts with \
                  entry {} does not show it, nor does a later one",

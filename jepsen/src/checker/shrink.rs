@@ -4,8 +4,12 @@
 //! says cannot help others), so what is left proves the violation by itself.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use crate::history::{Kind, Op};
+
+/// How long is looked for something smaller.
+const TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The entries up to the first answer with which the history fails, less what can be left out. `fails` judges
 /// a history, `removable` tells whether operations that start so may be left out.
@@ -14,9 +18,10 @@ pub(crate) fn shrink(
     fails: impl Fn(&[Op]) -> bool,
     removable: impl Fn(&Op) -> bool,
 ) -> Vec<Op> {
+    let until = Instant::now() + TIME_MAX;
     let (mut low, mut high) = (0, history.len());
     // Invariant: the first `high` entries fail.
-    while low + 1 < high {
+    while low + 1 < high && Instant::now() < until {
         let middle = low.midpoint(high);
         if fails(&history[..middle]) {
             high = middle;
@@ -33,6 +38,9 @@ pub(crate) fn shrink(
             .map(|op| op.index)
             .collect();
         for start in starts.into_iter().rev() {
+            if Instant::now() >= until {
+                return small;
+            }
             let without = without(&small, start);
             if fails(&without) {
                 small = without;

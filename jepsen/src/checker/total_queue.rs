@@ -1,7 +1,7 @@
 //! Does everything that goes into a queue come out?
 //!
-//! Elements are counted: what was acknowledged and never came out is *lost*, what came out and nobody put in
-//! is *unexpected*, what came out more often than it was put in is *duplicated*, what came out although its
+//! Elements are counted: what was acknowledged and never came out is *lost*, what came out and nobody put in,
+//! or not yet, is *unexpected*, what came out more often than it was put in is *duplicated*, what came out although its
 //! `enqueue` was not acknowledged is *recovered*. The first two are violations; a queue that delivers at
 //! least once may duplicate.
 
@@ -62,7 +62,8 @@ fn file<'a>(elements: &mut BTreeMap<String, Element<'a>>, pair: &Pair<'a>) -> Re
     if start.f == Function::Enqueue {
         elements.entry(start.value.to_string()).or_default().attempts.push(*pair);
     } else if start.f == Function::Dequeue {
-        if let Some(answer) = pair.answer() {
+        // Nil came out of an empty queue.
+        if let Some(answer) = pair.answer().filter(|answer| !answer.value.is_null()) {
             element(&answer.value, answer);
         }
     } else if start.f == Function::Drain {
@@ -94,6 +95,9 @@ fn judge(
     let possible = element.attempts.iter().filter(|pair| !pair.failed()).count();
     let acknowledged = element.attempts.iter().filter(|pair| pair.answer().is_some()).count();
     let out = element.out.len();
+    let put_in = element.attempts.iter().filter(|pair| !pair.failed());
+    let first_in = put_in.map(|pair| pair.start.index).min().unwrap_or(u64::MAX);
+    let first_out = element.out.iter().map(|op| op.index).min().unwrap_or(u64::MAX);
     count("acknowledged", acknowledged);
     count("out", out);
     let entries = || {
@@ -107,6 +111,9 @@ fn judge(
     } else if possible == 0 && out > 0 {
         count("unexpected", out);
         judgement.violated(format!("{name} came out and was not put in"), entries());
+    } else if first_out < first_in {
+        count("unexpected", 1);
+        judgement.violated(format!("{name} came out before anyone put it in"), entries());
     } else if out > possible {
         count("duplicated", out - possible);
         if !duplicates_allowed {
