@@ -50,6 +50,8 @@ struct Slot {
     live: Option<Live>,
     /// Its disk returned errors or was full in this incarnation: it may end itself.
     excused: bool,
+    /// Its machine stops at some change of its disk, or has: only a new process goes on.
+    halting: bool,
     /// Bytes of its disk were flipped: it may refuse to start.
     damaged: bool,
     /// Its disk is not what it was, and it has not caught up since.
@@ -250,6 +252,7 @@ impl World {
             let group = rt::new_group();
             slot.incarnation += 1;
             slot.excused = false;
+            slot.halting = false;
             slot.live = Some(Live { group, core: None });
             (group, slot.disk.clone(), slot.incarnation)
         };
@@ -561,15 +564,15 @@ impl World {
         self.network.mend();
         for server in 0..self.count() {
             self.limit_disk(server, None);
-            let excused = {
+            let begins_anew = {
                 let mut state = self.lock();
                 state.calm = true;
                 let slot = &mut state.slots[server];
                 slot.disk.set_error_rates(ErrorRates::default());
-                slot.excused
+                // Its disk failed, perhaps unnoticed so far: it begins anew on a good one, or has to go on by itself.
+                slot.excused && (slot.halting || !self.swarm.has(Class::Spared))
             };
-            // Its disk failed, perhaps unnoticed so far: it begins anew on a good one, or has to go on by itself.
-            if excused && !self.swarm.has(Class::Spared) {
+            if begins_anew {
                 self.crash(server, Crash::Kill);
             }
             self.set_wall_clock(server, 0, 0);
@@ -678,6 +681,7 @@ impl Slot {
             incarnation: 0,
             live: None,
             excused: false,
+            halting: false,
             damaged: false,
             incomplete: false,
             has_history: false,

@@ -271,13 +271,24 @@ impl World {
     /// From the `operations`-th change of its disk on nothing gets there any more, as if the machine had stopped there. True when it runs.
     pub(crate) fn stop_disk_after(&self, server: usize, operations: u64) -> bool {
         let what = format_args!("stops at disk operation {operations} from now");
-        self.harm(server, what, |disk| disk.stop_after(operations))
+        self.stop_disk(server, what, |disk| disk.stop_after(operations))
     }
 
     /// The same, counted from the first change of a name in this directory on.
     pub(crate) fn stop_disk_in(&self, server: usize, directory: &str, operations: u64) -> bool {
         let what = format_args!("stops at disk operation {operations} in {directory}");
-        self.harm(server, what, |disk| disk.stop_after_touching(directory, operations))
+        self.stop_disk(server, what, |disk| disk.stop_after_touching(directory, operations))
+    }
+
+    fn stop_disk(
+        &self,
+        server: usize,
+        what: fmt::Arguments<'_>,
+        stop: impl FnOnce(&FaultDisk),
+    ) -> bool {
+        let runs = self.harm(server, what, stop);
+        self.lock().slots[server].halting = runs;
+        runs
     }
 
     /// Whether the machine stopped in the middle of a change.
