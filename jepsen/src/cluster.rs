@@ -490,6 +490,9 @@ impl Cluster {
         let mut slow = Vec::new();
         for server in self.running() {
             self.resume(server)?;
+        }
+        // From the first signal on nothing may look who has ended: a server that is quick would count as ended by itself.
+        for server in self.running() {
             self.signal(server, Signal::TERM)?;
         }
         let end = Instant::now() + STOP_TIMEOUT;
