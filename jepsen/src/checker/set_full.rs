@@ -4,7 +4,7 @@
 //! that moment each must show it. An element that the last such reads do not show is *lost*; one that is
 //! missing and shows again is *stale*, which a linearizable set never is. An element shown twice by one
 //! read, or shown although nobody was adding it, is a violation too. Of two reads of a linearizable set,
-//! concurrent or not, one shows all that the other does.
+//! concurrent or not, one shows all that the other does, and none shows what was begun after what it lacks was known.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -177,7 +177,8 @@ fn judge_read(set: &Set<'_>, read: &Read<'_>, tally: &mut Tally, judgement: &mut
     }
 }
 
-/// The contents that reads show follow one another.
+/// The contents that reads show follow one another, and real time allows it: when a read took effect everything it shows was being added already, by it
+/// or a smaller read, and nothing that it lacks was known yet.
 fn judge_order(set: &Set<'_>, judgement: &mut Judgement) {
     let mut reads: Vec<&Read<'_>> = set.reads.iter().collect();
     reads.sort_by_key(|read| read.elements.len());
@@ -188,7 +189,41 @@ fn judge_order(set: &Set<'_>, judgement: &mut Judgement) {
             one.returned, other.returned
         );
         judgement.violated(title, one.pair.entries().chain(other.pair.entries()));
+        return;
     }
+    let known: Vec<(u64, &Element)> = set
+        .adds
+        .iter()
+        .filter_map(|(element, adds)| Some((known_at(set, element, adds)?, element)))
+        .collect();
+    let begun = |element: &Element| {
+        let adds = set.adds.get(element).map_or(&[][..], Vec::as_slice);
+        adds.iter().filter(|add| !add.failed()).map(|add| add.start.index).min()
+    };
+    let mut earliest = 0;
+    for read in reads {
+        let begun = read.elements.iter().filter_map(begun).max().unwrap_or(0);
+        earliest = earliest.max(begun).max(read.pair.start.index);
+        let lacks = known.iter().filter(|(_, element)| !read.elements.contains(*element)).min();
+        if let Some((latest, element)) = lacks.filter(|(latest, _)| *latest < earliest) {
+            let title = format!(
+                "the read that ends with entry {} cannot have come before entry {earliest}, and lacks element \
+                 {element}, known since entry {latest}",
+                read.returned
+            );
+            let around = set.adds.values().flatten().flat_map(Pair::entries);
+            let around = around.filter(|op| [earliest, *latest].contains(&op.index));
+            judgement.violated(title, around.chain(read.pair.entries()));
+            return;
+        }
+    }
+}
+
+/// The first entry by which anyone could know of an element.
+fn known_at(set: &Set<'_>, element: &Element, adds: &[Pair<'_>]) -> Option<u64> {
+    let shown = set.reads.iter().filter(|read| read.elements.contains(element));
+    let acknowledged = adds.iter().filter_map(Pair::answer).map(|answer| answer.index);
+    acknowledged.chain(shown.map(|read| read.returned)).min()
 }
 
 fn judge_element(
@@ -204,8 +239,7 @@ fn judge_element(
     tally.acknowledged += usize::from(acknowledged.is_some());
     let shows = |read: &&Read<'_>| read.elements.contains(element);
     let first_shown = set.reads.iter().filter(shows).min_by_key(|read| read.returned);
-    let seen_at = first_shown.map(|read| read.returned);
-    let Some(known) = acknowledged.into_iter().chain(seen_at).min() else { return };
+    let Some(known) = known_at(set, element, adds) else { return };
     let after = |read: &&Read<'_>| read.pair.start.index > known;
     let last = |present: bool| {
         let reads = set.reads.iter().filter(after).filter(|read| shows(read) == present);
