@@ -52,13 +52,15 @@ pub(crate) fn from_edn(text: &str) -> Result<Vec<Op>> {
 }
 
 /// Takes the operations out of vectors and of a test that holds its history.
-fn flatten(value: Value, maps: &mut Vec<Value>) {
+fn flatten(mut value: Value, maps: &mut Vec<Value>) {
     if let Value::Array(items) = value {
         for item in items {
             flatten(item, maps);
         }
-    } else if let Some(history) = value.get("history").filter(|_| value.get("type").is_none()) {
-        flatten(history.clone(), maps);
+    } else if value.get("type").is_none()
+        && let Some(history) = value.get_mut("history")
+    {
+        flatten(history.take(), maps);
     } else {
         maps.push(value);
     }

@@ -92,7 +92,7 @@ impl Core {
     /// Whether this server or a peer is known to have no room on its disk.
     pub(super) fn is_full(&self, id: ServerId) -> bool {
         if id == self.id {
-            return self.disk_full.borrow().is_some();
+            return self.has_full_disk();
         }
         self.last_heard(id).is_some_and(|heard| heard.disk_full)
     }

@@ -28,8 +28,8 @@ use crate::{
 
 /// How long connections may take to end when the server stops.
 const DRAIN: Duration = Duration::from_secs(3);
-/// How long a clean stop may take. Of the state on disk a quarter of a gigabyte may be left to write, which takes seconds; only a disk that hangs takes
-/// longer, and it would take for ever. Below the 90 s after which systemd kills (`DefaultTimeoutStopSec`), so that the reason is told.
+/// How long a clean stop may take: a disk that hangs would make it wait for ever. What is cut off is written again from the log at the next start. Below
+/// the 90 s after which systemd kills (`DefaultTimeoutStopSec`), so that the reason is told.
 const STOP_MAX: Duration = Duration::from_mins(1);
 
 /// A server with its sockets.

@@ -14,7 +14,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::judgement::Judgement;
-use super::pairs::{Pair, pairs};
+use super::pairs::{Pair, pairs, split};
 use super::shrink::shrink;
 use super::wgl::{self, Budget, Outcome};
 use super::{list_append, set_full, total_queue};
@@ -40,17 +40,15 @@ pub(crate) enum Model {
 
 /// Judges a history.
 pub(crate) fn judge(history: &[Op], model: Model, time_max: Duration) -> Result<Judgement> {
+    let set = |keyed| set_full::Options { keyed, linearizable: true };
     match model {
         Model::Register | Model::CasRegister => {
             registers(history, model == Model::CasRegister, time_max)
         }
         Model::ListAppend => list_append::check(history),
-        Model::Set => {
-            let keyed = is_keyed(history);
-            let numbered = if keyed { number_keys(history)? } else { history.to_vec() };
-            set_full::check(&numbered, set_full::Options { keyed, linearizable: true })
-        }
-        Model::Queue if is_keyed(history) => total_queue::check(&unkey(history)?, true),
+        Model::Set if is_keyed(history) => set_full::check(&number_keys(history)?, set(true)),
+        Model::Set => set_full::check(history, set(false)),
+        Model::Queue if is_keyed(history) => total_queue::check(&as_one_queue(history)?, true),
         Model::Queue => total_queue::check(history, true),
     }
 }
@@ -69,40 +67,32 @@ fn is_keyed(history: &[Op]) -> bool {
     starts.peek().is_some() && starts.all(is_pair)
 }
 
-/// The key, as text, and the value.
-fn key_and_value(op: &Op) -> Result<(String, &Value)> {
-    match op.value.as_array().map(Vec::as_slice) {
-        Some([key, value]) => Ok((key.to_string(), value)),
-        Some(_) | None => bail!("entry {}: the value is not [key value]", op.index),
-    }
-}
-
 /// The history with numbers for keys.
 fn number_keys(history: &[Op]) -> Result<Vec<Op>> {
     let mut numbers = BTreeMap::new();
     let number = |op: &Op| {
-        let (key, value) = key_and_value(op)?;
+        let (key, value) = split(op)?;
         let next = numbers.len();
-        let key = *numbers.entry(key).or_insert(next);
+        let key = *numbers.entry(key.to_string()).or_insert(next);
         Ok(Op { value: json!([key, value]), ..op.clone() })
     };
     clients(history).map(number).collect()
 }
 
 /// A history of queues as one of a single queue, whose elements are `[key value]`.
-fn unkey(history: &[Op]) -> Result<Vec<Op>> {
-    let unkeyed = |op: &Op| {
-        let (_, value) = key_and_value(op)?;
+fn as_one_queue(history: &[Op]) -> Result<Vec<Op>> {
+    let whole = |op: &Op| {
+        let (key, value) = split(op)?;
         let value = match (op.f, value) {
             (_, Value::Null) => Value::Null,
             (Function::Drain, Value::Array(shown)) => {
-                shown.iter().map(|one| json!([op.value[0], one])).collect()
+                shown.iter().map(|one| json!([key, one])).collect()
             }
             (_, _) => op.value.clone(),
         };
         Ok(Op { value, ..op.clone() })
     };
-    clients(history).map(unkeyed).collect()
+    clients(history).map(whole).collect()
 }
 
 /// A step on a register; values are numbered, 0 = nil.
@@ -123,8 +113,8 @@ fn registers(history: &[Op], cas: bool, time_max: Duration) -> Result<Judgement>
         let mut op = op.clone();
         let mut key = String::new();
         if keyed {
-            let (found, value) = key_and_value(&op)?;
-            (key, op.value) = (found, value.clone());
+            let (found, value) = split(&op)?;
+            (key, op.value) = (found.to_string(), value.clone());
         }
         keys.entry(key).or_default().push(op);
     }

@@ -5,9 +5,10 @@
 //! [`super::cycles`]; with the order within processes and real time, any cycle disproves strict
 //! serializability. Besides cycles: reads of what was never committed (G1a) or of the middle of a transaction
 //! (G1b), a transaction that does not see its own steps, or whose appends are shown in another order, lists
-//! that are no prefixes of each other, values shown twice or never appended. An acknowledged append that no read shows must be behind the last version
-//! read; if that read started after it, real time closes the cycle, so a lost append is found as well. The
-//! same goes for the other appends of an unanswered transaction of which one was seen: it took effect, as a whole.
+//! that are no prefixes of each other, values shown twice or never appended. An acknowledged append that no
+//! read shows must be behind the last version read; if that read started after it, real time closes the
+//! cycle, so a lost append is found as well. The same goes for the other appends of an unanswered transaction
+//! of which one was seen: it took effect, as a whole.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -253,7 +254,8 @@ impl<'a> Analysis<'a> {
         }
     }
 
-    /// The appends of one transaction to a list stand there in its order. (That nobody's are between them, cycles tell.)
+    /// The appends of one transaction to a list stand there in the order of its steps. Only neighbours are looked at: with another's append
+    /// between them they make a cycle.
     fn judge_own_order(&mut self) {
         let mut turned = Vec::new();
         for (number, list) in self.lists.iter().enumerate() {

@@ -72,15 +72,18 @@ pub(crate) fn pairs(history: &[Op]) -> Result<Vec<Pair<'_>>> {
     Ok(pairs)
 }
 
-/// The key and the value of an entry whose value is `[key value]`.
-pub(crate) fn key_and_value(op: &Op) -> Result<(u64, &Value)> {
+/// Both parts of an entry whose value is `[key value]`.
+pub(crate) fn split(op: &Op) -> Result<(&Value, &Value)> {
     match op.value.as_array().map(Vec::as_slice) {
-        Some([key, value]) => {
-            let key = key
-                .as_u64()
-                .with_context(|| format!("entry {}: the key is not a number", op.index))?;
-            Ok((key, value))
-        }
+        Some([key, value]) => Ok((key, value)),
         Some(_) | None => anyhow::bail!("entry {}: the value is not [key value]", op.index),
     }
+}
+
+/// The same of our own workloads, whose keys are numbers.
+pub(crate) fn key_and_value(op: &Op) -> Result<(u64, &Value)> {
+    let (key, value) = split(op)?;
+    let key =
+        key.as_u64().with_context(|| format!("entry {}: the key is not a number", op.index))?;
+    Ok((key, value))
 }

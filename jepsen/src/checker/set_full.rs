@@ -4,7 +4,8 @@
 //! that moment each must show it. An element that the last such reads do not show is *lost*; one that is
 //! missing and shows again is *stale*, which a linearizable set never is. An element shown twice by one
 //! read, or shown although nobody was adding it, is a violation too. Of two reads of a linearizable set,
-//! concurrent or not, one shows all that the other does, and none shows what was begun after what it lacks was known.
+//! concurrent or not, one shows all that the other does, and none shows what was begun after what it lacks
+//! was known.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
