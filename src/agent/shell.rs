@@ -98,7 +98,7 @@ pub(crate) enum Origin {
     New,
     /// Found in the state directory.
     Stored {
-        /// The agent stopped it itself.
+        /// The agent stopped it itself, or was about to.
         suspended: bool,
         /// The machine has booted since.
         booted: bool,
@@ -203,10 +203,13 @@ impl Shell {
         let now = self.shared.clock.now();
         let (directory, spec) = (self.directory.clone(), self.spec.clone());
         let is_new = matches!(origin, Origin::New);
+        let is_suspended = matches!(origin, Origin::Stored { suspended: true, .. });
         let prepared = blocking(move || {
-            if is_new {
-                // What an allocation of that id has left whose state was lost would be a second copy.
+            // Left by an allocation of that id whose state was lost, or by an agent that died while it ended its tasks: a second copy.
+            if is_new || is_suspended {
                 kill_leftovers(&directory.runs())?;
+            }
+            if is_new {
                 directory.remove()?;
             }
             directory.prepare(&spec)
@@ -443,6 +446,8 @@ impl Shell {
 
     /// Ends the processes without the machine knowing: it starts them again with the next agent.
     async fn suspend(mut self) {
+        // First, so that an end which nobody is there to see does not count as the task's own.
+        drop(self.store(true).await);
         let live: Vec<_> = (0..self.runs.len())
             .filter(|task| self.runner.tasks()[*task].may_have_process())
             .collect();
@@ -516,7 +521,11 @@ pub(crate) fn view_of(spec: &AllocationSpec, runner: &AllocationRunner) -> View 
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
-    use std::{fs, os::unix::process::ExitStatusExt, process::Command};
+    use std::{
+        fs,
+        os::unix::process::ExitStatusExt,
+        process::{Child, Command},
+    };
 
     use super::*;
     use crate::agent::{
@@ -577,10 +586,9 @@ mod tests {
         assert_eq!(shell.runner.client_status().name(), "running");
     }
 
-    #[tokio::test]
-    async fn what_cannot_be_found_again_is_killed_before_its_end_is_told() {
-        let (mut shell, _root) = left_behind("a driver of a newer version");
-        let mut executor = Command::new("sleep").arg("60").spawn().unwrap();
+    /// A process that is the executor of the first run, as its files say.
+    fn executor_of(shell: &Shell) -> Child {
+        let executor = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = i32::try_from(executor.id()).unwrap();
         let start_ticks = stat(pid).unwrap().unwrap().start_ticks;
         let boot_id = shell.shared.state.boot_id;
@@ -588,9 +596,45 @@ mod tests {
         files::create_directory(&run).unwrap();
         let identity = ExecutorIdentity { pid, start_ticks, boot_id };
         files::write_json(&run.join(EXECUTOR_FILE), &identity).unwrap();
+        executor
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_found_again_is_killed_before_its_end_is_told() {
+        let (mut shell, _root) = left_behind("a driver of a newer version");
+        let mut executor = executor_of(&shell);
         begin(&mut shell).await;
         assert!(!shell.runner.tasks()[0].may_have_process());
         assert_eq!(executor.wait().unwrap().signal(), Some(9));
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_dies_while_it_ends_its_tasks_leaves_none_and_counts_no_failure() {
+        let (mut shell, _root) = left_behind("mock");
+        r#"{"kill_after":"5s"}"#.clone_into(&mut shell.spec.tasks[0].config_json);
+        shell.spec.policy.tasks[0].kill_timeout_ms = 5000;
+        begin(&mut shell).await;
+        shell.store(false).await.unwrap();
+        let (mut executor, shared) = (executor_of(&shell), Arc::clone(&shell.shared));
+        let agent = tokio::spawn(shell.suspend());
+        let stored = loop {
+            let stored = shared.state.load().unwrap().stored.pop();
+            if let Some(stored) = stored.filter(|stored| stored.suspended) {
+                break stored;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        agent.abort();
+        assert!(stored.runner.tasks()[0].may_have_process(), "it has not ended yet");
+
+        let (_, wishes) = watch::channel(Wish::default());
+        let (_, orders) = mpsc::channel(1);
+        let (mut next, _) = Shell::new(shared, stored.spec, stored.runner, (wishes, orders));
+        next.begin(Origin::Stored { suspended: stored.suspended, booted: false }).await;
+        assert_eq!(executor.wait().unwrap().signal(), Some(9));
+        let start = Wish { start: true, ..Wish::default() };
+        assert_eq!(heard(&mut next, start), [Action::Start { task: 0, attempt: 2 }]);
+        assert_eq!(next.runner.status(&next.spec.policy, [7; 16]).tasks["a"].restarts, 0);
     }
 
     #[tokio::test]
