@@ -175,19 +175,20 @@ impl LocalNode {
             tracing::warn!("a server has sent an allocation without an id");
             return;
         };
+        let over = matches!(message.client_status.as_str(), "complete" | "failed" | "lost");
         if let Some(entry) = inner.entries.get_mut(&id) {
             let spec = AllocationSpec::parse(message.clone()).ok().map(Arc::new);
+            let sequence = if over { 0 } else { message.client_sequence };
             entry.wish.send_if_modified(|wish| {
                 let stop = wish.stop || !message.run;
                 let start = wish.start || message.run && message.task_starts_allowed;
-                let changed = (stop, start) != (wish.stop, wish.start)
-                    || message.client_sequence > wish.sequence;
+                let changed = (stop, start) != (wish.stop, wish.start) || sequence > wish.sequence;
                 let updated = spec.as_ref().is_some_and(|new| {
                     wish.spec.as_ref().is_none_or(|old| old.job_version != new.job_version)
                 });
                 wish.stop = stop;
                 wish.start = start;
-                wish.sequence = wish.sequence.max(message.client_sequence);
+                wish.sequence = wish.sequence.max(sequence);
                 if updated {
                     wish.spec = spec;
                 }
@@ -195,7 +196,6 @@ impl LocalNode {
             });
             return;
         }
-        let over = matches!(message.client_status.as_str(), "complete" | "failed" | "lost");
         if over || !message.run {
             inner.waiting.remove(&id);
             if !over {
@@ -242,10 +242,11 @@ impl LocalNode {
         self.shared.outbox.forget(id);
     }
 
-    /// Starts what no longer waits, and deletes what is no longer wanted.
+    /// Starts what no longer waits, tells ends that passed the servers by, and deletes what is no longer wanted.
     fn settle(&self) {
         let mut guard = self.lock();
         let inner = &mut *guard;
+        self.insist(inner);
         while inner.shells.try_join_next().is_some() {}
         let ready: Vec<_> = inner.waiting.keys().copied().collect();
         for id in ready {
@@ -274,6 +275,19 @@ impl LocalNode {
                     }
                 }
             });
+        }
+    }
+
+    /// Reports ends again that the servers took for older than what they know of: an agent that could not store what it had reported counts from
+    /// before that when it is started again, and what has ended makes no more news.
+    fn insist(&self, inner: &Inner) {
+        for (id, entry) in &inner.entries {
+            let known = entry.wish.borrow().sequence;
+            let mut view = entry.view();
+            if view.terminal && view.status.sequence <= known {
+                view.status.sequence = known.saturating_add(1);
+                self.shared.outbox.report(*id, view.status.clone());
+            }
         }
     }
 
@@ -391,6 +405,32 @@ mod tests {
         // A server of before names nothing: what it sends is the set.
         node.apply(whole(vec![endless(2), endless(4)], &[])).await;
         assert_eq!(started(&node), [(1, true), (2, false), (3, true), (4, false)]);
+    }
+
+    #[tokio::test]
+    async fn an_end_that_the_servers_took_for_old_is_told_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        let mut message = endless(1);
+        r#"{"run_for":"1ms"}"#.clone_into(&mut message.tasks[0].config_json);
+        node.apply(whole(vec![message.clone()], &[1])).await;
+        node.shared.ended.notified().await;
+        let id = AllocationId([1; 16]);
+        let told = || (node.view(id).unwrap().status.sequence, node.shared.outbox.is_pending(id));
+        let (own, _) = told();
+        for (status, known, expected) in [
+            ("running", own - 1, (own, false)),
+            ("complete", own, (own, false)),
+            ("running", own, (own + 1, true)),
+            ("running", own + 7, (own + 8, true)),
+            ("complete", own + 8, (own + 8, false)),
+        ] {
+            node.shared.outbox.forget(id);
+            status.clone_into(&mut message.client_status);
+            message.client_sequence = known;
+            node.apply(whole(vec![message.clone()], &[1])).await;
+            assert_eq!(told(), expected, "the servers know {known}, {status}");
+        }
     }
 
     #[tokio::test]

@@ -35,3 +35,41 @@ impl Outstanding {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{raft::Vote, rpc::convert::log_id};
+
+    fn id(index: u64) -> LogId {
+        log_id(1, index)
+    }
+
+    /// A request behind the entry of this index that only tells the commit index, as heartbeats do.
+    fn commit_only(previous: u64) -> AppendEntriesRequest<TypeConfig> {
+        AppendEntriesRequest {
+            vote: Vote::new_committed(1, 1),
+            prev_log_id: Some(id(previous)),
+            entries: Vec::new(),
+            leader_commit: Some(id(previous)),
+        }
+    }
+
+    #[test]
+    fn an_old_reply_is_not_for_the_request_that_only_tells_a_commit_index() {
+        let outstanding = Outstanding::default();
+        outstanding.sent(&commit_only(7));
+        outstanding.sent(&commit_only(7));
+        assert!(!outstanding.answered(&Ok(Some(id(7)))), "the second would count as answered");
+        assert!(outstanding.answered(&Ok(Some(id(7)))), "it is answered now");
+    }
+
+    #[test]
+    fn replies_to_what_later_requests_go_beyond_are_seen_at_once() {
+        let outstanding = Outstanding::default();
+        outstanding.sent(&commit_only(7));
+        outstanding.sent(&commit_only(8));
+        assert!(outstanding.answered(&Ok(Some(id(7)))));
+        assert!(outstanding.answered(&Ok(Some(id(8)))));
+    }
+}

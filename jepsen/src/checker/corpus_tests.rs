@@ -14,7 +14,9 @@ use serde_json::json;
 use super::agent_records::Records;
 use super::foreign::{Model, judge};
 use super::judgement::Judgement;
-use super::{Verdict, allocations, capacity, evaluations, job_versions, list_append, watch};
+use super::{
+    Verdict, allocations, capacity, evaluations, job_versions, list_append, set_full, watch,
+};
 use crate::edn::read_history;
 use crate::history::{Function, Kind, Op, Process};
 use crate::random::Random;
@@ -30,6 +32,7 @@ fn judge_file(folder: &str, path: &Path) -> Judgement {
     let judgement = match folder {
         "list-append" => judge(&history, Model::ListAppend, TIME_MAX),
         "set" => judge(&history, Model::Set, TIME_MAX),
+        "set-pages" => set_full::check(&history, set_full::OF_PAGES),
         "queue" => judge(&history, Model::Queue, TIME_MAX),
         "cas-register" => judge(&history, Model::CasRegister, TIME_MAX),
         "jobs" => job_versions::check(&history, TIME_MAX),
@@ -77,6 +80,7 @@ fn list_append_is_judged_as_known() {
 #[test]
 fn sets_are_judged_as_known() {
     assert_eq!(check("set"), [10, 11, 1]);
+    assert_eq!(check("set-pages"), [1, 2, 0]);
 }
 
 #[test]
@@ -153,6 +157,7 @@ fn every_folder_of_the_corpus_is_judged() {
         "queue",
         "register",
         "set",
+        "set-pages",
         "watch",
     ];
     assert_eq!(folders, BTreeSet::from(known.map(str::to_owned)));

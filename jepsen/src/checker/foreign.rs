@@ -40,7 +40,7 @@ pub(crate) enum Model {
 
 /// Judges a history.
 pub(crate) fn judge(history: &[Op], model: Model, time_max: Duration) -> Result<Judgement> {
-    let set = |keyed| set_full::Options { keyed, linearizable: true };
+    let set = |keyed| set_full::Options { keyed, paged: false };
     match model {
         Model::Register | Model::CasRegister => {
             registers(history, model == Model::CasRegister, time_max)

@@ -151,9 +151,7 @@ fn check_workload(evidence: &Evidence<'_>) -> Result<Judgement> {
         WorkloadKind::Register => {
             Ok(linearizable::check(history, evidence.time_max)?.into_judgement())
         }
-        WorkloadKind::Set => {
-            set_full::check(history, set_full::Options { keyed: true, linearizable: true })
-        }
+        WorkloadKind::Set => set_full::check(history, set_full::OF_PAGES),
         WorkloadKind::Append => list_append::check(history),
         WorkloadKind::Queue => evaluations::check(history),
         WorkloadKind::Bank => capacity::check(history),

@@ -261,7 +261,7 @@ fn look(path: &str, number: usize, server: &Mutex<Server>, bug: Bug) -> (u64, An
         if *hasty.get_or_insert_with(strike) {
             return (index, answer);
         }
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -14,6 +14,8 @@ use crate::store::Readiness;
 
 /// How often a bug must have made a difference.
 const STRIKES: u64 = 20;
+/// Runs in one of which a bug must be seen.
+const RUNS_MAX: usize = 3;
 
 /// A history of this workload against a server with this bug, and the time the last phase may take.
 fn run(kind: WorkloadKind, bug: Bug, last_phase: Duration) -> Vec<Op> {
@@ -54,9 +56,7 @@ fn judge(kind: WorkloadKind, history: &[Op]) -> Judgement {
         WorkloadKind::Register => {
             linearizable::check(history, time_max).map(linearizable::Report::into_judgement)
         }
-        WorkloadKind::Set => {
-            set_full::check(history, set_full::Options { keyed: true, linearizable: true })
-        }
+        WorkloadKind::Set => set_full::check(history, set_full::OF_PAGES),
         WorkloadKind::Append => list_append::check(history),
         WorkloadKind::Queue => evaluations::check(history),
         WorkloadKind::Bank => capacity::check(history),
@@ -93,7 +93,7 @@ fn passes(kind: WorkloadKind) -> Vec<Op> {
 
 /// Every one of these bugs is found, with evidence.
 fn catches(kind: WorkloadKind, bugs: &[Bug]) {
-    // A broken server may never settle; of the rounds of `watch` there is a test of its own.
+    // A broken server may never settle; for the rounds of `watch` there are runs of their own.
     let last_phase = match kind {
         WorkloadKind::Allocs | WorkloadKind::Watch => 2,
         WorkloadKind::Register
@@ -108,7 +108,13 @@ fn catches(kind: WorkloadKind, bugs: &[Bug]) {
 
 fn catches_with(kind: WorkloadKind, bugs: &[Bug], last_phase: Duration) {
     for bug in bugs {
-        let judgement = judge(kind, &run(kind, *bug, last_phase));
+        let mut judgement = judge(kind, &run(kind, *bug, last_phase));
+        // On a machine with no time to spare a run may be too slow to see what it looks for.
+        for _ in 1..RUNS_MAX {
+            if judgement.valid != Verdict::False {
+                judgement = judge(kind, &run(kind, *bug, last_phase));
+            }
+        }
         assert_eq!(judgement.valid, Verdict::False, "{bug:?}: {judgement:#?}");
         let shown = &judgement.violations[0];
         assert!(!shown.title.is_empty() && !shown.entries.is_empty(), "{bug:?}: {shown:#?}");
@@ -187,20 +193,12 @@ fn allocs() {
 
 #[test]
 fn watch() {
-    passes(WorkloadKind::Watch);
     let bugs = [
         Bug::StaleReads,
         Bug::LostWrites,
         Bug::FalseFailures,
         Bug::DoubledRows,
         Bug::HastyWatchers,
-    ];
-    catches(WorkloadKind::Watch, &bugs);
-}
-
-#[test]
-fn watch_of_untrue_answers() {
-    let bugs = [
         Bug::HastyHeaders,
         Bug::LateHeaders,
         Bug::MissingRows,
@@ -209,12 +207,16 @@ fn watch_of_untrue_answers() {
         Bug::ForgottenKeys,
         Bug::OpenNamespaces,
     ];
-    catches(WorkloadKind::Watch, &bugs);
-}
-
-#[test]
-fn watch_of_those_who_sleep_through_the_news() {
-    catches_with(WorkloadKind::Watch, &[Bug::DeafWatchers], Duration::from_mins(1));
+    // All beside each other: most of their time they wait, and those with rounds 40 s.
+    std::thread::scope(|scope| {
+        scope.spawn(|| passes(WorkloadKind::Watch));
+        scope.spawn(|| {
+            catches_with(WorkloadKind::Watch, &[Bug::DeafWatchers], Duration::from_mins(1));
+        });
+        for some in bugs.chunks(4) {
+            scope.spawn(|| catches(WorkloadKind::Watch, some));
+        }
+    });
 }
 
 #[test]

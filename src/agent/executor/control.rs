@@ -123,3 +123,42 @@ async fn converse(stream: UnixStream, commands: mpsc::Sender<Command>) -> io::Re
         writer.write_all(&bytes).await?;
     }
 }
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_waits_for_the_end_of_a_task_and_goes_away_is_not_served_any_longer() {
+        let (mut agent, executor) = UnixStream::pair().unwrap();
+        let (commands, mut asked) = mpsc::channel(1);
+        let served = tokio::spawn(converse(executor, commands));
+        agent.write_all(b"{\"request\":\"wait\"}\n").await.unwrap();
+        let (request, reply) = asked.recv().await.unwrap();
+        assert_eq!(request, Request::Wait);
+        drop(agent);
+        served.await.unwrap().unwrap();
+        assert!(reply.is_closed(), "the task runs on, and nobody waits for its end");
+    }
+
+    #[tokio::test]
+    async fn who_asks_again_before_the_answer_gets_both() {
+        let (agent, executor) = UnixStream::pair().unwrap();
+        let (commands, mut asked) = mpsc::channel(1);
+        let served = tokio::spawn(converse(executor, commands));
+        let (reader, mut writer) = agent.into_split();
+        let mut answers = BufReader::new(reader).lines();
+        writer.write_all(b"{\"request\":\"wait\"}\n").await.unwrap();
+        let (_, reply) = asked.recv().await.unwrap();
+        writer.write_all(b"{\"request\":\"started\"}\n").await.unwrap();
+        reply.send(Response::Done).unwrap();
+        assert_eq!(answers.next_line().await.unwrap().unwrap(), r#"{"reply":"done"}"#);
+        let (request, reply) = asked.recv().await.unwrap();
+        assert_eq!(request, Request::Started);
+        reply.send(Response::Running { pid: 7 }).unwrap();
+        assert_eq!(answers.next_line().await.unwrap().unwrap(), r#"{"reply":"running","pid":7}"#);
+        drop((answers, writer));
+        served.await.unwrap().unwrap();
+    }
+}
