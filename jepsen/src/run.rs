@@ -37,7 +37,7 @@ use crate::workload::{Drive, Load, Target, WorkloadKind, clients};
 
 /// How long the servers may take to be ready, at the start and after the heal.
 const READY_TIMEOUT: Duration = Duration::from_mins(1);
-/// How long the last phase may try to serve every key.
+/// How long the last phase may try to serve every key; longer while it gets on.
 const LAST_PHASE_TIMEOUT: Duration = Duration::from_mins(1);
 /// Calm between the last heal and the last phase, at most; a sixth of a short run.
 const SETTLE: Duration = Duration::from_secs(10);

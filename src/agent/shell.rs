@@ -200,16 +200,16 @@ impl Shell {
     }
 
     async fn begin(&mut self, origin: Origin) {
+        if matches!(origin, Origin::Stored { suspended: true, booted: false }) {
+            self.end_what_is_left().await;
+        }
         let now = self.shared.clock.now();
         let (directory, spec) = (self.directory.clone(), self.spec.clone());
         let is_new = matches!(origin, Origin::New);
-        let is_suspended = matches!(origin, Origin::Stored { suspended: true, .. });
         let prepared = blocking(move || {
-            // Left by an allocation of that id whose state was lost, or by an agent that died while it ended its tasks: a second copy.
-            if is_new || is_suspended {
-                kill_leftovers(&directory.runs())?;
-            }
             if is_new {
+                // What an allocation of that id has left whose state was lost would be a second copy.
+                kill_leftovers(&directory.runs())?;
                 directory.remove()?;
             }
             directory.prepare(&spec)
@@ -451,11 +451,17 @@ impl Shell {
         let live: Vec<_> = (0..self.runs.len())
             .filter(|task| self.runner.tasks()[*task].may_have_process())
             .collect();
-        // What is still being started is waited for: it would live on otherwise.
-        while live
-            .iter()
-            .any(|task| self.runs[*task].is_none() && self.runner.tasks()[*task].may_have_process())
-        {
+        // What is still being started is waited for: it would live on otherwise. What is only to be started has no process.
+        let is_to_start = |actions: &[Action], task: usize| {
+            actions
+                .iter()
+                .any(|action| matches!(action, Action::Start { task: of, .. } if *of == task))
+        };
+        while live.iter().any(|task| {
+            self.runs[*task].is_none()
+                && self.runner.tasks()[*task].may_have_process()
+                && !is_to_start(&self.actions, *task)
+        }) {
             match self.happenings.next().await {
                 Some(happening) => self.take(happening),
                 None => break,
@@ -463,17 +469,7 @@ impl Shell {
         }
         let ends: FuturesUnordered<_> = live
             .into_iter()
-            .filter_map(|task| {
-                let run = self.runs[task].clone()?;
-                let signal = self.spec.tasks[task].kill_signal.clone();
-                let timeout_ms = self.spec.policy.tasks[task].kill_timeout_ms;
-                Some(async move {
-                    if let Err(error) = run.kill(&signal, timeout_ms).await {
-                        tracing::debug!(%error, "a kill was not delivered");
-                    }
-                    run.wait().await
-                })
-            })
+            .filter_map(|task| Some(self.end(task)(self.runs[task].clone()?)))
             .collect();
         ends.collect::<Vec<_>>().await;
         let now = self.shared.clock.now();
@@ -481,6 +477,49 @@ impl Shell {
         // What has ended for good by now is news to the servers: the next agent reports it.
         self.runner.take_changed();
         drop(self.store(true).await);
+    }
+
+    /// Ends what an agent has left that died while it did so itself.
+    async fn end_what_is_left(&mut self) {
+        let tasks = self.runner.tasks().iter().enumerate();
+        let ends: FuturesUnordered<_> = tasks
+            .filter(|(_, task)| task.may_have_process())
+            .map(|(position, task)| {
+                let found = recover(self.context(position, task.attempt), task.run_started_at_ms);
+                let end = self.end(position);
+                async move {
+                    // A start that is under way is as good as a run.
+                    if let Ok(Recovered::Run(run)) = found.await
+                        && run.started().await.is_ok()
+                    {
+                        end(run).await;
+                    }
+                }
+            })
+            .collect();
+        ends.collect::<Vec<_>>().await;
+    }
+
+    /// What ends a run of a task, however long that takes.
+    fn end(&self, task: usize) -> impl FnOnce(Run) -> BoxFuture<'static, ()> + use<> {
+        let signal = self.spec.tasks[task].kill_signal.clone();
+        let timeout_ms = self.spec.policy.tasks[task].kill_timeout_ms;
+        move |run| {
+            async move {
+                let ask = async {
+                    while let Err(error) = run.kill(&signal, timeout_ms).await {
+                        tracing::debug!(%error, "a kill was not delivered");
+                        sleep(KILL_RETRY).await;
+                    }
+                    std::future::pending::<()>().await;
+                };
+                tokio::select! {
+                    () = ask => {}
+                    _ = run.wait() => {}
+                }
+            }
+            .boxed()
+        }
     }
 
     fn context(&self, task: usize, attempt: u32) -> TaskContext {
@@ -529,7 +568,7 @@ mod tests {
 
     use super::*;
     use crate::agent::{
-        executor::{EXECUTOR_FILE, ExecutorIdentity, process::stat},
+        executor::{EXECUTOR_FILE, ExecutorIdentity, claim, process::stat},
         files, testing,
     };
 
@@ -629,12 +668,44 @@ mod tests {
 
         let (_, wishes) = watch::channel(Wish::default());
         let (_, orders) = mpsc::channel(1);
-        let (mut next, _) = Shell::new(shared, stored.spec, stored.runner, (wishes, orders));
+        let mut spec = stored.spec;
+        "a driver of a newer version".clone_into(&mut spec.tasks[0].driver);
+        let (mut next, _) = Shell::new(shared, spec, stored.runner, (wishes, orders));
         next.begin(Origin::Stored { suspended: stored.suspended, booted: false }).await;
         assert_eq!(executor.wait().unwrap().signal(), Some(9));
         let start = Wish { start: true, ..Wish::default() };
         assert_eq!(heard(&mut next, start), [Action::Start { task: 0, attempt: 2 }]);
         assert_eq!(next.runner.status(&next.spec.policy, [7; 16]).tasks["a"].restarts, 0);
+    }
+
+    #[tokio::test]
+    async fn a_start_that_was_under_way_when_the_agent_ended_its_tasks_never_happens() {
+        let (mut shell, _root) = left_behind("raw_exec");
+        let now = shell.shared.clock.now();
+        shell.runner = AllocationRunner::new(&shell.spec.policy, shell.spec.id.0, 0, now);
+        shell.runner.start(now, &mut Vec::new());
+        let run = shell.directory.run("a", 1);
+        files::create_directory(&run).unwrap();
+        shell.begin(Origin::Stored { suspended: true, booted: false }).await;
+        assert!(!claim(&run).unwrap(), "its executor would come too late");
+        let start = Wish { start: true, ..Wish::default() };
+        assert_eq!(heard(&mut shell, start), [Action::Start { task: 0, attempt: 2 }]);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_is_only_to_be_started_does_not_keep_the_others_from_being_ended() {
+        let (mut shell, _root) = left_behind("mock");
+        begin(&mut shell).await;
+        let mut message = testing::message([7; 16], "job", &["a", "b"]);
+        message.tasks[0].driver = "raw_exec".to_owned();
+        shell.spec = AllocationSpec::parse(message).unwrap();
+        let now = shell.shared.clock.now();
+        shell.runner = AllocationRunner::new(&shell.spec.policy, [7; 16], 0, now);
+        shell.runner.start(now, &mut Vec::new());
+        shell.runner.started(&shell.spec.policy, 1, now, &mut Vec::new());
+        shell.runs = vec![None, shell.runs[0].take()];
+        shell.happenings.push(async { Happening::Recovered(0, Ok(Recovered::Never)) }.boxed());
+        tokio::time::timeout(Duration::from_secs(30), shell.suspend()).await.unwrap();
     }
 
     #[tokio::test]

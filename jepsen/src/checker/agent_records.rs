@@ -17,7 +17,7 @@ use serde_json::Value;
 pub(crate) struct Records {
     /// Allocations that run at the end.
     pub(crate) running: BTreeSet<String>,
-    /// Allocations that ran on two agents at a time.
+    /// Allocations that ran on two agents: each is of one node, and so of one agent.
     pub(crate) twice: BTreeSet<String>,
     /// How often an allocation began to run.
     pub(crate) starts: usize,
@@ -26,8 +26,8 @@ pub(crate) struct Records {
 /// Reads the logs of these agents.
 pub(crate) fn read(logs: &[PathBuf]) -> Result<Records> {
     let mut records = Records::default();
-    // Who runs an allocation at the end.
-    let mut runs: BTreeMap<String, usize> = BTreeMap::new();
+    // Who ran an allocation.
+    let mut owners: BTreeMap<String, usize> = BTreeMap::new();
     for (agent, path) in logs.iter().enumerate() {
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         let mut running: BTreeSet<String> = BTreeSet::new();
@@ -35,31 +35,31 @@ pub(crate) fn read(logs: &[PathBuf]) -> Result<Records> {
             let line = line.with_context(|| format!("cannot read {}", path.display()))?;
             // The last line of a killed agent may be cut off.
             let Ok(line) = serde_json::from_str::<Value>(&line) else { continue };
-            note(&line, &mut running, &mut records.starts);
-        }
-        for id in running {
-            if runs.insert(id.clone(), agent).is_some() {
-                records.twice.insert(id.clone());
+            let Some(id) = note(&line, &mut running, &mut records.starts) else { continue };
+            if *owners.entry(id.clone()).or_insert(agent) != agent {
+                records.twice.insert(id);
             }
-            records.running.insert(id);
         }
+        records.running.append(&mut running);
     }
     Ok(records)
 }
 
-fn note(line: &Value, running: &mut BTreeSet<String>, starts: &mut usize) {
+/// Takes in a line; which allocation runs, if it tells that.
+fn note(line: &Value, running: &mut BTreeSet<String>, starts: &mut usize) -> Option<String> {
     let fields = line.get("fields").unwrap_or(line);
     if fields.get("agent_started").is_some() {
         running.clear();
-        return;
+        return None;
     }
     let text = |name: &str| fields.get(name).and_then(Value::as_str);
-    let (Some(id), Some(status)) = (text("allocation"), text("client_status")) else { return };
-    if status == "running" {
-        *starts += usize::from(running.insert(id.to_owned()));
-    } else {
+    let (id, status) = (text("allocation")?, text("client_status")?);
+    if status != "running" {
         running.remove(id);
+        return None;
     }
+    *starts += usize::from(running.insert(id.to_owned()));
+    Some(id.to_owned())
 }
 
 #[cfg(test)]
@@ -96,11 +96,19 @@ mod tests {
                 r#"{"fields":{"mess"#,
             ],
         );
-        let second = log("a2", &[&status("w", "pending"), &status("y", "running")]);
+        let second = log(
+            "a2",
+            &[
+                &status("w", "pending"),
+                &status("y", "running"),
+                &status("z", "running"),
+                &status("z", "failed"),
+            ],
+        );
         let records = read(&[first, second]).unwrap();
         assert_eq!(records.running, BTreeSet::from(["y".to_owned()]));
-        assert_eq!(records.twice, BTreeSet::from(["y".to_owned()]));
-        assert_eq!(records.starts, 5);
+        assert_eq!(records.twice, BTreeSet::from(["y", "z"].map(str::to_owned)));
+        assert_eq!(records.starts, 6);
         assert!(read(&[directory.path().join("a3")]).is_err());
     }
 }

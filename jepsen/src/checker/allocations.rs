@@ -141,7 +141,7 @@ fn wanted_and_running<'a>(
 fn judge_records(records: &Records, view: &View<'_>, judgement: &mut Judgement) {
     for twice in &records.twice {
         let id = twice.as_str();
-        let title = format!("allocation {id} ran in two places at a time, by the agents' records");
+        let title = format!("allocation {id} ran in two places, by the agents' records");
         judgement.violated(title, view.only(|found| found.id == id));
     }
     let (wanted, running) = wanted_and_running(records, view);

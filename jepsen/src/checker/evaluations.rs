@@ -66,6 +66,7 @@ pub(crate) fn check(history: &[Op]) -> Result<Judgement> {
         recovered = judge_drain(&asked, drain, &mut judgement);
     }
     judge_statuses(&shown, &mut judgement);
+    judge_ids(&asked, &mut judgement);
     judgement.summary = format!(
         "{acknowledged} evaluations acknowledged, {open} of unknown outcome, {recovered} of them \
          found; {} reads, {} of everything",
@@ -170,6 +171,20 @@ fn judge_drain(
         }
     }
     extra.values().map(Vec::len).sum()
+}
+
+/// Each request has an evaluation of its own.
+fn judge_ids(asked: &BTreeMap<u64, Asked<'_>>, judgement: &mut Judgement) {
+    let mut owners: BTreeMap<&str, &Pair<'_>> = BTreeMap::new();
+    for (id, pair) in asked.values().flat_map(|asked| &asked.acknowledged) {
+        if let Some(other) = owners.insert(id, pair) {
+            let title = format!(
+                "entries {} and {} were both answered with evaluation {id}",
+                other.start.index, pair.start.index
+            );
+            judgement.violated(title, other.entries().chain(pair.entries()));
+        }
+    }
 }
 
 fn is_settled(status: &str) -> bool {

@@ -69,12 +69,27 @@ pub(crate) fn check(
             report.silent.push(format!("{node}: {}", error.unwrap_or("was not asked")));
         }
     }
+    report.silent.extend(stuck(history).filter(|_| report.silent.is_empty()));
     report.valid = match ready_after_heal {
         Readiness::NotReached => Verdict::Unknown,
         Readiness::Never => Verdict::False,
         Readiness::Milliseconds(_) => Verdict::unless(!report.silent.is_empty(), Verdict::False),
     };
     Ok(report)
+}
+
+/// Where the last phase came to a stop: its operations come one after the other, each when the one before has succeeded.
+fn stuck(history: &[Op]) -> Option<String> {
+    let mut asked = history.iter().filter(|op| op.last_phase && op.process != Process::Nemesis);
+    let last = asked.next_back().filter(|op| op.kind != Kind::Ok)?;
+    let (node, error) = (last.node.as_deref(), last.error.as_deref());
+    Some(format!(
+        "{}: {} (entry {}, a {})",
+        node.unwrap_or("a server"),
+        error.unwrap_or("did not answer"),
+        last.index,
+        last.f.keyword()
+    ))
 }
 
 /// Looks for the final write and read of each key.
@@ -157,5 +172,10 @@ mod tests {
         assert_eq!(report.valid, Verdict::False);
         history.push(entry("n2", Kind::Ok, true));
         assert_eq!(check(&history).valid, Verdict::True);
+        // The next question is put again and again, and no other after it.
+        history.push(entry("n1", Kind::Info, true));
+        let report = check(&history);
+        assert_eq!(report.silent, ["n1: 3 evaluations are pending (entry 0, a drain)"]);
+        assert_eq!(report.valid, Verdict::False);
     }
 }

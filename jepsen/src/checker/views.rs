@@ -122,6 +122,11 @@ fn lives(ordered: &[&View<'_>], judgement: &mut Judgement) {
     let mut gone: BTreeMap<&str, usize> = BTreeMap::new();
     for (position, view) in ordered.iter().enumerate() {
         let index = view.snapshot.index;
+        if let Some(before) = position.checked_sub(1).map(|before| ordered[before])
+            && before.snapshot.index == index
+        {
+            same(before, view, judgement);
+        }
         let mut here: BTreeSet<&str> = BTreeSet::new();
         for allocation in &view.snapshot.allocations {
             let id = allocation.id.as_str();
@@ -150,6 +155,22 @@ fn lives(ordered: &[&View<'_>], judgement: &mut Judgement) {
         for id in missing {
             gone.entry(id).or_insert(position);
         }
+    }
+}
+
+/// One index shows one state: what has not ended is in both.
+fn same(one: &View<'_>, other: &View<'_>, judgement: &mut Judgement) {
+    let alive = |view: &View<'_>| -> BTreeSet<String> {
+        let found = view.snapshot.allocations.iter().filter(|found| !found.has_ended());
+        found.map(|found| found.id.clone()).collect()
+    };
+    if let Some(id) = alive(one).symmetric_difference(&alive(other)).next() {
+        let title = format!(
+            "index {} shows allocation {id} by one of entries {} and {} only",
+            one.snapshot.index, one.answer.index, other.answer.index
+        );
+        let entries = one.only(|found| found.id == *id).into_iter();
+        judgement.violated(title, entries.chain(other.only(|found| found.id == *id)));
     }
 }
 

@@ -28,6 +28,7 @@ use serde_json::json;
 use super::Verdict;
 use super::judgement::Judgement;
 use super::pairs::{Pair, key_and_value, pairs};
+use crate::fault::FaultClass;
 use crate::history::{Function, Kind, Op, Process};
 
 /// How late news may be on servers without faults, however busy the machine.
@@ -162,6 +163,10 @@ struct Run<'a> {
     calm_until: Option<u64>,
     /// Seconds in which each server answered someone.
     lively: BTreeMap<&'a str, BTreeSet<u64>>,
+    /// When each server said that it had heard of a leader within [`GRACE`].
+    in_touch: BTreeMap<&'a str, BTreeSet<u64>>,
+    /// Positions between which a fault was being made, perhaps at one server after the other.
+    under_way: Vec<(u64, u64)>,
 }
 
 impl Run<'_> {
@@ -177,6 +182,16 @@ impl Run<'_> {
         let seconds = pair.start.node.as_deref().and_then(|node| self.lively.get(node));
         let (from, to) = (from / 1_000_000_000 + 1, to / 1_000_000_000);
         from < to && seconds.is_some_and(|all| all.range(from..to).count() >= LIVELY_SECONDS_MIN)
+    }
+
+    /// Whether the server of a look was in touch with a leader within [`GRACE`] before. In an election nobody leads for a moment, and who led or
+    /// begins to lead has heard of no other leader for long.
+    fn was_in_touch(&self, look: &Look<'_>) -> bool {
+        let times = look.answer.node.as_deref().and_then(|node| self.in_touch.get(node));
+        let asked_at = look.pair.start.time;
+        times.is_some_and(|times| {
+            times.range(asked_at.saturating_sub(GRACE_NS)..asked_at).next().is_some()
+        })
     }
 
     /// The changes of a job in a range of indexes.
@@ -212,6 +227,7 @@ pub(crate) fn check(history: &[Op]) -> Result<Judgement> {
         run.faults.push(op.index);
         run.calm_until.get_or_insert(op.time);
     }
+    run.under_way = under_way(history);
     for pair in &pairs {
         if let (Some(answer), Some(node)) = (pair.answer(), pair.start.node.as_deref()) {
             run.lively.entry(node).or_default().insert(answer.time / 1_000_000_000);
@@ -219,6 +235,13 @@ pub(crate) fn check(history: &[Op]) -> Result<Judgement> {
         file(&mut run, pair)?;
     }
     gather(&mut run, &mut judgement);
+    for look in run.looks.iter().filter(|look| look.shown.stale) {
+        if look.shown.last_contact_ms.is_some_and(|ms| ms <= GRACE_NS / 1_000_000)
+            && let Some(node) = look.answer.node.as_deref()
+        {
+            run.in_touch.entry(node).or_default().insert(look.answer.time);
+        }
+    }
     for look in &run.looks {
         body(look, &mut judgement);
         origin(&run, look, &mut judgement);
@@ -254,6 +277,23 @@ fn conclude(run: &Run<'_>, judgement: &mut Judgement) {
     if judgement.valid == Verdict::True && (woken == 0 || stale == 0) {
         judgement.lacks("no blocking query or no stale read was answered with news");
     }
+}
+
+/// From where a fault was announced to where it was there: a rolling one kills and starts server after server in between.
+fn under_way(history: &[Op]) -> Vec<(u64, u64)> {
+    let mut announced: BTreeMap<FaultClass, u64> = BTreeMap::new();
+    let mut under_way = Vec::new();
+    for op in history {
+        let Function::Fault(function) = op.f else { continue };
+        let (class, true) = FaultClass::of(function) else { continue };
+        if op.value.get("outcome").is_none() {
+            announced.entry(class).or_insert(op.index);
+        } else if let Some(from) = announced.remove(&class) {
+            under_way.push((from, op.index));
+        }
+    }
+    under_way.extend(announced.into_values().map(|from| (from, u64::MAX)));
+    under_way
 }
 
 /// Sorts an operation into what the rules look at.
@@ -447,6 +487,7 @@ fn contact(run: &Run<'_>, look: &Look<'_>, judgement: &mut Judgement) {
         (Some(_), Some(ms))
             if run.is_calm(&look.pair)
                 && *ms > GRACE_NS / 1_000_000
+                && !run.was_in_touch(look)
                 && run.lives(
                     &look.pair,
                     asked_at.saturating_sub(ms.saturating_mul(1_000_000)),
@@ -627,8 +668,10 @@ fn sessions(run: &Run<'_>, judgement: &mut Judgement) {
         let faults = |position| run.faults.partition_point(|fault| *fault < position);
         let session =
             sessions.entry((look.answer.process, look.answer.node.as_deref())).or_default();
-        if session.faults != faults(look.answer.index) {
-            *session = Session { faults: faults(look.answer.index), ..Session::default() };
+        let position = look.answer.index;
+        let is_under_way = run.under_way.iter().any(|(from, to)| (*from..*to).contains(&position));
+        if session.faults != faults(position) || is_under_way {
+            *session = Session { faults: faults(position), ..Session::default() };
         }
         for key in &look.shown.keys {
             let reaches = look.reaches(*key);

@@ -60,7 +60,7 @@ pub(crate) fn events(calls: impl Iterator<Item = (u64, Option<u64>)>) -> Vec<Eve
 }
 
 /// Searches for a legal order of `calls` calls; `step` is the state after a call, if it is legal;
-/// `observes` says that a call never changes any state.
+/// `observes` says that a call does nothing to what others see. It may still narrow down what is known of the state.
 pub(crate) fn solve<S: Clone + Eq + Hash>(
     events: &[Event],
     calls: usize,
@@ -119,12 +119,14 @@ pub(crate) fn solve<S: Clone + Eq + Hash>(
             Event::Return(_) if !unanswered => (unanswered, entry) = (true, list.first()),
             Event::Return(_) => loop {
                 let Some((call, before)) = choices.pop() else { return Outcome::No };
+                // What was only seen is as well seen here as later, unless it settled what an unanswered call has done.
+                let is_done = observes(call) && state == before;
                 state = before;
                 taken.flip(call);
                 let required = list.put_back(call);
                 lifted ^= if required { marks[call] } else { 0 };
                 missing += usize::from(required);
-                if !observes(call) {
+                if !is_done {
                     (unanswered, entry) = (!required, list.after(list.call_at[call]));
                     break;
                 }

@@ -38,6 +38,8 @@ const NAP: Duration = Duration::from_millis(20);
 /// Pause between two attempts of the last phase.
 const LAST_PHASE_PAUSE: Duration = Duration::from_millis(200);
 
+/// Least time for the next request of the last phase after one was answered.
+const STEP_TIMEOUT_MIN: Duration = Duration::from_secs(10);
 /// The first process of the last phase; the main phase never comes near it.
 const LAST_PHASE_PROCESS: u64 = 1_000_000_000;
 
@@ -199,7 +201,8 @@ pub(crate) trait Drive: Sync {
     /// Client thread number `number` of the main phase; returns once `stop` is set.
     fn work(&self, number: usize, stop: &AtomicBool);
 
-    /// The requests after the last heal; what fails is tried again as a new operation until `deadline`.
+    /// The requests after the last heal; what fails is tried again as a new operation until `deadline`. A long run has many of them:
+    /// the deadline moves on while they are answered.
     fn last_phase(&self, deadline: Instant);
 }
 
@@ -280,7 +283,7 @@ impl<W: Workload> Drive for Clients<'_, W> {
         }
     }
 
-    fn last_phase(&self, deadline: Instant) {
+    fn last_phase(&self, mut deadline: Instant) {
         let mut process = Identity { number: LAST_PHASE_PROCESS, step: 1 };
         let mut connections = self.connections();
         for (server, mut request) in self.workload.last_phase(self.targets.len()) {
@@ -290,7 +293,10 @@ impl<W: Workload> Drive for Clients<'_, W> {
                 }
                 let node = server.unwrap_or(attempt % self.targets.len());
                 match self.perform(process.number, &connections, node, &request, true).kind {
-                    Kind::Ok => break,
+                    Kind::Ok => {
+                        deadline = deadline.max(Instant::now() + STEP_TIMEOUT_MIN);
+                        break;
+                    }
                     Kind::Info => {
                         process.retire();
                         connections = self.connections();
