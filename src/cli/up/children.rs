@@ -160,12 +160,13 @@ impl Children {
         Ok(deaths)
     }
 
-    /// Asks children to end and waits. A further request on `hurry`, or the time running out, kills them. Returns what went wrong.
+    /// Asks children to end and waits. A further request on `hurry` after `deaf_until`, or the time running out, kills them. Returns what went
+    /// wrong.
     pub(super) fn stop(
         &mut self,
         names: &[String],
         timeout: Duration,
-        hurry: &Receiver<()>,
+        (hurry, deaf_until): (&Receiver<()>, Instant),
     ) -> Vec<String> {
         let mut problems = Vec::new();
         for name in names {
@@ -183,7 +184,8 @@ impl Children {
                 problems.push(format!("{} cannot be killed", running.join(", ")));
                 return problems;
             }
-            if !killed && (late || hurry.try_recv().is_ok()) {
+            let is_hurried = hurry.try_recv().is_ok() && Instant::now() >= deaf_until;
+            if !killed && (late || is_hurried) {
                 for name in &running {
                     problems.push(format!("{name} did not stop in time and was killed"));
                     self.signal(name, Signal::KILL, &mut problems);

@@ -35,6 +35,8 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(30);
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one process may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Requests to stop within this time are one: who runs this under another program sends a signal to both, and it passes it on.
+const ONE_REQUEST: Duration = Duration::from_secs(1);
 /// Between two looks at the children.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -338,6 +340,7 @@ impl<'a> Up<'a> {
             names(Role::Server, &leads),
         ];
         let mut clean = true;
+        let deaf_until = Instant::now() + ONE_REQUEST;
         for stage in stages {
             let running: Vec<String> =
                 stage.into_iter().filter(|name| self.children.is_alive(name)).collect();
@@ -345,7 +348,7 @@ impl<'a> Up<'a> {
                 continue;
             }
             self.context.line(format!("Stopping {}", running.join(", "))).ok();
-            for problem in self.children.stop(&running, STOP_TIMEOUT, &self.stop) {
+            for problem in self.children.stop(&running, STOP_TIMEOUT, (&self.stop, deaf_until)) {
                 clean = false;
                 self.context.output.advice(format!("  {problem}"));
             }

@@ -156,7 +156,8 @@ fn children_stop_when_asked() {
     }
     let names: Vec<String> = layout.members().iter().map(|member| member.name.clone()).collect();
     let (_hold, hurry) = no_hurry();
-    assert_eq!(children.stop(&names, PATIENCE, &hurry), Vec::<String>::new());
+    let problems = children.stop(&names, PATIENCE, (&hurry, Instant::now()));
+    assert_eq!(problems, Vec::<String>::new());
     assert!(!children.is_alive("server-1"));
     children.forget();
     assert!(!layout.pid_file().exists());
@@ -173,11 +174,27 @@ fn stubborn_child_is_killed_on_a_second_request() {
     wait_for(|| std::fs::read_to_string(&member.log_path).unwrap().contains("up").then_some(()));
     let (sender, hurry) = no_hurry();
     sender.send(()).unwrap();
-    let problems = children.stop(&["server-1".to_owned()], PATIENCE, &hurry);
+    let problems = children.stop(&["server-1".to_owned()], PATIENCE, (&hurry, Instant::now()));
     assert_eq!(
         problems,
         ["server-1 did not stop in time and was killed", "server-1 ended with killed (signal 9)"]
     );
+}
+
+#[test]
+fn two_signals_at_once_are_one_request() {
+    let directory = tempfile::tempdir().unwrap();
+    let layout = prepare(directory.path(), 3).unwrap();
+    let slow = "trap 'sleep 0.2; exit 0' TERM; echo up; while :; do sleep 0.02; done";
+    let mut children = children(&layout, slow, false);
+    let member = &layout.members()[0];
+    children.start(member).unwrap();
+    wait_for(|| std::fs::read_to_string(&member.log_path).unwrap().contains("up").then_some(()));
+    let (sender, hurry) = no_hurry();
+    sender.send(()).unwrap();
+    let deaf = Instant::now() + PATIENCE;
+    let problems = children.stop(&["server-1".to_owned()], PATIENCE, (&hurry, deaf));
+    assert_eq!(problems, Vec::<String>::new());
 }
 
 #[test]
