@@ -58,7 +58,7 @@ pub(crate) struct Wish {
     pub(crate) start: bool,
     /// End the processes, but start them again with the next agent.
     pub(crate) suspend: bool,
-    /// The last status sequence that the servers know of.
+    /// The last status sequence that the servers know of, while it has not ended in their eyes.
     pub(crate) sequence: u64,
     /// A newer version of the job, taken over in place.
     pub(crate) spec: Option<Arc<AllocationSpec>>,
@@ -301,8 +301,7 @@ impl Shell {
         // Without a run there is a recovery under way, which asks again.
         let Some(run) = self.runs[task].clone() else { return };
         let attempt = self.runner.tasks()[task].attempt;
-        let signal = self.spec.tasks[task].kill_signal.clone();
-        let timeout_ms = self.spec.policy.tasks[task].kill_timeout_ms;
+        let (signal, timeout_ms) = self.kill_order(task);
         let sent =
             async move { Happening::KillSent(task, attempt, run.kill(&signal, timeout_ms).await) };
         self.happenings.push(sent.boxed());
@@ -452,16 +451,7 @@ impl Shell {
             .filter(|task| self.runner.tasks()[*task].may_have_process())
             .collect();
         // What is still being started is waited for: it would live on otherwise. What is only to be started has no process.
-        let is_to_start = |actions: &[Action], task: usize| {
-            actions
-                .iter()
-                .any(|action| matches!(action, Action::Start { task: of, .. } if *of == task))
-        };
-        while live.iter().any(|task| {
-            self.runs[*task].is_none()
-                && self.runner.tasks()[*task].may_have_process()
-                && !is_to_start(&self.actions, *task)
-        }) {
+        while live.iter().any(|task| self.is_starting(*task)) {
             match self.happenings.next().await {
                 Some(happening) => self.take(happening),
                 None => break,
@@ -469,7 +459,7 @@ impl Shell {
         }
         let ends: FuturesUnordered<_> = live
             .into_iter()
-            .filter_map(|task| Some(self.end(task)(self.runs[task].clone()?)))
+            .filter_map(|task| Some(end(self.runs[task].clone()?, self.kill_order(task))))
             .collect();
         ends.collect::<Vec<_>>().await;
         let now = self.shared.clock.now();
@@ -479,20 +469,20 @@ impl Shell {
         drop(self.store(true).await);
     }
 
-    /// Ends what an agent has left that died while it did so itself.
+    /// Ends what is left of an agent that died while it was ending its tasks.
     async fn end_what_is_left(&mut self) {
         let tasks = self.runner.tasks().iter().enumerate();
         let ends: FuturesUnordered<_> = tasks
             .filter(|(_, task)| task.may_have_process())
             .map(|(position, task)| {
                 let found = recover(self.context(position, task.attempt), task.run_started_at_ms);
-                let end = self.end(position);
+                let order = self.kill_order(position);
                 async move {
                     // A start that is under way is as good as a run.
                     if let Ok(Recovered::Run(run)) = found.await
                         && run.started().await.is_ok()
                     {
-                        end(run).await;
+                        end(run, order).await;
                     }
                 }
             })
@@ -500,26 +490,19 @@ impl Shell {
         ends.collect::<Vec<_>>().await;
     }
 
-    /// What ends a run of a task, however long that takes.
-    fn end(&self, task: usize) -> impl FnOnce(Run) -> BoxFuture<'static, ()> + use<> {
-        let signal = self.spec.tasks[task].kill_signal.clone();
+    /// A run may come of what is under way.
+    fn is_starting(&self, task: usize) -> bool {
+        let is_only_asked_for =
+            |action: &Action| matches!(action, Action::Start { task: of, .. } if *of == task);
+        self.runs[task].is_none()
+            && self.runner.tasks()[task].may_have_process()
+            && !self.actions.iter().any(is_only_asked_for)
+    }
+
+    /// The signal that asks a task to end, and the time until SIGKILL, ms.
+    fn kill_order(&self, task: usize) -> (String, u64) {
         let timeout_ms = self.spec.policy.tasks[task].kill_timeout_ms;
-        move |run| {
-            async move {
-                let ask = async {
-                    while let Err(error) = run.kill(&signal, timeout_ms).await {
-                        tracing::debug!(%error, "a kill was not delivered");
-                        sleep(KILL_RETRY).await;
-                    }
-                    std::future::pending::<()>().await;
-                };
-                tokio::select! {
-                    () = ask => {}
-                    _ = run.wait() => {}
-                }
-            }
-            .boxed()
-        }
+        (self.spec.tasks[task].kill_signal.clone(), timeout_ms)
     }
 
     fn context(&self, task: usize, attempt: u32) -> TaskContext {
@@ -545,6 +528,21 @@ async fn recover(context: TaskContext, run_started_at_ms: u64) -> Result<Recover
         sleep(KILL_RETRY).await;
     }
     found
+}
+
+/// Ends a run, however long that takes.
+async fn end(run: Run, (signal, timeout_ms): (String, u64)) {
+    let ask = async {
+        while let Err(error) = run.kill(&signal, timeout_ms).await {
+            tracing::debug!(%error, "a kill was not delivered");
+            sleep(KILL_RETRY).await;
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = ask => {}
+        _ = run.wait() => {}
+    }
 }
 
 /// What others see of an allocation with this machine.

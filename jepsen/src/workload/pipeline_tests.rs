@@ -19,6 +19,11 @@ const RUNS_MAX: usize = 3;
 
 /// A history of this workload against a server with this bug, and the time the last phase may take.
 fn run(kind: WorkloadKind, bug: Bug, last_phase: Duration) -> Vec<Op> {
+    run_with(kind, bug, last_phase, 100)
+}
+
+/// The same with this many operations per key.
+fn run_with(kind: WorkloadKind, bug: Bug, last_phase: Duration, ops_per_key: u64) -> Vec<Op> {
     let server = FakeServer::start(bug);
     let recorder = Recorder::in_memory();
     let load = Load {
@@ -28,7 +33,7 @@ fn run(kind: WorkloadKind, bug: Bug, last_phase: Duration) -> Vec<Op> {
         seed: 42,
         system: System::Quorate,
     };
-    let clients = clients(kind, &server.targets, load, 100, &recorder);
+    let clients = clients(kind, &server.targets, load, ops_per_key, &recorder);
     let (clients, stop) = (&*clients, &AtomicBool::new(false));
     std::thread::scope(|scope| {
         for number in 0..load.concurrency {
@@ -228,6 +233,18 @@ fn a_job_that_never_gets_what_it_asks_for_is_found_by_the_last_phase() {
     let served = served.expect("it can be judged");
     assert_eq!(served.valid, Verdict::False, "{served:?}");
     assert!(served.silent[0].contains("allocations"), "{served:?}");
+}
+
+#[test]
+fn a_last_phase_goes_on_while_it_is_answered() {
+    // Hundreds of keys, of which each is written once and read twice.
+    let history = run_with(WorkloadKind::Register, Bug::None, Duration::from_secs(2), 2);
+    let nodes = ["n1".to_owned(), "n2".to_owned()];
+    let ready = Readiness::Milliseconds(0);
+    let served = final_workload::check(WorkloadKind::Register, &history, &nodes, ready);
+    let served = served.expect("it can be judged");
+    assert!(served.keys > 200, "{served:?}");
+    assert_eq!(served.valid, Verdict::True, "{served:?}");
 }
 
 #[test]

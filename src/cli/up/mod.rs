@@ -35,7 +35,7 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(30);
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one process may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Requests to stop within this time are one: who runs this under another program sends a signal to both, and it passes it on.
+/// Signals within this time are one request to stop. A program that this runs under (`timeout`, for one) may pass on what was sent to both.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 /// Between two looks at the children.
 const TICK: Duration = Duration::from_millis(200);
