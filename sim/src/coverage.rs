@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 47] = [
+pub(crate) const REQUIRED: [&str; 50] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -52,6 +52,9 @@ pub(crate) const REQUIRED: [&str; 47] = [
     "a disk was lost again soon after",
     "an agent stood still with its stream open",
     "a write was turned away for want of room",
+    "a server was left behind for a moment",
+    "a leader was cut off with a server that was joining",
+    "a full server was elected",
 ];
 
 thread_local! {

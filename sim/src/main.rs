@@ -18,6 +18,7 @@
 
 mod a1;
 mod agent;
+mod aimed;
 mod autopsy;
 mod child;
 mod cli;

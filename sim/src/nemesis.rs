@@ -9,12 +9,12 @@ use quorate::{
 };
 
 use crate::{
-    coverage,
+    aimed, coverage,
     dice::Dice,
     network::CALM,
     swarm::{Class, Swarm},
     trace,
-    world::{self, Crash, World},
+    world::{Crash, World},
 };
 
 /// How long a flapping link is up, or down.
@@ -117,7 +117,8 @@ impl Nemesis {
             | Class::Hurry
             | Class::Stall
             | Class::Watermark
-            | Class::Spared => {}
+            | Class::Spared
+            | Class::Aimed => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),
@@ -333,17 +334,8 @@ impl Nemesis {
         }
     }
 
-    fn links(&self, apart: impl Fn(usize, usize) -> bool) -> Vec<(String, String)> {
-        let count = self.world.count();
-        let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
-        pairs
-            .filter(|(from, to)| from != to && apart(*from, *to))
-            .map(|(from, to)| (world::address(from), world::address(to)))
-            .collect()
-    }
-
     fn cut(&mut self, apart: impl Fn(usize, usize) -> bool) {
-        let links = self.links(apart);
+        let links = aimed::links(&self.world, apart);
         let lasts = self.ms(self.swarm().cut_ms_max);
         let network = self.world.network.clone();
         let cut = network.cut(links);
@@ -356,7 +348,7 @@ impl Nemesis {
     /// The links of a server come and go.
     fn flap(&mut self, server: usize) {
         coverage::hit("a link flapped");
-        let links = self.links(|from, to| from == server || to == server);
+        let links = aimed::links(&self.world, |from, to| from == server || to == server);
         let rounds = self.dice.between(2, 10);
         let network = self.world.network.clone();
         rt::spawn(async move {

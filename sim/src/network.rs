@@ -209,8 +209,13 @@ impl Network {
 
     /// Cuts links, each in one direction, until they are mended.
     pub(crate) fn cut(&self, links: Vec<(String, String)>) -> Cut {
+        let links = if self.is_whole() { Vec::new() } else { links };
+        self.cut_off(links)
+    }
+
+    /// The same, also when the faults are over.
+    pub(crate) fn cut_off(&self, links: Vec<(String, String)>) -> Cut {
         let mut state = self.lock();
-        let links = if state.is_whole { Vec::new() } else { links };
         for (from, to) in &links {
             trace::event("net", format_args!("cut {from} {to}"));
             *state.cuts.entry((from.clone(), to.clone())).or_default() += 1;

@@ -17,6 +17,8 @@ use crate::{client::Shared, coverage, dice::Dice, trace, verdict, world::World};
 /// How long a read waits for the index that it names.
 const TIMEOUT: Duration = Duration::from_secs(2);
 const PAUSE_MS_MAX: u64 = 150;
+/// Servers count in whole milliseconds.
+const CONTACT_SLACK: Duration = Duration::from_millis(5);
 
 /// The reader.
 pub(crate) struct Reader {
@@ -27,13 +29,15 @@ pub(crate) struct Reader {
     token: Index,
     /// By server: its life, and the newest index it showed in it.
     shown: BTreeMap<usize, (u64, Index)>,
+    /// By server: since when it had not been in touch, and when it said so.
+    contact: BTreeMap<usize, (Instant, Duration)>,
 }
 
 impl Reader {
     /// The reader of a run.
     pub(crate) fn new(world: World, shared: Shared) -> Self {
         let dice = Dice::new(world.swarm.seed, "reader");
-        Self { world, shared, dice, token: 0, shown: BTreeMap::new() }
+        Self { world, shared, dice, token: 0, shown: BTreeMap::new(), contact: BTreeMap::new() }
     }
 
     /// Reads until told to stop.
@@ -45,7 +49,20 @@ impl Reader {
         }
     }
 
+    /// However leadership comes and goes: the time since a server was in touch grows with time, no faster.
+    fn look_at_contacts(&mut self) {
+        let now = Instant::now();
+        for server in 0..self.world.count() {
+            let Some(core) = self.world.core(server) else { continue };
+            let contact = core.last_contact();
+            let before = self.contact.insert(server, (now, contact));
+            let before = before.map(|(at, said)| (now - at, said));
+            verdict::note(judge_contact(server, contact, before));
+        }
+    }
+
     async fn step(&mut self) {
+        self.look_at_contacts();
         let server = self.dice.index(self.world.count());
         let index_min = match self.dice.below(4) {
             0 => 0,
@@ -85,6 +102,20 @@ impl Reader {
     }
 }
 
+/// Whether a server may say that it was in touch so long ago, having said this so long before.
+fn judge_contact(
+    server: usize,
+    contact: Duration,
+    before: Option<(Duration, Duration)>,
+) -> Result<(), String> {
+    match before {
+        Some((since, said)) if contact > said + since + CONTACT_SLACK => Err(format!(
+            "I13: s{server} was in touch {said:?} before, and {since:?} later {contact:?} before"
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// Whether a server in this life may show this index to whoever asked for `index_min`.
 fn judge(
     server: usize,
@@ -114,5 +145,13 @@ mod tests {
         assert!(judge(0, 6, 5, 1, None).is_err());
         assert!(judge(0, 0, 5, 1, Some((1, 6))).is_err());
         assert_eq!(judge(0, 0, 5, 2, Some((1, 6))), Ok(()), "it began anew");
+    }
+
+    #[test]
+    fn i13_a_contact_that_ages_faster_than_time_is_found() {
+        let ms = Duration::from_millis;
+        assert_eq!(judge_contact(0, ms(900), Some((ms(500), ms(400)))), Ok(()));
+        assert_eq!(judge_contact(0, Duration::MAX, None), Ok(()));
+        assert!(judge_contact(0, ms(920), Some((ms(500), ms(400)))).is_err());
     }
 }

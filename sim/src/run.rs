@@ -10,6 +10,7 @@ use quorate::{
 
 use crate::{
     agent::{self, Agent},
+    aimed,
     client::{self, Ended, REGISTERS, Shared},
     dice::Dice,
     invariants,
@@ -30,6 +31,8 @@ const CONVERGE: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_secs(30);
 /// From its registration until a new job runs.
 const PLACED: Duration = Duration::from_secs(20);
+/// Until a new job is planned, most often.
+const PLANNED: Duration = Duration::from_millis(700);
 /// Until a log that has become too long is cut.
 const CUT: Duration = Duration::from_secs(5);
 /// Until every evaluation has come to its end.
@@ -118,6 +121,9 @@ async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
     if world.swarm.has(Class::Lag) {
         rt::spawn(lag::run(world.clone()));
     }
+    if world.swarm.has(Class::Aimed) {
+        rt::spawn(aimed::run(world.clone()));
+    }
     Nemesis::new(world.clone()).run().await;
     trace::event("run", format_args!("all faults end"));
     world.heal();
@@ -189,7 +195,20 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
     }
     let late = service_job("late")?;
     let key = late.key.clone();
-    register(world.clone(), late).await;
+    let mut dice = Dice::new(world.swarm.seed, "aimed at the end");
+    if world.swarm.has(Class::Aimed) && dice.below(2) == 0 {
+        aimed::elect_a_full_server(world, &mut dice).await;
+    }
+    if world.swarm.has(Class::Aimed) {
+        // The server that is left behind learns of the job's allocations by a snapshot, and has to tell the agents that listen to it.
+        let planned = async {
+            register(world.clone(), late).await;
+            rt::sleep(PLANNED).await;
+        };
+        aimed::leave_behind(world, dice.index(world.count()), planned).await;
+    } else {
+        register(world.clone(), late).await;
+    }
     let placed = |world: &World| {
         world.newest().is_some_and(|state| jobs::running(&state, &key) == INSTANCES as usize)
     };
@@ -267,6 +286,7 @@ async fn last_checks(world: &World, shared: &Shared) -> bool {
             verdict::fail(format!("{one} (at the end of s{server})"));
         }
         shared.finish(&state);
+        world.note_snapshot(server).await;
     }
     let mut members = Vec::new();
     for server in 0..world.count() {

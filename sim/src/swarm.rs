@@ -85,6 +85,8 @@ pub(crate) enum Class {
     Watermark,
     /// No fault: servers whose disks failed or were full are not begun anew when the faults are over.
     Spared,
+    /// Faults that wait for their moment, during the others and after them.
+    Aimed,
 }
 
 impl Class {
@@ -93,7 +95,7 @@ impl Class {
     /// So many have been drawn when those come that came later still.
     const SECOND: usize = 26;
     /// All of them, in the order in which they are drawn.
-    pub(crate) const ALL: [Self; 34] = [
+    pub(crate) const ALL: [Self; 35] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -128,6 +130,7 @@ impl Class {
         Self::Stall,
         Self::Watermark,
         Self::Spared,
+        Self::Aimed,
     ];
 
     /// Its name on the command line.
@@ -167,6 +170,7 @@ impl Class {
             Self::Stall => "stall",
             Self::Watermark => "watermark",
             Self::Spared => "spared",
+            Self::Aimed => "aimed",
         }
     }
 
@@ -189,6 +193,7 @@ impl Class {
                     | Self::Stall
                     | Self::Watermark
                     | Self::Spared
+                    | Self::Aimed
             )
     }
 

@@ -52,6 +52,8 @@ struct Entry {
     ports: BTreeSet<u16>,
     /// The servers have forgotten it: its directory goes when it has ended.
     forgotten: bool,
+    /// Of a life before, and no server has said since what it knows of it.
+    unheard: bool,
     received: u64,
 }
 
@@ -157,6 +159,7 @@ impl LocalNode {
         let (wish, wishes) = watch::channel(Wish::default());
         let (orders, ordered) = mpsc::channel(ORDERS_MAX);
         let (id, ports) = (spec.id, spec.ports.iter().map(|port| port.value).collect());
+        let unheard = matches!(origin, Origin::Stored { .. });
         let view = if runner.is_terminal() {
             Arc::new(Mutex::new(view_of(&spec, &runner)))
         } else {
@@ -167,7 +170,8 @@ impl LocalNode {
         };
         inner.received += 1;
         let received = inner.received;
-        inner.entries.insert(id, Entry { wish, orders, view, ports, forgotten: false, received });
+        let entry = Entry { wish, orders, view, ports, forgotten: false, unheard, received };
+        inner.entries.insert(id, entry);
     }
 
     fn take(&self, inner: &mut Inner, message: v1::Allocation) {
@@ -177,6 +181,7 @@ impl LocalNode {
         };
         let over = matches!(message.client_status.as_str(), "complete" | "failed" | "lost");
         if let Some(entry) = inner.entries.get_mut(&id) {
+            entry.unheard = false;
             let spec = AllocationSpec::parse(message.clone()).ok().map(Arc::new);
             let sequence = if over { 0 } else { message.client_sequence };
             entry.wish.send_if_modified(|wish| {
@@ -295,8 +300,10 @@ impl LocalNode {
     fn doomed(&self, inner: &Inner) -> Vec<AllocationId> {
         let ended = inner.entries.iter().filter(|(_, entry)| entry.is_terminal());
         let (forgotten, kept): (Vec<_>, Vec<_>) = ended.partition(|(_, entry)| entry.forgotten);
-        let mut kept: Vec<_> =
-            kept.into_iter().filter(|(id, _)| !self.shared.outbox.is_pending(**id)).collect();
+        let is_known = |(id, entry): &(&AllocationId, &Entry)| {
+            !entry.unheard && !self.shared.outbox.is_pending(**id)
+        };
+        let mut kept: Vec<_> = kept.into_iter().filter(is_known).collect();
         kept.sort_by_key(|(_, entry)| entry.received);
         let excess = kept.len().saturating_sub(self.ended_max);
         forgotten.into_iter().chain(kept.into_iter().take(excess)).map(|(id, _)| *id).collect()
@@ -332,6 +339,10 @@ impl Node for LocalNode {
             let mut gone: Vec<_> =
                 batch.removed.iter().filter_map(|id| AllocationId::from_slice(id)).collect();
             if let Some(present) = present {
+                // What they do not name has ended for them too, or is forgotten.
+                for (_, entry) in inner.entries.iter_mut().filter(|(id, _)| !present.contains(id)) {
+                    entry.unheard = false;
+                }
                 // The set leaves out what has ended: that keeps its logs until there are too many of them.
                 let live = inner.entries.iter().filter(|(_, entry)| !entry.is_terminal());
                 let known = live.map(|(id, _)| id).chain(inner.waiting.keys());
@@ -431,6 +442,38 @@ mod tests {
             node.apply(whole(vec![message.clone()], &[1])).await;
             assert_eq!(told(), expected, "the servers know {known}, {status}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_ended_in_a_life_before_is_kept_until_the_servers_say_what_they_know_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let before = node(directory.path());
+        let messages = [1, 2, 3].map(|id| {
+            let mut message = endless(id);
+            r#"{"run_for":"1ms"}"#.clone_into(&mut message.tasks[0].config_json);
+            message
+        });
+        before.apply(whole(messages.to_vec(), &[1, 2, 3])).await;
+        let has_ended = |id| before.view(AllocationId([id; 16])).unwrap().terminal;
+        while ![1, 2, 3].into_iter().all(has_ended) {
+            before.shared.ended.notified().await;
+        }
+        before.suspend().await;
+        let node = LocalNode::restore(Arc::clone(&before.shared), 0).unwrap();
+        for id in [1, 2, 3] {
+            node.shared.outbox.forget(AllocationId([id; 16]));
+        }
+        node.settle();
+        assert_eq!(started(&node).len(), 3, "no server was heard");
+        // They took the end of the second for old; the row of the third follows.
+        let mut old = messages[1].clone();
+        old.client_sequence = node.view(AllocationId([2; 16])).unwrap().status.sequence;
+        node.apply(whole(vec![old], &[2, 3])).await;
+        assert_eq!(started(&node), [(2, false), (3, false)]);
+        let mut late = messages[2].clone();
+        "complete".clone_into(&mut late.client_status);
+        node.apply(v1::AllocationBatch { allocations: vec![late], ..Default::default() }).await;
+        assert_eq!(started(&node), [(2, false)], "the second is told again first");
     }
 
     #[tokio::test]

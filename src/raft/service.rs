@@ -14,7 +14,7 @@ use proto::v1 as pb;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    Raft, ServerId, Snapshot, SnapshotMeta, TypeConfig,
+    Raft, ServerId, Snapshot, SnapshotMeta, TypeConfig, WatchReceiver,
     network::{append_result_to_pb, stream_result_to_pb},
     state_machine::SnapshotFile,
 };
@@ -56,9 +56,16 @@ impl LeaderContact {
         Self { clock, at_ms: AtomicU64::new(0), term: AtomicU64::new(0) }
     }
 
-    fn heard(&self, vote: Option<&pb::Vote>) {
-        self.term.store(vote.map_or(0, |vote| vote.term), Ordering::Relaxed);
-        self.at_ms.store(self.clock.monotonic_ms().max(1), Ordering::Relaxed);
+    fn heard(&self, term: u64) {
+        self.term.store(term, Ordering::Relaxed);
+        self.answered(Duration::ZERO);
+    }
+
+    /// A majority answered this server, its leader, this long ago.
+    pub fn answered(&self, age: Duration) {
+        let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+        let at = self.clock.monotonic_ms().saturating_sub(age).max(1);
+        self.at_ms.fetch_max(at, Ordering::Relaxed);
     }
 
     /// Whether the leader of this term was heard since the start.
@@ -66,7 +73,7 @@ impl LeaderContact {
         term != 0 && self.term.load(Ordering::Relaxed) == term
     }
 
-    /// Time since a leader was heard; since the start when none was.
+    /// Time since a leader was heard, or as the leader a majority; since the start when neither was.
     pub fn age(&self) -> Duration {
         let at = self.at_ms.load(Ordering::Relaxed);
         Duration::from_millis(self.clock.monotonic_ms().saturating_sub(at))
@@ -95,6 +102,14 @@ impl RaftService {
         Ok(())
     }
 
+    /// Who led in an older term, and does not know that it leads no more, says nothing about now.
+    fn hear(&self, vote: Option<&pb::Vote>) {
+        let term = vote.map_or(0, |vote| vote.term);
+        if term >= self.raft.metrics().borrow_watched().current_term {
+            self.contact.heard(term);
+        }
+    }
+
     /// Appends what comes, answering in order, up to the first request that is not for us or does not decode: skipping one would leave a hole. The
     /// last answer says why: from a stream that just ends, openraft's leader takes what it sent to be still under way, and keeps its log for it.
     pub fn append_stream(
@@ -110,7 +125,7 @@ impl RaftService {
             .map(move |message| {
                 let message = message?;
                 service.check(message.header.as_ref())?;
-                service.contact.heard(message.vote.as_ref());
+                service.hear(message.vote.as_ref());
                 convert::append_from_pb(message)
             })
             .scan((), move |(), request: Result<_, Status>| {
@@ -166,7 +181,7 @@ impl pb::raft_server::Raft for RaftService {
     ) -> Result<Response<pb::AppendEntriesReply>, Status> {
         let message = request.into_inner();
         self.check(message.header.as_ref())?;
-        self.contact.heard(message.vote.as_ref());
+        self.hear(message.vote.as_ref());
         let request = convert::append_from_pb(message)?;
         let result = self.raft.append_entries(request).await.map_err(failed)?;
         Ok(Response::new(append_result_to_pb(&result)))

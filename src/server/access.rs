@@ -86,22 +86,48 @@ impl Core {
         }
     }
 
-    /// Time since this server last heard a leader; on a leader since a majority last heard it.
-    pub(super) fn last_contact(&self) -> Duration {
-        if leads(self).is_none() {
-            return self.contact.age();
+    /// Time since this server last heard a leader, or a majority answered it as the leader; since its start when neither happened. From one look to
+    /// the next it grows by the time between them at most.
+    pub fn last_contact(&self) -> Duration {
+        // Who has led for a moment only, or no longer leads, goes by what it heard before.
+        let age = self.contact.age();
+        self.majority_age().map_or(age, |majority| majority.min(age))
+    }
+
+    /// On a leader: the time since a majority answered it in its term.
+    pub(super) fn majority_age(&self) -> Option<Duration> {
+        leads(self)?;
+        if self.is_sole_voter() {
+            // Raft does not ask itself.
+            return Some(Duration::ZERO);
         }
+        let acknowledged = self.raft.metrics().borrow_watched().last_quorum_acked;
+        acknowledged.map(|at| openraft::Instant::elapsed(&*at))
+    }
+
+    fn is_sole_voter(&self) -> bool {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
-        if let [voters] = metrics.membership_config.membership().get_joint_config().as_slice()
-            && voters.len() == 1
-            && voters.contains(&self.id)
-        {
-            // Raft does not ask itself.
-            return Duration::ZERO;
+        let configurations = metrics.membership_config.membership().get_joint_config();
+        matches!(configurations.as_slice(), [voters] if voters.len() == 1 && voters.contains(&self.id))
+    }
+
+    /// Keeps what majorities answered this server while it led, for the time when it leads no more.
+    pub(super) async fn keep_contact(self: Arc<Self>) {
+        let mut metrics = self.raft.metrics();
+        loop {
+            if let Some(age) = self.majority_age() {
+                self.contact.answered(age);
+            }
+            let led_alone = leads(&self).is_some() && self.is_sole_voter();
+            if metrics.changed().await.is_err() {
+                return;
+            }
+            if led_alone {
+                // It was its own majority up to this change.
+                self.contact.answered(Duration::ZERO);
+            }
         }
-        let acknowledged = metrics.last_quorum_acked;
-        acknowledged.map_or(Duration::MAX, |at| openraft::Instant::elapsed(&*at))
     }
 
     async fn read_state(

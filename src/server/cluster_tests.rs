@@ -3,9 +3,9 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use fsm::{Command, Proposal, codec, limits, state::Namespace};
+use fsm::{Command, NodeId, Proposal, RequestId, codec, limits, node::Drain, state::Namespace};
 use futures_util::{FutureExt, StreamExt, stream::BoxStream};
-use proto::v1::{self as pb, agent_server::Agent};
+use proto::v1::{self as pb, agent_server::Agent, raft_server::Raft};
 use tonic::{Code, Request, Status};
 
 use super::{
@@ -113,7 +113,63 @@ fn a_server_that_cannot_be_reached_does_not_become_a_voter() {
 fn a_server_alone_is_in_touch_with_itself() {
     let servers = Servers::start(1);
     let core = servers.core(servers.leader_among(&[0]));
-    assert_eq!(core.last_contact(), Duration::ZERO);
+    assert_eq!(core.majority_age(), Some(Duration::ZERO));
+}
+
+/// The time of a drain is the server's, and another one at each attempt; what a client asked for is the same.
+#[test]
+fn a_drain_that_is_asked_for_again_under_its_id_is_the_same_drain() {
+    let servers = Servers::start(1);
+    let core = servers.core(servers.leader_among(&[0]));
+    let ask = |started_at, lasts| {
+        let deadline_at = Some(started_at + lasts);
+        let drain = Drain {
+            started_at,
+            deadline_at,
+            force: false,
+            ignore_system: false,
+            owner: "operator".into(),
+            cancelable: false,
+        };
+        let command = Command::SetDrain {
+            node: NodeId([1; 16]),
+            drain: Some(drain),
+            mark_eligible: false,
+            evaluation_ids: Vec::new(),
+        };
+        let id = Some(RequestId([7; 16]));
+        servers.runtime().block_on(core.write(command, id, PATIENCE)).unwrap().reply
+    };
+    let at = core.log_time();
+    let first = ask(at, 60_000);
+    assert_eq!(ask(at + 5_000, 60_000), first);
+    assert_ne!(ask(at + 5_000, 90_000), first, "another deadline is another request");
+}
+
+#[test]
+fn who_led_in_an_older_term_is_not_heard() {
+    let servers = Servers::start(3);
+    let leader = servers.leader_among(&[0, 1, 2]);
+    let core = servers.core((leader + 1) % 3);
+    servers.write(leader, "written").unwrap();
+    let cluster = *core.cluster.get().unwrap();
+    let header = pb::PeerHeader {
+        cluster_id: cluster.to_vec().into(),
+        from: servers.core(leader).id,
+        to: core.id,
+        ..pb::PeerHeader::default()
+    };
+    let vote = pb::Vote { term: 0, ..pb::Vote::default() };
+    let heartbeat = pb::AppendEntriesRequest {
+        header: Some(header),
+        vote: Some(vote),
+        ..pb::AppendEntriesRequest::default()
+    };
+    let told = core.raft_service();
+    for _ in 0..20 {
+        drop(servers.runtime().block_on(told.append_entries(Request::new(heartbeat.clone()))));
+        assert!(core.leader().is_some(), "the leader of now was heard");
+    }
 }
 
 /// Nobody sends it anything any more, so nobody tells it.

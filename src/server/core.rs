@@ -223,6 +223,7 @@ impl Core {
     ) {
         rt::spawn(super::leadership::watch(Arc::clone(self)));
         rt::spawn(watch_recovery(Arc::clone(self)));
+        rt::spawn(Arc::clone(self).keep_contact());
         rt::spawn(super::reports::run(Arc::clone(self), report_queue));
         rt::spawn(super::read_rounds::run(Arc::clone(self), read_queue));
         rt::spawn(super::housekeeping::run(Arc::clone(self)));
@@ -370,6 +371,24 @@ impl Core {
     /// The applied index.
     pub fn applied(&self) -> Index {
         self.cell.applied()
+    }
+
+    /// Asks for a snapshot of the state, after which the log is cut as the settings say.
+    pub async fn take_snapshot(&self) -> anyhow::Result<()> {
+        self.raft.trigger().snapshot().await.map_err(|error| anyhow::anyhow!("{error}"))
+    }
+
+    /// Cuts the log up to an index, inclusive, as soon as there is a snapshot of it; earlier than the settings say, for tests.
+    pub async fn purge_log(&self, upto: Index) -> anyhow::Result<()> {
+        self.raft.trigger().purge_log(upto).await.map_err(|error| anyhow::anyhow!("{error}"))
+    }
+
+    /// Index of the snapshot that this server would send to one that needs what is no longer in its log; 0: it has none.
+    pub async fn snapshot_index(&self) -> anyhow::Result<Index> {
+        let snapshot = self.raft.get_snapshot().await;
+        let snapshot =
+            snapshot.map_err(|error| anyhow::anyhow!("no snapshot can be sent: {error}"))?;
+        Ok(snapshot.and_then(|one| one.meta.last_log_id).map_or(0, |last| last.index))
     }
 
     /// Index of the first entry that is still in the log; 0: none is.

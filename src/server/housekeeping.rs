@@ -41,7 +41,7 @@ pub(super) async fn run(core: Arc<Core>) {
         }
         let limit = core.settings.snapshot_log_bytes;
         if is_snapshot_due(&mut growth, limit, &core.wal.stats(), &core.snapshots)
-            && let Err(error) = core.raft.trigger().snapshot().await
+            && let Err(error) = core.take_snapshot().await
         {
             tracing::warn!(%error, "a snapshot could not be asked for");
         }

@@ -7,12 +7,12 @@
 //! - *Once.* A registration has one index, also one that was sent twice under an idempotency key.
 //! - *True headers* (I15). `X-Nomad-Index` H says that the answer is the state of H: no index in the body is above it, and no change up to it is missing.
 //! - *Real time* (I12, I14). A consistent answer shows everything that anyone knew of before it was asked for, and a list's index never goes back.
-//! - *Stale reads* (I13) show some earlier state, which does not go back per process and server while no fault is on its way, and is at most
+//! - *Stale reads* (I13) show some earlier state, which does not go back per process and server while no fault is being made, and is at most
 //!   [`GRACE`] old while there are none.
 //! - *Blocking queries* (I16) answer with an index above the one asked for, or at their time with this very one; and while there are no faults at most
 //!   [`GRACE`] after the change they wait for was acknowledged.
-//! - *Contact.* Consistent reads say that the leader is known, as of now; the rest says something, and while there are no faults that a leader was heard of
-//!   within [`GRACE`].
+//! - *Contact.* Consistent reads are as of now; the rest says since when no leader was heard, which is at most [`GRACE`] while there are no faults, and
+//!   for each server grows with time, no faster: also for one that begins to lead, or ends.
 //!
 //! Lateness counts only if the same server answered others in the meantime: a machine that stands still proves nothing.
 //!
@@ -36,6 +36,8 @@ pub(crate) const GRACE: std::time::Duration = std::time::Duration::from_secs(8);
 /// In so many different seconds a server has to answer others for its lateness to count.
 const LIVELY_SECONDS_MIN: usize = 5;
 const GRACE_NS: u64 = 8_000_000_000;
+/// A busy server notes late what it was answered.
+const AGE_SLACK_NS: i128 = 2_000_000_000;
 
 /// What a look was asked for, and what it showed; the value of its end.
 #[derive(Clone, Debug, Deserialize)]
@@ -163,8 +165,6 @@ struct Run<'a> {
     calm_until: Option<u64>,
     /// Seconds in which each server answered someone.
     lively: BTreeMap<&'a str, BTreeSet<u64>>,
-    /// When each server said that it had heard of a leader within [`GRACE`].
-    in_touch: BTreeMap<&'a str, BTreeSet<u64>>,
     /// Positions between which a fault was being made, perhaps at one server after the other.
     under_way: Vec<(u64, u64)>,
 }
@@ -182,16 +182,6 @@ impl Run<'_> {
         let seconds = pair.start.node.as_deref().and_then(|node| self.lively.get(node));
         let (from, to) = (from / 1_000_000_000 + 1, to / 1_000_000_000);
         from < to && seconds.is_some_and(|all| all.range(from..to).count() >= LIVELY_SECONDS_MIN)
-    }
-
-    /// Whether the server of a look was in touch with a leader within [`GRACE`] before. In an election nobody leads for a moment, and who led or
-    /// begins to lead has heard of no other leader for long.
-    fn was_in_touch(&self, look: &Look<'_>) -> bool {
-        let times = look.answer.node.as_deref().and_then(|node| self.in_touch.get(node));
-        let asked_at = look.pair.start.time;
-        times.is_some_and(|times| {
-            times.range(asked_at.saturating_sub(GRACE_NS)..asked_at).next().is_some()
-        })
     }
 
     /// The changes of a job in a range of indexes.
@@ -235,13 +225,6 @@ pub(crate) fn check(history: &[Op]) -> Result<Judgement> {
         file(&mut run, pair)?;
     }
     gather(&mut run, &mut judgement);
-    for look in run.looks.iter().filter(|look| look.shown.stale) {
-        if look.shown.last_contact_ms.is_some_and(|ms| ms <= GRACE_NS / 1_000_000)
-            && let Some(node) = look.answer.node.as_deref()
-        {
-            run.in_touch.entry(node).or_default().insert(look.answer.time);
-        }
-    }
     for look in &run.looks {
         body(look, &mut judgement);
         origin(&run, look, &mut judgement);
@@ -256,6 +239,7 @@ pub(crate) fn check(history: &[Op]) -> Result<Judgement> {
     once(&run, &mut judgement);
     real_time(&run, &mut judgement);
     sessions(&run, &mut judgement);
+    contact_ages(&run, &mut judgement);
     conclude(&run, &mut judgement);
     judgement.elapsed_ms = started.elapsed().as_millis();
     Ok(judgement)
@@ -487,7 +471,6 @@ fn contact(run: &Run<'_>, look: &Look<'_>, judgement: &mut Judgement) {
         (Some(_), Some(ms))
             if run.is_calm(&look.pair)
                 && *ms > GRACE_NS / 1_000_000
-                && !run.was_in_touch(look)
                 && run.lives(
                     &look.pair,
                     asked_at.saturating_sub(ms.saturating_mul(1_000_000)),
@@ -499,6 +482,45 @@ fn contact(run: &Run<'_>, look: &Look<'_>, judgement: &mut Judgement) {
         (Some(_), Some(_)) => return,
     };
     judgement.violated(format!("entry {} {problem}", look.answer.index), look.pair.entries());
+}
+
+/// A server that was in touch at some time cannot say later that it last was before that time.
+fn contact_ages(run: &Run<'_>, judgement: &mut Judgement) {
+    let age_ns = |look: &Look<'_>| {
+        let ms = look.shown.last_contact_ms.unwrap_or(0);
+        i128::from(ms) * 1_000_000
+    };
+    // It answered between the start and the end of the look.
+    let at_earliest = |look: &Look<'_>| i128::from(look.pair.start.time) - age_ns(look);
+    let at_latest = |look: &Look<'_>| i128::from(look.answer.time) - age_ns(look);
+    let mut servers: BTreeMap<&str, Vec<&Look<'_>>> = BTreeMap::new();
+    for look in &run.looks {
+        if let (true, Some(node)) = (look.shown.stale, look.answer.node.as_deref()) {
+            servers.entry(node).or_default().push(look);
+        }
+    }
+    for looks in servers.values_mut() {
+        looks.sort_by_key(|look| look.answer.time);
+        // Of each beginning of the list: the look with the latest time of contact.
+        let mut latest: Vec<&Look<'_>> = Vec::new();
+        for look in looks.iter().copied() {
+            let before = latest.last().copied().unwrap_or(look);
+            latest.push(if at_earliest(before) > at_earliest(look) { before } else { look });
+        }
+        for look in looks.iter().copied() {
+            let ended = looks.partition_point(|other| other.answer.time < look.pair.start.time);
+            let Some(before) = ended.checked_sub(1).map(|last| latest[last]) else { continue };
+            if at_latest(look) + AGE_SLACK_NS < at_earliest(before) {
+                let title = format!(
+                    "entry {} says that its server was in touch {} ms ago, but it was when entry {} was answered",
+                    look.answer.index,
+                    look.shown.last_contact_ms.unwrap_or(0),
+                    before.answer.index
+                );
+                judgement.violated(title, before.pair.entries().chain(look.pair.entries()));
+            }
+        }
+    }
 }
 
 /// I16, without a look at others.

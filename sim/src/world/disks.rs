@@ -179,6 +179,20 @@ impl World {
         slot.disk.set_capacity(capacity);
     }
 
+    /// What a server would send to one that lacks what is no longer in its log has to go as far as that.
+    pub(crate) async fn note_snapshot(&self, server: usize) {
+        let work = |core: Arc<quorate::server::Core>| async move {
+            (core.log_first(), core.snapshot_index().await)
+        };
+        match self.inside(server, work).await {
+            Some((first, Ok(index))) if index + 1 < first => verdict::fail(format!(
+                "I6: s{server} would send a snapshot as of {index}, and its log begins at {first}"
+            )),
+            Some((_, Err(error))) => verdict::fail(format!("I6: s{server}: {error}")),
+            Some((_, Ok(_))) | None => {}
+        }
+    }
+
     /// Makes a server's syncs slow, or as usual with 0.
     pub(crate) fn slow_disk(&self, server: usize, us_max: u64) {
         let Some(group) = self.group(server) else { return };

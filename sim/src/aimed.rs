@@ -1,0 +1,207 @@
+//! Faults that wait for their moment: at any other time they would find little. Some come among the others, some when those are over and everything
+//! that is left undone shows.
+
+use std::{sync::Arc, time::Duration};
+
+use fsm::Index;
+use quorate::{
+    rt::{self, Instant},
+    server::Core,
+};
+
+use crate::{
+    coverage,
+    dice::Dice,
+    swarm::Class,
+    trace,
+    world::{self, Crash, World},
+};
+
+/// Pause between two of them, ms.
+const GAP_MS: (u64, u64) = (200, 3_000);
+/// How long a server is left behind, ms: short enough that agents keep their streams from it.
+const BEHIND_MS: (u64, u64) = (400, 1_200);
+/// How long the others may take then to cut what it lacks off their logs.
+const PURGED: Duration = Duration::from_millis(1_200);
+/// Between the looks at whether the moment has come.
+const LOOK: Duration = Duration::from_millis(2);
+/// Between two requests to cut a log.
+const PURGE_LOOK: Duration = Duration::from_millis(20);
+/// How long a moment is waited for.
+const MOMENT: Duration = Duration::from_secs(8);
+/// How long a leader is cut off with a server that joins, ms.
+const CUT_OFF_MS: (u64, u64) = (1_500, 5_000);
+/// An attempt to forward a write ends after 3 s. Replies are lost for longer, and nobody has room before the next attempt.
+const REPLIES_LOST: Duration = Duration::from_millis(3_200);
+/// When nobody has room any more: early enough that everyone knows by then.
+const FILLED_AFTER: Duration = Duration::from_millis(1_900);
+/// Until there is room again.
+const FULL: Duration = Duration::from_millis(1_500);
+/// Leaders that are killed, until a server without room leads.
+const ELECTIONS_MAX: u32 = 4;
+/// Until a cluster of which one server is full is led by another, and serves.
+const LED_WITH_ROOM: Duration = Duration::from_secs(15);
+const DOWN: Duration = Duration::from_millis(100);
+
+/// Brings them for as long as the other faults last.
+pub(crate) async fn run(world: World) {
+    let mut dice = Dice::new(world.swarm.seed, "aimed");
+    let end = Instant::now() + Duration::from_millis(world.swarm.safety_ms);
+    while Instant::now() < end {
+        rt::sleep(Duration::from_millis(dice.between(GAP_MS.0, GAP_MS.1))).await;
+        if world.is_calm() {
+            return;
+        }
+        let server = dice.index(world.count());
+        match dice.below(3) {
+            0 => {
+                let behind = Duration::from_millis(dice.between(BEHIND_MS.0, BEHIND_MS.1));
+                leave_behind(&world, server, rt::sleep(behind)).await;
+            }
+            1 => {
+                let lasts = Duration::from_millis(dice.between(CUT_OFF_MS.0, CUT_OFF_MS.1));
+                cut_off_with_newcomer(&world, server, lasts).await;
+            }
+            _ => lose_replies_into_fullness(&world, server).await,
+        }
+    }
+}
+
+/// A server hears and tells the others nothing while this happens and until they have cut it off their logs, so that it has to be sent a snapshot.
+pub(crate) async fn leave_behind(
+    world: &World,
+    server: usize,
+    meanwhile: impl Future<Output = ()>,
+) {
+    let leader = world.leader().filter(|leader| *leader != server);
+    let (Some(_), Some(left)) = (leader, world.core(server)) else { return meanwhile.await };
+    let applied = left.applied();
+    drop(left);
+    trace::event("aimed", format_args!("s{server} is left behind"));
+    let cut = world.network.cut_off(links(world, |from, to| (from == server) != (to == server)));
+    meanwhile.await;
+    if let Some(leader) = world.leader().filter(|leader| *leader != server)
+        && cut_log(world, leader, applied).await
+    {
+        coverage::hit("a server was left behind for a moment");
+    }
+    world.network.uncut(&cut);
+}
+
+/// Has a leader cut its log beyond an index; false if that takes too long.
+async fn cut_log(world: &World, leader: usize, index: Index) -> bool {
+    let Some(upto) = world.core(leader).map(|core| core.applied()) else { return false };
+    let snapshot = |core: Arc<Core>| async move { core.take_snapshot().await };
+    drop(world.inside(leader, snapshot).await);
+    let deadline = Instant::now() + PURGED;
+    while Instant::now() < deadline {
+        let purge = move |core: Arc<Core>| async move { core.purge_log(upto).await };
+        drop(world.inside(leader, purge).await);
+        rt::sleep(PURGE_LOOK).await;
+        if world.core(leader).is_some_and(|core| core.log_first() > index + 1) {
+            return true;
+        }
+    }
+    false
+}
+
+/// A leader that takes a newcomer in is cut off with it: what it decides about members, nobody else ever hears of.
+async fn cut_off_with_newcomer(world: &World, server: usize, lasts: Duration) {
+    let may = world.count() >= 3 && world.is_up(server) && world.may_damage(server);
+    if !may || world.leader() == Some(server) {
+        return;
+    }
+    world.wipe(server);
+    rt::sleep(DOWN).await;
+    world.start(server);
+    let joins = |world: &World| {
+        let (Some(core), Some(leader)) = (world.core(server), world.leader()) else { return false };
+        let infos = world.core(leader).map(|core| core.member_infos()).unwrap_or_default();
+        leader != server && infos.iter().any(|member| member.id == core.id && !member.voter)
+    };
+    if !moment(world, MOMENT, joins).await || world.is_calm() {
+        return;
+    }
+    let Some(leader) = world.leader() else { return };
+    coverage::hit("a leader was cut off with a server that was joining");
+    trace::event("aimed", format_args!("s{leader} is cut off with s{server}"));
+    let inside = move |one: usize| one == leader || one == server;
+    let cut = world.network.cut(links(world, |from, to| inside(from) != inside(to)));
+    rt::sleep(lasts).await;
+    world.network.uncut(&cut);
+}
+
+/// Replies of the leader to one server are lost until nobody has room: what was asked before may have been done, whatever is refused then.
+async fn lose_replies_into_fullness(world: &World, server: usize) {
+    let Some(leader) = world.leader().filter(|leader| *leader != server) else { return };
+    if !world.swarm.has(Class::Watermark) {
+        // There would be no room for what is under way.
+        return;
+    }
+    trace::event("aimed", format_args!("s{leader} is not heard by s{server}"));
+    let cut = world.network.cut(links(world, |from, to| (from, to) == (leader, server)));
+    rt::sleep(FILLED_AFTER).await;
+    let free = world.swarm.free_bytes_min() - 1;
+    if !world.is_calm() {
+        (0..world.count()).for_each(|one| world.limit_disk(one, Some(free)));
+    }
+    rt::sleep(REPLIES_LOST.saturating_sub(FILLED_AFTER)).await;
+    world.network.uncut(&cut);
+    rt::sleep(FULL).await;
+    (0..world.count()).for_each(|one| world.limit_disk(one, None));
+}
+
+/// After the other faults: one server is full and leaders die until it leads. The cluster must soon be led by another, which has room.
+pub(crate) async fn elect_a_full_server(world: &World, dice: &mut Dice) {
+    let server = dice.index(world.count());
+    if world.count() < 3 || !world.swarm.has(Class::Watermark) {
+        return;
+    }
+    world.limit_disk(server, Some(world.swarm.free_bytes_min() - 1));
+    let is_full = |world: &World| world.core(server).is_some_and(|core| core.has_full_disk());
+    if !moment(world, MOMENT, is_full).await {
+        return;
+    }
+    for _ in 0..ELECTIONS_MAX {
+        let other = |world: &World| world.leader().filter(|leader| *leader != server);
+        if !moment(world, MOMENT, |world| other(world).is_some()).await {
+            break;
+        }
+        let Some(leader) = other(world) else { break };
+        world.crash(leader, Crash::Kill);
+        rt::sleep(Duration::from_millis(dice.between(50, 1_500))).await;
+        world.start(leader);
+        moment(world, MOMENT, |world| world.leader().is_some()).await;
+        if world.leader() == Some(server) {
+            coverage::hit("a full server was elected");
+            break;
+        }
+    }
+    let with_room = |world: &World| {
+        let leader = world.leader().and_then(|leader| world.core(leader));
+        leader.is_some_and(|core| !core.has_full_disk())
+    };
+    let what = "I55: a leader with room, while one server is full";
+    world.wait(what, LED_WITH_ROOM, with_room).await;
+    world.limit_disk(server, None);
+}
+
+/// The links from a server to another, both by number, that this says yes to.
+pub(crate) fn links(world: &World, apart: impl Fn(usize, usize) -> bool) -> Vec<(String, String)> {
+    let count = world.count();
+    let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
+    let apart = pairs.filter(|(from, to)| from != to && apart(*from, *to));
+    apart.map(|(from, to)| (world::address(from), world::address(to))).collect()
+}
+
+/// Waits for a moment that need not come.
+async fn moment(world: &World, within: Duration, has_come: impl Fn(&World) -> bool) -> bool {
+    let deadline = Instant::now() + within;
+    while !has_come(world) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        rt::sleep(LOOK).await;
+    }
+    true
+}
