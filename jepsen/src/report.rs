@@ -50,9 +50,9 @@ impl Reporter {
     }
 }
 
-/// Writes one line of progress that belongs to no run.
+/// Writes one line of progress that belongs to no run. Whoever read it may be gone: a run goes on to its verdict all the same.
 pub(crate) fn note(text: &str) {
-    eprintln!("{text}");
+    drop(writeln!(std::io::stderr().lock(), "{text}"));
 }
 
 /// Prints the results, as JSON or for people.

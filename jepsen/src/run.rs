@@ -333,6 +333,7 @@ fn torment(
     let mut failures = Vec::new();
     thread::scope(|scope| {
         let (stop, classes) = (&stop, &classes);
+        let told = Told(stop);
         let workers: Vec<_> = (0..record.concurrency)
             .map(|number| scope.spawn(move || clients.work(number, stop)))
             .collect();
@@ -356,7 +357,7 @@ fn torment(
                 || workers.iter().any(ScopedJoinHandle::is_finished)
                 || (injector.is_finished() && (!classes.is_empty() || record.cycles.is_some()))
         });
-        stop.store(true, Ordering::Relaxed);
+        drop(told);
         match injector.join() {
             Ok(Ok(())) => {}
             Ok(Err(error)) => failures.push(format!("nemesis: {error:#}")),
@@ -374,6 +375,15 @@ fn torment(
         }
     });
     failures
+}
+
+/// Tells the threads of a run to stop when it is dropped, also in a panic: the scope waits for them.
+struct Told<'a>(&'a AtomicBool);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// The main thread's view of a running test.

@@ -48,7 +48,8 @@ struct Conflict {
 #[derive(Default)]
 pub(crate) struct Promises {
     /// Leases under which plans on a snapshot were handed in.
-    submitted: BTreeSet<(EvaluationId, Index, Token)>,
+    /// By lease and snapshot: how much a plan that was handed in places or updates.
+    submitted: BTreeMap<(EvaluationId, Index, Token), usize>,
     /// An entry with plans did not come as it was judged, and others were under way.
     unsettled: bool,
     lent: BTreeMap<EvaluationId, Lent>,
@@ -63,14 +64,20 @@ pub(crate) struct Promises {
     entries_before: BTreeMap<CallId, u64>,
 }
 
+/// What a plan places or updates.
+fn parts(plan: &Plan) -> usize {
+    plan.placements.len() + plan.in_place.len()
+}
+
 impl Promises {
     /// A plan was handed in.
     pub(crate) fn submitted(&mut self, call: CallId, plan: &Plan, token: Token) {
-        self.submitted.insert((plan.evaluation, plan.snapshot_index, token));
+        self.submitted.insert((plan.evaluation, plan.snapshot_index, token), parts(plan));
         self.entries_before.entry(call).or_insert(self.entries);
     }
 
-    /// I22: a plan is proposed only while the lease that it was made under is out. And nothing is, while an entry settles.
+    /// I22: a plan is proposed only while the lease that it was made under is out. And nothing is, while an entry settles. I30: of an all-at-once plan
+    /// that does not fit nothing is left.
     pub(crate) fn proposed(&mut self, dispatch: &Dispatch, command: &Command) -> Option<String> {
         let Command::ApplyPlans { plans } = command else { return None };
         self.entries += 1;
@@ -84,13 +91,21 @@ impl Promises {
                     .to_owned(),
             );
         }
-        let made_under = |plan: &Plan, token| {
-            self.submitted.contains(&(plan.evaluation, plan.snapshot_index, token))
-        };
-        let bad = plans.iter().find(|plan| {
-            dispatch.outstanding(plan.evaluation).is_none_or(|token| !made_under(plan, token))
-        })?;
-        Some(format!("I22: a plan of {} is proposed without its lease", bad.evaluation))
+        for plan in plans {
+            let id = plan.evaluation;
+            let token = dispatch.outstanding(id);
+            let whole =
+                token.and_then(|token| self.submitted.get(&(id, plan.snapshot_index, token)));
+            let Some(whole) = whole else {
+                return Some(format!("I22: a plan of {id} is proposed without its lease"));
+            };
+            let left = parts(plan);
+            let rest = left + plan.stops.len() + plan.follow_ups.len();
+            if plan.all_at_once && left < *whole && rest > 0 {
+                return Some(format!("I30: a part of the all-at-once plan of {id} is proposed"));
+            }
+        }
+        None
     }
 
     /// The outcome of the oldest entry with plans is known; `left` others are under way.
