@@ -206,6 +206,19 @@ async fn lists_page_filter_and_reverse() {
     assert_eq!(by_prefix.as_array().unwrap().len(), 1);
     let none = server.get("/v1/evaluations?status=failed").await.ok();
     assert_eq!(none, json!([]));
+
+    // A page begins behind a row that is gone meanwhile.
+    let pages = ["/v1/jobs?per_page=1", "/v1/jobs?per_page=1&reverse=true"];
+    let mut tokens = Vec::new();
+    for page in pages {
+        tokens.push(server.get(page).await.headers["x-nomad-nexttoken"].clone());
+    }
+    assert_eq!(tokens[0], tokens[1], "both go on with default/ab");
+    server.send("DELETE", "/v1/job/ab?purge=true", &[], b"").await.ok();
+    for ((page, token), expected) in pages.iter().zip(tokens).zip(["default/b", "default/a"]) {
+        let rest = server.get(&format!("{page}&next_token={token}")).await.ok();
+        assert_eq!(ids(&rest), [expected], "{page}");
+    }
     server.stop().await;
 }
 
