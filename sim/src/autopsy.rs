@@ -108,7 +108,7 @@ fn decode_vote(bytes: Bytes) -> Result<DiskVote, String> {
 pub(crate) struct Held {
     /// What it votes for.
     pub(crate) vote: Option<DiskVote>,
-    /// The last entry.
+    /// The last entry, in the log or in a snapshot.
     pub(crate) last: u64,
 }
 
@@ -117,7 +117,17 @@ pub(crate) fn promises(disk: FaultDisk, options: Options) -> Result<Held, String
     let disk: Arc<dyn Disk> = Arc::new(disk);
     let Some(log) = open_log(&disk, options)? else { return Ok(Held::default()) };
     let vote = log.vote().map(decode_vote).transpose()?;
-    Ok(Held { vote, last: log.last().map_or(0, |id| id.index) })
+    // What was installed is held before the log says from where on it goes on.
+    let snapshots = Path::new("/data/snapshots");
+    let has_snapshots = disk.exists(snapshots).map_err(|error| error.to_string())?;
+    let newest = if has_snapshots {
+        let opened = SnapshotDirectory::open(Arc::clone(&disk), snapshots);
+        opened.and_then(|found| found.newest_meta()).map_err(|error| error.to_string())?
+    } else {
+        None
+    };
+    let installed = newest.map_or(0, |(_, meta)| meta.head.index);
+    Ok(Held { vote, last: log.last().map_or(0, |id| id.index).max(installed) })
 }
 
 /// Reads everything. `copy` is changed as a start would change it.

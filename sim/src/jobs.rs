@@ -81,6 +81,8 @@ pub(crate) struct Operator {
     known: BTreeMap<usize, Known>,
     operations: u64,
     drained: BTreeSet<NodeId>,
+    /// Nodes it ever took out of service: a request of unknown outcome may do so again after they were brought back.
+    touched: BTreeSet<NodeId>,
 }
 
 /// What the operator asks of a service.
@@ -208,8 +210,9 @@ impl Operator {
         let mut more = Dice::new(world.swarm.seed, "operator, more");
         let rich = more.below(2) == 0;
         let extras = [Arc::new(extra("nightly", "batch")?), Arc::new(extra("daemon", "system")?)];
-        let drained = BTreeSet::new();
-        Ok(Self { world, dice, more, rich, extras, templates, known, operations: 0, drained })
+        let (drained, touched) = (BTreeSet::new(), BTreeSet::new());
+        let operations = 0;
+        Ok(Self { world, dice, more, rich, extras, templates, known, operations, drained, touched })
     }
 
     /// Works until told to stop; then it is given back for the end.
@@ -429,6 +432,7 @@ impl Operator {
             return;
         }
         let node = nodes[self.dice.index(nodes.len())];
+        self.touched.insert(node);
         let eligible = !self.drained.insert(node);
         self.set_eligible(node, eligible).await;
     }
@@ -483,8 +487,7 @@ impl Operator {
     /// After the faults: nodes back in service, and every service as small as it fits. False when that took too long.
     pub(crate) async fn settle(&mut self, within: Duration) -> bool {
         let deadline = Instant::now() + within;
-        let drained: Vec<NodeId> = self.drained.iter().copied().collect();
-        for node in drained {
+        for node in self.touched.clone() {
             while !self.bring_back(node).await {
                 if Instant::now() >= deadline {
                     verdict::fail(format!("no node could be changed {within:?} after the faults"));

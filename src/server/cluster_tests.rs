@@ -157,7 +157,6 @@ fn who_led_in_an_older_term_is_not_heard() {
         cluster_id: cluster.to_vec().into(),
         from: servers.core(leader).id,
         to: core.id,
-        ..pb::PeerHeader::default()
     };
     let vote = pb::Vote { term: 0, ..pb::Vote::default() };
     let heartbeat = pb::AppendEntriesRequest {
