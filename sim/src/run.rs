@@ -286,7 +286,6 @@ async fn last_checks(world: &World, shared: &Shared) -> bool {
             verdict::fail(format!("{one} (at the end of s{server})"));
         }
         shared.finish(&state);
-        world.note_snapshot(server).await;
     }
     let mut members = Vec::new();
     for server in 0..world.count() {
@@ -307,6 +306,10 @@ async fn last_checks(world: &World, shared: &Shared) -> bool {
     }
     if let Some(index) = world.newest().map(|state| state.head.index) {
         world.check_durable(index);
+    }
+    // Last: it takes time, in which a server may apply what others have not yet.
+    for server in 0..world.count() {
+        world.note_snapshot(server).await;
     }
     !verdict::has_failed()
 }
