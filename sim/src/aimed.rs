@@ -14,7 +14,7 @@ use crate::{
     dice::Dice,
     swarm::Class,
     trace,
-    world::{self, Crash, World},
+    world::{Crash, World},
 };
 
 /// Pause between two of them, ms.
@@ -78,7 +78,7 @@ pub(crate) async fn leave_behind(
     let applied = left.applied();
     drop(left);
     trace::event("aimed", format_args!("s{server} is left behind"));
-    let cut = world.network.cut_off(links(world, |from, to| (from == server) != (to == server)));
+    let cut = world.network.cut_off(world.links(|from, to| (from == server) != (to == server)));
     meanwhile.await;
     if let Some(leader) = world.leader().filter(|leader| *leader != server)
         && cut_log(world, leader, applied).await
@@ -126,7 +126,7 @@ async fn cut_off_with_newcomer(world: &World, server: usize, lasts: Duration) {
     coverage::hit("a leader was cut off with a server that was joining");
     trace::event("aimed", format_args!("s{leader} is cut off with s{server}"));
     let inside = move |one: usize| one == leader || one == server;
-    let cut = world.network.cut(links(world, |from, to| inside(from) != inside(to)));
+    let cut = world.network.cut(world.links(|from, to| inside(from) != inside(to)));
     rt::sleep(lasts).await;
     world.network.uncut(&cut);
 }
@@ -139,7 +139,7 @@ async fn lose_replies_into_fullness(world: &World, server: usize) {
         return;
     }
     trace::event("aimed", format_args!("s{leader} is not heard by s{server}"));
-    let cut = world.network.cut(links(world, |from, to| (from, to) == (leader, server)));
+    let cut = world.network.cut(world.links(|from, to| (from, to) == (leader, server)));
     rt::sleep(FILLED_AFTER).await;
     let free = world.swarm.free_bytes_min() - 1;
     if !world.is_calm() {
@@ -186,16 +186,12 @@ pub(crate) async fn elect_a_full_server(world: &World, dice: &mut Dice) {
     world.limit_disk(server, None);
 }
 
-/// The links from a server to another, both by number, that this says yes to.
-pub(crate) fn links(world: &World, apart: impl Fn(usize, usize) -> bool) -> Vec<(String, String)> {
-    let count = world.count();
-    let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
-    let apart = pairs.filter(|(from, to)| from != to && apart(*from, *to));
-    apart.map(|(from, to)| (world::address(from), world::address(to))).collect()
-}
-
 /// Waits for a moment that need not come.
-async fn moment(world: &World, within: Duration, has_come: impl Fn(&World) -> bool) -> bool {
+pub(crate) async fn moment(
+    world: &World,
+    within: Duration,
+    has_come: impl Fn(&World) -> bool,
+) -> bool {
     let deadline = Instant::now() + within;
     while !has_come(world) {
         if Instant::now() >= deadline {

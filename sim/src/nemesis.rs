@@ -9,7 +9,7 @@ use quorate::{
 };
 
 use crate::{
-    aimed, coverage,
+    coverage,
     dice::Dice,
     network::CALM,
     swarm::{Class, Swarm},
@@ -335,7 +335,7 @@ impl Nemesis {
     }
 
     fn cut(&mut self, apart: impl Fn(usize, usize) -> bool) {
-        let links = aimed::links(&self.world, apart);
+        let links = self.world.links(apart);
         let lasts = self.ms(self.swarm().cut_ms_max);
         let network = self.world.network.clone();
         let cut = network.cut(links);
@@ -348,7 +348,7 @@ impl Nemesis {
     /// The links of a server come and go.
     fn flap(&mut self, server: usize) {
         coverage::hit("a link flapped");
-        let links = aimed::links(&self.world, |from, to| from == server || to == server);
+        let links = self.world.links(|from, to| from == server || to == server);
         let rounds = self.dice.between(2, 10);
         let network = self.world.network.clone();
         rt::spawn(async move {

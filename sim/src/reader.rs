@@ -29,7 +29,7 @@ pub(crate) struct Reader {
     token: Index,
     /// By server: its life, and the newest index it showed in it.
     shown: BTreeMap<usize, (u64, Index)>,
-    /// By server: since when it had not been in touch, and when it said so.
+    /// By server: when it was looked at, and how long before that it had been in touch.
     contact: BTreeMap<usize, (Instant, Duration)>,
 }
 

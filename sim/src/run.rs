@@ -31,7 +31,7 @@ const CONVERGE: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_secs(30);
 /// From its registration until a new job runs.
 const PLACED: Duration = Duration::from_secs(20);
-/// Until a new job is planned, most often.
+/// How long a new job's plan is waited for while a server is left behind: agents keep their streams from it meanwhile.
 const PLANNED: Duration = Duration::from_millis(700);
 /// Until a log that has become too long is cut.
 const CUT: Duration = Duration::from_secs(5);
@@ -203,7 +203,11 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
         // The server that is left behind learns of the job's allocations by a snapshot, and has to tell the agents that listen to it.
         let planned = async {
             register(world.clone(), late).await;
-            rt::sleep(PLANNED).await;
+            let is_planned = |world: &World| {
+                let state = world.newest();
+                state.is_some_and(|state| state.allocations.iter().any(|row| row.job == key))
+            };
+            aimed::moment(world, PLANNED, is_planned).await;
         };
         aimed::leave_behind(world, dice.index(world.count()), planned).await;
     } else {

@@ -651,6 +651,14 @@ impl World {
         task.await.ok()
     }
 
+    /// The links between two servers, each in one direction, that this says yes to: from, to.
+    pub(crate) fn links(&self, apart: impl Fn(usize, usize) -> bool) -> Vec<(String, String)> {
+        let count = self.count();
+        let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
+        let apart = pairs.filter(|(from, to)| from != to && apart(*from, *to));
+        apart.map(|(from, to)| (address(from), address(to))).collect()
+    }
+
     /// Waits for a condition; false when it did not come true in time.
     pub(crate) async fn wait(
         &self,

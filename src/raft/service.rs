@@ -58,11 +58,11 @@ impl LeaderContact {
 
     fn heard(&self, term: u64) {
         self.term.store(term, Ordering::Relaxed);
-        self.answered(Duration::ZERO);
+        self.was_in_touch(Duration::ZERO);
     }
 
-    /// A majority answered this server, its leader, this long ago.
-    pub fn answered(&self, age: Duration) {
+    /// This long ago a leader was heard, or a majority answered this server as the leader.
+    pub fn was_in_touch(&self, age: Duration) {
         let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
         let at = self.clock.monotonic_ms().saturating_sub(age).max(1);
         self.at_ms.fetch_max(at, Ordering::Relaxed);

@@ -117,15 +117,10 @@ impl Core {
         let mut metrics = self.raft.metrics();
         loop {
             if let Some(age) = self.majority_age() {
-                self.contact.answered(age);
+                self.contact.was_in_touch(age);
             }
-            let led_alone = leads(&self).is_some() && self.is_sole_voter();
             if metrics.changed().await.is_err() {
                 return;
-            }
-            if led_alone {
-                // It was its own majority up to this change.
-                self.contact.answered(Duration::ZERO);
             }
         }
     }

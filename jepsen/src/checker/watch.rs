@@ -486,16 +486,18 @@ fn contact(run: &Run<'_>, look: &Look<'_>, judgement: &mut Judgement) {
 
 /// A server that was in touch at some time cannot say later that it last was before that time.
 fn contact_ages(run: &Run<'_>, judgement: &mut Judgement) {
-    let age_ns = |look: &Look<'_>| {
-        let ms = look.shown.last_contact_ms.unwrap_or(0);
-        i128::from(ms) * 1_000_000
-    };
+    // One that does not say it is a violation by itself.
+    let contact_ms = |look: &Look<'_>| look.shown.last_contact_ms.unwrap_or_default();
+    let age_ns = |look: &Look<'_>| i128::from(contact_ms(look)) * 1_000_000;
     // It answered between the start and the end of the look.
     let at_earliest = |look: &Look<'_>| i128::from(look.pair.start.time) - age_ns(look);
     let at_latest = |look: &Look<'_>| i128::from(look.answer.time) - age_ns(look);
     let mut servers: BTreeMap<&str, Vec<&Look<'_>>> = BTreeMap::new();
     for look in &run.looks {
-        if let (true, Some(node)) = (look.shown.stale, look.answer.node.as_deref()) {
+        if look.shown.stale
+            && look.shown.last_contact_ms.is_some()
+            && let Some(node) = look.answer.node.as_deref()
+        {
             servers.entry(node).or_default().push(look);
         }
     }
@@ -514,7 +516,7 @@ fn contact_ages(run: &Run<'_>, judgement: &mut Judgement) {
                 let title = format!(
                     "entry {} says that its server was in touch {} ms ago, but it was when entry {} was answered",
                     look.answer.index,
-                    look.shown.last_contact_ms.unwrap_or(0),
+                    contact_ms(look),
                     before.answer.index
                 );
                 judgement.violated(title, before.pair.entries().chain(look.pair.entries()));
