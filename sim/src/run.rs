@@ -37,6 +37,8 @@ const PLANNED: Duration = Duration::from_millis(700);
 const CUT: Duration = Duration::from_secs(5);
 /// Until every evaluation has come to its end.
 const DRAINED: Duration = Duration::from_mins(1);
+/// What the broker pauses before a second and before a third delivery.
+const REDELIVERED: Duration = Duration::from_secs(21);
 const INSTANCES: u32 = 3;
 
 /// What a run came to.
@@ -201,15 +203,21 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
     }
     if world.swarm.has(Class::Aimed) {
         // The server that is left behind learns of the job's allocations by a snapshot, and has to tell the agents that listen to it.
+        let is_planned = |world: &World| {
+            let state = world.newest();
+            state.is_some_and(|state| state.allocations.iter().any(|row| row.job == key))
+        };
         let planned = async {
             register(world.clone(), late).await;
-            let is_planned = |world: &World| {
-                let state = world.newest();
-                state.is_some_and(|state| state.allocations.iter().any(|row| row.job == key))
-            };
             aimed::moment(world, PLANNED, is_planned).await;
         };
         aimed::leave_behind(world, dice.index(world.count()), planned).await;
+        // The evaluation may have been given to the server that is behind, twice: the first time its reply was lost, and the second time it
+        // waited for the state until the lease had ended.
+        let leases = 2 * Duration::from_millis(world.swarm.nack_ms) + REDELIVERED;
+        if !world.wait("I39: a new job is planned", PLACED + leases, is_planned).await {
+            return Ok(false);
+        }
     } else {
         register(world.clone(), late).await;
     }

@@ -30,6 +30,7 @@ use fsm::{
 use needs::{has_ended, is_live};
 pub use step::check_step;
 pub use waiting::check_waits;
+pub(crate) use waiting::is_woken;
 
 /// A broken invariant: its number, and what was found.
 #[derive(Clone, PartialEq, Eq, Debug)]

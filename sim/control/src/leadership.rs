@@ -474,6 +474,7 @@ impl Leadership {
         found.extend(promises.looked_at_leases(now, dispatch, queued));
         found.extend(promises.looked_at_nodes(now, state, missed));
         found.extend(promises.looked_at_conflicts(now, state, dispatch));
+        found.extend(promises.looked_at_sleepers(now, state, dispatch));
         found
     }
 

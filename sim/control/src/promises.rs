@@ -3,7 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fsm::{Command, EvaluationId, EvaluationStatus, Index, Liveness, NodeId, Plan, State, Trigger};
+use fsm::{
+    Command, Evaluation, EvaluationId, EvaluationStatus, Index, Liveness, NodeId, Plan, State,
+    Trigger,
+};
 use leader::{
     Dispatch, Lease,
     broker::Token,
@@ -14,8 +17,10 @@ use leader::{
     },
 };
 
-use crate::world::CallId;
+use crate::{invariants, world::CallId};
 
+/// Within this time who waits for room and missed a gain is woken: at once, but for a look of the services.
+const WOKEN_MS: u64 = 5_000;
 /// The time to live of a node in a small cluster is below this.
 const TTL_MS_MAX: u64 = 2 * HEARTBEAT_TTL_MS_MIN;
 
@@ -35,13 +40,49 @@ struct Expected {
     since: u64,
 }
 
-/// An evaluation that waits because of conflicts.
+/// A blocked evaluation that the services do not hold, although they are to try it again.
 #[derive(Clone, Copy)]
-struct Conflict {
+struct Sleeper {
     snapshot_index: Index,
     since: u64,
     /// Another one of its job waited too.
     had_rival: bool,
+}
+
+/// Those that sleep for one reason.
+#[derive(Default)]
+struct Sleepers(BTreeMap<EvaluationId, Sleeper>);
+
+impl Sleepers {
+    /// The services looked: who has slept for so long, and how long, ms.
+    fn looked(
+        &mut self,
+        now: u64,
+        state: &State,
+        dispatch: &Dispatch,
+        patience_ms: u64,
+        sleeps: impl Fn(&Evaluation) -> bool,
+    ) -> Option<(EvaluationId, u64)> {
+        let is_blocked = |row: &Evaluation| row.status == EvaluationStatus::Blocked;
+        let sleeps = |row: &Evaluation| is_blocked(row) && !dispatch.holds(row.id) && sleeps(row);
+        self.0.retain(|id, _| state.evaluations.get(id).is_some_and(|row| sleeps(row)));
+        for row in state.evaluations.iter().filter(|row| sleeps(row)) {
+            let snapshot_index = row.snapshot_index;
+            let new = Sleeper { snapshot_index, since: now, had_rival: false };
+            let known = self.0.entry(row.id).or_insert(new);
+            if known.snapshot_index != snapshot_index {
+                *known = new;
+            }
+            known.had_rival |= state
+                .evaluations
+                .iter()
+                .any(|other| other.job == row.job && other.id != row.id && is_blocked(other));
+        }
+        let slept = self.0.iter().map(|(id, known)| (*id, now - known.since, known.had_rival));
+        let mut late =
+            slept.filter(|(_, slept_ms, had_rival)| *slept_ms >= patience_ms && !had_rival);
+        late.next().map(|(id, slept_ms, _)| (id, slept_ms))
+    }
 }
 
 /// The account of one leadership.
@@ -56,7 +97,10 @@ pub(crate) struct Promises {
     /// Given back as failed: when, and the snapshot of its last pass.
     failed_at: BTreeMap<EvaluationId, (u64, Index)>,
     expected: BTreeMap<NodeId, Expected>,
-    conflicts: BTreeMap<EvaluationId, Conflict>,
+    /// Who waits because of conflicts.
+    conflicts: Sleepers,
+    /// Who waits for room, and there was some.
+    overslept: Sleepers,
     /// Entries with plans so far.
     entries: u64,
     entries_settled: u64,
@@ -169,7 +213,8 @@ impl Promises {
             (row.id, Expected { incarnation: row.incarnation, since: now })
         };
         self.expected = live.map(expected).collect();
-        self.conflicts.clear();
+        self.conflicts = Sleepers::default();
+        self.overslept = Sleepers::default();
     }
 
     /// A beat was answered. A node of the state is known, and one that counts as away comes back.
@@ -241,29 +286,27 @@ impl Promises {
         state: &State,
         dispatch: &Dispatch,
     ) -> Option<String> {
-        let waits = |row: &fsm::Evaluation| {
-            row.status == EvaluationStatus::Blocked && row.trigger == Trigger::MaxPlans
-        };
-        self.conflicts.retain(|id, _| {
-            !dispatch.holds(*id) && state.evaluations.get(id).is_some_and(|row| waits(row))
-        });
-        for row in state.evaluations.iter().filter(|row| waits(row) && !dispatch.holds(row.id)) {
-            let snapshot_index = row.snapshot_index;
-            let new = Conflict { snapshot_index, since: now, had_rival: false };
-            let known = self.conflicts.entry(row.id).or_insert(new);
-            if known.snapshot_index != snapshot_index {
-                *known = new;
-            }
-            known.had_rival |= state.evaluations.iter().any(|other| {
-                other.job == row.job
-                    && other.id != row.id
-                    && other.status == EvaluationStatus::Blocked
-            });
+        let is_conflict = |row: &Evaluation| row.trigger == Trigger::MaxPlans;
+        let conflicts = &mut self.conflicts;
+        let (id, slept_ms) =
+            conflicts.looked(now, state, dispatch, UNBLOCK_FAILED_MS, is_conflict)?;
+        Some(format!("I25: {id} failed for conflicts and waits for {slept_ms} ms"))
+    }
+
+    /// I39. The services looked: who waits for room is not left asleep when there was some since it looked, whoever led then.
+    pub(crate) fn looked_at_sleepers(
+        &mut self,
+        now: u64,
+        state: &State,
+        dispatch: &Dispatch,
+    ) -> Option<String> {
+        if state.scheduler_configuration().pause_eval_broker {
+            self.overslept = Sleepers::default();
+            return None;
         }
-        let mut late = self.conflicts.iter();
-        let (id, known) =
-            late.find(|(_, known)| now - known.since >= UNBLOCK_FAILED_MS && !known.had_rival)?;
-        Some(format!("I25: {id} failed for conflicts and waits for {} ms", now - known.since))
+        let missed = |row: &Evaluation| invariants::is_woken(state, row);
+        let (id, slept_ms) = self.overslept.looked(now, state, dispatch, WOKEN_MS, missed)?;
+        Some(format!("I39: {id} waits for room, missed some, and sleeps on for {slept_ms} ms"))
     }
 }
 
@@ -293,5 +336,46 @@ fn is_expected(liveness: Liveness) -> bool {
     match liveness {
         Liveness::Initializing | Liveness::Ready => true,
         Liveness::Disconnected | Liveness::Down => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fsm::{
+        JobKind,
+        state::{CapacityGain, GainKey},
+        table::ChangeSet,
+        testing::{self, Driver},
+    };
+
+    use super::*;
+
+    #[test]
+    fn who_missed_room_does_not_sleep_on() {
+        let state = |snapshot_index, gain| {
+            let mut driver = Driver::default();
+            let (id, node) = (driver.evaluation_id(), testing::node_id("n1"));
+            let key = testing::job_key("shipper");
+            let mut row = Evaluation::new(id, key, JobKind::System, 50, Trigger::QueuedAllocs);
+            row.status = EvaluationStatus::Blocked;
+            (row.node, row.snapshot_index) = (Some(node), snapshot_index);
+            let mut state = driver.state;
+            state.evaluations.put(row, &mut ChangeSet::trial());
+            let gain = CapacityGain { key: GainKey::Node(node), index: gain };
+            state.capacity_gains.put(gain, &mut ChangeSet::trial());
+            state
+        };
+        let dispatch = Dispatch::new(leader::broker::BrokerConfig::default());
+        let mut promises = Promises::default();
+        let missed = state(5, 6);
+        assert_eq!(promises.looked_at_sleepers(0, &missed, &dispatch), None);
+        assert_eq!(promises.looked_at_sleepers(WOKEN_MS - 1, &missed, &dispatch), None);
+        let found = promises.looked_at_sleepers(WOKEN_MS, &missed, &dispatch);
+        assert!(found.is_some_and(|found| found.contains("sleeps on for 5000 ms")));
+        // A new leader has as much time, and what was seen by who waits is not missed.
+        promises.restored(WOKEN_MS, &missed);
+        assert_eq!(promises.looked_at_sleepers(WOKEN_MS, &missed, &dispatch), None);
+        assert_eq!(promises.looked_at_sleepers(4 * WOKEN_MS, &state(6, 6), &dispatch), None);
+        assert_eq!(promises.looked_at_sleepers(8 * WOKEN_MS, &state(6, 6), &dispatch), None);
     }
 }

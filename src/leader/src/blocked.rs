@@ -154,8 +154,9 @@ impl BlockedEvals {
         self.enabled
     }
 
-    /// Takes over from the state what a new leader has to watch: the gains, then the blocked evaluations, of which those that missed a gain wake.
-    pub fn restore(&mut self, now: u64, state: &fsm::State) {
+    /// Takes over from the state what a new leader has to watch: the gains, then the blocked evaluations, of which those that missed a gain wake. Those
+    /// that are `held` were woken before and come back with their outcome.
+    pub fn restore(&mut self, now: u64, state: &fsm::State, held: impl Fn(EvaluationId) -> bool) {
         if !self.enabled {
             return;
         }
@@ -165,7 +166,7 @@ impl BlockedEvals {
                 GainKey::Node(node) => self.note_node_gain(now, node, gain.index),
             }
         }
-        for evaluation in state.evaluations.iter() {
+        for evaluation in state.evaluations.iter().filter(|evaluation| !held(evaluation.id)) {
             self.block(now, evaluation);
         }
     }

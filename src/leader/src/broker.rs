@@ -212,14 +212,15 @@ impl EvalBroker {
         }
     }
 
-    /// Forgets what is terminal or gone in the state: effects that said so were missed.
-    pub fn remove_closed(&mut self, now: u64, state: &fsm::State) {
-        let closed = |id: &EvaluationId| {
-            state.evaluations.get(id).is_none_or(|row| row.status.is_terminal())
-        };
-        let ids: Vec<_> = self.entries.keys().filter(|id| closed(id)).copied().collect();
+    /// Learns what became of its evaluations when effects that said so were missed: what is terminal or gone, or was blocked again by its outcome,
+    /// is let go. A lease on the last kind would keep its evaluation from being woken, and end without anybody who waits for room.
+    pub fn catch_up(&mut self, now: u64, state: &fsm::State) {
+        let ids: Vec<_> = self.entries.keys().copied().collect();
         for id in ids {
-            self.remove(now, id);
+            match state.evaluations.get(&id) {
+                Some(row) => self.applied(now, row),
+                None => self.remove(now, id),
+            }
         }
     }
 

@@ -68,13 +68,13 @@ impl Dispatch {
     pub fn restore(&mut self, now: u64, state: &State) {
         self.broker.enable();
         self.broker.set_paused(state.scheduler_configuration().pause_eval_broker);
-        self.broker.remove_closed(now, state);
+        self.broker.catch_up(now, state);
         if !is_planted(Plant::BrokerNotRestored) {
             self.broker.restore(now, state);
         }
         self.blocked.disable();
         self.blocked.enable();
-        self.blocked.restore(now, state);
+        self.blocked.restore(now, state, |id| self.broker.contains(id));
     }
 
     /// The leadership is over: drops everything.
@@ -310,7 +310,11 @@ fn is_open(state: &State, id: EvaluationId) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use fsm::{Trigger, table::ChangeSet};
+    use fsm::{
+        Trigger,
+        state::{CapacityGain, GainKey},
+        table::ChangeSet,
+    };
 
     use super::*;
     use crate::testing::{evaluation, name_of, named};
@@ -383,6 +387,42 @@ mod tests {
             }
             names
         }
+    }
+
+    #[test]
+    fn an_evaluation_whose_blocked_outcome_was_missed_waits_for_room_again() {
+        let mut world = World::new();
+        let (class, node) = (ClassId::default(), NodeId::default());
+        let mut row = evaluation("a", "web", 1);
+        (row.status, row.trigger) = (EvaluationStatus::Blocked, Trigger::QueuedAllocs);
+        row.snapshot_index = 5;
+        world.put(row.clone());
+        world.dispatch.capacity_gained(NOW, class, node, 6);
+        assert!(world.offered(NOW).is_empty());
+        let leases = world.dispatch.dequeue(NOW, &world.state, &JobKind::ALL, 1, 1, || [1; 16]);
+        assert_eq!(leases.expect("the broker is enabled").len(), 1, "it was woken");
+
+        // It is blocked again, room is gained, and the leader hears of neither.
+        let id = row.id;
+        row.snapshot_index = 7;
+        world.state.evaluations.put(row, &mut ChangeSet::default());
+        let gain = CapacityGain { key: GainKey::Class(class), index: 8 };
+        world.state.capacity_gains.put(gain, &mut ChangeSet::default());
+        world.dispatch.restore(NOW, &world.state);
+        assert!(world.offered(NOW).is_empty());
+        world.dispatch.ack(NOW, id, [1; 16]).expect_err("its lease ended with its outcome");
+        assert!(world.dispatch.holds(id), "it was woken again");
+    }
+
+    #[test]
+    fn what_was_woken_is_not_tracked_beside_when_effects_were_missed() {
+        let mut world = World::new();
+        world.put_blocked(&["a"]);
+        world.dispatch.capacity_gained(NOW, ClassId::default(), NodeId::default(), 6);
+        assert!(world.offered(NOW).is_empty());
+        world.dispatch.restore(NOW, &world.state);
+        let id = EvaluationId(named("a"));
+        assert!(world.dispatch.holds(id) && !world.dispatch.tracks(id));
     }
 
     /// A copy with every step would fill the queue of the services, and crowd out that a node is down.

@@ -135,7 +135,7 @@ fn knows(row: &Evaluation, job: &Job) -> bool {
 }
 
 /// Something was gained since it looked last.
-fn is_woken(state: &State, row: &Evaluation) -> bool {
+pub(crate) fn is_woken(state: &State, row: &Evaluation) -> bool {
     state.capacity_gains.iter().any(|gain| {
         let helps = match gain.key {
             GainKey::Class(class) => row.node.is_none() && may_use(row, class),

@@ -137,7 +137,7 @@ fn a_new_leader_wakes_what_missed_a_gain() {
     state.capacity_gains.put(gain, &mut changes);
     let mut blocked = BlockedEvals::default();
     blocked.enable();
-    blocked.restore(0, &state);
+    blocked.restore(0, &state, |_| false);
     let first = EvaluationId(named("e00001"));
     assert_eq!(blocked.poll(0), [Wake { evaluation: first, index: 15 }]);
     assert_eq!(blocked.stats(), BlockedStats { blocked: 1, ..BlockedStats::default() });
