@@ -1,4 +1,5 @@
-//! The agents: real `quorate agent` processes, each simulating some nodes, for workloads that run allocations.
+//! The agents: real `quorate agent` processes, for workloads that run allocations. Some simulate a few nodes each, the others are real
+//! nodes, whose tasks are processes ([`crate::task`]) that live on when their agent is killed.
 //!
 //! Owns every agent process and its faults. Agents reach the servers directly, not through the proxies: a
 //! partition cuts servers from each other. A process is signalled only while it is our unreaped child; all are
@@ -23,6 +24,7 @@ use crate::checker::crash::Exit;
 use crate::guard::Guard;
 use crate::history::{Function, Kind, Op, Process, Recorder};
 use crate::random::Random;
+use crate::workload::Agents;
 
 /// CPU and memory of each simulated node.
 const CPU_MHZ: u64 = 1_000;
@@ -37,6 +39,10 @@ const POLL: Duration = Duration::from_millis(20);
 /// Time between two faults, and how long one lasts: shorter and longer than a node takes to be down.
 const PAUSE_BETWEEN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 const FAULT_LENGTH: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(14));
+/// Percent of the faults that are quick kills of a real agent, if there is one: what it does at that moment matters then, not that it is away.
+const QUICK_PERCENT: usize = 75;
+const QUICK_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(800));
+const QUICK_LENGTH: (Duration, Duration) = (Duration::ZERO, Duration::from_millis(600));
 
 /// What the agents are made from.
 pub(crate) struct Setup<'a> {
@@ -46,8 +52,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) directory: &'a Path,
     /// The servers' RPC addresses.
     pub(crate) servers: Vec<SocketAddr>,
-    /// How many processes, and nodes in each.
-    pub(crate) agents: (usize, u32),
+    /// How many of each kind.
+    pub(crate) agents: Agents,
     /// Kills them if the harness dies.
     pub(crate) guard: Option<Guard>,
 }
@@ -63,6 +69,8 @@ pub(crate) struct Fleet {
 struct Agent {
     name: String,
     directory: PathBuf,
+    /// Nodes that it simulates; `None`: it is a real one.
+    simulate: Option<u32>,
     child: Option<Child>,
     paused: bool,
 }
@@ -73,7 +81,8 @@ struct AgentConfig<'a> {
     datacenter: &'a str,
     data_dir: PathBuf,
     servers: Vec<String>,
-    simulate: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    simulate: Option<u32>,
     log_format: &'a str,
     http: BTreeMap<&'a str, &'a str>,
     resources: BTreeMap<&'a str, u64>,
@@ -93,10 +102,11 @@ pub(crate) fn agent_log(directory: &Path, agent: &str) -> PathBuf {
 impl Fleet {
     /// Starts the agents.
     pub(crate) fn start(setup: Setup<'_>) -> Result<Self> {
-        let (count, nodes) = setup.agents;
-        let agents = names(count).into_iter().map(|name| {
+        let Agents { simulating, nodes, .. } = setup.agents;
+        let agents = names(setup.agents.count()).into_iter().enumerate().map(|(number, name)| {
             let directory = setup.directory.join(&name);
-            Agent { name, directory, child: None, paused: false }
+            let simulate = (number < simulating).then_some(nodes);
+            Agent { name, directory, simulate, child: None, paused: false }
         });
         let mut fleet = Self {
             binary: setup.binary.to_owned(),
@@ -105,7 +115,7 @@ impl Fleet {
             exits: Vec::new(),
         };
         for agent in &fleet.agents {
-            write_config(agent, &setup.servers, nodes)?;
+            write_config(agent, &setup.servers)?;
         }
         for agent in 0..fleet.agents.len() {
             fleet.start_agent(agent)?;
@@ -113,9 +123,10 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// What the agents wrote down.
-    pub(crate) fn logs(&self) -> Vec<PathBuf> {
-        self.agents.iter().map(|agent| agent.directory.join(LOG)).collect()
+    /// What the agents wrote down, by name.
+    pub(crate) fn logs(&self) -> Vec<(String, PathBuf)> {
+        let logs = self.agents.iter();
+        logs.map(|agent| (agent.name.clone(), agent.directory.join(LOG))).collect()
     }
 
     /// Exits so far that nobody here caused.
@@ -130,13 +141,19 @@ impl Fleet {
         random: &mut Random,
         stop: &AtomicBool,
     ) -> Result<()> {
+        let is_real = |agent: &Agent| agent.simulate.is_none();
+        let real = self.agents.iter().filter(|agent| is_real(agent)).count();
         loop {
-            rest(random.duration(PAUSE_BETWEEN.0, PAUSE_BETWEEN.1), stop);
+            let quick = real > 0 && random.below(100) < QUICK_PERCENT;
+            let (pause, length) =
+                if quick { (QUICK_PAUSE, QUICK_LENGTH) } else { (PAUSE_BETWEEN, FAULT_LENGTH) };
+            rest(random.duration(pause.0, pause.1), stop);
             if stop.load(Ordering::Relaxed) {
                 return self.heal();
             }
-            let agent = random.below(self.agents.len());
-            let kill = random.below(2) == 0;
+            let count = self.agents.len();
+            let agent = if quick { count - 1 - random.below(real) } else { random.below(count) };
+            let kill = quick || random.below(2) == 0;
             let (begin, end) = if kill {
                 (Function::KillAgent, Function::StartAgent)
             } else {
@@ -145,7 +162,7 @@ impl Fleet {
             self.recorded(recorder, begin, agent, |fleet| {
                 if kill { fleet.kill(agent) } else { fleet.pause(agent) }
             })?;
-            rest(random.duration(FAULT_LENGTH.0, FAULT_LENGTH.1), stop);
+            rest(random.duration(length.0, length.1), stop);
             self.recorded(recorder, end, agent, |fleet| {
                 if kill { fleet.start_agent(agent) } else { fleet.resume(agent) }
             })?;
@@ -318,7 +335,7 @@ impl Drop for Fleet {
     }
 }
 
-fn write_config(agent: &Agent, servers: &[SocketAddr], nodes: u32) -> Result<()> {
+fn write_config(agent: &Agent, servers: &[SocketAddr]) -> Result<()> {
     fs::create_dir_all(&agent.directory)
         .with_context(|| format!("cannot create {}", agent.directory.display()))?;
     let config = AgentConfig {
@@ -326,11 +343,15 @@ fn write_config(agent: &Agent, servers: &[SocketAddr], nodes: u32) -> Result<()>
         datacenter: "dc1",
         data_dir: agent.directory.join("data"),
         servers: servers.iter().map(SocketAddr::to_string).collect(),
-        simulate: nodes,
+        simulate: agent.simulate,
         log_format: "json",
         http: BTreeMap::from([("address", "127.0.0.1:0")]),
         resources: BTreeMap::from([("cpu_mhz", CPU_MHZ), ("memory_mb", MEMORY_MB)]),
-        drivers: BTreeMap::from([("mock", true)]),
+        drivers: if agent.simulate.is_some() {
+            BTreeMap::from([("mock", true)])
+        } else {
+            BTreeMap::from([("raw_exec", true), ("mock", false)])
+        },
     };
     let text = toml::to_string(&config).context("cannot render an agent configuration")?;
     let path = agent.directory.join("agent.toml");
@@ -360,17 +381,22 @@ mod tests {
         }
         let servers = vec!["127.0.0.1:4647".parse().unwrap()];
         let binary = Path::new("/bin/sh");
-        Fleet::start(Setup { binary, directory, servers, agents: (2, 3), guard: None }).unwrap()
+        let agents = Agents { simulating: 1, nodes: 3, real: 1 };
+        Fleet::start(Setup { binary, directory, servers, agents, guard: None }).unwrap()
     }
 
     #[test]
     fn faults_are_recorded_and_healed() {
         let directory = tempfile::tempdir().unwrap();
         let mut fleet = fleet(directory.path(), "exec sleep 1000");
-        let text = fs::read_to_string(directory.path().join("a2/agent.toml")).unwrap();
-        let config: toml::Table = text.parse().unwrap();
-        assert_eq!(config["simulate"].as_integer(), Some(3));
-        assert_eq!(config["servers"].as_array().unwrap().len(), 1);
+        let config = |agent: &str| -> toml::Table {
+            let path = directory.path().join(agent).join("agent.toml");
+            fs::read_to_string(path).unwrap().parse().unwrap()
+        };
+        assert_eq!(config("a1")["simulate"].as_integer(), Some(3));
+        assert_eq!(config("a1")["servers"].as_array().unwrap().len(), 1);
+        assert!(!config("a2").contains_key("simulate"));
+        assert_eq!(config("a2")["drivers"]["raw_exec"].as_bool(), Some(true));
 
         let recorder = Recorder::in_memory();
         let kill = |fleet: &mut Fleet| fleet.kill(0);

@@ -23,7 +23,7 @@ use crate::store::{Cycles, TestRecord};
 use crate::system::System;
 use crate::test_all::{self, Matrix};
 use crate::workload::WorkloadKind;
-use crate::{guard, run, selftest, serve};
+use crate::{guard, run, selftest, serve, task};
 
 const BAD_ARGUMENTS: u8 = 254;
 const CRASHED: u8 = 255;
@@ -57,6 +57,16 @@ enum Action {
     /// Kill the processes named on stdin once it closes.
     #[command(name = guard::SUBCOMMAND, hide = true)]
     Guard,
+    /// Run until SIGINT, holding an allocation's lock; what real agents of a run are given to do.
+    #[command(name = task::SUBCOMMAND, hide = true)]
+    Task {
+        /// Where the run keeps its tasks' traces.
+        directory: PathBuf,
+        /// The history's time 0 on the monotonic clock, in nanoseconds.
+        origin: u64,
+        /// The node's name.
+        agent: String,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -327,6 +337,10 @@ fn perform(action: &Action) -> Result<Verdict> {
                 Verdict::Unknown => "selftest: the control run failed",
             });
             Ok(verdict)
+        }
+        Action::Task { directory, origin, agent } => {
+            task::run(directory, *origin, agent)?;
+            Ok(Verdict::True)
         }
         Action::Guard => {
             guard::serve(std::io::stdin().lock())?;

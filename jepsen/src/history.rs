@@ -112,6 +112,8 @@ pub(crate) enum Function {
     DrainNode,
     /// End a node's drain.
     RestoreNode,
+    /// Let a node take allocations, or not.
+    MarkNode,
     /// SIGKILL an agent process.
     KillAgent,
     /// Start a killed agent process again.
@@ -145,6 +147,7 @@ impl Function {
             Self::Watch => "watch",
             Self::DrainNode => "drain-node",
             Self::RestoreNode => "restore-node",
+            Self::MarkNode => "mark-node",
             Self::KillAgent => "kill-agent",
             Self::StartAgent => "start-agent",
             Self::PauseAgent => "pause-agent",

@@ -4,6 +4,7 @@
 //!  cli ─► run ─► cluster (processes) ── network (proxy or netns: links between them), loop_disk
 //!  test_all ─┘│  └► nemesis (faults on all of them)   guard, owned (undo what is left if the harness dies)
 //!             ├► workload ─► client ─► history
+//!             ├► agents ─► task (what real agents run)
 //!             └► checker ◄── store ─► report, html ◄── serve
 //! ```
 
@@ -34,6 +35,7 @@ mod serve;
 mod server_config;
 mod store;
 mod system;
+mod task;
 mod test_all;
 mod time;
 mod totals;

@@ -33,6 +33,7 @@ use crate::random::Random;
 use crate::report::Reporter;
 use crate::store::{Aftermath, Cycles, Readiness, TestRecord, create_run, read_json, write_json};
 use crate::system::System;
+use crate::task::Place;
 use crate::workload::{Drive, Load, Target, WorkloadKind, clients};
 
 /// How long the servers may take to be ready, at the start and after the heal.
@@ -77,9 +78,12 @@ pub(crate) fn run(record: &TestRecord, store: &Path, check_time_max: Duration) -
     {
         let cluster = start_cluster(record, &directory, store, &reporter)?;
         let endpoints = cluster.endpoints().to_vec();
-        let mut fleet = start_agents(record, &directory, &endpoints)?;
+        let tasks = workload_of(record)?.agents().real > 0;
+        let tasks = tasks.then(|| Place::create(&directory, &recorder)).transpose()?;
+        let mut agents = Agents { fleet: start_agents(record, &directory, &endpoints)?, tasks };
         let cluster = Mutex::new(cluster);
-        conduct(record, &cluster, &endpoints, &mut fleet, &recorder, &reporter, &mut aftermath);
+        conduct(record, &cluster, &endpoints, &mut agents, &recorder, &reporter, &mut aftermath);
+        let mut fleet = agents.fleet;
         if let Err(error) = fleet.stop() {
             aftermath.harness_failures.push(format!("stop of the agents: {error:#}"));
         }
@@ -231,8 +235,14 @@ fn start_agents(record: &TestRecord, directory: &Path, endpoints: &[Endpoint]) -
         directory,
         servers: endpoints.iter().map(|endpoint| endpoint.rpc).collect(),
         agents,
-        guard: if agents.0 > 0 { Some(Guard::start(&executable)?) } else { None },
+        guard: if agents.count() > 0 { Some(Guard::start(&executable)?) } else { None },
     })
+}
+
+/// The agents and, if some are real, the place of their tasks.
+struct Agents {
+    fleet: Fleet,
+    tasks: Option<Place>,
 }
 
 /// Clients and faults, then the heal and the last phase.
@@ -240,7 +250,7 @@ fn conduct(
     record: &TestRecord,
     cluster: &Mutex<Cluster>,
     endpoints: &[Endpoint],
-    fleet: &mut Fleet,
+    Agents { fleet, tasks }: &mut Agents,
     recorder: &Recorder,
     reporter: &Reporter,
     aftermath: &mut Aftermath,
@@ -260,7 +270,14 @@ fn conduct(
         seed: record.seed,
         system: record.system,
     };
-    let clients = clients(workload, &targets, load, record.ops_per_key, recorder);
+    let real_task = match tasks.as_ref().map(Place::config).transpose() {
+        Ok(task) => task,
+        Err(error) => {
+            aftermath.harness_failures.push(format!("tasks of real agents: {error:#}"));
+            return;
+        }
+    };
+    let clients = clients(workload, &targets, load, record.ops_per_key, recorder, real_task);
     let turns = Turns::new(&record.injected());
     let nemesis = Nemesis::new(cluster, endpoints, recorder, &turns, record.seed);
     let ready_ms = Mutex::new(Vec::new());
@@ -286,8 +303,11 @@ fn conduct(
         aftermath.ready_after_heal = Readiness::Milliseconds(elapsed);
         reporter.line(&format!("ready after {elapsed} ms, last phase"));
         clients.last_phase(Instant::now() + LAST_PHASE_TIMEOUT);
-        if workload == WorkloadKind::Allocs {
-            await_agents(fleet, recorder, reporter);
+        if let Some(tasks) = tasks {
+            await_agents(fleet, tasks, recorder, reporter);
+            if let Err(error) = tasks.note_held() {
+                aftermath.harness_failures.push(format!("tasks of real agents: {error:#}"));
+            }
         }
     } else {
         aftermath.ready_after_heal = Readiness::Never;
@@ -297,12 +317,16 @@ fn conduct(
 
 /// Lets agents catch up with what the servers said at the end: one that was cut off may take a while to come
 /// back. Whether they did is for the checker, which reads the same records.
-fn await_agents(fleet: &Fleet, recorder: &Recorder, reporter: &Reporter) {
+fn await_agents(fleet: &Fleet, tasks: &Place, recorder: &Recorder, reporter: &Reporter) {
     let started = Instant::now();
     let (history, _) = recorder.snapshot();
+    let look = || {
+        let mut running = read(&fleet.logs())?.running;
+        running.extend(tasks.held()?);
+        agents_agree(&history, &running)
+    };
     loop {
-        let agree = read(&fleet.logs()).and_then(|records| agents_agree(&history, &records));
-        match agree {
+        match look() {
             Ok(true) => {}
             Ok(false) if started.elapsed() < AGENTS_TIMEOUT => {
                 thread::sleep(TICK);

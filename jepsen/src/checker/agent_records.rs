@@ -21,21 +21,26 @@ pub(crate) struct Records {
     pub(crate) twice: BTreeSet<String>,
     /// How often an allocation began to run.
     pub(crate) starts: usize,
+    /// What ran in which life of which agent: its name, the number of its start from 1 on, the allocation.
+    pub(crate) lives: BTreeSet<(String, usize, String)>,
 }
 
-/// Reads the logs of these agents.
-pub(crate) fn read(logs: &[PathBuf]) -> Result<Records> {
+/// Reads the logs of these agents, by their names.
+pub(crate) fn read(logs: &[(String, PathBuf)]) -> Result<Records> {
     let mut records = Records::default();
     // Who ran an allocation.
     let mut owners: BTreeMap<String, usize> = BTreeMap::new();
-    for (agent, path) in logs.iter().enumerate() {
+    for (agent, (name, path)) in logs.iter().enumerate() {
+        let mut starts = 0;
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         let mut running: BTreeSet<String> = BTreeSet::new();
         for line in BufReader::new(file).lines() {
             let line = line.with_context(|| format!("cannot read {}", path.display()))?;
             // The last line of a killed agent may be cut off.
             let Ok(line) = serde_json::from_str::<Value>(&line) else { continue };
+            starts += usize::from(is_start(&line));
             let Some(id) = note(&line, &mut running, &mut records.starts) else { continue };
+            records.lives.insert((name.clone(), starts, id.clone()));
             if *owners.entry(id.clone()).or_insert(agent) != agent {
                 records.twice.insert(id);
             }
@@ -45,13 +50,18 @@ pub(crate) fn read(logs: &[PathBuf]) -> Result<Records> {
     Ok(records)
 }
 
+/// The agent was started.
+fn is_start(line: &Value) -> bool {
+    line.get("fields").unwrap_or(line).get("agent_started").is_some()
+}
+
 /// Takes in a line; which allocation runs, if it tells that.
 fn note(line: &Value, running: &mut BTreeSet<String>, starts: &mut usize) -> Option<String> {
-    let fields = line.get("fields").unwrap_or(line);
-    if fields.get("agent_started").is_some() {
+    if is_start(line) {
         running.clear();
         return None;
     }
+    let fields = line.get("fields").unwrap_or(line);
     let text = |name: &str| fields.get(name).and_then(Value::as_str);
     let (id, status) = (text("allocation")?, text("client_status")?);
     if status != "running" {
@@ -74,7 +84,7 @@ mod tests {
         let log = |name: &str, lines: &[&str]| {
             let path = directory.path().join(name);
             std::fs::write(&path, lines.join("\n")).unwrap();
-            path
+            (name.to_owned(), path)
         };
         let status = |id: &str, status: &str| {
             format!(
@@ -109,6 +119,10 @@ mod tests {
         assert_eq!(records.running, BTreeSet::from(["y".to_owned()]));
         assert_eq!(records.twice, BTreeSet::from(["y", "z"].map(str::to_owned)));
         assert_eq!(records.starts, 6);
-        assert!(read(&[directory.path().join("a3")]).is_err());
+        let life = |agent: &str, number, id: &str| (agent.to_owned(), number, id.to_owned());
+        let first = [(1, "x"), (1, "y"), (2, "y"), (2, "z")].map(|(n, id)| life("a1", n, id));
+        let second = ["y", "z"].map(|id| life("a2", 0, id));
+        assert_eq!(records.lives, first.into_iter().chain(second).collect());
+        assert!(read(&[("a3".to_owned(), directory.path().join("a3"))]).is_err());
     }
 }

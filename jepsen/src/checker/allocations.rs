@@ -2,8 +2,9 @@
 //!
 //! Judges the allocs workload. At every read: the rules of [`super::views`], and no live allocation has a
 //! number in its name that no registration so far asked for. At the end, on every server: exactly the
-//! names that the counts say, all running (I39). And in the agents' own records: what runs there is what the
-//! servers say, nothing less and nothing more, and no allocation ran in two places (I49).
+//! names that the counts say, all running (I39). And in the agents' own records and by the locks that tasks hold: what runs there is what the
+//! servers say, nothing less and nothing more, and no allocation ran in two places (I49); the rest of what tasks tell is judged by
+//! [`super::task_records`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -15,13 +16,19 @@ use super::Verdict;
 use super::agent_records::Records;
 use super::judgement::Judgement;
 use super::pairs::Pair;
+use super::task_records::{self, Tasks};
 use super::views::{self, View, views};
 use crate::history::{Function, Op};
 use crate::workload::snapshot::Allocation;
 
-/// Judges a history of the allocs workload; `records` are what the agents wrote down, if they did.
-pub(crate) fn check(history: &[Op], records: Option<&Records>) -> Result<Judgement> {
+/// Judges a history of the allocs workload; `evidence` is what agents and tasks wrote down, if they did.
+pub(crate) fn check(history: &[Op], evidence: Option<(Records, &Tasks)>) -> Result<Judgement> {
     let started = Instant::now();
+    let evidence = evidence.map(|(mut records, tasks)| {
+        tasks.add_to(&mut records);
+        (records, tasks)
+    });
+    let records = evidence.as_ref().map(|(records, _)| records);
     let (pairs, views) = views(history)?;
     let mut judgement = Judgement::new("allocations", pairs.len());
     views::check(&views, &mut judgement);
@@ -30,16 +37,21 @@ pub(crate) fn check(history: &[Op], records: Option<&Records>) -> Result<Judgeme
     for view in &last {
         judge_converged(view, &mut judgement);
     }
-    if let (Some(records), Some(view)) = (records, last.last()) {
-        judge_records(records, view, &mut judgement);
+    if let Some((records, tasks)) = &evidence {
+        task_records::judge(history, (records, tasks), &views, &mut judgement);
+        if let Some(view) = last.last() {
+            judge_records(records, view, &mut judgement);
+        }
     }
     let faults = views::agent_faults(history);
     let live = |view: &View<'_>| view.snapshot.allocations.iter().filter(|a| a.is_live()).count();
     let live_max = views.iter().map(live).max().unwrap_or(0);
     let starts = records.map_or(0, |records| records.starts);
+    let tasks = evidence.as_ref().map(|(_, tasks)| *tasks);
+    let task_starts = tasks.map_or(0, Tasks::starts);
     judgement.summary = format!(
-        "{} reads, at most {live_max} live allocations, {starts} starts on agents, {faults} faults \
-         of agents, {} reads after everything had settled",
+        "{} reads, at most {live_max} live allocations, {starts} starts on agents, {task_starts} of them of \
+         real processes, {faults} faults of agents, {} reads after everything had settled",
         views.len(),
         last.len()
     );
@@ -47,6 +59,7 @@ pub(crate) fn check(history: &[Op], records: Option<&Records>) -> Result<Judgeme
         "reads": views.len(),
         "live_max": live_max,
         "agent_starts": starts,
+        "task_starts": task_starts,
         "agent_faults": faults,
         "settled_reads": last.len(),
     });
@@ -59,6 +72,9 @@ pub(crate) fn check(history: &[Op], records: Option<&Records>) -> Result<Judgeme
         }
         if records.is_some() && starts == 0 {
             judgement.lacks("the agents recorded no start");
+        }
+        if tasks.is_some_and(|tasks| tasks.starts() == 0 || task_records::held(tasks).is_none()) {
+            judgement.lacks("no process of a real node was ever seen");
         }
     }
     judgement.elapsed_ms = started.elapsed().as_millis();
@@ -118,23 +134,16 @@ fn judge_converged(view: &View<'_>, judgement: &mut Judgement) {
 }
 
 /// Whether the agents run what the servers said last, if these had settled.
-pub(crate) fn agents_agree(history: &[Op], records: &Records) -> Result<bool> {
+pub(crate) fn agents_agree(history: &[Op], running: &BTreeSet<String>) -> Result<bool> {
     let (_, views) = views(history)?;
     let last = views.iter().rev().find(|view| view.answer.last_phase);
-    Ok(last.is_none_or(|view| {
-        let (wanted, running) = wanted_and_running(records, view);
-        wanted == running
-    }))
+    Ok(last.is_none_or(|view| wanted(view) == running.iter().map(String::as_str).collect()))
 }
 
-/// The allocations that the servers want, and those that run on agents.
-fn wanted_and_running<'a>(
-    records: &'a Records,
-    view: &'a View<'_>,
-) -> (BTreeSet<&'a str>, BTreeSet<&'a str>) {
+/// The allocations that the servers want.
+fn wanted<'a>(view: &'a View<'_>) -> BTreeSet<&'a str> {
     let live = view.snapshot.allocations.iter().filter(|found| found.is_live());
-    let wanted = live.map(|found| found.id.as_str()).collect();
-    (wanted, records.running.iter().map(String::as_str).collect())
+    live.map(|found| found.id.as_str()).collect()
 }
 
 /// The agents' records against what the servers say at the end.
@@ -144,7 +153,8 @@ fn judge_records(records: &Records, view: &View<'_>, judgement: &mut Judgement) 
         let title = format!("allocation {id} ran in two places, by the agents' records");
         judgement.violated(title, view.only(|found| found.id == id));
     }
-    let (wanted, running) = wanted_and_running(records, view);
+    let wanted = wanted(view);
+    let running: BTreeSet<&str> = records.running.iter().map(String::as_str).collect();
     for id in running.difference(&wanted) {
         let title = format!("allocation {id} still runs on its agent; the servers do not want it");
         judgement.violated(title, view.only(|found| found.id == *id));

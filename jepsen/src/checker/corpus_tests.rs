@@ -14,12 +14,14 @@ use serde_json::json;
 use super::agent_records::Records;
 use super::foreign::{Model, judge};
 use super::judgement::Judgement;
+use super::task_records::Tasks;
 use super::{
     Verdict, allocations, capacity, evaluations, job_versions, list_append, set_full, watch,
 };
 use crate::edn::read_history;
 use crate::history::{Function, Kind, Op, Process};
 use crate::random::Random;
+use crate::task::Line;
 
 const TIME_MAX: Duration = Duration::from_mins(2);
 
@@ -105,7 +107,7 @@ fn evaluations_are_judged_as_known() {
 
 #[test]
 fn capacity_is_judged_as_known() {
-    assert_eq!(check("capacity"), [2, 10, 2]);
+    assert_eq!(check("capacity"), [4, 15, 2]);
 }
 
 #[test]
@@ -122,20 +124,29 @@ fn watches_are_judged_as_known() {
 fn agents_must_run_what_the_servers_say() {
     let path = corpus().join("allocations/good-replaced.edn");
     let history = read_history(&path).unwrap();
-    let check = |running: &[&str], twice: &[&str]| {
+    let start =
+        Line::Start { allocation: "2".to_owned(), agent: "a4".to_owned(), at: 0, launched: 0 };
+    let held = Line::Held { allocations: BTreeSet::new() };
+    let check = |running: &[&str], twice: &[&str], lines: &[Line]| {
         let set = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
-        let records = Records { running: set(running), twice: set(twice), starts: 3 };
-        let agree = allocations::agents_agree(&history, &records).unwrap();
+        let records =
+            Records { running: set(running), twice: set(twice), starts: 3, ..Records::default() };
+        let agree = allocations::agents_agree(&history, &records.running).unwrap();
         assert_eq!(agree, running == ["2"]);
-        allocations::check(&history, Some(&records)).unwrap()
+        allocations::check(&history, Some((records, &Tasks { lines: lines.to_vec() }))).unwrap()
     };
-    assert_eq!(check(&["2"], &[]).valid, Verdict::True);
+    let lines = [start, held];
+    assert_eq!(check(&["2"], &[], &lines).valid, Verdict::True);
+    // Without processes it proves nothing about them, nor without a look at the end.
+    for too_few in [&lines[..1], &lines[1..]] {
+        assert_eq!(check(&["2"], &[], too_few).valid, Verdict::Unknown);
+    }
     for (running, twice, said) in [
         (&["1", "2"][..], &[][..], "1 still runs on its agent"),
         (&[], &[], "2 runs in the servers' eyes, but not on its agent"),
         (&["2"], &["2"], "2 ran in two places"),
     ] {
-        let judgement = check(running, twice);
+        let judgement = check(running, twice, &lines);
         assert_eq!(judgement.valid, Verdict::False, "{said}");
         assert!(judgement.violations[0].title.contains(said), "{judgement:#?}");
     }

@@ -24,6 +24,7 @@ pub(crate) mod search;
 pub(crate) mod set_full;
 pub(crate) mod shrink;
 pub(crate) mod stats;
+pub(crate) mod task_records;
 pub(crate) mod total_queue;
 pub(crate) mod views;
 pub(crate) mod watch;
@@ -44,6 +45,7 @@ use serde::{Serialize, Serializer};
 use crate::agents::{agent_log, names};
 use crate::history::Op;
 use crate::store::{Aftermath, server_log};
+use crate::task;
 use crate::workload::WorkloadKind;
 use judgement::Judgement;
 
@@ -158,15 +160,16 @@ fn check_workload(evidence: &Evidence<'_>) -> Result<Judgement> {
         WorkloadKind::Jobs => job_versions::check(history, evidence.time_max),
         WorkloadKind::Watch => watch::check(history),
         WorkloadKind::Allocs => {
-            let logs: Vec<PathBuf> = agent_logs(evidence).map(|(_, path)| path).collect();
-            allocations::check(history, Some(&agent_records::read(&logs)?))
+            let logs: Vec<(String, PathBuf)> = agent_logs(evidence).collect();
+            let tasks = task_records::read(&task::journal(evidence.directory))?;
+            allocations::check(history, Some((agent_records::read(&logs)?, &tasks)))
         }
     }
 }
 
 fn agent_logs<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = (String, PathBuf)> + use<'a> {
     let directory = evidence.directory;
-    names(evidence.workload.agents().0).into_iter().map(move |name| {
+    names(evidence.workload.agents().count()).into_iter().map(move |name| {
         let path = agent_log(directory, &name);
         (name, path)
     })

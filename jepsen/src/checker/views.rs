@@ -1,7 +1,7 @@
 //! What every read of nodes and allocations must satisfy, and all of them together.
 //!
 //! Owns the rules that the bank and the allocs workload share: a name is live once, one index shows one
-//! state, no read is older than one that had ended before it started, an allocation's life goes one way
+//! state, no read is older than one that had ended before it started, nor is what it shows of a job, an allocation's life goes one way
 //! (wanted, then not; alive, then ended; its index rises), and replacements form chains.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use super::judgement::Judgement;
 use super::pairs::{Pair, pairs};
 use crate::history::{Function, Kind, Op, Process};
-use crate::workload::snapshot::{Allocation, Snapshot};
+use crate::workload::snapshot::{Allocation, Job, Snapshot};
 
 /// A read and what it showed.
 pub(crate) struct View<'a> {
@@ -66,6 +66,7 @@ pub(crate) fn check(views: &[View<'_>], judgement: &mut Judgement) {
         names(view, judgement);
     }
     freshness(views, judgement);
+    jobs(views, judgement);
     let mut ordered: Vec<&View<'_>> = views.iter().collect();
     ordered.sort_by_key(|view| (view.snapshot.index, view.answer.index));
     lives(&ordered, judgement);
@@ -112,6 +113,50 @@ fn freshness(views: &[View<'_>], judgement: &mut Judgement) {
             );
             let entries = newest.only(|_| false).into_iter().chain(view.only(|_| false));
             judgement.violated(title, entries);
+        }
+    }
+}
+
+/// What is shown of a job never goes back, within a read and from one to the next, and is one thing at one index.
+fn jobs(views: &[View<'_>], judgement: &mut Judgement) {
+    let mut by_start: Vec<&View<'_>> = views.iter().collect();
+    by_start.sort_by_key(|view| view.pair.start.index);
+    let mut ended = views.iter().peekable();
+    let mut newest: BTreeMap<&str, (u64, &View<'_>)> = BTreeMap::new();
+    let mut shown: BTreeMap<(&str, u64), (&Job, &View<'_>)> = BTreeMap::new();
+    for view in by_start {
+        while let Some(earlier) =
+            ended.next_if(|earlier| earlier.answer.index < view.pair.start.index)
+        {
+            for job in &earlier.snapshot.jobs {
+                let newest = newest.entry(&job.id).or_insert((job.modify, earlier));
+                if newest.0 < job.modify {
+                    *newest = (job.modify, earlier);
+                }
+            }
+        }
+        let mut here: BTreeMap<&str, u64> = BTreeMap::new();
+        for job in &view.snapshot.jobs {
+            let before = newest.get(job.id.as_str()).copied();
+            let within = here.insert(&job.id, job.modify).map(|modify| (modify, view));
+            let problem = [before, within].into_iter().flatten().find(|(old, _)| *old > job.modify);
+            if let Some((old, earlier)) = problem {
+                let title = format!(
+                    "job {} is shown as of index {}, and was shown as of {old} before",
+                    job.id, job.modify
+                );
+                let entries = earlier.only(|_| false).into_iter().chain(view.only(|_| false));
+                judgement.violated(title, entries);
+            }
+            let (other, at) = *shown.entry((&job.id, job.modify)).or_insert((job, view));
+            if other != job {
+                let title = format!(
+                    "job {} is {} and {} at index {}",
+                    job.id, other.status, job.status, job.modify
+                );
+                let entries = at.only(|_| false).into_iter().chain(view.only(|_| false));
+                judgement.violated(title, entries);
+            }
         }
     }
 }

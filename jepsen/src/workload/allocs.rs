@@ -1,7 +1,8 @@
 //! The allocs workload: counts change while agents crash, freeze and come back.
 //!
 //! Owns what is asked and what an answer means. There is always room for everything, so that after the last
-//! heal every job must have exactly what it asks for, running, in the servers' eyes and in the agents'.
+//! heal every job must have exactly what it asks for, running, in the servers' eyes and in the agents'. Some jobs are of real processes;
+//! they change more seldom, because each process is two to start.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -16,14 +17,24 @@ use crate::random::Random;
 
 /// Jobs whose counts change.
 const JOBS: usize = 4;
+/// Jobs of real processes.
+const REAL_JOBS: usize = 2;
+/// Of so many changes one is of a job of real processes.
+const REAL_SHARE: usize = 8;
 /// Most allocations of one job.
 const COUNT_MAX: usize = 8;
+/// Most allocations of one job of real processes.
+const REAL_COUNT_MAX: usize = 4;
+/// Kinds of their tasks.
+const GENERATIONS: usize = 2;
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Give the job this count.
     Scale(u64, u64),
+    /// Give the job of real processes this count, and its task this number, which replaces allocations of another.
+    ScaleReal(u64, u64, u64),
     /// List nodes and allocations.
     Read,
     /// List them once every job has what it asks for.
@@ -33,12 +44,31 @@ pub(crate) enum Action {
 /// The workload's state.
 pub(crate) struct Allocs {
     random: Mutex<Random>,
+    /// What real nodes are given to run.
+    real_task: Option<Value>,
 }
 
 impl Allocs {
     /// No jobs yet.
-    pub(crate) fn new(random: Random) -> Self {
-        Self { random: Mutex::new(random) }
+    pub(crate) fn new(random: Random, real_task: Option<Value>) -> Self {
+        Self { random: Mutex::new(random), real_task }
+    }
+
+    fn job(&self, action: &Action) -> Option<(String, u64, Value)> {
+        let size = body::Size { cpu_mhz: 50, memory_mb: 32, ports: vec![("dynamic", 0)] };
+        match (action, &self.real_task) {
+            (Action::Scale(job, count), _) => {
+                let id = format!("a{job}");
+                let job = body::service(&id, *count, &size);
+                Some((id, *count, job))
+            }
+            (Action::ScaleReal(job, count, generation), Some(task)) => {
+                let id = format!("r{job}");
+                let job = body::real_service(&id, *count, &size, (task, *generation));
+                Some((id, *count, job))
+            }
+            (Action::ScaleReal(..), None) | (Action::Read | Action::ReadConverged, _) => None,
+        }
     }
 }
 
@@ -50,31 +80,33 @@ impl Workload for Allocs {
         if random.below(10) < 4 {
             return Action::Read;
         }
+        if self.real_task.is_some() && random.below(REAL_SHARE) == 0 {
+            let [job, count, generation] = [REAL_JOBS, REAL_COUNT_MAX + 1, GENERATIONS]
+                .map(|below| random.below(below) as u64);
+            return Action::ScaleReal(job, count, generation);
+        }
         Action::Scale(random.below(JOBS) as u64, random.below(COUNT_MAX + 1) as u64)
     }
 
     fn start(&self, action: &Action) -> Start {
-        match action {
-            Action::Scale(job, count) => {
-                Start::new(Function::Scale, json!([format!("a{job}"), count]))
-            }
-            Action::Read | Action::ReadConverged => Start::new(Function::Read, Value::Null),
+        match self.job(action) {
+            Some((id, count, _)) => Start::new(Function::Scale, json!([id, count])),
+            None => Start::new(Function::Read, Value::Null),
         }
     }
 
     fn perform(&self, client: &HttpClient, action: &Action) -> Completion {
-        let found = match action {
-            Action::Read => snapshot::read(client),
-            Action::ReadConverged => snapshot::read_converged(client),
-            Action::Scale(job, count) => {
-                let size = body::Size { cpu_mhz: 50, memory_mb: 32, ports: vec![("dynamic", 0)] };
-                let job = body::service(&format!("a{job}"), *count, &size);
-                let reply = client.put("/v1/jobs", &body::registration(job, None));
-                return match answer::written::<Value>(&reply) {
-                    Ok(_) => Completion::ok(),
-                    Err(completion) => completion,
-                };
-            }
+        if let Some((_, _, job)) = self.job(action) {
+            let reply = client.put("/v1/jobs", &body::registration(job, None));
+            return match answer::written::<Value>(&reply) {
+                Ok(_) => Completion::ok(),
+                Err(completion) => completion,
+            };
+        }
+        let found = if *action == Action::ReadConverged {
+            snapshot::read_converged(client)
+        } else {
+            snapshot::read(client)
         };
         match found {
             Ok(snapshot) => shown(&snapshot),
@@ -85,8 +117,10 @@ impl Workload for Allocs {
     /// One count per job, at any server, then everything from each server, converged.
     fn last_phase(&self, servers: usize) -> Vec<(Option<usize>, Action)> {
         let scales = (0..JOBS as u64).map(|job| (None, Action::Scale(job, 2 + job)));
+        let real_jobs = if self.real_task.is_some() { REAL_JOBS as u64 } else { 0 };
+        let real_scales = (0..real_jobs).map(|job| (None, Action::ScaleReal(job, 1 + job, job)));
         let reads = (0..servers).map(|server| (Some(server), Action::ReadConverged));
-        scales.chain(reads).collect()
+        scales.chain(real_scales).chain(reads).collect()
     }
 
     fn renew(&self, action: &Action) -> Action {

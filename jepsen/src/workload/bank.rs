@@ -1,6 +1,7 @@
 //! The bank workload: more is asked for than the nodes can hold, while nodes are drained and crash.
 //!
-//! Owns what is asked and what an answer means. Jobs differ in size; half of them want a port by number, so
+//! Owns what is asked and what an answer means. Some nodes are drained and restored, the others are marked as taking no allocations and
+//! as taking them again; a node's eligibility is a register. Jobs differ in size; half of them want a port by number, so
 //! that at most one of their allocations fits a node. A read lists nodes and allocations as one state; what
 //! is on a node must fit it at every read.
 
@@ -21,6 +22,8 @@ const JOBS: u32 = 8;
 const COUNT_MAX: usize = 12;
 /// Nodes drained at the same time, by our knowledge.
 const DRAINED_MAX: usize = 2;
+/// Nodes that take no allocations at the same time, by our knowledge.
+const INELIGIBLE_MAX: usize = 2;
 /// How long a drain waits before it stops what is left, in nanoseconds.
 const DRAIN_DEADLINE_NS: u64 = 3_000_000_000;
 
@@ -35,6 +38,8 @@ pub(crate) enum Action {
     Drain(String),
     /// End the node's drain and let it take allocations.
     Restore(String),
+    /// Let the node take allocations, or not.
+    Mark(String, bool),
     /// List nodes and allocations.
     Read,
 }
@@ -48,12 +53,16 @@ struct Generator {
     random: Random,
     nodes: BTreeSet<String>,
     drained: BTreeSet<String>,
+    ineligible: BTreeSet<String>,
+    /// A mark that was just made, to be taken back at once, most likely at another server, which may not know of it yet.
+    chase: Option<(String, bool)>,
 }
 
 impl Bank {
     /// No jobs yet.
     pub(crate) fn new(random: Random) -> Self {
-        let generator = Generator { random, nodes: BTreeSet::new(), drained: BTreeSet::new() };
+        let [nodes, drained, ineligible] = [const { BTreeSet::new() }; 3];
+        let generator = Generator { random, nodes, drained, ineligible, chase: None };
         Self { generator: Mutex::new(generator) }
     }
 
@@ -78,18 +87,23 @@ pub(crate) fn shown(snapshot: &snapshot::Snapshot) -> Completion {
 
 impl Generator {
     fn next(&mut self) -> Action {
+        if let Some((node, eligible)) = self.chase.take() {
+            return Action::Mark(node, !eligible);
+        }
         let job = self.random.below(JOBS as usize) as u64;
-        match self.random.below(10) {
+        match self.random.below(11) {
             0..=3 => Action::Read,
             4 => Action::Stop(job),
             5 => self.drain(),
             6 => self.restore(),
+            7 => self.mark(),
             _ => Action::Scale(job, self.random.below(COUNT_MAX + 1) as u64),
         }
     }
 
     fn drain(&mut self) -> Action {
-        let free: Vec<&String> = self.nodes.difference(&self.drained).collect();
+        let free = self.nodes.difference(&self.drained).filter(|node| !is_marked(node));
+        let free: Vec<&String> = free.collect();
         if free.is_empty() || self.drained.len() >= DRAINED_MAX {
             return self.restore();
         }
@@ -98,12 +112,43 @@ impl Generator {
         Action::Drain(node)
     }
 
+    /// One of the marked nodes gets another mark, or the same once more.
+    fn mark(&mut self) -> Action {
+        let marked: Vec<&String> = self.nodes.iter().filter(|node| is_marked(node)).collect();
+        if marked.is_empty() {
+            return Action::Read;
+        }
+        let node = marked[self.random.below(marked.len())].clone();
+        let eligible = self.ineligible.len() >= INELIGIBLE_MAX || self.random.below(2) == 0;
+        if !eligible {
+            self.ineligible.insert(node.clone());
+            return Action::Mark(node, false);
+        }
+        // The one that has been so for longest is as good as any.
+        let node = self.ineligible.pop_first().unwrap_or(node);
+        Action::Mark(node, true)
+    }
+
+    /// Every other mark is taken back as soon as it is made.
+    fn note(&mut self, action: &Action) {
+        if let Action::Mark(node, eligible) = action
+            && self.random.below(2) == 0
+        {
+            self.chase = Some((node.clone(), *eligible));
+        }
+    }
+
     fn restore(&mut self) -> Action {
         match self.drained.pop_first() {
             Some(node) => Action::Restore(node),
             None => Action::Read,
         }
     }
+}
+
+/// Whether a node is one of those that are marked; the others are drained.
+fn is_marked(node: &str) -> bool {
+    node.bytes().map(u32::from).sum::<u32>().is_multiple_of(2)
 }
 
 fn job(number: u64, count: u64) -> Value {
@@ -138,6 +183,7 @@ impl Workload for Bank {
             Action::Stop(job) => Start::new(Function::Stop, json!([format!("b{job}"), null])),
             Action::Drain(node) => Start::new(Function::DrainNode, json!(node)),
             Action::Restore(node) => Start::new(Function::RestoreNode, json!(node)),
+            Action::Mark(node, eligible) => Start::new(Function::MarkNode, json!([node, eligible])),
             Action::Read => Start::new(Function::Read, Value::Null),
         }
     }
@@ -153,9 +199,17 @@ impl Workload for Bank {
             Action::Restore(node) => {
                 client.put(&format!("/v1/node/{node}/drain"), &drain_body(false))
             }
+            Action::Mark(node, eligible) => {
+                let eligibility = if *eligible { "eligible" } else { "ineligible" };
+                let body = json!({"Eligibility": eligibility});
+                client.put(&format!("/v1/node/{node}/eligibility"), &body)
+            }
         };
         match answer::written::<Value>(&reply) {
-            Ok(_) => Completion::ok(),
+            Ok(_) => {
+                self.with_generator(|generator| generator.note(action));
+                Completion::ok()
+            }
             Err(completion) => completion,
         }
     }

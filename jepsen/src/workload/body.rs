@@ -32,10 +32,30 @@ pub(crate) fn parameterized(id: &str, meta: &Value) -> Value {
 /// More than any count. One at a time, as jobs are changed by default, a change would still go on when its end is looked for.
 const ALL_AT_ONCE: u64 = 100;
 
+/// Disk of an allocation of a real node, MB: all of them fit on a small machine.
+const REAL_DISK_MB: u64 = 10;
+
 /// A job of simulated tasks that run until they are stopped; a change of it replaces all of them at once.
 pub(crate) fn service(id: &str, count: u64, size: &Size) -> Value {
     let mut job = running(id, "service", count, size);
     job["TaskGroups"][0]["Update"] = json!({"MaxParallel": ALL_AT_ONCE});
+    job
+}
+
+/// The same of real processes, which run what `config` says; with another generation they are others, and replace those that run.
+pub(crate) fn real_service(
+    id: &str,
+    count: u64,
+    size: &Size,
+    (config, generation): (&Value, u64),
+) -> Value {
+    let mut job = service(id, count, size);
+    let group = &mut job["TaskGroups"][0];
+    group["EphemeralDisk"] = json!({"SizeMB": REAL_DISK_MB});
+    group["Tasks"][0]["Driver"] = "raw_exec".into();
+    group["Tasks"][0]["Config"] = config.clone();
+    group["Tasks"][0]["Env"] = json!({"GENERATION": generation.to_string()});
+    group["Tasks"][0]["LogConfig"] = json!({"MaxFiles": 1, "MaxFileSizeMB": 1});
     job
 }
 

@@ -30,6 +30,10 @@ pub(crate) enum Bug {
     FalseFailures,
     /// Some lists show a row twice.
     DoubledRows,
+    /// Some changes of a node's eligibility are acknowledged and not kept.
+    LostMarks,
+    /// Some jobs by themselves are shown as they were.
+    KeptBodies,
     /// Some evaluations are acknowledged and not kept.
     LostEvaluations,
     /// Some evaluations are made twice.
@@ -109,6 +113,7 @@ struct State {
     allocations: Vec<Allocation>,
     next_allocation: u64,
     drained: [bool; NODES],
+    ineligible: [bool; NODES],
     index: u64,
 }
 
@@ -300,6 +305,14 @@ fn read(path: &str, number: usize, server: &Mutex<Server>, bug: Bug) -> (u64, An
     {
         return (index, show(&server.state, path, &format!("namespace=*&{query}")));
     }
+    let old = show(&server.copy, path, query);
+    if path.starts_with("/v1/job/")
+        && old.0 == 200
+        && old != fresh
+        && server.strike_of(bug, &[Bug::KeptBodies])
+    {
+        return (index, old);
+    }
     if is_stale && server.strike_of(bug, &[Bug::UnsteadyStaleReads]) {
         return (index_of(&server.copy, path, query), show(&server.copy, path, query));
     }
@@ -395,6 +408,7 @@ fn job_view(key: &str, job: &Job) -> Value {
         "Meta": job.meta,
         "Version": job.version,
         "Stop": job.stop,
+        "Status": if job.stop { "dead" } else { "running" },
         "CreateIndex": job.create,
         "ModifyIndex": job.modify,
         "JobModifyIndex": job.modify,
@@ -406,6 +420,7 @@ fn node_view(state: &State, node: usize) -> Value {
         "ID": format!("node-{node}"),
         "Status": "ready",
         "Drain": state.drained[node],
+        "SchedulingEligibility": if state.ineligible[node] { "ineligible" } else { "eligible" },
         "NodeResources": {
             "Cpu": {"CpuShares": CPU_MHZ},
             "Memory": {"MemoryMB": MEMORY_MB},
@@ -490,7 +505,17 @@ fn write(method: &str, path: &str, body: &Value, server: &Mutex<Server>, bug: Bu
             let mut server = server.lock().unwrap();
             server.state.index += 1;
             server.state.drained[node] = !body["DrainSpec"].is_null();
+            server.state.ineligible[node] = server.state.drained[node];
             server.schedule_all(bug);
+            (200, "{}".to_owned())
+        }
+        ("PUT", ["node", id, "eligibility"]) => {
+            let node: usize = id.trim_start_matches("node-").parse().unwrap();
+            let mut server = server.lock().unwrap();
+            if !server.strike_of(bug, &[Bug::LostMarks]) {
+                server.state.index += 1;
+                server.state.ineligible[node] = body["Eligibility"] == "ineligible";
+            }
             (200, "{}".to_owned())
         }
         _ => (404, format!("unknown path {path}")),
@@ -695,7 +720,7 @@ impl Server {
                 && used(|found| found.memory) + memory <= MEMORY_MB;
             let taken = |port: u64| here.iter().any(|f| f.ports.iter().any(|(_, p)| *p == port));
             let clash = fixed.is_some_and(taken);
-            if self.state.drained[node]
+            if self.state.ineligible[node]
                 || (!fits && bug != Bug::Overcommit)
                 || (clash && bug != Bug::SharedPorts)
             {

@@ -52,6 +52,24 @@ pub(crate) struct Target {
     pub(crate) http: SocketAddr,
 }
 
+/// The agent processes of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Agents {
+    /// How many simulate nodes.
+    pub(crate) simulating: usize,
+    /// How many nodes each of these simulates.
+    pub(crate) nodes: u32,
+    /// How many are one real node each, which runs [`crate::task`].
+    pub(crate) real: usize,
+}
+
+impl Agents {
+    /// All of them; those that simulate nodes come first.
+    pub(crate) fn count(self) -> usize {
+        self.simulating + self.real
+    }
+}
+
 /// What the clients do.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
@@ -108,12 +126,15 @@ impl WorkloadKind {
         Self::value_variants().iter().copied().find(|kind| kind.name() == name)
     }
 
-    /// Agent processes it needs, and simulated nodes in each.
-    pub(crate) fn agents(self) -> (usize, u32) {
+    /// The agents it needs.
+    pub(crate) fn agents(self) -> Agents {
         match self {
-            Self::Register | Self::Set | Self::Append | Self::Jobs | Self::Watch => (0, 0),
-            Self::Queue => (1, 4),
-            Self::Bank | Self::Allocs => (3, 3),
+            Self::Register | Self::Set | Self::Append | Self::Jobs | Self::Watch => {
+                Agents { simulating: 0, nodes: 0, real: 0 }
+            }
+            Self::Queue => Agents { simulating: 1, nodes: 4, real: 0 },
+            Self::Bank => Agents { simulating: 3, nodes: 3, real: 0 },
+            Self::Allocs => Agents { simulating: 3, nodes: 3, real: 2 },
         }
     }
 
@@ -130,15 +151,15 @@ impl WorkloadKind {
     /// The functions that must have succeeded at least once for a run to prove anything.
     pub(crate) fn required(self) -> &'static [Function] {
         use Function::{
-            Add, Cas, Drain, DrainNode, Enqueue, Evaluate, Purge, Read, RestoreNode, Scale, Stop,
-            Txn, Versions, Watch, Write,
+            Add, Cas, Drain, DrainNode, Enqueue, Evaluate, MarkNode, Purge, Read, RestoreNode,
+            Scale, Stop, Txn, Versions, Watch, Write,
         };
         match self {
             Self::Register => &[Read, Write, Cas],
             Self::Set => &[Add, Read],
             Self::Append => &[Txn],
             Self::Queue => &[Enqueue, Evaluate, Drain],
-            Self::Bank => &[Scale, Stop, DrainNode, RestoreNode, Read],
+            Self::Bank => &[Scale, Stop, DrainNode, RestoreNode, MarkNode, Read],
             Self::Jobs => &[Write, Cas, Stop, Purge, Read, Versions],
             Self::Allocs => &[Scale, Read],
             Self::Watch => &[Write, Stop, Purge, Read, Watch],
@@ -206,13 +227,14 @@ pub(crate) trait Drive: Sync {
     fn last_phase(&self, deadline: Instant);
 }
 
-/// Clients of this workload that have done nothing yet.
+/// Clients of this workload that have done nothing yet. `real_task`: what real nodes are given to run, if there are any.
 pub(crate) fn clients<'a>(
     kind: WorkloadKind,
     targets: &'a [Target],
     load: Load,
     ops_per_key: u64,
     recorder: &'a Recorder,
+    real_task: Option<Value>,
 ) -> Box<dyn Drive + 'a> {
     let random = Random::stream(load.seed, 1);
     match kind {
@@ -241,7 +263,7 @@ pub(crate) fn clients<'a>(
             Box::new(Clients { targets, load, recorder, workload })
         }
         WorkloadKind::Allocs => {
-            let workload = allocs::Allocs::new(random);
+            let workload = allocs::Allocs::new(random, real_task);
             Box::new(Clients { targets, load, recorder, workload })
         }
         WorkloadKind::Watch => {

@@ -33,7 +33,7 @@ fn run_with(kind: WorkloadKind, bug: Bug, last_phase: Duration, ops_per_key: u64
         seed: 42,
         system: System::Quorate,
     };
-    let clients = clients(kind, &server.targets, load, ops_per_key, &recorder);
+    let clients = clients(kind, &server.targets, load, ops_per_key, &recorder, None);
     let (clients, stop) = (&*clients, &AtomicBool::new(false));
     std::thread::scope(|scope| {
         for number in 0..load.concurrency {
@@ -185,8 +185,15 @@ fn jobs() {
 #[test]
 fn bank() {
     passes(WorkloadKind::Bank);
-    let bugs =
-        [Bug::StaleReads, Bug::Overcommit, Bug::SharedPorts, Bug::DoubledNames, Bug::Comeback];
+    let bugs = [
+        Bug::StaleReads,
+        Bug::Overcommit,
+        Bug::SharedPorts,
+        Bug::DoubledNames,
+        Bug::Comeback,
+        Bug::LostMarks,
+        Bug::KeptBodies,
+    ];
     catches(WorkloadKind::Bank, &bugs);
 }
 

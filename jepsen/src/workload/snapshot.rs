@@ -22,9 +22,23 @@ pub(crate) struct Snapshot {
     pub(crate) nodes: Vec<Node>,
     /// The allocations.
     pub(crate) allocations: Vec<Allocation>,
+    /// Jobs in the order in which they were looked at, after all else: the list, then one by itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) jobs: Vec<Job>,
     /// The count each job asks for, where the reader asked for it; a stopped job asks for none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) counts: BTreeMap<String, u64>,
+}
+
+/// What a job is at an index.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Job {
+    /// Its id.
+    pub(crate) id: String,
+    /// `pending`, `running`, `dead`.
+    pub(crate) status: String,
+    /// Index of its last change.
+    pub(crate) modify: u64,
 }
 
 /// A node and what it offers.
@@ -36,6 +50,9 @@ pub(crate) struct Node {
     pub(crate) status: String,
     /// Whether it is being drained.
     pub(crate) drain: bool,
+    /// Whether it takes allocations, where the reader asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) eligible: Option<bool>,
     /// CPU for allocations.
     pub(crate) cpu: u64,
     /// Memory for allocations.
@@ -104,6 +121,7 @@ struct NodeRow {
     id: String,
     status: String,
     drain: bool,
+    scheduling_eligibility: String,
     node_resources: Value,
     reserved_resources: Value,
 }
@@ -137,6 +155,21 @@ struct JobRow {
     meta: BTreeMap<String, String>,
 }
 
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct JobState {
+    #[serde(rename = "ID")]
+    id: String,
+    status: String,
+    modify_index: u64,
+}
+
+impl From<JobState> for Job {
+    fn from(state: JobState) -> Self {
+        Self { id: state.id, status: state.status, modify: state.modify_index }
+    }
+}
+
 fn number(value: &Value, pointer: &str) -> Result<u64, Completion> {
     value
         .pointer(pointer)
@@ -162,6 +195,7 @@ fn node(row: NodeRow) -> Result<Node, Completion> {
         id: row.id,
         status: row.status,
         drain: row.drain,
+        eligible: Some(row.scheduling_eligibility == "eligible"),
     })
 }
 
@@ -197,7 +231,20 @@ pub(crate) fn read_all(client: &HttpClient) -> Result<Snapshot, Completion> {
     let allocations = rows.into_iter().map(allocation).collect::<Result<_, _>>()?;
     let (rows, _) = answer::read::<Vec<NodeRow>>(&client.get("/v1/nodes?resources=true"))?;
     let nodes = rows.into_iter().map(node).collect::<Result<_, _>>()?;
-    Ok(Snapshot { index, nodes, allocations, counts: BTreeMap::new() })
+    let jobs = read_job_states(client, index)?;
+    Ok(Snapshot { index, nodes, allocations, jobs, counts: BTreeMap::new() })
+}
+
+/// All jobs as the list shows them, then one of them by itself; `choice` says which.
+fn read_job_states(client: &HttpClient, choice: u64) -> Result<Vec<Job>, Completion> {
+    let (rows, _) = answer::read::<Vec<JobState>>(&client.get("/v1/jobs"))?;
+    let mut jobs: Vec<Job> = rows.into_iter().map(Job::from).collect();
+    let place = usize::try_from(choice).unwrap_or(0) % jobs.len().max(1);
+    if let Some(job) = jobs.get(place) {
+        let (job, _) = answer::read::<JobState>(&client.get(&format!("/v1/job/{}", job.id)))?;
+        jobs.push(Job::from(job));
+    }
+    Ok(jobs)
 }
 
 /// Nodes and the allocations that have not ended on their node.

@@ -1,0 +1,233 @@
+//! The task that real agents run: what runs, and where, by the kernel's word instead of an agent's.
+//!
+//! An allocation's task holds the lock of the allocation's file for as long as it lives, and writes a line into the run's journal when it
+//! begins and when it has been asked to end. It never ends of its own accord, but for one thing: it waits for the lock that the harness
+//! holds during the run, so that nothing outlives the harness, however that ends.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::process::parent_id;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::param::clock_ticks_per_second;
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+use crate::history::Recorder;
+
+/// The hidden subcommand that runs [`run`].
+pub(crate) const SUBCOMMAND: &str = "task";
+
+/// One line of the journal. Times are those of the history, in nanoseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "event")]
+pub(crate) enum Line {
+    /// A task has begun.
+    Start {
+        /// Of this allocation.
+        allocation: String,
+        /// On the node of this name.
+        agent: String,
+        /// When.
+        at: u64,
+        /// When its executor began; up to one clock tick too early.
+        launched: u64,
+    },
+    /// A task has begun while another of the same allocation lived.
+    Twice {
+        /// The allocation.
+        allocation: String,
+    },
+    /// A task that was asked to end is about to.
+    End {
+        /// Of this allocation.
+        allocation: String,
+        /// When.
+        at: u64,
+    },
+    /// What lived when the run was over.
+    Held {
+        /// The allocations.
+        allocations: BTreeSet<String>,
+    },
+}
+
+/// Where the tasks of a run leave their traces; they all end once it is dropped.
+pub(crate) struct Place {
+    directory: PathBuf,
+    /// The history's time 0 on the machine's monotonic clock, nanoseconds.
+    origin: u64,
+    _alive: File,
+}
+
+/// The journal of a run's tasks.
+pub(crate) fn journal(run: &Path) -> PathBuf {
+    run.join("tasks/journal.jsonl")
+}
+
+fn locks(directory: &Path) -> PathBuf {
+    directory.join("locks")
+}
+
+fn alive(directory: &Path) -> PathBuf {
+    directory.join("alive")
+}
+
+impl Place {
+    /// An empty place in a run's directory.
+    pub(crate) fn create(run: &Path, recorder: &Recorder) -> Result<Self> {
+        let directory = run.join("tasks");
+        let make = || -> std::io::Result<File> {
+            fs::create_dir_all(locks(&directory))?;
+            File::create(journal(run))?;
+            let alive = File::create(alive(&directory))?;
+            flock(&alive, FlockOperation::LockExclusive)?;
+            Ok(alive)
+        };
+        let alive =
+            make().with_context(|| format!("cannot make a place in {}", directory.display()))?;
+        let origin = nanoseconds(ClockId::Monotonic).saturating_sub(recorder.now());
+        Ok(Self { directory, origin, _alive: alive })
+    }
+
+    /// What a job says to have the driver `raw_exec` run such a task.
+    pub(crate) fn config(&self) -> Result<Value> {
+        let executable = env::current_exe().context("cannot find the harness's executable")?;
+        let origin = self.origin.to_string();
+        let name = "${node.unique.name}";
+        Ok(json!({"command": executable, "args": [SUBCOMMAND, self.directory, origin, name]}))
+    }
+
+    /// The allocations whose tasks live.
+    pub(crate) fn held(&self) -> Result<BTreeSet<String>> {
+        let mut held = BTreeSet::new();
+        for entry in fs::read_dir(locks(&self.directory)).context("cannot list the tasks' locks")? {
+            let entry = entry.context("cannot list the tasks' locks")?;
+            let file = File::open(entry.path()).context("cannot open a task's lock")?;
+            match flock(&file, FlockOperation::NonBlockingLockShared) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => {
+                    held.insert(entry.file_name().to_string_lossy().into_owned());
+                }
+                Err(error) => return Err(error).context("cannot try a task's lock"),
+            }
+        }
+        Ok(held)
+    }
+
+    /// Writes down what lives now.
+    pub(crate) fn note_held(&self) -> Result<()> {
+        append(&self.directory, &Line::Held { allocations: self.held()? })
+    }
+}
+
+/// Runs a task until it is asked to end, or the harness has ended.
+pub(crate) fn run(directory: &Path, origin: u64, agent: &str) -> Result<()> {
+    let now = || nanoseconds(ClockId::Monotonic).saturating_sub(origin);
+    let at = now();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("cannot start a runtime")?;
+    let guard = runtime.enter();
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for a signal")?;
+    drop(guard);
+    let alive = File::open(alive(directory)).context("the harness has no lock")?;
+    let allocation = env::var("NOMAD_ALLOC_ID").context("NOMAD_ALLOC_ID is not set")?;
+    let lock = File::create(locks(directory).join(&allocation)).context("cannot make a lock")?;
+    let line = match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {
+            let launched = began(parent_id())?.saturating_sub(origin);
+            let (allocation, agent) = (allocation.clone(), agent.to_owned());
+            Line::Start { allocation, agent, at, launched }
+        }
+        Err(Errno::WOULDBLOCK) => Line::Twice { allocation: allocation.clone() },
+        Err(error) => return Err(error).context("cannot lock"),
+    };
+    append(directory, &line)?;
+    let (ended, over) = oneshot::channel();
+    thread::spawn(move || {
+        // A wait that was interrupted is over as well, and nobody listens to a task that ends.
+        ended.send(flock(&alive, FlockOperation::LockShared)).ok();
+    });
+    let is_asked = runtime.block_on(async {
+        tokio::select! {
+            _ = interrupt.recv() => true,
+            _ = over => false,
+        }
+    });
+    if !is_asked {
+        return Ok(());
+    }
+    thread::sleep(reluctance(&allocation));
+    append(directory, &Line::End { allocation, at: now() })
+}
+
+/// How long an allocation's task takes to end: nothing, or up to 1.2 s, so that others have to wait for it.
+fn reluctance(allocation: &str) -> Duration {
+    let sum: u32 = allocation.bytes().map(u32::from).sum();
+    Duration::from_millis(400) * (sum % 4)
+}
+
+/// One line in one write, which does not mix with those of others.
+fn append(directory: &Path, line: &Line) -> Result<()> {
+    let mut text = serde_json::to_string(line).context("cannot render a line")?;
+    text.push('\n');
+    let path = directory.join("journal.jsonl");
+    let journal = OpenOptions::new().append(true).open(&path);
+    let write = journal.and_then(|mut journal| journal.write_all(text.as_bytes()));
+    write.with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn nanoseconds(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("a clock since boot")
+}
+
+/// When a process began, on the monotonic clock; proc(5), field 22, in ticks since boot.
+fn began(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let fields = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(19));
+    let ticks: u64 = fields.and_then(|field| field.parse().ok()).context("no start time")?;
+    let asleep = nanoseconds(ClockId::Boottime).saturating_sub(nanoseconds(ClockId::Monotonic));
+    Ok((ticks * (1_000_000_000 / clock_ticks_per_second())).saturating_sub(asleep))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn what_lives_holds_its_lock() {
+        let run = tempfile::tempdir().unwrap();
+        let place = Place::create(run.path(), &Recorder::in_memory()).unwrap();
+        let lock = File::create(locks(&place.directory).join("x")).unwrap();
+        File::create(locks(&place.directory).join("y")).unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        assert_eq!(place.held().unwrap(), BTreeSet::from(["x".to_owned()]));
+        drop(lock);
+        assert_eq!(place.held().unwrap(), BTreeSet::new());
+        place.note_held().unwrap();
+        let text = fs::read_to_string(journal(run.path())).unwrap();
+        let line: Line = serde_json::from_str(text.trim_end()).unwrap();
+        assert_eq!(line, Line::Held { allocations: BTreeSet::new() });
+    }
+
+    #[test]
+    fn a_process_has_begun_before_now_and_after_boot() {
+        let begun = began(std::process::id()).unwrap();
+        let now = nanoseconds(ClockId::Monotonic);
+        assert!(begun > 0 && begun <= now && now - begun < 3_600_000_000_000, "{begun} {now}");
+    }
+}
