@@ -65,6 +65,7 @@ struct State {
     names_pending: Vec<NameChange>,
     directories: BTreeSet<PathBuf>,
     capacity_bytes: Option<u64>,
+    full_kind: io::ErrorKind,
     rates: ErrorRates,
     /// Countdowns: the call that brings one to zero fails.
     read_error_in: Option<u64>,
@@ -91,6 +92,7 @@ impl FaultDisk {
             names_pending: Vec::new(),
             directories: BTreeSet::from([PathBuf::from("/")]),
             capacity_bytes: None,
+            full_kind: io::ErrorKind::StorageFull,
             rates: ErrorRates::default(),
             read_error_in: None,
             write_error_in: None,
@@ -216,9 +218,15 @@ impl FaultDisk {
     }
 
     /// Bounds the sum of all file sizes; `None` lifts the bound. A write that does not fit writes
-    /// what fits and fails with `StorageFull`.
+    /// what fits and fails with `StorageFull`, or as tests ask for.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.lock().capacity_bytes = bytes;
+    }
+
+    /// What writes beyond the capacity fail with from now on: a quota that is used up has an error of its own.
+    #[cfg(test)]
+    pub(crate) fn set_full_kind(&self, kind: io::ErrorKind) {
+        self.lock().full_kind = kind;
     }
 
     /// Bit rot: changes one byte of a file on the medium, under every layer above.
@@ -413,7 +421,7 @@ impl State {
         }
         stop?;
         if full {
-            return Err(io::Error::new(io::ErrorKind::StorageFull, "injected: no space left"));
+            return Err(io::Error::new(self.full_kind, "injected: no space left"));
         }
         if failing { Err(io::Error::other("injected: write error")) } else { Ok(()) }
     }

@@ -87,7 +87,7 @@ impl StateCell {
                 .filter(|table| reset || old.table_index(*table) != state.table_index(*table))
                 .collect()
         };
-        let nodes = self.watched_nodes(&effects, reset);
+        let nodes = nodes_of(&effects);
         {
             let mut feed = self.feed();
             let old = self.state.swap(Arc::new(state));
@@ -103,7 +103,8 @@ impl StateCell {
         }
         self.applied.send_replace(index);
         self.fed.notify_waiters();
-        for node in nodes {
+        // Looked up only now: who came to watch before the swap may have seen the old state, who comes later sees the new one.
+        for node in self.watchers(&nodes, reset) {
             node.notify_waiters();
         }
         for table in changed {
@@ -125,16 +126,10 @@ impl StateCell {
         watch
     }
 
-    fn watched_nodes(&self, effects: &[(Index, Vec<Effect>)], all: bool) -> Vec<Arc<Notify>> {
+    fn watchers(&self, changed: &BTreeSet<NodeId>, all: bool) -> Vec<Arc<Notify>> {
         let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         if all {
             return nodes.values().filter_map(Weak::upgrade).collect();
-        }
-        let mut changed = BTreeSet::new();
-        for effect in effects.iter().flat_map(|(_, list)| list) {
-            if let Effect::Node(node) | Effect::NodeAllocations(node) = effect {
-                changed.insert(*node);
-            }
         }
         changed.iter().filter_map(|node| nodes.get(node)?.upgrade()).collect()
     }
@@ -253,8 +248,21 @@ impl EffectFeed {
     }
 }
 
+/// The nodes that effects are about.
+fn nodes_of(effects: &[(Index, Vec<Effect>)]) -> BTreeSet<NodeId> {
+    let mut nodes = BTreeSet::new();
+    for effect in effects.iter().flat_map(|(_, list)| list) {
+        if let Effect::Node(node) | Effect::NodeAllocations(node) = effect {
+            nodes.insert(*node);
+        }
+    }
+    nodes
+}
+
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
     use crate::plant::must_catch;
 
@@ -305,6 +313,27 @@ mod tests {
     fn a_change_wakes_whoever_looked_before_it() {
         a_change_beside_a_look_is_seen();
         must_catch(Plant::LateRegistration, a_change_beside_a_look_is_seen);
+    }
+
+    #[test]
+    fn who_comes_to_watch_a_node_before_the_state_is_there_is_woken() {
+        let cell = StateCell::new(at(1, None));
+        let node = NodeId([7; 16]);
+        // The publisher gets as far as it can before the new state is there. If the machine is too busy for that it has not begun: that is no worse.
+        let feed = cell.feed();
+        let publisher = {
+            let cell = Arc::clone(&cell);
+            let effects = vec![(2, vec![Effect::NodeAllocations(node)])];
+            std::thread::spawn(move || cell.publish(at(2, None), effects, false))
+        };
+        std::thread::sleep(Duration::from_millis(50));
+        let watch = cell.watch_node(node);
+        let mut changed = std::pin::pin!(watch.notified());
+        changed.as_mut().enable();
+        assert_eq!(cell.load().head.index, 1);
+        drop(feed);
+        publisher.join().expect("the publisher does not panic");
+        assert!(changed.now_or_never().is_some(), "it saw the old state and sleeps on");
     }
 
     #[tokio::test]

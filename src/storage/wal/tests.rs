@@ -509,29 +509,38 @@ fn check_poisoned(disk: &FaultDisk, wal: &Wal, writer: &mut WalWriter, kind: io:
 #[test]
 fn a_full_disk_poisons_the_log_and_loses_nothing_acknowledged() {
     for capacity in (20_000..60_000).step_by(3_000) {
-        let disk = FaultDisk::new(capacity);
-        let (wal, mut writer, _) = open(&disk);
-        disk.set_capacity(Some(capacity));
-        let mut durable = 0;
-        loop {
-            let (done, slot) = acked();
-            wal.append(entries(durable..durable + 1, 1), done).unwrap();
-            let stepped = writer.step();
-            let result = slot.lock().unwrap().take().expect("answered");
-            assert_eq!(stepped.is_ok(), result.is_ok());
-            if let Err(error) = result {
-                assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-                break;
-            }
-            durable += 1;
-        }
-        assert!(durable > 10, "{capacity}: {durable}");
-        check_poisoned(&disk, &wal, &mut writer, io::ErrorKind::StorageFull);
-        disk.set_capacity(None);
-        disk.power_cut(capacity);
-        drop(writer);
-        check_entries(&open(&disk).0, &entries(0..durable, 1));
+        let full = until_full(capacity, io::ErrorKind::StorageFull);
+        let over_quota = until_full(capacity, io::ErrorKind::QuotaExceeded);
+        assert!(full > 10, "{capacity}: {full}");
+        assert_eq!(over_quota, full, "{capacity}: a quota is as good as a disk of that size");
     }
+}
+
+/// Appends until there is no room, which fails as `kind`; how many entries that were.
+fn until_full(capacity: u64, kind: io::ErrorKind) -> u64 {
+    let disk = FaultDisk::new(capacity);
+    let (wal, mut writer, _) = open(&disk);
+    disk.set_capacity(Some(capacity));
+    disk.set_full_kind(kind);
+    let mut durable = 0;
+    loop {
+        let (done, slot) = acked();
+        wal.append(entries(durable..durable + 1, 1), done).unwrap();
+        let stepped = writer.step();
+        let result = slot.lock().unwrap().take().expect("answered");
+        assert_eq!(stepped.is_ok(), result.is_ok());
+        if let Err(error) = result {
+            assert_eq!(error.kind(), kind);
+            break;
+        }
+        durable += 1;
+    }
+    check_poisoned(&disk, &wal, &mut writer, kind);
+    disk.set_capacity(None);
+    disk.power_cut(capacity);
+    drop(writer);
+    check_entries(&open(&disk).0, &entries(0..durable, 1));
+    durable
 }
 
 #[test]

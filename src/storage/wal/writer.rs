@@ -8,7 +8,7 @@
 use super::format::{BatchShape, LogEnd, RECORD_HEAD, Record, SECTOR, SegmentHeader, encode_batch};
 use super::segment::{self, Housekeeper, Spare};
 use super::{Done, EntryId, LOCK, LogState, Options, Place, Request, Wal, same};
-use crate::disk::{Disk, DiskFile};
+use crate::disk::{Disk, DiskFile, is_full};
 use crate::plant::{Plant, is_planted};
 use std::collections::VecDeque;
 use std::io;
@@ -308,7 +308,7 @@ impl Files {
     pub(super) fn prepare_now(&self, number: u64, bytes: u64, needed: u64) -> io::Result<Spare> {
         let disk = &*self.disk;
         match segment::prepare(disk, &self.directory, number, bytes.max(needed)) {
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+            Err(error) if is_full(&error) => {
                 let smallest = self.options.segment_bytes_first.max(needed);
                 segment::prepare(disk, &self.directory, number, smallest)
             }
