@@ -39,8 +39,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// Time between two faults, and how long one lasts: shorter and longer than a node takes to be down.
 const PAUSE_BETWEEN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 const FAULT_LENGTH: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(14));
-/// Percent of the faults that are quick kills of a real agent, if there is one: what it does at that moment matters then, not that it is away.
-const QUICK_PERCENT: usize = 75;
+/// The same of quick kills of real agents: what these do at that moment matters then, not that they are away.
 const QUICK_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(800));
 const QUICK_LENGTH: (Duration, Duration) = (Duration::ZERO, Duration::from_millis(600));
 
@@ -73,6 +72,35 @@ struct Agent {
     simulate: Option<u32>,
     child: Option<Child>,
     paused: bool,
+}
+
+/// What is done to an agent at a time: it is killed, or frozen.
+#[derive(Clone, Copy)]
+struct Fault {
+    agent: usize,
+    kill: bool,
+}
+
+/// Who does it: one takes its time, with any agent, the other is quick, with real ones.
+struct Hand {
+    quick: bool,
+    /// When its fault ends, or the next begins.
+    next: Instant,
+    fault: Option<Fault>,
+}
+
+impl Hand {
+    fn new(quick: bool, random: &mut Random) -> Self {
+        let mut hand = Self { quick, next: Instant::now(), fault: None };
+        let (pause, _) = hand.paces();
+        hand.next += random.duration(pause.0, pause.1);
+        hand
+    }
+
+    /// Bounds of the time between two faults, and of a fault's length.
+    fn paces(&self) -> ((Duration, Duration), (Duration, Duration)) {
+        if self.quick { (QUICK_PAUSE, QUICK_LENGTH) } else { (PAUSE_BETWEEN, FAULT_LENGTH) }
+    }
 }
 
 #[derive(Serialize)]
@@ -141,32 +169,60 @@ impl Fleet {
         random: &mut Random,
         stop: &AtomicBool,
     ) -> Result<()> {
-        let is_real = |agent: &Agent| agent.simulate.is_none();
-        let real = self.agents.iter().filter(|agent| is_real(agent)).count();
-        loop {
-            let quick = real > 0 && random.below(100) < QUICK_PERCENT;
-            let (pause, length) =
-                if quick { (QUICK_PAUSE, QUICK_LENGTH) } else { (PAUSE_BETWEEN, FAULT_LENGTH) };
-            rest(random.duration(pause.0, pause.1), stop);
-            if stop.load(Ordering::Relaxed) {
-                return self.heal();
-            }
-            let count = self.agents.len();
-            let agent = if quick { count - 1 - random.below(real) } else { random.below(count) };
-            let kill = quick || random.below(2) == 0;
-            let (begin, end) = if kill {
-                (Function::KillAgent, Function::StartAgent)
-            } else {
-                (Function::PauseAgent, Function::ResumeAgent)
-            };
-            self.recorded(recorder, begin, agent, |fleet| {
-                if kill { fleet.kill(agent) } else { fleet.pause(agent) }
-            })?;
-            rest(random.duration(length.0, length.1), stop);
-            self.recorded(recorder, end, agent, |fleet| {
-                if kill { fleet.start_agent(agent) } else { fleet.resume(agent) }
-            })?;
+        let real = self.agents.iter().any(|agent| agent.simulate.is_none());
+        let mut hands: Vec<Hand> = vec![Hand::new(false, random)];
+        if real {
+            hands.push(Hand::new(true, random));
         }
+        while let Some(next) = (0..hands.len()).min_by_key(|hand| hands[*hand].next) {
+            rest(hands[next].next.saturating_duration_since(Instant::now()), stop);
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let (pause, length) = hands[next].paces();
+            if let Some(fault) = hands[next].fault.take() {
+                self.end_fault(recorder, fault)?;
+                hands[next].next = Instant::now() + random.duration(pause.0, pause.1);
+                continue;
+            }
+            let busy: Vec<usize> =
+                hands.iter().filter_map(|hand| Some(hand.fault?.agent)).collect();
+            let quick = hands[next].quick;
+            let suits = |agent: &usize| {
+                !busy.contains(agent) && (!quick || self.agents[*agent].simulate.is_none())
+            };
+            let free: Vec<usize> = (0..self.agents.len()).filter(suits).collect();
+            if !free.is_empty() {
+                let agent = free[random.below(free.len())];
+                let fault = Fault { agent, kill: quick || random.below(2) == 0 };
+                self.begin_fault(recorder, fault)?;
+                hands[next].fault = Some(fault);
+            }
+            hands[next].next = Instant::now() + random.duration(length.0, length.1);
+        }
+        for fault in hands.into_iter().filter_map(|hand| hand.fault) {
+            self.end_fault(recorder, fault)?;
+        }
+        self.heal()
+    }
+
+    fn begin_fault(&mut self, recorder: &Recorder, Fault { agent, kill }: Fault) -> Result<()> {
+        let f = if kill { Function::KillAgent } else { Function::PauseAgent };
+        self.recorded(
+            recorder,
+            f,
+            agent,
+            |fleet| {
+                if kill { fleet.kill(agent) } else { fleet.pause(agent) }
+            },
+        )
+    }
+
+    fn end_fault(&mut self, recorder: &Recorder, Fault { agent, kill }: Fault) -> Result<()> {
+        let f = if kill { Function::StartAgent } else { Function::ResumeAgent };
+        self.recorded(recorder, f, agent, |fleet| {
+            if kill { fleet.start_agent(agent) } else { fleet.resume(agent) }
+        })
     }
 
     /// Resumes and starts whatever is not running.
