@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use fsm::Index;
 use quorate::{
     rt::{self, Instant},
-    server::Core,
+    server::{Core, api::MemberInfo},
 };
 
 use crate::{
@@ -105,7 +105,8 @@ async fn cut_log(world: &World, leader: usize, index: Index) -> bool {
     false
 }
 
-/// A leader that takes a newcomer in is cut off with it: what it decides about members, nobody else ever hears of.
+/// A leader that takes a newcomer in is cut off with it once all know of the newcomer and before it votes: that it is to vote is decided without the
+/// others, who may elect a leader that never hears of it.
 async fn cut_off_with_newcomer(world: &World, server: usize, lasts: Duration) {
     let may = world.count() >= 3 && world.is_up(server) && world.may_damage(server);
     if !may || world.leader() == Some(server) {
@@ -115,9 +116,14 @@ async fn cut_off_with_newcomer(world: &World, server: usize, lasts: Duration) {
     rt::sleep(DOWN).await;
     world.start(server);
     let joins = |world: &World| {
-        let (Some(core), Some(leader)) = (world.core(server), world.leader()) else { return false };
-        let infos = world.core(leader).map(|core| core.member_infos()).unwrap_or_default();
-        leader != server && infos.iter().any(|member| member.id == core.id && !member.voter)
+        let (Some(newcomer), Some(leader)) = (world.core(server), world.leader()) else {
+            return false;
+        };
+        let Some(core) = world.core(leader).filter(|_| leader != server) else { return false };
+        let learns = |member: &MemberInfo| member.id == newcomer.id && !member.voter;
+        // Before that the leader would wait for the others.
+        let is_known = core.applied() >= core.membership_index();
+        is_known && core.member_infos().iter().any(learns)
     };
     if !moment(world, MOMENT, joins).await || world.is_calm() {
         return;

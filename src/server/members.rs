@@ -2,6 +2,8 @@
 
 use std::{sync::PoisonError, time::Duration};
 
+use fsm::Index;
+
 use super::{
     api::{ApiError, MemberInfo},
     core::Core,
@@ -76,6 +78,13 @@ impl Core {
                 alive: *id == self.id || self.heard_lately(*id),
             })
             .collect()
+    }
+
+    /// Index of the entry that the members are of, which need not be committed yet; 0: there is none.
+    pub fn membership_index(&self) -> Index {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        metrics.membership_config.log_id().as_ref().map_or(0, |id| id.index)
     }
 
     /// Whether a peer answered a probe lately.
