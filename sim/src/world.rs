@@ -265,6 +265,7 @@ impl World {
             open_engine: Arc::new(move |path| shadow::open_twin(Arc::clone(&engine_disk), path)),
             wal: self.log_options(),
             snapshot_piece_bytes: self.swarm.snapshot_piece_bytes,
+            publish_entries_max: self.swarm.batch_entries_max,
         };
         let world = self.clone();
         rt::spawn_in(group, async move {

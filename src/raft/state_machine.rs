@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Entries that are applied before their state is published and their proposers are answered.
-const PUBLISH_ENTRIES_MAX: usize = 256;
+pub const PUBLISH_ENTRIES_MAX: usize = 256;
 
 /// The first entry after which a replica with [`Plant::Diverge`] differs.
 const DIVERGE_AT: Index = 40;
@@ -61,6 +61,7 @@ pub struct StateMachine {
     genesis: Arc<Mutex<Option<ChangeSet>>>,
     /// A test holds application back while this is true.
     hold: rt::watch::Receiver<bool>,
+    publish_entries_max: usize,
     diverges: bool,
 }
 
@@ -112,10 +113,16 @@ impl StateMachine {
             genesis: Arc::new(Mutex::new(genesis)),
             state: state.clone(),
             hold,
+            publish_entries_max: PUBLISH_ENTRIES_MAX,
             diverges: false,
         };
         let rewrite = rebuilt.then_some(Loaded { state, meta: base.meta });
         Ok((machine, rewrite))
+    }
+
+    /// Publishes after so many entries at the latest.
+    pub fn set_publish_entries_max(&mut self, entries: usize) {
+        self.publish_entries_max = entries;
     }
 
     /// Lets this replica go its own way: for [`Plant::Diverge`], on one server of a cluster.
@@ -249,7 +256,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         while let Some((entry, responder)) = entries.try_next().await? {
             self.apply_one(entry, &mut turn)?;
             turn.responders.push(responder);
-            if turn.replies.len() >= PUBLISH_ENTRIES_MAX {
+            if turn.replies.len() >= self.publish_entries_max {
                 self.finish(std::mem::take(&mut turn)).await?;
             }
         }

@@ -106,6 +106,8 @@ pub struct Parts {
     pub wal: wal::Options,
     /// Longest piece of a snapshot in one message, bytes.
     pub snapshot_piece_bytes: u64,
+    /// Entries that are applied before their state is published.
+    pub publish_entries_max: usize,
 }
 
 /// A running server core.
@@ -163,6 +165,7 @@ impl Core {
         let (mut machine, hold_apply) = (stores.machine, stores.hold_apply);
         let is_first = settings.bootstrap_expect.iter().min() == Some(&settings.rpc_address);
         machine.set_diverging(is_first);
+        machine.set_publish_entries_max(parts.publish_entries_max);
         let wal_thread = start_writer(wal.clone(), writer, &parts.disk, &log_calls)?;
         let cell = Arc::clone(machine.cell());
         let network = Network {

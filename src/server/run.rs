@@ -104,6 +104,7 @@ impl RunningServer {
             open_engine: Arc::new(shadow::open_sled),
             wal: wal::Options::default(),
             snapshot_piece_bytes: crate::raft::network::SNAPSHOT_PIECE_BYTES,
+            publish_entries_max: crate::raft::state_machine::PUBLISH_ENTRIES_MAX,
         };
         let options = HttpOptions {
             request_bytes_max: usize::try_from(config.limits.request_bytes_max)
