@@ -11,12 +11,11 @@ use std::io::Write;
 use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -27,6 +26,9 @@ use crate::history::Recorder;
 
 /// The hidden subcommand that runs [`run`].
 pub(crate) const SUBCOMMAND: &str = "task";
+
+/// How far the tasks' clock may be off the history's, at most.
+const ORIGIN_ERROR_NS: u64 = 1_000_000;
 
 /// One line of the journal. Times are those of the history, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,8 +42,8 @@ pub(crate) enum Line {
         agent: String,
         /// When.
         at: u64,
-        /// When its executor began; up to one clock tick too early.
-        launched: u64,
+        /// When its agent decided to start it; up to one clock tick too early.
+        decided: u64,
     },
     /// A task has begun while another of the same allocation lived.
     Twice {
@@ -83,6 +85,11 @@ fn alive(directory: &Path) -> PathBuf {
     directory.join("alive")
 }
 
+/// Locked while somebody looks at the tasks' locks, which he does by taking them, and shared by tasks that take theirs.
+fn look(directory: &Path) -> PathBuf {
+    directory.join("look")
+}
+
 impl Place {
     /// An empty place in a run's directory.
     pub(crate) fn create(run: &Path, recorder: &Recorder) -> Result<Self> {
@@ -90,13 +97,21 @@ impl Place {
         let make = || -> std::io::Result<File> {
             fs::create_dir_all(locks(&directory))?;
             File::create(journal(run))?;
+            File::create(look(&directory))?;
             let alive = File::create(alive(&directory))?;
             flock(&alive, FlockOperation::LockExclusive)?;
             Ok(alive)
         };
         let alive =
             make().with_context(|| format!("cannot make a place in {}", directory.display()))?;
-        let origin = nanoseconds(ClockId::Monotonic).saturating_sub(recorder.now());
+        // Whoever is not interrupted between the clocks knows what one is on the other.
+        let origin = loop {
+            let before = recorder.now();
+            let now = nanoseconds(ClockId::Monotonic);
+            if recorder.now() - before < ORIGIN_ERROR_NS {
+                break now.saturating_sub(before);
+            }
+        };
         Ok(Self { directory, origin, _alive: alive })
     }
 
@@ -111,6 +126,8 @@ impl Place {
     /// The allocations whose tasks live.
     pub(crate) fn held(&self) -> Result<BTreeSet<String>> {
         let mut held = BTreeSet::new();
+        let looking = File::open(look(&self.directory)).context("cannot open a lock")?;
+        flock(&looking, FlockOperation::LockExclusive).context("cannot lock")?;
         for entry in fs::read_dir(locks(&self.directory)).context("cannot list the tasks' locks")? {
             let entry = entry.context("cannot list the tasks' locks")?;
             let file = File::open(entry.path()).context("cannot open a task's lock")?;
@@ -142,12 +159,16 @@ pub(crate) fn run(directory: &Path, origin: u64, agent: &str) -> Result<()> {
     drop(guard);
     let alive = File::open(alive(directory)).context("the harness has no lock")?;
     let allocation = env::var("NOMAD_ALLOC_ID").context("NOMAD_ALLOC_ID is not set")?;
+    let looking = File::open(look(directory)).context("the harness has no lock")?;
+    flock(&looking, FlockOperation::LockShared).context("cannot lock")?;
     let lock = File::create(locks(directory).join(&allocation)).context("cannot make a lock")?;
-    let line = match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+    let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
+    drop(looking);
+    let line = match locked {
         Ok(()) => {
-            let launched = began(parent_id())?.saturating_sub(origin);
+            let decided = decided(parent_id())?.saturating_sub(origin);
             let (allocation, agent) = (allocation.clone(), agent.to_owned());
-            Line::Start { allocation, agent, at, launched }
+            Line::Start { allocation, agent, at, decided }
         }
         Err(Errno::WOULDBLOCK) => Line::Twice { allocation: allocation.clone() },
         Err(error) => return Err(error).context("cannot lock"),
@@ -192,14 +213,15 @@ fn nanoseconds(clock: ClockId) -> u64 {
     u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("a clock since boot")
 }
 
-/// When a process began, on the monotonic clock; proc(5), field 22, in ticks since boot.
-fn began(pid: u32) -> Result<u64> {
-    let path = format!("/proc/{pid}/stat");
-    let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let fields = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(19));
-    let ticks: u64 = fields.and_then(|field| field.parse().ok()).context("no start time")?;
-    let asleep = nanoseconds(ClockId::Boottime).saturating_sub(nanoseconds(ClockId::Monotonic));
-    Ok((ticks * (1_000_000_000 / clock_ticks_per_second())).saturating_sub(asleep))
+/// When an agent decided to start what this executor runs, on the monotonic clock: it writes `spec.json` into the directory in which the executor
+/// works, and launches it then.
+fn decided(executor: u32) -> Result<u64> {
+    let spec = format!("/proc/{executor}/cwd/spec.json");
+    let written = fs::metadata(&spec).and_then(|about| about.modified());
+    let written = written.with_context(|| format!("cannot look at {spec}"))?;
+    let age = SystemTime::now().duration_since(written).unwrap_or_default();
+    let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+    Ok(nanoseconds(ClockId::Monotonic).saturating_sub(age))
 }
 
 #[cfg(test)]
@@ -222,12 +244,5 @@ mod tests {
         let text = fs::read_to_string(journal(run.path())).unwrap();
         let line: Line = serde_json::from_str(text.trim_end()).unwrap();
         assert_eq!(line, Line::Held { allocations: BTreeSet::new() });
-    }
-
-    #[test]
-    fn a_process_has_begun_before_now_and_after_boot() {
-        let begun = began(std::process::id()).unwrap();
-        let now = nanoseconds(ClockId::Monotonic);
-        assert!(begun > 0 && begun <= now && now - begun < 3_600_000_000_000, "{begun} {now}");
     }
 }

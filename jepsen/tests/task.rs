@@ -14,6 +14,10 @@ use rustix::process::{Pid, Signal, kill_process};
 fn place(directory: &Path) -> File {
     fs::create_dir(directory.join("locks")).unwrap();
     File::create(directory.join("journal.jsonl")).unwrap();
+    File::create(directory.join("look")).unwrap();
+    // Its parent works where its agent wrote this: the test is the executor.
+    File::create(directory.join("spec.json")).unwrap();
+    std::env::set_current_dir(directory).unwrap();
     let alive = File::create(directory.join("alive")).unwrap();
     flock(&alive, FlockOperation::LockExclusive).unwrap();
     alive

@@ -125,7 +125,7 @@ fn agents_must_run_what_the_servers_say() {
     let path = corpus().join("allocations/good-replaced.edn");
     let history = read_history(&path).unwrap();
     let start =
-        Line::Start { allocation: "2".to_owned(), agent: "a4".to_owned(), at: 0, launched: 0 };
+        Line::Start { allocation: "2".to_owned(), agent: "a4".to_owned(), at: 0, decided: 0 };
     let held = Line::Held { allocations: BTreeSet::new() };
     let check = |running: &[&str], twice: &[&str], lines: &[Line]| {
         let set = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();

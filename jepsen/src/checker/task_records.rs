@@ -17,7 +17,7 @@ use crate::history::{Function, Op, Process};
 use crate::task::Line;
 use crate::workload::snapshot::Allocation;
 
-/// An executor's start is known to a tick of the kernel's clock (10 ms) and looks earlier than it was.
+/// A file's time is that of a tick of the kernel's clock (10 ms at most) and looks earlier than it was.
 const TICK_NS: u64 = 20_000_000;
 
 /// What the tasks of a run wrote down.
@@ -62,7 +62,7 @@ struct Shown<'a> {
     unwanted: BTreeMap<&'a str, &'a View<'a>>,
     /// The first that showed it ended by its agent's word.
     ended: BTreeMap<&'a str, &'a View<'a>>,
-    /// The one that began last of those that showed it as to run.
+    /// The one that began last of those that showed it as to run, and not ended.
     wanted: BTreeMap<&'a str, &'a View<'a>>,
 }
 
@@ -80,7 +80,7 @@ impl<'a> Shown<'a> {
                 if is_reported(allocation) {
                     shown.ended.entry(id).or_insert(view);
                 }
-                if allocation.desired == "run" {
+                if allocation.is_live() {
                     let last = shown.wanted.entry(id).or_insert(view);
                     if last.pair.start.time < view.pair.start.time {
                         *last = view;
@@ -141,10 +141,10 @@ pub(crate) fn judge(
     let mut first: BTreeMap<&str, u64> = BTreeMap::new();
     for line in &tasks.lines {
         let (id, problem) = match line {
-            Line::Start { allocation, agent, at, launched } => {
+            Line::Start { allocation, agent, at, decided } => {
                 let begins = begins.get(agent.as_str()).map_or(&[][..], Vec::as_slice);
                 let started = first.insert(allocation, *at);
-                (allocation, wrong_start(&shown, allocation, (*at, *launched), begins, started))
+                (allocation, wrong_start(&shown, allocation, (*at, *decided), begins, started))
             }
             Line::End { allocation, at } => (allocation, wrong_end(&shown, allocation, *at)),
             // These are judged with the records of all agents.
@@ -159,7 +159,7 @@ pub(crate) fn judge(
 fn wrong_start(
     shown: &Shown<'_>,
     id: &str,
-    (at, launched): (u64, u64),
+    (at, decided): (u64, u64),
     begins: &[u64],
     started: Option<u64>,
 ) -> Option<String> {
@@ -173,9 +173,9 @@ fn wrong_start(
         let after = milliseconds(at, view.answer.time);
         return Some(format!("was started {after} ms after the servers had shown its end"));
     }
-    let begin = begins.iter().rfind(|begin| **begin <= launched)?;
+    let begin = begins.iter().rfind(|begin| **begin <= decided)?;
     let view = shown.unwanted.get(id)?;
-    (view.answer.time < *begin && launched >= begin + TICK_NS).then(|| {
+    (view.answer.time < *begin && decided >= begin + TICK_NS).then(|| {
         let after = milliseconds(*begin, view.answer.time);
         format!("was started by an agent that began {after} ms after it was seen not to be wanted any more")
     })
@@ -262,9 +262,9 @@ mod tests {
     }
 
     /// Tenths of a second.
-    fn start(at: u64, launched: u64) -> Line {
-        let [at, launched] = [at, launched].map(|tenths| tenths * SECOND / 10);
-        Line::Start { allocation: "x".to_owned(), agent: "a1".to_owned(), at, launched }
+    fn start(at: u64, decided: u64) -> Line {
+        let [at, decided] = [at, decided].map(|tenths| tenths * SECOND / 10);
+        Line::Start { allocation: "x".to_owned(), agent: "a1".to_owned(), at, decided }
     }
 
     fn end(at: u64) -> Line {
@@ -279,7 +279,7 @@ mod tests {
             // The agent had not heard of it yet.
             vec![start(65, 64), end(70)],
             vec![start(75, 74)],
-            // Its executor was launched by the agent of before, which the kernel's ticks do not tell.
+            // It was decided by the agent of before, as far as the kernel's ticks tell.
             vec![start(82, 80)],
         ] {
             let judgement = judged(&none, lines);

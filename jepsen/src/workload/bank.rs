@@ -56,13 +56,18 @@ struct Generator {
     ineligible: BTreeSet<String>,
     /// A mark that was just made, to be taken back at once, most likely at another server, which may not know of it yet.
     chase: Option<(String, bool)>,
+    /// Nodes of which a mark is under way.
+    marking: BTreeSet<String>,
+    /// Nodes whose marks nobody has looked at yet: another mark would hide what became of them.
+    unread: BTreeSet<String>,
 }
 
 impl Bank {
     /// No jobs yet.
     pub(crate) fn new(random: Random) -> Self {
-        let [nodes, drained, ineligible] = [const { BTreeSet::new() }; 3];
-        let generator = Generator { random, nodes, drained, ineligible, chase: None };
+        let [nodes, drained, ineligible, marking, unread] = [const { BTreeSet::new() }; 5];
+        let generator =
+            Generator { random, nodes, drained, ineligible, chase: None, marking, unread };
         Self { generator: Mutex::new(generator) }
     }
 
@@ -71,8 +76,10 @@ impl Bank {
     }
 
     fn read(&self, client: &HttpClient) -> Result<Completion, Completion> {
+        let unread = self.with_generator(|generator| generator.unread.clone());
         let snapshot = snapshot::read(client)?;
         self.with_generator(|generator| {
+            generator.unread.retain(|node| !unread.contains(node));
             generator.nodes.extend(snapshot.nodes.iter().map(|node| node.id.clone()));
         });
         Ok(shown(&snapshot))
@@ -88,7 +95,7 @@ pub(crate) fn shown(snapshot: &snapshot::Snapshot) -> Completion {
 impl Generator {
     fn next(&mut self) -> Action {
         if let Some((node, eligible)) = self.chase.take() {
-            return Action::Mark(node, !eligible);
+            return self.marked(node, !eligible);
         }
         let job = self.random.below(JOBS as usize) as u64;
         match self.random.below(11) {
@@ -102,8 +109,8 @@ impl Generator {
     }
 
     fn drain(&mut self) -> Action {
-        let free = self.nodes.difference(&self.drained).filter(|node| !is_marked(node));
-        let free: Vec<&String> = free.collect();
+        let free: Vec<String> =
+            self.kind(false).filter(|node| !self.drained.contains(*node)).cloned().collect();
         if free.is_empty() || self.drained.len() >= DRAINED_MAX {
             return self.restore();
         }
@@ -112,28 +119,43 @@ impl Generator {
         Action::Drain(node)
     }
 
-    /// One of the marked nodes gets another mark, or the same once more.
-    fn mark(&mut self) -> Action {
-        let marked: Vec<&String> = self.nodes.iter().filter(|node| is_marked(node)).collect();
-        if marked.is_empty() {
-            return Action::Read;
-        }
-        let node = marked[self.random.below(marked.len())].clone();
-        let eligible = self.ineligible.len() >= INELIGIBLE_MAX || self.random.below(2) == 0;
-        if !eligible {
-            self.ineligible.insert(node.clone());
-            return Action::Mark(node, false);
-        }
-        // The one that has been so for longest is as good as any.
-        let node = self.ineligible.pop_first().unwrap_or(node);
-        Action::Mark(node, true)
+    /// Every other node is marked, the others are drained.
+    fn kind(&self, marked: bool) -> impl Iterator<Item = &String> {
+        let nodes = self.nodes.iter().enumerate();
+        nodes.filter(move |(place, _)| place.is_multiple_of(2) == marked).map(|(_, node)| node)
     }
 
-    /// Every other mark is taken back as soon as it is made.
-    fn note(&mut self, action: &Action) {
-        if let Action::Mark(node, eligible) = action
-            && self.random.below(2) == 0
-        {
+    /// One of the marked nodes gets another mark, or the same once more.
+    fn mark(&mut self) -> Action {
+        let is_free =
+            |node: &&String| !self.marking.contains(*node) && !self.unread.contains(*node);
+        let free: Vec<String> = self.kind(true).filter(is_free).cloned().collect();
+        if free.is_empty() {
+            return Action::Read;
+        }
+        let node = free[self.random.below(free.len())].clone();
+        let turns = self.ineligible.contains(&node) || self.random.below(4) > 0;
+        let eligible = self.ineligible.contains(&node) == turns;
+        let is_one_too_many = !eligible && self.ineligible.len() >= INELIGIBLE_MAX;
+        self.marked(node, eligible || is_one_too_many)
+    }
+
+    fn marked(&mut self, node: String, eligible: bool) -> Action {
+        if eligible {
+            self.ineligible.remove(&node);
+        } else {
+            self.ineligible.insert(node.clone());
+        }
+        self.marking.insert(node.clone());
+        Action::Mark(node, eligible)
+    }
+
+    /// A mark has ended. Every other one that was made is taken back at once.
+    fn ended(&mut self, action: &Action, is_made: bool) {
+        let Action::Mark(node, eligible) = action else { return };
+        self.marking.remove(node);
+        self.unread.insert(node.clone());
+        if is_made && self.random.below(2) == 0 {
             self.chase = Some((node.clone(), *eligible));
         }
     }
@@ -144,11 +166,6 @@ impl Generator {
             None => Action::Read,
         }
     }
-}
-
-/// Whether a node is one of those that are marked; the others are drained.
-fn is_marked(node: &str) -> bool {
-    node.bytes().map(u32::from).sum::<u32>().is_multiple_of(2)
 }
 
 fn job(number: u64, count: u64) -> Value {
@@ -205,11 +222,10 @@ impl Workload for Bank {
                 client.put(&format!("/v1/node/{node}/eligibility"), &body)
             }
         };
-        match answer::written::<Value>(&reply) {
-            Ok(_) => {
-                self.with_generator(|generator| generator.note(action));
-                Completion::ok()
-            }
+        let written = answer::written::<Value>(&reply);
+        self.with_generator(|generator| generator.ended(action, written.is_ok()));
+        match written {
+            Ok(_) => Completion::ok(),
             Err(completion) => completion,
         }
     }

@@ -15,7 +15,7 @@ use crate::store::Readiness;
 /// How often a bug must have made a difference.
 const STRIKES: u64 = 20;
 /// Runs in one of which a bug must be seen.
-const RUNS_MAX: usize = 3;
+const RUNS_MAX: usize = 5;
 
 /// A history of this workload against a server with this bug, and the time the last phase may take.
 fn run(kind: WorkloadKind, bug: Bug, last_phase: Duration) -> Vec<Op> {

@@ -215,7 +215,12 @@ impl EvalBroker {
     /// Learns what became of its evaluations when effects that said so were missed: what is terminal or gone, or was blocked again by its outcome,
     /// is let go. A lease on the last kind would keep its evaluation from being woken, and end without anybody who waits for room.
     pub fn catch_up(&mut self, now: u64, state: &fsm::State) {
-        let ids: Vec<_> = self.entries.keys().copied().collect();
+        let holds = |entry: &Entry| {
+            self.jobs.get(&entry.job).is_some_and(|slot| slot.holder == Some(entry.id))
+        };
+        // Holders last: who comes after them is chosen among those that are left.
+        let (holders, others): (Vec<_>, Vec<_>) = self.entries.values().partition(|one| holds(one));
+        let ids: Vec<_> = others.into_iter().chain(holders).map(|entry| entry.id).collect();
         for id in ids {
             match state.evaluations.get(&id) {
                 Some(row) => self.applied(now, row),
