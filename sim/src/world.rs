@@ -19,7 +19,7 @@ use quorate::{
         Disk,
         fault::{ErrorRates, FaultDisk},
     },
-    raft::WatchReceiver,
+    raft::{WatchReceiver, state_machine::PUBLISH_ENTRIES_MAX},
     rt::{self, Group, Instant, JoinHandle, WallClock},
     server::{Core, Parts, Settings, bootstrap},
     storage::{shadow, wal},
@@ -265,7 +265,7 @@ impl World {
             open_engine: Arc::new(move |path| shadow::open_twin(Arc::clone(&engine_disk), path)),
             wal: self.log_options(),
             snapshot_piece_bytes: self.swarm.snapshot_piece_bytes,
-            publish_entries_max: self.swarm.batch_entries_max,
+            publish_entries_max: self.swarm.batch_entries_max.min(PUBLISH_ENTRIES_MAX),
         };
         let world = self.clone();
         rt::spawn_in(group, async move {

@@ -3,7 +3,7 @@
 //! Judges the allocs workload. At every read: the rules of [`super::views`], and no live allocation has a
 //! number in its name that no registration so far asked for. At the end, on every server: exactly the
 //! names that the counts say, all running (I39). And in the agents' own records and by the locks that tasks hold: what runs there is what the
-//! servers say, nothing less and nothing more, and no allocation ran in two places (I49); the rest of what tasks tell is judged by
+//! servers say, nothing less and nothing more, and no allocation ran twice at once (I49); the rest of what tasks tell is judged by
 //! [`super::task_records`].
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,7 +73,7 @@ pub(crate) fn check(history: &[Op], evidence: Option<(Records, &Tasks)>) -> Resu
         if records.is_some() && starts == 0 {
             judgement.lacks("the agents recorded no start");
         }
-        if tasks.is_some_and(|tasks| tasks.starts() == 0 || task_records::held(tasks).is_none()) {
+        if tasks.is_some_and(|tasks| tasks.starts() == 0 || !tasks.tell_the_end()) {
             judgement.lacks("no process of a real node was ever seen");
         }
     }
@@ -150,7 +150,7 @@ fn wanted<'a>(view: &'a View<'_>) -> BTreeSet<&'a str> {
 fn judge_records(records: &Records, view: &View<'_>, judgement: &mut Judgement) {
     for twice in &records.twice {
         let id = twice.as_str();
-        let title = format!("allocation {id} ran in two places, by the agents' records");
+        let title = format!("allocation {id} ran twice at once, by the agents' records");
         judgement.violated(title, view.only(|found| found.id == id));
     }
     let wanted = wanted(view);

@@ -5,16 +5,18 @@
 //! [`super::views`]. A run in which no node was ever nearly full proves nothing.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Verdict;
 use super::judgement::Judgement;
 use super::pairs::Pair;
+use super::register::{CONFIGURATIONS_MAX, Register};
 use super::views::{self, View, views};
-use crate::history::{Function, Op};
+use super::wgl::{Budget, Outcome};
+use crate::history::{Function, Kind, Op};
 use crate::workload::snapshot::{Allocation, Node};
 
 /// The share of a node that must have been in use at some read, in percent.
@@ -28,8 +30,9 @@ struct Peak {
 }
 
 /// Judges a history of the bank workload.
-pub(crate) fn check(history: &[Op]) -> Result<Judgement> {
+pub(crate) fn check(history: &[Op], time_max: Duration) -> Result<Judgement> {
     let started = Instant::now();
+    let budget = Budget { deadline: started + time_max, configurations_max: CONFIGURATIONS_MAX };
     let (pairs, views) = views(history)?;
     let mut judgement = Judgement::new("capacity", pairs.len());
     let mut peak = Peak::default();
@@ -37,7 +40,6 @@ pub(crate) fn check(history: &[Op]) -> Result<Judgement> {
         judge(view, &mut peak, &mut judgement);
     }
     views::check(&views, &mut judgement);
-    judge_marks(&pairs, &views, &mut judgement);
     let faults = views::agent_faults(history);
     judgement.summary = format!(
         "{} reads, at most {} live allocations, a node {} % full, {faults} faults of agents",
@@ -51,6 +53,7 @@ pub(crate) fn check(history: &[Op]) -> Result<Judgement> {
         "full_percent_max": peak.percent,
         "agent_faults": faults,
     });
+    judge_marks(&pairs, &views, &budget, &mut judgement);
     if judgement.valid == Verdict::True {
         if peak.percent < FULL_PERCENT {
             judgement.lacks("no node was ever nearly full");
@@ -83,24 +86,34 @@ fn judge(view: &View<'_>, peak: &mut Peak, judgement: &mut Judgement) {
     }
 }
 
-/// Something that made a node take allocations, or not.
-struct Mark<'a> {
-    eligible: bool,
-    pair: &'a Pair<'a>,
-}
-
-impl Mark<'_> {
-    /// The entry by which it had happened, if it certainly has.
-    fn end(&self) -> Option<u64> {
-        self.pair.answer().map(|answer| answer.index)
+/// I14: whether a node takes allocations is a register. A node begins as one that takes them; an end of a drain makes it one again.
+fn judge_marks(pairs: &[Pair<'_>], views: &[View<'_>], budget: &Budget, judgement: &mut Judgement) {
+    let register = Register { start: &json!(true), cas: false };
+    for (node, entries) in marks(pairs, views) {
+        match register.judge(&entries, budget).expect("these are reads and writes") {
+            Outcome::Yes => {}
+            Outcome::Unknown(reason) => judgement.lacks(&format!("node {node}: {reason}")),
+            Outcome::No => {
+                let small = register.reduce(&entries, budget);
+                let last = small.iter().rfind(|op| op.f == Function::Read && op.kind == Kind::Ok);
+                let shown = last.map_or(&Value::Null, |op| &op.value);
+                let title = format!(
+                    "node {node} is shown with eligible {shown}, which it was not made last"
+                );
+                judgement.violated(title, small);
+            }
+        }
     }
 }
 
-/// I14: whether a node takes allocations is a register, and this a necessary condition: some change to what is shown could have been the
-/// last before the read. A node begins as one that takes them; an end of a drain makes it one again.
-fn judge_marks(pairs: &[Pair<'_>], views: &[View<'_>], judgement: &mut Judgement) {
-    let mut marks: BTreeMap<&str, Vec<Mark<'_>>> = BTreeMap::new();
-    for pair in pairs.iter().filter(|pair| !pair.failed()) {
+/// For each node what made it take allocations or not, and what reads showed of that, as the writes and reads of a register.
+fn marks<'a>(pairs: &'a [Pair<'_>], views: &'a [View<'_>]) -> BTreeMap<&'a str, Vec<Op>> {
+    let mut marks: BTreeMap<&str, Vec<Op>> = BTreeMap::new();
+    let mut add = |node: &'a str, pair: &Pair<'_>, f: Function, eligible: bool| {
+        let entries = pair.entries().map(|op| Op { f, value: json!(eligible), ..op });
+        marks.entry(node).or_default().extend(entries);
+    };
+    for pair in pairs {
         let value = &pair.start.value;
         let f = pair.start.f;
         let (node, eligible) = if f == Function::MarkNode {
@@ -111,34 +124,20 @@ fn judge_marks(pairs: &[Pair<'_>], views: &[View<'_>], judgement: &mut Judgement
             continue;
         };
         if let (Some(node), Some(eligible)) = (node, eligible) {
-            marks.entry(node).or_default().push(Mark { eligible, pair });
+            add(node, pair, Function::Write, eligible);
         }
     }
     for view in views {
-        let (start, end) = (view.pair.start.index, view.answer.index);
         for node in &view.snapshot.nodes {
-            let Some(eligible) = node.eligible else { continue };
-            let marks = marks.get(node.id.as_str()).map_or(&[][..], Vec::as_slice);
-            let against = marks.iter().filter(|mark| mark.eligible != eligible);
-            let against = against.filter(|mark| mark.end().is_some_and(|end| end < start));
-            let last_against = against.max_by_key(|mark| mark.pair.start.index);
-            let since = last_against.map_or(0, |mark| mark.pair.start.index);
-            let explains = |mark: &Mark<'_>| {
-                mark.eligible == eligible
-                    && mark.pair.start.index < end
-                    && mark.end().is_none_or(|end| end > since)
-            };
-            let is_first = eligible && last_against.is_none();
-            if !is_first && !marks.iter().any(explains) {
-                let title = format!(
-                    "node {} is shown with eligible {eligible}, which it was not made last",
-                    node.id
-                );
-                let told = last_against.into_iter().flat_map(|mark| mark.pair.entries());
-                judgement.violated(title, told.chain(view.only(|_| false)));
+            if let Some(eligible) = node.eligible {
+                add(&node.id, &view.pair, Function::Read, eligible);
             }
         }
     }
+    for entries in marks.values_mut() {
+        entries.sort_by_key(|op| op.index);
+    }
+    marks
 }
 
 fn overcommitted(node: &Node, allocations: &[&Allocation], peak: &mut Peak) -> Option<String> {

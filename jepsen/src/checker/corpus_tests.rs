@@ -39,7 +39,7 @@ fn judge_file(folder: &str, path: &Path) -> Judgement {
         "cas-register" => judge(&history, Model::CasRegister, TIME_MAX),
         "jobs" => job_versions::check(&history, TIME_MAX),
         "evaluations" => evaluations::check(&history),
-        "capacity" => capacity::check(&history),
+        "capacity" => capacity::check(&history, TIME_MAX),
         "allocations" => allocations::check(&history, None),
         "watch" => watch::check(&history),
         other => panic!("no checker for {other}"),
@@ -107,7 +107,7 @@ fn evaluations_are_judged_as_known() {
 
 #[test]
 fn capacity_is_judged_as_known() {
-    assert_eq!(check("capacity"), [4, 15, 2]);
+    assert_eq!(check("capacity"), [5, 16, 2]);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn agents_must_run_what_the_servers_say() {
     for (running, twice, said) in [
         (&["1", "2"][..], &[][..], "1 still runs on its agent"),
         (&[], &[], "2 runs in the servers' eyes, but not on its agent"),
-        (&["2"], &["2"], "2 ran in two places"),
+        (&["2"], &["2"], "2 ran twice at once"),
     ] {
         let judgement = check(running, twice, &lines);
         assert_eq!(judgement.valid, Verdict::False, "{said}");

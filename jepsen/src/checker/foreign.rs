@@ -1,27 +1,23 @@
 //! Judging histories that another program wrote, against a model named by the caller.
 //!
-//! Owns the registers of Knossos' and Porcupine's corpora, whose values are neither unique nor versioned, so
-//! that only the general search of [`super::wgl`] applies; the other models go to the checkers that the own
+//! Owns the reading of Knossos' and Porcupine's corpora. Registers go to [`super::register`], the other models to the checkers that the own
 //! workloads use. Values may be `[key value]` in all of them but list-append, whose steps name their list;
 //! keys may be anything. nil is the value of a register that was never written, also when a read shows it
 //! (as in Porcupine; Knossos lets such a read match every value).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::judgement::Judgement;
-use super::pairs::{Pair, pairs, split};
-use super::shrink::shrink;
-use super::wgl::{self, Budget, Outcome};
+use super::pairs::{pairs, split};
+use super::register::{CONFIGURATIONS_MAX, Register};
+use super::wgl::{Budget, Outcome};
 use super::{list_append, set_full, total_queue};
 use crate::history::{Function, Kind, Op, Process};
-
-/// Remembered configurations of one search.
-const CONFIGURATIONS_MAX: usize = 16_000_000;
 
 /// What a history is judged against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -95,17 +91,10 @@ fn as_one_queue(history: &[Op]) -> Result<Vec<Op>> {
     clients(history).map(whole).collect()
 }
 
-/// A step on a register; values are numbered, 0 = nil.
-#[derive(Clone, Copy, Debug)]
-enum Action {
-    Read(usize),
-    Write(usize),
-    Cas(usize, usize),
-}
-
 fn registers(history: &[Op], cas: bool, time_max: Duration) -> Result<Judgement> {
     let started = Instant::now();
     let budget = Budget { deadline: started + time_max, configurations_max: CONFIGURATIONS_MAX };
+    let register = Register { start: &Value::Null, cas };
     let keyed = is_keyed(history);
     let mut judgement = Judgement::new("linearizable", pairs(history)?.len());
     let mut keys: BTreeMap<String, Vec<Op>> = BTreeMap::new();
@@ -121,13 +110,12 @@ fn registers(history: &[Op], cas: bool, time_max: Duration) -> Result<Judgement>
     let mut failed = Vec::new();
     for (key, entries) in &keys {
         let name = if keyed { format!("key {key}: ") } else { String::new() };
-        match register(entries, cas, &budget)? {
+        match register.judge(entries, &budget)? {
             Outcome::Yes => {}
             Outcome::Unknown(reason) => judgement.lacks(&format!("{name}{reason}")),
             Outcome::No => {
                 failed.push(key);
-                let fails = |part: &[Op]| matches!(register(part, cas, &budget), Ok(Outcome::No));
-                let small = shrink(entries, fails, |op| op.f == Function::Read);
+                let small = register.reduce(entries, &budget);
                 let last = small.last().map_or(0, |op| op.index);
                 let title = format!("{name}no order of the operations explains entry {last}");
                 judgement.violated(title, small);
@@ -143,67 +131,4 @@ fn registers(history: &[Op], cas: bool, time_max: Duration) -> Result<Judgement>
     }
     judgement.elapsed_ms = started.elapsed().as_millis();
     Ok(judgement)
-}
-
-fn register(entries: &[Op], cas: bool, budget: &Budget) -> Result<Outcome> {
-    let mut numbers: BTreeMap<String, usize> = BTreeMap::from([("null".to_owned(), 0)]);
-    let mut number = |value: &Value| {
-        let next = numbers.len();
-        *numbers.entry(value.to_string()).or_insert(next)
-    };
-    let mut calls: Vec<(Action, u64, Option<u64>)> = Vec::new();
-    for pair in pairs(entries)?.iter().filter(|pair| !pair.failed()) {
-        let Some(action) = action(pair, cas, &mut number)? else { continue };
-        calls.push((action, pair.start.index, pair.answer().map(|answer| answer.index)));
-    }
-    if shows_what_nobody_wrote(&calls) {
-        return Ok(Outcome::No);
-    }
-    let events = wgl::events(calls.iter().map(|(_, invoked, returned)| (*invoked, *returned)));
-    let step = |call: usize, state: &usize| match calls[call].0 {
-        Action::Read(value) => (*state == value).then_some(value),
-        Action::Write(value) => Some(value),
-        Action::Cas(old, new) => (*state == old).then_some(new),
-    };
-    let observes = |call: usize| matches!(calls[call].0, Action::Read(_));
-    Ok(wgl::solve(&events, calls.len(), 0, budget, step, observes))
-}
-
-/// Whether an answer tells of a value that no operation can have written: that needs no search, which may take long.
-fn shows_what_nobody_wrote(calls: &[(Action, u64, Option<u64>)]) -> bool {
-    let written = |action: &Action| match *action {
-        Action::Read(_) => None,
-        Action::Write(new) | Action::Cas(_, new) => Some(new),
-    };
-    let written: BTreeSet<usize> =
-        calls.iter().filter_map(|(action, _, _)| written(action)).chain([0]).collect();
-    calls.iter().any(|(action, _, returned)| match action {
-        Action::Read(value) | Action::Cas(value, _) => {
-            returned.is_some() && !written.contains(value)
-        }
-        Action::Write(_) => false,
-    })
-}
-
-fn action(
-    pair: &Pair<'_>,
-    cas: bool,
-    number: &mut impl FnMut(&Value) -> usize,
-) -> Result<Option<Action>> {
-    let start = pair.start;
-    Ok(match (start.f, pair.answer()) {
-        (Function::Read, Some(answer)) => Some(Action::Read(number(&answer.value))),
-        (Function::Read, None) => None,
-        (Function::Write, _) => Some(Action::Write(number(&start.value))),
-        (Function::Cas, _) if cas => {
-            let Some([old, new]) = start.value.as_array().map(Vec::as_slice) else {
-                bail!("entry {}: a cas has [old new]", start.index)
-            };
-            Some(Action::Cas(number(old), number(new)))
-        }
-        (f, _) => {
-            return Err(anyhow::anyhow!("this model has no {}", f.keyword()))
-                .with_context(|| format!("entry {}", start.index));
-        }
-    })
 }

@@ -256,7 +256,7 @@ fn judge(entries: &[Op], budget: &Budget) -> Result<Outcome> {
     let start = State { life: None, floor: 0 };
     let step = |call: usize, state: &State| state.after(&calls[call].0);
     let observes = |call: usize| matches!(calls[call].0, Action::Read(_) | Action::Versions(_));
-    Ok(wgl::solve(&events, calls.len(), start, budget, step, observes))
+    Ok(wgl::solve(&events, calls.len(), start, budget, step, observes, |_| None))
 }
 
 /// What an operation did; nothing for a read without an answer.

@@ -20,6 +20,7 @@ pub(crate) mod linearizable;
 pub(crate) mod list_append;
 pub(crate) mod outage;
 pub(crate) mod pairs;
+pub(crate) mod register;
 pub(crate) mod search;
 pub(crate) mod set_full;
 pub(crate) mod shrink;
@@ -156,7 +157,7 @@ fn check_workload(evidence: &Evidence<'_>) -> Result<Judgement> {
         WorkloadKind::Set => set_full::check(history, set_full::OF_PAGES),
         WorkloadKind::Append => list_append::check(history),
         WorkloadKind::Queue => evaluations::check(history),
-        WorkloadKind::Bank => capacity::check(history),
+        WorkloadKind::Bank => capacity::check(history, evidence.time_max),
         WorkloadKind::Jobs => job_versions::check(history, evidence.time_max),
         WorkloadKind::Watch => watch::check(history),
         WorkloadKind::Allocs => {

@@ -124,7 +124,7 @@ impl Problem {
         let start = State { value: None, version_min: 0, rank: 0 };
         let step = |call: usize, state: &State| self.steps[call].apply(*state);
         let observes = |call: usize| self.steps[call].writes.is_none();
-        wgl::solve(&self.events, self.steps.len(), start, budget, step, observes)
+        wgl::solve(&self.events, self.steps.len(), start, budget, step, observes, |_| None)
     }
 }
 

@@ -4,7 +4,7 @@
 //! nodes: an agent that begins knows what was decided before it began; a real task starts once, in one place, not after the servers have
 //! shown its end; it is gone when they do, and nobody ends it while it is to run (I49).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -43,7 +43,12 @@ impl Tasks {
         self.lines.iter().filter(|line| matches!(line, Line::Start { .. })).count()
     }
 
-    /// Takes what the tasks say about the end, and about two places at once, into the records of all agents.
+    /// Whether it was noted at the end which tasks live.
+    pub(crate) fn tell_the_end(&self) -> bool {
+        self.lines.iter().any(|line| matches!(line, Line::Held { .. }))
+    }
+
+    /// Takes what the tasks say about the end, and about starts beside one that lives, into the records of all agents.
     pub(crate) fn add_to(&self, records: &mut Records) {
         records.starts += self.starts();
         for line in &self.lines {
@@ -197,17 +202,11 @@ fn milliseconds(later: u64, earlier: u64) -> u64 {
     later.saturating_sub(earlier) / 1_000_000
 }
 
-/// The allocations of which a task lived at the end of the run.
-pub(crate) fn held(tasks: &Tasks) -> Option<&BTreeSet<String>> {
-    tasks.lines.iter().rev().find_map(|line| match line {
-        Line::Held { allocations } => Some(allocations),
-        Line::Start { .. } | Line::Twice { .. } | Line::End { .. } => None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::collections::BTreeSet;
 
     use serde_json::json;
 
@@ -326,15 +325,13 @@ mod tests {
         fs::write(&path, text.join("\n")).unwrap();
         let tasks = read(&path).unwrap();
         assert_eq!(tasks.lines, lines);
-        assert_eq!(held_by(&tasks), ["x"]);
+        assert!(tasks.tell_the_end());
+        assert!(!Tasks { lines: lines[..3].to_vec() }.tell_the_end());
         let mut records = Records::default();
         tasks.add_to(&mut records);
-        assert_eq!((records.starts, records.running.len(), records.twice.len()), (1, 1, 1));
+        let only = |id: &str| BTreeSet::from([id.to_owned()]);
+        assert_eq!((records.starts, records.running, records.twice), (1, only("x"), only("y")));
         fs::write(&path, "{\"event\":\"sta").unwrap();
         assert!(read(&path).is_err());
-    }
-
-    fn held_by(tasks: &Tasks) -> Vec<&str> {
-        held(tasks).unwrap().iter().map(String::as_str).collect()
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! A call without an answer is tried when no answered one is left to try, and of two configurations in the same state that differ in such calls only
 //! the one that took fewer has everything ahead that the other has: else each of them would double the search, also where it makes no difference.
+//! Of those that do the same the first is taken first: the others can do nothing that it cannot.
 //!
 //! A legal call that can change no state whatever may be taken at once: taking it back can never help. (One
 //! that merely does not change *this* state may be needed later.) The set of lifted calls with an answer is remembered as a 128-bit sum of one random
@@ -61,6 +62,7 @@ pub(crate) fn events(calls: impl Iterator<Item = (u64, Option<u64>)>) -> Vec<Eve
 
 /// Searches for a legal order of `calls` calls; `step` is the state after a call, if it is legal;
 /// `observes` says that a call does nothing to what others see. It may still narrow down what is known of the state.
+/// `twin` is, of a call without an answer, the last one before it that does the same, if there is one.
 pub(crate) fn solve<S: Clone + Eq + Hash>(
     events: &[Event],
     calls: usize,
@@ -68,6 +70,7 @@ pub(crate) fn solve<S: Clone + Eq + Hash>(
     budget: &Budget,
     step: impl Fn(usize, &S) -> Option<S>,
     observes: impl Fn(usize) -> bool,
+    twin: impl Fn(usize) -> Option<usize>,
 ) -> Outcome {
     let mut marks = Random::stream(0x57_47_4c, calls as u64);
     let marks: Vec<u128> =
@@ -93,6 +96,9 @@ pub(crate) fn solve<S: Clone + Eq + Hash>(
             Event::Call(call) => {
                 entry = list.after(position);
                 if list.return_at[call].is_none() != unanswered {
+                    continue;
+                }
+                if unanswered && twin(call).is_some_and(|twin| !taken.contains(twin)) {
                     continue;
                 }
                 let Some(next) = step(call, &state) else { continue };
@@ -149,6 +155,10 @@ impl Taken {
         let bit: Vec<_> =
             return_at.iter().map(|at| if at.is_none() { bits.next() } else { None }).collect();
         Self { bit, words: vec![0; bits.start.div_ceil(64)].into() }
+    }
+
+    fn contains(&self, call: usize) -> bool {
+        self.bit[call].is_some_and(|bit| self.words[bit / 64] >> (bit % 64) & 1 == 1)
     }
 
     fn flip(&mut self, call: usize) {
@@ -262,24 +272,45 @@ mod tests {
 
     use super::*;
 
-    /// A register without versions: what a write without an answer may do is soon overwritten, and seen by nobody.
-    #[test]
-    fn calls_without_an_answer_do_not_each_double_the_search() {
-        const UNANSWERED: usize = 9;
-        const ROUNDS: usize = 20;
-        let calls = UNANSWERED + 2 * ROUNDS;
+    /// Writes without an answer, then in each round an answered write and a read. The last read is of what nobody wrote, so that everything is tried.
+    fn judge(
+        unanswered: usize,
+        rounds: usize,
+        step: impl Fn(usize, &usize, bool) -> Option<usize>,
+        twin: impl Fn(usize) -> Option<usize>,
+    ) -> Outcome {
+        let calls = unanswered + 2 * rounds;
         let times = (0..calls as u64).map(|call| (2 * call, Some(2 * call + 1)));
         let times =
-            times.enumerate().map(|(call, (from, to))| (from, to.filter(|_| call >= UNANSWERED)));
+            times.enumerate().map(|(call, (from, to))| (from, to.filter(|_| call >= unanswered)));
         let events = events(times);
-        // Writes of their own number, and reads of the one before; the last one reads what nobody wrote.
-        let is_read = |call: usize| call >= UNANSWERED && (call - UNANSWERED) % 2 == 1;
+        let is_read = |call: usize| call >= unanswered && (call - unanswered) % 2 == 1;
         let step = |call: usize, state: &usize| {
-            let wanted = if call == calls - 1 { usize::MAX } else { call - usize::from(call > 0) };
-            if is_read(call) { (*state == wanted).then_some(*state) } else { Some(call) }
+            if call == calls - 1 { None } else { step(call, state, is_read(call)) }
         };
         let deadline = Instant::now() + Duration::from_mins(1);
         let budget = Budget { deadline, configurations_max: 40_000 };
-        assert_eq!(solve(&events, calls, usize::MAX - 1, &budget, step, is_read), Outcome::No);
+        solve(&events, calls, usize::MAX, &budget, step, is_read, twin)
+    }
+
+    /// A register without versions: what a write without an answer may do is soon overwritten, and seen by nobody.
+    #[test]
+    fn calls_without_an_answer_do_not_each_double_the_search() {
+        // Writes of their own number, and reads of the one before.
+        let step = |call: usize, state: &usize, is_read: bool| {
+            if is_read { (*state == call - 1).then_some(*state) } else { Some(call) }
+        };
+        assert_eq!(judge(9, 20, step, |_| None), Outcome::No);
+    }
+
+    /// A switch: each read sees what was not written last, and any of the writes without an answer may have done it.
+    #[test]
+    fn which_of_the_calls_that_do_the_same_was_it_is_not_asked() {
+        const UNANSWERED: usize = 40;
+        let step = |call: usize, state: &usize, is_read: bool| {
+            if is_read { (*state == 1).then_some(1) } else { Some(usize::from(call < UNANSWERED)) }
+        };
+        let twin = |call: usize| if call < UNANSWERED { call.checked_sub(1) } else { None };
+        assert_eq!(judge(UNANSWERED, 20, step, twin), Outcome::No);
     }
 }

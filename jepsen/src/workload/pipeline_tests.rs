@@ -15,7 +15,7 @@ use crate::store::Readiness;
 /// How often a bug must have made a difference.
 const STRIKES: u64 = 20;
 /// Runs in one of which a bug must be seen.
-const RUNS_MAX: usize = 5;
+const RUNS_MAX: usize = 3;
 
 /// A history of this workload against a server with this bug, and the time the last phase may take.
 fn run(kind: WorkloadKind, bug: Bug, last_phase: Duration) -> Vec<Op> {
@@ -64,7 +64,7 @@ fn judge(kind: WorkloadKind, history: &[Op]) -> Judgement {
         WorkloadKind::Set => set_full::check(history, set_full::OF_PAGES),
         WorkloadKind::Append => list_append::check(history),
         WorkloadKind::Queue => evaluations::check(history),
-        WorkloadKind::Bank => capacity::check(history),
+        WorkloadKind::Bank => capacity::check(history, time_max),
         WorkloadKind::Jobs => job_versions::check(history, time_max),
         WorkloadKind::Allocs => allocations::check(history, None),
         WorkloadKind::Watch => watch::check(history),

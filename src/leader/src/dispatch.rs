@@ -414,6 +414,25 @@ mod tests {
         assert!(world.dispatch.holds(id), "it was woken again");
     }
 
+    /// One that is over by then must not be the job's next: the open one before it would be superseded by nothing.
+    #[test]
+    fn who_holds_a_job_next_is_chosen_among_those_that_are_left_when_effects_were_missed() {
+        let mut world = World::new();
+        world.put_pending(&["a", "b", "c"]);
+        for name in ["a", "c"] {
+            let id = EvaluationId(named(name));
+            let mut row = (**world.state.evaluations.get(&id).expect("it is there")).clone();
+            row.status = EvaluationStatus::Complete;
+            world.state.evaluations.put(row, &mut ChangeSet::default());
+        }
+        world.dispatch.restore(NOW, &world.state);
+        assert!(world.offered(NOW).is_empty(), "it is to be processed, not canceled");
+        let leases = world.dispatch.dequeue(NOW, &world.state, &JobKind::ALL, 9, 1, || [1; 16]);
+        let leases = leases.expect("the broker is enabled");
+        let names: Vec<_> = leases.iter().map(|lease| name_of(lease.evaluation.id.0)).collect();
+        assert_eq!(names, ["b"]);
+    }
+
     #[test]
     fn what_was_woken_is_not_tracked_beside_when_effects_were_missed() {
         let mut world = World::new();
