@@ -24,6 +24,7 @@ use crate::checker::crash::Exit;
 use crate::guard::Guard;
 use crate::history::{Function, Kind, Op, Process, Recorder};
 use crate::random::Random;
+use crate::task::Trail;
 use crate::workload::Agents;
 
 /// CPU and memory of each simulated node.
@@ -35,13 +36,15 @@ const LOG: &str = "agent.log";
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an agent may take to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(10);
 /// Time between two faults, and how long one lasts: shorter and longer than a node takes to be down.
 const PAUSE_BETWEEN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 const FAULT_LENGTH: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(14));
 /// The same of quick kills of real agents: what these do at that moment matters then, not that they are away.
 const QUICK_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(800));
 const QUICK_LENGTH: (Duration, Duration) = (Duration::ZERO, Duration::from_millis(600));
+/// How long after a task has begun or ended its agent is killed: before it has written that down, or has told a server, or right after.
+const AIM: (Duration, Duration) = (Duration::ZERO, Duration::from_millis(200));
 
 /// What the agents are made from.
 pub(crate) struct Setup<'a> {
@@ -87,11 +90,13 @@ struct Hand {
     /// When its fault ends, or the next begins.
     next: Instant,
     fault: Option<Fault>,
+    /// The agent that the next fault is meant for.
+    aim: Option<usize>,
 }
 
 impl Hand {
     fn new(quick: bool, random: &mut Random) -> Self {
-        let mut hand = Self { quick, next: Instant::now(), fault: None };
+        let mut hand = Self { quick, next: Instant::now(), fault: None, aim: None };
         let (pause, _) = hand.paces();
         hand.next += random.duration(pause.0, pause.1);
         hand
@@ -162,23 +167,28 @@ impl Fleet {
         &self.exits
     }
 
-    /// Kills and freezes agents at random and lets them come back, until `stop` is set; at the end all run.
+    /// Kills and freezes agents at random and lets them come back, until `stop` is set; at the end all run. Real ones are also killed when the
+    /// trail of their tasks says that they have something to write down and to tell.
     pub(crate) fn torment(
         &mut self,
         recorder: &Recorder,
         random: &mut Random,
+        mut trail: Option<Trail>,
         stop: &AtomicBool,
     ) -> Result<()> {
-        let real = self.agents.iter().any(|agent| agent.simulate.is_none());
         let mut hands: Vec<Hand> = vec![Hand::new(false, random)];
-        if real {
+        if self.agents.iter().any(|agent| agent.simulate.is_none()) {
             hands.push(Hand::new(true, random));
         }
-        while let Some(next) = (0..hands.len()).min_by_key(|hand| hands[*hand].next) {
-            rest(hands[next].next.saturating_duration_since(Instant::now()), stop);
-            if stop.load(Ordering::Relaxed) {
-                break;
+        while !stop.load(Ordering::Relaxed) {
+            while let Some(agent) = trail.as_mut().map_or(Ok(None), Trail::next_agent)? {
+                self.aim(&mut hands, &agent, random);
             }
+            let due = |hand: &usize| hands[*hand].next <= Instant::now();
+            let Some(next) = (0..hands.len()).find(due) else {
+                std::thread::sleep(POLL);
+                continue;
+            };
             let (pause, length) = hands[next].paces();
             if let Some(fault) = hands[next].fault.take() {
                 self.end_fault(recorder, fault)?;
@@ -187,13 +197,13 @@ impl Fleet {
             }
             let busy: Vec<usize> =
                 hands.iter().filter_map(|hand| Some(hand.fault?.agent)).collect();
-            let quick = hands[next].quick;
+            let (quick, aim) = (hands[next].quick, hands[next].aim.take());
             let suits = |agent: &usize| {
                 !busy.contains(agent) && (!quick || self.agents[*agent].simulate.is_none())
             };
             let free: Vec<usize> = (0..self.agents.len()).filter(suits).collect();
             if !free.is_empty() {
-                let agent = free[random.below(free.len())];
+                let agent = aim.filter(suits).unwrap_or_else(|| free[random.below(free.len())]);
                 let fault = Fault { agent, kill: quick || random.below(2) == 0 };
                 self.begin_fault(recorder, fault)?;
                 hands[next].fault = Some(fault);
@@ -204,6 +214,15 @@ impl Fleet {
             self.end_fault(recorder, fault)?;
         }
         self.heal()
+    }
+
+    /// The quick hand, if it rests, is to kill this agent soon.
+    fn aim(&self, hands: &mut [Hand], agent: &str, random: &mut Random) {
+        let rests = |hand: &&mut Hand| hand.quick && hand.fault.is_none() && hand.aim.is_none();
+        if let Some(hand) = hands.iter_mut().find(rests) {
+            hand.aim = self.agents.iter().position(|one| one.name == agent);
+            hand.next = Instant::now() + random.duration(AIM.0, AIM.1);
+        }
     }
 
     fn begin_fault(&mut self, recorder: &Recorder, Fault { agent, kill }: Fault) -> Result<()> {
@@ -414,13 +433,6 @@ fn write_config(agent: &Agent, servers: &[SocketAddr]) -> Result<()> {
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn rest(length: Duration, stop: &AtomicBool) {
-    let end = Instant::now() + length;
-    while Instant::now() < end && !stop.load(Ordering::Relaxed) {
-        std::thread::sleep(POLL);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
@@ -468,6 +480,26 @@ mod tests {
         assert_eq!(crate::checker::views::agent_faults(&history), 1);
         let log = fs::read_to_string(agent_log(directory.path(), "a1")).unwrap();
         assert_eq!(log.matches("agent_started").count(), 2, "{log}");
+    }
+
+    #[test]
+    fn who_has_something_to_tell_is_killed_next() {
+        let directory = tempfile::tempdir().unwrap();
+        let fleet = fleet(directory.path(), "exec sleep 1000");
+        let mut random = Random::stream(1, 0);
+        let mut hands = [false, true].map(|quick| Hand::new(quick, &mut random));
+        let far = Instant::now() + Duration::from_hours(1);
+        hands[1].next = far;
+        hands[1].fault = Some(Fault { agent: 1, kill: true });
+        fleet.aim(&mut hands, "a2", &mut random);
+        assert_eq!((hands[1].aim, hands[1].next), (None, far), "it is at work");
+        hands[1].fault = None;
+        fleet.aim(&mut hands, "a2", &mut random);
+        let aimed = hands[1].next;
+        assert!(hands[1].aim == Some(1) && aimed <= Instant::now() + AIM.1);
+        fleet.aim(&mut hands, "a1", &mut random);
+        assert_eq!((hands[1].aim, hands[1].next), (Some(1), aimed), "one after the other");
+        assert_eq!(hands[0].aim, None);
     }
 
     #[test]

@@ -282,7 +282,14 @@ fn conduct(
     let nemesis = Nemesis::new(cluster, endpoints, recorder, &turns, record.seed);
     let ready_ms = Mutex::new(Vec::new());
     let watch = Watch { cluster, recorder, reporter, ready_ms: &ready_ms };
-    aftermath.harness_failures.extend(torment(record, &*clients, (nemesis, &turns), fleet, &watch));
+    let agents = (&mut *fleet, tasks.as_ref());
+    aftermath.harness_failures.extend(torment(
+        record,
+        &*clients,
+        (nemesis, &turns),
+        agents,
+        &watch,
+    ));
     let ready_ms = ready_ms.lock().unwrap_or_else(PoisonError::into_inner);
     aftermath.cycles_ready_ms.extend_from_slice(&ready_ms);
     drop(ready_ms);
@@ -346,7 +353,7 @@ fn torment(
     record: &TestRecord,
     clients: &dyn Drive,
     (nemesis, turns): (Nemesis<'_>, &Turns),
-    fleet: &mut Fleet,
+    (fleet, tasks): (&mut Fleet, Option<&Place>),
     watch: &Watch<'_>,
 ) -> Vec<String> {
     let time_limit = Duration::from_millis(record.time_limit_ms);
@@ -368,7 +375,10 @@ fn torment(
         });
         let tormentor = workload_of(record).is_ok_and(WorkloadKind::torments_agents).then(|| {
             let mut random = Random::stream(record.seed, 3);
-            scope.spawn(move || fleet.torment(watch.recorder, &mut random, stop))
+            scope.spawn(move || {
+                let trail = tasks.map(Place::trail).transpose()?;
+                fleet.torment(watch.recorder, &mut random, trail, stop)
+            })
         });
         let begin = Instant::now();
         watch.until(|| {

@@ -4,10 +4,10 @@
 //! begins and when it has been asked to end. It never ends of its own accord, but for one thing: it waits for the lock that the harness
 //! holds during the run, so that nothing outlives the harness, however that ends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -123,6 +123,16 @@ impl Place {
         Ok(json!({"command": executable, "args": [SUBCOMMAND, self.directory, origin, name]}))
     }
 
+    /// What tasks write down from now on.
+    pub(crate) fn trail(&self) -> Result<Trail> {
+        let path = self.directory.join("journal.jsonl");
+        let journal = File::open(&path);
+        let mut journal = journal.with_context(|| format!("cannot open {}", path.display()))?;
+        journal.seek(SeekFrom::End(0)).context("cannot seek in the journal")?;
+        let journal = BufReader::new(journal);
+        Ok(Trail { journal, line: String::new(), agents: BTreeMap::new() })
+    }
+
     /// The allocations whose tasks live.
     pub(crate) fn held(&self) -> Result<BTreeSet<String>> {
         let mut held = BTreeSet::new();
@@ -145,6 +155,40 @@ impl Place {
     /// Writes down what lives now.
     pub(crate) fn note_held(&self) -> Result<()> {
         append(&self.directory, &Line::Held { allocations: self.held()? })
+    }
+}
+
+/// Follows the journal.
+pub(crate) struct Trail {
+    journal: BufReader<File>,
+    /// What was read of a line that is not whole yet.
+    line: String,
+    /// Where each allocation that began runs.
+    agents: BTreeMap<String, String>,
+}
+
+impl Trail {
+    /// The agent whose task was the next to begin or to end, if one has.
+    pub(crate) fn next_agent(&mut self) -> Result<Option<String>> {
+        loop {
+            self.journal.read_line(&mut self.line).context("cannot read the journal")?;
+            if !self.line.ends_with('\n') {
+                return Ok(None);
+            }
+            let line = std::mem::take(&mut self.line);
+            match serde_json::from_str(&line).context("cannot read the journal")? {
+                Line::Start { allocation, agent, .. } => {
+                    self.agents.insert(allocation, agent.clone());
+                    return Ok(Some(agent));
+                }
+                Line::End { allocation, .. } => {
+                    if let Some(agent) = self.agents.remove(&allocation) {
+                        return Ok(Some(agent));
+                    }
+                }
+                Line::Twice { .. } | Line::Held { .. } => {}
+            }
+        }
     }
 }
 
@@ -244,5 +288,39 @@ mod tests {
         let text = fs::read_to_string(journal(run.path())).unwrap();
         let line: Line = serde_json::from_str(text.trim_end()).unwrap();
         assert_eq!(line, Line::Held { allocations: BTreeSet::new() });
+    }
+
+    #[test]
+    fn a_trail_tells_whose_tasks_begin_and_end() {
+        let run = tempfile::tempdir().unwrap();
+        let place = Place::create(run.path(), &Recorder::in_memory()).unwrap();
+        let start = |allocation: &str, agent: &str| {
+            let [allocation, agent] = [allocation, agent].map(str::to_owned);
+            append(&place.directory, &Line::Start { allocation, agent, at: 1, decided: 0 })
+                .unwrap();
+        };
+        let end = |allocation: &str| {
+            let allocation = allocation.to_owned();
+            append(&place.directory, &Line::End { allocation, at: 2 }).unwrap();
+        };
+        start("w", "a3");
+        let mut trail = place.trail().unwrap();
+        assert_eq!(trail.next_agent().unwrap(), None);
+        start("x", "a1");
+        start("y", "a2");
+        // Of one that began before nobody knows where it ran.
+        end("w");
+        end("x");
+        for agent in ["a1", "a2", "a1"] {
+            assert_eq!(trail.next_agent().unwrap().as_deref(), Some(agent));
+        }
+        assert_eq!(trail.next_agent().unwrap(), None);
+        let text = serde_json::to_string(&Line::End { allocation: "y".to_owned(), at: 3 }).unwrap();
+        let (one, other) = text.split_at(5);
+        let mut journal = OpenOptions::new().append(true).open(journal(run.path())).unwrap();
+        journal.write_all(one.as_bytes()).unwrap();
+        assert_eq!(trail.next_agent().unwrap(), None);
+        writeln!(journal, "{other}").unwrap();
+        assert_eq!(trail.next_agent().unwrap().as_deref(), Some("a2"));
     }
 }

@@ -2,7 +2,7 @@
 //! It follows the servers' wishes and decides nothing by itself; each allocation runs in its own shell.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -25,6 +25,8 @@ use super::{
 
 /// Orders to an allocation that wait to be carried out.
 const ORDERS_MAX: usize = 8;
+/// Ended allocations that are remembered when they are kept no more: as many as may end within the time that a server is behind.
+const COLLECTED_MAX: usize = 4_096;
 
 /// The allocations of this node.
 pub(crate) struct LocalNode {
@@ -43,6 +45,8 @@ struct Inner {
     suspended: bool,
     /// Rises with each entry, so that the oldest ended ones are known.
     received: u64,
+    /// What has ended here and is kept no more, the oldest first: a server that is behind may still say that it is to run.
+    collected: VecDeque<AllocationId>,
 }
 
 struct Entry {
@@ -188,9 +192,7 @@ impl LocalNode {
                 let stop = wish.stop || !message.run;
                 let start = wish.start || message.run && message.task_starts_allowed;
                 let changed = (stop, start) != (wish.stop, wish.start) || sequence > wish.sequence;
-                let updated = spec.as_ref().is_some_and(|new| {
-                    wish.spec.as_ref().is_none_or(|old| old.job_version != new.job_version)
-                });
+                let updated = spec.is_some() && wish.spec != spec;
                 wish.stop = stop;
                 wish.start = start;
                 wish.sequence = wish.sequence.max(sequence);
@@ -199,6 +201,9 @@ impl LocalNode {
                 }
                 changed || updated
             });
+            return;
+        }
+        if inner.collected.contains(&id) {
             return;
         }
         if over || !message.run {
@@ -267,8 +272,11 @@ impl LocalNode {
         let doomed = self.doomed(inner);
         for id in &doomed {
             inner.entries.remove(id);
+            inner.collected.push_back(*id);
             self.shared.outbox.forget(*id);
         }
+        let too_many = inner.collected.len().saturating_sub(COLLECTED_MAX);
+        inner.collected.drain(..too_many);
         drop(guard);
         let directories: Vec<_> =
             doomed.into_iter().map(|id| self.shared.state.allocation(id)).collect();
@@ -474,6 +482,23 @@ mod tests {
         "complete".clone_into(&mut late.client_status);
         node.apply(v1::AllocationBatch { allocations: vec![late], ..Default::default() }).await;
         assert_eq!(started(&node), [(2, false)], "the second is told again first");
+    }
+
+    /// A server that is behind says that it is to run, when its end is known to the others and its directory is gone.
+    #[tokio::test]
+    async fn what_has_ended_and_is_kept_no_more_is_not_run_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        let mut message = endless(1);
+        r#"{"run_for":"1ms"}"#.clone_into(&mut message.tasks[0].config_json);
+        node.apply(whole(vec![message.clone()], &[1])).await;
+        node.shared.ended.notified().await;
+        assert!(node.lock().entries.values().all(Entry::is_terminal));
+        let removed = vec![message.id.clone()];
+        node.apply(v1::AllocationBatch { removed, ..Default::default() }).await;
+        assert_eq!(started(&node), []);
+        node.apply(whole(vec![message, endless(2)], &[1, 2])).await;
+        assert_eq!(started(&node), [(2, false)]);
     }
 
     #[tokio::test]

@@ -310,10 +310,9 @@ impl Shell {
     fn obey(&mut self, wish: Wish) {
         let now = self.shared.clock.now();
         if let Some(spec) = wish.spec
-            && spec.job_version != self.spec.job_version
-            && spec.tasks.len() == self.spec.tasks.len()
+            && let Some(spec) = AllocationSpec::clone(&spec).in_order_of(&self.spec)
         {
-            self.spec = AllocationSpec::clone(&spec);
+            self.spec = spec;
         }
         self.runner.raise_sequence(wish.sequence);
         if wish.stop {
@@ -574,11 +573,15 @@ mod tests {
 
     /// The shell of an allocation that the last agent ran with this driver, on a node that offers none any more.
     fn left_behind(driver: &str) -> (Shell, tempfile::TempDir) {
-        let root = tempfile::tempdir().unwrap();
-        let (state, _) = StateDirectory::open(root.path()).unwrap();
         let mut message = testing::message([7; 16], "job", &["a"]);
         message.tasks[0].driver = driver.to_owned();
         message.shutdown_delay_ms = 60_000;
+        shell_of(message)
+    }
+
+    fn shell_of(message: proto::v1::Allocation) -> (Shell, tempfile::TempDir) {
+        let root = tempfile::tempdir().unwrap();
+        let (state, _) = StateDirectory::open(root.path()).unwrap();
         let spec = AllocationSpec::parse(message).unwrap();
         let shared = Arc::new(Shared {
             clock: Clock::new(),
@@ -612,6 +615,23 @@ mod tests {
         begin(&mut shell).await;
         assert!(shell.runs[0].is_some());
         assert_eq!(shell.runner.client_status().name(), "running");
+    }
+
+    #[tokio::test]
+    async fn an_update_in_place_leaves_each_run_its_task() {
+        let message = testing::message([7; 16], "job", &["a", "b"]);
+        let (mut shell, _root) = shell_of(message.clone());
+        let mut swapped = message;
+        swapped.tasks.reverse();
+        swapped.tasks[0].kill_timeout_ms = 7_000;
+        let spec = AllocationSpec::parse(swapped).ok().map(Arc::new);
+        shell.obey(Wish { spec, ..Wish::default() });
+        let tasks = &shell.spec.policy.tasks;
+        let policies: Vec<_> =
+            tasks.iter().map(|task| (&*task.name, task.kill_timeout_ms)).collect();
+        assert_eq!(policies[1], ("b", 7_000), "the same version of the job, with other settings");
+        let names: Vec<_> = shell.spec.tasks.iter().map(|task| &*task.name).collect();
+        assert_eq!((names, policies[0].0), (vec!["a", "b"], "a"));
     }
 
     #[tokio::test]

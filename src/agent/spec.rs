@@ -64,6 +64,7 @@ pub(crate) struct TaskSpec {
     pub(crate) memory_max_mb: u64,
     pub(crate) cores: u32,
     pub(crate) kill_signal: String,
+    /// 0: output is not kept.
     pub(crate) log_files_max: u32,
     pub(crate) log_file_mb_max: u32,
 }
@@ -86,6 +87,19 @@ pub(crate) enum SpecError {
 }
 
 impl AllocationSpec {
+    /// The same with its tasks in the order of those that run: a task is known by its place. None: they are not the same tasks.
+    pub(crate) fn in_order_of(mut self, running: &Self) -> Option<Self> {
+        let place = |name: &str| running.tasks.iter().position(|task| task.name == name);
+        let same = self.tasks.len() == running.tasks.len()
+            && self.tasks.iter().all(|task| place(&task.name).is_some());
+        if !same {
+            return None;
+        }
+        self.tasks.sort_by_key(|task| place(&task.name));
+        self.policy.tasks.sort_by_key(|task| place(&task.name));
+        Some(self)
+    }
+
     /// Checks a message. What tasks have in common is said once: a task's own meta goes over the group's.
     pub(crate) fn parse(message: v1::Allocation) -> Result<Self, SpecError> {
         let id = AllocationId::from_slice(&message.id).ok_or(SpecError::Id)?;
@@ -189,7 +203,11 @@ fn task_spec(task: v1::Task, group_meta: &std::collections::HashMap<String, Stri
         memory_max_mb: task.memory_max_mb,
         cores: task.cores,
         kill_signal: task.kill_signal,
-        log_files_max: if task.log_files_max == 0 { 10 } else { task.log_files_max.min(1000) },
+        log_files_max: match (task.logs_disabled, task.log_files_max) {
+            (true, _) => 0,
+            (false, 0) => 10,
+            (false, files) => files.min(1000),
+        },
         log_file_mb_max: if task.log_file_mb_max == 0 { 10 } else { task.log_file_mb_max },
     }
 }
@@ -240,6 +258,26 @@ mod tests {
         let spec = AllocationSpec::parse(both).expect("a valid message");
         let expected = BTreeMap::from([("owner", "job"), ("team", "task")].map(pair));
         assert_eq!(spec.tasks[0].meta, expected);
+    }
+
+    #[test]
+    fn tasks_keep_the_order_of_those_that_run() {
+        let of = |tasks: &[(&str, u64)]| {
+            let mut message = message("a", 80, "service");
+            message.tasks.clear();
+            message.tasks.extend(tasks.iter().map(|(name, kill_timeout_ms)| v1::Task {
+                name: (*name).to_owned(),
+                kill_timeout_ms: *kill_timeout_ms,
+                ..Default::default()
+            }));
+            AllocationSpec::parse(message).expect("a valid message")
+        };
+        let running = of(&[("a", 1_000), ("b", 2_000)]);
+        let other = of(&[("b", 4_000), ("a", 3_000)]);
+        let expected = of(&[("a", 3_000), ("b", 4_000)]);
+        assert_eq!(other.in_order_of(&running), Some(expected));
+        assert_eq!(of(&[("a", 1), ("c", 1)]).in_order_of(&running), None);
+        assert_eq!(of(&[("a", 1)]).in_order_of(&running), None);
     }
 
     #[test]

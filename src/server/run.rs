@@ -206,7 +206,11 @@ async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
             ClusterServer::new(ClusterService(Arc::clone(&core)))
                 .max_decoding_message_size(MESSAGE_BYTES_MAX),
         )
-        .add_service(AgentServer::new(AgentService(Arc::clone(&core))))
+        .add_service(
+            // A status alone may be larger than tonic's 4 MiB: 1,000 tasks with ten events each.
+            AgentServer::new(AgentService(Arc::clone(&core)))
+                .max_decoding_message_size(MESSAGE_BYTES_MAX),
+        )
         .serve_with_incoming_shutdown(
             TcpIncoming::from(listener).with_nodelay(Some(true)),
             stopped(&core),

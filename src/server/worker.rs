@@ -304,7 +304,10 @@ impl Worker {
                     return Done::Nack(pb::NackReason::Failed);
                 }
             };
-            let Some(answer) = self.submit(lease, &plan).await else { return Done::Gone };
+            let answer = match self.submit(lease, &plan).await {
+                Ok(answer) => answer,
+                Err(done) => return done,
+            };
             match turn.answered(&answer) {
                 After::Acknowledge => return Done::Acknowledge,
                 After::Pause => {
@@ -326,7 +329,7 @@ impl Worker {
 
     /// Submits a plan until the leader says what became of it. A leader of another term does not know the lease: then it is gone, and the new
     /// leader hands the evaluation out again, and there is no answer.
-    async fn submit(&mut self, lease: &Lease, plan: &Plan) -> Option<PlanAnswer> {
+    async fn submit(&mut self, lease: &Lease, plan: &Plan) -> Result<PlanAnswer, Done> {
         let request = pb::SubmitPlanRequest {
             plan: codec::encode(plan),
             token: lease.token.to_vec().into(),
@@ -340,15 +343,14 @@ impl Worker {
                 None => self.ask("/quorate.v1.Scheduler/SubmitPlan", &request, PLAN_TIMEOUT).await,
             };
             match reply {
-                Ok(reply) => return Some(answer_of(reply)),
-                // Not outstanding, or another token or term: somebody else has it by now.
-                Err(status) if matches!(status.code(), Code::NotFound | Code::Aborted) => {
-                    return None;
-                }
+                Ok(reply) => return Ok(answer_of(reply)),
                 Err(status) => {
+                    if let Some(done) = given_up(&status) {
+                        return Err(done);
+                    }
                     tracing::debug!(%status, "a plan was not submitted");
                     if self.is_stopping() {
-                        return None;
+                        return Err(Done::Gone);
                     }
                     let wait = backoff.next_wait();
                     self.pause(wait).await;
@@ -400,10 +402,25 @@ impl Worker {
     }
 }
 
+#[derive(Debug, PartialEq)]
 enum Done {
     Acknowledge,
     Nack(pb::NackReason),
     Gone,
+}
+
+/// How a turn ends whose plan was refused; nothing if it may be submitted again.
+fn given_up(status: &Status) -> Option<Done> {
+    // Not outstanding, or another token or term: somebody else has it by now.
+    if matches!(status.code(), Code::NotFound | Code::Aborted) {
+        return Some(Done::Gone);
+    }
+    // The leader cannot read it, or it is too large to be sent: so would it be the next time.
+    if matches!(status.code(), Code::InvalidArgument | Code::OutOfRange) {
+        tracing::error!(%status, "a plan is refused for good");
+        return Some(Done::Nack(pb::NackReason::Failed));
+    }
+    None
 }
 
 fn answer_of(reply: pb::SubmitPlanReply) -> PlanAnswer {
@@ -478,5 +495,14 @@ mod tests {
         backoff.next_wait();
         backoff.reset();
         assert_eq!(backoff.next_wait().as_millis(), 500);
+    }
+
+    #[test]
+    fn a_plan_that_cannot_be_taken_is_not_submitted_for_ever() {
+        let failed = Some(Done::Nack(pb::NackReason::Failed));
+        assert_eq!(given_up(&Status::out_of_range("too large")), failed);
+        assert_eq!(given_up(&Status::invalid_argument("plan")), failed);
+        assert_eq!(given_up(&Status::aborted("another term")), Some(Done::Gone));
+        assert_eq!(given_up(&Status::unavailable("no leader")), None);
     }
 }

@@ -32,6 +32,8 @@ const CHUNK_BYTES_MAX: usize = 96 << 20;
 /// What a snapshot that can wait leaves free for the log: as much as its longest segment.
 const RESERVE_BYTES: u64 = 64 << 20;
 const INCOMING: &str = ".incoming";
+/// How often the directory is listed again because a file that it named was replaced.
+const LISTINGS_MAX: usize = 8;
 
 fn invalid(path: &Path, what: &str) -> io::Error {
     let message = format!("snapshot file {}: {what}", path.display());
@@ -140,19 +142,30 @@ impl SnapshotDirectory {
         Ok(None)
     }
 
-    /// The newest file's path and meta, without its rows.
+    /// The newest file's path and meta, without its rows. A newer one may take its place meanwhile: then that one is the newest.
     pub fn newest_meta(&self) -> io::Result<Option<(PathBuf, AppliedMeta)>> {
-        let mut names = self.names()?;
-        names.sort();
-        for name in names.iter().rev() {
-            let path = self.path.join(name);
-            let file = self.disk.open(&path, OpenMode::Read)?;
-            match read_meta(&*file, &path) {
-                Ok((meta, _)) => return Ok(Some((path, meta))),
-                Err(error) => self.set_aside(&path, error)?,
+        let mut listings = 0;
+        'listing: loop {
+            listings += 1;
+            let mut names = self.names()?;
+            names.sort();
+            for name in names.iter().rev() {
+                let path = self.path.join(name);
+                let file = match self.disk.open(&path, OpenMode::Read) {
+                    Err(error)
+                        if error.kind() == io::ErrorKind::NotFound && listings < LISTINGS_MAX =>
+                    {
+                        continue 'listing;
+                    }
+                    opened => opened?,
+                };
+                match read_meta(&*file, &path) {
+                    Ok((meta, _)) => return Ok(Some((path, meta))),
+                    Err(error) => self.set_aside(&path, error)?,
+                }
             }
+            return Ok(None);
         }
-        Ok(None)
     }
 
     /// Writes a snapshot, reads it back and removes the older ones.
@@ -257,7 +270,11 @@ impl SnapshotDirectory {
         self.disk.sync_dir(&self.path)?;
         for other in self.names()? {
             if other < name {
-                self.disk.remove_file(&self.path.join(other))?;
+                match self.disk.remove_file(&self.path.join(other)) {
+                    // A snapshot that is built and one that is installed both tidy up.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    removed => removed?,
+                }
             }
         }
         Ok(path)

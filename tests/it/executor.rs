@@ -212,6 +212,13 @@ fn the_output_of_a_fast_task_is_complete() {
 }
 
 #[test]
+fn output_that_is_not_to_be_kept_is_not_written() {
+    let run = Run::launch_spec("echo out; echo err >&2", |spec| spec.log_files_max = 0);
+    run.exit();
+    assert!(fs::read_dir(run.path("logs")).unwrap().next().is_none());
+}
+
+#[test]
 fn logs_rotate_and_the_oldest_go() {
     let script = "i=0; while [ $i -lt 100 ]; do echo 123456789; i=$((i+1)); done";
     let run = Run::launch_spec(script, |spec| {

@@ -61,7 +61,7 @@ pub struct RunSpec {
     pub logs_directory: PathBuf,
     /// Log files are called `<log_name>.stdout.<n>` and `<log_name>.stderr.<n>`.
     pub log_name: String,
-    /// Log files kept of each kind.
+    /// Log files kept of each kind; 0: output is not kept.
     pub log_files_max: u32,
     /// Size at which a log file is full, bytes.
     pub log_file_bytes_max: u64,

@@ -238,22 +238,26 @@ async fn end(
     written
 }
 
-type Copies = [JoinHandle<()>; 2];
+type Copies = Vec<JoinHandle<()>>;
 
 fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
     let failed = |recoverable| {
         move |error: io::Error| Outcome::StartFailed { error: error.to_string(), recoverable }
     };
-    let log = |kind: &str| {
+    let mut copies = Vec::new();
+    let mut output = |kind: &str| -> io::Result<Stdio> {
+        if spec.log_files_max == 0 {
+            return Ok(Stdio::null());
+        }
         let name = format!("{}.{kind}", spec.log_name);
-        RotatingLog::open(&spec.logs_directory, &name, spec.log_files_max, spec.log_file_bytes_max)
+        let (files_max, bytes_max) = (spec.log_files_max, spec.log_file_bytes_max);
+        let log = RotatingLog::open(&spec.logs_directory, &name, files_max, bytes_max)?;
+        let (read, write) = io::pipe()?;
+        copies.push(copy(read, log)?);
+        Ok(write.into())
     };
-    let (out_log, err_log) =
-        log("stdout").and_then(|out| Ok((out, log("stderr")?))).map_err(failed(true))?;
-    let (out_read, out_write) = io::pipe().map_err(failed(true))?;
-    let (err_read, err_write) = io::pipe().map_err(failed(true))?;
-    let out = copy(out_read, out_log).map_err(failed(true))?;
-    let err = copy(err_read, err_log).map_err(failed(true))?;
+    let (out, err) =
+        output("stdout").and_then(|out| Ok((out, output("stderr")?))).map_err(failed(true))?;
     let program = find_program(spec).map_err(failed(false))?;
     let mut command = Command::new(program);
     command
@@ -262,8 +266,8 @@ fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
         .envs(&spec.env)
         .current_dir(&spec.directory)
         .stdin(Stdio::null())
-        .stdout(out_write)
-        .stderr(err_write)
+        .stdout(out)
+        .stderr(err)
         .process_group(0);
     if !spec.user.is_empty() {
         let (uid, gid) = process::find_user(&spec.user).map_err(failed(false))?;
@@ -276,7 +280,7 @@ fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
     })?;
     let pid =
         i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a process id");
-    Ok((pid, [out, err]))
+    Ok((pid, copies))
 }
 
 /// Copies a pipe to a log until every writer has closed it.

@@ -322,7 +322,7 @@ impl<'a> Turn<'a> {
         EvaluationId(hash.to_le_bytes())
     }
 
-    /// Makes one pending evaluation for each of the jobs that still exist or have allocations.
+    /// Makes one pending evaluation for each of the jobs that still exist or have live allocations.
     fn evaluate(
         &mut self,
         jobs: &BTreeMap<JobKey, Trigger>,
@@ -336,14 +336,15 @@ impl<'a> Turn<'a> {
             jobs.reverse();
         }
         for (key, trigger) in jobs {
-            let Some(job) = self.state.jobs.get(key).cloned() else { continue };
-            if job.parameterized {
+            let Some((kind, priority, job_modify_index)) = self.state.to_evaluate(key) else {
+                continue;
+            };
+            if self.state.jobs.get(key).is_some_and(|job| job.parameterized) {
                 continue;
             }
             let id = self.evaluation_id(&mut ids);
-            let mut evaluation =
-                Evaluation::new(id, job.key.clone(), job.kind, job.priority, *trigger);
-            evaluation.job_modify_index = job.job_modify_index;
+            let mut evaluation = Evaluation::new(id, key.clone(), kind, priority, *trigger);
+            evaluation.job_modify_index = job_modify_index;
             if let Some(node) = node {
                 evaluation.node = Some(node.id);
                 evaluation.node_modify_index = self.index;

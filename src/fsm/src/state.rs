@@ -15,7 +15,7 @@ use crate::{
     digest::{Digest, DigestMark},
     evaluation::{Evaluation, EvaluationStatus},
     id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, RequestId, Text, TimeMs},
-    job::{GroupSummary, Job, JobSpec, JobVersion},
+    job::{GroupSummary, Job, JobKind, JobSpec, JobVersion},
     node::{Eligibility, Node, Tombstone},
     resources::{NodeUsage, PortHolder},
     session::Session,
@@ -299,6 +299,17 @@ impl State {
     /// The spec that an allocation runs.
     pub fn allocation_spec(&self, allocation: &Allocation) -> Option<&Arc<JobSpec>> {
         self.job_spec(&allocation.job, allocation.job_create_index, allocation.job_version)
+    }
+
+    /// Kind, priority and last change of a job for an evaluation of it; of a job that is gone those of what still runs of it. None: there is nothing
+    /// to evaluate.
+    pub fn to_evaluate(&self, key: &JobKey) -> Option<(JobKind, u16, Index)> {
+        if let Some(job) = self.jobs.get(key) {
+            return Some((job.kind, job.priority, job.job_modify_index));
+        }
+        let (_, id) = self.job_index(key)?.live_names.iter().next()?;
+        let spec = self.allocation_spec(self.allocations.get(id)?)?;
+        Some((spec.kind, spec.priority, 0))
     }
 
     /// Versions of a job's incarnation, newest first.

@@ -10,7 +10,7 @@ use fsm::{
 
 use crate::{broker::Delivery, chance, limits};
 
-/// Fails evaluations leased by [`crate::EvalBroker::dequeue_failed`], each with a follow-up after 1 to 6 minutes unless its job is gone (GH-27367).
+/// Fails evaluations leased by [`crate::EvalBroker::dequeue_failed`], each with a follow-up after 1 to 6 minutes unless its job is gone (GH-27367) and nothing runs of it.
 /// `fresh` makes ids for the follow-ups. None: nothing to propose.
 pub fn failed(
     now: u64,
@@ -30,7 +30,7 @@ pub fn failed(
             status: EvaluationStatus::Failed,
             description: format!("evaluation reached delivery limit ({})", limits::DELIVERIES_MAX)
                 .into(),
-            follow_up: state.jobs.contains(&row.job).then(|| (fresh(), now + wait_ms)),
+            follow_up: state.to_evaluate(&row.job).map(|_| (fresh(), now + wait_ms)),
         })
     });
     command(updates.collect())

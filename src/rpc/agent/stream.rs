@@ -219,6 +219,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
                 restart: Some(restart(task.restart)),
                 log_files_max: task.logs.files_max,
                 log_file_mb_max: task.logs.file_mb_max,
+                logs_disabled: task.logs.disabled,
             })
             .collect(),
         ports: row

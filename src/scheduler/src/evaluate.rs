@@ -135,11 +135,12 @@ pub(crate) fn follow_up(
     id
 }
 
-/// Makes the job's next rolling step happen at `wait_until`, unless one is under way already.
+/// Makes the job's next rolling step happen at `wait_until`, unless one is under way already that is no later: that of a version before may be.
 pub(crate) fn follow_up_rolling(draft: &mut Draft<'_>, wait_until: TimeMs) {
     let own = draft.pass.evaluation.id;
-    let known = open_evaluations(draft)
-        .any(|open| open.id != own && open.trigger == Trigger::RollingUpdate);
+    let known = open_evaluations(draft).any(|open| {
+        open.id != own && open.trigger == Trigger::RollingUpdate && open.wait_until <= wait_until
+    });
     if known {
         return;
     }
@@ -172,7 +173,8 @@ fn was_blocked(evaluation: &Evaluation) -> bool {
         || matches!(evaluation.trigger, Trigger::QueuedAllocs | Trigger::MaxPlans)
 }
 
-/// Whether a blocked evaluation of the same job version waits for everything that this one would wait for.
+/// Whether a blocked evaluation of the same job version waits for everything that this one would wait for: also for each of its groups, because
+/// a class that is of no use to others may be of use to this one.
 fn covered(draft: &Draft<'_>, classes: &ClassSummary) -> bool {
     let own = draft.pass.evaluation.id;
     let version = draft.target.job.map_or(0, |job| job.job_modify_index);
@@ -182,6 +184,7 @@ fn covered(draft: &Draft<'_>, classes: &ClassSummary) -> bool {
             && open.trigger == Trigger::QueuedAllocs
             && open.job_modify_index == version
             && (open.escaped || !classes.escaped)
+            && draft.failed_groups.keys().all(|group| open.failed_groups.contains_key(group))
             && classes.eligibility.iter().all(|(class, eligible)| {
                 !eligible || open.class_eligibility.get(class).copied().unwrap_or(true)
             })

@@ -14,6 +14,14 @@ use fsm::{
 
 use crate::{Pass, ScheduleError};
 
+/// Encoded size of a plan's placements beyond which it is cut, bytes. With the largest placement (a job is at most `fsm::limits::JOB_BYTES_MAX`) and
+/// [`FAILURE_BYTES_MAX`] twice (the outcome and its blocked evaluation) a plan stays below what an entry of the log may be, 32 MiB.
+const PLACEMENT_BYTES_MAX: usize = 8 << 20;
+/// Size of what is kept for people about groups that failed, beyond which texts of constraints are left out, bytes.
+const FAILURE_BYTES_MAX: usize = 4 << 20;
+/// A placement without its texts, about, bytes.
+const PLACEMENT_BYTES: usize = 128;
+
 /// The job that is evaluated, and what it wants.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
@@ -61,6 +69,9 @@ pub(crate) struct Draft<'a> {
     /// Evaluations that the outcome makes.
     pub(crate) evaluations: Vec<Evaluation>,
     plan: Plan,
+    /// Size of the placements and of the failed groups, about.
+    bytes: usize,
+    failure_bytes: usize,
     /// A bound of the plan was reached: the rest is for the next pass.
     cut: bool,
     ids: blake3::Hasher,
@@ -94,6 +105,8 @@ impl<'a> Draft<'a> {
                 placements: Vec::new(),
                 outcome: None,
             },
+            bytes: 0,
+            failure_bytes: 0,
             cut: false,
             ids,
             ids_made: 0,
@@ -150,13 +163,31 @@ impl<'a> Draft<'a> {
     /// Writes down a placement. There is room: [`Self::has_room`] was asked before.
     pub(crate) fn place(&mut self, placement: Placement) {
         assert!(self.plan.placements.len() < PLAN_PLACEMENTS_MAX, "plan is over its bound");
+        self.bytes += PLACEMENT_BYTES + placement.metrics.as_deref().map_or(0, bytes_of);
         self.plan.placements.push(placement);
+    }
+
+    /// Writes down that so many instances of a group could not be placed, and what the first of them saw.
+    pub(crate) fn fail(&mut self, group: &Text, count: u32, metrics: Metrics) {
+        *self.queued.entry(group.clone()).or_default() += count;
+        if let Some(known) = self.failed_groups.get_mut(group) {
+            known.coalesced_failures += count;
+            return;
+        }
+        let mut metrics = metrics;
+        metrics.coalesced_failures += count - 1;
+        if self.failure_bytes > FAILURE_BYTES_MAX {
+            metrics.constraint_filtered.clear();
+        }
+        self.failure_bytes += bytes_of(&metrics);
+        self.failed_groups.insert(group.clone(), metrics);
     }
 
     /// Whether one more replacement fits into the plan; if not, the plan is cut.
     pub(crate) fn has_room(&mut self) -> bool {
         if self.plan.placements.len() >= PLAN_PLACEMENTS_MAX
             || self.plan.stops.len() >= PLAN_PLACEMENTS_MAX
+            || self.bytes >= PLACEMENT_BYTES_MAX
         {
             self.cut = true;
         }
@@ -195,6 +226,20 @@ impl<'a> Draft<'a> {
             escaped: false,
         })
     }
+}
+
+/// Encoded size, about.
+fn bytes_of(metrics: &Metrics) -> usize {
+    let counts = [
+        &metrics.nodes_available,
+        &metrics.class_filtered,
+        &metrics.constraint_filtered,
+        &metrics.class_exhausted,
+        &metrics.dimension_exhausted,
+    ];
+    let texts = counts.iter().flat_map(|counts| counts.keys());
+    let scores = metrics.scores.iter().map(|score| 32 + 24 * score.parts.len());
+    texts.map(|text| text.len() + 8).sum::<usize>() + scores.sum::<usize>()
 }
 
 /// How the evaluation ends.

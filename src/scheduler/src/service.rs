@@ -232,12 +232,10 @@ impl<'a> Work<'a> {
         }
         let left = outdated.len().min(limit) - done;
         if left > 0
-            && let Some(mut metrics) = failures.into_iter().next()
+            && let Some(metrics) = failures.into_iter().next()
         {
             let left = u32::try_from(left).unwrap_or(u32::MAX);
-            metrics.coalesced_failures += left - 1;
-            *self.draft.queued.entry(group.name.clone()).or_default() += left;
-            self.draft.failed_groups.insert(group.name.clone(), *metrics);
+            self.draft.fail(&group.name, left, *metrics);
             self.failed.insert(number);
         }
         // When nothing could be done, room has to come first, which the blocked evaluation waits for.
@@ -264,8 +262,7 @@ impl<'a> Work<'a> {
             Tried::PlanFull => false,
             Tried::NoRoom(metrics) => {
                 self.failed.insert(number);
-                *self.draft.queued.entry(group.name.clone()).or_default() += 1;
-                self.draft.failed_groups.insert(group.name.clone(), *metrics);
+                self.draft.fail(&group.name, 1, *metrics);
                 true
             }
         }

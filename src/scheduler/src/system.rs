@@ -298,12 +298,7 @@ impl<'a> Work<'a> {
             Err((Obstacle::Filtered, _)) => false,
             Err((Obstacle::Exhausted, metrics)) => {
                 self.exhausted.insert(self.stack.node(position).id);
-                *self.draft.queued.entry(group.name.clone()).or_default() += 1;
-                self.draft
-                    .failed_groups
-                    .entry(group.name.clone())
-                    .and_modify(|known| known.coalesced_failures += 1)
-                    .or_insert(*metrics);
+                self.draft.fail(&group.name, 1, *metrics);
                 false
             }
         }

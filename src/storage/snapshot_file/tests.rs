@@ -38,6 +38,77 @@ fn what_is_written_is_read_and_the_older_goes() {
     assert_eq!(directory.newest_meta().unwrap().unwrap(), (second, life.meta()));
 }
 
+/// Does something right after the next time that a directory was listed.
+#[derive(Debug)]
+struct Racing {
+    disk: FaultDisk,
+    next: std::sync::Mutex<Option<fn(&FaultDisk)>>,
+}
+
+impl Disk for Racing {
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn DiskFile>> {
+        self.disk.open(path, mode)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove_file(path)
+    }
+    fn remove_dir_all(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove_dir_all(path)
+    }
+    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
+        self.disk.create_dir_all(path)
+    }
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.disk.sync_dir(path)
+    }
+    fn list(&self, directory: &Path) -> io::Result<Vec<String>> {
+        let names = self.disk.list(directory);
+        if let Some(act) = self.next.lock().unwrap().take() {
+            act(&self.disk);
+        }
+        names
+    }
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        self.disk.exists(path)
+    }
+    fn free_bytes(&self, path: &Path) -> io::Result<u64> {
+        self.disk.free_bytes(path)
+    }
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        self.disk.read(path)
+    }
+}
+
+/// A snapshot is built by a task of its own while one is sent, or another is installed.
+#[test]
+fn a_file_that_is_replaced_since_it_was_listed_harms_nobody() {
+    let disk = FaultDisk::new(1);
+    let racing = Arc::new(Racing { disk: disk.clone(), next: None.into() });
+    let directory = SnapshotDirectory::open(Arc::clone(&racing) as _, Path::new(PATH)).unwrap();
+    let mut life = life();
+    directory.write(&life.state, &life.meta()).unwrap();
+
+    *racing.next.lock().unwrap() = Some(|disk| {
+        let mut life = self::life();
+        life.set("more", 10);
+        open(disk).write(&life.state, &life.meta()).unwrap();
+    });
+    let found = directory.newest_meta().unwrap().map(|(_, meta)| meta);
+    life.set("more", 10);
+    assert_eq!(found, Some(life.meta()), "the one that took its place");
+
+    *racing.next.lock().unwrap() = Some(|disk| {
+        let oldest = open(disk).names().unwrap().into_iter().min().unwrap();
+        disk.remove_file(&Path::new(PATH).join(oldest)).unwrap();
+    });
+    life.set("most", 10);
+    directory.write(&life.state, &life.meta()).unwrap();
+    assert_eq!(names(&disk).len(), 1);
+}
+
 /// Found by the simulation: one failed read took the only snapshot away from a log that was purged up to it.
 #[test]
 fn a_file_that_cannot_be_read_is_not_set_aside() {

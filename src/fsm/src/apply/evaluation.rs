@@ -23,7 +23,7 @@ impl Turn<'_> {
             row.status_description = update.description.clone();
             if let Some((id, wait_until)) = update.follow_up
                 && !self.state.evaluations.contains(&id)
-                && self.state.jobs.contains(&row.job)
+                && self.state.to_evaluate(&row.job).is_some()
             {
                 let mut next = Evaluation::new(
                     id,

@@ -44,6 +44,21 @@ impl Turn<'_> {
             );
             return Err(Rejection::Invalid(message.into()));
         }
+        // Nobody evaluates a template: what the job has made before would run for ever.
+        if let Some(old) = &old
+            && old.parameterized != spec.parameterized.is_some()
+        {
+            let [from, to] = if old.parameterized {
+                ["a parameterized job", "one that runs"]
+            } else {
+                ["one that runs", "a parameterized job"]
+            };
+            let message = format!(
+                "cannot change job \"{}\" from {from} to {to}: stop and purge it first",
+                spec.key.id
+            );
+            return Err(Rejection::Invalid(message.into()));
+        }
         self.check_evaluation_id(evaluation)?;
         let job = self.store_job(spec, old.as_deref());
         let made = self.first_evaluation(&job, evaluation, evaluation_priority);

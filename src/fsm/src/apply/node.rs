@@ -77,9 +77,13 @@ impl Turn<'_> {
         if reborn || returns {
             self.set_liveness(&mut node, Liveness::Initializing);
         }
+        // The class leaves out what is unique to a node, which constraints may ask for as well.
         let fits_more = old.class != class
             || old.description.resources != description.resources
-            || old.description.pool != description.pool;
+            || old.description.pool != description.pool
+            || old.description.name != description.name
+            || old.description.attributes != description.attributes
+            || old.description.meta != description.meta;
         if fits_more && node.is_schedulable() {
             self.gains.insert(id);
             jobs.extend(self.jobs_of_node(&node, Trigger::NodeUpdate));

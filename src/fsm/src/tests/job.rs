@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::with_leader_changes;
 use crate::{
     allocation::ClientStatus,
-    command::{Command, Rejection, Reply},
+    command::{Command, EvaluationUpdate, Rejection, Reply},
     evaluation::{EvaluationStatus, Trigger},
     id::{EvaluationId, Index},
     job::{JobKind, JobSpec, JobStatus, Parameterized},
@@ -114,6 +114,25 @@ fn a_jobs_kind_does_not_change() {
 }
 
 #[test]
+fn what_runs_does_not_become_a_template_nor_the_other_way_round() {
+    let mut driver = Driver::default();
+    let runs = || job("t", JobKind::Batch, 1);
+    let refused = |driver: &mut Driver, spec, text: &str| {
+        let evaluation = driver.evaluation_id();
+        let rejection = driver.reject(register(spec, evaluation));
+        assert_eq!(rejection, Rejection::Invalid(text.into()));
+    };
+    driver.register_job(runs());
+    let text = "cannot change job \"t\" from one that runs to a parameterized job: stop and purge it first";
+    refused(&mut driver, template("t"), text);
+    driver.deregister_job("t", true);
+    let evaluation = driver.evaluation_id();
+    driver.accept(register(template("t"), evaluation));
+    let text = "cannot change job \"t\" from a parameterized job to one that runs: stop and purge it first";
+    refused(&mut driver, runs(), text);
+}
+
+#[test]
 fn a_stopped_job_that_is_registered_again_gets_a_version() {
     with_leader_changes(|driver| {
         driver.register_job(job("t", JobKind::Service, 1));
@@ -124,6 +143,31 @@ fn a_stopped_job_that_is_registered_again_gets_a_version() {
         let row = driver.job_row("t");
         assert_eq!((row.stop, row.version, row.create_index), (false, 1, created));
         assert_eq!(row.status, JobStatus::Pending);
+    });
+}
+
+/// What still runs of a job that is gone is somebody's to end, however its only evaluation ended.
+#[test]
+fn what_runs_of_a_purged_job_is_evaluated_until_it_is_stopped() {
+    with_leader_changes(|driver| {
+        let node = driver.node("a");
+        driver.register_job(job("t", JobKind::Service, 1));
+        let running = driver.run("t", 0, node);
+        let id = driver.deregister_job("t", true).unwrap();
+        let (follow_up, wait_until) = (driver.evaluation_id(), driver.now + 60_000);
+        let update = EvaluationUpdate {
+            id,
+            status: EvaluationStatus::Failed,
+            description: "evaluation reached delivery limit (3)".into(),
+            follow_up: Some((follow_up, wait_until)),
+        };
+        driver.accept(Command::UpdateEvaluations { updates: vec![update] });
+        assert_eq!(driver.evaluation(follow_up).previous, Some(id));
+        let made = driver.liveness("a", crate::node::Liveness::Down);
+        assert_eq!(driver.evaluation(made[0]).kind, JobKind::Service);
+        let plan = driver.plan(made[0]).stopping(running, Some(ClientStatus::Lost));
+        driver.commit_plan(plan);
+        assert_eq!(driver.state.to_evaluate(&job_key("t")), None);
     });
 }
 

@@ -8,7 +8,7 @@ use crate::{
     id::NodeId,
     job::JobKind,
     limits,
-    node::{Health, Liveness, SuspendReason},
+    node::{Health, Liveness, NodeDescription, SuspendReason},
     plan::DropReason,
     testing::{Driver, GROUP, START_MS, description, job, job_key, job_with_key, node_id, rows},
 };
@@ -737,6 +737,36 @@ fn eligibility_and_ends_are_capacity_gains() {
     let before = gain(&driver);
     driver.report(t, ClientStatus::Failed);
     assert!(gain(&driver) > before);
+}
+
+/// What is unique to a node is not in its class, and may be what somebody waits for.
+#[test]
+fn a_node_that_comes_back_with_other_words_about_itself_is_a_capacity_gain() {
+    let mut driver = Driver::default();
+    let a = driver.node("a");
+    let class = driver.node_row("a").class;
+    let changes: [fn(&mut NodeDescription); 3] = [
+        |description| description.name = "other".into(),
+        |description| drop(description.meta.insert("unique.rack".into(), "r1".into())),
+        |description| drop(description.attributes.insert("unique.hostname".into(), "h".into())),
+    ];
+    for change in changes {
+        let mut description = (*driver.node_row("a").description).clone();
+        change(&mut description);
+        let command = Command::RegisterNode {
+            node: a,
+            secret: [7; 16],
+            identity: [1; 16],
+            description: description.into(),
+            evaluation_ids: Vec::new(),
+        };
+        let gained = |applied: &crate::apply::Applied| {
+            applied.effects.contains(&Effect::Capacity { class, node: a })
+        };
+        assert!(gained(&driver.commit(command.clone())));
+        assert!(!gained(&driver.commit(command)), "nothing is new");
+        assert_eq!(driver.node_row("a").class, class);
+    }
 }
 
 /// A drain's times as proposed say how long it may last; it counts from the log time of its entry, and from its first start when changed.

@@ -120,6 +120,47 @@ fn a_blocked_evaluation_of_another_version_is_not_enough() {
     assert_eq!(cluster.plan(&spec, Trigger::NodeUpdate).blocked().len(), 0);
 }
 
+/// One that waits for another group is not enough: what is of no use to that group may be what this one needs.
+#[test]
+fn a_blocked_evaluation_of_another_group_is_not_enough() {
+    let mut cluster = Cluster::new();
+    for (number, kernel) in [(1, "linux"), (2, "windows")] {
+        let mut row = node(number);
+        row.class = ClassId(id(number));
+        let mut description = (*row.description).clone();
+        description.attributes.insert("kernel.name".into(), kernel.into());
+        description.resources.total.cpu_mhz = if kernel == "windows" { 100 } else { 4_000 };
+        row.description = description.into();
+        cluster.put_node(row);
+    }
+    let on = |kernel: &str| fsm::job::Constraint {
+        left: "${attr.kernel.name}".into(),
+        operand: "=".into(),
+        right: kernel.into(),
+    };
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 1;
+    spec.groups[0].constraints = vec![on("windows")];
+    let mut other = spec.groups[0].clone();
+    other.name = "api".into();
+    other.constraints = vec![on("linux")];
+    spec.groups.push(other);
+    let plan = cluster.run(&spec);
+    assert_eq!((plan.placements.len(), plan.blocked().len()), (1, 1), "the other group waits");
+    cluster.put_evaluation(plan.blocked()[0].clone());
+    assert!(!plan.blocked()[0].class_eligibility[&ClassId(id(1))]);
+
+    let lost = plan.placements[0].id;
+    cluster.change_node(1, |row| row.liveness = fsm::Liveness::Down);
+    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert_eq!(plan.stops[0].id, lost);
+    let [blocked] = plan.blocked()[..] else { panic!("nobody waits for the node: {plan:?}") };
+    assert_eq!(blocked.failed_groups.len(), 2);
+    assert_eq!(blocked.class_eligibility.get(&ClassId(id(1))), None, "it wakes with the node");
+    cluster.put_evaluation(blocked.clone());
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).blocked().is_empty());
+}
+
 /// S10: a full node makes room for the successor of what it runs.
 #[test]
 fn s10_a_stop_makes_room_on_a_full_node() {
@@ -205,6 +246,25 @@ fn groups_share_the_next_step_of_an_update() {
     assert_eq!(plan.counts(), (2, 2, 0));
     let waits: Vec<_> = plan.waiting().iter().map(|waiting| waiting.wait_until).collect();
     assert_eq!(waits, [cluster.now + 4_000]);
+}
+
+/// A new version does not wait for the step of the one before, which may be hours away.
+#[test]
+fn the_next_step_of_an_update_is_not_that_of_the_version_before() {
+    let mut cluster = Cluster::with_nodes(10);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 4;
+    spec.groups[0].update = Some(super::cluster::update(1));
+    cluster.run(&spec);
+    for (user, healthy_ms_min) in [("slow", 3_600_000), ("quick", 4_000)] {
+        spec.groups[0].tasks[0].user = user.into();
+        spec.groups[0].update.as_mut().unwrap().healthy_ms_min = healthy_ms_min;
+        let plan = cluster.run(&spec);
+        let waits: Vec<_> = plan.waiting().iter().map(|waiting| waiting.wait_until).collect();
+        assert_eq!(waits, [cluster.now + healthy_ms_min], "{user}");
+    }
+    let again = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert!(again.waiting().is_empty(), "one that is soon enough will do");
 }
 
 /// S13 and 2.1.
@@ -333,6 +393,50 @@ fn a_plan_is_cut_at_its_bound() {
     assert_eq!((stops.stops.len(), stops.outcome.clone()), (PLAN_PLACEMENTS_MAX, None));
     cluster.apply(&stops);
     assert_eq!(cluster.pass(&evaluation).stops.len(), 10);
+}
+
+/// What people are told about each placement counts: a plan must fit into an entry of the log.
+#[test]
+fn a_plan_is_cut_at_its_size() {
+    const BOUND: usize = 20 << 20;
+    let mut cluster = Cluster::with_nodes(20);
+    cluster.change_node(1, |row| {
+        let mut description = (*row.description).clone();
+        description.resources.total.cpu_mhz = 1_000_000;
+        description.resources.total.memory_mb = 1_000_000;
+        description.resources.total.disk_mb = 10_000_000;
+        row.description = description.into();
+    });
+    let mut spec = job(JobKind::Batch);
+    spec.groups[0].count = 100;
+    let names = format!("node-1,{}", "x".repeat(200_000));
+    spec.groups[0].constraints = vec![fsm::job::Constraint {
+        left: "${node.unique.name}".into(),
+        operand: "set_contains_any".into(),
+        right: names.as_str().into(),
+    }];
+    // And one group after the other for which there is nothing.
+    for number in 0..40 {
+        let mut other = spec.groups[0].clone();
+        other.name = format!("other-{number}").into();
+        other.count = 1;
+        other.constraints[0].right = names.replace("node-1", "node-0").as_str().into();
+        spec.groups.push(other);
+    }
+    cluster.register(&spec);
+    let evaluation = cluster.evaluation(&spec, Trigger::JobRegister);
+    let mut placed = 0;
+    loop {
+        let plan = cluster.pass(&evaluation);
+        assert!(fsm::codec::encode(&plan).len() < BOUND);
+        placed += plan.placements.len();
+        cluster.apply(&plan);
+        if let Some(outcome) = &plan.outcome {
+            assert_eq!((placed, outcome.failed_groups.len()), (100, 40));
+            break;
+        }
+        assert!(!plan.placements.is_empty(), "each plan goes on");
+    }
 }
 
 /// F2, P3: the reserve is kept, the number of allocations is limited.
