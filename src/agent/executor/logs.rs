@@ -1,4 +1,5 @@
 //! Rotated log files: `<name>.<n>`, `n` rising, the oldest deleted. A new run of the task goes on where the last one stopped.
+//! Invariant: only the newest file is written, so one that has a later one is complete; who reads relies on that.
 //! A log that cannot be written never stops the task: what does not fit on the disk is dropped.
 
 use std::{

@@ -1,8 +1,10 @@
 //! Listing and reading files of an allocation. A path is resolved first and must then still be inside the allocation's directory;
-//! secrets and the executors' files are not shown.
+//! secrets and the executors' files are not shown. What was resolved is held by its descriptor, and never opened by its name again: a task
+//! can put something else there at any time.
 
 use std::{
     fs, io,
+    os::fd::{AsRawFd, OwnedFd},
     path::{Component, Path, PathBuf},
     time::UNIX_EPOCH,
 };
@@ -13,6 +15,7 @@ use axum::{
     extract::{Path as UrlPath, State},
     response::{IntoResponse, Response},
 };
+use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio_stream::wrappers::ReceiverStream;
@@ -29,14 +32,14 @@ pub(super) async fn list(
     query: Parameters,
 ) -> Result<Json<Value>, HttpError> {
     let directory = files.directory(&allocation)?;
-    let path = resolve(directory.root(), query.text("path"))?;
+    let found = resolve(directory.root(), query.text("path"))?;
     let root = directory.root().to_owned();
     let entries = blocking(move || {
         let mut entries = Vec::new();
-        for entry in fs::read_dir(&path)?.take(ENTRIES_MAX) {
+        for entry in fs::read_dir(found.link())?.take(ENTRIES_MAX) {
             let entry = entry?;
-            if !is_hidden(&root, &entry.path()) {
-                entries.push(describe(&entry.file_name().to_string_lossy(), &entry.metadata()?));
+            if !is_hidden(&root, &found.path.join(entry.file_name())) {
+                entries.extend(describe_entry(&entry)?);
             }
         }
         entries.sort_by_key(|entry| entry["Name"].as_str().map(str::to_owned));
@@ -50,9 +53,9 @@ pub(super) async fn stat(
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Json<Value>, HttpError> {
-    let path = resolve(files.directory(&allocation)?.root(), query.text("path"))?;
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    Ok(Json(describe(&name, &fs::metadata(&path)?)))
+    let found = resolve(files.directory(&allocation)?.root(), query.text("path"))?;
+    let name = found.path.file_name().map(|name| name.to_string_lossy().into_owned());
+    Ok(Json(describe(&name.unwrap_or_default(), &found.metadata()?)))
 }
 
 pub(super) async fn cat(
@@ -60,8 +63,8 @@ pub(super) async fn cat(
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Response, HttpError> {
-    let path = file(&files, &allocation, &query)?;
-    copy(path, 0, u64::MAX).await
+    let found = file(&files, &allocation, &query)?;
+    copy(found, 0, u64::MAX).await
 }
 
 /// `limit` bytes from `offset`; all that follows without a limit.
@@ -70,10 +73,10 @@ pub(super) async fn read_at(
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Response, HttpError> {
-    let path = file(&files, &allocation, &query)?;
+    let found = file(&files, &allocation, &query)?;
     let offset = query.number("offset")?.unwrap_or(0);
     let limit = query.number("limit")?.filter(|limit| *limit > 0);
-    copy(path, offset, limit.unwrap_or(u64::MAX)).await
+    copy(found, offset, limit.unwrap_or(u64::MAX)).await
 }
 
 /// The file that `path` asks for.
@@ -81,17 +84,54 @@ pub(super) fn file(
     files: &Files,
     allocation: &str,
     query: &Parameters,
-) -> Result<PathBuf, HttpError> {
+) -> Result<Found, HttpError> {
     let asked = query.text("path");
-    let path = resolve(files.directory(allocation)?.root(), asked)?;
-    if path.is_file() {
-        return Ok(path);
+    let found = resolve(files.directory(allocation)?.root(), asked)?;
+    if found.metadata()?.is_file() {
+        return Ok(found);
     }
     Err(HttpError::BadRequest(format!("`{asked}` is not a file")))
 }
 
-async fn copy(path: PathBuf, offset: u64, limit: u64) -> Result<Response, HttpError> {
-    let mut file = tokio::fs::File::open(path).await?;
+/// What a path led to, by its descriptor. A task can rename what it owns and put a link or a pipe in its place at any time: what was judged is
+/// what is described, listed and read all the same.
+pub(super) struct Found {
+    held: OwnedFd,
+    /// Where it was found.
+    path: PathBuf,
+}
+
+impl Found {
+    /// Holds what is at `path`, which has no link in it below `root`; refuses one that was put there since.
+    fn hold(root: &Path, path: PathBuf) -> io::Result<Self> {
+        let inside = path.strip_prefix(root).map_err(io::Error::other)?;
+        // A descriptor of this kind needs no permission to read, and does not wait for the other end of a pipe. The kernel's name for one that
+        // followed links could not be judged instead: a task with a mount namespace of its own chooses that name.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut held = rustix::fs::open(root, flags, Mode::empty())?;
+        for part in inside {
+            held = rustix::fs::openat(&held, part, flags, Mode::empty())?;
+        }
+        let found = Self { held, path };
+        // With these flags a link at the end is held itself.
+        if found.metadata()?.is_symlink() {
+            return Err(io::Error::from(io::ErrorKind::NotFound));
+        }
+        Ok(found)
+    }
+
+    fn metadata(&self) -> io::Result<fs::Metadata> {
+        fs::metadata(self.link())
+    }
+
+    /// Leads to what was found itself, whatever is at its path by now.
+    pub(super) fn link(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.held.as_raw_fd()))
+    }
+}
+
+async fn copy(found: Found, offset: u64, limit: u64) -> Result<Response, HttpError> {
+    let mut file = tokio::fs::File::open(found.link()).await?;
     // Some places behind the end cannot even be sought.
     let length = file.metadata().await?.len();
     file.seek(io::SeekFrom::Start(offset.min(length))).await?;
@@ -112,6 +152,15 @@ async fn copy(path: PathBuf, offset: u64, limit: u64) -> Result<Response, HttpEr
         }
     });
     Ok(Body::from_stream(ReceiverStream::new(chunks)).into_response())
+}
+
+/// An entry of a directory; nothing when it is gone since it was listed.
+fn describe_entry(entry: &fs::DirEntry) -> io::Result<Option<Value>> {
+    match entry.metadata() {
+        Ok(metadata) => Ok(Some(describe(&entry.file_name().to_string_lossy(), &metadata))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 fn describe(name: &str, metadata: &fs::Metadata) -> Value {
@@ -140,8 +189,8 @@ fn mode_text(metadata: &fs::Metadata) -> String {
         .collect()
 }
 
-/// The real path, inside the allocation's directory and not hidden.
-fn resolve(root: &Path, asked: &str) -> Result<PathBuf, HttpError> {
+/// What is at a path: inside the allocation's directory and not hidden.
+fn resolve(root: &Path, asked: &str) -> Result<Found, HttpError> {
     let relative: PathBuf = Path::new(asked)
         .components()
         .filter(|part| !matches!(part, Component::RootDir | Component::CurDir))
@@ -149,7 +198,10 @@ fn resolve(root: &Path, asked: &str) -> Result<PathBuf, HttpError> {
     let refused = || HttpError::NotFound(format!("no file `{asked}`"));
     let real = fs::canonicalize(root.join(relative)).map_err(|_| refused())?;
     let root = fs::canonicalize(root)?;
-    if real.starts_with(&root) && !is_hidden(&root, &real) { Ok(real) } else { Err(refused()) }
+    if !real.starts_with(&root) || is_hidden(&root, &real) {
+        return Err(refused());
+    }
+    Ok(Found::hold(&root, real)?)
 }
 
 fn is_hidden(root: &Path, path: &Path) -> bool {
@@ -163,6 +215,10 @@ fn is_hidden(root: &Path, path: &Path) -> bool {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::{CWD, FileType};
+
     use super::*;
 
     #[test]
@@ -175,7 +231,7 @@ mod tests {
         fs::write(directory.path().join("outside"), "x").unwrap();
         fs::write(root.join("task/secrets/key"), "x").unwrap();
         fs::write(root.join("task/local/data"), "x").unwrap();
-        std::os::unix::fs::symlink("../../../outside", root.join("task/local/link")).unwrap();
+        symlink("../../../outside", root.join("task/local/link")).unwrap();
         for bad in
             ["../outside", "task/secrets/key", "task/secrets", ".run", "task/local/link", "no"]
         {
@@ -184,5 +240,48 @@ mod tests {
         for good in ["", "/", "task/local/data", "/task/local", "alloc/../task/local"] {
             assert!(resolve(&root, good).is_ok(), "{good}");
         }
+    }
+
+    #[test]
+    fn what_was_judged_is_what_is_read_whatever_is_put_in_its_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let base = fs::canonicalize(directory.path()).unwrap();
+        let (root, foreign) = (base.join("a"), base.join("foreign"));
+        let local = root.join("task/local");
+        for (path, text) in [(local.join("d"), "own"), (foreign.clone(), "foreign")] {
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join("x"), text).unwrap();
+        }
+        let file = resolve(&root, "task/local/d/x").unwrap();
+        let folder = resolve(&root, "task/local/d").unwrap();
+        fs::rename(local.join("d"), local.join("moved")).unwrap();
+        symlink(&foreign, local.join("d")).unwrap();
+        assert_eq!(fs::read_to_string(file.link()).unwrap(), "own");
+        assert_eq!(fs::read_to_string(folder.link().join("x")).unwrap(), "own");
+        // Put there after the path was judged, and before what it leads to is held.
+        for path in ["d/x", "d"] {
+            assert!(Found::hold(&root, local.join(path)).is_err(), "{path}");
+        }
+
+        let pipe = local.join("moved/x");
+        fs::remove_file(&pipe).unwrap();
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        assert_eq!(fs::read_to_string(file.link()).unwrap(), "own");
+        assert!(!Found::hold(&root, pipe).unwrap().metadata().unwrap().is_file());
+    }
+
+    #[test]
+    fn an_entry_that_is_gone_since_it_was_listed_is_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["gone", "there"] {
+            fs::write(directory.path().join(name), "x").unwrap();
+        }
+        let entries: Vec<_> =
+            fs::read_dir(directory.path()).unwrap().collect::<io::Result<_>>().unwrap();
+        fs::remove_file(directory.path().join("gone")).unwrap();
+        let described: Vec<_> =
+            entries.iter().filter_map(|entry| describe_entry(entry).unwrap()).collect();
+        assert_eq!(described.len(), 1);
+        assert_eq!(described[0]["Name"], "there");
     }
 }

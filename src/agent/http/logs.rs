@@ -8,6 +8,7 @@ use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom},
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -21,7 +22,7 @@ use fsm::AllocationId;
 use tokio::{sync::mpsc, time::sleep};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Files, HttpError, query::Parameters};
+use super::{Files, HttpError, files::Found, query::Parameters};
 use crate::agent::executor::log_indexes;
 
 /// Bytes read at a time.
@@ -65,11 +66,11 @@ pub(super) async fn stream(
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Response, HttpError> {
-    let path = super::files::file(&files, &allocation, &query)?;
+    let file = Arc::new(super::files::file(&files, &allocation, &query)?);
     let shown = query.text("path").trim_start_matches('/').to_owned();
     let follow = query.flag("follow", true)?;
     let watched = Watched { id: id(&allocation)?, task: None };
-    answer(files, Source::File { path, shown }, follow, watched, &query)
+    answer(files, Source::File { file, shown }, follow, watched, &query)
 }
 
 fn id(allocation: &str) -> Result<AllocationId, HttpError> {
@@ -107,7 +108,7 @@ enum Source {
     /// The rotated files of one stream of a task.
     Logs { directory: PathBuf, name: String },
     /// One file, and its path as it was asked for.
-    File { path: PathBuf, shown: String },
+    File { file: Arc<Found>, shown: String },
 }
 
 /// Whose end is the end of what is followed.
@@ -128,7 +129,7 @@ impl Source {
     fn path(&self, index: u64) -> PathBuf {
         match self {
             Self::Logs { directory, name } => directory.join(format!("{name}.{index}")),
-            Self::File { path, .. } => path.clone(),
+            Self::File { file, .. } => file.link(),
         }
     }
 
@@ -152,7 +153,12 @@ impl Source {
     fn position(&self, from_end: bool, offset: u64) -> io::Result<Position> {
         let mut sizes = Vec::new();
         for index in self.indexes()? {
-            sizes.push((index, std::fs::metadata(self.path(index))?.len()));
+            match std::fs::metadata(self.path(index)) {
+                Ok(metadata) => sizes.push((index, metadata.len())),
+                // Rotated away since it was listed.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
         }
         let total: u64 = sizes.iter().map(|(_, size)| size).sum();
         let mut left = if from_end { total.saturating_sub(offset) } else { offset };
@@ -170,24 +176,40 @@ impl Source {
 
     /// What follows a place, and the place behind it; nothing at the end.
     fn read(&self, at: Position) -> io::Result<Option<(Vec<u8>, Position)>> {
-        let mut buffer = Vec::new();
-        match File::open(self.path(at.index)) {
-            Ok(mut file) => {
-                file.seek(SeekFrom::Start(at.offset))?;
-                file.take(CHUNK_BYTES as u64).read_to_end(&mut buffer)?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+        self.read_by(at, || self.indexes())
+    }
+
+    fn read_by(
+        &self,
+        at: Position,
+        list: impl Fn() -> io::Result<Vec<u64>>,
+    ) -> io::Result<Option<(Vec<u8>, Position)>> {
+        if let Some(read) = self.read_file(at)? {
+            return Ok(Some(read));
         }
-        if !buffer.is_empty() {
-            let offset = at.offset + buffer.len() as u64;
-            return Ok(Some((buffer, Position { offset, ..at })));
+        let Some(index) = list()?.into_iter().find(|index| *index > at.index) else {
+            return Ok(None);
+        };
+        // Only a file that has a later one is complete: the rest of it may have come after the read above.
+        if let Some(read) = self.read_file(at)? {
+            return Ok(Some(read));
         }
         // Also when the file was rotated away: go on with the oldest that is left.
-        match self.indexes()?.into_iter().find(|index| *index > at.index) {
-            Some(index) => self.read(Position { index, offset: 0 }),
-            None => Ok(None),
-        }
+        self.read_by(Position { index, offset: 0 }, list)
+    }
+
+    /// What follows a place in its file; nothing at the file's end, or when it is gone.
+    fn read_file(&self, at: Position) -> io::Result<Option<(Vec<u8>, Position)>> {
+        let mut file = match File::open(self.path(at.index)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        file.seek(SeekFrom::Start(at.offset))?;
+        let mut data = Vec::new();
+        file.take(CHUNK_BYTES as u64).read_to_end(&mut data)?;
+        let offset = at.offset + data.len() as u64;
+        Ok((!data.is_empty()).then_some((data, Position { offset, ..at })))
     }
 }
 
@@ -285,11 +307,14 @@ mod tests {
         }
     }
 
+    fn source(directory: &tempfile::TempDir) -> Source {
+        Source::Logs { directory: directory.path().to_owned(), name: "t.stdout".to_owned() }
+    }
+
     #[test]
     fn rotated_files_read_as_one() {
         let directory = tempfile::tempdir().unwrap();
-        let source =
-            Source::Logs { directory: directory.path().to_owned(), name: "t.stdout".to_owned() };
+        let source = source(&directory);
         assert_eq!(source.position(true, 5).unwrap(), Position { index: 0, offset: 0 });
         std::fs::write(source.path(3), "abcd").unwrap();
         std::fs::write(source.path(4), "ef").unwrap();
@@ -310,5 +335,38 @@ mod tests {
         let (data, at) = source.read(at).unwrap().unwrap();
         assert_eq!(data, b"ef");
         assert_eq!(source.read(at).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_written_between_a_file_s_end_and_its_rotation_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = source(&directory);
+        std::fs::write(source.path(3), "abcd").unwrap();
+        let list_after_rotation = || {
+            std::fs::write(source.path(3), "abcdef")?;
+            std::fs::write(source.path(4), "gh")?;
+            source.indexes()
+        };
+        let end = Position { index: 3, offset: 4 };
+        let (data, at) = source.read_by(end, list_after_rotation).unwrap().unwrap();
+        assert_eq!(data, b"ef");
+        let (data, at) = source.read(at).unwrap().unwrap();
+        assert_eq!(data, b"gh");
+        assert_eq!(source.read(at).unwrap(), None);
+    }
+
+    #[test]
+    fn a_file_that_is_gone_since_it_was_listed_is_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = source(&directory);
+        // A link to nothing is listed, and no file is found.
+        std::os::unix::fs::symlink("nothing", source.path(2)).unwrap();
+        std::fs::write(source.path(3), "abcd").unwrap();
+        for (from_end, offset) in [(false, 1), (true, 3)] {
+            let found = source.position(from_end, offset).unwrap();
+            assert_eq!(found, Position { index: 3, offset: 1 }, "{from_end} {offset}");
+        }
+        let (data, _) = source.read(Position { index: 2, offset: 7 }).unwrap().unwrap();
+        assert_eq!(data, b"abcd");
     }
 }
