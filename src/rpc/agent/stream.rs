@@ -1,7 +1,11 @@
 //! The stream of a node's allocations: the whole set once, then what changes, from the local state.
+//!
+//! Must never make more than the next message of it: every allocation that is sent has a copy of its job's meta, environment and configuration,
+//! and a node has thousands of allocations.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
@@ -75,12 +79,16 @@ pub(super) async fn push_allocations(
         changed.as_mut().enable();
         let state = state_that_knows(core, node, request.incarnation).await?;
         let row = state.nodes.get(&node).ok_or_else(|| Status::not_found("node not found"))?;
-        for batch in batches(&state, row, &mut sent, &mut complete) {
+        let row = Arc::clone(row);
+        let mut news = batches(&state, &row, &mut sent, &mut complete);
+        drop(state);
+        while let Some(batch) = news.next_batch(|(one, spec)| allocation(one, spec, &row)) {
             if sender.send(Ok(batch)).await.is_err() {
                 return Ok(());
             }
         }
-        drop(state);
+        // What is held from here on is held by every stream of a quiet node.
+        drop((row, news));
         loop {
             crate::rt::select! {
                 biased;
@@ -95,12 +103,47 @@ pub(super) async fn push_allocations(
     }
 }
 
+/// Rows in messages of a bounded size, made one at a time.
+struct Batches<T> {
+    /// The next message, still without its allocations; none when all is said.
+    next: Option<pb::AllocationBatch>,
+    /// What is not said yet, in its order.
+    rows: VecDeque<T>,
+}
+
+impl<T> Batches<T> {
+    /// The next message, of as many rows as it takes. What is gone is said by the first, so that nothing starts beside what it takes the place of.
+    fn next_batch(
+        &mut self,
+        allocation: impl Fn(&T) -> pb::Allocation,
+    ) -> Option<pb::AllocationBatch> {
+        let mut batch = self.next.take()?;
+        let mut bytes = 0;
+        while let Some(row) = self.rows.front() {
+            let one = allocation(row);
+            let more = one.encoded_len();
+            let is_full = batch.allocations.len() >= BATCH_MAX || bytes + more > BATCH_BYTES_MAX;
+            if is_full && !batch.allocations.is_empty() {
+                // The one that does not fit is made again for the next message.
+                let index = batch.index;
+                self.next = Some(pb::AllocationBatch { index, ..pb::AllocationBatch::default() });
+                break;
+            }
+            bytes += more;
+            batch.allocations.push(one);
+            self.rows.pop_front();
+        }
+        Some(batch)
+    }
+}
+
+/// What is new to the agent. The rows are those of the state, not copies.
 fn batches(
     state: &State,
     node: &fsm::Node,
     sent: &mut BTreeMap<AllocationId, Told>,
     complete: &mut bool,
-) -> Vec<pb::AllocationBatch> {
+) -> Batches<(Arc<Allocation>, Arc<JobSpec>)> {
     let starts_allowed = may_start(node);
     let mut news = Vec::new();
     let mut present = BTreeSet::new();
@@ -109,7 +152,7 @@ fn batches(
             // The servers gave it up while the node was silent, and it may run: its agent hears it once. What else has ended the agent has told.
             let given_up = row.client == ClientStatus::Lost && sent.contains_key(&row.id);
             if let (true, Some(spec)) = (given_up, state.allocation_spec(row)) {
-                news.push(allocation(row, spec, node));
+                news.push((Arc::clone(row), Arc::clone(spec)));
             }
             continue;
         }
@@ -120,10 +163,10 @@ fn batches(
         }
         let Some(spec) = state.allocation_spec(row) else { continue };
         sent.insert(row.id, told);
-        news.push(allocation(row, spec, node));
+        news.push((Arc::clone(row), Arc::clone(spec)));
     }
     // Ends before starts: what waits for another's end has to know that it ends.
-    news.sort_by_key(|one| one.run);
+    news.sort_by_key(|(row, _)| row.is_live());
     // An allocation that ended is not removed: the agent keeps its logs until it collects them itself. One that is gone from the state is.
     let gone: Vec<AllocationId> =
         sent.keys().filter(|id| !state.allocations.contains(id)).copied().collect();
@@ -132,37 +175,19 @@ fn batches(
     }
     sent.retain(|id, _| present.contains(id));
     let complete = std::mem::take(complete);
-    if !complete && news.is_empty() && gone.is_empty() {
-        return Vec::new();
-    }
-    split(pb::AllocationBatch {
+    let is_said = complete || !news.is_empty() || !gone.is_empty();
+    let next = is_said.then(|| pb::AllocationBatch {
         index: state.head.index,
         complete,
         removed: gone.iter().map(|id| id.0.to_vec().into()).collect(),
-        present: news.iter().filter(|_| complete).map(|one| one.id.clone()).collect(),
-        allocations: news,
-    })
-}
-
-/// The same in messages of a bounded size. What is gone is said by the first, so that nothing starts beside what it takes the place of.
-fn split(mut whole: pb::AllocationBatch) -> Vec<pb::AllocationBatch> {
-    let index = whole.index;
-    let allocations = std::mem::take(&mut whole.allocations);
-    let (mut batch, mut bytes) = (whole, 0);
-    let mut batches = Vec::new();
-    for one in allocations {
-        let more = one.encoded_len();
-        let is_full = batch.allocations.len() >= BATCH_MAX || bytes + more > BATCH_BYTES_MAX;
-        if is_full && !batch.allocations.is_empty() {
-            let next = pb::AllocationBatch { index, ..pb::AllocationBatch::default() };
-            batches.push(std::mem::replace(&mut batch, next));
-            bytes = 0;
-        }
-        bytes += more;
-        batch.allocations.push(one);
-    }
-    batches.push(batch);
-    batches
+        present: news
+            .iter()
+            .filter(|_| complete)
+            .map(|(row, _)| row.id.0.to_vec().into())
+            .collect(),
+        allocations: Vec::new(),
+    });
+    Batches { next, rows: news.into() }
 }
 
 /// A node that is down is about to lose what it has: it starts nothing until the servers have heard from it.
@@ -249,6 +274,8 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use fsm::{
         JobKind,
         testing::{self, Driver},
@@ -262,7 +289,20 @@ mod tests {
         sent: &mut BTreeMap<AllocationId, Told>,
         complete: &mut bool,
     ) -> Vec<pb::AllocationBatch> {
-        batches(&driver.state, driver.node_row("n1"), sent, complete)
+        let node = driver.node_row("n1");
+        let batches = batches(&driver.state, node, sent, complete);
+        all(batches, |(row, spec)| allocation(row, spec, node))
+    }
+
+    fn all<T>(
+        mut batches: Batches<T>,
+        allocation: impl Fn(&T) -> pb::Allocation,
+    ) -> Vec<pb::AllocationBatch> {
+        std::iter::from_fn(|| batches.next_batch(&allocation)).collect()
+    }
+
+    fn sized(bytes: usize) -> pb::Allocation {
+        pb::Allocation { name: "x".repeat(bytes), ..Default::default() }
     }
 
     /// What it says of the node's allocations: whether each is to run.
@@ -364,12 +404,11 @@ mod tests {
 
     #[test]
     fn a_message_is_bounded_by_bytes_and_by_count_and_holds_at_least_one() {
-        let sized = |bytes: usize| pb::Allocation { name: "x".repeat(bytes), ..Default::default() };
         let split_up = |allocations: Vec<pb::Allocation>| {
             let removed = vec![vec![1; 16].into()];
-            let whole =
-                pb::AllocationBatch { index: 7, allocations, removed, ..Default::default() };
-            let batches = split(whole);
+            let next = Some(pb::AllocationBatch { index: 7, removed, ..Default::default() });
+            let rows = VecDeque::from(allocations);
+            let batches = all(Batches { next, rows }, pb::Allocation::clone);
             assert!(batches.iter().all(|batch| batch.index == 7 && !batch.complete));
             let removed: Vec<_> = batches.iter().map(|batch| batch.removed.len()).collect();
             assert_eq!(
@@ -384,6 +423,30 @@ mod tests {
         assert_eq!(split_up(vec![sized(1_500_000); 5]), [2, 2, 1]);
         let too_large = sized(BATCH_BYTES_MAX + 1);
         assert_eq!(split_up(vec![sized(1), too_large, sized(1), sized(1)]), [1, 1, 2]);
+    }
+
+    #[test]
+    fn a_message_is_made_when_it_is_asked_for_and_no_more_than_it_takes() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        let mut large = testing::job("web", JobKind::Service, 8);
+        large.meta.insert("large".into(), "x".repeat(700_000).into());
+        driver.register_job(large);
+        for number in 0..8 {
+            driver.place("web", number, node);
+        }
+        let row = driver.node_row("n1");
+        let mut batches = batches(&driver.state, row, &mut BTreeMap::new(), &mut true);
+        let made = Cell::new(0_usize);
+        let make = |(one, spec): &(Arc<Allocation>, Arc<JobSpec>)| {
+            made.set(made.get() + 1);
+            allocation(one, spec, row)
+        };
+        let mut said = Vec::new();
+        while let Some(batch) = batches.next_batch(&make) {
+            said.push((batch.allocations.len(), made.take()));
+        }
+        assert_eq!(said, [(5, 6), (3, 3)], "of those made one at most does not fit");
     }
 
     #[test]
