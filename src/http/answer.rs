@@ -1,6 +1,7 @@
-//! Answers: a body and Nomad's index headers. Must never be built from a snapshot that the headers do not describe.
+//! Answers: a body and Nomad's index headers, and what the bodies of all may take. Must never be built from a snapshot that the headers do not
+//! describe.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -9,8 +10,13 @@ use axum::{
 };
 use bytes::Bytes;
 use fsm::Index;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::server::api::Snapshot;
+use super::error::Error;
+use crate::server::api::{ApiError, Snapshot};
+
+/// Longest body that is not counted, bytes: [`super::CONNECTIONS_MAX`] of them are 256 MiB.
+const BODY_BYTES_UNCOUNTED: usize = 64 << 10;
 
 /// What the headers say of the state an answer was read from.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -63,6 +69,49 @@ impl IntoResponse for Answer {
     }
 }
 
+/// What the bodies of all answers may take that their clients have not taken yet.
+#[derive(Clone)]
+pub(crate) struct AnswerBodies {
+    /// KiB that are free.
+    free: Arc<Semaphore>,
+    bytes_max: usize,
+}
+
+impl AnswerBodies {
+    /// Bodies of so many bytes in all.
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        Self { free: Arc::new(Semaphore::new(bytes_max.div_ceil(1_024))), bytes_max }
+    }
+
+    /// The same body with its share of what all may take, which it has until the last part of it is written or dropped. It is not waited for: a
+    /// body that waits takes memory too.
+    pub(crate) fn hold(&self, body: Bytes) -> Result<Bytes, Error> {
+        if body.len() <= BODY_BYTES_UNCOUNTED {
+            return Ok(body);
+        }
+        // A longer one than all may be, as an indented list can be, takes the place of all.
+        let kib = body.len().min(self.bytes_max).div_ceil(1_024);
+        let kib = u32::try_from(kib).unwrap_or(u32::MAX);
+        let share = Arc::clone(&self.free).try_acquire_many_owned(kib).map_err(|_| {
+            let limit = self.bytes_max as u64;
+            ApiError::Overloaded { what: "response body bytes", limit, retry_after_ms: 1_000 }
+        })?;
+        Ok(Bytes::from_owner(Held { body, _share: share }))
+    }
+}
+
+/// A body and its share. The connection takes the bytes out of the answer before it writes them, so the share is with the bytes.
+struct Held {
+    body: Bytes,
+    _share: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
+    }
+}
+
 impl Meta {
     /// Adds the headers.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
@@ -77,5 +126,33 @@ impl Meta {
         if let Some(token) = token {
             headers.insert(HeaderName::from_static("x-nomad-nexttoken"), token);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn a_body_has_its_share_until_the_last_part_of_it_is_dropped() {
+        let bodies = AnswerBodies::new(300 << 10);
+        let hold = |kib: usize| bodies.hold(vec![b'x'; kib << 10].into());
+        let whole = hold(200).unwrap();
+        assert_eq!(whole, vec![b'x'; 200 << 10]);
+        let limit = 300 << 10;
+        let full =
+            ApiError::Overloaded { what: "response body bytes", limit, retry_after_ms: 1_000 };
+        assert_eq!(hold(200).unwrap_err(), Error::from(full));
+        assert!(hold(100).is_ok(), "there is room for half as much");
+        let rest = whole.slice(1_000..);
+        drop(whole);
+        assert!(hold(200).is_err(), "a part is not written yet");
+        drop(rest);
+        let larger_than_all = hold(400).unwrap();
+        assert!(hold(65).is_err());
+        assert!(hold(64).is_ok(), "short ones do not count");
+        drop(larger_than_all);
+        assert!(hold(300).is_ok());
     }
 }

@@ -11,7 +11,7 @@
 //! No change is missed: the wait begins at the index of the snapshot that was looked at, and [`crate::server::api::Api::changed`]
 //! resolves at once when a table has changed since. No snapshot is held while waiting.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fsm::{Extent, Index, State, table::TableId};
@@ -62,8 +62,7 @@ impl Call {
         let Some(body) = body(&snapshot.state)? else {
             return Err(Error::not_found(what).with_meta(meta));
         };
-        let (status, content_type) = (axum::http::StatusCode::OK, "application/json");
-        Ok(Answer { status, content_type, body, meta: Some(meta) })
+        self.answer_body(body, Some(meta))
     }
 
     /// Answers with one thing that is derived from many rows of `tables`: its index is that of the tables.
@@ -119,14 +118,23 @@ impl Call {
         let mut list = List::new(paging, self.options.response_bytes_max);
         let state = snapshot.state;
         let rows = tables.iter().map(|table| rows_of(&state, *table)).max().unwrap_or(0);
+        let answers = self.answers.clone();
         let finish = move || {
             fill(&state, &mut list)?;
-            list.finish(pretty)
+            let (body, next_token) = list.finish(pretty)?;
+            Ok::<_, Error>((answers.hold(body)?, next_token))
         };
         let (body, next_token) = if rows > ROWS_INLINE_MAX {
-            let turn = tokio::time::timeout(self.options.timeout, self.lists.acquire()).await;
-            let Ok(Ok(_turn)) = turn else { return Err(self.lists_overloaded()) };
-            tokio::task::spawn_blocking(finish)
+            let turn = Arc::clone(&self.lists).acquire_owned();
+            let turn = tokio::time::timeout(self.options.timeout, turn).await;
+            let Ok(Ok(turn)) = turn else { return Err(self.lists_overloaded()) };
+            let build = move || {
+                let built = finish();
+                // A list is built to its end also when its client is gone, and its turn lasts as long.
+                drop(turn);
+                built
+            };
+            tokio::task::spawn_blocking(build)
                 .await
                 .map_err(|error| Error::internal(format!("building the list failed: {error}")))??
         } else {

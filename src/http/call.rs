@@ -24,7 +24,7 @@ use tokio::{
 
 use super::{
     Context, HttpOptions,
-    answer::{Answer, Meta},
+    answer::{Answer, AnswerBodies, Meta},
     error::Error,
     job_bodies::JobBodies,
     serve::Closing,
@@ -83,6 +83,8 @@ pub(crate) struct Call {
     ids_made: AtomicU64,
     /// Turns of large lists.
     pub(crate) lists: Arc<Semaphore>,
+    /// What the bodies of answers may take.
+    pub(crate) answers: AnswerBodies,
     /// Bodies of jobs.
     pub(crate) job_bodies: Arc<JobBodies>,
     /// The body's share of what all bodies may take.
@@ -113,6 +115,7 @@ impl FromRequest<Context> for Call {
             request_id: None,
             ids_made: AtomicU64::new(0),
             lists: Arc::clone(&context.budget.lists),
+            answers: context.budget.answers.clone(),
             job_bodies: Arc::clone(&context.job_bodies),
             _body_share: body_share,
         };
@@ -278,10 +281,16 @@ impl Call {
 
     /// An answer with a JSON body.
     pub(crate) fn answer(&self, value: &Value, meta: Option<Meta>) -> Result<Answer, Error> {
-        self.answer_with(StatusCode::OK, value, meta)
+        self.answer_body(self.body_of(value)?, meta)
     }
 
-    /// An answer with a status and a JSON body.
+    /// An answer with a JSON body that is made already.
+    pub(crate) fn answer_body(&self, body: Bytes, meta: Option<Meta>) -> Result<Answer, Error> {
+        let body = self.answers.hold(body)?;
+        Ok(Answer { status: StatusCode::OK, content_type: "application/json", body, meta })
+    }
+
+    /// An answer with a status and a JSON body, which is not counted.
     pub(crate) fn answer_with(
         &self,
         status: StatusCode,
@@ -299,7 +308,7 @@ impl Call {
         Ok(body.map_err(|error| Error::internal(error.to_string()))?.into())
     }
 
-    /// An answer of a write: the index is that of its entry.
+    /// An answer of a write: the index is that of its entry. It is not counted, as nobody may be turned away after what was written.
     pub(crate) fn answer_write(
         &self,
         written: &Written,
@@ -316,7 +325,7 @@ impl Call {
             known_leader: true,
             next_token: None,
         };
-        self.answer(&value, Some(meta))
+        self.answer_with(StatusCode::OK, &value, Some(meta))
     }
 }
 

@@ -49,6 +49,7 @@ use tokio::sync::Semaphore;
 pub use serve::{CONNECTIONS_MAX, serve};
 
 use crate::server::api::Api;
+use answer::AnswerBodies;
 use error::Error;
 
 /// Bounds and names of the HTTP edge.
@@ -62,6 +63,8 @@ pub struct HttpOptions {
     pub large_lists_max: usize,
     /// Size of an answer's body, bytes; a larger list has to be paged.
     pub response_bytes_max: usize,
+    /// Bodies of all answers that are not written yet, bytes; beyond that reads are answered with 429. Short bodies do not count.
+    pub response_bodies_bytes_max: usize,
     /// How long a request that does not wait for a change may take.
     pub timeout: Duration,
     /// Name of the only region.
@@ -77,6 +80,7 @@ impl Default for HttpOptions {
             request_bodies_bytes_max: 256 << 20,
             large_lists_max: 4,
             response_bytes_max: 256 << 20,
+            response_bodies_bytes_max: 1 << 30,
             timeout: Duration::from_secs(10),
             region: "global".to_owned(),
             datacenter: "dc1".to_owned(),
@@ -100,6 +104,8 @@ pub(crate) struct Budget {
     bodies: Arc<Semaphore>,
     /// Large lists under construction.
     lists: Arc<Semaphore>,
+    /// Bodies of answers.
+    answers: AnswerBodies,
 }
 
 /// All routes of the API.
@@ -107,6 +113,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
     let budget = Budget {
         bodies: Arc::new(Semaphore::new(options.request_bodies_bytes_max.div_ceil(1_024))),
         lists: Arc::new(Semaphore::new(options.large_lists_max)),
+        answers: AnswerBodies::new(options.response_bodies_bytes_max),
     };
     let context = Context { api, options: Arc::new(options), budget, job_bodies: Arc::default() };
     Router::new()

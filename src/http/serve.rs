@@ -1,6 +1,13 @@
-//! Connections: accepts them within a bound, serves HTTP/1.1 on each, and ends them when the server stops. Knows no endpoint.
+//! Connections: accepts them within a bound, serves HTTP/1.1 on each, and ends them when the server stops or their client takes nothing any more.
+//! Knows no endpoint.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    io,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use axum::{Extension, Router};
 use hyper::server::conn::http1;
@@ -9,11 +16,11 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
-    io::AsyncWriteExt,
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{Semaphore, watch},
     task::JoinSet,
-    time::timeout,
+    time::{Sleep, sleep, timeout},
 };
 
 /// Connections served at a time; HTTP/1.1 has one request on each.
@@ -22,6 +29,8 @@ pub const CONNECTIONS_MAX: usize = 4_096;
 const TURNED_AWAY_MAX: usize = 64;
 /// How long a client may take to send a request's head.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a client may take nothing of what is written to it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long requests under way may take when the server stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed accept (usually: out of file descriptors).
@@ -81,7 +90,8 @@ pub async fn serve(
             }
         };
         if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
-            let connection = connection(stream, router.clone(), Closing(closing_receiver.clone()));
+            let socket = Socket { stream, patience: WRITE_TIMEOUT, stalled: None };
+            let connection = connection(socket, router.clone(), Closing(closing_receiver.clone()));
             connections.spawn(async move {
                 connection.await;
                 drop(place);
@@ -102,15 +112,15 @@ pub async fn serve(
     }
 }
 
-async fn connection(stream: TcpStream, router: Router, closing: Closing) {
-    if let Err(error) = stream.set_nodelay(true) {
+async fn connection(socket: Socket, router: Router, closing: Closing) {
+    if let Err(error) = socket.stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY could not be set");
     }
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADER_TIMEOUT)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+            .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router))
     );
     let result = tokio::select! {
         result = &mut connection => result,
@@ -121,6 +131,74 @@ async fn connection(stream: TcpStream, router: Router, closing: Closing) {
     };
     if let Err(error) = result {
         tracing::debug!(%error, "a connection broke off");
+    }
+}
+
+/// A client's socket. A write fails when the client takes nothing for too long: what waits for it takes memory.
+struct Socket {
+    stream: TcpStream,
+    /// How long the client may take nothing.
+    patience: Duration,
+    /// Ends its time; only while a write waits.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Socket {
+    fn within_patience(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let patience = self.patience;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(patience)));
+        stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.within_patience(context, written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.within_patience(context, written)
+    }
+
+    /// Without it the connection would copy every body, and a copy has no share of what bodies may take.
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
     }
 }
 
@@ -135,9 +213,10 @@ async fn turn_away(mut stream: TcpStream) {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
     use axum::routing::get;
-    use tokio::{io::AsyncReadExt, sync::oneshot};
+    use tokio::{io::AsyncReadExt, sync::oneshot, task::JoinHandle};
 
     use super::*;
+    use crate::http::answer::AnswerBodies;
 
     async fn request(stream: &mut TcpStream) -> String {
         stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -146,6 +225,55 @@ mod tests {
             answer.push(char::from(stream.read_u8().await.unwrap()));
         }
         answer
+    }
+
+    /// A client that asks for an answer of this many bytes and reads nothing of it, and the end of its connection.
+    async fn unread(
+        bytes: usize,
+        bodies: &AnswerBodies,
+        patience: Duration,
+    ) -> (TcpStream, JoinHandle<()>) {
+        let bodies = bodies.clone();
+        let answer = move || {
+            let bodies = bodies.clone();
+            async move { bodies.hold(vec![b'x'; bytes].into()) }
+        };
+        let router = Router::new().route("/", get(answer));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let socket = Socket { stream, patience, stalled: None };
+        let server = tokio::spawn(async move {
+            let (open, closing) = watch::channel(false);
+            connection(socket, router, Closing(closing)).await;
+            drop(open);
+        });
+        client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        client.readable().await.unwrap();
+        (client, server)
+    }
+
+    /// More than the buffers of two sockets take.
+    const LARGE: usize = 64 << 20;
+
+    #[tokio::test]
+    async fn an_answer_counts_until_it_is_written_or_its_client_is_gone() {
+        let bodies = AnswerBodies::new(LARGE);
+        let (client, server) = unread(LARGE, &bodies, WRITE_TIMEOUT).await;
+        let another = || bodies.hold(vec![b'x'; 1 << 20].into());
+        assert!(another().is_err(), "the first is not written yet");
+        drop(client);
+        timeout(DRAIN_TIMEOUT, server).await.unwrap().unwrap();
+        assert!(another().is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_takes_nothing_of_its_answer_is_cut_off() {
+        let bodies = AnswerBodies::new(LARGE);
+        let (client, server) = unread(LARGE, &bodies, Duration::from_millis(50)).await;
+        timeout(DRAIN_TIMEOUT, server).await.expect("it waits for the client").unwrap();
+        assert!(bodies.hold(vec![b'x'; LARGE].into()).is_ok());
+        drop(client);
     }
 
     #[tokio::test]

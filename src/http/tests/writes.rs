@@ -2,14 +2,20 @@
 
 use std::{sync::Arc, time::Duration};
 
+use axum::{body::Body, http::Request};
 use fsm::{EvaluationId, JobKey, NodeId};
+use hyper::service::Service as _;
+use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
 
 use super::{
     cluster::{TestCluster, web_job},
     socket::TestServer,
 };
-use crate::{http::HttpOptions, server::api::ApiError};
+use crate::{
+    http::{HttpOptions, router},
+    server::api::ApiError,
+};
 
 const NODE: NodeId = NodeId([0x11; 16]);
 
@@ -329,4 +335,34 @@ async fn bodies_beyond_what_all_may_take_are_turned_away() {
     assert!(response.text.contains("request body bytes limit reached (1024)"), "{response:?}");
     server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
     server.stop().await;
+}
+
+#[tokio::test]
+async fn answers_beyond_what_all_may_take_are_turned_away_until_one_is_gone() {
+    let options = HttpOptions { response_bodies_bytes_max: 150 << 10, ..HttpOptions::default() };
+    // Without a connection, so that the answers are as unread as they can be.
+    let server = TowerToHyperService::new(router(TestCluster::new(), options));
+    let ask = |method: &str, path: &str, body: String| {
+        let request = Request::builder().method(method).uri(path).body(Body::from(body)).unwrap();
+        server.call(request)
+    };
+    let get = |path: &str| ask("GET", path, String::new());
+    let mut large = web_job("large");
+    large["Meta"]["large"] = "x".repeat(100_000).into();
+    assert_eq!(ask("PUT", "/v1/jobs", body(&large)).await.unwrap().status(), 200);
+
+    for path in ["/v1/job/large", "/v1/job/large?pretty", "/v1/jobs?meta", "/v1/job/large/versions"]
+    {
+        let unread = get(path).await.unwrap();
+        assert_eq!(unread.status(), 200, "{path}");
+        for second in ["/v1/job/large", "/v1/job/large/versions", "/v1/jobs?meta"] {
+            let refused = get(second).await.unwrap();
+            assert_eq!(refused.status(), 429, "{second} beside {path}");
+            assert_eq!(refused.headers()["retry-after"], "1");
+            let text = axum::body::to_bytes(refused.into_body(), 1_000).await.unwrap();
+            assert!(text.starts_with(b"response body bytes limit reached (153600)"), "{text:?}");
+        }
+        assert_eq!(get("/v1/jobs").await.unwrap().status(), 200, "short ones do not count");
+        drop(unread);
+    }
 }
