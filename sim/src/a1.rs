@@ -43,17 +43,20 @@ pub(crate) struct A1 {
 
 /// Runs it. Exit 1: something was broken; 2: it did not meet what it must.
 pub(crate) fn run(arguments: &A1) -> anyhow::Result<ExitCode> {
-    if let Some(plant) = &arguments.plant {
-        select(plant)?;
-    }
+    select(arguments.plant.as_deref())?;
     match arguments.seed {
         Some(seed) => Ok(one(seed, arguments.steps.as_ref())),
         None => Ok(many(arguments)),
     }
 }
 
+/// Plants this bug in this process; none, if there is none.
 #[cfg(feature = "plant")]
-fn select(plant: &str) -> anyhow::Result<()> {
+pub(crate) fn select(plant: Option<&str>) -> anyhow::Result<()> {
+    let Some(plant) = plant else {
+        fsm::plant::select("");
+        return Ok(());
+    };
     let names: Vec<_> = fsm::plant::Plant::PURE.iter().map(|plant| plant.name()).collect();
     let names = names.join(", ");
     anyhow::ensure!(
@@ -63,9 +66,15 @@ fn select(plant: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A build without planted bugs has none to plant.
 #[cfg(not(feature = "plant"))]
-fn select(plant: &str) -> anyhow::Result<()> {
-    anyhow::bail!("no bug {plant:?} is in this build: build with `--features plant`")
+pub(crate) fn select(plant: Option<&str>) -> anyhow::Result<()> {
+    match plant {
+        Some(plant) => {
+            anyhow::bail!("no bug {plant:?} is in this build: build with `--features plant`")
+        }
+        None => Ok(()),
+    }
 }
 
 fn one(seed: u64, steps: Option<&Steps>) -> ExitCode {

@@ -108,15 +108,18 @@ enum Verb {
     },
     /// Runs schedules of the control plane alone, over a model log: much faster, no Raft.
     A1(a1::A1),
-    /// Runs seeds with each planted bug until one fails; exit 1 when a bug is not found. Needs a build with `--features plant`.
+    /// Runs seeds with each planted bug until one fails that passes without it; exit 1 when a bug is not found. Needs a build with `--features plant`.
     Selftest {
         /// Only these plants, separated by commas; all that the simulation is meant to find unless given.
         #[arg(long, value_delimiter = ',')]
         plants: Vec<String>,
-        /// Most seeds for one plant.
+        /// Most seeds for one plant, of whole servers.
         #[arg(long, default_value_t = 1_000)]
         seeds: u64,
-        /// Seeds that run at a time.
+        /// Most schedules of the control plane for one plant.
+        #[arg(long, default_value_t = 1_000)]
+        schedules: u64,
+        /// Seeds of whole servers that run at a time.
         #[arg(short, long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
         jobs: u8,
     },
@@ -140,7 +143,9 @@ pub(crate) fn main() -> ExitCode {
         }
         Verb::Shrink { seed, change } => shrink::run(Case { seed, change: change.into_override() }),
         Verb::A1(arguments) => a1::run(&arguments),
-        Verb::Selftest { plants, seeds, jobs } => selftest::run(&plants, seeds, jobs),
+        Verb::Selftest { plants, seeds, schedules, jobs } => {
+            selftest::run(&plants, seeds, schedules, jobs)
+        }
     };
     done.unwrap_or_else(|error| {
         println!("error: {error:#}");
