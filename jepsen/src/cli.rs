@@ -3,7 +3,7 @@
 //! 0 = no violation found, 1 = violation, 2 = unknown, 254 = bad arguments, 255 = the harness crashed.
 //! Nothing but a verdict of `true` ever leads to 0.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -27,6 +27,9 @@ use crate::{guard, run, selftest, serve, task};
 
 const BAD_ARGUMENTS: u8 = 254;
 const CRASHED: u8 = 255;
+
+/// How long clients and faults run unless somebody says.
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// Fault injection on real Quorate servers, with own consistency checkers.
 #[derive(Debug, Parser)]
@@ -77,15 +80,15 @@ enum Net {
 
 #[derive(Debug, Args)]
 struct RunArguments {
-    /// What the clients do [default: register; with test-all: every workload].
+    /// What the clients do [default: register; with test-all: every workload; with selftest: what shows the bug].
     #[arg(short, long, value_enum)]
     workload: Option<WorkloadKind>,
     /// Mean seconds between two changes of one fault class [default: a sixth of the time limit, 1 to 10].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     nemesis_interval: Option<Duration>,
-    /// How long clients and faults run.
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
-    time_limit: Duration,
+    /// How long clients and faults run [default: 30; with selftest: what shows the bug].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    time_limit: Option<Duration>,
     /// How many servers [default: 3; with test-all: what the matrix says].
     #[arg(long, value_parser = ["3", "5"])]
     node_count: Option<String>,
@@ -131,6 +134,11 @@ impl RunArguments {
             .map(|count| count.parse().context("clap allows 3 and 5"))
             .transpose()
     }
+
+    /// The mean time between two changes of one class, in a run of this length.
+    fn interval(&self, time_limit: Duration) -> Duration {
+        self.nemesis_interval.unwrap_or_else(|| Schedule::default_interval(time_limit))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -168,11 +176,11 @@ struct AnalyzeArguments {
 struct SelftestArguments {
     #[command(flatten)]
     run: RunArguments,
-    /// Fault classes, separated by commas (`jepsen probe` lists them); `all` that this machine can do; or none.
-    #[arg(long, default_value = "kill,pause,partition", value_parser = nemeses)]
-    nemesis: Nemeses,
-    /// The planted bugs to catch.
-    #[arg(long, value_delimiter = ',', default_values_t = selftest::PLANTS.map(str::to_owned))]
+    /// Fault classes for all bugs, as with `test` [default: what shows the bug].
+    #[arg(long, value_parser = nemeses)]
+    nemesis: Option<Nemeses>,
+    /// The planted bugs to catch, by number or word.
+    #[arg(long, value_delimiter = ',', default_values_t = selftest::plants())]
     plants: Vec<String>,
     /// Runs per planted bug before it counts as not caught.
     #[arg(long, default_value = "5", value_parser = clap::value_parser!(u64).range(1..=1_000))]
@@ -323,10 +331,8 @@ fn perform(action: &Action) -> Result<Verdict> {
         Action::Analyze(arguments) => analyze(arguments),
         Action::Selftest(arguments) => {
             let run = &arguments.run;
-            let record = record(run, &arguments.nemesis, true)?;
             let verdict = selftest::selftest(
-                &record,
-                &arguments.plants,
+                &hunts(arguments)?,
                 arguments.tries,
                 &run.store,
                 run.check_time_limit,
@@ -334,7 +340,7 @@ fn perform(action: &Action) -> Result<Verdict> {
             print_line(match verdict {
                 Verdict::True => "selftest: every planted bug was caught",
                 Verdict::False => "selftest: a planted bug was not caught",
-                Verdict::Unknown => "selftest: the control run failed",
+                Verdict::Unknown => "selftest: a control run failed",
             });
             Ok(verdict)
         }
@@ -347,6 +353,39 @@ fn perform(action: &Action) -> Result<Verdict> {
             Ok(Verdict::True)
         }
     }
+}
+
+/// The runs of a selftest, one per planted bug: what the command line asks for, and for the rest what is known to show the bug.
+fn hunts(arguments: &SelftestArguments) -> Result<Vec<TestRecord>> {
+    let run = &arguments.run;
+    if run.system != System::Quorate {
+        let text = "a foreign system has no planted bugs".to_owned();
+        return Err(BadArguments(text).into());
+    }
+    let of_all = || {
+        let hunts = arguments.plants.iter().map(|plant| selftest::hunt(plant));
+        let classes: BTreeSet<FaultClass> = hunts.flat_map(|hunt| hunt.nemesis).copied().collect();
+        Nemeses::Named(classes.into_iter().collect())
+    };
+    let nemesis = arguments.nemesis.clone().unwrap_or_else(of_all);
+    let base = record(run, &nemesis, true)?;
+    let hunt = |plant: &String| {
+        let known = selftest::hunt(plant);
+        let mut record = TestRecord { plant: Some(plant.clone()), ..base.clone() };
+        if run.workload.is_none() {
+            known.workload.name().clone_into(&mut record.workload);
+        }
+        if arguments.nemesis.is_none() {
+            record.nemesis = known.nemesis.to_vec();
+            record.unavailable.retain(|class, _| known.nemesis.contains(class));
+        }
+        if run.time_limit.is_none() {
+            record.time_limit_ms = milliseconds(known.time_limit);
+            record.nemesis_interval_ms = milliseconds(run.interval(known.time_limit));
+        }
+        record
+    };
+    Ok(arguments.plants.iter().map(hunt).collect())
 }
 
 fn analyze(arguments: &AnalyzeArguments) -> Result<Verdict> {
@@ -456,9 +495,7 @@ fn record(arguments: &RunArguments, nemesis: &Nemeses, plant: bool) -> Result<Te
 fn unresolved(arguments: &RunArguments, binary: PathBuf) -> Result<TestRecord> {
     let nodes = arguments.nodes()?.unwrap_or(3);
     let workload = arguments.workload.unwrap_or(WorkloadKind::Register);
-    let time_limit = arguments.time_limit;
-    let interval =
-        arguments.nemesis_interval.unwrap_or_else(|| Schedule::default_interval(time_limit));
+    let time_limit = arguments.time_limit.unwrap_or(TIME_LIMIT);
     Ok(TestRecord {
         argv: std::env::args().collect(),
         harness_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -471,7 +508,7 @@ fn unresolved(arguments: &RunArguments, binary: PathBuf) -> Result<TestRecord> {
         cycles: None,
         namespaces: arguments.net == Net::Namespaces,
         faketime: None,
-        nemesis_interval_ms: milliseconds(interval),
+        nemesis_interval_ms: milliseconds(arguments.interval(time_limit)),
         time_limit_ms: milliseconds(time_limit),
         nodes: (1..=nodes).map(|number| format!("n{number}")).collect(),
         concurrency: match arguments.concurrency {
@@ -565,7 +602,11 @@ mod tests {
         let Action::Test(test) = parse(line).unwrap().command else { panic!("not a test") };
         assert_eq!(test.nemesis, Nemeses::Named(vec![FaultClass::Kill, FaultClass::Pause]));
         assert_eq!(test.run.concurrency, Concurrency::PerServer(3));
-        assert_eq!((test.run.time_limit, test.run.seed), (Duration::from_secs(5), Some(9)));
+        assert_eq!((test.run.time_limit, test.run.seed), (Some(Duration::from_secs(5)), Some(9)));
+        let line = "jepsen selftest";
+        let Action::Selftest(selftest) = parse(line).unwrap().command else { panic!("not that") };
+        assert_eq!((selftest.nemesis, selftest.run.time_limit), (None, None));
+        assert!(selftest.plants.contains(&"late-registration".to_owned()));
         let Action::Test(test) = parse("jepsen test --nemesis none").unwrap().command else {
             panic!("not a test")
         };
