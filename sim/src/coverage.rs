@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 50] = [
+pub(crate) const REQUIRED: [&str; 56] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -55,6 +55,12 @@ pub(crate) const REQUIRED: [&str; 50] = [
     "a server was left behind for a moment",
     "a leader was cut off with a server that was joining",
     "a full server was elected",
+    "a server was cut off from all others",
+    "the servers fell into two sides",
+    "two sides saw each other through one server only",
+    "each server saw its neighbours in a ring only",
+    "two of three servers did not see each other",
+    "one of three servers did not hear another",
 ];
 
 thread_local! {

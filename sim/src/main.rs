@@ -34,6 +34,7 @@ mod nemesis;
 mod network;
 mod nuisance;
 mod oracle;
+mod partition;
 mod reader;
 mod run;
 mod selftest;

@@ -12,6 +12,7 @@ use crate::{
     coverage,
     dice::Dice,
     network::CALM,
+    partition::Shape,
     swarm::{Class, Swarm},
     trace,
     world::{Crash, World},
@@ -301,41 +302,31 @@ impl Nemesis {
         });
     }
 
-    /// A partition of some shape, both ways.
+    /// A partition of some shape.
     fn partition(&mut self, server: usize) {
-        let count = self.world.count();
-        let mask = self.dice.next();
-        let bridge = self.dice.index(count);
-        let apart: Box<dyn Fn(usize, usize) -> bool> = match self.dice.below(5) {
-            // One against the rest.
-            0 | 1 => Box::new(move |one, other| (one == server) != (other == server)),
-            // Two sides.
-            2 => Box::new(move |one, other| mask >> one & 1 != mask >> other & 1),
-            // Two sides and one that sees both.
-            3 => Box::new(move |one, other| {
-                one != bridge && other != bridge && mask >> one & 1 != mask >> other & 1
-            }),
-            // A ring: each sees its neighbours only, and of five nobody the same majority.
-            _ => Box::new(move |one, other| {
-                let distance = one.abs_diff(other);
-                distance.min(count - distance) > 1
-            }),
-        };
-        self.cut(apart);
+        let shape = Shape::draw(&mut self.dice, self.world.count(), server);
+        if self.cut(|from, to| shape.cuts(from, to)) {
+            coverage::hit(shape.text());
+        }
     }
 
     /// A server that hears nobody, or that nobody hears.
     fn one_way(&mut self, server: usize) {
-        coverage::hit("a link was cut in one direction");
-        if self.dice.below(2) == 0 {
-            self.cut(move |from, to| from == server && to != server);
+        let is_deaf = self.dice.below(2) != 0;
+        let cuts = if is_deaf {
+            self.cut(move |from, to| to == server && from != server)
         } else {
-            self.cut(move |from, to| to == server && from != server);
+            self.cut(move |from, to| from == server && to != server)
+        };
+        if cuts {
+            coverage::hit("a link was cut in one direction");
         }
     }
 
-    fn cut(&mut self, apart: impl Fn(usize, usize) -> bool) {
+    /// Cuts these links for a while; false when there are none, as with a single server.
+    fn cut(&mut self, apart: impl Fn(usize, usize) -> bool) -> bool {
         let links = self.world.links(apart);
+        let cuts = !links.is_empty();
         let lasts = self.ms(self.swarm().cut_ms_max);
         let network = self.world.network.clone();
         let cut = network.cut(links);
@@ -343,12 +334,15 @@ impl Nemesis {
             rt::sleep(lasts).await;
             network.uncut(&cut);
         });
+        cuts
     }
 
     /// The links of a server come and go.
     fn flap(&mut self, server: usize) {
-        coverage::hit("a link flapped");
         let links = self.world.links(|from, to| from == server || to == server);
+        if !links.is_empty() {
+            coverage::hit("a link flapped");
+        }
         let rounds = self.dice.between(2, 10);
         let network = self.world.network.clone();
         rt::spawn(async move {
