@@ -438,12 +438,12 @@ mod tests {
         let row = driver.node_row("n1");
         let mut batches = batches(&driver.state, row, &mut BTreeMap::new(), &mut true);
         let made = Cell::new(0_usize);
-        let make = |(one, spec): &(Arc<Allocation>, Arc<JobSpec>)| {
+        let build = |(one, spec): &(Arc<Allocation>, Arc<JobSpec>)| {
             made.set(made.get() + 1);
             allocation(one, spec, row)
         };
         let mut said = Vec::new();
-        while let Some(batch) = batches.next_batch(&make) {
+        while let Some(batch) = batches.next_batch(build) {
             said.push((batch.allocations.len(), made.take()));
         }
         assert_eq!(said, [(5, 6), (3, 3)], "of those made one at most does not fit");
