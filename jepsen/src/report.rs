@@ -119,6 +119,7 @@ pub(crate) fn render(results: &Results, directory: &Path) -> String {
     row("crash", results.crash.valid, crash_details(results));
     row("coverage", results.coverage.valid, coverage_details(results));
     row("final workload", results.final_workload.valid, final_details(results));
+    row("recovery", results.recovery.valid, recovery_details(results));
     for (class, why) in &results.coverage.unavailable {
         row("skipped", Verdict::Unknown, format!("{class}: {why}"));
     }
@@ -226,6 +227,29 @@ fn coverage_details(results: &Results) -> String {
     });
     let classes: Vec<String> = classes.collect();
     if classes.is_empty() { "no faults asked for".to_owned() } else { classes.join("; ") }
+}
+
+fn recovery_details(results: &Results) -> String {
+    let report = &results.recovery;
+    let losses = report.in_time + report.undecided + report.too_slow.len();
+    let mut text = format!(
+        "{losses} losses of the leader alone, {} of them made good in time, {} too short to tell",
+        report.in_time, report.undecided
+    );
+    for slow in &report.too_slow {
+        let end = if slow.ended { "then one" } else { "and none until the next fault or the end" };
+        write!(
+            text,
+            "; {} lost by {} (entry {}): no write for {} ms, {} tried elsewhere, {end}",
+            slow.nodes.join(", "),
+            slow.class,
+            slow.entry,
+            slow.length_ms,
+            slow.tries
+        )
+        .expect("writing to a string cannot fail");
+    }
+    text
 }
 
 fn outage_details(class: &str, outages: &Outages) -> String {

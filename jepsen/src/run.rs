@@ -121,6 +121,7 @@ pub(crate) fn judge(directory: &Path, check_time_max: Duration) -> Result<Result
     };
     let workload = workload_of(&record)?;
     let evidence = Evidence {
+        record: &record,
         workload,
         history: &history,
         directory,
@@ -633,5 +634,59 @@ mod tests {
         assert!(text.contains("violated by keys [0]"), "{text}");
         assert!(text.contains("up to entry 7; with entry 8 it has none"), "{text}");
         assert!(text.contains("read   [0,2]  version 6"), "{text}");
+    }
+
+    #[test]
+    fn a_leader_that_nobody_replaces_fails_the_run() {
+        let run = stored_run();
+        let mut record: TestRecord = read_json(run.path(), "test.json").unwrap();
+        record.nodes = ["n1", "n2", "n3"].map(str::to_owned).to_vec();
+        write_json(run.path(), "test.json", &record).unwrap();
+        for node in ["n2", "n3"] {
+            fs::create_dir(run.path().join(node)).unwrap();
+            fs::write(server_log(run.path(), node), "started\n").unwrap();
+        }
+        let mut lines = String::new();
+        let mut index = 0;
+        let mut entry = |at_ms: u64, op: Op| {
+            let op = Op { index, time: at_ms * 1_000_000, ..op };
+            lines.push_str(&serde_json::to_string(&op).unwrap());
+            lines.push('\n');
+            index += 1;
+        };
+        let client = |f, value, node: &str| {
+            let node = Some(node.to_owned());
+            Op { node, ..Op::new(Process::Client(0), Kind::Invoke, f, value) }
+        };
+        let served = |op: &Op, version| Op { kind: Kind::Ok, version: Some(version), ..op.clone() };
+        for (at_ms, node, version) in [(10, "n2", 4), (20, "n3", 5)] {
+            let op = client(Function::Write, json!([0, version]), node);
+            entry(at_ms, op.clone());
+            entry(at_ms + 5, served(&op, version));
+        }
+        let installed = json!({
+            "outcome": "installed", "aim": "primaries", "nodes": ["n1"], "leaders": ["n1"],
+            "at": 100_000_000,
+        });
+        let kill = Function::Fault(crate::fault::FaultFunction::Kill);
+        entry(110, Op::new(Process::Nemesis, Kind::Info, kill, installed));
+        for number in 0..33_u64 {
+            let op = client(Function::Write, json!([0, 100 + number]), "n2");
+            entry(200 + number * 500, op.clone());
+            let error = Some("503: No cluster leader".to_owned());
+            entry(210 + number * 500, Op { kind: Kind::Fail, error, ..op });
+        }
+        for (at_ms, f) in [(30_000, Function::Write), (30_100, Function::Read)] {
+            let op = Op { last_phase: true, ..client(f, json!([0, 7]), "n3") };
+            entry(at_ms, op.clone());
+            entry(at_ms + 5, served(&op, 7));
+        }
+        fs::write(run.path().join("history.jsonl"), lines).unwrap();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::False, "{text}");
+        assert!(text.contains("n1 lost by kill (entry 4): no write for 16100 ms"), "{text}");
+        assert_eq!(text.matches("FAILED").count(), 1, "{text}");
+        let page = fs::read_to_string(run.path().join(html::FILE)).unwrap();
+        assert!(page.contains("<td>recovery</td>"), "{page}");
     }
 }

@@ -20,6 +20,7 @@ pub(crate) mod linearizable;
 pub(crate) mod list_append;
 pub(crate) mod outage;
 pub(crate) mod pairs;
+pub(crate) mod recovery;
 pub(crate) mod register;
 pub(crate) mod search;
 pub(crate) mod set_full;
@@ -45,7 +46,7 @@ use serde::{Serialize, Serializer};
 
 use crate::agents::{agent_log, names};
 use crate::history::Op;
-use crate::store::{Aftermath, server_log};
+use crate::store::{Aftermath, TestRecord, server_log};
 use crate::task;
 use crate::workload::WorkloadKind;
 use judgement::Judgement;
@@ -93,7 +94,9 @@ pub(crate) struct Results {
     pub(crate) coverage: coverage::Report,
     /// Did the cluster serve the clients after the last heal?
     pub(crate) final_workload: final_workload::Report,
-    /// How long writes stood still when the leader was lost, by fault class. Not judged.
+    /// Did writes go on soon enough after the loss of a leader?
+    pub(crate) recovery: recovery::Report,
+    /// How long writes stood still when the leader was lost, by fault class. Figures; `recovery` judges.
     pub(crate) outages: BTreeMap<&'static str, outage::Outages>,
     /// What went wrong in the harness itself; makes the run `unknown`.
     pub(crate) harness_failures: Vec<String>,
@@ -101,6 +104,8 @@ pub(crate) struct Results {
 
 /// Everything the checkers look at.
 pub(crate) struct Evidence<'a> {
+    /// What was asked for.
+    pub(crate) record: &'a TestRecord,
     /// What the clients did.
     pub(crate) workload: WorkloadKind,
     /// The history.
@@ -140,11 +145,22 @@ pub(crate) fn check(evidence: &Evidence<'_>) -> Results {
     let crash = crash::check(&logs(evidence), minutes, &aftermath.exits);
     let coverage = coverage::check(history, &evidence.faults);
     let harness = Verdict::unless(!harness_failures.is_empty(), Verdict::Unknown);
-    let verdicts =
-        [workload.valid, stats.valid, crash.valid, coverage.valid, final_workload.valid, harness];
-    let valid = verdicts.into_iter().max().expect("the list is not empty");
+    let recovery = recovery::check(history, evidence.nodes.len(), evidence.record.system);
+    let parts = [workload.valid, stats.valid, crash.valid, coverage.valid, final_workload.valid];
+    let verdicts = parts.into_iter().chain([recovery.valid, harness]);
+    let valid = verdicts.max().expect("the list is not empty");
     let outages = outage::measure(history, evidence.nodes.len());
-    Results { valid, workload, stats, crash, coverage, final_workload, outages, harness_failures }
+    Results {
+        valid,
+        workload,
+        stats,
+        crash,
+        coverage,
+        final_workload,
+        recovery,
+        outages,
+        harness_failures,
+    }
 }
 
 /// Runs the checker of the workload.

@@ -2,8 +2,8 @@
 //!
 //! Only faults count that took hold, hit the leader, left a majority and came alone: when a fault of another class lasts at any moment
 //! of the outage, it cannot be told which of them kept the writes away. A write counts if it was sent after the fault, to a server that the fault did not hit. The clients are the measure,
-//! so the resolution is the time between two of their writes; more clients and a higher rate make it finer. Not a verdict:
-//! figures for the report.
+//! so the resolution is the time between two of their writes; more clients and a higher rate make it finer. Figures for the report:
+//! [`super::recovery`] judges those that are too long.
 
 use std::collections::BTreeMap;
 
@@ -85,7 +85,7 @@ struct Write<'a> {
 }
 
 /// Whether it changes nothing.
-fn is_look(function: Function) -> bool {
+pub(super) fn is_look(function: Function) -> bool {
     use Function::{Drain, Read, Versions, Watch};
     matches!(function, Read | Versions | Watch | Drain)
 }
@@ -114,40 +114,49 @@ fn writes(history: &[Op]) -> Vec<Write<'_>> {
 }
 
 /// How long a fault lasted.
-struct Span {
-    class: FaultClass,
-    from: u64,
-    to: u64,
+pub(super) struct Span {
+    pub(super) class: FaultClass,
+    pub(super) from: u64,
+    pub(super) to: u64,
 }
 
-/// Every fault that took hold, or may have. One that does not say when it did (a rolling restart) counts from when it was asked for.
-fn spans(history: &[Op]) -> Vec<Span> {
-    let mut asked = BTreeMap::new();
-    let mut open = BTreeMap::new();
+/// Every fault that took hold, or may have. One that does not say when it did (a rolling restart) counts from when it was asked for, and so does
+/// one of which nobody told what became of it.
+pub(super) fn spans(history: &[Op]) -> Vec<Span> {
+    let mut asked: BTreeMap<FaultClass, u64> = BTreeMap::new();
+    let mut open: BTreeMap<FaultClass, u64> = BTreeMap::new();
     let mut spans = Vec::new();
     for op in history {
         let Function::Fault(function) = op.f else { continue };
         let (class, begins) = FaultClass::of(function);
         if !begins {
-            spans.extend(open.remove(&class).map(|from| Span { class, from, to: op.time }));
+            let (took_hold, was_asked) = (open.remove(&class), asked.remove(&class));
+            let from = took_hold.or(was_asked);
+            spans.extend(from.map(|from| Span { class, from, to: op.time }));
             continue;
         }
         match op.value.get("outcome").and_then(serde_json::Value::as_str) {
             None => drop(asked.insert(class, op.time)),
-            Some("skipped") => {}
+            Some("skipped") => {
+                // Its server is killed before it is known that there is nothing to damage.
+                let from = asked.remove(&class).filter(|_| class == FaultClass::Corrupt);
+                spans.extend(from.map(|from| Span { class, from, to: op.time }));
+            }
             Some(_) => {
                 let at = op.value.get("at").and_then(serde_json::Value::as_u64);
-                let at = at.or_else(|| asked.get(&class).copied()).unwrap_or(op.time);
-                open.entry(class).or_insert(at);
+                let at = at.or(asked.remove(&class)).unwrap_or(op.time);
+                let before = open.insert(class, at);
+                spans.extend(before.map(|from| Span { class, from, to: at }));
             }
         }
     }
-    spans.extend(open.into_iter().map(|(class, from)| Span { class, from, to: u64::MAX }));
+    let unended = open.into_iter().chain(asked);
+    spans.extend(unended.map(|(class, from)| Span { class, from, to: u64::MAX }));
     spans
 }
 
 /// If the entry is an installed fault that took the leader and left a majority: its class, the servers it hit, and when.
-fn loss_of_leader(op: &Op, servers: usize) -> Option<(FaultClass, Vec<&str>, u64)> {
+pub(super) fn loss_of_leader(op: &Op, servers: usize) -> Option<(FaultClass, Vec<&str>, u64)> {
     let Function::Fault(function) = op.f else { return None };
     let (class, true) = FaultClass::of(function) else { return None };
     if op.value.get("outcome")?.as_str()? != "installed" {
