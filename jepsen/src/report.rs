@@ -182,6 +182,14 @@ fn stats_details(results: &Results) -> String {
     let report = &results.stats;
     let mut text =
         format!("{:.0} ok/s, longest gap {} ms", report.ok_per_second, report.longest_gap_ms);
+    if let Some(rate) = report.ok_per_second_before_faults {
+        write!(text, ", {rate:.0} ok/s before the first fault")
+            .expect("writing to a string cannot fail");
+    }
+    if let Some(due) = report.ok_per_second_due {
+        write!(text, " (too few to prove anything: {due:.0} are due)")
+            .expect("writing to a string cannot fail");
+    }
     for (name, counts) in &report.by_function {
         write!(text, "; {name} {} ok {} fail {} info", counts.ok, counts.fail, counts.info)
             .expect("writing to a string cannot fail");

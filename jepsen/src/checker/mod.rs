@@ -86,7 +86,7 @@ pub(crate) struct Results {
     pub(crate) valid: Verdict,
     /// Did the clients see what the workload promises?
     pub(crate) workload: Judgement,
-    /// Did each kind of operation succeed at all?
+    /// Did each kind of operation succeed at all, and often enough before the first fault?
     pub(crate) stats: stats::Report,
     /// Did a server crash or complain?
     pub(crate) crash: crash::Report,
@@ -139,13 +139,15 @@ pub(crate) fn check(evidence: &Evidence<'_>) -> Results {
         harness_failures.push(format!("the checker of the last phase failed: {error:#}"));
         final_workload::Report::unknown(aftermath.ready_after_heal)
     });
-    let stats = stats::check(history, evidence.workload.required());
+    let record = evidence.record;
+    let pace = stats::Pace::of(evidence.workload, record.rate, record.concurrency);
+    let stats = stats::check(history, evidence.workload.required()).paced(history, pace);
     let minutes = history.last().map_or(0, |op| op.time.div_ceil(60_000_000_000)).max(1);
     let minutes = usize::try_from(minutes).unwrap_or(usize::MAX);
     let crash = crash::check(&logs(evidence), minutes, &aftermath.exits);
     let coverage = coverage::check(history, &evidence.faults);
     let harness = Verdict::unless(!harness_failures.is_empty(), Verdict::Unknown);
-    let recovery = recovery::check(history, evidence.nodes.len(), evidence.record.system);
+    let recovery = recovery::check(history, evidence.nodes.len(), record.system);
     let parts = [workload.valid, stats.valid, crash.valid, coverage.valid, final_workload.valid];
     let verdicts = parts.into_iter().chain([recovery.valid, harness]);
     let valid = verdicts.max().expect("the list is not empty");
