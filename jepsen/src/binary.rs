@@ -92,7 +92,7 @@ fn locate_own(needs: Needs, store: &Path) -> Result<PathBuf> {
             )
             .into());
         }
-        // Without the feature `faults` the classes that need it are skipped, and the report says so.
+        // Without the feature `faults` the classes that need it are never installed: the run is unknown, and its report says what to build.
         None if binary.is_file() => return Ok(binary),
         None => {
             return Err(BadArguments(format!(

@@ -145,7 +145,7 @@ impl RunArguments {
 struct TestArguments {
     #[command(flatten)]
     run: RunArguments,
-    /// Fault classes, separated by commas (`jepsen probe` lists them); `all` that this machine can do; or none.
+    /// Fault classes, separated by commas (`jepsen probe` lists them); `all` that this machine can do with a server built for it; or none.
     #[arg(long, default_value = "kill,pause,partition", value_parser = nemeses)]
     nemesis: Nemeses,
     /// A deliberate bug; needs a server built with the feature `plant`.
@@ -250,8 +250,13 @@ enum Nemeses {
 }
 
 impl Nemeses {
-    /// The classes, and why some of them cannot be injected here. Of `all` only those that can are asked for.
-    fn resolve(&self, tools: &Tools) -> (Vec<FaultClass>, BTreeMap<FaultClass, String>) {
+    /// The classes, and why some of them cannot be injected here. Of `all` those are asked for that can, and those that could if the
+    /// server had been built for it, which needs nobody's leave: a run without them is no pass.
+    fn resolve(
+        &self,
+        system: System,
+        tools: &Tools,
+    ) -> (Vec<FaultClass>, BTreeMap<FaultClass, String>) {
         let named = match self {
             Self::Named(classes) => classes.as_slice(),
             Self::All => FaultClass::value_variants(),
@@ -262,19 +267,23 @@ impl Nemeses {
             .collect();
         let mut classes = named.to_vec();
         if *self == Self::All {
-            classes.retain(|class| !unavailable.contains_key(class));
+            let can_be_built =
+                |class: &FaultClass| system == System::Quorate && needs_disk_faults(*class);
+            classes.retain(|class| !unavailable.contains_key(class) || can_be_built(class));
         }
         (classes, unavailable)
     }
 
     fn need_disk_faults(&self) -> bool {
         match self {
-            Self::Named(classes) => {
-                classes.iter().any(|class| class.means().contains(&Means::DiskFaults))
-            }
+            Self::Named(classes) => classes.iter().copied().any(needs_disk_faults),
             Self::All => true,
         }
     }
+}
+
+fn needs_disk_faults(class: FaultClass) -> bool {
+    class.means().contains(&Means::DiskFaults)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -486,7 +495,7 @@ fn record(arguments: &RunArguments, nemesis: &Nemeses, plant: bool) -> Result<Te
     let mut record =
         unresolved(arguments, locate(system, arguments.binary.as_deref(), needs, store)?)?;
     let tools = tools(arguments, &record);
-    (record.nemesis, record.unavailable) = nemesis.resolve(&tools);
+    (record.nemesis, record.unavailable) = nemesis.resolve(system, &tools);
     record.faketime = probe::faketime(&tools).ok();
     Ok(record)
 }
@@ -586,8 +595,11 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use clap::CommandFactory;
+    use serde_json::json;
 
     use super::*;
+    use crate::checker::coverage::{self, Asked};
+    use crate::history::{Function, Kind, Op, Process};
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -627,15 +639,46 @@ mod tests {
     }
 
     #[test]
-    fn a_named_class_without_means_stays_asked_for_and_all_leaves_it_out() {
+    fn a_named_class_without_means_stays_asked_for_and_all_leaves_out_what_cannot_be_built() {
         let tools = Tools { faketime: Some("/nowhere".into()), ..Tools::default() };
         let named = Nemeses::Named(vec![FaultClass::Kill, FaultClass::Clock]);
-        let (classes, unavailable) = named.resolve(&tools);
+        let (classes, unavailable) = named.resolve(System::Quorate, &tools);
         assert_eq!(classes, [FaultClass::Kill, FaultClass::Clock]);
         assert_eq!(unavailable.len(), 1);
-        let (classes, unavailable) = Nemeses::All.resolve(&tools);
+        let (classes, unavailable) = Nemeses::All.resolve(System::Quorate, &tools);
         assert!(classes.contains(&FaultClass::Kill) && !classes.contains(&FaultClass::Clock));
         assert!(unavailable[&FaultClass::Clock].contains("/nowhere"));
         assert!(Nemeses::All.need_disk_faults() && !named.need_disk_faults());
+    }
+
+    #[test]
+    fn all_without_a_server_that_has_disk_faults_is_unknown_and_says_what_to_build() {
+        let directory = tempfile::tempdir().unwrap();
+        let binary = directory.path().join("release").join("quorate");
+        std::fs::create_dir(directory.path().join("release")).unwrap();
+        std::fs::write(&binary, "nothing of the kind").unwrap();
+        let faketime = Some("/nowhere".into());
+        let tools = Tools { binary: Some(binary), faketime, ..Tools::default() };
+        let (classes, unavailable) = Nemeses::All.resolve(System::Quorate, &tools);
+        let disks = [FaultClass::DiskFull, FaultClass::SlowDisk, FaultClass::HangDisk];
+        assert!(disks.iter().all(|class| classes.contains(class)), "{classes:?}");
+        // What needs more than a build is skipped in sight.
+        assert!(!classes.contains(&FaultClass::Clock), "{classes:?}");
+        let installed = |class: &FaultClass| {
+            let f = Function::Fault(class.begin());
+            Op::new(Process::Nemesis, Kind::Info, f, json!({"outcome": "installed"}))
+        };
+        let done = classes.iter().filter(|class| !unavailable.contains_key(class));
+        let mut history: Vec<Op> = done.map(installed).collect();
+        let asked = Asked { classes: &classes, unavailable: &unavailable, at_least: 1 };
+        let report = coverage::check(&history, &asked);
+        assert_eq!(report.valid, Verdict::Unknown);
+        let why = report.classes["disk-full"].reason.as_deref().unwrap();
+        assert!(why.ends_with("cargo build --bin quorate --features faults --release"), "{why}");
+        history.extend(disks.iter().map(installed));
+        assert_eq!(coverage::check(&history, &asked).valid, Verdict::True);
+        // Nobody can build another system so.
+        let (classes, _) = Nemeses::All.resolve(System::Etcd, &tools);
+        assert!(disks.iter().all(|class| !classes.contains(class)), "{classes:?}");
     }
 }

@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -139,10 +140,21 @@ fn disk_faults(binary: Option<&Path>) -> Result<(), String> {
     match contains(binary, DISK_FAULTS_MARKER) {
         Ok(true) => Ok(()),
         Ok(false) => Err(format!(
-            "{} was built without the feature `faults`: cargo build --bin quorate --features faults",
-            binary.display()
+            "{} was built without the feature `faults`: cargo build --bin quorate --features faults{}",
+            binary.display(),
+            profile_of(binary)
         )),
         Err(error) => Err(format!("{error:#}")),
+    }
+}
+
+/// What tells cargo to build into the directory that the binary is in, where that shows.
+fn profile_of(binary: &Path) -> &'static str {
+    let directory = binary.parent().and_then(Path::file_name).and_then(|name| name.to_str());
+    match directory {
+        Some("release") => " --release",
+        Some("sim") => " --profile sim",
+        Some(_) | None => "",
     }
 }
 
@@ -166,9 +178,12 @@ fn contains(path: &Path, marker: &[u8]) -> Result<bool> {
     }
 }
 
-/// Makes, mounts, unmounts and removes a tiny file system.
+/// Makes, mounts, unmounts and removes a tiny file system; each try, of any thread, has a directory of its own.
 fn try_loop_disk() -> Result<()> {
-    let directory = env::temp_dir().join(format!("quorate-jepsen-probe-{}", std::process::id()));
+    static TRIES: AtomicU64 = AtomicU64::new(0);
+    let number = TRIES.fetch_add(1, Ordering::Relaxed);
+    let name = format!("quorate-jepsen-probe-{}-{number}", std::process::id());
+    let directory = env::temp_dir().join(name);
     let (image, mount_point) = (directory.join("image"), directory.join("mount"));
     fs::create_dir_all(&mount_point)
         .with_context(|| format!("cannot create {}", mount_point.display()))?;
@@ -221,7 +236,7 @@ mod tests {
             fs::write(&path, content).unwrap();
             can(Means::DiskFaults, &Tools { binary: Some(path.clone()), ..Tools::default() })
         };
-        assert!(can_fail(b"nothing of the kind").unwrap_err().contains("--features faults"));
+        assert!(can_fail(b"nothing of the kind").unwrap_err().ends_with("--features faults"));
         // Across the border of two reads.
         let mut long = vec![b'x'; (1 << 20) - 5];
         long.extend_from_slice(DISK_FAULTS_MARKER);

@@ -2,7 +2,8 @@
 //!
 //! What has been run is written down after each run in `test-all-<matrix>.jsonl` of the store, so that an interrupted matrix
 //! goes on where it stopped: only cells with a verdict count, and only of the same server binary and commit. A set of faults that this machine
-//! cannot do is a row `skipped`, and the whole is then not green.
+//! cannot do is a row `skipped`, and the whole is then not green. `all` runs with what there is and says how many classes that was; it is
+//! unknown if some are missing that only the server's build keeps out.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -111,10 +112,24 @@ struct Cell {
     faults: String,
     servers: usize,
     ending: Ending,
+    /// Of `all`: how many classes could be injected, and how many there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    classes: Option<(usize, usize)>,
     /// Where the run is kept, or why there is none.
     details: String,
     /// What was tested: cells of another commit do not count.
     tested: String,
+}
+
+impl Cell {
+    /// How it ended, for people.
+    fn result(&self) -> String {
+        let word = self.ending.word();
+        match self.classes {
+            Some((had, all)) => format!("{word} ({had} of {all})"),
+            None => word.to_owned(),
+        }
+    }
 }
 
 /// The results of a matrix.
@@ -166,7 +181,7 @@ impl Table {
 
     fn render(&self) -> String {
         let mut text = format!(
-            "{:<12} {:<12} {:>7}  {:<8} details\n",
+            "{:<12} {:<12} {:>7}  {:<18} details\n",
             "workload", "faults", "servers", "result"
         );
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -174,11 +189,11 @@ impl Table {
             *counts.entry(cell.ending.word()).or_default() += 1;
             writeln!(
                 text,
-                "{:<12} {:<12} {:>7}  {:<8} {}",
+                "{:<12} {:<12} {:>7}  {:<18} {}",
                 cell.workload,
                 cell.faults,
                 cell.servers,
-                cell.ending.word(),
+                cell.result(),
                 cell.details
             )
             .expect("writing to a string cannot fail");
@@ -220,6 +235,7 @@ pub(crate) fn run_all(
                     continue;
                 }
                 note(&format!("=== {workload}, {faults}, {servers} servers"));
+                let takes_all = classes.is_none();
                 let record = TestRecord {
                     workload: (*workload).to_owned(),
                     seed: base.seed.wrapping_add(cells.len() as u64),
@@ -231,6 +247,7 @@ pub(crate) fn run_all(
                     faults: faults.to_owned(),
                     servers: *servers,
                     ending,
+                    classes: takes_all.then(|| counts(&record)),
                     details,
                     tested: tested.clone(),
                 };
@@ -258,13 +275,21 @@ fn sized(base: &TestRecord, servers: usize, classes: Option<Vec<FaultClass>>) ->
     }
 }
 
+/// How many classes can be injected, and how many there are.
+fn counts(record: &TestRecord) -> (usize, usize) {
+    (record.injected().len(), FaultClass::value_variants().len())
+}
+
 fn perform(
     record: &TestRecord,
     missing: &dyn Fn(FaultClass) -> Option<String>,
     store: &Path,
     check_time_max: Duration,
 ) -> (Ending, String) {
-    if let Some(why) = record.nemesis.iter().find_map(|class| missing(*class)) {
+    // What is known to be missing of `all` makes its run unknown instead.
+    let mut expected =
+        record.nemesis.iter().filter(|class| !record.unavailable.contains_key(class));
+    if let Some(why) = expected.find_map(|class| missing(*class)) {
         note(&format!("skipped: {why}"));
         return (Ending::Skipped, why);
     }
@@ -317,6 +342,7 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use crate::system::System;
 
     fn cell(faults: &str, ending: Ending) -> Cell {
         Cell {
@@ -324,6 +350,7 @@ mod tests {
             faults: faults.to_owned(),
             servers: 3,
             ending,
+            classes: (faults == "all").then_some((12, 15)),
             details: "somewhere".to_owned(),
             tested: "x".to_owned(),
         }
@@ -347,7 +374,7 @@ mod tests {
         let store = tempfile::tempdir().unwrap();
         let path = store.path().join("cells.jsonl");
         assert_eq!(read(&path).unwrap(), []);
-        let cells = [cell("none", Ending::Pass), cell("kill", Ending::Crashed)];
+        let cells = [cell("none", Ending::Pass), cell("all", Ending::Crashed)];
         for cell in &cells {
             append(&path, cell).unwrap();
         }
@@ -355,6 +382,45 @@ mod tests {
         assert_eq!(read(&path).unwrap(), cells);
         let text = Table { cells: cells.to_vec() }.render();
         assert!(text.contains("1 CRASHED, 1 pass"), "{text}");
+        assert!(text.contains("CRASHED (12 of 15)") && !text.contains("pass ("), "{text}");
+    }
+
+    #[test]
+    fn a_class_that_only_the_build_keeps_out_does_not_skip_all() {
+        let base = TestRecord {
+            argv: Vec::new(),
+            harness_version: "0".to_owned(),
+            git_commit: None,
+            binary: "/no/such/binary".into(),
+            system: System::Quorate,
+            workload: "register".to_owned(),
+            nemesis: FaultClass::value_variants().to_vec(),
+            unavailable: BTreeMap::from([(FaultClass::DiskFull, "build it".to_owned())]),
+            cycles: None,
+            namespaces: false,
+            faketime: None,
+            nemesis_interval_ms: 1,
+            time_limit_ms: 1,
+            nodes: vec!["n1".to_owned()],
+            concurrency: 2,
+            rate: 1.0,
+            ops_per_key: 1,
+            timeout_ms: 1,
+            seed: 7,
+            plant: None,
+        };
+        let missing =
+            |class: FaultClass| (class == FaultClass::DiskFull).then(|| "build it".to_owned());
+        let store = tempfile::tempdir().unwrap();
+        // A file where the runs are to be kept: whatever is begun ends at once.
+        let nowhere = store.path().join("file");
+        fs::write(&nowhere, "").unwrap();
+        let ending = |record: &TestRecord| perform(record, &missing, &nowhere, Duration::ZERO).0;
+        let all = sized(&base, 3, None);
+        assert_eq!(counts(&all), (14, 15));
+        assert_eq!(ending(&all), Ending::Crashed, "it is begun");
+        let alone = sized(&base, 3, Some(vec![FaultClass::DiskFull]));
+        assert_eq!(ending(&alone), Ending::Skipped);
     }
 
     #[test]
