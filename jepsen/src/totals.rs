@@ -148,6 +148,8 @@ mod tests {
         assert_eq!((kills.count, kills.p50_ms, kills.max_ms, kills.without_end), (6, 400, 900, 2));
         let text = totals.render("gate");
         assert!(text.contains("| runs | 1 CRASHED, 1 FAIL, 2 pass |"), "{text}");
-        assert!(text.contains("lost by kill, 3 servers | 6 times: p50 400 ms"), "{text}");
+        let row =
+            "lost by kill, 3 servers | 6 times: p50 400 ms, p99 900 ms, max 900 ms; 2 without";
+        assert!(text.contains(row), "{text}");
     }
 }
