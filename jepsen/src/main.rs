@@ -28,6 +28,7 @@ mod partition;
 mod probe;
 mod proxy;
 mod random;
+mod replicas;
 mod report;
 mod run;
 mod selftest;

@@ -15,6 +15,7 @@ use clap::ValueEnum;
 
 use crate::checker::judgement::Judgement;
 use crate::checker::outage::Outages;
+use crate::checker::replicas;
 use crate::checker::{Results, Verdict};
 use crate::fault::FaultClass;
 use crate::probe::Finding;
@@ -120,6 +121,9 @@ pub(crate) fn render(results: &Results, directory: &Path) -> String {
     row("coverage", results.coverage.valid, coverage_details(results));
     row("final workload", results.final_workload.valid, final_details(results));
     row("recovery", results.recovery.valid, recovery_details(results));
+    if let Some(replicas) = &results.replicas {
+        row("replicas", replicas.valid, replicas_details(replicas));
+    }
     for (class, why) in &results.coverage.unavailable {
         row("skipped", Verdict::Unknown, format!("{class}: {why}"));
     }
@@ -235,6 +239,19 @@ fn coverage_details(results: &Results) -> String {
     });
     let classes: Vec<String> = classes.collect();
     if classes.is_empty() { "no faults asked for".to_owned() } else { classes.join("; ") }
+}
+
+fn replicas_details(report: &replicas::Report) -> String {
+    let mut text = match report.common_index {
+        Some(index) if report.differing.is_empty() => format!("alike at index {index}"),
+        Some(index) => format!("all seen at index {index}"),
+        None => "never seen at one index".to_owned(),
+    };
+    let replicas::Report { differing, broken, silent, .. } = report;
+    for problem in differing.iter().chain(broken).chain(silent) {
+        write!(text, "; {problem}").expect("writing to a string cannot fail");
+    }
+    text
 }
 
 fn recovery_details(results: &Results) -> String {

@@ -30,6 +30,7 @@ use crate::html;
 use crate::nemesis::{Nemesis, Schedule, Turns};
 use crate::owned::Ledger;
 use crate::random::Random;
+use crate::replicas;
 use crate::report::Reporter;
 use crate::store::{Aftermath, Cycles, Readiness, TestRecord, create_run, read_json, write_json};
 use crate::system::System;
@@ -317,6 +318,9 @@ fn conduct(
                 aftermath.harness_failures.push(format!("tasks of real agents: {error:#}"));
             }
         }
+        if record.system == System::Quorate {
+            aftermath.replicas = Some(replicas::look(endpoints));
+        }
     } else {
         aftermath.ready_after_heal = Readiness::Never;
         reporter.line(&format!("not ready after {elapsed} ms, no last phase"));
@@ -537,6 +541,7 @@ mod tests {
 
     use super::*;
     use crate::history::{Function, Kind, Op, Process};
+    use crate::replicas::{Replicas, Told};
     use crate::report::render;
     use crate::store::server_log;
 
@@ -586,10 +591,17 @@ mod tests {
         step(Function::Cas, json!([0, [1, 2]]), 6, false);
         step(Function::Write, json!([0, 3]), 7, true);
         step(Function::Read, json!([0, 3]), 7, true);
-        let aftermath =
-            Aftermath { ready_after_heal: Readiness::Milliseconds(3), ..Aftermath::default() };
+        let aftermath = Aftermath {
+            ready_after_heal: Readiness::Milliseconds(3),
+            replicas: Some(Replicas { digests: vec![told("n1", "a")], ..Replicas::default() }),
+            ..Aftermath::default()
+        };
         write_json(directory.path(), "aftermath.json", &aftermath).unwrap();
         directory
+    }
+
+    fn told(node: &str, digest: &str) -> Told {
+        Told { node: node.to_owned(), index: 9, digest: digest.to_owned() }
     }
 
     fn judged(directory: &Path) -> (Verdict, String) {
@@ -634,6 +646,24 @@ mod tests {
         assert!(text.contains("violated by keys [0]"), "{text}");
         assert!(text.contains("up to entry 7; with entry 8 it has none"), "{text}");
         assert!(text.contains("read   [0,2]  version 6"), "{text}");
+    }
+
+    #[test]
+    fn servers_that_differ_at_the_end_fail_the_run() {
+        let run = stored_run();
+        let mut aftermath: Aftermath = read_json(run.path(), "aftermath.json").unwrap();
+        aftermath.replicas.as_mut().unwrap().digests.push(told("n2", "b"));
+        write_json(run.path(), "aftermath.json", &aftermath).unwrap();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::False, "{text}");
+        assert!(text.contains("index 9: n1 has a, n2 has b"), "{text}");
+
+        // Nobody was asked.
+        aftermath.replicas = None;
+        write_json(run.path(), "aftermath.json", &aftermath).unwrap();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::Unknown, "{text}");
+        assert!(text.contains("never seen at one index"), "{text}");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checker::crash::Exit;
 use crate::fault::FaultClass;
+use crate::replicas::Replicas;
 use crate::system::System;
 use crate::time::timestamp;
 
@@ -115,6 +116,9 @@ pub(crate) struct Aftermath {
     pub(crate) harness_failures: Vec<String>,
     /// Readiness after the final heal.
     pub(crate) ready_after_heal: Readiness,
+    /// What the servers told of their states at the end.
+    #[serde(default)]
+    pub(crate) replicas: Option<Replicas>,
 }
 
 /// The log of one server in a run's directory.

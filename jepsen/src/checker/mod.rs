@@ -22,6 +22,7 @@ pub(crate) mod outage;
 pub(crate) mod pairs;
 pub(crate) mod recovery;
 pub(crate) mod register;
+pub(crate) mod replicas;
 pub(crate) mod search;
 pub(crate) mod set_full;
 pub(crate) mod shrink;
@@ -47,6 +48,7 @@ use serde::{Serialize, Serializer};
 use crate::agents::{agent_log, names};
 use crate::history::Op;
 use crate::store::{Aftermath, TestRecord, server_log};
+use crate::system::System;
 use crate::task;
 use crate::workload::WorkloadKind;
 use judgement::Judgement;
@@ -96,6 +98,8 @@ pub(crate) struct Results {
     pub(crate) final_workload: final_workload::Report,
     /// Did writes go on soon enough after the loss of a leader?
     pub(crate) recovery: recovery::Report,
+    /// Are the servers replicas of one another? Not asked of other systems.
+    pub(crate) replicas: Option<replicas::Report>,
     /// How long writes stood still when the leader was lost, by fault class. Figures; `recovery` judges.
     pub(crate) outages: BTreeMap<&'static str, outage::Outages>,
     /// What went wrong in the harness itself; makes the run `unknown`.
@@ -148,8 +152,11 @@ pub(crate) fn check(evidence: &Evidence<'_>) -> Results {
     let coverage = coverage::check(history, &evidence.faults);
     let harness = Verdict::unless(!harness_failures.is_empty(), Verdict::Unknown);
     let recovery = recovery::check(history, evidence.nodes.len(), record.system);
+    let replicas = (record.system == System::Quorate)
+        .then(|| replicas::check(aftermath.replicas.as_ref(), evidence.nodes.len()));
     let parts = [workload.valid, stats.valid, crash.valid, coverage.valid, final_workload.valid];
-    let verdicts = parts.into_iter().chain([recovery.valid, harness]);
+    let alike = replicas.as_ref().map_or(Verdict::True, |report| report.valid);
+    let verdicts = parts.into_iter().chain([recovery.valid, alike, harness]);
     let valid = verdicts.max().expect("the list is not empty");
     let outages = outage::measure(history, evidence.nodes.len());
     Results {
@@ -160,6 +167,7 @@ pub(crate) fn check(evidence: &Evidence<'_>) -> Results {
         coverage,
         final_workload,
         recovery,
+        replicas,
         outages,
         harness_failures,
     }
