@@ -3,6 +3,9 @@
 //! 0 = no violation found, 1 = violation, 2 = unknown, 254 = bad arguments, 255 = the harness crashed.
 //! Nothing but a verdict of `true` ever leads to 0.
 
+mod repeat;
+mod values;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,14 +22,21 @@ use crate::fault::{FaultClass, Means};
 use crate::nemesis::Schedule;
 use crate::probe::{self, Tools};
 use crate::report::{note, print_findings, print_line, print_results, render_judgement};
+use crate::server_config::{SNAPSHOT_LOG_BYTES, SNAPSHOT_LOG_BYTES_MAX, SNAPSHOT_LOG_BYTES_MIN};
 use crate::store::{Cycles, TestRecord};
 use crate::system::System;
 use crate::test_all::{self, Matrix};
-use crate::workload::WorkloadKind;
+use crate::workload::{ReadMode, WorkloadKind};
 use crate::{guard, run, selftest, serve, task};
+use repeat::repeat;
+use values::{node_names, other_name};
 
 const BAD_ARGUMENTS: u8 = 254;
 const CRASHED: u8 = 255;
+
+/// The bug that leaves the log unsynced (M1).
+const NO_FSYNC: &str = "skip-log-sync";
+const FOREIGN_PLANT: &str = "a foreign system has no planted bugs";
 
 /// How long clients and faults run unless somebody says.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
@@ -92,6 +102,9 @@ struct RunArguments {
     /// How many servers [default: 3; with test-all: what the matrix says].
     #[arg(long, value_parser = ["3", "5"])]
     node_count: Option<String>,
+    /// The servers by name, which only says how many: n1,n2,n3 or n1,n2,n3,n4,n5.
+    #[arg(long = "nodes", value_name = "NAMES", value_parser = node_names, conflicts_with = "node_count")]
+    named_nodes: Option<usize>,
     /// Client threads, or threads per server with a trailing n.
     #[arg(long, value_name = "N or Nn", default_value = "2n", value_parser = concurrency)]
     concurrency: Concurrency,
@@ -101,6 +114,14 @@ struct RunArguments {
     /// Operations per key before a new key takes its place.
     #[arg(long, value_name = "N", default_value = "200", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     ops_per_key: u64,
+    /// Bytes of log (not entries) after which a server writes a snapshot.
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = SNAPSHOT_LOG_BYTES,
+        value_parser = clap::value_parser!(u64).range(SNAPSHOT_LOG_BYTES_MIN..=SNAPSHOT_LOG_BYTES_MAX)
+    )]
+    snapshot_threshold: u64,
     /// How long a client waits for an answer.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     timeout: Duration,
@@ -129,10 +150,9 @@ struct RunArguments {
 
 impl RunArguments {
     fn nodes(&self) -> Result<Option<usize>> {
-        self.node_count
-            .as_deref()
-            .map(|count| count.parse().context("clap allows 3 and 5"))
-            .transpose()
+        let counted = self.node_count.as_deref();
+        let counted = counted.map(|count| count.parse::<usize>().context("clap allows 3 and 5"));
+        Ok(counted.transpose()?.or(self.named_nodes))
     }
 
     /// The mean time between two changes of one class, in a run of this length.
@@ -145,15 +165,53 @@ impl RunArguments {
 struct TestArguments {
     #[command(flatten)]
     run: RunArguments,
-    /// Fault classes, separated by commas (`jepsen probe` lists them); `all` that this machine can do with a server built for it; or none.
+    /// Fault classes, separated by commas (`jepsen probe` lists them; also transfer-leader, packet, bitflip-wal, bitflip-snap, truncate-wal); `all` that this machine can do with a server built for it; or none.
     #[arg(long, default_value = "kill,pause,partition", value_parser = nemeses)]
     nemesis: Nemeses,
     /// A deliberate bug; needs a server built with the feature `plant`.
     #[arg(long, value_name = "NAME")]
     plant: Option<String>,
+    /// Servers acknowledge what they have not synced: short for `--plant skip-log-sync` (M1). Must fail with the class power.
+    #[arg(long, conflicts_with = "plant")]
+    unsafe_no_fsync: bool,
+    /// Every kill cuts the power of the servers it hits, so that what they have not synced is lost: the class power in the place of
+    /// kill, with all that it needs.
+    #[arg(long)]
+    lose_unsynced: bool,
+    /// How fresh reads are asked to be, in register and set; with stale they are expected to fail.
+    #[arg(long, value_enum, default_value = "default")]
+    read_mode: ReadMode,
+    /// Run the test so many times, with seeds that rise by one; the exit code is the worst: a violation before an unknown.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    test_count: u64,
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
+}
+
+impl TestArguments {
+    /// The bug to plant.
+    fn planted(&self) -> Option<&str> {
+        self.plant.as_deref().or(self.unsafe_no_fsync.then_some(NO_FSYNC))
+    }
+
+    /// Refuses what does not go together.
+    fn check(&self) -> Result<(), BadArguments> {
+        let workload = self.run.workload.unwrap_or(WorkloadKind::Register);
+        let is_foreign = self.run.system != System::Quorate;
+        let text = if is_foreign && self.planted().is_some() {
+            FOREIGN_PLANT.to_owned()
+        } else if is_foreign && self.read_mode != ReadMode::Default {
+            "a foreign system is only read in its own mode".to_owned()
+        } else if self.read_mode != ReadMode::Default && !workload.has_read_modes() {
+            format!("--read-mode is for register and set, not for {}", workload.name())
+        } else if self.lose_unsynced && !self.nemesis.includes(FaultClass::Kill) {
+            "--lose-unsynced is about the class kill, which is not asked for".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(BadArguments(text))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -274,6 +332,13 @@ impl Nemeses {
         (classes, unavailable)
     }
 
+    fn includes(&self, class: FaultClass) -> bool {
+        match self {
+            Self::Named(classes) => classes.contains(&class),
+            Self::All => true,
+        }
+    }
+
     fn need_disk_faults(&self) -> bool {
         match self {
             Self::Named(classes) => classes.iter().copied().any(needs_disk_faults),
@@ -323,12 +388,7 @@ pub(crate) fn main() -> ExitCode {
 
 fn perform(action: &Action) -> Result<Verdict> {
     match action {
-        Action::Test(arguments) => {
-            let planted = arguments.plant.is_some();
-            let mut record = record(&arguments.run, &arguments.nemesis, planted)?;
-            record.plant.clone_from(&arguments.plant);
-            perform_run(&record, &arguments.run, arguments.json)
-        }
+        Action::Test(arguments) => perform_test(arguments),
         Action::TestAll(arguments) => perform_all(arguments),
         Action::PowerCycles(arguments) => perform_cycles(arguments, FaultClass::Power),
         Action::CorruptionCycles(arguments) => perform_cycles(arguments, FaultClass::Corrupt),
@@ -368,8 +428,7 @@ fn perform(action: &Action) -> Result<Verdict> {
 fn hunts(arguments: &SelftestArguments) -> Result<Vec<TestRecord>> {
     let run = &arguments.run;
     if run.system != System::Quorate {
-        let text = "a foreign system has no planted bugs".to_owned();
-        return Err(BadArguments(text).into());
+        return Err(BadArguments(FOREIGN_PLANT.to_owned()).into());
     }
     let of_all = || {
         let hunts = arguments.plants.iter().map(|plant| selftest::hunt(plant));
@@ -426,6 +485,35 @@ fn analyze(arguments: &AnalyzeArguments) -> Result<Verdict> {
             Ok(results.valid)
         }
     }
+}
+
+fn perform_test(arguments: &TestArguments) -> Result<Verdict> {
+    arguments.check()?;
+    let (run, plant) = (&arguments.run, arguments.planted());
+    let mut record = record(run, &arguments.nemesis, plant.is_some())?;
+    record.plant = plant.map(str::to_owned);
+    record.read_mode = arguments.read_mode;
+    if arguments.lose_unsynced {
+        let missing = probe::missing(FaultClass::Power, &tools(run, &record));
+        lose_unsynced(&mut record, missing);
+    }
+    let perform = |record: &TestRecord| perform_run(record, run, arguments.json);
+    // With --json stdout is for the results alone.
+    let tell = if arguments.json { note } else { print_line };
+    repeat(&record, arguments.test_count, &perform, &tell)
+}
+
+/// Puts cuts of the power in the place of kills; `missing`: why they cannot be done here, if so.
+fn lose_unsynced(record: &mut TestRecord, missing: Option<String>) {
+    let mut classes = Vec::new();
+    for class in &record.nemesis {
+        let class = if *class == FaultClass::Kill { FaultClass::Power } else { *class };
+        if !classes.contains(&class) {
+            classes.push(class);
+        }
+    }
+    record.nemesis = classes;
+    record.unavailable.extend(missing.map(|why| (FaultClass::Power, why)));
 }
 
 fn perform_run(record: &TestRecord, run: &RunArguments, json: bool) -> Result<Verdict> {
@@ -490,6 +578,10 @@ fn record(arguments: &RunArguments, nemesis: &Nemeses, plant: bool) -> Result<Te
         let text = "a foreign system knows only the workload register".to_owned();
         return Err(BadArguments(text).into());
     }
+    if arguments.system != System::Quorate && arguments.snapshot_threshold != SNAPSHOT_LOG_BYTES {
+        let text = "--snapshot-threshold is of our own servers".to_owned();
+        return Err(BadArguments(text).into());
+    }
     let needs = Needs { plant, faults: nemesis.need_disk_faults() };
     let (system, store) = (arguments.system, &arguments.store);
     let mut record =
@@ -534,6 +626,8 @@ fn unresolved(arguments: &RunArguments, binary: PathBuf) -> Result<TestRecord> {
             }
         },
         plant: None,
+        read_mode: ReadMode::Default,
+        snapshot_log_bytes: arguments.snapshot_threshold,
     })
 }
 
@@ -578,16 +672,26 @@ fn nemeses(text: &str) -> Result<Nemeses, String> {
     }
     let mut classes = Vec::new();
     for name in text.split(',') {
-        let class = FaultClass::from_str(name.trim(), false).map_err(|_| {
-            let known: Vec<&str> =
-                FaultClass::value_variants().iter().map(|class| class.name()).collect();
-            format!("unknown fault class {name:?}; known are {}, all and none", known.join(", "))
-        })?;
-        if !classes.contains(&class) {
-            classes.push(class);
+        for class in classes_named(name.trim())? {
+            if !classes.contains(&class) {
+                classes.push(class);
+            }
         }
     }
     Ok(Nemeses::Named(classes))
+}
+
+/// The class of this name, or those that are called so elsewhere.
+fn classes_named(name: &str) -> Result<Vec<FaultClass>, String> {
+    if let Some(classes) = other_name(name) {
+        return Ok(classes.to_vec());
+    }
+    let class = FaultClass::from_str(name, false).map_err(|_| {
+        let known: Vec<&str> =
+            FaultClass::value_variants().iter().map(|class| class.name()).collect();
+        format!("unknown fault class {name:?}; known are {}, all and none", known.join(", "))
+    })?;
+    Ok(vec![class])
 }
 
 #[cfg(test)]
@@ -600,6 +704,7 @@ mod tests {
     use super::*;
     use crate::checker::coverage::{self, Asked};
     use crate::history::{Function, Kind, Op, Process};
+    use crate::store::test_record;
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -633,9 +738,76 @@ mod tests {
             "jepsen test -w water",
             "jepsen analyze x.edn --model list",
             "jepsen test --ops-per-key 0",
+            "jepsen test --nodes n1,n2",
+            "jepsen test --nodes n1,n2,n3 --node-count 3",
+            "jepsen test --snapshot-threshold 4095",
+            "jepsen test --read-mode fresh",
+            "jepsen test --test-count 0",
+            "jepsen test --unsafe-no-fsync --plant M4",
         ] {
             assert!(parse(bad).unwrap_err().use_stderr(), "{bad}");
         }
+    }
+
+    /// The arguments of `jepsen test` with these flags.
+    fn test_arguments(flags: &str) -> TestArguments {
+        let words = ["jepsen", "test"].into_iter().chain(flags.split_whitespace());
+        let Action::Test(test) = Cli::try_parse_from(words).unwrap().command else {
+            panic!("not a test")
+        };
+        test
+    }
+
+    #[test]
+    fn flags_of_other_harnesses_are_understood() {
+        let test = test_arguments("");
+        assert_eq!((test.run.nodes().unwrap(), test.test_count, test.planted()), (None, 1, None));
+        assert_eq!((test.read_mode, test.lose_unsynced), (ReadMode::Default, false));
+        assert_eq!(test.run.snapshot_threshold, SNAPSHOT_LOG_BYTES);
+        let flags = "--nodes n1,n2,n3,n4,n5 --unsafe-no-fsync --read-mode stale --test-count 4 \
+                     --snapshot-threshold 4096 --nemesis transfer-leader,packet,truncate-wal,corrupt";
+        let test = test_arguments(flags);
+        assert_eq!(test.run.nodes().unwrap(), Some(5));
+        assert_eq!((test.planted(), test.test_count), (Some("skip-log-sync"), 4));
+        assert_eq!((test.read_mode, test.run.snapshot_threshold), (ReadMode::Stale, 4096));
+        let classes =
+            [FaultClass::Transfer, FaultClass::Delay, FaultClass::Loss, FaultClass::Corrupt];
+        assert_eq!(test.nemesis, Nemeses::Named(classes.to_vec()));
+        test.check().unwrap();
+        let record = unresolved(&test.run, "quorate".into()).unwrap();
+        assert_eq!((record.snapshot_log_bytes, record.nodes.len()), (4096, 5));
+        let help = Cli::command().find_subcommand_mut("test").unwrap().render_help().to_string();
+        assert!(help.contains("[default: 65536]"), "{help}");
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_refused() {
+        for bad in [
+            "-w bank --read-mode stale",
+            "--system etcd --read-mode stale",
+            "--system etcd --unsafe-no-fsync",
+            "--lose-unsynced --nemesis pause",
+        ] {
+            assert!(test_arguments(bad).check().is_err(), "{bad}");
+        }
+        for good in ["-w set --read-mode consistent", "--lose-unsynced --nemesis all"] {
+            assert!(test_arguments(good).check().is_ok(), "{good}");
+        }
+    }
+
+    #[test]
+    fn kills_that_lose_the_unsynced_are_cuts_of_the_power() {
+        let nemesis = vec![FaultClass::Kill, FaultClass::Pause, FaultClass::Power];
+        let mut record = TestRecord { nemesis, ..test_record() };
+        lose_unsynced(&mut record, None);
+        assert_eq!(record.nemesis, [FaultClass::Power, FaultClass::Pause]);
+        assert_eq!(record.injected(), record.nemesis);
+        // Without the means it stays asked for.
+        record.nemesis = vec![FaultClass::Kill];
+        lose_unsynced(&mut record, Some("it needs root".to_owned()));
+        assert_eq!(record.nemesis, [FaultClass::Power]);
+        assert_eq!(record.unavailable[&FaultClass::Power], "it needs root");
+        assert_eq!(record.injected(), []);
     }
 
     #[test]

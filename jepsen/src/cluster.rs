@@ -50,6 +50,8 @@ pub(crate) struct Setup {
     pub(crate) servers: usize,
     /// Passed to the servers as `QUORATE_PLANT`.
     pub(crate) plant: Option<String>,
+    /// Log bytes after which a server writes a snapshot.
+    pub(crate) snapshot_log_bytes: u64,
     /// Servers run in namespaces of their own instead of on loopback behind proxies.
     pub(crate) namespaces: bool,
     /// Every server's data is on a file system of its own.
@@ -606,7 +608,7 @@ impl Cluster {
             rpc: self.endpoints[peer].rpc,
             dial: self.network.detour(server, peer),
         });
-        let text = render(&endpoint.name, directory, endpoint.http, endpoint.rpc, peers)?;
+        let text = render(endpoint, directory, peers, self.setup.snapshot_log_bytes)?;
         let path = directory.join("server.toml");
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         let clock = self.clock_file(server);
@@ -680,6 +682,7 @@ pub(crate) fn test_setup() -> Setup {
         directory: PathBuf::new(),
         servers: 3,
         plant: None,
+        snapshot_log_bytes: crate::server_config::SNAPSHOT_LOG_BYTES,
         namespaces: false,
         loop_disks: false,
         faketime: None,

@@ -90,17 +90,20 @@ fn facts(record: &TestRecord, events: &Events) -> String {
     let commit =
         record.git_commit.as_deref().map_or("no commit", |commit| &commit[..commit.len().min(12)]);
     format!(
-        "<p>{} operations in {:.0} s, {} clients, {} Hz asked for, seed {}, commit {}{}</p>\n<p><code>{}</code></p>\n",
+        "<p>{} operations in {:.0} s, {} clients, {} Hz asked for, {} reads, seed {}, commit {}{}</p>\n\
+         <p>A snapshot per {} bytes of log.</p>\n<p><code>{}</code></p>\n",
         events.operations.len(),
         events.seconds(),
         record.concurrency,
         record.rate,
+        record.read_mode.name(),
         record.seed,
         escape(commit),
         record
             .plant
             .as_ref()
             .map_or_else(String::new, |plant| format!(", planted bug {}", escape(plant))),
+        record.snapshot_log_bytes,
         escape(&record.argv.join(" ")),
     )
 }

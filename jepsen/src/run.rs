@@ -35,7 +35,7 @@ use crate::report::Reporter;
 use crate::store::{Aftermath, Cycles, Readiness, TestRecord, create_run, read_json, write_json};
 use crate::system::System;
 use crate::task::Place;
-use crate::workload::{Drive, Load, Target, WorkloadKind, clients};
+use crate::workload::{Drive, Load, ReadMode, Target, WorkloadKind, clients};
 
 /// How long the servers may take to be ready, at the start and after the heal.
 const READY_TIMEOUT: Duration = Duration::from_mins(1);
@@ -166,6 +166,9 @@ fn run_name(record: &TestRecord) -> String {
     parts.extend(record.cycles.map(|cycles| format!("x{}", cycles.count)));
     parts.push(format!("{}n", record.nodes.len()));
     parts.extend(record.plant.clone());
+    if record.read_mode != ReadMode::Default {
+        parts.push(format!("{}-reads", record.read_mode.name()));
+    }
     parts.join("-")
 }
 
@@ -199,6 +202,7 @@ fn start_cluster(
         directory: directory.to_owned(),
         servers: record.nodes.len(),
         plant: record.plant.clone(),
+        snapshot_log_bytes: record.snapshot_log_bytes,
         namespaces: record.namespaces,
         loop_disks,
         faketime: record.faketime.clone().filter(|_| injected.contains(&FaultClass::Clock)),
@@ -271,6 +275,7 @@ fn conduct(
         timeout: Duration::from_millis(record.timeout_ms),
         seed: record.seed,
         system: record.system,
+        read_mode: record.read_mode,
     };
     let real_task = match tasks.as_ref().map(Place::config).transpose() {
         Ok(task) => task,
@@ -543,33 +548,13 @@ mod tests {
     use crate::history::{Function, Kind, Op, Process};
     use crate::replicas::{Replicas, Told};
     use crate::report::render;
-    use crate::store::server_log;
+    use crate::store::{server_log, test_record};
 
     /// A stored run of one server in which everything went well.
     fn stored_run() -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
-        let record = TestRecord {
-            argv: vec!["jepsen".to_owned()],
-            harness_version: "0".to_owned(),
-            git_commit: None,
-            binary: PathBuf::from("quorate"),
-            system: System::Quorate,
-            workload: "register".to_owned(),
-            nemesis: vec![FaultClass::Kill],
-            unavailable: std::collections::BTreeMap::new(),
-            cycles: None,
-            namespaces: false,
-            faketime: None,
-            nemesis_interval_ms: 1,
-            time_limit_ms: 1,
-            nodes: vec!["n1".to_owned()],
-            concurrency: 1,
-            rate: 1.0,
-            ops_per_key: 1,
-            timeout_ms: 1,
-            seed: u64::MAX,
-            plant: None,
-        };
+        let record =
+            TestRecord { nemesis: vec![FaultClass::Kill], seed: u64::MAX, ..test_record() };
         write_json(directory.path(), "test.json", &record).unwrap();
         fs::create_dir(directory.path().join("n1")).unwrap();
         fs::write(server_log(directory.path(), "n1"), "started\n").unwrap();

@@ -10,8 +10,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Small, so that snapshots are written, sent and installed in every run.
-const SNAPSHOT_LOG_BYTES: u64 = 64 << 10;
+use crate::cluster::Endpoint;
+
+/// After so many bytes of log a server writes a snapshot, unless somebody says. Few, so that snapshots are written, sent and installed in
+/// every run.
+pub(crate) const SNAPSHOT_LOG_BYTES: u64 = 64 << 10;
+/// What the server takes for it.
+pub(crate) const SNAPSHOT_LOG_BYTES_MIN: u64 = 4096;
+pub(crate) const SNAPSHOT_LOG_BYTES_MAX: u64 = 1 << 50;
 /// Few, so that a server that was away for some seconds needs a snapshot.
 const LOG_ENTRIES_KEPT: u64 = 100;
 /// Below the free space of a fresh loop disk.
@@ -80,14 +86,14 @@ struct SchedulerConfig {
     workers: u64,
 }
 
-/// The configuration of the server `name`, which keeps its data in `directory/data`.
+/// The configuration of a server, which keeps its data in `directory/data`.
 pub(crate) fn render(
-    name: &str,
+    endpoint: &Endpoint,
     directory: &Path,
-    http: SocketAddr,
-    rpc: SocketAddr,
     peers: impl Iterator<Item = Peer>,
+    snapshot_log_bytes: u64,
 ) -> Result<String> {
+    let (name, http, rpc) = (endpoint.name.as_str(), endpoint.http, endpoint.rpc);
     let peers: Vec<Peer> = peers.collect();
     let dial = peers.iter().filter_map(|peer| Some((peer.rpc, peer.dial?))).collect();
     // Every server must be given the same list: sorted, so that it does not depend on who asks.
@@ -106,7 +112,7 @@ pub(crate) fn render(
             heartbeat_ms: 100,
             election_min_ms: 400,
             election_max_ms: 600,
-            snapshot_log_bytes: SNAPSHOT_LOG_BYTES,
+            snapshot_log_bytes,
             log_entries_kept: LOG_ENTRIES_KEPT,
         },
         scheduler: SchedulerConfig { workers: 1 },

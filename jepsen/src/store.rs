@@ -16,8 +16,10 @@ use serde::{Deserialize, Serialize};
 use crate::checker::crash::Exit;
 use crate::fault::FaultClass;
 use crate::replicas::Replicas;
+use crate::server_config::SNAPSHOT_LOG_BYTES;
 use crate::system::System;
 use crate::time::timestamp;
+use crate::workload::ReadMode;
 
 /// How long the servers took to be ready once everything was healed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +82,17 @@ pub(crate) struct TestRecord {
     pub(crate) seed: u64,
     /// The deliberate bug, if one is planted.
     pub(crate) plant: Option<String>,
+    /// How fresh the clients asked reads to be.
+    #[serde(default)]
+    pub(crate) read_mode: ReadMode,
+    /// Log bytes after which a server writes a snapshot.
+    #[serde(default = "snapshot_log_bytes")]
+    pub(crate) snapshot_log_bytes: u64,
+}
+
+/// That of runs which do not say.
+fn snapshot_log_bytes() -> u64 {
+    SNAPSHOT_LOG_BYTES
 }
 
 impl TestRecord {
@@ -174,11 +187,58 @@ pub(crate) fn read_json<T: DeserializeOwned>(directory: &Path, name: &str) -> Re
     serde_json::from_str(&text).with_context(|| format!("cannot parse {}", path.display()))
 }
 
+/// A record for tests: the workload register on one server, without faults.
+#[cfg(test)]
+pub(crate) fn test_record() -> TestRecord {
+    TestRecord {
+        argv: vec!["jepsen".to_owned()],
+        harness_version: "0".to_owned(),
+        git_commit: None,
+        binary: PathBuf::from("quorate"),
+        system: System::Quorate,
+        workload: "register".to_owned(),
+        nemesis: Vec::new(),
+        unavailable: BTreeMap::new(),
+        cycles: None,
+        namespaces: false,
+        faketime: None,
+        nemesis_interval_ms: 1,
+        time_limit_ms: 1,
+        nodes: vec!["n1".to_owned()],
+        concurrency: 1,
+        rate: 1.0,
+        ops_per_key: 1,
+        timeout_ms: 1,
+        seed: 7,
+        plant: None,
+        read_mode: ReadMode::Default,
+        snapshot_log_bytes: SNAPSHOT_LOG_BYTES,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+
+    #[test]
+    fn records_of_older_runs_are_read() {
+        let record =
+            TestRecord { read_mode: ReadMode::Stale, snapshot_log_bytes: 4096, ..test_record() };
+        let mut stored = serde_json::to_value(&record).unwrap();
+        let read = |stored: &serde_json::Value| -> TestRecord {
+            serde_json::from_value(stored.clone()).unwrap()
+        };
+        assert_eq!(stored["read_mode"], "stale");
+        assert_eq!(read(&stored).snapshot_log_bytes, 4096);
+        let fields = stored.as_object_mut().unwrap();
+        for field in ["read_mode", "snapshot_log_bytes"] {
+            assert!(fields.remove(field).is_some(), "{field}");
+        }
+        let old = read(&stored);
+        assert_eq!((old.read_mode, old.snapshot_log_bytes), (ReadMode::Default, 64 << 10));
+    }
 
     #[test]
     fn runs_get_their_own_directory_and_latest_follows() {

@@ -21,6 +21,7 @@ use crate::checker::Verdict;
 use crate::fault::FaultClass;
 use crate::report::{note, print_line};
 use crate::run::run;
+use crate::server_config::SNAPSHOT_LOG_BYTES;
 use crate::store::TestRecord;
 use crate::totals::Totals;
 
@@ -309,14 +310,18 @@ fn perform(
     }
 }
 
-/// What results are of: the same binary file, time limit and rate.
+/// What results are of: the same binary file, time limit, rate and threshold of snapshots.
 fn fingerprint(base: &TestRecord) -> String {
     let file = fs::metadata(&base.binary).ok();
     let bytes = file.as_ref().map_or(0, fs::Metadata::len);
     let changed = file.and_then(|file| file.modified().ok());
     let stamp = changed.map_or_else(String::new, crate::time::timestamp);
     let commit = base.git_commit.as_deref().unwrap_or("no commit");
-    format!("{commit} {bytes} {stamp} {} ms {} Hz", base.time_limit_ms, base.rate)
+    let snapshots = match base.snapshot_log_bytes {
+        SNAPSHOT_LOG_BYTES => String::new(),
+        other => format!(", a snapshot per {other} bytes"),
+    };
+    format!("{commit} {bytes} {stamp} {} ms {} Hz{snapshots}", base.time_limit_ms, base.rate)
 }
 
 /// The cells so far; a line that was cut off is no cell.
@@ -342,7 +347,7 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use crate::system::System;
+    use crate::store::test_record;
 
     fn cell(faults: &str, ending: Ending) -> Cell {
         Cell {
@@ -388,26 +393,11 @@ mod tests {
     #[test]
     fn a_class_that_only_the_build_keeps_out_does_not_skip_all() {
         let base = TestRecord {
-            argv: Vec::new(),
-            harness_version: "0".to_owned(),
-            git_commit: None,
             binary: "/no/such/binary".into(),
-            system: System::Quorate,
-            workload: "register".to_owned(),
             nemesis: FaultClass::value_variants().to_vec(),
             unavailable: BTreeMap::from([(FaultClass::DiskFull, "build it".to_owned())]),
-            cycles: None,
-            namespaces: false,
-            faketime: None,
-            nemesis_interval_ms: 1,
-            time_limit_ms: 1,
-            nodes: vec!["n1".to_owned()],
             concurrency: 2,
-            rate: 1.0,
-            ops_per_key: 1,
-            timeout_ms: 1,
-            seed: 7,
-            plant: None,
+            ..test_record()
         };
         let missing =
             |class: FaultClass| (class == FaultClass::DiskFull).then(|| "build it".to_owned());
@@ -421,6 +411,14 @@ mod tests {
         assert_eq!(ending(&all), Ending::Crashed, "it is begun");
         let alone = sized(&base, 3, Some(vec![FaultClass::DiskFull]));
         assert_eq!(ending(&alone), Ending::Skipped);
+    }
+
+    #[test]
+    fn runs_with_another_threshold_of_snapshots_are_others() {
+        let base = test_record();
+        let other = TestRecord { snapshot_log_bytes: 4096, ..base.clone() };
+        assert_eq!(fingerprint(&base), "no commit 0  1 ms 1 Hz");
+        assert_ne!(fingerprint(&base), fingerprint(&other));
     }
 
     #[test]

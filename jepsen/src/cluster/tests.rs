@@ -13,6 +13,7 @@ fn cluster(script: &str) -> (tempfile::TempDir, Cluster) {
         directory: directory.path().to_owned(),
         servers: 3,
         plant: Some("some-bug".to_owned()),
+        snapshot_log_bytes: 12_345,
         ..test_setup()
     };
     let cluster = Cluster::create(setup).unwrap();
@@ -43,6 +44,7 @@ fn configurations_name_every_server_and_dial_through_proxies() {
     let proxy = cluster.network().detour(1, 0).unwrap().to_string();
     assert_eq!(dial[&rpc(0)].as_str(), Some(proxy.as_str()));
     assert_eq!(config["raft"]["election_max_ms"].as_integer(), Some(600));
+    assert_eq!(config["raft"]["snapshot_log_bytes"].as_integer(), Some(12_345));
     assert_eq!(config["scheduler"]["workers"].as_integer(), Some(1));
     assert!(config["data_dir"].as_str().unwrap().ends_with("/n2/data"));
 }

@@ -7,30 +7,15 @@ use serde_json::json;
 use super::*;
 use crate::fault::FaultClass;
 use crate::history::{Function, Kind, Process};
-use crate::system::System;
+use crate::store::test_record;
 
 fn record() -> TestRecord {
     TestRecord {
         argv: vec!["jepsen".to_owned(), "<test>".to_owned()],
-        harness_version: "0".to_owned(),
-        git_commit: None,
-        binary: "quorate".into(),
-        system: System::Quorate,
-        workload: "register".to_owned(),
         nemesis: vec![FaultClass::Kill],
         unavailable: BTreeMap::from([(FaultClass::Clock, "no <library>".to_owned())]),
-        cycles: None,
-        namespaces: false,
-        faketime: None,
-        nemesis_interval_ms: 1,
-        time_limit_ms: 1,
-        nodes: vec!["n1".to_owned()],
         concurrency: 2,
-        rate: 1.0,
-        ops_per_key: 1,
-        timeout_ms: 1,
-        seed: 7,
-        plant: None,
+        ..test_record()
     }
 }
 
@@ -98,6 +83,8 @@ fn the_page_is_whole_escaped_and_says_what_it_leaves_out() {
     for wanted in [
         "FAILED</span>register on 1 servers under kill",
         "jepsen &lt;test&gt;",
+        "default reads, seed 7",
+        "A snapshot per 65536 bytes of log.",
         "text: &lt;b&gt;",
         "it &lt;broke&gt;",
         "no &lt;library&gt;",

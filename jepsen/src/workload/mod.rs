@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::client::HttpClient;
@@ -83,6 +84,41 @@ pub(crate) struct Load {
     pub(crate) seed: u64,
     /// The system they talk to.
     pub(crate) system: System,
+    /// How fresh they ask reads to be.
+    pub(crate) read_mode: ReadMode,
+}
+
+/// How fresh an answer to a read is asked to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ReadMode {
+    /// Nothing is said about it; the server then answers as of now.
+    #[default]
+    Default,
+    /// Asked for as `consistent`, which the server takes for its default.
+    Consistent,
+    /// Asked for as `stale`: whatever the server asked holds. Expected to fail under faults, and now and then without.
+    Stale,
+}
+
+impl ReadMode {
+    /// The name on the command line and in `test.json`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Consistent => "consistent",
+            Self::Stale => "stale",
+        }
+    }
+
+    /// The path of a read, with what asks for it.
+    pub(crate) fn path(self, path: &str) -> String {
+        let mark = if path.contains('?') { '&' } else { '?' };
+        match self {
+            Self::Default => path.to_owned(),
+            Self::Consistent | Self::Stale => format!("{path}{mark}{}=true", self.name()),
+        }
+    }
 }
 
 /// What clients can do.
@@ -145,6 +181,16 @@ impl WorkloadKind {
                 false
             }
             Self::Bank | Self::Allocs => true,
+        }
+    }
+
+    /// Whether its reads can be asked for in another mode; the others mix modes, or read many things as one state.
+    pub(crate) fn has_read_modes(self) -> bool {
+        match self {
+            Self::Register | Self::Set => true,
+            Self::Append | Self::Queue | Self::Bank | Self::Jobs | Self::Allocs | Self::Watch => {
+                false
+            }
         }
     }
 
@@ -239,11 +285,11 @@ pub(crate) fn clients<'a>(
     let random = Random::stream(load.seed, 1);
     match kind {
         WorkloadKind::Register => {
-            let workload = register::Registers::new(load.system, random, ops_per_key);
+            let workload = register::Registers::new(load, random, ops_per_key);
             Box::new(Clients { targets, load, recorder, workload })
         }
         WorkloadKind::Set => {
-            let workload = set::Sets::new(random, ops_per_key);
+            let workload = set::Sets::new(load.read_mode, random, ops_per_key);
             Box::new(Clients { targets, load, recorder, workload })
         }
         WorkloadKind::Append => {

@@ -24,15 +24,28 @@ fn run(kind: WorkloadKind, bug: Bug, last_phase: Duration) -> Vec<Op> {
 
 /// The same with this many operations per key.
 fn run_with(kind: WorkloadKind, bug: Bug, last_phase: Duration, ops_per_key: u64) -> Vec<Op> {
+    run_under(kind, bug, last_phase, ops_per_key, LOAD)
+}
+
+const LOAD: Load = Load {
+    concurrency: 8,
+    rate: 1_000.0,
+    timeout: Duration::from_secs(20),
+    seed: 42,
+    system: System::Quorate,
+    read_mode: ReadMode::Default,
+};
+
+/// The same under this load.
+fn run_under(
+    kind: WorkloadKind,
+    bug: Bug,
+    last_phase: Duration,
+    ops_per_key: u64,
+    load: Load,
+) -> Vec<Op> {
     let server = FakeServer::start(bug);
     let recorder = Recorder::in_memory();
-    let load = Load {
-        concurrency: 8,
-        rate: 1_000.0,
-        timeout: Duration::from_secs(20),
-        seed: 42,
-        system: System::Quorate,
-    };
     let clients = clients(kind, &server.targets, load, ops_per_key, &recorder, None);
     let (clients, stop) = (&*clients, &AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -141,6 +154,27 @@ fn set() {
     let bugs =
         [Bug::StaleReads, Bug::LostWrites, Bug::FalseFailures, Bug::DoubledRows, Bug::TornPages];
     catches(WorkloadKind::Set, &bugs);
+}
+
+#[test]
+fn stale_reads_are_asked_for_and_caught() {
+    let load = Load { read_mode: ReadMode::Stale, ..LOAD };
+    for kind in [WorkloadKind::Register, WorkloadKind::Set] {
+        assert!(kind.has_read_modes());
+        // The server answers only stale reads wrongly; that they are asked for is what makes it strike.
+        let judged = || {
+            let bug = Bug::UnsteadyStaleReads;
+            judge(kind, &run_under(kind, bug, Duration::from_mins(1), 100, load)).valid
+        };
+        assert!((0..RUNS_MAX).any(|_| judged() == Verdict::False), "{kind:?}");
+    }
+}
+
+#[test]
+fn modes_of_reads_are_parameters_of_any_path() {
+    assert_eq!(ReadMode::Default.path("/v1/job/r1"), "/v1/job/r1");
+    assert_eq!(ReadMode::Consistent.path("/v1/job/r1"), "/v1/job/r1?consistent=true");
+    assert_eq!(ReadMode::Stale.path("/v1/jobs?prefix=s"), "/v1/jobs?prefix=s&stale=true");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::answer::{self, Completion};
-use super::{KeyPool, Start, Workload, body, etcd};
+use super::{KeyPool, Load, ReadMode, Start, Workload, body, etcd};
 use crate::client::{HttpClient, Reply};
 use crate::history::Function;
 use crate::random::Random;
@@ -44,13 +44,15 @@ pub(crate) enum Action {
 /// The workload's state: what is asked next, and what was seen.
 pub(crate) struct Registers {
     system: System,
+    read_mode: ReadMode,
     generator: Mutex<Generator>,
 }
 
 impl Registers {
     /// Registers nobody has used.
-    pub(crate) fn new(system: System, random: Random, ops_per_key: u64) -> Self {
-        Self { system, generator: Mutex::new(Generator::new(random, ops_per_key)) }
+    pub(crate) fn new(load: Load, random: Random, ops_per_key: u64) -> Self {
+        let generator = Mutex::new(Generator::new(random, ops_per_key));
+        Self { system: load.system, read_mode: load.read_mode, generator }
     }
 
     fn with_generator<T>(&self, act: impl FnOnce(&mut Generator) -> T) -> T {
@@ -78,7 +80,7 @@ impl Workload for Registers {
 
     fn perform(&self, client: &HttpClient, (key, action): &Self::Request) -> Completion {
         let outcome = match self.system {
-            System::Quorate => ask(client, *key, *action),
+            System::Quorate => ask(client, self.read_mode, *key, *action),
             System::Etcd => etcd::perform(client, *key, *action),
         };
         match outcome {
@@ -116,9 +118,14 @@ impl Workload for Registers {
     }
 }
 
-fn ask(client: &HttpClient, key: u64, action: Action) -> Result<Content, Completion> {
+fn ask(
+    client: &HttpClient,
+    read_mode: ReadMode,
+    key: u64,
+    action: Action,
+) -> Result<Content, Completion> {
     match action {
-        Action::Read => read(&client.get(&format!("/v1/job/r{key}"))),
+        Action::Read => read(&client.get(&read_mode.path(&format!("/v1/job/r{key}")))),
         Action::Write(value) => {
             written(value, &client.put("/v1/jobs", &registration(key, value, None)))
         }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::answer::{self, Completion};
-use super::{KeyPool, Start, Workload, body};
+use super::{KeyPool, ReadMode, Start, Workload, body};
 use crate::client::HttpClient;
 use crate::history::Function;
 use crate::random::Random;
@@ -33,6 +33,7 @@ pub(crate) enum Action {
 
 /// The workload's state.
 pub(crate) struct Sets {
+    read_mode: ReadMode,
     generator: Mutex<Generator>,
 }
 
@@ -44,9 +45,9 @@ struct Generator {
 
 impl Sets {
     /// Empty sets.
-    pub(crate) fn new(random: Random, ops_per_key: u64) -> Self {
+    pub(crate) fn new(read_mode: ReadMode, random: Random, ops_per_key: u64) -> Self {
         let keys = KeyPool::new(KEYS_AT_ONCE, ops_per_key);
-        Self { generator: Mutex::new(Generator { random, keys, next_element: 1 }) }
+        Self { read_mode, generator: Mutex::new(Generator { random, keys, next_element: 1 }) }
     }
 
     fn with_generator<T>(&self, act: impl FnOnce(&mut Generator) -> T) -> T {
@@ -74,16 +75,22 @@ fn elements(key: u64, rows: &[Row]) -> Result<Vec<u64>, Completion> {
     elements.ok_or_else(|| Completion::fail("unexpected answer: a job of another name"))
 }
 
-fn read(client: &HttpClient, key: u64) -> Result<Completion, Completion> {
-    let reply = client.get(&format!("/v1/jobs?prefix=s{key}-"));
+fn read(client: &HttpClient, mode: ReadMode, key: u64) -> Result<Completion, Completion> {
+    let reply = client.get(&mode.path(&format!("/v1/jobs?prefix=s{key}-")));
     let (rows, index) = answer::read::<Vec<Row>>(&reply)?;
     let elements = elements(key, &rows)?;
     Ok(Completion { version: Some(index), ..Completion::ok() }.with_value(json!([key, elements])))
 }
 
 /// What was there before the first page was asked for is on one of the pages, once.
-fn read_pages(client: &HttpClient, key: u64, reverse: bool) -> Result<Completion, Completion> {
+fn read_pages(
+    client: &HttpClient,
+    mode: ReadMode,
+    key: u64,
+    reverse: bool,
+) -> Result<Completion, Completion> {
     let path = format!("/v1/jobs?prefix=s{key}-&per_page={PAGE_ROWS}&reverse={reverse}");
+    let path = mode.path(&path);
     let mut all = Vec::new();
     let mut token = String::new();
     for _ in 0..PAGES_MAX {
@@ -122,10 +129,11 @@ impl Workload for Sets {
 
     fn perform(&self, client: &HttpClient, (key, action): &Self::Request) -> Completion {
         match action {
-            Action::Read => read(client, *key).unwrap_or_else(|completion| completion),
-            Action::ReadPages(reverse) => {
-                read_pages(client, *key, *reverse).unwrap_or_else(|completion| completion)
+            Action::Read => {
+                read(client, self.read_mode, *key).unwrap_or_else(|completion| completion)
             }
+            Action::ReadPages(reverse) => read_pages(client, self.read_mode, *key, *reverse)
+                .unwrap_or_else(|completion| completion),
             Action::Add(element) => {
                 let job = body::parameterized(&format!("s{key}-{element}"), &json!({}));
                 let reply = client.put("/v1/jobs", &body::registration(job, None));
