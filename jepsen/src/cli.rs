@@ -19,6 +19,7 @@ use crate::checker::Verdict;
 use crate::checker::foreign::{self, Model};
 use crate::edn::read_history;
 use crate::fault::{FaultClass, Means};
+use crate::machine::Machine;
 use crate::nemesis::Schedule;
 use crate::probe::{self, Tools};
 use crate::report::{note, print_findings, print_line, print_results, render_judgement};
@@ -27,7 +28,7 @@ use crate::store::{Cycles, TestRecord};
 use crate::system::System;
 use crate::test_all::{self, Matrix};
 use crate::workload::{ReadMode, WorkloadKind};
-use crate::{guard, run, selftest, serve, task};
+use crate::{guard, machine, run, selftest, serve, task};
 use repeat::repeat;
 use values::{node_names, other_name};
 
@@ -589,6 +590,7 @@ fn record(arguments: &RunArguments, nemesis: &Nemeses, plant: bool) -> Result<Te
     let tools = tools(arguments, &record);
     (record.nemesis, record.unavailable) = nemesis.resolve(system, &tools);
     record.faketime = probe::faketime(&tools).ok();
+    record.machine = Machine::look(&record);
     Ok(record)
 }
 
@@ -600,7 +602,7 @@ fn unresolved(arguments: &RunArguments, binary: PathBuf) -> Result<TestRecord> {
     Ok(TestRecord {
         argv: std::env::args().collect(),
         harness_version: env!("CARGO_PKG_VERSION").to_owned(),
-        git_commit: run::git_commit(),
+        git_commit: machine::git_commit(),
         binary,
         system: arguments.system,
         workload: workload.name().to_owned(),
@@ -628,6 +630,7 @@ fn unresolved(arguments: &RunArguments, binary: PathBuf) -> Result<TestRecord> {
         plant: None,
         read_mode: ReadMode::Default,
         snapshot_log_bytes: arguments.snapshot_threshold,
+        machine: Machine::default(),
     })
 }
 

@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::checker::{Results, Verdict};
 use crate::history::Op;
 use crate::store::TestRecord;
+use crate::system::System;
 use events::Events;
 
 /// The file's name in a run's directory.
@@ -91,7 +92,7 @@ fn facts(record: &TestRecord, events: &Events) -> String {
         record.git_commit.as_deref().map_or("no commit", |commit| &commit[..commit.len().min(12)]);
     format!(
         "<p>{} operations in {:.0} s, {} clients, {} Hz asked for, {} reads, seed {}, commit {}{}</p>\n\
-         <p>A snapshot per {} bytes of log.</p>\n<p><code>{}</code></p>\n",
+         <p>{}</p>\n<p><code>{}</code></p>\n",
         events.operations.len(),
         events.seconds(),
         record.concurrency,
@@ -103,9 +104,19 @@ fn facts(record: &TestRecord, events: &Events) -> String {
             .plant
             .as_ref()
             .map_or_else(String::new, |plant| format!(", planted bug {}", escape(plant))),
-        record.snapshot_log_bytes,
+        escape(&machine(record)),
         escape(&record.argv.join(" ")),
     )
+}
+
+/// What was run on what; older runs say less.
+fn machine(record: &TestRecord) -> String {
+    let mut parts = record.machine.describe();
+    parts.extend(record.faketime.as_ref().map(|path| format!("faketime {}", path.display())));
+    if record.system == System::Quorate {
+        parts.push(format!("a snapshot per {} bytes of log", record.snapshot_log_bytes));
+    }
+    parts.join(", ")
 }
 
 fn verdict_value(valid: Verdict) -> Value {

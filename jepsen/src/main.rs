@@ -5,7 +5,7 @@
 //!  test_all ─┘│  └► nemesis (faults on all of them)   guard, owned (undo what is left if the harness dies)
 //!             ├► workload ─► client ─► history
 //!             ├► agents ─► task (what real agents run)
-//!             └► checker ◄── store ─► report, html ◄── serve
+//!             └► checker ◄── store ─► report, html ◄── serve   machine (what a run is on)
 //! ```
 
 mod agents;
@@ -20,6 +20,7 @@ mod guard;
 mod history;
 mod html;
 mod loop_disk;
+mod machine;
 mod nemesis;
 mod netns;
 mod network;

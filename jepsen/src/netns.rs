@@ -40,11 +40,26 @@ enum Filter {
     Iptables,
 }
 
+impl Filter {
+    /// The one that is used here.
+    fn of_this_machine() -> Self {
+        if found("nft").is_ok() { Self::Nft } else { Self::Iptables }
+    }
+}
+
+/// The packet filter that is used here.
+pub(crate) fn filter_name() -> &'static str {
+    match Filter::of_this_machine() {
+        Filter::Nft => "nft",
+        Filter::Iptables => "iptables",
+    }
+}
+
 impl Namespaces {
     /// Makes a bridge and a namespace per server.
     pub(crate) fn create(servers: usize, ledger: &Arc<Mutex<Ledger>>) -> Result<Self> {
         let own = std::process::id();
-        let filter = if found("nft").is_ok() { Filter::Nft } else { Filter::Iptables };
+        let filter = Filter::of_this_machine();
         let bridge = format!("qj{own}b");
         note(ledger, Thing::Link(bridge.clone()))?;
         run("ip", &["link", "add", &bridge, "type", "bridge"])?;

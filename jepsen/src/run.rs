@@ -9,7 +9,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
@@ -144,13 +143,6 @@ pub(crate) fn judge(directory: &Path, check_time_max: Duration) -> Result<Result
 fn workload_of(record: &TestRecord) -> Result<WorkloadKind> {
     WorkloadKind::named(&record.workload)
         .with_context(|| format!("there is no workload {:?}", record.workload))
-}
-
-/// The commit of the working directory, if there is one.
-pub(crate) fn git_commit() -> Option<String> {
-    let output = Command::new("git").args(["rev-parse", "HEAD"]).output().ok()?;
-    let commit = String::from_utf8(output.stdout).ok()?;
-    Some(commit.trim().to_owned()).filter(|commit| output.status.success() && !commit.is_empty())
 }
 
 fn run_name(record: &TestRecord) -> String {

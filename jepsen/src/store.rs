@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checker::crash::Exit;
 use crate::fault::FaultClass;
+use crate::machine::Machine;
 use crate::replicas::Replicas;
 use crate::server_config::SNAPSHOT_LOG_BYTES;
 use crate::system::System;
@@ -88,6 +89,9 @@ pub(crate) struct TestRecord {
     /// Log bytes after which a server writes a snapshot.
     #[serde(default = "snapshot_log_bytes")]
     pub(crate) snapshot_log_bytes: u64,
+    /// The machine, and what of it was used.
+    #[serde(default)]
+    pub(crate) machine: Machine,
 }
 
 /// That of runs which do not say.
@@ -213,6 +217,7 @@ pub(crate) fn test_record() -> TestRecord {
         plant: None,
         read_mode: ReadMode::Default,
         snapshot_log_bytes: SNAPSHOT_LOG_BYTES,
+        machine: Machine::default(),
     }
 }
 
@@ -233,11 +238,14 @@ mod tests {
         assert_eq!(stored["read_mode"], "stale");
         assert_eq!(read(&stored).snapshot_log_bytes, 4096);
         let fields = stored.as_object_mut().unwrap();
-        for field in ["read_mode", "snapshot_log_bytes"] {
+        for field in ["read_mode", "snapshot_log_bytes", "machine"] {
             assert!(fields.remove(field).is_some(), "{field}");
         }
         let old = read(&stored);
         assert_eq!((old.read_mode, old.snapshot_log_bytes), (ReadMode::Default, 64 << 10));
+        assert_eq!(old.machine, Machine::default());
+        stored["machine"] = serde_json::json!({"cpus": 2});
+        assert_eq!(read(&stored).machine, Machine { cpus: Some(2), ..Machine::default() });
     }
 
     #[test]

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::fault::FaultClass;
 use crate::history::{Function, Kind, Process};
+use crate::machine::Machine;
 use crate::store::test_record;
 
 fn record() -> TestRecord {
@@ -15,6 +16,13 @@ fn record() -> TestRecord {
         nemesis: vec![FaultClass::Kill],
         unavailable: BTreeMap::from([(FaultClass::Clock, "no <library>".to_owned())]),
         concurrency: 2,
+        machine: Machine {
+            kernel: Some("6.1 <x>".to_owned()),
+            cpus: Some(2),
+            is_tree_dirty: Some(true),
+            ..Machine::default()
+        },
+        faketime: Some("/lib/faketime".into()),
         ..test_record()
     }
 }
@@ -84,7 +92,7 @@ fn the_page_is_whole_escaped_and_says_what_it_leaves_out() {
         "FAILED</span>register on 1 servers under kill",
         "jepsen &lt;test&gt;",
         "default reads, seed 7",
-        "A snapshot per 65536 bytes of log.",
+        "<p>kernel 6.1 &lt;x&gt;, 2 CPUs, sources with changes, faketime /lib/faketime, a snapshot per 65536 bytes",
         "text: &lt;b&gt;",
         "it &lt;broke&gt;",
         "no &lt;library&gt;",
