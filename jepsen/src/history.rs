@@ -1,7 +1,7 @@
 //! The history: every operation of clients and nemeses, in the order in which the harness saw it.
 //!
-//! Owns the operation record, its two file forms (EDN as Jepsen's tools read it, JSON lines with the same
-//! keys) and the recorder. The recorder stamps index and time under one lock, so index order *is*
+//! Owns the operation record, its file forms (EDN as Jepsen's tools read it, JSON lines with the same
+//! keys, and Jepsen's short lines for people) and the recorder. The recorder stamps index and time under one lock, so index order *is*
 //! real-time order; checkers rely on that. It must never drop, reorder or rewrite an operation, and each
 //! line reaches the file before the call returns, so that a run that is cut short keeps its history.
 
@@ -224,7 +224,7 @@ impl Op {
             self.time,
             self.kind.keyword(),
             self.f.keyword(),
-            if self.f == Function::Txn { edn_txn(&self.value) } else { edn(&self.value) }
+            self.edn_value()
         );
         let mut field = |name: &str, value: String| {
             write!(line, ", :{name} {value}").expect("writing to a string cannot fail");
@@ -249,6 +249,23 @@ impl Op {
         }
         line.push('}');
         line
+    }
+
+    /// The entry as Jepsen's `history.txt` has it: process, type, function, value, and the error if there is one, between tabs.
+    pub(crate) fn to_text(&self) -> String {
+        let process = match self.process {
+            Process::Client(number) => number.to_string(),
+            Process::Nemesis => ":nemesis".to_owned(),
+        };
+        let (kind, f, value) = (self.kind.keyword(), self.f.keyword(), self.edn_value());
+        match &self.error {
+            None => format!("{process}\t:{kind}\t:{f}\t{value}"),
+            Some(error) => format!("{process}\t:{kind}\t:{f}\t{value}\t{}", edn_string(error)),
+        }
+    }
+
+    fn edn_value(&self) -> String {
+        if self.f == Function::Txn { edn_txn(&self.value) } else { edn(&self.value) }
     }
 
     /// The entry as a short line for people.
@@ -282,7 +299,8 @@ impl Op {
     }
 }
 
-fn edn(value: &Value) -> String {
+/// A value as EDN; names of fields become keywords, or strings if no keyword can be called so.
+pub(crate) fn edn(value: &Value) -> String {
     match value {
         Value::Null => "nil".to_owned(),
         Value::Bool(_) | Value::Number(_) => value.to_string(),
@@ -291,11 +309,21 @@ fn edn(value: &Value) -> String {
             format!("[{}]", items.iter().map(edn).collect::<Vec<_>>().join(" "))
         }
         Value::Object(fields) => {
-            let fields: Vec<_> =
-                fields.iter().map(|(name, value)| format!(":{name} {}", edn(value))).collect();
+            let fields: Vec<_> = fields
+                .iter()
+                .map(|(name, value)| format!("{} {}", edn_name(name), edn(value)))
+                .collect();
             format!("{{{}}}", fields.join(", "))
         }
     }
+}
+
+fn edn_name(name: &str) -> String {
+    let is_plain =
+        |character: char| character.is_ascii_alphanumeric() || "-_?!.".contains(character);
+    let is_keyword =
+        name.starts_with(|first: char| first.is_ascii_alphabetic()) && name.chars().all(is_plain);
+    if is_keyword { format!(":{name}") } else { edn_string(name) }
 }
 
 /// The micro-operations of a transaction; their names are keywords, as Elle wants them.
@@ -349,6 +377,7 @@ struct Inner {
 struct Files {
     json: File,
     edn: File,
+    text: File,
 }
 
 impl Recorder {
@@ -358,13 +387,17 @@ impl Recorder {
         Self::with_files(None)
     }
 
-    /// A recorder that also writes `history.jsonl` and `history.edn` in `directory`.
+    /// A recorder that also writes `history.jsonl`, `history.edn` and `history.txt` in `directory`.
     pub(crate) fn create(directory: &Path) -> Result<Self> {
         let open = |name: &str| {
             let path = directory.join(name);
             File::create(&path).with_context(|| format!("cannot create {}", path.display()))
         };
-        let files = Files { json: open("history.jsonl")?, edn: open("history.edn")? };
+        let files = Files {
+            json: open("history.jsonl")?,
+            edn: open("history.edn")?,
+            text: open("history.txt")?,
+        };
         Ok(Self::with_files(Some(files)))
     }
 
@@ -433,7 +466,10 @@ impl Files {
         self.json.write_all(json.as_bytes())?;
         let mut edn = op.to_edn();
         edn.push('\n');
-        self.edn.write_all(edn.as_bytes())
+        self.edn.write_all(edn.as_bytes())?;
+        let mut text = op.to_text();
+        text.push('\n');
+        self.text.write_all(text.as_bytes())
     }
 }
 
@@ -521,6 +557,39 @@ mod tests {
         let edn = std::fs::read_to_string(directory.path().join("history.edn")).unwrap();
         assert_eq!(edn.lines().count(), 3);
         assert!(edn.contains(":version 0, :final true}"), "{edn}");
+        let text = std::fs::read_to_string(directory.path().join("history.txt")).unwrap();
+        assert_eq!(
+            text,
+            "0\t:invoke\t:read\t[1 nil]\n0\t:ok\t:read\t[1 nil]\n:nemesis\t:info\t:kill\t\"one\"\n"
+        );
+    }
+
+    #[test]
+    fn lines_for_people_are_those_of_knossos() {
+        let directory = tempfile::tempdir().unwrap();
+        let recorder = Recorder::create(directory.path()).unwrap();
+        let invoked =
+            Op::new(Process::Client(3), Kind::Invoke, Function::Write, json!([1, "a\tb"]));
+        recorder.record(invoked.clone());
+        let error = Some("503:\nno\tleader".to_owned());
+        recorder.record(Op { kind: Kind::Info, error, ..invoked });
+        let transaction = json!([["r", 3, [1, 2]]]);
+        recorder.record(Op::new(Process::Client(4), Kind::Ok, Function::Txn, transaction));
+        let path = directory.path().join("history.txt");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().count(), 3, "{text}");
+        assert!(text.contains("\t[1 \"a\\tb\"]\t\"503:\\nno\\tleader\"\n"), "{text}");
+        assert!(text.ends_with("4\t:ok\t:txn\t[[:r 3 [1 2]]]\n"), "{text}");
+        let read = crate::edn::read_history(&path).unwrap();
+        let plain = |op: &Op| (op.process, op.kind, op.f, op.value.clone());
+        let recorded: Vec<_> = recorder.snapshot().0.iter().map(plain).collect();
+        assert_eq!(read.iter().map(plain).collect::<Vec<_>>(), recorded);
+    }
+
+    #[test]
+    fn names_that_are_no_keywords_stay_strings() {
+        let value = json!({"disk-full": 1, "0f": 2, "a b": 3, "": null, "p99_ms": [true]});
+        assert_eq!(edn(&value), "{\"\" nil, \"0f\" 2, \"a b\" 3, :disk-full 1, :p99_ms [true]}");
     }
 
     #[test]

@@ -31,7 +31,9 @@ use crate::owned::Ledger;
 use crate::random::Random;
 use crate::replicas;
 use crate::report::Reporter;
-use crate::store::{Aftermath, Cycles, Readiness, TestRecord, create_run, read_json, write_json};
+use crate::store::{
+    Aftermath, Cycles, Readiness, TestRecord, create_run, read_json, write_edn, write_json,
+};
 use crate::system::System;
 use crate::task::Place;
 use crate::workload::{Drive, Load, ReadMode, Target, WorkloadKind, clients};
@@ -136,6 +138,7 @@ pub(crate) fn judge(directory: &Path, check_time_max: Duration) -> Result<Result
     };
     let results = check(&evidence);
     write_json(directory, "results.json", &results)?;
+    write_edn(directory, "results.edn", &results)?;
     html::write(directory, &record, &history, &results)?;
     Ok(results)
 }
@@ -585,7 +588,10 @@ mod tests {
         let results = judge(directory, Duration::from_mins(1)).unwrap();
         let text = render(&results, directory);
         let stored: serde_json::Value = read_json(directory, "results.json").unwrap();
-        assert_eq!(stored["valid"], serde_json::to_value(results.valid).unwrap());
+        let valid = serde_json::to_value(results.valid).unwrap();
+        assert_eq!(stored["valid"], valid);
+        let edn = fs::read_to_string(directory.join("results.edn")).unwrap();
+        assert!(edn.contains(&format!(":valid {valid}, :workload {{")), "{edn}");
         (results.valid, text)
     }
 

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checker::crash::Exit;
 use crate::fault::FaultClass;
+use crate::history;
 use crate::machine::Machine;
 use crate::replicas::Replicas;
 use crate::server_config::SNAPSHOT_LOG_BYTES;
@@ -183,6 +184,14 @@ pub(crate) fn write_json<T: Serialize>(directory: &Path, name: &str, content: &T
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// Writes the same content as a file in EDN.
+pub(crate) fn write_edn<T: Serialize>(directory: &Path, name: &str, content: &T) -> Result<()> {
+    let path = directory.join(name);
+    let mut text = history::edn(&serde_json::to_value(content)?);
+    text.push('\n');
+    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
 /// Reads a JSON file of a run.
 pub(crate) fn read_json<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<T> {
     let path = directory.join(name);
@@ -261,5 +270,8 @@ mod tests {
         let read: Aftermath = read_json(&first, "aftermath.json").unwrap();
         assert_eq!(read.ready_after_heal, aftermath.ready_after_heal);
         assert!(read_json::<Aftermath>(&second, "aftermath.json").is_err());
+        write_edn(&first, "aftermath.edn", &aftermath).unwrap();
+        let text = fs::read_to_string(first.join("aftermath.edn")).unwrap();
+        assert!(text.contains(":ready_after_heal {:milliseconds 5}") && text.ends_with("}\n"));
     }
 }
