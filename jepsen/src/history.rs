@@ -582,8 +582,8 @@ mod tests {
         assert!(text.ends_with("4\t:ok\t:txn\t[[:r 3 [1 2]]]\n"), "{text}");
         let read = crate::edn::read_history(&path).unwrap();
         let plain = |op: &Op| (op.process, op.kind, op.f, op.value.clone());
-        let recorded: Vec<_> = recorder.snapshot().0.iter().map(plain).collect();
-        assert_eq!(read.iter().map(plain).collect::<Vec<_>>(), recorded);
+        let written: Vec<_> = recorder.snapshot().0.iter().map(plain).collect();
+        assert_eq!(read.iter().map(plain).collect::<Vec<_>>(), written);
     }
 
     #[test]
