@@ -8,6 +8,7 @@ pub mod config;
 pub mod disk;
 pub mod http;
 pub mod jobspec;
+mod open_files;
 pub mod plant;
 pub mod raft;
 pub mod rpc;

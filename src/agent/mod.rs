@@ -12,6 +12,7 @@
 //! forget is on disk before it acts on it. With `simulate`, many mock nodes share this process and none of the I/O.
 
 mod allocation_runner;
+mod collected;
 mod connection;
 mod driver;
 mod environment;
@@ -60,6 +61,7 @@ pub use self::{
     executor::{RunSpec, main as executor_main},
     settings::{AgentSettings, ReservedResources, SettingsError},
 };
+use crate::open_files;
 
 /// Runs an agent until SIGTERM or SIGINT. Blocks; has its own runtime.
 pub fn run(settings: AgentSettings) -> anyhow::Result<()> {
@@ -67,6 +69,8 @@ pub fn run(settings: AgentSettings) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
+    // Each task that runs takes one.
+    open_files::raise();
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;

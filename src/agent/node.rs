@@ -2,7 +2,7 @@
 //! It follows the servers' wishes and decides nothing by itself; each allocation runs in its own shell.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -16,6 +16,7 @@ use tokio::{
 
 use super::{
     allocation_runner::AllocationRunner,
+    collected::{self, Collected},
     executor::process::kill_leftovers,
     heartbeat::Node,
     shell::{Order, Ordered, Origin, Shared, Shell, View, Wish, view_of},
@@ -25,8 +26,6 @@ use super::{
 
 /// Orders to an allocation that wait to be carried out.
 const ORDERS_MAX: usize = 8;
-/// Ended allocations that are remembered when they are kept no more: as many as may end within the time that a server is behind.
-const COLLECTED_MAX: usize = 4_096;
 
 /// The allocations of this node.
 pub(crate) struct LocalNode {
@@ -45,8 +44,8 @@ struct Inner {
     suspended: bool,
     /// Rises with each entry, so that the oldest ended ones are known.
     received: u64,
-    /// What has ended here and is kept no more, the oldest first: a server that is behind may still say that it is to run.
-    collected: VecDeque<AllocationId>,
+    /// What has ended here and is kept no more.
+    collected: Collected,
 }
 
 struct Entry {
@@ -203,7 +202,10 @@ impl LocalNode {
             });
             return;
         }
-        if inner.collected.contains(&id) {
+        if let Some(status) = inner.collected.status(id) {
+            if !over {
+                self.answer(id, &message, status, "ended before, and its files are gone");
+            }
             return;
         }
         if over || !message.run {
@@ -224,22 +226,7 @@ impl LocalNode {
 
     /// Reports on an allocation that never ran here.
     fn answer(&self, id: AllocationId, message: &v1::Allocation, status: &str, description: &str) {
-        let failed = status == "failed";
-        let at_ms = self.shared.clock.now().wall_ms;
-        let dead = v1::TaskState {
-            state: "dead".to_owned(),
-            failed,
-            finished_at_ms: at_ms,
-            ..Default::default()
-        };
-        let tasks = message.tasks.iter().map(|task| (task.name.clone(), dead.clone())).collect();
-        let report = v1::AllocationStatus {
-            id: message.id.clone(),
-            sequence: message.client_sequence.saturating_add(1),
-            client_status: status.to_owned(),
-            description: description.to_owned(),
-            tasks,
-        };
+        let report = collected::over(message, status, description);
         self.shared.outbox.report(id, report);
     }
 
@@ -271,12 +258,11 @@ impl LocalNode {
         }
         let doomed = self.doomed(inner);
         for id in &doomed {
-            inner.entries.remove(id);
-            inner.collected.push_back(*id);
+            if let Some(entry) = inner.entries.remove(id) {
+                inner.collected.add(*id, &entry.view().status.client_status);
+            }
             self.shared.outbox.forget(*id);
         }
-        let too_many = inner.collected.len().saturating_sub(COLLECTED_MAX);
-        inner.collected.drain(..too_many);
         drop(guard);
         let directories: Vec<_> =
             doomed.into_iter().map(|id| self.shared.state.allocation(id)).collect();
@@ -497,8 +483,16 @@ mod tests {
         let removed = vec![message.id.clone()];
         node.apply(v1::AllocationBatch { removed, ..Default::default() }).await;
         assert_eq!(started(&node), []);
-        node.apply(whole(vec![message, endless(2)], &[1, 2])).await;
+        let id = AllocationId([1; 16]);
+        assert!(!node.shared.outbox.is_pending(id));
+        node.apply(whole(vec![message.clone(), endless(2)], &[1, 2])).await;
         assert_eq!(started(&node), [(2, false)]);
+        // One that was restored from a copy would wait for it for ever.
+        assert!(node.shared.outbox.is_pending(id), "how it ended is told again");
+        node.shared.outbox.forget(id);
+        "complete".clone_into(&mut message.client_status);
+        node.apply(whole(vec![message, endless(2)], &[1, 2])).await;
+        assert!(!node.shared.outbox.is_pending(id));
     }
 
     #[tokio::test]

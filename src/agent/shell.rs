@@ -119,6 +119,8 @@ enum Happening {
 pub(crate) struct Shell {
     shared: Arc<Shared>,
     spec: AllocationSpec,
+    /// The last wish's specification, which `spec` was made of: wishes repeat it.
+    taken: Option<Arc<AllocationSpec>>,
     runner: AllocationRunner,
     directory: AllocationDirectory,
     /// Invariant: nothing runs or starts while this is so. What was down may have been given up and run elsewhere by now: the servers are heard first.
@@ -144,6 +146,7 @@ impl Shell {
         let shell = Self {
             runs: spec.tasks.iter().map(|_| None).collect(),
             view: Arc::clone(&view),
+            taken: None,
             happenings: FuturesUnordered::new(),
             actions: Vec::new(),
             shared,
@@ -310,9 +313,12 @@ impl Shell {
     fn obey(&mut self, wish: Wish) {
         let now = self.shared.clock.now();
         if let Some(spec) = wish.spec
-            && let Some(spec) = AllocationSpec::clone(&spec).in_order_of(&self.spec)
+            && !self.taken.as_ref().is_some_and(|taken| Arc::ptr_eq(taken, &spec))
         {
-            self.spec = spec;
+            if let Some(spec) = AllocationSpec::clone(&spec).in_order_of(&self.spec) {
+                self.spec = spec;
+            }
+            self.taken = Some(spec);
         }
         self.runner.raise_sequence(wish.sequence);
         if wish.stop {

@@ -56,7 +56,11 @@ impl Outbox {
 
     /// Nothing is to be sent any more for an allocation that the servers have forgotten.
     pub(crate) fn forget(&self, id: AllocationId) {
-        self.lock().remove(&id);
+        let mut pending = self.lock();
+        pending.remove(&id);
+        if pending.is_empty() {
+            self.emptied.notify_waiters();
+        }
     }
 
     /// Waits until everything that was reported is acknowledged.
@@ -191,6 +195,19 @@ mod tests {
         assert_eq!(sent[0].sequence, 2);
         outbox.acknowledge(&sent);
         assert!(!outbox.is_pending(id));
+    }
+
+    #[tokio::test]
+    async fn what_is_forgotten_is_not_waited_for() {
+        let outbox = Arc::new(Outbox::default());
+        let id = AllocationId([1; 16]);
+        outbox.report(id, status(1, 1));
+        let waits = Arc::clone(&outbox);
+        let waits = tokio::spawn(async move { waits.empty().await });
+        tokio::task::yield_now().await;
+        outbox.forget(id);
+        let waited = tokio::time::timeout(Duration::from_secs(10), waits).await;
+        assert!(matches!(waited, Ok(Ok(()))), "nobody woke it");
     }
 
     #[test]

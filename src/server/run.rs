@@ -8,7 +8,6 @@ use proto::v1::{
     agent_server::AgentServer, cluster_server::ClusterServer, raft_server::RaftServer,
     scheduler_server::SchedulerServer,
 };
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{net::TcpListener, signal::unix::SignalKind, task::JoinHandle};
 use tonic::transport::{Server, server::TcpIncoming};
 
@@ -17,6 +16,7 @@ use crate::{
     config::ServerConfig,
     disk::{Disk, RealDisk},
     http::{self, HttpOptions},
+    open_files,
     rpc::{
         agent::AgentService,
         cluster::ClusterService,
@@ -223,7 +223,7 @@ async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
 
 async fn serve_http(core: Arc<Core>, listener: TcpListener, options: HttpOptions) {
     let router = http::router(Arc::clone(&core) as Arc<dyn super::api::Api>, options);
-    let connections_max = http_connections_max(open_files_max());
+    let connections_max = http_connections_max(open_files::max());
     http::serve(listener, router, connections_max, async move { stopped(&core).await }).await;
 }
 
@@ -231,20 +231,6 @@ async fn serve_http(core: Arc<Core>, listener: TcpListener, options: HttpOptions
 fn http_connections_max(open_files_max: u64) -> usize {
     let half = usize::try_from(open_files_max / 2).unwrap_or(usize::MAX);
     half.clamp(1, http::CONNECTIONS_MAX)
-}
-
-fn open_files_max() -> u64 {
-    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
-}
-
-/// Usual soft limits are far below what a server with its clients needs; the hard one is what it was given.
-fn raise_open_files_max() {
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) =
-        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
-    {
-        tracing::warn!(%error, "the limit of open files could not be raised");
-    }
 }
 
 async fn join(core: Arc<Core>) {
@@ -267,7 +253,7 @@ pub fn run(config: &ServerConfig) -> anyhow::Result<()> {
 async fn run_until_stopped(config: &ServerConfig) -> anyhow::Result<()> {
     let mut terminate = tokio::signal::unix::signal(SignalKind::terminate())?;
     let mut interrupt = tokio::signal::unix::signal(SignalKind::interrupt())?;
-    raise_open_files_max();
+    open_files::raise();
     let server = RunningServer::start(config).await?;
     tracing::info!(name = config.name, http = %server.http, rpc = %server.rpc,
         server = %format!("{:x}", server.core.id), "server started");

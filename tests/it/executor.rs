@@ -40,6 +40,7 @@ impl Run {
             log_name: "task".to_owned(),
             log_files_max: 10,
             log_file_bytes_max: 1 << 20,
+            open_files: None,
         };
         adjust(&mut spec);
         fs::write(run.directory().join("spec.json"), serde_json::to_vec(&spec).unwrap()).unwrap();
@@ -209,6 +210,13 @@ fn the_output_of_a_fast_task_is_complete() {
     assert_eq!(lines.len(), 5000);
     assert_eq!(lines[4999], "line 4999");
     assert_eq!(run.log("task.stderr.0"), "oops\n");
+}
+
+#[test]
+fn a_task_has_the_limit_of_open_files_that_it_is_given() {
+    let run = Run::launch_spec("ulimit -Sn", |spec| spec.open_files = Some(123));
+    run.exit();
+    assert_eq!(run.log("task.stdout.0").trim(), "123");
 }
 
 #[test]

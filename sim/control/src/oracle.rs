@@ -178,7 +178,10 @@ fn is_counted(state: &State, row: &Allocation) -> bool {
     let failed = row.client == ClientStatus::Failed;
     let counts = match job.kind {
         JobKind::Batch | JobKind::Sysbatch => {
-            current && (failed || row.client == ClientStatus::Complete)
+            let node = &row.node;
+            let is_gone = !state.nodes.contains(node) && !state.tombstones.contains(node);
+            let is_asked = job.kind == JobKind::Batch || !is_gone;
+            current && is_asked && (failed || row.client == ClientStatus::Complete)
         }
         JobKind::Service => failed,
         JobKind::System => false,

@@ -104,5 +104,6 @@ fn run_spec(context: &TaskContext) -> Result<RunSpec, StartError> {
         log_name: task.name.clone(),
         log_files_max: task.log_files_max,
         log_file_bytes_max: u64::from(task.log_file_mb_max.max(1)) << 20,
+        open_files: crate::open_files::before(),
     })
 }

@@ -17,6 +17,7 @@ use tokio::{
 use super::{
     EXIT_FILE, ExecutorIdentity, LOG_FILE, Outcome, RunSpec, SOCKET_FILE, SPEC_FILE, claim,
     control::{Request, Response},
+    process::{KILL_PAUSE, KILL_ROUNDS_MAX},
 };
 use crate::agent::{files, task_runner::ExitResult};
 
@@ -145,11 +146,17 @@ impl Executor {
             if let Ok(Some(identity)) = self.identity()
                 && identity.is_alive().is_ok_and(|alive| !alive)
             {
-                return self.read_outcome().unwrap_or_else(|| {
-                    // What cannot be killed is no longer ours to judge; the end is reported all the same.
-                    drop(identity.kill_session());
-                    self.lost()
-                });
+                if let Some(outcome) = self.read_outcome() {
+                    return outcome;
+                }
+                // Also what is forked meanwhile. What cannot be killed is no longer ours to judge; the end is reported all the same.
+                for _ in 0..KILL_ROUNDS_MAX {
+                    if identity.kill_session().is_ok_and(|killed| killed == 0) {
+                        break;
+                    }
+                    sleep(KILL_PAUSE).await;
+                }
+                return self.lost();
             }
             if let Ok(Response::Ended { outcome }) = self.ask(&Request::Wait).await {
                 return outcome;
@@ -261,6 +268,7 @@ mod tests {
             logs_directory: directory.to_owned(),
             log_name: "task".to_owned(),
             log_files_max: 1,
+            open_files: None,
             log_file_bytes_max: 1 << 20,
         }
     }

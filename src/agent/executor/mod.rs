@@ -65,6 +65,9 @@ pub struct RunSpec {
     pub log_files_max: u32,
     /// Size at which a log file is full, bytes.
     pub log_file_bytes_max: u64,
+    /// Files that the task may have open (soft limit); none: as the executor.
+    #[serde(default)]
+    pub open_files: Option<u64>,
 }
 
 /// Who an executor is: a process id alone may have been given to another process since.

@@ -5,6 +5,7 @@ use std::{
     collections::HashSet,
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::{
@@ -15,6 +16,11 @@ use rustix::{
 use super::{EXECUTOR_FILE, ExecutorIdentity};
 use crate::agent::{files, state::read_boot_id};
 
+/// Between two looks for processes that are being killed.
+pub(super) const KILL_PAUSE: Duration = Duration::from_millis(10);
+/// Looks for processes that are being killed: a process in an uninterruptible wait is given up after this many.
+pub(super) const KILL_ROUNDS_MAX: u32 = 500;
+
 /// One line of `/proc/<pid>/stat`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ProcessStat {
@@ -22,13 +28,18 @@ pub(crate) struct ProcessStat {
     pub(crate) state: char,
     pub(crate) parent: i32,
     pub(crate) session: i32,
+    pub(crate) threads: u32,
     pub(crate) start_ticks: u64,
 }
 
 impl ProcessStat {
-    /// It can still do something.
+    /// It can still do something: also when its first thread has ended and others go on.
     pub(crate) fn is_alive(&self) -> bool {
-        !matches!(self.state, 'Z' | 'X' | 'x')
+        match self.state {
+            'X' | 'x' => false,
+            'Z' => self.threads > 1,
+            _ => true,
+        }
     }
 }
 
@@ -54,8 +65,10 @@ pub(crate) fn all() -> io::Result<Vec<ProcessStat>> {
     let mut processes = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
-        let pid = name.to_str().and_then(|name| name.parse().ok());
-        processes.extend(pid.and_then(|pid| stat(pid).ok().flatten()));
+        // One that was left out because it could not be looked at would be taken for gone.
+        if let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) {
+            processes.extend(stat(pid)?);
+        }
     }
     Ok(processes)
 }
@@ -112,8 +125,21 @@ pub(crate) fn kill_leftovers(run_directory: &Path) -> io::Result<usize> {
     Ok(killed)
 }
 
-/// Kills the executor whose files are in a directory, and all that it runs.
+/// Kills the executor whose files are in a directory, and all that it runs, also what is forked meanwhile. Blocks for 5 s at most.
 pub(crate) fn kill_run(directory: &Path) -> io::Result<usize> {
+    let mut killed = 0;
+    for _ in 0..KILL_ROUNDS_MAX {
+        let found = kill_once(directory)?;
+        if found == 0 {
+            break;
+        }
+        killed = killed.max(found);
+        std::thread::sleep(KILL_PAUSE);
+    }
+    Ok(killed)
+}
+
+fn kill_once(directory: &Path) -> io::Result<usize> {
     let Some(identity) = ExecutorIdentity::read(directory)? else { return Ok(0) };
     let mut family = Vec::new();
     if let Some(executor) = stat(identity.pid)?
@@ -254,6 +280,7 @@ fn parse(text: &str) -> Option<ProcessStat> {
         state: fields.first()?.chars().next()?,
         parent: fields.get(1)?.parse().ok()?,
         session: fields.get(3)?.parse().ok()?,
+        threads: fields.get(17)?.parse().ok()?,
         start_ticks: fields.get(19)?.parse().ok()?,
     })
 }
@@ -277,9 +304,18 @@ mod tests {
     #[test]
     fn a_stat_line_is_parsed_whatever_the_command_is_called() {
         let line = "42 (a) b (c) S 7 42 41 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9999 1 2";
-        let expected =
-            ProcessStat { pid: 42, state: 'S', parent: 7, session: 41, start_ticks: 9999 };
+        let expected = ProcessStat {
+            pid: 42,
+            state: 'S',
+            parent: 7,
+            session: 41,
+            threads: 1,
+            start_ticks: 9999,
+        };
         assert_eq!(parse(line), Some(expected));
+        let ended = ProcessStat { state: 'Z', ..expected };
+        assert!(expected.is_alive() && !ended.is_alive());
+        assert!(ProcessStat { threads: 2, ..ended }.is_alive(), "its other thread goes on");
         assert_eq!(parse("42"), None);
     }
 
@@ -315,7 +351,14 @@ mod tests {
         // No process has the number of a thread: nothing can be sent to it, even by root.
         let number = said.recv().unwrap();
         let number = number.file_name().unwrap().to_str().unwrap().parse().unwrap();
-        let nobody = ProcessStat { pid: number, state: 'S', parent: 1, session: 1, start_ticks: 0 };
+        let nobody = ProcessStat {
+            pid: number,
+            state: 'S',
+            parent: 1,
+            session: 1,
+            threads: 1,
+            start_ticks: 0,
+        };
         let mut child = Command::new("sleep").arg("20").spawn().unwrap();
         let own = stat(i32::try_from(child.id()).unwrap()).unwrap().unwrap();
         let sent = kill_all(&[nobody, own], Signal::KILL);

@@ -25,17 +25,16 @@ use super::{
     EXIT_FILE, Outcome, RunSpec,
     control::{self, Request, Response},
     logs::RotatingLog,
-    process,
+    process::{self, KILL_PAUSE, KILL_ROUNDS_MAX},
 };
-use crate::agent::{files, task_runner::ExitResult, time::wall_ms};
+use crate::{
+    agent::{files, task_runner::ExitResult, time::wall_ms},
+    open_files,
+};
 
 /// How long output is read after the last process is gone; something outside the task may hold the pipe.
 const DRAIN: Duration = Duration::from_secs(2);
-/// Between two looks for processes that are being killed.
-const KILL_PAUSE: Duration = Duration::from_millis(10);
-/// Looks for processes that are being killed: a process in an uninterruptible wait is given up after this many.
-const KILL_ROUNDS_MAX: u32 = 500;
-/// Until SIGKILL is tried again that could not be sent to all.
+/// Until SIGKILL is sent again.
 const FORCE_PAUSE: Duration = Duration::from_secs(1);
 /// Tries to write the exit status, and the pause between two.
 const WRITE_TRIES_MAX: u32 = 60;
@@ -166,16 +165,18 @@ impl Supervisor {
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
     }
 
+    /// Until the task has ended: one with another user's rights may not get it, say, and what is forked meanwhile is not among those seen.
     fn force(&mut self) {
-        self.kill_at = None;
         let is_first = !mem::replace(&mut self.force_killed, true);
-        if let Err(error) = kill_family() {
-            // One with another user's rights, say. The others got it, and it is tried again until the task has ended.
-            if is_first {
-                super::complain(&error);
-            }
-            self.kill_at = Some(Instant::now() + FORCE_PAUSE);
+        // Its number is nobody else's before it is reaped.
+        let group = kill_process_group(self.task, Signal::KILL);
+        let family = kill_family().map(drop);
+        if let Err(error) = family.and(group.map_err(Into::into))
+            && is_first
+        {
+            super::complain(&error);
         }
+        self.kill_at = Some(Instant::now() + FORCE_PAUSE);
     }
 
     fn result(&self, status: ExitStatus) -> ExitResult {
@@ -259,6 +260,10 @@ fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
     let (out, err) =
         output("stdout").and_then(|out| Ok((out, output("stderr")?))).map_err(failed(true))?;
     let program = find_program(spec).map_err(failed(false))?;
+    // The executor itself needs few.
+    if spec.open_files.is_some() {
+        open_files::set(spec.open_files);
+    }
     let mut command = Command::new(program);
     command
         .args(&spec.args)

@@ -169,6 +169,11 @@ impl BlockedEvals {
         for evaluation in state.evaluations.iter().filter(|evaluation| !held(evaluation.id)) {
             self.block(now, evaluation);
         }
+        let gone = self.by_node.keys().filter(|node| !state.nodes.contains(node));
+        let gone: Vec<_> = gone.copied().collect();
+        for node in gone {
+            self.node_gone(node, state.head.index);
+        }
     }
 
     /// Tracks a blocked evaluation, anew if it was tracked before. It wakes at once if it missed a gain since its snapshot.

@@ -52,11 +52,12 @@ impl Drainer {
 
     /// A node row is new or has changed.
     pub fn node_changed(&mut self, now: u64, node: &Node) {
+        // Also one that does not drain: an instance on it that counts as there again may let one on another node go.
         if node.drain.is_none() {
             self.draining.remove(&node.id);
-            return;
+        } else {
+            self.draining.insert(node.id);
         }
-        self.draining.insert(node.id);
         self.state_changed(now);
     }
 

@@ -176,7 +176,9 @@ fn sort<'a>(
                 }
             }
             ClientStatus::Failed => {
-                if kind == JobKind::Batch && !current {
+                // That of a job that was purged is not an instance of the one that took its name.
+                let is_ours = allocation.job_create_index == version.0;
+                if !is_ours || (kind == JobKind::Batch && !current) {
                     continue;
                 }
                 match reschedule::when(group.reschedule.as_ref(), allocation, pass) {

@@ -231,9 +231,12 @@ impl<'a> Stack<'a> {
         self.position(node.id).is_none_or(|position| self.distinct(position, group, false).is_ok())
     }
 
-    /// What classes say about the groups that failed.
+    /// What classes say about the groups that failed. An end on any node may free the property that one of them waits for.
     pub(crate) fn summary(&self, failed: &[usize]) -> ClassSummary {
-        self.feasibility.summary(failed)
+        let mut summary = self.feasibility.summary(failed);
+        let concerns = |one: &Property| one.group.is_none_or(|group| failed.contains(&group));
+        summary.escaped |= self.properties.iter().any(concerns);
+        summary
     }
 
     /// The candidates' positions, in id order.

@@ -57,7 +57,14 @@ impl State {
             || match job.kind {
                 JobKind::Service => row.client != ClientStatus::Failed,
                 JobKind::System => true,
-                JobKind::Batch | JobKind::Sysbatch => outdated || row.client == ClientStatus::Lost,
+                JobKind::Batch => outdated || row.client == ClientStatus::Lost,
+                // It says that the node has had its instance, which nobody asks of a node that does not come back.
+                JobKind::Sysbatch => {
+                    let is_gone = !self.nodes.contains(&row.node);
+                    outdated
+                        || row.client == ClientStatus::Lost
+                        || (is_gone && !self.tombstones.contains(&row.node))
+                }
             }
     }
 

@@ -139,6 +139,26 @@ fn finished_batch_instances_stay_with_their_job() {
     }
 }
 
+/// G3: an instance that says that a node has had its turn goes with the node, once that is not remembered either.
+#[test]
+fn finished_sysbatch_instances_go_with_their_node() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", JobKind::Sysbatch, 1));
+    let done = driver.run("t", 0, node);
+    driver.report(done, ClientStatus::Complete);
+    driver.at_seconds(HOUR_S);
+    let reap = driver.reap("a", true);
+    driver.accept(reap);
+    assert!(!driver.state.nodes.contains(&node));
+    let now = driver.now;
+    if driver.state.tombstones.contains(&node) {
+        assert_eq!(collect(&mut driver, now, &[], &[done], &[]), 0, "it may come back");
+        driver.state.tombstones.remove(&node, &mut crate::table::ChangeSet::default());
+    }
+    assert_eq!(collect(&mut driver, now, &[], &[done], &[]), 1);
+}
+
 /// G3: instances of an older version are nothing to a batch job any more.
 #[test]
 fn instances_of_older_batch_versions_go() {

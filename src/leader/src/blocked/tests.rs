@@ -143,6 +143,25 @@ fn a_new_leader_wakes_what_missed_a_gain() {
     assert_eq!(blocked.stats(), BlockedStats { blocked: 1, ..BlockedStats::default() });
 }
 
+/// The leader that saw the node go may not have lived to have its evaluation processed.
+#[test]
+fn a_new_leader_wakes_what_waits_for_a_node_that_is_gone() {
+    let mut state = crate::testing::state_of_nodes([crate::testing::node("there")]);
+    let mut changes = ChangeSet::default();
+    for (number, node) in [(1, "gone"), (2, "there")] {
+        let mut row = blocked_row(number);
+        (row.kind, row.node) = (fsm::JobKind::System, Some(NodeId(named(node))));
+        state.evaluations.put(row, &mut changes);
+    }
+    state.head.index = 30;
+    let mut blocked = BlockedEvals::default();
+    blocked.enable();
+    blocked.restore(0, &state, |_| false);
+    let first = EvaluationId(named("e00001"));
+    assert_eq!(blocked.poll(0), [Wake { evaluation: first, index: 30 }]);
+    check_invariants(&blocked);
+}
+
 /// Gains older than 15 minutes are forgotten, recent ones are not.
 #[test]
 fn old_gains_are_forgotten() {

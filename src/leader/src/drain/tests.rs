@@ -122,6 +122,24 @@ fn services_move_a_few_at_a_time() {
     assert_eq!(cluster.state.nodes.get(&NodeId(named("a"))).unwrap().drain, None);
 }
 
+/// An instance on a node that is heard from again counts, and nothing else may change.
+#[test]
+fn drains_are_looked_at_when_another_node_is_back() {
+    let mut cluster = Cluster::new(drain());
+    cluster.run("web", JobKind::Service, 2, 1);
+    cluster.change("web1", |row| row.node = NodeId(named("b")));
+    let mut other = node("b");
+    other.liveness = fsm::Liveness::Down;
+    cluster.state.nodes.put(other, &mut ChangeSet::default());
+    assert_eq!(cluster.advance(MINUTE), nothing());
+    let other = node("b");
+    cluster.state.nodes.put(other.clone(), &mut ChangeSet::default());
+    cluster.drainer.node_changed(2 * MINUTE, &other);
+    let look = 2 * MINUTE + limits::DRAIN_COALESCE_MS;
+    assert_eq!(cluster.drainer.next_deadline(), Some(look));
+    assert!(cluster.drainer.poll(look, &cluster.state).is_some());
+}
+
 /// D1: two nodes that drain at once share the job's budget; two groups of instances in two namespaces do not.
 #[test]
 fn the_budget_is_per_job_and_group() {

@@ -294,6 +294,22 @@ fn a_purged_job_that_is_registered_again_takes_over_what_runs() {
     }
 }
 
+/// It counts for nothing that the garbage collection keeps, either.
+#[test]
+fn what_failed_of_a_purged_job_is_no_instance_of_the_next() {
+    let mut cluster = Cluster::with_nodes(10);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 1;
+    let policy = spec.groups[0].reschedule.as_mut().unwrap();
+    policy.unlimited = false;
+    cluster.register(&spec);
+    let ids = cluster.allocations(&spec, 1);
+    cluster.end(ids[0], ClientStatus::Failed);
+    assert!(cluster.plan(&spec, Trigger::JobRegister).is_no_op(), "it is not to be replaced");
+    cluster.state.jobs.remove(&spec.key, &mut fsm::table::ChangeSet::default());
+    check(&cluster.run(&spec), 1, 0, 0);
+}
+
 /// R22, S22: a changed batch job runs again, an unchanged one does not.
 #[test]
 fn r22_finished_batch_instances_count_only_for_their_version() {

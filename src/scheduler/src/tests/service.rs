@@ -120,6 +120,37 @@ fn a_blocked_evaluation_of_another_version_is_not_enough() {
     assert_eq!(cluster.plan(&spec, Trigger::NodeUpdate).blocked().len(), 0);
 }
 
+/// A node of a class that is of no use to a group may free the property that the group waits for.
+#[test]
+fn who_waits_for_a_property_wakes_with_every_class() {
+    let mut cluster = Cluster::new();
+    for (number, kernel) in [(1, "linux"), (2, "windows")] {
+        let mut row = node(number);
+        row.class = ClassId(id(number));
+        let mut description = (*row.description).clone();
+        description.attributes.insert("kernel.name".into(), kernel.into());
+        description.meta.insert("rack".into(), "r1".into());
+        row.description = description.into();
+        cluster.put_node(row);
+    }
+    let constraint = |left: &str, operand: &str, right: &str| fsm::job::Constraint {
+        left: left.into(),
+        operand: operand.into(),
+        right: right.into(),
+    };
+    let mut spec = job(JobKind::Batch);
+    spec.constraints = vec![constraint("${meta.rack}", "distinct_property", "1")];
+    spec.groups[0].count = 1;
+    spec.groups[0].constraints = vec![constraint("${attr.kernel.name}", "=", "linux")];
+    let mut other = spec.groups[0].clone();
+    other.name = "other".into();
+    other.constraints = vec![constraint("${attr.kernel.name}", "=", "windows")];
+    spec.groups.push(other);
+    let plan = cluster.run(&spec);
+    assert_eq!((plan.placements.len(), plan.blocked().len()), (1, 1));
+    assert!(plan.blocked()[0].escaped);
+}
+
 /// One that waits for another group is not enough: what is of no use to that group may be what this one needs.
 #[test]
 fn a_blocked_evaluation_of_another_group_is_not_enough() {

@@ -1,0 +1,36 @@
+//! The limit of open files. Usual soft limits are far below what a server with its clients, or an agent with its tasks, needs; the hard one is what a process was given.
+//!
+//! A program that was not written for many files may break with a high soft limit (`select`), so that tasks get back what the agent had.
+
+use std::sync::OnceLock;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// The soft limit before it was raised.
+static BEFORE: OnceLock<Option<u64>> = OnceLock::new();
+
+/// How many files this process may have open.
+pub(crate) fn max() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Raises the soft limit to the hard one.
+pub(crate) fn raise() {
+    let limit = getrlimit(Resource::Nofile);
+    BEFORE.get_or_init(|| limit.current);
+    set(limit.maximum);
+}
+
+/// What the soft limit was before it was raised, if it was.
+pub(crate) fn before() -> Option<u64> {
+    BEFORE.get().copied().flatten()
+}
+
+/// Sets the soft limit; none is the hard one.
+pub(crate) fn set(soft: Option<u64>) {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let current = soft.or(maximum);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current, maximum }) {
+        tracing::warn!(%error, "the limit of open files could not be set");
+    }
+}
