@@ -1,12 +1,13 @@
 //! HCL expressions that are plain values. Owns the line between what is known when a file is read (refused by name, because nothing
-//! is evaluated here) and what only a node knows (`${attr.kernel.name}`, `${NOMAD_PORT_http}`: kept as text).
+//! is evaluated here) and what only a node knows (`${attr.kernel.name}`, `${NOMAD_PORT_http}`: kept as text), and the indentation of
+//! heredocs: the parser's rule is not HCL's, so it is never used.
 
 use std::ops::Range;
 
 use hcl::edit::{
-    Span,
+    Span, Spanned,
     expr::{Expression, Object, ObjectKey, Traversal, TraversalOperator},
-    template::{Element, Interpolation, Strip, Template},
+    template::{Element, HeredocTemplate, Interpolation, Strip, Template},
 };
 use serde_json::{Map, Number, Value};
 
@@ -33,7 +34,7 @@ pub(super) fn value(
         Expression::String(text) => Some(Value::String(text.value().clone())),
         Expression::StringTemplate(template) => text(template, &span, sink).map(Value::String),
         Expression::HeredocTemplate(heredoc) => {
-            text(&heredoc.template, &span, sink).map(Value::String)
+            heredoc_text(heredoc, &span, sink).map(Value::String)
         }
         Expression::Array(array) => {
             let values: Vec<_> = array.iter().map(|item| value(item, &span, sink)).collect();
@@ -116,16 +117,28 @@ fn object_key(key: &ObjectKey, fallback: &Range<usize>, sink: &mut Sink<'_>) -> 
     }
 }
 
-/// The text of a template whose interpolations are all left to the node.
-fn text(template: &Template, fallback: &Range<usize>, sink: &mut Sink<'_>) -> Option<String> {
-    let mut out = String::new();
+/// A part of a template.
+enum Part<'t, 's> {
+    /// Text as the parser gives it.
+    Literal(&'t Spanned<String>),
+    /// `${…}` as it stands in the source.
+    Reference(&'s str),
+}
+
+/// The parts of a template whose interpolations are all left to the node.
+fn parts<'t, 's>(
+    template: &'t Template,
+    fallback: &Range<usize>,
+    sink: &mut Sink<'s>,
+) -> Option<Vec<Part<'t, 's>>> {
+    let mut out = Vec::new();
     let mut whole = true;
     for element in template {
         match element {
-            Element::Literal(literal) => out.push_str(literal.value()),
+            Element::Literal(literal) => out.push(Part::Literal(literal)),
             Element::Interpolation(interpolation) => {
                 match interpolation_text(interpolation, element, fallback, sink) {
-                    Some(text) => out.push_str(text),
+                    Some(text) => out.push(Part::Reference(text)),
                     None => whole = false,
                 }
             }
@@ -140,6 +153,79 @@ fn text(template: &Template, fallback: &Range<usize>, sink: &mut Sink<'_>) -> Op
         }
     }
     whole.then_some(out)
+}
+
+/// The text of a template.
+fn text(template: &Template, fallback: &Range<usize>, sink: &mut Sink<'_>) -> Option<String> {
+    let parts = parts(template, fallback, sink)?;
+    let texts = parts.iter().map(|part| match part {
+        Part::Literal(literal) => literal.value().as_str(),
+        Part::Reference(text) => *text,
+    });
+    Some(texts.collect())
+}
+
+/// A run of a heredoc's text that ends where its line or the next interpolation does.
+struct Run {
+    text: String,
+    /// Whether a line begins with it.
+    leads: bool,
+}
+
+impl Run {
+    /// Leading blanks of the line, in characters; nothing for what is in the midst of a line and for lines of only blanks.
+    fn indent(&self) -> Option<usize> {
+        let blank = self.text.ends_with('\n') && self.text.trim_start().is_empty();
+        let counts = self.leads && !blank;
+        counts.then(|| self.text.chars().take_while(|c| c.is_whitespace()).count())
+    }
+}
+
+/// The text of a heredoc. Of `<<-` the indentation that all its lines share is removed; a line that begins with an interpolation has
+/// none, and lines of only blanks neither count nor change (HCL's `flushHeredocTemplateParts`). What the parser removed is read again
+/// from the source: it passes over whole literals, and then cuts into their words.
+fn heredoc_text(
+    heredoc: &HeredocTemplate,
+    span: &Range<usize>,
+    sink: &mut Sink<'_>,
+) -> Option<String> {
+    if !sink.text(span.clone()).starts_with("<<-") {
+        return text(&heredoc.template, span, sink);
+    }
+    let mut runs = Vec::new();
+    let mut leads = true;
+    for part in parts(&heredoc.template, span, sink)? {
+        match part {
+            Part::Reference(text) => {
+                runs.push(Run { text: text.to_owned(), leads });
+                leads = false;
+            }
+            Part::Literal(literal) => {
+                let Some(place) = literal.span() else {
+                    let message =
+                        "the indentation of this text cannot be told: use `<<` instead of `<<-`";
+                    sink.error(span.clone(), message);
+                    return None;
+                };
+                for line in unescaped(sink.text(place)).split_inclusive('\n') {
+                    runs.push(Run { text: line.to_owned(), leads });
+                    leads = line.ends_with('\n');
+                }
+            }
+        }
+    }
+    let shared = runs.iter().filter_map(Run::indent).min().unwrap_or(0);
+    let mut out = String::new();
+    for run in &runs {
+        let removed = if run.indent().is_some() { shared } else { 0 };
+        out.extend(run.text.chars().skip(removed));
+    }
+    Some(out)
+}
+
+/// A heredoc's text knows two escapes and no other.
+fn unescaped(source: &str) -> String {
+    source.replace("$${", "${").replace("%%{", "%{")
 }
 
 /// The source text of `${…}` when only a node can resolve it.

@@ -495,6 +495,40 @@ proptest! {
     }
 }
 
+/// The text of a `<<-` heredoc with these lines.
+fn flushed(lines: &str) -> String {
+    let source = format!("job \"a\" {{\n  meta = {{ k = <<-EOF\n{lines}    EOF\n  }}\n}}\n");
+    let job = parse("a.hcl", &source).unwrap_or_else(|error| panic!("{error}"));
+    job["Meta"]["k"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn an_indented_heredoc_loses_what_all_its_lines_share_and_no_letter() {
+    let script = "    export P=${NOMAD_PORT_http}\nif true; then\n    echo ${NOMAD_IP_http}\nfi\n";
+    let config = format!(
+        "job \"a\" {{\n group \"g\" {{\n task \"t\" {{\n driver = \"mock\"\n config {{\n args = [\"-c\", <<-EOF\n{script}    EOF\n]\n}}\n}}\n}}\n}}\n"
+    );
+    let job = parse("a.hcl", &config).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(job["TaskGroups"][0]["Tasks"][0]["Config"]["args"], json!(["-c", script]));
+    assert_eq!(flushed(script), script);
+    for (lines, expected) in [
+        ("        a\n  \n          b\n\n        c\n", "a\n  \n  b\n\nc\n"),
+        ("    a ${attr.x}${attr.y}\n      b\n", "a ${attr.x}${attr.y}\n  b\n"),
+        ("    a\n${attr.x} b\n", "    a\n${attr.x} b\n"),
+        ("${attr.x}\n    a\n", "${attr.x}\n    a\n"),
+        ("    ${attr.x}\n      a\n", "${attr.x}\n  a\n"),
+        ("    a $${x} %%{ y $$${z}\n", "a ${x} %{ y $${z}\n"),
+        ("\t\ta\n \tb\n", "a\nb\n"),
+        ("    a\r\n  \r\n    b\r\n", "a\r\n  \r\nb\r\n"),
+        ("  \n", "  \n"),
+        ("", ""),
+    ] {
+        assert_eq!(flushed(lines), expected, "of {lines:?}");
+    }
+    let plain = "job \"a\" {\n  meta = { k = <<EOF\n    a ${attr.x}\n  b\nEOF\n  }\n}\n";
+    assert_eq!(parse("a.hcl", plain).unwrap()["Meta"]["k"], "    a ${attr.x}\n  b\n");
+}
+
 /// Many names in one map are read in a time that does not look like a hang.
 #[test]
 fn a_large_file_is_read() {
