@@ -136,12 +136,22 @@ impl<'s> Sink<'s> {
         self.push(span, Severity::Warning, message.into());
     }
 
-    fn push(&mut self, span: Range<usize>, severity: Severity, message: String) {
+    /// Whether a further error would only be counted: what is expensive to say need not be made up.
+    pub(super) fn is_full(&self) -> bool {
         // An error must be kept even when warnings filled the list.
+        self.found.len() >= MESSAGES_MAX
+            && self.found.iter().any(|(_, kept, _)| *kept == Severity::Error)
+    }
+
+    /// Counts a message for which there is no room.
+    pub(super) fn omit(&mut self) {
+        self.omitted += 1;
+    }
+
+    fn push(&mut self, span: Range<usize>, severity: Severity, message: String) {
         if self.found.len() >= MESSAGES_MAX {
-            self.omitted += 1;
-            let has_error = self.found.iter().any(|(_, kept, _)| *kept == Severity::Error);
-            if has_error || severity == Severity::Warning {
+            self.omit();
+            if severity == Severity::Warning || self.is_full() {
                 return;
             }
             self.found.pop();

@@ -1,7 +1,7 @@
 //! HCL job files by the tables of `schema.rs`. Owns the walk over blocks and the messages for what does not belong where it stands;
 //! reports all mistakes of a file at once. Recursion is bounded by the parser (64 levels), so no input overflows the stack.
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
 use hcl::edit::{
     Decorated, Ident, Span,
@@ -263,6 +263,10 @@ fn unknown(
     sink: &mut Sink<'_>,
 ) {
     let title = &reading.title;
+    if sink.is_full() {
+        sink.omit();
+        return;
+    }
     if name == "dynamic" {
         let message = "`dynamic` blocks are not supported yet: write each block out";
         sink.error(span, message);
@@ -295,6 +299,8 @@ fn unknown(
 fn free_body(body: &Body, blocks_allowed: bool, sink: &mut Sink<'_>) -> Option<Map<String, Value>> {
     let mut out = Map::new();
     let mut whole = true;
+    let attributes: BTreeSet<&str> =
+        body.attributes().map(|attribute| attribute.key.as_str()).collect();
     for structure in body {
         match structure {
             Structure::Attribute(attribute) => {
@@ -304,7 +310,7 @@ fn free_body(body: &Body, blocks_allowed: bool, sink: &mut Sink<'_>) -> Option<M
                     None => whole = false,
                 }
             }
-            Structure::Block(block) if body.has_attribute(block.ident.as_str()) => {
+            Structure::Block(block) if attributes.contains(block.ident.as_str()) => {
                 let name = block.ident.as_str();
                 let message = format!("\"{name}\" is both an attribute and a block: keep one");
                 sink.error(place(&block.ident), message);

@@ -2,7 +2,13 @@
 //! (`UPDATE=1` rewrites): what `parse` gives or says, then what `to_spec` says, then the warnings.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::{fmt::Write as _, fs, path::PathBuf, sync::Arc};
+use std::{
+    fmt::Write as _,
+    fs,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use fsm::{JobSpec, JobStatus};
 use proptest::prelude::*;
@@ -239,6 +245,50 @@ fn bounds_are_kept() {
     let errors = job(|job| job["TaskGroups"] = many.into()).expect_err("numbers are no groups");
     assert_eq!(errors.len(), MESSAGES_MAX);
     assert!(job(|job| job["TaskGroups"][0]["Count"] = 50_000.into()).is_ok());
+}
+
+/// What stands behind the bound is wrong in each of these lists, and is not looked at.
+#[test]
+fn of_a_list_that_is_too_long_only_the_beginning_is_read() {
+    let check = |path: &str, change: &dyn Fn(&mut Value)| {
+        let errors = job(change).expect_err(path);
+        let found: Vec<_> = errors.iter().map(|error| error.path.as_str()).collect();
+        assert_eq!(found, [path], "{errors:?}");
+        assert!(errors[0].message.contains("1001 entries"), "{errors:?}");
+    };
+    let list = |item: &dyn Fn(usize) -> Value, end: Value| {
+        (0..1_000).map(item).chain([end]).collect::<Value>()
+    };
+    let attribute = |position: usize| json!({"Attribute": format!("${{meta.a{position}}}")});
+    let distinct = |_: usize| json!({"Operand": "distinct_hosts"});
+    let affinity = |_: usize| json!({"LTarget": "${attr.x}", "RTarget": "y"});
+    let target = |position: usize| json!({"Value": format!("v{position}")});
+    let name = |position: usize| json!(format!("m{position}"));
+    let port = |position: usize| json!({"Label": format!("p{position}")});
+    let service = |_: usize| json!({"Name": "s"});
+    check("Job.Constraints", &|job| job["Constraints"] = list(&distinct, json!(7)));
+    check("Job.Affinities", &|job| job["Affinities"] = list(&affinity, json!(7)));
+    check("Job.Spreads", &|job| job["Spreads"] = list(&attribute, attribute(0)));
+    check("Job.Spreads[0].SpreadTarget", &|job| {
+        job["Spreads"] =
+            json!([{"Attribute": "${meta.a}", "SpreadTarget": list(&target, target(0))}]);
+    });
+    check("Job.Datacenters", &|job| job["Datacenters"] = list(&name, json!("")));
+    check("Job.ParameterizedJob.MetaOptional", &|job| {
+        job["Type"] = "batch".into();
+        job["ParameterizedJob"] =
+            json!({"MetaRequired": ["both"], "MetaOptional": list(&name, json!("both"))});
+    });
+    check("Job.TaskGroups[0].Networks[0].DynamicPorts", &|job| {
+        job["TaskGroups"][0]["Networks"] = json!([{"DynamicPorts": list(&port, port(0))}]);
+    });
+    check("Job.TaskGroups[0].Services", &|job| {
+        job["TaskGroups"][0]["Services"] = list(&service, json!({"PortLabel": "gone"}));
+    });
+    check("Job.TaskGroups[0].Services[0].Checks", &|job| {
+        let checks = list(&|_| json!({"Type": "tcp"}), json!({"Type": "gone"}));
+        job["TaskGroups"][0]["Services"] = json!([{"Checks": checks}]);
+    });
 }
 
 #[test]
@@ -547,4 +597,25 @@ fn a_large_file_is_read() {
     let many = format!("job \"a\" {{\n meta = {{ {} }}\n}}\n", "a=1,".repeat(50_000));
     let diagnostics = parse("a.hcl", &many).expect_err("more than is read");
     assert!(diagnostics.to_string().contains("20000"), "{diagnostics}");
+}
+
+/// Many blocks in a driver's configuration, which were each looked for among all that stands in it: some minutes.
+#[test]
+fn many_blocks_are_read() {
+    let started = Instant::now();
+    let source = format!(
+        "job \"a\" {{\n group \"g\" {{\n task \"t\" {{\n driver = \"mock\"\n config {{\n{}}}\n}}\n}}\n}}\n",
+        "b {}\n".repeat(80_000)
+    );
+    let job = parse("a.hcl", &source).unwrap_or_else(|error| panic!("{error}"));
+    let blocks = &job["TaskGroups"][0]["Tasks"][0]["Config"]["b"];
+    assert_eq!(blocks.as_array().map(Vec::len), Some(80_000));
+    assert!(started.elapsed() < Duration::from_secs(40), "{:?}", started.elapsed());
+    let unknown = format!("job \"a\" {{\n{}}}\n", "taks {}\n".repeat(1_000));
+    let diagnostics = parse("a.hcl", &unknown).expect_err("unknown blocks").to_string();
+    assert!(diagnostics.contains("did you mean \"task\"?"), "{diagnostics}");
+    assert!(diagnostics.ends_with("and 900 more messages\n"), "{diagnostics}");
+    let both = "job \"a\" {\n meta {\n k = \"v\"\n k {}\n }\n}\n";
+    let diagnostics = parse("a.hcl", both).expect_err("one name twice").to_string();
+    assert!(diagnostics.contains("both an attribute and a block"), "{diagnostics}");
 }

@@ -9,7 +9,7 @@ use fsm::{
 use regex::{Regex, RegexBuilder};
 
 use super::{
-    check_length,
+    bounded,
     fields::{Fields, Report, is_empty, quoted},
 };
 use crate::jobspec::suggest::did_you_mean;
@@ -18,6 +18,8 @@ use crate::jobspec::suggest::did_you_mean;
 const WEIGHT_DEFAULT: i64 = 50;
 /// Compiled size of a regular expression, bytes.
 const REGEX_BYTES_MAX: usize = 1 << 20;
+/// Different regular expressions of a job: each is compiled while the request is read, in up to some 10 ms.
+const PATTERNS_MAX: usize = 100;
 
 /// Operands of constraints; affinities know all but the `distinct_` ones.
 const OPERANDS: [&str; 19] = [
@@ -53,16 +55,14 @@ pub(super) struct Conditions {
 pub(super) fn read(fields: &mut Fields<'_>, kind: JobKind, report: &mut Report) -> Conditions {
     let mut out = Conditions::default();
     let list = fields.list("Constraints", report);
-    check_length(list.len(), fields.at("Constraints"), report);
-    for (path, item) in list {
+    for (path, item) in bounded(list, &fields.at("Constraints"), report) {
         let Some(mut fields) = Fields::new(item, path, report) else { continue };
         out.constraints.push(constraint(&mut fields, true, report));
         fields.finish(report);
     }
     let list = fields.list("Affinities", report);
-    check_length(list.len(), fields.at("Affinities"), report);
     refuse_per_node(!list.is_empty(), fields.at("Affinities"), "affinities", kind, report);
-    for (path, item) in list {
+    for (path, item) in bounded(list, &fields.at("Affinities"), report) {
         let Some(mut fields) = Fields::new(item, path, report) else { continue };
         let constraint = constraint(&mut fields, false, report);
         let weight = fields.integer_in("Weight", -100..=100, report).unwrap_or(WEIGHT_DEFAULT);
@@ -104,6 +104,9 @@ fn check_operand(
     distinct: bool,
     report: &mut Report,
 ) {
+    if report.is_full() {
+        return;
+    }
     let known = OPERANDS.into_iter().filter(|name| distinct || !name.starts_with("distinct_"));
     let known: Vec<_> = known.collect();
     if !known.contains(&operand) {
@@ -134,7 +137,7 @@ fn check_operand(
             (!valid).then(|| format!("must be a whole number of at least 1, is {}", quoted(right)))
         }
         _ if resolved_later => None,
-        "regexp" => regex_problem(right),
+        "regexp" => regex_problem(right, report),
         "version" => versions_problem(right, &LENIENT, "\">= 1.2, < 2.0\""),
         "semver" => versions_problem(right, &STRICT, "\">= 1.2.0\""),
         _ if right.is_empty() && !matches!(operand, "=" | "==" | "is" | "!=" | "not") => {
@@ -147,7 +150,16 @@ fn check_operand(
     }
 }
 
-fn regex_problem(pattern: &str) -> Option<String> {
+fn regex_problem(pattern: &str, report: &mut Report) -> Option<String> {
+    if report.patterns.contains(pattern) {
+        return None; // judged before
+    }
+    if report.patterns.len() >= PATTERNS_MAX {
+        return Some(format!(
+            "is one regular expression too many, at most {PATTERNS_MAX} different ones are allowed: split the job"
+        ));
+    }
+    report.patterns.insert(pattern.to_owned());
     let error = RegexBuilder::new(pattern).size_limit(REGEX_BYTES_MAX).build().err()?;
     let text = error.to_string();
     let cause = text.lines().last().unwrap_or(&text).trim_start_matches("error: ").to_owned();
@@ -173,10 +185,9 @@ fn versions_problem(text: &str, grammar: &Regex, example: &str) -> Option<String
 /// The `Spreads` of a job or group.
 pub(super) fn spreads(fields: &mut Fields<'_>, kind: JobKind, report: &mut Report) -> Vec<Spread> {
     let list = fields.list("Spreads", report);
-    check_length(list.len(), fields.at("Spreads"), report);
     refuse_per_node(!list.is_empty(), fields.at("Spreads"), "spreads", kind, report);
     let mut out: Vec<Spread> = Vec::new();
-    for (path, item) in list {
+    for (path, item) in bounded(list, &fields.at("Spreads"), report) {
         let Some(mut fields) = Fields::new(item, path, report) else { continue };
         let path = fields.at("Attribute");
         let attribute = fields.text_filled("Attribute", report).unwrap_or_default();
@@ -203,9 +214,8 @@ pub(super) fn spreads(fields: &mut Fields<'_>, kind: JobKind, report: &mut Repor
 fn spread_targets(fields: &mut Fields<'_>, report: &mut Report) -> Vec<SpreadTarget> {
     let path = fields.at("SpreadTarget");
     let list = fields.list("SpreadTarget", report);
-    check_length(list.len(), path.clone(), report);
     let mut out: Vec<SpreadTarget> = Vec::new();
-    for (path, item) in list {
+    for (path, item) in bounded(list, &path, report) {
         let Some(mut fields) = Fields::new(item, path, report) else { continue };
         let path = fields.at("Value");
         let value = fields.text_filled("Value", report).unwrap_or_default();
@@ -238,4 +248,41 @@ pub(super) fn refuse_block_per_node(
 ) {
     let present = fields.value(name).is_some_and(|value| !is_empty(value));
     refuse_per_node(present, fields.at(name), what, kind, report);
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use serde_json::json;
+
+    use super::*;
+    use crate::jobspec::MESSAGES_MAX;
+
+    fn read_pattern(pattern: &str, report: &mut Report) {
+        let value = json!({"LTarget": "${attr.x}", "Operand": "regexp", "RTarget": pattern});
+        let mut fields = Fields::new(&value, "c".to_owned(), report).unwrap();
+        drop(constraint(&mut fields, true, report));
+    }
+
+    #[test]
+    fn regular_expressions_are_compiled_once_and_to_a_bound() {
+        let mut report = Report::default();
+        for position in 0..2 * PATTERNS_MAX {
+            read_pattern(&format!("^a{}$", position % PATTERNS_MAX), &mut report);
+        }
+        assert!(report.errors.is_empty(), "{:?}", report.errors);
+        read_pattern("^b$", &mut report);
+        assert_eq!((report.errors.len(), report.patterns.len()), (1, PATTERNS_MAX));
+        assert!(report.errors[0].message.contains("split the job"), "{:?}", report.errors);
+    }
+
+    #[test]
+    fn nothing_is_compiled_for_a_job_that_has_all_its_errors() {
+        let mut report = Report::default();
+        for _ in 0..MESSAGES_MAX {
+            report.error("a", "b");
+        }
+        read_pattern("^a$", &mut report);
+        assert!(report.patterns.is_empty(), "{:?}", report.patterns);
+    }
 }

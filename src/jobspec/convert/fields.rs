@@ -1,7 +1,7 @@
 //! Reading one JSON object of the API: typed fields, each at most once, the rest reported as unknown. Owns the leniency of the API
 //! (null is absent, `10.0` is 10, durations as text); never gives a field a default.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::Text;
 use serde_json::{Map, Value};
@@ -18,11 +18,18 @@ const SHOWN_CHARS_MAX: usize = 64;
 pub(super) struct Report {
     pub(super) errors: Vec<FieldError>,
     pub(super) warnings: Vec<String>,
+    /// Regular expressions that were judged: each is compiled once, and there is a bound on how many.
+    pub(super) patterns: BTreeSet<String>,
 }
 
 impl Report {
+    /// Whether further errors are dropped: what is expensive to find or to say need not be looked for.
+    pub(super) fn is_full(&self) -> bool {
+        self.errors.len() >= MESSAGES_MAX
+    }
+
     pub(super) fn error(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        if self.errors.len() < MESSAGES_MAX {
+        if !self.is_full() {
             self.errors.push(FieldError { path: path.into(), message: message.into() });
         }
     }
@@ -237,6 +244,9 @@ impl<'v> Fields<'v> {
     /// Reports every field that was not asked for.
     pub(super) fn finish(self, report: &mut Report) {
         for key in self.map.keys() {
+            if report.is_full() {
+                return;
+            }
             if self.known.contains(&key.as_str()) {
                 continue;
             }

@@ -7,7 +7,7 @@ use fsm::{
 use serde_json::Value;
 
 use super::{
-    LIST_MAX, check_length, check_name, condition,
+    bounded, check_name, condition,
     fields::{Fields, Report, quoted},
     network, policy,
     policy::Inherited,
@@ -131,9 +131,8 @@ fn tasks(
     if list.is_empty() {
         report.error(path.clone(), "a group needs at least one task: add one");
     }
-    check_length(list.len(), path.clone(), report);
     let mut tasks: Vec<Task> = Vec::new();
-    for (path, item) in list.into_iter().take(LIST_MAX) {
+    for (path, item) in bounded(list, &path, report) {
         let at_name = format!("{path}.Name");
         let Some(task) = task::read(item, path, inherited, restart, services, report) else {
             continue;

@@ -230,19 +230,22 @@ fn is_printable(c: char) -> bool {
 
 fn datacenters(fields: &mut Fields<'_>, report: &mut Report) -> Vec<Text> {
     let path = fields.at("Datacenters");
-    let names = fields.texts("Datacenters", report);
+    let names = bounded(fields.texts("Datacenters", report), &path, report);
     for (position, name) in names.iter().enumerate() {
         check_name(name, format!("{path}[{position}]"), report);
     }
-    check_length(names.len(), path, report);
     if names.is_empty() { vec![Text::from("*")] } else { names }
 }
 
-/// A list that a person writes is not longer than [`LIST_MAX`].
-fn check_length(length: usize, path: String, report: &mut Report) {
+/// A list that a person writes is not longer than [`LIST_MAX`]; of a longer one only the beginning is read, after an error, because
+/// lists are compared with themselves and with each other.
+fn bounded<T>(mut list: Vec<T>, path: &str, report: &mut Report) -> Vec<T> {
+    let length = list.len();
     if length > LIST_MAX {
         report.error(path, format!("has {length} entries, at most {LIST_MAX} are allowed"));
+        list.truncate(LIST_MAX);
     }
+    list
 }
 
 fn parameterized(
@@ -264,10 +267,10 @@ fn parameterized(
         let message = format!("{} is none of optional, required, forbidden", quoted(payload));
         report.error(path, message);
     }
-    let meta_required = block.texts("MetaRequired", report);
-    let meta_optional = block.texts("MetaOptional", report);
+    let path = block.at("MetaRequired");
+    let meta_required = bounded(block.texts("MetaRequired", report), &path, report);
     let path = block.at("MetaOptional");
-    check_length(meta_required.len().max(meta_optional.len()), path.clone(), report);
+    let meta_optional = bounded(block.texts("MetaOptional", report), &path, report);
     for key in meta_optional.iter().filter(|key| meta_required.contains(key)) {
         let message = format!("{} is required as well: keep it in one list", quoted(key));
         report.error(path.clone(), message);
@@ -287,9 +290,8 @@ fn groups(
     if list.is_empty() {
         report.error(path.clone(), "a job needs at least one task group: add one");
     }
-    check_length(list.len(), path.clone(), report);
     let mut groups: Vec<TaskGroup> = Vec::new();
-    for (path, item) in list.into_iter().take(LIST_MAX) {
+    for (path, item) in bounded(list, &path, report) {
         if let Some(group) = group::read(item, path.clone(), job_id, inherited, report) {
             if groups.iter().any(|other| other.name == group.name) {
                 let message =

@@ -6,7 +6,7 @@ use fsm::{
 };
 
 use super::{
-    check_length,
+    bounded,
     fields::{Fields, Report, quoted},
 };
 use fsm::limits::NAME_BYTES_MAX;
@@ -43,7 +43,7 @@ pub(super) fn read(fields: &mut Fields<'_>, report: &mut Report) -> Option<Netwo
     let mut ports = Vec::new();
     read_ports(&mut fields, "ReservedPorts", &mut ports, report);
     read_ports(&mut fields, "DynamicPorts", &mut ports, report);
-    check_length(ports.len(), fields.path.clone(), report);
+    let ports = bounded(ports, &fields.path, report);
     fields.finish(report);
     (!ports.is_empty()).then_some(Network { ports })
 }
@@ -55,7 +55,8 @@ fn read_ports(
     report: &mut Report,
 ) {
     let reserved = name == "ReservedPorts";
-    for (path, item) in fields.list(name, report) {
+    let list = fields.list(name, report);
+    for (path, item) in bounded(list, &fields.at(name), report) {
         let Some(mut port) = Fields::new(item, path, report) else { continue };
         let path = port.at("Label");
         let label = port.text("Label", report).unwrap_or_default();

@@ -1,11 +1,13 @@
 //! Service blocks: checked for names and references, kept as JSON in canonical form. Nothing is registered anywhere yet; each block
 //! gives a warning that says so.
 
+use std::collections::BTreeSet;
+
 use fsm::{Text, job::Network};
 use serde_json::{Map, Value};
 
 use super::{
-    check_length,
+    bounded,
     fields::{Fields, Report, quoted},
 };
 
@@ -63,7 +65,7 @@ const CHECK_KEPT: [&str; 25] = [
 pub(super) struct Services<'g> {
     job_id: &'g str,
     group: &'g str,
-    ports: Vec<Text>,
+    ports: BTreeSet<Text>,
     list: Vec<Value>,
 }
 
@@ -82,8 +84,7 @@ impl<'g> Services<'g> {
         report: &mut Report,
     ) {
         let list = fields.list("Services", report);
-        check_length(list.len(), fields.at("Services"), report);
-        for (path, item) in list {
+        for (path, item) in bounded(list, &fields.at("Services"), report) {
             let Some(mut fields) = Fields::new(item, path, report) else { continue };
             let default = match task {
                 Some(task) => format!("{}-{}-{task}", self.job_id, self.group),
@@ -114,8 +115,7 @@ impl<'g> Services<'g> {
         fields.ignore(&KEPT);
         self.check_port(fields, report);
         let checks = fields.list("Checks", report);
-        check_length(checks.len(), fields.at("Checks"), report);
-        for (path, check) in checks {
+        for (path, check) in bounded(checks, &fields.at("Checks"), report) {
             let Some(mut check) = Fields::new(check, path, report) else { continue };
             let path = check.at("Type");
             match check.text_filled("Type", report) {
@@ -136,7 +136,7 @@ impl<'g> Services<'g> {
         let path = fields.at("PortLabel");
         let Some(label) = fields.text_filled("PortLabel", report) else { return };
         let literal = label.parse::<u16>().is_ok() || label.contains("${");
-        if !literal && !self.ports.iter().any(|port| &**port == label) {
+        if !literal && !self.ports.contains(label) {
             let message = format!(
                 "the group's network has no port {}: add it there or correct the label",
                 quoted(label)

@@ -239,7 +239,7 @@ fn resources(fields: &mut Fields<'_>, name: &str, report: &mut Report) -> TaskRe
 fn kill_signal(fields: &mut Fields<'_>, report: &mut Report) -> Text {
     let path = fields.at("KillSignal");
     let signal = fields.text_filled("KillSignal", report).unwrap_or(KILL_SIGNAL_DEFAULT);
-    if !SIGNALS.contains(&signal) {
+    if !SIGNALS.contains(&signal) && !report.is_full() {
         let hint =
             did_you_mean(signal, SIGNALS).unwrap_or_else(|| "use for example SIGTERM".to_owned());
         report.error(path, format!("{} is not a signal: {hint}", quoted(signal)));
