@@ -450,6 +450,26 @@ fn nomads_short_forms_work_and_what_is_not_built_is_named() {
     assert!(!server.run("job plam web.hcl").err.contains("Nomad's"));
 }
 
+/// Nothing is asked of a server when a command line asks for what no server does.
+#[test]
+fn flags_that_are_not_built_are_named() {
+    let server = two_nodes()
+        .on("GET /v1/jobs", &json!([{"ID": "web", "Namespace": "default"}]))
+        .on("GET /v1/allocations", &json!([allocation("running")]))
+        .on("DELETE /v1/job/web", &json!({"EvalID": EVALUATION}))
+        .on(&format!("PUT /v1/allocation/{ALLOCATION}/stop"), &json!({"EvalID": EVALUATION}))
+        .on(&format!("PUT /v1/node/{NODE_B}/drain"), &json!({}))
+        .start();
+    for line in
+        ["job stop -detach -no-shutdown-delay web", "alloc stop -detach -no-shutdown-delay aaaa"]
+    {
+        let ran = server.run(line);
+        let named = ran.err.contains("is a flag of Nomad's that is not built here yet");
+        assert!(ran.code == 1 && named, "{line}: {}{}", ran.out, ran.err);
+    }
+    assert!(server.lines().is_empty(), "{:?}", server.lines());
+}
+
 #[test]
 fn job_validate_and_history() {
     let directory = tempfile::tempdir().unwrap();

@@ -45,6 +45,9 @@ async fn read(call: Call) -> Result<Answer, Error> {
 
 async fn stop(call: Call) -> Result<Answer, Error> {
     let id: AllocationId = call.id(1)?;
+    if call.flag("no_shutdown_delay")? {
+        return Err(Error::unsupported("no_shutdown_delay"));
+    }
     let command = Command::StopAllocation { id, evaluation: call.evaluation_id() };
     let written = call.write(command).await?;
     let evaluation = match &written.reply {

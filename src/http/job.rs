@@ -334,6 +334,9 @@ async fn deregister(call: Call) -> Result<Answer, Error> {
     if !target.verb.is_empty() {
         target.check(&call, "delete")?;
     }
+    if call.flag("no_shutdown_delay")? {
+        return Err(Error::unsupported("no_shutdown_delay"));
+    }
     let command = Command::DeregisterJob {
         job: target.key(&call)?,
         purge: call.flag("purge")?,

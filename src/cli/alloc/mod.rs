@@ -2,6 +2,7 @@
 
 mod logs;
 
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -54,8 +55,8 @@ pub(crate) struct StopArgs {
     /// Do not follow the evaluation
     #[arg(long)]
     detach: bool,
-    /// Skip the shutdown delay of the group and its services
-    #[arg(long)]
+    /// Nomad's; refused
+    #[arg(long, hide = true)]
     no_shutdown_delay: bool,
     #[command(flatten)]
     style: Style,
@@ -258,10 +259,11 @@ fn scores(metric: &Value) -> String {
 }
 
 fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
+    if arguments.no_shutdown_delay {
+        bail!("-no-shutdown-delay is a flag of Nomad's that is not built here yet");
+    }
     let id = resolve::id(context, resolve::ALLOCATION, &arguments.allocation)?;
-    let query: &[(&str, &str)] =
-        if arguments.no_shutdown_delay { &[("no_shutdown_delay", "true")] } else { &[] };
-    let answer = context.client.put(&format!("/v1/allocation/{id}/stop"), query, &json!({}));
+    let answer = context.client.put(&format!("/v1/allocation/{id}/stop"), &[], &json!({}));
     let answer = monitor::or_missing(answer, "allocation", &id)?;
     if arguments.style.json {
         context.output.json(&answer)?;

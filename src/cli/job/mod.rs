@@ -74,8 +74,8 @@ pub(crate) struct StopArgs {
     /// Accept a prefix of the id
     #[arg(long)]
     yes: bool,
-    /// Skip the shutdown delay of groups and services
-    #[arg(long)]
+    /// Nomad's; refused
+    #[arg(long, hide = true)]
     no_shutdown_delay: bool,
     /// Priority of the evaluation, 1 to 100
     #[arg(long, value_name = "N")]
@@ -197,6 +197,9 @@ impl JobFile {
 }
 
 fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
+    if arguments.no_shutdown_delay {
+        bail!("-no-shutdown-delay is a flag of Nomad's that is not built here yet");
+    }
     let job = resolve::job(context, &arguments.job)?;
     if !job.exact && !arguments.yes {
         bail!(
@@ -207,7 +210,6 @@ fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
     }
     let priority = arguments.eval_priority.map(|number| number.to_string());
     let mut query = vec![("purge", if arguments.purge { "true" } else { "false" })];
-    query.extend(arguments.no_shutdown_delay.then_some(("no_shutdown_delay", "true")));
     query.extend(priority.as_deref().map(|number| ("eval_priority", number)));
     query.push(("namespace", job.namespace.as_str()));
     let answer = context.client.delete(&format!("/v1/job/{}", encode(&job.id)), &query)?;
