@@ -143,6 +143,21 @@ fn zeros_that_a_user_wrote_count() {
     .spec;
     assert_eq!(spec.groups[0].update.unwrap().max_parallel, 0);
     assert_eq!(spec.groups[0].migrate.max_parallel, 0);
+    let zeros = json!({"Stagger": "45s", "MinHealthyTime": 0, "ProgressDeadline": "0s"});
+    let update = |change: Value| job(|job| job["Update"] = change).unwrap().spec.groups[0].update;
+    let written = update(zeros.clone()).unwrap();
+    assert_eq!((written.stagger_ms, written.healthy_ms_min), (45_000, 0));
+    assert_eq!((written.progress_deadline_ms, written.healthy_deadline_ms), (0, 300_000));
+    assert_eq!(update(json!({"Stagger": 0, "MaxParallel": 0})).unwrap().max_parallel, 0);
+    let mut printed = zeros;
+    for (name, value) in
+        [("HealthCheck", json!("")), ("AutoPromote", json!(false)), ("Canary", json!(0))]
+    {
+        printed[name] = value;
+    }
+    let printed = update(printed).unwrap();
+    assert_eq!((printed.stagger_ms, printed.healthy_ms_min), (45_000, 10_000));
+    assert_eq!(printed.progress_deadline_ms, 600_000);
     refused(|job| job["ID"] = "a\u{202e}b".into(), "Job.ID", "invisible");
     refused(
         |job| job["TaskGroups"][0]["Tasks"][0]["Name"] = "../x".into(),

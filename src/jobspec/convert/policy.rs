@@ -5,6 +5,7 @@ use fsm::{
     JobKind,
     job::{DelayFunction, MigrateStrategy, ReschedulePolicy, RestartPolicy, UpdateStrategy},
 };
+use serde_json::Value;
 
 use super::{
     condition::refuse_block_per_node,
@@ -209,8 +210,7 @@ pub(super) fn update(
     report: &mut Report,
 ) -> Option<UpdateStrategy> {
     let Some(value) = fields.value("Update") else { return inherited.update };
-    // Servers print a job's own strategy as zeros when the groups hold theirs in full.
-    let printed = value.get("Stagger").is_some() && of_job;
+    let printed = of_job && is_printed(value);
     if is_empty(value) && (printed || inherited.update.is_none()) {
         return inherited.update;
     }
@@ -251,6 +251,13 @@ pub(super) fn update(
     check_update(&block, strategy, report);
     block.finish(report);
     Some(strategy)
+}
+
+/// Whether a server has printed this strategy of a job: zeros, as the groups hold theirs in full. Only servers write an empty
+/// `HealthCheck`, and all fields; a zero that a person wrote counts.
+fn is_printed(value: &Value) -> bool {
+    value.get("HealthCheck").and_then(Value::as_str) == Some("")
+        && ["AutoPromote", "Canary", "Stagger"].iter().all(|name| value.get(name).is_some())
 }
 
 fn check_update(block: &Fields<'_>, strategy: UpdateStrategy, report: &mut Report) {
