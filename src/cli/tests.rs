@@ -576,6 +576,12 @@ fn node_eligibility_and_drain() {
         json!({"Deadline": 600_000_000_000_u64, "IgnoreSystemJobs": true})
     );
     assert_eq!(server.run("node drain agent-2").code, 1);
+    let asked = server.lines().len();
+    for deadline in ["0s", "0h0ms"] {
+        let ran = server.run(&format!("node drain -enable -detach -deadline {deadline} agent-2"));
+        assert!(ran.code == 1 && ran.err.contains("-no-deadline"), "{}{}", ran.out, ran.err);
+    }
+    assert_eq!(server.lines().len(), asked, "{:?}", server.lines());
     assert_eq!(server.run("node drain -enable -disable agent-2").code, 1);
     assert_eq!(server.run("node eligibility agent-2").code, 1);
 }

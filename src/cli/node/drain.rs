@@ -68,6 +68,12 @@ pub(super) fn run(context: &Context, arguments: &DrainArgs) -> Outcome {
     if !(arguments.enable || arguments.disable || arguments.monitor) {
         bail!("say what to do: -enable, -disable or -monitor");
     }
+    // The API's zero waits for ever, which is the opposite of what no time at all says.
+    if arguments.deadline == Some(Duration::ZERO) {
+        bail!(
+            "a deadline must be longer than 0s: use -force to stop everything now, or -no-deadline to wait for as long as it takes"
+        );
+    }
     let id = resolve::id(context, resolve::NODE, &arguments.node)?;
     if !arguments.monitor {
         let path = format!("/v1/node/{id}/drain");
