@@ -460,9 +460,12 @@ fn flags_that_are_not_built_are_named() {
         .on(&format!("PUT /v1/allocation/{ALLOCATION}/stop"), &json!({"EvalID": EVALUATION}))
         .on(&format!("PUT /v1/node/{NODE_B}/drain"), &json!({}))
         .start();
-    for line in
-        ["job stop -detach -no-shutdown-delay web", "alloc stop -detach -no-shutdown-delay aaaa"]
-    {
+    for line in [
+        "job stop -detach -no-shutdown-delay web",
+        "alloc stop -detach -no-shutdown-delay aaaa",
+        "node drain -enable -detach -m disk agent-2",
+        "node drain -disable -m disk agent-2",
+    ] {
         let ran = server.run(line);
         let named = ran.err.contains("is a flag of Nomad's that is not built here yet");
         assert!(ran.code == 1 && named, "{line}: {}{}", ran.out, ran.err);

@@ -143,7 +143,9 @@ async fn drain(call: Call) -> Result<Answer, Error> {
     }
     let fields = Fields::of(&body)?;
     check_node_id(&fields, node)?;
-    fields.object("Meta")?;
+    if fields.object("Meta")?.is_some_and(|meta| meta.entries().next().is_some()) {
+        return Err(Error::unsupported("Meta of a drain"));
+    }
     let mark_eligible = fields.flag("MarkEligible")?;
     let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
     let drain = match fields.object("DrainSpec")? {

@@ -48,8 +48,8 @@ pub(crate) struct DrainArgs {
     /// With -disable: place nothing on the node either
     #[arg(long, requires = "disable")]
     keep_ineligible: bool,
-    /// Why, kept with the node
-    #[arg(short = 'm', value_name = "TEXT")]
+    /// Nomad's; refused
+    #[arg(short = 'm', value_name = "TEXT", hide = true)]
     message: Option<String>,
     /// Follow the drain, do not change it
     #[arg(long, conflicts_with_all = ["enable", "disable", "detach"])]
@@ -67,6 +67,11 @@ pub(crate) struct DrainArgs {
 pub(super) fn run(context: &Context, arguments: &DrainArgs) -> Outcome {
     if !(arguments.enable || arguments.disable || arguments.monitor) {
         bail!("say what to do: -enable, -disable or -monitor");
+    }
+    if arguments.message.is_some() {
+        bail!(
+            "-m is a flag of Nomad's that is not built here yet: a drain's reason is kept nowhere"
+        );
     }
     // The API's zero waits for ever, which is the opposite of what no time at all says.
     if arguments.deadline == Some(Duration::ZERO) {
@@ -93,9 +98,8 @@ pub(super) fn run(context: &Context, arguments: &DrainArgs) -> Outcome {
 }
 
 fn request(arguments: &DrainArgs) -> Value {
-    let meta = arguments.message.as_ref().map(|text| json!({"message": text}));
     if arguments.disable {
-        return json!({"DrainSpec": null, "MarkEligible": !arguments.keep_ineligible, "Meta": meta});
+        return json!({"DrainSpec": null, "MarkEligible": !arguments.keep_ineligible});
     }
     let deadline = arguments.deadline.unwrap_or(DEADLINE_DEFAULT);
     // Nomad's encoding: negative stops everything at once, zero waits without limit.
@@ -109,7 +113,6 @@ fn request(arguments: &DrainArgs) -> Value {
     json!({
         "DrainSpec": {"Deadline": deadline, "IgnoreSystemJobs": arguments.ignore_system},
         "MarkEligible": false,
-        "Meta": meta,
     })
 }
 

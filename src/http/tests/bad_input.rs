@@ -143,6 +143,13 @@ fn nodes() -> Vec<Case> {
             "DrainSpec.Deadline",
         ),
         case("PUT", &node("drain"), r#"{"DrainSpec": 1}"#, 400, "DrainSpec: expected an object"),
+        case(
+            "PUT",
+            &node("drain"),
+            r#"{"DrainSpec": {"Deadline": 1}, "Meta": {"message": "disk"}}"#,
+            501,
+            "Meta of a drain is not supported",
+        ),
         case("PUT", &node("eligibility"), r#"{"Eligibility": "maybe"}"#, 400, "\"maybe\""),
         case("PUT", &node("eligibility"), "{}", 400, "eligible"),
         case(

@@ -176,7 +176,7 @@ fn writes(allocation: &str) -> Vec<(&'static str, String, Value)> {
             "PUT",
             format!("node/{node}/drain"),
             json!({ "NodeID": node, "DrainSpec": { "Deadline": 3_600_000_000_000_u64, "IgnoreSystemJobs": true },
-                "MarkEligible": false, "Meta": { "message": "m" } }),
+                "MarkEligible": false, "Meta": {} }),
         ),
         ("PUT", format!("node/{node}/purge"), Value::Null),
         (
