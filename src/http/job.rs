@@ -19,6 +19,8 @@ use crate::server::api::Written;
 const JOB_TABLES: &[TableId] = &[TableId::Jobs];
 const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocations];
 const VERSION_TABLES: &[TableId] = &[TableId::Jobs, TableId::JobVersions];
+/// The region of jobs that name none; in a request it stands, as in Nomad, for the region of whoever is asked.
+const REGION_ANY: &str = "global";
 
 /// Verbs behind a job id that are answered, with the methods they take.
 const VERBS: [(&str, &str); 8] = [
@@ -260,9 +262,13 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
     call.answer_write(&written, answer)
 }
 
-/// The job of a request's body, in the namespace of the query unless it names one.
+/// The job of a request's body, in the namespace of the query unless it names one. A job of another region is none of this server's.
 fn job_of(call: &Call, fields: &Fields<'_>) -> Result<Value, Error> {
     let job = fields.object("Job")?.ok_or_else(|| Error::bad("Job must be specified"))?;
+    let region = job.text("Region")?.unwrap_or("");
+    if !["", REGION_ANY, call.options.region.as_str()].contains(&region) {
+        return Err(Error::no_region());
+    }
     let of_job = job.text("Namespace")?.filter(|namespace| !namespace.is_empty());
     let of_query = call.parameter("namespace").filter(|namespace| !namespace.is_empty());
     let namespace = match (of_job, of_query) {

@@ -82,6 +82,10 @@ fn bodies() -> Vec<Case> {
             400,
             "\"b\"",
         ),
+        case("PUT", "/v1/jobs", job_with(|j| j["Region"] = "mars".into()), 500, "to region"),
+        case("PUT", "/v1/job/web", job_with(|j| j["Region"] = "mars".into()), 500, "to region"),
+        case("PUT", "/v1/validate/job", job_with(|j| j["Region"] = "mars".into()), 500, "region"),
+        case("PUT", "/v1/jobs", job_with(|j| j["Region"] = 7.into()), 400, "Job.Region: expected"),
         case("PUT", "/v1/jobs?namespace=*", job_with(|_| ()), 400, "only allowed on lists"),
         case(
             "PUT",

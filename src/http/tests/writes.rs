@@ -135,6 +135,25 @@ async fn a_stopped_job_shows_the_index_that_compare_and_set_asks_for() {
 }
 
 #[tokio::test]
+async fn a_job_names_the_region_of_its_servers_or_none() {
+    let options = HttpOptions { region: "eu".to_owned(), ..HttpOptions::default() };
+    let server = TestServer::start_with(TestCluster::new(), options).await;
+    for region in [Value::Null, json!(""), json!("global"), json!("eu")] {
+        let mut job = web_job("web");
+        job["Region"] = region;
+        server.put("/v1/jobs", &json!({ "Job": job })).await.ok();
+    }
+    // What is shown can be registered again.
+    let shown = server.get("/v1/job/web").await.ok();
+    server.put("/v1/jobs", &json!({ "Job": shown })).await.ok();
+    let mut elsewhere = web_job("web");
+    elsewhere["Region"] = "mars".into();
+    let refused = server.put("/v1/jobs", &json!({ "Job": elsewhere })).await;
+    assert_eq!((refused.status, refused.text.as_str()), (500, "No path to region"));
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn an_idempotency_key_makes_a_retry_one_write() {
     let cluster = TestCluster::new();
     let server = TestServer::start(cluster.clone()).await;
