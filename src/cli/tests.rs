@@ -500,6 +500,22 @@ fn job_validate_and_history() {
     assert!(server.run("job history -version 9 web").err.contains("has no version 9"));
 }
 
+#[test]
+fn a_namespace_in_the_file_goes_over_the_flag_also_to_validate() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("team.json");
+    std::fs::write(&path, json!({"Job": {"ID": "web", "Namespace": "team"}}).to_string()).unwrap();
+    let file = path.display();
+    let server =
+        registered().on("PUT /v1/validate/job", &json!({"ValidationErrors": null})).start();
+    for line in ["job run -detach", "job validate"] {
+        let ran = server.run(&format!("{line} -namespace=other {file}"));
+        assert_eq!(ran.code, 0, "{line}: {}{}", ran.out, ran.err);
+    }
+    let expected = ["PUT /v1/jobs?namespace=team", "PUT /v1/validate/job?namespace=team"];
+    assert_eq!(server.lines(), expected);
+}
+
 fn two_nodes() -> Canned {
     let node = |id: &str, name: &str| {
         json!({"ID": id, "Name": name, "Datacenter": "dc1", "NodePool": "default", "Status": "ready",

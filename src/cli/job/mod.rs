@@ -194,6 +194,14 @@ impl JobFile {
     pub(crate) fn id(&self) -> &str {
         self.job.text("ID")
     }
+
+    /// The query of what is asked about the job: a namespace in the file goes over that of the command line.
+    fn query(&self) -> Vec<(&str, &str)> {
+        match self.job.text("Namespace") {
+            "" => Vec::new(),
+            namespace => vec![("namespace", namespace)],
+        }
+    }
 }
 
 fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
@@ -304,7 +312,8 @@ fn evaluate(context: &Context, arguments: &EvalArgs) -> Outcome {
 
 fn validate(context: &Context, arguments: &ValidateArgs) -> Outcome {
     let file = JobFile::read(&arguments.file, arguments.json)?;
-    let answer = context.client.put("/v1/validate/job", &[], &json!({"Job": file.job}))?;
+    let answer =
+        context.client.put("/v1/validate/job", &file.query(), &json!({"Job": file.job}))?;
     print_warnings(context, &answer)?;
     let errors = answer.items("ValidationErrors");
     if errors.is_empty() && answer.text("Error").is_empty() {

@@ -116,10 +116,7 @@ pub(crate) fn register(context: &Context, file: &JobFile) -> anyhow::Result<Valu
 }
 
 fn send(context: &Context, file: &JobFile, request: &Value) -> anyhow::Result<Value> {
-    let namespace = file.job.text("Namespace");
-    let query: Vec<(&str, &str)> =
-        if namespace.is_empty() { vec![] } else { vec![("namespace", namespace)] };
-    Ok(context.client.put("/v1/jobs", &query, request)?)
+    Ok(context.client.put("/v1/jobs", &file.query(), request)?)
 }
 
 fn print_unevaluated(context: &Context, file: &JobFile) -> anyhow::Result<()> {
