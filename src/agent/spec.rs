@@ -250,6 +250,25 @@ mod tests {
     }
 
     #[test]
+    fn a_job_file_cannot_ask_for_a_name_that_is_refused_here() {
+        let convert = |group: &str, task: &str| {
+            let task = serde_json::json!({"Name": task, "Driver": "mock"});
+            let group = serde_json::json!({"Name": group, "Tasks": [task]});
+            crate::jobspec::to_spec(&serde_json::json!({"ID": "j", "TaskGroups": [group]}))
+        };
+        let long = "x".repeat(256);
+        for name in RESERVED_NAMES.into_iter().chain(["", "a/b", "x\0y", long.as_str()]) {
+            assert!(check_task_name(name).is_err(), "{name}");
+            let errors = convert("g", name).expect_err(name);
+            assert_eq!(errors[0].path, "Job.TaskGroups[0].Tasks[0].Name", "{name}: {errors:?}");
+        }
+        for name in ["alloc-1", "run", "x", &long[1..]] {
+            assert_eq!(check_task_name(name), Ok(()));
+            assert!(convert("alloc", name).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
     fn a_task_has_the_meta_of_its_group_and_its_own_goes_over_it() {
         let mut both = message("a", 80, "batch");
         let pair = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());

@@ -31,6 +31,11 @@ const LOGS_DEFAULT: (u32, u32) = (10, 10);
 /// Levels of nesting in a driver's configuration.
 const CONFIG_DEPTH_MAX: usize = 64;
 
+/// Directories of every allocation, beside which those of its tasks stand. An agent refuses them, so no task of that name would run.
+const NAMES_RESERVED: [&str; 2] = ["alloc", ".run"];
+/// Longest name of a task, bytes: that of a directory.
+const TASK_NAME_BYTES_MAX: usize = 255;
+
 /// Signals that a task can ask for.
 pub(crate) const SIGNALS: [&str; 30] = [
     "SIGABRT",
@@ -77,7 +82,7 @@ pub(super) fn read(
     let mut fields = Fields::new(value, path, report)?;
     let path = fields.at("Name");
     let name = fields.text("Name", report).unwrap_or_default();
-    check_directory_name(name, path, report);
+    check_task_name(name, path, report);
     refuse_unsupported(&mut fields, name, report);
     let path = fields.at("Driver");
     let driver = fields.text_filled("Driver", report).unwrap_or_default();
@@ -107,6 +112,24 @@ pub(super) fn read(
     };
     fields.finish(report);
     Some(task)
+}
+
+fn check_task_name(name: &str, path: String, report: &mut Report) {
+    if name.len() > TASK_NAME_BYTES_MAX {
+        let message = format!(
+            "is {} bytes long, at most {TASK_NAME_BYTES_MAX} are allowed for a task",
+            name.len()
+        );
+        report.error(path, message);
+    } else if NAMES_RESERVED.contains(&name) {
+        let message = format!(
+            "{} names a directory that every allocation has: call the task something else",
+            quoted(name)
+        );
+        report.error(path, message);
+    } else {
+        check_directory_name(name, path, report);
+    }
 }
 
 fn refuse_unsupported(fields: &mut Fields<'_>, name: &str, report: &mut Report) {
