@@ -244,7 +244,7 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// A run that was asked for never began: it is asked for again, and does not count as a restart.
+    /// A run that was asked for never began: [`Self::start`] asks for it again, which does not count as a restart.
     pub(crate) fn never_started(
         &mut self,
         policy: &GroupPolicy,
@@ -253,7 +253,6 @@ impl AllocationRunner {
         out: &mut Vec<Action>,
     ) {
         self.tasks[task].rewind(false, now);
-        self.start(now, out);
         self.settle(policy, now, out);
     }
 

@@ -125,6 +125,9 @@ pub(crate) struct Shell {
     directory: AllocationDirectory,
     /// Invariant: nothing runs or starts while this is so. What was down may have been given up and run elsewhere by now: the servers are heard first.
     held: bool,
+    /// A start that the last agent did not come to make waits while this is so: nothing runs of it yet, and the servers may have changed their minds. What
+    /// does run goes on, restarts included.
+    unheard: bool,
     runs: Vec<Option<Run>>,
     view: Arc<Mutex<View>>,
     wishes: watch::Receiver<Wish>,
@@ -154,6 +157,7 @@ impl Shell {
             runner,
             directory,
             held: false,
+            unheard: false,
             wishes,
             orders,
         };
@@ -231,13 +235,13 @@ impl Shell {
             }
         }
         match origin {
-            Origin::New => {}
+            Origin::New => self.runner.start(now, &mut self.actions),
             Origin::Stored { suspended, booted } if suspended || booted => {
                 self.runner.rewind(&self.spec.policy, booted, now, &mut self.actions);
                 self.held = true;
-                return;
             }
             Origin::Stored { .. } => {
+                self.unheard = true;
                 for (position, task) in self.runner.tasks().iter().enumerate() {
                     if task.may_have_process() {
                         let context = self.context(position, task.attempt);
@@ -249,7 +253,6 @@ impl Shell {
                 }
             }
         }
-        self.runner.start(now, &mut self.actions);
     }
 
     /// Stores and reports what changed, then does what is asked for.
@@ -324,8 +327,8 @@ impl Shell {
         if wish.stop {
             self.runner.stop(&self.spec.policy, now, &mut self.actions);
         }
-        if self.held && wish.start {
-            self.held = false;
+        if (self.held || self.unheard) && wish.start {
+            (self.held, self.unheard) = (false, false);
             self.runner.start(now, &mut self.actions);
         }
     }
@@ -405,6 +408,9 @@ impl Shell {
             }
             Happening::Recovered(task, Ok(Recovered::Never)) => {
                 runner.never_started(policy, task, now, actions);
+                if !self.unheard {
+                    runner.start(now, actions);
+                }
             }
             Happening::Recovered(task, Err(error)) => {
                 let exit = ExitResult {
@@ -621,6 +627,24 @@ mod tests {
         begin(&mut shell).await;
         assert!(shell.runs[0].is_some());
         assert_eq!(shell.runner.client_status().name(), "running");
+    }
+
+    /// The last agent was killed before it had started anything.
+    #[tokio::test]
+    async fn a_start_that_was_never_made_waits_for_the_servers() {
+        for stop in [false, true] {
+            let (mut shell, _root) = shell_of(testing::message([7; 16], "job", &["a"]));
+            let now = shell.shared.clock.now();
+            let policy = shell.spec.policy.clone();
+            shell.runner = AllocationRunner::new(&policy, shell.spec.id.0, 0, now);
+            shell.runner.start(now, &mut Vec::new());
+            begin(&mut shell).await;
+            shell.obey(Wish::default());
+            assert_eq!(shell.actions, [], "nobody has said yet whether it is still to run");
+            shell.obey(Wish { stop, start: !stop, ..Wish::default() });
+            assert_eq!(shell.actions.len(), usize::from(!stop));
+            assert_eq!(shell.runner.is_terminal(), stop);
+        }
     }
 
     #[tokio::test]
