@@ -152,7 +152,9 @@ fn who_led_in_an_older_term_is_not_heard() {
     let leader = servers.leader_among(&[0, 1, 2]);
     let core = servers.core((leader + 1) % 3);
     servers.write(leader, "written").unwrap();
-    let cluster = *core.cluster.get().unwrap();
+    // Two are enough for the write: the third may come later.
+    let cluster = servers.wait("it has joined", || core.cluster.get().copied());
+    servers.wait("it hears the leader", || core.leader());
     let header = pb::PeerHeader {
         cluster_id: cluster.to_vec().into(),
         from: servers.core(leader).id,
