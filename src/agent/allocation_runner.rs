@@ -264,6 +264,11 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
+    /// Something is to be stored and reported.
+    pub(crate) fn is_changed(&self) -> bool {
+        self.changed
+    }
+
     /// Whether something changed since the last call; if so the sequence has risen.
     pub(crate) fn take_changed(&mut self) -> bool {
         if !std::mem::take(&mut self.changed) {

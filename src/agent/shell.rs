@@ -178,7 +178,8 @@ impl Shell {
                 return;
             }
             self.obey(wish);
-            if !self.actions.is_empty() {
+            // What was never started has ended without anything to do.
+            if !self.actions.is_empty() || self.runner.is_changed() {
                 continue;
             }
             // A restart that was due while it was down waits too.
@@ -644,6 +645,27 @@ mod tests {
             shell.obey(Wish { stop, start: !stop, ..Wish::default() });
             assert_eq!(shell.actions.len(), usize::from(!stop));
             assert_eq!(shell.runner.is_terminal(), stop);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_never_started_is_told_as_ended_when_it_is_stopped() {
+        for suspended in [false, true] {
+            let (mut shell, _root) = shell_of(testing::message([7; 16], "job", &["a"]));
+            let (wish, wishes) = watch::channel(Wish::default());
+            shell.wishes = wishes;
+            let (outbox, id) = (Arc::clone(&shell.shared.outbox), shell.spec.id);
+            let ended = tokio::spawn(shell.run(Origin::Stored { suspended, booted: false }));
+            while !outbox.is_pending(id) {
+                tokio::task::yield_now().await;
+            }
+            // It has come to wait by then; if not, the test says less, and does not fail.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            outbox.forget(id);
+            wish.send_modify(|wish| wish.stop = true);
+            let ended = tokio::time::timeout(Duration::from_secs(10), ended).await;
+            assert!(matches!(ended, Ok(Ok(()))), "it waits for something else to happen");
+            assert!(outbox.is_pending(id), "its end is told");
         }
     }
 
