@@ -1,14 +1,11 @@
 //! Allocations that have ended here and are kept no more.
 //!
-//! A server that is behind, or that was restored from a copy, may still say that one of them is to run. It is not run again: how it ended is said again instead, which who
-//! knows of the end does not listen to.
+//! A server that is behind, or that was restored from a copy, may still say that one of them is to run. It is not run again: how it ended is said
+//! again instead, which who knows of the end does not listen to.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use fsm::AllocationId;
-use proto::v1;
-
-use super::time::wall_ms;
 
 /// As many as may end within the time that a server is behind.
 const COLLECTED_MAX: usize = 4_096;
@@ -16,42 +13,48 @@ const COLLECTED_MAX: usize = 4_096;
 /// The latest of them, with the statuses they ended with.
 #[derive(Debug, Default)]
 pub(super) struct Collected {
-    ended: VecDeque<(AllocationId, String)>,
+    statuses: BTreeMap<AllocationId, String>,
+    /// The oldest first.
+    order: VecDeque<AllocationId>,
 }
 
 impl Collected {
     /// Remembers one.
     pub(super) fn add(&mut self, id: AllocationId, status: &str) {
-        self.ended.push_back((id, status.to_owned()));
-        if self.ended.len() > COLLECTED_MAX {
-            self.ended.pop_front();
+        if self.statuses.insert(id, status.to_owned()).is_none() {
+            self.order.push_back(id);
+        }
+        if self.order.len() > COLLECTED_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.statuses.remove(&oldest);
         }
     }
 
     /// How it ended, if it is one of them.
     pub(super) fn status(&self, id: AllocationId) -> Option<&str> {
-        self.ended.iter().rev().find(|(ended, _)| *ended == id).map(|(_, status)| &**status)
+        self.statuses.get(&id).map(String::as_str)
     }
 }
 
-/// What is said of an allocation that does not run here, whatever a server thinks.
-pub(super) fn over(
-    message: &v1::Allocation,
-    status: &str,
-    description: &str,
-) -> v1::AllocationStatus {
-    let dead = v1::TaskState {
-        state: "dead".to_owned(),
-        failed: status == "failed",
-        finished_at_ms: wall_ms(),
-        ..Default::default()
-    };
-    let tasks = message.tasks.iter().map(|task| (task.name.clone(), dead.clone())).collect();
-    v1::AllocationStatus {
-        id: message.id.clone(),
-        sequence: message.client_sequence.saturating_add(1),
-        client_status: status.to_owned(),
-        description: description.to_owned(),
-        tasks,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_are_remembered() {
+        let id = |number: usize| {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&number.to_le_bytes());
+            AllocationId(id)
+        };
+        let mut collected = Collected::default();
+        for number in 0..=COLLECTED_MAX {
+            collected.add(id(number), "complete");
+            collected.add(id(number), "failed");
+        }
+        assert_eq!(collected.status(id(0)), None);
+        assert_eq!(collected.status(id(1)), Some("failed"));
+        assert_eq!(collected.statuses.len(), COLLECTED_MAX);
     }
 }

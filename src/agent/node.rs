@@ -16,12 +16,13 @@ use tokio::{
 
 use super::{
     allocation_runner::AllocationRunner,
-    collected::{self, Collected},
+    collected::Collected,
     executor::process::kill_leftovers,
     heartbeat::Node,
     shell::{Order, Ordered, Origin, Shared, Shell, View, Wish, view_of},
     spec::{self, AllocationSpec},
     state::Loaded,
+    status::not_running,
 };
 
 /// Orders to an allocation that wait to be carried out.
@@ -226,7 +227,7 @@ impl LocalNode {
 
     /// Reports on an allocation that never ran here.
     fn answer(&self, id: AllocationId, message: &v1::Allocation, status: &str, description: &str) {
-        let report = collected::over(message, status, description);
+        let report = not_running(message, status, description);
         self.shared.outbox.report(id, report);
     }
 

@@ -23,7 +23,7 @@ use super::{
     settings::AgentSettings,
     spec::{group_policy, present},
     state::NodeIdentity,
-    status::Outbox,
+    status::{Outbox, not_running},
     task_runner::{Action, ExitResult},
     time::{Clock, Moment},
 };
@@ -234,7 +234,9 @@ impl SimulatedNode {
                 Ok(group) => {
                     place.insert(SimulatedAllocation::new(group, id, message.client_sequence, now))
                 }
-                Err(error) => return self.outbox.report(id, refusal(message, &error)),
+                Err(error) => {
+                    return self.outbox.report(id, not_running(message, "failed", &error));
+                }
             },
         };
         allocation.runner.raise_sequence(message.client_sequence);
@@ -403,16 +405,6 @@ impl Node for SimulatedNode {
         for (id, allocation) in &self.lock().allocations {
             self.outbox.report(*id, allocation.runner.status(&allocation.group.policy, id.0));
         }
-    }
-}
-
-fn refusal(message: &v1::Allocation, error: &str) -> v1::AllocationStatus {
-    v1::AllocationStatus {
-        id: message.id.clone(),
-        sequence: message.client_sequence.saturating_add(1),
-        client_status: "failed".to_owned(),
-        description: error.to_owned(),
-        ..Default::default()
     }
 }
 

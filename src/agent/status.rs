@@ -19,6 +19,7 @@ use tonic::Code;
 use super::{
     connection::{Backoff, Connection},
     heartbeat::{self, Registered},
+    time::wall_ms,
 };
 
 /// Shortest time between two batches.
@@ -107,6 +108,28 @@ impl Outbox {
         } else {
             self.filled.notify_one();
         }
+    }
+}
+
+/// What is said of an allocation that does not run here, whatever a server thinks.
+pub(crate) fn not_running(
+    message: &v1::Allocation,
+    status: &str,
+    description: &str,
+) -> v1::AllocationStatus {
+    let dead = v1::TaskState {
+        state: "dead".to_owned(),
+        failed: status == "failed",
+        finished_at_ms: wall_ms(),
+        ..Default::default()
+    };
+    let tasks = message.tasks.iter().map(|task| (task.name.clone(), dead.clone())).collect();
+    v1::AllocationStatus {
+        id: message.id.clone(),
+        sequence: message.client_sequence.saturating_add(1),
+        client_status: status.to_owned(),
+        description: description.to_owned(),
+        tasks,
     }
 }
 

@@ -170,8 +170,11 @@ impl Supervisor {
         let is_first = !mem::replace(&mut self.force_killed, true);
         // Its number is nobody else's before it is reaped.
         let group = kill_process_group(self.task, Signal::KILL);
-        let family = kill_family().map(drop);
-        if let Err(error) = family.and(group.map_err(Into::into))
+        let group = group.or_else(|error| match error {
+            rustix::io::Errno::SRCH => Ok(()),
+            other => Err(other.into()),
+        });
+        if let Err(error) = kill_family().and(group)
             && is_first
         {
             super::complain(&error);

@@ -339,9 +339,6 @@ impl<'a> Turn<'a> {
             let Some((kind, priority, job_modify_index)) = self.state.to_evaluate(key) else {
                 continue;
             };
-            if self.state.jobs.get(key).is_some_and(|job| job.parameterized) {
-                continue;
-            }
             let id = self.evaluation_id(&mut ids);
             let mut evaluation = Evaluation::new(id, key.clone(), kind, priority, *trigger);
             evaluation.job_modify_index = job_modify_index;

@@ -302,10 +302,10 @@ impl State {
     }
 
     /// Kind, priority and last change of a job for an evaluation of it; of a job that is gone those of what still runs of it. None: there is nothing
-    /// to evaluate.
+    /// to evaluate, as of a template.
     pub fn to_evaluate(&self, key: &JobKey) -> Option<(JobKind, u16, Index)> {
         if let Some(job) = self.jobs.get(key) {
-            return Some((job.kind, job.priority, job.job_modify_index));
+            return (!job.parameterized).then_some((job.kind, job.priority, job.job_modify_index));
         }
         let (_, id) = self.job_index(key)?.live_names.iter().next()?;
         let spec = self.allocation_spec(self.allocations.get(id)?)?;

@@ -19,8 +19,9 @@ use crate::{Pass, ScheduleError};
 const PLACEMENT_BYTES_MAX: usize = 8 << 20;
 /// Size of what is kept for people about groups that failed, beyond which texts of constraints are left out, bytes.
 const FAILURE_BYTES_MAX: usize = 4 << 20;
-/// A placement without its texts, about, bytes.
+/// A placement without its texts and its past reschedules, and one of those, about, bytes.
 const PLACEMENT_BYTES: usize = 128;
+const RESCHEDULE_BYTES: usize = 64;
 
 /// The job that is evaluated, and what it wants.
 #[derive(Clone, Copy)]
@@ -163,7 +164,10 @@ impl<'a> Draft<'a> {
     /// Writes down a placement. There is room: [`Self::has_room`] was asked before.
     pub(crate) fn place(&mut self, placement: Placement) {
         assert!(self.plan.placements.len() < PLAN_PLACEMENTS_MAX, "plan is over its bound");
-        self.bytes += PLACEMENT_BYTES + placement.metrics.as_deref().map_or(0, bytes_of);
+        self.bytes += PLACEMENT_BYTES
+            + placement.group.len()
+            + placement.reschedules.len() * RESCHEDULE_BYTES
+            + placement.metrics.as_deref().map_or(0, bytes_of);
         self.plan.placements.push(placement);
     }
 
