@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 56] = [
+pub(crate) const REQUIRED: [&str; 57] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -34,6 +34,7 @@ pub(crate) const REQUIRED: [&str; 56] = [
     "a write of unknown outcome was there later",
     "a request was sent again under its id",
     "work was refused for overload",
+    "a job of two groups was asked for",
     "a node went down",
     "an evaluation was blocked",
     "an allocation was replaced",

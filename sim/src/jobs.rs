@@ -106,6 +106,14 @@ struct More {
     /// Instances updated at a time.
     parallel: Option<u32>,
     priority: u16,
+    second: Option<Second>,
+}
+
+/// A second group, with a constraint of its own.
+#[derive(Clone, Copy, Debug)]
+struct Second {
+    count: u32,
+    rack: Option<&'static str>,
 }
 
 impl More {
@@ -118,16 +126,16 @@ impl More {
             user: ["", "", "x"][dice.index(3)],
             parallel: (dice.below(2) == 0).then_some(1),
             priority: [50, 20, 80][dice.index(3)],
+            second: (dice.below(3) == 0).then(|| Second {
+                count: u32::try_from(dice.below(3)).expect("it is small"),
+                rack: (dice.below(2) == 0).then(|| RACKS[dice.index(RACKS.len())]),
+            }),
         }
     }
 
     fn put_in(self, spec: &mut JobSpec) {
         if let Some((operand, rack)) = self.rack {
-            spec.constraints.push(Constraint {
-                left: "${meta.rack}".into(),
-                operand: operand.into(),
-                right: rack.into(),
-            });
+            spec.constraints.push(rack_constraint(operand, rack));
         }
         if let Some(datacenter) = self.datacenter {
             spec.datacenters = vec![datacenter.into()];
@@ -146,7 +154,19 @@ impl More {
                 task.user = self.user.into();
             }
         }
+        if let Some(second) = self.second {
+            let mut group = spec.groups[0].clone();
+            group.name = "second".into();
+            group.count = second.count;
+            group.constraints.extend(second.rack.map(|rack| rack_constraint("=", rack)));
+            spec.groups.push(group);
+            coverage::hit("a job of two groups was asked for");
+        }
     }
+}
+
+fn rack_constraint(operand: &str, rack: &str) -> Constraint {
+    Constraint { left: "${meta.rack}".into(), operand: operand.into(), right: rack.into() }
 }
 
 fn key_of(service: usize) -> JobKey {
@@ -265,6 +285,9 @@ impl Operator {
                 More::draw(&mut self.more).put_in(&mut spec);
                 for group in &mut spec.groups {
                     group.update = None;
+                    if spec.kind.is_per_node() {
+                        group.count = group.count.min(1);
+                    }
                 }
                 self.register_extra(spec).await;
             }

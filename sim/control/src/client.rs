@@ -163,6 +163,7 @@ impl World {
                 if self.swarm.rich_jobs {
                     enrich(&mut spec, dice);
                 }
+                self.divide(&mut spec);
                 let enforce_index =
                     if dice.percent(15) { Some(draw_index(known.as_deref(), dice)) } else { None };
                 let spec = Arc::new(spec);

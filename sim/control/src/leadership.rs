@@ -223,6 +223,7 @@ impl World {
                 world.coverage.count(Event::EffectsMissed);
                 leadership.dispatch.restore(now, &state);
                 leadership.watch.restore(now, &state);
+                leadership.overdue = order::Overdue::default();
                 leadership.heard.clear();
                 leadership.promises.restored(now, &state);
             } else {

@@ -23,6 +23,7 @@ mod client;
 mod coverage;
 mod dice;
 mod extra;
+mod groups;
 pub mod invariants;
 mod leadership;
 mod log;

@@ -60,6 +60,13 @@ impl World {
         self.evaluate_everything();
         self.quieten(dice);
         let after = self.log.truth().clone();
+        // A suspended node that came back meanwhile is room that nobody slept through.
+        let health = |state: &fsm::State| {
+            state.nodes.iter().map(|node| (node.id, node.health)).collect::<Vec<_>>()
+        };
+        if health(&before) != health(&after) {
+            return;
+        }
         let mut found = Vec::new();
         judge_evaluations(&after, &mut found);
         for row in before.allocations.iter().filter(|row| row.is_live()) {

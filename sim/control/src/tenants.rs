@@ -76,6 +76,7 @@ impl World {
                 if self.swarm.rich_jobs {
                     enrich(&mut spec, dice);
                 }
+                self.divide(&mut spec);
                 spec.key = key;
                 if dice.percent(40) {
                     spec.node_pool = pool.into();

@@ -16,13 +16,18 @@ fn node(id: fsm::NodeId) -> String {
 pub(crate) fn of(command: &Command) -> String {
     match command {
         Command::RegisterJob { spec, evaluation, .. } => {
-            let group = &spec.groups[0];
-            let ports: Vec<_> =
-                group.network.iter().flat_map(|one| &one.ports).map(|port| port.value).collect();
+            let groups: Vec<_> = spec
+                .groups
+                .iter()
+                .map(|group| {
+                    let networks = group.network.iter();
+                    let ports = networks.flat_map(|one| &one.ports).map(|port| port.value);
+                    format!("{} x{} ports {:?}", group.name, group.count, ports.collect::<Vec<_>>())
+                })
+                .collect();
             format!(
-                "RegisterJob {} x{} priority {} {:?} ports {ports:?} all_at_once {} evaluation {}",
+                "RegisterJob {} {groups:?} priority {} {:?} all_at_once {} evaluation {}",
                 spec.key.id,
-                group.count,
                 spec.priority,
                 spec.datacenters,
                 spec.all_at_once,

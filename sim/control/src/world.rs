@@ -12,6 +12,7 @@ use crate::{
     coverage::Event,
     dice::Dice,
     extra::{self, Extra},
+    groups,
     leadership::Leadership,
     log::{Log, Ticket},
     oracle::Oracle,
@@ -97,6 +98,8 @@ pub(crate) struct World {
     pub(crate) extra: Extra,
     /// Percent of steps before which a tenant wants something.
     pub(crate) tenants: u64,
+    /// Dice of how jobs are divided, for the step under way; none: each has one group.
+    pub(crate) groups: Option<Dice>,
     /// Dice of what is extra, for the step under way.
     pub(crate) chance: Dice,
     pub(crate) log_stalled_until: u64,
@@ -133,6 +136,7 @@ impl World {
         let mut world = Self {
             extra: Extra::draw(seed),
             tenants: tenants::draw(seed),
+            groups: groups::dice(seed, u64::MAX - 1),
             chance: extra::dice(seed, u64::MAX - 1),
             log_stalled_until: 0,
             clock_ms: 0,

@@ -134,6 +134,9 @@ pub(crate) fn same_work(old: &TaskGroup, new: &TaskGroup) -> Result<(), &'static
     if ask_of(old) != ask_of(new) {
         return Err("resources");
     }
+    if old.tasks.len() != new.tasks.len() {
+        return Err("tasks");
+    }
     for task in &new.tasks {
         let Some(before) = old.tasks.iter().find(|one| one.name == task.name) else {
             return Err("tasks");
