@@ -33,6 +33,8 @@ pub struct EffectBatch {
 #[derive(Default)]
 struct Feed {
     subscribed: u64,
+    /// Invariant: the newest subscription still stands. What nobody will take is not kept.
+    is_taken: bool,
     queue: VecDeque<(Index, Vec<Effect>)>,
     reset: bool,
 }
@@ -92,7 +94,7 @@ impl StateCell {
             let mut feed = self.feed();
             let old = self.state.swap(Arc::new(state));
             self.reap(old);
-            if feed.subscribed > 0 {
+            if feed.is_taken {
                 feed.reset |= reset;
                 feed.queue.extend(effects.into_iter().filter(|(_, list)| !list.is_empty()));
                 if feed.queue.len() > EFFECT_BATCHES_MAX {
@@ -150,6 +152,7 @@ impl StateCell {
     pub fn subscribe(self: &Arc<Self>) -> (Arc<State>, EffectFeed) {
         let mut feed = self.feed();
         feed.subscribed += 1;
+        feed.is_taken = true;
         feed.queue.clear();
         feed.reset = false;
         let number = feed.subscribed;
@@ -244,6 +247,16 @@ impl EffectFeed {
                 }
             }
             more.await;
+        }
+    }
+}
+
+impl Drop for EffectFeed {
+    fn drop(&mut self) {
+        let mut feed = self.cell.feed();
+        if feed.subscribed == self.number {
+            feed.is_taken = false;
+            feed.queue = VecDeque::new();
         }
     }
 }
@@ -365,5 +378,29 @@ mod tests {
         assert!(feed.next().await.is_none());
         cell.publish(at(4, None), vec![(4, vec![Effect::DigestMark])], false);
         assert_eq!(newer.next().await.expect("subscribed").effects.len(), 1);
+    }
+
+    /// A server that led once would keep the effects of tens of thousands of entries for nobody.
+    #[tokio::test]
+    async fn what_nobody_takes_any_more_is_not_kept() {
+        let cell = StateCell::new(at(1, None));
+        let publish = |index| {
+            let effects = vec![(index, vec![Effect::SchedulerConfiguration])];
+            cell.publish(at(index, None), effects, false);
+        };
+        let (_, feed) = cell.subscribe();
+        publish(2);
+        assert_eq!(cell.feed().queue.len(), 1);
+        drop(feed);
+        publish(3);
+        assert_eq!(cell.feed().queue.len(), 0);
+
+        let (_, older) = cell.subscribe();
+        let (_, mut newer) = cell.subscribe();
+        publish(4);
+        drop(older);
+        publish(5);
+        let batch = newer.next().await.expect("the newer one stands");
+        assert_eq!(batch.effects.len(), 2);
     }
 }
