@@ -95,7 +95,13 @@ impl Dispatch {
         self.broker.applied(now, row);
         match row.status {
             // A woken one is in the broker until its outcome is applied.
-            EvaluationStatus::Blocked if !self.broker.contains(id) => self.blocked.block(now, row),
+            EvaluationStatus::Blocked if !self.broker.contains(id) => {
+                self.blocked.block(now, row);
+                // It was there when the plan was made, and nothing will be heard of it again.
+                if let Some(node) = row.node.filter(|node| !state.nodes.contains(node)) {
+                    self.blocked.node_gone(node, row.modify_index);
+                }
+            }
             EvaluationStatus::Blocked | EvaluationStatus::Pending => {}
             EvaluationStatus::Complete | EvaluationStatus::Failed | EvaluationStatus::Canceled => {
                 self.blocked.removed(id);
@@ -317,7 +323,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::testing::{evaluation, name_of, named};
+    use crate::testing::{evaluation, name_of, named, node};
 
     const NOW: u64 = 1_000_000;
     const AGAIN: u64 = NOW + limits::CANCEL_RETRY_MS;
@@ -442,6 +448,23 @@ mod tests {
         world.dispatch.restore(NOW, &world.state);
         let id = EvaluationId(named("a"));
         assert!(world.dispatch.holds(id) && !world.dispatch.tracks(id));
+    }
+
+    /// The plan that found no room there was made before, and came after what told of it.
+    #[test]
+    fn what_is_blocked_for_a_node_that_is_gone_by_then_is_woken() {
+        let mut world = World::new();
+        world.state.nodes.put(node("there"), &mut ChangeSet::default());
+        for (name, job, of) in [("a", "web", "gone"), ("b", "db", "there")] {
+            let mut row = evaluation(name, job, 12);
+            (row.status, row.kind) = (EvaluationStatus::Blocked, JobKind::System);
+            (row.node, row.snapshot_index) = (Some(NodeId(named(of))), 10);
+            world.put(row);
+        }
+        assert!(world.offered(NOW).is_empty());
+        let [woken, waiting] = ["a", "b"].map(|name| EvaluationId(named(name)));
+        assert!(world.dispatch.holds(woken) && !world.dispatch.tracks(woken));
+        assert!(world.dispatch.tracks(waiting) && !world.dispatch.holds(waiting));
     }
 
     /// A copy with every step would fill the queue of the services, and crowd out that a node is down.
