@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
+    fingerprint::with_port,
     interpolate::Names,
     spec::{AllocationSpec, TaskSpec},
     state::AllocationDirectory,
@@ -84,7 +85,7 @@ fn ports(spec: &AllocationSpec, env: &mut BTreeMap<String, String>) {
         env.insert(format!("NOMAD_PORT_{label}"), port.to.to_string());
         env.insert(format!("NOMAD_HOST_PORT_{label}"), port.value.to_string());
         env.insert(format!("NOMAD_IP_{label}"), spec.address.clone());
-        let address = format!("{}:{}", spec.address, port.value);
+        let address = with_port(&spec.address, port.value);
         env.insert(format!("NOMAD_ADDR_{label}"), address.clone());
         env.insert(format!("NOMAD_HOST_ADDR_{label}"), address);
     }
@@ -127,5 +128,22 @@ mod tests {
             assert_eq!(names.env.get(key).map(String::as_str), Some(value), "{key}");
         }
         assert!(names.env["NOMAD_TASK_DIR"].ends_with("/server/local"), "{:?}", names.env);
+    }
+
+    #[test]
+    fn an_address_of_ipv6_stands_in_brackets_beside_its_port() {
+        let mut message = testing::message([3; 16], "web", &["server"]);
+        message.address = "fd00::1".to_owned();
+        message.ports.push(proto::v1::Port { label: "http".to_owned(), value: 8080, to: 0 });
+        let spec = AllocationSpec::parse(message).expect("a valid message");
+        let mut env = BTreeMap::new();
+        ports(&spec, &mut env);
+        for (key, value) in [
+            ("NOMAD_IP_http", "fd00::1"),
+            ("NOMAD_ADDR_http", "[fd00::1]:8080"),
+            ("NOMAD_HOST_ADDR_http", "[fd00::1]:8080"),
+        ] {
+            assert_eq!(env.get(key).map(String::as_str), Some(value), "{key}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     path::Path,
 };
 
@@ -162,7 +162,7 @@ fn own_address(servers: &[String]) -> IpAddr {
         let any: IpAddr = if target.is_ipv4() {
             Ipv4Addr::UNSPECIFIED.into()
         } else {
-            std::net::Ipv6Addr::UNSPECIFIED.into()
+            Ipv6Addr::UNSPECIFIED.into()
         };
         let socket = UdpSocket::bind((any, 0)).ok()?;
         socket.connect(target).ok()?;
@@ -171,9 +171,28 @@ fn own_address(servers: &[String]) -> IpAddr {
     servers.iter().find_map(towards).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
+/// An address and a port as one connects to them: IPv6 has colons of its own.
+pub(super) fn with_port(address: &str, port: u16) -> String {
+    match address.parse::<Ipv6Addr>() {
+        Ok(address) => format!("[{address}]:{port}"),
+        Err(_) => format!("{address}:{port}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_with_a_port_can_be_connected_to() {
+        for (address, expected) in [
+            ("10.0.0.1", "10.0.0.1:4646"),
+            ("fd00::1", "[fd00::1]:4646"),
+            ("node-1.example", "node-1.example:4646"),
+        ] {
+            assert_eq!(with_port(address, 4646), expected);
+        }
+    }
 
     #[test]
     fn cpus_are_summed_and_guessed_where_nothing_is_said() {

@@ -283,7 +283,7 @@ fn describe(
     });
     // An address that means "all of them" is no address to connect to.
     registration.http_address = if http_address.ip().is_unspecified() {
-        format!("{}:{}", found.address, http_address.port())
+        fingerprint::with_port(&found.address, http_address.port())
     } else {
         http_address.to_string()
     };

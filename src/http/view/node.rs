@@ -201,7 +201,22 @@ fn reserved_resources(resources: &NodeResources) -> Value {
     })
 }
 
-/// The host part of `host:port`.
+/// The host part of `host:port`, without the brackets that IPv6 has there.
 fn host(address: &Text) -> &str {
-    address.rsplit_once(':').map_or(address, |(host, _)| host)
+    let host = address.rsplit_once(':').map_or(&**address, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_has_neither_port_nor_brackets() {
+        for (address, expected) in
+            [("10.0.0.1:4646", "10.0.0.1"), ("[fd00::1]:4646", "fd00::1"), ("", "")]
+        {
+            assert_eq!(host(&address.into()), expected);
+        }
+    }
 }
