@@ -21,7 +21,9 @@ pub(crate) fn names(
     node: &Arc<BTreeMap<String, String>>,
 ) -> Names {
     let mut env = host_variables();
-    identity(spec, task, &mut env);
+    // A job that names no region says `global`: what asks for that is refused where the servers have a name of their own.
+    let region = node.get("node.region").unwrap_or(&spec.region);
+    identity(spec, task, region, &mut env);
     let own = directory.task(&task.name);
     let mut set = |key: &str, value: String| env.insert(key.to_owned(), value);
     set("NOMAD_ALLOC_DIR", directory.shared().display().to_string());
@@ -53,7 +55,12 @@ fn host_variables() -> BTreeMap<String, String> {
     env
 }
 
-fn identity(spec: &AllocationSpec, task: &TaskSpec, env: &mut BTreeMap<String, String>) {
+fn identity(
+    spec: &AllocationSpec,
+    task: &TaskSpec,
+    region: &str,
+    env: &mut BTreeMap<String, String>,
+) {
     let mut set = |key: &str, value: String| {
         if !value.is_empty() {
             env.insert(format!("NOMAD_{key}"), value);
@@ -70,7 +77,7 @@ fn identity(spec: &AllocationSpec, task: &TaskSpec, env: &mut BTreeMap<String, S
     set("JOB_NAME", spec.job_name.clone());
     set("JOB_PARENT_ID", spec.job_parent_id.clone());
     set("NAMESPACE", spec.namespace.clone());
-    set("REGION", spec.region.clone());
+    set("REGION", region.to_owned());
     set("DC", spec.datacenter.clone());
     set("CPU_LIMIT", task.cpu_mhz.to_string());
     set("MEMORY_LIMIT", task.memory_mb.to_string());
@@ -128,6 +135,20 @@ mod tests {
             assert_eq!(names.env.get(key).map(String::as_str), Some(value), "{key}");
         }
         assert!(names.env["NOMAD_TASK_DIR"].ends_with("/server/local"), "{:?}", names.env);
+    }
+
+    #[test]
+    fn the_region_is_that_of_the_node() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let (state, _) =
+            crate::agent::state::StateDirectory::open(directory.path()).expect("a state directory");
+        let mut message = testing::message([3; 16], "web", &["server"]);
+        "global".clone_into(&mut message.region);
+        let spec = AllocationSpec::parse(message).expect("a valid message");
+        let node = Arc::new(BTreeMap::from([("node.region".to_owned(), "eu".to_owned())]));
+        let names = names(&spec, &spec.tasks[0], &state.allocation(spec.id), &node);
+        assert_eq!(names.env["NOMAD_REGION"], "eu");
+        assert_eq!(names.expand("${NOMAD_REGION} ${node.region}"), "eu eu");
     }
 
     #[test]
