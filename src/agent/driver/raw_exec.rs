@@ -79,13 +79,12 @@ fn run_spec(context: &TaskContext) -> Result<RunSpec, StartError> {
     }
     let expand = |text: &str| context.names.expand(text);
     let own = context.directory.task(&task.name);
-    let mut env = context.names.env.clone();
+    let env = context.names.env.clone();
     for (key, value) in &env {
         if key.is_empty() || key.contains(['=', '\0']) || value.contains('\0') {
             return Err(StartError::impossible(format!("`{key}` cannot be in an environment")));
         }
     }
-    env.retain(|key, _| !key.starts_with("QUORATE_"));
     let (command, args): (String, Vec<String>) =
         (expand(&config.command), config.args.iter().map(|arg| expand(arg)).collect());
     if command.is_empty() {
@@ -106,4 +105,41 @@ fn run_spec(context: &TaskContext) -> Result<RunSpec, StartError> {
         log_file_bytes_max: u64::from(task.log_file_mb_max.max(1)) << 20,
         open_files: crate::open_files::before(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::{path::Path, sync::Arc};
+
+    use super::*;
+    use crate::agent::{environment, spec::AllocationSpec, state::StateDirectory, testing};
+
+    /// What is run for a task with this configuration and this variable of its own.
+    fn run_spec_of(config_json: &str, (key, value): (&str, &str)) -> Result<RunSpec, StartError> {
+        let root = tempfile::tempdir().unwrap();
+        let (state, _) = StateDirectory::open(root.path()).unwrap();
+        let mut message = testing::message([1; 16], "job", &["a"]);
+        config_json.clone_into(&mut message.tasks[0].config_json);
+        message.tasks[0].env.insert(key.to_owned(), value.to_owned());
+        let spec = AllocationSpec::parse(message).unwrap();
+        let (task, directory) = (spec.tasks[0].clone(), state.allocation(spec.id));
+        run_spec(&TaskContext {
+            names: environment::names(&spec, &task, &directory, &Arc::default()),
+            task,
+            directory,
+            attempt: 1,
+            executor_binary: Path::new("no executor is needed").into(),
+            drivers: Arc::default(),
+        })
+    }
+
+    #[test]
+    fn a_task_has_every_variable_that_its_job_gives_it() {
+        for key in ["QUORATE_ADDR", "NOMAD_ADDR", "PORT"] {
+            let spec = run_spec_of(r#"{"command":"x"}"#, (key, "http://10.0.0.1:4646")).unwrap();
+            assert_eq!(spec.env.get(key).map(String::as_str), Some("http://10.0.0.1:4646"));
+        }
+    }
 }
