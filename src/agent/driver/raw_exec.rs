@@ -13,9 +13,28 @@ const KILL_SIGNAL: &str = "SIGINT";
 struct Config {
     command: String,
     #[serde(default)]
-    args: Vec<String>,
+    args: Vec<Argument>,
     #[serde(default)]
     work_dir: Option<String>,
+}
+
+/// A job file may say `["-port", 8080]`, as in Nomad, whose drivers take numbers and truth values for texts.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "an argument must be a text, a number, true or false")]
+enum Argument {
+    Text(String),
+    Number(serde_json::Number),
+    Flag(bool),
+}
+
+impl Argument {
+    fn into_text(self) -> String {
+        match self {
+            Self::Text(text) => text,
+            Self::Number(number) => number.to_string(),
+            Self::Flag(flag) => flag.to_string(),
+        }
+    }
 }
 
 /// A process under its executor.
@@ -85,8 +104,9 @@ fn run_spec(context: &TaskContext) -> Result<RunSpec, StartError> {
             return Err(StartError::impossible(format!("`{key}` cannot be in an environment")));
         }
     }
-    let (command, args): (String, Vec<String>) =
-        (expand(&config.command), config.args.iter().map(|arg| expand(arg)).collect());
+    let command = expand(&config.command);
+    let args: Vec<String> =
+        config.args.into_iter().map(|argument| expand(&argument.into_text())).collect();
     if command.is_empty() {
         return Err(StartError::impossible("driver raw_exec needs a command"));
     }
@@ -133,6 +153,18 @@ mod tests {
             executor_binary: Path::new("no executor is needed").into(),
             drivers: Arc::default(),
         })
+    }
+
+    #[test]
+    fn numbers_and_truth_values_are_arguments_like_texts() {
+        let args = |args: &str| {
+            let config = format!(r#"{{"command":"x","args":[{args}]}}"#);
+            run_spec_of(&config, ("A", "a")).map(|spec| spec.args)
+        };
+        let expected = ["-port", "8080", "-1", "0.5", "true", "a"].map(str::to_owned);
+        assert_eq!(args(r#""-port",8080,-1,0.5,true,"${A}""#), Ok(expected.to_vec()));
+        let refused = args("[8080]").unwrap_err();
+        assert!(!refused.recoverable && refused.message.contains("must be a text"), "{refused:?}");
     }
 
     #[test]
