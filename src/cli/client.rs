@@ -15,6 +15,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(90);
 /// Largest answer read into memory.
 const ANSWER_BYTES_MAX: u64 = 1 << 30;
+/// Where a page of a list says which one follows.
+const NEXT_TOKEN_HEADER: &str = "x-nomad-nexttoken";
 /// Largest error text read.
 const ERROR_BYTES_MAX: u64 = 64 << 10;
 
@@ -140,6 +142,18 @@ impl Client {
         self.request(Method::Get, path, query, None)
     }
 
+    /// Reads a page of a list, and the token of the page that follows it.
+    pub(crate) fn get_page(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+    ) -> Result<(Value, Option<String>), ClientError> {
+        let response = self.send(&self.agent, Method::Get, path, query, None)?;
+        let next = response.headers().get(NEXT_TOKEN_HEADER);
+        let next = next.and_then(|token| token.to_str().ok()).map(str::to_owned);
+        Ok((self.decode(Method::Get, path, response)?, next))
+    }
+
     /// Writes JSON.
     pub(crate) fn put(
         &self,
@@ -173,6 +187,15 @@ impl Client {
         body: Option<&Value>,
     ) -> Result<Value, ClientError> {
         let response = self.send(&self.agent, method, path, query, body)?;
+        self.decode(method, path, response)
+    }
+
+    fn decode(
+        &self,
+        method: Method,
+        path: &str,
+        response: ureq::http::Response<ureq::Body>,
+    ) -> Result<Value, ClientError> {
         let bytes = response
             .into_body()
             .into_with_config()

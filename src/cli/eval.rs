@@ -77,18 +77,24 @@ fn list(context: &Context, arguments: &ListArgs) -> Outcome {
     .into_iter()
     .filter_map(|(name, value)| Some((name, value.as_deref()?)))
     .collect();
-    let answer = context.client.get("/v1/evaluations", &query)?;
+    let (answer, next) = context.client.get_page("/v1/evaluations", &query)?;
     if arguments.style.json {
         context.output.json(&answer)?;
-        return Ok(Exit::Success);
-    }
-    if rows(&answer).is_empty() {
+    } else if rows(&answer).is_empty() {
         context.line("No evaluations")?;
-        return Ok(Exit::Success);
+    } else {
+        context.line(lines(rows(&answer), arguments.style))?;
     }
-    let lines: Vec<Vec<String>> =
-        rows(&answer).iter().map(|row| line(row, arguments.style)).collect();
-    context.line(table(
+    if let Some(token) = next {
+        let advice = format!("\nThere are more: repeat the command with -page-token={token}");
+        context.output.advice(advice);
+    }
+    Ok(Exit::Success)
+}
+
+fn lines(evaluations: &[Value], style: Style) -> String {
+    let lines: Vec<Vec<String>> = evaluations.iter().map(|row| line(row, style)).collect();
+    table(
         &[
             "ID",
             "Priority",
@@ -100,8 +106,7 @@ fn list(context: &Context, arguments: &ListArgs) -> Outcome {
             "Placement Failures",
         ],
         &lines,
-    ))?;
-    Ok(Exit::Success)
+    )
 }
 
 fn line(row: &Value, style: Style) -> Vec<String> {

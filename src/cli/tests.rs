@@ -23,6 +23,8 @@ const ALLOCATION: &str = "aaaaaaaa-1111-4111-8111-111111111111";
 #[derive(Default)]
 pub(super) struct Canned {
     answers: BTreeMap<String, Vec<(u16, String)>>,
+    /// What follows the page of a route.
+    tokens: BTreeMap<String, &'static str>,
 }
 
 /// One request as the server saw it.
@@ -50,6 +52,11 @@ impl Canned {
         self
     }
 
+    fn followed_by(mut self, route: &str, token: &'static str) -> Self {
+        self.tokens.insert(route.to_owned(), token);
+        self
+    }
+
     pub(super) fn fail(mut self, route: &str, status: u16, text: &str) -> Self {
         self.answers.entry(route.to_owned()).or_default().push((status, text.to_owned()));
         self
@@ -60,21 +67,17 @@ impl Canned {
         let address = format!("http://{}", listener.local_addr().unwrap());
         let seen = Arc::new(Mutex::new(Vec::new()));
         let recorded = Arc::clone(&seen);
-        let mut answers = self.answers;
+        let mut canned = self;
         thread::spawn(move || {
             for stream in listener.incoming() {
-                answer(stream.unwrap(), &mut answers, &recorded);
+                answer(stream.unwrap(), &mut canned, &recorded);
             }
         });
         Server { address, seen }
     }
 }
 
-fn answer(
-    mut stream: TcpStream,
-    answers: &mut BTreeMap<String, Vec<(u16, String)>>,
-    seen: &Mutex<Vec<Seen>>,
-) {
+fn answer(mut stream: TcpStream, canned: &mut Canned, seen: &Mutex<Vec<Seen>>) {
     let mut bytes = Vec::new();
     let mut chunk = [0; 4096];
     let (head, body_start) = loop {
@@ -98,15 +101,16 @@ fn answer(
     let body = String::from_utf8(bytes[body_start..].to_vec()).unwrap();
     let route = line.split('?').next().unwrap().to_owned();
     seen.lock().unwrap().push(Seen { line, head, body });
-    let (status, text) = match answers.get_mut(&route) {
+    let next = canned.tokens.get(&route).map(|token| format!("X-Nomad-NextToken: {token}\r\n"));
+    let (status, text) = match canned.answers.get_mut(&route) {
         Some(list) if list.len() > 1 => list.remove(0),
         Some(list) => list[0].clone(),
         None => (404, format!("no canned answer for {route}")),
     };
-    let length = text.len();
+    let (length, next) = (text.len(), next.unwrap_or_default());
     write!(
         stream,
-        "HTTP/1.1 {status} x\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{text}"
+        "HTTP/1.1 {status} x\r\nContent-Length: {length}\r\n{next}Connection: close\r\n\r\n{text}"
     )
     .unwrap();
 }
@@ -658,6 +662,22 @@ server-1  1   127.0.0.1:4647  leader  true   3\n"
     let ran = server.run("eval list -status complete");
     assert!(ran.out.contains("eeeeeeee  <none>    job-register  web"), "{}", ran.out);
     assert_eq!(server.lines().last().unwrap(), "GET /v1/evaluations?status=complete");
+}
+
+#[test]
+fn a_page_of_evaluations_says_how_to_get_the_next() {
+    let server = Canned::default()
+        .on("GET /v1/evaluations", &json!([evaluation("complete")]))
+        .followed_by("GET /v1/evaluations", "7.eeeeeeee")
+        .start();
+    for style in ["", " -json"] {
+        let ran = server.run(&format!("eval list -per-page 1{style}"));
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        assert!(!ran.out.contains("There are more"), "{}", ran.out);
+        assert_eq!(ran.err, "\nThere are more: repeat the command with -page-token=7.eeeeeeee\n");
+    }
+    server.run("eval list -page-token=7.eeeeeeee");
+    assert_eq!(server.lines().last().unwrap(), "GET /v1/evaluations?next_token=7.eeeeeeee");
 }
 
 #[test]
