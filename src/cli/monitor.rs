@@ -4,6 +4,7 @@
 //! evaluation pending ─► complete ─► allocations pending ─► running | complete ─► Placed
 //!        │                 ├─ next evaluation: follow it        └─ failed | lost ─► AllocationFailed
 //!        │                 └─ some not placed: NotPlaced
+//!        ├─► canceled: follow the one that supersedes it, if there is one
 //!        └─► failed | canceled: EvaluationFailed
 //! ```
 //! Must never write. Reads that fail for a while (a leader election) are waited out.
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::client::ClientError;
+use super::client::{ClientError, encode};
 use super::context::{Context, Exit};
 use super::output::Style;
 use super::view::{Fields, into_rows};
@@ -119,10 +120,40 @@ impl<'a> Monitor<'a> {
                 next.clone_into(&mut id);
                 continue;
             }
+            if is_canceled(&evaluation)
+                && let Some(newer) = self.superseding(&evaluation)?
+            {
+                self.detail(&format!(
+                    "Evaluation \"{}\" was superseded by \"{}\"",
+                    self.style.id(&id),
+                    self.style.id(&newer)
+                ))?;
+                id = newer;
+                continue;
+            }
             let mut report = Report { verdict: Verdict::Placed, evaluation, allocations };
             self.judge(&id, &mut report)?;
             return Ok(report);
         }
+    }
+
+    /// The evaluation that looks at the job in the place of one that was canceled: the next that is neither canceled itself nor still to come.
+    fn superseding(&self, canceled: &Value) -> anyhow::Result<Option<String>> {
+        let path = format!("/v1/job/{}/evaluations", encode(canceled.text("JobID")));
+        let namespace = [("namespace", canceled.text("Namespace"))];
+        let rows = match self.context.get_patiently(&path, &namespace) {
+            Ok(answer) => into_rows(answer),
+            Err(error) if error.is_not_found() => Vec::new(),
+            Err(error) => return Err(error.into()),
+        };
+        let index = canceled.number("CreateIndex");
+        let now = time::timestamp(self.context.now_nanoseconds());
+        let next = rows
+            .iter()
+            .filter(|row| row.number("CreateIndex") > index && !is_canceled(row))
+            .filter(|row| row.text("Status") != "blocked" && row.text("WaitUntil") <= now.as_str())
+            .min_by_key(|row| row.number("CreateIndex"));
+        Ok(next.map(|row| row.text("ID").to_owned()))
     }
 
     fn follow_evaluation(&mut self, id: &str) -> anyhow::Result<Value> {
@@ -292,6 +323,10 @@ impl<'a> Monitor<'a> {
             self.context.pause();
         }
     }
+}
+
+fn is_canceled(evaluation: &Value) -> bool {
+    matches!(evaluation.text("Status"), "canceled" | "cancelled")
 }
 
 fn wanted(allocation: &Value) -> bool {

@@ -269,6 +269,41 @@ fn job_run_exits_1_when_an_allocation_fails() {
     assert!(ran.out.contains(expected), "{}", ran.out);
 }
 
+/// As when an allocation of the job fails while the registration waits for its turn: the newer evaluation sees the new version too.
+#[test]
+fn job_run_goes_on_with_the_evaluation_that_supersedes_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let of = |id: &str, index: u64, status: &str, wait_until: &str| {
+        json!({"ID": id, "JobID": "web", "Namespace": "default", "Status": status,
+            "CreateIndex": index, "WaitUntil": wait_until})
+    };
+    let none = "0001-01-01T00:00:00Z";
+    let canceled = of(EVALUATION, 10, "canceled", none);
+    let newer = of(BLOCKED, 13, "complete", none);
+    let rows = json!([
+        of("1", 9, "complete", none),
+        canceled,
+        of("2", 11, "pending", "2026-03-01T01:00:00Z"),
+        of("3", 12, "blocked", none),
+        newer,
+        of("4", 14, "pending", none)
+    ]);
+    let server = registered()
+        .on(&evaluation_route(""), &canceled)
+        .on("GET /v1/job/web/evaluations", &rows)
+        .on("GET /v1/job/web/evaluations", &json!([canceled]))
+        .on(&format!("GET /v1/evaluation/{BLOCKED}"), &newer)
+        .on(&format!("GET /v1/evaluation/{BLOCKED}/allocations"), &json!([allocation("running")]))
+        .start();
+    let file = job_file(&directory);
+    let ran = server.run(&format!("job run {file}"));
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    let line = "Evaluation \"eeeeeeee\" was superseded by \"bbbbbbbb\"\n";
+    assert!(ran.out.contains(line), "{}", ran.out);
+    assert!(ran.out.ends_with("Evaluation \"bbbbbbbb\" finished with status \"complete\"\n"));
+    assert_eq!(server.run(&format!("job run {file}")).code, 1, "nothing took its place");
+}
+
 #[test]
 fn job_run_detached_and_without_evaluation() {
     let directory = tempfile::tempdir().unwrap();
