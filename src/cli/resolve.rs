@@ -10,6 +10,8 @@ use super::output::table;
 use super::view::{Fields, into_rows};
 
 const UUID_BYTES: usize = 36;
+/// The beginning of an id that is this long is not looked for among the names: nothing shows fewer digits of an id.
+const ID_DIGITS_SHOWN: usize = 8;
 /// Matches listed in the error about an ambiguous prefix.
 const MATCHES_SHOWN: usize = 20;
 
@@ -66,9 +68,12 @@ pub(crate) fn id(context: &Context, noun: Noun, typed: &str) -> anyhow::Result<S
             without_dashes(row.text("ID")).starts_with(&without_dashes(&typed_lower))
         });
     }
-    if matches.is_empty() && noun.by_name {
-        matches = into_rows(context.client.get(noun.list_path, &[])?);
-        matches.retain(|row| row.text("Name") == typed);
+    // `db` and `12` may be names, and the beginning of the id of something else.
+    if noun.by_name && (matches.is_empty() || typed.len() < ID_DIGITS_SHOWN) {
+        let mut named = into_rows(context.client.get(noun.list_path, &[])?);
+        let is_known = |id: &str| matches.iter().any(|row| row.text("ID") == id);
+        named.retain(|row| row.text("Name") == typed && !is_known(row.text("ID")));
+        matches.append(&mut named);
     }
     match matches.as_slice() {
         [one] => Ok(one.text("ID").to_owned()),

@@ -590,6 +590,18 @@ ID                                    Name     DC   Status
 }
 
 #[test]
+fn a_name_that_is_also_the_beginning_of_another_id_is_not_chosen_between() {
+    let node = |id: &str, name: &str| json!({"ID": id, "Name": name, "Status": "ready"});
+    let server = Canned::default()
+        .on("GET /v1/nodes", &json!([node(NODE_A, "bb"), node(BLOCKED, "agent-2")]))
+        .start();
+    let ran = server.run("node drain -enable -detach bb");
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.starts_with("Error: \"bb\" matches 2 nodes;"), "{}", ran.err);
+    assert!(server.lines().iter().all(|line| line.starts_with("GET")), "{:?}", server.lines());
+}
+
+#[test]
 fn an_id_may_be_typed_without_its_dashes() {
     let server = two_nodes().on(&format!("GET /v1/node/{NODE_B}"), &json!({"ID": NODE_B})).start();
     let ran = server.run(&format!("node status -json {}", &NODE_B.replace('-', "")[..10]));
