@@ -92,6 +92,7 @@ fn ports(spec: &AllocationSpec, env: &mut BTreeMap<String, String>) {
         env.insert(format!("NOMAD_PORT_{label}"), port.to.to_string());
         env.insert(format!("NOMAD_HOST_PORT_{label}"), port.value.to_string());
         env.insert(format!("NOMAD_IP_{label}"), spec.address.clone());
+        env.insert(format!("NOMAD_HOST_IP_{label}"), spec.address.clone());
         let address = with_port(&spec.address, port.value);
         env.insert(format!("NOMAD_ADDR_{label}"), address.clone());
         env.insert(format!("NOMAD_HOST_ADDR_{label}"), address);
@@ -125,6 +126,7 @@ mod tests {
         for (key, value) in [
             ("NOMAD_PORT_http_1", "80"),
             ("NOMAD_HOST_PORT_http_1", "8080"),
+            ("NOMAD_HOST_IP_http_1", "10.0.0.1"),
             ("NOMAD_ADDR_http_1", "10.0.0.1:8080"),
             ("NOMAD_META_OWN_ER", "ann"),
             ("NOMAD_META_own_er", "ann"),
