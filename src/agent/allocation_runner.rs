@@ -256,11 +256,16 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// Asks again for what was under way when the agent ended.
-    pub(crate) fn resume(&mut self, policy: &GroupPolicy, now: Moment, out: &mut Vec<Action>) {
-        for (position, task) in self.tasks.iter().enumerate() {
-            task.resume_kill(position, out);
-        }
+    /// A task's run was found again: asks again for what was under way with it when the agent ended. The others are asked when theirs are found:
+    /// there are programs that end at once, and badly, when they are signalled a second time.
+    pub(crate) fn resume(
+        &mut self,
+        policy: &GroupPolicy,
+        task: usize,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        self.tasks[task].resume_kill(task, out);
         self.settle(policy, now, out);
     }
 
@@ -493,6 +498,16 @@ mod tests {
         assert_eq!(bench.actions, [Action::Kill { task: 0 }]);
         bench.exited(0, &BAD);
         assert_eq!(bench.status(), "complete");
+    }
+
+    #[test]
+    fn a_kill_is_asked_for_again_once_for_each_run_that_is_found() {
+        let mut bench = Bench::running(&["a", "b"], |_| {});
+        bench.stop();
+        for task in [1, 0] {
+            bench.runner.resume(&bench.policy, task, bench.now, &mut bench.actions);
+            assert_eq!(std::mem::take(&mut bench.actions), [Action::Kill { task }]);
+        }
     }
 
     #[test]

@@ -403,7 +403,7 @@ impl Shell {
                     self.happenings.push(started.boxed());
                 } else {
                     self.runs[task] = Some(run.clone());
-                    runner.resume(policy, now, actions);
+                    runner.resume(policy, task, now, actions);
                     self.watch(task, run);
                 }
             }
