@@ -20,7 +20,7 @@ use crate::{
     dice::Dice,
     log::{Fate, Ticket},
     order::{self, History, Overdue},
-    promises::{self, Promises},
+    promises::{self, Promises, Seen},
     world::{CallId, World},
 };
 
@@ -268,10 +268,6 @@ impl World {
         for lease in &stepped.expired {
             leadership.promises.failed(now, lease.evaluation);
             self.coverage.count(Event::LeaseExpired);
-            if leadership.queued.iter().any(|(id, _)| *id == lease.evaluation) {
-                let id = lease.evaluation;
-                self.fail(format!("nack-paused: the lease on {id} ran out under a queued plan"));
-            }
         }
         let watched = leadership.watch.step(now, state);
         for node in &watched.missed {
@@ -284,7 +280,8 @@ impl World {
         let late = leadership.overdue.looked(now, state, known);
         leadership.history.saw(state);
         let broken = broken.into_iter().chain(late);
-        let missed = leadership.judge_promises(now, state, &watched.missed, &commands);
+        let seen = Seen { now, state, truth: self.log.truth() };
+        let missed = leadership.judge_promises(&seen, &watched.missed, &commands);
         for broken in broken.chain(missed) {
             self.fail(broken);
         }
@@ -464,18 +461,18 @@ impl Leadership {
     /// What the services owe after a look.
     fn judge_promises(
         &mut self,
-        now: u64,
-        state: &fsm::State,
+        seen: &Seen<'_>,
         missed: &[NodeId],
         commands: &[Command],
     ) -> Vec<String> {
+        let Seen { now, state, .. } = *seen;
         let Self { promises, dispatch, queued, deliveries, .. } = self;
         let mut found: Vec<String> =
             commands.iter().filter_map(|one| promises::gave_up(state, one, deliveries)).collect();
         found.extend(promises.looked_at_leases(now, dispatch, queued));
         found.extend(promises.looked_at_nodes(now, state, missed));
-        found.extend(promises.looked_at_conflicts(now, state, dispatch));
-        found.extend(promises.looked_at_sleepers(now, state, dispatch));
+        found.extend(promises.looked_at_conflicts(seen, dispatch));
+        found.extend(promises.looked_at_sleepers(seen, dispatch));
         found
     }
 

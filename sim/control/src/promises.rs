@@ -40,6 +40,14 @@ struct Expected {
     since: u64,
 }
 
+/// What the services look at, and what is in the log by then.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen<'a> {
+    pub(crate) now: u64,
+    pub(crate) state: &'a State,
+    pub(crate) truth: &'a State,
+}
+
 /// A blocked evaluation that the services do not hold, although they are to try it again.
 #[derive(Clone, Copy)]
 struct Sleeper {
@@ -57,14 +65,20 @@ impl Sleepers {
     /// The services looked: who has slept for so long, and how long, ms.
     fn looked(
         &mut self,
-        now: u64,
-        state: &State,
+        seen: &Seen<'_>,
         dispatch: &Dispatch,
         patience_ms: u64,
         sleeps: impl Fn(&Evaluation) -> bool,
     ) -> Option<(EvaluationId, u64)> {
+        let Seen { now, state, truth } = *seen;
         let is_blocked = |row: &Evaluation| row.status == EvaluationStatus::Blocked;
-        let sleeps = |row: &Evaluation| is_blocked(row) && !dispatch.holds(row.id) && sleeps(row);
+        // Who was dealt with in an entry that the services have not seen yet does not sleep.
+        let is_latest = |row: &Evaluation| {
+            truth.evaluations.get(&row.id).is_some_and(|one| one.modify_index == row.modify_index)
+        };
+        let sleeps = |row: &Evaluation| {
+            is_blocked(row) && is_latest(row) && !dispatch.holds(row.id) && sleeps(row)
+        };
         self.0.retain(|id, _| state.evaluations.get(id).is_some_and(|row| sleeps(row)));
         for row in state.evaluations.iter().filter(|row| sleeps(row)) {
             let snapshot_index = row.snapshot_index;
@@ -282,24 +296,22 @@ impl Promises {
     /// The services looked: who waits because of conflicts tries again after a while, although no room was gained.
     pub(crate) fn looked_at_conflicts(
         &mut self,
-        now: u64,
-        state: &State,
+        seen: &Seen<'_>,
         dispatch: &Dispatch,
     ) -> Option<String> {
         let is_conflict = |row: &Evaluation| row.trigger == Trigger::MaxPlans;
         let conflicts = &mut self.conflicts;
-        let (id, slept_ms) =
-            conflicts.looked(now, state, dispatch, UNBLOCK_FAILED_MS, is_conflict)?;
+        let (id, slept_ms) = conflicts.looked(seen, dispatch, UNBLOCK_FAILED_MS, is_conflict)?;
         Some(format!("I25: {id} failed for conflicts and waits for {slept_ms} ms"))
     }
 
     /// I39. The services looked: who waits for room is not left asleep when there was some since it looked, whoever led then.
     pub(crate) fn looked_at_sleepers(
         &mut self,
-        now: u64,
-        state: &State,
+        seen: &Seen<'_>,
         dispatch: &Dispatch,
     ) -> Option<String> {
+        let state = seen.state;
         if state.scheduler_configuration().pause_eval_broker {
             self.overslept = Sleepers::default();
             return None;
@@ -307,7 +319,7 @@ impl Promises {
         // Who waits because of conflicts is woken by time as well, and looked at by that.
         let missed =
             |row: &Evaluation| row.trigger != Trigger::MaxPlans && invariants::is_woken(state, row);
-        let (id, slept_ms) = self.overslept.looked(now, state, dispatch, WOKEN_MS, missed)?;
+        let (id, slept_ms) = self.overslept.looked(seen, dispatch, WOKEN_MS, missed)?;
         Some(format!("I39: {id} waits for room, missed some, and sleeps on for {slept_ms} ms"))
     }
 }
@@ -369,15 +381,21 @@ mod tests {
         };
         let dispatch = Dispatch::new(leader::broker::BrokerConfig::default());
         let mut promises = Promises::default();
+        let mut look = |now, state: &State, truth: &State| {
+            promises.looked_at_sleepers(&Seen { now, state, truth }, &dispatch)
+        };
         let missed = state(5, 6);
-        assert_eq!(promises.looked_at_sleepers(0, &missed, &dispatch), None);
-        assert_eq!(promises.looked_at_sleepers(WOKEN_MS - 1, &missed, &dispatch), None);
-        let found = promises.looked_at_sleepers(WOKEN_MS, &missed, &dispatch);
+        assert_eq!(look(0, &missed, &missed), None);
+        assert_eq!(look(WOKEN_MS - 1, &missed, &missed), None);
+        let found = look(WOKEN_MS, &missed, &missed);
         assert!(found.is_some_and(|found| found.contains("sleeps on for 5000 ms")));
-        // A new leader has as much time, and what was seen by who waits is not missed.
-        promises.restored(WOKEN_MS, &missed);
-        assert_eq!(promises.looked_at_sleepers(WOKEN_MS, &missed, &dispatch), None);
-        assert_eq!(promises.looked_at_sleepers(4 * WOKEN_MS, &state(6, 6), &dispatch), None);
-        assert_eq!(promises.looked_at_sleepers(8 * WOKEN_MS, &state(6, 6), &dispatch), None);
+        assert_eq!(look(WOKEN_MS, &missed, &State::default()), None, "it is done in the log");
+        assert_eq!(look(4 * WOKEN_MS, &state(6, 6), &state(6, 6)), None, "it saw what there was");
+        assert_eq!(look(8 * WOKEN_MS, &state(6, 6), &state(6, 6)), None);
+        // A new leader has as much time.
+        assert_eq!(look(9 * WOKEN_MS, &missed, &missed), None);
+        promises.restored(14 * WOKEN_MS, &missed);
+        let seen = Seen { now: 14 * WOKEN_MS, state: &missed, truth: &missed };
+        assert_eq!(promises.looked_at_sleepers(&seen, &dispatch), None);
     }
 }
