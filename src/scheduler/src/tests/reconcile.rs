@@ -1,9 +1,10 @@
 //! The reconciler's numbers (R1–R4, R7): what is placed, stopped, updated for a job of ten.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    AllocationId, ClientStatus, EvaluationStatus, JobKind, JobSpec, Liveness, Plan, Trigger,
+    AllocationId, ClientStatus, EvaluationStatus, JobKind, JobSpec, Liveness, Plan, TaskState,
+    Trigger,
 };
 
 use super::{
@@ -174,6 +175,44 @@ fn r3_max_parallel_limits_a_step_and_one_follow_up_goes_on() {
     let plan = cluster.pass(&follow_up);
     check(&plan, 3, 3, 0);
     assert_eq!(plan.waiting().len(), 1);
+}
+
+/// R18: an allocation runs on while a task of it has ended and is started again, and is not healthy before that one has run for long enough.
+#[test]
+fn an_instance_whose_tasks_are_restarted_is_not_healthy() {
+    let (mut cluster, spec, _) = existing(10);
+    let mut changed = destructive(&spec);
+    changed.groups[0].update = Some(update(1));
+    cluster.register(&changed);
+    let plan = cluster.plan(&changed, Trigger::JobRegister);
+    check(&plan, 1, 1, 0);
+    cluster.apply(&plan);
+    let since = cluster.now;
+    // The node's clock says 5 s when the task is started first.
+    for (state, last_restart_ms, after_ms, step) in [
+        ("running", 0, 9_999, 0),
+        ("running", 0, 10_000, 1),
+        ("pending", 0, 10_000, 0),
+        ("running", 21_000, 25_999, 0),
+        ("running", 21_000, 26_000, 1),
+        ("pending", 21_000, 60_000, 0),
+        // It went forward by an hour.
+        ("running", 3_621_000, 26_000, 1),
+    ] {
+        let task = TaskState {
+            state: state.into(),
+            started_at_ms: 5_000,
+            last_restart_ms,
+            ..TaskState::default()
+        };
+        cluster.change(plan.placements[0].id, |row| {
+            row.client_at = since;
+            row.modified_at = since + 16_000;
+            row.tasks = BTreeMap::from([("web".into(), task)]);
+        });
+        cluster.now = since + after_ms;
+        check(&cluster.plan(&changed, Trigger::NodeUpdate), step, step, 0);
+    }
 }
 
 /// R21: what is missing goes first and counts against the step.
