@@ -229,10 +229,14 @@ impl<'a> Work<'a> {
 
     /// Replaces instances of older versions, `max_parallel` at a time.
     fn update(&mut self, number: usize, group: &TaskGroup, standing: &Standing<'_>) -> bool {
-        let Standing { updates, unhealthy, .. } = standing;
+        let updates = &standing.updates;
+        if updates.is_empty() {
+            return true;
+        }
         let update = group.update.filter(|update| update.max_parallel > 0);
-        let limit = update
-            .map_or(usize::MAX, |update| update.max_parallel.saturating_sub(*unhealthy) as usize);
+        let busy = standing.unhealthy.saturating_add(self.failing(number, standing));
+        let limit =
+            update.map_or(usize::MAX, |update| update.max_parallel.saturating_sub(busy) as usize);
         // A node that cannot take the new version does not hold up the others.
         let mut done = 0;
         for allocation in updates {
@@ -254,6 +258,23 @@ impl<'a> Work<'a> {
             }
         }
         true
+    }
+
+    /// Instances of the new version that have failed and that [`Self::fill`] places once more. One that finds no room holds up nothing.
+    fn failing(&mut self, number: usize, standing: &Standing<'_>) -> u32 {
+        let mut failing = 0;
+        for (node, last) in &standing.previous {
+            let failed = last.client == ClientStatus::Failed && !last.is_server_terminal();
+            if failed
+                && self.is_current(last)
+                && !standing.settled.contains(node)
+                && let Some(position) = self.stack.position(*node)
+                && self.stack.try_node(number, position).is_ok()
+            {
+                failing += 1;
+            }
+        }
+        failing
     }
 
     /// Places an instance on every candidate that has none.

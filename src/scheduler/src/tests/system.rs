@@ -264,6 +264,34 @@ fn a_failed_system_instance_is_replaced_where_it_was() {
     assert_eq!(plan.placements[0].previous, Some(failed));
 }
 
+/// A version that fails goes no further, as long as it is tried where it failed.
+#[test]
+fn a_failed_system_instance_holds_up_an_update() {
+    let (mut cluster, mut spec) = running(3);
+    spec.groups[0].tasks[0].config_json = "{\"v\":2}".into();
+    spec.groups[0].update = Some(update(1));
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!(plan.counts(), (1, 1, 0));
+    cluster.apply(&plan);
+    let failed = plan.placements[0].id;
+    cluster.end(failed, ClientStatus::Failed);
+    cluster.now += 30_000;
+    let plan = cluster.plan(&spec, Trigger::RollingUpdate);
+    assert_eq!(plan.counts(), (1, 0, 0));
+    assert_eq!(plan.placements[0].previous, Some(failed));
+
+    let on = cluster.get(failed).node;
+    let number = (1..=3).find(|number| NodeId(id(*number)) == on).unwrap();
+    cluster.change_node(number, |node| {
+        let mut description = (*node.description).clone();
+        description.resources.total.cpu_mhz = 100;
+        node.description = description.into();
+    });
+    let plan = cluster.plan(&spec, Trigger::RollingUpdate);
+    assert_eq!((plan.counts(), plan.queued()), ((1, 1, 0), 1), "it is no longer tried");
+}
+
 /// Two of five nodes have no room for the new version: the others are updated step by step, and when only those two are left nothing ticks any more:
 /// their records wait for room.
 #[test]
