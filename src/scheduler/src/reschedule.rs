@@ -71,11 +71,19 @@ pub(crate) fn delay_ms(policy: &ReschedulePolicy, allocation: &Allocation) -> u6
     let mut past = allocation.reschedules.iter().rev();
     let Some(last) = past.next() else { return policy.delay_ms };
     let delay = match policy.delay_function {
-        DelayFunction::Constant => policy.delay_ms,
+        // The cap is for delays that grow.
+        DelayFunction::Constant => return policy.delay_ms,
         DelayFunction::Exponential => last.delay_ms.saturating_mul(2),
-        DelayFunction::Fibonacci => past
-            .next()
-            .map_or(policy.delay_ms, |before| last.delay_ms.saturating_add(before.delay_ms)),
+        DelayFunction::Fibonacci => match past.next() {
+            // Started over: what was waited for before is not of this series.
+            Some(before)
+                if last.delay_ms == policy.delay_ms && before.delay_ms == policy.delay_ms_max =>
+            {
+                policy.delay_ms
+            }
+            Some(before) => last.delay_ms.saturating_add(before.delay_ms),
+            None => policy.delay_ms,
+        },
     };
     if policy.delay_ms_max == 0 || delay <= policy.delay_ms_max {
         return delay;

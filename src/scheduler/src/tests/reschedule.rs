@@ -119,6 +119,7 @@ fn attempts_count_within_the_interval() {
 fn delays_follow_the_function() {
     for (function, past, delay_ms_max, calm, delay_ms) in [
         (DelayFunction::Constant, vec![30_000], 3_600_000, 0, 30_000),
+        (DelayFunction::Constant, vec![30_000], 20_000, 0, 30_000),
         (DelayFunction::Exponential, vec![], 3_600_000, 0, 30_000),
         (DelayFunction::Exponential, vec![30_000], 3_600_000, 0, 60_000),
         (DelayFunction::Exponential, vec![30_000, 60_000], 100_000, 0, 100_000),
@@ -126,6 +127,9 @@ fn delays_follow_the_function() {
         (DelayFunction::Fibonacci, vec![30_000], 3_600_000, 0, 30_000),
         (DelayFunction::Fibonacci, vec![30_000, 30_000], 3_600_000, 0, 60_000),
         (DelayFunction::Fibonacci, vec![60_000, 90_000], 3_600_000, 0, 150_000),
+        (DelayFunction::Fibonacci, vec![90_000, 100_000], 100_000, 0, 100_000),
+        (DelayFunction::Fibonacci, vec![90_000, 100_000], 100_000, 100_001, 30_000),
+        (DelayFunction::Fibonacci, vec![100_000, 30_000], 100_000, 0, 30_000),
     ] {
         let (mut cluster, mut spec, ids) = running(JobKind::Service);
         let mut policy = spec.groups[0].reschedule.unwrap();
