@@ -183,7 +183,10 @@ fn is_counted(state: &State, row: &Allocation) -> bool {
             let is_asked = job.kind == JobKind::Batch || !is_gone;
             current && is_asked && (failed || row.client == ClientStatus::Complete)
         }
-        JobKind::Service => failed,
+        JobKind::Service => {
+            let spec = state.current_spec(job);
+            failed && spec.is_some_and(|spec| spec.group(&row.group).is_some())
+        }
         JobKind::System => false,
     };
     counts && !replaced && row.desired == fsm::allocation::DesiredStatus::Run

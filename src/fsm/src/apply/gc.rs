@@ -55,7 +55,12 @@ impl State {
         let outdated = row.job_version != job.version;
         replaced
             || match job.kind {
-                JobKind::Service => row.client != ClientStatus::Failed,
+                // One that failed counts as an instance, as long as its group is wanted.
+                JobKind::Service => {
+                    let spec = self.current_spec(job);
+                    let is_wanted = spec.is_some_and(|spec| spec.group(&row.group).is_some());
+                    row.client != ClientStatus::Failed || !is_wanted
+                }
                 JobKind::System => true,
                 JobKind::Batch => outdated || row.client == ClientStatus::Lost,
                 // It says that the node has had its instance, which nobody asks of a node that does not come back.

@@ -119,6 +119,25 @@ fn a_failed_instance_of_a_living_service_stays_until_it_is_replaced() {
     assert_eq!(collect(&mut driver, now, &[], &[failed, next_id], &[]), 2);
 }
 
+/// What failed of a group that the job has no more is no instance of anything.
+#[test]
+fn failed_instances_of_a_removed_group_go() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", JobKind::Service, 1));
+    let failed = driver.run("t", 0, node);
+    driver.report(failed, ClientStatus::Failed);
+    driver.at_seconds(HOUR_S);
+    let now = driver.now;
+    assert_eq!(collect(&mut driver, now, &[], &[failed], &[]), 0, "it counts");
+    let mut renamed = job("t", JobKind::Service, 1);
+    for group in &mut renamed.groups {
+        group.name = "api".into();
+    }
+    driver.register_job(renamed);
+    assert_eq!(collect(&mut driver, now, &[], &[failed], &[]), 1);
+}
+
 /// G3: what a batch job has finished stays while the job is alive, or it would run again; once the job is stopped it goes.
 #[test]
 fn finished_batch_instances_stay_with_their_job() {
