@@ -301,11 +301,11 @@ impl State {
         self.job_spec(&allocation.job, allocation.job_create_index, allocation.job_version)
     }
 
-    /// Kind, priority and last change of a job for an evaluation of it; of a job that is gone those of what still runs of it. None: there is nothing
-    /// to evaluate, as of a template.
+    /// Kind, priority and last change of a job for an evaluation of it; of a job that is gone, or whose name a template has taken, those of what
+    /// still runs of it. None: there is nothing to evaluate.
     pub fn to_evaluate(&self, key: &JobKey) -> Option<(JobKind, u16, Index)> {
-        if let Some(job) = self.jobs.get(key) {
-            return (!job.parameterized).then_some((job.kind, job.priority, job.job_modify_index));
+        if let Some(job) = self.jobs.get(key).filter(|job| !job.parameterized) {
+            return Some((job.kind, job.priority, job.job_modify_index));
         }
         let (_, id) = self.job_index(key)?.live_names.iter().next()?;
         let spec = self.allocation_spec(self.allocations.get(id)?)?;

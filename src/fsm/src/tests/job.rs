@@ -171,6 +171,33 @@ fn what_runs_of_a_purged_job_is_evaluated_until_it_is_stopped() {
     });
 }
 
+/// The same when a template has taken its name.
+#[test]
+fn what_runs_under_the_name_of_a_template_is_evaluated_until_it_is_stopped() {
+    with_leader_changes(|driver| {
+        let node = driver.node("a");
+        driver.register_job(job("t", JobKind::Service, 1));
+        let running = driver.run("t", 0, node);
+        let id = driver.deregister_job("t", true).unwrap();
+        let evaluation = driver.evaluation_id();
+        driver.accept(register(template("t"), evaluation));
+        let (follow_up, wait_until) = (driver.evaluation_id(), driver.now + 60_000);
+        let update = EvaluationUpdate {
+            id,
+            status: EvaluationStatus::Failed,
+            description: "evaluation reached delivery limit (3)".into(),
+            follow_up: Some((follow_up, wait_until)),
+        };
+        driver.accept(Command::UpdateEvaluations { updates: vec![update] });
+        assert_eq!(driver.evaluation(follow_up).previous, Some(id));
+        let made = driver.liveness("a", crate::node::Liveness::Down);
+        let plan = driver.plan(made[0]).stopping(running, Some(ClientStatus::Lost));
+        assert!(driver.commit_plan(plan).outcome_taken);
+        assert_eq!(driver.allocation(running).client, ClientStatus::Lost);
+        assert_eq!(driver.state.to_evaluate(&job_key("t")), None);
+    });
+}
+
 #[test]
 fn a_template_gets_no_evaluation() {
     let mut driver = Driver::default();
