@@ -221,6 +221,22 @@ impl Allocation {
         !self.is_server_terminal() && !self.client.is_terminal()
     }
 
+    /// Log time of the last start of a task of it. None: it does not run, or a task waits for its start: it counts as running also while a task has
+    /// ended and is to be started again.
+    pub fn all_running_since(&self) -> Option<TimeMs> {
+        let tasks = || self.tasks.values();
+        if self.client != ClientStatus::Running || tasks().any(|task| &*task.state == "pending") {
+            return None;
+        }
+        // The node's clock may be another one, and only tells how long after the first start that was.
+        let first = tasks().map(|task| task.started_at_ms).filter(|at_ms| *at_ms > 0).min();
+        let last = tasks().map(|task| task.started_at_ms.max(task.last_restart_ms)).max();
+        let later_ms = last.zip(first).map_or(0, |(last, first)| last.saturating_sub(first));
+        let since = self.client_at.saturating_add(later_ms);
+        // It was reported by now, whatever that clock did meanwhile.
+        Some(since.min(self.modified_at).max(self.client_at))
+    }
+
     /// Ended on its node although nobody asked, and well.
     pub fn ran_successfully(&self) -> bool {
         self.client == ClientStatus::Complete

@@ -8,8 +8,8 @@
 //! nothing of it runs on the node any more as its agent reports it (GH-14348).
 //!
 //! How many of a service group go: of `count` instances, `migrate.max_parallel` may be missing at a time. An instance counts as there when it is
-//! wanted, not flagged, on a node that is heard from, and has been running for `migrate.healthy_ms_min`. So
-//! `there − (count − max_parallel)` of those may go. An instance that has not started serves nobody and goes at once.
+//! wanted, not flagged, on a node that is heard from, and has been running for `migrate.healthy_ms_min`, elsewhere with all of its tasks since their
+//! last start. So `there − (count − max_parallel)` of those may go. An instance that has not started serves nobody and goes at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -187,14 +187,19 @@ impl Pass {
     }
 
     fn is_there(&mut self, state: &State, row: &Allocation, migrate: &MigrateStrategy) -> bool {
-        let heard = state.nodes.get(&row.node).is_some_and(|node| match node.liveness {
+        let Some(node) = state.nodes.get(&row.node) else { return false };
+        let heard = match node.liveness {
             Liveness::Initializing | Liveness::Ready => true,
             Liveness::Disconnected | Liveness::Down => false,
-        });
+        };
         if !heard || !is_unflagged(row) || row.client != ClientStatus::Running {
             return false;
         }
-        let healthy_at = row.client_at.saturating_add(migrate.healthy_ms_min);
+        // What is to go need not stay up for it: it would never go.
+        let since =
+            if node.drain.is_some() { Some(row.client_at) } else { row.all_running_since() };
+        let Some(since) = since else { return false };
+        let healthy_at = since.saturating_add(migrate.healthy_ms_min);
         if healthy_at > self.now {
             self.look_again(healthy_at);
         }

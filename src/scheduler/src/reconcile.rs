@@ -130,29 +130,15 @@ pub(crate) fn group<'a>(
 /// Runs for long enough, with all of its tasks, or has ended well.
 pub(crate) fn is_healthy(allocation: &Allocation, healthy_ms_min: u64, now: TimeMs) -> bool {
     match allocation.client {
-        ClientStatus::Running => {
-            let waits = allocation.tasks.values().any(|task| &*task.state == "pending");
-            !waits && now.saturating_sub(running_since(allocation)) >= healthy_ms_min
-        }
+        ClientStatus::Running => allocation
+            .all_running_since()
+            .is_some_and(|since| now.saturating_sub(since) >= healthy_ms_min),
         ClientStatus::Complete => true,
         ClientStatus::Pending
         | ClientStatus::Failed
         | ClientStatus::Lost
         | ClientStatus::Unknown => false,
     }
-}
-
-/// When a task of a running allocation was started last: it counts as running also while a task has ended and waits for its restart.
-///
-/// The node's clock may be another one, and only tells how long after the first start that was.
-fn running_since(allocation: &Allocation) -> TimeMs {
-    let tasks = || allocation.tasks.values();
-    let first = tasks().map(|task| task.started_at_ms).filter(|at_ms| *at_ms > 0).min();
-    let last = tasks().map(|task| task.started_at_ms.max(task.last_restart_ms)).max();
-    let later_ms = last.zip(first).map_or(0, |(last, first)| last.saturating_sub(first));
-    let since = allocation.client_at.saturating_add(later_ms);
-    // It was reported by now, whatever that clock did meanwhile.
-    since.min(allocation.modified_at).max(allocation.client_at)
 }
 
 /// Whether the allocation's node is gone for good.

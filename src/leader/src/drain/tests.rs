@@ -1,7 +1,7 @@
 //! Drains, with the real `apply` in the loop.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use fsm::{DesiredStatus, Proposal, table::ChangeSet};
+use fsm::{DesiredStatus, Proposal, TaskState, table::ChangeSet};
 
 use super::*;
 use crate::testing::{allocation, job, name_of, named, node, put_allocation, state_of_nodes};
@@ -120,6 +120,31 @@ fn services_move_a_few_at_a_time() {
     assert_eq!(cluster.advance(7 * MINUTE), (Vec::new(), 1));
     assert!(cluster.drainer.is_empty());
     assert_eq!(cluster.state.nodes.get(&NodeId(named("a"))).unwrap().drain, None);
+}
+
+/// A replacement whose task ends and is started again is not there; what is to go goes also when it is started again and again.
+#[test]
+fn a_replacement_has_to_stay_up() {
+    let mut cluster = Cluster::new(drain());
+    cluster.run("web", JobKind::Service, 2, 1);
+    let restarted = |state: &str, last_restart_ms| {
+        let (state, started_at_ms) = (Text::from(state), 1_000);
+        let task = TaskState { state, started_at_ms, last_restart_ms, ..TaskState::default() };
+        BTreeMap::from([(Text::from("web"), task)])
+    };
+    cluster.change("web0", |row| row.tasks = restarted("pending", 0));
+    assert_eq!(cluster.advance(MINUTE), (names(&["web0"]), 0));
+    cluster.replace("web0", 2 * MINUTE);
+    cluster.change("web0+", |row| row.tasks = restarted("pending", 0));
+    assert_eq!(cluster.advance(3 * MINUTE), nothing(), "it waits for its restart");
+    cluster.change("web0+", |row| {
+        row.tasks = restarted("running", 1_000 + MINUTE);
+        row.modified_at = 3 * MINUTE;
+    });
+    assert_eq!(cluster.advance(3 * MINUTE), nothing(), "not healthy again yet");
+    let healthy_at = 3 * MINUTE + 10_000;
+    assert_eq!(cluster.drainer.next_deadline(), Some(healthy_at));
+    assert_eq!(cluster.advance(healthy_at), (names(&["web1"]), 0));
 }
 
 /// An instance on a node that is heard from again counts, and nothing else may change.
