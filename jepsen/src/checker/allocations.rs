@@ -1,7 +1,7 @@
 //! Does every job get what it asks for, however agents come and go?
 //!
 //! Judges the allocs workload. At every read: the rules of [`super::views`], and no live allocation has a
-//! number in its name that no registration so far asked for. At the end, on every server: exactly the
+//! number in its name that no registration so far asked for. At the end, on every server: each job asks for what it was given last, and runs exactly the
 //! names that the counts say, all running (I39). And in the agents' own records and by the locks that tasks hold: what runs there is what the
 //! servers say, nothing less and nothing more, and no allocation ran twice at once (I49); the rest of what tasks tell is judged by
 //! [`super::task_records`].
@@ -32,10 +32,12 @@ pub(crate) fn check(history: &[Op], evidence: Option<(Records, &Tasks)>) -> Resu
     let (pairs, views) = views(history)?;
     let mut judgement = Judgement::new("allocations", pairs.len());
     views::check(&views, &mut judgement);
-    judge_counts(&pairs, &views, &mut judgement);
+    let changes: Vec<Change<'_>> = pairs.iter().filter_map(Change::of).collect();
+    judge_counts(&changes, &views, &mut judgement);
     let last: Vec<&View<'_>> = views.iter().filter(|view| view.answer.last_phase).collect();
     for view in &last {
         judge_converged(view, &mut judgement);
+        judge_last(&changes, view, &mut judgement);
     }
     if let Some((records, tasks)) = &evidence {
         task_records::judge(history, (records, tasks), &views, &mut judgement);
@@ -81,23 +83,42 @@ pub(crate) fn check(history: &[Op], evidence: Option<(Records, &Tasks)>) -> Resu
     Ok(judgement)
 }
 
-/// The largest count asked for by any registration that may have happened before the read ended.
-fn judge_counts(pairs: &[Pair<'_>], views: &[View<'_>], judgement: &mut Judgement) {
-    let scales: Vec<(u64, &str, u64)> = pairs
-        .iter()
-        .filter(|pair| pair.start.f == Function::Scale && !pair.failed())
-        .filter_map(|pair| {
-            let value = &pair.start.value;
-            Some((pair.start.index, value.get(0)?.as_str()?, value.get(1)?.as_u64()?))
+/// A registration or a stop that may have taken effect.
+struct Change<'a> {
+    /// Where it begins in the history.
+    start: u64,
+    /// None: nobody knows whether it took effect, or will.
+    end: Option<u64>,
+    in_last_phase: bool,
+    job: &'a str,
+    /// 0: the job was stopped.
+    count: u64,
+}
+
+impl<'a> Change<'a> {
+    fn of(pair: &Pair<'a>) -> Option<Self> {
+        let is_change = matches!(pair.start.f, Function::Scale | Function::Stop);
+        if !is_change || pair.failed() {
+            return None;
+        }
+        let value = &pair.start.value;
+        Some(Self {
+            start: pair.start.index,
+            end: pair.answer().map(|end| end.index),
+            in_last_phase: pair.start.last_phase,
+            job: value.get(0)?.as_str()?,
+            count: value.get(1)?.as_u64()?,
         })
-        .collect();
+    }
+}
+
+/// The largest count asked for by any registration that may have happened before the read ended.
+fn judge_counts(changes: &[Change<'_>], views: &[View<'_>], judgement: &mut Judgement) {
     for view in views {
         let mut asked: BTreeMap<&str, u64> = BTreeMap::new();
-        for (start, job, count) in &scales {
-            if *start < view.answer.index {
-                let most = asked.entry(job).or_default();
-                *most = (*most).max(*count);
-            }
+        for change in changes.iter().filter(|change| change.start < view.answer.index) {
+            let most = asked.entry(change.job).or_default();
+            *most = (*most).max(change.count);
         }
         for allocation in view.snapshot.allocations.iter().filter(|found| found.is_live()) {
             let most = asked.get(allocation.job.as_str()).copied().unwrap_or(0);
@@ -108,6 +129,28 @@ fn judge_counts(pairs: &[Pair<'_>], views: &[View<'_>], judgement: &mut Judgemen
                 );
                 judgement.violated(title, view.only(|found| found.id == allocation.id));
             }
+        }
+    }
+}
+
+/// In the last phase one thing is done after the other: what was acknowledged last is what the job asks for, unless a change of unknown outcome came
+/// after it.
+fn judge_last(changes: &[Change<'_>], view: &View<'_>, judgement: &mut Judgement) {
+    let mut last: BTreeMap<&str, u64> = BTreeMap::new();
+    for change in changes.iter().filter(|change| change.in_last_phase) {
+        if change.end.is_some_and(|end| end < view.answer.index) {
+            last.insert(change.job, change.count);
+        }
+    }
+    for (job, count) in last {
+        let found = view.snapshot.counts.get(job).copied().unwrap_or(0);
+        let mut unknown = changes.iter().filter(|change| change.end.is_none());
+        if found != count && !unknown.any(|change| change.job == job && change.count == found) {
+            let title = format!(
+                "{job} was given {count} last, and asks for {found} at index {}",
+                view.snapshot.index
+            );
+            judgement.violated(title, view.only(|found| found.job == job));
         }
     }
 }

@@ -112,7 +112,7 @@ fn capacity_is_judged_as_known() {
 
 #[test]
 fn allocations_are_judged_as_known() {
-    assert_eq!(check("allocations"), [1, 10, 1]);
+    assert_eq!(check("allocations"), [1, 11, 1]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! Owns what is asked and what an answer means. There is always room for everything, so that after the last
 //! heal every job must have exactly what it asks for, running, in the servers' eyes and in the agents'. Some jobs are of real processes;
-//! they change more seldom, because each process is two to start.
+//! they change more seldom, because each process is two to start. Jobs are stopped too, and registered again as they were, as people do.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -25,6 +25,10 @@ const REAL_SHARE: usize = 8;
 const COUNT_MAX: usize = 8;
 /// Most allocations of one job of real processes.
 const REAL_COUNT_MAX: usize = 4;
+/// Of so many changes of other jobs one stops the job.
+const STOP_SHARE: usize = 8;
+/// Of so many registrations one is the same as the one before.
+const AGAIN_SHARE: usize = 4;
 /// Kinds of their tasks.
 const GENERATIONS: usize = 2;
 
@@ -35,6 +39,8 @@ pub(crate) enum Action {
     Scale(u64, u64),
     /// Give the job of real processes this count, and its task this number, which replaces allocations of another.
     ScaleReal(u64, u64, u64),
+    /// Stop the job.
+    Stop(u64),
     /// List nodes and allocations.
     Read,
     /// List them once every job has what it asks for.
@@ -43,15 +49,21 @@ pub(crate) enum Action {
 
 /// The workload's state.
 pub(crate) struct Allocs {
-    random: Mutex<Random>,
+    generator: Mutex<Generator>,
     /// What real nodes are given to run.
     real_task: Option<Value>,
+}
+
+struct Generator {
+    random: Random,
+    /// What each job was given last, whether that was taken or not.
+    counts: [u64; JOBS],
 }
 
 impl Allocs {
     /// No jobs yet.
     pub(crate) fn new(random: Random, real_task: Option<Value>) -> Self {
-        Self { random: Mutex::new(random), real_task }
+        Self { generator: Mutex::new(Generator { random, counts: [0; JOBS] }), real_task }
     }
 
     fn job(&self, action: &Action) -> Option<(String, u64, Value)> {
@@ -67,7 +79,8 @@ impl Allocs {
                 let job = body::real_service(&id, *count, &size, (task, *generation));
                 Some((id, *count, job))
             }
-            (Action::ScaleReal(..), None) | (Action::Read | Action::ReadConverged, _) => None,
+            (Action::ScaleReal(..), None)
+            | (Action::Stop(_) | Action::Read | Action::ReadConverged, _) => None,
         }
     }
 }
@@ -76,7 +89,8 @@ impl Workload for Allocs {
     type Request = Action;
 
     fn next(&self) -> Action {
-        let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut generator = self.generator.lock().unwrap_or_else(PoisonError::into_inner);
+        let Generator { random, counts } = &mut *generator;
         if random.below(10) < 4 {
             return Action::Read;
         }
@@ -85,10 +99,20 @@ impl Workload for Allocs {
                 .map(|below| random.below(below) as u64);
             return Action::ScaleReal(job, count, generation);
         }
-        Action::Scale(random.below(JOBS) as u64, random.below(COUNT_MAX + 1) as u64)
+        let job = random.below(JOBS);
+        if random.below(STOP_SHARE) == 0 {
+            return Action::Stop(job as u64);
+        }
+        if random.below(AGAIN_SHARE) != 0 {
+            counts[job] = random.below(COUNT_MAX + 1) as u64;
+        }
+        Action::Scale(job as u64, counts[job])
     }
 
     fn start(&self, action: &Action) -> Start {
+        if let Action::Stop(job) = action {
+            return Start::new(Function::Stop, json!([format!("a{job}"), 0]));
+        }
         match self.job(action) {
             Some((id, count, _)) => Start::new(Function::Scale, json!([id, count])),
             None => Start::new(Function::Read, Value::Null),
@@ -96,8 +120,12 @@ impl Workload for Allocs {
     }
 
     fn perform(&self, client: &HttpClient, action: &Action) -> Completion {
-        if let Some((_, _, job)) = self.job(action) {
-            let reply = client.put("/v1/jobs", &body::registration(job, None));
+        let change = match (action, self.job(action)) {
+            (Action::Stop(job), _) => Some(client.delete(&format!("/v1/job/a{job}"))),
+            (_, Some((_, _, job))) => Some(client.put("/v1/jobs", &body::registration(job, None))),
+            (_, None) => None,
+        };
+        if let Some(reply) = change {
             return match answer::written::<Value>(&reply) {
                 Ok(_) => Completion::ok(),
                 Err(completion) => completion,
@@ -114,9 +142,12 @@ impl Workload for Allocs {
         }
     }
 
-    /// One count per job, at any server, then everything from each server, converged.
+    /// One count per job, at any server, of some after a stop and as it was before; then everything from each server, converged.
     fn last_phase(&self, servers: usize) -> Vec<(Option<usize>, Action)> {
-        let scales = (0..JOBS as u64).map(|job| (None, Action::Scale(job, 2 + job)));
+        let jobs = 0..JOBS as u64;
+        let scale = |job| (None, Action::Scale(job, 2 + job));
+        let again = jobs.clone().step_by(2).flat_map(|job| [(None, Action::Stop(job)), scale(job)]);
+        let scales = jobs.map(scale).chain(again);
         let real_jobs = if self.real_task.is_some() { REAL_JOBS as u64 } else { 0 };
         let real_scales = (0..real_jobs).map(|job| (None, Action::ScaleReal(job, 1 + job, job)));
         let reads = (0..servers).map(|server| (Some(server), Action::ReadConverged));

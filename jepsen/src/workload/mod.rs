@@ -207,7 +207,7 @@ impl WorkloadKind {
             Self::Queue => &[Enqueue, Evaluate, Drain],
             Self::Bank => &[Scale, Stop, DrainNode, RestoreNode, MarkNode, Read],
             Self::Jobs => &[Write, Cas, Stop, Purge, Read, Versions],
-            Self::Allocs => &[Scale, Read],
+            Self::Allocs => &[Scale, Stop, Read],
             Self::Watch => &[Write, Stop, Purge, Read, Watch],
         }
     }

@@ -14,6 +14,7 @@ use fsm::{
 };
 
 use crate::{
+    coverage::Event,
     dice::Dice,
     log::{Fate, Ticket},
     oracle::live_on,
@@ -164,6 +165,12 @@ impl World {
                     enrich(&mut spec, dice);
                 }
                 self.divide(&mut spec);
+                if let Some(known) = &known
+                    && self.chance.percent(15)
+                    && let Some(was) = self.as_it_was(known)
+                {
+                    spec = was;
+                }
                 let enforce_index =
                     if dice.percent(15) { Some(draw_index(known.as_deref(), dice)) } else { None };
                 let spec = Arc::new(spec);
@@ -185,6 +192,15 @@ impl World {
             _ if self.swarm.operators => self.draw_operator(dice),
             _ => Command::EvaluateJob { job, evaluation },
         }
+    }
+
+    /// The same file once more, also when the job was stopped since.
+    fn as_it_was(&mut self, job: &Job) -> Option<JobSpec> {
+        let spec = (**self.log.truth().current_spec(job)?).clone();
+        if job.stop {
+            self.coverage.count(Event::StoppedJobAgain);
+        }
+        Some(spec)
     }
 
     /// Names all there is, with the usual cut-offs: what is in use or too young must stay.

@@ -110,6 +110,8 @@ events! {
     PlaceInUse => "a namespace or a node pool in use was not deleted",
     /// A job came to where it cannot be.
     PlaceMissing => "a job came into a namespace or a node pool that is gone",
+    /// A stopped job came back as it was.
+    StoppedJobAgain => "a stopped job was registered again as it was",
     /// A job came with several groups.
     SeveralGroups => "a job of several groups was registered",
     /// A follower scheduled on a state behind the leader's.

@@ -7,7 +7,8 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use fsm::{
     AllocationId, ClientStatus, Command, DesiredStatus, Effect, EvaluationId, EvaluationStatus,
-    Index, JobKey, JobSpec, Liveness, Node, NodeId, Plan, PlanVerdict, Rejection, Reply, State,
+    Extent, Index, Job, JobKey, JobSpec, Liveness, Node, NodeId, Plan, PlanVerdict, Rejection,
+    Reply, State,
     command::{LivenessChange, NodeReport},
     node::Drain,
     state::GainKey,
@@ -30,6 +31,7 @@ type Found = Vec<String>;
 pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
     entry.effects(found);
     entry.table_indexes(found);
+    entry.extents(found);
     if let Command::RegisterJob { spec, enforce_index, .. } = command {
         entry.enforced(&spec.key, *enforce_index, found);
     }
@@ -142,6 +144,44 @@ impl Entry<'_> {
             if was != is && after.table_index(table) != self.index() {
                 let index = after.table_index(table);
                 found.push(format!("I13: {table:?} changed and keeps index {index}"));
+            }
+        }
+    }
+
+    /// Whoever waits for the lists of a job, a node or an evaluation is woken by each change of a row in them.
+    fn extents(&self, found: &mut Found) {
+        let (before, after) = (self.before, self.after);
+        let mut sleeps = |what: &str, was: &Extent, is: &Extent| {
+            if was.is_same(is) {
+                found.push(format!("I13: nobody is woken who waits for {what}"));
+            }
+        };
+        for row in after.allocations.iter() {
+            if before.allocations.get(&row.id).is_some_and(|old| Arc::ptr_eq(old, row)) {
+                continue;
+            }
+            let (job, node, evaluation) = (&row.job, row.node, row.evaluation);
+            let of_job = |state| Extent::allocations_of_job(state, job);
+            sleeps(&format!("allocations of {job}"), &of_job(before), &of_job(after));
+            let of_node = |state| Extent::allocations_of_node(state, node);
+            sleeps(&format!("allocations on {node}"), &of_node(before), &of_node(after));
+            let of_evaluation = |state| Extent::allocations_of_evaluation(state, evaluation);
+            let (was, is) = (of_evaluation(before), of_evaluation(after));
+            sleeps(&format!("allocations of evaluation {evaluation}"), &was, &is);
+        }
+        for row in after.evaluations.iter() {
+            if before.evaluations.get(&row.id).is_none_or(|old| !Arc::ptr_eq(old, row)) {
+                let of_job = |state| Extent::evaluations_of_job(state, &row.job);
+                sleeps(&format!("evaluations of {}", row.job), &of_job(before), &of_job(after));
+            }
+        }
+        for row in after.jobs.iter() {
+            // The last plan is shown to nobody.
+            let shown = |old: &Job| Job { last_plan_index: row.last_plan_index, ..old.clone() };
+            let old = before.jobs.get(&row.key);
+            if old.is_none_or(|old| !Arc::ptr_eq(old, row) && shown(old) != **row) {
+                let of_job = |state| Extent::job(state, &row.key);
+                sleeps(&format!("job {}", row.key), &of_job(before), &of_job(after));
             }
         }
     }
