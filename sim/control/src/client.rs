@@ -165,6 +165,7 @@ impl World {
                     enrich(&mut spec, dice);
                 }
                 self.divide(&mut spec);
+                self.roll(&mut spec);
                 if let Some(known) = &known
                     && self.chance.percent(15)
                     && let Some(was) = self.as_it_was(known)

@@ -112,6 +112,8 @@ events! {
     PlaceMissing => "a job came into a namespace or a node pool that is gone",
     /// A stopped job came back as it was.
     StoppedJobAgain => "a stopped job was registered again as it was",
+    /// A job was evaluated while a step of its update waited.
+    UpdateHurried => "a job was evaluated while a step of its update waited",
     /// A job came with several groups.
     SeveralGroups => "a job of several groups was registered",
     /// A follower scheduled on a state behind the leader's.

@@ -86,6 +86,7 @@ impl World {
     pub(crate) fn before_step(&mut self, seed: u64, number: u32) {
         self.groups = groups::dice(seed, u64::from(number));
         self.hear_tenants(seed, number);
+        self.hurry_updates(seed, number);
         self.chance = dice(seed, u64::from(number));
         if self.extra.pauses && self.chance.percent(3) {
             let pauses = self.chance.percent(50);

@@ -37,6 +37,7 @@ mod swarm;
 mod tenants;
 #[cfg(test)]
 mod tests;
+mod updates;
 mod words;
 mod worker;
 mod world;

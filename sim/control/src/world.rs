@@ -17,7 +17,7 @@ use crate::{
     log::{Log, Ticket},
     oracle::Oracle,
     swarm::Swarm,
-    tenants,
+    tenants, updates,
     worker::Worker,
 };
 
@@ -98,6 +98,8 @@ pub(crate) struct World {
     pub(crate) extra: Extra,
     /// Percent of steps before which a tenant wants something.
     pub(crate) tenants: u64,
+    /// Percent of steps before which a job that is updated is evaluated.
+    pub(crate) updates: u64,
     /// Dice of how jobs are divided, for the step under way; none: each has one group.
     pub(crate) groups: Option<Dice>,
     /// Dice of what is extra, for the step under way.
@@ -136,6 +138,7 @@ impl World {
         let mut world = Self {
             extra: Extra::draw(seed),
             tenants: tenants::draw(seed),
+            updates: updates::draw(seed),
             groups: groups::dice(seed, u64::MAX - 1),
             chance: extra::dice(seed, u64::MAX - 1),
             log_stalled_until: 0,
