@@ -5,7 +5,7 @@ use fsm::{
     Command, EvaluationId, EvaluationStatus, JobKind, JobSpec, Trigger, job::UpdateStrategy,
 };
 
-use crate::{coverage::Event, dice::Dice, world::World};
+use crate::{client::CRASHES, coverage::Event, dice::Dice, world::World};
 
 /// Makes these dice others than all older ones.
 const LABEL: u64 = 0x7570_6461_7465_6131;
@@ -37,7 +37,9 @@ impl World {
 
     /// Makes a service one that is updated step by step.
     pub(crate) fn roll(&self, spec: &mut JobSpec) {
-        if self.updates == 0 || spec.kind != JobKind::Service {
+        // Of tasks that crash an update never ends.
+        let is_sound = spec.kind == JobKind::Service && !spec.meta.contains_key(CRASHES);
+        if self.updates == 0 || !is_sound {
             return;
         }
         for group in &mut spec.groups {
