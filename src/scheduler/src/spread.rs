@@ -53,6 +53,11 @@ impl ValueCounts {
         }
     }
 
+    /// The number of the value of a node that need not be a candidate.
+    pub(crate) fn number_on(&mut self, node: &Node) -> Option<usize> {
+        self.number(node).map(|number| number as usize)
+    }
+
     pub(crate) fn count(&self, number: usize) -> u32 {
         self.counts[number]
     }

@@ -113,6 +113,8 @@ pub(crate) struct Stack<'a> {
     distinct_hosts: bool,
     /// Instances of the job, by position.
     job_counts: Vec<u32>,
+    /// The same on nodes that are no candidates, by node and group; kept only for those who must not share a host.
+    elsewhere: BTreeMap<NodeId, BTreeMap<usize, u32>>,
     properties: Vec<Property>,
 }
 
@@ -158,6 +160,7 @@ impl<'a> Stack<'a> {
             groups,
             distinct_hosts,
             job_counts: vec![0; length],
+            elsewhere: BTreeMap::new(),
             properties,
         };
         for allocation in allocations.iter().filter(|allocation| allocation.is_live()) {
@@ -174,6 +177,8 @@ impl<'a> Stack<'a> {
         if let Some(position) = self.candidates.position(allocation.node) {
             step(&mut self.job_counts[position]);
             step(&mut self.groups[group].counts[position]);
+        } else if self.distinct_hosts || self.groups.iter().any(|group| group.distinct_hosts) {
+            step(self.elsewhere.entry(allocation.node).or_default().entry(group).or_default());
         }
         if let Some(node) = self.state.nodes.get(&allocation.node) {
             self.count_values(node, group, add);
@@ -226,9 +231,17 @@ impl<'a> Stack<'a> {
         self.feasibility.check(node, group).is_ok()
     }
 
-    /// Whether the job's other instances let one of the group be on `node`. On a node out of service nothing of the sort is known, and no objection.
+    /// Whether the job's other instances let one of the group be on `node`, which need not be a candidate.
     pub(crate) fn is_distinct_on(&mut self, group: usize, node: &Node) -> bool {
-        self.position(node.id).is_none_or(|position| self.distinct(position, group, false).is_ok())
+        if let Some(position) = self.position(node.id) {
+            return self.distinct(position, group, false).is_ok();
+        }
+        let own = &self.groups[group];
+        let there = self.elsewhere.get(&node.id).into_iter().flatten();
+        let mut rivals =
+            there.filter(|(of, count)| **count > 0 && (self.distinct_hosts || **of == group));
+        let shares = (self.distinct_hosts || own.distinct_hosts) && rivals.next().is_some();
+        !shares && self.crowded(group, |values| values.number_on(node)).is_none()
     }
 
     /// What classes say about the groups that failed. An end on any node may free the property that one of them waits for.
@@ -326,15 +339,21 @@ impl<'a> Stack<'a> {
         if taken && !per_node {
             return Err(REASON_HOSTS.into());
         }
-        for property in &mut self.properties {
-            if property.group.is_none_or(|of| of == group) {
-                let number = property.values.number_of(position, node);
-                if number.is_none_or(|number| property.values.count(number) >= property.max) {
-                    return Err(property.reason.clone());
-                }
-            }
-        }
-        Ok(())
+        self.crowded(group, |values| values.number_of(position, node)).map_or(Ok(()), Err)
+    }
+
+    /// The reason if a node has a property that as many have as may, or none at all. `number_of` looks the value up.
+    fn crowded(
+        &mut self,
+        group: usize,
+        number_of: impl Fn(&mut ValueCounts) -> Option<usize>,
+    ) -> Option<Text> {
+        let concerns = |property: &&mut Property| property.group.is_none_or(|of| of == group);
+        self.properties.iter_mut().filter(concerns).find_map(|property| {
+            let number = number_of(&mut property.values);
+            let is_full = number.is_none_or(|number| property.values.count(number) >= property.max);
+            is_full.then(|| property.reason.clone())
+        })
     }
 
     fn consider(

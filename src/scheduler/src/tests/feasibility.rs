@@ -198,6 +198,24 @@ fn s7_distinct_hosts_that_come_later() {
     }
 }
 
+/// S7: the same on a node that takes no work any more.
+#[test]
+fn s7_who_shares_a_node_out_of_service_moves() {
+    for distinct in [
+        constraint("", "distinct_hosts", "true"),
+        constraint("${node.unique.name}", "distinct_property", "1"),
+    ] {
+        let mut cluster = Cluster::with_nodes(1);
+        let mut spec = job(JobKind::Service);
+        spec.groups[0].count = 2;
+        cluster.run(&spec);
+        cluster.change_node(1, |node| node.eligibility.ineligible = true);
+        cluster.put_node(node(2));
+        spec.constraints = vec![distinct];
+        assert_eq!(cluster.run(&spec).counts(), (1, 1, 1), "{:?}", spec.constraints);
+    }
+}
+
 /// S7: at group level only the group's own instances count.
 #[test]
 fn s7_distinct_hosts_of_a_group() {
