@@ -43,7 +43,7 @@ impl World {
     }
 
     /// Makes a service one that is updated step by step.
-    pub(crate) fn roll(&self, spec: &mut JobSpec) {
+    pub(crate) fn roll(&mut self, spec: &mut JobSpec) {
         // Of tasks that crash an update never ends.
         let is_sound = spec.kind == JobKind::Service && !spec.meta.contains_key(CRASHES);
         if self.updates == 0 || !is_sound {
@@ -61,6 +61,8 @@ impl World {
             });
             for task in &mut group.tasks {
                 task.resources.cpu_mhz = 100;
+                // Another user is another task.
+                task.user = self.chance.pick(&["", "x", "y"]).unwrap_or("").into();
             }
         }
     }
