@@ -656,6 +656,16 @@ fn what_a_job_lacks_is_waited_for() {
 }
 
 #[test]
+fn an_update_that_nobody_goes_on_with_is_found() {
+    let (mut driver, _) = running();
+    let mut spec = testing::job("web", JobKind::Service, 2);
+    spec.groups[0].tasks[0].user = "other".into();
+    driver.register_job(spec);
+    assert_eq!(waits(&driver.state), [], "its registration is to be looked at");
+    assert_trips("I46", waits(&idle(driver.state.clone())));
+}
+
+#[test]
 fn a_node_without_its_instance_is_waited_for() {
     let mut driver = Driver::default();
     let [one, two] = ["n1", "n2"].map(|name| ready(&mut driver, name));

@@ -64,13 +64,20 @@ impl Waiting<'_> {
         })
     }
 
-    /// I39: instances that are missing are looked after, and those that found no room will be tried again when there is some.
+    /// I39: instances that are missing are looked after, and those that found no room will be tried again when there is some. I46: so are those of
+    /// older versions.
     fn counted(&self, group: &TaskGroup, out: &mut Vec<Broken>) {
         let Ending { state, job, spec } = self.ending;
         let key = &job.key;
         let missing = self.ending.missing(group);
         if missing > 0 && self.open.is_empty() {
             out.push(Broken("I39", format!("{missing} of {key} are missing, and nobody looks")));
+        }
+        let mut rows = self.ending.rows(group);
+        let outdated = rows.find(|row| is_live(row) && !self.ending.is_current(row));
+        if let Some(row) = outdated.filter(|_| self.open.is_empty()) {
+            let (name, version) = (row.name(), row.job_version);
+            out.push(Broken("I46", format!("{name} is of version {version}, and nobody looks")));
         }
         let queued = job.queued.get(&group.name).copied().unwrap_or(0);
         if queued == 0 || self.is_looked_at() {
