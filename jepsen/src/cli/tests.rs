@@ -1,3 +1,5 @@
+//! What the command line accepts and refuses, and what its words mean.
+
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use clap::CommandFactory;

@@ -1,3 +1,5 @@
+//! Allocations of one node over starts, stops, crashes and restarts of their agent, with runs that are made up.
+
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
