@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use fsm::{
-    Command, EvaluationId, Index, Job, JobKind, JobSpec, Reply, RequestId,
+    Command, EvaluationId, Index, Job, JobKey, JobKind, JobSpec, Reply, RequestId,
     command::Cutoffs,
     job::{Constraint, DelayFunction, Network, PortAsk, ReschedulePolicy, UpdateStrategy},
     node::Drain,
@@ -37,6 +37,20 @@ pub(crate) struct Operation {
     request: Request,
     command: Command,
     ticket: Option<Ticket>,
+}
+
+impl Operation {
+    /// It leads to an evaluation of this job.
+    pub(crate) fn is_about(&self, key: &JobKey) -> bool {
+        if let Command::RegisterJob { spec, .. } = &self.command {
+            return spec.key == *key;
+        }
+        let (Command::DeregisterJob { job, .. } | Command::EvaluateJob { job, .. }) = &self.command
+        else {
+            return false;
+        };
+        job == key
+    }
 }
 
 impl World {

@@ -1,44 +1,59 @@
 //! Rolling updates in a hurry: in one of three seeds services have several instances and are updated one at a time, and while a step waits for its time
 //! somebody has the job evaluated again and again. From dice of its own: no throw in here moves one of the older dice.
 
-use fsm::{
-    Command, EvaluationId, EvaluationStatus, JobKind, JobSpec, Trigger, job::UpdateStrategy,
-};
+use fsm::{Command, EvaluationId, JobKind, JobSpec, Trigger, job::UpdateStrategy};
 
 use crate::{client::CRASHES, coverage::Event, dice::Dice, world::World};
 
 /// Makes these dice others than all older ones.
 const LABEL: u64 = 0x7570_6461_7465_6131;
-/// A step that waits no longer than this is about to be due, ms.
-const DUE_MS: u64 = 300;
 
 /// Percent of a seed's steps before which a job that is updated is evaluated.
 pub(crate) fn draw(seed: u64) -> u64 {
     let mut dice = Dice::new(seed ^ LABEL, u64::MAX);
-    if dice.percent(67) { 0 } else { dice.between(10, 90) }
+    if dice.percent(67) { 0 } else { dice.between(30, 100) }
 }
 
 impl World {
-    /// Before a step: sometimes a job whose next step of an update waits is evaluated, once or twice.
+    /// Before a step: sometimes a service at rest gets another version, or a job whose next step of an update waits is evaluated, once or more. Never
+    /// when somebody looks at the job anyway, now or soon: one evaluation more makes good what the one before did wrong.
     pub(crate) fn hurry_updates(&mut self, seed: u64, number: u32) {
         let mut dice = Dice::new(seed ^ LABEL, u64::from(number));
         if !dice.percent(self.updates) {
             return;
         }
-        // Mostly about when the step is due: whoever looks at the job then meets it.
-        let due_at =
-            self.log.truth().head.at + if dice.percent(80) { DUE_MS } else { u64::MAX / 2 };
-        let steps = self.log.truth().evaluations.iter().filter(|row| {
-            row.status == EvaluationStatus::Pending
-                && row.trigger == Trigger::RollingUpdate
-                && row.wait_until <= due_at
-        });
-        let jobs: Vec<_> = steps.map(|row| row.job.clone()).collect();
-        let Some(job) = dice.pick(&jobs) else { return };
-        self.coverage.count(Event::UpdateHurried);
-        for _ in 0..dice.between(1, 3) {
-            let evaluation = EvaluationId(self.ids.next());
-            self.ask(Command::EvaluateJob { job: job.clone(), evaluation });
+        let truth = self.log.truth();
+        let services = truth.jobs.iter().filter(|job| job.kind == JobKind::Service && !job.stop);
+        let keys: Vec<_> = services.map(|job| job.key.clone()).collect();
+        let Some(key) = dice.pick(&keys) else { return };
+        let open = truth.evaluations.iter().filter(|row| !row.status.is_terminal());
+        let open: Vec<_> = open.filter(|row| row.job == key).collect();
+        if self.operations.iter().any(|operation| operation.is_about(&key)) {
+            return;
+        }
+        match open.as_slice() {
+            [] => {
+                let job = truth.jobs.get(&key);
+                let spec = job.and_then(|job| truth.current_spec(job)).map(|spec| (**spec).clone());
+                let Some(mut spec) = spec else { return };
+                self.roll(&mut spec);
+                let (spec, evaluation) = (spec.into(), EvaluationId(self.ids.next()));
+                let (enforce_index, evaluation_priority) = (None, None);
+                self.ask(Command::RegisterJob {
+                    spec,
+                    enforce_index,
+                    evaluation,
+                    evaluation_priority,
+                });
+            }
+            [step] if step.trigger == Trigger::RollingUpdate => {
+                self.coverage.count(Event::UpdateHurried);
+                for _ in 0..dice.between(1, 3) {
+                    let evaluation = EvaluationId(self.ids.next());
+                    self.ask(Command::EvaluateJob { job: key.clone(), evaluation });
+                }
+            }
+            _ => {}
         }
     }
 
@@ -50,7 +65,7 @@ impl World {
             return;
         }
         for group in &mut spec.groups {
-            group.count = group.count.max(2) + 1;
+            group.count = group.count.max(3);
             group.network = None;
             group.update = Some(UpdateStrategy {
                 stagger_ms: 1_000,
