@@ -133,8 +133,8 @@ fn judge_counts(changes: &[Change<'_>], views: &[View<'_>], judgement: &mut Judg
     }
 }
 
-/// In the last phase one thing is done after the other: what was acknowledged last is what the job asks for, unless a change of unknown outcome came
-/// after it.
+/// In the last phase one thing is done after the other: what was acknowledged last is what the job asks for, unless a change of unknown outcome may have
+/// come after it.
 fn judge_last(changes: &[Change<'_>], view: &View<'_>, judgement: &mut Judgement) {
     let mut last: BTreeMap<&str, u64> = BTreeMap::new();
     for change in changes.iter().filter(|change| change.in_last_phase) {

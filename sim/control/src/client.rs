@@ -174,18 +174,9 @@ impl World {
         let choice = if known.is_none() { 0 } else { dice.below(20) };
         match choice {
             0..9 => {
-                let mut spec = draw_spec(&name, dice);
-                if self.swarm.rich_jobs {
-                    enrich(&mut spec, dice);
-                }
-                self.divide(&mut spec);
-                self.roll(&mut spec);
-                if let Some(known) = &known
-                    && self.chance.percent(15)
-                    && let Some(was) = self.as_it_was(known)
-                {
-                    spec = was;
-                }
+                let again = known.as_ref().filter(|_| self.chance.percent(15));
+                let was = again.and_then(|known| self.as_it_was(known));
+                let spec = was.unwrap_or_else(|| self.draw_job(&name, dice));
                 let enforce_index =
                     if dice.percent(15) { Some(draw_index(known.as_deref(), dice)) } else { None };
                 let spec = Arc::new(spec);
@@ -207,6 +198,17 @@ impl World {
             _ if self.swarm.operators => self.draw_operator(dice),
             _ => Command::EvaluateJob { job, evaluation },
         }
+    }
+
+    /// A job of that name: its kind is fixed, the rest is drawn.
+    pub(crate) fn draw_job(&mut self, name: &str, dice: &mut Dice) -> JobSpec {
+        let mut spec = draw_spec(name, dice);
+        if self.swarm.rich_jobs {
+            enrich(&mut spec, dice);
+        }
+        self.divide(&mut spec);
+        self.roll(&mut spec);
+        spec
     }
 
     /// The same file once more, also when the job was stopped since.
@@ -272,8 +274,8 @@ impl World {
     }
 }
 
-/// A job by its number: the kind is fixed, the rest is drawn.
-pub(crate) fn draw_spec(name: &str, dice: &mut Dice) -> JobSpec {
+/// What each job has.
+fn draw_spec(name: &str, dice: &mut Dice) -> JobSpec {
     let kind = match name {
         "job0" | "job3" => JobKind::Service,
         "job1" | "batch" | "endless" => JobKind::Batch,
@@ -342,7 +344,7 @@ fn draw_index(job: Option<&Job>, dice: &mut Dice) -> Index {
 }
 
 /// What makes nodes differ for a job, and what differs between versions: constraints, hosts of their own, pools, datacenters, sizes, policies.
-pub(crate) fn enrich(spec: &mut JobSpec, dice: &mut Dice) {
+fn enrich(spec: &mut JobSpec, dice: &mut Dice) {
     let constraint = |left: &str, operand: &str, right: &str| Constraint {
         left: left.into(),
         operand: operand.into(),

@@ -4,7 +4,7 @@
 //! Calm spells are the opposite of trouble: the cluster works undisturbed for some rounds, so that what follows meets jobs that run, drains that
 //! are under way and stops that are not reported yet, and not only a cluster that never got so far.
 
-use crate::{coverage::Event, dice::Dice, groups, swarm::Swarm, world::World};
+use crate::{coverage::Event, dice::Dice, groups, swarm::Swarm, updates, world::World};
 
 /// Makes these dice others than those of the older settings.
 const LABEL: u64 = 0x6578_7472_615f_6131;
@@ -86,7 +86,8 @@ impl World {
     pub(crate) fn before_step(&mut self, seed: u64, number: u32) {
         self.groups = groups::dice(seed, u64::from(number));
         self.hear_tenants(seed, number);
-        self.hurry_updates(seed, number);
+        self.hurry = updates::hurry(seed, u64::from(number));
+        self.hurry_updates();
         self.chance = dice(seed, u64::from(number));
         if self.extra.pauses && self.chance.percent(3) {
             let pauses = self.chance.percent(50);

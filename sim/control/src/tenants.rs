@@ -10,11 +10,7 @@ use fsm::{
     state::{Namespace, NodePool},
 };
 
-use crate::{
-    client::{draw_spec, enrich},
-    dice::Dice,
-    world::World,
-};
+use crate::{dice::Dice, world::World};
 
 /// Makes these dice others than all older ones.
 const LABEL: u64 = 0x7465_6e61_6e74_7331;
@@ -72,11 +68,7 @@ impl World {
         let choice = if self.log.truth().jobs.contains(&key) { dice.below(10) } else { 0 };
         match choice {
             0..5 => {
-                let mut spec = draw_spec(name, dice);
-                if self.swarm.rich_jobs {
-                    enrich(&mut spec, dice);
-                }
-                self.divide(&mut spec);
+                let mut spec = self.draw_job(name, dice);
                 spec.key = key;
                 if dice.percent(40) {
                     spec.node_pool = pool.into();

@@ -1,5 +1,5 @@
 //! Rolling updates in a hurry: in one of three seeds services have several instances and are updated one at a time, and while a step waits for its time
-//! somebody has the job evaluated again and again. From dice of its own: no throw in here moves one of the older dice.
+//! somebody has the job evaluated again and again.
 
 use fsm::{Command, EvaluationId, JobKind, JobSpec, Trigger, job::UpdateStrategy};
 
@@ -8,18 +8,27 @@ use crate::{client::CRASHES, coverage::Event, dice::Dice, world::World};
 /// Makes these dice others than all older ones.
 const LABEL: u64 = 0x7570_6461_7465_6131;
 
-/// Percent of a seed's steps before which a job that is updated is evaluated.
-pub(crate) fn draw(seed: u64) -> u64 {
+/// The hurry of one step.
+#[derive(Clone)]
+pub(crate) struct Hurry {
+    /// Percent of steps before which a service is updated or looked at.
+    percent: u64,
+    dice: Dice,
+}
+
+/// The hurry of one step of a seed, if the seed has any.
+pub(crate) fn hurry(seed: u64, step: u64) -> Option<Hurry> {
     let mut dice = Dice::new(seed ^ LABEL, u64::MAX);
-    if dice.percent(67) { 0 } else { dice.between(30, 100) }
+    let percent = if dice.percent(67) { return None } else { dice.between(30, 100) };
+    Some(Hurry { percent, dice: Dice::new(seed ^ LABEL, step) })
 }
 
 impl World {
     /// Before a step: sometimes a service at rest gets another version, or a job whose next step of an update waits is evaluated, once or more. Never
     /// when somebody looks at the job anyway, now or soon: one evaluation more makes good what the one before did wrong.
-    pub(crate) fn hurry_updates(&mut self, seed: u64, number: u32) {
-        let mut dice = Dice::new(seed ^ LABEL, u64::from(number));
-        if !dice.percent(self.updates) {
+    pub(crate) fn hurry_updates(&mut self) {
+        let Some(Hurry { percent, mut dice }) = self.hurry.clone() else { return };
+        if !dice.percent(percent) {
             return;
         }
         let truth = self.log.truth();
@@ -35,7 +44,7 @@ impl World {
             [] => {
                 let job = truth.jobs.get(&key);
                 let spec = job.and_then(|job| truth.current_spec(job)).map(|spec| (**spec).clone());
-                let Some(mut spec) = spec else { return };
+                let Some(mut spec) = spec.filter(ends) else { return };
                 self.roll(&mut spec);
                 let (spec, evaluation) = (spec.into(), EvaluationId(self.ids.next()));
                 let (enforce_index, evaluation_priority) = (None, None);
@@ -59,11 +68,7 @@ impl World {
 
     /// Makes a service one that is updated step by step.
     pub(crate) fn roll(&mut self, spec: &mut JobSpec) {
-        // Of tasks that crash an update never ends.
-        let is_sound = spec.kind == JobKind::Service && !spec.meta.contains_key(CRASHES);
-        if self.updates == 0 || !is_sound {
-            return;
-        }
+        let Some(hurry) = self.hurry.as_mut().filter(|_| ends(spec)) else { return };
         for group in &mut spec.groups {
             group.count = group.count.max(3);
             group.network = None;
@@ -77,8 +82,13 @@ impl World {
             for task in &mut group.tasks {
                 task.resources.cpu_mhz = 100;
                 // Another user is another task.
-                task.user = self.chance.pick(&["", "x", "y"]).unwrap_or("").into();
+                task.user = hurry.dice.pick(&["", "x", "y"]).unwrap_or("").into();
             }
         }
     }
+}
+
+/// Whether a rolling update of the job comes to its end: one of tasks that crash never does.
+fn ends(spec: &JobSpec) -> bool {
+    spec.kind == JobKind::Service && !spec.meta.contains_key(CRASHES)
 }

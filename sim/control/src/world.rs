@@ -98,8 +98,8 @@ pub(crate) struct World {
     pub(crate) extra: Extra,
     /// Percent of steps before which a tenant wants something.
     pub(crate) tenants: u64,
-    /// Percent of steps before which a job that is updated is evaluated.
-    pub(crate) updates: u64,
+    /// How updates are hurried in the step under way; none: they are not.
+    pub(crate) hurry: Option<updates::Hurry>,
     /// Dice of how jobs are divided, for the step under way; none: each has one group.
     pub(crate) groups: Option<Dice>,
     /// Dice of what is extra, for the step under way.
@@ -138,7 +138,7 @@ impl World {
         let mut world = Self {
             extra: Extra::draw(seed),
             tenants: tenants::draw(seed),
-            updates: updates::draw(seed),
+            hurry: updates::hurry(seed, u64::MAX - 1),
             groups: groups::dice(seed, u64::MAX - 1),
             chance: extra::dice(seed, u64::MAX - 1),
             log_stalled_until: 0,

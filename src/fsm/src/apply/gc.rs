@@ -57,9 +57,10 @@ impl State {
             || match job.kind {
                 // One that failed counts as an instance, as long as its group is wanted.
                 JobKind::Service => {
-                    let spec = self.current_spec(job);
-                    let is_wanted = spec.is_some_and(|spec| spec.group(&row.group).is_some());
-                    row.client != ClientStatus::Failed || !is_wanted
+                    row.client != ClientStatus::Failed
+                        || self
+                            .current_spec(job)
+                            .is_none_or(|spec| spec.group(&row.group).is_none())
                 }
                 JobKind::System => true,
                 JobKind::Batch => outdated || row.client == ClientStatus::Lost,

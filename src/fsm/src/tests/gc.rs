@@ -4,7 +4,7 @@ use crate::{
     allocation::ClientStatus,
     command::{Command, Cutoffs, Reply},
     evaluation::EvaluationStatus,
-    id::{AllocationId, EvaluationId, JobKey},
+    id::{AllocationId, EvaluationId, JobKey, NodeId},
     job::{JobKind, JobSpec, JobStatus, Parameterized},
     state::GainKey,
     testing::{Driver, GROUP, job, job_key},
@@ -93,9 +93,8 @@ fn what_is_in_use_stays() {
     );
 }
 
-/// A failed instance waits for its replacement: without it the scheduler would forget that it failed.
-#[test]
-fn a_failed_instance_of_a_living_service_stays_until_it_is_replaced() {
+/// A failed instance of a living service, old enough to be collected and not collected.
+fn failed_instance() -> (Driver, NodeId, AllocationId) {
     let mut driver = Driver::default();
     let node = driver.node("a");
     driver.register_job(job("t", JobKind::Service, 1));
@@ -104,6 +103,13 @@ fn a_failed_instance_of_a_living_service_stays_until_it_is_replaced() {
     driver.at_seconds(HOUR_S);
     let now = driver.now;
     assert_eq!(collect(&mut driver, now, &[], &[failed], &[]), 0);
+    (driver, node, failed)
+}
+
+/// A failed instance waits for its replacement: without it the scheduler would forget that it failed.
+#[test]
+fn a_failed_instance_of_a_living_service_stays_until_it_is_replaced() {
+    let (mut driver, node, failed) = failed_instance();
     let evaluation = driver.evaluate_job("t");
     let mut next = driver.placement(GROUP, 0, node);
     next.previous = Some(failed);
@@ -122,14 +128,8 @@ fn a_failed_instance_of_a_living_service_stays_until_it_is_replaced() {
 /// What failed of a group that the job has no more is no instance of anything.
 #[test]
 fn failed_instances_of_a_removed_group_go() {
-    let mut driver = Driver::default();
-    let node = driver.node("a");
-    driver.register_job(job("t", JobKind::Service, 1));
-    let failed = driver.run("t", 0, node);
-    driver.report(failed, ClientStatus::Failed);
-    driver.at_seconds(HOUR_S);
+    let (mut driver, _, failed) = failed_instance();
     let now = driver.now;
-    assert_eq!(collect(&mut driver, now, &[], &[failed], &[]), 0, "it counts");
     let mut renamed = job("t", JobKind::Service, 1);
     for group in &mut renamed.groups {
         group.name = "api".into();

@@ -146,56 +146,36 @@ fn a_stopped_job_that_is_registered_again_gets_a_version() {
     });
 }
 
-/// What still runs of a job that is gone is somebody's to end, however its only evaluation ended.
+/// What still runs of a job that is gone is somebody's to end, however its only evaluation ended, also when a template has taken its name.
 #[test]
 fn what_runs_of_a_purged_job_is_evaluated_until_it_is_stopped() {
-    with_leader_changes(|driver| {
-        let node = driver.node("a");
-        driver.register_job(job("t", JobKind::Service, 1));
-        let running = driver.run("t", 0, node);
-        let id = driver.deregister_job("t", true).unwrap();
-        let (follow_up, wait_until) = (driver.evaluation_id(), driver.now + 60_000);
-        let update = EvaluationUpdate {
-            id,
-            status: EvaluationStatus::Failed,
-            description: "evaluation reached delivery limit (3)".into(),
-            follow_up: Some((follow_up, wait_until)),
-        };
-        driver.accept(Command::UpdateEvaluations { updates: vec![update] });
-        assert_eq!(driver.evaluation(follow_up).previous, Some(id));
-        let made = driver.liveness("a", crate::node::Liveness::Down);
-        assert_eq!(driver.evaluation(made[0]).kind, JobKind::Service);
-        let plan = driver.plan(made[0]).stopping(running, Some(ClientStatus::Lost));
-        driver.commit_plan(plan);
-        assert_eq!(driver.state.to_evaluate(&job_key("t")), None);
-    });
-}
-
-/// The same when a template has taken its name.
-#[test]
-fn what_runs_under_the_name_of_a_template_is_evaluated_until_it_is_stopped() {
-    with_leader_changes(|driver| {
-        let node = driver.node("a");
-        driver.register_job(job("t", JobKind::Service, 1));
-        let running = driver.run("t", 0, node);
-        let id = driver.deregister_job("t", true).unwrap();
-        let evaluation = driver.evaluation_id();
-        driver.accept(register(template("t"), evaluation));
-        let (follow_up, wait_until) = (driver.evaluation_id(), driver.now + 60_000);
-        let update = EvaluationUpdate {
-            id,
-            status: EvaluationStatus::Failed,
-            description: "evaluation reached delivery limit (3)".into(),
-            follow_up: Some((follow_up, wait_until)),
-        };
-        driver.accept(Command::UpdateEvaluations { updates: vec![update] });
-        assert_eq!(driver.evaluation(follow_up).previous, Some(id));
-        let made = driver.liveness("a", crate::node::Liveness::Down);
-        let plan = driver.plan(made[0]).stopping(running, Some(ClientStatus::Lost));
-        assert!(driver.commit_plan(plan).outcome_taken);
-        assert_eq!(driver.allocation(running).client, ClientStatus::Lost);
-        assert_eq!(driver.state.to_evaluate(&job_key("t")), None);
-    });
+    for is_name_taken in [false, true] {
+        with_leader_changes(|driver| {
+            let node = driver.node("a");
+            driver.register_job(job("t", JobKind::Service, 1));
+            let running = driver.run("t", 0, node);
+            let id = driver.deregister_job("t", true).unwrap();
+            if is_name_taken {
+                let evaluation = driver.evaluation_id();
+                driver.accept(register(template("t"), evaluation));
+            }
+            let (follow_up, wait_until) = (driver.evaluation_id(), driver.now + 60_000);
+            let update = EvaluationUpdate {
+                id,
+                status: EvaluationStatus::Failed,
+                description: "evaluation reached delivery limit (3)".into(),
+                follow_up: Some((follow_up, wait_until)),
+            };
+            driver.accept(Command::UpdateEvaluations { updates: vec![update] });
+            assert_eq!(driver.evaluation(follow_up).previous, Some(id));
+            let made = driver.liveness("a", crate::node::Liveness::Down);
+            assert_eq!(driver.evaluation(made[0]).kind, JobKind::Service);
+            let plan = driver.plan(made[0]).stopping(running, Some(ClientStatus::Lost));
+            assert!(driver.commit_plan(plan).outcome_taken);
+            assert_eq!(driver.allocation(running).client, ClientStatus::Lost);
+            assert_eq!(driver.state.to_evaluate(&job_key("t")), None);
+        });
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::testing::{Driver, Interruption, rows};
 
 /// SC-24: runs a script, then again with a tick, a reload or another leader before each of its commands, one at a time and all together.
 /// The script's own checks hold in every run, and the end state is the same.
-fn with_leader_changes(script: fn(&mut Driver)) {
+fn with_leader_changes(script: impl Fn(&mut Driver)) {
     let run = |single: Option<(usize, Interruption)>, everywhere: Interruption| {
         let mut driver = Driver { interruptions: Some((everywhere, single)), ..Driver::default() };
         script(&mut driver);
