@@ -171,7 +171,9 @@ impl Table {
         if let Some(cell) = self.cells.iter().find(|cell| cell.ending == Ending::Crashed) {
             anyhow::bail!("a run crashed: {}", cell.details);
         }
-        Ok(if any(Ending::Unknown) || any(Ending::Skipped) {
+        // A matrix without a cell, such as `smoke` with five servers, proves nothing.
+        let is_unknown = self.cells.is_empty() || any(Ending::Unknown) || any(Ending::Skipped);
+        Ok(if is_unknown {
             Verdict::Unknown
         } else if any(Ending::Fail) {
             Verdict::False
@@ -372,6 +374,21 @@ mod tests {
         assert_eq!(verdict(&[Ending::Fail, Ending::Unknown]).unwrap(), Verdict::Unknown);
         assert_eq!(verdict(&[Ending::Pass, Ending::Skipped]).unwrap(), Verdict::Unknown);
         assert!(verdict(&[Ending::Unknown, Ending::Crashed]).is_err());
+    }
+
+    #[test]
+    fn a_matrix_without_a_run_is_unknown() {
+        let store = tempfile::tempdir().unwrap();
+        let plan = Plan {
+            matrix: Matrix::Smoke,
+            fresh: false,
+            workloads: vec!["register"],
+            servers: Some(5),
+        };
+        let table =
+            run_all(&test_record(), &plan, &|_| None, store.path(), Duration::ZERO).unwrap();
+        assert!(table.cells.is_empty());
+        assert_eq!(table.verdict().unwrap(), Verdict::Unknown);
     }
 
     #[test]
