@@ -264,14 +264,13 @@ pub(crate) fn run_all(
 
 /// The run of one cell; `None` keeps the classes of `base`, which are all that the machine can do.
 fn sized(base: &TestRecord, servers: usize, classes: Option<Vec<FaultClass>>) -> TestRecord {
-    let per_server = base.concurrency / base.nodes.len().max(1);
     let unavailable = match &classes {
         None => base.unavailable.clone(),
         Some(_) => BTreeMap::new(),
     };
     TestRecord {
         nodes: (1..=servers).map(|number| format!("n{number}")).collect(),
-        concurrency: (per_server * servers).max(1),
+        concurrency: (per_server(base) * servers).max(1),
         nemesis: classes.unwrap_or_else(|| base.nemesis.clone()),
         unavailable,
         ..base.clone()
@@ -312,7 +311,7 @@ fn perform(
     }
 }
 
-/// What results are of: the same binary file, time limit, rate and threshold of snapshots.
+/// What results are of: the same binary file, time limit, kind of links, clients and what they are asked to do, and threshold of snapshots.
 fn fingerprint(base: &TestRecord) -> String {
     let file = fs::metadata(&base.binary).ok();
     let bytes = file.as_ref().map_or(0, fs::Metadata::len);
@@ -323,7 +322,21 @@ fn fingerprint(base: &TestRecord) -> String {
         SNAPSHOT_LOG_BYTES => String::new(),
         other => format!(", a snapshot per {other} bytes"),
     };
-    format!("{commit} {bytes} {stamp} {} ms {} Hz{snapshots}", base.time_limit_ms, base.rate)
+    let links = if base.namespaces { ", namespaces" } else { "" };
+    format!(
+        "{commit} {bytes} {stamp} {} ms {} Hz, {} clients per server of {} ms, {} operations per \
+         key, a change each {} ms{links}{snapshots}",
+        base.time_limit_ms,
+        base.rate,
+        per_server(base),
+        base.timeout_ms,
+        base.ops_per_key,
+        base.nemesis_interval_ms
+    )
+}
+
+fn per_server(base: &TestRecord) -> usize {
+    base.concurrency / base.nodes.len().max(1)
 }
 
 /// The cells so far; a line that was cut off is no cell.
@@ -431,11 +444,25 @@ mod tests {
     }
 
     #[test]
-    fn runs_with_another_threshold_of_snapshots_are_others() {
+    fn runs_with_other_options_are_others() {
         let base = test_record();
-        let other = TestRecord { snapshot_log_bytes: 4096, ..base.clone() };
-        assert_eq!(fingerprint(&base), "no commit 0  1 ms 1 Hz");
-        assert_ne!(fingerprint(&base), fingerprint(&other));
+        let known = "no commit 0  1 ms 1 Hz, 1 clients per server of 1 ms, 1 operations per key, a \
+                     change each 1 ms";
+        assert_eq!(fingerprint(&base), known);
+        for other in [
+            TestRecord { snapshot_log_bytes: 4096, ..base.clone() },
+            TestRecord { namespaces: true, ..base.clone() },
+            TestRecord { concurrency: 2, ..base.clone() },
+            TestRecord { timeout_ms: 2, ..base.clone() },
+            TestRecord { ops_per_key: 2, ..base.clone() },
+            TestRecord { nemesis_interval_ms: 2, ..base.clone() },
+        ] {
+            assert_ne!(fingerprint(&base), fingerprint(&other));
+        }
+        // What a part with five servers found is taken over by the whole.
+        let nodes = ["n1", "n2"].map(str::to_owned).to_vec();
+        let part = TestRecord { nodes, concurrency: 2, ..base.clone() };
+        assert_eq!(fingerprint(&base), fingerprint(&part));
     }
 
     #[test]
