@@ -282,8 +282,8 @@ fn conduct(
     let clients = clients(workload, &targets, load, record.ops_per_key, recorder, real_task);
     let turns = Turns::new(&record.injected());
     let nemesis = Nemesis::new(cluster, endpoints, recorder, &turns, record.seed);
-    let ready_ms = Mutex::new(Vec::new());
-    let watch = Watch { cluster, recorder, reporter, ready_ms: &ready_ms };
+    let (ready_ms, not_ready) = (Mutex::new(Vec::new()), Mutex::new(None));
+    let watch = Watch { cluster, recorder, reporter, ready_ms: &ready_ms, not_ready: &not_ready };
     let agents = (&mut *fleet, tasks.as_ref());
     aftermath.harness_failures.extend(torment(
         record,
@@ -295,6 +295,7 @@ fn conduct(
     let ready_ms = ready_ms.lock().unwrap_or_else(PoisonError::into_inner);
     aftermath.cycles_ready_ms.extend_from_slice(&ready_ms);
     drop(ready_ms);
+    aftermath.not_ready_after_cycle = *not_ready.lock().unwrap_or_else(PoisonError::into_inner);
 
     reporter.line("healing every fault");
     let healed = Instant::now();
@@ -432,6 +433,8 @@ struct Watch<'a> {
     reporter: &'a Reporter,
     /// How long the servers took to be ready after each cycle.
     ready_ms: &'a Mutex<Vec<u64>>,
+    /// The cycle after which they were not ready in time.
+    not_ready: &'a Mutex<Option<u64>>,
 }
 
 impl<'a> Watch<'a> {
@@ -440,19 +443,21 @@ impl<'a> Watch<'a> {
         let pace = Duration::from_millis(cycles.pace_ms);
         nemesis.cycles(cycles.class, cycles.count, pace, &|number| {
             let healed = Instant::now();
-            let ready = self.cluster().await_ready(READY_TIMEOUT)?;
+            let mut ready = self.cluster().await_ready(READY_TIMEOUT)?;
             let elapsed = u64::try_from(healed.elapsed().as_millis()).unwrap_or(u64::MAX);
             self.reporter.line(&format!("cycle {number} of {}: {elapsed} ms", cycles.count));
+            if ready {
+                self.ready_ms.lock().unwrap_or_else(PoisonError::into_inner).push(elapsed);
+                if cycles.class == FaultClass::Corrupt {
+                    nemesis.rely_on_the_others(number, pace)?;
+                    ready = self.cluster().await_ready(READY_TIMEOUT)?;
+                }
+            }
             if !ready {
                 self.reporter.line("the servers are not ready: no more cycles");
-                return Ok(false);
+                *self.not_ready.lock().unwrap_or_else(PoisonError::into_inner) = Some(number);
             }
-            self.ready_ms.lock().unwrap_or_else(PoisonError::into_inner).push(elapsed);
-            if cycles.class == FaultClass::Corrupt {
-                nemesis.rely_on_the_others(number, pace)?;
-                return self.cluster().await_ready(READY_TIMEOUT);
-            }
-            Ok(true)
+            Ok(ready)
         })
     }
 
@@ -647,6 +652,18 @@ mod tests {
         let (valid, text) = judged(run.path());
         assert_eq!(valid, Verdict::Unknown, "{text}");
         assert!(text.contains("never seen at one index"), "{text}");
+    }
+
+    /// Also if it was the last cycle, and they were ready after the heal.
+    #[test]
+    fn servers_that_are_not_ready_after_a_cycle_fail_the_run() {
+        let run = stored_run();
+        let mut aftermath: Aftermath = read_json(run.path(), "aftermath.json").unwrap();
+        aftermath.not_ready_after_cycle = Some(200);
+        write_json(run.path(), "aftermath.json", &aftermath).unwrap();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::False, "{text}");
+        assert!(text.contains("not ready in time after cycle 200"), "{text}");
     }
 
     #[test]

@@ -130,6 +130,9 @@ pub(crate) struct Aftermath {
     /// How long the servers took to be ready after each cycle.
     #[serde(default)]
     pub(crate) cycles_ready_ms: Vec<u64>,
+    /// The cycle after which the servers were not ready in time.
+    #[serde(default)]
+    pub(crate) not_ready_after_cycle: Option<u64>,
     /// What went wrong in the harness itself.
     pub(crate) harness_failures: Vec<String>,
     /// Readiness after the final heal.

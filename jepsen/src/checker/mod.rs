@@ -139,10 +139,15 @@ pub(crate) fn check(evidence: &Evidence<'_>) -> Results {
         let ready = aftermath.ready_after_heal;
         final_workload::check(evidence.workload, history, evidence.nodes, ready)
     });
-    let final_workload = final_workload.unwrap_or_else(|error| {
+    let mut final_workload = final_workload.unwrap_or_else(|error| {
         harness_failures.push(format!("the checker of the last phase failed: {error:#}"));
         final_workload::Report::unknown(aftermath.ready_after_heal)
     });
+    // The heal waits once more: that they were ready then is no excuse.
+    if let Some(cycle) = aftermath.not_ready_after_cycle {
+        final_workload.valid = Verdict::False;
+        final_workload.silent.push(format!("not ready in time after cycle {cycle}"));
+    }
     let record = evidence.record;
     let pace = stats::Pace::of(evidence.workload, record.rate, record.concurrency);
     let stats = stats::check(history, evidence.workload.required()).paced(history, pace);
