@@ -102,12 +102,25 @@ enum Ending {
     /// Nothing: it runs, or has ended by itself.
     #[default]
     None,
+    /// We sent SIGTERM and have not seen the end in time: it may come at any time.
+    TermSent,
     /// We sent SIGKILL and have not seen the end yet.
     KillSent,
     /// It is down because of us.
     Done,
     /// It ended by itself, because of a fault of its disk.
     Fault,
+}
+
+impl Ending {
+    /// Whether this is how a process ends to which we did that.
+    fn explains(self, status: ExitStatus) -> bool {
+        match self {
+            Self::TermSent => status.success() || status.signal() == Some(Signal::TERM.as_raw()),
+            Self::KillSent => status.signal() == Some(Signal::KILL.as_raw()),
+            Self::None | Self::Done | Self::Fault => false,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -304,10 +317,14 @@ impl Cluster {
         self.reap();
         let node = &mut self.nodes[server];
         let Some(child) = &mut node.child else { return Ok(Effect::Nothing) };
+        let was_asked = node.ending == Ending::TermSent;
         child.kill().context("cannot send SIGKILL")?;
         node.ending = Ending::KillSent;
         match self.await_exit(server, SIGNAL_TIMEOUT)? {
-            Some(status) if status.signal() == Some(Signal::KILL.as_raw()) => {
+            Some(status)
+                if Ending::KillSent.explains(status)
+                    || (was_asked && Ending::TermSent.explains(status)) =>
+            {
                 self.nodes[server].ending = Ending::Done;
                 Ok(Effect::Done)
             }
@@ -321,11 +338,16 @@ impl Cluster {
 
     /// Ends a server with SIGTERM and waits for it.
     pub(crate) fn terminate(&mut self, server: usize) -> Result<Effect> {
+        self.terminate_within(server, STOP_TIMEOUT)
+    }
+
+    fn terminate_within(&mut self, server: usize, timeout: Duration) -> Result<Effect> {
         if !self.running_and(false).contains(&server) {
             return Ok(Effect::Nothing);
         }
         self.signal(server, Signal::TERM)?;
-        if !self.await_stop(server, STOP_TIMEOUT)? {
+        if !self.await_stop(server, timeout)? {
+            self.nodes[server].ending = Ending::TermSent;
             return Ok(Effect::Unclear("it did not end in time after SIGTERM".to_owned()));
         }
         self.nodes[server].ending = Ending::Done;
@@ -440,9 +462,9 @@ impl Cluster {
             let Some(child) = &mut self.nodes[server].child else { continue };
             // An error means that the child cannot be waited for; it is found at the next signal.
             if let Ok(Some(status)) = child.try_wait() {
-                let killed = self.nodes[server].ending == Ending::KillSent;
+                let ending = self.nodes[server].ending;
                 self.gone(server);
-                if killed && status.signal() == Some(Signal::KILL.as_raw()) {
+                if ending.explains(status) {
                     self.nodes[server].ending = Ending::Done;
                 } else {
                     self.note_exit(server, &status.to_string());
@@ -540,7 +562,7 @@ impl Cluster {
     /// Waits for the end after SIGTERM, and notes it if it was not a good one.
     fn await_stop(&mut self, server: usize, timeout: Duration) -> Result<bool> {
         let Some(status) = self.await_exit(server, timeout)? else { return Ok(false) };
-        if !status.success() && status.signal() != Some(Signal::TERM.as_raw()) {
+        if !Ending::TermSent.explains(status) {
             self.note_exit(server, &format!("{status} after SIGTERM"));
         }
         Ok(true)

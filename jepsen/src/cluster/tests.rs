@@ -89,6 +89,24 @@ fn exits_nobody_asked_for_are_noted() {
 }
 
 #[test]
+fn a_server_that_ends_late_after_sigterm_did_not_end_by_itself() {
+    let (_directory, mut cluster) =
+        cluster("trap 'sleep 1; exit 0' TERM; echo ready; while :; do sleep 0.05; done");
+    assert_eq!(cluster.start(0).unwrap(), Effect::Done);
+    let end = Instant::now() + Duration::from_mins(1);
+    while !cluster.log_tail(0).contains("ready") && Instant::now() < end {
+        thread::sleep(POLL);
+    }
+    let effect = cluster.terminate_within(0, Duration::ZERO).unwrap();
+    assert!(matches!(effect, Effect::Unclear(_)), "{effect:?}");
+    while cluster.running() == [0] && Instant::now() < end {
+        thread::sleep(POLL);
+    }
+    assert_eq!(cluster.exits(), []);
+    assert!(cluster.was_ended(0));
+}
+
+#[test]
 fn exits_during_a_disk_fault_are_excused_and_held_servers_stay_down() {
     let (_directory, mut cluster) = cluster("exit 1");
     cluster.excuse(0, FaultClass::HangDisk);
