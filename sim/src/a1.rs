@@ -46,7 +46,11 @@ pub(crate) fn run(arguments: &A1) -> anyhow::Result<ExitCode> {
     select(arguments.plant.as_deref())?;
     match arguments.seed {
         Some(seed) => Ok(one(seed, arguments.steps.as_ref())),
-        None => Ok(many(arguments)),
+        None => {
+            let A1 { from, to, .. } = arguments;
+            anyhow::ensure!(from < to, "there is no seed from {from} up to {to}");
+            Ok(many(arguments))
+        }
     }
 }
 

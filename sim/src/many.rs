@@ -98,6 +98,7 @@ pub(crate) fn run(
     jobs: u8,
     json: Option<&Path>,
 ) -> anyhow::Result<ExitCode> {
+    anyhow::ensure!(!seeds.is_empty(), "there is no seed from {} up to {}", seeds.start, seeds.end);
     let mut cases = regressions(REGRESSIONS)?;
     cases.extend(seeds.map(|seed| Case { seed, change: change.clone() }));
     let sweep = Sweep {

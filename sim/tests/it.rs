@@ -38,3 +38,15 @@ fn bad_arguments_are_refused() {
     assert!(!sim(&["run", "--seed", "1", "--servers", "0"]).0);
     assert!(!sim(&["run", "--seed", "x"]).0);
 }
+
+/// A mistyped range runs nothing, which must not look like success.
+#[test]
+fn no_seeds_are_no_success() {
+    for range in [["--from", "7", "--to", "7"], ["--from", "2000", "--to", "200"]] {
+        for verb in ["many", "a1"] {
+            let (passed, text) = sim(&[verb, range[0], range[1], range[2], range[3]]);
+            assert!(!passed, "{text}");
+            assert!(text.contains("there is no seed from"), "{text}");
+        }
+    }
+}
