@@ -66,16 +66,18 @@ fn flatten(mut value: Value, maps: &mut Vec<Value>) {
     }
 }
 
-/// A history of log lines; lines without a type and a function are left out.
+/// A history of log lines; lines that tell of something else are left out.
 pub(crate) fn from_log(text: &str) -> Result<Vec<Op>> {
     let mut builder = Builder::default();
     for (number, line) in text.lines().enumerate() {
-        let Some([process, kind, f, value]) = operation(line) else { continue };
+        let place = || format!("line {}", number + 1);
+        let Some([process, kind, f, value]) = operation(line).with_context(place)? else {
+            continue;
+        };
         let process = process.trim_start_matches(':');
         if process == "nemesis" {
             continue;
         }
-        let place = || format!("line {}", number + 1);
         let process = process
             .parse::<u64>()
             .with_context(|| format!("{process:?} is no number of a process"))
@@ -101,17 +103,26 @@ fn cut(text: &str) -> (&str, &str) {
     text.split_at(text.find(char::is_whitespace).unwrap_or(text.len()))
 }
 
-/// The process, the type, the function and the value of a line that tells an operation.
-fn operation(line: &str) -> Option<[&str; 4]> {
+/// The process, the type, the function and the value of a line that tells an operation. One in which a keyword follows a number is meant to be one.
+fn operation(line: &str) -> Result<Option<[&str; 4]>> {
     let (mut process, mut rest) = ("", line);
     loop {
         let (word, after) = cut(rest);
         if word.is_empty() {
-            return None;
+            return Ok(None);
         }
-        if matches!(word, ":invoke" | ":ok" | ":fail" | ":info") {
-            let (function, value) = cut(after);
-            return Some([process, word.strip_prefix(':')?, function.strip_prefix(':')?, value]);
+        let is_meant = process.parse::<u64>().is_ok();
+        match word.strip_prefix(':') {
+            Some(kind @ ("invoke" | "ok" | "fail" | "info")) => {
+                let (function, value) = cut(after);
+                let Some(function) = function.strip_prefix(':') else {
+                    ensure!(!is_meant, "{function:?} is no function of a known model");
+                    return Ok(None);
+                };
+                return Ok(Some([process, kind, function, value]));
+            }
+            Some(_) if is_meant => bail!("{word} is no type of an operation"),
+            Some(_) | None => {}
         }
         (process, rest) = (word, after);
     }
@@ -502,6 +513,13 @@ mod tests {
             "a :ok :read 1",
         ] {
             assert!(from_log(text).is_err(), "{text}");
+        }
+        // What one of them says could be what is wrong.
+        let whole = "INFO  jepsen.util - 0\t:invoke\t:read\tnil\n";
+        for text in ["0\t:okay\t:read\t4", "0\t:ok", "0 :ok read 4", "0\t:o"] {
+            let text = format!("{whole}INFO  jepsen.util - {text}\n");
+            let error = format!("{:#}", from_log(&text).unwrap_err());
+            assert!(error.starts_with("line 2: "), "{text}: {error}");
         }
         assert!(from_log(&format!("0 :invoke :write {deep}")).is_err());
         let error = read_history(Path::new("history.csv")).unwrap_err().to_string();
