@@ -1,6 +1,6 @@
 //! Reading histories that other programs wrote.
 //!
-//! Owns two foreign forms: EDN (Jepsen, Knossos, Elle: one map per operation, one after the other, in vectors
+//! Owns three foreign forms: JSON lines with the keys of our own, EDN (Jepsen, Knossos, Elle: one map per operation, one after the other, in vectors
 //! or as `:history` of a test, tagged or not) and the log lines of Knossos' and Porcupine's corpora
 //! (`… 3 :invoke :write 5`). Keywords become strings, sets lists; a process may have any name. Unknown faults
 //! and what Jepsen's generator notes for itself are left out; what is no operation besides is an error, because
@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 
-use crate::history::{Function, Kind, Op, Process, read_jsonl};
+use crate::history::{Function, Kind, Op, Process};
 
 /// Values within values; what is deeper is no history.
 const DEPTH_MAX: u32 = 100;
@@ -20,14 +20,12 @@ const DEPTH_MAX: u32 = 100;
 /// Reads a history by the form its name tells: `.edn`, `.jsonl`, `.log` or `.txt`.
 pub(crate) fn read_history(path: &Path) -> Result<Vec<Op>> {
     let extension = path.extension().and_then(|extension| extension.to_str());
-    if extension == Some("jsonl") {
-        return read_jsonl(path);
-    }
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let text = String::from_utf8_lossy(&bytes);
     let text = text.trim_start_matches('\u{feff}');
     let history = match extension {
         Some("edn") => from_edn(text),
+        Some("jsonl") => from_json_lines(text),
         Some("log" | "txt") => from_log(text),
         Some(_) | None => {
             bail!("{}: a history's name ends with .edn, .jsonl, .log or .txt", path.display())
@@ -47,6 +45,27 @@ pub(crate) fn from_edn(text: &str) -> Result<Vec<Op>> {
     let mut builder = Builder::default();
     for map in &maps {
         builder.push(map)?;
+    }
+    Ok(builder.ops)
+}
+
+/// A history of JSON lines. Where they are numbered none may be missing, and where they tell the time it does not run backwards.
+fn from_json_lines(text: &str) -> Result<Vec<Op>> {
+    let mut builder = Builder::default();
+    let mut due = 0;
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let place = || format!("line {}", number + 1);
+        let map: Value = serde_json::from_str(line).with_context(place)?;
+        let index = map.get("index").and_then(Value::as_u64).unwrap_or(due);
+        ensure!(index == due, "{}: index {index} where {due} is due", place());
+        let (before, time) = (builder.ops.last(), map.get("time").and_then(Value::as_u64));
+        let is_later = before.is_none_or(|before| time.is_none_or(|time| before.time <= time));
+        ensure!(is_later, "{}: time runs backwards", place());
+        let known = builder.ops.len();
+        builder.push(&map).with_context(place)?;
+        // The faults of another program have a number, too.
+        builder.ops[known..].iter_mut().for_each(|op| op.index = due);
+        due += 1;
     }
     Ok(builder.ops)
 }
@@ -427,6 +446,35 @@ mod tests {
         let mut op = Op::new(Process::Client(0), Kind::Invoke, Function::Txn, value.clone());
         op.error = Some("a \"quoted\"\n\u{1}line".to_owned());
         assert_eq!(from_edn(&op.to_edn()).unwrap()[0].value, value);
+    }
+
+    #[test]
+    fn json_lines_of_other_programs_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("history.jsonl");
+        let read = |lines: &[&str]| {
+            std::fs::write(&path, lines.join("\n")).unwrap();
+            read_history(&path)
+        };
+        let start = r#"{"index":0,"time":5,"process":0,"type":"invoke","f":"read","value":null}"#;
+        let fault = r#"{"index":1,"time":7,"process":"nemesis","type":"info","f":"start"}"#;
+        let end = r#"{"index":2,"time":7,"process":0,"type":"ok","f":"read","value":3}"#;
+        let ops = read(&[start, fault, "", end]).unwrap();
+        let indexes: Vec<u64> = ops.iter().map(|op| op.index).collect();
+        assert_eq!((indexes, &ops[1].value), (vec![0, 2], &json!(3)));
+        let bare = r#"{"process":0,"type":"invoke","f":"read"}"#;
+        assert_eq!(read(&[bare]).unwrap()[0].value, Value::Null);
+        let back = end.replace("\"time\":7", "\"time\":4");
+        for (lines, said) in [
+            (vec![start, end], "line 2: index 2 where 1 is due"),
+            (vec![start, fault, &back], "line 3: time runs backwards"),
+            (vec![start, fault, "", &end[..20]], "line 4"),
+            (vec![start, r#"{"index":1,"process":0,"type":"okay","f":"read"}"#], "line 2"),
+            (vec!["[]"], "line 1"),
+        ] {
+            let error = format!("{:#}", read(&lines).unwrap_err());
+            assert!(error.contains(said), "{lines:?}: {error}");
+        }
     }
 
     #[test]
