@@ -405,7 +405,8 @@ fn segments(uri: &Uri) -> Result<Vec<String>, Error> {
     path.split('/').map(percent_decode).collect()
 }
 
-fn percent_decode(segment: &str) -> Result<String, Error> {
+/// What percent-encoded text stands for.
+pub(crate) fn percent_decode(segment: &str) -> Result<String, Error> {
     let bad = || Error::bad(format!("\"{segment}\" in the path is not valid percent-encoding"));
     let mut out = Vec::with_capacity(segment.len());
     let mut bytes = segment.bytes();

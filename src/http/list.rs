@@ -6,7 +6,10 @@ use bytes::Bytes;
 use fsm::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text};
 use serde_json::Value;
 
-use super::{call::Call, error::Error};
+use super::{
+    call::{Call, percent_decode},
+    error::Error,
+};
 
 /// What `per_page`, `next_token` and `reverse` say.
 #[derive(Clone, Debug)]
@@ -35,12 +38,27 @@ pub(crate) trait PageKey: Ord + Sized {
 
 impl PageKey for JobKey {
     fn token(&self) -> String {
-        format!("{}.{}", self.namespace, self.id)
+        format!("{}.{}", self.namespace, percent_encode(&self.id))
     }
     fn parse(token: &str) -> Option<Self> {
         let (namespace, id) = token.split_once('.')?;
-        Some(Self::new(namespace, id))
+        let id = percent_decode(id).ok()?;
+        Some(Self::new(namespace, id.as_str()))
     }
+}
+
+/// The id of a job as a header takes it: any printable character may be in an id, and only ASCII in a header that every client can read.
+fn percent_encode(id: &str) -> String {
+    let digit = |value: u8| char::from_digit(u32::from(value), 16).unwrap_or('0');
+    let mut out = String::with_capacity(id.len());
+    for byte in id.bytes() {
+        if byte.is_ascii_graphic() && byte != b'%' {
+            out.push(char::from(byte));
+        } else {
+            out.extend(['%', digit(byte >> 4), digit(byte & 0xf)]);
+        }
+    }
+    out
 }
 
 impl PageKey for Text {
@@ -176,7 +194,23 @@ impl IdPrefix {
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
+    use axum::http::HeaderValue;
+
     use super::*;
+
+    /// A token that is left out of the headers says that the list is at its end.
+    #[test]
+    fn a_token_is_in_the_header_whatever_the_id_and_names_its_row() {
+        for id in ["web", "a.b", "50%off", "%41", "büro", "東京"] {
+            let key = JobKey::new("default", id);
+            let token = key.token();
+            let header = HeaderValue::from_str(&token);
+            assert!(header.is_ok_and(|header| header.to_str().is_ok()), "{token}");
+            assert!(<JobKey as PageKey>::parse(&token) == Some(key), "{token}");
+        }
+        assert_eq!(JobKey::new("default", "web").token(), "default.web");
+        assert!(<JobKey as PageKey>::parse("default.%4").is_none());
+    }
 
     fn pages(names: &[&str], per_page: usize, reverse: bool) -> Vec<Vec<String>> {
         let mut out = Vec::new();
