@@ -229,6 +229,15 @@ impl Peer {
         })
     }
 
+    /// The receiver found this file damaged. If it has rotted here the state machine writes another one for the next try.
+    async fn look_at_damage(&self, file: &SnapshotFile) {
+        let (disk, path) = (Arc::clone(&self.network.disk), file.path.clone());
+        let look = move || snapshot_file::set_aside_if_damaged(&*disk, &path);
+        if let Err(error) = crate::rt::run_blocking(look).await {
+            tracing::warn!(%error, "a damaged snapshot could not be set aside");
+        }
+    }
+
     async fn send_snapshot(&self, vote: Vote, snapshot: Snapshot) -> Result<Vote, Status> {
         let failed = |error: io::Error| Status::internal(format!("snapshot file: {error}"));
         let SnapshotFile { path } = &snapshot.snapshot;
@@ -267,7 +276,12 @@ impl Peer {
                     crate::rt::sleep(Duration::from_millis(200)).await;
                     continue;
                 }
-                Err(status) => return Err(status),
+                Err(status) => {
+                    if status.code() == Code::DataLoss {
+                        self.look_at_damage(&snapshot.snapshot).await;
+                    }
+                    return Err(status);
+                }
             };
             if reply.next_offset > furthest {
                 (furthest, attempts) = (reply.next_offset, 0);

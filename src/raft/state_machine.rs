@@ -306,7 +306,15 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     }
 
     async fn get_current_snapshot(&mut self) -> io::Result<Option<Snapshot>> {
-        let Some((path, meta)) = self.snapshots.newest_meta()? else { return Ok(None) };
+        let newest = self.snapshots.newest_meta()?;
+        let index = newest.as_ref().map_or(0, |(_, meta)| meta.head.index);
+        let known = self.shared.snapshot_index.fetch_max(index, Ordering::Relaxed);
+        if index < known {
+            // It was set aside as damaged. The log may be purged up to it, so that nothing older will do, and with none at all openraft ends.
+            tracing::warn!(known, "the newest snapshot is gone: another one is written");
+            return self.get_snapshot_builder().await.build_snapshot().await.map(Some);
+        }
+        let Some((path, meta)) = newest else { return Ok(None) };
         Ok(Some(snapshot(path, &meta)?))
     }
 }
@@ -383,6 +391,35 @@ mod tests {
         let builder = storage.machine.try_create_snapshot_builder(false).await;
         let snapshot = builder.unwrap().build_snapshot().await.unwrap();
         snapshot.meta.last_log_id.map(|id| id.index)
+    }
+
+    /// A leader has to have one for a follower whose entries are purged.
+    #[test]
+    fn a_snapshot_that_rots_while_the_server_runs_is_written_anew() {
+        simulate(1, async {
+            let disk = FaultDisk::new(1);
+            let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+            let engine_disk = Arc::clone(&shared);
+            let open: OpenEngine = Arc::new(move |path| open_twin(Arc::clone(&engine_disk), path));
+            let mut storage = Storage::open(&shared, &open, Path::new(DIRECTORY)).await.unwrap();
+            let truth = Truth::new(40);
+            storage.vote(1).unwrap();
+            storage.append(truth.entries(0..20)).await.unwrap();
+            storage.apply(19).await.unwrap();
+            assert!(storage.machine.get_current_snapshot().await.unwrap().is_none());
+            assert_eq!(build(&mut storage).await, Some(19));
+            storage.append(truth.entries(20..40)).await.unwrap();
+            storage.apply(39).await.unwrap();
+            let first = storage.machine.get_current_snapshot().await.unwrap().unwrap();
+            let path = first.snapshot.path;
+            let mut rotten = disk.read(&path).unwrap();
+            // In the chunk that says what the file is of.
+            rotten[20] ^= 1;
+            disk.replace(&path, &rotten);
+            let another = storage.machine.get_current_snapshot().await.unwrap().unwrap();
+            assert_eq!(another.meta.last_log_id.map(|id| id.index), Some(39));
+            snapshot_file::read(&disk, &another.snapshot.path).unwrap();
+        });
     }
 
     /// openraft ends with the first error of a builder, and the trigger would come again at each start.

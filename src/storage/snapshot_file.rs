@@ -64,6 +64,8 @@ pub struct SnapshotDirectory {
 struct Shared {
     /// Free bytes that the snapshot which was put off waits for; 0: none was put off.
     awaited_bytes: AtomicU64,
+    /// Files that were begun by this process.
+    built: AtomicU64,
     /// Pieces are taken in one at a time.
     receiving: Mutex<()>,
 }
@@ -118,9 +120,7 @@ impl SnapshotDirectory {
         if error.kind() != io::ErrorKind::InvalidData {
             return Err(error);
         }
-        tracing::error!(%error, "a snapshot file is damaged: it is set aside");
-        self.disk.rename(path, &path.with_extension("damaged"))?;
-        self.disk.sync_dir(&self.path)
+        set_aside(&*self.disk, path, &error)
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
@@ -227,10 +227,10 @@ impl SnapshotDirectory {
 
     /// Writes a whole file under a temporary name; after an error nothing of it is left.
     fn build(&self, state: &State, meta: &AppliedMeta, reserve: u64) -> io::Result<PathBuf> {
-        let temporary = self.path.join(format!("building-{:020}.tmp", meta.head.index));
-        if self.disk.exists(&temporary)? {
-            self.disk.remove_file(&temporary)?;
-        }
+        // Two may be built at a time, of one index even.
+        let number = self.shared.built.fetch_add(1, Ordering::Relaxed);
+        let name = format!("building-{:020}-{number}.tmp", meta.head.index);
+        let temporary = self.path.join(name);
         let built = self.fill(&temporary, state, meta, reserve);
         if built.is_err() {
             drop(self.disk.remove_file(&temporary));
@@ -516,6 +516,20 @@ fn check(disk: &dyn Disk, path: &Path) -> io::Result<AppliedMeta> {
     visit(disk, path, |_, frame| {
         codec::open(frame).map(drop).map_err(|error| invalid(path, &error.to_string()))
     })
+}
+
+fn set_aside(disk: &dyn Disk, path: &Path, error: &io::Error) -> io::Result<()> {
+    tracing::error!(%error, "a snapshot file is damaged: it is set aside");
+    disk.rename(path, &path.with_extension("damaged"))?;
+    disk.sync_dir(path.parent().unwrap_or(Path::new("/")))
+}
+
+/// Sets a file aside that its receiver found damaged, if it is damaged here: it would be sent again and again.
+pub fn set_aside_if_damaged(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    match check(disk, path) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => set_aside(disk, path, &error),
+        Ok(_) | Err(_) => Ok(()),
+    }
 }
 
 /// The state of a snapshot file, with every checksum and the digest checked.

@@ -101,9 +101,9 @@ async fn a_peer_that_is_down_is_dialled_only_after_the_pause_in_the_request_stre
 async fn a_snapshot_that_is_never_taken_in_is_given_up() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("one.snapshot");
-    std::fs::write(&path, "abc").unwrap();
     let damaged: fn() -> Result<u64, Status> = || Err(Status::data_loss("damaged"));
     for (last, least, most) in [(damaged, 3, 3), (|| Ok(0), 6, 60)] {
+        std::fs::write(&path, "abc").unwrap();
         let pieces = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&pieces);
         let take_in = move |body: Bytes| {
@@ -120,6 +120,7 @@ async fn a_snapshot_that_is_never_taken_in_is_given_up() {
         assert!(peer.send_snapshot(Vote::new(1, 1), snapshot).await.is_err());
         let sent = pieces.load(Ordering::Relaxed);
         assert!((least..=most).contains(&sent), "{sent} pieces");
+        assert_eq!(path.exists(), sent > 3, "what is damaged here too is not sent again");
     }
 }
 
