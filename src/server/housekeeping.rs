@@ -88,8 +88,12 @@ fn is_snapshot_due(
     log: &Stats,
     snapshots: &SnapshotDirectory,
 ) -> bool {
-    let is_wanted = growth.exceeds(limit, log) || snapshots.is_put_off();
-    is_wanted && snapshots.has_room()
+    let has_grown = growth.exceeds(limit, log);
+    if has_grown && snapshots.is_put_off() && snapshots.may_have_room() {
+        // Until it is written the log grows, and takes what is left of the disk.
+        return true;
+    }
+    (has_grown || snapshots.is_put_off()) && snapshots.has_room()
 }
 
 /// Asks every member for itself; returns those in whose place another server answered, with that one.
@@ -220,6 +224,25 @@ mod tests {
         disk.set_capacity(None);
         assert!(is_due(103), "although the log has not grown since");
         assert!(!is_due(104));
+    }
+
+    /// Who frees the disk by removing jobs makes the state smaller than its newest snapshot is.
+    #[test]
+    fn a_snapshot_that_was_put_off_is_tried_when_the_log_has_grown_further() {
+        let disk = FaultDisk::new(1);
+        let path = Path::new("/snapshots");
+        let snapshots = SnapshotDirectory::open(Arc::new(disk.clone()), path).unwrap();
+        disk.replace(&path.join("1.snapshot"), &vec![0; 2 << 20]);
+        disk.set_capacity(Some(disk.used_bytes() + (65 << 20)));
+        let mut growth = LogGrowth::default();
+        let mut is_due = |bytes| {
+            let log = Stats { bytes, ..Stats::default() };
+            is_snapshot_due(&mut growth, 100, &log, &snapshots)
+        };
+        assert!(!is_due(101), "another one as large does not fit");
+        assert!(!is_due(150));
+        assert!(is_due(202), "it may be smaller by now");
+        assert!(!is_due(203));
     }
 
     #[test]

@@ -177,7 +177,11 @@ impl SnapshotDirectory {
     /// As [`Self::write`], for a snapshot that can wait: it is put off if it would take the space that the log needs.
     pub fn write_if_room(&self, state: &State, meta: &AppliedMeta) -> io::Result<Option<PathBuf>> {
         match self.build(state, meta, RESERVE_BYTES) {
-            Ok(temporary) => self.adopt(&temporary, meta).map(Some),
+            Ok(temporary) => {
+                let path = self.adopt(&temporary, meta)?;
+                self.shared.awaited_bytes.store(0, Ordering::Relaxed);
+                Ok(Some(path))
+            }
             Err(error) if is_full(&error) => {
                 let file_bytes = write_rows(&mut |_, _| Ok(()), state, meta)?;
                 let free = self.disk.free_bytes(&self.path).unwrap_or(0);
@@ -207,6 +211,12 @@ impl SnapshotDirectory {
             tracing::info!("there is room for the snapshot that was put off");
         }
         true
+    }
+
+    /// Whether there may be room for one that was put off although there is less than it waits for: the state may be smaller by now, which only
+    /// writing it tells.
+    pub fn may_have_room(&self) -> bool {
+        self.disk.free_bytes(&self.path).is_ok_and(|free| free > RESERVE_BYTES)
     }
 
     fn put_off(&self, needed: u64, free: u64) {
