@@ -146,6 +146,12 @@ pub(crate) fn is_lost(pass: &Pass<'_>, allocation: &Allocation) -> bool {
     pass.state.nodes.get(&allocation.node).is_none_or(|node| node.liveness == Liveness::Down)
 }
 
+/// Whether one that is not wanted any more is to be stopped: also one that has failed, which would count again when its group or name is wanted again.
+pub(crate) fn is_to_stop(allocation: &Allocation) -> bool {
+    let has_failed = allocation.client == ClientStatus::Failed && !allocation.is_server_terminal();
+    allocation.is_live() || has_failed
+}
+
 fn sort<'a>(
     pass: &Pass<'a>,
     kind: JobKind,
@@ -222,8 +228,7 @@ fn drop_excess<'a>(sorted: &mut Sorted<'a>, wanted: usize, changes: &mut Changes
         {
             excess -= 1;
             changes.later.retain(|(_, id)| *id != allocation.id);
-            // One that has ended by itself has nothing to stop.
-            if allocation.is_live() {
+            if is_to_stop(allocation) {
                 changes.stops.push(StopWish { allocation, reason: Reason::NotNeeded });
             }
         }

@@ -106,8 +106,9 @@ struct Work<'a> {
 impl<'a> Work<'a> {
     /// Stops what ends anyway; false when the plan is full.
     fn stop(&mut self, removed: &[&Allocation], changes: &[Changes<'_>]) -> bool {
-        let removed = removed.iter().filter(|allocation| allocation.is_live()).map(|allocation| {
-            let lost = reconcile::is_lost(&self.draft.pass, allocation);
+        let removed = removed.iter().filter(|allocation| reconcile::is_to_stop(allocation));
+        let removed = removed.map(|allocation| {
+            let lost = allocation.is_live() && reconcile::is_lost(&self.draft.pass, allocation);
             (*allocation, if lost { Reason::Lost } else { Reason::NotNeeded })
         });
         let wishes = changes

@@ -282,7 +282,32 @@ fn a_waiting_failure_beyond_the_count_is_forgotten() {
     changed.groups[0].count = 5;
     cluster.register(&changed);
     let plan = cluster.plan(&changed, Trigger::JobRegister);
-    assert_eq!(plan.counts(), (0, 4, 5), "it has ended: nothing to stop");
+    assert_eq!(plan.counts(), (0, 5, 5));
     assert!(plan.waiting().is_empty());
     assert!(plan.follow_ups.is_empty());
+}
+
+/// What failed and was not wanted any more is no instance when more are wanted again, or its group is.
+#[test]
+fn what_failed_and_was_not_wanted_does_not_count_again() {
+    for count in [9, 0] {
+        let (mut cluster, mut spec, ids) = running(JobKind::Service);
+        spec.groups[0].reschedule = None;
+        cluster.run(&spec);
+        cluster.end(ids[9], ClientStatus::Failed);
+        assert!(cluster.plan(&spec, Trigger::AllocFailure).is_no_op(), "it stays and counts");
+        let mut fewer = spec.clone();
+        fewer.groups[0].count = count;
+        cluster.run(&fewer);
+        let plan = cluster.run(&spec);
+        assert_eq!(plan.placements.len(), 10 - count as usize);
+    }
+    let (mut cluster, mut spec, ids) = running(JobKind::Service);
+    spec.groups[0].reschedule = None;
+    cluster.run(&spec);
+    cluster.end(ids[9], ClientStatus::Failed);
+    let mut other = spec.clone();
+    other.groups[0].name = "api".into();
+    assert_eq!(cluster.run(&other).counts(), (10, 10, 0));
+    assert_eq!(cluster.run(&spec).counts(), (10, 10, 0));
 }
