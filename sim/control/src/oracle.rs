@@ -379,7 +379,7 @@ fn judge_drains(before: &State, applied: &Applied, found: &mut Found) {
             continue;
         };
         let ended = applied.state.nodes.get(id).is_some_and(|node| node.drain.is_none());
-        let stays = |row: &Allocation| drain.ignore_system && row.per_node;
+        let stays = |row: &Allocation| drain.ignore_system && needs::is_of_system(before, row);
         let left = applied.state.allocations_of_node(*id);
         let left = left.filter(|row| !row.client.is_terminal() && !stays(row)).count();
         if ended && left > 0 {

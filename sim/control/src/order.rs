@@ -11,7 +11,7 @@ use leader::Lease;
 
 use crate::{
     dice::Dice,
-    invariants::needs::{has_ended, is_live},
+    invariants::needs::{has_ended, is_live, is_of_system},
 };
 
 /// A drain past its deadline is acted on within this time, also when a command was lost.
@@ -188,16 +188,17 @@ impl Look<'_> {
     fn may_go_on(&self, node: &fsm::Node) -> bool {
         let Some(drain) = &node.drain else { return false };
         let here = self.state.allocations.iter().filter(|row| {
-            row.node == node.id && !has_ended(row) && !(drain.ignore_system && row.per_node)
+            let stays = drain.ignore_system && is_of_system(self.state, row);
+            row.node == node.id && !has_ended(row) && !stays
         });
         let left: Vec<_> = here.collect();
         if left.is_empty() {
             return !self.ended.contains(&node.id);
         }
         let due = drain.force || drain.deadline_at.is_some_and(|at| at <= self.now);
-        let last = left.iter().all(|row| row.per_node);
+        let last = left.iter().all(|row| is_of_system(self.state, row));
         left.into_iter().filter(|row| is_live(row) && !row.transition.migrate).any(|row| {
-            let free = due || (last && row.per_node) || self.serves_nobody(row);
+            let free = due || last || self.serves_nobody(row);
             if free { !self.acted.contains(&row.id) } else { self.is_spare(row) }
         })
     }
@@ -253,18 +254,19 @@ pub(crate) fn judge_drains(now: u64, state: &State, command: &Command) -> Option
         let Some(drain) = drain else {
             return Some(format!("I48: {} is to move from a node that does not drain", row.id));
         };
-        if row.per_node && drain.ignore_system {
+        let is_last = is_of_system(state, row);
+        if is_last && drain.ignore_system {
             return Some(format!("I48: {} is to move although it may stay", row.id));
         }
         if drain.force || drain.deadline_at.is_some_and(|at| at <= now) {
             continue;
         }
         let here = || state.allocations.iter().filter(|other| other.node == row.node);
-        if row.per_node && here().any(|other| !other.per_node && !has_ended(other)) {
+        if is_last && here().any(|other| !is_of_system(state, other) && !has_ended(other)) {
             return Some(format!("I48: {} is to move before the others", row.id));
         }
         let kind = state.allocation_spec(row).map(|spec| spec.kind);
-        if kind == Some(JobKind::Batch) {
+        if matches!(kind, Some(JobKind::Batch | JobKind::Sysbatch)) {
             return Some(format!("I48: {} of a batch job is to move before its time", row.id));
         }
         if row.client == ClientStatus::Running && !row.per_node {

@@ -15,7 +15,7 @@ use fsm::{
     table::TableId,
 };
 
-use crate::invariants::needs::{has_ended, in_service, is_live};
+use crate::invariants::needs::{has_ended, in_service, is_live, is_of_system};
 
 /// One entry: the states around it, what it did, and its command.
 pub(crate) struct Entry<'a> {
@@ -434,7 +434,9 @@ impl Entry<'_> {
             let (Some(before), Some(after)) = (before, after) else { continue };
             let is_done = before.drain.as_ref().is_none_or(|drain| {
                 let mut here = self.before.allocations.iter().filter(|row| row.node == *id);
-                here.all(|row| has_ended(row) || (drain.ignore_system && row.per_node))
+                here.all(|row| {
+                    has_ended(row) || (drain.ignore_system && is_of_system(self.before, row))
+                })
             });
             if after.drain.is_some() && is_done {
                 found.push(format!("I48: the drain of {id} does not end"));

@@ -362,7 +362,12 @@ impl State {
     ) -> impl Iterator<Item = &'a Arc<Allocation>> {
         self.allocations_of_node(node)
             .filter(|row| !row.client.is_terminal())
-            .filter(|row| !(drain.ignore_system && row.per_node))
+            .filter(move |row| !(drain.ignore_system && self.is_of_system_job(row)))
+    }
+
+    /// Whether an allocation is of a system job, which does not end by itself as one of a sysbatch job does.
+    pub fn is_of_system_job(&self, row: &Allocation) -> bool {
+        row.per_node && self.allocation_spec(row).is_none_or(|spec| spec.kind == JobKind::System)
     }
 
     /// Allocations of a node, by id.

@@ -3,7 +3,7 @@
 //! It owns the set of draining nodes and decides from a snapshot. It never moves anything: it sets the migrate flag, and a scheduler stops and
 //! replaces what is flagged. Called again with the same state it names the same allocations; once they are flagged it names them no more.
 //!
-//! Order on a node: services, a few at a time; batch jobs are left to end by themselves; jobs that run once per node go when everything else has
+//! Order on a node: services, a few at a time; batch and sysbatch jobs are left to end by themselves; system jobs go when everything else has
 //! ended, or stay with `ignore_system`. At the deadline, or with `force`, everything that is left goes at once. The drain is complete when
 //! nothing of it runs on the node any more as its agent reports it (GH-14348).
 //!
@@ -137,9 +137,9 @@ impl Pass {
         if let Some(at) = drain.deadline_at.filter(|_| !everything) {
             self.look_again(at);
         }
-        let only_per_node = left.iter().all(|row| row.per_node);
+        let only_system = left.iter().all(|row| state.is_of_system_job(row));
         for row in left.into_iter().filter(|row| is_unflagged(row)) {
-            if everything || (only_per_node && row.per_node) {
+            if everything || only_system {
                 self.migrate.insert(row.id);
             } else if kind_of(state, row) == Some(JobKind::Service) {
                 self.look_at_service(row);

@@ -31,6 +31,11 @@ pub(crate) fn goes_on(state: &State, job: &Job) -> bool {
         || evaluations.any(|row| !row.status.is_terminal())
 }
 
+/// Of a system job, which a drain ends last or leaves alone.
+pub(crate) fn is_of_system(state: &State, row: &Allocation) -> bool {
+    row.per_node && state.allocation_spec(row).is_none_or(|spec| spec.kind == JobKind::System)
+}
+
 /// New work may be placed on the node.
 pub(crate) fn in_service(node: &Node) -> bool {
     let Node { liveness, health, eligibility, drain, .. } = node;

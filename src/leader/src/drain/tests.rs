@@ -206,7 +206,7 @@ fn batch_waits_until_the_deadline() {
     assert_eq!(cluster.advance(60 * MINUTE), (all, 0));
 }
 
-/// D1: jobs that run once per node go last, when the others have ended on the node.
+/// D1: system jobs go last, when the others have ended on the node.
 #[test]
 fn system_jobs_go_last() {
     let mut cluster = Cluster::new(drain());
@@ -223,6 +223,25 @@ fn ignored_system_jobs_stay() {
     let mut cluster = Cluster::new(Drain { ignore_system: true, ..drain() });
     cluster.run("monitor", JobKind::System, 1, 1);
     assert_eq!(cluster.advance(MINUTE), (Vec::new(), 1));
+}
+
+/// What runs once per node to its end has its time like a batch job, also when system jobs stay.
+#[test]
+fn sysbatch_jobs_are_left_to_end() {
+    for ignore_system in [false, true] {
+        let mut cluster = Cluster::new(Drain { ignore_system, ..drain() });
+        cluster.run("backup", JobKind::Sysbatch, 1, 1);
+        cluster.run("monitor", JobKind::System, 1, 1);
+        assert_eq!(cluster.advance(MINUTE), nothing());
+        let before = cluster.state.clone();
+        let rest = ["backup0", "monitor0"];
+        let rest = if ignore_system { &rest[..1] } else { &rest[..] };
+        assert_eq!(cluster.advance(60 * MINUTE), (names(rest), 0));
+        cluster.state = before;
+        cluster.change("backup0", |row| row.client = ClientStatus::Complete);
+        let left = if ignore_system { (Vec::new(), 1) } else { (names(&["monitor0"]), 0) };
+        assert_eq!(cluster.advance(2 * MINUTE), left);
+    }
 }
 
 /// D1: an empty node is done at once; `force` moves everything at once.
