@@ -769,6 +769,23 @@ fn a_node_that_comes_back_with_other_words_about_itself_is_a_capacity_gain() {
     }
 }
 
+/// What runs once on each node of a datacenter is looked at when its node, which left the datacenter while it took no work, takes work again.
+#[test]
+fn what_runs_on_a_node_that_changed_meanwhile_is_looked_at_when_it_is_eligible() {
+    let mut driver = Driver::default();
+    let a = driver.node("a");
+    let mut spec = job("t", JobKind::System, 1);
+    spec.datacenters = vec!["dc1".into()];
+    driver.register_job(spec);
+    driver.run("t", 0, a);
+    driver.eligibility("a", false);
+    let elsewhere = NodeDescription { datacenter: "dc2".into(), ..description("a") };
+    driver.register_node_as("a", 1, elsewhere);
+    let before = driver.open_evaluations("t").len();
+    driver.eligibility("a", true);
+    assert_eq!(driver.open_evaluations("t").len(), before + 1);
+}
+
 /// A drain's times as proposed say how long it may last; it counts from the log time of its entry, and from its first start when changed.
 #[test]
 fn a_drains_deadline_counts_from_log_time() {
