@@ -52,8 +52,8 @@ pub(crate) fn from_edn(text: &str) -> Result<Vec<Op>> {
 /// A history of JSON lines. Where they are numbered none may be missing, and where they tell the time it does not run backwards.
 fn from_json_lines(text: &str) -> Result<Vec<Op>> {
     let mut builder = Builder::default();
-    let mut due = 0;
-    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    for (due, (number, line)) in (0_u64..).zip(lines) {
         let place = || format!("line {}", number + 1);
         let map: Value = serde_json::from_str(line).with_context(place)?;
         let index = map.get("index").and_then(Value::as_u64).unwrap_or(due);
@@ -65,7 +65,6 @@ fn from_json_lines(text: &str) -> Result<Vec<Op>> {
         builder.push(&map).with_context(place)?;
         // The faults of another program have a number, too.
         builder.ops[known..].iter_mut().for_each(|op| op.index = due);
-        due += 1;
     }
     Ok(builder.ops)
 }

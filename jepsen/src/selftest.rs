@@ -84,7 +84,7 @@ pub(crate) fn hunt(plant: &str) -> Hunt {
 }
 
 /// Runs every plant, and before it a control without a bug unless one like it has passed; the worst verdict: `True` if all were caught, `False` if
-/// one was not, `Unknown` if a control was not green.
+/// one was not, `Unknown` if a control failed: what a short run cannot tell is no objection.
 pub(crate) fn selftest(
     hunts: &[TestRecord],
     tries: u64,

@@ -112,12 +112,13 @@ pub(crate) fn run(
     std::thread::scope(|scope| {
         scope.spawn(|| sweep.progress());
         let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(|| sweep.work())).collect();
-        let all = workers.into_iter().try_for_each(|worker| match worker.join() {
+        let ends: Vec<_> = workers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        // Before anything else: the scope waits for those who tell of the progress.
+        sweep.ended.store(true, Ordering::Relaxed);
+        ends.into_iter().try_for_each(|end| match end {
             Ok(done) => done,
             Err(panic) => std::panic::resume_unwind(panic),
-        });
-        sweep.ended.store(true, Ordering::Relaxed);
-        all
+        })
     })?;
     let judge_coverage = sweep.cases.len() >= COVERAGE_SEEDS_MIN && *change == Override::default();
     let summary = sweep.sum_up();

@@ -288,6 +288,10 @@ async fn last_checks(world: &World, shared: &Shared) -> bool {
         (0..world.count()).for_each(|server| verdict::note(world.check_size(server)));
         return false;
     }
+    // Meanwhile the leader may have written.
+    if !world.wait("all servers at one index", CONVERGE, level).await {
+        return false;
+    }
     let mut digests = Vec::new();
     for server in 0..world.count() {
         let Some(core) = world.core(server) else { continue };
