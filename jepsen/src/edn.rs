@@ -456,7 +456,7 @@ mod tests {
             read_history(&path)
         };
         let start = r#"{"index":0,"time":5,"process":0,"type":"invoke","f":"read","value":null}"#;
-        let fault = r#"{"index":1,"time":7,"process":"nemesis","type":"info","f":"start"}"#;
+        let fault = r#"{"index":1,"time":7,"process":"nemesis","type":"info","f":"scramble"}"#;
         let end = r#"{"index":2,"time":7,"process":0,"type":"ok","f":"read","value":3}"#;
         let ops = read(&[start, fault, "", end]).unwrap();
         let indexes: Vec<u64> = ops.iter().map(|op| op.index).collect();

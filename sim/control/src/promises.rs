@@ -317,8 +317,11 @@ impl Promises {
             return None;
         }
         // Who waits because of conflicts is woken by time as well, and looked at by that.
-        let missed =
-            |row: &Evaluation| row.trigger != Trigger::MaxPlans && invariants::is_woken(state, row);
+        let missed = |row: &Evaluation| {
+            // For room on a node that is gone one could wait for ever.
+            let is_gone = row.node.is_some_and(|node| !state.nodes.contains(&node));
+            row.trigger != Trigger::MaxPlans && (is_gone || invariants::is_woken(state, row))
+        };
         let (id, slept_ms) = self.overslept.looked(seen, dispatch, WOKEN_MS, missed)?;
         Some(format!("I39: {id} waits for room, missed some, and sleeps on for {slept_ms} ms"))
     }
@@ -368,7 +371,7 @@ mod tests {
     fn who_missed_room_does_not_sleep_on() {
         let state = |snapshot_index, gain| {
             let mut driver = Driver::default();
-            let (id, node) = (driver.evaluation_id(), testing::node_id("n1"));
+            let (id, node) = (driver.evaluation_id(), driver.node("n1"));
             let key = testing::job_key("shipper");
             let mut row = Evaluation::new(id, key, JobKind::System, 50, Trigger::QueuedAllocs);
             row.status = EvaluationStatus::Blocked;
@@ -391,6 +394,10 @@ mod tests {
         assert!(found.is_some_and(|found| found.contains("sleeps on for 5000 ms")));
         assert_eq!(look(WOKEN_MS, &missed, &State::default()), None, "it is done in the log");
         assert_eq!(look(4 * WOKEN_MS, &state(6, 6), &state(6, 6)), None, "it saw what there was");
+        let mut gone = state(6, 6);
+        gone.nodes = State::default().nodes;
+        assert_eq!(look(5 * WOKEN_MS, &gone, &gone), None);
+        assert!(look(6 * WOKEN_MS, &gone, &gone).is_some(), "the node is gone");
         assert_eq!(look(8 * WOKEN_MS, &state(6, 6), &state(6, 6)), None);
         // A new leader has as much time.
         assert_eq!(look(9 * WOKEN_MS, &missed, &missed), None);
