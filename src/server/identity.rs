@@ -55,7 +55,7 @@ pub(super) fn load(
     if disk.exists(&path)? {
         // A process that was killed just before it synced the name leaves one that a power cut takes back.
         disk.sync_dir(directory)?;
-        let bytes = disk.read(&path)?;
+        let bytes = disk.read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let damaged = || {
             format!(
                 "{} is damaged: restore it; or, if a majority of the other servers is well, move {} away and start \
@@ -88,8 +88,8 @@ pub(super) fn load(
 /// Makes an identity durable in place of the one before.
 pub(super) fn save(disk: &dyn Disk, directory: &Path, identity: &Identity) -> anyhow::Result<()> {
     let bytes = serde_json::to_vec_pretty(identity)?;
-    write_file(disk, directory, IDENTITY_FILE, &bytes)?;
-    Ok(())
+    write_file(disk, directory, IDENTITY_FILE, &bytes)
+        .with_context(|| format!("cannot write {}", directory.join(IDENTITY_FILE).display()))
 }
 
 /// The text of a cluster's id.
@@ -108,7 +108,10 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use crate::{disk::fault::FaultDisk, plant::must_catch};
+    use crate::{
+        disk::{RealDisk, fault::FaultDisk},
+        plant::must_catch,
+    };
 
     fn id_of_a_new_directory(seed: u64) -> ServerId {
         let disk = FaultDisk::new(seed);
@@ -164,6 +167,19 @@ mod tests {
             disk.power_cut(seed);
             let again = load(&disk, directory, "10.0.0.1:4647").unwrap();
             assert_eq!(again.cluster_id, loaded.cluster_id, "stopped at {stop}, cut {seed}");
+        }
+    }
+
+    #[test]
+    fn an_identity_that_cannot_be_read_or_written_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join(IDENTITY_FILE)).unwrap();
+        let unread = load(&RealDisk, directory.path(), "10.0.0.1:4647").unwrap_err();
+        let unwritten = save(&RealDisk, directory.path(), &Identity::new(1, None)).unwrap_err();
+        for (error, verb) in [(unread, "read"), (unwritten, "write")] {
+            let text = error.to_string();
+            assert!(text.starts_with(&format!("cannot {verb} ")), "{text}");
+            assert!(text.ends_with(IDENTITY_FILE), "{text}");
         }
     }
 

@@ -349,6 +349,23 @@ mod tests {
         assert!(changed.now_or_never().is_some(), "it saw the old state and sleeps on");
     }
 
+    /// What an agent has to know comes from both.
+    #[test]
+    fn a_change_of_a_node_or_of_its_allocations_wakes_who_watches_it() {
+        let cell = StateCell::new(at(1, None));
+        let [node, other] = [7, 8].map(|byte| NodeId([byte; 16]));
+        for (index, effect) in [(2, Effect::Node(node)), (3, Effect::NodeAllocations(node))] {
+            let [watch, beside] = [node, other].map(|of| cell.watch_node(of));
+            let mut changed = std::pin::pin!(watch.notified());
+            let mut unchanged = std::pin::pin!(beside.notified());
+            changed.as_mut().enable();
+            unchanged.as_mut().enable();
+            cell.publish(at(index, None), vec![(index, vec![effect])], false);
+            assert!(changed.now_or_never().is_some(), "at {index}");
+            assert!(unchanged.now_or_never().is_none(), "at {index}");
+        }
+    }
+
     #[tokio::test]
     async fn without_tables_a_waiter_waits_to_its_end() {
         let cell = StateCell::new(at(1, Some(TableId::Jobs)));

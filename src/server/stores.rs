@@ -53,7 +53,9 @@ impl Stores {
         let (shadow, loaded) =
             Shadow::open(Arc::clone(disk), &directory.join("state"), Arc::clone(open_engine))
                 .context("the state on disk does not open")?;
-        let snapshots = SnapshotDirectory::open(Arc::clone(disk), &directory.join("snapshots"))?;
+        let path = directory.join("snapshots");
+        let snapshots = SnapshotDirectory::open(Arc::clone(disk), &path)
+            .with_context(|| format!("{} does not open", path.display()))?;
         let (hold_apply, held) = watch::channel(false);
         let (machine, rewrite) =
             StateMachine::open(shadow.clone(), loaded, snapshots.clone(), held)?;
@@ -62,7 +64,8 @@ impl Stores {
                 index = base.meta.head.index,
                 "rebuilding the state on disk from a snapshot file"
             );
-            shadow.replace(base.state, base.meta).await?;
+            let rebuilt = shadow.replace(base.state, base.meta).await;
+            rebuilt.context("the state on disk cannot be rebuilt")?;
         }
         let log_calls = DiskWatch::default();
         let log_disk = Arc::new(WatchedDisk::new(Arc::clone(disk), log_calls.clone()));
@@ -71,7 +74,8 @@ impl Stores {
         tracing::info!(?recovery, "opened the log");
         check_continuity(machine.base_index(), &wal, directory)?;
         cut_what_was_replaced(&machine, &wal)?;
-        keep_two_bases(&machine, &wal, &snapshots)?;
+        keep_two_bases(&machine, &wal, &snapshots)
+            .with_context(|| format!("cannot write a snapshot in {}", path.display()))?;
         Ok(Self { shadow, snapshots, machine, hold_apply, wal, writer, recovery, log_calls })
     }
 }
@@ -151,7 +155,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        disk::fault::FaultDisk,
+        disk::{RealDisk, fault::FaultDisk},
         raft::StoredMembership,
         storage::{
             applied::AppliedMeta,
@@ -165,6 +169,18 @@ mod tests {
         let open: OpenEngine =
             Arc::new(move |path: &Path| open_twin(Arc::clone(&engine_disk), path));
         Stores::open(disk, &open, Options::default(), Path::new("/data")).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn snapshots_that_do_not_open_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("snapshots"), "").unwrap();
+        let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+        let engine_disk = Arc::clone(&disk);
+        let engine: OpenEngine = Arc::new(move |path| open_twin(Arc::clone(&engine_disk), path));
+        let opened = Stores::open(&disk, &engine, Options::default(), directory.path()).await;
+        let error = opened.err().unwrap().to_string();
+        assert!(error.contains("/snapshots does not open"), "{error}");
     }
 
     fn id(index: u64) -> EntryId {

@@ -28,9 +28,12 @@ fn what_is_written_is_read_and_the_older_goes() {
     let mut life = life();
     life.set("long", CHUNK_BYTES * 2 + 3);
     let first = directory.write(&life.state, &life.meta()).unwrap();
+    let (before, of_before) = (life.state.clone(), life.meta());
     life.set("more", 10);
     let second = directory.write(&life.state, &life.meta()).unwrap();
     assert!(!disk.exists(&first).unwrap());
+    // One that was begun before a newer one came ends after it.
+    directory.write(&before, &of_before).unwrap();
     let (path, loaded) = directory.newest().unwrap().unwrap();
     assert_eq!(path, second);
     assert_eq!(loaded.meta, life.meta());

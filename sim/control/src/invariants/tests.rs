@@ -642,6 +642,10 @@ fn what_a_job_lacks_is_waited_for() {
     assert_eq!(waits(&lost), [], "its registration is to be looked at");
     let mut lost = idle(lost);
     assert_trips("I39", waits(&lost));
+    // Something waits for room, and this is not what it lacks.
+    assert_trips("I39", waits(&blocked(&lost, "web", |_| ())));
+    let is_tried_again = blocked(&lost, "web", |row| row.trigger = Trigger::MaxPlans);
+    assert_eq!(waits(&is_tried_again), []);
     let job = lost.jobs.get(&testing::job_key("web")).unwrap().clone();
     let queued = [(testing::GROUP.into(), 1)].into();
     lost.jobs.put(fsm::Job { queued, ..(*job).clone() }, &mut ChangeSet::trial());

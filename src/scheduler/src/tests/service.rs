@@ -5,6 +5,7 @@ use fsm::{
     job::{Network, PortAsk},
     limits::PLAN_PLACEMENTS_MAX,
     resources::Port,
+    table::ChangeSet,
 };
 
 use super::{Cluster, cluster::PlanExt, id, job, node};
@@ -342,6 +343,13 @@ fn s5_attempts_used_up() {
     let evaluation = cluster.evaluation(&spec, Trigger::NodeUpdate);
     let pass = Pass { state: &cluster.state, evaluation: &evaluation, now: 1, attempt: 5 };
     assert!(exhausted(&pass).unwrap().blocked().is_empty(), "one is enough");
+    // What waits for room is woken by other things, and perhaps never.
+    let id = plan.blocked()[0].id;
+    let mut waits = (**cluster.state.evaluations.get(&id).unwrap()).clone();
+    waits.trigger = Trigger::QueuedAllocs;
+    cluster.state.evaluations.put(waits, &mut ChangeSet::default());
+    let pass = Pass { state: &cluster.state, evaluation: &evaluation, now: 1, attempt: 5 };
+    assert_eq!(exhausted(&pass).unwrap().blocked()[0].trigger, Trigger::MaxPlans);
     assert_eq!(JobKind::ALL.map(attempts_max), [5, 2, 5, 2]);
 }
 
