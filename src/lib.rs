@@ -9,6 +9,7 @@ pub mod disk;
 pub mod http;
 pub mod jobspec;
 mod open_files;
+mod percent;
 pub mod plant;
 pub mod raft;
 pub mod rpc;

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::percent::encode;
+
 /// The address used when none is given.
 pub(crate) const ADDRESS_DEFAULT: &str = "http://127.0.0.1:4646";
 
@@ -304,28 +306,11 @@ fn was_never_connected(error: &ureq::Error) -> bool {
     )
 }
 
-/// Percent-encodes one path segment or query value.
-pub(crate) fn encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push('%');
-            for digit in [byte >> 4, byte & 15] {
-                let letter = char::from_digit(u32::from(digit), 16).expect("four bits");
-                encoded.push(letter.to_ascii_uppercase());
-            }
-        }
-    }
-    encoded
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
-    use super::{Client, Target, encode};
+    use super::{Client, Target};
 
     #[test]
     fn addresses_are_completed_or_refused() {
@@ -358,6 +343,5 @@ mod tests {
             client.url("/v1/jobs", &[("namespace", "*")]),
             "http://a:1/v1/jobs?namespace=%2A&region=global"
         );
-        assert_eq!(encode("a/b ü"), "a%2Fb%20%C3%BC");
     }
 }

@@ -14,11 +14,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::client::{ClientError, encode};
+use super::client::ClientError;
 use super::context::{Context, Exit};
 use super::output::Style;
 use super::view::{Fields, into_rows};
 use super::{placement, time};
+use crate::percent::encode;
 
 /// How long an evaluation that was just created may be unknown to the server that is asked.
 const UNKNOWN_EVALUATION_MAX: Duration = Duration::from_secs(5);

@@ -6,10 +6,8 @@ use bytes::Bytes;
 use fsm::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text};
 use serde_json::Value;
 
-use super::{
-    call::{Call, percent_decode},
-    error::Error,
-};
+use super::{call::Call, error::Error};
+use crate::percent;
 
 /// What `per_page`, `next_token` and `reverse` say.
 #[derive(Clone, Debug)]
@@ -38,27 +36,14 @@ pub(crate) trait PageKey: Ord + Sized {
 
 impl PageKey for JobKey {
     fn token(&self) -> String {
-        format!("{}.{}", self.namespace, percent_encode(&self.id))
+        // Any printable character may be in an id, and only ASCII in a header.
+        format!("{}.{}", self.namespace, percent::encode(&self.id))
     }
     fn parse(token: &str) -> Option<Self> {
         let (namespace, id) = token.split_once('.')?;
-        let id = percent_decode(id).ok()?;
+        let id = percent::decode(id)?;
         Some(Self::new(namespace, id.as_str()))
     }
-}
-
-/// The id of a job as a header takes it: any printable character may be in an id, and only ASCII in a header that every client can read.
-fn percent_encode(id: &str) -> String {
-    let digit = |value: u8| char::from_digit(u32::from(value), 16).unwrap_or('0');
-    let mut out = String::with_capacity(id.len());
-    for byte in id.bytes() {
-        if byte.is_ascii_graphic() && byte != b'%' {
-            out.push(char::from(byte));
-        } else {
-            out.extend(['%', digit(byte >> 4), digit(byte & 0xf)]);
-        }
-    }
-    out
 }
 
 impl PageKey for Text {

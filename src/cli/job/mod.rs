@@ -12,12 +12,12 @@ use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::client::encode;
 use super::context::{Context, Exit, Outcome};
 use super::monitor;
 use super::output::{Style, pairs};
 use super::view::Fields;
 use super::{resolve, time};
+use crate::percent::encode;
 
 pub(crate) use run::{RunArgs, register};
 pub(crate) use status::StatusArgs;

@@ -3,11 +3,11 @@
 use clap::Args;
 use serde_json::Value;
 
-use crate::cli::client::encode;
 use crate::cli::context::{Context, Exit, Outcome};
 use crate::cli::output::{Style, pairs, table};
 use crate::cli::view::{Fields, into_rows, rows, texts};
 use crate::cli::{placement, resolve, time};
+use crate::percent::encode;
 
 /// Flags of `job status`.
 #[derive(Debug, Args)]
