@@ -393,19 +393,25 @@ mod tests {
         snapshot.meta.last_log_id.map(|id| id.index)
     }
 
+    /// A storage with the first 20 entries of 40, applied.
+    async fn half_applied(disk: &FaultDisk) -> (Storage, Truth) {
+        let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+        let engine_disk = Arc::clone(&shared);
+        let open: OpenEngine = Arc::new(move |path| open_twin(Arc::clone(&engine_disk), path));
+        let mut storage = Storage::open(&shared, &open, Path::new(DIRECTORY)).await.unwrap();
+        let truth = Truth::new(40);
+        storage.vote(1).unwrap();
+        storage.append(truth.entries(0..20)).await.unwrap();
+        storage.apply(19).await.unwrap();
+        (storage, truth)
+    }
+
     /// A leader has to have one for a follower whose entries are purged.
     #[test]
     fn a_snapshot_that_rots_while_the_server_runs_is_written_anew() {
         simulate(1, async {
             let disk = FaultDisk::new(1);
-            let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-            let engine_disk = Arc::clone(&shared);
-            let open: OpenEngine = Arc::new(move |path| open_twin(Arc::clone(&engine_disk), path));
-            let mut storage = Storage::open(&shared, &open, Path::new(DIRECTORY)).await.unwrap();
-            let truth = Truth::new(40);
-            storage.vote(1).unwrap();
-            storage.append(truth.entries(0..20)).await.unwrap();
-            storage.apply(19).await.unwrap();
+            let (mut storage, truth) = half_applied(&disk).await;
             assert!(storage.machine.get_current_snapshot().await.unwrap().is_none());
             assert_eq!(build(&mut storage).await, Some(19));
             storage.append(truth.entries(20..40)).await.unwrap();
@@ -427,14 +433,7 @@ mod tests {
     fn a_snapshot_without_room_is_no_error_and_no_snapshot() {
         simulate(1, async {
             let disk = FaultDisk::new(1);
-            let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-            let engine_disk = Arc::clone(&shared);
-            let open: OpenEngine = Arc::new(move |path| open_twin(Arc::clone(&engine_disk), path));
-            let mut storage = Storage::open(&shared, &open, Path::new(DIRECTORY)).await.unwrap();
-            let truth = Truth::new(40);
-            storage.vote(1).unwrap();
-            storage.append(truth.entries(0..20)).await.unwrap();
-            storage.apply(19).await.unwrap();
+            let (mut storage, truth) = half_applied(&disk).await;
             assert_eq!(build(&mut storage).await, Some(19));
             storage.append(truth.entries(20..40)).await.unwrap();
             storage.apply(39).await.unwrap();

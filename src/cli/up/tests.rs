@@ -21,9 +21,23 @@ use crate::cli::output::Output;
 use crate::cli::tests::{Canned, Server};
 
 const PATIENCE: Duration = Duration::from_secs(20);
+const IN_USE: &str = "is in use by another `quorate up`";
 
-fn prepare(folder: &Path, servers: usize) -> Result<Layout, String> {
+fn prepare_now(folder: &Path, servers: usize) -> Result<Layout, String> {
     Layout::prepare(folder, servers, true).map_err(|error| format!("{error:#}"))
+}
+
+/// A child that another test forks has this one's lock, too, until it runs its own program: a lock that was given back is waited for.
+fn prepare(folder: &Path, servers: usize) -> Result<Layout, String> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match prepare_now(folder, servers) {
+            Err(error) if error.contains(IN_USE) && Instant::now() < end => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            done => return done,
+        }
+    }
 }
 
 /// Children that run a shell script instead of a server.
@@ -64,8 +78,8 @@ fn folder_is_made_and_found_again() {
     assert_eq!((layout.server_count(), layout.members().len()), (3, 4));
     let text = std::fs::read_to_string(folder.join("config/server-2.toml")).unwrap();
     assert!(text.contains("data with space/server-2\""), "{text}");
-    let in_use = prepare(&folder, 3).unwrap_err();
-    assert!(in_use.contains("is in use by another `quorate up`"), "{in_use}");
+    let in_use = prepare_now(&folder, 3).unwrap_err();
+    assert!(in_use.contains(IN_USE), "{in_use}");
     drop(layout);
     let edited = text.replace("127.0.0.1:4656", "127.0.0.1:5656");
     std::fs::write(folder.join("config/server-2.toml"), edited).unwrap();

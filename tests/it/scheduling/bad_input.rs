@@ -199,7 +199,7 @@ fn bad_configurations_are_refused_by_name() {
 #[test]
 fn bad_job_files_are_refused_by_name() {
     let stage = Stage::start(1);
-    let before = stage.cluster.digest(0).1;
+    let before = contents(&stage);
     let path = stage.cluster.directory().join("bad.nomad.hcl");
     let address = format!("http://{}", stage.cluster.http(0));
     let run = |group: &str, task: &str| {
@@ -225,6 +225,6 @@ fn bad_job_files_are_refused_by_name() {
     let mut command = program();
     command.args(["job", "run", "--address", &address]).arg(&path);
     check_refused(command.output().unwrap(), &["bad.nomad.hcl"]);
-    assert_eq!(stage.cluster.digest(0).1, before);
+    assert_eq!(contents(&stage), before, "the state is as it was");
     stage.finish();
 }
