@@ -31,7 +31,7 @@ use crate::system::System;
 /// How long a killed process may take to be gone, or a stopped one to stop.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a server may take to end after SIGTERM.
-const STOP_TIMEOUT: Duration = Duration::from_secs(15);
+pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 /// Patience with one status question.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long after a disk fault a server may still end because of it.
@@ -336,22 +336,20 @@ impl Cluster {
         }
     }
 
-    /// Ends a server with SIGTERM and waits for it.
-    pub(crate) fn terminate(&mut self, server: usize) -> Result<Effect> {
-        self.terminate_within(server, STOP_TIMEOUT)
-    }
-
-    fn terminate_within(&mut self, server: usize, timeout: Duration) -> Result<Effect> {
-        if !self.running_and(false).contains(&server) {
+    /// Asks a server to end, with SIGTERM, unless it is about to.
+    pub(crate) fn ask_to_end(&mut self, server: usize) -> Result<Effect> {
+        if !self.running_and(false).contains(&server) || self.is_ending(server) {
             return Ok(Effect::Nothing);
         }
         self.signal(server, Signal::TERM)?;
-        if !self.await_stop(server, timeout)? {
-            self.nodes[server].ending = Ending::TermSent;
-            return Ok(Effect::Unclear("it did not end in time after SIGTERM".to_owned()));
-        }
-        self.nodes[server].ending = Ending::Done;
+        self.nodes[server].ending = Ending::TermSent;
         Ok(Effect::Done)
+    }
+
+    /// Whether a server was sent a signal that ends it, and has not ended yet.
+    pub(crate) fn is_ending(&mut self, server: usize) -> bool {
+        self.reap();
+        matches!(self.nodes[server].ending, Ending::TermSent | Ending::KillSent)
     }
 
     /// Whether a server is down because a fault ended it, and not by itself.
@@ -466,6 +464,8 @@ impl Cluster {
                 self.gone(server);
                 if ending.explains(status) {
                     self.nodes[server].ending = Ending::Done;
+                } else if ending == Ending::TermSent {
+                    self.note_exit(server, &format!("{status} after SIGTERM"));
                 } else {
                     self.note_exit(server, &status.to_string());
                 }
@@ -488,13 +488,19 @@ impl Cluster {
         Ok(started)
     }
 
-    /// Waits until every server names a leader; false if they did not in time. Those that a disk fault has ended are started.
+    /// Waits until every server names a leader; false if they did not in time. Those that a fault has ended are started: one that hung in its disk
+    /// when it was killed ends later than its faults.
     pub(crate) fn await_ready(&mut self, timeout: Duration) -> Result<bool> {
         let end = Instant::now() + timeout;
         let clients = self.status_clients();
         let exits = self.exits.len();
         loop {
             self.revive()?;
+            for server in 0..self.len() {
+                if self.was_ended(server) {
+                    self.start(server)?;
+                }
+            }
             let up = self.nodes.iter().all(|node| node.child.is_some());
             let system = self.setup.system;
             let names_one = |(endpoint, client)| system.leadership(endpoint, client).is_some();
@@ -514,16 +520,14 @@ impl Cluster {
         let mut slow = Vec::new();
         for server in self.running() {
             self.resume(server)?;
-        }
-        // From the first signal on nothing may look who has ended: a server that is quick would count as ended by itself.
-        for server in self.running() {
-            self.signal(server, Signal::TERM)?;
+            self.ask_to_end(server)?;
         }
         let end = Instant::now() + STOP_TIMEOUT;
         for server in 0..self.len() {
-            if self.nodes[server].child.is_some()
-                && !self.await_stop(server, end.saturating_duration_since(Instant::now()))?
-            {
+            while self.is_ending(server) && Instant::now() < end {
+                thread::sleep(POLL);
+            }
+            if self.is_ending(server) {
                 slow.push(self.endpoints[server].name.clone());
                 self.kill(server)?;
             }
@@ -557,15 +561,6 @@ impl Cluster {
     fn status_clients(&self) -> Vec<HttpClient> {
         let client = |endpoint: &Endpoint| HttpClient::new(endpoint.http, STATUS_TIMEOUT);
         self.endpoints.iter().map(client).collect()
-    }
-
-    /// Waits for the end after SIGTERM, and notes it if it was not a good one.
-    fn await_stop(&mut self, server: usize, timeout: Duration) -> Result<bool> {
-        let Some(status) = self.await_exit(server, timeout)? else { return Ok(false) };
-        if !Ending::TermSent.explains(status) {
-            self.note_exit(server, &format!("{status} after SIGTERM"));
-        }
-        Ok(true)
     }
 
     fn await_exit(&mut self, server: usize, timeout: Duration) -> Result<Option<ExitStatus>> {

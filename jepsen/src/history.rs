@@ -7,7 +7,7 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -473,17 +473,25 @@ impl Files {
     }
 }
 
-/// Reads a `history.jsonl`; refuses one whose indexes are not dense or whose time runs backwards.
-pub(crate) fn read_jsonl(path: &Path) -> Result<Vec<Op>> {
-    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+/// Reads a `history.jsonl`; refuses one whose indexes are not dense or whose time runs backwards. A last line that was
+/// cut, because the harness died while it wrote, is left out; the second part says so.
+pub(crate) fn read_jsonl(path: &Path) -> Result<(Vec<Op>, Option<String>)> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut ops: Vec<Op> = Vec::new();
-    for (number, line) in BufReader::new(file).lines().enumerate() {
+    for (number, line) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
         let place = || format!("{}, line {}", path.display(), number + 1);
-        let line = line.with_context(place)?;
-        if line.trim().is_empty() {
+        if line.trim_ascii().is_empty() {
             continue;
         }
-        let op: Op = serde_json::from_str(&line).with_context(place)?;
+        let op: Op = match serde_json::from_slice(line) {
+            Ok(op) => op,
+            // What is JSON and no operation was not cut.
+            Err(error) if !line.ends_with(b"\n") && !error.is_data() => {
+                let cut = format!("line {} of the history was cut and is left out", number + 1);
+                return Ok((ops, Some(cut)));
+            }
+            Err(error) => return Err(error).with_context(place),
+        };
         ensure!(
             op.index == ops.len() as u64,
             "{}: index {} where {} is due",
@@ -496,7 +504,7 @@ pub(crate) fn read_jsonl(path: &Path) -> Result<Vec<Op>> {
         }
         ops.push(op);
     }
-    Ok(ops)
+    Ok((ops, None))
 }
 
 #[cfg(test)]
@@ -553,7 +561,7 @@ mod tests {
         let (ops, error) = recorder.snapshot();
         assert_eq!(error, None);
         assert_eq!(recorder.progress(), [1, 0, 0]);
-        assert_eq!(read_jsonl(&directory.path().join("history.jsonl")).unwrap(), ops);
+        assert_eq!(read_jsonl(&directory.path().join("history.jsonl")).unwrap(), (ops, None));
         let edn = std::fs::read_to_string(directory.path().join("history.edn")).unwrap();
         assert_eq!(edn.lines().count(), 3);
         assert!(edn.contains(":version 0, :final true}"), "{edn}");
@@ -604,5 +612,18 @@ mod tests {
         std::fs::write(&path, line.replace("0,\"type", "\"me\",\"type")).unwrap();
         let error = format!("{:#}", read_jsonl(&path).unwrap_err());
         assert!(error.contains("process is a number or \"nemesis\""), "{error}");
+        // Only the last line can have been cut.
+        let whole = line.replace("\"index\":1", "\"index\":0");
+        for cut in [&line[..1], &line[..40], &line[..line.len() - 1]] {
+            std::fs::write(&path, format!("{whole}\n{cut}")).unwrap();
+            let (ops, said) = read_jsonl(&path).unwrap();
+            assert_eq!(
+                (ops.len(), said.unwrap()),
+                (1, "line 2 of the history was cut and is left out".to_owned())
+            );
+            std::fs::write(&path, format!("{whole}\n{cut}\n")).unwrap();
+            let error = format!("{:#}", read_jsonl(&path).unwrap_err());
+            assert!(error.contains("line 2: "), "{error}");
+        }
     }
 }

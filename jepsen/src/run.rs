@@ -114,13 +114,14 @@ pub(crate) fn run(record: &TestRecord, store: &Path, check_time_max: Duration) -
 /// Judges a stored run, the same way at once or years later.
 pub(crate) fn judge(directory: &Path, check_time_max: Duration) -> Result<Results> {
     let record: TestRecord = read_json(directory, "test.json")?;
-    let history = read_jsonl(&directory.join("history.jsonl"))?;
-    let aftermath: Aftermath = if directory.join("aftermath.json").exists() {
+    let (history, cut) = read_jsonl(&directory.join("history.jsonl"))?;
+    let mut aftermath: Aftermath = if directory.join("aftermath.json").exists() {
         read_json(directory, "aftermath.json")?
     } else {
         let cut_short = "the run was cut short: there is no aftermath.json".to_owned();
         Aftermath { harness_failures: vec![cut_short], ..Aftermath::default() }
     };
+    aftermath.harness_failures.extend(cut);
     let workload = workload_of(&record)?;
     let evidence = Evidence {
         record: &record,
@@ -616,6 +617,17 @@ mod tests {
         let (valid, text) = judged(run.path());
         assert_eq!(valid, Verdict::False, "{text}");
         assert!(text.contains("n1 line 1: QUORATE-INVARIANT I8"), "{text}");
+    }
+
+    #[test]
+    fn a_history_that_was_cut_is_at_best_unknown() {
+        let run = stored_run();
+        let path = run.path().join("history.jsonl");
+        let history = fs::read_to_string(&path).unwrap();
+        fs::write(&path, format!("{history}{{\"index\":9,\"ti")).unwrap();
+        let (valid, text) = judged(run.path());
+        assert_eq!(valid, Verdict::Unknown, "{text}");
+        assert!(text.contains("line 10 of the history was cut and is left out"), "{text}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The task that real agents run: what runs, and where, by the kernel's word instead of an agent's.
 //!
-//! An allocation's task holds the lock of the allocation's file for as long as it lives, and writes a line into the run's journal when it
-//! begins and when it has been asked to end. It never ends of its own accord, but for one thing: it waits for the lock that the harness
+//! An allocation's task holds the lock of the allocation's file for as long as it lives, and that of the port which its job fixed, on its node, and
+//! writes a line into the run's journal when it begins and when it has been asked to end. It never ends of its own accord, but for one thing: it waits for the lock that the harness
 //! holds during the run, so that nothing outlives the harness, however that ends.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +27,12 @@ use crate::history::Recorder;
 /// The hidden subcommand that runs [`run`].
 pub(crate) const SUBCOMMAND: &str = "task";
 
+/// The label of the port that a job of such tasks may fix.
+pub(crate) const FIXED_PORT: &str = "fixed";
+
+/// How much longer a task with that port takes to end, so that the next one asks for it meanwhile.
+const RELUCTANCE_FOR_PORT: Duration = Duration::from_secs(2);
+
 /// How far the tasks' clock may be off the history's, at most.
 const ORIGIN_ERROR_NS: u64 = 1_000_000;
 
@@ -49,6 +55,13 @@ pub(crate) enum Line {
     Twice {
         /// The allocation.
         allocation: String,
+    },
+    /// A task has begun while another on its node had the port that its job fixed.
+    Port {
+        /// The allocation of the one that began.
+        allocation: String,
+        /// The node's name.
+        agent: String,
     },
     /// A task that was asked to end is about to.
     End {
@@ -81,6 +94,11 @@ fn locks(directory: &Path) -> PathBuf {
     directory.join("locks")
 }
 
+/// Locked by who has a fixed port. A lock, not a socket: the agents share the machine's ports, and each is a node of its own to the servers.
+fn ports(directory: &Path) -> PathBuf {
+    directory.join("ports")
+}
+
 fn alive(directory: &Path) -> PathBuf {
     directory.join("alive")
 }
@@ -96,6 +114,7 @@ impl Place {
         let directory = run.join("tasks");
         let make = || -> std::io::Result<File> {
             fs::create_dir_all(locks(&directory))?;
+            fs::create_dir_all(ports(&directory))?;
             File::create(journal(run))?;
             File::create(look(&directory))?;
             let alive = File::create(alive(&directory))?;
@@ -186,7 +205,7 @@ impl Trail {
                         return Ok(Some(agent));
                     }
                 }
-                Line::Twice { .. } | Line::Held { .. } => {}
+                Line::Twice { .. } | Line::Port { .. } | Line::Held { .. } => {}
             }
         }
     }
@@ -218,6 +237,16 @@ pub(crate) fn run(directory: &Path, origin: u64, agent: &str) -> Result<()> {
         Err(error) => return Err(error).context("cannot lock"),
     };
     append(directory, &line)?;
+    let port = env::var(format!("NOMAD_PORT_{FIXED_PORT}")).ok();
+    // Its lock is held until this task ends.
+    let taken = port.as_deref().map(|port| take_port(directory, agent, port)).transpose()?;
+    if matches!(taken, Some(None)) {
+        append(directory, &Line::Port { allocation: allocation.clone(), agent: agent.to_owned() })?;
+    }
+    let mut reluctance = reluctance(&allocation);
+    if port.is_some() {
+        reluctance += RELUCTANCE_FOR_PORT;
+    }
     let (ended, over) = oneshot::channel();
     thread::spawn(move || {
         // A wait that was interrupted is over as well, and nobody listens to a task that ends.
@@ -232,8 +261,19 @@ pub(crate) fn run(directory: &Path, origin: u64, agent: &str) -> Result<()> {
     if !is_asked {
         return Ok(());
     }
-    thread::sleep(reluctance(&allocation));
+    thread::sleep(reluctance);
     append(directory, &Line::End { allocation, at: now() })
+}
+
+/// Takes the lock of a node's port; none: another has it.
+fn take_port(directory: &Path, agent: &str, port: &str) -> Result<Option<File>> {
+    let lock = File::create(ports(directory).join(format!("{agent}-{port}")));
+    let lock = lock.context("cannot make a port's lock")?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(lock)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error).context("cannot lock a port"),
+    }
 }
 
 /// How long an allocation's task takes to end: nothing, or up to 1.2 s, so that others have to wait for it.
@@ -288,6 +328,19 @@ mod tests {
         let text = fs::read_to_string(journal(run.path())).unwrap();
         let line: Line = serde_json::from_str(text.trim_end()).unwrap();
         assert_eq!(line, Line::Held { allocations: BTreeSet::new() });
+    }
+
+    #[test]
+    fn a_port_is_of_one_task_of_its_node_at_a_time() {
+        let run = tempfile::tempdir().unwrap();
+        let place = Place::create(run.path(), &Recorder::in_memory()).unwrap();
+        let take = |agent, port| take_port(&place.directory, agent, port).unwrap();
+        let first = take("a1", "7001");
+        assert!(first.is_some());
+        assert!(take("a1", "7001").is_none());
+        assert!(take("a1", "7002").is_some() && take("a2", "7001").is_some());
+        drop(first);
+        assert!(take("a1", "7001").is_some(), "it has ended");
     }
 
     #[test]

@@ -360,9 +360,9 @@ impl Node for LocalNode {
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use std::path::Path;
+    use std::{path::Path, time::Duration};
 
-    use tokio::sync::Notify;
+    use tokio::{sync::Notify, time::timeout};
 
     use super::*;
     use crate::agent::{driver::Driver, state::StateDirectory, testing, time::Clock};
@@ -504,6 +504,29 @@ mod tests {
         node.suspend().await;
         node.apply(whole(vec![endless(2)], &[1, 2])).await;
         assert_eq!((node.counts(), started(&node)), ((1, 1), vec![(1, false)]));
+    }
+
+    /// The servers give a port away once its holder is to stop, and leave the wait for its end to the agent.
+    #[tokio::test]
+    async fn who_has_a_port_is_waited_for_until_it_has_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        let on = |id: u8, value| {
+            let port = v1::Port { label: "web".to_owned(), value, ..Default::default() };
+            v1::Allocation { ports: vec![port], ..endless(id) }
+        };
+        node.apply(whole(vec![on(1, 7_001)], &[1])).await;
+        let stop = v1::Allocation { run: false, ..on(1, 7_001) };
+        let allocations = vec![stop, on(2, 7_001), on(3, 7_002)];
+        node.apply(v1::AllocationBatch { allocations, ..Default::default() }).await;
+        assert_eq!(started(&node), [(1, true), (3, false)], "its end takes a moment");
+        let starts = async {
+            while started(&node).iter().all(|(id, _)| *id != 2) {
+                node.shared.ended.notified().await;
+                node.settle();
+            }
+        };
+        timeout(Duration::from_secs(20), starts).await.unwrap();
     }
 
     #[tokio::test]

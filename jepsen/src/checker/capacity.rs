@@ -14,6 +14,7 @@ use super::Verdict;
 use super::judgement::Judgement;
 use super::pairs::Pair;
 use super::register::{CONFIGURATIONS_MAX, Register};
+use super::shares::judge_each;
 use super::views::{self, View, views};
 use super::wgl::{Budget, Outcome};
 use crate::history::{Function, Kind, Op};
@@ -89,12 +90,14 @@ fn judge(view: &View<'_>, peak: &mut Peak, judgement: &mut Judgement) {
 /// I14: whether a node takes allocations is a register. A node begins as one that takes them; an end of a drain makes it one again.
 fn judge_marks(pairs: &[Pair<'_>], views: &[View<'_>], budget: &Budget, judgement: &mut Judgement) {
     let register = Register { start: &json!(true), cas: false };
-    for (node, entries) in marks(pairs, views) {
-        match register.judge(&entries, budget).expect("these are reads and writes") {
+    let judge = |(_, entries): &(&str, Vec<Op>), budget: &Budget| register.judge(entries, budget);
+    let judged = judge_each(marks(pairs, views), budget, judge);
+    for ((node, entries), outcome) in judged.expect("these are reads and writes") {
+        match outcome {
             Outcome::Yes => {}
             Outcome::Unknown(reason) => judgement.lacks(&format!("node {node}: {reason}")),
             Outcome::No => {
-                let small = register.reduce(&entries, budget);
+                let small = register.reduce(&entries);
                 let last = small.iter().rfind(|op| op.f == Function::Read && op.kind == Kind::Ok);
                 let shown = last.map_or(&Value::Null, |op| &op.value);
                 let title = format!(

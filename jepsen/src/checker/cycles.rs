@@ -52,8 +52,21 @@ pub(crate) struct Edge {
 /// Transactions by number and what is known of their order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Graph {
-    edges: Vec<Vec<Edge>>,
+    /// By transaction.
+    outs: Vec<Vec<Out>>,
+    shared: Vec<Vec<Edge>>,
 }
+
+/// What leads out of a transaction.
+#[derive(Clone, Copy, Debug)]
+enum Out {
+    One(Edge),
+    Many(Shared),
+}
+
+/// Edges that lead out of several transactions and are kept once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shared(usize);
 
 /// A cycle: each step's transaction and the edge to the next one; the last edge leads to the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,24 +94,42 @@ const ORDERS: [&[Reason]; 3] = [&[], &[Reason::Process], &[Reason::Process, Reas
 impl Graph {
     /// A graph of so many transactions without edges.
     pub(crate) fn new(transactions: usize) -> Self {
-        Self { edges: vec![Vec::new(); transactions] }
+        Self { outs: vec![Vec::new(); transactions], shared: Vec::new() }
     }
 
-    /// Adds an edge, unless it leads back to where it starts.
+    /// Adds an edge; one that leads back to where it starts counts for nothing.
     pub(crate) fn add(&mut self, from: usize, to: usize, reason: Reason, label: usize) {
-        if from != to {
-            self.edges[from].push(Edge { to, reason, label });
-        }
+        self.outs[from].push(Out::One(Edge { to, reason, label }));
+    }
+
+    /// Edges to all of these, for [`Self::add_shared`].
+    pub(crate) fn share(&mut self, to: &[usize], reason: Reason, label: usize) -> Shared {
+        self.shared.push(to.iter().map(|to| Edge { to: *to, reason, label }).collect());
+        Shared(self.shared.len() - 1)
+    }
+
+    /// Adds edges, as so many calls of [`Self::add`] would.
+    pub(crate) fn add_shared(&mut self, from: usize, shared: Shared) {
+        self.outs[from].push(Out::Many(shared));
+    }
+
+    /// The edges out of a transaction, in the order in which they were added.
+    fn edges(&self, from: usize) -> impl Iterator<Item = &Edge> {
+        let edges = self.outs[from].iter().flat_map(move |out| match out {
+            Out::One(edge) => std::slice::from_ref(edge),
+            Out::Many(shared) => self.shared[shared.0].as_slice(),
+        });
+        edges.filter(move |edge| edge.to != from)
     }
 
     /// One cycle of each strongly connected component, named after the worst that was found in it.
     pub(crate) fn cycles(&self) -> Vec<Cycle> {
         let mut found = Vec::new();
         // Whoever is in a cycle under weaker assumptions is done with.
-        let mut done = vec![false; self.edges.len()];
+        let mut done = vec![false; self.outs.len()];
         for order in ORDERS {
             let whole = self.components(|reason| is_dependency(reason) || order.contains(&reason));
-            let mut over = vec![false; self.edges.len()];
+            let mut over = vec![false; self.outs.len()];
             for (node, component) in whole.iter().enumerate() {
                 over[*component] |= done[node];
             }
@@ -125,16 +156,16 @@ impl Graph {
         // Both ends of an edge of a cycle are in one component of the reasons the cycle may have.
         let inside = self.components(|reason| allowed(reason) || reason == first);
         let mut visits_left = VISITS_MAX;
-        for (from, edges) in self.edges.iter().enumerate() {
-            for edge in edges.iter().filter(|edge| edge.reason == first) {
-                if inside[from] != inside[edge.to] || over[whole[from]] || visits_left == 0 {
+        for (from, component) in whole.iter().enumerate() {
+            for edge in self.edges(from).filter(|edge| edge.reason == first) {
+                if inside[from] != inside[edge.to] || over[*component] || visits_left == 0 {
                     continue;
                 }
                 let ends = (edge.to, from);
                 if let Some(back) = self.path(ends, &inside, allowed, &mut visits_left) {
                     let mut steps = vec![(from, *edge)];
                     steps.extend(back);
-                    over[whole[from]] = true;
+                    over[*component] = true;
                     found.push(Cycle { name: full_name(name, &steps), steps });
                 }
             }
@@ -164,7 +195,7 @@ impl Graph {
                 return Some(path);
             }
             *visits_left = visits_left.checked_sub(1)?;
-            for edge in self.edges[node].iter().filter(|edge| allowed(edge.reason)) {
+            for edge in self.edges(node).filter(|edge| allowed(edge.reason)) {
                 let fresh = edge.to != from && !came.contains_key(&edge.to);
                 if fresh && inside[edge.to] == inside[from] {
                     came.insert(edge.to, (node, *edge));
@@ -179,29 +210,28 @@ impl Graph {
     /// transaction's component.
     fn components(&self, allowed: impl Fn(Reason) -> bool) -> Vec<usize> {
         let mut search = Tarjan {
-            order: vec![usize::MAX; self.edges.len()],
-            low: vec![0; self.edges.len()],
-            on_stack: vec![false; self.edges.len()],
+            order: vec![usize::MAX; self.outs.len()],
+            low: vec![0; self.outs.len()],
+            on_stack: vec![false; self.outs.len()],
             stack: Vec::new(),
             next: 0,
         };
-        let mut components = vec![0; self.edges.len()];
+        let mut components = vec![0; self.outs.len()];
         let mut count = 0;
-        for root in 0..self.edges.len() {
+        for root in 0..self.outs.len() {
             if search.order[root] != usize::MAX {
                 continue;
             }
-            // A transaction and the next of its edges to follow.
-            let mut walk = vec![(search.enter(root), 0)];
-            while let Some((node, position)) = walk.last_mut() {
+            // A transaction and those of its edges that are still to follow.
+            let mut walk = vec![(search.enter(root), self.edges(root))];
+            while let Some((node, edges)) = walk.last_mut() {
                 let node = *node;
-                if let Some(edge) = self.edges[node].get(*position) {
-                    *position += 1;
+                if let Some(edge) = edges.next() {
                     if !allowed(edge.reason) {
                         continue;
                     }
                     if search.order[edge.to] == usize::MAX {
-                        walk.push((search.enter(edge.to), 0));
+                        walk.push((search.enter(edge.to), self.edges(edge.to)));
                     } else if search.on_stack[edge.to] {
                         search.low[node] = search.low[node].min(search.order[edge.to]);
                     }
@@ -277,6 +307,14 @@ fn full_name(class: &str, steps: &[(usize, Edge)]) -> String {
 }
 
 #[cfg(test)]
+impl Graph {
+    /// How much is kept.
+    pub(crate) fn kept(&self) -> usize {
+        self.outs.iter().map(Vec::len).chain(self.shared.iter().map(Vec::len)).sum()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use Reason::{Process, ReadWrite, Realtime, WriteRead, WriteWrite};
@@ -289,7 +327,7 @@ mod tests {
         let cycles = graph.cycles();
         for cycle in &cycles {
             for (step, (from, edge)) in cycle.steps.iter().enumerate() {
-                assert!(graph.edges[*from].contains(edge));
+                assert!(graph.edges(*from).any(|other| other == edge));
                 assert_eq!(edge.to, cycle.steps[(step + 1) % cycle.steps.len()].0);
             }
         }
@@ -326,6 +364,26 @@ mod tests {
             (5, 4, Realtime),
         ];
         assert_eq!(names(6, &edges), ["G1c", "G0-realtime"]);
+    }
+
+    #[test]
+    fn shared_edges_count_as_single_ones() {
+        let mut single = Graph::new(5);
+        let mut shared = Graph::new(5);
+        let all = shared.share(&[1, 2, 4], ReadWrite, 7);
+        for from in 0..3 {
+            shared.add_shared(from, all);
+            for to in [1, 2, 4] {
+                single.add(from, to, ReadWrite, 7);
+            }
+        }
+        for graph in [&mut single, &mut shared] {
+            graph.add(4, 3, WriteWrite, 7);
+            graph.add(3, 1, Realtime, 0);
+        }
+        assert_eq!(shared.cycles(), single.cycles());
+        assert_eq!(shared.cycles()[0].name, "G2");
+        assert_eq!((shared.kept(), single.kept()), (3 + 3 + 2, 9 + 2));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::judgement::Judgement;
 use super::pairs::{pairs, split};
 use super::register::{CONFIGURATIONS_MAX, Register};
+use super::shares::judge_each;
 use super::wgl::{Budget, Outcome};
 use super::{list_append, set_full, total_queue};
 use crate::history::{Function, Kind, Op, Process};
@@ -108,14 +109,16 @@ fn registers(history: &[Op], cas: bool, time_max: Duration) -> Result<Judgement>
         keys.entry(key).or_default().push(op);
     }
     let mut failed = Vec::new();
-    for (key, entries) in &keys {
+    let judge =
+        |(_, entries): &(&String, &Vec<Op>), budget: &Budget| register.judge(entries, budget);
+    for ((key, entries), outcome) in judge_each(&keys, &budget, judge)? {
         let name = if keyed { format!("key {key}: ") } else { String::new() };
-        match register.judge(entries, &budget)? {
+        match outcome {
             Outcome::Yes => {}
             Outcome::Unknown(reason) => judgement.lacks(&format!("{name}{reason}")),
             Outcome::No => {
                 failed.push(key);
-                let small = register.reduce(entries, &budget);
+                let small = register.reduce(entries);
                 let last = small.last().map_or(0, |op| op.index);
                 let title = format!("{name}no order of the operations explains entry {last}");
                 judgement.violated(title, small);

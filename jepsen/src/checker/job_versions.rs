@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use super::Verdict;
 use super::judgement::Judgement;
 use super::pairs::{Pair, key_and_value, pairs};
-use super::shrink::shrink;
+use super::shares::judge_each;
+use super::shrink::{self, shrink};
 use super::wgl::{self, Budget, Outcome};
 use crate::history::{Function, Kind, Op, Process};
 
@@ -215,12 +216,14 @@ pub(crate) fn check(history: &[Op], time_max: Duration) -> Result<Judgement> {
         keys.entry(key_and_value(op)?.0).or_default().push(op.clone());
     }
     let mut failed = Vec::new();
-    for (key, entries) in &keys {
-        match judge(entries, &budget)? {
+    let judge_job = |(_, entries): &(&u64, &Vec<Op>), budget: &Budget| judge(entries, budget);
+    for ((key, entries), outcome) in judge_each(&keys, &budget, judge_job)? {
+        match outcome {
             Outcome::Yes => {}
             Outcome::Unknown(reason) => judgement.lacks(&format!("job j{key}: {reason}")),
             Outcome::No => {
                 failed.push(*key);
+                let budget = shrink::budget(CONFIGURATIONS_MAX);
                 let fails = |part: &[Op]| matches!(judge(part, &budget), Ok(Outcome::No));
                 let read = |op: &Op| op.f == Function::Read || op.f == Function::Versions;
                 let small = shrink(entries, fails, read);

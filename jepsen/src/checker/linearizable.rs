@@ -17,6 +17,8 @@ use super::Verdict;
 use super::calls::{Call, by_key};
 use super::judgement::Judgement;
 use super::search::{Conflict, linearizable, version_conflict};
+use super::shares::judge_each;
+use super::shrink;
 use super::wgl::{Budget, Outcome};
 use crate::history::{Kind, Op, Process};
 
@@ -98,8 +100,9 @@ pub(crate) fn check(history: &[Op], time_max: Duration) -> Result<Report> {
         elapsed_ms: 0,
         counterexamples: Vec::new(),
     };
-    for (key, calls) in keys {
-        match linearizable(&calls, &budget) {
+    let judge = |(_, calls): &(u64, Vec<Call>), budget: &Budget| Ok(linearizable(calls, budget));
+    for ((key, calls), outcome) in judge_each(keys, &budget, judge)? {
+        match outcome {
             Outcome::Yes => {}
             Outcome::Unknown(reason) => {
                 report.valid = report.valid.max(Verdict::Unknown);
@@ -109,7 +112,7 @@ pub(crate) fn check(history: &[Op], time_max: Duration) -> Result<Report> {
                 report.valid = Verdict::False;
                 report.failed_keys.push(key);
                 if report.counterexamples.len() < COUNTEREXAMPLES_MAX {
-                    report.counterexamples.push(counterexample(history, key, &calls, &budget));
+                    report.counterexamples.push(counterexample(history, key, &calls));
                 }
             }
         }
@@ -118,11 +121,12 @@ pub(crate) fn check(history: &[Op], time_max: Duration) -> Result<Report> {
     Ok(report)
 }
 
-fn counterexample(history: &[Op], key: u64, calls: &[Call], budget: &Budget) -> Counterexample {
-    let shortest = shortest_failing_prefix(calls, budget);
+fn counterexample(history: &[Op], key: u64, calls: &[Call]) -> Counterexample {
+    let budget = shrink::budget(CONFIGURATIONS_MAX);
+    let shortest = shortest_failing_prefix(calls, &budget);
     let last = shortest.iter().filter_map(|call| call.returned).max();
     let explanation = explain(history, &shortest, last);
-    let small = reduce(shortest, budget);
+    let small = reduce(shortest, &budget);
     let wanted: BTreeSet<u64> =
         small.iter().flat_map(|call| [Some(call.invoked), call.returned]).flatten().collect();
     let mut entries = Vec::new();
@@ -269,7 +273,7 @@ mod tests {
 
     fn judge(name: &str) -> Report {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/register").join(name);
-        check(&read_jsonl(&path).unwrap(), Duration::from_mins(1)).unwrap()
+        check(&read_jsonl(&path).unwrap().0, Duration::from_mins(1)).unwrap()
     }
 
     /// Every file of the corpus, its verdict, and for a bad one the explanation and the entries that

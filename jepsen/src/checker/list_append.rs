@@ -422,6 +422,8 @@ fn list_edges(
             graph.add(*last, *writer, Reason::WriteWrite, number);
         }
     }
+    // As many reads as appends may be here, of a list that went stale for good.
+    let behind = graph.share(&unseen, Reason::ReadWrite, number);
     for read in readers.iter().filter(|read| list.versions.starts_with(&read.values)) {
         let length = read.values.len();
         if let Some(Some(writer)) = length.checked_sub(1).map(|last| writers[last]) {
@@ -430,11 +432,7 @@ fn list_edges(
         match writers.get(length) {
             Some(Some(next)) => graph.add(read.transaction, *next, Reason::ReadWrite, number),
             Some(None) => {}
-            None => {
-                for writer in &unseen {
-                    graph.add(read.transaction, *writer, Reason::ReadWrite, number);
-                }
-            }
+            None => graph.add_shared(read.transaction, behind),
         }
     }
 }
@@ -470,4 +468,32 @@ fn steps(pair: &Pair<'_>, number: &mut impl FnMut(&Value) -> usize) -> Result<Ve
         }
     }
     Ok(steps)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::history::{Kind, Process};
+
+    /// Every read misses every append: that is no reason to keep an edge for each two.
+    #[test]
+    fn a_list_that_went_stale_takes_no_square_of_memory() {
+        let mut history = Vec::new();
+        for number in 0..300_i64 {
+            for step in [json!(["append", 1, number]), json!(["r", 1, []])] {
+                for kind in [Kind::Invoke, Kind::Ok] {
+                    let op = Op::new(Process::Client(0), kind, Function::Txn, json!([step]));
+                    history.push(Op { index: history.len() as u64, ..op });
+                }
+            }
+        }
+        let mut analysis = Analysis::of(&history).unwrap();
+        analysis.judge_each();
+        let kept = analysis.graph().kept();
+        assert!(kept < 10 * history.len(), "{kept}");
+        let judgement = check(&history).unwrap();
+        assert_eq!(judgement.valid, Verdict::False, "{judgement:#?}");
+    }
 }

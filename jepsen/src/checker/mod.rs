@@ -25,11 +25,13 @@ pub(crate) mod register;
 pub(crate) mod replicas;
 pub(crate) mod search;
 pub(crate) mod set_full;
+pub(crate) mod shares;
 pub(crate) mod shrink;
 pub(crate) mod stats;
 pub(crate) mod task_records;
 pub(crate) mod total_queue;
 pub(crate) mod views;
+pub(crate) mod visible;
 pub(crate) mod watch;
 pub(crate) mod wgl;
 

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
 use super::pairs::{Pair, pairs};
-use super::shrink::shrink;
+use super::shrink::{self, shrink};
+use super::visible::without_invisible;
 use super::wgl::{self, Budget, Outcome};
 use crate::history::{Function, Op};
 
@@ -42,6 +43,14 @@ impl Action {
             Self::Write(new) | Self::Cas(_, new) => Some(new),
         }
     }
+
+    /// The value that it must find, if it must find one.
+    fn demanded(self) -> Option<usize> {
+        match self {
+            Self::Write(_) => None,
+            Self::Read(value) | Self::Cas(value, _) => Some(value),
+        }
+    }
 }
 
 /// A step, and the entries of its start and of its answer.
@@ -50,7 +59,12 @@ type Call = (Action, u64, Option<u64>);
 impl Register<'_> {
     /// Whether some order of the operations explains every answer.
     pub(crate) fn judge(&self, entries: &[Op], budget: &Budget) -> Result<Outcome> {
-        let calls = self.calls(entries)?;
+        let calls = without_invisible(
+            &self.calls(entries)?,
+            |(_, _, returned)| returned.is_some(),
+            |(action, _, _)| action.written(),
+            |(action, _, _)| action.demanded(),
+        );
         if shows_what_nobody_wrote(&calls) {
             return Ok(Outcome::No);
         }
@@ -66,8 +80,9 @@ impl Register<'_> {
     }
 
     /// A small part of entries that no order explains, which none explains either.
-    pub(crate) fn reduce(&self, entries: &[Op], budget: &Budget) -> Vec<Op> {
-        let fails = |part: &[Op]| matches!(self.judge(part, budget), Ok(Outcome::No));
+    pub(crate) fn reduce(&self, entries: &[Op]) -> Vec<Op> {
+        let budget = shrink::budget(CONFIGURATIONS_MAX);
+        let fails = |part: &[Op]| matches!(self.judge(part, &budget), Ok(Outcome::No));
         shrink(entries, fails, |op| op.f == Function::Read)
     }
 
@@ -113,11 +128,8 @@ impl Register<'_> {
 fn shows_what_nobody_wrote(calls: &[Call]) -> bool {
     let written: BTreeSet<usize> =
         calls.iter().filter_map(|(action, _, _)| action.written()).chain([0]).collect();
-    calls.iter().any(|(action, _, returned)| match action {
-        Action::Read(value) | Action::Cas(value, _) => {
-            returned.is_some() && !written.contains(value)
-        }
-        Action::Write(_) => false,
+    calls.iter().any(|(action, _, returned)| {
+        returned.is_some() && action.demanded().is_some_and(|value| !written.contains(&value))
     })
 }
 

@@ -9,9 +9,10 @@
 //!   the state counts how many of them were taken (`rank`), and only the next one is legal.
 //! - A legal read may be taken at once: it changes nothing, so taking it back can never help.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::calls::{Action, Call};
+use super::visible::without_invisible;
 use super::wgl::{self, Budget, Event, Outcome};
 
 /// Searches for a legal order.
@@ -93,7 +94,12 @@ struct Problem {
 impl Problem {
     /// `None` if a value was seen with two versions, which no register can serve.
     fn new(calls: &[Call]) -> Option<Self> {
-        let calls = without_invisible(calls);
+        let calls = without_invisible(
+            calls,
+            |call| call.returned.is_some(),
+            |call| call.action.written(),
+            |call| call.action.observed()?.0,
+        );
         let versions = versions(&calls).ok()?;
         let mut order: Vec<u64> = calls
             .iter()
@@ -126,28 +132,6 @@ impl Problem {
         let observes = |call: usize| self.steps[call].writes.is_none();
         wgl::solve(&self.events, self.steps.len(), start, budget, step, observes, |_| None)
     }
-}
-
-/// Drops the unanswered writes whose value nobody saw.
-fn without_invisible(calls: &[Call]) -> Vec<Call> {
-    let mut visible: BTreeSet<u64> = BTreeSet::new();
-    let keeps = |visible: &BTreeSet<u64>, call: &Call| {
-        call.returned.is_some()
-            || call.action.written().is_some_and(|value| visible.contains(&value))
-    };
-    loop {
-        let before = visible.len();
-        let seen = calls
-            .iter()
-            .filter(|call| keeps(&visible, call))
-            .filter_map(|call| call.action.observed()?.0)
-            .collect::<Vec<_>>();
-        visible.extend(seen);
-        if visible.len() == before {
-            break;
-        }
-    }
-    calls.iter().filter(|call| keeps(&visible, call)).copied().collect()
 }
 
 /// The version of each value, from whoever saw it.

@@ -137,7 +137,9 @@ fn file<'a>(sets: &mut BTreeMap<u64, Set<'a>>, pair: &Pair<'a>, options: Options
     let (key, value) = split(pair.start)?;
     let set = sets.entry(key).or_default();
     if pair.start.f == Function::Add {
-        ensure!(!value.is_null(), "entry {}: nil is no element", pair.start.index);
+        // Nil is an element like others if the answer does not tell another one.
+        let is_open = value.is_null() && pair.answer().is_none() && !pair.failed();
+        ensure!(!is_open, "entry {}: nobody knows what was added", pair.start.index);
         set.adds.entry(Element::of(value)).or_default().push(*pair);
     } else if pair.start.f == Function::Read {
         let Some(answer) = pair.answer() else { return Ok(()) };

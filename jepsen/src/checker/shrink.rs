@@ -6,10 +6,16 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use super::wgl::Budget;
 use crate::history::{Kind, Op};
 
 /// How long is looked for something smaller.
 const TIME_MAX: Duration = Duration::from_secs(10);
+
+/// What one search for something smaller may spend, however much the judgement has spent before.
+pub(crate) fn budget(configurations_max: usize) -> Budget {
+    Budget { deadline: Instant::now() + TIME_MAX, configurations_max }
+}
 
 /// The entries up to the first answer with which the history fails, less what can be left out. `fails` judges
 /// a history, `removable` tells whether operations that start so may be left out.

@@ -1,8 +1,8 @@
 //! What tasks and agents did, against what the servers had shown by then.
 //!
 //! Reads the journal of the run's tasks ([`crate::task`]), whose times are those of the history, and owns the rules for both kinds of
-//! nodes: an agent that begins knows what was decided before it began; a real task starts once, in one place, not after the servers have
-//! shown its end; it is gone when they do, and nobody ends it while it is to run (I49).
+//! nodes: an agent that begins knows what was decided before it began; a real task starts once, in one place, not beside one that has its fixed port, and
+//! not after the servers have shown its end; it is gone when they do, and nobody ends it while it is to run (I49).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -55,7 +55,7 @@ impl Tasks {
             match line {
                 Line::Twice { allocation } => drop(records.twice.insert(allocation.clone())),
                 Line::Held { allocations } => records.running.extend(allocations.iter().cloned()),
-                Line::Start { .. } | Line::End { .. } => {}
+                Line::Start { .. } | Line::Port { .. } | Line::End { .. } => {}
             }
         }
     }
@@ -152,6 +152,10 @@ pub(crate) fn judge(
                 (allocation, wrong_start(&shown, allocation, (*at, *decided), begins, started))
             }
             Line::End { allocation, at } => (allocation, wrong_end(&shown, allocation, *at)),
+            Line::Port { allocation, agent } => {
+                let problem = format!("began on {agent} while another there had its port");
+                (allocation, Some(problem))
+            }
             // These are judged with the records of all agents.
             Line::Twice { .. } | Line::Held { .. } => continue,
         };
@@ -266,6 +270,10 @@ mod tests {
         Line::Start { allocation: "x".to_owned(), agent: "a1".to_owned(), at, decided }
     }
 
+    fn port() -> Line {
+        Line::Port { allocation: "x".to_owned(), agent: "a1".to_owned() }
+    }
+
     fn end(at: u64) -> Line {
         Line::End { allocation: "x".to_owned(), at: at * SECOND / 10 }
     }
@@ -293,6 +301,7 @@ mod tests {
             ),
             (vec![start(15, 14), end(105)], "still ran 500 ms after the servers had shown its end"),
             (vec![start(15, 14), end(35)], "is to run as the servers say 500 ms later"),
+            (vec![start(15, 14), port()], "began on a1 while another there had its port"),
         ] {
             let judgement = judged(&none, lines);
             assert_eq!(judgement.valid, Verdict::False, "{said}");
@@ -319,14 +328,14 @@ mod tests {
         let path = directory.path().join("journal.jsonl");
         let held = Line::Held { allocations: BTreeSet::from(["x".to_owned()]) };
         let twice = Line::Twice { allocation: "y".to_owned() };
-        let lines = vec![start(1, 1), twice, end(2), held];
+        let lines = vec![start(1, 1), twice, port(), end(2), held];
         let text: Vec<String> =
             lines.iter().map(|line| serde_json::to_string(line).unwrap()).collect();
         fs::write(&path, text.join("\n")).unwrap();
         let tasks = read(&path).unwrap();
         assert_eq!(tasks.lines, lines);
         assert!(tasks.tell_the_end());
-        assert!(!Tasks { lines: lines[..3].to_vec() }.tell_the_end());
+        assert!(!Tasks { lines: lines[..4].to_vec() }.tell_the_end());
         let mut records = Records::default();
         tasks.add_to(&mut records);
         let only = |id: &str| BTreeSet::from([id.to_owned()]);

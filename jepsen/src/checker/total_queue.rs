@@ -67,9 +67,10 @@ fn file<'a>(elements: &mut BTreeMap<String, Element<'a>>, pair: &Pair<'a>) -> Re
             element(&answer.value, answer);
         }
     } else if start.f == Function::Drain {
-        // A drain that broke off may still have taken out what it shows.
-        let end = pair.end.filter(|end| end.kind == Kind::Ok || end.value.is_array());
-        if let Some(end) = end {
+        // A drain that broke off may still have taken out what it shows; one that shows nil found nothing.
+        let tells =
+            |end: &&Op| end.value.is_array() || (end.kind == Kind::Ok && !end.value.is_null());
+        if let Some(end) = pair.end.filter(tells) {
             let shown = end
                 .value
                 .as_array()

@@ -97,13 +97,15 @@ fn a_server_that_ends_late_after_sigterm_did_not_end_by_itself() {
     while !cluster.log_tail(0).contains("ready") && Instant::now() < end {
         thread::sleep(POLL);
     }
-    let effect = cluster.terminate_within(0, Duration::ZERO).unwrap();
-    assert!(matches!(effect, Effect::Unclear(_)), "{effect:?}");
-    while cluster.running() == [0] && Instant::now() < end {
+    assert_eq!(cluster.ask_to_end(0).unwrap(), Effect::Done);
+    assert!(cluster.is_ending(0));
+    while cluster.is_ending(0) && Instant::now() < end {
         thread::sleep(POLL);
     }
     assert_eq!(cluster.exits(), []);
     assert!(cluster.was_ended(0));
+    cluster.await_ready(Duration::ZERO).unwrap();
+    assert_eq!(cluster.running(), [0], "who waits for all of them starts what a fault has ended");
 }
 
 #[test]

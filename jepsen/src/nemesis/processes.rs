@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{Aim, NAP, Outcome, Schedule, Turn};
 use crate::client::{HttpClient, Reply};
-use crate::cluster::{Effect, leaders};
+use crate::cluster::{Effect, STOP_TIMEOUT, leaders};
 use crate::fault::FaultClass;
 
 /// How long a server may take to take part again before the next one of a rolling fault is hit.
@@ -69,7 +69,7 @@ impl Turn<'_> {
                 break;
             }
             let effect = if self.class == FaultClass::Restart {
-                self.cluster().terminate(server)?
+                self.terminate(server, STOP_TIMEOUT)?
             } else {
                 self.cluster().kill(server)?
             };
@@ -93,6 +93,31 @@ impl Turn<'_> {
         })
     }
 
+    /// Ends a server as a supervisor does: asks it to, and kills it if it is still there after this time. Other faults go on meanwhile: one whose disk hangs
+    /// ends when that is over.
+    pub(super) fn terminate(&self, server: usize, patience: Duration) -> Result<Effect> {
+        let asked = self.cluster().ask_to_end(server)?;
+        if asked != Effect::Done {
+            return Ok(asked);
+        }
+        let end = Instant::now() + patience;
+        while self.cluster().is_ending(server) {
+            if Instant::now() >= end {
+                let late = "it did not end in time after SIGTERM";
+                return Ok(Effect::Unclear(match self.cluster().kill(server)? {
+                    Effect::Done => format!("{late}, and was killed"),
+                    Effect::Nothing => late.to_owned(),
+                    Effect::Unclear(reason) => format!("{late}; killed: {reason}"),
+                }));
+            }
+            std::thread::sleep(NAP);
+        }
+        let mut cluster = self.cluster();
+        // Who starts what is down may have been quicker.
+        let ended = cluster.was_ended(server) || cluster.running().contains(&server);
+        Ok(if ended { Effect::Done } else { Effect::Unclear("it ended by itself".to_owned()) })
+    }
+
     /// Waits until a server names a leader again.
     fn await_back(&self, server: usize) {
         let endpoint = &self.nemesis.endpoints[server];
@@ -111,7 +136,7 @@ impl Turn<'_> {
         self.announce("rolling");
         let outcome = self.roll(schedule)?;
         let took_hold = self.conclude(outcome);
-        // A server that was asked to end late is started by the heal.
+        // What ended in another way than it should is down yet.
         for server in 0..self.servers() {
             self.cluster().start(server)?;
         }

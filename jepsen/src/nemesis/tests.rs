@@ -5,18 +5,23 @@
 use super::*;
 use crate::checker::Verdict;
 use crate::checker::coverage::{self, Asked};
-use crate::cluster::{Setup, test_setup};
+use crate::cluster::{Effect, Setup, test_setup};
 use crate::partition::Shape;
 use crate::proxy::Flow;
 
 /// Three servers that only sleep, all started.
 fn sleepers() -> (tempfile::TempDir, Mutex<Cluster>, Vec<Endpoint>) {
+    servers("exec sleep 1000")
+}
+
+/// Three servers that run this script, all started.
+fn servers(script: &str) -> (tempfile::TempDir, Mutex<Cluster>, Vec<Endpoint>) {
     let directory = tempfile::tempdir().unwrap();
     let setup = Setup { directory: directory.path().to_owned(), ..test_setup() };
     let mut cluster = Cluster::create(setup).unwrap();
     for (server, endpoint) in cluster.endpoints().to_vec().iter().enumerate() {
-        let script = directory.path().join(&endpoint.name).join("server");
-        std::fs::write(script, "exec sleep 1000").unwrap();
+        let path = directory.path().join(&endpoint.name).join("server");
+        std::fs::write(path, script).unwrap();
         cluster.start(server).unwrap();
     }
     let endpoints = cluster.endpoints().to_vec();
@@ -57,6 +62,24 @@ fn faults_are_installed_overlap_and_heal() {
     let mut cluster = cluster.lock().unwrap();
     assert_eq!(cluster.running_and(false), [0, 1, 2]);
     assert_eq!(cluster.exits(), []);
+}
+
+#[test]
+fn who_does_not_end_when_asked_to_is_killed() {
+    let (_directory, cluster, endpoints) =
+        servers("trap '' TERM; echo ready; while :; do sleep 0.05; done");
+    let recorder = Recorder::in_memory();
+    let turns = Turns::new(&[]);
+    let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, &turns, 5);
+    let turn = Turn::new(nemesis, FaultClass::Restart, &|| false);
+    let end = Instant::now() + Duration::from_secs(30);
+    while !cluster.lock().unwrap().log_tail(1).contains("ready") && Instant::now() < end {
+        std::thread::sleep(NAP);
+    }
+    let effect = turn.terminate(1, Duration::from_millis(100)).unwrap();
+    assert!(matches!(effect, Effect::Unclear(_)), "{effect:?}");
+    let mut cluster = cluster.lock().unwrap();
+    assert_eq!((cluster.running().as_slice(), cluster.exits()), ([0, 2].as_slice(), [].as_slice()));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! Owns what is asked and what an answer means. There is always room for everything, so that after the last
 //! heal every job must have exactly what it asks for, running, in the servers' eyes and in the agents'. Some jobs are of real processes;
-//! they change more seldom, because each process is two to start. Jobs are stopped too, and registered again as they were, as people do.
+//! they change more seldom, because each process is two to start, and one of them has a fixed port, which is free on a node only when its holder there
+//! has ended. Jobs are stopped too, and registered again as they were, as people do.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,6 +15,7 @@ use super::{Start, Workload, body, snapshot};
 use crate::client::HttpClient;
 use crate::history::Function;
 use crate::random::Random;
+use crate::task::FIXED_PORT;
 
 /// Jobs whose counts change.
 const JOBS: usize = 4;
@@ -23,8 +25,10 @@ const REAL_JOBS: usize = 2;
 const REAL_SHARE: usize = 8;
 /// Most allocations of one job.
 const COUNT_MAX: usize = 8;
-/// Most allocations of one job of real processes.
-const REAL_COUNT_MAX: usize = 4;
+/// Most allocations of each job of real processes. The last has a fixed port, of which each real node has one.
+const REAL_COUNTS_MAX: [usize; REAL_JOBS] = [4, 2];
+/// That port. Nobody listens.
+const PORT: u16 = 7_001;
 /// Of so many changes of other jobs one stops the job.
 const STOP_SHARE: usize = 8;
 /// Of so many registrations one is the same as the one before.
@@ -67,7 +71,7 @@ impl Allocs {
     }
 
     fn job(&self, action: &Action) -> Option<(String, u64, Value)> {
-        let size = body::Size { cpu_mhz: 50, memory_mb: 32, ports: vec![("dynamic", 0)] };
+        let mut size = body::Size { cpu_mhz: 50, memory_mb: 32, ports: vec![("dynamic", 0)] };
         match (action, &self.real_task) {
             (Action::Scale(job, count), _) => {
                 let id = format!("a{job}");
@@ -76,6 +80,9 @@ impl Allocs {
             }
             (Action::ScaleReal(job, count, generation), Some(task)) => {
                 let id = format!("r{job}");
+                if *job == REAL_JOBS as u64 - 1 {
+                    size.ports.push((FIXED_PORT, PORT));
+                }
                 let job = body::real_service(&id, *count, &size, (task, *generation));
                 Some((id, *count, job))
             }
@@ -95,9 +102,10 @@ impl Workload for Allocs {
             return Action::Read;
         }
         if self.real_task.is_some() && random.below(REAL_SHARE) == 0 {
-            let [job, count, generation] = [REAL_JOBS, REAL_COUNT_MAX + 1, GENERATIONS]
-                .map(|below| random.below(below) as u64);
-            return Action::ScaleReal(job, count, generation);
+            let job = random.below(REAL_JOBS);
+            let [count, generation] =
+                [REAL_COUNTS_MAX[job] + 1, GENERATIONS].map(|below| random.below(below) as u64);
+            return Action::ScaleReal(job as u64, count, generation);
         }
         let job = random.below(JOBS);
         if random.below(STOP_SHARE) == 0 {

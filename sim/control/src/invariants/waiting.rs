@@ -79,18 +79,22 @@ impl Waiting<'_> {
             let (name, version) = (row.name(), row.job_version);
             out.push(Broken("I46", format!("{name} is of version {version}, and nobody looks")));
         }
+        if self.is_looked_at() {
+            return;
+        }
         let queued = job.queued.get(&group.name).copied().unwrap_or(0);
-        let mut others = self.open.iter().filter(|row| {
-            row.status != EvaluationStatus::Blocked || row.trigger == Trigger::MaxPlans
-        });
-        if missing > queued as usize && others.next().is_none() && !self.is_looked_at() {
+        let wait_for_room = self
+            .open
+            .iter()
+            .all(|row| row.status == EvaluationStatus::Blocked && row.trigger != Trigger::MaxPlans);
+        if missing > queued as usize && wait_for_room {
             let group = &group.name;
             let detail = format!(
                 "{missing} of {key}'s {group} are missing, and {queued} of them waited for"
             );
             out.push(Broken("I39", detail));
         }
-        if queued == 0 || self.is_looked_at() {
+        if queued == 0 {
             return;
         }
         let suitable = state.nodes.iter();
