@@ -1,8 +1,8 @@
 //! The only file of the server core that names the runtime: tasks, time, channels, randomness.
 //!
 //! Production and simulation run the same tokio code. A simulation is a current-thread runtime with a paused clock and a seed
-//! ([`enter_simulation`]): then time is virtual, every random choice follows from the seed, and [`run_blocking`] runs in place, so that one seed
-//! gives one trace. Nothing in the core may start a thread of its own or read a clock by other means (docs/adr/0002).
+//! ([`enter_simulation`]): then time is virtual, every random choice follows from the seed, and [`run_blocking`] needs no other thread, so that one
+//! seed gives one trace. Nothing in the core may start a thread of its own or read a clock by other means (docs/adr/0002).
 //!
 //! Several simulated servers share the thread: the tasks of each form a [`Group`], which a spawned task inherits from the one that spawns it, so
 //! that [`kill_group`] ends a whole server at once, as `kill -9` does.
@@ -37,7 +37,7 @@ thread_local! {
     static GROUPS: RefCell<Groups> = const { RefCell::new(Groups { made: 0, live: BTreeMap::new() }) };
 }
 
-/// Makes every random choice on this thread follow from `seed`, and blocking work run in place.
+/// Makes every random choice on this thread follow from `seed`, and blocking work run on it.
 pub fn enter_simulation(seed: u64) {
     SIMULATION.set(Some(seed));
 }
@@ -106,6 +106,21 @@ pub fn simulated_sync_time() -> Duration {
     Duration::from_micros(micros + slow_us)
 }
 
+/// Of so many pieces of blocking work one waits for long where threads are busy.
+const BUSY_EVERY: u64 = 32;
+
+/// How long simulated blocking work waits for a thread, or its result for whoever asked: as a rule less than a millisecond.
+fn simulated_work_time() -> Duration {
+    if let Some(ordered) = with_group(None, |state| state.next_work.take()) {
+        return ordered;
+    }
+    let chance = random_u64();
+    let usual = chance / BUSY_EVERY % 1_000;
+    let busy_us_max = with_group(0, |state| state.busy_us_max);
+    let is_late = busy_us_max > 0 && chance.is_multiple_of(BUSY_EVERY);
+    Duration::from_micros(if is_late { random_u64() % busy_us_max } else { usual })
+}
+
 /// The tasks of one simulated server.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Group(u64);
@@ -117,6 +132,10 @@ struct GroupState {
     wall: WallClock,
     /// Longest extra time of a sync.
     sync_slow_us_max: u64,
+    /// How long blocking work waits at most where threads are busy; 0: they are not.
+    busy_us_max: u64,
+    /// How long the next blocking work waits.
+    next_work: Option<Duration>,
     /// While paused: who has to be polled when it goes on.
     paused: Option<Vec<Waker>>,
 }
@@ -157,6 +176,8 @@ pub fn new_group() -> Group {
             prune_at: GROUP_PRUNE_MIN,
             wall: WallClock::default(),
             sync_slow_us_max: 0,
+            busy_us_max: 0,
+            next_work: None,
             paused: None,
         };
         groups.live.insert(group, state);
@@ -212,28 +233,31 @@ fn is_paused(group: Group, context: &Context<'_>) -> bool {
 
 /// Moves the wall clock of a group's server against virtual time.
 pub fn set_wall_clock(group: Group, wall: WallClock) {
-    GROUPS.with_borrow_mut(|groups| {
-        if let Some(state) = groups.live.get_mut(&group) {
-            state.wall = wall;
-        }
-    });
+    of_group(group, |state| state.wall = wall);
 }
 
 /// Makes the syncs of a group's server slower, each by a random time up to this; 0: as usual.
 pub fn set_sync_slow(group: Group, us_max: u64) {
-    GROUPS.with_borrow_mut(|groups| {
-        if let Some(state) = groups.live.get_mut(&group) {
-            state.sync_slow_us_max = us_max;
-        }
-    });
+    of_group(group, |state| state.sync_slow_us_max = us_max);
 }
 
-fn with_group<T>(otherwise: T, look: impl FnOnce(&GroupState) -> T) -> T {
-    let Some(group) = CURRENT_GROUP.get() else { return otherwise };
-    GROUPS.with_borrow(|groups| match groups.live.get(&group) {
-        Some(state) => look(state),
-        None => otherwise,
-    })
+/// Makes the threads for blocking work of a group's server busy: now and then work waits for a random time up to this; 0: as usual.
+pub fn set_busy(group: Group, us_max: u64) {
+    of_group(group, |state| state.busy_us_max = us_max);
+}
+
+/// Lets the next blocking work of a group's server wait for this long before it is done.
+pub fn delay_next_work(group: Group, delay: Duration) {
+    of_group(group, |state| state.next_work = Some(delay));
+}
+
+/// What is done with the state of a group that lives.
+fn of_group<T>(group: Group, work: impl FnOnce(&mut GroupState) -> T) -> Option<T> {
+    GROUPS.with_borrow_mut(|groups| groups.live.get_mut(&group).map(work))
+}
+
+fn with_group<T>(otherwise: T, work: impl FnOnce(&mut GroupState) -> T) -> T {
+    CURRENT_GROUP.get().and_then(|group| of_group(group, work)).unwrap_or(otherwise)
 }
 
 /// The wall clock's offset for the task that asks.
@@ -304,12 +328,21 @@ where
     }
 }
 
-/// Runs work that computes or blocks for long, away from the async threads; in place when simulating.
+/// Runs work that computes or blocks for long, away from the async threads. It is done also when whoever asked for it has gone. On a simulated server it
+/// is done at one moment, some time after it was asked for, and its result comes some time later.
 pub async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    if is_simulation() {
-        return work();
-    }
-    match tokio::task::spawn_blocking(work).await {
+    let task = match CURRENT_GROUP.get() {
+        Some(group) => spawn_in(group, async move {
+            sleep(simulated_work_time()).await;
+            let result = work();
+            sleep(simulated_work_time()).await;
+            result
+        }),
+        // Storage that is tried out alone needs no clock.
+        None if is_simulation() => return work(),
+        None => tokio::task::spawn_blocking(work),
+    };
+    match task.await {
         Ok(value) => value,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
@@ -387,6 +420,7 @@ impl AsyncRuntime for Rt {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::sync::{
         Arc,
@@ -408,6 +442,46 @@ mod tests {
             counter.fetch_add(1, Ordering::Relaxed);
             tokio::task::yield_now().await;
         }
+    }
+
+    #[tokio::test]
+    async fn simulated_blocking_work_comes_late_and_is_done_without_its_asker() {
+        enter_simulation(1);
+        let group = new_group();
+        let done = Arc::new(AtomicU64::new(0));
+        let work = || {
+            let done = Arc::clone(&done);
+            async move { run_blocking(move || done.fetch_add(1, Ordering::Relaxed)).await }
+        };
+        assert_eq!(spawn_in(group, work()).await.unwrap(), 0);
+
+        let delay = Duration::from_millis(200);
+        delay_next_work(group, delay);
+        let impatient = timeout(delay / 10, work());
+        assert!(spawn_in(group, impatient).await.unwrap().is_err());
+        assert_eq!(done.load(Ordering::Relaxed), 1, "nobody waits for it, and it is to come");
+        while done.load(Ordering::Relaxed) < 2 {
+            sleep(delay / 10).await;
+        }
+
+        delay_next_work(group, delay);
+        spawn_in(group, work());
+        tokio::task::yield_now().await;
+        kill_group(group);
+        sleep(2 * delay).await;
+        assert_eq!(done.load(Ordering::Relaxed), 2, "it died with its server");
+    }
+
+    #[tokio::test]
+    async fn one_of_32_pieces_of_work_is_late_where_threads_are_busy() {
+        enter_simulation(1);
+        let group = new_group();
+        let times = || spawn_in(group, async { [(); 1_000].map(|()| simulated_work_time()) });
+        let longest = Duration::from_millis(1);
+        assert!(times().await.unwrap().iter().all(|time| *time <= longest));
+        set_busy(group, 1_000_000);
+        let late = times().await.unwrap().iter().filter(|time| **time > longest).count();
+        assert!((10..60).contains(&late), "{late} of 1,000");
     }
 
     #[tokio::test]

@@ -12,8 +12,9 @@ use quorate::{
 use crate::{
     coverage,
     dice::Dice,
+    streams,
     swarm::Class,
-    trace,
+    trace, verdict,
     world::{Crash, World},
 };
 
@@ -21,14 +22,24 @@ use crate::{
 const GAP_MS: (u64, u64) = (200, 3_000);
 /// How long a server is left behind, ms: short enough that agents keep their streams from it.
 const BEHIND_MS: (u64, u64) = (400, 1_200);
-/// How long the others may take then to cut what it lacks off their logs.
+/// How long the others may take then to cut what it lacks off their logs, which they do not while they try to send it.
 const PURGED: Duration = Duration::from_millis(1_200);
+/// The same where it does not matter whether agents keep their streams.
+const PURGED_IN_TIME: Duration = Duration::from_secs(5);
 /// Between the looks at whether the moment has come.
 const LOOK: Duration = Duration::from_millis(2);
 /// Between two requests to cut a log.
 const PURGE_LOOK: Duration = Duration::from_millis(20);
 /// How long a moment is waited for.
 const MOMENT: Duration = Duration::from_secs(8);
+/// How long the build of a snapshot waits for a thread, ms: longer than it takes to be left behind and to be sent a newer one.
+const SLOW_BUILD_MS: (u64, u64) = (15_000, 20_000);
+/// From its turn until a snapshot is built.
+const BUILT: Duration = Duration::from_millis(300);
+/// A server that hears nobody for this long, or for four election timeouts, is out of touch (`server/members.rs`).
+const SILENCE_MIN: Duration = Duration::from_secs(3);
+/// Until it has told its agents: it looks each second.
+const TOLD: Duration = Duration::from_secs(2);
 /// How long a leader is cut off with a server that joins, ms.
 const CUT_OFF_MS: (u64, u64) = (1_500, 5_000);
 /// An attempt to forward a write ends after 3 s. Replies are lost for longer, and nobody has room before the next attempt.
@@ -56,7 +67,7 @@ pub(crate) async fn run(world: World) {
         match dice.below(3) {
             0 => {
                 let behind = Duration::from_millis(dice.between(BEHIND_MS.0, BEHIND_MS.1));
-                leave_behind(&world, server, rt::sleep(behind)).await;
+                leave_behind(&world, server, PURGED, rt::sleep(behind)).await;
             }
             1 => {
                 let lasts = Duration::from_millis(dice.between(CUT_OFF_MS.0, CUT_OFF_MS.1));
@@ -68,9 +79,10 @@ pub(crate) async fn run(world: World) {
 }
 
 /// A server hears and tells the others nothing while this happens and until they have cut it off their logs, so that it has to be sent a snapshot.
-pub(crate) async fn leave_behind(
+async fn leave_behind(
     world: &World,
     server: usize,
+    patience: Duration,
     meanwhile: impl Future<Output = ()>,
 ) {
     let leader = world.leader().filter(|leader| *leader != server);
@@ -81,7 +93,7 @@ pub(crate) async fn leave_behind(
     let cut = world.network.cut_off(world.links(|from, to| (from == server) != (to == server)));
     meanwhile.await;
     if let Some(leader) = world.leader().filter(|leader| *leader != server)
-        && cut_log(world, leader, applied).await
+        && cut_log(world, leader, applied, patience).await
     {
         coverage::hit("a server was left behind for a moment");
     }
@@ -89,11 +101,11 @@ pub(crate) async fn leave_behind(
 }
 
 /// Has a leader cut its log beyond an index; false if that takes too long.
-async fn cut_log(world: &World, leader: usize, index: Index) -> bool {
+async fn cut_log(world: &World, leader: usize, index: Index, patience: Duration) -> bool {
     let Some(upto) = world.core(leader).map(|core| core.applied()) else { return false };
     let snapshot = |core: Arc<Core>| async move { core.take_snapshot().await };
     drop(world.inside(leader, snapshot).await);
-    let deadline = Instant::now() + PURGED;
+    let deadline = Instant::now() + patience;
     while Instant::now() < deadline {
         let purge = move |core: Arc<Core>| async move { core.purge_log(upto).await };
         drop(world.inside(leader, purge).await);
@@ -190,6 +202,73 @@ pub(crate) async fn elect_a_full_server(world: &World, dice: &mut Dice) {
     let what = "I55: a leader with room, while one server is full";
     world.wait(what, LED_WITH_ROOM, with_room).await;
     world.limit_disk(server, None);
+}
+
+/// After the other faults: a server is left behind for a moment, or while it builds a snapshot of its own.
+pub(crate) async fn leave_behind_at_last(
+    world: &World,
+    dice: &mut Dice,
+    meanwhile: impl Future<Output = ()>,
+) {
+    let server = dice.index(world.count());
+    if dice.below(2) == 0 {
+        leave_behind(world, server, PURGED, meanwhile).await;
+    } else {
+        overtake_build(world, server, dice, meanwhile).await;
+    }
+}
+
+/// A server builds a snapshot so slowly that it is left behind meanwhile and sent a newer one. That is the one it has afterwards.
+async fn overtake_build(
+    world: &World,
+    server: usize,
+    dice: &mut Dice,
+    meanwhile: impl Future<Output = ()>,
+) {
+    let slow = Duration::from_millis(dice.between(SLOW_BUILD_MS.0, SLOW_BUILD_MS.1));
+    let built_at = Instant::now() + slow;
+    let applied = world.core(server).map_or(Index::MAX, |core| core.applied());
+    world.delay_work(server, slow);
+    let build = |core: Arc<Core>| async move { core.take_snapshot().await };
+    drop(world.inside(server, build).await);
+    leave_behind(world, server, PURGED_IN_TIME, meanwhile).await;
+    let is_overtaken = |world: &World| {
+        // Its own snapshot would not let it cut its log there.
+        world.core(server).is_some_and(|core| core.log_first() > applied.saturating_add(1))
+    };
+    let left = built_at.saturating_duration_since(Instant::now());
+    if moment(world, left, is_overtaken).await {
+        coverage::hit("a snapshot was overtaken by a newer one while it was built");
+    }
+    rt::sleep_until(built_at + BUILT).await;
+    world.note_snapshot(server).await;
+}
+
+/// After the other faults: a server hears no other one and is heard by none, but by agents. Soon it must not keep them waiting for what it cannot know.
+pub(crate) async fn silence(world: &World, server: usize) {
+    let Some(id) = world.core(server).map(|core| core.id).filter(|_| world.count() >= 3) else {
+        return;
+    };
+    let (begin, incarnation) = (Instant::now(), world.incarnation(server));
+    let listened = streams::open_since(id, begin);
+    trace::event("aimed", format_args!("s{server} is alone, {listened} agents listen to it"));
+    let apart = |from: usize, to: usize| (from == server) != (to == server);
+    let cut = world.network.cut_off(world.links(apart));
+    let silence_max = Duration::from_millis(4 * world.swarm.timing.election_ms_max);
+    rt::sleep(silence_max.max(SILENCE_MIN) + TOLD).await;
+    if world.is_up(server) && world.incarnation(server) == incarnation {
+        match streams::open_since(id, begin) {
+            0 if listened > 0 => {
+                coverage::hit("a server that was out of touch let go of its agents");
+            }
+            0 => {}
+            kept => verdict::fail(format!(
+                "I39: s{server} keeps {kept} agents although it has heard no server for {:?}",
+                begin.elapsed()
+            )),
+        }
+    }
+    world.network.uncut(&cut);
 }
 
 /// Waits for a moment that need not come.

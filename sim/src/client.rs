@@ -121,12 +121,14 @@ impl Shared {
         );
         let request = RequestId(rt::random_id());
         let command = self.command(register, value, expected, rt::random_id());
-        let answer = self.ask(server, command.clone(), request).await;
+        // Most users give no key of their own: then the server that was asked makes one.
+        let is_named = again.is_some() || value.is_multiple_of(2);
+        let answer = self.ask(server, command.clone(), request, is_named).await;
         let ended = self.judge_write(who, value, answer, true);
         let Some(other) = again.filter(|_| ended == Ended::Unknown) else { return ended };
         coverage::hit("a request was sent again under its id");
         trace::event(who, format_args!("write {value} again via s{other}"));
-        let answer = self.ask(other, command, request).await;
+        let answer = self.ask(other, command, request, true).await;
         self.judge_write(who, value, answer, false)
     }
 
@@ -135,10 +137,11 @@ impl Shared {
         server: usize,
         command: Command,
         request: RequestId,
+        is_named: bool,
     ) -> Option<Result<quorate::server::api::Written, ApiError>> {
         let limit = self.world.swarm.patience(request);
-        let work =
-            move |core: Arc<Core>| async move { core.write(command, Some(request), limit).await };
+        let named = is_named.then_some(request);
+        let work = move |core: Arc<Core>| async move { core.write(command, named, limit).await };
         let begin = Instant::now();
         let answer = self.world.inside(server, work).await;
         self.world.keeps_deadline(server, begin, limit, answer.is_some(), "a write");

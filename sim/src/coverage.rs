@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 57] = [
+pub(crate) const REQUIRED: [&str; 59] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -56,6 +56,8 @@ pub(crate) const REQUIRED: [&str; 57] = [
     "a server was left behind for a moment",
     "a leader was cut off with a server that was joining",
     "a full server was elected",
+    "a snapshot was overtaken by a newer one while it was built",
+    "a server that was out of touch let go of its agents",
     "a server was cut off from all others",
     "the servers fell into two sides",
     "two sides saw each other through one server only",

@@ -10,6 +10,7 @@
 //!                                                             ├► reader: asks any server for what it has
 //!                                                             ├► jobs: an operator who registers, scales, stops and looks
 //!                                                             ├► settings: what stands beside jobs is changed and looked at
+//!                                                             ├► streams: whether servers tell agents what they know
 //!                                                             ├► agent: registers, runs allocations, reports
 //!                                                             ├► autopsy: what a disk would come back with
 //!                                                             └► invariants, coverage, verdict: what must hold, what must happen, what went wrong
@@ -41,6 +42,7 @@ mod selftest;
 mod services;
 mod settings;
 mod shrink;
+mod streams;
 mod swarm;
 mod trace;
 mod verdict;

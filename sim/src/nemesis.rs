@@ -119,7 +119,8 @@ impl Nemesis {
             | Class::Stall
             | Class::Watermark
             | Class::Spared
-            | Class::Aimed => {}
+            | Class::Aimed
+            | Class::Busy => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),

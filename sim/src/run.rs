@@ -20,6 +20,7 @@ use crate::{
     nuisance::Nuisance,
     reader::Reader,
     settings::SettingsWriter,
+    streams,
     swarm::{Class, Swarm},
     trace, verdict,
     world::World,
@@ -120,6 +121,8 @@ async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
     rt::sleep(Duration::from_millis(500)).await;
 
     rt::spawn(Nuisance::new(world.clone()).run());
+    rt::spawn(world.clone().watch_snapshots());
+    rt::spawn(streams::watch(world.clone()));
     if world.swarm.has(Class::Lag) {
         rt::spawn(lag::run(world.clone()));
     }
@@ -201,6 +204,9 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
     if world.swarm.has(Class::Aimed) && dice.below(2) == 0 {
         aimed::elect_a_full_server(world, &mut dice).await;
     }
+    if world.swarm.has(Class::Aimed) && dice.below(3) == 0 {
+        aimed::silence(world, dice.index(world.count())).await;
+    }
     if world.swarm.has(Class::Aimed) {
         // The server that is left behind learns of the job's allocations by a snapshot, and has to tell the agents that listen to it.
         let is_planned = |world: &World| {
@@ -211,7 +217,7 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
             register(world.clone(), late).await;
             aimed::moment(world, PLANNED, is_planned).await;
         };
-        aimed::leave_behind(world, dice.index(world.count()), planned).await;
+        aimed::leave_behind_at_last(world, &mut dice, planned).await;
         // The evaluation may have been given to the server that is behind, twice: the first time its reply was lost, and the second time it
         // waited for the state until the lease had ended.
         let leases = 2 * Duration::from_millis(world.swarm.nack_ms) + REDELIVERED;

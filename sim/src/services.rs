@@ -16,9 +16,12 @@ use quorate::{
 };
 use tonic::{Request, Response, Status};
 
+use crate::streams;
+
 /// Everything one server answers.
 #[derive(Clone)]
 pub(crate) struct Services {
+    server: u64,
     raft: RaftService,
     cluster: ClusterService,
     scheduler: SchedulerService,
@@ -46,6 +49,7 @@ impl Services {
     /// The services of a server.
     pub(crate) fn new(core: &Arc<Core>) -> Self {
         Self {
+            server: core.id,
             raft: core.raft_service(),
             cluster: ClusterService(Arc::clone(core)),
             scheduler: SchedulerService(Arc::clone(core)),
@@ -102,9 +106,14 @@ impl Services {
                 let first = input.next().await;
                 let body = first.ok_or_else(|| Status::invalid_argument("no request"))??;
                 let request: pb::StreamAllocationsRequest = decode(body)?;
+                let stream = streams::Stream::open(self.server, &request);
                 let replies = self.agent.stream_allocations(Request::new(request)).await?;
-                let replies = replies.into_inner();
-                Ok(replies.map(|reply| Ok(reply?.encode_to_vec().into())).boxed())
+                let replies = replies.into_inner().map(move |reply| {
+                    let reply = reply?;
+                    stream.says(&reply);
+                    Ok(reply.encode_to_vec().into())
+                });
+                Ok(replies.boxed())
             }
             _ => Err(unknown(path)),
         }

@@ -87,6 +87,8 @@ pub(crate) enum Class {
     Spared,
     /// Faults that wait for their moment, during the others and after them.
     Aimed,
+    /// No fault: threads for blocking work are busy, so that some of it comes late.
+    Busy,
 }
 
 impl Class {
@@ -95,7 +97,7 @@ impl Class {
     /// So many have been drawn when those come that came later still.
     const SECOND: usize = 26;
     /// All of them, in the order in which they are drawn.
-    pub(crate) const ALL: [Self; 35] = [
+    pub(crate) const ALL: [Self; 36] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -131,6 +133,7 @@ impl Class {
         Self::Watermark,
         Self::Spared,
         Self::Aimed,
+        Self::Busy,
     ];
 
     /// Its name on the command line.
@@ -171,6 +174,7 @@ impl Class {
             Self::Watermark => "watermark",
             Self::Spared => "spared",
             Self::Aimed => "aimed",
+            Self::Busy => "busy",
         }
     }
 
@@ -194,6 +198,7 @@ impl Class {
                     | Self::Watermark
                     | Self::Spared
                     | Self::Aimed
+                    | Self::Busy
             )
     }
 
@@ -277,6 +282,7 @@ pub(crate) struct Swarm {
     pub(crate) heartbeat_ttl_ms: u64,
     pub(crate) heartbeat_grace_ms: u64,
     pub(crate) snapshot_piece_bytes: u64,
+    pub(crate) busy_us_max: u64,
 }
 
 fn pick<T: Copy>(dice: &mut Dice, choices: &[T]) -> T {
@@ -350,6 +356,7 @@ impl Swarm {
             heartbeat_ttl_ms: dice.between(1_000, 3_000),
             heartbeat_grace_ms: dice.between(1_000, 3_000),
             snapshot_piece_bytes: pick(&mut dice_later, &[1 << 20, 512, 3_000, 16 << 10]),
+            busy_us_max: dice_latest.between(100_000, 3_000_000),
         }
     }
 
@@ -397,7 +404,7 @@ impl fmt::Display for Swarm {
             out,
             "seed={} servers={} agents={} clients={} faults={} safety_ms={} gap_ms={} think_ms={} down_ms={} cut_ms={} pause_ms={} clock_ms={} \
              slow_sync_us={} disk_error_ppm={} weather={:?} raft={}/{}-{} workers={} snapshot_bytes={} kept={} segment={} batch={} cache={} \
-             pending={} nack_ms={} ttl_ms={}+{} piece={}",
+             pending={} nack_ms={} ttl_ms={}+{} piece={} busy_us={}",
             self.seed,
             self.servers,
             self.agents,
@@ -427,6 +434,7 @@ impl fmt::Display for Swarm {
             self.heartbeat_ttl_ms,
             self.heartbeat_grace_ms,
             self.snapshot_piece_bytes,
+            self.busy_us_max,
         )
     }
 }

@@ -254,7 +254,11 @@ impl World {
             slot.excused = false;
             slot.halting = false;
             slot.live = Some(Live { group, core: None });
-            (group, slot.disk.clone(), slot.incarnation)
+            let started = (group, slot.disk.clone(), slot.incarnation);
+            if self.swarm.has(Class::Busy) && !state.calm {
+                rt::set_busy(group, self.swarm.busy_us_max);
+            }
+            started
         };
         trace::event(&name(server), format_args!("start {incarnation}"));
         let disk: Arc<dyn Disk> = Arc::new(disk);
@@ -579,6 +583,7 @@ impl World {
             self.set_wall_clock(server, 0, 0);
             self.slow_disk(server, 0);
             if let Some(group) = self.group(server) {
+                rt::set_busy(group, 0);
                 self.goes_on(server);
                 rt::resume_group(group);
             }

@@ -46,10 +46,13 @@ struct Local {
     stops_at: Option<u64>,
 }
 
+/// Up to which sequence number each allocation is reported.
+type Taken = Vec<(AllocationId, u64)>;
+
 enum Asked {
     Register,
     Ready,
-    Report(Vec<(AllocationId, u64)>),
+    Report(Taken),
 }
 
 /// An agent.
@@ -381,6 +384,55 @@ impl World {
             };
             return self.ask_leader(number, Asked::Register, command, dice);
         };
+        if let Some((report, taken)) = self.due_report(number, incarnation) {
+            let mut reports = vec![report];
+            let mut reporters = vec![(number, taken)];
+            // A server writes down together what agents report within a moment.
+            if dice.percent(50) {
+                for other in 0..self.agents.len() {
+                    if let Some((report, taken)) = self.report_beside(number, other) {
+                        reports.push(report);
+                        reporters.push((other, taken));
+                    }
+                }
+            }
+            if reports.len() > 1 {
+                self.coverage.count(Event::ReportsTogether);
+            }
+            let command = Command::UpdateAllocations { reports };
+            if self.agents[number].copy.is_none() && dice.percent(self.swarm.message_copies) {
+                self.agents[number].copy = Some(command.clone());
+            }
+            let Some(ticket) = self.propose_for_client(command, None, dice) else { return false };
+            for (reporter, taken) in reporters {
+                self.agents[reporter].asked = Some((Asked::Report(taken), ticket));
+            }
+            return true;
+        }
+        let row = self.log.state_at(self.agents[number].seen).nodes.get(&node);
+        if row.is_some_and(|row| row.liveness == Liveness::Initializing) {
+            let command = Command::NodeReadiness {
+                node,
+                incarnation,
+                readiness: Readiness::Ok,
+                evaluation_ids: self.evaluation_ids(2),
+            };
+            return self.ask_leader(number, Asked::Ready, command, dice);
+        }
+        false
+    }
+
+    /// The report of another agent that has something to say too.
+    fn report_beside(&mut self, number: usize, other: usize) -> Option<(NodeReport, Taken)> {
+        let agent = &self.agents[other];
+        let may = other != number && agent.asked.is_none() && !agent.is_away(self.clock_ms);
+        let incarnation = agent.incarnation.filter(|_| may)?;
+        self.due_report(other, incarnation)
+    }
+
+    /// What an agent has to report, if anything, and up to which sequence numbers that is then said.
+    fn due_report(&mut self, number: usize, incarnation: u64) -> Option<(NodeReport, Taken)> {
+        let node = self.agents[number].node;
         let updates: Vec<_> = self.agents[number]
             .local
             .iter()
@@ -394,28 +446,14 @@ impl World {
                 infrastructure_failure: one.infrastructure_failure,
             })
             .collect();
-        let row = self.log.state_at(self.agents[number].seen).nodes.get(&node).cloned();
-        let unsynced = row.as_ref().is_some_and(|row| row.missed_index > row.synced_index);
-        if !updates.is_empty() || unsynced {
-            let taken = updates.iter().map(|update| (update.id, update.sequence)).collect();
-            let evaluation_ids = self.evaluation_ids(updates.len());
-            let report = NodeReport { node, incarnation, updates, evaluation_ids };
-            let command = Command::UpdateAllocations { reports: vec![report] };
-            if self.agents[number].copy.is_none() && dice.percent(self.swarm.message_copies) {
-                self.agents[number].copy = Some(command.clone());
-            }
-            return self.ask_leader(number, Asked::Report(taken), command, dice);
+        let row = self.log.state_at(self.agents[number].seen).nodes.get(&node);
+        let unsynced = row.is_some_and(|row| row.missed_index > row.synced_index);
+        if updates.is_empty() && !unsynced {
+            return None;
         }
-        if row.is_some_and(|row| row.liveness == Liveness::Initializing) {
-            let command = Command::NodeReadiness {
-                node,
-                incarnation,
-                readiness: Readiness::Ok,
-                evaluation_ids: self.evaluation_ids(2),
-            };
-            return self.ask_leader(number, Asked::Ready, command, dice);
-        }
-        false
+        let taken = updates.iter().map(|update| (update.id, update.sequence)).collect();
+        let evaluation_ids = self.evaluation_ids(updates.len());
+        Some((NodeReport { node, incarnation, updates, evaluation_ids }, taken))
     }
 
     fn ask_leader(
