@@ -9,6 +9,8 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 const FILE_NAME: &str = "lock";
 
 /// Why a data directory could not be locked.
@@ -23,7 +25,7 @@ pub enum LockError {
         pid: String,
     },
     /// The lock file could not be opened, locked or written.
-    #[error("cannot lock data directory {}", directory.display())]
+    #[error("cannot lock data directory {}{}", directory.display(), advice(source))]
     Io {
         /// The directory.
         directory: PathBuf,
@@ -31,6 +33,23 @@ pub enum LockError {
         #[source]
         source: io::Error,
     },
+}
+
+/// What whoever runs the server can do about it, if the error tells.
+fn advice(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::ACCESS | Errno::PERM) => {
+            "; the user that the server runs as has to be able to write to it"
+        }
+        Some(Errno::ROFS) => {
+            "; its file system is read-only, as after errors of its disk: look at the kernel's log, repair it and mount it anew"
+        }
+        Some(Errno::NOSPC | Errno::DQUOT) => "; free some space",
+        Some(Errno::IO) => {
+            "; its disk or file system fails: look at the kernel's log and repair it, or restore this server: move its data directory away and let it rejoin with a new id"
+        }
+        _ => "",
+    }
 }
 
 /// Holds the data directory until it is dropped.
@@ -95,5 +114,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let error = DirectoryLock::acquire(&directory.path().join("no")).unwrap_err();
         assert!(matches!(error, LockError::Io { .. }), "{error}");
+        assert!(!error.to_string().contains(';'), "nothing is known of what to do: {error}");
+    }
+
+    #[test]
+    fn an_error_of_the_disk_says_what_to_do() {
+        let failed = |source: io::Error| {
+            LockError::Io { directory: PathBuf::from("/data"), source }.to_string()
+        };
+        let broken = failed(Errno::IO.into());
+        assert!(broken.starts_with("cannot lock data directory /data; its disk"), "{broken}");
+        assert!(broken.contains("move its data directory away"), "{broken}");
+        let denied = failed(Errno::ACCESS.into());
+        assert!(denied.contains("has to be able to write to it"), "{denied}");
+        assert!(failed(Errno::ROFS.into()).contains("is read-only"));
     }
 }
