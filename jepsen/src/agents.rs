@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::net::SocketAddr;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +34,8 @@ const MEMORY_MB: u64 = 1_000;
 const LOG: &str = "agent.log";
 /// How long a killed process may take to be gone.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long after its start an agent has its tasks again.
+const SETTLED: Duration = Duration::from_secs(1);
 /// How long an agent may take to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(10);
@@ -73,15 +75,31 @@ struct Agent {
     directory: PathBuf,
     /// Nodes that it simulates; `None`: it is a real one.
     simulate: Option<u32>,
+    /// Its tasks end with it, when it is told to.
+    ends_tasks: bool,
     child: Option<Child>,
     paused: bool,
+    /// It was told to end.
+    ending: bool,
+    started: Instant,
 }
 
-/// What is done to an agent at a time: it is killed, or frozen.
+/// What is done to an agent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    /// SIGKILL.
+    Kill,
+    /// SIGTERM, as for an upgrade. One of the real agents ends its tasks then and is to start them again, if the servers still want them.
+    Stop,
+    /// SIGSTOP.
+    Pause,
+}
+
+/// What is done to an agent at a time.
 #[derive(Clone, Copy)]
 struct Fault {
     agent: usize,
-    kill: bool,
+    way: Way,
 }
 
 /// Who does it: one takes its time, with any agent, the other is quick, with real ones.
@@ -120,6 +138,7 @@ struct AgentConfig<'a> {
     http: BTreeMap<&'a str, &'a str>,
     resources: BTreeMap<&'a str, u64>,
     drivers: BTreeMap<&'a str, bool>,
+    stop_tasks_on_exit: bool,
 }
 
 /// The names of so many agents; they are directories of the run.
@@ -139,7 +158,10 @@ impl Fleet {
         let agents = names(setup.agents.count()).into_iter().enumerate().map(|(number, name)| {
             let directory = setup.directory.join(&name);
             let simulate = (number < simulating).then_some(nodes);
-            Agent { name, directory, simulate, child: None, paused: false }
+            let ends_tasks = number == simulating;
+            let (paused, ending) = (false, false);
+            let started = Instant::now();
+            Agent { name, directory, simulate, ends_tasks, child: None, paused, ending, started }
         });
         let mut fleet = Self {
             binary: setup.binary.to_owned(),
@@ -167,7 +189,7 @@ impl Fleet {
         &self.exits
     }
 
-    /// Kills and freezes agents at random and lets them come back, until `stop` is set; at the end all run. Real ones are also killed when the
+    /// Kills, stops and freezes agents at random and lets them come back, until `stop` is set; at the end all run. Real ones are also killed when the
     /// trail of their tasks says that they have something to write down and to tell.
     pub(crate) fn torment(
         &mut self,
@@ -204,7 +226,14 @@ impl Fleet {
             let free: Vec<usize> = (0..self.agents.len()).filter(suits).collect();
             if !free.is_empty() {
                 let agent = aim.filter(suits).unwrap_or_else(|| free[random.below(free.len())]);
-                let fault = Fault { agent, kill: quick || random.below(2) == 0 };
+                let ways: &[Way] = match &self.agents[agent] {
+                    Agent { simulate: Some(_), .. } => &[Way::Kill, Way::Pause],
+                    _ if quick => &[Way::Kill],
+                    // What its tasks are to do afterwards is of interest if it is away for long.
+                    Agent { ends_tasks: true, .. } => &[Way::Stop],
+                    Agent { .. } => &[Way::Kill, Way::Stop, Way::Pause],
+                };
+                let fault = Fault { agent, way: ways[random.below(ways.len())] };
                 self.begin_fault(recorder, fault)?;
                 hands[next].fault = Some(fault);
             }
@@ -225,23 +254,28 @@ impl Fleet {
         }
     }
 
-    fn begin_fault(&mut self, recorder: &Recorder, Fault { agent, kill }: Fault) -> Result<()> {
-        let f = if kill { Function::KillAgent } else { Function::PauseAgent };
-        self.recorded(
-            recorder,
-            f,
-            agent,
-            |fleet| {
-                if kill { fleet.kill(agent) } else { fleet.pause(agent) }
-            },
-        )
+    fn begin_fault(&mut self, recorder: &Recorder, Fault { agent, way }: Fault) -> Result<()> {
+        match way {
+            Way::Kill => {
+                self.recorded(recorder, Function::KillAgent, agent, |fleet| fleet.kill(agent))
+            }
+            Way::Stop => {
+                self.recorded(recorder, Function::StopAgent, agent, |fleet| fleet.terminate(agent))
+            }
+            Way::Pause => {
+                self.recorded(recorder, Function::PauseAgent, agent, |fleet| fleet.pause(agent))
+            }
+        }
     }
 
-    fn end_fault(&mut self, recorder: &Recorder, Fault { agent, kill }: Fault) -> Result<()> {
-        let f = if kill { Function::StartAgent } else { Function::ResumeAgent };
-        self.recorded(recorder, f, agent, |fleet| {
-            if kill { fleet.start_agent(agent) } else { fleet.resume(agent) }
-        })
+    fn end_fault(&mut self, recorder: &Recorder, Fault { agent, way }: Fault) -> Result<()> {
+        if way == Way::Pause {
+            return self
+                .recorded(recorder, Function::ResumeAgent, agent, |fleet| fleet.resume(agent));
+        }
+        // What it does until it has ended is the old one's doing.
+        self.await_end(agent)?;
+        self.recorded(recorder, Function::StartAgent, agent, |fleet| fleet.start_agent(agent))
     }
 
     /// Resumes and starts whatever is not running.
@@ -249,6 +283,7 @@ impl Fleet {
         for agent in 0..self.agents.len() {
             self.reap(agent);
             self.resume(agent)?;
+            self.await_end(agent)?;
             self.start_agent(agent)?;
         }
         Ok(())
@@ -291,7 +326,7 @@ impl Fleet {
     }
 
     fn start_agent(&mut self, agent: usize) -> Result<()> {
-        let Agent { directory, child, paused, .. } = &mut self.agents[agent];
+        let Agent { directory, child, paused, started: since, .. } = &mut self.agents[agent];
         if child.is_some() {
             return Ok(());
         }
@@ -321,7 +356,7 @@ impl Fleet {
             .with_context(|| format!("cannot start {}", self.binary.display()))?;
         let pid = started.id();
         *child = Some(started);
-        *paused = false;
+        (*paused, *since) = (false, Instant::now());
         if let Some(guard) = &mut self.guard {
             guard.watch(pid)?;
         }
@@ -335,6 +370,28 @@ impl Fleet {
                 self.await_exit(agent, SIGNAL_TIMEOUT)?,
                 "a killed agent was not gone in time"
             );
+        }
+        Ok(())
+    }
+
+    fn terminate(&mut self, agent: usize) -> Result<()> {
+        std::thread::sleep(SETTLED.saturating_sub(self.agents[agent].started.elapsed()));
+        self.signal(agent, Signal::TERM)?;
+        self.agents[agent].ending = self.agents[agent].child.is_some();
+        Ok(())
+    }
+
+    /// Waits for an agent that was told to end.
+    fn await_end(&mut self, agent: usize) -> Result<()> {
+        let end = Instant::now() + STOP_TIMEOUT;
+        while self.agents[agent].ending {
+            self.reap(agent);
+            if self.agents[agent].ending && Instant::now() >= end {
+                let status = format!("it did not end within {STOP_TIMEOUT:?} of SIGTERM");
+                self.exits.push(Exit { node: self.agents[agent].name.clone(), status });
+                self.kill(agent)?;
+            }
+            std::thread::sleep(POLL);
         }
         Ok(())
     }
@@ -362,13 +419,17 @@ impl Fleet {
         }
     }
 
-    /// Notes an agent that ended without being told to.
+    /// Notes an agent that ended without being told to, or not well.
     fn reap(&mut self, agent: usize) {
         let Some(child) = &mut self.agents[agent].child else { return };
         // An error means that the child cannot be waited for; it is found at the next signal.
         if let Ok(Some(status)) = child.try_wait() {
-            let exit = Exit { node: self.agents[agent].name.clone(), status: status.to_string() };
-            self.exits.push(exit);
+            let Agent { name, ending, .. } = &self.agents[agent];
+            // One that has just begun may not listen for it yet.
+            let as_told = status.success() || status.signal() == Some(Signal::TERM.as_raw());
+            if !(*ending && as_told) {
+                self.exits.push(Exit { node: name.clone(), status: status.to_string() });
+            }
             self.gone(agent);
         }
     }
@@ -390,7 +451,7 @@ impl Fleet {
 
     fn gone(&mut self, agent: usize) {
         let agent = &mut self.agents[agent];
-        agent.paused = false;
+        (agent.paused, agent.ending) = (false, false);
         if let (Some(child), Some(guard)) = (agent.child.take(), &mut self.guard) {
             // If the guard is gone there is nobody to forget the process.
             guard.forget(child.id()).ok();
@@ -427,6 +488,7 @@ fn write_config(agent: &Agent, servers: &[SocketAddr]) -> Result<()> {
         } else {
             BTreeMap::from([("raw_exec", true), ("mock", false)])
         },
+        stop_tasks_on_exit: agent.ends_tasks,
     };
     let text = toml::to_string(&config).context("cannot render an agent configuration")?;
     let path = agent.directory.join("agent.toml");
@@ -490,7 +552,7 @@ mod tests {
         let mut hands = [false, true].map(|quick| Hand::new(quick, &mut random));
         let far = Instant::now() + Duration::from_hours(1);
         hands[1].next = far;
-        hands[1].fault = Some(Fault { agent: 1, kill: true });
+        hands[1].fault = Some(Fault { agent: 1, way: Way::Kill });
         fleet.aim(&mut hands, "a2", &mut random);
         assert_eq!((hands[1].aim, hands[1].next), (None, far), "it is at work");
         hands[1].fault = None;

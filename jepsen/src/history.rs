@@ -116,7 +116,9 @@ pub(crate) enum Function {
     MarkNode,
     /// SIGKILL an agent process.
     KillAgent,
-    /// Start a killed agent process again.
+    /// SIGTERM to an agent process.
+    StopAgent,
+    /// Start an agent process again that was killed or stopped.
     StartAgent,
     /// SIGSTOP an agent process.
     PauseAgent,
@@ -149,6 +151,7 @@ impl Function {
             Self::RestoreNode => "restore-node",
             Self::MarkNode => "mark-node",
             Self::KillAgent => "kill-agent",
+            Self::StopAgent => "stop-agent",
             Self::StartAgent => "start-agent",
             Self::PauseAgent => "pause-agent",
             Self::ResumeAgent => "resume-agent",

@@ -2,7 +2,8 @@
 //!
 //! Reads the journal of the run's tasks ([`crate::task`]), whose times are those of the history, and owns the rules for both kinds of
 //! nodes: an agent that begins knows what was decided before it began; a real task starts once, in one place, not beside one that has its fixed port, and
-//! not after the servers have shown its end; it is gone when they do, and nobody ends it while it is to run (I49).
+//! not after the servers have shown its end; it is gone when they do, and nobody ends it while it is to run (I49). An agent that is told to end may end its
+//! tasks, and the next one starts them again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -122,6 +123,40 @@ fn begins(history: &[Op]) -> BTreeMap<&str, Vec<u64>> {
     begins
 }
 
+/// When agents were told to end, until they were started again.
+struct Stops<'a>(BTreeMap<&'a str, Vec<(u64, u64)>>);
+
+impl<'a> Stops<'a> {
+    fn new(history: &'a [Op]) -> Self {
+        let mut stops: BTreeMap<&str, Vec<(u64, u64)>> = BTreeMap::new();
+        for op in history.iter().filter(|op| op.process == Process::Nemesis) {
+            let Some(agent) = op.value.as_str() else { continue };
+            let of_agent = stops.entry(agent).or_default();
+            if op.f == Function::StopAgent {
+                of_agent.push((op.time, u64::MAX));
+            } else if op.f == Function::StartAgent
+                && let Some((_, end)) = of_agent.last_mut().filter(|(_, end)| *end == u64::MAX)
+            {
+                *end = op.time;
+            }
+        }
+        Self(stops)
+    }
+
+    /// Whether this agent was about to end, or had ended, at that time.
+    fn covers(&self, agent: &str, at: u64) -> bool {
+        let of_agent = self.0.get(agent).map_or(&[][..], Vec::as_slice);
+        of_agent.iter().any(|(begin, end)| (*begin..*end).contains(&at))
+    }
+}
+
+/// A task's last start, and whether it was ended with its agent since.
+struct Run<'a> {
+    agent: &'a str,
+    at: u64,
+    is_suspended: bool,
+}
+
 /// Judges what agents wrote down of what they simulate, and what tasks wrote down of themselves.
 pub(crate) fn judge(
     history: &[Op],
@@ -143,15 +178,24 @@ pub(crate) fn judge(
             judgement.violated(title, shown.evidence(id));
         }
     }
-    let mut first: BTreeMap<&str, u64> = BTreeMap::new();
+    let stops = Stops::new(history);
+    let mut runs: BTreeMap<&str, Run<'_>> = BTreeMap::new();
     for line in &tasks.lines {
         let (id, problem) = match line {
             Line::Start { allocation, agent, at, decided } => {
                 let begins = begins.get(agent.as_str()).map_or(&[][..], Vec::as_slice);
-                let started = first.insert(allocation, *at);
-                (allocation, wrong_start(&shown, allocation, (*at, *decided), begins, started))
+                let before = runs.insert(allocation, Run { agent, at: *at, is_suspended: false });
+                let before = before.filter(|run| !run.is_suspended).map(|run| run.at);
+                (allocation, wrong_start(&shown, allocation, (*at, *decided), begins, before))
             }
-            Line::End { allocation, at } => (allocation, wrong_end(&shown, allocation, *at)),
+            Line::End { allocation, at } => {
+                let run = runs.get_mut(allocation.as_str());
+                let is_suspended = run.is_some_and(|run| {
+                    run.is_suspended = stops.covers(run.agent, *at);
+                    run.is_suspended
+                });
+                (allocation, wrong_end(&shown, allocation, *at, is_suspended))
+            }
             Line::Port { allocation, agent } => {
                 let problem = format!("began on {agent} while another there had its port");
                 (allocation, Some(problem))
@@ -190,14 +234,15 @@ fn wrong_start(
     })
 }
 
-fn wrong_end(shown: &Shown<'_>, id: &str, at: u64) -> Option<String> {
+fn wrong_end(shown: &Shown<'_>, id: &str, at: u64, is_suspended: bool) -> Option<String> {
     if let Some(view) = shown.ended.get(id)
         && view.answer.time < at
     {
         let after = milliseconds(at, view.answer.time);
         return Some(format!("still ran {after} ms after the servers had shown its end"));
     }
-    let view = shown.wanted.get(id).filter(|view| view.pair.start.time > at)?;
+    let wanted = shown.wanted.get(id).filter(|_| !is_suspended);
+    let view = wanted.filter(|view| view.pair.start.time > at)?;
     let after = milliseconds(view.pair.start.time, at);
     Some(format!("was ended, and is to run as the servers say {after} ms later"))
 }
@@ -257,7 +302,21 @@ mod tests {
     }
 
     fn judged(records: &Records, lines: Vec<Line>) -> Judgement {
-        let history = history();
+        judged_with(&[], records, lines)
+    }
+
+    /// With these besides, done to agent `a1` at so many tenths of a second.
+    fn judged_with(more: &[(u64, Function)], records: &Records, lines: Vec<Line>) -> Judgement {
+        let mut history = history();
+        for (tenths, f) in more {
+            let mut op = Op::new(Process::Nemesis, Kind::Info, *f, json!("a1"));
+            op.time = tenths * SECOND / 10;
+            history.push(op);
+        }
+        history.sort_by_key(|op| op.time);
+        for (index, op) in (0..).zip(&mut history) {
+            op.index = index;
+        }
         let (_, views) = views(&history).unwrap();
         let mut judgement = Judgement::new("tasks", 0);
         judge(&history, (records, &Tasks { lines }), &views, &mut judgement);
@@ -307,6 +366,34 @@ mod tests {
             assert_eq!(judgement.valid, Verdict::False, "{said}");
             assert!(judgement.violations[0].title.contains(said), "{judgement:#?}");
             assert!(!judgement.violations[0].entries.is_empty());
+        }
+    }
+
+    #[test]
+    fn tasks_that_end_with_their_agent_are_started_again_unless_they_are_given_up() {
+        let none = Records::default();
+        let (stop, begin) = ((25, Function::StopAgent), (30, Function::StartAgent));
+        let lines = || vec![start(15, 14), end(27), start(32, 31)];
+        let judgement = judged_with(&[stop, begin], &none, lines());
+        assert_eq!(judgement.valid, Verdict::True, "{judgement:#?}");
+        for (more, lines, said) in [
+            (vec![], lines(), "is to run as the servers say 1300 ms later"),
+            (vec![(20, Function::KillAgent), (26, Function::StartAgent)], lines(), "is to run"),
+            (vec![stop, begin], vec![start(15, 14), start(32, 31)], "was started again"),
+            (
+                vec![(65, Function::StopAgent)],
+                vec![start(15, 14), end(66), start(85, 84)],
+                "by an agent that began 2000 ms after it was seen not to be wanted",
+            ),
+            (
+                vec![(101, Function::StopAgent)],
+                vec![start(15, 14), end(105)],
+                "still ran 500 ms after the servers had shown its end",
+            ),
+        ] {
+            let judgement = judged_with(&more, &none, lines);
+            assert_eq!(judgement.valid, Verdict::False, "{said}");
+            assert!(judgement.violations[0].title.contains(said), "{judgement:#?}");
         }
     }
 

@@ -49,12 +49,12 @@ pub(crate) fn views(history: &[Op]) -> Result<(Vec<Pair<'_>>, Vec<View<'_>>)> {
     Ok((pairs, views))
 }
 
-/// How often an agent process was killed or frozen.
+/// How often an agent process was killed, stopped or frozen.
 pub(crate) fn agent_faults(history: &[Op]) -> usize {
     let faults = history.iter().filter(|op| {
         op.process == Process::Nemesis
             && op.kind == Kind::Info
-            && (op.f == Function::KillAgent || op.f == Function::PauseAgent)
+            && matches!(op.f, Function::KillAgent | Function::StopAgent | Function::PauseAgent)
             && op.value.get("outcome").is_some_and(|outcome| outcome == "installed")
     });
     faults.count()

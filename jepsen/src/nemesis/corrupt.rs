@@ -176,8 +176,7 @@ impl Turn<'_> {
         let old_id = self.voters().and_then(|voters| voters.get(&address).cloned());
         let answer = self.await_answer(server, logged)?;
         if matches!(answer, Answer::Refused(_)) {
-            // Nobody starts it before its data is away.
-            self.cluster().hold(server, Some(FaultClass::Corrupt));
+            self.hold_down(server)?;
         }
         self.cluster().end_excuse(server, FaultClass::Corrupt);
         let repair = match answer {
@@ -198,6 +197,21 @@ impl Turn<'_> {
         Ok(repair)
     }
 
+    /// Nobody starts a server that refused before its data is away. If its power was cut meanwhile, that ends first: until then its disk takes nothing.
+    fn hold_down(&self, server: usize) -> Result<()> {
+        let end = Instant::now() + START_TIMEOUT;
+        loop {
+            let mut cluster = self.cluster();
+            if cluster.held(server).is_none() && !cluster.running().contains(&server) {
+                cluster.hold(server, Some(FaultClass::Corrupt));
+                return Ok(());
+            }
+            drop(cluster);
+            anyhow::ensure!(Instant::now() < end, "{} is not left alone", self.name(server));
+            thread::sleep(NAP);
+        }
+    }
+
     /// Waits until a started server answers or ends.
     fn await_answer(&self, server: usize, logged: u64) -> Result<Answer> {
         let endpoint = &self.nemesis.endpoints[server];
@@ -205,7 +219,9 @@ impl Turn<'_> {
         let end = Instant::now() + START_TIMEOUT;
         loop {
             let is_down = !self.cluster().running().contains(&server);
-            if is_down && self.cluster().was_ended(server) {
+            if is_down && self.cluster().held(server).is_some() {
+                // Its power is cut: it is started when that is over.
+            } else if is_down && self.cluster().was_ended(server) {
                 // By another fault, before it could answer: that is no refusal.
                 self.cluster().start(server)?;
             } else if is_down {
@@ -412,6 +428,27 @@ mod tests {
             let moved = directory.path().join(format!("data.damaged-{number}"));
             assert!(moved.join("log").is_dir() && moved.join("server.json").is_file());
         }
+    }
+
+    #[test]
+    fn a_server_whose_power_is_cut_is_left_to_that() {
+        let directory = tempfile::tempdir().unwrap();
+        let setup = Setup { directory: directory.path().to_owned(), ..test_setup() };
+        let cluster = Mutex::new(Cluster::create(setup).unwrap());
+        let endpoints = cluster.lock().unwrap().endpoints().to_vec();
+        let (recorder, turns) = (Recorder::in_memory(), Turns::new(&[]));
+        cluster.lock().unwrap().hold(1, Some(FaultClass::Power));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(100));
+                let mut cluster = cluster.lock().unwrap();
+                assert_eq!(cluster.held(1), Some(FaultClass::Power));
+                cluster.hold(1, None);
+            });
+            let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, &turns, 1);
+            Turn::new(nemesis, FaultClass::Corrupt, &|| false).hold_down(1).unwrap();
+        });
+        assert_eq!(cluster.lock().unwrap().held(1), Some(FaultClass::Corrupt));
     }
 
     #[test]

@@ -193,7 +193,9 @@ impl Generator {
             0 | 1 => Action::Read,
             2 => self.write(),
             _ => {
-                let old = self.seen.get(&key).copied().unwrap_or_default();
+                // Now and then one that may only create: what exists must be left alone.
+                let seen = self.seen.get(&key).copied();
+                let old = seen.filter(|_| self.random.below(8) > 0).unwrap_or_default();
                 Action::Cas(old, self.unique())
             }
         };
