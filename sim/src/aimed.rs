@@ -22,13 +22,12 @@ use crate::{
 const GAP_MS: (u64, u64) = (200, 3_000);
 /// How long a server is left behind, ms: short enough that agents keep their streams from it.
 const BEHIND_MS: (u64, u64) = (400, 1_200);
-/// How long the others may take then to cut what it lacks off their logs, which they do not while they try to send it. No longer: openraft asserts that
-/// nobody schedules less after that, as it does itself when a snapshot is built meanwhile.
+/// How long the others may take then to cut what it lacks off their logs, which they do not while they try to send it.
 const PURGED: Duration = Duration::from_millis(1_200);
 /// Between the looks at whether the moment has come.
 const LOOK: Duration = Duration::from_millis(2);
-/// Between two requests to cut a log.
-const PURGE_LOOK: Duration = Duration::from_millis(20);
+/// Between two snapshots after which the log may be cut.
+const PURGE_LOOK: Duration = Duration::from_millis(100);
 /// How long a moment is waited for.
 const MOMENT: Duration = Duration::from_secs(8);
 /// How long the build of a snapshot waits for a thread, ms: longer than it takes to be left behind and to be sent a newer one.
@@ -96,13 +95,11 @@ async fn leave_behind(world: &World, server: usize, meanwhile: impl Future<Outpu
 
 /// Has a leader cut its log beyond an index; false if that takes too long.
 async fn cut_log(world: &World, leader: usize, index: Index) -> bool {
-    let Some(upto) = world.core(leader).map(|core| core.applied()) else { return false };
-    let snapshot = |core: Arc<Core>| async move { core.take_snapshot().await };
-    drop(world.inside(leader, snapshot).await);
     let deadline = Instant::now() + PURGED;
     while Instant::now() < deadline {
-        let purge = move |core: Arc<Core>| async move { core.purge_log(upto).await };
-        drop(world.inside(leader, purge).await);
+        // By itself it would write one only after a while. It keeps few entries beyond (`World::settings`).
+        let snapshot = |core: Arc<Core>| async move { core.take_snapshot().await };
+        drop(world.inside(leader, snapshot).await);
         rt::sleep(PURGE_LOOK).await;
         if world.core(leader).is_some_and(|core| core.log_first() > index + 1) {
             return true;

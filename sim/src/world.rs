@@ -233,7 +233,12 @@ impl World {
                 ..HeartbeatConfig::default()
             },
             snapshot_log_bytes: swarm.snapshot_log_bytes,
-            log_entries_kept: swarm.log_entries_kept,
+            // Where servers are left behind soon.
+            log_entries_kept: if swarm.has(Class::Aimed) {
+                swarm.log_entries_kept / 16
+            } else {
+                swarm.log_entries_kept
+            },
             free_bytes_min: swarm.free_bytes_min(),
             pending_evaluations_max: swarm.pending_evaluations_max,
             nack_ms: swarm.nack_ms,

@@ -381,11 +381,6 @@ impl Core {
         self.raft.trigger().snapshot().await.map_err(|error| anyhow::anyhow!("{error}"))
     }
 
-    /// Cuts the log up to an index, inclusive, as soon as there is a snapshot of it; earlier than the settings say, for tests.
-    pub async fn purge_log(&self, upto: Index) -> anyhow::Result<()> {
-        self.raft.trigger().purge_log(upto).await.map_err(|error| anyhow::anyhow!("{error}"))
-    }
-
     /// Index of the snapshot that this server would send to one that needs what is no longer in its log; 0: it has none.
     pub async fn snapshot_index(&self) -> anyhow::Result<Index> {
         let snapshot = self.raft.get_snapshot().await;
