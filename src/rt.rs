@@ -246,7 +246,7 @@ pub fn set_busy(group: Group, us_max: u64) {
     of_group(group, |state| state.busy_us_max = us_max);
 }
 
-/// Lets the next blocking work of a group's server wait for this long before it is done.
+/// Lets the next blocking work of a group's server, whichever that is, wait for this long before it is done.
 pub fn delay_next_work(group: Group, delay: Duration) {
     of_group(group, |state| state.next_work = Some(delay));
 }

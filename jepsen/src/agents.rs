@@ -578,4 +578,41 @@ mod tests {
         assert_eq!(names, BTreeSet::from(["a1", "a2"]));
         assert_eq!(fleet.exits()[0].status, "exit status: 3");
     }
+
+    /// Has both agents of a fleet told to end, with a script that answers so.
+    fn told_to_end(answer: &str) -> Vec<Exit> {
+        let directory = tempfile::tempdir().unwrap();
+        let script = format!("trap '{answer}' TERM\n: > ready\nwhile :; do sleep 0.02; done\n");
+        let mut fleet = fleet(directory.path(), &script);
+        let recorder = Recorder::in_memory();
+        for (agent, name) in names(2).iter().enumerate() {
+            let ready = directory.path().join(name).join("ready");
+            let end = Instant::now() + Duration::from_mins(1);
+            while !ready.exists() && Instant::now() < end {
+                std::thread::sleep(POLL);
+            }
+            let before = fleet.agents[agent].child.as_ref().unwrap().id();
+            let fault = Fault { agent, way: Way::Stop };
+            fleet.begin_fault(&recorder, fault).unwrap();
+            fleet.end_fault(&recorder, fault).unwrap();
+            let after = fleet.agents[agent].child.as_ref().unwrap().id();
+            assert_ne!(before, after, "it is another process now");
+        }
+        let (history, _) = recorder.snapshot();
+        let told = history.iter().filter(|op| op.f == Function::StopAgent);
+        assert_eq!(told.count(), 4, "two for each");
+        fleet.exits().to_vec()
+    }
+
+    #[test]
+    fn who_is_told_to_end_may_end_well() {
+        assert_eq!(told_to_end("exit 0"), []);
+    }
+
+    #[test]
+    fn who_is_told_to_end_and_fails_is_noted() {
+        let exits = told_to_end("exit 3");
+        let noted: Vec<_> = exits.iter().map(|exit| (&*exit.node, &*exit.status)).collect();
+        assert_eq!(noted, [("a1", "exit status: 3"), ("a2", "exit status: 3")]);
+    }
 }

@@ -97,7 +97,7 @@ async fn leave_behind(world: &World, server: usize, meanwhile: impl Future<Outpu
 async fn cut_log(world: &World, leader: usize, index: Index) -> bool {
     let deadline = Instant::now() + PURGED;
     while Instant::now() < deadline {
-        // By itself it would write one only after a while. It keeps few entries beyond (`World::settings`).
+        // By itself it would write one only after a while. It keeps few entries beyond (`Swarm::log_entries_kept`).
         let snapshot = |core: Arc<Core>| async move { core.take_snapshot().await };
         drop(world.inside(leader, snapshot).await);
         rt::sleep(PURGE_LOOK).await;

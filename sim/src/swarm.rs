@@ -370,6 +370,12 @@ impl Swarm {
         if self.has(Class::Watermark) { 512 << 10 } else { 64 << 10 }
     }
 
+    /// Entries that a server keeps beyond its snapshot.
+    pub(crate) fn log_entries_kept(&self) -> u64 {
+        // Aimed faults have servers left behind soon.
+        if self.has(Class::Aimed) { self.log_entries_kept / 16 } else { self.log_entries_kept }
+    }
+
     /// The bad weather of this seed.
     pub(crate) fn bad_weather(&self, calm: Weather) -> Weather {
         let bad = self.weather;
@@ -425,7 +431,7 @@ impl fmt::Display for Swarm {
             timing.election_ms_max,
             self.workers,
             self.snapshot_log_bytes,
-            self.log_entries_kept,
+            self.log_entries_kept(),
             self.segment_bytes,
             self.batch_entries_max,
             self.cache_bytes_max,

@@ -233,12 +233,7 @@ impl World {
                 ..HeartbeatConfig::default()
             },
             snapshot_log_bytes: swarm.snapshot_log_bytes,
-            // Where servers are left behind soon.
-            log_entries_kept: if swarm.has(Class::Aimed) {
-                swarm.log_entries_kept / 16
-            } else {
-                swarm.log_entries_kept
-            },
+            log_entries_kept: swarm.log_entries_kept(),
             free_bytes_min: swarm.free_bytes_min(),
             pending_evaluations_max: swarm.pending_evaluations_max,
             nack_ms: swarm.nack_ms,
@@ -259,11 +254,11 @@ impl World {
             slot.excused = false;
             slot.halting = false;
             slot.live = Some(Live { group, core: None });
-            let started = (group, slot.disk.clone(), slot.incarnation);
+            let (disk, incarnation) = (slot.disk.clone(), slot.incarnation);
             if self.swarm.has(Class::Busy) && !state.calm {
                 rt::set_busy(group, self.swarm.busy_us_max);
             }
-            started
+            (group, disk, incarnation)
         };
         trace::event(&name(server), format_args!("start {incarnation}"));
         let disk: Arc<dyn Disk> = Arc::new(disk);

@@ -59,25 +59,41 @@ pub(super) async fn run(core: Arc<Core>) {
     }
 }
 
-/// What the log had come to at the last snapshot that this process asked for. Both are 0 at first: what an earlier process left behind counts,
-/// else a server that starts again and again before it has written enough would never cut its log.
+/// Bytes of the log at some moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct LogBytes {
+    written: u64,
+    on_disk: u64,
+}
+
+/// How far the log has grown since the last snapshot was begun. All are 0 at first: what an earlier process left behind counts, else a server that starts
+/// again and again before it has written enough would never cut its log.
 #[derive(Debug, Default)]
 struct LogGrowth {
-    written_bytes: u64,
-    disk_bytes: u64,
+    base: LogBytes,
+    looked_at: LogBytes,
+    /// Snapshots that had been begun by then.
+    begun: u64,
 }
 
 impl LogGrowth {
-    /// Whether the log has grown by more than `limit` bytes; if so, growth counts anew from here.
-    fn exceeds(&mut self, limit: u64, log: &Stats) -> bool {
-        // A purge made the log shorter.
-        self.disk_bytes = self.disk_bytes.min(log.disk_bytes);
-        let grown = log.bytes.saturating_sub(self.written_bytes) > limit
-            || log.disk_bytes.saturating_sub(self.disk_bytes) > limit;
-        if grown {
-            *self = Self { written_bytes: log.bytes, disk_bytes: log.disk_bytes };
+    /// Whether the log has grown by more than `limit` bytes since the last of `begun` snapshots. One that is asked for while another is being built is
+    /// not begun: it stays due.
+    fn exceeds(&mut self, limit: u64, log: &Stats, begun: u64) -> bool {
+        if begun != self.begun {
+            self.begun = begun;
+            self.count_anew();
         }
-        grown
+        self.looked_at = LogBytes { written: log.bytes, on_disk: log.disk_bytes };
+        // A purge made the log shorter.
+        self.base.on_disk = self.base.on_disk.min(log.disk_bytes);
+        log.bytes.saturating_sub(self.base.written) > limit
+            || log.disk_bytes.saturating_sub(self.base.on_disk) > limit
+    }
+
+    /// Growth counts from the last look on.
+    fn count_anew(&mut self) {
+        self.base = self.looked_at;
     }
 }
 
@@ -88,12 +104,19 @@ fn is_snapshot_due(
     log: &Stats,
     snapshots: &SnapshotDirectory,
 ) -> bool {
-    let has_grown = growth.exceeds(limit, log);
+    let has_grown = growth.exceeds(limit, log, snapshots.begun());
     if has_grown && snapshots.is_put_off() && snapshots.may_have_room() {
         // Until it is written the log grows, and takes what is left of the disk.
         return true;
     }
-    (has_grown || snapshots.is_put_off()) && snapshots.has_room()
+    let is_wanted = has_grown || snapshots.is_put_off();
+    if is_wanted && !snapshots.has_room() {
+        if has_grown {
+            growth.count_anew();
+        }
+        return false;
+    }
+    is_wanted
 }
 
 /// Asks every member for itself; returns those in whose place another server answered, with that one.
@@ -215,7 +238,11 @@ mod tests {
         let mut growth = LogGrowth::default();
         let mut is_due = |bytes| {
             let log = Stats { bytes, ..Stats::default() };
-            is_snapshot_due(&mut growth, 100, &log, &snapshots)
+            let is_due = is_snapshot_due(&mut growth, 100, &log, &snapshots);
+            if is_due {
+                snapshots.begin();
+            }
+            is_due
         };
         assert!(!is_due(100));
         disk.set_capacity(Some(1 << 20));
@@ -237,7 +264,11 @@ mod tests {
         let mut growth = LogGrowth::default();
         let mut is_due = |bytes| {
             let log = Stats { bytes, ..Stats::default() };
-            is_snapshot_due(&mut growth, 100, &log, &snapshots)
+            let is_due = is_snapshot_due(&mut growth, 100, &log, &snapshots);
+            if is_due {
+                snapshots.begin();
+            }
+            is_due
         };
         assert!(!is_due(101), "another one as large does not fit");
         assert!(!is_due(150));
@@ -249,15 +280,29 @@ mod tests {
     fn a_snapshot_is_due_when_the_log_has_grown_also_over_several_starts() {
         let log = |bytes, disk_bytes| Stats { bytes, disk_bytes, ..Stats::default() };
         let mut growth = LogGrowth::default();
-        assert!(!growth.exceeds(100, &log(100, 64)));
-        assert!(growth.exceeds(100, &log(101, 64)), "written since the start");
-        assert!(!growth.exceeds(100, &log(200, 128)));
+        assert!(!growth.exceeds(100, &log(100, 64), 0));
+        assert!(growth.exceeds(100, &log(101, 64), 0), "written since the start");
+        assert!(!growth.exceeds(100, &log(200, 128), 1));
         // Segments that were begun and hardly used count as well; a purge takes them away.
-        assert!(growth.exceeds(100, &log(201, 165)));
-        assert!(!growth.exceeds(100, &log(202, 20)));
-        assert!(!growth.exceeds(100, &log(203, 120)));
-        assert!(growth.exceeds(100, &log(204, 121)));
+        assert!(growth.exceeds(100, &log(201, 165), 1));
+        assert!(!growth.exceeds(100, &log(202, 20), 2));
+        assert!(!growth.exceeds(100, &log(203, 120), 2));
+        assert!(growth.exceeds(100, &log(204, 121), 2));
         // A new process finds what the ones before it have left.
-        assert!(LogGrowth::default().exceeds(100, &log(0, 300)));
+        assert!(LogGrowth::default().exceeds(100, &log(0, 300), 0));
+    }
+
+    /// Openraft builds one at a time and forgets what is asked for meanwhile.
+    #[test]
+    fn a_snapshot_stays_due_until_it_is_begun() {
+        let log = |bytes| Stats { bytes, ..Stats::default() };
+        let mut growth = LogGrowth::default();
+        assert!(growth.exceeds(100, &log(101), 0));
+        assert!(!growth.exceeds(100, &log(150), 1), "it is being built");
+        assert!(growth.exceeds(100, &log(202), 1));
+        assert!(growth.exceeds(100, &log(203), 1), "nothing came of it");
+        assert!(!growth.exceeds(100, &log(250), 2));
+        assert!(!growth.exceeds(100, &log(303), 2), "it has what was written until it was begun");
+        assert!(growth.exceeds(100, &log(304), 2));
     }
 }

@@ -64,6 +64,8 @@ pub struct SnapshotDirectory {
 struct Shared {
     /// Free bytes that the snapshot which was put off waits for; 0: none was put off.
     awaited_bytes: AtomicU64,
+    /// Snapshots of its own state that this process has begun.
+    begun: AtomicU64,
     /// Files that were begun by this process.
     built: AtomicU64,
     /// Pieces are taken in one at a time.
@@ -190,6 +192,16 @@ impl SnapshotDirectory {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Notes that a snapshot is to be built of the state as it is now.
+    pub fn begin(&self) {
+        self.shared.begun.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many snapshots of its own state this process has begun.
+    pub fn begun(&self) -> u64 {
+        self.shared.begun.load(Ordering::Relaxed)
     }
 
     /// Whether a snapshot was put off and waits for [`Self::has_room`].

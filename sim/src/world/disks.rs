@@ -30,8 +30,6 @@ const PROMISE_EVERY: u64 = 64;
 const ENTRY_BYTES: u64 = 2 << 10;
 /// Segments that a log may have beyond what it must keep: begun anew at each start, and in the making.
 const LOG_SEGMENTS_SPARE: u64 = 8;
-/// What a log may grow by while a snapshot is built for 20 s (`aimed.rs`): no other one is built meanwhile.
-const SLOW_BUILD_LOG: u64 = 1 << 20;
 /// Files in the directory of snapshots: one in use, one received, one in the making, one set aside.
 const SNAPSHOTS_MAX: u64 = 4;
 /// Between two looks at what a server would send, ms.
@@ -269,12 +267,9 @@ impl World {
         let (_, log_bytes) = sum("/data/log");
         let (snapshots, _) = sum("/data/snapshots");
         let swarm = &self.swarm;
-        let kept = swarm.log_entries_kept.max(1) * 2 * ENTRY_BYTES;
-        let grown = if swarm.has(Class::Aimed) { SLOW_BUILD_LOG } else { 0 };
-        let log_bytes_max = 2 * swarm.snapshot_log_bytes
-            + kept
-            + grown
-            + LOG_SEGMENTS_SPARE * swarm.segment_bytes * 4;
+        let kept = swarm.log_entries_kept().max(1) * 2 * ENTRY_BYTES;
+        let log_bytes_max =
+            2 * swarm.snapshot_log_bytes + kept + LOG_SEGMENTS_SPARE * swarm.segment_bytes * 4;
         check_size(server, (log_bytes, log_bytes_max), snapshots)
     }
 
