@@ -19,6 +19,8 @@ pub(crate) struct Records {
     pub(crate) running: BTreeSet<String>,
     /// Allocations that ran on two agents: each is of one node, and so of one agent.
     pub(crate) twice: BTreeSet<String>,
+    /// Allocations that an agent forgot while they ran, and was told of again: somebody had shown it an older state than it knew.
+    pub(crate) returned: BTreeSet<String>,
     /// How often an allocation began to run.
     pub(crate) starts: usize,
     /// What ran in which life of which agent: its name, the number of its start from 1 on, the allocation.
@@ -34,12 +36,30 @@ pub(crate) fn read(logs: &[(String, PathBuf)]) -> Result<Records> {
         let mut starts = 0;
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         let mut running: BTreeSet<String> = BTreeSet::new();
+        // While they ran, in this life of the agent.
+        let mut forgotten: BTreeSet<String> = BTreeSet::new();
         for line in BufReader::new(file).lines() {
             let line = line.with_context(|| format!("cannot read {}", path.display()))?;
             // The last line of a killed agent may be cut off.
             let Ok(line) = serde_json::from_str::<Value>(&line) else { continue };
-            starts += usize::from(is_start(&line));
-            let Some(id) = note(&line, &mut running, &mut records.starts) else { continue };
+            if is_start(&line) {
+                starts += 1;
+                running.clear();
+                forgotten.clear();
+                continue;
+            }
+            let Some((id, status)) = change(&line) else { continue };
+            if status == "forgotten" && running.contains(id) {
+                forgotten.insert(id.to_owned());
+            } else if forgotten.contains(id) {
+                records.returned.insert(id.to_owned());
+            }
+            if status != "running" {
+                running.remove(id);
+                continue;
+            }
+            let id = id.to_owned();
+            records.starts += usize::from(running.insert(id.clone()));
             records.lives.insert((name.clone(), starts, id.clone()));
             if *owners.entry(id.clone()).or_insert(agent) != agent {
                 records.twice.insert(id);
@@ -55,26 +75,18 @@ fn is_start(line: &Value) -> bool {
     line.get("fields").unwrap_or(line).get("agent_started").is_some()
 }
 
-/// Takes in a line; which allocation runs, if it tells that.
-fn note(line: &Value, running: &mut BTreeSet<String>, starts: &mut usize) -> Option<String> {
-    if is_start(line) {
-        running.clear();
-        return None;
-    }
+/// The allocation whose change a line tells, and its status.
+fn change(line: &Value) -> Option<(&str, &str)> {
     let fields = line.get("fields").unwrap_or(line);
     let text = |name: &str| fields.get(name).and_then(Value::as_str);
-    let (id, status) = (text("allocation")?, text("client_status")?);
-    if status != "running" {
-        running.remove(id);
-        return None;
-    }
-    *starts += usize::from(running.insert(id.to_owned()));
-    Some(id.to_owned())
+    Some((text("allocation")?, text("client_status")?))
 }
 
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use serde_json::json;
 
     use super::*;
 
@@ -124,5 +136,28 @@ mod tests {
         let second = ["y", "z"].map(|id| life("a2", 0, id));
         assert_eq!(records.lives, first.into_iter().chain(second).collect());
         assert!(read(&[("a3".to_owned(), directory.path().join("a3"))]).is_err());
+    }
+
+    #[test]
+    fn who_is_shown_an_older_state_forgets_what_runs_and_is_told_of_it_again() {
+        let returned = |lines: &[(&str, &str)]| {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("a1");
+            let line = |(id, status): &(&str, &str)| match *status {
+                "agent" => json!({"fields": {"agent_started": true}}).to_string(),
+                status => {
+                    json!({"fields": {"allocation": id, "client_status": status}}).to_string()
+                }
+            };
+            std::fs::write(&path, lines.iter().map(line).collect::<Vec<_>>().join("\n")).unwrap();
+            read(&[("a1".to_owned(), path)]).unwrap().returned.into_iter().collect::<Vec<_>>()
+        };
+        let none: [&str; 0] = [];
+        let (runs, forgotten) = (("x", "running"), ("x", "forgotten"));
+        assert_eq!(returned(&[runs, forgotten, ("x", "pending")]), ["x"]);
+        assert_eq!(returned(&[runs, forgotten, ("y", "running")]), none);
+        assert_eq!(returned(&[runs, forgotten, ("", "agent"), runs]), none, "it began anew");
+        let ended = ("x", "complete");
+        assert_eq!(returned(&[runs, ended, forgotten, runs]), none, "it had ended");
     }
 }

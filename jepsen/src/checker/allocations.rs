@@ -1,8 +1,8 @@
 //! Does every job get what it asks for, however agents come and go?
 //!
 //! Judges the allocs workload. At every read: the rules of [`super::views`], and no live allocation has a
-//! number in its name that no registration so far asked for. At the end, on every server: each job asks for what it was given last, and runs exactly the
-//! names that the counts say, all running (I39). And in the agents' own records and by the locks that tasks hold: what runs there is what the
+//! number in its name that no registration so far asked for. At the end, on every server: each job asks for what it was given last, and runs exactly that
+//! many, under different names, all running (I39). And in the agents' own records and by the locks that tasks hold: what runs there is what the
 //! servers say, nothing less and nothing more, and no allocation ran twice at once (I49); the rest of what tasks tell is judged by
 //! [`super::task_records`].
 
@@ -19,7 +19,6 @@ use super::pairs::Pair;
 use super::task_records::{self, Tasks};
 use super::views::{self, View, views};
 use crate::history::{Function, Op};
-use crate::workload::snapshot::Allocation;
 
 /// Judges a history of the allocs workload; `evidence` is what agents and tasks wrote down, if they did.
 pub(crate) fn check(history: &[Op], evidence: Option<(Records, &Tasks)>) -> Result<Judgement> {
@@ -155,24 +154,27 @@ fn judge_last(changes: &[Change<'_>], view: &View<'_>, judgement: &mut Judgement
     }
 }
 
+/// Each job runs as many as it asks for, of different names. Which names is the scheduler's: where the instances 0 and 1 of a job of ten were lost while it
+/// was scaled to five, the instances 2 to 6 stay.
 fn judge_converged(view: &View<'_>, judgement: &mut Judgement) {
     let snapshot = &view.snapshot;
-    let mut wanted: BTreeSet<(String, u64)> = BTreeSet::new();
-    for (job, count) in &snapshot.counts {
-        wanted.extend((0..*count).map(|index| (job.clone(), index)));
-    }
-    let mut found: BTreeSet<(String, u64)> = BTreeSet::new();
+    let mut found: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
     for allocation in snapshot.allocations.iter().filter(|found| found.is_live()) {
-        found.insert((allocation.job.clone(), allocation.name_index().unwrap_or(u64::MAX)));
+        let names = found.entry(allocation.job.as_str()).or_default();
+        names.insert(allocation.name_index().unwrap_or(u64::MAX));
     }
-    if wanted != found {
-        let missing: Vec<_> = wanted.difference(&found).collect();
-        let extra: Vec<_> = found.difference(&wanted).collect();
-        let title = format!(
-            "on {} nothing moves any more, and {missing:?} are missing, {extra:?} too many",
-            view.answer.node.as_deref().unwrap_or("a server")
-        );
-        judgement.violated(title, view.only(Allocation::is_live));
+    let jobs = snapshot.counts.keys().map(String::as_str).chain(found.keys().copied());
+    for job in jobs.collect::<BTreeSet<_>>() {
+        let wanted = snapshot.counts.get(job).copied().unwrap_or(0);
+        let names = found.get(job).cloned().unwrap_or_default();
+        if names.len() as u64 != wanted {
+            let title = format!(
+                "on {} nothing moves any more, and {job} asks for {wanted} and runs {names:?}",
+                view.answer.node.as_deref().unwrap_or("a server")
+            );
+            let of_job = view.only(|found| found.job == job && found.is_live());
+            judgement.violated(title, of_job);
+        }
     }
 }
 
@@ -194,6 +196,13 @@ fn judge_records(records: &Records, view: &View<'_>, judgement: &mut Judgement) 
     for twice in &records.twice {
         let id = twice.as_str();
         let title = format!("allocation {id} ran twice at once, by the agents' records");
+        judgement.violated(title, view.only(|found| found.id == id));
+    }
+    for returned in &records.returned {
+        let id = returned.as_str();
+        let title = format!(
+            "allocation {id} was forgotten by its agent while it ran, which was told of it again"
+        );
         judgement.violated(title, view.only(|found| found.id == id));
     }
     let wanted = wanted(view);

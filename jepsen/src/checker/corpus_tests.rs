@@ -112,7 +112,7 @@ fn capacity_is_judged_as_known() {
 
 #[test]
 fn allocations_are_judged_as_known() {
-    assert_eq!(check("allocations"), [1, 11, 1]);
+    assert_eq!(check("allocations"), [2, 11, 1]);
 }
 
 #[test]
@@ -127,26 +127,27 @@ fn agents_must_run_what_the_servers_say() {
     let start =
         Line::Start { allocation: "2".to_owned(), agent: "a4".to_owned(), at: 0, decided: 0 };
     let held = Line::Held { allocations: BTreeSet::new() };
-    let check = |running: &[&str], twice: &[&str], lines: &[Line]| {
+    let check = |running: &[&str], [twice, returned]: [&[&str]; 2], lines: &[Line]| {
         let set = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
-        let records =
-            Records { running: set(running), twice: set(twice), starts: 3, ..Records::default() };
+        let (running, twice, returned) = (set(running), set(twice), set(returned));
+        let records = Records { running, twice, returned, starts: 3, ..Records::default() };
         let agree = allocations::agents_agree(&history, &records.running).unwrap();
-        assert_eq!(agree, running == ["2"]);
+        assert_eq!(agree, set(&["2"]) == records.running);
         allocations::check(&history, Some((records, &Tasks { lines: lines.to_vec() }))).unwrap()
     };
     let lines = [start, held];
-    assert_eq!(check(&["2"], &[], &lines).valid, Verdict::True);
+    assert_eq!(check(&["2"], [&[], &[]], &lines).valid, Verdict::True);
     // Without processes it proves nothing about them, nor without a look at the end.
     for too_few in [&lines[..1], &lines[1..]] {
-        assert_eq!(check(&["2"], &[], too_few).valid, Verdict::Unknown);
+        assert_eq!(check(&["2"], [&[], &[]], too_few).valid, Verdict::Unknown);
     }
-    for (running, twice, said) in [
-        (&["1", "2"][..], &[][..], "1 still runs on its agent"),
-        (&[], &[], "2 runs in the servers' eyes, but not on its agent"),
-        (&["2"], &["2"], "2 ran twice at once"),
+    for (running, odd, said) in [
+        (&["1", "2"][..], [&[][..], &[]], "1 still runs on its agent"),
+        (&[], [&[], &[]], "2 runs in the servers' eyes, but not on its agent"),
+        (&["2"], [&["2"], &[]], "2 ran twice at once"),
+        (&["2"], [&[], &["2"]], "2 was forgotten by its agent while it ran"),
     ] {
-        let judgement = check(running, twice, &lines);
+        let judgement = check(running, odd, &lines);
         assert_eq!(judgement.valid, Verdict::False, "{said}");
         assert!(judgement.violations[0].title.contains(said), "{judgement:#?}");
     }

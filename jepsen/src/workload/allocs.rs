@@ -64,6 +64,19 @@ struct Generator {
     counts: [u64; JOBS],
 }
 
+/// How long simulated tasks of the job of this number take to start and to end: of each kind one, so that it is also stopped while it starts, and its
+/// agent is gone before it has ended.
+fn pace(job: u64) -> Value {
+    let mut config = json!({});
+    if job & 1 != 0 {
+        config["start_block_for"] = "300ms".into();
+    }
+    if job & 2 != 0 {
+        config["kill_after"] = "500ms".into();
+    }
+    config
+}
+
 impl Allocs {
     /// No jobs yet.
     pub(crate) fn new(random: Random, real_task: Option<Value>) -> Self {
@@ -73,9 +86,10 @@ impl Allocs {
     fn job(&self, action: &Action) -> Option<(String, u64, Value)> {
         let mut size = body::Size { cpu_mhz: 50, memory_mb: 32, ports: vec![("dynamic", 0)] };
         match (action, &self.real_task) {
-            (Action::Scale(job, count), _) => {
-                let id = format!("a{job}");
-                let job = body::service(&id, *count, &size);
+            (Action::Scale(number, count), _) => {
+                let id = format!("a{number}");
+                let mut job = body::service(&id, *count, &size);
+                job["TaskGroups"][0]["Tasks"][0]["Config"] = pace(*number);
                 Some((id, *count, job))
             }
             (Action::ScaleReal(job, count, generation), Some(task)) => {
