@@ -42,6 +42,8 @@ struct Local {
     ends_by_itself: bool,
     crashes: bool,
     infrastructure_failure: bool,
+    /// Is pending until then.
+    starts_at: Option<u64>,
     /// Was told to stop, and has until then.
     stops_at: Option<u64>,
 }
@@ -133,8 +135,8 @@ impl Agent {
 
     /// When something happens here by itself.
     pub(crate) fn next_look_ms(&self) -> Option<u64> {
-        let stops_at = self.local.values().filter_map(|one| one.stops_at).min();
-        let next = stops_at.map_or(self.beat_at, |at| at.min(self.beat_at));
+        let tasks = self.local.values().flat_map(|one| [one.starts_at, one.stops_at]);
+        let next = tasks.flatten().min().map_or(self.beat_at, |at| at.min(self.beat_at));
         (!self.dead).then(|| next.max(self.silent_until))
     }
 
@@ -155,6 +157,7 @@ impl Agent {
     pub(crate) fn wake(&mut self) {
         self.silent_until = 0;
         for one in self.local.values_mut() {
+            one.starts_at = one.starts_at.map(|_| 0);
             one.stops_at = one.stops_at.map(|_| 0);
         }
     }
@@ -294,14 +297,19 @@ impl World {
                             && !spec.meta.contains_key(ENDLESS)
                     });
                     // What was stopped before it was started is answered for too.
-                    let starts = row.is_live();
-                    if starts {
+                    let starts_at = self.start_time();
+                    let status = match (row.is_live(), starts_at) {
+                        (false, _) => ClientStatus::Complete,
+                        (true, Some(_)) => ClientStatus::Pending,
+                        (true, None) => ClientStatus::Running,
+                    };
+                    if status == ClientStatus::Running {
                         self.check_start(number, row);
                     }
                     let local = Local {
                         job: row.job.clone(),
                         name: row.live_name(),
-                        status: if starts { ClientStatus::Running } else { ClientStatus::Complete },
+                        status,
                         sequence: row.client_sequence + 1,
                         reported: row.client_sequence,
                         ends_by_itself: batch,
@@ -309,11 +317,13 @@ impl World {
                             .allocation_spec(row)
                             .is_some_and(|spec| spec.meta.contains_key(CRASHES)),
                         infrastructure_failure: false,
+                        starts_at: starts_at.filter(|_| status == ClientStatus::Pending),
                         stops_at: None,
                     };
                     self.agents[number].local.insert(row.id, local);
                     changed = true;
                 }
+                Some(ClientStatus::Pending) => changed |= self.start_task(number, row),
                 Some(ClientStatus::Running) if !row.is_live() => {
                     changed |= self.stop_task(number, row.id);
                 }
@@ -323,6 +333,29 @@ impl World {
         // What the servers have forgotten ends, and nobody asks how.
         self.agents[number].local.retain(|id, _| shown.contains(id));
         changed
+    }
+
+    /// When the task that is shown now is to run; none: at once.
+    fn start_time(&mut self) -> Option<u64> {
+        let slow = self.extra.slow_starts && self.chance.percent(40);
+        slow.then(|| self.clock_ms + self.chance.between(100, 30_000))
+    }
+
+    /// A task that is about to start runs when its time has come, or never does when it is not wanted any more.
+    fn start_task(&mut self, number: usize, row: &fsm::Allocation) -> bool {
+        let now = self.clock_ms;
+        let Some(one) = self.agents[number].local.get_mut(&row.id) else { return false };
+        if row.is_live() && one.starts_at.is_some_and(|at| at > now) {
+            return false;
+        }
+        one.starts_at = None;
+        one.sequence += 1;
+        one.status = if row.is_live() { ClientStatus::Running } else { ClientStatus::Complete };
+        if row.is_live() {
+            self.coverage.count(Event::SlowStart);
+            self.check_start(number, row);
+        }
+        true
     }
 
     /// A task that is to stop does so, at once or when its time is up.

@@ -102,6 +102,8 @@ events! {
     WorkerDied => "a worker died with a lease",
     /// A stopped task took its time.
     SlowStop => "a task took its time to stop",
+    /// An allocation was pending for a while.
+    SlowStart => "a task took its time to start",
     /// An entry held reports of several agents.
     ReportsTogether => "several agents' reports stood in one entry",
     /// The broker gave out nothing because an operator said so.

@@ -30,6 +30,8 @@ pub(crate) struct Extra {
     pub(crate) slow_stops: bool,
     /// Operators pause the broker.
     pub(crate) pauses: bool,
+    /// Tasks take their time to start.
+    pub(crate) slow_starts: bool,
 }
 
 impl Extra {
@@ -54,6 +56,7 @@ impl Extra {
             plans_max,
             slow_stops: dice.percent(50),
             pauses: dice.percent(20),
+            slow_starts: dice.percent(50),
         }
     }
 }
@@ -101,7 +104,8 @@ impl World {
         self.trace(|| "a calm spell begins".to_owned());
         let (swarm, extra) = (self.swarm.clone(), self.extra.clone());
         self.swarm = swarm.calm();
-        self.extra = Extra { slow_stops: extra.slow_stops, ..Extra::default() };
+        let Extra { slow_stops, slow_starts, .. } = extra;
+        self.extra = Extra { slow_stops, slow_starts, ..Extra::default() };
         for _ in 0..dice.between(CALM_ROUNDS.0, CALM_ROUNDS.1) {
             if !self.round(&mut dice) {
                 self.clock_ms = self.next_look_ms();
