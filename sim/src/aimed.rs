@@ -168,31 +168,36 @@ pub(crate) async fn elect_a_full_server(world: &World, dice: &mut Dice) {
     }
     world.limit_disk(server, Some(world.swarm.free_bytes_min() - 1));
     let is_full = |world: &World| world.core(server).is_some_and(|core| core.has_full_disk());
-    if !moment(world, MOMENT, is_full).await {
-        return;
+    // What it removes meanwhile may leave it enough.
+    if moment(world, MOMENT, is_full).await {
+        kill_until_it_leads(world, server, dice).await;
+        let with_room = |world: &World| {
+            let leader = world.leader().and_then(|leader| world.core(leader));
+            leader.is_some_and(|core| !core.has_full_disk())
+        };
+        let what = "I55: a leader with room, while one server is full";
+        world.wait(what, LED_WITH_ROOM, with_room).await;
     }
+    world.limit_disk(server, None);
+}
+
+/// Kills one leader after the other, for some time, until this server is elected.
+async fn kill_until_it_leads(world: &World, server: usize, dice: &mut Dice) {
     for _ in 0..ELECTIONS_MAX {
         let other = |world: &World| world.leader().filter(|leader| *leader != server);
         if !moment(world, MOMENT, |world| other(world).is_some()).await {
-            break;
+            return;
         }
-        let Some(leader) = other(world) else { break };
+        let Some(leader) = other(world) else { return };
         world.crash(leader, Crash::Kill);
         rt::sleep(Duration::from_millis(dice.between(50, 1_500))).await;
         world.start(leader);
         moment(world, MOMENT, |world| world.leader().is_some()).await;
         if world.leader() == Some(server) {
             coverage::hit("a full server was elected");
-            break;
+            return;
         }
     }
-    let with_room = |world: &World| {
-        let leader = world.leader().and_then(|leader| world.core(leader));
-        leader.is_some_and(|core| !core.has_full_disk())
-    };
-    let what = "I55: a leader with room, while one server is full";
-    world.wait(what, LED_WITH_ROOM, with_room).await;
-    world.limit_disk(server, None);
 }
 
 /// After the other faults: a server is left behind for a moment, or while it builds a snapshot of its own.
