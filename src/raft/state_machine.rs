@@ -451,6 +451,11 @@ mod tests {
             disk.set_capacity(None);
             assert!(snapshots.has_room());
             assert_eq!(build(&mut storage).await, Some(39));
+            assert_eq!(
+                snapshots.begun(),
+                3,
+                "the log's growth counts from there, also when one was put off"
+            );
         });
     }
 }
