@@ -591,6 +591,7 @@ mod tests {
             while !ready.exists() && Instant::now() < end {
                 std::thread::sleep(POLL);
             }
+            assert!(ready.exists(), "it listens for the signal");
             let before = fleet.agents[agent].child.as_ref().unwrap().id();
             let fault = Fault { agent, way: Way::Stop };
             fleet.begin_fault(&recorder, fault).unwrap();

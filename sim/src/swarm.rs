@@ -273,7 +273,7 @@ pub(crate) struct Swarm {
     pub(crate) timing: RaftTiming,
     pub(crate) workers: usize,
     pub(crate) snapshot_log_bytes: u64,
-    pub(crate) log_entries_kept: u64,
+    log_entries_kept: u64,
     pub(crate) segment_bytes: u64,
     pub(crate) batch_entries_max: usize,
     pub(crate) cache_bytes_max: usize,

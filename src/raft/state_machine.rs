@@ -268,7 +268,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     }
 
     async fn get_snapshot_builder(&mut self) -> SnapshotBuilder {
-        self.snapshots.begin();
+        self.snapshots.note_begun();
         SnapshotBuilder {
             state: self.state.clone(),
             meta: self.meta(),

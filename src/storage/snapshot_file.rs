@@ -64,9 +64,9 @@ pub struct SnapshotDirectory {
 struct Shared {
     /// Free bytes that the snapshot which was put off waits for; 0: none was put off.
     awaited_bytes: AtomicU64,
-    /// Snapshots of its own state that this process has begun.
+    /// States that this process has taken to make snapshots of; their files are begun later.
     begun: AtomicU64,
-    /// Files that were begun by this process.
+    /// Files that this process has begun to write, for their names.
     built: AtomicU64,
     /// Pieces are taken in one at a time.
     receiving: Mutex<()>,
@@ -195,7 +195,7 @@ impl SnapshotDirectory {
     }
 
     /// Notes that a snapshot is to be built of the state as it is now.
-    pub fn begin(&self) {
+    pub fn note_begun(&self) {
         self.shared.begun.fetch_add(1, Ordering::Relaxed);
     }
 
