@@ -1,4 +1,4 @@
-//! Compiles the `.proto` files with protox: no system protoc is needed.
+//! Compiles the `.proto` files with protox: no system protoc is needed. Maps keep their order, so that equal messages have equal bytes.
 use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message;
@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(files.map(|f| format!("quorate/v1/{f}")), ["."])?;
     let path = PathBuf::from(env::var("OUT_DIR")?).join("quorate_descriptor.bin");
     fs::write(path, descriptors.encode_to_vec())?;
-    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    tonic_prost_build::configure().bytes(".").btree_map(".").compile_fds(descriptors)?;
     println!("cargo:rerun-if-changed=quorate");
     Ok(())
 }

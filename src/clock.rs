@@ -23,12 +23,11 @@ const ANCHOR_MS: u64 = 200;
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     started: Instant,
-    simulated: bool,
 }
 
 impl Default for Clock {
     fn default() -> Self {
-        Self { started: Instant::now(), simulated: rt::is_simulation() }
+        Self { started: Instant::now() }
     }
 }
 
@@ -40,15 +39,20 @@ impl Clock {
 
     /// Milliseconds since the Unix epoch, as the machine believes.
     pub fn wall_ms(&self) -> u64 {
-        if self.simulated {
-            let elapsed = u64::try_from(rt::simulated_elapsed().as_millis()).unwrap_or(u64::MAX);
-            return SIMULATED_EPOCH_MS
-                .saturating_add(elapsed)
-                .saturating_add_signed(rt::wall_offset_ms());
-        }
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+        wall_ms()
     }
+}
+
+/// Milliseconds since the Unix epoch, as this machine believes.
+pub(crate) fn wall_ms() -> u64 {
+    if rt::is_simulation() {
+        let elapsed = u64::try_from(rt::simulated_elapsed().as_millis()).unwrap_or(u64::MAX);
+        return SIMULATED_EPOCH_MS
+            .saturating_add(elapsed)
+            .saturating_add_signed(rt::wall_offset_ms());
+    }
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Log time as one leader stamps it: anchored at the state's time when it was elected, running with the monotonic clock and slewed towards

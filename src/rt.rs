@@ -23,8 +23,8 @@ use openraft_rt_tokio::{
 use rand::{SeedableRng, rngs::SmallRng};
 pub use tokio::{
     select,
-    sync::{Notify, Semaphore, mpsc, oneshot, watch},
-    task::{AbortHandle, JoinHandle},
+    sync::{Notify, Semaphore, SemaphorePermit, mpsc, oneshot, watch},
+    task::{AbortHandle, JoinHandle, JoinSet},
     time::{Instant, error::Elapsed, sleep, sleep_until, timeout},
 };
 
@@ -303,16 +303,7 @@ where
     T::Output: Send + 'static,
 {
     let task = tokio::spawn(Grouped { group, future: Some(Box::pin(future)) });
-    GROUPS.with_borrow_mut(|groups| match groups.live.get_mut(&group) {
-        Some(state) => {
-            if state.tasks.len() >= state.prune_at {
-                state.tasks.retain(|task| !task.is_finished());
-                state.prune_at = GROUP_PRUNE_MIN.max(state.tasks.len() * 2);
-            }
-            state.tasks.push(task.abort_handle());
-        }
-        None => task.abort(),
-    });
+    enlist(group, task.abort_handle());
     task
 }
 
@@ -326,6 +317,34 @@ where
         None => tokio::spawn(future),
         Some(group) => spawn_in(group, future),
     }
+}
+
+/// Starts a task of a set, in the group of the task that starts it.
+pub fn spawn_into<F>(set: &mut JoinSet<()>, future: F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    match CURRENT_GROUP.get() {
+        None => drop(set.spawn(future)),
+        Some(group) => {
+            let task = set.spawn(Grouped { group, future: Some(Box::pin(future)) });
+            enlist(group, task);
+        }
+    }
+}
+
+/// Has a task end with its group; at once when the group is no more.
+fn enlist(group: Group, task: AbortHandle) {
+    GROUPS.with_borrow_mut(|groups| match groups.live.get_mut(&group) {
+        Some(state) => {
+            if state.tasks.len() >= state.prune_at {
+                state.tasks.retain(|task| !task.is_finished());
+                state.prune_at = GROUP_PRUNE_MIN.max(state.tasks.len() * 2);
+            }
+            state.tasks.push(task);
+        }
+        None => task.abort(),
+    });
 }
 
 /// Runs work that computes or blocks for long, away from the async threads. It is done also when whoever asked for it has gone. On a simulated server it
@@ -489,17 +508,33 @@ mod tests {
         let (first, second) = (new_group(), new_group());
         let (killed, alive) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let task = spawn_in(first, count_twice(Arc::clone(&killed)));
+        let (of_a_set, counter) = (Arc::new(AtomicU64::new(0)), Arc::clone(&killed));
+        let set_counter = Arc::clone(&of_a_set);
+        let owner = spawn_in(first, async move {
+            let mut set = JoinSet::new();
+            spawn_into(&mut set, async move {
+                loop {
+                    set_counter.fetch_add(1, Ordering::Relaxed);
+                    tokio::task::yield_now().await;
+                }
+            });
+            drop(set.join_next().await);
+            counter.fetch_add(1, Ordering::Relaxed);
+        });
         spawn_in(second, count_twice(Arc::clone(&alive)));
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
         kill_group(first);
         let (killed_at, alive_at) = (killed.load(Ordering::Relaxed), alive.load(Ordering::Relaxed));
-        assert!(killed_at > 10, "both tasks of the group ran");
+        let of_a_set_at = of_a_set.load(Ordering::Relaxed);
+        assert!(killed_at > 10 && of_a_set_at > 5, "all tasks of the group ran");
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
         assert_eq!(killed.load(Ordering::Relaxed), killed_at);
+        assert_eq!(of_a_set.load(Ordering::Relaxed), of_a_set_at);
+        assert!(owner.await.expect_err("it was killed").is_cancelled());
         assert!(alive.load(Ordering::Relaxed) > alive_at + 10);
         assert!(task.await.expect_err("it was killed").is_cancelled());
         let late = spawn_in(first, std::future::ready(1));

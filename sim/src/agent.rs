@@ -1,15 +1,15 @@
-//! Fake node agents over the simulated network: they register, beat, take allocations from a stream, run them for a moment and report. Some crash,
-//! forget what they ran, are cut off, stand still, or go on with the stream of another server. What runs where is known to all of them, so that a name that runs twice is seen (I49).
+//! Model agents over the simulated network: they register, beat, take allocations from a stream, run them for a moment and report. Some crash, forget
+//! what they ran, are cut off, stand still, or go on with the stream of another server: what servers have to bear of whatever agents there are. The
+//! project's own agent runs in `machine.rs`.
 
 use std::{
-    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     time::Duration,
 };
 
 use bytes::Bytes;
-use fsm::State;
+use fsm::AllocationId;
 use futures_util::StreamExt;
 use prost::Message;
 use proto::v1 as pb;
@@ -23,6 +23,7 @@ use crate::{
     coverage,
     dice::Dice,
     network::SimTransport,
+    running::{self, Name},
     swarm::Class,
     trace, verdict,
     world::{self, World},
@@ -40,42 +41,9 @@ const VAIN_STREAMS_MAX: u32 = 5;
 /// Racks that nodes are in.
 pub(crate) const RACKS: [&str; 2] = ["r1", "r2"];
 
-/// By job and name: agent and allocation.
-type RunningByName = BTreeMap<(String, String), BTreeSet<(usize, Bytes)>>;
-
-thread_local! {
-    /// What runs.
-    static RUNNING: RefCell<RunningByName> = const { RefCell::new(BTreeMap::new()) };
-}
-
-/// I49: when all is quiet, what runs is what the servers want to run, and all of it. One line for each difference.
-pub(crate) fn strays(state: &State) -> Vec<String> {
-    let running: BTreeSet<Bytes> = RUNNING
-        .with_borrow(|running| running.values().flatten().map(|(_, id)| id.clone()).collect());
-    let wanted = |id: &Bytes| {
-        let row = fsm::AllocationId::from_slice(id).and_then(|id| state.allocations.get(&id));
-        row.is_some_and(|row| row.is_live())
-    };
-    let stray = running.iter().filter(|id| !wanted(id)).map(|id| {
-        let row = fsm::AllocationId::from_slice(id).and_then(|id| state.allocations.get(&id));
-        let what = row.map_or_else(
-            || "something forgotten".to_owned(),
-            |row| format!("{} ({:?}, {:?})", row.name(), row.desired, row.client),
-        );
-        format!("I49: {what} runs, and nobody wants it")
-    });
-    let missing = state.allocations.iter().filter(|row| {
-        row.is_live()
-            && row.client == fsm::ClientStatus::Running
-            && !running.contains(&row.id.0[..])
-    });
-    let missing = missing.map(|row| format!("I49: {} runs nowhere, and is said to", row.name()));
-    stray.chain(missing).collect()
-}
-
 /// What runs, or ran, here.
 struct Running {
-    name: (String, String),
+    name: Name,
     sequence: u64,
     status: &'static str,
     reported: bool,
@@ -165,9 +133,8 @@ impl Agent {
         let away = Duration::from_millis(self.dice.between(100, 8_000));
         trace::event(&self.name, format_args!("away for {away:?}, forgets: {forgets}"));
         if forgets {
-            for (id, one) in std::mem::take(&mut self.running) {
-                one.leaves(self.number, &id);
-            }
+            self.running.clear();
+            running::ends_all(self.number);
             let identity = [self.dice.next().to_le_bytes(), self.dice.next().to_le_bytes()];
             self.identity = identity.concat().into();
         }
@@ -346,19 +313,14 @@ impl Agent {
             removed.extend(live.map(|(id, _)| id).filter(|id| !present.contains(id)).cloned());
         }
         for id in &removed {
-            if let Some(one) = self.running.remove(id) {
-                one.leaves(self.number, id);
-            }
+            self.running.remove(id);
+            running::ends(self.number, id_of(id));
         }
         for allocation in batch.allocations {
             let id = allocation.id.clone();
-            // A name is one of its node's where a job runs once per node.
-            let name = match allocation.job_type.as_str() {
-                "system" | "sysbatch" => format!("{} of a{}", allocation.name, self.number),
-                _ => allocation.name.clone(),
-            };
+            let names = (&*allocation.job_id, &*allocation.name);
             let known = self.running.entry(id.clone()).or_insert(Running {
-                name: (allocation.job_id.clone(), name),
+                name: running::name_of(self.number, &allocation.job_type, names),
                 sequence: allocation.client_sequence,
                 status: "pending",
                 reported: true,
@@ -370,11 +332,12 @@ impl Agent {
                     let ends_at = (allocation.job_type == "batch").then(|| Instant::now() + RUN);
                     known.ends_at = ends_at;
                     known.becomes("running");
-                    known.enters(&self.world, self.number, &id);
+                    let run = (known.name.clone(), None);
+                    running::begins(&self.world, self.number, id_of(&id), run);
                 }
                 "pending" | "running" if !allocation.run => {
                     known.becomes("complete");
-                    known.leaves(self.number, &id);
+                    running::ends(self.number, id_of(&id));
                 }
                 _ => {}
             }
@@ -389,7 +352,7 @@ impl Agent {
         for (id, one) in &mut self.running {
             if one.ends_at.is_some_and(|end| end <= now) {
                 one.becomes("complete");
-                one.leaves(self.number, id);
+                running::ends(self.number, id_of(id));
             }
         }
     }
@@ -424,43 +387,11 @@ impl Agent {
     }
 }
 
+fn id_of(id: &[u8]) -> AllocationId {
+    AllocationId::from_slice(id).unwrap_or_default()
+}
+
 impl Running {
-    /// I49: it begins to run, and no other allocation of that name that the servers still want does.
-    fn enters(&self, world: &World, agent: usize, id: &Bytes) {
-        let others: Vec<(usize, Bytes)> = RUNNING.with_borrow_mut(|running| {
-            let of_name = running.entry(self.name.clone()).or_default();
-            let others = of_name.iter().filter(|(_, other)| other != id).cloned().collect();
-            of_name.insert((agent, id.clone()));
-            others
-        });
-        let Some(state) = world.newest() else { return };
-        let is_live = |id: &Bytes| {
-            let row = fsm::AllocationId::from_slice(id).and_then(|id| state.allocations.get(&id));
-            row.filter(|row| row.is_live()).cloned()
-        };
-        // What begins late, when the servers have given it up already, may meet what has replaced it.
-        if is_live(id).is_none() {
-            return;
-        }
-        for (other, other_id) in others {
-            if let Some(row) = is_live(&other_id) {
-                verdict::fail(format!(
-                    "I49: {} starts on a{agent} while {} of that name runs on a{other}",
-                    row.name(),
-                    row.id
-                ));
-            }
-        }
-    }
-
-    fn leaves(&self, agent: usize, id: &Bytes) {
-        RUNNING.with_borrow_mut(|running| {
-            if let Some(of_name) = running.get_mut(&self.name) {
-                of_name.remove(&(agent, id.clone()));
-            }
-        });
-    }
-
     fn becomes(&mut self, status: &'static str) {
         self.status = status;
         self.sequence += 1;
@@ -468,38 +399,5 @@ impl Running {
         if status == "complete" {
             self.ends_at = None;
         }
-    }
-}
-
-#[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
-mod tests {
-    use fsm::{
-        JobKind,
-        command::Readiness,
-        testing::{self, Driver},
-    };
-
-    use super::*;
-
-    #[test]
-    fn i49_what_runs_unwanted_and_what_is_said_to_run_and_does_not_is_found() {
-        let mut driver = Driver::default();
-        driver.register_node("n1");
-        driver.readiness("n1", Readiness::Ok);
-        driver.sync("n1");
-        driver.register_job(testing::job("web", JobKind::Service, 1));
-        let node = driver.node("n1");
-        let id = driver.run("web", 0, node);
-        let missing = strays(&driver.state);
-        assert!(missing.len() == 1 && missing[0].contains("runs nowhere"), "{missing:?}");
-        let name = ("web".to_owned(), "web".to_owned());
-        let held = Bytes::copy_from_slice(&id.0);
-        RUNNING.with_borrow_mut(|all| all.entry(name.clone()).or_default().insert((0, held)));
-        assert_eq!(strays(&driver.state), Vec::<String>::new());
-        let stray = Bytes::from_static(&[9; 16]);
-        RUNNING.with_borrow_mut(|all| all.get_mut(&name).unwrap().insert((0, stray)));
-        let found = strays(&driver.state);
-        assert!(found.len() == 1 && found[0].contains("nobody wants it"), "{found:?}");
     }
 }

@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 59] = [
+pub(crate) const REQUIRED: [&str; 62] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -52,6 +52,9 @@ pub(crate) const REQUIRED: [&str; 59] = [
     "an agent met a server behind what it had been shown",
     "a disk was lost again soon after",
     "an agent stood still with its stream open",
+    "an agent was killed while its tasks went on",
+    "an agent found again what the last one had begun",
+    "a machine booted",
     "a write was turned away for want of room",
     "a server was left behind for a moment",
     "a leader was cut off with a server that was joining",

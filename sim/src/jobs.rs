@@ -183,7 +183,13 @@ fn template(ports: &str) -> anyhow::Result<Arc<JobSpec>> {
                  delay_function = "constant"
                  unlimited = true
                }}
-               task "task" {{ driver = "mock" }}
+               task "task" {{
+                 driver = "mock"
+                 config {{
+                   start_block_for = "40ms"
+                   kill_after = "200ms"
+                 }}
+               }}
              }}
            }}"#
     ))?;
@@ -192,12 +198,14 @@ fn template(ports: &str) -> anyhow::Result<Arc<JobSpec>> {
 
 /// A job of another kind than the services.
 fn extra(id: &str, kind: &str) -> anyhow::Result<JobSpec> {
+    let config = if kind == "batch" { r#"config { run_for = "700ms" }"# } else { "" };
     client::job(&format!(
         r#"job "{id}" {{
              type = "{kind}"
              group "work" {{
                task "task" {{
                  driver = "mock"
+                 {config}
                  resources {{
                    cpu = 150
                    memory = 64

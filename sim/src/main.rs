@@ -11,7 +11,8 @@
 //!                                                             ├► jobs: an operator who registers, scales, stops and looks
 //!                                                             ├► settings: what stands beside jobs is changed and looked at
 //!                                                             ├► streams: whether servers tell agents what they know
-//!                                                             ├► agent: registers, runs allocations, reports
+//!                                                             ├► agent: a model that does what no agent should; machine: the project's own agent
+//!                                                             ├► running: what runs where, against what the servers want
 //!                                                             ├► autopsy: what a disk would come back with
 //!                                                             └► invariants, coverage, verdict: what must hold, what must happen, what went wrong
 //! ```
@@ -24,12 +25,12 @@ mod autopsy;
 mod child;
 mod cli;
 mod client;
-
 mod coverage;
 mod dice;
 mod invariants;
 mod jobs;
 mod lag;
+mod machine;
 mod many;
 mod nemesis;
 mod network;
@@ -38,6 +39,7 @@ mod oracle;
 mod partition;
 mod reader;
 mod run;
+mod running;
 mod selftest;
 mod services;
 mod settings;

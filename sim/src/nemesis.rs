@@ -120,7 +120,8 @@ impl Nemesis {
             | Class::Watermark
             | Class::Spared
             | Class::Aimed
-            | Class::Busy => {}
+            | Class::Busy
+            | Class::Machines => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),

@@ -9,16 +9,18 @@ use quorate::{
 };
 
 use crate::{
-    agent::{self, Agent},
+    agent::Agent,
     aimed,
     client::{self, Ended, REGISTERS, Shared},
     dice::Dice,
     invariants,
     jobs::{self, Operator},
     lag,
+    machine::{self, Machine},
     nemesis::Nemesis,
     nuisance::Nuisance,
     reader::Reader,
+    running,
     settings::SettingsWriter,
     streams,
     swarm::{Class, Swarm},
@@ -103,9 +105,19 @@ async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
     for server in 0..world.count() {
         tasks.push(rt::spawn(shared.clone().watch(server, stopped.clone())));
     }
+    let directories = world.swarm.has(Class::Machines).then(machine::directories).transpose()?;
+    let mut real = Dice::new(seed, "machines");
     for number in 0..world.swarm.agents {
         let dice = Dice::new(seed, &format!("agent {number}"));
-        tasks.push(rt::spawn(Agent::new(number, world, dice).run(stopped.clone())));
+        let stopped = stopped.clone();
+        let machine = directories.as_ref().filter(|_| real.below(4) > 0);
+        tasks.push(match machine {
+            Some(all) => {
+                let directory = all.path().join(format!("a{number}"));
+                rt::spawn(Machine::new(number, world, directory).run(stopped))
+            }
+            None => rt::spawn(Agent::new(number, world, dice).run(stopped)),
+        });
     }
     if world.swarm.has(Class::StaleReads) {
         let reader = Reader::new(world.clone(), shared.clone());
@@ -274,7 +286,7 @@ fn unsettled(world: &World) -> Vec<String> {
     found.extend(jobs::not_as_wanted(&state));
     let broken = invariants::check_quiet(&state, &BTreeSet::new());
     found.extend(broken.into_iter().map(|one| one.to_string()));
-    found.extend(agent::strays(&state));
+    found.extend(running::strays(&state));
     found
 }
 
@@ -351,6 +363,7 @@ fn batch_job(id: &str) -> anyhow::Result<JobSpec> {
                }}
                task "task" {{
                  driver = "mock"
+                 config {{ run_for = "700ms" }}
                  resources {{
                    cpu = 100
                    memory = 64

@@ -89,6 +89,8 @@ pub(crate) enum Class {
     Aimed,
     /// No fault: threads for blocking work are busy, so that some of it comes late.
     Busy,
+    /// No fault: some agents are the project's own, on machines that can boot.
+    Machines,
 }
 
 impl Class {
@@ -97,7 +99,7 @@ impl Class {
     /// So many have been drawn when those come that came later still.
     const SECOND: usize = 26;
     /// All of them, in the order in which they are drawn.
-    pub(crate) const ALL: [Self; 36] = [
+    pub(crate) const ALL: [Self; 37] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -134,6 +136,7 @@ impl Class {
         Self::Spared,
         Self::Aimed,
         Self::Busy,
+        Self::Machines,
     ];
 
     /// Its name on the command line.
@@ -175,6 +178,7 @@ impl Class {
             Self::Spared => "spared",
             Self::Aimed => "aimed",
             Self::Busy => "busy",
+            Self::Machines => "machines",
         }
     }
 
@@ -199,6 +203,7 @@ impl Class {
                     | Self::Spared
                     | Self::Aimed
                     | Self::Busy
+                    | Self::Machines
             )
     }
 

@@ -381,7 +381,8 @@ impl World {
         }
     }
 
-    fn judge(&self, server: usize, content: &Arc<Content>) {
+    /// A server shows a state.
+    pub(crate) fn judge(&self, server: usize, content: &Arc<Content>) {
         let now = rt::simulated_elapsed();
         let mut state = self.lock();
         state.shown += 1;

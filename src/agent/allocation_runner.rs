@@ -3,7 +3,7 @@
 //!
 //! A terminal status is reported only when no task's process can exist any more: the servers give its resources away then.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use proto::v1;
 use serde::{Deserialize, Serialize};
@@ -308,7 +308,7 @@ impl AllocationRunner {
     /// The report for the servers.
     pub(crate) fn status(&self, policy: &GroupPolicy, id: [u8; 16]) -> v1::AllocationStatus {
         let status = self.client_status();
-        let tasks: HashMap<String, v1::TaskState> = policy
+        let tasks: BTreeMap<String, v1::TaskState> = policy
             .tasks
             .iter()
             .zip(&self.tasks)

@@ -5,8 +5,6 @@
 //! connection unless told otherwise; a call that waits for a stream would look like a dead server.
 
 use std::{
-    collections::BTreeMap,
-    future::Future,
     sync::Arc,
     sync::{
         Mutex, PoisonError,
@@ -15,60 +13,52 @@ use std::{
     time::Duration,
 };
 
-use proto::v1::agent_client::AgentClient;
-use tokio::sync::{Semaphore, SemaphorePermit};
-use tonic::{
-    Code, Request, Response, Status,
-    transport::{Channel, Endpoint},
-};
+use futures_util::{StreamExt, future::BoxFuture};
+use prost::Message;
+use tonic::{Code, Status, transport::Endpoint};
 
 use super::{restart::mix, settings::SettingsError};
+use crate::{
+    rpc::transport::{Lane, ReplyStream, Transport, call},
+    rt::{Semaphore, SemaphorePermit},
+};
 
 /// Nodes that share a channel to a server.
 pub(crate) const NODES_PER_CHANNEL: u32 = 60;
 /// Servers known at a time.
 const SERVERS_MAX: usize = 32;
-/// Longest message taken from a server, bytes.
-pub(super) const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// Nodes of this process that register at the same time.
 const REGISTERING_MAX: usize = 64;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The servers known to this process and its channels to them.
-#[derive(Debug)]
+/// The servers known to this process and its way to them.
 pub(crate) struct Servers {
+    transport: Arc<dyn Transport>,
     configured: Vec<String>,
-    state: Mutex<State>,
+    /// Invariant: not empty, at most [`SERVERS_MAX`].
+    addresses: Mutex<Arc<[String]>>,
     rpc_timeout: Duration,
     /// Taken while registering, so that thousands of simulated nodes do not all do it at once.
     registering: Semaphore,
 }
 
-#[derive(Debug)]
-struct State {
-    /// Invariant: not empty, at most [`SERVERS_MAX`].
-    addresses: Arc<[String]>,
-    channels: BTreeMap<(String, u32), Channel>,
-}
-
 impl Servers {
-    /// Knows these addresses (`host:port`, with or without `http://`).
+    /// Knows these addresses (`host:port`, with or without `http://`) and reaches them by this transport.
     pub(crate) fn new(
         addresses: &[String],
+        transport: Arc<dyn Transport>,
         rpc_timeout: Duration,
     ) -> Result<Arc<Self>, SettingsError> {
-        for address in addresses {
-            endpoint(address).ok_or_else(|| SettingsError::Address(address.clone()))?;
-        }
-        if addresses.is_empty() {
+        let configured = addresses
+            .iter()
+            .map(|given| host_and_port(given).ok_or_else(|| SettingsError::Address(given.clone())))
+            .collect::<Result<Vec<_>, _>>()?;
+        if configured.is_empty() {
             return Err(SettingsError::NoServers);
         }
-        let configured: Vec<_> = addresses.iter().take(SERVERS_MAX).cloned().collect();
-        let state = State { addresses: configured.clone().into(), channels: BTreeMap::new() };
+        let configured: Vec<_> = configured.into_iter().take(SERVERS_MAX).collect();
+        let addresses = Mutex::new(configured.clone().into());
         let registering = Semaphore::new(REGISTERING_MAX);
-        Ok(Arc::new(Self { configured, state: Mutex::new(state), rpc_timeout, registering }))
+        Ok(Arc::new(Self { transport, configured, addresses, rpc_timeout, registering }))
     }
 
     /// Takes over the list that a server has sent; the configured ones stay known.
@@ -77,19 +67,16 @@ impl Servers {
             return;
         }
         let mut addresses = self.configured.clone();
-        for address in sent {
-            if !addresses.contains(address)
-                && addresses.len() < SERVERS_MAX
-                && endpoint(address).is_some()
-            {
-                addresses.push(address.clone());
+        for address in sent.iter().filter_map(|sent| host_and_port(sent)) {
+            if !addresses.contains(&address) && addresses.len() < SERVERS_MAX {
+                addresses.push(address);
             }
         }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if *state.addresses != *addresses {
+        let mut known = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        if **known != *addresses {
             tracing::info!(servers = ?addresses, "the list of servers changed");
-            state.channels.retain(|(address, _), _| addresses.contains(address));
-            state.addresses = addresses.into();
+            self.transport.keep_only(&addresses);
+            *known = addresses.into();
         }
     }
 
@@ -99,42 +86,27 @@ impl Servers {
         self.registering.acquire().await.ok()
     }
 
-    fn channel(&self, position: usize, lane: u32) -> Channel {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let address = state.addresses[position % state.addresses.len()].clone();
-        let key = (address, lane);
-        if let Some(channel) = state.channels.get(&key) {
-            return channel.clone();
-        }
-        let endpoint = endpoint(&key.0).expect("only addresses that parse are kept");
-        let channel = endpoint
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .keep_alive_while_idle(true)
-            .connect_lazy();
-        state.channels.insert(key, channel.clone());
-        channel
+    fn address(&self, position: usize) -> String {
+        let addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        addresses[position % addresses.len()].clone()
     }
 
     fn count(&self) -> usize {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).addresses.len()
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 }
 
-fn endpoint(address: &str) -> Option<Endpoint> {
-    let uri =
-        if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
-    let endpoint = Endpoint::from_shared(uri).ok()?;
-    endpoint.uri().port_u16().map(|_| endpoint)
+/// An address as the transport takes it; `None` for what is none.
+fn host_and_port(address: &str) -> Option<String> {
+    let bare = address.strip_prefix("http://").unwrap_or(address);
+    let endpoint = Endpoint::from_shared(format!("http://{bare}")).ok()?;
+    endpoint.uri().port_u16().map(|_| bare.to_owned())
 }
 
 /// One node's way to the servers.
-#[derive(Debug)]
 pub(crate) struct Connection {
     servers: Arc<Servers>,
-    lane: u32,
+    lane: Lane,
     current: AtomicUsize,
 }
 
@@ -143,21 +115,13 @@ impl Connection {
     pub(crate) fn new(servers: Arc<Servers>, number: u32, first: u64) -> Self {
         let count = servers.count() as u64;
         let current = usize::try_from(mix(first) % count).unwrap_or(0);
-        Self { servers, lane: number / NODES_PER_CHANNEL, current: AtomicUsize::new(current) }
+        let lane = Lane::Agent(number / NODES_PER_CHANNEL);
+        Self { servers, lane, current: AtomicUsize::new(current) }
     }
 
     /// The servers known.
     pub(crate) fn servers(&self) -> &Servers {
         &self.servers
-    }
-
-    /// A client of the present server, and a mark for [`Self::failed`].
-    pub(crate) fn client(&self) -> (AgentClient<Channel>, usize) {
-        let position = self.current.load(Ordering::Relaxed);
-        let client = AgentClient::new(self.servers.channel(position, self.lane))
-            .max_decoding_message_size(MESSAGE_BYTES_MAX)
-            .max_encoding_message_size(MESSAGE_BYTES_MAX);
-        (client, position)
     }
 
     /// The server behind that mark is of no use: the next one is asked, unless somebody has moved on already.
@@ -171,24 +135,18 @@ impl Connection {
     }
 
     /// One call with its deadline, tried on each server at most once.
-    pub(crate) async fn call<M, R, F>(
+    pub(crate) async fn call<Q: Message, P: Message + Default>(
         &self,
-        message: &M,
-        method: impl Fn(AgentClient<Channel>, Request<M>) -> F,
-    ) -> Result<R, Status>
-    where
-        M: Clone,
-        F: Future<Output = Result<Response<R>, Status>>,
-    {
+        path: &'static str,
+        request: &Q,
+    ) -> Result<P, Status> {
+        let Servers { transport, rpc_timeout, .. } = &*self.servers;
         let mut last = Status::unavailable("no server was asked");
         for _ in 0..self.servers.count() {
-            let (client, position) = self.client();
-            let mut request = Request::new(message.clone());
-            request.set_timeout(self.servers.rpc_timeout);
-            let answer =
-                tokio::time::timeout(self.servers.rpc_timeout, method(client, request)).await;
-            match answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time"))) {
-                Ok(response) => return Ok(response.into_inner()),
+            let position = self.current.load(Ordering::Relaxed);
+            let to = self.servers.address(position);
+            match call(&**transport, &to, path, self.lane, request, *rpc_timeout).await {
+                Ok(reply) => return Ok(reply),
                 Err(status) if is_about_server(&status) => {
                     self.failed(position);
                     last = status;
@@ -197,6 +155,19 @@ impl Connection {
             }
         }
         Err(last)
+    }
+
+    /// Asks the present server for a stream; with it comes a mark for [`Self::failed`].
+    pub(crate) fn open<Q: Message>(
+        &self,
+        path: &'static str,
+        request: &Q,
+    ) -> (BoxFuture<'static, Result<ReplyStream, Status>>, usize) {
+        let position = self.current.load(Ordering::Relaxed);
+        let to = self.servers.address(position);
+        let body = request.encode_to_vec().into();
+        let input = futures_util::stream::once(std::future::ready(body)).boxed();
+        (self.servers.transport.stream(&to, path, self.lane, input), position)
     }
 }
 
@@ -245,13 +216,20 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rpc::transport::GrpcTransport;
 
-    #[test]
-    fn addresses_are_checked_and_learned_ones_bounded() {
-        let bad = Servers::new(&["nowhere".to_owned()], Duration::from_secs(1));
-        assert_eq!(bad.err(), Some(SettingsError::Address("nowhere".to_owned())));
-        let servers = Servers::new(&["127.0.0.1:1".to_owned()], Duration::from_secs(1))
-            .expect("a valid address");
+    fn servers(address: &str) -> Result<Arc<Servers>, SettingsError> {
+        let transport = Arc::new(GrpcTransport::from_agents());
+        Servers::new(&[address.to_owned()], transport, Duration::from_secs(1))
+    }
+
+    #[tokio::test]
+    async fn addresses_are_checked_and_learned_ones_bounded() {
+        for bad in ["nowhere", "http://nowhere", "https://a:1", ""] {
+            assert_eq!(servers(bad).err(), Some(SettingsError::Address(bad.to_owned())));
+        }
+        let servers = servers("http://127.0.0.1:1").expect("a valid address");
+        assert_eq!(servers.address(0), "127.0.0.1:1");
         let many: Vec<_> = (0..100).map(|n| format!("127.0.0.1:{}", 1000 + n)).collect();
         servers.learn(&many);
         assert_eq!(servers.count(), SERVERS_MAX);

@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::connection::MESSAGE_BYTES_MAX;
+use crate::rpc::transport::MESSAGE_BYTES_MAX;
 
 /// Largest file that [`read_json`] takes, bytes: whatever [`write_json`] makes of an allocation, in which JSON needs up to six bytes for one of the message.
 const FILE_BYTES_MAX: u64 = 6 * MESSAGE_BYTES_MAX as u64;

@@ -91,6 +91,25 @@ pub(crate) fn fingerprint(
     }
 }
 
+/// What a simulated machine is found to be: the same everywhere.
+pub(crate) fn simulated(settings: &AgentSettings) -> Fingerprint {
+    let cpu_mhz = settings.cpu_mhz.unwrap_or(4_000);
+    let attributes = [
+        ("kernel.name", "linux".to_owned()),
+        ("cpu.totalcompute", cpu_mhz.to_string()),
+        ("driver.mock", "1".to_owned()),
+    ];
+    Fingerprint {
+        attributes: attributes.map(|(key, value)| (key.to_owned(), value)).into(),
+        host_name: settings.name.clone(),
+        cores: 4,
+        cpu_mhz,
+        memory_mb: settings.memory_mb.unwrap_or(4_000),
+        disk_mb: settings.disk_mb.unwrap_or(40_000),
+        address: settings.advertise_address.clone().unwrap_or_else(|| "10.0.1.1".to_owned()),
+    }
+}
+
 #[derive(Debug, PartialEq, Eq)]
 struct Cpu {
     /// Invariant: at least 1.

@@ -10,19 +10,22 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt};
+use prost::Message;
 use proto::v1::{self, Liveness};
-use tokio::{
-    sync::{Notify, watch},
-    time::{Instant, sleep, sleep_until, timeout},
-};
 use tonic::{Code, Status};
 
 use super::{
     connection::{Backoff, Connection, is_about_server},
     restart::mix,
-    status::Outbox,
+    status::{Outbox, UPDATE_ALLOCATIONS},
 };
+use crate::rt::{self, Instant, Notify, sleep, sleep_until, timeout, watch};
+
+const REGISTER: &str = "/quorate.v1.Agent/Register";
+const READY: &str = "/quorate.v1.Agent/Ready";
+const HEARTBEAT: &str = "/quorate.v1.Agent/Heartbeat";
+const STREAM_ALLOCATIONS: &str = "/quorate.v1.Agent/StreamAllocations";
 
 /// Longest pause between two tries to register.
 const REGISTER_RETRY_MAX: Duration = Duration::from_secs(15);
@@ -135,9 +138,10 @@ impl<N: Node> Standing<N> {
         loop {
             let Some(current) = current(&mut registered).await else { return };
             seen.begin(current);
-            let ended = tokio::select! {
-                ended = self.stream(current.incarnation, &mut seen, &mut backoff) => ended,
+            let ended = rt::select! {
+                biased;
                 _ = registered.wait_for(|value| *value != Some(current)) => continue,
+                ended = self.stream(current.incarnation, &mut seen, &mut backoff) => ended,
             };
             match ended {
                 Ok(()) => tracing::debug!("the stream of allocations ended"),
@@ -164,8 +168,8 @@ impl<N: Node> Standing<N> {
             incarnation,
             index_min: seen.index,
         };
-        let (mut client, server) = self.connection.client();
-        let opened = timeout(STREAM_OPEN_TIMEOUT, client.stream_allocations(request)).await;
+        let (opened, server) = self.connection.open(STREAM_ALLOCATIONS, &request);
+        let opened = timeout(STREAM_OPEN_TIMEOUT, opened).await;
         let opened = opened
             .unwrap_or_else(|_| Err(Status::deadline_exceeded("the stream did not open in time")));
         let move_on = |status: Status| {
@@ -174,8 +178,10 @@ impl<N: Node> Standing<N> {
             }
             status
         };
-        let mut stream = opened.map_err(move_on)?.into_inner();
-        while let Some(batch) = stream.message().await.map_err(move_on)? {
+        let mut stream = opened.map_err(move_on)?;
+        while let Some(message) = stream.next().await {
+            let batch = v1::AllocationBatch::decode(message.map_err(move_on)?)
+                .map_err(|error| move_on(Status::internal(error.to_string())))?;
             seen.check(batch.index).map_err(move_on)?;
             backoff.reset();
             self.node.apply(batch).await;
@@ -188,12 +194,8 @@ impl<N: Node> Standing<N> {
         let mut tries = 0_u32;
         loop {
             let turn = self.connection.servers().register_turn().await;
-            let answer = self
-                .connection
-                .call(&self.registration, |mut client, request| async move {
-                    client.register(request).await
-                })
-                .await;
+            let answer =
+                self.connection.call::<_, v1::RegisterReply>(REGISTER, &self.registration).await;
             drop(turn);
             match answer {
                 Ok(reply) => return reply,
@@ -225,7 +227,9 @@ impl<N: Node> Standing<N> {
         }
         let mut due = Instant::now() + self.interval(ttl_ms, beat);
         loop {
-            tokio::select! {
+            rt::select! {
+                biased;
+                () = self.unknown.notified() => return,
                 () = sleep_until(due) => {}
                 () = self.nudge.notified() => {
                     // Spread: when a server dies all its nodes come here.
@@ -233,19 +237,11 @@ impl<N: Node> Standing<N> {
                     beat += 1;
                     continue;
                 }
-                () = self.unknown.notified() => return,
             }
             beat += 1;
             let request =
                 v1::HeartbeatRequest { node_id: self.registration.node_id.clone(), incarnation };
-            let answer = self
-                .connection
-                .call(
-                    &request,
-                    |mut client, request| async move { client.heartbeat(request).await },
-                )
-                .await;
-            match answer {
+            match self.connection.call::<_, v1::HeartbeatReply>(HEARTBEAT, &request).await {
                 Ok(reply) => {
                     backoff.reset();
                     self.connection.servers().learn(&reply.servers);
@@ -312,9 +308,7 @@ impl<N: Node> Standing<N> {
 
     async fn say_ready(&self, incarnation: u64) -> Result<v1::ReadyReply, Status> {
         let request = v1::ReadyRequest { node_id: self.registration.node_id.clone(), incarnation };
-        self.connection
-            .call(&request, |mut client, request| async move { client.ready(request).await })
-            .await
+        self.connection.call(READY, &request).await
     }
 
     async fn report_nothing(&self, incarnation: u64) -> Result<v1::UpdateAllocationsReply, Status> {
@@ -323,11 +317,7 @@ impl<N: Node> Standing<N> {
             incarnation,
             statuses: Vec::new(),
         };
-        self.connection
-            .call(&request, |mut client, request| async move {
-                client.update_allocations(request).await
-            })
-            .await
+        self.connection.call(UPDATE_ALLOCATIONS, &request).await
     }
 
     /// Between 40 and 60 percent of the time to live, so that one lost heartbeat does no harm.

@@ -42,13 +42,11 @@ use proto::v1;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
-    sync::{Notify, watch},
-    task::JoinSet,
 };
 
 use self::{
     connection::{Connection, Servers},
-    driver::Driver,
+    driver::{Driver, Drivers},
     fingerprint::Fingerprint,
     heartbeat::Standing,
     node::LocalNode,
@@ -58,10 +56,15 @@ use self::{
     time::Clock,
 };
 pub use self::{
+    driver::mock::{Process, ProcessTable, RunId},
     executor::{RunSpec, main as executor_main},
     settings::{AgentSettings, ReservedResources, SettingsError},
 };
-use crate::open_files;
+use crate::{
+    open_files,
+    rpc::transport::{GrpcTransport, Transport},
+    rt::{self, JoinSet, Notify, watch},
+};
 
 /// Runs an agent until SIGTERM or SIGINT. Blocks; has its own runtime.
 pub fn run(settings: AgentSettings) -> anyhow::Result<()> {
@@ -115,7 +118,8 @@ impl Agent {
     /// Starts an agent (or a simulation) in the present runtime. Returns when it serves HTTP; it may not be registered yet.
     pub async fn start(settings: AgentSettings) -> anyhow::Result<Self> {
         settings.validate()?;
-        let servers = Servers::new(&settings.servers, settings.rpc_timeout)?;
+        let transport = Arc::new(GrpcTransport::from_agents());
+        let servers = Servers::new(&settings.servers, transport, settings.rpc_timeout)?;
         let (state, identity) = StateDirectory::open(&settings.data_dir)?;
         let listener = TcpListener::bind(settings.http_address)
             .await
@@ -125,14 +129,23 @@ impl Agent {
         if let Some(nodes) = settings.simulate {
             let nodes = (nodes, http_address);
             simulate::spawn(&settings, &servers, &identity, state.boot_id, nodes, &mut work);
-            work.spawn(http::serve(listener, None));
+            rt::spawn_into(&mut work, http::serve(listener, None));
             let guard = Some(Arc::new(StateDirectoryGuard(state)));
             let node_id = fsm::NodeId(identity.node_id);
             return Ok(Self { http_address, node_id, work, node: None, _state: guard });
         }
+        let offered: Arc<[Driver]> =
+            settings.drivers.iter().filter_map(|name| Driver::parse(name)).collect();
+        let ground = Ground {
+            servers,
+            clock: Clock::new(),
+            found: fingerprint::fingerprint(&settings, state.root(), &offered),
+            drivers: Drivers::new(offered),
+        };
         let (node, shared) =
-            start_node(&settings, servers, &identity, state, http_address, &mut work)?;
-        work.spawn(http::serve(listener, Some(http::Files { node: Arc::clone(&node), shared })));
+            start_node(&settings, ground, &identity, state, http_address, &mut work)?;
+        let files = http::Files { node: Arc::clone(&node), shared };
+        rt::spawn_into(&mut work, http::serve(listener, Some(files)));
         let handle = LocalHandle { node, stop_tasks: settings.stop_tasks_on_exit };
         Ok(Self {
             http_address,
@@ -141,6 +154,28 @@ impl Agent {
             node: Some(handle),
             _state: None,
         })
+    }
+
+    /// Starts the agent of a simulated machine: it follows the servers as any other does, and serves no files.
+    pub fn start_simulated(
+        settings: AgentSettings,
+        machine: SimulatedMachine,
+    ) -> anyhow::Result<Self> {
+        settings.validate()?;
+        let servers = Servers::new(&settings.servers, machine.transport, settings.rpc_timeout)?;
+        let (state, identity) = StateDirectory::open_in_boot(&settings.data_dir, machine.boot_id)?;
+        let ground = Ground {
+            servers,
+            clock: Clock::of_machine(machine.up_ms),
+            found: fingerprint::simulated(&settings),
+            drivers: Drivers::simulated(machine.processes),
+        };
+        let mut work = JoinSet::new();
+        let http_address = settings.http_address;
+        let (node, _) = start_node(&settings, ground, &identity, state, http_address, &mut work)?;
+        let node = Some(LocalHandle { node, stop_tasks: settings.stop_tasks_on_exit });
+        let node_id = fsm::NodeId(identity.node_id);
+        Ok(Self { http_address, node_id, work, node, _state: None })
     }
 
     /// Where logs and files are served.
@@ -162,20 +197,38 @@ impl Agent {
     }
 }
 
+/// A machine that does not exist. Its directories do.
+pub struct SimulatedMachine {
+    /// Its way to the servers.
+    pub transport: Arc<dyn Transport>,
+    /// Another one after each boot.
+    pub boot_id: [u8; 16],
+    /// Milliseconds since then.
+    pub up_ms: u64,
+    /// What runs on it.
+    pub processes: Arc<dyn ProcessTable>,
+}
+
+/// What a node stands on.
+struct Ground {
+    servers: Arc<Servers>,
+    clock: Clock,
+    found: Fingerprint,
+    drivers: Drivers,
+}
+
 type Started = (Arc<LocalNode>, Arc<Shared>);
 
 fn start_node(
     settings: &AgentSettings,
-    servers: Arc<Servers>,
+    ground: Ground,
     identity: &NodeIdentity,
     state: StateDirectory,
     http_address: SocketAddr,
     work: &mut JoinSet<()>,
 ) -> anyhow::Result<Started> {
-    let drivers: Arc<[Driver]> =
-        settings.drivers.iter().filter_map(|name| Driver::parse(name)).collect();
-    let found = fingerprint::fingerprint(settings, state.root(), &drivers);
-    let mut registration = registration(settings, identity, state.boot_id, &drivers);
+    let Ground { servers, clock, found, drivers } = ground;
+    let mut registration = registration(settings, identity, state.boot_id, drivers.offered());
     describe(&mut registration, settings, &found, http_address);
     let binary = match &settings.executor_binary {
         Some(binary) => binary.clone(),
@@ -183,7 +236,7 @@ fn start_node(
     };
     let outbox = Arc::new(Outbox::default());
     let shared = Arc::new(Shared {
-        clock: Clock::new(),
+        clock,
         state,
         outbox: Arc::clone(&outbox),
         node_names: Arc::new(node_names(&registration, &settings.region)),
@@ -193,7 +246,7 @@ fn start_node(
     });
     let node = LocalNode::restore(Arc::clone(&shared), settings.ended_allocations_max)
         .context("cannot read the allocations of the last agent")?;
-    work.spawn(Arc::clone(&node).tend());
+    rt::spawn_into(work, Arc::clone(&node).tend());
     let seed = u64::from_le_bytes(std::array::from_fn(|i| identity.node_id[i]));
     let connection = Arc::new(Connection::new(servers, 0, seed));
     stand(Arc::clone(&node), registration, connection, outbox, work);
@@ -220,9 +273,9 @@ fn stand<N: heartbeat::Node>(
     });
     let registered = standing.registered.subscribe();
     let unknown = Arc::clone(&standing.unknown);
-    work.spawn(Arc::clone(&standing).keep());
-    work.spawn(standing.follow());
-    work.spawn(send_statuses(node_id, connection, outbox, registered, unknown));
+    rt::spawn_into(work, Arc::clone(&standing).keep());
+    rt::spawn_into(work, standing.follow());
+    rt::spawn_into(work, send_statuses(node_id, connection, outbox, registered, unknown));
 }
 
 /// What every registration of these settings has in common.

@@ -7,13 +7,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use fsm::AllocationId;
-use proto::v1;
-use tokio::{
-    sync::{mpsc, oneshot, watch},
-    task::JoinSet,
-};
-
 use super::{
     allocation_runner::AllocationRunner,
     collected::Collected,
@@ -24,6 +17,9 @@ use super::{
     state::Loaded,
     status::not_running,
 };
+use crate::rt::{self, JoinSet, mpsc, oneshot, watch};
+use fsm::AllocationId;
+use proto::v1;
 
 /// Orders to an allocation that wait to be carried out.
 const ORDERS_MAX: usize = 8;
@@ -169,7 +165,7 @@ impl LocalNode {
         } else {
             let (shell, view) =
                 Shell::new(Arc::clone(&self.shared), spec, runner, (wishes, ordered));
-            inner.shells.spawn(shell.run(origin));
+            rt::spawn_into(&mut inner.shells, shell.run(origin));
             view
         };
         inner.received += 1;
@@ -268,13 +264,13 @@ impl LocalNode {
         let directories: Vec<_> =
             doomed.into_iter().map(|id| self.shared.state.allocation(id)).collect();
         if !directories.is_empty() {
-            tokio::task::spawn_blocking(move || {
+            rt::spawn(rt::run_blocking(move || {
                 for directory in directories {
                     if let Err(error) = directory.remove() {
                         tracing::warn!(directory = %directory.root().display(), %error, "cannot delete an allocation's directory");
                     }
                 }
-            });
+            }));
         }
     }
 
@@ -365,7 +361,12 @@ mod tests {
     use tokio::{sync::Notify, time::timeout};
 
     use super::*;
-    use crate::agent::{driver::Driver, state::StateDirectory, testing, time::Clock};
+    use crate::agent::{
+        driver::{Driver, Drivers},
+        state::StateDirectory,
+        testing,
+        time::Clock,
+    };
 
     fn node(directory: &Path) -> Arc<LocalNode> {
         let (state, _) = StateDirectory::open(directory).unwrap();
@@ -375,7 +376,7 @@ mod tests {
             outbox: Arc::default(),
             node_names: Arc::default(),
             executor_binary: Path::new("no executor is needed").into(),
-            drivers: [Driver::Mock].into(),
+            drivers: Drivers::new([Driver::Mock]),
             ended: Notify::new(),
         };
         LocalNode::restore(Arc::new(shared), 10).unwrap()

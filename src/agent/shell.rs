@@ -12,18 +12,13 @@ use std::{
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use proto::v1;
-use tokio::{
-    sync::{Notify, mpsc, oneshot, watch},
-    time::{sleep, sleep_until},
-};
 
 use super::{
     allocation_runner::AllocationRunner,
-    driver::{self, Driver, Recovered, Run, StartError, TaskContext},
+    driver::{self, Drivers, Recovered, Run, StartError, TaskContext},
     environment,
     executor::{
         Outcome,
-        client::blocking,
         process::{kill_leftovers, kill_run},
     },
     spec::AllocationSpec,
@@ -32,6 +27,7 @@ use super::{
     task_runner::{Action, ExitResult, Phase},
     time::Clock,
 };
+use crate::rt::{self, Notify, mpsc, oneshot, run_blocking, sleep, sleep_until, watch};
 
 /// Pause before a kill that could not be delivered is tried again.
 const KILL_RETRY: Duration = Duration::from_secs(1);
@@ -44,7 +40,7 @@ pub(crate) struct Shared {
     /// `node.…`, `attr.…`, `meta.…` for interpolation.
     pub(crate) node_names: Arc<BTreeMap<String, String>>,
     pub(crate) executor_binary: Arc<Path>,
-    pub(crate) drivers: Arc<[Driver]>,
+    pub(crate) drivers: Drivers,
     /// Told when an allocation has ended.
     pub(crate) ended: Notify,
 }
@@ -190,7 +186,8 @@ impl Shell {
                     None => std::future::pending().await,
                 }
             };
-            tokio::select! {
+            rt::select! {
+                biased;
                 changed = self.wishes.changed() => {
                     if changed.is_err() {
                         return;
@@ -214,7 +211,7 @@ impl Shell {
         let now = self.shared.clock.now();
         let (directory, spec) = (self.directory.clone(), self.spec.clone());
         let is_new = matches!(origin, Origin::New);
-        let prepared = blocking(move || {
+        let prepared = run_blocking(move || {
             if is_new {
                 // What an allocation of that id has left whose state was lost would be a second copy.
                 kill_leftovers(&directory.runs())?;
@@ -283,7 +280,7 @@ impl Shell {
         let boot_id = self.shared.state.boot_id;
         let stored =
             StoredAllocation::new(boot_id, suspended, self.spec.clone(), self.runner.clone());
-        let stored = blocking(move || directory.store(&stored)).await;
+        let stored = run_blocking(move || directory.store(&stored)).await;
         if let Err(error) = &stored {
             tracing::warn!(allocation = %self.spec.id, %error, "cannot store the state of an allocation");
         }
@@ -297,7 +294,10 @@ impl Shell {
             let name = context.task.name.clone();
             // The files of the attempt before the last are of no use to anybody.
             if attempt > 2 {
-                drop(blocking(move || std::fs::remove_dir_all(old.run(&name, attempt - 2))).await);
+                drop(
+                    run_blocking(move || std::fs::remove_dir_all(old.run(&name, attempt - 2)))
+                        .await,
+                );
             }
             Happening::Started(task, driver::start(&context).await)
         };
@@ -520,12 +520,13 @@ impl Shell {
     fn context(&self, task: usize, attempt: u32) -> TaskContext {
         let spec = &self.spec.tasks[task];
         TaskContext {
+            allocation: self.spec.id,
             task: spec.clone(),
             names: environment::names(&self.spec, spec, &self.directory, &self.shared.node_names),
             directory: self.directory.clone(),
             attempt,
             executor_binary: Arc::clone(&self.shared.executor_binary),
-            drivers: Arc::clone(&self.shared.drivers),
+            drivers: self.shared.drivers.clone(),
         }
     }
 }
@@ -535,7 +536,7 @@ async fn recover(context: TaskContext, run_started_at_ms: u64) -> Result<Recover
     let found = driver::recover(&context, run_started_at_ms).await;
     while found.is_err() {
         let run = context.directory.run(&context.task.name, context.attempt);
-        let Err(error) = blocking(move || kill_run(&run)).await else { break };
+        let Err(error) = run_blocking(move || kill_run(&run)).await else { break };
         tracing::warn!(task = %context.task.name, %error, "cannot kill what is left of a task");
         sleep(KILL_RETRY).await;
     }
@@ -551,9 +552,10 @@ async fn end(run: Run, (signal, timeout_ms): (String, u64)) {
         }
         std::future::pending::<()>().await;
     };
-    tokio::select! {
-        () = ask => {}
+    rt::select! {
+        biased;
         _ = run.wait() => {}
+        () = ask => {}
     }
 }
 

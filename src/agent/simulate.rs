@@ -13,7 +13,6 @@ use std::{
 
 use fsm::AllocationId;
 use proto::v1;
-use tokio::{sync::Notify, task::JoinSet, time::sleep_until};
 
 use super::{
     allocation_runner::{AllocationRunner, GroupPolicy},
@@ -27,6 +26,7 @@ use super::{
     task_runner::{Action, ExitResult},
     time::{Clock, Moment},
 };
+use crate::rt::{self, JoinSet, Notify, sleep_until};
 
 /// Nodes in one process.
 pub(crate) const NODES_MAX: u32 = 20_000;
@@ -62,7 +62,7 @@ pub(crate) fn spawn(
             inner: Mutex::default(),
             wake: Notify::new(),
         });
-        work.spawn(Arc::clone(&node).keep_time());
+        rt::spawn_into(work, Arc::clone(&node).keep_time());
         let connection = Connection::new(Arc::clone(servers), number - 1, u64::from(number));
         super::stand(node, registration, Arc::new(connection), outbox, work);
     }
@@ -198,7 +198,8 @@ impl SimulatedNode {
                     None => std::future::pending().await,
                 }
             };
-            tokio::select! {
+            rt::select! {
+                biased;
                 () = due => {}
                 () = self.wake.notified() => {}
             }

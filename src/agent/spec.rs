@@ -187,16 +187,15 @@ fn port(port: &v1::Port) -> Result<PortSpec, SpecError> {
     Ok(PortSpec { label: port.label.clone(), value, to })
 }
 
-fn task_spec(task: v1::Task, group_meta: &std::collections::HashMap<String, String>) -> TaskSpec {
-    let mut meta: BTreeMap<_, _> =
-        group_meta.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+fn task_spec(task: v1::Task, group_meta: &BTreeMap<String, String>) -> TaskSpec {
+    let mut meta = group_meta.clone();
     meta.extend(task.meta);
     TaskSpec {
         name: task.name,
         driver: task.driver,
         user: task.user,
         config_json: task.config_json,
-        env: task.env.into_iter().collect(),
+        env: task.env,
         meta,
         cpu_mhz: task.cpu_mhz,
         memory_mb: task.memory_mb,

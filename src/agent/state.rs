@@ -26,11 +26,14 @@ use serde::{Deserialize, Serialize};
 use super::{
     allocation_runner::AllocationRunner, executor::process::find_user, files, spec::AllocationSpec,
 };
+use crate::rt;
 
 /// Version of the stored formats.
 const FORMAT: u32 = 1;
 /// In an allocation's directory: what is stored of it.
 const STATE_FILE: &str = "state.json";
+/// Names the machine's present life.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Who the node is; made once with the directory.
 #[derive(Clone, Serialize, Deserialize)]
@@ -43,14 +46,15 @@ pub(crate) struct NodeIdentity {
     directory_id: [u8; 16],
 }
 
+fn random() -> [u8; 16] {
+    let halves = [rt::random_u64(), rt::random_u64()].map(u64::to_le_bytes);
+    std::array::from_fn(|i| halves[i / 8][i % 8])
+}
+
 impl NodeIdentity {
-    fn generate() -> io::Result<Self> {
-        let random = || {
-            let mut bytes = [0; 16];
-            getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
-            Ok::<_, io::Error>(bytes)
-        };
-        Ok(Self { format: FORMAT, node_id: random()?, secret: random()?, directory_id: random()? })
+    fn generate() -> Self {
+        let [node_id, secret, directory_id] = std::array::from_fn(|_| random());
+        Self { format: FORMAT, node_id, secret, directory_id }
     }
 
     /// What makes an incarnation: the directory and the boot. Both are random and 16 bytes, so their sum names the pair.
@@ -125,6 +129,15 @@ pub(crate) enum StateError {
 impl StateDirectory {
     /// Opens or makes the directory and locks it.
     pub(crate) fn open(path: &Path) -> Result<(Self, NodeIdentity), StateError> {
+        let fail = |source| StateError::Io { path: BOOT_ID.into(), source };
+        Self::open_in_boot(path, read_boot_id().map_err(fail)?)
+    }
+
+    /// The same on a machine that calls its present life by this id.
+    pub(crate) fn open_in_boot(
+        path: &Path,
+        boot_id: [u8; 16],
+    ) -> Result<(Self, NodeIdentity), StateError> {
         let fail = |source| StateError::Io { path: path.to_owned(), source };
         let absolute = std::path::absolute(path).map_err(fail)?;
         files::create_directory(&absolute).map_err(fail)?;
@@ -148,12 +161,11 @@ impl StateDirectory {
             Some(identity) if identity.format == FORMAT => identity,
             Some(identity) => return Err(StateError::Format(identity.format)),
             None => {
-                let identity = NodeIdentity::generate().map_err(fail)?;
+                let identity = NodeIdentity::generate();
                 files::write_json(&identity_path, &identity).map_err(fail)?;
                 identity
             }
         };
-        let boot_id = read_boot_id().map_err(fail)?;
         Ok((Self { root, _lock: lock, boot_id }, identity))
     }
 
@@ -342,7 +354,7 @@ impl StoredAllocation {
 
 /// The id of this boot of the machine.
 pub(crate) fn read_boot_id() -> io::Result<[u8; 16]> {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let text = fs::read_to_string(BOOT_ID)?;
     let id: fsm::NodeId = text.trim().parse().map_err(io::Error::other)?;
     Ok(id.0)
 }
@@ -431,7 +443,7 @@ mod tests {
 
     #[test]
     fn simulated_identities_are_stable_and_distinct() {
-        let identity = NodeIdentity::generate().unwrap();
+        let identity = NodeIdentity::generate();
         let ids: std::collections::BTreeSet<_> =
             (0..1000).map(|number| identity.derive(number).node_id).collect();
         assert_eq!(ids.len(), 1000);

@@ -10,10 +10,6 @@ use std::{
 use fsm::AllocationId;
 use prost::Message;
 use proto::v1;
-use tokio::{
-    sync::{Notify, watch},
-    time::{Instant, sleep, sleep_until},
-};
 use tonic::Code;
 
 use super::{
@@ -21,6 +17,9 @@ use super::{
     heartbeat::{self, Registered},
     time::wall_ms,
 };
+use crate::rt::{Instant, Notify, sleep, sleep_until, watch};
+
+pub(super) const UPDATE_ALLOCATIONS: &str = "/quorate.v1.Agent/UpdateAllocations";
 
 /// Shortest time between two batches.
 const BATCH_INTERVAL: Duration = Duration::from_millis(200);
@@ -161,11 +160,8 @@ pub(crate) async fn send_statuses(
             incarnation: current.incarnation,
             statuses,
         };
-        let sent = connection
-            .call(&request, |mut client, request| async move {
-                client.update_allocations(request).await
-            })
-            .await;
+        let sent =
+            connection.call::<_, v1::UpdateAllocationsReply>(UPDATE_ALLOCATIONS, &request).await;
         next_at = Instant::now() + BATCH_INTERVAL;
         match sent {
             Ok(_) => {

@@ -2,10 +2,10 @@
 //! and which a restarted agent continues; events shown to people use the wall clock. Nothing else in the agent reads a clock
 //! for decisions.
 
-use std::{
-    fs,
-    time::{Instant, SystemTime, UNIX_EPOCH},
-};
+use std::{fs, time::Duration};
+
+pub(crate) use crate::clock::wall_ms;
+use crate::rt::Instant;
 
 /// A point in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -26,14 +26,18 @@ pub(crate) struct Clock {
 impl Clock {
     /// Anchors the monotonic clock at the machine's uptime; at zero where there is none.
     pub(crate) fn new() -> Self {
-        let started = Instant::now();
         let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
-        Self { started, started_since_boot_ms: parse_uptime(&uptime).unwrap_or(0) }
+        Self::of_machine(parse_uptime(&uptime).unwrap_or(0))
+    }
+
+    /// The clock of a machine that has been up for so long.
+    pub(crate) fn of_machine(since_boot_ms: u64) -> Self {
+        Self { started: Instant::now(), started_since_boot_ms: since_boot_ms }
     }
 
     /// Now.
     pub(crate) fn now(&self) -> Moment {
-        let elapsed = millis(self.started.elapsed().as_millis());
+        let elapsed = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         Moment {
             since_boot_ms: self.started_since_boot_ms.saturating_add(elapsed),
             wall_ms: wall_ms(),
@@ -41,21 +45,12 @@ impl Clock {
     }
 
     /// The runtime's instant at a time since boot.
-    pub(crate) fn instant(&self, since_boot_ms: u64) -> tokio::time::Instant {
+    pub(crate) fn instant(&self, since_boot_ms: u64) -> Instant {
         let after = since_boot_ms.saturating_sub(self.started_since_boot_ms);
         // Ten years are as good as never, and cannot overflow an instant.
         let after = after.min(10 * 365 * 24 * 3600 * 1000);
-        tokio::time::Instant::from_std(self.started + std::time::Duration::from_millis(after))
+        self.started + Duration::from_millis(after)
     }
-}
-
-/// The wall clock, ms since the Unix epoch.
-pub(crate) fn wall_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| millis(d.as_millis()))
-}
-
-fn millis(value: u128) -> u64 {
-    u64::try_from(value).unwrap_or(u64::MAX)
 }
 
 fn parse_uptime(text: &str) -> Option<u64> {

@@ -33,6 +33,8 @@ pub enum Lane {
     Snapshot,
     /// Everything else.
     Control,
+    /// Agents in one process, so many of them that their endless streams have room in one connection.
+    Agent(u32),
 }
 
 /// A stream of replies.
@@ -58,6 +60,9 @@ pub trait Transport: Send + Sync + 'static {
         lane: Lane,
         input: BoxStream<'static, Bytes>,
     ) -> BoxFuture<'static, Result<ReplyStream, Status>>;
+
+    /// Lets go of the connections that it keeps to all others: they are not servers any more.
+    fn keep_only(&self, _addresses: &[String]) {}
 }
 
 /// The deadline of a server with [`Plant::NoDeadline`].
@@ -81,14 +86,20 @@ pub async fn call<Q: Message, P: Message + Default>(
 /// gRPC over TCP with one connection per peer and lane.
 pub struct GrpcTransport {
     channels: Mutex<BTreeMap<(String, Lane), Channel>>,
+    configure: fn(Endpoint) -> Endpoint,
     /// Addresses to dial instead of the advertised ones: proxies of a test harness.
     dial: BTreeMap<String, String>,
 }
 
 impl GrpcTransport {
-    /// A transport that dials `dial[address]` where given.
-    pub fn new(dial: BTreeMap<String, String>) -> Self {
-        Self { channels: Mutex::default(), dial }
+    /// A server's transport to others, which dials `dial[address]` where given.
+    pub fn between_servers(dial: BTreeMap<String, String>) -> Self {
+        Self { channels: Mutex::default(), configure: between_servers, dial }
+    }
+
+    /// An agent's transport to servers, which may be far away.
+    pub fn from_agents() -> Self {
+        Self { channels: Mutex::default(), configure: from_agents, dial: BTreeMap::new() }
     }
 
     fn client(&self, to: &str, lane: Lane) -> Result<Grpc<Channel>, Status> {
@@ -97,7 +108,7 @@ impl GrpcTransport {
             Some(channel) => channel.clone(),
             None => {
                 let dialled = self.dial.get(to).map_or(to, String::as_str);
-                let channel = connect_lazily(dialled)?;
+                let channel = self.connect_lazily(dialled)?;
                 channels.insert((to.to_owned(), lane), channel.clone());
                 channel
             }
@@ -106,20 +117,30 @@ impl GrpcTransport {
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX))
     }
+
+    fn connect_lazily(&self, address: &str) -> Result<Channel, Status> {
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|error| Status::invalid_argument(format!("address {address}: {error}")))?;
+        Ok((self.configure)(endpoint.tcp_nodelay(true)).connect_lazy())
+    }
 }
 
-fn connect_lazily(address: &str) -> Result<Channel, Status> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|error| Status::invalid_argument(format!("address {address}: {error}")))?;
-    Ok(endpoint
-        .tcp_nodelay(true)
+fn between_servers(endpoint: Endpoint) -> Endpoint {
+    endpoint
         .connect_timeout(Duration::from_millis(500))
         .http2_keep_alive_interval(Duration::from_secs(5))
         .keep_alive_timeout(Duration::from_secs(5))
         .keep_alive_while_idle(true)
         .initial_stream_window_size(4 << 20)
         .initial_connection_window_size(8 << 20)
-        .connect_lazy())
+}
+
+fn from_agents(endpoint: Endpoint) -> Endpoint {
+    endpoint
+        .connect_timeout(Duration::from_secs(2))
+        .http2_keep_alive_interval(Duration::from_secs(10))
+        .keep_alive_timeout(Duration::from_secs(5))
+        .keep_alive_while_idle(true)
 }
 
 async fn ready(client: &mut Grpc<Channel>) -> Result<(), Status> {
@@ -182,6 +203,11 @@ impl Transport for GrpcTransport {
         }
         .boxed()
     }
+
+    fn keep_only(&self, addresses: &[String]) {
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        channels.retain(|(address, _), _| addresses.contains(address));
+    }
 }
 
 /// Messages as bytes that are encoded already.
@@ -232,7 +258,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = silent.local_addr().unwrap().to_string();
-        let transport = GrpcTransport::new(BTreeMap::new());
+        let transport = GrpcTransport::between_servers(BTreeMap::new());
         runtime.block_on(async {
             let request = pb::ReadIndexRequest::default();
             let path = "/quorate.v1.Cluster/ReadIndex";
@@ -249,6 +275,17 @@ mod tests {
             let ended = tokio::time::timeout(Duration::from_secs(4), call).await;
             assert!(ended.expect("it ends by itself").is_err());
         });
+    }
+
+    #[tokio::test]
+    async fn connections_to_servers_that_are_none_any_more_are_let_go() {
+        let transport = GrpcTransport::from_agents();
+        for (server, lane) in [("a:1", 0), ("a:1", 1), ("b:1", 0)] {
+            transport.client(server, Lane::Agent(lane)).unwrap();
+        }
+        transport.keep_only(&["b:1".to_owned(), "c:1".to_owned()]);
+        let kept: Vec<_> = transport.channels.lock().unwrap().keys().cloned().collect();
+        assert_eq!(kept, [("b:1".to_owned(), Lane::Agent(0))]);
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl RunningServer {
         let dial = config.cluster.dial.iter().map(|(from, to)| (from.to_string(), to.to_string()));
         let parts = Parts {
             disk: real_disk(),
-            transport: Arc::new(GrpcTransport::new(dial.collect())),
+            transport: Arc::new(GrpcTransport::between_servers(dial.collect())),
             open_engine: Arc::new(shadow::open_sled),
             wal: wal::Options::default(),
             snapshot_piece_bytes: crate::raft::network::SNAPSHOT_PIECE_BYTES,

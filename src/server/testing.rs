@@ -186,7 +186,7 @@ fn parts(disk: &FaultDisk) -> Parts {
     let engine_disk = Arc::clone(&disk);
     Parts {
         disk,
-        transport: Arc::new(GrpcTransport::new(std::collections::BTreeMap::new())),
+        transport: Arc::new(GrpcTransport::between_servers(std::collections::BTreeMap::new())),
         open_engine: Arc::new(move |path| shadow::open_twin(Arc::clone(&engine_disk), path)),
         wal: wal::Options {
             segment_bytes_first: 16 << 10,

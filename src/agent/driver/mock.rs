@@ -1,13 +1,46 @@
 //! `mock`: a run that only pretends, by timers, as scripted in its config. No process, so that one agent can hold thousands.
-//! The simulation uses the script without the timers here.
+//! Simulated nodes use the script without the timers here. A simulated machine has a table of processes, from which it can be seen what runs.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use fsm::AllocationId;
 use serde::Deserialize;
-use tokio::{sync::watch, time::sleep};
 
-use super::StartError;
-use crate::agent::{executor::Outcome, task_runner::ExitResult, time::wall_ms};
+use super::{Recovered, Run, StartError, TaskContext};
+use crate::{
+    agent::{executor::Outcome, task_runner::ExitResult, time::wall_ms},
+    rt::{self, sleep, watch},
+};
+
+/// One run of a task.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct RunId {
+    /// Of this allocation.
+    pub allocation: AllocationId,
+    /// Its name in the group.
+    pub task: String,
+    /// Rises with each start.
+    pub attempt: u32,
+}
+
+/// What runs on a simulated machine: as processes do, it goes on when the agent is gone, and ends with the machine.
+pub trait ProcessTable: Send + Sync + 'static {
+    /// A run begins; the last agent may have begun it already without having come to know.
+    fn begins(&self, run: &RunId, lasts: Option<Duration>);
+    /// What became of a run; `None`: it never began here.
+    fn find(&self, run: &RunId) -> Option<Process>;
+    /// A run was killed.
+    fn ends(&self, run: &RunId);
+}
+
+/// One that began, whether or not it still runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Process {
+    /// Milliseconds since the Unix epoch.
+    pub began_at_ms: u64,
+    /// It was.
+    pub killed: bool,
+}
 
 /// What a run is to look like; the fields are those of Nomad's mock driver.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -133,28 +166,52 @@ fn parse_duration_ms(text: &str) -> Option<u64> {
 
 /// A pretended run.
 pub(crate) struct MockRun {
+    /// Where the machine is simulated.
+    listed: Option<(RunId, Arc<dyn ProcessTable>)>,
     script: Script,
     started_at_ms: u64,
     /// The kill's timeout, once it was asked for.
     killed: watch::Sender<Option<u64>>,
 }
 
-pub(super) async fn start(config_json: &str) -> Result<MockRun, StartError> {
-    let script = Script::parse(config_json)?;
+pub(super) async fn start(context: &TaskContext) -> Result<MockRun, StartError> {
+    let script = Script::parse(&context.task.config_json)?;
     sleep(Duration::from_millis(script.start_block_for_ms)).await;
     if let Some(message) = script.start_error {
         return Err(StartError { message, recoverable: script.start_error_recoverable });
     }
-    Ok(MockRun { script, started_at_ms: wall_ms(), killed: watch::Sender::new(None) })
+    let run = MockRun::new(context, script, wall_ms());
+    if let Some((id, processes)) = &run.listed {
+        processes.begins(id, run.script.run_for_ms.map(Duration::from_millis));
+    }
+    Ok(run)
 }
 
-/// A pretended run goes on while the agent is away, like a real one.
-pub(super) fn recover(config_json: &str, started_at_ms: u64) -> Result<MockRun, StartError> {
-    let script = Script::parse(config_json)?;
-    Ok(MockRun { script, started_at_ms, killed: watch::Sender::new(None) })
+/// A pretended run goes on while the agent is away, like a real one. Without a table of processes it is there if it was seen to start.
+pub(super) fn recover(
+    context: &TaskContext,
+    run_started_at_ms: u64,
+) -> Result<Recovered, StartError> {
+    let seen = Process { began_at_ms: run_started_at_ms, killed: false };
+    let found = match &context.drivers.processes {
+        Some(processes) => processes.find(&context.run_id()),
+        None => (run_started_at_ms > 0).then_some(seen),
+    };
+    let Some(found) = found else { return Ok(Recovered::Never) };
+    let run = MockRun::new(context, Script::parse(&context.task.config_json)?, found.began_at_ms);
+    if found.killed {
+        run.kill(0);
+    }
+    Ok(Recovered::Run(Run::Mock(Arc::new(run))))
 }
 
 impl MockRun {
+    fn new(context: &TaskContext, script: Script, started_at_ms: u64) -> Self {
+        let processes = context.drivers.processes.clone();
+        let listed = processes.map(|processes| (context.run_id(), processes));
+        Self { listed, script, started_at_ms, killed: watch::Sender::new(None) }
+    }
+
     pub(super) async fn wait(&self) -> Outcome {
         let mut killed = self.killed.subscribe();
         let natural = async {
@@ -173,9 +230,15 @@ impl MockRun {
             sleep(Duration::from_millis(after_ms)).await;
             exit
         };
-        let result = tokio::select! {
+        let result = rt::select! {
+            biased;
             () = natural => self.script.natural_end(),
-            exit = kill => exit,
+            exit = kill => {
+                if let Some((id, processes)) = &self.listed {
+                    processes.ends(id);
+                }
+                exit
+            }
         };
         Outcome::Exited { result, at_ms: wall_ms() }
     }

@@ -6,7 +6,12 @@ pub(crate) mod raw_exec;
 
 use std::sync::Arc;
 
-use self::{mock::MockRun, raw_exec::RawExecRun};
+use fsm::AllocationId;
+
+use self::{
+    mock::{MockRun, ProcessTable, RunId},
+    raw_exec::RawExecRun,
+};
 use super::{executor::Outcome, interpolate::Names, spec::TaskSpec, state::AllocationDirectory};
 
 /// The drivers there are.
@@ -37,15 +42,40 @@ impl Driver {
     }
 }
 
+/// The drivers of a node.
+#[derive(Clone, Default)]
+pub(crate) struct Drivers {
+    offered: Arc<[Driver]>,
+    /// Holds the mock driver's runs where the machine is simulated.
+    processes: Option<Arc<dyn ProcessTable>>,
+}
+
+impl Drivers {
+    /// These are offered.
+    pub(crate) fn new(offered: impl Into<Arc<[Driver]>>) -> Self {
+        Self { offered: offered.into(), processes: None }
+    }
+
+    /// The mock driver alone, on a machine with these processes.
+    pub(crate) fn simulated(processes: Arc<dyn ProcessTable>) -> Self {
+        Self { offered: [Driver::Mock].into(), processes: Some(processes) }
+    }
+
+    /// Those that are offered.
+    pub(crate) fn offered(&self) -> &[Driver] {
+        &self.offered
+    }
+}
+
 /// Everything a driver needs for one run.
 pub(crate) struct TaskContext {
+    pub(crate) allocation: AllocationId,
     pub(crate) task: TaskSpec,
     pub(crate) names: Names,
     pub(crate) directory: AllocationDirectory,
     pub(crate) attempt: u32,
     pub(crate) executor_binary: Arc<std::path::Path>,
-    /// Drivers that this node offers.
-    pub(crate) drivers: Arc<[Driver]>,
+    pub(crate) drivers: Drivers,
 }
 
 /// A run that was started.
@@ -83,9 +113,7 @@ pub(crate) enum Recovered {
 pub(crate) async fn start(context: &TaskContext) -> Result<Run, StartError> {
     match offered(context)? {
         Driver::RawExec => raw_exec::start(context).await.map(Run::RawExec),
-        Driver::Mock => {
-            mock::start(&context.task.config_json).await.map(|run| Run::Mock(Arc::new(run)))
-        }
+        Driver::Mock => mock::start(context).await.map(|run| Run::Mock(Arc::new(run))),
     }
 }
 
@@ -97,15 +125,20 @@ pub(crate) async fn recover(
 ) -> Result<Recovered, StartError> {
     match Driver::parse(&context.task.driver).ok_or_else(|| not_offered(context))? {
         Driver::RawExec => Ok(raw_exec::recover(context).await),
-        Driver::Mock if run_started_at_ms == 0 => Ok(Recovered::Never),
-        Driver::Mock => mock::recover(&context.task.config_json, run_started_at_ms)
-            .map(|run| Recovered::Run(Run::Mock(Arc::new(run)))),
+        Driver::Mock => mock::recover(context, run_started_at_ms),
+    }
+}
+
+impl TaskContext {
+    fn run_id(&self) -> RunId {
+        let task = self.task.name.clone();
+        RunId { allocation: self.allocation, task, attempt: self.attempt }
     }
 }
 
 fn offered(context: &TaskContext) -> Result<Driver, StartError> {
     Driver::parse(&context.task.driver)
-        .filter(|driver| context.drivers.contains(driver))
+        .filter(|driver| context.drivers.offered.contains(driver))
         .ok_or_else(|| not_offered(context))
 }
 

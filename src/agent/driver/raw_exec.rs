@@ -134,7 +134,9 @@ mod tests {
     use std::{path::Path, sync::Arc};
 
     use super::*;
-    use crate::agent::{environment, spec::AllocationSpec, state::StateDirectory, testing};
+    use crate::agent::{
+        driver::Drivers, environment, spec::AllocationSpec, state::StateDirectory, testing,
+    };
 
     /// What is run for a task with this configuration and this variable of its own.
     fn run_spec_of(config_json: &str, (key, value): (&str, &str)) -> Result<RunSpec, StartError> {
@@ -146,12 +148,13 @@ mod tests {
         let spec = AllocationSpec::parse(message).unwrap();
         let (task, directory) = (spec.tasks[0].clone(), state.allocation(spec.id));
         run_spec(&TaskContext {
+            allocation: spec.id,
             names: environment::names(&spec, &task, &directory, &Arc::default()),
             task,
             directory,
             attempt: 1,
             executor_binary: Path::new("no executor is needed").into(),
-            drivers: Arc::default(),
+            drivers: Drivers::default(),
         })
     }
 

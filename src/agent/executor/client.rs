@@ -19,7 +19,10 @@ use super::{
     control::{Request, Response},
     process::{KILL_PAUSE, KILL_ROUNDS_MAX},
 };
-use crate::agent::{files, task_runner::ExitResult};
+use crate::{
+    agent::{files, task_runner::ExitResult},
+    rt::run_blocking,
+};
 
 /// How long an executor may take to start its task, or to answer an order.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -45,7 +48,7 @@ impl Executor {
     /// Starts a run and returns when the task runs, or says why it does not and never will.
     pub(crate) async fn launch(&self, binary: &Path, spec: &RunSpec) -> Result<(), Outcome> {
         let (directory, spec) = (self.directory.clone(), spec.clone());
-        blocking(move || {
+        run_blocking(move || {
             files::create_directory(&directory)?;
             files::write_json(&directory.join(SPEC_FILE), &spec)
         })
@@ -115,7 +118,7 @@ impl Executor {
     async fn take_claim(&self) -> bool {
         loop {
             let directory = self.directory.clone();
-            match blocking(move || claim(&directory)).await {
+            match run_blocking(move || claim(&directory)).await {
                 Ok(taken) => return taken,
                 // An executor cannot claim a run without a directory either.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return true,
@@ -230,13 +233,6 @@ fn start_failed(error: String) -> Outcome {
     Outcome::StartFailed { error, recoverable: true }
 }
 
-/// Runs file work off the runtime's threads.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other).flatten()
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
@@ -330,7 +326,7 @@ mod tests {
             .build()
             .unwrap();
         let (found, claimed) = runtime.block_on(async {
-            let repair = blocking(move || {
+            let repair = run_blocking(move || {
                 fs::remove_file(&directory)?;
                 fs::create_dir(&directory)?;
                 claim(&directory)

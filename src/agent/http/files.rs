@@ -21,7 +21,7 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{Files, HttpError, query::Parameters};
-use crate::agent::executor::client::blocking;
+use crate::rt::run_blocking;
 
 /// Entries in a listing.
 const ENTRIES_MAX: usize = 10_000;
@@ -34,7 +34,7 @@ pub(super) async fn list(
     let directory = files.directory(&allocation)?;
     let found = resolve(directory.root(), query.text("path"))?;
     let root = directory.root().to_owned();
-    let entries = blocking(move || {
+    let entries = run_blocking(move || {
         let mut entries = Vec::new();
         for entry in fs::read_dir(found.link())?.take(ENTRIES_MAX) {
             let entry = entry?;
@@ -43,7 +43,7 @@ pub(super) async fn list(
             }
         }
         entries.sort_by_key(|entry| entry["Name"].as_str().map(str::to_owned));
-        Ok(entries)
+        Ok::<_, io::Error>(entries)
     });
     Ok(Json(Value::Array(entries.await?)))
 }

@@ -10,6 +10,7 @@ use std::{
 
 use super::*;
 use crate::agent::{
+    driver::Drivers,
     executor::{EXECUTOR_FILE, ExecutorIdentity, claim, process::stat},
     files, testing,
 };
@@ -34,7 +35,7 @@ fn shell_of(message: proto::v1::Allocation) -> (Shell, tempfile::TempDir) {
         outbox: Arc::default(),
         node_names: Arc::default(),
         executor_binary: Path::new("/bin/false").into(),
-        drivers: Arc::default(),
+        drivers: Drivers::default(),
         ended: Notify::new(),
     });
     let now = shared.clock.now();

@@ -4,7 +4,7 @@ use fsm::{EvaluationId, JobKey, NodeId};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
+    net::{TcpListener, TcpSocket},
 };
 
 use super::{
@@ -57,9 +57,10 @@ async fn logs_come_from_the_agent_of_the_node() {
 
 #[tokio::test]
 async fn an_agent_that_cannot_be_asked_is_named() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    // Held and not listened at: whoever connects is refused, and no other test is given the port.
+    let silent = TcpSocket::new_v4().unwrap();
+    silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = silent.local_addr().unwrap().to_string();
     let (server, allocation) = with_agent(&address).await;
     let path = format!("/v1/client/fs/logs/{allocation}");
     let refused = server.get(&path).await;

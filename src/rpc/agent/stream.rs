@@ -204,7 +204,7 @@ fn restart(policy: RestartPolicy) -> pb::RestartPolicy {
     }
 }
 
-fn strings(maps: &[&BTreeMap<Text, Text>]) -> std::collections::HashMap<String, String> {
+fn strings(maps: &[&BTreeMap<Text, Text>]) -> BTreeMap<String, String> {
     let pairs = maps.iter().flat_map(|map| map.iter());
     pairs.map(|(key, value)| (key.to_string(), value.to_string())).collect()
 }
@@ -480,11 +480,10 @@ mod tests {
         driver.place("web", 0, node);
         let batches = messages(&driver, &mut BTreeMap::new(), &mut true);
         let one = &batches[0].allocations[0];
-        let sorted = |meta: &std::collections::HashMap<String, String>| -> Vec<String> {
-            let all: BTreeMap<_, _> = meta.iter().collect();
-            all.into_iter().map(|(key, value)| format!("{key}={value}")).collect()
+        let shown = |meta: &BTreeMap<String, String>| -> Vec<String> {
+            meta.iter().map(|(key, value)| format!("{key}={value}")).collect()
         };
-        assert_eq!(sorted(&one.meta), ["a=job", "b=group", "c=group"]);
-        assert_eq!(sorted(&one.tasks[0].meta), ["c=task"]);
+        assert_eq!(shown(&one.meta), ["a=job", "b=group", "c=group"]);
+        assert_eq!(shown(&one.tasks[0].meta), ["c=task"]);
     }
 }

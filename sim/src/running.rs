@@ -1,0 +1,140 @@
+//! What runs where, by the word of those who run it: simulated agents and simulated machines. Judged against what the servers want (I49).
+
+use std::{cell::RefCell, collections::BTreeMap};
+
+use fsm::{Allocation, AllocationId, ClientStatus, State};
+use quorate::rt::Instant;
+
+use crate::{verdict, world::World};
+
+/// Job and name of an allocation. A name is one of its agent's where a job runs once per node.
+pub(crate) type Name = (String, String);
+
+/// One that began.
+struct Run {
+    name: Name,
+    /// When it ends by itself.
+    ends_at: Option<Instant>,
+}
+
+thread_local! {
+    /// By agent and allocation.
+    static RUNNING: RefCell<BTreeMap<(usize, AllocationId), Run>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// The name that an allocation has on an agent.
+pub(crate) fn name_of(agent: usize, job_type: &str, (job, name): (&str, &str)) -> Name {
+    let name = match job_type {
+        "system" | "sysbatch" => format!("{name} of a{agent}"),
+        _ => name.to_owned(),
+    };
+    (job.to_owned(), name)
+}
+
+/// What runs now.
+fn all() -> Vec<((usize, AllocationId), Name)> {
+    let now = Instant::now();
+    RUNNING.with_borrow_mut(|running| {
+        running.retain(|_, run| run.ends_at.is_none_or(|end| end > now));
+        running.iter().map(|(key, run)| (*key, run.name.clone())).collect()
+    })
+}
+
+/// An allocation, if the servers want it to run.
+pub(crate) fn wanted(state: &State, id: AllocationId) -> Option<&Allocation> {
+    state.allocations.get(&id).map(|row| &**row).filter(|row| row.is_live())
+}
+
+/// I49: an allocation begins to run on an agent, and no other one of that name that the servers still want does.
+pub(crate) fn begins(
+    world: &World,
+    agent: usize,
+    id: AllocationId,
+    (name, ends_at): (Name, Option<Instant>),
+) {
+    let others: Vec<_> =
+        all().into_iter().filter(|((_, other), held)| *other != id && *held == name).collect();
+    RUNNING.with_borrow_mut(|running| running.insert((agent, id), Run { name, ends_at }));
+    let Some(state) = world.newest() else { return };
+    // What begins late, when the servers have given it up already, may meet what has replaced it.
+    let Some(row) = wanted(&state, id) else { return };
+    for ((other, other_id), _) in others {
+        if wanted(&state, other_id).is_some() {
+            verdict::fail(format!(
+                "I49: {} starts on a{agent} while {other_id} of that name runs on a{other}",
+                row.name()
+            ));
+        }
+    }
+}
+
+/// It runs no more.
+pub(crate) fn ends(agent: usize, id: AllocationId) {
+    RUNNING.with_borrow_mut(|running| running.remove(&(agent, id)));
+}
+
+/// Nothing runs there any more.
+pub(crate) fn ends_all(agent: usize) {
+    RUNNING.with_borrow_mut(|running| running.retain(|(of, _), _| *of != agent));
+}
+
+/// I49: when all is quiet, what runs is what the servers want to run, and all of it. One line for each difference.
+pub(crate) fn strays(state: &State) -> Vec<String> {
+    let running = all();
+    let stray = running.iter().filter(|((_, id), _)| wanted(state, *id).is_none());
+    let stray = stray.map(|((agent, id), _)| {
+        let what = state.allocations.get(id).map_or_else(
+            || "something forgotten".to_owned(),
+            |row| format!("{} ({:?}, {:?})", row.name(), row.desired, row.client),
+        );
+        format!("I49: {what} runs on a{agent}, and nobody wants it")
+    });
+    let missing = state.allocations.iter().filter(|row| {
+        row.is_live()
+            && row.client == ClientStatus::Running
+            && !running.iter().any(|((_, id), _)| *id == row.id)
+    });
+    let missing = missing.map(|row| format!("I49: {} runs nowhere, and is said to", row.name()));
+    stray.chain(missing).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fsm::{
+        JobKind,
+        command::Readiness,
+        testing::{self, Driver},
+    };
+    use quorate::rt;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn i49_what_runs_unwanted_and_what_is_said_to_run_and_does_not_is_found() {
+        let mut driver = Driver::default();
+        driver.register_node("n1");
+        driver.readiness("n1", Readiness::Ok);
+        driver.sync("n1");
+        driver.register_job(testing::job("web", JobKind::Service, 1));
+        let node = driver.node("n1");
+        let id = driver.run("web", 0, node);
+        let missing = strays(&driver.state);
+        assert!(missing.len() == 1 && missing[0].contains("runs nowhere"), "{missing:?}");
+        let runs = |id, ends_at| {
+            let run = Run { name: name_of(0, "service", ("web", "web.g[0]")), ends_at };
+            RUNNING.with_borrow_mut(|all| all.insert((0, id), run));
+        };
+        runs(id, None);
+        assert_eq!(strays(&driver.state), Vec::<String>::new());
+        let second = Duration::from_secs(1);
+        runs(AllocationId([9; 16]), Some(Instant::now() + second));
+        let found = strays(&driver.state);
+        assert!(found.len() == 1 && found[0].contains("nobody wants it"), "{found:?}");
+        rt::sleep(second).await;
+        assert_eq!(strays(&driver.state), Vec::<String>::new(), "it has ended by itself");
+        ends_all(0);
+        assert_eq!(strays(&driver.state).len(), 1);
+    }
+}
