@@ -28,7 +28,7 @@ use crate::store::{Cycles, TestRecord};
 use crate::system::System;
 use crate::test_all::{self, Matrix};
 use crate::workload::{ReadMode, WorkloadKind};
-use crate::{guard, machine, run, selftest, serve, task};
+use crate::{capture, guard, machine, run, selftest, serve, task};
 use repeat::repeat;
 use values::{node_names, other_name};
 
@@ -162,6 +162,17 @@ impl RunArguments {
     }
 }
 
+/// What people look at during a run or after it.
+#[derive(Debug, Args)]
+struct Keep {
+    /// Before the servers are stopped, print where they are and wait for Enter. They need the harness, which carries what they say to each other.
+    #[arg(long)]
+    leave_db_running: bool,
+    /// Keep the packets of the run as *.pcap in its directory; needs tcpdump, and the right to capture.
+    #[arg(long)]
+    tcpdump: bool,
+}
+
 #[derive(Debug, Args)]
 struct TestArguments {
     #[command(flatten)]
@@ -182,6 +193,12 @@ struct TestArguments {
     /// How fresh reads are asked to be, in register and set; with stale they are expected to fail.
     #[arg(long, value_enum, default_value = "default")]
     read_mode: ReadMode,
+    /// What servers run at the start, of an older version: the class restart, which has to be among the faults, ends each of them and starts it
+    /// as `--binary`, while the others go on.
+    #[arg(long, value_name = "PATH", conflicts_with = "plant")]
+    old_binary: Option<PathBuf>,
+    #[command(flatten)]
+    keep: Keep,
     /// Run the test so many times, with seeds that rise by one; the exit code is the worst: a violation before an unknown.
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     test_count: u64,
@@ -208,6 +225,13 @@ impl TestArguments {
             format!("--read-mode is for register and set, not for {}", workload.name())
         } else if self.lose_unsynced && !self.nemesis.includes(FaultClass::Kill) {
             "--lose-unsynced is about the class kill, which is not asked for".to_owned()
+        } else if self.old_binary.is_some() && !self.nemesis.includes(FaultClass::Restart) {
+            "--old-binary needs rolling restarts, in which servers are upgraded: add restart to --nemesis"
+                .to_owned()
+        } else if let Some(missing) = self.old_binary.as_ref().filter(|path| !path.is_file()) {
+            format!("--old-binary {}: there is no such file", missing.display())
+        } else if self.keep.leave_db_running && self.test_count > 1 {
+            "--leave-db-running is for one run, not for several".to_owned()
         } else {
             return Ok(());
         };
@@ -253,6 +277,9 @@ struct TestAllArguments {
     /// Which matrix.
     #[arg(long, value_enum, default_value = "gate")]
     matrix: Matrix,
+    /// Leave out workloads that are expected to fail: there is none in any matrix.
+    #[arg(long)]
+    only_workloads_expected_to_pass: bool,
     /// Begin anew instead of going on.
     #[arg(long)]
     fresh: bool,
@@ -494,6 +521,14 @@ fn perform_test(arguments: &TestArguments) -> Result<Verdict> {
     let mut record = record(run, &arguments.nemesis, plant.is_some())?;
     record.plant = plant.map(str::to_owned);
     record.read_mode = arguments.read_mode;
+    record.old_binary.clone_from(&arguments.old_binary);
+    record.leave_running = arguments.keep.leave_db_running;
+    record.tcpdump = arguments.keep.tcpdump;
+    if arguments.keep.tcpdump
+        && let Err(why) = capture::can()
+    {
+        return Err(SkippedRun(format!("--tcpdump: {why}")).into());
+    }
     if arguments.lose_unsynced {
         let missing = probe::missing(FaultClass::Power, &tools(run, &record));
         lose_unsynced(&mut record, missing);
@@ -536,6 +571,9 @@ fn perform_cycles(arguments: &CyclesArguments, class: FaultClass) -> Result<Verd
 
 fn perform_all(arguments: &TestAllArguments) -> Result<Verdict> {
     let run = &arguments.run;
+    if arguments.only_workloads_expected_to_pass {
+        note("every workload is expected to pass: none is left out");
+    }
     let base = record(run, &Nemeses::All, false)?;
     let workloads = WorkloadKind::value_variants().iter();
     let workloads = workloads.filter(|one| run.workload.is_none_or(|asked| asked == **one));
@@ -604,6 +642,9 @@ fn unresolved(arguments: &RunArguments, binary: PathBuf) -> Result<TestRecord> {
         harness_version: env!("CARGO_PKG_VERSION").to_owned(),
         git_commit: machine::git_commit(),
         binary,
+        old_binary: None,
+        leave_running: false,
+        tcpdump: false,
         system: arguments.system,
         workload: workload.name().to_owned(),
         nemesis: Vec::new(),

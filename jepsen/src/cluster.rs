@@ -44,6 +44,8 @@ pub(crate) struct Setup {
     pub(crate) system: System,
     /// The server binary.
     pub(crate) binary: PathBuf,
+    /// What servers run before they are upgraded to it.
+    pub(crate) old_binary: Option<PathBuf>,
     /// The run's directory; each server gets a directory in it.
     pub(crate) directory: PathBuf,
     /// How many servers.
@@ -135,6 +137,8 @@ struct Node {
     /// Faults because of which it may end by itself, each until a time (open: as long as it lasts).
     excuses: BTreeMap<FaultClass, Option<Instant>>,
     disk: Option<LoopDisk>,
+    /// It runs the newer of two binaries from its next start on.
+    is_upgraded: bool,
 }
 
 impl Cluster {
@@ -272,7 +276,7 @@ impl Cluster {
             .stderr(errors)
             .process_group(0)
             .spawn()
-            .with_context(|| format!("cannot start {}", self.setup.binary.display()))?;
+            .with_context(|| format!("cannot start {}", self.binary(server).display()))?;
         let pid = child.id();
         let node = &mut self.nodes[server];
         node.child = Some(child);
@@ -284,13 +288,24 @@ impl Cluster {
         Ok(Effect::Done)
     }
 
+    /// From its next start on a server runs the newer binary, if there are two.
+    pub(crate) fn upgrade(&mut self, server: usize) {
+        self.nodes[server].is_upgraded = true;
+    }
+
+    /// What a server runs when it is started next.
+    pub(crate) fn binary(&self, server: usize) -> &Path {
+        let old = self.setup.old_binary.as_ref();
+        old.filter(|_| !self.nodes[server].is_upgraded).unwrap_or(&self.setup.binary)
+    }
+
     fn command(&self, server: usize) -> Command {
         let directory = &self.nodes[server].directory;
         let mut command = match self.network.namespace(server) {
-            None => Command::new(&self.setup.binary),
+            None => Command::new(self.binary(server)),
             Some(namespace) => {
                 let mut command = Command::new("nsenter");
-                command.arg(format!("--net=/run/netns/{namespace}")).arg(&self.setup.binary);
+                command.arg(format!("--net=/run/netns/{namespace}")).arg(self.binary(server));
                 command
             }
         };
@@ -310,6 +325,11 @@ impl Cluster {
                 .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         }
         command
+    }
+
+    /// The network namespace that a server is in, if it is in one of its own.
+    pub(crate) fn namespace(&self, server: usize) -> Option<&str> {
+        self.network.namespace(server)
     }
 
     /// Kills a server with SIGKILL.
@@ -696,6 +716,7 @@ pub(crate) fn test_setup() -> Setup {
     Setup {
         system: System::Quorate,
         binary: PathBuf::from("/bin/sh"),
+        old_binary: None,
         directory: PathBuf::new(),
         servers: 3,
         plant: None,

@@ -10,6 +10,7 @@
 
 mod agents;
 mod binary;
+mod capture;
 mod checker;
 mod cli;
 mod client;

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::agents::{Fleet, Setup as FleetSetup};
+use crate::capture::Capture;
 use crate::checker::agent_records::read;
 use crate::checker::allocations::agents_agree;
 use crate::checker::coverage::Asked;
@@ -80,11 +81,19 @@ pub(crate) fn run(record: &TestRecord, store: &Path, check_time_max: Duration) -
     {
         let cluster = start_cluster(record, &directory, store, &reporter)?;
         let endpoints = cluster.endpoints().to_vec();
+        let capture = if record.tcpdump {
+            Some(Capture::start(&directory, &cluster, start_guard()?)?)
+        } else {
+            None
+        };
         let tasks = workload_of(record)?.agents().real > 0;
         let tasks = tasks.then(|| Place::create(&directory, &recorder)).transpose()?;
         let mut agents = Agents { fleet: start_agents(record, &directory, &endpoints)?, tasks };
         let cluster = Mutex::new(cluster);
         conduct(record, &cluster, &endpoints, &mut agents, &recorder, &reporter, &mut aftermath);
+        if record.leave_running {
+            hold(&endpoints, &reporter);
+        }
         let mut fleet = agents.fleet;
         if let Err(error) = fleet.stop() {
             aftermath.harness_failures.push(format!("stop of the agents: {error:#}"));
@@ -94,6 +103,9 @@ pub(crate) fn run(record: &TestRecord, store: &Path, check_time_max: Duration) -
             Ok(slow) if slow.is_empty() => {}
             Ok(slow) => reporter.line(&format!("killed, deaf to SIGTERM: {}", slow.join(", "))),
             Err(error) => aftermath.harness_failures.push(format!("stop: {error:#}")),
+        }
+        if let Some(Err(error)) = capture.map(Capture::stop) {
+            aftermath.harness_failures.push(format!("stop of tcpdump: {error:#}"));
         }
         aftermath.exits = [cluster.exits(), fleet.exits()].concat();
         aftermath.tolerated = cluster.tolerated().to_vec();
@@ -168,17 +180,21 @@ fn run_name(record: &TestRecord) -> String {
     parts.join("-")
 }
 
+fn start_guard() -> Result<Guard> {
+    let executable = std::env::current_exe().context("cannot find the harness's executable")?;
+    Guard::start(&executable)
+}
+
 fn start_cluster(
     record: &TestRecord,
     directory: &Path,
     store: &Path,
     reporter: &Reporter,
 ) -> Result<Cluster> {
-    let executable = std::env::current_exe().context("cannot find the harness's executable")?;
     let injected = record.injected();
     let loop_disks =
         injected.contains(&FaultClass::Power) || injected.contains(&FaultClass::Freeze);
-    let mut guard = Guard::start(&executable)?;
+    let mut guard = start_guard()?;
     let ledger = if loop_disks || record.namespaces {
         let (ledger, undone) = Ledger::open(store)?;
         for thing in undone {
@@ -195,6 +211,7 @@ fn start_cluster(
     let setup = Setup {
         system: record.system,
         binary: record.binary.clone(),
+        old_binary: record.old_binary.clone(),
         directory: directory.to_owned(),
         servers: record.nodes.len(),
         plant: record.plant.clone(),
@@ -228,16 +245,25 @@ fn start_cluster(
     Ok(cluster)
 }
 
+/// Lets somebody look at the servers, until Enter is pressed or there is nobody.
+fn hold(endpoints: &[Endpoint], reporter: &Reporter) {
+    for Endpoint { name, http, .. } in endpoints {
+        reporter.line(&format!("{name} is left running at http://{http}"));
+    }
+    reporter.line("press Enter to stop the servers and judge the run");
+    // Whoever has closed it does not want to look.
+    std::io::stdin().read_line(&mut String::new()).ok();
+}
+
 /// Starts the agents that the workload needs, if any.
 fn start_agents(record: &TestRecord, directory: &Path, endpoints: &[Endpoint]) -> Result<Fleet> {
-    let executable = std::env::current_exe().context("cannot find the harness's executable")?;
     let agents = workload_of(record)?.agents();
     Fleet::start(FleetSetup {
         binary: &record.binary,
         directory,
         servers: endpoints.iter().map(|endpoint| endpoint.rpc).collect(),
         agents,
-        guard: if agents.count() > 0 { Some(Guard::start(&executable)?) } else { None },
+        guard: if agents.count() > 0 { Some(start_guard()?) } else { None },
     })
 }
 

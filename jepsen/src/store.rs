@@ -47,6 +47,9 @@ pub(crate) struct TestRecord {
     pub(crate) git_commit: Option<String>,
     /// The server binary.
     pub(crate) binary: PathBuf,
+    /// What servers run until a rolling restart brings them to that binary.
+    #[serde(default)]
+    pub(crate) old_binary: Option<PathBuf>,
     /// What is tested.
     #[serde(default)]
     pub(crate) system: System,
@@ -90,6 +93,12 @@ pub(crate) struct TestRecord {
     /// Log bytes after which a server writes a snapshot.
     #[serde(default = "snapshot_log_bytes")]
     pub(crate) snapshot_log_bytes: u64,
+    /// Somebody looks at the servers before they are stopped.
+    #[serde(default)]
+    pub(crate) leave_running: bool,
+    /// Packets are kept.
+    #[serde(default)]
+    pub(crate) tcpdump: bool,
     /// The machine, and what of it was used.
     #[serde(default)]
     pub(crate) machine: Machine,
@@ -211,6 +220,9 @@ pub(crate) fn test_record() -> TestRecord {
         harness_version: "0".to_owned(),
         git_commit: None,
         binary: PathBuf::from("quorate"),
+        old_binary: None,
+        leave_running: false,
+        tcpdump: false,
         system: System::Quorate,
         workload: "register".to_owned(),
         nemesis: Vec::new(),

@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 62] = [
+pub(crate) const REQUIRED: [&str; 65] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -55,6 +55,9 @@ pub(crate) const REQUIRED: [&str; 62] = [
     "an agent was killed while its tasks went on",
     "an agent found again what the last one had begun",
     "a machine booted",
+    "an agent was told to stop",
+    "tasks were restarted by order",
+    "a node was purged",
     "a write was turned away for want of room",
     "a server was left behind for a moment",
     "a leader was cut off with a server that was joining",

@@ -173,11 +173,11 @@ fn key_of(service: usize) -> JobKey {
     JobKey { namespace: "default".into(), id: format!("service-{service}").into() }
 }
 
-fn template(ports: &str) -> anyhow::Result<Arc<JobSpec>> {
+fn template(more: &str, kill_after: &str) -> anyhow::Result<Arc<JobSpec>> {
     let spec = client::job(&format!(
         r#"job "service" {{
              group "work" {{
-               {ports}
+               {more}
                reschedule {{
                  delay = "5s"
                  delay_function = "constant"
@@ -187,7 +187,7 @@ fn template(ports: &str) -> anyhow::Result<Arc<JobSpec>> {
                  driver = "mock"
                  config {{
                    start_block_for = "40ms"
-                   kill_after = "200ms"
+                   kill_after = "{kill_after}"
                  }}
                }}
              }}
@@ -198,7 +198,15 @@ fn template(ports: &str) -> anyhow::Result<Arc<JobSpec>> {
 
 /// A job of another kind than the services.
 fn extra(id: &str, kind: &str) -> anyhow::Result<JobSpec> {
-    let config = if kind == "batch" { r#"config { run_for = "700ms" }"# } else { "" };
+    let config = match kind {
+        "batch" => {
+            r#"config {
+                   run_for = "1500ms"
+                   kill_after = "400ms"
+                 }"#
+        }
+        _ => "",
+    };
     client::job(&format!(
         r#"job "{id}" {{
              type = "{kind}"
@@ -232,8 +240,10 @@ impl Operator {
         let ports = r#"network {
           port "a" { static = 8080 }
           port "b" {}
-        }"#;
-        let templates = [template("")?, template(ports)?];
+        }
+        shutdown_delay = "1500ms""#;
+        // What holds a port and ends slowly makes what comes after it wait.
+        let templates = [template("", "200ms")?, template(ports, "2500ms")?];
         let known = (0..SERVICES).map(|service| (service, Known::new())).collect();
         let mut more = Dice::new(world.swarm.seed, "operator, more");
         let rich = more.below(2) == 0;
@@ -287,7 +297,8 @@ impl Operator {
     async fn step_of_rich(&mut self) {
         let number = self.more.index(self.extras.len());
         let key = self.extras[number].key.clone();
-        match self.more.below(8) {
+        match self.more.below(9) {
+            8 => self.purge_node().await,
             0..=3 => {
                 let mut spec = (*self.extras[number]).clone();
                 More::draw(&mut self.more).put_in(&mut spec);
@@ -452,6 +463,22 @@ impl Operator {
         let id = live[self.dice.index(live.len())];
         let command = Command::StopAllocation { id, evaluation: EvaluationId(rt::random_id()) };
         drop(self.ask("stop an allocation", command).await);
+    }
+
+    /// Forgets a node, whatever runs on it: its agent has to register again.
+    async fn purge_node(&mut self) {
+        let Some(state) = self.world.newest() else { return };
+        let nodes: Vec<NodeId> = state.nodes.iter().map(|node| node.id).collect();
+        drop(state);
+        if nodes.is_empty() {
+            return;
+        }
+        let node = nodes[self.more.index(nodes.len())];
+        let evaluation_ids = (0..8).map(|_| EvaluationId(rt::random_id())).collect();
+        let command = Command::ReapNode { node, incarnation: None, force: true, evaluation_ids };
+        if let Some(Ok(_)) = self.ask(&format!("purge {node}"), command).await {
+            coverage::hit("a node was purged");
+        }
     }
 
     /// Takes a node out of service, or brings one back.

@@ -26,7 +26,7 @@ use quorate::{
     },
     clock::Clock,
     rpc::transport::{Lane, ReplyStream, Transport},
-    rt::{self, Group, Instant, watch},
+    rt::{self, Group, Instant, mpsc, watch},
 };
 use tempfile::TempDir;
 use tonic::Status;
@@ -43,6 +43,8 @@ use crate::{
 };
 
 const RPC_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long an agent may go on with what it had begun to do when it is told otherwise.
+const STOPS_WITHIN: Duration = Duration::from_secs(1);
 
 /// A place for the directories of all machines, in memory where there is such a file system: agents sync often.
 pub(crate) fn directories() -> io::Result<TempDir> {
@@ -57,6 +59,19 @@ pub(crate) fn directories() -> io::Result<TempDir> {
     builder.tempdir()
 }
 
+/// How long a fault waits for a moment at which it hurts.
+const MOMENT: Duration = Duration::from_secs(2);
+const JUST_NOW: Duration = Duration::from_millis(200);
+
+/// What an operator asks of an agent.
+enum Order {
+    Restart(AllocationId),
+    Stop,
+}
+
+/// Orders under way.
+const ORDERS_MAX: usize = 4;
+
 /// One machine.
 pub(crate) struct Machine {
     number: usize,
@@ -68,8 +83,11 @@ pub(crate) struct Machine {
     processes: Arc<Processes>,
     /// Ended allocations that the agent keeps.
     ended_max: usize,
+    /// The agent ends its tasks when it is told to stop, and starts them again.
+    stops_tasks: bool,
     /// Of the agent, while it runs.
     group: Option<Group>,
+    orders: mpsc::Sender<Order>,
     dice: Dice,
 }
 
@@ -79,13 +97,15 @@ impl Machine {
         let name = format!("a{number}");
         let mut dice = Dice::new(world.swarm.seed, &format!("machine {number}"));
         let told = Arc::default();
-        let processes = Processes { number, world: world.clone(), told, table: Mutex::default() };
+        let processes = Processes::new(number, world.clone(), told);
         Self {
             boot_id: boot_id(&mut dice),
             booted_at: Instant::now(),
             processes: Arc::new(processes),
             ended_max: dice.index(6),
+            stops_tasks: dice.below(2) == 0,
             group: None,
+            orders: mpsc::channel(ORDERS_MAX).0,
             number,
             name,
             world: world.clone(),
@@ -98,7 +118,7 @@ impl Machine {
     pub(crate) async fn run(mut self, mut stop: watch::Receiver<bool>) {
         self.start();
         while !*stop.borrow() {
-            let quiet = Duration::from_millis(self.dice.between(500, 8_000));
+            let quiet = Duration::from_millis(self.dice.between(200, 4_000));
             drop(rt::timeout(quiet, rt::until_true(&mut stop)).await);
             if !self.world.is_calm() {
                 self.trouble().await;
@@ -111,6 +131,7 @@ impl Machine {
         self.group = Some(group);
         let told = Arc::clone(&self.processes.told);
         *lock(&told) = Told::default();
+        *lock(&self.processes.stopping) = false;
         let inner = self.world.network.transport(&self.name);
         let machine = SimulatedMachine {
             transport: Arc::new(Watched { number: self.number, inner, told }),
@@ -119,13 +140,21 @@ impl Machine {
             processes: Arc::clone(&self.processes) as Arc<dyn ProcessTable>,
         };
         let (settings, name) = (self.settings(), self.name.clone());
+        let (orders, mut ordered) = mpsc::channel(ORDERS_MAX);
+        self.orders = orders;
         trace::event(&self.name, format_args!("its agent starts"));
         rt::spawn_in(group, async move {
-            match Agent::start_simulated(settings, machine) {
-                // It lives as long as its group.
-                Ok(_agent) => std::future::pending().await,
+            let agent = match Agent::start_simulated(settings, machine) {
+                Ok(agent) => agent,
                 Err(error) => {
-                    verdict::fail(format!("the agent of {name} does not start: {error:#}"));
+                    return verdict::fail(format!("the agent of {name} does not start: {error:#}"));
+                }
+            };
+            while let Some(order) = ordered.recv().await {
+                match order {
+                    // What has ended meanwhile cannot be restarted.
+                    Order::Restart(allocation) => drop(agent.restart_tasks(allocation).await),
+                    Order::Stop => return agent.stop().await,
                 }
             }
         });
@@ -146,6 +175,7 @@ impl Machine {
             },
             drivers: vec!["mock".to_owned()],
             ended_allocations_max: self.ended_max,
+            stop_tasks_on_exit: self.stops_tasks,
             executor_binary: Some(PathBuf::from("/no/executor/is/needed")),
             rpc_timeout: RPC_TIMEOUT,
             ..AgentSettings::new(&self.directory, servers)
@@ -153,19 +183,76 @@ impl Machine {
     }
 
     async fn trouble(&mut self) {
+        if self.dice.below(2) == 0 {
+            self.something_to_end().await;
+        }
         let may = |class| self.world.swarm.has(class);
-        let chosen = self.dice.below(8);
+        let chosen = self.dice.below(11);
         match chosen {
-            0..=2 if may(Class::Agents) => self.kill_agent().await,
-            3 if may(Class::Agents) => self.boot().await,
-            4 | 5 if may(Class::Stall) => self.stand_still().await,
-            6 if may(Class::Agents) => self.cut_off(|_| true).await,
-            7 if may(Class::Reconnect) => {
+            0 | 1 if may(Class::Agents) => self.kill_agent().await,
+            2 if may(Class::Agents) => self.boot().await,
+            3 | 4 if may(Class::Agents) => self.stop_agent().await,
+            5 if may(Class::Agents) => self.cut_off(|_| true).await,
+            6 | 7 if may(Class::Stall) => self.stand_still().await,
+            8 if may(Class::Reconnect) => {
                 let lost = world::address(self.dice.index(self.world.count()));
                 self.cut_off(|address| address == lost).await;
             }
+            9 | 10 => self.restart_tasks().await,
             _ => {}
         }
+    }
+
+    /// A moment at which the agent has just been told to end something, if one comes soon.
+    async fn something_to_end(&self) {
+        let given_up = Instant::now() + MOMENT;
+        let was_told = || {
+            let told = lock(&self.processes.told);
+            told.to_end.values().any(|since| since.elapsed() < JUST_NOW)
+        };
+        while !was_told() && Instant::now() < given_up {
+            rt::sleep(JUST_NOW / 4).await;
+        }
+    }
+
+    /// Has tasks restarted by order; soon after that the machine may boot or its agent stop.
+    async fn restart_tasks(&mut self) {
+        let Some(run) = self.processes.some(&mut self.dice) else { return };
+        trace::event(&self.name, format_args!("{} is restarted by order", run.allocation));
+        lock(&self.processes.ordered).insert(run.clone());
+        running::restarts(run.allocation);
+        if self.orders.try_send(Order::Restart(run.allocation)).is_ok() {
+            coverage::hit("tasks were restarted by order");
+        }
+        let soon = Duration::from_millis(self.dice.below(500));
+        match self.dice.below(4) {
+            0 if self.world.swarm.has(Class::Agents) => {
+                rt::sleep(soon).await;
+                self.boot().await;
+            }
+            1 | 2 if self.world.swarm.has(Class::Agents) => {
+                rt::sleep(soon).await;
+                self.stop_agent().await;
+            }
+            _ => {}
+        }
+    }
+
+    /// As a supervisor does: asks it to stop, and kills it when that takes too long.
+    async fn stop_agent(&mut self) {
+        coverage::hit("an agent was told to stop");
+        let patience = Duration::from_millis(self.dice.below(3_000));
+        let stops_tasks = self.stops_tasks;
+        trace::event(&self.name, format_args!("its agent is told to stop, in {patience:?}"));
+        if stops_tasks {
+            self.processes.may_all_end();
+        }
+        // One that is busy is killed all the same.
+        drop(self.orders.try_send(Order::Stop));
+        rt::sleep(patience).await;
+        let lasts = Duration::from_millis(self.dice.between(50, 4_000));
+        self.end_agent(lasts).await;
+        self.start();
     }
 
     /// As `kill -9` does: what runs goes on.
@@ -179,8 +266,10 @@ impl Machine {
     async fn boot(&mut self) {
         coverage::hit("a machine booted");
         let down = Duration::from_millis(self.dice.between(500, 8_000));
-        lock(&self.processes.table).clear();
-        running::ends_all(self.number);
+        if let Some(group) = self.group.take() {
+            rt::kill_group(group);
+        }
+        self.processes.end_with_the_machine();
         self.end_agent(down).await;
         self.boot_id = boot_id(&mut self.dice);
         self.booted_at = Instant::now();
@@ -203,6 +292,8 @@ impl Machine {
         rt::pause_group(group);
         rt::sleep(lasts).await;
         rt::resume_group(group);
+        // It had no time to obey.
+        lock(&self.processes.told).to_end.values_mut().for_each(|since| *since = Instant::now());
     }
 
     async fn cut_off(&mut self, from: impl Fn(&str) -> bool) {
@@ -232,8 +323,8 @@ struct Told {
     shown: u64,
     /// What was to run.
     to_run: BTreeMap<AllocationId, Name>,
-    /// What was not to run, or was gone.
-    to_end: BTreeSet<AllocationId>,
+    /// What was not to run, or was gone, and since when that is known.
+    to_end: BTreeMap<AllocationId, Instant>,
 }
 
 impl Told {
@@ -246,10 +337,22 @@ impl Told {
                 let name = running::name_of(number, &one.job_type, (&one.job_id, &one.name));
                 self.to_run.insert(id, name);
             } else if !one.run {
-                self.to_end.insert(id);
+                self.to_end.entry(id).or_insert_with(Instant::now);
             }
         }
-        self.to_end.extend(batch.removed.iter().filter_map(|id| AllocationId::from_slice(id)));
+        for id in batch.removed.iter().filter_map(|id| AllocationId::from_slice(id)) {
+            self.to_end.entry(id).or_insert_with(Instant::now);
+        }
+    }
+
+    /// I49: what begins was asked for, and was not to end well before.
+    fn may_begin(&self, id: AllocationId) -> Result<&Name, &'static str> {
+        let name =
+            self.to_run.get(&id).ok_or("no server has asked for it since its agent started")?;
+        match self.to_end.get(&id) {
+            Some(since) if since.elapsed() > STOPS_WITHIN => Err("it was to end long ago"),
+            _ => Ok(name),
+        }
     }
 
     /// I13: whoever was shown an index asks for nothing older, or what is new would be taken for gone.
@@ -327,12 +430,61 @@ struct Processes {
     world: World,
     told: Arc<Mutex<Told>>,
     table: Mutex<BTreeMap<RunId, Listed>>,
+    /// Runs that the agent may end without a server: it was told to restart them, or to stop.
+    ordered: Mutex<BTreeSet<RunId>>,
+    /// It was told to stop: so is what it was still starting.
+    stopping: Mutex<bool>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Listed {
+    name: Name,
     process: Process,
     ends_at: Option<Instant>,
+    /// The machine has not booted since.
+    of_this_boot: bool,
+}
+
+impl Processes {
+    fn new(number: usize, world: World, told: Arc<Mutex<Told>>) -> Self {
+        let (table, ordered, stopping) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { number, world, told, table, ordered, stopping }
+    }
+
+    /// One that runs; half of the time one that will end by itself, if there is any.
+    fn some(&self, dice: &mut Dice) -> Option<RunId> {
+        let mut runs = self.running();
+        if dice.below(2) == 0 {
+            let table = lock(&self.table);
+            let finite: Vec<RunId> =
+                runs.iter().filter(|run| table[*run].ends_at.is_some()).cloned().collect();
+            drop(table);
+            if !finite.is_empty() {
+                runs = finite;
+            }
+        }
+        (!runs.is_empty()).then(|| runs[dice.index(runs.len())].clone())
+    }
+
+    fn running(&self) -> Vec<RunId> {
+        let table = lock(&self.table);
+        table.iter().filter(|(_, listed)| listed.runs()).map(|(run, _)| run.clone()).collect()
+    }
+
+    /// The agent is about to end what runs.
+    fn may_all_end(&self) {
+        let running = self.running();
+        lock(&self.ordered).extend(running);
+        *lock(&self.stopping) = true;
+    }
+
+    fn end_with_the_machine(&self) {
+        for listed in lock(&self.table).values_mut() {
+            listed.process.killed |= listed.runs();
+            listed.of_this_boot = false;
+        }
+        running::ends_all(self.number);
+    }
 }
 
 impl Listed {
@@ -346,30 +498,48 @@ impl ProcessTable for Processes {
         let RunId { allocation, task, attempt } = run;
         let number = self.number;
         trace::event(&format!("a{number}"), format_args!("{allocation} {task} {attempt} begins"));
+        let before = lock(&self.table)
+            .iter()
+            .rev()
+            .find(|(other, _)| (other.allocation, &other.task) == (*allocation, task))
+            .map(|(other, listed)| (other.clone(), listed.clone()));
+        let mut restarted = None;
+        if let Some((other, listed)) = before {
+            let is_ordered = lock(&self.ordered).contains(&other);
+            let what = if listed.runs() {
+                Some("runs")
+            } else {
+                let ended_well = !listed.process.killed && listed.of_this_boot;
+                (ended_well && !is_ordered).then_some("has ended well")
+            };
+            if let Some(what) = what {
+                verdict::fail(format!(
+                    "I49: attempt {attempt} of {task} of {allocation} begins on a{number} although attempt {} {what}",
+                    other.attempt
+                ));
+            }
+            // What ran when the agent started may be restarted before it has heard of it.
+            restarted = (is_ordered && listed.of_this_boot).then_some(listed.name);
+        }
+        let asked = lock(&self.told).may_begin(*allocation).cloned();
+        let name = match (asked, restarted) {
+            (Ok(name), _) | (Err(_), Some(name)) => name,
+            (Err(why), None) => {
+                return verdict::fail(format!("I49: {allocation} begins on a{number}, and {why}"));
+            }
+        };
         let ends_at = lasts.map(|lasts| Instant::now() + lasts);
         let process = Process { began_at_ms: Clock::default().wall_ms(), killed: false };
-        let mut table = lock(&self.table);
-        let twice = table.iter().find(|(other, listed)| {
-            (other.allocation, &other.task) == (run.allocation, &run.task) && listed.runs()
-        });
-        if let Some((other, _)) = twice {
-            verdict::fail(format!(
-                "I49: attempt {attempt} of {task} of {allocation} begins on a{number} while attempt {} runs",
-                other.attempt
-            ));
+        let listed = Listed { name: name.clone(), process, ends_at, of_this_boot: true };
+        lock(&self.table).insert(run.clone(), listed);
+        if *lock(&self.stopping) {
+            lock(&self.ordered).insert(run.clone());
         }
-        table.insert(run.clone(), Listed { process, ends_at });
-        drop(table);
-        match lock(&self.told).to_run.get(allocation).cloned() {
-            Some(name) => running::begins(&self.world, number, *allocation, (name, ends_at)),
-            None => verdict::fail(format!(
-                "I49: {allocation} begins on a{number}, and no server has asked for it since its agent started"
-            )),
-        }
+        running::begins(&self.world, number, *allocation, (name, ends_at));
     }
 
     fn find(&self, run: &RunId) -> Option<Process> {
-        let found = lock(&self.table).get(run).copied()?;
+        let found = lock(&self.table).get(run).cloned().filter(|found| found.of_this_boot)?;
         if found.runs() {
             coverage::hit("an agent found again what the last one had begun");
         }
@@ -381,7 +551,7 @@ impl ProcessTable for Processes {
         let number = self.number;
         trace::event(&format!("a{number}"), format_args!("{allocation} {task} {attempt} ends"));
         let Some(listed) = lock(&self.table).get_mut(run).map(|listed| {
-            let before = *listed;
+            let before = listed.clone();
             listed.process.killed = true;
             before
         }) else {
@@ -390,7 +560,12 @@ impl ProcessTable for Processes {
         running::ends(number, *allocation);
         let state = self.world.newest();
         let is_wanted = state.is_some_and(|state| running::wanted(&state, *allocation).is_some());
-        if listed.runs() && is_wanted && !lock(&self.told).to_end.contains(allocation) {
+        let is_ordered = lock(&self.ordered).contains(run);
+        if listed.runs()
+            && is_wanted
+            && !is_ordered
+            && !lock(&self.told).to_end.contains_key(allocation)
+        {
             verdict::fail(format!(
                 "I49: a{number} ends {allocation}, and no server has told it to"
             ));
@@ -417,7 +592,7 @@ mod tests {
         let world = World::new(&Arc::new(Swarm::draw(1, &Override::default())));
         world.judge(0, &Arc::new(driver.state));
         let told = Arc::default();
-        let processes = Processes { number: 3, world, told, table: Mutex::default() };
+        let processes = Processes::new(3, world, told);
         lock(&processes.told).says(3, &batch(5, allocation, true));
         (processes, RunId { allocation, task: "task".to_owned(), attempt: 1 })
     }
@@ -445,8 +620,22 @@ mod tests {
         assert_eq!(found(), Vec::<String>::new(), "the first one has ended");
         machine.begins(&RunId { attempt: 3, ..first.clone() }, None);
         assert!(found()[0].contains("while attempt 2 runs"), "{:?}", found());
-        machine.begins(&RunId { allocation: AllocationId([9; 16]), ..first }, None);
+        let other = RunId { allocation: AllocationId([9; 16]), ..first.clone() };
+        machine.begins(&other, None);
         assert!(found()[1].contains("no server has asked for it"), "{:?}", found());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn i49_what_was_to_end_does_not_begin() {
+        rt::enter_simulation(1);
+        let (machine, run) = machine();
+        lock(&machine.told).says(3, &batch(6, run.allocation, false));
+        let attempts: [RunId; 2] = [1, 2].map(|attempt| RunId { attempt, ..run.clone() });
+        machine.begins(&attempts[0], Some(Duration::from_millis(10)));
+        assert_eq!(found(), Vec::<String>::new(), "it may have been about to");
+        rt::sleep(STOPS_WITHIN * 2).await;
+        machine.begins(&attempts[1], None);
+        assert!(found()[0].contains("it was to end long ago"), "{:?}", found());
     }
 
     #[tokio::test(start_paused = true)]

@@ -287,6 +287,7 @@ fn unsettled(world: &World) -> Vec<String> {
     let broken = invariants::check_quiet(&state, &BTreeSet::new());
     found.extend(broken.into_iter().map(|one| one.to_string()));
     found.extend(running::strays(&state));
+    found.extend(running::unasked(&state));
     found
 }
 

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, collections::BTreeMap};
 
-use fsm::{Allocation, AllocationId, ClientStatus, State};
+use fsm::{Allocation, AllocationId, ClientStatus, DesiredStatus, State};
 use quorate::rt::Instant;
 
 use crate::{verdict, world::World};
@@ -20,6 +20,8 @@ struct Run {
 thread_local! {
     /// By agent and allocation.
     static RUNNING: RefCell<BTreeMap<(usize, AllocationId), Run>> = const { RefCell::new(BTreeMap::new()) };
+    /// Restarts that were ordered.
+    static RESTARTS: RefCell<BTreeMap<AllocationId, u32>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 /// The name that an allocation has on an agent.
@@ -73,6 +75,35 @@ pub(crate) fn ends(agent: usize, id: AllocationId) {
     RUNNING.with_borrow_mut(|running| running.remove(&(agent, id)));
 }
 
+/// Its tasks are to run anew, by order.
+pub(crate) fn restarts(id: AllocationId) {
+    RESTARTS.with_borrow_mut(|restarts| *restarts.entry(id).or_default() += 1);
+}
+
+/// I47, I49: no task fails by itself here, none is restarted without an order, and what was to end has ended. One line for each difference.
+pub(crate) fn unasked(state: &State) -> Vec<String> {
+    let tells = |row: &Allocation| {
+        unasked_of(row).map(|what| format!("I49: {} {} {what}", row.name(), row.id))
+    };
+    state.allocations.iter().filter_map(|row| tells(row)).collect()
+}
+
+fn unasked_of(row: &Allocation) -> Option<String> {
+    let ordered = RESTARTS.with_borrow(|all| all.get(&row.id).copied().unwrap_or(0));
+    let mut events = row.tasks.values().flat_map(|task| &task.events);
+    if row.client == ClientStatus::Failed {
+        Some("failed, and nothing fails here".to_owned())
+    } else if row.tasks.values().any(|task| task.restarts > ordered) {
+        Some(format!("was restarted more often than by the {ordered} orders to"))
+    } else if events.any(|event| &*event.kind == "Restarting") {
+        Some("is to run again as if it had failed".to_owned())
+    } else if row.desired != DesiredStatus::Run && !row.client.is_terminal() {
+        Some(format!("was to end, and is said to be {}", row.client.name()))
+    } else {
+        None
+    }
+}
+
 /// Nothing runs there any more.
 pub(crate) fn ends_all(agent: usize) {
     RUNNING.with_borrow_mut(|running| running.retain(|(of, _), _| *of != agent));
@@ -99,11 +130,12 @@ pub(crate) fn strays(state: &State) -> Vec<String> {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::time::Duration;
 
     use fsm::{
-        JobKind,
+        JobKind, TaskEvent, TaskState,
         command::Readiness,
         testing::{self, Driver},
     };
@@ -134,6 +166,30 @@ mod tests {
         assert!(found.len() == 1 && found[0].contains("nobody wants it"), "{found:?}");
         rt::sleep(second).await;
         assert_eq!(strays(&driver.state), Vec::<String>::new(), "it has ended by itself");
+        assert_eq!(unasked(&driver.state), Vec::<String>::new());
+        let told = |change: &dyn Fn(&mut Allocation)| {
+            let mut row = Allocation::clone(driver.state.allocations.get(&id).unwrap());
+            change(&mut row);
+            unasked_of(&row).unwrap_or_default()
+        };
+        let restarted = |row: &mut Allocation| {
+            row.tasks.insert("t".into(), TaskState { restarts: 1, ..TaskState::default() });
+        };
+        assert!(told(&restarted).contains("more often than by the 0 orders"));
+        restarts(id);
+        assert_eq!(told(&restarted), "", "it was ordered");
+        let by_policy = |row: &mut Allocation| {
+            let (at_ms, exit_code, signal) = (1, None, None);
+            let (kind, message) = ("Restarting".into(), "in 1 s".into());
+            let event = TaskEvent { kind, at_ms, message, exit_code, signal };
+            let task = TaskState { events: vec![event], ..TaskState::default() };
+            row.tasks.insert("t".into(), task);
+        };
+        assert!(told(&by_policy).contains("as if it had failed"));
+        let stopped = |row: &mut Allocation| row.desired = DesiredStatus::Stop;
+        assert!(told(&stopped).contains("was to end"));
+        let failed = |row: &mut Allocation| row.client = ClientStatus::Failed;
+        assert!(told(&failed).contains("nothing fails here"));
         ends_all(0);
         assert_eq!(strays(&driver.state).len(), 1);
     }

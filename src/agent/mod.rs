@@ -50,7 +50,7 @@ use self::{
     fingerprint::Fingerprint,
     heartbeat::Standing,
     node::LocalNode,
-    shell::Shared,
+    shell::{Order, Shared},
     state::{NodeIdentity, StateDirectory},
     status::{Outbox, send_statuses},
     time::Clock,
@@ -186,6 +186,12 @@ impl Agent {
     /// The node's id.
     pub fn node_id(&self) -> fsm::NodeId {
         self.node_id
+    }
+
+    /// Runs the tasks of an allocation anew. Returns when they were asked to end, or why they were not.
+    pub async fn restart_tasks(&self, allocation: fsm::AllocationId) -> Result<(), String> {
+        let node = &self.node.as_ref().ok_or("simulated nodes take no orders")?.node;
+        node.order(allocation, Order::Restart { task: None }).await
     }
 
     /// Ends the agent. Its tasks run on, unless the settings say that they end with it.

@@ -10,6 +10,7 @@ fn cluster(script: &str) -> (tempfile::TempDir, Cluster) {
     let directory = tempfile::tempdir().unwrap();
     let setup = Setup {
         binary: PathBuf::from("/bin/sh"),
+        old_binary: None,
         directory: directory.path().to_owned(),
         servers: 3,
         plant: Some("some-bug".to_owned()),
@@ -47,6 +48,20 @@ fn configurations_name_every_server_and_dial_through_proxies() {
     assert_eq!(config["raft"]["snapshot_log_bytes"].as_integer(), Some(12_345));
     assert_eq!(config["scheduler"]["workers"].as_integer(), Some(1));
     assert!(config["data_dir"].as_str().unwrap().ends_with("/n2/data"));
+}
+
+#[test]
+fn a_server_runs_the_old_binary_until_it_is_upgraded() {
+    let directory = tempfile::tempdir().unwrap();
+    let old_binary = Some(PathBuf::from("/old/server"));
+    let setup = Setup { directory: directory.path().to_owned(), old_binary, ..test_setup() };
+    let mut cluster = Cluster::create(setup).unwrap();
+    cluster.upgrade(1);
+    let started = |server| PathBuf::from(cluster.command(server).get_program());
+    assert_eq!(
+        [0, 1, 2].map(started),
+        ["/old/server", "/bin/sh", "/old/server"].map(PathBuf::from)
+    );
 }
 
 #[test]

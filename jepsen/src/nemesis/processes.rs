@@ -83,6 +83,9 @@ impl Turn<'_> {
             if self.class == FaultClass::Kill {
                 self.wait(schedule.interval / 10);
             }
+            if self.class == FaultClass::Restart {
+                self.cluster().upgrade(server);
+            }
             self.cluster().start(server)?;
             self.await_back(server);
         }

@@ -17,7 +17,9 @@ fn sleepers() -> (tempfile::TempDir, Mutex<Cluster>, Vec<Endpoint>) {
 /// Three servers that run this script, all started.
 fn servers(script: &str) -> (tempfile::TempDir, Mutex<Cluster>, Vec<Endpoint>) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup { directory: directory.path().to_owned(), ..test_setup() };
+    let old_binary = Some(directory.path().join("old"));
+    std::os::unix::fs::symlink("/bin/sh", directory.path().join("old")).unwrap();
+    let setup = Setup { directory: directory.path().to_owned(), old_binary, ..test_setup() };
     let mut cluster = Cluster::create(setup).unwrap();
     for (server, endpoint) in cluster.endpoints().to_vec().iter().enumerate() {
         let path = directory.path().join(&endpoint.name).join("server");
@@ -80,6 +82,26 @@ fn who_does_not_end_when_asked_to_is_killed() {
     assert!(matches!(effect, Effect::Unclear(_)), "{effect:?}");
     let mut cluster = cluster.lock().unwrap();
     assert_eq!((cluster.running().as_slice(), cluster.exits()), ([0, 2].as_slice(), [].as_slice()));
+}
+
+#[test]
+fn a_rolling_restart_upgrades_one_server_after_the_other() {
+    let (directory, cluster, endpoints) = sleepers();
+    let recorder = Recorder::in_memory();
+    let turns = Turns::new(&[]);
+    let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, &turns, 5);
+    let old = directory.path().join("old");
+    let upgraded = || {
+        let cluster = cluster.lock().unwrap();
+        (0..3).filter(|server| cluster.binary(*server) != old).collect::<Vec<_>>()
+    };
+    assert_eq!(upgraded(), Vec::<usize>::new());
+    // Nobody waits for a server to lead that cannot.
+    let halt = || !upgraded().is_empty();
+    let mut turn = Turn::new(nemesis, FaultClass::Restart, &halt);
+    assert!(turn.strike_restart(Schedule::new(Duration::ZERO, Duration::from_secs(1))).unwrap());
+    assert_eq!(upgraded().len(), 1);
+    assert_eq!(cluster.lock().unwrap().running().len(), 3);
 }
 
 #[test]

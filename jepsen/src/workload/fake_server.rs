@@ -76,6 +76,8 @@ pub(crate) enum Bug {
     OpenNamespaces,
     /// The first row of some pages is left out.
     TornPages,
+    /// Behind a row that has gone meanwhile the list ends.
+    LostPages,
 }
 
 #[derive(Clone)]
@@ -238,8 +240,15 @@ fn page(path: &str, body: String, server: &Mutex<Server>, bug: Bug) -> (String, 
     let first = if token.is_empty() {
         0
     } else {
-        let at = |row: &Value| row["ID"].as_str() == Some(token);
-        rows.iter().position(at).unwrap_or(rows.len())
+        let id = |row: &Value| row["ID"].as_str().unwrap_or_default().to_owned();
+        let is_there = rows.iter().any(|row| id(row) == token);
+        let reverse = path.contains("reverse=true");
+        let before = |row: &Value| if reverse { *id(row) > *token } else { *id(row) < *token };
+        if !is_there && server.lock().unwrap().strike_of(bug, &[Bug::LostPages]) {
+            rows.len()
+        } else {
+            rows.partition_point(before)
+        }
     };
     let torn = first > 0 && server.lock().unwrap().strike_of(bug, &[Bug::TornPages]);
     let mut rows = rows.split_off(first + usize::from(torn && first < rows.len()));

@@ -151,8 +151,14 @@ fn register() {
 #[test]
 fn set() {
     passes(WorkloadKind::Set);
-    let bugs =
-        [Bug::StaleReads, Bug::LostWrites, Bug::FalseFailures, Bug::DoubledRows, Bug::TornPages];
+    let bugs = [
+        Bug::StaleReads,
+        Bug::LostWrites,
+        Bug::FalseFailures,
+        Bug::DoubledRows,
+        Bug::TornPages,
+        Bug::LostPages,
+    ];
     catches(WorkloadKind::Set, &bugs);
 }
 

@@ -25,8 +25,13 @@ const KEYS_AT_ONCE: u64 = 3;
 pub(crate) enum Action {
     /// List its elements.
     Read,
-    /// List them page by page, each page as it is when it is asked for; backwards or not.
-    ReadPages(bool),
+    /// List them page by page, each page as it is when it is asked for.
+    ReadPages {
+        /// Backwards.
+        reverse: bool,
+        /// Jobs come and go meanwhile, one of them just before the page that it would have begun; with a number that no others have.
+        passing: Option<u64>,
+    },
     /// Put this element in.
     Add(u64),
 }
@@ -68,9 +73,18 @@ struct Row {
     id: String,
 }
 
+/// A job that only passes, as an element never does, is called so.
+const PASSING: char = 'p';
+
+/// Jobs beside the elements: as many as a page has rows and next to each other, so that one of them begins a page.
+fn passing_jobs(key: u64, number: u64) -> Vec<String> {
+    (0..PAGE_ROWS).map(|position| format!("s{key}-5{PASSING}{number}-{position}")).collect()
+}
+
 fn elements(key: u64, rows: &[Row]) -> Result<Vec<u64>, Completion> {
     let prefix = format!("s{key}-");
-    let elements = rows.iter().map(|row| row.id.strip_prefix(&prefix)?.parse().ok());
+    let stays = |row: &&Row| !row.id.contains(PASSING);
+    let elements = rows.iter().filter(stays).map(|row| row.id.strip_prefix(&prefix)?.parse().ok());
     let elements: Option<Vec<u64>> = elements.collect();
     elements.ok_or_else(|| Completion::fail("unexpected answer: a job of another name"))
 }
@@ -82,12 +96,17 @@ fn read(client: &HttpClient, mode: ReadMode, key: u64) -> Result<Completion, Com
     Ok(Completion { version: Some(index), ..Completion::ok() }.with_value(json!([key, elements])))
 }
 
+/// Whether it was done does not matter: what passes is no element.
+fn purge(client: &HttpClient, job: &str) {
+    drop(client.delete(&format!("/v1/job/{job}?purge=true")));
+}
+
 /// What was there before the first page was asked for is on one of the pages, once.
 fn read_pages(
     client: &HttpClient,
     mode: ReadMode,
     key: u64,
-    reverse: bool,
+    (reverse, passing): (bool, &[String]),
 ) -> Result<Completion, Completion> {
     let path = format!("/v1/jobs?prefix=s{key}-&per_page={PAGE_ROWS}&reverse={reverse}");
     let path = mode.path(&path);
@@ -98,7 +117,12 @@ fn read_pages(
         let (rows, _) = answer::read::<Vec<Row>>(&reply)?;
         all.extend(elements(key, &rows)?);
         match headers.next_token {
-            Some(next) => token = next,
+            Some(next) => {
+                if let Some(job) = passing.iter().find(|job| next.ends_with(*job)) {
+                    purge(client, job);
+                }
+                token = next;
+            }
             None => return Ok(Completion::ok().with_value(json!([key, all]))),
         }
     }
@@ -113,7 +137,11 @@ impl Workload for Sets {
             let key = generator.keys.take(&mut generator.random);
             let action = match generator.random.below(8) {
                 0..=2 => Action::Read,
-                3 => Action::ReadPages(generator.random.below(2) == 0),
+                3 => {
+                    let passes = generator.random.below(4) == 0;
+                    let reverse = generator.random.below(2) == 0;
+                    Action::ReadPages { reverse, passing: passes.then_some(generator.next_element) }
+                }
                 4.. => generator.add(),
             };
             (key, action)
@@ -122,7 +150,9 @@ impl Workload for Sets {
 
     fn start(&self, (key, action): &Self::Request) -> Start {
         match action {
-            Action::Read | Action::ReadPages(_) => Start::new(Function::Read, json!([key, null])),
+            Action::Read | Action::ReadPages { .. } => {
+                Start::new(Function::Read, json!([key, null]))
+            }
             Action::Add(element) => Start::new(Function::Add, json!([key, element])),
         }
     }
@@ -132,8 +162,18 @@ impl Workload for Sets {
             Action::Read => {
                 read(client, self.read_mode, *key).unwrap_or_else(|completion| completion)
             }
-            Action::ReadPages(reverse) => read_pages(client, self.read_mode, *key, *reverse)
-                .unwrap_or_else(|completion| completion),
+            Action::ReadPages { reverse, passing } => {
+                let passing = passing.map(|number| passing_jobs(*key, number)).unwrap_or_default();
+                for job in &passing {
+                    let job = body::parameterized(job, &json!({}));
+                    drop(client.put("/v1/jobs", &body::registration(job, None)));
+                }
+                let read = read_pages(client, self.read_mode, *key, (*reverse, &passing));
+                for job in &passing {
+                    purge(client, job);
+                }
+                read.unwrap_or_else(|completion| completion)
+            }
             Action::Add(element) => {
                 let job = body::parameterized(&format!("s{key}-{element}"), &json!({}));
                 let reply = client.put("/v1/jobs", &body::registration(job, None));
@@ -159,7 +199,7 @@ impl Workload for Sets {
 
     fn renew(&self, (key, action): &Self::Request) -> Self::Request {
         match action {
-            Action::Read | Action::ReadPages(_) => (*key, *action),
+            Action::Read | Action::ReadPages { .. } => (*key, *action),
             Action::Add(_) => (*key, self.with_generator(Generator::add)),
         }
     }

@@ -10,8 +10,7 @@ use std::{
 };
 
 use fsm::{
-    AllocationId, ClientStatus, Command, EvaluationId, Index, JobKey, JobKind, Liveness, NodeId,
-    Text,
+    AllocationId, ClientStatus, Command, EvaluationId, Index, JobKind, Liveness, NodeId,
     command::{ClientUpdate, NodeReport, Readiness},
     node::{Driver, NodeDescription},
     resources::Resources,
@@ -26,27 +25,15 @@ use crate::{
     world::World,
 };
 
+mod tasks;
+
+use tasks::Local;
+
 /// Beats come this often, well inside the shortest time to live.
 const BEAT_MS: u64 = 8_000;
 
 /// Racks that nodes are in.
 const RACKS: [&str; 2] = ["r1", "r2"];
-
-/// What runs here, or ran and is not forgotten.
-struct Local {
-    job: JobKey,
-    name: (Text, u32, NodeId),
-    status: ClientStatus,
-    sequence: u64,
-    reported: u64,
-    ends_by_itself: bool,
-    crashes: bool,
-    infrastructure_failure: bool,
-    /// Is pending until then.
-    starts_at: Option<u64>,
-    /// Was told to stop, and has until then.
-    stops_at: Option<u64>,
-}
 
 /// Up to which sequence number each allocation is reported.
 type Taken = Vec<(AllocationId, u64)>;
@@ -75,6 +62,8 @@ pub(crate) struct Agent {
     beat_at: u64,
     /// Says and hears nothing until then.
     silent_until: u64,
+    /// Its node is not ready before this.
+    unready_until: u64,
     pub(crate) dead: bool,
 }
 
@@ -125,6 +114,7 @@ impl Agent {
             local: BTreeMap::new(),
             beat_at: 0,
             silent_until: 0,
+            unready_until: 0,
             dead: false,
         }
     }
@@ -135,8 +125,8 @@ impl Agent {
 
     /// When something happens here by itself.
     pub(crate) fn next_look_ms(&self) -> Option<u64> {
-        let tasks = self.local.values().flat_map(|one| [one.starts_at, one.stops_at]);
-        let next = tasks.flatten().min().map_or(self.beat_at, |at| at.min(self.beat_at));
+        let tasks = self.local.values().filter_map(Local::next_look_ms);
+        let next = tasks.min().map_or(self.beat_at, |at| at.min(self.beat_at));
         (!self.dead).then(|| next.max(self.silent_until))
     }
 
@@ -155,7 +145,7 @@ impl Agent {
 
     /// Back for good.
     pub(crate) fn wake(&mut self) {
-        self.silent_until = 0;
+        (self.silent_until, self.unready_until) = (0, 0);
         for one in self.local.values_mut() {
             one.starts_at = one.starts_at.map(|_| 0);
             one.stops_at = one.stops_at.map(|_| 0);
@@ -172,13 +162,7 @@ impl World {
             0 if dice.percent(20) => agent.dead = true,
             0..4 => agent.silent_until = now + dice.between(1_000, 120_000),
             4..6 => agent.incarnation = None,
-            6..8 => {
-                agent.incarnation = None;
-                agent.asked = None;
-                agent.identity = agent.identity.wrapping_add(1);
-                agent.local.clear();
-                self.coverage.count(Event::AgentReborn);
-            }
+            6..8 => self.lose_agent(number),
             _ => agent.server = dice.index(self.servers.len()),
         }
         if self.swarm.rich_nodes && dice.percent(20) {
@@ -187,31 +171,20 @@ impl World {
         true
     }
 
-    /// A task ends by itself.
-    pub(crate) fn end_task(&mut self, number: usize, dice: &mut Dice, may_fail: bool) -> bool {
+    /// An agent begins anew on a machine that takes its time until it is ready.
+    pub(crate) fn restart_machine(&mut self, number: usize, unready_ms: u64) {
+        self.lose_agent(number);
+        self.agents[number].unready_until = self.clock_ms + unready_ms;
+    }
+
+    /// An agent loses its state, and what ran there.
+    fn lose_agent(&mut self, number: usize) {
         let agent = &mut self.agents[number];
-        let fails = may_fail && dice.percent(40);
-        // A service that ends well is not wanted less.
-        let ends = may_fail && !fails && dice.percent(30);
-        let may_end = |one: &Local| {
-            one.status == ClientStatus::Running
-                && (one.ends_by_itself || one.crashes || fails || ends)
-        };
-        let ids: Vec<_> =
-            agent.local.iter().filter(|(_, one)| may_end(one)).map(|(id, _)| *id).collect();
-        let Some(one) = dice.pick(&ids).and_then(|id| agent.local.get_mut(&id)) else {
-            return false;
-        };
-        let failed = fails || one.crashes;
-        one.status = if failed { ClientStatus::Failed } else { ClientStatus::Complete };
-        one.stops_at = None;
-        one.infrastructure_failure = fails && dice.percent(20);
-        one.sequence += 1;
-        let node = agent.node;
-        if fails || ends {
-            self.failed_on.insert(node);
-        }
-        true
+        agent.incarnation = None;
+        agent.asked = None;
+        agent.identity = agent.identity.wrapping_add(1);
+        agent.local.clear();
+        self.coverage.count(Event::AgentReborn);
     }
 
     /// Lets an agent go on. True: it did something that matters.
@@ -303,30 +276,25 @@ impl World {
                         (true, Some(_)) => ClientStatus::Pending,
                         (true, None) => ClientStatus::Running,
                     };
-                    if status == ClientStatus::Running {
-                        self.check_start(number, row);
-                    }
-                    let local = Local {
-                        job: row.job.clone(),
-                        name: row.live_name(),
-                        status,
-                        sequence: row.client_sequence + 1,
-                        reported: row.client_sequence,
-                        ends_by_itself: batch,
-                        crashes: view
-                            .allocation_spec(row)
-                            .is_some_and(|spec| spec.meta.contains_key(CRASHES)),
-                        infrastructure_failure: false,
-                        starts_at: starts_at.filter(|_| status == ClientStatus::Pending),
-                        stops_at: None,
-                    };
+                    let spec = view.allocation_spec(row);
+                    let group = spec.and_then(|spec| spec.group(&row.group));
+                    let tasks = group.into_iter().flat_map(|group| &group.tasks);
+                    let tasks = tasks.map(|task| task.name.clone()).collect();
+                    let mut local = Local::new(row, tasks, status);
+                    local.ends_by_itself = batch;
+                    local.crashes = spec.is_some_and(|spec| spec.meta.contains_key(CRASHES));
+                    local.starts_at = starts_at.filter(|_| status == ClientStatus::Pending);
                     self.agents[number].local.insert(row.id, local);
+                    if status == ClientStatus::Running {
+                        self.run_task(number, row);
+                    }
                     changed = true;
                 }
                 Some(ClientStatus::Pending) => changed |= self.start_task(number, row),
                 Some(ClientStatus::Running) if !row.is_live() => {
                     changed |= self.stop_task(number, row.id);
                 }
+                Some(ClientStatus::Running) => changed |= self.go_on(number, row.id),
                 None | Some(_) => {}
             }
         }
@@ -335,72 +303,9 @@ impl World {
         changed
     }
 
-    /// When the task that is shown now is to run; none: at once.
-    fn start_time(&mut self) -> Option<u64> {
-        let slow = self.extra.slow_starts && self.chance.percent(40);
-        slow.then(|| self.clock_ms + self.chance.between(100, 30_000))
-    }
-
-    /// A task that is about to start runs when its time has come, or never does when it is not wanted any more.
-    fn start_task(&mut self, number: usize, row: &fsm::Allocation) -> bool {
-        let now = self.clock_ms;
-        let Some(one) = self.agents[number].local.get_mut(&row.id) else { return false };
-        if row.is_live() && one.starts_at.is_some_and(|at| at > now) {
-            return false;
-        }
-        one.starts_at = None;
-        one.sequence += 1;
-        one.status = if row.is_live() { ClientStatus::Running } else { ClientStatus::Complete };
-        if row.is_live() {
-            self.coverage.count(Event::SlowStart);
-            self.check_start(number, row);
-        }
-        true
-    }
-
-    /// A task that is to stop does so, at once or when its time is up.
-    fn stop_task(&mut self, number: usize, id: AllocationId) -> bool {
-        let now = self.clock_ms;
-        let slow = self.extra.slow_stops && self.chance.percent(40);
-        let until = now + self.chance.between(1_000, 180_000);
-        let Some(one) = self.agents[number].local.get_mut(&id) else { return false };
-        let stops_at = *one.stops_at.get_or_insert(if slow { until } else { now });
-        if stops_at > now {
-            self.coverage.count(Event::SlowStop);
-            return false;
-        }
-        one.stops_at = None;
-        one.status = ClientStatus::Complete;
-        one.sequence += 1;
-        true
-    }
-
     /// An agent says and hears nothing for a while.
     pub(crate) fn silence(&mut self, number: usize, for_ms: u64) {
         self.agents[number].silent_until = self.clock_ms + for_ms;
-    }
-
-    /// I49: what starts has no other instance of its name that the servers still want and have not lost.
-    fn check_start(&mut self, number: usize, row: &fsm::Allocation) {
-        let truth = self.log.truth();
-        let mut twice = None;
-        for (other, agent) in self.agents.iter().enumerate().filter(|(other, _)| *other != number) {
-            for (id, one) in &agent.local {
-                let same = one.job == row.job && one.name == row.live_name();
-                let runs = one.status == ClientStatus::Running;
-                let wanted = truth.allocations.get(id).is_some_and(|row| row.is_live());
-                let this = truth.allocations.get(&row.id).is_some_and(|row| row.is_live());
-                if same && runs && wanted && this {
-                    twice = Some((*id, other));
-                }
-            }
-        }
-        if let Some((id, other)) = twice {
-            let name = row.name();
-            self.fail(format!(
-                "I49: {name} starts on agent {number} while {id} runs on agent {other}"
-            ));
-        }
     }
 
     /// Registers, reports or becomes ready, whichever comes first.
@@ -443,7 +348,8 @@ impl World {
             return true;
         }
         let row = self.log.state_at(self.agents[number].seen).nodes.get(&node);
-        if row.is_some_and(|row| row.liveness == Liveness::Initializing) {
+        let may_be_ready = self.agents[number].unready_until <= self.clock_ms;
+        if may_be_ready && row.is_some_and(|row| row.liveness == Liveness::Initializing) {
             let command = Command::NodeReadiness {
                 node,
                 incarnation,
@@ -475,7 +381,7 @@ impl World {
                 sequence: one.sequence,
                 status: one.status,
                 description: "".into(),
-                tasks: BTreeMap::new(),
+                tasks: one.tasks(),
                 infrastructure_failure: one.infrastructure_failure,
             })
             .collect();

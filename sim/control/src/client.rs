@@ -208,6 +208,10 @@ impl World {
         }
         self.divide(&mut spec);
         self.roll(&mut spec);
+        for group in &mut spec.groups {
+            let healthy_ms_min = self.chance.pick(&[1_000, 1_000, 10_000, 20_000]);
+            group.migrate.healthy_ms_min = healthy_ms_min.unwrap_or(1_000);
+        }
         spec
     }
 
@@ -309,7 +313,6 @@ fn draw_spec(name: &str, dice: &mut Dice) -> JobSpec {
         });
     }
     group.migrate.max_parallel = 1;
-    group.migrate.healthy_ms_min = 1_000;
     if dice.percent(40) {
         group.network = Some(draw_network(dice));
     }

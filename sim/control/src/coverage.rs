@@ -72,6 +72,8 @@ events! {
     NodeReturned => "a node came back",
     /// An agent lost its state.
     AgentReborn => "an agent lost its state",
+    /// A node did not become ready in its time.
+    NodeSuspended => "a node was suspended because it did not become ready",
     /// A node was reaped.
     NodeReaped => "a node was reaped",
     /// A drain ended with an empty node.
@@ -90,6 +92,8 @@ events! {
     Collected => "garbage was collected",
     /// The cluster worked undisturbed.
     Calm => "the cluster was left alone for a while",
+    /// Many minutes passed in which hardly anything happened.
+    Stretch => "the cluster was left alone for many minutes",
     /// A service's proposal did not come into the log.
     ProposalRefused => "a proposal of a service was refused",
     /// The applier stood still.
@@ -104,6 +108,14 @@ events! {
     SlowStop => "a task took its time to stop",
     /// An allocation was pending for a while.
     SlowStart => "a task took its time to start",
+    /// A task failed and was started again on its node.
+    TaskRestarted => "a task was restarted while its allocation ran",
+    /// Instances of a job failed within seconds of each other.
+    FailedTogether => "instances of a job failed together",
+    /// Failed instances waited for their replacement, and somebody wanted something of their job.
+    FailedLookedAfter => "a job was looked after while its failed instances waited",
+    /// The evaluation that was to replace failed instances came to nothing.
+    RescheduleSuperseded => "a failed allocation's evaluation was superseded by another one",
     /// An entry held reports of several agents.
     ReportsTogether => "several agents' reports stood in one entry",
     /// The broker gave out nothing because an operator said so.

@@ -13,6 +13,7 @@ const CALM_ROUNDS: (u64, u64) = (3, 16);
 
 /// Settings of one seed.
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a kind of trouble of its own")]
 pub(crate) struct Extra {
     /// Percent of steps that a calm spell comes before.
     pub(crate) calms: u64,
@@ -32,6 +33,8 @@ pub(crate) struct Extra {
     pub(crate) pauses: bool,
     /// Tasks take their time to start.
     pub(crate) slow_starts: bool,
+    /// Tasks fail soon after their start, and start again where they are.
+    pub(crate) restarts: bool,
 }
 
 impl Extra {
@@ -57,6 +60,7 @@ impl Extra {
             slow_stops: dice.percent(50),
             pauses: dice.percent(20),
             slow_starts: dice.percent(50),
+            restarts: dice.percent(50),
         }
     }
 }
@@ -91,11 +95,13 @@ impl World {
         self.hear_tenants(seed, number);
         self.hurry = updates::hurry(seed, u64::from(number));
         self.hurry_updates();
+        self.fail_together(seed, number);
         self.chance = dice(seed, u64::from(number));
         if self.extra.pauses && self.chance.percent(3) {
             let pauses = self.chance.percent(50);
             self.pause(pauses);
         }
+        self.stretch(seed, number);
         if !self.chance.percent(self.extra.calms) {
             return;
         }
@@ -104,8 +110,8 @@ impl World {
         self.trace(|| "a calm spell begins".to_owned());
         let (swarm, extra) = (self.swarm.clone(), self.extra.clone());
         self.swarm = swarm.calm();
-        let Extra { slow_stops, slow_starts, .. } = extra;
-        self.extra = Extra { slow_stops, slow_starts, ..Extra::default() };
+        let Extra { slow_stops, slow_starts, restarts, .. } = extra;
+        self.extra = Extra { slow_stops, slow_starts, restarts, ..Extra::default() };
         for _ in 0..dice.between(CALM_ROUNDS.0, CALM_ROUNDS.1) {
             if !self.round(&mut dice) {
                 self.clock_ms = self.next_look_ms();

@@ -23,6 +23,7 @@ mod client;
 mod coverage;
 mod dice;
 mod extra;
+mod failures;
 mod groups;
 pub mod invariants;
 mod leadership;
@@ -33,6 +34,7 @@ mod postconditions;
 mod promises;
 mod quiet;
 mod shrink;
+mod stretches;
 mod swarm;
 mod tenants;
 #[cfg(test)]

@@ -6,7 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, Command, Effect, EvaluationStatus, Index, JobKind,
-    Plan, Reply, RequestId, State, Trigger, plan::DropReason, table::ChangeSet, testing,
+    Plan, Reply, RequestId, State, Trigger,
+    node::{Health, SuspendReason},
+    plan::DropReason,
+    table::ChangeSet,
+    testing,
 };
 use leader::GcConfig;
 
@@ -292,8 +296,8 @@ impl Pass<'_> {
             });
             let updated = updated.count();
             let is_there = |row: &Allocation| {
-                row.client == ClientStatus::Running
-                    && self.now().saturating_sub(row.client_at) >= update.healthy_ms_min
+                needs::runs_since(row)
+                    .is_some_and(|since| self.now().saturating_sub(since) >= update.healthy_ms_min)
             };
             let rows = self.snapshot.allocations.iter().filter(|row| {
                 row.job == plan.job
@@ -497,18 +501,28 @@ fn note_command(
         }
         Command::ReapNode { .. } => coverage.count(Event::NodeReaped),
         Command::CollectGarbage { .. } => coverage.count(Event::Collected),
-        Command::UpdateEvaluations { updates }
-            if updates.iter().any(|update| update.status == EvaluationStatus::Canceled) =>
-        {
-            coverage.count(Event::Superseded);
+        Command::UpdateEvaluations { updates } => {
+            let canceled = updates.iter().filter(|one| one.status == EvaluationStatus::Canceled);
+            for update in canceled {
+                coverage.count(Event::Superseded);
+                let row = before.evaluations.get(&update.id);
+                if row.is_some_and(|row| row.trigger == Trigger::RetryFailedAlloc) {
+                    coverage.count(Event::RescheduleSuperseded);
+                }
+            }
         }
-        Command::UpdateEvaluations { .. }
+        Command::SuspendNode { node, reason: SuspendReason::ReadinessFailed, .. } => {
+            let is_ok = |state: &State| state.nodes.get(node).map(|row| row.health == Health::Ok);
+            if is_ok(before) == Some(true) && is_ok(&applied.state) == Some(false) {
+                coverage.count(Event::NodeSuspended);
+            }
+        }
+        Command::SuspendNode { .. }
         | Command::RegisterJob { .. }
         | Command::DeregisterJob { .. }
         | Command::EvaluateJob { .. }
         | Command::RegisterNode { .. }
         | Command::NodeReadiness { .. }
-        | Command::SuspendNode { .. }
         | Command::UnsuspendNodes { .. }
         | Command::SetEligibility { .. }
         | Command::SetDrain { .. }

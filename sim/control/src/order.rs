@@ -11,7 +11,7 @@ use leader::Lease;
 
 use crate::{
     dice::Dice,
-    invariants::needs::{has_ended, is_live, is_of_system},
+    invariants::needs::{has_ended, is_live, is_of_system, runs_since},
 };
 
 /// A drain past its deadline is acted on within this time, also when a command was lost.
@@ -231,17 +231,19 @@ impl Look<'_> {
     }
 }
 
-/// An instance that is there for its users and goes on.
+/// An instance that is there for its users and goes on. One that is to go itself need not stay up for that.
 fn serves(now: u64, state: &State, group: &TaskGroup, row: &Allocation) -> bool {
     let node = state.nodes.get(&row.node);
     let heard = node.is_some_and(|node| match node.liveness {
         Liveness::Initializing | Liveness::Ready => true,
         Liveness::Disconnected | Liveness::Down => false,
     });
+    let drains = node.is_some_and(|node| node.drain.is_some());
+    let since = if drains { Some(row.client_at) } else { runs_since(row) };
     heard
         && is_live(row)
         && row.client == ClientStatus::Running
-        && row.client_at + group.migrate.healthy_ms_min <= now
+        && since.is_some_and(|since| since + group.migrate.healthy_ms_min <= now)
         && !row.transition.migrate
 }
 
@@ -288,4 +290,72 @@ pub(crate) fn judge_drains(now: u64, state: &State, command: &Command) -> Option
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use fsm::{
+        allocation::TaskState,
+        testing::{self, Driver},
+    };
+
+    use super::*;
+
+    /// Log time, after the start, at which the instance that stays was started again.
+    const RESTART_MS: u64 = 60_000;
+
+    /// A service of two, one of which is to move and the other was started again on its node.
+    fn restarted() -> (State, AllocationId) {
+        let mut driver = Driver::default();
+        let (one, two) = (driver.node("n1"), driver.node("n2"));
+        let mut spec = testing::job("web", JobKind::Service, 2);
+        let migrate = &mut spec.groups[0].migrate;
+        (migrate.max_parallel, migrate.healthy_ms_min) = (1, 1_000);
+        driver.register_job(spec);
+        let (goes, stays) = (driver.run("web", 0, one), driver.run("web", 1, two));
+        driver.drain("n1", true);
+        driver.at_ms(RESTART_MS);
+        let mut update = driver.update(stays, ClientStatus::Running);
+        let task = TaskState {
+            state: "running".into(),
+            started_at_ms: 7,
+            last_restart_ms: 7 + RESTART_MS,
+            ..TaskState::default()
+        };
+        update.tasks.insert("web".into(), task);
+        driver.report_update(update);
+        (driver.state, goes)
+    }
+
+    #[test]
+    fn a_drain_waits_for_an_instance_that_was_started_again_and_no_longer() {
+        let (state, goes) = restarted();
+        let early = state.head.at + 999;
+        let mut overdue = Overdue::default();
+        let mut look = |now| overdue.looked(now, &state, std::iter::empty());
+        assert_eq!(look(early), None);
+        assert_eq!(look(early + DRAIN_LATE_MS + 1), None, "it could not go on before");
+        let late = look(early + 2 * DRAIN_LATE_MS + 2);
+        assert!(late.is_some_and(|late| late.starts_with("I48")));
+
+        let command = Command::AdvanceDrains {
+            migrate: vec![goes],
+            complete: vec![],
+            evaluation_ids: vec![],
+        };
+        assert!(judge_drains(early, &state, &command).is_some(), "nobody would be left");
+        assert_eq!(judge_drains(early + 1, &state, &command), None);
+    }
+
+    #[test]
+    fn an_instance_runs_since_the_last_start_of_its_tasks() {
+        let (state, goes) = restarted();
+        let stays = state.allocations.iter().find(|row| row.id != goes);
+        let mut stays = (**stays.expect("there are two")).clone();
+        assert_eq!(runs_since(&stays), Some(state.head.at));
+        stays.tasks.entry("web".into()).or_default().last_restart_ms = 0;
+        assert_eq!(runs_since(&stays), Some(stays.client_at));
+        stays.tasks.entry("web".into()).or_default().state = "pending".into();
+        assert_eq!(runs_since(&stays), None, "it waits to start again");
+    }
 }

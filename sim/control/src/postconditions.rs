@@ -1,6 +1,7 @@
 //! What each command must have done when it was taken: a second, short writing of the state machine, in terms of the rows before and after. It says what
 //! must be so, not how, and shares no code with `apply`. What holds whatever the command was is in [`crate::invariants`].
 
+mod nodes;
 mod places;
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -78,8 +79,8 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         Command::ApplyPlans { plans } => entry.plans_applied(plans, found),
         Command::UpsertNodePool(pool) => entry.node_pool_made(pool, found),
         Command::UpsertNamespace(namespace) => entry.namespace_made(namespace, found),
-        Command::SuspendNode { .. }
-        | Command::UnsuspendNodes { .. }
+        Command::SuspendNode { node, reason, .. } => entry.node_suspended(*node, *reason, found),
+        Command::UnsuspendNodes { .. }
         | Command::EvaluateNode { .. }
         | Command::SetSchedulerConfiguration { .. }
         | Command::DeleteNodePool(_)

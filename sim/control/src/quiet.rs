@@ -38,7 +38,8 @@ impl World {
         if self.extra.pauses {
             self.pause(false);
         }
-        self.extra = Extra::default();
+        // A task that starts again once is no trouble: what is new comes up all the same.
+        self.extra = Extra { restarts: self.extra.restarts, ..Extra::default() };
         for agent in &mut self.agents {
             agent.wake();
         }

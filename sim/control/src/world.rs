@@ -6,16 +6,17 @@ use fsm::{EvaluationId, Index, Plan, session::Request};
 use leader::{BrokerError, Lease, NackReason, PlanAnswer, Token};
 
 use crate::{
-    Coverage,
+    Coverage, STEPS,
     agent::Agent,
     client::Operation,
     coverage::Event,
     dice::Dice,
     extra::{self, Extra},
-    groups,
+    failures, groups,
     leadership::Leadership,
     log::{Log, Ticket},
     oracle::Oracle,
+    stretches::{self, Stretch},
     swarm::Swarm,
     tenants, updates,
     worker::Worker,
@@ -98,6 +99,10 @@ pub(crate) struct World {
     pub(crate) extra: Extra,
     /// Percent of steps before which a tenant wants something.
     pub(crate) tenants: u64,
+    /// Percent of steps before which instances of a job fail together, or are looked after.
+    pub(crate) failures_together: u64,
+    /// A long quiet time.
+    pub(crate) stretch: Option<Stretch>,
     /// How updates are hurried in the step under way; none: they are not.
     pub(crate) hurry: Option<updates::Hurry>,
     /// Dice of how jobs are divided, for the step under way; none: each has one group.
@@ -138,6 +143,8 @@ impl World {
         let mut world = Self {
             extra: Extra::draw(seed),
             tenants: tenants::draw(seed),
+            failures_together: failures::draw(seed),
+            stretch: stretches::draw(seed, STEPS),
             hurry: updates::hurry(seed, u64::MAX - 1),
             groups: groups::dice(seed, u64::MAX - 1),
             chance: extra::dice(seed, u64::MAX - 1),

@@ -253,6 +253,12 @@ impl Node {
             && !self.eligibility.ineligible
             && self.drain.is_none()
     }
+
+    /// By when it has to be ready, if it is trusted and is not ready yet.
+    pub fn must_be_ready_at(&self) -> Option<TimeMs> {
+        (self.liveness == Liveness::Initializing && self.health == Health::Ok)
+            .then_some(self.ready_deadline_at)
+    }
 }
 
 impl NodeDescription {

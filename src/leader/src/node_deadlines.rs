@@ -33,9 +33,7 @@ impl Due {
     /// When this is due for a node, if ever as it stands.
     fn at(self, node: &Node) -> Option<u64> {
         match self {
-            Self::Readiness => (node.liveness == Liveness::Initializing
-                && node.health == Health::Ok)
-                .then_some(node.ready_deadline_at),
+            Self::Readiness => node.must_be_ready_at(),
             Self::SuspensionEnd => match node.health {
                 Health::Ok => None,
                 Health::Suspended { until, .. } => Some(until),

@@ -21,6 +21,26 @@ pub(crate) fn is_live(row: &Allocation) -> bool {
     row.desired == DesiredStatus::Run && !has_ended(row)
 }
 
+/// Since when an allocation that runs does so with all of its tasks, in log time; none: one of them waits to start again. Tasks tell by the node's own
+/// clock, of which only counts how long after the first start the last one was; and nobody reports what is yet to come.
+pub(crate) fn runs_since(row: &Allocation) -> Option<u64> {
+    if row.client != ClientStatus::Running {
+        return None;
+    }
+    let (mut first, mut last) = (u64::MAX, 0);
+    for task in row.tasks.values() {
+        if &*task.state == "pending" {
+            return None;
+        }
+        if task.started_at_ms > 0 {
+            first = first.min(task.started_at_ms);
+        }
+        last = last.max(task.started_at_ms).max(task.last_restart_ms);
+    }
+    let since = row.client_at.saturating_add(last.saturating_sub(first));
+    Some(since.min(row.modified_at.max(row.client_at)))
+}
+
 /// Something of the job lives, or is to be looked at. A system job lasts until it is stopped, with or without instances.
 pub(crate) fn goes_on(state: &State, job: &Job) -> bool {
     if job.kind == JobKind::System {

@@ -213,8 +213,12 @@ impl Turn<'_> {
         incarnation: u64,
         reason: SuspendReason,
     ) -> Outcome {
-        self.node_of(id, incarnation)?;
-        self.suspend(id, reason);
+        let node = self.node_of(id, incarnation)?;
+        // It may have become ready, or gone away, while the leader's command was on its way.
+        let is_late = reason == SuspendReason::ReadinessFailed;
+        if !is_late || node.must_be_ready_at().is_some_and(|at| at <= self.at) {
+            self.suspend(id, reason);
+        }
         self.node(id).map(|node| Self::node_reply(node, Vec::new()))
     }
 

@@ -497,6 +497,30 @@ fn strikes_double_the_cool_down_and_are_forgiven_by_the_day() {
 }
 
 #[test]
+fn who_became_ready_or_went_away_before_the_command_came_is_not_suspended() {
+    let mut driver = Driver::default();
+    let a = driver.register_node("a");
+    let reason = SuspendReason::ReadinessFailed;
+    let suspend = Command::SuspendNode { node: a, incarnation: 1, reason };
+    driver.at_ms(limits::READY_MS_MAX - 1);
+    driver.accept(suspend.clone());
+    assert_eq!(suspension(&driver, "a"), None, "it still has time");
+    driver.at_ms(limits::READY_MS_MAX);
+    driver.liveness("a", Liveness::Down);
+    driver.accept(suspend.clone());
+    assert_eq!(suspension(&driver, "a"), None, "it went away");
+    driver.liveness("a", Liveness::Initializing);
+    driver.accept(suspend.clone());
+    assert_eq!(suspension(&driver, "a"), None, "it came back, and has its time anew");
+    driver.sync("a");
+    driver.readiness("a", Readiness::Ok);
+    assert_eq!(driver.node_row("a").liveness, Liveness::Ready);
+    driver.at_ms(3 * limits::READY_MS_MAX);
+    driver.accept(suspend);
+    assert_eq!(suspension(&driver, "a"), None, "it is ready");
+}
+
+#[test]
 fn a_second_suspension_keeps_the_start_and_the_later_end() {
     let mut driver = Driver::default();
     let a = driver.node("a");

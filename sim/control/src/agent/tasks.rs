@@ -1,0 +1,249 @@
+//! What runs on a fake agent: allocations whose tasks start, fail and start again, stop and end, each in its time.
+
+use std::collections::BTreeMap;
+
+use fsm::{Allocation, AllocationId, ClientStatus, JobKey, NodeId, Text, allocation::TaskState};
+
+use crate::{coverage::Event, dice::Dice, world::World};
+
+/// A task that fails soon after its start does so within this time, ms.
+const RESTARTS_MS: (u64, u64) = (100, 12_000);
+/// It waits for so long until it starts again, ms.
+const RESTART_DELAY_MS: (u64, u64) = (50, 4_000);
+
+/// What runs here, or ran and is not forgotten.
+pub(super) struct Local {
+    pub(super) job: JobKey,
+    pub(super) name: (Text, u32, NodeId),
+    pub(super) status: ClientStatus,
+    pub(super) sequence: u64,
+    pub(super) reported: u64,
+    pub(super) ends_by_itself: bool,
+    pub(super) crashes: bool,
+    pub(super) infrastructure_failure: bool,
+    /// Is pending until then.
+    pub(super) starts_at: Option<u64>,
+    /// Was told to stop, and has until then.
+    pub(super) stops_at: Option<u64>,
+    /// One of its tasks fails then.
+    restarts_at: Option<u64>,
+    /// The one that failed starts again then.
+    again_at: Option<u64>,
+    /// Fails then, whatever its restart policy says.
+    pub(super) fails_at: Option<u64>,
+    /// By the name of each task; the node's clock.
+    tasks: BTreeMap<Text, TaskState>,
+}
+
+impl Local {
+    /// One that the servers show, and that is as it says from the beginning.
+    pub(super) fn new(row: &Allocation, tasks: Vec<Text>, status: ClientStatus) -> Self {
+        Self {
+            job: row.job.clone(),
+            name: row.live_name(),
+            status,
+            sequence: row.client_sequence + 1,
+            reported: row.client_sequence,
+            ends_by_itself: false,
+            crashes: false,
+            infrastructure_failure: false,
+            starts_at: None,
+            stops_at: None,
+            restarts_at: None,
+            again_at: None,
+            fails_at: None,
+            tasks: tasks.into_iter().map(|name| (name, TaskState::default())).collect(),
+        }
+    }
+
+    /// When something happens to it by itself.
+    pub(super) fn next_look_ms(&self) -> Option<u64> {
+        let times = [self.starts_at, self.stops_at, self.restarts_at, self.again_at, self.fails_at];
+        times.into_iter().flatten().min()
+    }
+
+    /// All of its tasks start.
+    fn start(&mut self, wall_ms: u64, restarts_at: Option<u64>) {
+        self.status = ClientStatus::Running;
+        self.restarts_at = restarts_at;
+        for task in self.tasks.values_mut() {
+            task.started_at_ms = wall_ms;
+        }
+    }
+
+    /// It is over.
+    fn end(&mut self, status: ClientStatus) {
+        self.status = status;
+        self.sequence += 1;
+        (self.stops_at, self.restarts_at) = (None, None);
+        (self.again_at, self.fails_at) = (None, None);
+    }
+
+    /// What its agent reports of its tasks.
+    pub(super) fn tasks(&self) -> BTreeMap<Text, TaskState> {
+        let mut tasks = self.tasks.clone();
+        let first = tasks.keys().next().cloned();
+        for (name, task) in &mut tasks {
+            let waits = self.again_at.is_some() && first.as_ref() == Some(name);
+            let state = match self.status {
+                ClientStatus::Running if !waits => "running",
+                ClientStatus::Running | ClientStatus::Pending | ClientStatus::Unknown => "pending",
+                ClientStatus::Complete | ClientStatus::Failed | ClientStatus::Lost => "dead",
+            };
+            task.state = state.into();
+            task.failed = self.status == ClientStatus::Failed;
+        }
+        tasks
+    }
+}
+
+/// The clock of a node, which is not the log's.
+fn wall_ms(number: usize, now: u64) -> u64 {
+    now + 1_000 + 7_000_000 * number as u64
+}
+
+impl World {
+    /// A task ends by itself.
+    pub(crate) fn end_task(&mut self, number: usize, dice: &mut Dice, may_fail: bool) -> bool {
+        let agent = &mut self.agents[number];
+        let fails = may_fail && dice.percent(40);
+        // A service that ends well is not wanted less.
+        let ends = may_fail && !fails && dice.percent(30);
+        let may_end = |one: &Local| {
+            one.status == ClientStatus::Running
+                && (one.ends_by_itself || one.crashes || fails || ends)
+        };
+        let ids: Vec<_> =
+            agent.local.iter().filter(|(_, one)| may_end(one)).map(|(id, _)| *id).collect();
+        let Some(one) = dice.pick(&ids).and_then(|id| agent.local.get_mut(&id)) else {
+            return false;
+        };
+        let failed = fails || one.crashes;
+        one.end(if failed { ClientStatus::Failed } else { ClientStatus::Complete });
+        one.infrastructure_failure = fails && dice.percent(20);
+        let node = agent.node;
+        if fails || ends {
+            self.failed_on.insert(node);
+        }
+        true
+    }
+
+    /// Most of what an agent runs of a job fails within a time.
+    pub(crate) fn fail_instances(
+        &mut self,
+        number: usize,
+        job: &JobKey,
+        within_ms: u64,
+        dice: &mut Dice,
+    ) {
+        let now = self.clock_ms;
+        let running = self.agents[number].local.values_mut();
+        for one in running.filter(|one| one.job == *job && one.status == ClientStatus::Running) {
+            if dice.percent(80) {
+                one.fails_at = Some(now + dice.below(within_ms));
+                self.coverage.count(Event::FailedTogether);
+            }
+        }
+    }
+
+    /// When the task that is shown now is to run; none: at once.
+    pub(super) fn start_time(&mut self) -> Option<u64> {
+        let slow = self.extra.slow_starts && self.chance.percent(40);
+        slow.then(|| self.clock_ms + self.chance.between(100, 30_000))
+    }
+
+    /// A task that is about to start runs when its time has come, or never does when it is not wanted any more.
+    pub(super) fn start_task(&mut self, number: usize, row: &Allocation) -> bool {
+        let now = self.clock_ms;
+        let Some(one) = self.agents[number].local.get_mut(&row.id) else { return false };
+        if row.is_live() && one.starts_at.is_some_and(|at| at > now) {
+            return false;
+        }
+        one.starts_at = None;
+        if row.is_live() {
+            one.sequence += 1;
+            self.coverage.count(Event::SlowStart);
+            self.run_task(number, row);
+        } else {
+            one.end(ClientStatus::Complete);
+        }
+        true
+    }
+
+    /// A task runs from now on; in some seeds it fails soon after, and starts again on its node.
+    pub(super) fn run_task(&mut self, number: usize, row: &Allocation) {
+        let restarts = self.extra.restarts && self.chance.percent(50);
+        let (low, high) = RESTARTS_MS;
+        let restarts_at = restarts.then(|| self.clock_ms + self.chance.between(low, high));
+        let wall_ms = wall_ms(number, self.clock_ms);
+        if let Some(one) = self.agents[number].local.get_mut(&row.id) {
+            one.start(wall_ms, restarts_at);
+        }
+        self.check_start(number, row);
+    }
+
+    /// What is due for something that runs: all of it fails, or one of its tasks does and starts again after a while. The allocation runs meanwhile.
+    pub(super) fn go_on(&mut self, number: usize, id: AllocationId) -> bool {
+        let now = self.clock_ms;
+        let (low, high) = RESTART_DELAY_MS;
+        let Some(one) = self.agents[number].local.get_mut(&id) else { return false };
+        let is_due = |at: Option<u64>| at.is_some_and(|at| at <= now);
+        if is_due(one.fails_at) {
+            one.end(ClientStatus::Failed);
+            return true;
+        }
+        if is_due(one.restarts_at) {
+            one.restarts_at = None;
+            one.again_at = Some(now + self.chance.between(low, high));
+        } else if is_due(one.again_at) {
+            one.again_at = None;
+            if let Some(task) = one.tasks.values_mut().next() {
+                task.restarts += 1;
+                task.last_restart_ms = wall_ms(number, now);
+            }
+            self.coverage.count(Event::TaskRestarted);
+        } else {
+            return false;
+        }
+        one.sequence += 1;
+        true
+    }
+
+    /// A task that is to stop does so, at once or when its time is up.
+    pub(super) fn stop_task(&mut self, number: usize, id: AllocationId) -> bool {
+        let now = self.clock_ms;
+        let slow = self.extra.slow_stops && self.chance.percent(40);
+        let until = now + self.chance.between(1_000, 180_000);
+        let Some(one) = self.agents[number].local.get_mut(&id) else { return false };
+        let stops_at = *one.stops_at.get_or_insert(if slow { until } else { now });
+        if stops_at > now {
+            self.coverage.count(Event::SlowStop);
+            return false;
+        }
+        one.end(ClientStatus::Complete);
+        true
+    }
+
+    /// I49: what starts has no other instance of its name that the servers still want and have not lost.
+    fn check_start(&mut self, number: usize, row: &Allocation) {
+        let truth = self.log.truth();
+        let mut twice = None;
+        for (other, agent) in self.agents.iter().enumerate().filter(|(other, _)| *other != number) {
+            for (id, one) in &agent.local {
+                let same = one.job == row.job && one.name == row.live_name();
+                let runs = one.status == ClientStatus::Running;
+                let wanted = truth.allocations.get(id).is_some_and(|row| row.is_live());
+                let this = truth.allocations.get(&row.id).is_some_and(|row| row.is_live());
+                if same && runs && wanted && this {
+                    twice = Some((*id, other));
+                }
+            }
+        }
+        if let Some((id, other)) = twice {
+            let name = row.name();
+            self.fail(format!(
+                "I49: {name} starts on agent {number} while {id} runs on agent {other}"
+            ));
+        }
+    }
+}

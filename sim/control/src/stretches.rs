@@ -1,0 +1,104 @@
+//! Long quiet times: in one of four seeds the cluster is left alone for many minutes, as it mostly is, and now and then something small happens: a node
+//! is out of reach for a while or begins anew, an operator drains one and takes back others, a job is evaluated. What has deadlines of minutes, or would
+//! stand still until somebody happens to look, shows only here. From dice of its own: no throw in here moves one of the older dice.
+
+use fsm::{Command, EvaluationId};
+
+use crate::{coverage::Event, dice::Dice, extra::Extra, world::World};
+
+/// Makes these dice others than all older ones.
+const LABEL: u64 = 0x7374_7265_7463_6831;
+/// How long it is quiet, ms: longer than a node may take to become ready.
+const LENGTH_MS: (u64, u64) = (11 * 60_000, 25 * 60_000);
+/// A machine takes so long until it is ready, ms: also longer than the servers wait.
+const UNREADY_MS: [u64; 3] = [30_000, 12 * 60_000, 12 * 60_000];
+/// Percent of the times at which nothing is left to do but to wait, at which something happens.
+const HAPPENS: u64 = 5;
+
+/// When a seed's quiet time comes, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stretch {
+    step: u32,
+    length_ms: u64,
+}
+
+/// The quiet time of a seed, if it has one.
+pub(crate) fn draw(seed: u64, steps: u32) -> Option<Stretch> {
+    let mut dice = Dice::new(seed ^ LABEL, u64::MAX);
+    if !dice.percent(25) {
+        return None;
+    }
+    let step = u32::try_from(dice.below(u64::from(steps))).expect("it is below a u32");
+    Some(Stretch { step, length_ms: dice.between(LENGTH_MS.0, LENGTH_MS.1) })
+}
+
+impl World {
+    /// Before a step: the quiet time, if it comes now.
+    pub(crate) fn stretch(&mut self, seed: u64, number: u32) {
+        let Some(Stretch { length_ms, .. }) = self.stretch.filter(|one| one.step == number) else {
+            return;
+        };
+        let mut dice = Dice::new(seed ^ LABEL, u64::from(number));
+        self.coverage.count(Event::Stretch);
+        self.trace(|| format!("a quiet time of {length_ms} ms begins"));
+        let (swarm, extra) = (self.swarm.calm(), Extra { restarts: true, ..Extra::default() });
+        let swarm = std::mem::replace(&mut self.swarm, swarm);
+        let extra = std::mem::replace(&mut self.extra, extra);
+        let until = self.clock_ms + length_ms;
+        self.spread_a_service(&mut dice);
+        if dice.percent(40) {
+            let number = dice.index(self.agents.len());
+            self.restart_machine(number, dice.pick(&UNREADY_MS).unwrap_or(0));
+        }
+        while self.clock_ms < until && self.failures.is_empty() {
+            if self.round(&mut dice) {
+                continue;
+            }
+            if dice.percent(HAPPENS) {
+                self.let_something_happen(&mut dice);
+            }
+            self.clock_ms = self.next_look_ms();
+        }
+        (self.swarm, self.extra) = (swarm, extra);
+        self.trace(|| "the quiet time is over".to_owned());
+    }
+
+    /// A user wants several small instances of a service: of what is on one node all has to find another, one after the other.
+    fn spread_a_service(&mut self, dice: &mut Dice) {
+        let mut spec = self.draw_job("job0", dice);
+        for group in &mut spec.groups {
+            group.count = group.count.max(3);
+            group.network = None;
+            for task in &mut group.tasks {
+                task.resources.cpu_mhz = 100;
+            }
+        }
+        let (spec, evaluation) = (spec.into(), EvaluationId(self.ids.next()));
+        let (enforce_index, evaluation_priority) = (None, None);
+        self.ask(Command::RegisterJob { spec, enforce_index, evaluation, evaluation_priority });
+    }
+
+    /// An operator is done with the nodes that are out of service.
+    fn take_back_nodes(&mut self) {
+        let nodes = self.log.truth().nodes.iter();
+        let done = nodes.filter(|node| node.eligibility.ineligible && node.drain.is_none());
+        let done: Vec<_> = done.map(|node| node.id).collect();
+        for node in done {
+            let evaluation_ids = self.evaluation_ids(2);
+            self.ask(Command::SetDrain { node, drain: None, mark_eligible: true, evaluation_ids });
+        }
+    }
+
+    fn let_something_happen(&mut self, dice: &mut Dice) {
+        let number = dice.index(self.agents.len());
+        match dice.below(10) {
+            0..5 => {
+                self.take_back_nodes();
+                self.drain_a_busy_node(dice);
+            }
+            5..8 => self.silence(number, dice.between(15_000, 90_000)),
+            8 => self.restart_machine(number, dice.pick(&UNREADY_MS).unwrap_or(0)),
+            _ => self.evaluate_everything(),
+        }
+    }
+}
