@@ -611,18 +611,22 @@ mod tests {
     async fn i49_what_begins_was_asked_for_and_once() {
         rt::enter_simulation(1);
         let (machine, first) = machine();
+        let attempt = |attempt| RunId { attempt, ..first.clone() };
         machine.begins(&first, Some(Duration::from_secs(1)));
         assert_eq!(found(), Vec::<String>::new());
         assert!(machine.find(&first).is_some_and(|found| !found.killed));
-        let second = RunId { attempt: 2, ..first.clone() };
+        machine.begins(&attempt(2), Some(Duration::from_secs(1)));
+        assert!(found()[0].contains("although attempt 1 runs"), "{:?}", found());
         rt::sleep(Duration::from_secs(1)).await;
-        machine.begins(&second, None);
-        assert_eq!(found(), Vec::<String>::new(), "the first one has ended");
-        machine.begins(&RunId { attempt: 3, ..first.clone() }, None);
-        assert!(found()[0].contains("while attempt 2 runs"), "{:?}", found());
+        machine.begins(&attempt(3), None);
+        assert!(found()[1].contains("although attempt 2 has ended well"), "{:?}", found());
+        machine.may_all_end();
+        machine.ends(&attempt(3));
+        machine.begins(&attempt(4), None);
         let other = RunId { allocation: AllocationId([9; 16]), ..first.clone() };
         machine.begins(&other, None);
-        assert!(found()[1].contains("no server has asked for it"), "{:?}", found());
+        assert!(found()[2].contains("no server has asked for it"), "{:?}", found());
+        assert_eq!(found().len(), 3);
     }
 
     #[tokio::test(start_paused = true)]
@@ -630,12 +634,23 @@ mod tests {
         rt::enter_simulation(1);
         let (machine, run) = machine();
         lock(&machine.told).says(3, &batch(6, run.allocation, false));
-        let attempts: [RunId; 2] = [1, 2].map(|attempt| RunId { attempt, ..run.clone() });
-        machine.begins(&attempts[0], Some(Duration::from_millis(10)));
+        machine.begins(&run, None);
         assert_eq!(found(), Vec::<String>::new(), "it may have been about to");
+        machine.ends(&run);
         rt::sleep(STOPS_WITHIN * 2).await;
-        machine.begins(&attempts[1], None);
+        machine.begins(&RunId { attempt: 2, ..run }, None);
         assert!(found()[0].contains("it was to end long ago"), "{:?}", found());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_machine_that_boots_has_nothing_that_runs() {
+        rt::enter_simulation(1);
+        let (machine, run) = machine();
+        machine.begins(&run, None);
+        machine.end_with_the_machine();
+        assert_eq!(machine.find(&run), None, "its agent finds nothing");
+        machine.begins(&RunId { attempt: 2, ..run }, None);
+        assert_eq!(found(), Vec::<String>::new());
     }
 
     #[tokio::test(start_paused = true)]
