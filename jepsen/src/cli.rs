@@ -7,6 +7,7 @@ mod repeat;
 mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -521,7 +522,8 @@ fn perform_test(arguments: &TestArguments) -> Result<Verdict> {
     let mut record = record(run, &arguments.nemesis, plant.is_some())?;
     record.plant = plant.map(str::to_owned);
     record.read_mode = arguments.read_mode;
-    record.old_binary.clone_from(&arguments.old_binary);
+    // Servers are started in directories of their own.
+    record.old_binary = arguments.old_binary.as_deref().map(fs::canonicalize).transpose()?;
     record.leave_running = arguments.keep.leave_db_running;
     record.tcpdump = arguments.keep.tcpdump;
     if arguments.keep.tcpdump
