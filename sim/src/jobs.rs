@@ -467,13 +467,7 @@ impl Operator {
 
     /// Forgets a node, whatever runs on it: its agent has to register again.
     async fn purge_node(&mut self) {
-        let Some(state) = self.world.newest() else { return };
-        let nodes: Vec<NodeId> = state.nodes.iter().map(|node| node.id).collect();
-        drop(state);
-        if nodes.is_empty() {
-            return;
-        }
-        let node = nodes[self.more.index(nodes.len())];
+        let Some(node) = any_node(&self.world, &mut self.more) else { return };
         let evaluation_ids = (0..8).map(|_| EvaluationId(rt::random_id())).collect();
         let command = Command::ReapNode { node, incarnation: None, force: true, evaluation_ids };
         if let Some(Ok(_)) = self.ask(&format!("purge {node}"), command).await {
@@ -483,13 +477,7 @@ impl Operator {
 
     /// Takes a node out of service, or brings one back.
     async fn drain_or_not(&mut self) {
-        let Some(state) = self.world.newest() else { return };
-        let nodes: Vec<NodeId> = state.nodes.iter().map(|node| node.id).collect();
-        drop(state);
-        if nodes.is_empty() {
-            return;
-        }
-        let node = nodes[self.dice.index(nodes.len())];
+        let Some(node) = any_node(&self.world, &mut self.dice) else { return };
         self.touched.insert(node);
         let eligible = !self.drained.insert(node);
         self.set_eligible(node, eligible).await;
@@ -589,6 +577,12 @@ impl Operator {
         }
         verdict::fail("no server let anyone read at the end".to_owned());
     }
+}
+
+/// A node that the servers know.
+fn any_node(world: &World, dice: &mut Dice) -> Option<NodeId> {
+    let nodes: Vec<NodeId> = world.newest()?.nodes.iter().map(|node| node.id).collect();
+    (!nodes.is_empty()).then(|| nodes[dice.index(nodes.len())])
 }
 
 /// The operation that left the job as it is; 0: it is not there.

@@ -219,11 +219,12 @@ impl Machine {
     async fn restart_tasks(&mut self) {
         let Some(run) = self.processes.some(&mut self.dice) else { return };
         trace::event(&self.name, format_args!("{} is restarted by order", run.allocation));
-        lock(&self.processes.ordered).insert(run.clone());
-        running::restarts(run.allocation);
-        if self.orders.try_send(Order::Restart(run.allocation)).is_ok() {
-            coverage::hit("tasks were restarted by order");
+        if self.orders.try_send(Order::Restart(run.allocation)).is_err() {
+            return;
         }
+        coverage::hit("tasks were restarted by order");
+        running::restarts(run.allocation);
+        lock(&self.processes.ordered).insert(run);
         let soon = Duration::from_millis(self.dice.below(500));
         match self.dice.below(4) {
             0 if self.world.swarm.has(Class::Agents) => {

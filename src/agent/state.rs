@@ -46,14 +46,9 @@ pub(crate) struct NodeIdentity {
     directory_id: [u8; 16],
 }
 
-fn random() -> [u8; 16] {
-    let halves = [rt::random_u64(), rt::random_u64()].map(u64::to_le_bytes);
-    std::array::from_fn(|i| halves[i / 8][i % 8])
-}
-
 impl NodeIdentity {
     fn generate() -> Self {
-        let [node_id, secret, directory_id] = std::array::from_fn(|_| random());
+        let [node_id, secret, directory_id] = std::array::from_fn(|_| rt::random_id());
         Self { format: FORMAT, node_id, secret, directory_id }
     }
 

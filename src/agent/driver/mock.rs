@@ -25,7 +25,7 @@ pub struct RunId {
 
 /// What runs on a simulated machine: as processes do, it goes on when the agent is gone, and ends with the machine.
 pub trait ProcessTable: Send + Sync + 'static {
-    /// A run begins; the last agent may have begun it already without having come to know.
+    /// A run begins; it ends by itself after so long, if that is given.
     fn begins(&self, run: &RunId, lasts: Option<Duration>);
     /// What became of a run; `None`: it never began here.
     fn find(&self, run: &RunId) -> Option<Process>;
@@ -38,7 +38,7 @@ pub trait ProcessTable: Send + Sync + 'static {
 pub struct Process {
     /// Milliseconds since the Unix epoch.
     pub began_at_ms: u64,
-    /// It was.
+    /// An agent has ended it.
     pub killed: bool,
 }
 
