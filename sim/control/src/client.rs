@@ -396,8 +396,6 @@ fn enrich(spec: &mut JobSpec, dice: &mut Dice) {
         if dice.percent(40) {
             policy.delay_ms = 0;
             spec.meta.insert(CRASHES.into(), "".into());
-            // An update would wait for ever for instances that never get well.
-            group.update = None;
         }
     }
 }

@@ -2,7 +2,7 @@
 //! their replacement waits for its time, somebody has the job evaluated again and again, or registers it with another delay: the evaluation that waits
 //! may be superseded, and what it was to do has to be done all the same. From dice of its own: no throw in here moves one of the older dice.
 
-use fsm::{Command, EvaluationId, EvaluationStatus, JobKey, JobSpec, TaskGroup, Trigger};
+use fsm::{Command, EvaluationId, EvaluationStatus, JobKey, JobSpec, Trigger};
 
 use crate::{client::CRASHES, coverage::Event, dice::Dice, world::World};
 
@@ -81,13 +81,8 @@ impl World {
     }
 }
 
-/// Instances that fail are replaced after a while. Not those that are not replaced for ever: an update would wait for them for ever.
+/// Instances that fail are replaced after a while, for as often as their job says.
 fn tries_again_later(spec: &JobSpec) -> bool {
-    let ends = |group: &TaskGroup| {
-        group.update.is_none() || group.reschedule.is_none_or(|policy| policy.unlimited)
-    };
     let mut policies = spec.groups.iter().filter_map(|group| group.reschedule);
-    !spec.meta.contains_key(CRASHES)
-        && spec.groups.iter().all(ends)
-        && policies.any(|policy| policy.delay_ms > 0)
+    !spec.meta.contains_key(CRASHES) && policies.any(|policy| policy.delay_ms > 0)
 }

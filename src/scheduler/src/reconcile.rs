@@ -15,6 +15,13 @@ use crate::{
     reschedule::{self, When},
 };
 
+/// Shortest pause between two steps of a rolling update, so that a job without a health time does not spin.
+pub(crate) const LOOK_MS_MIN: u64 = 1_000;
+/// Longest pause before an instance that does not come up is looked at again, if its health time is no longer.
+const LOOK_MS_MAX: u64 = 60_000;
+/// An instance is looked at again after this part of its age.
+const LOOKS_PER_AGE: u64 = 8;
+
 /// Why an allocation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
@@ -71,6 +78,8 @@ pub(crate) struct Changes<'a> {
     pub(crate) later: Vec<(TimeMs, AllocationId)>,
     /// Allocations of the current version that are not healthy (yet).
     pub(crate) unhealthy: u32,
+    /// When the first of those is to be looked at again; none when all have failed: whoever tries them again makes an evaluation.
+    pub(crate) look_again_at: Option<TimeMs>,
 }
 
 /// How existing allocations of a group stand.
@@ -121,6 +130,8 @@ pub(crate) fn group<'a>(
             changes.outdated.push(allocation);
         } else if !is_healthy(allocation, healthy_ms_min, pass.now) {
             changes.unhealthy += 1;
+            let look = look_again_at(allocation, healthy_ms_min, pass.now);
+            changes.look_again_at = changes.look_again_at.into_iter().chain(look).min();
         }
     }
     changes.outdated.sort_by_key(|allocation| (allocation.name_index, allocation.id));
@@ -139,6 +150,18 @@ pub(crate) fn is_healthy(allocation: &Allocation, healthy_ms_min: u64, now: Time
         | ClientStatus::Lost
         | ClientStatus::Unknown => false,
     }
+}
+
+/// When an allocation that is not healthy may be, and is worth another look: never before it has run for `healthy_ms_min`, and the less often the longer it
+/// has not come up, since each look is an evaluation in the log. None: it has failed for good, or its next attempt is an evaluation already.
+fn look_again_at(allocation: &Allocation, healthy_ms_min: u64, now: TimeMs) -> Option<TimeMs> {
+    if allocation.client.is_terminal() {
+        return None;
+    }
+    let healthy_at = allocation.all_running_since().unwrap_or(now).saturating_add(healthy_ms_min);
+    let age_ms = now.saturating_sub(allocation.created_at);
+    let pause_ms = (age_ms / LOOKS_PER_AGE).clamp(LOOK_MS_MIN, LOOK_MS_MAX);
+    Some(healthy_at.max(now.saturating_add(pause_ms)))
 }
 
 /// Whether the allocation's node is gone for good.

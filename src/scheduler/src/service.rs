@@ -19,9 +19,6 @@ use crate::{
     update::Differences,
 };
 
-/// Shortest pause between steps of a rolling update, so that a job without a health time does not spin.
-const ROLLING_MS_MIN: u64 = 1_000;
-
 /// Instances of a group for whose successors a pass may find no room before it leaves the rest as they are: each try looks at every node.
 const REPLACEMENT_FAILURES_MAX: usize = 16;
 
@@ -324,18 +321,17 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Takes the next step of a rolling update later, unless only room is missing: then the blocked evaluation goes on when there is some, and a
-    /// step each second would find nothing new.
+    /// Takes the next step of a rolling update when something of the new version may have become healthy. If nothing may, something else comes first,
+    /// with an evaluation of its own: room, which the blocked evaluation waits for, another attempt of what failed, or whoever mends the job.
     fn roll_on(&mut self, number: usize, group: &TaskGroup, changes: &Changes<'_>) {
-        let only_room = self.failed.contains(&number)
-            && changes.unhealthy == 0
-            && !self.placed.contains(&number);
-        if only_room {
-            return;
+        let healthy_ms_min = group.update.map_or(0, |update| update.healthy_ms_min);
+        let placed = self.placed.contains(&number).then(|| {
+            let pause = healthy_ms_min.max(reconcile::LOOK_MS_MIN);
+            self.draft.pass.now.saturating_add(pause)
+        });
+        if let Some(wait_until) = placed.into_iter().chain(changes.look_again_at).min() {
+            evaluate::follow_up_rolling(&mut self.draft, wait_until);
         }
-        let pause = group.update.map_or(0, |update| update.healthy_ms_min).max(ROLLING_MS_MIN);
-        let wait_until = self.draft.pass.now.saturating_add(pause);
-        evaluate::follow_up_rolling(&mut self.draft, wait_until);
     }
 
     /// Makes evaluations for failed allocations that are to be replaced later.

@@ -16,9 +16,6 @@ use crate::{
     update::Differences,
 };
 
-/// Shortest pause between steps of a rolling update.
-const ROLLING_MS_MIN: u64 = 1_000;
-
 /// Brings each node to one instance per group.
 pub(crate) fn schedule<'a>(
     mut draft: Draft<'a>,
@@ -241,7 +238,8 @@ impl<'a> Work<'a> {
         let mut done = 0;
         for allocation in updates {
             if done == limit {
-                let pause = update.map_or(0, |update| update.stagger_ms).max(ROLLING_MS_MIN);
+                let pause =
+                    update.map_or(0, |update| update.stagger_ms).max(reconcile::LOOK_MS_MIN);
                 let wait_until = self.draft.pass.now.saturating_add(pause);
                 evaluate::follow_up_rolling(&mut self.draft, wait_until);
                 break;

@@ -109,10 +109,20 @@ impl Ending<'_> {
             out.push(Broken("I39", detail));
         }
         let old = self.rows(group).find(|row| is_live(row) && !self.is_current(row));
-        if let Some(row) = old.filter(|_| blocked == 0) {
+        if let Some(row) = old.filter(|_| blocked == 0 && !self.is_held_up(group)) {
             let detail = format!("{} runs version {} for ever", row.name(), row.job_version);
             out.push(Broken("I46", detail));
         }
+    }
+
+    /// An update that goes no further before somebody mends the job: as many instances of the new version as it may have on their way have failed for
+    /// good.
+    pub(super) fn is_held_up(&self, group: &TaskGroup) -> bool {
+        let failed = self.rows(group).filter(|row| {
+            self.is_current(row) && row.client == ClientStatus::Failed && self.counts(row, group)
+        });
+        let parallel = group.update.map_or(0, |update| update.max_parallel as usize);
+        parallel > 0 && failed.count() >= parallel
     }
 
     /// Instances that somebody has to make.

@@ -4,7 +4,7 @@
 use fsm::{
     ClientStatus, DesiredStatus, JobKind, Trigger,
     command::{Command, Readiness},
-    job::Constraint,
+    job::{Constraint, UpdateStrategy},
     table::ChangeSet,
     testing::{self, Driver},
 };
@@ -667,6 +667,31 @@ fn an_update_that_nobody_goes_on_with_is_found() {
     driver.register_job(spec);
     assert_eq!(waits(&driver.state), [], "its registration is to be looked at");
     assert_trips("I46", waits(&idle(driver.state.clone())));
+}
+
+#[test]
+fn an_update_whose_instances_failed_for_good_is_held_up() {
+    let held_up = |max_parallel| {
+        let (mut driver, ids) = running();
+        let mut spec = testing::job("web", JobKind::Service, 2);
+        spec.groups[0].tasks[0].user = "other".into();
+        spec.groups[0].reschedule = None;
+        spec.groups[0].update = Some(UpdateStrategy {
+            stagger_ms: 1_000,
+            max_parallel,
+            healthy_ms_min: 1_000,
+            healthy_deadline_ms: 60_000,
+            progress_deadline_ms: 120_000,
+        });
+        driver.register_job(spec);
+        let mut state = idle(driver.state.clone());
+        let mut failed = driver.allocation(ids[0]).clone();
+        (failed.job_version, failed.client) = (1, ClientStatus::Failed);
+        put(&mut state.allocations, failed);
+        waits(&state)
+    };
+    assert_eq!(held_up(1), []);
+    assert_trips("I46", held_up(2));
 }
 
 #[test]

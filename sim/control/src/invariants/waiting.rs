@@ -75,7 +75,8 @@ impl Waiting<'_> {
         }
         let mut rows = self.ending.rows(group);
         let outdated = rows.find(|row| is_live(row) && !self.ending.is_current(row));
-        if let Some(row) = outdated.filter(|_| self.open.is_empty()) {
+        let nobody_looks = self.open.is_empty() && !self.ending.is_held_up(group);
+        if let Some(row) = outdated.filter(|_| nobody_looks) {
             let (name, version) = (row.name(), row.job_version);
             out.push(Broken("I46", format!("{name} is of version {version}, and nobody looks")));
         }

@@ -215,6 +215,51 @@ fn an_instance_whose_tasks_are_restarted_is_not_healthy() {
     }
 }
 
+/// A step of an update waits for its instance: until it may be healthy, the less often the longer it does not come up, and not at all once it has failed
+/// for good. Each look is an evaluation in the log.
+#[test]
+fn an_update_looks_again_when_its_instance_may_be_healthy() {
+    let (mut cluster, spec, _) = existing(10);
+    let mut changed = destructive(&spec);
+    changed.groups[0].update = Some(update(1));
+    changed.groups[0].reschedule = None;
+    cluster.register(&changed);
+    let plan = cluster.plan(&changed, Trigger::JobRegister);
+    check(&plan, 1, 1, 0);
+    let mut plan = plan;
+    plan.outcome.as_mut().expect("there is one").evaluations.clear();
+    cluster.apply(&plan);
+    let id = plan.placements[0].id;
+    let placed = cluster.now;
+    cluster.change(id, |row| (row.created_at, row.modified_at) = (placed, placed));
+    let up = Some(placed + 8_000);
+    // Milliseconds after the placement, since when it runs, and how long the next look waits.
+    for (after_ms, since, wait_ms) in [
+        (10_000, up, Some(8_000)),
+        (17_500, up, Some(2_187)),
+        (10_000, None, Some(10_000)),
+        (80_000, None, Some(10_000)),
+        (160_000, None, Some(20_000)),
+        (86_400_000, None, Some(60_000)),
+        // Its task is restarted again and again.
+        (160_000, Some(placed + 159_000), Some(20_000)),
+    ] {
+        cluster.now = placed + after_ms;
+        cluster.change(id, |row| {
+            row.client = since.map_or(ClientStatus::Pending, |_| ClientStatus::Running);
+            row.client_at = since.unwrap_or(0);
+            row.modified_at = placed + after_ms;
+        });
+        let looks = cluster.plan(&changed, Trigger::NodeUpdate);
+        let waits = looks.waiting().first().map(|next| next.wait_until - cluster.now);
+        assert_eq!(waits, wait_ms, "{after_ms} ms after, running since {since:?}");
+    }
+    cluster.change(id, |row| row.client = ClientStatus::Failed);
+    let plan = cluster.plan(&changed, Trigger::NodeUpdate);
+    check(&plan, 0, 0, 0);
+    assert!(plan.waiting().is_empty(), "it has failed for good: somebody has to mend the job");
+}
+
 /// R21: what is missing goes first and counts against the step.
 #[test]
 fn missing_instances_count_against_the_step() {
