@@ -16,7 +16,7 @@ use crate::{
     invariants,
     jobs::{self, Operator},
     lag,
-    machine::{self, Machine},
+    machine::{Directories, Machine},
     nemesis::Nemesis,
     nuisance::Nuisance,
     reader::Reader,
@@ -105,7 +105,7 @@ async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
     for server in 0..world.count() {
         tasks.push(rt::spawn(shared.clone().watch(server, stopped.clone())));
     }
-    let directories = world.swarm.has(Class::Machines).then(machine::directories).transpose()?;
+    let directories = world.swarm.has(Class::Machines).then(Directories::new).transpose()?;
     let mut real = Dice::new(seed, "machines");
     for number in 0..world.swarm.agents {
         let dice = Dice::new(seed, &format!("agent {number}"));
