@@ -34,6 +34,8 @@ const BEAT_MS: u64 = 8_000;
 
 /// Racks that nodes are in.
 const RACKS: [&str; 2] = ["r1", "r2"];
+/// Who a node belongs to: nothing that its class depends on.
+pub(crate) const OWNERS: [&str; 2] = ["o1", "o2"];
 
 /// Up to which sequence number each allocation is reported.
 type Taken = Vec<(AllocationId, u64)>;
@@ -91,6 +93,7 @@ impl Agent {
             description.meta.insert("rack".into(), RACKS[number % 2].into());
             let kind = if number % 3 == 1 { "small" } else { "big" };
             description.attributes.insert("kind".into(), kind.into());
+            description.meta.insert("unique.owner".into(), OWNERS[0].into());
             description.attributes.insert("unique.name".into(), name.as_str().into());
             if number % 2 == 1 {
                 description.resources.allocations_max = 2;
@@ -137,9 +140,16 @@ impl Agent {
     }
 
     /// Somebody changes what the agent says of its node: it registers again.
-    fn moves(&mut self, dice: &mut Dice) {
-        let rack = RACKS[dice.index(RACKS.len())];
-        Arc::make_mut(&mut self.description).meta.insert("rack".into(), rack.into());
+    pub(crate) fn moves(&mut self, dice: &mut Dice) {
+        let description = Arc::make_mut(&mut self.description);
+        if dice.percent(50) {
+            let rack = RACKS[dice.index(RACKS.len())];
+            description.meta.insert("rack".into(), rack.into());
+        } else {
+            // Its class stays what it was.
+            let owner = OWNERS[dice.index(OWNERS.len())];
+            description.meta.insert("unique.owner".into(), owner.into());
+        }
         self.incarnation = None;
     }
 
@@ -322,6 +332,12 @@ impl World {
             };
             return self.ask_leader(number, Asked::Register, command, dice);
         };
+        // One that is confused says that it is ready before it has said what it runs.
+        if dice.percent(3)
+            && let Some(asked) = self.ask_for_readiness(number, incarnation, dice)
+        {
+            return asked;
+        }
         if let Some((report, taken)) = self.due_report(number, incarnation) {
             let mut reports = vec![report];
             let mut reporters = vec![(number, taken)];
@@ -347,18 +363,27 @@ impl World {
             }
             return true;
         }
-        let row = self.log.state_at(self.agents[number].seen).nodes.get(&node);
-        let may_be_ready = self.agents[number].unready_until <= self.clock_ms;
-        if may_be_ready && row.is_some_and(|row| row.liveness == Liveness::Initializing) {
-            let command = Command::NodeReadiness {
-                node,
-                incarnation,
-                readiness: Readiness::Ok,
-                evaluation_ids: self.evaluation_ids(2),
-            };
-            return self.ask_leader(number, Asked::Ready, command, dice);
+        self.ask_for_readiness(number, incarnation, dice).unwrap_or(false)
+    }
+
+    /// Asks for its node to be ready, if it may be and is not yet as far as the agent has seen; whether it could ask.
+    fn ask_for_readiness(
+        &mut self,
+        number: usize,
+        incarnation: u64,
+        dice: &mut Dice,
+    ) -> Option<bool> {
+        let agent = &self.agents[number];
+        let node = agent.node;
+        let row = self.log.state_at(agent.seen).nodes.get(&node);
+        let is_due = row.is_some_and(|row| row.liveness == Liveness::Initializing);
+        if agent.unready_until > self.clock_ms || !is_due {
+            return None;
         }
-        false
+        let readiness = Readiness::Ok;
+        let evaluation_ids = self.evaluation_ids(2);
+        let command = Command::NodeReadiness { node, incarnation, readiness, evaluation_ids };
+        Some(self.ask_leader(number, Asked::Ready, command, dice))
     }
 
     /// The report of another agent that has something to say too.

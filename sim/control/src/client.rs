@@ -14,6 +14,7 @@ use fsm::{
 };
 
 use crate::{
+    agent::OWNERS,
     coverage::Event,
     dice::Dice,
     log::{Fate, Ticket},
@@ -359,6 +360,10 @@ fn enrich(spec: &mut JobSpec, dice: &mut Dice) {
         1 => spec.groups[0].constraints.push(constraint("${meta.rack}", "!=", rack)),
         2 => spec.groups[0].tasks[0].constraints.push(constraint("${attr.kind}", "=", "big")),
         3 => spec.constraints.push(constraint("${attr.unique.name}", "!=", "agent1")),
+        4 => {
+            let owner = dice.pick(&OWNERS).unwrap_or(OWNERS[1]);
+            spec.constraints.push(constraint("${meta.unique.owner}", "=", owner));
+        }
         _ => {}
     }
     match dice.below(8) {

@@ -45,12 +45,26 @@ impl World {
         }
         self.trace(|| "quiet from here".to_owned());
         self.quieten(dice);
+        if self.failures.is_empty() && self.swarm.rich_nodes {
+            self.change_nodes_in_the_quiet(dice);
+        }
         if self.failures.is_empty() {
             self.judge_end();
         }
         if self.failures.is_empty() {
             self.evaluate_in_the_quiet(dice);
         }
+    }
+
+    /// Agents register again with something new. While more happens, another gain of the same class would hide one that nobody heard of.
+    fn change_nodes_in_the_quiet(&mut self, dice: &mut Dice) {
+        self.trace(|| "nodes change in the quiet".to_owned());
+        for agent in &mut self.agents {
+            if dice.percent(30) {
+                agent.moves(dice);
+            }
+        }
+        self.quieten(dice);
     }
 
     /// I39: when everything that was promised is done, there is nothing to do: every job is evaluated once more, workers take the leases, and what
