@@ -290,7 +290,7 @@ fn draw_spec(name: &str, dice: &mut Dice) -> JobSpec {
     let count = u32::try_from(dice.between(0, 4)).expect("small");
     let mut spec = testing::job(name, kind, if kind.is_per_node() { 1 } else { count });
     spec.priority = dice.pick(&[50, 50, 20, 80]).unwrap_or(50);
-    spec.all_at_once = dice.percent(15);
+    spec.all_at_once = dice.percent(25);
     if dice.percent(20) {
         spec.datacenters = vec!["dc1".into()];
     }
