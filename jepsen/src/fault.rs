@@ -37,6 +37,8 @@ pub(crate) enum FaultClass {
     HangDisk,
     /// A minority's log or snapshot is damaged while the server is down.
     Corrupt,
+    /// A server's disk is replaced by an empty one: it joins anew, under another id.
+    Member,
     /// The power goes: the process and everything not synced are gone.
     Power,
     /// The file system is frozen.
@@ -99,6 +101,10 @@ pub(crate) enum FaultFunction {
     Corrupt,
     /// Follow the repair that the servers print.
     Repair,
+    /// Take a server down and its disk away.
+    Wipe,
+    /// Start it with an empty disk.
+    Join,
     /// Cut the power.
     PowerOff,
     /// Start what lost its power.
@@ -141,6 +147,8 @@ impl FaultFunction {
             Self::StopHangDisk => "stop-hang-disk",
             Self::Corrupt => "corrupt",
             Self::Repair => "repair",
+            Self::Wipe => "wipe",
+            Self::Join => "join",
             Self::PowerOff => "power-off",
             Self::PowerOn => "power-on",
             Self::Freeze => "freeze",
@@ -215,6 +223,7 @@ impl FaultClass {
             Self::SlowDisk => "slow-disk",
             Self::HangDisk => "hang-disk",
             Self::Corrupt => "corrupt",
+            Self::Member => "member",
             Self::Power => "power",
             Self::Freeze => "freeze",
             Self::Clock => "clock",
@@ -236,6 +245,7 @@ impl FaultClass {
             Self::SlowDisk => FaultFunction::StartSlowDisk,
             Self::HangDisk => FaultFunction::StartHangDisk,
             Self::Corrupt => FaultFunction::Corrupt,
+            Self::Member => FaultFunction::Wipe,
             Self::Power => FaultFunction::PowerOff,
             Self::Freeze => FaultFunction::Freeze,
             Self::Clock => FaultFunction::BumpClock,
@@ -257,6 +267,7 @@ impl FaultClass {
             Self::SlowDisk => FaultFunction::StopSlowDisk,
             Self::HangDisk => FaultFunction::StopHangDisk,
             Self::Corrupt => FaultFunction::Repair,
+            Self::Member => FaultFunction::Join,
             Self::Power => FaultFunction::PowerOn,
             Self::Freeze => FaultFunction::Thaw,
             Self::Clock => FaultFunction::ResetClock,
@@ -271,7 +282,8 @@ impl FaultClass {
             | Self::Restart
             | Self::Transfer
             | Self::Partition
-            | Self::Corrupt => &[],
+            | Self::Corrupt
+            | Self::Member => &[],
             Self::Delay | Self::Loss | Self::HalfOpen => &[Means::Proxies],
             Self::DiskFull | Self::SlowDisk | Self::HangDisk => &[Means::DiskFaults],
             Self::Power => &[Means::LoopDisks],

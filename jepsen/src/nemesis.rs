@@ -8,6 +8,7 @@
 mod corrupt;
 mod disks;
 mod links;
+mod member;
 mod processes;
 mod turns;
 
@@ -29,7 +30,7 @@ pub(crate) use turns::Turns;
 
 const NAP: Duration = Duration::from_millis(50);
 /// The order in which faults are ended: what keeps servers from running goes first, what waits for the others last.
-const HEALING: [FaultClass; 15] = [
+const HEALING: [FaultClass; 16] = [
     FaultClass::Partition,
     FaultClass::Delay,
     FaultClass::Loss,
@@ -45,6 +46,7 @@ const HEALING: [FaultClass; 15] = [
     FaultClass::Restart,
     FaultClass::Transfer,
     FaultClass::Corrupt,
+    FaultClass::Member,
 ];
 
 /// Which servers a fault hits.
@@ -290,6 +292,7 @@ impl<'a> Turn<'a> {
             FaultClass::SlowDisk => self.strike_disk(DiskFault::Slow),
             FaultClass::HangDisk => self.strike_disk(DiskFault::Hang),
             FaultClass::Corrupt => self.strike_files(),
+            FaultClass::Member => self.strike_member(),
             FaultClass::Power => {
                 let aim = self.random.choose(&Aim::AT_ONCE);
                 self.strike_power(aim)
@@ -312,6 +315,7 @@ impl<'a> Turn<'a> {
             FaultClass::SlowDisk => self.relieve_disk(DiskFault::Slow)?,
             FaultClass::HangDisk => self.relieve_disk(DiskFault::Hang)?,
             FaultClass::Corrupt => self.relieve_files()?,
+            FaultClass::Member => self.relieve_member()?,
             FaultClass::Power => self.relieve_power()?,
             FaultClass::Freeze => self.relieve_freeze()?,
             FaultClass::Clock => self.relieve_clock()?,

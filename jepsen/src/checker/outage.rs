@@ -138,8 +138,10 @@ pub(super) fn spans(history: &[Op]) -> Vec<Span> {
         match op.value.get("outcome").and_then(serde_json::Value::as_str) {
             None => drop(asked.insert(class, op.time)),
             Some("skipped") => {
-                // Its server is killed before it is known that there is nothing to damage.
-                let from = asked.remove(&class).filter(|_| class == FaultClass::Corrupt);
+                // Its server is killed before it is known that there is nothing to damage, or that something else keeps it down.
+                let from = asked
+                    .remove(&class)
+                    .filter(|_| matches!(class, FaultClass::Corrupt | FaultClass::Member));
                 spans.extend(from.map(|from| Span { class, from, to: op.time }));
             }
             Some(_) => {

@@ -138,7 +138,7 @@ fn lone_loss<'a>(
 fn leaves_one_part(class: FaultClass, details: &Value) -> bool {
     let text = |field: &str| details.get(field).and_then(Value::as_str);
     match class {
-        FaultClass::Kill | FaultClass::Pause => true,
+        FaultClass::Kill | FaultClass::Pause | FaultClass::Member => true,
         FaultClass::Partition => {
             let shapes = [
                 Shape::One,

@@ -3,9 +3,8 @@
 //! What counts is what the server does when it is started: go on without harm, or refuse, say why and how to repair it. The
 //! repair that it prints is then followed to the letter: its data directory is moved away and it joins anew. A server that
 //! refuses without a repair ends the run red. Only one server is damaged at a time, and the next one only after this one
-//! votes again: more is beyond what a majority of disks promises.
+//! votes again ([`super::member`]).
 
-use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -15,17 +14,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::member::{Down, STATUS_TIMEOUT, move_away};
 use super::{NAP, Outcome, Turn};
-use crate::client::{HttpClient, Reply};
-use crate::cluster::Effect;
+use crate::client::HttpClient;
 use crate::fault::FaultClass;
 use crate::random::Random;
 
 /// How long a damaged server may take to start or to refuse.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a repaired server may take to vote again.
-const VOTE_TIMEOUT: Duration = Duration::from_mins(2);
-const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
 /// Everything after the last byte that is not zero counts as empty, but for so many bytes.
 const TAIL_BYTES: u64 = 512;
 
@@ -98,33 +94,11 @@ impl Turn<'_> {
     }
 
     fn damage(&mut self, order: &[Damage]) -> Result<Outcome> {
-        let all_vote = self.voters().is_some_and(|voters| voters.len() == self.servers());
-        if !all_vote {
-            return Ok(Outcome::Skipped("not every server votes at the moment".to_owned()));
-        }
-        let leaders = self.leaders();
-        let victim = self.random.below(self.servers());
-        let at = self.now();
+        let Down { victim, leaders, at } = match self.take_down()? {
+            Ok(down) => down,
+            Err(outcome) => return Ok(outcome),
+        };
         let mut cluster = self.cluster();
-        // We would wait for the thaw, which waits for us.
-        if cluster.is_frozen(victim) {
-            return Ok(Outcome::Skipped(format!("the disk of {} is frozen", self.name(victim))));
-        }
-        match cluster.kill(victim)? {
-            Effect::Done => {}
-            Effect::Nothing => {
-                return Ok(Outcome::Skipped(format!("{} is down", self.name(victim))));
-            }
-            Effect::Unclear(reason) => return Ok(Outcome::Indeterminate(reason)),
-        }
-        if let Some(other) = cluster.held(victim) {
-            return Ok(Outcome::Skipped(format!(
-                "{} is down for {}",
-                self.name(victim),
-                other.name()
-            )));
-        }
-        cluster.hold(victim, Some(FaultClass::Corrupt));
         let data = cluster.data(victim);
         let mut done = None;
         for damage in order {
@@ -172,8 +146,7 @@ impl Turn<'_> {
             cluster.start(server)?;
             logged
         };
-        let address = self.nemesis.endpoints[server].rpc.to_string();
-        let old_id = self.voters().and_then(|voters| voters.get(&address).cloned());
+        let old_id = self.voting_id(server);
         let answer = self.await_answer(server, logged)?;
         if matches!(answer, Answer::Refused(_)) {
             self.hold_down(server)?;
@@ -246,52 +219,6 @@ impl Turn<'_> {
             thread::sleep(NAP);
         }
     }
-
-    /// Waits until the server is a voter of its cluster, under another id than `old_id`, and answers; ends early with the run, the heal waits again.
-    fn await_vote(&self, server: usize, old_id: Option<&str>) -> Result<()> {
-        let endpoint = &self.nemesis.endpoints[server];
-        let client = HttpClient::new(endpoint.http, STATUS_TIMEOUT);
-        let address = endpoint.rpc.to_string();
-        let end = Instant::now() + VOTE_TIMEOUT;
-        while Instant::now() < end {
-            let id = self.voters().and_then(|voters| voters.get(&address).cloned());
-            let votes = id.is_some_and(|id| Some(id.as_str()) != old_id);
-            if votes && client.leader().is_some() {
-                return Ok(());
-            }
-            if (self.halt)() {
-                // Other faults may keep it out or keep it from answering, and last until the heal, which waits for us; after it the run waits until
-                // every server is ready.
-                return Ok(());
-            }
-            self.cluster().start(server)?;
-            thread::sleep(NAP);
-        }
-        self.cluster()
-            .accuse(server, &format!("did not vote within {VOTE_TIMEOUT:?} of its repair"));
-        Ok(())
-    }
-
-    /// The voters, address and id, as the first server that answers knows them.
-    fn voters(&self) -> Option<BTreeMap<String, String>> {
-        self.nemesis.endpoints.iter().find_map(|endpoint| {
-            let client = HttpClient::new(endpoint.http, STATUS_TIMEOUT);
-            let Reply::Answer { status: 200, body, .. } =
-                client.get("/v1/operator/raft/configuration")
-            else {
-                return None;
-            };
-            let answer: Value = serde_json::from_str(&body).ok()?;
-            let servers = answer["Servers"].as_array()?;
-            let voters = servers.iter().filter(|server| server["Voter"] == true);
-            let text = |value: &Value| value.as_str().map(str::to_owned);
-            Some(
-                voters
-                    .filter_map(|one| Some((text(&one["Address"])?, text(&one["ID"])?)))
-                    .collect(),
-            )
-        })
-    }
 }
 
 /// Whether a line of a log says what to do: its data is to be moved away, and it is to join again.
@@ -351,32 +278,6 @@ fn truncate(path: &Path, random: &mut Random) -> Result<u64> {
     Ok(size)
 }
 
-/// Moves everything in the data directory beside it; the directory itself may be a mount and stays.
-fn move_away(data: &Path) -> Result<()> {
-    let place = (1..1_000_000)
-        .map(|number| data.with_file_name(format!("data.damaged-{number}")))
-        .find(|place| !place.exists())
-        .context("there are not that many")?;
-    let same_file_system = fs::create_dir(&place).and_then(|()| {
-        for entry in fs::read_dir(data)? {
-            let path = entry?.path();
-            fs::rename(&path, place.join(path.file_name().unwrap_or_default()))?;
-        }
-        Ok(())
-    });
-    if same_file_system.is_ok() {
-        return Ok(());
-    }
-    // A mount of its own: what is in it cannot be moved out of it by renaming, and the log tells what was found.
-    for entry in fs::read_dir(data).with_context(|| format!("cannot list {}", data.display()))? {
-        let path = entry?.path();
-        let removed =
-            if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-        removed.with_context(|| format!("cannot remove {}", path.display()))?;
-    }
-    Ok(())
-}
-
 fn short(path: &Path) -> String {
     path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
@@ -414,20 +315,6 @@ mod tests {
         Damage::TruncateLog.inflict(data.path(), &mut random).unwrap().unwrap();
         assert!(fs::metadata(&segment).unwrap().len() < 4_512);
         assert_eq!(Damage::FlipSnapshot.inflict(data.path(), &mut random).unwrap(), None);
-    }
-
-    #[test]
-    fn data_is_moved_away_and_its_folder_stays() {
-        let directory = tempfile::tempdir().unwrap();
-        let data = directory.path().join("data");
-        for number in 1..=2 {
-            fs::create_dir_all(data.join("log")).unwrap();
-            fs::write(data.join("server.json"), "{}").unwrap();
-            move_away(&data).unwrap();
-            assert_eq!(fs::read_dir(&data).unwrap().count(), 0);
-            let moved = directory.path().join(format!("data.damaged-{number}"));
-            assert!(moved.join("log").is_dir() && moved.join("server.json").is_file());
-        }
     }
 
     #[test]

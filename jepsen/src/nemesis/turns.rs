@@ -3,7 +3,7 @@
 //! With every class at once nobody leads, nobody runs, and most attempts find nothing to break. So a few at a time; and while a class has never
 //! been installed in this run, those that have been wait for it; one that tried in vain (no leader to hand over from, nothing running to break)
 //! tries again when nothing else is at work. After some turns in vain it has no such claims any more: nobody is kept out for ever by a class that cannot
-//! be installed here.
+//! be installed here. Of the classes that lose what a disk holds only one is at work at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -39,6 +39,9 @@ impl Turns {
     /// Begins a turn, if it is this class's.
     pub(super) fn begin(&self, class: FaultClass) -> bool {
         let mut state = self.state();
+        if loses_disks(class) && state.at_work.iter().any(|other| loses_disks(*other)) {
+            return false;
+        }
         let turns = |class: &FaultClass| state.turns.get(class).copied().unwrap_or(0);
         let is_new = |class: &FaultClass| {
             !state.installed.contains(class) && turns(class) < CLAIMED_TURNS_MAX
@@ -79,10 +82,24 @@ impl Turns {
     }
 }
 
+/// Whether a server hit by this class may lose what it promised to keep: two such servers at a time are more than a majority of disks bears.
+fn loses_disks(class: FaultClass) -> bool {
+    matches!(class, FaultClass::Corrupt | FaultClass::Member)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fault::FaultClass::{Delay, Kill, Loss, Partition, Pause};
+    use crate::fault::FaultClass::{Corrupt, Delay, Kill, Loss, Member, Partition, Pause};
+
+    #[test]
+    fn one_disk_is_lost_at_a_time() {
+        let turns = Turns::new(&[Corrupt, Member, Kill]);
+        assert!(turns.begin(Member) && !turns.begin(Corrupt) && turns.begin(Kill));
+        turns.installed(Member);
+        turns.end(Member);
+        assert!(turns.begin(Corrupt) && !turns.begin(Member));
+    }
 
     #[test]
     fn few_are_at_work_at_a_time() {
