@@ -94,6 +94,9 @@ enum Verb {
         /// Seeds that run at a time.
         #[arg(short, long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
         jobs: u8,
+        /// Begins no other seed once one has failed.
+        #[arg(long)]
+        fail_fast: bool,
         /// Writes the summary to this file as JSON.
         #[arg(long)]
         json: Option<PathBuf>,
@@ -138,8 +141,8 @@ pub(crate) fn main() -> ExitCode {
         Verb::Determinism { seed, change } => {
             determinism(&Case { seed, change: change.into_override() })
         }
-        Verb::Many { from, to, change, jobs, json } => {
-            many::run(from..to, &change.into_override(), jobs, json.as_deref())
+        Verb::Many { from, to, change, jobs, fail_fast, json } => {
+            many::run(from..to, &change.into_override(), jobs, fail_fast, json.as_deref())
         }
         Verb::Shrink { seed, change } => shrink::run(Case { seed, change: change.into_override() }),
         Verb::A1(arguments) => a1::run(&arguments),

@@ -87,28 +87,24 @@ struct Sweep {
     next: AtomicUsize,
     done: AtomicUsize,
     ended: AtomicBool,
+    /// No other case begins once one has failed.
+    fail_fast: bool,
     summary: Mutex<Summary>,
     begin: Instant,
 }
 
-/// Runs the regressions and these seeds.
+/// Runs the regressions and these seeds, or those before the first that fails.
 pub(crate) fn run(
     seeds: Range<u64>,
     change: &Override,
     jobs: u8,
+    fail_fast: bool,
     json: Option<&Path>,
 ) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(!seeds.is_empty(), "there is no seed from {} up to {}", seeds.start, seeds.end);
     let mut cases = regressions(REGRESSIONS)?;
     cases.extend(seeds.map(|seed| Case { seed, change: change.clone() }));
-    let sweep = Sweep {
-        cases,
-        next: AtomicUsize::new(0),
-        done: AtomicUsize::new(0),
-        ended: AtomicBool::new(false),
-        summary: Mutex::default(),
-        begin: Instant::now(),
-    };
+    let sweep = Sweep::new(cases, fail_fast);
     std::thread::scope(|scope| {
         scope.spawn(|| sweep.progress());
         let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(|| sweep.work())).collect();
@@ -137,6 +133,18 @@ pub(crate) fn run(
 }
 
 impl Sweep {
+    fn new(cases: Vec<Case>, fail_fast: bool) -> Self {
+        Self {
+            cases,
+            next: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
+            ended: AtomicBool::new(false),
+            fail_fast,
+            summary: Mutex::default(),
+            begin: Instant::now(),
+        }
+    }
+
     fn summary(&self) -> MutexGuard<'_, Summary> {
         self.summary.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,6 +163,9 @@ impl Sweep {
             }
             self.take(case, report);
             self.done.fetch_add(1, Ordering::Relaxed);
+            if self.fail_fast && !self.summary().failed.is_empty() {
+                break;
+            }
         }
         Ok(())
     }
@@ -246,6 +257,17 @@ mod tests {
         assert_eq!(cases[1].change, Override::default());
         assert!(regressions("seven").is_err());
         assert!(regressions("7 --without fire").is_err());
+    }
+
+    /// The program that runs the cases is this test's, which knows none of the arguments: each of them fails.
+    #[test]
+    fn who_fails_fast_begins_nothing_after_a_failure() {
+        for (fail_fast, begun) in [(true, 1), (false, 3)] {
+            let case = |seed| Case { seed, change: Override::default() };
+            let sweep = Sweep::new((1..4).map(case).collect(), fail_fast);
+            sweep.work().unwrap();
+            assert_eq!(sweep.summary().failed.len(), begun);
+        }
     }
 
     #[test]
