@@ -280,8 +280,10 @@ impl Core {
             call(&*self.transport, &address, path, Lane::Control, &message, timeout).await;
         match reply {
             Ok(reply) => {
-                let decoded: Reply = codec::decode(&reply.reply)
-                    .map_err(|error| ApiError::NotReady(format!("reply of the leader: {error}")))?;
+                let decoded: Reply = codec::decode(&reply.reply).map_err(|error| {
+                    tracing::warn!(%error, "the leader's reply to a write cannot be read");
+                    ApiError::Unknown
+                })?;
                 Ok(Written { index: reply.index, reply: decoded })
             }
             Err(status) => Err(forwarded_error(&status)),

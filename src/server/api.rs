@@ -82,7 +82,7 @@ pub enum ApiError {
         /// When to come back.
         retry_after_ms: u64,
     },
-    /// This server is starting or stopping.
+    /// This server is starting or stopping. Nothing was changed.
     #[error("server is not ready: {0}")]
     NotReady(String),
     /// The disk is almost full.

@@ -109,6 +109,20 @@ fn a_server_that_cannot_be_reached_does_not_become_a_voter() {
     servers.write_within(leader, "after", Duration::from_secs(20)).unwrap();
 }
 
+/// The second would be answered with the first one's reply, and take no effect. So many in a moment are what clients of a busy cluster send.
+#[test]
+fn no_two_requests_have_one_id() {
+    let servers = Servers::start(1);
+    let core = servers.core(servers.leader_among(&[0]));
+    let ids: Vec<RequestId> = (0..100_000).map(|_| core.fresh_request()).collect();
+    let distinct: BTreeSet<_> = ids.iter().map(|id| id.0).collect();
+    assert_eq!(distinct.len(), ids.len());
+    assert!(
+        ids.is_sorted_by_key(|id| id.0.first_chunk::<6>().copied()),
+        "they lie in the order of time"
+    );
+}
+
 #[test]
 fn a_server_alone_is_in_touch_with_itself() {
     let servers = Servers::start(1);

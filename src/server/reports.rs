@@ -46,7 +46,8 @@ impl Reports {
             limit: WAITING_MAX as u64,
             retry_after_ms: 500,
         })?;
-        answer.await.map_err(|_| ApiError::NotReady("the server is stopping".to_owned()))?
+        // The server is stopping, perhaps after the report was proposed.
+        answer.await.map_err(|_| ApiError::Unknown)?
     }
 }
 
