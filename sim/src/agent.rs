@@ -24,6 +24,7 @@ use crate::{
     dice::Dice,
     network::SimTransport,
     running::{self, Name},
+    streams,
     swarm::Class,
     trace, verdict,
     world::{self, World},
@@ -152,8 +153,10 @@ impl Agent {
 
     /// Register, all statuses, ready; then streams until something else fails.
     async fn session(&mut self) -> Result<Infallible, Status> {
+        let known = self.world.newest_index();
         let reply: pb::RegisterReply =
             self.ask("/quorate.v1.Agent/Register", &self.registration()).await?;
+        streams::registered(&self.name, known, reply.index);
         self.incarnation = reply.incarnation;
         self.seen = reply.index;
         self.make_ready().await?;

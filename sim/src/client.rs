@@ -341,10 +341,10 @@ pub(crate) fn is_certain(error: &ApiError) -> bool {
         ApiError::Timeout { proposed } => !proposed,
         ApiError::NoLeader
         | ApiError::Overloaded { .. }
+        | ApiError::NotReady(_)
         | ApiError::DiskFull(_)
         | ApiError::Invalid(_) => true,
-        // A forwarded write may have been proposed by a server that then said it is not ready.
-        ApiError::NotReady(_) | ApiError::Unknown => false,
+        ApiError::Unknown => false,
     }
 }
 

@@ -114,7 +114,12 @@ impl Machine {
         *lock(&self.processes.stopping) = false;
         let inner = self.world.network.transport(&self.name);
         let machine = SimulatedMachine {
-            transport: Arc::new(Watched { number: self.number, inner, told }),
+            transport: Arc::new(Watched {
+                number: self.number,
+                world: self.world.clone(),
+                inner,
+                told,
+            }),
             boot_id: self.boot_id,
             up_ms: u64::try_from(self.booted_at.elapsed().as_millis()).unwrap_or(u64::MAX),
             processes: Arc::clone(&self.processes) as Arc<dyn ProcessTable>,

@@ -48,6 +48,16 @@ thread_local! {
     static STREAMS: RefCell<Streams> = RefCell::default();
 }
 
+/// I14: a registration is a write, so its index is above all that was known when it was asked for. It is the least that the agent's streams have to show: below it
+/// a server that lags would be believed, and what it does not know yet taken for gone.
+pub(crate) fn registered(agent: &str, known: Index, index: Index) {
+    if index <= known {
+        verdict::fail(format!(
+            "I14: {agent} registered at index {index}, and {known} was known before it began"
+        ));
+    }
+}
+
 /// A stream that is open.
 pub(crate) struct Stream(u64);
 
@@ -181,6 +191,14 @@ mod tests {
             }],
             ..pb::AllocationBatch::default()
         });
+    }
+
+    #[test]
+    fn i14_a_registration_that_is_older_than_what_was_known_is_found() {
+        registered("a1", 7, 8);
+        assert_eq!(verdict::failures(), Vec::<String>::new());
+        registered("a1", 7, 7);
+        assert!(verdict::failures()[0].contains("I14"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -207,6 +207,11 @@ impl World {
         self.lock().applied.newest().cloned()
     }
 
+    /// Its index; 0 before there is one.
+    pub(crate) fn newest_index(&self) -> Index {
+        self.newest().map_or(0, |state| state.head.index)
+    }
+
     /// A client was told this index.
     pub(crate) fn acknowledged(&self, index: Index) {
         let mut state = self.lock();

@@ -21,7 +21,8 @@ use super::lock;
 use crate::{
     network::SimTransport,
     running::{self, Name},
-    verdict,
+    streams, verdict,
+    world::World,
 };
 
 /// How long an agent may go on with what it had begun to do when it is told otherwise.
@@ -80,6 +81,7 @@ impl Told {
 /// The way to the servers, with a look at what is said on it.
 pub(super) struct Watched {
     pub(super) number: usize,
+    pub(super) world: World,
     pub(super) inner: SimTransport,
     pub(super) told: Arc<Mutex<Told>>,
 }
@@ -94,11 +96,13 @@ impl Transport for Watched {
         timeout: Duration,
     ) -> BoxFuture<'static, Result<Bytes, Status>> {
         let (call, told) = (self.inner.unary(to, path, lane, body, timeout), self.told.clone());
+        let (number, known) = (self.number, self.world.newest_index());
         async move {
             let reply = call.await?;
             if path.ends_with("/Register")
                 && let Ok(registered) = pb::RegisterReply::decode(reply.clone())
             {
+                streams::registered(&format!("a{number}"), known, registered.index);
                 // Whoever registers anew begins anew: nobody may have any more what was shown before.
                 lock(&told).shown = registered.index;
             }

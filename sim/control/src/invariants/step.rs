@@ -325,9 +325,11 @@ impl Step<'_> {
             }
             let same_spec = self.new.current_spec(after) == self.old.current_spec(before);
             let moved = after.version != before.version;
-            if self.one_entry && !before.stop && moved == same_spec {
+            let started = before.stop && !after.stop;
+            if self.one_entry && moved == (same_spec && !started) {
                 let detail = format!(
-                    "the version of {key} moved: {moved}, its spec is the same: {same_spec}"
+                    "the version of {key} moved: {moved}, its spec is the same: {same_spec}, \
+                     it was started again: {started}"
                 );
                 out.push(Broken("I43", detail));
             }

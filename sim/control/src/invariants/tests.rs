@@ -510,6 +510,16 @@ fn i43_a_version_that_moves_without_another_spec_is_found() {
 }
 
 #[test]
+fn i43_a_job_that_starts_again_as_the_version_that_was_stopped_is_found() {
+    let (driver, _) = running();
+    let mut stopped = driver.state.clone();
+    let mut job = driver.job_row("web").clone();
+    job.stop = true;
+    put(&mut stopped.jobs, job);
+    assert!(numbers_of_step(&stopped, &later(driver.state.clone())).contains("I43"));
+}
+
+#[test]
 fn i25_room_that_nobody_wrote_down_is_found() {
     let (driver, [one, _]) = running();
     let ended = later(changed(&driver, one, |row| row.client = ClientStatus::Failed));
