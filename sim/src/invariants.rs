@@ -14,6 +14,6 @@ pub(crate) use control::invariants::{
     Broken, check_quiet, check_round_trip, check_state, check_step, check_suits,
 };
 pub(crate) use disk::Disks;
-pub(crate) use history::{Applied, Leaders, NodeDeaths, Votes};
+pub(crate) use history::{Applied, Leaders, LogTime, NodeDeaths, Votes};
 
 use crate::autopsy::Remains;

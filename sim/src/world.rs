@@ -28,7 +28,7 @@ use quorate::{
 use crate::{
     coverage,
     dice::Dice,
-    invariants::{Applied, Disks, Leaders, NodeDeaths},
+    invariants::{Applied, Disks, Leaders, LogTime, NodeDeaths},
     network::Network,
     services::Services,
     swarm::{Class, Swarm},
@@ -98,6 +98,7 @@ struct State {
     applied: Applied,
     leaders: Leaders,
     deaths: NodeDeaths,
+    log_time: LogTime,
     disks: Disks,
     crashes: u64,
     appends: u64,
@@ -151,6 +152,7 @@ impl World {
             applied: Applied::default(),
             leaders: Leaders::default(),
             deaths: NodeDeaths::new(patience),
+            log_time: LogTime::default(),
             disks: Disks::default(),
             crashes: 0,
             appends: 0,
@@ -394,6 +396,7 @@ impl World {
         let deep = state.calm || state.shown.is_multiple_of(DEEP_EVERY);
         let before = state.applied.newest().cloned();
         let mut broken = state.applied.shows(&name(server), content, deep);
+        broken.extend(state.log_time.shows(content.head.at, now));
         if let Some(before) = before.filter(|before| before.head.index < content.head.index) {
             broken.extend(state.deaths.step(&before, content, now));
             note_changes(&before, content);

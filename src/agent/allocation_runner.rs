@@ -444,8 +444,9 @@ mod tests {
             self.runner.rewind(&self.policy, booted, self.now, &mut self.actions);
         }
 
-        fn status(&self) -> &'static str {
-            self.runner.client_status().name()
+        /// As the servers are told.
+        fn status(&self) -> String {
+            self.runner.status(&self.policy, [5; 16]).client_status
         }
     }
 
@@ -472,6 +473,32 @@ mod tests {
         assert_eq!(bench.exited(1, &BAD), [Action::Kill { task: 0 }]);
         bench.exited(0, &BAD);
         assert_eq!(bench.status(), "complete");
+    }
+
+    /// What it needs is given to others once the servers are told of its end.
+    #[test]
+    fn an_allocation_whose_leader_has_ended_runs_as_long_as_any_of_its_tasks() {
+        let mut bench = Bench::running(&["a", "b"], |message| message.tasks[1].leader = true);
+        assert_eq!(bench.exited(1, &OK), [Action::Kill { task: 0 }]);
+        assert_eq!(bench.status(), "running");
+        bench.exited(0, &BAD);
+        assert_eq!(bench.status(), "complete");
+    }
+
+    #[test]
+    fn who_is_stopped_while_it_restarts_does_not_start_again() {
+        for booted in [None, Some(false), Some(true)] {
+            let mut bench = Bench::running(&["a"], |_| {});
+            bench.runner.restart(&bench.policy, &[0], bench.now, &mut bench.actions);
+            assert_eq!(std::mem::take(&mut bench.actions), [Action::Kill { task: 0 }]);
+            bench.stop();
+            match booted {
+                None => assert_eq!(bench.exited(0, &BAD), []),
+                Some(booted) => bench.rewind(booted),
+            }
+            assert_eq!(bench.after(60_000), []);
+            assert_eq!(bench.status(), "complete", "{booted:?}");
+        }
     }
 
     #[test]

@@ -166,14 +166,8 @@ fn who_led_in_an_older_term_is_not_heard() {
     let leader = servers.leader_among(&[0, 1, 2]);
     let core = servers.core((leader + 1) % 3);
     servers.write(leader, "written").unwrap();
-    // Two are enough for the write: the third may come later.
-    let cluster = servers.wait("it has joined", || core.cluster.get().copied());
+    let header = header(&servers, leader, &core);
     servers.wait("it hears the leader", || core.leader());
-    let header = pb::PeerHeader {
-        cluster_id: cluster.to_vec().into(),
-        from: servers.core(leader).id,
-        to: core.id,
-    };
     let vote = pb::Vote { term: 0, ..pb::Vote::default() };
     let heartbeat = pb::AppendEntriesRequest {
         header: Some(header),
@@ -185,6 +179,41 @@ fn who_led_in_an_older_term_is_not_heard() {
         drop(servers.runtime().block_on(told.append_entries(Request::new(heartbeat.clone()))));
         assert!(core.leader().is_some(), "the leader of now was heard");
     }
+}
+
+/// What is damaged at one server ends no other.
+#[test]
+fn a_damaged_snapshot_is_refused_before_raft_hears_of_it() {
+    let servers = Servers::start(3);
+    let leader = servers.leader_among(&[0, 1, 2]);
+    let core = servers.core((leader + 1) % 3);
+    servers.write(leader, "written").unwrap();
+    let header = header(&servers, leader, &core);
+    let leading = servers.core(leader);
+    let term = leading.leading().unwrap().epoch;
+    let data = vec![7; 1_000];
+    let piece = pb::SnapshotChunkRequest {
+        header: Some(header),
+        vote: Some(pb::Vote { term, voted_for: Some(leading.id), committed: true }),
+        last_log_id: Some(pb::LogId { term, index: 1 << 40 }),
+        size: data.len() as u64,
+        data: data.into(),
+        done: true,
+        ..pb::SnapshotChunkRequest::default()
+    };
+    let told = core.raft_service();
+    let answer = servers.runtime().block_on(told.snapshot_chunk(Request::new(piece)));
+    assert_eq!(answer.unwrap_err().code(), Code::DataLoss);
+    servers.write((leader + 1) % 3, "after").unwrap();
+    assert!(core.applied() < 1 << 40);
+}
+
+/// What a message of the leader to another server begins with.
+fn header(servers: &Servers, leader: usize, to: &Core) -> pb::PeerHeader {
+    // Two are enough for a write: the third may come later.
+    let cluster = servers.wait("it has joined", || to.cluster.get().copied());
+    let from = servers.core(leader).id;
+    pb::PeerHeader { cluster_id: cluster.to_vec().into(), from, to: to.id }
 }
 
 /// Nobody sends it anything any more, so nobody tells it.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use fsm::{Index, Liveness, State, digest::Digest};
+use fsm::{Index, Liveness, State, TimeMs, digest::Digest};
 
 use super::{Broken, check_state, check_step, check_suits};
 
@@ -153,6 +153,32 @@ impl NodeDeaths {
             Broken("I50", detail)
         })
         .collect()
+    }
+}
+
+/// I7: log time runs at most 5 % faster than time, whoever leads and whatever the wall clocks do.
+#[derive(Default, Debug)]
+pub(crate) struct LogTime {
+    /// The first that was shown: it was stamped when the run was no younger than 0.
+    first: Option<TimeMs>,
+}
+
+impl LogTime {
+    /// Nobody's clock is that far off what it says, in whole milliseconds.
+    const SLACK_MS: u64 = 100;
+
+    /// A state of this log time was shown when the run was `now` old.
+    pub(crate) fn shows(&mut self, at: TimeMs, now: Duration) -> Option<Broken> {
+        if at == 0 {
+            return None;
+        }
+        let first = *self.first.get_or_insert(at);
+        let ran_ms = at.saturating_sub(first);
+        let most_ms = u64::try_from((now * 105 / 100).as_millis()).unwrap_or(u64::MAX);
+        (ran_ms > most_ms.saturating_add(Self::SLACK_MS)).then(|| {
+            let detail = format!("log time ran on by {ran_ms} ms within {now:?} of the run");
+            Broken("I7", detail)
+        })
     }
 }
 

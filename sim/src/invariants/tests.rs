@@ -11,7 +11,7 @@ use fsm::{
 };
 
 use super::{
-    history::{Applied, Leaders, NodeDeaths, Votes, check_durable},
+    history::{Applied, Leaders, LogTime, NodeDeaths, Votes, check_durable},
     *,
 };
 
@@ -80,6 +80,17 @@ fn i8_and_i5_replicas_that_differ_are_found() {
     let mut other = (*state).clone();
     other.head.term += 1;
     assert_trips("I5", applied.shows("s2", &Arc::new(other), false));
+}
+
+#[test]
+fn i7_a_log_time_that_leaps_is_found() {
+    let mut log_time = LogTime::default();
+    let shows = |log_time: &mut LogTime, at, ms| log_time.shows(at, Duration::from_millis(ms));
+    assert_eq!(shows(&mut log_time, 0, 500), None, "nothing is stamped yet");
+    assert_eq!(shows(&mut log_time, 1_000_000, 2_000), None);
+    assert_eq!(shows(&mut log_time, 1_010_500, 10_000), None);
+    assert_eq!(shows(&mut log_time, 1_000_400, 10_000), None, "another server is behind");
+    assert_trips("I7", shows(&mut log_time, 1_010_700, 10_000).into_iter().collect());
 }
 
 #[test]

@@ -201,6 +201,8 @@ async fn lists_page_filter_and_reverse() {
 
     let evaluations = server.get("/v1/evaluations?job=a&namespace=*").await.ok();
     assert_eq!(evaluations.as_array().unwrap().len(), 2);
+    let own = server.get("/v1/evaluations?job=a").await.ok();
+    assert_eq!(own.as_array().unwrap().len(), 1, "the other is of another namespace's job: {own}");
     let id = evaluations[1]["ID"].as_str().unwrap();
     let by_prefix = server.get(&format!("/v1/evaluations?namespace=*&prefix={id}")).await.ok();
     assert_eq!(by_prefix.as_array().unwrap().len(), 1);

@@ -163,15 +163,20 @@ fn a_log_spans_many_segments_and_is_read_within_a_byte_cap() {
     assert_eq!(wal.id(150), Some(id(150, 3)));
 }
 
+/// Also when the next segment has been made already, of the usual size, because this one is half full.
 #[test]
 fn a_batch_larger_than_a_segment_gets_a_larger_one() {
-    let disk = FaultDisk::new(1);
-    let (wal, mut writer, _) = open(&disk);
-    let large = |index| Entry { id: id(index, 1), payload: vec![7; 70_000].into() };
-    append_each(&wal, &mut writer, vec![large(0), entry(1, 1), large(2)]);
-    drop(writer);
-    let (wal, _, _) = open(&disk);
-    check_entries(&wal, &[large(0), entry(1, 1), large(2)]);
+    for before in 0..24 {
+        let disk = FaultDisk::new(1);
+        let (wal, mut writer, _) = open(&disk);
+        let large = |index| Entry { id: id(index, 1), payload: vec![7; 70_000].into() };
+        let mut all = entries(0..before, 1);
+        all.extend([large(before), entry(before + 1, 1), large(before + 2)]);
+        append_each(&wal, &mut writer, all.clone());
+        drop(writer);
+        let (wal, _, _) = open(&disk);
+        check_entries(&wal, &all);
+    }
 }
 
 #[test]

@@ -229,6 +229,30 @@ fn s7_distinct_hosts_of_a_group() {
     assert_eq!(cluster.run(&spec).placements.len(), 4);
 }
 
+/// S7: an instance that is updated in place keeps its value, and one that comes beside it needs another.
+#[test]
+fn s7_what_is_updated_in_place_keeps_its_property() {
+    for (racks, placed) in [(1, 0), (2, 1)] {
+        let mut cluster = Cluster::new();
+        for number in 1..=6 {
+            let mut row = node(number);
+            let rack = format!("r{}", number % racks);
+            describe(&mut row, |description| {
+                description.meta.insert("rack".into(), rack.into());
+            });
+            row.class = ClassId(id(number % racks));
+            cluster.put_node(row);
+        }
+        let mut spec = job(JobKind::Service);
+        spec.constraints = vec![constraint("${meta.rack}", "distinct_property", "1")];
+        spec.groups[0].count = 1;
+        assert_eq!(cluster.run(&spec).counts(), (1, 0, 0));
+        spec.groups[0].count = 2;
+        spec.priority += 1;
+        assert_eq!(cluster.run(&spec).counts(), (placed, 0, 1), "{racks} racks");
+    }
+}
+
 /// S7.
 #[test]
 fn s7_distinct_property() {
