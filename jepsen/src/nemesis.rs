@@ -270,12 +270,14 @@ struct Turn<'a> {
     class: FaultClass,
     random: Random,
     halt: &'a dyn Fn() -> bool,
+    /// The id under which the server voted that this class took down last.
+    old_id: Option<String>,
 }
 
 impl<'a> Turn<'a> {
     fn new(nemesis: Nemesis<'a>, class: FaultClass, halt: &'a dyn Fn() -> bool) -> Self {
         let random = Random::stream(nemesis.seed, 1_000 + class as u64);
-        Self { nemesis, class, random, halt }
+        Self { nemesis, class, random, halt, old_id: None }
     }
 
     /// Begins a fault; false if it was skipped.

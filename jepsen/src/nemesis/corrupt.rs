@@ -146,7 +146,7 @@ impl Turn<'_> {
             cluster.start(server)?;
             logged
         };
-        let old_id = self.voting_id(server);
+        let old_id = self.old_id.take();
         let answer = self.await_answer(server, logged)?;
         if matches!(answer, Answer::Refused(_)) {
             self.hold_down(server)?;

@@ -33,10 +33,10 @@ pub(super) struct Down {
 impl Turn<'_> {
     /// Kills one server and holds it down for this class, if a majority says that every server votes and nothing else keeps it down.
     pub(super) fn take_down(&mut self) -> Result<Result<Down, Outcome>> {
-        let all_vote = self.voters().is_some_and(|voters| voters.len() == self.servers());
-        if !all_vote {
+        let all = self.voters().filter(|voters| voters.len() == self.servers());
+        let Some(mut voters) = all else {
             return Ok(Err(Outcome::Skipped("not every server votes at the moment".to_owned())));
-        }
+        };
         let leaders = self.leaders();
         let victim = self.random.below(self.servers());
         let at = self.now();
@@ -58,6 +58,9 @@ impl Turn<'_> {
             return Ok(Err(Outcome::Skipped(reason)));
         }
         cluster.hold(victim, Some(self.class));
+        drop(cluster);
+        // Later nobody may be there to tell.
+        self.old_id = voters.remove(&self.nemesis.endpoints[victim].rpc.to_string());
         Ok(Ok(Down { victim, leaders, at }))
     }
 
@@ -81,7 +84,7 @@ impl Turn<'_> {
             if self.cluster().held(server) != Some(self.class) {
                 continue;
             }
-            let old_id = self.voting_id(server);
+            let old_id = self.old_id.take();
             {
                 let mut cluster = self.cluster();
                 cluster.hold(server, None);
@@ -97,7 +100,7 @@ impl Turn<'_> {
     }
 
     /// The id under which a server votes.
-    pub(super) fn voting_id(&self, server: usize) -> Option<String> {
+    fn voting_id(&self, server: usize) -> Option<String> {
         self.voters()?.remove(&self.nemesis.endpoints[server].rpc.to_string())
     }
 
@@ -120,7 +123,7 @@ impl Turn<'_> {
             thread::sleep(NAP);
         }
         self.cluster()
-            .accuse(server, &format!("did not vote within {VOTE_TIMEOUT:?} of its repair"));
+            .accuse(server, &format!("did not vote within {VOTE_TIMEOUT:?} of its start"));
         Ok(())
     }
 
