@@ -4,11 +4,12 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 65] = [
+pub(crate) const REQUIRED: [&str; 66] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
     "a server restarted with a log",
+    "a server knew at its start what was committed",
     "a torn write was cut from a log",
     "a snapshot was sent to a follower",
     "a restarted server needed a snapshot",

@@ -334,6 +334,16 @@ impl World {
             &name(server),
             format_args!("up, server {:x}, applied {}", core.id, core.applied()),
         );
+        let (applied, committed) = (core.applied(), core.committed_in_log());
+        if committed > 0 {
+            coverage::hit("a server knew at its start what was committed");
+        }
+        if applied < committed {
+            verdict::fail(format!(
+                "I13: {} started at index {applied} and knew {committed} to be committed",
+                name(server)
+            ));
+        }
         {
             let mut state = self.lock();
             let slot = &mut state.slots[server];

@@ -157,10 +157,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     }
 
     async fn read_committed(&mut self) -> io::Result<Option<LogId>> {
-        // Saved without a sync of its own, so it may name an entry that a power cut took.
-        let last = self.wal.last().or(self.wal.purged());
-        let known = self.wal.committed().filter(|id| Some(id.index) <= last.map(|last| last.index));
-        Ok(known.map(log_id))
+        Ok(self.wal.committed().map(log_id))
     }
 
     async fn append<I>(&mut self, entries: I, callback: IOFlushed<TypeConfig>) -> io::Result<()>

@@ -132,7 +132,7 @@ impl Core {
         timeout: Duration,
     ) -> Result<Snapshot, ApiError> {
         if !self.has_recovered() && mode == ReadMode::Stale {
-            let what = "it has not caught up since its start, or has not heard a leader";
+            let what = "it has not heard a leader since its start";
             return Err(ApiError::NotReady(what.to_owned()));
         }
         let deadline = Instant::now() + timeout;

@@ -289,9 +289,14 @@ impl Core {
         self.hold_apply.send_replace(hold);
     }
 
-    /// Whether everything that was committed before the start is applied and a leader was heard.
+    /// Whether a leader was heard since the start. What the log knew to be committed is applied before: openraft applies it before it is made.
     pub fn has_recovered(&self) -> bool {
         *self.recovered.borrow()
+    }
+
+    /// Index of the last entry that its log knows to be committed; 0: it knows of none.
+    pub fn committed_in_log(&self) -> Index {
+        self.wal.committed().map_or(0, |id| id.index)
     }
 
     /// How far the state on disk is behind.
@@ -455,7 +460,6 @@ fn start_writer(
 
 async fn watch_recovery(core: Arc<Core>) {
     let mut metrics = core.raft.metrics();
-    let committed = metrics.borrow_watched().local_committed.map_or(0, |id| id.index);
     loop {
         let now = metrics.borrow_watched().clone();
         if let Err(fatal) = &now.running_state {
@@ -467,8 +471,7 @@ async fn watch_recovery(core: Arc<Core>) {
             }
             return;
         }
-        let applied = now.last_applied.map_or(0, |id| id.index);
-        let recovered = core.leader_heard(&now).is_some() && applied >= committed;
+        let recovered = core.leader_heard(&now).is_some();
         if recovered {
             core.recovered.send_replace(true);
         }

@@ -372,9 +372,12 @@ impl Wal {
         self.lock().vote.clone()
     }
 
-    /// How far the log is known to be committed.
+    /// How far the log is known to be committed; none when that entry is not there: it is saved without a sync of its own, so it may name one that
+    /// a power cut took.
     pub fn committed(&self) -> Option<EntryId> {
-        self.lock().committed
+        let shared = self.lock();
+        let last = shared.index.last().or(shared.index.purged());
+        shared.committed.filter(|id| Some(id.index) <= last.map(|last| last.index))
     }
 
     /// Why the log refuses to work, once a write or sync has failed or its writer is gone. The

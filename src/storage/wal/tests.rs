@@ -291,6 +291,18 @@ fn committed_rides_with_the_next_batch_and_causes_none() {
 }
 
 #[test]
+fn committed_that_names_an_entry_which_is_not_there_is_not_told() {
+    let disk = FaultDisk::new(1);
+    let (wal, mut writer, _) = open(&disk);
+    wal.append(entries(0..3, 1), ignore()).unwrap();
+    wal.save_committed(id(3, 1)).unwrap();
+    drain(&mut writer);
+    assert_eq!(wal.committed(), None);
+    wal.append(entries(3..4, 1), ignore()).unwrap();
+    assert_eq!(wal.committed(), Some(id(3, 1)));
+}
+
+#[test]
 fn done_comes_after_the_sync_and_in_order() {
     let disk = FaultDisk::new(1);
     let (wal, mut writer, _) = open(&disk);
