@@ -8,7 +8,7 @@
 //! before it did, and what is seen is then of the page cache only, gone with the power.
 //! [`fault::FaultDisk`] is the deterministic twin for tests and simulation.
 
-#[cfg(feature = "faults")]
+#[cfg(any(test, feature = "faults"))]
 pub mod controlled;
 pub mod fault;
 pub mod watched;

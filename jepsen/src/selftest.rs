@@ -117,7 +117,7 @@ fn are_alike(one: &TestRecord, other: &TestRecord) -> bool {
         && one.time_limit_ms == other.time_limit_ms
 }
 
-/// Whether the run does not fail without its bug.
+/// Whether the run passes without its bug.
 fn is_clean(hunt: &TestRecord, store: &Path, check_time_max: Duration) -> Result<bool> {
     let control = run(&TestRecord { plant: None, ..hunt.clone() }, store, check_time_max)?;
     let (results, directory) = (&control.results, &control.directory);
@@ -127,13 +127,13 @@ fn is_clean(hunt: &TestRecord, store: &Path, check_time_max: Duration) -> Result
         results.valid,
         directory.display()
     ));
-    if results.valid == Verdict::False {
+    if results.valid != Verdict::True {
         print_line(&render(results, directory));
         print_line(
-            "the server fails without a planted bug: nothing can be learned from the plants",
+            "the run does not pass without a planted bug: nothing can be learned from the plants",
         );
     }
-    Ok(results.valid != Verdict::False)
+    Ok(results.valid == Verdict::True)
 }
 
 /// The workload and the faults, for people.

@@ -10,6 +10,12 @@ use serde::{Deserialize, Serialize};
 use crate::checker::outage::Outages;
 use crate::store::read_json;
 
+/// The classes for which the design has a target, and that target: from the loss of a leader to the next write, with the timings that servers have if
+/// nobody sets others.
+const TARGET_CLASSES: [&str; 4] = ["kill", "partition", "pause", "power"];
+const TARGET_P50_MS: u64 = 1_200;
+const TARGET_MAX_MS: u64 = 5_000;
+
 /// The sums over runs.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Totals {
@@ -113,8 +119,13 @@ fn outage_row(class: &str, servers: usize, outages: &Outages) -> String {
         0 => String::new(),
         count => format!("; {count} without a write until the end"),
     };
+    let target = match () {
+        () if !TARGET_CLASSES.contains(&class) => String::new(),
+        () if *p50_ms <= TARGET_P50_MS && *max_ms <= TARGET_MAX_MS => "; target met".to_owned(),
+        () => format!("; target MISSED: p50 {TARGET_P50_MS} ms, max {TARGET_MAX_MS} ms"),
+    };
     format!(
-        "| outage, leader lost by {class}, {servers} servers | {count} times: p50 {p50_ms} ms, p99 {p99_ms} ms, max {max_ms} ms{unended} |\n"
+        "| outage, leader lost by {class}, {servers} servers | {count} times: p50 {p50_ms} ms, p99 {p99_ms} ms, max {max_ms} ms{unended}{target} |\n"
     )
 }
 
@@ -151,5 +162,17 @@ mod tests {
         let row =
             "lost by kill, 3 servers | 6 times: p50 400 ms, p99 900 ms, max 900 ms; 2 without";
         assert!(text.contains(row), "{text}");
+    }
+
+    #[test]
+    fn outages_are_held_against_the_target() {
+        let ends = |class, lengths: &[u64]| {
+            let row = outage_row(class, 3, &Outages::of(lengths.to_vec(), 0));
+            row.rsplit_once("max").unwrap().1.to_owned()
+        };
+        assert_eq!(ends("kill", &[1_100, 1_200, 4_900]), " 4900 ms; target met |\n");
+        assert!(outage_row("pause", 3, &Outages::of(vec![1_100, 5_001], 0)).contains("MISSED"));
+        assert!(outage_row("power", 3, &Outages::of(vec![1_300], 0)).contains("MISSED: p50 1200"));
+        assert_eq!(ends("slow-disk", &[9_000]), " 9000 ms |\n", "there is no target");
     }
 }

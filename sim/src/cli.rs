@@ -19,6 +19,10 @@ use crate::{
     trace,
 };
 
+/// Exit codes as those of `jepsen`: neither says anything about the servers.
+const BAD_ARGUMENTS: u8 = 254;
+const CRASHED: u8 = 255;
+
 #[derive(Parser)]
 #[command(about = "Simulates whole servers under virtual time, from a seed")]
 struct Arguments {
@@ -130,7 +134,15 @@ enum Verb {
 
 /// Runs the program.
 pub(crate) fn main() -> ExitCode {
-    let done = match Arguments::parse().command {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Fails only if nobody reads the terminal; the exit code still tells.
+            error.print().ok();
+            return exit_of(&error);
+        }
+    };
+    let done = match arguments.command {
         Verb::Run { seed, change, trace, log, json } => {
             run_one(&Case { seed, change: change.into_override() }, trace.as_deref(), log, json)
         }
@@ -152,8 +164,13 @@ pub(crate) fn main() -> ExitCode {
     };
     done.unwrap_or_else(|error| {
         println!("error: {error:#}");
-        ExitCode::from(2)
+        ExitCode::from(CRASHED)
     })
+}
+
+/// How the program ends that was asked for help, or for what it does not know.
+fn exit_of(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() { ExitCode::from(BAD_ARGUMENTS) } else { ExitCode::SUCCESS }
 }
 
 fn exit(passed: bool) -> ExitCode {
@@ -259,4 +276,20 @@ fn compare(first: &[u8], second: &[u8]) -> bool {
     println!("the traces differ from line {}:", at + 1);
     println!("  {}\n  {}", line(&first), line(&second));
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_arguments_have_an_exit_code_of_their_own() {
+        let code = |arguments: &[&str]| {
+            Arguments::try_parse_from(arguments).err().map(|error| exit_of(&error))
+        };
+        assert_eq!(code(&["sim", "many", "--form", "1"]), Some(ExitCode::from(254)));
+        assert_eq!(code(&["sim", "plan", "--seed", "one"]), Some(ExitCode::from(254)));
+        assert_eq!(code(&["sim", "--help"]), Some(ExitCode::SUCCESS));
+        assert_eq!(code(&["sim", "plan", "--seed", "1"]), None);
+    }
 }

@@ -41,6 +41,8 @@ pub(crate) struct Oracle {
     writes: BTreeMap<u64, Write>,
     /// Value by register and index, as far as anyone saw it.
     versions: BTreeMap<(usize, Index), u64>,
+    /// The write at each index: an entry is of one register.
+    entries: BTreeMap<Index, u64>,
     /// Newest index of each register that anyone knew of.
     newest: BTreeMap<usize, Index>,
     floor: Index,
@@ -171,6 +173,10 @@ impl Oracle {
         if other != value {
             return Err(format!("register {key} has {value} and {other} at {index}"));
         }
+        let other = *self.entries.entry(index).or_insert(value);
+        if other != value {
+            return Err(format!("writes {other} and {value} of two registers are both at {index}"));
+        }
         let newest = self.newest.entry(key).or_insert(0);
         *newest = (*newest).max(index);
         self.floor = self.floor.max(index);
@@ -250,6 +256,14 @@ mod tests {
         let wrong = oracle.finish(&BTreeMap::from([(0, (14, 3))]));
         assert!(wrong.iter().any(|what| what.contains("both follow version 5")), "{wrong:?}");
         assert!(wrong.iter().any(|what| what.contains("had replaced")), "{wrong:?}");
+    }
+
+    #[test]
+    fn two_writes_with_one_index_are_found() {
+        let mut oracle = two_writes();
+        let [one, other] = [1, 2].map(|register| oracle.begin_write(register, 0));
+        oracle.acknowledged(one, 12).unwrap();
+        assert!(oracle.acknowledged(other, 12).unwrap_err().contains("both at 12"));
     }
 
     #[test]

@@ -72,7 +72,11 @@ fn inject(disk: &FaultDisk, choices: &mut Choices) {
         5 => disk.fail_sync_after(choices.below(12)),
         6 => disk.fail_write_after(choices.below(20)),
         7 => disk.set_capacity(Some(disk.used_bytes() + choices.below(20_000))),
-        8 => disk.set_error_rates(ErrorRates { write_ppm: 20_000, sync_ppm: 20_000, read_ppm: 0 }),
+        8 => disk.set_error_rates(ErrorRates {
+            write_ppm: 20_000,
+            sync_ppm: 20_000,
+            read_ppm: 20_000,
+        }),
         _ => {}
     }
 }

@@ -746,7 +746,7 @@ fn replicas_agree_on_random_commands() {
     let limit = setting("FSM_RANDOM_SECONDS").map(Duration::from_secs);
     let started = Instant::now();
     let (mut seed, mut taken, mut placed) = (0, 0, 0);
-    while limit.map_or(seed < 12, |limit| started.elapsed() < limit) {
+    while limit.map_or(seed < 48, |limit| started.elapsed() < limit) {
         let (more_taken, more_placed) = run(seed, 300);
         taken += more_taken;
         placed += more_placed;

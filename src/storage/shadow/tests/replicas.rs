@@ -7,7 +7,7 @@ use super::*;
 use crate::storage::snapshot_file::SnapshotDirectory;
 
 /// Logs that are lived through.
-const SEEDS: u64 = 3;
+const SEEDS: u64 = 8;
 
 type Log = Vec<(u64, Option<Proposal>)>;
 

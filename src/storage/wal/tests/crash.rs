@@ -193,6 +193,7 @@ struct Coverage {
     cuts: u64,
     copies: u64,
     failed_opens: u64,
+    failed_reads: u64,
     poisoned: u64,
     removals: u64,
     acknowledged: u64,
@@ -204,10 +205,18 @@ fn run(seed: u64, lives: u64, coverage: &mut Coverage) {
     let mut choices = Choices(seed.wrapping_mul(0x9E37_79B9).wrapping_add(seed));
     let mut model = Model::new();
     for life in 0..lives {
-        // A crash may also hit the open itself.
-        if choices.below(3) == 0 {
-            disk.stop_after(choices.below(12));
-        }
+        // A crash may also hit the open itself, or a disk that cannot be read, which is neither damage nor a torn end.
+        let reads_fail = match choices.below(9) {
+            0..3 => {
+                disk.stop_after(choices.below(12));
+                false
+            }
+            3 => {
+                disk.set_error_rates(ErrorRates { read_ppm: 200_000, ..ErrorRates::default() });
+                true
+            }
+            _ => false,
+        };
         let opened = Wal::open(Arc::new(disk.clone()), Path::new(DIRECTORY), options());
         let (wal, mut writer, recovery) = match opened {
             Ok(opened) => opened,
@@ -216,8 +225,14 @@ fn run(seed: u64, lives: u64, coverage: &mut Coverage) {
                 crash(&disk, &mut choices);
                 continue;
             }
+            Err(OpenError::Io { .. }) if reads_fail => {
+                coverage.failed_reads += 1;
+                disk.set_error_rates(ErrorRates::default());
+                continue;
+            }
             Err(error) => panic!("seed {seed}, life {life}: {error}"),
         };
+        disk.set_error_rates(ErrorRates::default());
         if disk.is_stopped() {
             crash(&disk, &mut choices);
             continue;
@@ -257,8 +272,9 @@ fn thousands_of_crashes_lose_nothing_acknowledged_and_invent_nothing() {
     for seed in 0..400 {
         run(seed, 10, &mut coverage);
     }
-    let Coverage { cuts, copies, failed_opens, poisoned, removals, acknowledged } = coverage;
-    let rare = [cuts, copies, failed_opens, poisoned, removals];
+    let Coverage { cuts, copies, failed_opens, failed_reads, poisoned, removals, acknowledged } =
+        coverage;
+    let rare = [cuts, copies, failed_opens, failed_reads, poisoned, removals];
     assert!(rare.iter().all(|count| *count > 100), "{coverage:?}");
     assert!(acknowledged > 10_000, "{coverage:?}");
 }
