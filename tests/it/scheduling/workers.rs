@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, rc::Rc, sync::Arc, thread, time::Duration};
 
 use fsm::codec;
+use prost::Message;
 use proto::v1::{self as pb, agent_client::AgentClient, scheduler_client::SchedulerClient};
 use quorate::{
     config::ServerConfig,
@@ -226,6 +227,46 @@ fn releases_for_lag_are_no_deliveries() {
     for follower in followers {
         servers.core(follower).hold_apply(false);
     }
+}
+
+/// A status of over 4 MiB, where gRPC ends unless told otherwise, is taken: it held up all statuses of its node.
+#[test]
+fn a_large_status_is_taken() {
+    let servers = Servers::start(1);
+    let mut agent = servers.agent(servers.leader());
+    let node_id = bytes::Bytes::from_static(&[7; 16]);
+    let registration = pb::RegisterRequest {
+        node_id: node_id.clone(),
+        secret: vec![1; 16].into(),
+        identity: vec![2; 16].into(),
+        name: "new".to_owned(),
+        datacenter: "dc1".to_owned(),
+        ..pb::RegisterRequest::default()
+    };
+    let registered = servers.runtime.block_on(agent.register(registration)).unwrap();
+    let event = pb::TaskEvent {
+        kind: "Restarting".to_owned(),
+        message: "x".repeat(500),
+        ..pb::TaskEvent::default()
+    };
+    let task = pb::TaskState {
+        state: "running".to_owned(),
+        events: vec![event; 10],
+        ..pb::TaskState::default()
+    };
+    let status = pb::AllocationStatus {
+        id: vec![9; 16].into(),
+        sequence: 1,
+        client_status: "running".to_owned(),
+        tasks: (0..1_000).map(|number| (format!("task-{number}"), task.clone())).collect(),
+        ..pb::AllocationStatus::default()
+    };
+    assert!(status.encoded_len() > 4 << 20);
+    let incarnation = registered.into_inner().incarnation;
+    let statuses = vec![status];
+    let update = pb::UpdateAllocationsRequest { node_id, incarnation, statuses };
+    let taken = servers.runtime.block_on(agent.update_allocations(update));
+    assert!(taken.is_ok(), "{taken:?}");
 }
 
 /// A server that lags does not deny a node that it has not heard of yet: the agent would register again for nothing. It answers once it has caught up.
