@@ -191,7 +191,9 @@ impl Shared {
                 }
                 self.oracle().acknowledged(value, job_modify_index)
             }
-            Reply::Rejected(Rejection::JobIndexConflict { .. }) => self.oracle().refused(value),
+            Reply::Rejected(Rejection::JobIndexConflict { found, .. }) => {
+                self.oracle().conflicted(value, written.index, &found)
+            }
             // A run is over long before a request may be forgotten.
             Reply::Rejected(Rejection::SessionExpired) => {
                 self.oracle().unknown(value);

@@ -5,11 +5,12 @@
 //! - a read returns a value that was written, at the index its writer was told (no phantom, one index per write);
 //! - what a client sees is never older than anything that was acknowledged or read before it asked (fresh, read-your-writes, monotonic);
 //! - a write's index is above every index known before it began, and each write follows on exactly the version it named (no lost update);
+//! - a refused compare-and-set had a reason: a version newer than the one it named, which somebody wrote;
 //! - a write of unknown outcome may turn up later, but once; at the end no acknowledged write is lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use fsm::Index;
+use fsm::{Index, command::IndexConflict};
 
 use crate::coverage;
 
@@ -45,6 +46,8 @@ pub(crate) struct Oracle {
     entries: BTreeMap<Index, u64>,
     /// Newest index of each register that anyone knew of.
     newest: BTreeMap<usize, Index>,
+    /// Versions by register that somebody was refused for.
+    refused_for: BTreeSet<(usize, Index)>,
     floor: Index,
 }
 
@@ -92,6 +95,39 @@ impl Oracle {
         Ok(())
     }
 
+    /// A compare-and-set was refused by the entry of this index, for what it found.
+    pub(crate) fn conflicted(
+        &mut self,
+        value: u64,
+        index: Index,
+        found: &IndexConflict,
+    ) -> Result<(), String> {
+        let write = self.writes.get(&value).ok_or("a write that nobody began")?.clone();
+        if index <= write.floor {
+            return Err(format!(
+                "write {value} was refused at index {index}, and {} was known before it began",
+                write.floor
+            ));
+        }
+        let is_reason = match found {
+            IndexConflict::Exists => write.expected == 0,
+            // Registers stay.
+            IndexConflict::Missing => false,
+            IndexConflict::Other(other) => {
+                self.refused_for.insert((write.key, *other));
+                *other > write.expected && *other < index
+            }
+        };
+        if !is_reason {
+            return Err(format!(
+                "write {value} after version {} of register {} was refused at {index}: {found}",
+                write.expected, write.key
+            ));
+        }
+        self.floor = self.floor.max(index);
+        self.refused(value)
+    }
+
     /// A write ended without an answer: it may take effect, now or later, once.
     pub(crate) fn unknown(&mut self, value: u64) {
         if let Some(write) = self.writes.get_mut(&value) {
@@ -101,7 +137,9 @@ impl Oracle {
 
     /// A linearizable read begins.
     pub(crate) fn begin_read(&self, key: usize) -> Read {
-        Read { key, floor: self.newest.get(&key).copied().unwrap_or(0), log_floor: self.floor }
+        let refused_for = self.refused_for.range((key, 0)..=(key, Index::MAX)).next_back();
+        let floor = self.newest(key).max(refused_for.map_or(0, |(_, index)| *index));
+        Read { key, floor, log_floor: self.floor }
     }
 
     /// The state that a read was answered from has this index: no older than anything known before (I13, I14).
@@ -183,6 +221,26 @@ impl Oracle {
         Ok(())
     }
 
+    /// Versions that somebody was refused for, and nobody can have written.
+    fn unwritten(&self) -> Vec<String> {
+        let mut open: BTreeMap<usize, usize> = BTreeMap::new();
+        for write in self.writes.values().filter(|write| write.outcome == Outcome::Unknown) {
+            *open.entry(write.key).or_default() += 1;
+        }
+        let mut wrong = Vec::new();
+        for version in self.refused_for.iter().filter(|one| !self.versions.contains_key(one)) {
+            let (register, index) = version;
+            match open.get_mut(register).filter(|left| **left > 0) {
+                // A write of unknown outcome that was replaced before anyone saw it.
+                Some(left) => *left -= 1,
+                None => wrong.push(format!(
+                    "a write was refused for version {index} of register {register}, which nobody wrote"
+                )),
+            }
+        }
+        wrong
+    }
+
     /// The last word: the registers as they are at the end, by key.
     pub(crate) fn finish(&mut self, registers: &BTreeMap<usize, Version>) -> Vec<String> {
         let mut wrong = Vec::new();
@@ -192,6 +250,7 @@ impl Oracle {
             let version = registers.get(&key).copied().unwrap_or((0, 0));
             wrong.extend(self.read(read, version).err());
         }
+        wrong.extend(self.unwritten());
         // Each version is what the next one named, or what lies between was never seen.
         let mut successors: BTreeMap<(usize, Index), u64> = BTreeMap::new();
         for (value, write) in &self.writes {
@@ -264,6 +323,56 @@ mod tests {
         let [one, other] = [1, 2].map(|register| oracle.begin_write(register, 0));
         oracle.acknowledged(one, 12).unwrap();
         assert!(oracle.acknowledged(other, 12).unwrap_err().contains("both at 12"));
+    }
+
+    #[test]
+    fn a_refusal_without_a_reason_is_found() {
+        let mut oracle = two_writes();
+        let mut refused = |expected, index, found| {
+            let value = oracle.begin_write(0, expected);
+            oracle.conflicted(value, index, &found)
+        };
+        assert_eq!(refused(5, 12, IndexConflict::Other(9)), Ok(()));
+        assert_eq!(refused(0, 13, IndexConflict::Exists), Ok(()));
+        for (expected, index, found) in [
+            (9, 14, IndexConflict::Other(5)),
+            (9, 14, IndexConflict::Other(9)),
+            (9, 14, IndexConflict::Other(14)),
+            (9, 14, IndexConflict::Missing),
+            (9, 14, IndexConflict::Exists),
+            (9, 13, IndexConflict::Other(12)),
+        ] {
+            assert!(refused(expected, index, found).is_err(), "{expected}, {index}, {found}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_for_a_version_that_nobody_wrote_is_found() {
+        let at_end = |is_written: bool| {
+            let mut oracle = two_writes();
+            let open = oracle.begin_write(0, 9);
+            if is_written {
+                oracle.unknown(open);
+            } else {
+                oracle.refused(open).unwrap();
+            }
+            let value = oracle.begin_write(0, 9);
+            oracle.conflicted(value, 20, &IndexConflict::Other(15)).unwrap();
+            let last = oracle.begin_write(0, 15);
+            oracle.acknowledged(last, 30).unwrap();
+            oracle.finish(&BTreeMap::from([(0, (30, last))]))
+        };
+        assert_eq!(at_end(true), Vec::<String>::new());
+        assert!(at_end(false)[0].contains("nobody wrote"));
+    }
+
+    #[test]
+    fn a_version_that_somebody_was_refused_for_is_known() {
+        let mut oracle = two_writes();
+        let value = oracle.begin_write(0, 5);
+        oracle.conflicted(value, 20, &IndexConflict::Other(15)).unwrap();
+        let read = oracle.begin_read(0);
+        assert!(oracle.read(read, (9, 2)).unwrap_err().contains("15 was known"));
     }
 
     #[test]
