@@ -51,6 +51,10 @@ const ELECTIONS_MAX: u32 = 4;
 /// Until a cluster of which one server is full is led by another, and serves.
 const LED_WITH_ROOM: Duration = Duration::from_secs(15);
 const DOWN: Duration = Duration::from_millis(100);
+/// Where snapshots lie.
+const SNAPSHOTS: &str = "/data/snapshots";
+/// Changes of the disk from the first piece of a snapshot until it is installed, about.
+const INSTALL_OPERATIONS_MAX: u64 = 24;
 
 /// Brings them for as long as the other faults last.
 pub(crate) async fn run(world: World) {
@@ -65,7 +69,10 @@ pub(crate) async fn run(world: World) {
         match dice.below(3) {
             0 => {
                 let behind = Duration::from_millis(dice.between(BEHIND_MS.0, BEHIND_MS.1));
-                leave_behind(&world, server, rt::sleep(behind)).await;
+                let was_left = leave_behind(&world, server, rt::sleep(behind)).await;
+                if was_left && dice.below(2) == 0 {
+                    stop_in_install(&world, server, &mut dice).await;
+                }
             }
             1 => {
                 let lasts = Duration::from_millis(dice.between(CUT_OFF_MS.0, CUT_OFF_MS.1));
@@ -76,21 +83,42 @@ pub(crate) async fn run(world: World) {
     }
 }
 
-/// A server hears and tells the others nothing while this happens and until they have cut it off their logs, so that it has to be sent a snapshot.
-async fn leave_behind(world: &World, server: usize, meanwhile: impl Future<Output = ()>) {
+/// A server hears and tells the others nothing while this happens and until they have cut it off their logs, so that it has to be sent a snapshot. False
+/// if that took too long.
+async fn leave_behind(world: &World, server: usize, meanwhile: impl Future<Output = ()>) -> bool {
     let leader = world.leader().filter(|leader| *leader != server);
-    let (Some(_), Some(left)) = (leader, world.core(server)) else { return meanwhile.await };
+    let (Some(_), Some(left)) = (leader, world.core(server)) else {
+        meanwhile.await;
+        return false;
+    };
     let applied = left.applied();
     drop(left);
     trace::event("aimed", format_args!("s{server} is left behind"));
     let cut = world.network.cut_off(world.links(|from, to| (from == server) != (to == server)));
     meanwhile.await;
-    if let Some(leader) = world.leader().filter(|leader| *leader != server)
-        && cut_log(world, leader, applied).await
-    {
+    let was_left = match world.leader().filter(|leader| *leader != server) {
+        Some(leader) => cut_log(world, leader, applied).await,
+        None => false,
+    };
+    if was_left {
         coverage::hit("a server was left behind for a moment");
     }
     world.network.uncut(&cut);
+    was_left
+}
+
+/// The machine of a server that is to be sent a snapshot stops at some change of its disk between the first piece and the end of the install.
+async fn stop_in_install(world: &World, server: usize, dice: &mut Dice) {
+    if !world.stop_disk_in(server, SNAPSHOTS, dice.below(INSTALL_OPERATIONS_MAX)) {
+        return;
+    }
+    if moment(world, MOMENT, |world| world.is_disk_stopped(server)).await {
+        coverage::hit("a machine stopped while it was sent a snapshot or installed it");
+    }
+    if world.crash(server, Crash::Power) {
+        rt::sleep(DOWN).await;
+        world.start(server);
+    }
 }
 
 /// Has a leader cut its log beyond an index; false if that takes too long.
@@ -208,7 +236,10 @@ pub(crate) async fn leave_behind_at_last(
 ) {
     let server = dice.index(world.count());
     if dice.below(2) == 0 {
-        leave_behind(world, server, meanwhile).await;
+        let was_left = leave_behind(world, server, meanwhile).await;
+        if was_left && dice.below(2) == 0 {
+            stop_in_install(world, server, dice).await;
+        }
     } else {
         overtake_build(world, server, dice, meanwhile).await;
     }

@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 66] = [
+pub(crate) const REQUIRED: [&str; 67] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -14,6 +14,7 @@ pub(crate) const REQUIRED: [&str; 66] = [
     "a snapshot was sent to a follower",
     "a restarted server needed a snapshot",
     "all servers lost power at once",
+    "a machine stopped while it was sent a snapshot or installed it",
     "a failed disk ended a server",
     "a disk was full",
     "a damaged server refused to start",

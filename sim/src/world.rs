@@ -35,10 +35,6 @@ use crate::{
     trace, verdict,
 };
 
-/// Of so many states one is judged row by row while the faults last.
-const DEEP_EVERY: u64 = 8;
-/// Of so many crashes one has its disk opened and judged.
-const AUTOPSY_EVERY: u64 = 3;
 /// How much later than its deadline a call may end.
 const DEADLINE_SLACK: Duration = Duration::from_millis(500);
 
@@ -100,12 +96,10 @@ struct State {
     deaths: NodeDeaths,
     log_time: LogTime,
     disks: Disks,
-    crashes: u64,
     appends: u64,
-    shown: u64,
     /// Highest index that a client was told.
     acknowledged: Index,
-    /// Faults are over: every state is judged row by row.
+    /// Faults are over.
     calm: bool,
 }
 
@@ -154,9 +148,7 @@ impl World {
             deaths: NodeDeaths::new(patience),
             log_time: LogTime::default(),
             disks: Disks::default(),
-            crashes: 0,
             appends: 0,
-            shown: 0,
             acknowledged: 0,
             calm: false,
         };
@@ -402,10 +394,8 @@ impl World {
     pub(crate) fn judge(&self, server: usize, content: &Arc<Content>) {
         let now = rt::simulated_elapsed();
         let mut state = self.lock();
-        state.shown += 1;
-        let deep = state.calm || state.shown.is_multiple_of(DEEP_EVERY);
         let before = state.applied.newest().cloned();
-        let mut broken = state.applied.shows(&name(server), content, deep);
+        let mut broken = state.applied.shows(&name(server), content);
         broken.extend(state.log_time.shows(content.head.at, now));
         if let Some(before) = before.filter(|before| before.head.index < content.head.index) {
             broken.extend(state.deaths.step(&before, content, now));
@@ -518,14 +508,7 @@ impl World {
         let Some(live) = live else { return false };
         self.network.close(&address(server));
         trace::event(&name(server), format_args!("{how:?}"));
-        let due = {
-            let mut state = self.lock();
-            state.crashes += 1;
-            state.crashes.is_multiple_of(AUTOPSY_EVERY)
-        };
-        if due {
-            self.judge_disk(server, live.core.is_some());
-        }
+        self.judge_disk(server, live.core.is_some());
         if let Some(leases) = leases {
             coverage::hit("a leader crashed");
             if leases > 0 {

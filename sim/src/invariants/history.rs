@@ -67,8 +67,8 @@ pub(crate) struct Applied {
 }
 
 impl Applied {
-    /// A server shows a state. `deep`: judge it row by row too.
-    pub(crate) fn shows(&mut self, who: &str, state: &Arc<State>, deep: bool) -> Vec<Broken> {
+    /// A server shows a state.
+    pub(crate) fn shows(&mut self, who: &str, state: &Arc<State>) -> Vec<Broken> {
         let (index, term, digest) = (state.head.index, state.head.term, state.digest());
         let known = *self.seen.entry(index).or_insert((term, digest));
         if known.0 != term {
@@ -87,11 +87,9 @@ impl Applied {
             Some(newest) => check_step(newest, state),
             None => Vec::new(),
         };
-        if deep {
-            out.extend(check_state(state));
-            // Simulated agents keep what they say of their nodes.
-            out.extend(check_suits(state));
-        }
+        out.extend(check_state(state));
+        // Simulated agents keep what they say of their nodes.
+        out.extend(check_suits(state));
         self.newest = Some(Arc::clone(state));
         out
     }

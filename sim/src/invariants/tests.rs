@@ -71,15 +71,15 @@ fn i8_and_i5_replicas_that_differ_are_found() {
     let (mut driver, [one, _]) = running();
     let mut applied = Applied::default();
     let state = Arc::new(driver.state.clone());
-    assert_eq!(applied.shows("s0", &state, false), []);
-    assert_eq!(applied.shows("s1", &state, false), []);
+    assert_eq!(applied.shows("s0", &state), []);
+    assert_eq!(applied.shows("s1", &state), []);
     let mut row = driver.allocation(one).clone();
     row.client_sequence += 1;
     driver.state.allocations.put(row, &mut ChangeSet::default());
-    assert_trips("I8", applied.shows("s1", &Arc::new(driver.state.clone()), false));
+    assert_trips("I8", applied.shows("s1", &Arc::new(driver.state.clone())));
     let mut other = (*state).clone();
     other.head.term += 1;
-    assert_trips("I5", applied.shows("s2", &Arc::new(other), false));
+    assert_trips("I5", applied.shows("s2", &Arc::new(other)));
 }
 
 #[test]

@@ -108,7 +108,7 @@ pub(super) const PLANTS: [Planted; 30] = [
         "M11",
         "install-in-place",
         "a snapshot is installed over the state in use",
-        Finder::Other("`cargo test -p quorate --lib storage::shadow`"),
+        SERVERS,
     ),
     Planted::new(
         "M12",

@@ -29,7 +29,7 @@ use crate::{
         Job, JobKind, JobSpec, LogConfig, MigrateStrategy, Network, PortAsk, RestartPolicy, Task,
         TaskGroup, TaskResources,
     },
-    node::{Drain, Liveness, Node, NodeDescription, NodeResources},
+    node::{self, Drain, Liveness, Node, NodeDescription, NodeResources},
     plan::{InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
     resources::{Port, Resources},
     session::Request,
@@ -492,7 +492,7 @@ pub fn job_key(name: &str) -> JobKey {
     JobKey::new("default", name)
 }
 
-/// A node of 4000 MHz, 8192 MiB and 100 000 MiB of disk.
+/// A node of 4000 MHz, 8192 MiB and 100 000 MiB of disk, with the driver that [`job`] asks for.
 pub fn description(name: &str) -> NodeDescription {
     NodeDescription {
         name: name.into(),
@@ -507,6 +507,10 @@ pub fn description(name: &str) -> NodeDescription {
             address: "127.0.0.1".into(),
             ..NodeResources::default()
         },
+        drivers: BTreeMap::from([(
+            "mock".into(),
+            node::Driver { detected: true, healthy: true, ..node::Driver::default() },
+        )]),
         ..NodeDescription::default()
     }
 }
