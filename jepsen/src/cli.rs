@@ -350,7 +350,10 @@ impl Nemeses {
         };
         let unavailable: BTreeMap<FaultClass, String> = named
             .iter()
-            .filter_map(|class| Some((*class, probe::missing(*class, tools)?)))
+            .filter_map(|class| {
+                let missing = probe::missing(*class, tools);
+                Some((*class, missing.or_else(|| system.bars(*class, tools.namespaces))?))
+            })
             .collect();
         let mut classes = named.to_vec();
         if *self == Self::All {

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::client::{HttpClient, Reply};
 use crate::cluster::Endpoint;
+use crate::fault::FaultClass;
 
 /// What is tested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -101,6 +102,15 @@ impl System {
                 Some(Leadership { own: text(&status["header"]["member_id"])?, leader })
             }
         }
+    }
+
+    /// Why a fault cannot be done to this system, if so.
+    pub(crate) fn bars(self, class: FaultClass, namespaces: bool) -> Option<String> {
+        use FaultClass::{Delay, HalfOpen, Loss, Partition};
+        let of_links = matches!(class, Partition | Delay | Loss | HalfOpen);
+        (self == Self::Etcd && of_links && !namespaces).then(|| {
+            "etcd's members reach each other by the addresses that they advertise, past the proxies: use --net namespaces".to_owned()
+        })
     }
 
     /// How a server is asked to hand leadership to another; the path and whether it is a PUT.

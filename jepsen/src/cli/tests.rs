@@ -156,3 +156,16 @@ fn all_without_a_server_that_has_disk_faults_is_unknown_and_says_what_to_build()
     let (classes, _) = Nemeses::All.resolve(System::Etcd, &tools);
     assert!(disks.iter().all(|class| !classes.contains(class)), "{classes:?}");
 }
+
+/// Seen in a run that cut links of etcd for two minutes, and nothing ever came by there.
+#[test]
+fn links_of_etcd_are_cut_in_namespaces_only() {
+    let asked = Nemeses::Named(vec![FaultClass::Kill, FaultClass::Partition]);
+    let unavailable = |system, namespaces| {
+        let tools = Tools { namespaces, ..Tools::default() };
+        asked.resolve(system, &tools).1.into_keys().collect::<Vec<_>>()
+    };
+    assert_eq!(unavailable(System::Etcd, false), [FaultClass::Partition]);
+    assert_eq!(unavailable(System::Etcd, true), []);
+    assert_eq!(unavailable(System::Quorate, false), []);
+}
