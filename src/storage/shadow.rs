@@ -104,6 +104,7 @@ impl StateDirectory {
         } else {
             String::new()
         };
+        let named = name.clone();
         if !name.is_empty() && disk.exists(&opening)? {
             tracing::error!(directory = %path.join(&name).display(),
                 "the last start died while opening the state: it is set aside and rebuilt");
@@ -136,7 +137,7 @@ impl StateDirectory {
                 }
             }
         }
-        let name = next_name(&*disk, path)?;
+        let name = next_name(&*disk, path, &named)?;
         let engine = open(&path.join(&name))?;
         write_file(&*disk, path, "CURRENT", name.as_bytes())?;
         if disk.exists(&opening)? {
@@ -172,7 +173,7 @@ impl StateDirectory {
         if is_planted(Plant::InstallInPlace) {
             return self.replace_in_place(state, meta);
         }
-        let name = next_name(&*self.disk, &self.path)?;
+        let name = next_name(&*self.disk, &self.path, &self.name)?;
         let mut engine = (self.open)(&self.path.join(&name))?;
         let mut layout = Layout::default();
         let mut changes = Changes::new();
@@ -241,12 +242,12 @@ fn sweep(disk: &dyn Disk, path: &Path, current: &str) -> io::Result<()> {
     Ok(())
 }
 
-fn next_name(disk: &dyn Disk, path: &Path) -> io::Result<String> {
-    let last = disk
-        .list(path)?
-        .iter()
-        .filter_map(|name| name.strip_prefix("engine-")?.parse::<u64>().ok())
-        .max();
+/// A name that no engine had, `named` (which `CURRENT` names) among them although it may be set aside: the removal of an older one of that name may not be
+/// durable, and power that is lost would bring its files back among those of the new one.
+fn next_name(disk: &dyn Disk, path: &Path, named: &str) -> io::Result<String> {
+    let number = |name: &str| name.strip_prefix("engine-")?.parse::<u64>().ok();
+    let listed = disk.list(path)?;
+    let last = listed.iter().map(String::as_str).chain([named]).filter_map(number).max();
     Ok(format!("engine-{:06}", last.unwrap_or(0) + 1))
 }
 

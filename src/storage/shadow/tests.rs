@@ -408,6 +408,7 @@ fn an_opening_mark_sets_sled_aside() {
     assert!(loaded.is_none());
     assert!(path.join("set-aside/db").exists());
     assert!(!path.join("OPENING").exists());
+    assert_eq!(directory.name, "engine-000002", "the name of what is set aside is not used again");
     drop(directory);
     assert!(open_real(&path).1.is_none(), "it does not come back by itself");
 }
