@@ -441,7 +441,7 @@ fn perform(action: &Action) -> Result<Verdict> {
             print_line(match verdict {
                 Verdict::True => "selftest: every planted bug was caught",
                 Verdict::False => "selftest: a planted bug was not caught",
-                Verdict::Unknown => "selftest: a control run failed",
+                Verdict::Unknown => "selftest: a control run did not pass",
             });
             Ok(verdict)
         }

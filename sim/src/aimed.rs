@@ -53,7 +53,7 @@ const LED_WITH_ROOM: Duration = Duration::from_secs(15);
 const DOWN: Duration = Duration::from_millis(100);
 /// Where snapshots lie.
 const SNAPSHOTS: &str = "/data/snapshots";
-/// Changes of the disk from the first piece of a snapshot until it is installed, about.
+/// Changes of the disk after which the machine stops, at most, counted from the first piece of a snapshot on.
 const INSTALL_OPERATIONS_MAX: u64 = 24;
 
 /// Brings them for as long as the other faults last.

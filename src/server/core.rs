@@ -289,7 +289,7 @@ impl Core {
         self.hold_apply.send_replace(hold);
     }
 
-    /// Whether a leader was heard since the start. What the log knew to be committed is applied before: openraft applies it before it is made.
+    /// Whether a leader was heard since the start. What the log knew to be committed is applied by then: `Raft::new` does that before it returns.
     pub fn has_recovered(&self) -> bool {
         *self.recovered.borrow()
     }

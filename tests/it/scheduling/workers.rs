@@ -229,21 +229,25 @@ fn releases_for_lag_are_no_deliveries() {
     }
 }
 
-/// A status of over 4 MiB, where gRPC ends unless told otherwise, is taken: it held up all statuses of its node.
-#[test]
-fn a_large_status_is_taken() {
-    let servers = Servers::start(1);
-    let mut agent = servers.agent(servers.leader());
-    let node_id = bytes::Bytes::from_static(&[7; 16]);
-    let registration = pb::RegisterRequest {
+/// What a node that nobody knows registers with.
+fn registration(node_id: &bytes::Bytes) -> pb::RegisterRequest {
+    pb::RegisterRequest {
         node_id: node_id.clone(),
         secret: vec![1; 16].into(),
         identity: vec![2; 16].into(),
         name: "new".to_owned(),
         datacenter: "dc1".to_owned(),
         ..pb::RegisterRequest::default()
-    };
-    let registered = servers.runtime.block_on(agent.register(registration)).unwrap();
+    }
+}
+
+/// A status of over 4 MiB, where gRPC ends unless told otherwise, is taken: it held up all statuses of its node.
+#[test]
+fn a_large_status_is_taken() {
+    let servers = Servers::start(1);
+    let mut agent = servers.agent(servers.leader());
+    let node_id = bytes::Bytes::from_static(&[7; 16]);
+    let registered = servers.runtime.block_on(agent.register(registration(&node_id))).unwrap();
     let event = pb::TaskEvent {
         kind: "Restarting".to_owned(),
         message: "x".repeat(500),
@@ -276,16 +280,8 @@ fn a_lagging_server_denies_no_node() {
     let (leader, held) = (servers.leader(), servers.followers()[0]);
     servers.core(held).hold_apply(true);
     let id = bytes::Bytes::from_static(&[7; 16]);
-    let registration = pb::RegisterRequest {
-        node_id: id.clone(),
-        secret: vec![1; 16].into(),
-        identity: vec![2; 16].into(),
-        name: "new".to_owned(),
-        datacenter: "dc1".to_owned(),
-        ..pb::RegisterRequest::default()
-    };
     let mut agent = servers.agent(leader);
-    let registered = servers.runtime.block_on(agent.register(registration)).unwrap();
+    let registered = servers.runtime.block_on(agent.register(registration(&id))).unwrap();
     let incarnation = registered.into_inner().incarnation;
     let request = pb::StreamAllocationsRequest { node_id: id.clone(), incarnation, index_min: 0 };
     let mut agent = servers.agent(held);
