@@ -150,6 +150,7 @@ impl FaultDisk {
             }
         }
         state.names = state.names_durable.clone();
+        state.restore_directories();
         for node in state.names.values() {
             lock_node(node).power_cut(&mut random, style);
         }
@@ -273,6 +274,7 @@ impl FaultDisk {
                 into.names_durable.insert(path.clone(), node);
             }
             into.directories.clone_from(&state.directories);
+            into.restore_directories();
         }
         copy
     }
@@ -332,6 +334,12 @@ impl State {
         self.sync_error_in = None;
         self.stop_in = None;
         self.stop_in_at = None;
+    }
+
+    /// A directory whose removal was lost is there again: no file is without one.
+    fn restore_directories(&mut self) {
+        let parents = self.names.keys().flat_map(|path| path.ancestors().skip(1));
+        self.directories.extend(parents.map(Path::to_path_buf));
     }
 
     /// Counts a changing call; the error says that the machine stops at this call.
@@ -544,9 +552,14 @@ impl Disk for FaultDisk {
         if due(&mut state.sync_error_in) || state.random.chance_ppm(rates.sync_ppm) {
             return Err(io::Error::other("injected: directory sync error"));
         }
-        let (inside, outside): (Vec<_>, Vec<_>) = std::mem::take(&mut state.names_pending)
-            .into_iter()
-            .partition(|change| change.directory() == Some(path));
+        let pending = std::mem::take(&mut state.names_pending);
+        let (inside, outside): (Vec<_>, Vec<_>) = pending.into_iter().partition(|change| {
+            change.directory().is_some_and(|directory| {
+                // What was below a directory goes with it once its removal is durable.
+                let is_removed = !state.directories.contains(directory);
+                directory == path || (is_removed && directory.starts_with(path))
+            })
+        });
         for change in inside {
             change.apply(&mut state.names_durable);
         }

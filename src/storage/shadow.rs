@@ -242,8 +242,8 @@ fn sweep(disk: &dyn Disk, path: &Path, current: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// A name that no engine had, `named` (which `CURRENT` names) among them although it may be set aside: the removal of an older one of that name may not be
-/// durable, and power that is lost would bring its files back among those of the new one.
+/// A name that no engine had, `named` (which `CURRENT` names) among them although it may be set aside: whatever a power cut brings back of an older
+/// one, it is not taken for the new one.
 fn next_name(disk: &dyn Disk, path: &Path, named: &str) -> io::Result<String> {
     let number = |name: &str| name.strip_prefix("engine-")?.parse::<u64>().ok();
     let listed = disk.list(path)?;

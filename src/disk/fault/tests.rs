@@ -59,6 +59,26 @@ fn an_unsynced_name_can_vanish_and_a_kill_keeps_it() {
 }
 
 #[test]
+fn a_removed_directory_comes_back_with_its_files_until_the_one_above_is_synced() {
+    let mut back = 0;
+    for seed in 0..100 {
+        for synced in [false, true] {
+            let (disk, _) = written(seed);
+            disk.remove_dir_all(Path::new("/data")).unwrap();
+            if synced {
+                disk.sync_dir(Path::new("/")).unwrap();
+            }
+            disk.power_cut(seed);
+            let there = disk.exists(Path::new(PATH)).unwrap();
+            assert_eq!(disk.list(Path::new("/")).unwrap() == ["data"], there, "seed {seed}");
+            assert!(!(there && synced), "seed {seed}: its removal was durable");
+            back += u32::from(there);
+        }
+    }
+    assert!((20..80).contains(&back), "{back}");
+}
+
+#[test]
 fn a_failed_sync_leaves_clean_pages_that_are_not_durable() {
     let mut lost = 0;
     for seed in 0..50 {
