@@ -190,6 +190,11 @@ impl Generator {
         (group * MEMBERS + self.member(), Look { wait_ms, ..self.look() })
     }
 
+    /// Half the time, an index that everything has passed.
+    fn long_ago(&mut self) -> Option<u64> {
+        self.random.choose(&[None, Some(1)])
+    }
+
     fn member(&mut self) -> u64 {
         self.random.choose(&[0, 1, 2, TWIN])
     }
@@ -481,7 +486,10 @@ impl Watchers<'_> {
         let request = (key, Action::Write(self.0.workload.unique()));
         match self.0.perform(process.number, connections, node, &request, last_phase).kind {
             Kind::Ok => {
-                let look = Look { stale: false, seen: None, wait_ms: 0, ..look };
+                // A blocking query that is behind is answered at once too, and no less freshly.
+                let seen = self.0.workload.with_generator(Generator::long_ago);
+                let wait_ms = seen.map_or(0, |_| WAITS_MS[0]);
+                let look = Look { stale: false, seen, wait_ms, ..look };
                 let elsewhere = (node + 1) % self.0.targets.len();
                 let request = (key, Action::Look(look));
                 self.0.perform(process.number, connections, elsewhere, &request, last_phase);

@@ -160,6 +160,20 @@ async fn reads_are_linearizable_unless_stale_is_given() {
 }
 
 #[tokio::test]
+async fn a_query_that_is_behind_is_answered_from_the_newest_state_unless_it_may_be_stale() {
+    let cluster = TestCluster::new();
+    let server = TestServer::start(cluster.clone()).await;
+    server.put("/v1/jobs", &json!({ "Job": web_job("a") })).await.ok();
+    cluster.reads.lock().unwrap().clear();
+    for path in ["/v1/jobs", "/v1/job/a", "/v1/nodes", "/v1/allocations", "/v1/evaluations"] {
+        server.get(&format!("{path}?index=1&wait=1ms")).await.ok();
+        let reads = std::mem::take(&mut *cluster.reads.lock().unwrap());
+        assert_eq!(reads[0], (ReadMode::Linearizable, 0), "{path}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_stale_query_waits_for_the_index_that_the_client_has_seen() {
     let cluster = TestCluster::new();
     let server = TestServer::start(cluster.clone()).await;
