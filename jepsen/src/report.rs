@@ -164,15 +164,17 @@ fn violations(judgement: &Judgement) -> String {
     let mut text = String::new();
     for violation in &judgement.violations {
         write!(text, "\n{}\n", violation.title).expect("writing to a string cannot fail");
-        for op in violation.entries.iter().take(ENTRIES_MAX) {
+        // The one that cannot be explained is the last.
+        let earlier = violation.entries.len().saturating_sub(ENTRIES_MAX);
+        if earlier > 0 {
+            writeln!(text, "  {earlier} earlier ones, then")
+                .expect("writing to a string cannot fail");
+        }
+        for op in &violation.entries[earlier..] {
             let line = op.describe();
             let cut = line.floor_char_boundary(LINE_BYTES_MAX);
             let dots = if cut < line.len() { " …" } else { "" };
             writeln!(text, "{}{dots}", &line[..cut]).expect("writing to a string cannot fail");
-        }
-        if violation.entries.len() > ENTRIES_MAX {
-            writeln!(text, "  and {} more", violation.entries.len() - ENTRIES_MAX)
-                .expect("writing to a string cannot fail");
         }
     }
     let more = judgement.violation_count.saturating_sub(judgement.violations.len());
@@ -309,4 +311,27 @@ fn final_details(results: &Results) -> String {
         write!(text, "; {silent}").expect("writing to a string cannot fail");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::history::{Function, Kind, Op, Process};
+
+    #[test]
+    fn of_a_long_violation_the_end_is_shown_which_cannot_be_explained() {
+        let mut judgement = Judgement::new("linearizable", 50);
+        let entry = |index: u64| {
+            let op = Op::new(Process::Client(1), Kind::Ok, Function::Read, json!([0, index]));
+            Op { index, ..op }
+        };
+        judgement.violated("nothing explains entry 49".to_owned(), (0..50).map(entry));
+        let text = render_judgement(&judgement);
+        assert!(text.contains("\n  10 earlier ones, then\n     10 "), "{text}");
+        assert!(text.contains("\n     49 ") && !text.contains("\n      9 "), "{text}");
+        judgement.violations[0].entries.truncate(40);
+        assert!(!render_judgement(&judgement).contains("earlier"));
+    }
 }
