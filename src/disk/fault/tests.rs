@@ -68,9 +68,13 @@ fn a_removed_directory_comes_back_with_its_files_until_the_one_above_is_synced()
             if synced {
                 disk.sync_dir(Path::new("/")).unwrap();
             }
+            let durable = disk.durable_copy();
             disk.power_cut(seed);
             let there = disk.exists(Path::new(PATH)).unwrap();
-            assert_eq!(disk.list(Path::new("/")).unwrap() == ["data"], there, "seed {seed}");
+            for (disk, there) in [(&durable, !synced), (&disk, there)] {
+                assert_eq!(disk.exists(Path::new(PATH)).unwrap(), there, "seed {seed}");
+                assert_eq!(disk.list(Path::new("/")).unwrap() == ["data"], there, "seed {seed}");
+            }
             assert!(!(there && synced), "seed {seed}: its removal was durable");
             back += u32::from(there);
         }
