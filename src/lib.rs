@@ -1,16 +1,19 @@
 //! Quorate: a Raft-replicated cluster scheduler that speaks Nomad's HTTP API. ARCHITECTURE.md is the map.
 
 pub mod agent;
+pub mod api;
 pub mod bench;
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod disk;
+pub mod grpc;
 pub mod http;
 pub mod jobspec;
 mod open_files;
 mod percent;
 pub mod plant;
+pub mod published;
 pub mod raft;
 pub mod rpc;
 pub mod rt;

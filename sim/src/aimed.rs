@@ -5,8 +5,9 @@ use std::{sync::Arc, time::Duration};
 
 use fsm::Index;
 use quorate::{
+    api::MemberInfo,
     rt::{self, Instant},
-    server::{Core, api::MemberInfo},
+    server::Core,
 };
 
 use crate::{

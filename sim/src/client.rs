@@ -10,12 +10,10 @@ use fsm::{
     Command, EvaluationId, JobKey, JobSpec, Rejection, Reply, RequestId, State, table::TableId,
 };
 use quorate::{
+    api::{Api, ApiError, ReadMode},
     jobspec,
     rt::{self, Instant, watch},
-    server::{
-        Core,
-        api::{Api, ApiError, ReadMode},
-    },
+    server::Core,
 };
 
 use crate::{
@@ -138,7 +136,7 @@ impl Shared {
         command: Command,
         request: RequestId,
         is_named: bool,
-    ) -> Option<Result<quorate::server::api::Written, ApiError>> {
+    ) -> Option<Result<quorate::api::Written, ApiError>> {
         let limit = self.world.swarm.patience(request);
         let named = is_named.then_some(request);
         let work = move |core: Arc<Core>| async move { core.write(command, named, limit).await };
@@ -153,7 +151,7 @@ impl Shared {
         &self,
         who: &str,
         value: u64,
-        answer: Option<Result<quorate::server::api::Written, ApiError>>,
+        answer: Option<Result<quorate::api::Written, ApiError>>,
         first: bool,
     ) -> Ended {
         let written = match answer {

@@ -16,11 +16,9 @@ use fsm::{
     node::Drain,
 };
 use quorate::{
+    api::{Api, ApiError, ReadMode, Written},
     rt::{self, Instant, watch},
-    server::{
-        Core,
-        api::{Api, ApiError, ReadMode, Written},
-    },
+    server::Core,
 };
 
 use crate::{agent::RACKS, client, coverage, dice::Dice, invariants, trace, verdict, world::World};

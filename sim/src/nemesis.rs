@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use quorate::{
+    api::Api,
     disk::fault::ErrorRates,
     rt::{self, Instant},
-    server::api::Api,
 };
 
 use crate::{

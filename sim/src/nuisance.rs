@@ -7,9 +7,10 @@ use bytes::Bytes;
 use prost::Message as _;
 use proto::v1 as pb;
 use quorate::{
+    api::Api,
     rpc::transport::{Lane, Transport as _},
     rt::{self, Instant},
-    server::{Core, api::Api},
+    server::Core,
 };
 
 use crate::{

@@ -5,11 +5,9 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fsm::Index;
 use quorate::{
+    api::{Api, ApiError, ReadMode},
     rt::{self, Instant, watch},
-    server::{
-        Core,
-        api::{Api, ApiError, ReadMode},
-    },
+    server::Core,
 };
 
 use crate::{client::Shared, coverage, dice::Dice, trace, verdict, world::World};

@@ -4,8 +4,9 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fsm::{Command, EvaluationId, JobKey, JobSpec, Reply};
 use quorate::{
+    api::Api,
     rt::{self, Instant, watch},
-    server::{Core, api::Api},
+    server::Core,
 };
 
 use crate::{

@@ -10,8 +10,8 @@ use proto::v1::{
     scheduler_server::Scheduler as _,
 };
 use quorate::{
+    grpc::{agent::AgentService, cluster::ClusterService, scheduler::SchedulerService},
     raft::service::RaftService,
-    rpc::{agent::AgentService, cluster::ClusterService, scheduler::SchedulerService},
     server::Core,
 };
 use tonic::{Request, Response, Status};

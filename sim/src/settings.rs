@@ -8,11 +8,9 @@ use fsm::{
     state::{Namespace, NodePool, SchedulerConfiguration},
 };
 use quorate::{
+    api::{Api, ReadMode},
     rt::{self, Instant, watch},
-    server::{
-        Core,
-        api::{Api, ReadMode},
-    },
+    server::Core,
 };
 
 use crate::{coverage, dice::Dice, trace, verdict, world::World};

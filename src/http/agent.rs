@@ -4,7 +4,7 @@ use axum::{Router, http::StatusCode, routing::get};
 use serde_json::{Value, json};
 
 use super::{Context, answer::Answer, call::Call, error::Error, view};
-use crate::server::api::ReadMode;
+use crate::api::ReadMode;
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()

@@ -13,7 +13,7 @@ use fsm::Index;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::Error;
-use crate::server::api::{ApiError, Snapshot};
+use crate::api::{ApiError, Snapshot};
 
 /// Longest body that is not counted, bytes: [`super::CONNECTIONS_MAX`] of them are 256 MiB.
 const BODY_BYTES_UNCOUNTED: usize = 64 << 10;

@@ -8,7 +8,7 @@
 //!        ▲                                          │ no
 //!        └── local snapshot, newer than the last ◄──┴── Api::changed(tables, index of the snapshot)
 //! ```
-//! No change is missed: the wait begins at the index of the snapshot that was looked at, and [`crate::server::api::Api::changed`]
+//! No change is missed: the wait begins at the index of the snapshot that was looked at, and [`crate::api::Api::changed`]
 //! resolves at once when a table has changed since. No snapshot is held while waiting.
 
 use std::{sync::Arc, time::Duration};
@@ -26,7 +26,7 @@ use super::{
     serve::Closing,
     time,
 };
-use crate::server::api::{ApiError, ReadMode, Snapshot};
+use crate::api::{ApiError, ReadMode, Snapshot};
 
 /// Longest and default wait (Nomad's `MaxBlockingRPCQueryTime`).
 const WAIT_MAX: Duration = Duration::from_mins(5);

@@ -30,8 +30,8 @@ use super::{
     serve::Closing,
 };
 use crate::{
+    api::{Api, ApiError, ReadMode, Snapshot, Written},
     percent,
-    server::api::{Api, ApiError, ReadMode, Snapshot, Written},
 };
 
 /// Bytes of an oversized body that are read and thrown away, so that the client gets to read the answer.

@@ -7,7 +7,7 @@ use axum::{
 use fsm::Rejection;
 
 use super::answer::Meta;
-use crate::server::api::ApiError;
+use crate::api::ApiError;
 
 /// A failed request: what the client sees of it.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -14,7 +14,7 @@ use super::{
     error::Error,
     jobs_bridge, view, writes,
 };
-use crate::server::api::Written;
+use crate::api::Written;
 
 const JOB_TABLES: &[TableId] = &[TableId::Jobs];
 const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocations];

@@ -1,4 +1,4 @@
-//! Nomad's HTTP API over [`crate::server::api::Api`]: the only place that knows its paths, headers and JSON shapes.
+//! Nomad's HTTP API over [`crate::api::Api`]: the only place that knows its paths, headers and JSON shapes.
 //!
 //! ```text
 //!  socket ─► serve ─► router ─► Call (query, body, bounds) ─► noun file ─► Api::read / Api::write
@@ -48,7 +48,7 @@ use tokio::sync::Semaphore;
 
 pub use serve::{CONNECTIONS_MAX, serve};
 
-use crate::server::api::Api;
+use crate::api::Api;
 use answer::AnswerBodies;
 use error::Error;
 

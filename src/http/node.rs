@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{
     Context, answer::Answer, body::Fields, call::Call, error::Error, list::IdPrefix, view, writes,
 };
-use crate::server::api::{ReadMode, Written};
+use crate::api::{ReadMode, Written};
 
 const TABLES: &[TableId] = &[TableId::Nodes];
 /// Evaluation ids beyond the jobs that the snapshot shows on the node.

@@ -9,7 +9,7 @@ use fsm::{
 use serde_json::{Value, json};
 
 use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view, writes};
-use crate::server::api::{MemberInfo, ReadMode};
+use crate::api::{MemberInfo, ReadMode};
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()

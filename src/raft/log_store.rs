@@ -16,9 +16,8 @@ use openraft::{
 use prost::Message;
 use proto::v1 as pb;
 
-use super::{Entry, EntryData, LogId, TypeConfig, Vote};
+use super::{Entry, EntryData, LogId, TypeConfig, Vote, convert};
 use crate::{
-    rpc::convert,
     rt::oneshot,
     storage::wal::{self, EntryId, Wal},
 };

@@ -1,5 +1,7 @@
 //! Raft, through openraft. Nothing outside this folder names openraft's generic types.
 
+pub mod applied;
+pub mod convert;
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
@@ -9,6 +11,7 @@ pub mod network;
 mod outstanding;
 pub mod service;
 pub mod state_machine;
+pub(crate) mod stores;
 #[cfg(test)]
 mod suite;
 #[cfg(test)]

@@ -26,15 +26,12 @@ use proto::v1 as pb;
 use tonic::{Code, Status};
 
 use super::{
-    Member, ServerId, Snapshot, TypeConfig, Vote, outstanding::Outstanding,
+    Member, ServerId, Snapshot, TypeConfig, Vote, applied, convert, outstanding::Outstanding,
     state_machine::SnapshotFile,
 };
 use crate::{
     disk::{Disk, OpenMode},
-    rpc::{
-        convert,
-        transport::{Lane, Transport, call},
-    },
+    rpc::transport::{Lane, Transport, call},
     storage::snapshot_file,
 };
 
@@ -443,7 +440,7 @@ impl RaftNetworkV2<TypeConfig> for Peer {
 
 /// Reads a snapshot file's announced position, for tests and tools.
 pub fn snapshot_position(disk: &dyn Disk, file: &SnapshotFile) -> io::Result<Option<super::LogId>> {
-    Ok(snapshot_file::read(disk, &file.path)?.meta.log_id())
+    Ok(applied::log_id(&snapshot_file::read(disk, &file.path)?.meta))
 }
 
 #[cfg(test)]

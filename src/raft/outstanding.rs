@@ -39,7 +39,7 @@ impl Outstanding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{raft::Vote, rpc::convert::log_id};
+    use crate::raft::{Vote, convert::log_id};
 
     fn id(index: u64) -> LogId {
         log_id(1, index)

@@ -14,13 +14,12 @@ use proto::v1 as pb;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    Raft, ServerId, Snapshot, SnapshotMeta, TypeConfig, WatchReceiver,
+    Raft, ServerId, Snapshot, SnapshotMeta, TypeConfig, WatchReceiver, applied, convert,
     network::{append_result_to_pb, stream_result_to_pb},
     state_machine::SnapshotFile,
 };
 use crate::{
     clock::Clock,
-    rpc::convert,
     rt::{self, watch},
     storage::snapshot_file::{self, Received, SnapshotDirectory},
 };
@@ -252,7 +251,7 @@ impl pb::raft_server::Raft for RaftService {
         })
         .await
         .map_err(|error| Status::data_loss(error.to_string()))?;
-        if whole.meta.log_id() != meta.last_log_id {
+        if applied::log_id(&whole.meta) != meta.last_log_id {
             return Err(Status::data_loss("the snapshot is not the one that was announced"));
         }
         drop(whole);

@@ -16,11 +16,13 @@ use openraft::{
     storage::{ApplyResponder, EntryResponder, RaftSnapshotBuilder, RaftStateMachine},
 };
 
-use super::{EntryReply, LogId, Snapshot, SnapshotMeta, StoredMembership, TypeConfig};
+use super::{
+    EntryReply, LogId, Snapshot, SnapshotMeta, StoredMembership, TypeConfig, applied, convert,
+};
 use crate::{
     plant::{Plant, is_planted},
+    published::StateCell,
     rt,
-    server::state_cell::StateCell,
     storage::{
         applied::AppliedMeta,
         shadow::{Group, Loaded, Shadow},
@@ -98,7 +100,7 @@ impl StateMachine {
                 Loaded { state, meta: AppliedMeta::default() }
             }
         };
-        let membership = base.meta.stored_membership()?;
+        let membership = applied::membership(&base.meta)?;
         let state = base.state;
         tracing::info!(from = base_name, index = state.head.index, digest = %base.meta.digest, "loaded the state");
         let machine = Self {
@@ -109,7 +111,7 @@ impl StateMachine {
                 membership: Mutex::new(membership),
                 snapshot_index: AtomicU64::new(0),
             }),
-            pristine: base.meta.log_id().is_none(),
+            pristine: applied::log_id(&base.meta).is_none(),
             genesis: Arc::new(Mutex::new(genesis)),
             state: state.clone(),
             hold,
@@ -175,12 +177,12 @@ impl StateMachine {
     }
 
     fn meta(&self) -> AppliedMeta {
-        AppliedMeta::new(self.state.head.clone(), &self.membership(), self.state.digest())
+        applied::meta(self.state.head.clone(), &self.membership(), self.state.digest())
     }
 
     fn apply_one(&mut self, entry: super::Entry, turn: &mut Turn) -> io::Result<()> {
         let index = entry.log_id.index;
-        let term = crate::rpc::convert::term_of(&entry.log_id);
+        let term = convert::term_of(&entry.log_id);
         self.pristine = false;
         let reply = match entry.payload {
             EntryPayload::Normal(data) => {
@@ -243,7 +245,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
 
     async fn applied_state(&mut self) -> io::Result<(Option<LogId>, StoredMembership)> {
         let head = &self.state.head;
-        let last = (!self.pristine).then(|| crate::rpc::convert::log_id(head.term, head.index));
+        let last = (!self.pristine).then(|| convert::log_id(head.term, head.index));
         Ok((last, self.membership()))
     }
 
@@ -288,7 +290,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         let path = file.path.clone();
         let loaded =
             rt::run_blocking(move || snapshot_file::read(&**snapshots.disk(), &path)).await?;
-        if loaded.meta.log_id() != meta.last_log_id {
+        if applied::log_id(&loaded.meta) != meta.last_log_id {
             let message = "the snapshot file is not at the log id that was announced";
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
@@ -297,7 +299,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         self.snapshots.adopt(&file.path, &loaded.meta)?;
         self.shadow.replace(loaded.state.clone(), loaded.meta.clone()).await?;
         self.shared.snapshot_index.store(loaded.meta.head.index, Ordering::Relaxed);
-        self.set_membership(loaded.meta.stored_membership()?);
+        self.set_membership(applied::membership(&loaded.meta)?);
         drop(self.genesis.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.state = loaded.state;
         self.pristine = false;
@@ -323,8 +325,8 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
 fn snapshot(path: PathBuf, meta: &AppliedMeta) -> io::Result<Snapshot> {
     Ok(Snapshot {
         meta: SnapshotMeta {
-            last_log_id: meta.log_id(),
-            last_membership: meta.stored_membership()?,
+            last_log_id: applied::log_id(meta),
+            last_membership: applied::membership(meta)?,
         },
         snapshot: SnapshotFile { path },
     })

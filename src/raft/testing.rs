@@ -18,16 +18,14 @@ use openraft::{
 };
 
 use super::{
-    Entry, EntryData, Membership, SnapshotMeta, StoredMembership,
+    Entry, EntryData, Membership, SnapshotMeta, StoredMembership, applied, convert,
     log_store::LogStore,
     state_machine::{SnapshotFile, StateMachine},
+    stores::Stores,
 };
 use crate::{
     disk::{Disk, fault::FaultDisk},
-    rpc::convert,
-    server::stores::Stores,
     storage::{
-        applied::AppliedMeta,
         shadow::OpenEngine,
         snapshot_file::SnapshotDirectory,
         wal::{EntryId, Options, Wal, WalWriter},
@@ -92,13 +90,13 @@ impl Truth {
     /// The leader's snapshot file at an index, with what is announced of it.
     pub(super) fn snapshot(&self, index: Index) -> (SnapshotMeta, Bytes) {
         let state = &self.states[Self::at(index)];
-        let meta = AppliedMeta::new(state.head.clone(), &self.membership, state.digest());
+        let meta = applied::meta(state.head.clone(), &self.membership, state.digest());
         let disk = FaultDisk::new(1);
         let directory = SnapshotDirectory::open(Arc::new(disk.clone()), &self.snapshots).unwrap();
         let path = directory.write(state, &meta).unwrap();
         let announced = SnapshotMeta {
-            last_log_id: meta.log_id(),
-            last_membership: meta.stored_membership().unwrap(),
+            last_log_id: applied::log_id(&meta),
+            last_membership: applied::membership(&meta).unwrap(),
         };
         (announced, disk.read(&path).unwrap().into())
     }

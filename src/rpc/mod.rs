@@ -1,7 +1,3 @@
-//! RPC between servers, and from workers, agents and clients: one transport, one file per service.
+//! How a server or an agent reaches a server. The services that answer are in `grpc` and `raft`.
 
-pub mod agent;
-pub mod cluster;
-pub mod convert;
-pub mod scheduler;
 pub mod transport;

@@ -11,13 +11,9 @@ use openraft::ReadPolicy;
 use proto::v1 as pb;
 use tonic::Code;
 
-use super::{
-    api::{Api, ApiError, MemberInfo, ReadMode, Snapshot, Written},
-    core::Core,
-    gauges::gauges,
-    members::leads,
-};
+use super::{core::Core, gauges::gauges, members::leads};
 use crate::{
+    api::{Api, ApiError, MemberInfo, ReadMode, Snapshot, Written},
     plant::{Plant, is_planted},
     raft::WatchReceiver,
     rpc::transport::{Lane, call},

@@ -17,11 +17,11 @@ use leader::{
     plan_queue::PlanQueueLimits,
 };
 
-use super::{
+use super::leadership::{LeaderServices, RETRY_PAUSE};
+use crate::{
     api::{ApiError, Written},
-    leadership::{LeaderServices, RETRY_PAUSE},
+    rt::{self, mpsc, oneshot},
 };
-use crate::rt::{self, mpsc, oneshot};
 
 /// How long an entry may take before its outcome counts as unknown.
 const ENTRY_TIMEOUT: Duration = Duration::from_secs(30);

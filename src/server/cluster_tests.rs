@@ -10,12 +10,16 @@ use tonic::{Code, Request, Status};
 
 use super::{
     admit_peer,
-    api::{Api, ApiError},
     core::Core,
     heartbeat_for_agent,
     testing::{PATIENCE, Servers},
 };
-use crate::{raft::EntryData, rpc::agent::AgentService, rt};
+use crate::{
+    api::{Api, ApiError},
+    grpc::agent::AgentService,
+    raft::EntryData,
+    rt,
+};
 
 type Stream = BoxStream<'static, Result<pb::AllocationBatch, Status>>;
 

@@ -15,21 +15,21 @@ use leader::heartbeat::HeartbeatConfig;
 use openraft::SnapshotPolicy;
 
 use super::{
-    api::ApiError,
     identity::{self, Identity, format_cluster_id, parse_cluster_id},
     leadership::LeaderServices,
     members::Heard,
-    state_cell::StateCell,
-    stores::Stores,
 };
 use crate::{
+    api::ApiError,
     clock::Clock,
     disk::{Disk, watched::DiskWatch},
+    published::StateCell,
     raft::{
         Raft, ServerId, WatchReceiver,
         log_store::LogStore,
         network::Network,
         service::{LeaderContact, RaftService},
+        stores::Stores,
     },
     rpc::transport::Transport,
     rt::{self, watch},
@@ -316,7 +316,7 @@ impl Core {
         command: Command,
         request: Option<fsm::session::Request>,
         timeout: Duration,
-    ) -> Result<super::api::Written, ApiError> {
+    ) -> Result<crate::api::Written, ApiError> {
         services.propose(command, request, timeout).await
     }
 

@@ -3,10 +3,8 @@
 
 use std::time::Duration;
 
-use super::{
-    api::ApiError,
-    testing::{FREE_BYTES_MIN, Servers},
-};
+use super::testing::{FREE_BYTES_MIN, Servers};
+use crate::api::ApiError;
 
 /// A leader whose disk hangs still heartbeats: without the watch nobody would ever take over.
 #[test]

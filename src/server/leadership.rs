@@ -15,16 +15,15 @@ use leader::{
 use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
 
 use super::{
-    api::{ApiError, Written},
     applier::{self, PlanRequest},
     core::Core,
     members::{leads, silent_servers},
-    state_cell::{EffectBatch, EffectFeed, StateCell},
 };
 use crate::{
+    api::{ApiError, Written},
     clock::LogClock,
-    raft::{EntryData, Raft, WatchReceiver},
-    rpc::convert,
+    published::{EffectBatch, EffectFeed, StateCell},
+    raft::{EntryData, Raft, WatchReceiver, convert},
     rt::{self, Instant, Notify, Semaphore, mpsc, watch},
     storage::wal,
 };

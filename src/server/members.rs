@@ -4,11 +4,9 @@ use std::{sync::PoisonError, time::Duration};
 
 use fsm::Index;
 
-use super::{
-    api::{ApiError, MemberInfo},
-    core::Core,
-};
+use super::core::Core;
 use crate::{
+    api::{ApiError, MemberInfo},
     raft::{Member, Metrics, Raft, ServerId, ServerState, WatchReceiver},
     rt,
 };

@@ -1,7 +1,6 @@
 //! The server: Raft, state machine, workers and leader services wired together ([`Core`]), and the process around it ([`run`]).
 
 pub mod access;
-pub mod api;
 pub mod applier;
 pub mod bootstrap;
 #[cfg(test)]
@@ -19,8 +18,6 @@ pub mod read_rounds;
 pub mod reports;
 mod run;
 pub(crate) mod services;
-pub mod state_cell;
-pub(crate) mod stores;
 #[cfg(test)]
 mod testing;
 mod watchdog;
@@ -32,12 +29,12 @@ use fsm::{NodeId, Proposal};
 use proto::v1 as pb;
 use tonic::Status;
 
-use self::api::{Api, ApiError, Written};
 pub use self::{
     core::{Core, Parts, RaftTiming, Settings},
     leadership::LeaderServices,
     run::{RunningServer, run},
 };
+use crate::api::{Api, ApiError, Written};
 use crate::rpc::transport::{Lane, call};
 
 /// Time a call to the leader on behalf of an agent may take.

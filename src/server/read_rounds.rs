@@ -11,8 +11,9 @@ use std::{sync::Arc, time::Duration};
 use fsm::Index;
 use proto::v1 as pb;
 
-use super::{api::ApiError, core::Core, members::leads};
+use super::{core::Core, members::leads};
 use crate::{
+    api::ApiError,
     rpc::transport::{Lane, call},
     rt::{self, mpsc, oneshot},
 };

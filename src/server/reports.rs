@@ -7,11 +7,11 @@ use fsm::{
     command::{ClientUpdate, NodeReport},
 };
 
-use super::{
+use super::core::Core;
+use crate::{
     api::{Api, ApiError, Written},
-    core::Core,
+    rt::{self, mpsc, oneshot},
 };
-use crate::rt::{self, mpsc, oneshot};
 
 /// How long the first report of an entry waits for others.
 const GATHER: Duration = Duration::from_millis(25);

@@ -15,14 +15,10 @@ use super::core::{Core, Parts, RaftTiming, Settings};
 use crate::{
     config::ServerConfig,
     disk::{Disk, RealDisk},
+    grpc::{agent::AgentService, cluster::ClusterService, scheduler::SchedulerService},
     http::{self, HttpOptions},
     open_files,
-    rpc::{
-        agent::AgentService,
-        cluster::ClusterService,
-        scheduler::SchedulerService,
-        transport::{GrpcTransport, MESSAGE_BYTES_MAX},
-    },
+    rpc::transport::{GrpcTransport, MESSAGE_BYTES_MAX},
     storage::{lock::DirectoryLock, shadow, wal},
 };
 
@@ -222,7 +218,7 @@ async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
 }
 
 async fn serve_http(core: Arc<Core>, listener: TcpListener, options: HttpOptions) {
-    let router = http::router(Arc::clone(&core) as Arc<dyn super::api::Api>, options);
+    let router = http::router(Arc::clone(&core) as Arc<dyn crate::api::Api>, options);
     let connections_max = http_connections_max(open_files::max());
     http::serve(listener, router, connections_max, async move { stopped(&core).await }).await;
 }

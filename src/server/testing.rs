@@ -7,11 +7,11 @@ use fsm::{Command, Reply, state::Namespace};
 use tokio::{net::TcpListener, runtime::Runtime};
 
 use super::{
-    api::{Api, ApiError, ReadMode},
     core::{Core, Parts, RaftTiming, Settings},
     run::{RunningServer, Sockets},
 };
 use crate::{
+    api::{Api, ApiError, ReadMode},
     disk::{Disk, fault::FaultDisk},
     http::HttpOptions,
     rpc::transport::GrpcTransport,

@@ -7,7 +7,6 @@ use fsm::{
 };
 
 use super::{applied::AppliedMeta, shadow::Group};
-use crate::raft::StoredMembership;
 
 /// A state that grows entry by entry, with the rows that changed since they were last taken.
 pub(crate) struct Life {
@@ -76,8 +75,8 @@ impl Life {
 
     /// The meta of the state.
     pub(crate) fn meta(&self) -> AppliedMeta {
-        let membership = StoredMembership::default();
-        AppliedMeta::new(self.state.head.clone(), &membership, self.state.digest())
+        let digest = self.state.digest();
+        AppliedMeta { head: self.state.head.clone(), digest, ..AppliedMeta::default() }
     }
 
     /// The rows changed since the last call, with the meta after them.

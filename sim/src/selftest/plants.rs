@@ -148,7 +148,7 @@ pub(super) const PLANTS: [Planted; 30] = [
         "M21",
         "late-registration",
         "a blocking query looks first and registers afterwards",
-        Finder::Other("`cargo test -p quorate --lib server::state_cell`, `jepsen selftest`"),
+        Finder::Other("`cargo test -p quorate --lib published`, `jepsen selftest`"),
     ),
     Planted::new(
         "M22",

@@ -10,7 +10,7 @@ use super::{
     cluster::{TestCluster, web_job},
     socket::TestServer,
 };
-use crate::server::api::ReadMode;
+use crate::api::ReadMode;
 
 #[tokio::test]
 async fn a_blocking_query_wakes_on_a_change() {

@@ -25,7 +25,7 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::server::api::{Api, ApiError, MemberInfo, ReadMode, Snapshot, Written};
+use crate::api::{Api, ApiError, MemberInfo, ReadMode, Snapshot, Written};
 
 const START_MS: u64 = 1_700_000_000_000;
 

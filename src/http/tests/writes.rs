@@ -13,8 +13,8 @@ use super::{
     socket::TestServer,
 };
 use crate::{
+    api::ApiError,
     http::{HttpOptions, router},
-    server::api::ApiError,
 };
 
 const NODE: NodeId = NodeId([0x11; 16]);

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{http::HttpOptions, server::api::MemberInfo};
+use crate::{api::MemberInfo, http::HttpOptions};
 
 /// A server in `agent/members`.
 pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use fsm::{Command, Proposal, codec};
 use quorate::{
-    raft::StoredMembership,
-    storage::{applied::AppliedMeta, wal::EntryId},
+    raft::{StoredMembership, applied},
+    storage::wal::EntryId,
 };
 
 use super::*;
@@ -32,7 +32,7 @@ fn payload(at: u64) -> Bytes {
 
 fn loaded(state: &State) -> Loaded {
     let membership = StoredMembership::default();
-    let meta = AppliedMeta::new(state.head.clone(), &membership, state.digest());
+    let meta = applied::meta(state.head.clone(), &membership, state.digest());
     Loaded { state: state.clone(), meta }
 }
 

@@ -1,9 +1,14 @@
-//! What the edges (HTTP, gRPC, CLI) may ask of a running server. They see this trait and snapshots of `fsm::State`, nothing else.
+//! What the edges (HTTP, gRPC) may ask of a running server. They see these types and snapshots of
+//! `fsm::State`, nothing else of a server.
+
+mod error;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fsm::{Command, Index, Reply, RequestId, State, table::TableId};
 use futures_util::future::BoxFuture;
+
+pub use self::error::ApiError;
 
 /// How fresh a read must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,46 +56,6 @@ pub struct MemberInfo {
     pub voter: bool,
     /// It was heard from recently (as far as this server knows).
     pub alive: bool,
-}
-
-/// Why a request to a server failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ApiError {
-    /// No leader was found before the deadline; nothing was proposed.
-    #[error("No cluster leader")]
-    NoLeader,
-    /// The deadline passed. With `proposed` the write may still take effect.
-    #[error("{}", if *.proposed {
-        "timed out waiting for the write to commit: its outcome is unknown, read before retrying"
-    } else { "timed out: nothing was changed" })]
-    Timeout {
-        /// The command had been handed to Raft.
-        proposed: bool,
-    },
-    /// Leadership was lost after the command was handed to Raft.
-    #[error(
-        "leadership was lost while the write was under way: its outcome is unknown, read before retrying"
-    )]
-    Unknown,
-    /// Too much is under way.
-    #[error("{what} limit reached ({limit}); retry after {retry_after_ms} ms")]
-    Overloaded {
-        /// Which limit.
-        what: &'static str,
-        /// Its value.
-        limit: u64,
-        /// When to come back.
-        retry_after_ms: u64,
-    },
-    /// This server is starting or stopping. Nothing was changed.
-    #[error("server is not ready: {0}")]
-    NotReady(String),
-    /// The disk is almost full.
-    #[error("writes are turned away: {0}")]
-    DiskFull(String),
-    /// The request makes no sense.
-    #[error("{0}")]
-    Invalid(String),
 }
 
 /// A running server, as its edges see it.

@@ -8,12 +8,12 @@ use std::{path::Path, sync::Arc};
 use anyhow::Context;
 use fsm::Index;
 
+use super::state_machine::StateMachine;
 use crate::{
     disk::{
         Disk,
         watched::{DiskWatch, WatchedDisk},
     },
-    raft::state_machine::StateMachine,
     rt::watch,
     storage::{
         shadow::{OpenEngine, Shadow},
@@ -156,9 +156,8 @@ mod tests {
     use super::*;
     use crate::{
         disk::{RealDisk, fault::FaultDisk},
-        raft::StoredMembership,
+        raft::{StoredMembership, applied},
         storage::{
-            applied::AppliedMeta,
             shadow::open_twin,
             wal::{Entry, EntryId},
         },
@@ -193,7 +192,7 @@ mod tests {
         let mut state = State::genesis(&mut ChangeSet::default());
         state.advance(index, term);
         let membership = StoredMembership::default();
-        let meta = AppliedMeta::new(state.head.clone(), &membership, state.digest());
+        let meta = applied::meta(state.head.clone(), &membership, state.digest());
         stores.shadow.replace(state, meta).await.unwrap();
         let entries = (1..=last).map(|index| Entry { id: id(index), payload: Bytes::new() });
         stores.wal.save_vote(Bytes::from_static(b"vote"), Box::new(|done| done.unwrap())).unwrap();

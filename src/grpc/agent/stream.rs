@@ -19,11 +19,9 @@ use tonic::Status;
 
 use super::{state_that_knows, status_of};
 use crate::{
+    api::{Api, ReadMode},
     rt::mpsc,
-    server::{
-        Core,
-        api::{Api, ReadMode},
-    },
+    server::Core,
 };
 
 /// How long a stream waits for the state that its node was shown elsewhere.

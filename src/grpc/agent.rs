@@ -15,12 +15,9 @@ use proto::v1 as pb;
 use tonic::{Code, Request, Response, Status};
 
 use crate::{
+    api::{Api, ApiError, ReadMode, Written},
     rt::mpsc,
-    server::{
-        Core,
-        api::{Api, ApiError, ReadMode, Written},
-        heartbeat_for_agent,
-    },
+    server::{Core, heartbeat_for_agent},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);

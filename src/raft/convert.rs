@@ -6,9 +6,7 @@ use openraft::{EntryPayload, entry::RaftEntry, vote::RaftLeaderIdExt};
 use proto::v1 as pb;
 use tonic::Status;
 
-use crate::raft::{
-    Entry, EntryData, LogId, Member, Membership, StoredMembership, TypeConfig, Vote,
-};
+use super::{Entry, EntryData, LogId, Member, Membership, StoredMembership, TypeConfig, Vote};
 
 type LeaderId = openraft::impls::leader_id_std::LeaderId<u64, u64>;
 
