@@ -3,6 +3,8 @@
 //! A check returns what breaks its rule, with file and line. Sizes are reported as warnings and never fail: splitting by count makes worse code
 //! than a file that is a little long. Must never look at files outside the repository or at what is built.
 
+mod public_docs;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
@@ -57,6 +59,7 @@ pub(crate) type Check = (&'static str, fn(&Repository) -> Vec<String>);
 /// All checks, in the order in which they are reported.
 pub(crate) const CHECKS: &[Check] = &[
     ("module-docs", module_docs),
+    ("public-docs", public_docs::check),
     ("proto-docs", proto_docs),
     ("pure-dependencies", pure_dependencies),
     ("pure-code", pure_code),

@@ -44,7 +44,6 @@ impl EvaluationStatus {
 
 /// Why an evaluation was made.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names are Nomad's trigger names")]
 pub enum Trigger {
     JobRegister,
     JobDeregister,

@@ -13,7 +13,6 @@ use crate::{
 
 /// Number of a table: first byte of its keys on disk. A number, once used, keeps its meaning.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[expect(missing_docs, reason = "named after what they hold")]
 #[repr(u8)]
 pub enum TableId {
     Jobs = 1,
