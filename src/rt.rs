@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use chance::Dice;
 use openraft::{AsyncRuntime, OptionalSend};
 use openraft_rt_tokio::{
     TokioInstant, TokioMpsc, TokioMutex, TokioOneshot, TokioRuntime, TokioWatch,
@@ -29,7 +30,7 @@ pub use tokio::{
 };
 
 thread_local! {
-    static SIMULATION: Cell<Option<u64>> = const { Cell::new(None) };
+    static SIMULATION: RefCell<Option<Dice>> = const { RefCell::new(None) };
     static SIMULATION_STARTED: Cell<Option<Instant>> = const { Cell::new(None) };
     static CURRENT_GROUP: Cell<Option<Group>> = const { Cell::new(None) };
     /// Groups that are paused.
@@ -39,31 +40,18 @@ thread_local! {
 
 /// Makes every random choice on this thread follow from `seed`, and blocking work run on it.
 pub fn enter_simulation(seed: u64) {
-    SIMULATION.set(Some(seed));
+    SIMULATION.set(Some(Dice::new(seed)));
 }
 
 /// Whether this thread simulates.
 pub fn is_simulation() -> bool {
-    SIMULATION.get().is_some()
-}
-
-fn split_mix(state: u64) -> (u64, u64) {
-    // Constants of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
-    let next = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = next;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (next, z ^ (z >> 31))
+    SIMULATION.with_borrow(Option::is_some)
 }
 
 /// Random bits: from the operating system, or from the seed in simulation.
 pub fn random_u64() -> u64 {
-    if let Some(state) = SIMULATION.get() {
-        let (next, value) = split_mix(state);
-        SIMULATION.set(Some(next));
-        return value;
-    }
-    getrandom::u64().expect("the operating system has random numbers")
+    let simulated = SIMULATION.with_borrow_mut(|dice| dice.as_mut().map(Dice::bits));
+    simulated.unwrap_or_else(|| getrandom::u64().expect("the operating system has random numbers"))
 }
 
 /// Sixteen random bytes, for ids and tokens.

@@ -23,9 +23,9 @@ use serde_json::json;
 use crate::checker::crash::Exit;
 use crate::guard::Guard;
 use crate::history::{Function, Kind, Op, Process, Recorder};
-use crate::random::Random;
 use crate::task::Trail;
 use crate::workload::Agents;
+use chance::Dice;
 
 /// CPU and memory of each simulated node.
 const CPU_MHZ: u64 = 1_000;
@@ -113,7 +113,7 @@ struct Hand {
 }
 
 impl Hand {
-    fn new(quick: bool, random: &mut Random) -> Self {
+    fn new(quick: bool, random: &mut Dice) -> Self {
         let mut hand = Self { quick, next: Instant::now(), fault: None, aim: None };
         let (pause, _) = hand.paces();
         hand.next += random.duration(pause.0, pause.1);
@@ -194,7 +194,7 @@ impl Fleet {
     pub(crate) fn torment(
         &mut self,
         recorder: &Recorder,
-        random: &mut Random,
+        random: &mut Dice,
         mut trail: Option<Trail>,
         stop: &AtomicBool,
     ) -> Result<()> {
@@ -225,7 +225,7 @@ impl Fleet {
             };
             let free: Vec<usize> = (0..self.agents.len()).filter(suits).collect();
             if !free.is_empty() {
-                let agent = aim.filter(suits).unwrap_or_else(|| free[random.below(free.len())]);
+                let agent = aim.filter(suits).unwrap_or_else(|| free[random.index(free.len())]);
                 let ways: &[Way] = match &self.agents[agent] {
                     Agent { simulate: Some(_), .. } => &[Way::Kill, Way::Pause],
                     _ if quick => &[Way::Kill],
@@ -233,7 +233,7 @@ impl Fleet {
                     Agent { ends_tasks: true, .. } => &[Way::Stop],
                     Agent { .. } => &[Way::Kill, Way::Stop, Way::Pause],
                 };
-                let fault = Fault { agent, way: ways[random.below(ways.len())] };
+                let fault = Fault { agent, way: ways[random.index(ways.len())] };
                 self.begin_fault(recorder, fault)?;
                 hands[next].fault = Some(fault);
             }
@@ -246,7 +246,7 @@ impl Fleet {
     }
 
     /// The quick hand, if it rests, is to kill this agent soon.
-    fn aim(&self, hands: &mut [Hand], agent: &str, random: &mut Random) {
+    fn aim(&self, hands: &mut [Hand], agent: &str, random: &mut Dice) {
         let rests = |hand: &&mut Hand| hand.quick && hand.fault.is_none() && hand.aim.is_none();
         if let Some(hand) = hands.iter_mut().find(rests) {
             hand.aim = self.agents.iter().position(|one| one.name == agent);
@@ -548,7 +548,7 @@ mod tests {
     fn who_has_something_to_tell_is_killed_next() {
         let directory = tempfile::tempdir().unwrap();
         let fleet = fleet(directory.path(), "exec sleep 1000");
-        let mut random = Random::stream(1, 0);
+        let mut random = Dice::numbered(1, 0);
         let mut hands = [false, true].map(|quick| Hand::new(quick, &mut random));
         let far = Instant::now() + Duration::from_hours(1);
         hands[1].next = far;

@@ -29,7 +29,6 @@ mod owned;
 mod partition;
 mod probe;
 mod proxy;
-mod random;
 mod replicas;
 mod report;
 mod run;

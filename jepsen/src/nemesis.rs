@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, Endpoint, leaders};
 use crate::fault::{FaultClass, FaultFunction};
 use crate::history::{Function, Kind, Op, Process, Recorder};
-use crate::random::Random;
+use chance::Dice;
 use disks::DiskFault;
 use links::LinkFault;
 pub(crate) use turns::Turns;
@@ -80,7 +80,7 @@ impl Aim {
     }
 
     /// The servers hit; for primaries none if no leader is known.
-    fn servers(self, count: usize, leaders: &[usize], random: &mut Random) -> Vec<usize> {
+    fn servers(self, count: usize, leaders: &[usize], random: &mut Dice) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         random.shuffle(&mut order);
         let mut chosen = match self {
@@ -116,7 +116,7 @@ impl Schedule {
         (time_limit / 6).clamp(Duration::from_secs(1), Duration::from_secs(10))
     }
 
-    fn pause(&self, random: &mut Random) -> Duration {
+    fn pause(&self, random: &mut Dice) -> Duration {
         random.duration(self.interval / 2, self.interval * 3 / 2)
     }
 }
@@ -255,7 +255,7 @@ impl<'a> Nemesis<'a> {
     /// Kills one server for a while, so that the others have to show that they hold everything.
     pub(crate) fn rely_on_the_others(&self, round: u64, pace: Duration) -> Result<()> {
         let mut turn = Turn::new(*self, FaultClass::Kill, &|| false);
-        turn.random = Random::stream(self.seed, 2_000 + round);
+        turn.random = Dice::numbered(self.seed, 2_000 + round);
         turn.announce(Aim::One.name());
         let outcome = turn.hit(Aim::One)?;
         turn.conclude(outcome);
@@ -268,7 +268,7 @@ impl<'a> Nemesis<'a> {
 struct Turn<'a> {
     nemesis: Nemesis<'a>,
     class: FaultClass,
-    random: Random,
+    random: Dice,
     halt: &'a dyn Fn() -> bool,
     /// The id under which the server voted that this class took down last.
     old_id: Option<String>,
@@ -276,7 +276,7 @@ struct Turn<'a> {
 
 impl<'a> Turn<'a> {
     fn new(nemesis: Nemesis<'a>, class: FaultClass, halt: &'a dyn Fn() -> bool) -> Self {
-        let random = Random::stream(nemesis.seed, 1_000 + class as u64);
+        let random = Dice::numbered(nemesis.seed, 1_000 + class as u64);
         Self { nemesis, class, random, halt, old_id: None }
     }
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::random::Random;
+use chance::Dice;
 
 /// A shape; every one blocks at least one flow of a cluster of three or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl Shape {
     }
 
     /// What to block; nothing if there is no leader to single out.
-    pub(crate) fn draw(self, servers: usize, leaders: &[usize], random: &mut Random) -> Cut {
+    pub(crate) fn draw(self, servers: usize, leaders: &[usize], random: &mut Dice) -> Cut {
         let mut order: Vec<usize> = (0..servers).collect();
         random.shuffle(&mut order);
         let minority = servers.div_ceil(2) - 1;
@@ -104,7 +104,7 @@ impl Shape {
             order.insert(place, leader);
         }
         // Asymmetric faults hurt most at the leader: half of them go there.
-        let victim = leader.filter(|_| random.below(2) == 0).unwrap_or(order[0]);
+        let victim = leader.filter(|_| random.index(2) == 0).unwrap_or(order[0]);
         let place = |server: usize| {
             order.iter().position(|other| *other == server).expect("the order holds every server")
         };
@@ -167,9 +167,9 @@ mod tests {
     #[test]
     fn shapes_isolate_what_they_say() {
         for seed in 0..200 {
-            let mut random = Random::stream(seed, 0);
+            let mut random = Dice::numbered(seed, 0);
             for servers in [3, 5] {
-                let leader = random.below(servers);
+                let leader = random.index(servers);
                 let mut draw = |shape: Shape| shape.draw(servers, &[leader], &mut random).flows;
                 let mut one = company(servers, &draw(Shape::One));
                 one.sort_unstable();
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn isolated_servers_are_those_cut_off() {
-        let mut random = Random::stream(3, 0);
+        let mut random = Dice::numbered(3, 0);
         let mut draw = |shape: Shape| shape.draw(5, &[4], &mut random).isolated;
         assert_eq!(draw(Shape::Primaries), [4]);
         assert!(draw(Shape::LeaderWithMinority).contains(&4));
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn shapes_around_a_leader_need_one() {
-        let mut random = Random::stream(1, 0);
+        let mut random = Dice::numbered(1, 0);
         for shape in [Shape::Primaries, Shape::Majority, Shape::LeaderWithMinority] {
             assert_eq!(shape.draw(3, &[], &mut random), Cut::default());
         }

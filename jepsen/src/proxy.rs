@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::net::sockopt::set_socket_linger;
 
-use crate::random::Random;
+use chance::Dice;
 use pump::Pump;
 
 const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -311,7 +311,7 @@ impl Shared {
     }
 
     /// Decides what becomes of `bytes` that were read from a connection.
-    fn judge(&self, id: u64, flow: (usize, usize), bytes: usize, random: &mut Random) -> Fate {
+    fn judge(&self, id: u64, flow: (usize, usize), bytes: usize, random: &mut Dice) -> Fate {
         let mut state = self.lock();
         let State { flows, connections, met, .. } = &mut *state;
         let Some(connection) = connections.get_mut(&id) else { return Fate::Stop };
@@ -330,7 +330,7 @@ impl Shared {
             after += random.duration(delay.from, delay.to);
         }
         if let Some(loss) = link.loss {
-            let draw = random.below(100);
+            let draw = random.index(100);
             if draw < loss.reset_percent {
                 met.lost += 1;
                 connection.reset();

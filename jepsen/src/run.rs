@@ -29,7 +29,6 @@ use crate::history::{Recorder, read_jsonl};
 use crate::html;
 use crate::nemesis::{Nemesis, Schedule, Turns};
 use crate::owned::Ledger;
-use crate::random::Random;
 use crate::replicas;
 use crate::report::Reporter;
 use crate::store::{
@@ -38,6 +37,7 @@ use crate::store::{
 use crate::system::System;
 use crate::task::Place;
 use crate::workload::{Drive, Load, ReadMode, Target, WorkloadKind, clients};
+use chance::Dice;
 
 /// How long the servers may take to be ready, at the start and after the heal.
 const READY_TIMEOUT: Duration = Duration::from_mins(1);
@@ -407,7 +407,7 @@ fn torment(
             None => nemesis.torment(classes, schedule, stop),
         });
         let tormentor = workload_of(record).is_ok_and(WorkloadKind::torments_agents).then(|| {
-            let mut random = Random::stream(record.seed, 3);
+            let mut random = Dice::numbered(record.seed, 3);
             scope.spawn(move || {
                 let trail = tasks.map(Place::trail).transpose()?;
                 fleet.torment(watch.recorder, &mut random, trail, stop)

@@ -21,7 +21,6 @@ use tonic::{Code, Status};
 
 use crate::{
     coverage,
-    dice::Dice,
     network::SimTransport,
     running::{self, Name},
     streams,
@@ -29,6 +28,7 @@ use crate::{
     trace, verdict,
     world::{self, World},
 };
+use chance::Dice;
 
 const RPC_TIMEOUT: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(300);
@@ -77,7 +77,7 @@ impl Agent {
     /// An agent of that number.
     pub(crate) fn new(number: usize, world: &World, mut dice: Dice) -> Self {
         let name = format!("a{number}");
-        let id = [dice.next().to_le_bytes(), dice.next().to_le_bytes()].concat();
+        let id = [dice.bits().to_le_bytes(), dice.bits().to_le_bytes()].concat();
         let id = Bytes::from(id);
         Self {
             transport: world.network.transport(&name),
@@ -92,8 +92,8 @@ impl Agent {
             running: BTreeMap::new(),
             seen: 0,
             dice,
-            dice_streams: Dice::new(world.swarm.seed, &format!("streams of a{number}")),
-            dice_stalls: Dice::new(world.swarm.seed, &format!("stalls of a{number}")),
+            dice_streams: Dice::named(world.swarm.seed, &format!("streams of a{number}")),
+            dice_stalls: Dice::named(world.swarm.seed, &format!("stalls of a{number}")),
         }
     }
 
@@ -136,7 +136,7 @@ impl Agent {
         if forgets {
             self.running.clear();
             running::ends_all(self.number);
-            let identity = [self.dice.next().to_le_bytes(), self.dice.next().to_le_bytes()];
+            let identity = [self.dice.bits().to_le_bytes(), self.dice.bits().to_le_bytes()];
             self.identity = identity.concat().into();
         }
         rt::sleep(away).await;

@@ -11,13 +11,12 @@ use quorate::{
 };
 
 use crate::{
-    coverage,
-    dice::Dice,
-    streams,
+    coverage, streams,
     swarm::Class,
     trace, verdict,
     world::{Crash, World},
 };
+use chance::Dice;
 
 /// Pause between two of them, ms.
 const GAP_MS: (u64, u64) = (200, 3_000);
@@ -59,7 +58,7 @@ const INSTALL_OPERATIONS_MAX: u64 = 24;
 
 /// Brings them for as long as the other faults last.
 pub(crate) async fn run(world: World) {
-    let mut dice = Dice::new(world.swarm.seed, "aimed");
+    let mut dice = Dice::named(world.swarm.seed, "aimed");
     let end = Instant::now() + Duration::from_millis(world.swarm.safety_ms);
     while Instant::now() < end {
         rt::sleep(Duration::from_millis(dice.between(GAP_MS.0, GAP_MS.1))).await;

@@ -18,11 +18,11 @@ use quorate::{
 
 use crate::{
     coverage,
-    dice::Dice,
     oracle::{Oracle, Version},
     trace, verdict,
     world::World,
 };
+use chance::Dice;
 
 /// Registers that clients share.
 pub(crate) const REGISTERS: usize = 4;

@@ -21,7 +21,8 @@ use quorate::{
     server::Core,
 };
 
-use crate::{agent::RACKS, client, coverage, dice::Dice, invariants, trace, verdict, world::World};
+use crate::{agent::RACKS, client, coverage, invariants, trace, verdict, world::World};
+use chance::Dice;
 
 /// Services that the operator plays with.
 const SERVICES: usize = 3;
@@ -234,7 +235,7 @@ fn drain_command(node: NodeId, drain: Option<Drain>) -> Command {
 impl Operator {
     /// The operator of a run.
     pub(crate) fn new(world: World) -> anyhow::Result<Self> {
-        let dice = Dice::new(world.swarm.seed, "operator");
+        let dice = Dice::named(world.swarm.seed, "operator");
         let ports = r#"network {
           port "a" { static = 8080 }
           port "b" {}
@@ -243,7 +244,7 @@ impl Operator {
         // What holds a port and ends slowly makes what comes after it wait.
         let templates = [template("", "200ms")?, template(ports, "2500ms")?];
         let known = (0..SERVICES).map(|service| (service, Known::new())).collect();
-        let mut more = Dice::new(world.swarm.seed, "operator, more");
+        let mut more = Dice::named(world.swarm.seed, "operator, more");
         let rich = more.below(2) == 0;
         let extras = [Arc::new(extra("nightly", "batch")?), Arc::new(extra("daemon", "system")?)];
         let (drained, touched) = (BTreeSet::new(), BTreeSet::new());

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use quorate::rt::{self, Instant};
 
-use crate::{coverage, dice::Dice, trace, world::World};
+use crate::{coverage, trace, world::World};
+use chance::Dice;
 
 /// Longest pause between two of them, ms.
 const GAP_MS_MAX: u64 = 2_500;
@@ -13,7 +14,7 @@ const HELD_MS: [(u64, u64); 2] = [(200, 5_000), (5_500, 9_000)];
 
 /// Holds the application of entries back for as long as the plan says.
 pub(crate) async fn run(world: World) {
-    let mut dice = Dice::new(world.swarm.seed, "lag");
+    let mut dice = Dice::named(world.swarm.seed, "lag");
     let end = Instant::now() + Duration::from_millis(world.swarm.safety_ms);
     while Instant::now() < end && !world.is_calm() {
         rt::sleep(Duration::from_millis(dice.between(100, GAP_MS_MAX))).await;

@@ -30,13 +30,12 @@ use self::{
 };
 use crate::{
     agent::RACKS,
-    coverage,
-    dice::Dice,
-    running,
+    coverage, running,
     swarm::Class,
     trace, verdict,
     world::{self, World},
 };
+use chance::Dice;
 
 const RPC_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a fault waits for a moment at which it hurts.
@@ -75,7 +74,7 @@ impl Machine {
     /// A machine of that number, with its state in a directory.
     pub(crate) fn new(number: usize, world: &World, directory: PathBuf) -> Self {
         let name = format!("a{number}");
-        let mut dice = Dice::new(world.swarm.seed, &format!("machine {number}"));
+        let mut dice = Dice::named(world.swarm.seed, &format!("machine {number}"));
         let told = Arc::default();
         let processes = Processes::new(number, world.clone(), told);
         Self {
@@ -294,7 +293,7 @@ impl Machine {
 }
 
 fn boot_id(dice: &mut Dice) -> [u8; 16] {
-    let halves = [dice.next(), dice.next()].map(u64::to_le_bytes);
+    let halves = [dice.bits(), dice.bits()].map(u64::to_le_bytes);
     std::array::from_fn(|i| halves[i / 8][i % 8])
 }
 

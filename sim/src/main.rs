@@ -26,7 +26,6 @@ mod child;
 mod cli;
 mod client;
 mod coverage;
-mod dice;
 mod invariants;
 mod jobs;
 mod lag;

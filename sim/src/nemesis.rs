@@ -10,13 +10,13 @@ use quorate::{
 
 use crate::{
     coverage,
-    dice::Dice,
     network::CALM,
     partition::Shape,
     swarm::{Class, Swarm},
     trace,
     world::{Crash, World},
 };
+use chance::Dice;
 
 /// How long a flapping link is up, or down.
 const FLAP: Duration = Duration::from_millis(200);
@@ -55,10 +55,10 @@ async fn wipe_again(world: World, server: usize, after: Duration) {
 impl Nemesis {
     /// The faults of this run.
     pub(crate) fn new(world: World) -> Self {
-        let dice = Dice::new(world.swarm.seed, "nemesis");
+        let dice = Dice::named(world.swarm.seed, "nemesis");
         let classes = world.swarm.classes.iter().copied();
         let events = classes.filter(|class| class.is_of_nemesis());
-        let dice_rewipe = Dice::new(world.swarm.seed, "rewipe");
+        let dice_rewipe = Dice::named(world.swarm.seed, "rewipe");
         Self { events: events.collect(), world, dice, dice_rewipe }
     }
 

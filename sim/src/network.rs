@@ -29,11 +29,11 @@ use tonic::Status;
 
 use crate::{
     coverage,
-    dice::Dice,
     invariants::Votes,
     services::{Messages, Services},
     trace, verdict,
 };
+use chance::Dice;
 
 /// Messages of one stream and direction that are under way.
 const STREAM_MESSAGES_MAX: usize = 64;
@@ -144,7 +144,7 @@ impl Network {
     /// A calm network without servers.
     pub(crate) fn new(seed: u64) -> Self {
         let state = State {
-            dice: Dice::new(seed, "network"),
+            dice: Dice::named(seed, "network"),
             weather: CALM,
             endpoints: BTreeMap::new(),
             cuts: BTreeMap::new(),

@@ -15,11 +15,11 @@ use quorate::{
 
 use crate::{
     coverage,
-    dice::Dice,
     swarm::Class,
     trace, verdict,
     world::{self, Crash, World},
 };
+use chance::Dice;
 
 /// Directories of which one change is interrupted, so that what is rare (a snapshot, an install, a new segment) is met as often as an append.
 const DIRECTORIES: [&str; 4] = ["/data/snapshots", "/data/state", "/data/log", "/data"];
@@ -51,7 +51,7 @@ pub(crate) struct Nuisance {
 impl Nuisance {
     /// Those of this run.
     pub(crate) fn new(world: World) -> Self {
-        let dice = Dice::new(world.swarm.seed, "nuisance");
+        let dice = Dice::named(world.swarm.seed, "nuisance");
         let all = [
             (Class::Halt, Kind::Halt),
             (Class::Halt, Kind::Halt),
@@ -152,10 +152,10 @@ impl Nuisance {
         let id = core.id;
         drop(core);
         let cluster =
-            if is_foreign { [self.dice.next().to_le_bytes(); 2].concat() } else { own.0.to_vec() };
+            if is_foreign { [self.dice.bits().to_le_bytes(); 2].concat() } else { own.0.to_vec() };
         let header = pb::PeerHeader {
             cluster_id: cluster.into(),
-            from: self.dice.next() >> 11,
+            from: self.dice.bits() >> 11,
             to: if is_foreign { id } else { id ^ 1 },
         };
         let vote = pb::Vote { term: 1 << 40, voted_for: Some(header.from), committed: true };

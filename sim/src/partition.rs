@@ -3,7 +3,7 @@
 //! Pure: it names links and cuts none. Invariant: however a shape comes out, drawing it takes three numbers, so that a seed keeps the rest of its
 //! meaning.
 
-use crate::dice::Dice;
+use chance::Dice;
 
 /// What is cut; `from` and `to` are ends of one direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(crate) enum Shape {
 impl Shape {
     /// A shape for so many servers; `server` is the one that may be alone.
     pub(crate) fn draw(dice: &mut Dice, count: usize, server: usize) -> Self {
-        let sides = dice.next();
+        let sides = dice.bits();
         let middle = dice.index(count);
         match dice.below(5) {
             0 | 1 => Self::Alone(server),
@@ -87,7 +87,7 @@ mod tests {
 
     /// The texts of the shapes that cut something, in many draws.
     fn cutting(count: usize) -> BTreeSet<&'static str> {
-        let mut dice = Dice::new(1, "partition");
+        let mut dice = Dice::named(1, "partition");
         let shapes = (0..1_000_usize).map(|draw| Shape::draw(&mut dice, count, draw % count));
         let cutting = shapes.filter(|shape| {
             (0..count).any(|from| (0..count).any(|to| from != to && shape.cuts(from, to)))
@@ -115,14 +115,14 @@ mod tests {
 
     #[test]
     fn every_shape_takes_three_numbers() {
-        let mut dice = Dice::new(7, "partition");
+        let mut dice = Dice::named(7, "partition");
         for _ in 0..100 {
             let mut reference = dice.clone();
             Shape::draw(&mut dice, 3, 0);
             for _ in 0..3 {
-                reference.next();
+                reference.bits();
             }
-            assert_eq!(dice.clone().next(), reference.next());
+            assert_eq!(dice.clone().bits(), reference.bits());
         }
     }
 }

@@ -10,7 +10,8 @@ use quorate::{
     server::Core,
 };
 
-use crate::{client::Shared, coverage, dice::Dice, trace, verdict, world::World};
+use crate::{client::Shared, coverage, trace, verdict, world::World};
+use chance::Dice;
 
 /// How long a read waits for the index that it names.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -34,7 +35,7 @@ pub(crate) struct Reader {
 impl Reader {
     /// The reader of a run.
     pub(crate) fn new(world: World, shared: Shared) -> Self {
-        let dice = Dice::new(world.swarm.seed, "reader");
+        let dice = Dice::named(world.swarm.seed, "reader");
         Self { world, shared, dice, token: 0, shown: BTreeMap::new(), contact: BTreeMap::new() }
     }
 

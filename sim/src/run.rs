@@ -13,7 +13,6 @@ use crate::{
     agent::Agent,
     aimed,
     client::{self, Ended, REGISTERS, Shared},
-    dice::Dice,
     invariants,
     jobs::{self, Operator},
     lag,
@@ -28,6 +27,7 @@ use crate::{
     trace, verdict,
     world::World,
 };
+use chance::Dice;
 
 /// From the end of all faults to a cluster that answers everywhere.
 const CONVERGE: Duration = Duration::from_secs(30);
@@ -89,7 +89,7 @@ async fn live(swarm: Arc<Swarm>) -> anyhow::Result<Outcome> {
 /// Runs phase after phase as long as nothing is wrong.
 async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
     let seed = world.swarm.seed;
-    let mut dice = Dice::new(seed, "run");
+    let mut dice = Dice::named(seed, "run");
     for server in 0..world.count() {
         world.start(server);
         rt::sleep(Duration::from_millis(dice.below(400))).await;
@@ -100,16 +100,16 @@ async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
     let (stop, stopped) = watch::channel(false);
     let mut tasks = Vec::new();
     for number in 0..world.swarm.clients {
-        let dice = Dice::new(seed, &format!("client {number}"));
+        let dice = Dice::named(seed, &format!("client {number}"));
         tasks.push(rt::spawn(shared.clone().run(number, dice, stopped.clone())));
     }
     for server in 0..world.count() {
         tasks.push(rt::spawn(shared.clone().watch(server, stopped.clone())));
     }
     let directories = world.swarm.has(Class::Machines).then(Directories::new).transpose()?;
-    let mut real = Dice::new(seed, "machines");
+    let mut real = Dice::named(seed, "machines");
     for number in 0..world.swarm.agents {
-        let dice = Dice::new(seed, &format!("agent {number}"));
+        let dice = Dice::named(seed, &format!("agent {number}"));
         let stopped = stopped.clone();
         let machine = directories.as_ref().filter(|_| real.below(4) > 0);
         tasks.push(match machine {
@@ -213,7 +213,7 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
     }
     let late = service_job("late")?;
     let key = late.key.clone();
-    let mut dice = Dice::new(world.swarm.seed, "aimed at the end");
+    let mut dice = Dice::named(world.swarm.seed, "aimed at the end");
     if world.swarm.has(Class::Aimed) && dice.below(2) == 0 {
         aimed::elect_a_full_server(world, &mut dice).await;
     }

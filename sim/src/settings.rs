@@ -13,7 +13,8 @@ use quorate::{
     server::Core,
 };
 
-use crate::{coverage, dice::Dice, trace, verdict, world::World};
+use crate::{coverage, trace, verdict, world::World};
+use chance::Dice;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE_MS_MAX: u64 = 300;
@@ -103,7 +104,7 @@ pub(crate) struct SettingsWriter {
 impl SettingsWriter {
     /// The writer of a run.
     pub(crate) fn new(world: World) -> Self {
-        let dice = Dice::new(world.swarm.seed, "settings");
+        let dice = Dice::named(world.swarm.seed, "settings");
         Self { world, dice, known: Default::default(), last: 0 }
     }
 

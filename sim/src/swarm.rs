@@ -7,7 +7,8 @@ use std::{collections::BTreeSet, fmt, str::FromStr, time::Duration};
 use fsm::RequestId;
 use quorate::server::RaftTiming;
 
-use crate::{dice::Dice, network::Weather};
+use crate::network::Weather;
+use chance::Dice;
 
 /// How long a client waits for the answer to a write.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -310,16 +311,16 @@ impl Swarm {
 
     /// The plan of a seed.
     pub(crate) fn draw(seed: u64, change: &Override) -> Self {
-        let mut dice = Dice::new(seed, "swarm");
+        let mut dice = Dice::named(seed, "swarm");
         let drawn = pick(&mut dice, &[1, 3, 3, 3, 3, 3, 3, 5, 5, 3]);
         let servers = change.servers.map_or(drawn, usize::from);
         let (first, later) = Class::ALL.split_at(Class::FIRST);
         let (later, latest) = later.split_at(Class::SECOND - Class::FIRST);
         let mut classes: BTreeSet<Class> =
             first.iter().copied().filter(|_| dice.below(2) == 0).collect();
-        let mut dice_later = Dice::new(seed, "later classes");
+        let mut dice_later = Dice::named(seed, "later classes");
         classes.extend(later.iter().filter(|_| dice_later.below(2) == 0));
-        let mut dice_latest = Dice::new(seed, "latest classes");
+        let mut dice_latest = Dice::named(seed, "latest classes");
         classes.extend(latest.iter().filter(|_| dice_latest.below(2) == 0));
         let classes = classes.into_iter().filter(|class| !change.without.contains(class)).collect();
         let safety_ms = dice.between(4_000, 14_000);

@@ -27,13 +27,13 @@ use quorate::{
 
 use crate::{
     coverage,
-    dice::Dice,
     invariants::{Applied, Disks, Leaders, LogTime, NodeDeaths},
     network::Network,
     services::Services,
     swarm::{Class, Swarm},
     trace, verdict,
 };
+use chance::Dice;
 
 /// How much later than its deadline a call may end.
 const DEADLINE_SLACK: Duration = Duration::from_millis(500);
@@ -137,8 +137,8 @@ pub(crate) fn address(server: usize) -> String {
 impl World {
     /// The servers of a plan, none of them started.
     pub(crate) fn new(swarm: &Arc<Swarm>) -> Self {
-        let mut dice = Dice::new(swarm.seed, "world");
-        let slots = (0..swarm.servers).map(|_| Slot::new(dice.next())).collect();
+        let mut dice = Dice::named(swarm.seed, "world");
+        let slots = (0..swarm.servers).map(|_| Slot::new(dice.bits())).collect();
         let patience = Duration::from_millis(swarm.heartbeat_ttl_ms + swarm.heartbeat_grace_ms);
         let state = State {
             slots,
@@ -490,7 +490,7 @@ impl World {
             .map(|services| services.leases_outstanding());
         let live = {
             let mut state = self.lock();
-            let seed = state.dice.next();
+            let seed = state.dice.bits();
             let slot = &mut state.slots[server];
             let live = slot.live.take();
             if let Some(live) = &live {

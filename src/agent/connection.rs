@@ -13,11 +13,12 @@ use std::{
     time::Duration,
 };
 
+use chance::mix;
 use futures_util::{StreamExt, future::BoxFuture};
 use prost::Message;
 use tonic::{Code, Status, transport::Endpoint};
 
-use super::{restart::mix, settings::SettingsError};
+use super::settings::SettingsError;
 use crate::{
     rpc::transport::{Lane, ReplyStream, Transport, call},
     rt::{Semaphore, SemaphorePermit},

@@ -10,6 +10,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use chance::mix;
 use futures_util::{FutureExt, StreamExt};
 use prost::Message;
 use proto::v1::{self, Liveness};
@@ -17,7 +18,6 @@ use tonic::{Code, Status};
 
 use super::{
     connection::{Backoff, Connection, is_about_server},
-    restart::mix,
     status::{Outbox, UPDATE_ALLOCATIONS},
 };
 use crate::rt::{self, Instant, Notify, sleep, sleep_until, timeout, watch};

@@ -149,16 +149,8 @@ pub(crate) fn format_duration(ms: u64) -> String {
     }
 }
 
-/// A number that depends on all bits of its input (the finaliser of splitmix64).
-pub(crate) fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 fn jitter(seed: u64, count: u32, delay_ms: u64) -> u64 {
-    mix(seed ^ u64::from(count)) % (delay_ms / 4 + 1)
+    chance::mix(seed ^ u64::from(count)) % (delay_ms / 4 + 1)
 }
 
 #[cfg(test)]

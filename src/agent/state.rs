@@ -64,8 +64,8 @@ impl NodeIdentity {
                 u64::from_le_bytes(bytes[range].try_into().expect("half of 16 bytes is 8"))
             };
             let key = u64::from(number) ^ (salt << 40);
-            let low = super::restart::mix(word(0..8) ^ key);
-            let high = super::restart::mix(word(8..16) ^ key.rotate_left(32) ^ low);
+            let low = chance::mix(word(0..8) ^ key);
+            let high = chance::mix(word(8..16) ^ key.rotate_left(32) ^ low);
             let mut out = [0; 16];
             out[..8].copy_from_slice(&low.to_le_bytes());
             out[8..].copy_from_slice(&high.to_le_bytes());

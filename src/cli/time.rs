@@ -4,6 +4,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use calendar::DateTime;
+
 const NANOSECONDS: i64 = 1_000_000_000;
 const DAY_SECONDS: i64 = 86_400;
 
@@ -19,29 +21,7 @@ pub(crate) fn timestamp(nanoseconds: i64) -> String {
         return "N/A".to_owned();
     }
     let seconds = nanoseconds.div_euclid(NANOSECONDS);
-    let (year, month, day) = civil(seconds.div_euclid(DAY_SECONDS));
-    let second = seconds.rem_euclid(DAY_SECONDS);
-    format!(
-        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
-        second / 3600,
-        second / 60 % 60,
-        second % 60
-    )
-}
-
-/// Days since 1970 → (year, month, day) of the Gregorian calendar, counting years from March (Howard Hinnant's algorithm).
-fn civil(days: i64) -> (i64, i64, i64) {
-    let shifted = days + 719_468;
-    let era = shifted.div_euclid(146_097);
-    let day_of_era = shifted.rem_euclid(146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    (year, month, day)
+    DateTime::from_unix(seconds).rfc3339()
 }
 
 /// `5m3s ago`, or `N/A` for 0.

@@ -12,7 +12,8 @@ mod image;
 mod tests;
 
 use super::{Disk, DiskFile, OpenMode};
-use image::{Change, NameChange, Names, Node, Random, lock_node};
+use chance::Dice;
+use image::{Change, NameChange, Names, Node, lock_node, strikes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -57,7 +58,7 @@ pub struct FaultDisk {
 
 #[derive(Debug)]
 struct State {
-    random: Random,
+    random: Dice,
     /// Raised by a kill or a power cut; handles of an older one are dead.
     generation: u64,
     names: Names,
@@ -85,7 +86,7 @@ impl FaultDisk {
     /// An empty disk whose every later choice follows from the seed.
     pub fn new(seed: u64) -> Self {
         let state = State {
-            random: Random(seed),
+            random: Dice::new(seed),
             generation: 0,
             names: BTreeMap::new(),
             names_durable: BTreeMap::new(),
@@ -134,7 +135,7 @@ impl FaultDisk {
     /// injected faults except the capacity are gone.
     pub fn power_cut(&self, seed: u64) {
         let mut state = self.lock();
-        let mut random = Random(seed ^ state.random.next());
+        let mut random = Dice::new(seed ^ state.random.bits());
         state.restart();
         self.resumed.notify_all();
         state.counters.power_cuts += 1;
@@ -213,7 +214,7 @@ impl FaultDisk {
         self.lock().sync_error_in = Some(calls);
     }
 
-    /// Random errors from now on, until a kill or a power cut.
+    /// Dice errors from now on, until a kill or a power cut.
     pub fn set_error_rates(&self, rates: ErrorRates) {
         self.lock().rates = rates;
     }
@@ -397,7 +398,7 @@ impl State {
         self.counters.writes += 1;
         let stop = self.operate();
         let failing = stop.is_ok()
-            && (due(&mut self.write_error_in) || self.random.chance_ppm(self.rates.write_ppm));
+            && (due(&mut self.write_error_in) || strikes(&mut self.random, self.rates.write_ppm));
         let mut length = bytes.len();
         if failing {
             // A kernel copies by pages, so a write that fails half way ends on a sector.
@@ -437,7 +438,7 @@ impl State {
     fn sync(&mut self, node: &mut Node) -> io::Result<()> {
         self.counters.syncs += 1;
         self.operate()?;
-        if due(&mut self.sync_error_in) || self.random.chance_ppm(self.rates.sync_ppm) {
+        if due(&mut self.sync_error_in) || strikes(&mut self.random, self.rates.sync_ppm) {
             for change in std::mem::take(&mut node.pending) {
                 if self.random.below(2) == 0 {
                     change.apply(&mut node.durable);
@@ -452,7 +453,7 @@ impl State {
     }
 
     fn read_fault(&mut self) -> io::Result<()> {
-        if due(&mut self.read_error_in) || self.random.chance_ppm(self.rates.read_ppm) {
+        if due(&mut self.read_error_in) || strikes(&mut self.random, self.rates.read_ppm) {
             return Err(io::Error::other("injected: read error"));
         }
         Ok(())
@@ -549,7 +550,7 @@ impl Disk for FaultDisk {
         state.counters.syncs += 1;
         state.operate()?;
         let rates = state.rates;
-        if due(&mut state.sync_error_in) || state.random.chance_ppm(rates.sync_ppm) {
+        if due(&mut state.sync_error_in) || strikes(&mut state.random, rates.sync_ppm) {
             return Err(io::Error::other("injected: directory sync error"));
         }
         let pending = std::mem::take(&mut state.names_pending);

@@ -5,6 +5,7 @@
 
 use std::{path::Path, sync::Arc};
 
+use chance::Dice;
 use futures_util::FutureExt;
 use openraft::{
     storage::{IOFlushed, RaftLogStorage},
@@ -31,17 +32,6 @@ use crate::{
 /// Entries of the leader.
 const ENTRIES: u64 = 600;
 
-/// Seeded choices, apart from the disk's own.
-struct Choices(u64);
-
-impl Choices {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
-
 /// How often the lives came by the places that matter.
 #[derive(Debug, Default)]
 struct Coverage {
@@ -66,7 +56,7 @@ async fn open(disk: &FaultDisk) -> anyhow::Result<Storage> {
     Storage::open(&disk, &open_engine, Path::new(DIRECTORY)).await
 }
 
-fn inject(disk: &FaultDisk, choices: &mut Choices) {
+fn inject(disk: &FaultDisk, choices: &mut Dice) {
     match choices.below(10) {
         0..5 => disk.stop_after(choices.below(60)),
         5 => disk.fail_sync_after(choices.below(12)),
@@ -81,7 +71,7 @@ fn inject(disk: &FaultDisk, choices: &mut Choices) {
     }
 }
 
-fn crash(disk: &FaultDisk, choices: &mut Choices) {
+fn crash(disk: &FaultDisk, choices: &mut Dice) {
     disk.set_capacity(None);
     if choices.below(4) == 0 { disk.kill() } else { disk.power_cut(choices.below(u64::MAX)) }
 }
@@ -91,7 +81,7 @@ async fn act(
     storage: &mut Storage,
     truth: &Truth,
     told: &mut Told,
-    choices: &mut Choices,
+    choices: &mut Dice,
     coverage: &mut Coverage,
 ) -> std::io::Result<()> {
     let next =
@@ -141,7 +131,7 @@ async fn act(
 /// Opens, works, crashes and reopens on one disk, so many lives long.
 async fn live(seed: u64, lives: u64, truth: &Truth, coverage: &mut Coverage) {
     let disk = FaultDisk::new(seed);
-    let mut choices = Choices(seed.wrapping_mul(0x9E37_79B9).wrapping_add(seed));
+    let mut choices = Dice::named(seed, "choices");
     let mut told = Told::default();
     for life in 0..lives {
         coverage.lives += 1;

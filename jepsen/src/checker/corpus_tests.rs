@@ -20,8 +20,8 @@ use super::{
 };
 use crate::edn::read_history;
 use crate::history::{Function, Kind, Op, Process};
-use crate::random::Random;
 use crate::task::Line;
+use chance::Dice;
 
 const TIME_MAX: Duration = Duration::from_mins(2);
 
@@ -214,16 +214,16 @@ fn serializable(all: &[Transaction], done: &mut Vec<usize>, lists: &[Vec<i64>]) 
 }
 
 /// Transactions on two lists, good by construction, then perhaps with one read spoilt. The last one reads all.
-fn random_transactions(random: &mut Random, spoil: bool) -> Vec<Transaction> {
+fn random_transactions(random: &mut Dice, spoil: bool) -> Vec<Transaction> {
     let mut lists = [Vec::new(), Vec::new()];
     let mut value = 0;
     let mut all = Vec::new();
-    let count = 3 + random.below(4) as u64;
+    let count = 3 + random.index(4) as u64;
     for number in 0..count {
         let mut steps = Vec::new();
-        for _ in 0..=random.below(3) {
-            let list = random.below(2);
-            if random.below(2) == 0 {
+        for _ in 0..=random.index(3) {
+            let list = random.index(2);
+            if random.index(2) == 0 {
                 steps.push((list, Err(lists[list].clone())));
             } else {
                 value += 1;
@@ -232,8 +232,8 @@ fn random_transactions(random: &mut Random, spoil: bool) -> Vec<Transaction> {
             }
         }
         let at = 1_000 + number * 100;
-        let invoked = at - random.below(250) as u64;
-        all.push(Transaction { steps, invoked, returned: at + 1 + random.below(250) as u64 });
+        let invoked = at - random.index(250) as u64;
+        all.push(Transaction { steps, invoked, returned: at + 1 + random.index(250) as u64 });
     }
     let steps = vec![(0, Err(lists[0].clone())), (1, Err(lists[1].clone()))];
     all.push(Transaction { steps, invoked: 5_000, returned: 5_001 });
@@ -248,10 +248,10 @@ fn random_transactions(random: &mut Random, spoil: bool) -> Vec<Transaction> {
     let (number, step) = random.choose(&reads);
     let value_count = usize::try_from(value.max(1)).unwrap();
     if spoil && let Err(read) = &mut all[number].steps[step].1 {
-        match random.below(3) {
+        match random.index(3) {
             0 => drop(read.pop()),
             1 if !read.is_empty() => drop(read.remove(0)),
-            _ => read.push(1 + i64::try_from(random.below(value_count)).unwrap()),
+            _ => read.push(1 + i64::try_from(random.index(value_count)).unwrap()),
         }
     }
     all
@@ -283,7 +283,7 @@ fn as_history(all: &[Transaction]) -> Vec<Op> {
 fn list_append_agrees_with_brute_force() {
     let mut verdicts = [0; 2];
     for seed in 0..4_000 {
-        let mut random = Random::stream(seed, 0);
+        let mut random = Dice::numbered(seed, 0);
         let all = random_transactions(&mut random, seed % 3 > 0);
         let expected = serializable(&all, &mut Vec::new(), &[Vec::new(), Vec::new()]);
         assert!(expected || seed % 3 > 0, "seed {seed}: a good history was generated bad");
@@ -334,14 +334,14 @@ fn linearizable(calls: &[(Call, u64, Option<u64>)], done: &mut Vec<usize>, value
 fn registers_with_equal_values_agree_with_brute_force() {
     let mut verdicts = [0; 2];
     for seed in 0..6_000 {
-        let mut random = Random::stream(seed, 1);
+        let mut random = Dice::numbered(seed, 1);
         let mut value = 1;
         let mut calls = Vec::new();
         let mut history: Vec<(u64, Op)> = Vec::new();
-        let draw = |random: &mut Random| 1 + random.below(2) as u64;
-        for number in 0..4 + random.below(4) as u64 {
+        let draw = |random: &mut Dice| 1 + random.index(2) as u64;
+        for number in 0..4 + random.index(4) as u64 {
             let guess = draw(&mut random);
-            let call = match random.below(3) {
+            let call = match random.index(3) {
                 0 if seed % 2 == 0 => Call::Read(value),
                 0 => Call::Read(guess),
                 1 => Call::Write(guess),
@@ -351,9 +351,9 @@ fn registers_with_equal_values_agree_with_brute_force() {
                 value = new;
             }
             let at = 1_000 + number * 1_000;
-            let invoked = at - random.below(100) as u64 * 10 * number.min(1) - number;
-            let returned = at + 1 + random.below(300) as u64 * 10;
-            let answered = matches!(call, Call::Read(_)) || random.below(4) > 0;
+            let invoked = at - random.index(100) as u64 * 10 * number.min(1) - number;
+            let returned = at + 1 + random.index(300) as u64 * 10;
+            let answered = matches!(call, Call::Read(_)) || random.index(4) > 0;
             let (f, old, new) = match call {
                 Call::Read(seen) => (Function::Read, json!(null), json!(seen)),
                 Call::Write(new) => (Function::Write, json!(new), json!(new)),

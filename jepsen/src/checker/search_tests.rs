@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::random::Random;
+use chance::Dice;
 
 fn budget() -> Budget {
     Budget { deadline: Instant::now() + Duration::from_mins(1), configurations_max: 1_000_000 }
@@ -75,22 +75,22 @@ fn brute_force(calls: &[Call], done: &mut Vec<usize>, model: Model) -> bool {
 }
 
 /// A register served in a known order by overlapping clients; good by construction, then perhaps spoilt.
-fn random_calls(random: &mut Random, count: usize, versions: bool, spoil: bool) -> Vec<Call> {
+fn random_calls(random: &mut Dice, count: usize, versions: bool, spoil: bool) -> Vec<Call> {
     let mut value: Option<u64> = None;
     let mut version = 0;
     let mut calls = Vec::new();
     for step in 0..count as u64 {
         let at = step * 100 + 1_000;
-        let invoked = at - random.below(300) as u64;
-        let returned = Some(at + random.below(300) as u64);
+        let invoked = at - random.index(300) as u64;
+        let returned = Some(at + random.index(300) as u64);
         let shown = |version| versions.then_some(version);
-        let happens = random.below(8) > 0;
-        let answered = happens && random.below(4) > 0;
-        let kind = random.below(3);
+        let happens = random.index(8) > 0;
+        let answered = happens && random.index(4) > 0;
+        let kind = random.index(3);
         let (before, version_before) = (value, version);
         if kind > 0 && happens {
             value = Some(step);
-            version += 1 + random.below(3) as u64;
+            version += 1 + random.index(3) as u64;
         }
         let answer = if answered { shown(version) } else { None };
         let action = match kind {
@@ -107,12 +107,12 @@ fn random_calls(random: &mut Random, count: usize, versions: bool, spoil: bool) 
         calls.push(Call { action, invoked, returned });
     }
     if spoil {
-        let victim = random.below(calls.len());
-        let other = random.below(count) as u64;
+        let victim = random.index(calls.len());
+        let other = random.index(count) as u64;
         match &mut calls[victim].action {
             Action::Read { value, version } => {
                 *value = Some(other).filter(|value| *value > 0);
-                *version = version.map(|version| version.saturating_sub(random.below(2) as u64));
+                *version = version.map(|version| version.saturating_sub(random.index(2) as u64));
             }
             Action::Write { version, .. } => {
                 *version = version.map(|version| version.saturating_sub(1));
@@ -145,9 +145,9 @@ fn distinct_times(calls: &mut [Call]) {
 fn agrees_with_brute_force() {
     let mut verdicts = [0; 2];
     for seed in 0..6_000 {
-        let mut random = Random::stream(seed, 0);
+        let mut random = Dice::numbered(seed, 0);
         let (versions, spoil) = (seed % 2 == 0, seed % 4 < 2);
-        let count = 2 + random.below(6);
+        let count = 2 + random.index(6);
         let calls = random_calls(&mut random, count, versions, spoil);
         let start = Model { value: None, version: Ok(0) };
         let expected = brute_force(&calls, &mut Vec::new(), start);
@@ -162,7 +162,7 @@ fn agrees_with_brute_force() {
 
 #[test]
 fn long_histories_take_little_time() {
-    let mut random = Random::stream(11, 0);
+    let mut random = Dice::numbered(11, 0);
     let good = random_calls(&mut random, 10_000, true, false);
     let started = Instant::now();
     assert_eq!(linearizable(&good, &budget()), Outcome::Yes);
@@ -176,7 +176,7 @@ fn long_histories_take_little_time() {
 
 #[test]
 fn a_spent_budget_is_unknown() {
-    let calls = random_calls(&mut Random::stream(3, 0), 5_000, false, false);
+    let calls = random_calls(&mut Dice::numbered(3, 0), 5_000, false, false);
     let late = Budget { deadline: Instant::now(), ..budget() };
     assert!(matches!(linearizable(&calls, &late), Outcome::Unknown(_)));
     let small = Budget { configurations_max: 10, ..budget() };

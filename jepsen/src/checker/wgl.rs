@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::Instant;
 
-use crate::random::Random;
+use chance::Dice;
 
 /// What the search may spend.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +76,7 @@ pub(crate) fn solve<S: Clone + Eq + Hash>(
     observes: impl Fn(usize) -> bool,
     twin: impl Fn(usize) -> Option<usize>,
 ) -> Outcome {
-    let mut marks = Random::stream(0x57_47_4c, calls as u64);
+    let mut marks = Dice::numbered(0x57_47_4c, calls as u64);
     let marks: Vec<u128> =
         (0..calls).map(|_| u128::from(marks.bits()) << 64 | u128::from(marks.bits())).collect();
     let mut list = List::new(events, calls);

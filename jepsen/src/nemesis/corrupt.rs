@@ -18,7 +18,7 @@ use super::member::{Down, STATUS_TIMEOUT, move_away};
 use super::{NAP, Outcome, Turn};
 use crate::client::HttpClient;
 use crate::fault::FaultClass;
-use crate::random::Random;
+use chance::Dice;
 
 /// How long a damaged server may take to start or to refuse.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -56,13 +56,13 @@ impl Damage {
     }
 
     /// Damages one file below `data`; says what it did, or nothing if there is no such file.
-    fn inflict(self, data: &Path, random: &mut Random) -> Result<Option<String>> {
+    fn inflict(self, data: &Path, random: &mut Dice) -> Result<Option<String>> {
         let (folder, ending) = self.files();
         let files = files(&data.join(folder), ending)?;
         let Some(newest) = files.last() else { return Ok(None) };
         let done = match self {
             Self::FlipLog | Self::FlipSnapshot => {
-                let file = &files[random.below(files.len())];
+                let file = &files[random.index(files.len())];
                 let (offset, bit) = flip(file, random)?;
                 format!("bit {bit} of byte {offset} of {}", short(file))
             }
@@ -252,10 +252,10 @@ fn used_bytes(path: &Path) -> Result<u64> {
 }
 
 /// Flips one bit in the used part.
-fn flip(path: &Path, random: &mut Random) -> Result<(u64, u32)> {
+fn flip(path: &Path, random: &mut Dice) -> Result<(u64, u32)> {
     let used = used_bytes(path)?;
-    let offset = random.below(usize::try_from(used.max(1))?) as u64;
-    let bit = u32::try_from(random.below(8))?;
+    let offset = random.index(usize::try_from(used.max(1))?) as u64;
+    let bit = u32::try_from(random.index(8))?;
     let file = OpenOptions::new().read(true).write(true).open(path);
     let flipped = file.and_then(|file| {
         let mut byte = [0];
@@ -269,9 +269,9 @@ fn flip(path: &Path, random: &mut Random) -> Result<(u64, u32)> {
 }
 
 /// Cuts off an end of the used part.
-fn truncate(path: &Path, random: &mut Random) -> Result<u64> {
+fn truncate(path: &Path, random: &mut Dice) -> Result<u64> {
     let used = used_bytes(path)?;
-    let size = random.below(usize::try_from(used.max(1))?) as u64;
+    let size = random.index(usize::try_from(used.max(1))?) as u64;
     let file = OpenOptions::new().write(true).open(path);
     file.and_then(|file| file.set_len(size).and_then(|()| file.sync_all()))
         .with_context(|| format!("cannot cut {}", path.display()))?;
@@ -301,7 +301,7 @@ mod tests {
         let mut content = vec![7; 4_000];
         content.resize(1 << 20, 0);
         fs::write(&segment, &content).unwrap();
-        let mut random = Random::stream(1, 0);
+        let mut random = Dice::numbered(1, 0);
         for _ in 0..50 {
             Damage::FlipLog.inflict(data.path(), &mut random).unwrap().unwrap();
             let flipped = fs::read(&segment).unwrap();

@@ -11,7 +11,6 @@ use serde_json::json;
 use super::{Aim, NAP, Outcome, Turn};
 use crate::client::{HttpClient, Reply};
 use crate::cluster::Effect;
-use crate::time::parse_rfc3339;
 
 /// How long a server may take to meet a fault of its disk.
 const MET_TIMEOUT: Duration = Duration::from_secs(3);
@@ -188,9 +187,9 @@ impl Turn<'_> {
         for server in victims {
             // The least is what a time in whole seconds can show for sure.
             let least = 5_000;
-            let size = least + self.random.below(BUMP_MS_MAX - least);
+            let size = least + self.random.index(BUMP_MS_MAX - least);
             let size = i64::try_from(size).unwrap_or(i64::MAX);
-            let jump = if self.random.below(2) == 0 { size } else { -size };
+            let jump = if self.random.index(2) == 0 { size } else { -size };
             if self.jump(server, jump)? {
                 jumps.insert(self.name(server).to_owned(), jump.into());
             }
@@ -251,7 +250,7 @@ fn skew_seconds(http: SocketAddr) -> Option<i64> {
     let client = HttpClient::new(http, METRICS_TIMEOUT);
     let Reply::Answer { status: 200, body, .. } = client.get("/v1/metrics") else { return None };
     let metrics: serde_json::Value = serde_json::from_str(&body).ok()?;
-    let theirs = i64::try_from(parse_rfc3339(metrics["Timestamp"].as_str()?)?).ok()?;
+    let theirs = calendar::parse_rfc3339(metrics["Timestamp"].as_str()?)?;
     let ours = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
     Some(theirs - i64::try_from(ours).ok()?)
 }

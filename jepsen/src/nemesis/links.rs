@@ -34,7 +34,7 @@ impl Turn<'_> {
     pub(super) fn strike_partition(&mut self) -> Result<bool> {
         let flaps = self.cluster().network().flaps();
         let shape = self.random.choose(&Shape::ALL);
-        let draw = self.random.below(5);
+        let draw = self.random.index(5);
         let how = if draw == 0 && flaps {
             Flow::Flapping(FLAP)
         } else if draw <= 2 && !shape.one_way() {

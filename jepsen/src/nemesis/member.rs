@@ -38,7 +38,7 @@ impl Turn<'_> {
             return Ok(Err(Outcome::Skipped("not every server votes at the moment".to_owned())));
         };
         let leaders = self.leaders();
-        let victim = self.random.below(self.servers());
+        let victim = self.random.index(self.servers());
         let at = self.now();
         let mut cluster = self.cluster();
         // We would wait for the thaw, which waits for us.

@@ -123,7 +123,7 @@ fn links_without_traffic_do_not_count_as_partitioned() {
 
 #[test]
 fn aims_have_the_size_they_say() {
-    let mut random = Random::stream(1, 0);
+    let mut random = Dice::numbered(1, 0);
     let mut size = |aim: Aim, count| aim.servers(count, &[2], &mut random).len();
     assert_eq!((size(Aim::One, 5), size(Aim::Minority, 5), size(Aim::Majority, 5)), (1, 2, 3));
     assert_eq!((size(Aim::Minority, 3), size(Aim::Majority, 3), size(Aim::All, 3)), (1, 2, 3));

@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::{CHUNK_BYTES, Fate, Life, Shared};
-use crate::random::Random;
+use chance::Dice;
 
 /// Bytes on their way in one direction of one slow connection.
 const QUEUED_BYTES_MAX: usize = 4 << 20;
@@ -18,7 +18,7 @@ pub(super) struct Pump<'a> {
     source: &'a TcpStream,
     sink: &'a TcpStream,
     flow: (usize, usize),
-    random: Random,
+    random: Dice,
     /// Pieces on their way, with the time at which each arrives. Invariant: the times never fall.
     queue: VecDeque<(Instant, Vec<u8>)>,
     queued_bytes: usize,
@@ -39,7 +39,7 @@ impl<'a> Pump<'a> {
             source,
             sink,
             flow,
-            random: Random::stream(id, (flow.0 * 100 + flow.1) as u64),
+            random: Dice::numbered(id, (flow.0 * 100 + flow.1) as u64),
             queue: VecDeque::new(),
             queued_bytes: 0,
             source_ended: false,

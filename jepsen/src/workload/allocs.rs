@@ -14,8 +14,8 @@ use super::bank::shown;
 use super::{Start, Workload, body, snapshot};
 use crate::client::HttpClient;
 use crate::history::Function;
-use crate::random::Random;
 use crate::task::FIXED_PORT;
+use chance::Dice;
 
 /// Jobs whose counts change.
 const JOBS: usize = 4;
@@ -59,7 +59,7 @@ pub(crate) struct Allocs {
 }
 
 struct Generator {
-    random: Random,
+    random: Dice,
     /// What each job was given last, whether that was taken or not.
     counts: [u64; JOBS],
 }
@@ -79,7 +79,7 @@ fn pace(job: u64) -> Value {
 
 impl Allocs {
     /// No jobs yet.
-    pub(crate) fn new(random: Random, real_task: Option<Value>) -> Self {
+    pub(crate) fn new(random: Dice, real_task: Option<Value>) -> Self {
         Self { generator: Mutex::new(Generator { random, counts: [0; JOBS] }), real_task }
     }
 
@@ -112,21 +112,21 @@ impl Workload for Allocs {
     fn next(&self) -> Action {
         let mut generator = self.generator.lock().unwrap_or_else(PoisonError::into_inner);
         let Generator { random, counts } = &mut *generator;
-        if random.below(10) < 4 {
+        if random.index(10) < 4 {
             return Action::Read;
         }
-        if self.real_task.is_some() && random.below(REAL_SHARE) == 0 {
-            let job = random.below(REAL_JOBS);
+        if self.real_task.is_some() && random.index(REAL_SHARE) == 0 {
+            let job = random.index(REAL_JOBS);
             let [count, generation] =
-                [REAL_COUNTS_MAX[job] + 1, GENERATIONS].map(|below| random.below(below) as u64);
+                [REAL_COUNTS_MAX[job] + 1, GENERATIONS].map(|below| random.index(below) as u64);
             return Action::ScaleReal(job as u64, count, generation);
         }
-        let job = random.below(JOBS);
-        if random.below(STOP_SHARE) == 0 {
+        let job = random.index(JOBS);
+        if random.index(STOP_SHARE) == 0 {
             return Action::Stop(job as u64);
         }
-        if random.below(AGAIN_SHARE) != 0 {
-            counts[job] = random.below(COUNT_MAX + 1) as u64;
+        if random.index(AGAIN_SHARE) != 0 {
+            counts[job] = random.index(COUNT_MAX + 1) as u64;
         }
         Action::Scale(job as u64, counts[job])
     }

@@ -16,7 +16,7 @@ use super::answer::{self, Completion};
 use super::{KeyPool, Start, Workload, body};
 use crate::client::HttpClient;
 use crate::history::Function;
-use crate::random::Random;
+use chance::Dice;
 
 /// Groups in use at the same time.
 const GROUPS_AT_ONCE: u64 = 3;
@@ -47,14 +47,14 @@ pub(crate) struct Lists {
 }
 
 struct Generator {
-    random: Random,
+    random: Dice,
     groups: KeyPool,
     next_value: BTreeMap<u64, u64>,
 }
 
 impl Lists {
     /// Empty lists.
-    pub(crate) fn new(random: Random, ops_per_key: u64) -> Self {
+    pub(crate) fn new(random: Dice, ops_per_key: u64) -> Self {
         let groups = KeyPool::new(GROUPS_AT_ONCE, ops_per_key);
         Self { generator: Mutex::new(Generator { random, groups, next_value: BTreeMap::new() }) }
     }
@@ -72,10 +72,10 @@ fn lists_of(group: u64) -> Vec<u64> {
 impl Generator {
     fn next(&mut self) -> Transaction {
         let group = self.groups.take(&mut self.random);
-        let count = 1 + self.random.below(STEPS_MAX);
+        let count = 1 + self.random.index(STEPS_MAX);
         let steps = (0..count).map(|_| {
             let list = self.random.choose(&lists_of(group));
-            if self.random.below(2) == 0 { Step::Read(list) } else { self.append(list) }
+            if self.random.index(2) == 0 { Step::Read(list) } else { self.append(list) }
         });
         Transaction { group, steps: steps.collect() }
     }
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn transactions_stay_in_their_group_and_never_append_a_value_twice() {
         let mut generator = Generator {
-            random: Random::stream(1, 0),
+            random: Dice::numbered(1, 0),
             groups: KeyPool::new(GROUPS_AT_ONCE, 20),
             next_value: BTreeMap::new(),
         };

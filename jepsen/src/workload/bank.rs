@@ -14,7 +14,7 @@ use super::answer::{self, Completion};
 use super::{Start, Workload, body, snapshot};
 use crate::client::HttpClient;
 use crate::history::Function;
-use crate::random::Random;
+use chance::Dice;
 
 /// Jobs that are scaled and stopped.
 const JOBS: u32 = 8;
@@ -50,7 +50,7 @@ pub(crate) struct Bank {
 }
 
 struct Generator {
-    random: Random,
+    random: Dice,
     nodes: BTreeSet<String>,
     drained: BTreeSet<String>,
     ineligible: BTreeSet<String>,
@@ -64,7 +64,7 @@ struct Generator {
 
 impl Bank {
     /// No jobs yet.
-    pub(crate) fn new(random: Random) -> Self {
+    pub(crate) fn new(random: Dice) -> Self {
         let [nodes, drained, ineligible, marking, unread] = [const { BTreeSet::new() }; 5];
         let generator =
             Generator { random, nodes, drained, ineligible, chase: None, marking, unread };
@@ -97,14 +97,14 @@ impl Generator {
         if let Some((node, eligible)) = self.chase.take() {
             return self.marked(node, !eligible);
         }
-        let job = self.random.below(JOBS as usize) as u64;
-        match self.random.below(11) {
+        let job = self.random.index(JOBS as usize) as u64;
+        match self.random.index(11) {
             0..=3 => Action::Read,
             4 => Action::Stop(job),
             5 => self.drain(),
             6 => self.restore(),
             7 => self.mark(),
-            _ => Action::Scale(job, self.random.below(COUNT_MAX + 1) as u64),
+            _ => Action::Scale(job, self.random.index(COUNT_MAX + 1) as u64),
         }
     }
 
@@ -114,7 +114,7 @@ impl Generator {
         if free.is_empty() || self.drained.len() >= DRAINED_MAX {
             return self.restore();
         }
-        let node = free[self.random.below(free.len())].clone();
+        let node = free[self.random.index(free.len())].clone();
         self.drained.insert(node.clone());
         Action::Drain(node)
     }
@@ -133,8 +133,8 @@ impl Generator {
         if free.is_empty() {
             return Action::Read;
         }
-        let node = free[self.random.below(free.len())].clone();
-        let turns = self.ineligible.contains(&node) || self.random.below(4) > 0;
+        let node = free[self.random.index(free.len())].clone();
+        let turns = self.ineligible.contains(&node) || self.random.index(4) > 0;
         let eligible = self.ineligible.contains(&node) == turns;
         let is_one_too_many = !eligible && self.ineligible.len() >= INELIGIBLE_MAX;
         self.marked(node, eligible || is_one_too_many)
@@ -155,7 +155,7 @@ impl Generator {
         let Action::Mark(node, eligible) = action else { return };
         self.marking.remove(node);
         self.unread.insert(node.clone());
-        if is_made && self.random.below(2) == 0 {
+        if is_made && self.random.index(2) == 0 {
             self.chase = Some((node.clone(), *eligible));
         }
     }

@@ -15,7 +15,7 @@ use super::answer::{self, Completion};
 use super::{KeyPool, Start, Workload, body};
 use crate::client::{HttpClient, Reply};
 use crate::history::{Function, Kind};
-use crate::random::Random;
+use chance::Dice;
 
 /// Jobs in use at the same time.
 const KEYS_AT_ONCE: u64 = 5;
@@ -43,7 +43,7 @@ pub(crate) struct Jobs {
 }
 
 struct Generator {
-    random: Random,
+    random: Dice,
     keys: KeyPool,
     next_value: u64,
     /// Newest index and value seen of each key.
@@ -52,7 +52,7 @@ struct Generator {
 
 impl Jobs {
     /// Jobs nobody has registered.
-    pub(crate) fn new(random: Random, ops_per_key: u64) -> Self {
+    pub(crate) fn new(random: Dice, ops_per_key: u64) -> Self {
         let keys = KeyPool::new(KEYS_AT_ONCE, ops_per_key);
         Self {
             generator: Mutex::new(Generator { random, keys, next_value: 1, seen: BTreeMap::new() }),
@@ -75,7 +75,7 @@ impl Generator {
     fn next(&mut self) -> (u64, Action) {
         let key = self.keys.take(&mut self.random);
         let seen = self.seen.get(&key).copied();
-        let action = match (self.random.below(20), seen) {
+        let action = match (self.random.index(20), seen) {
             (0..=4, _) => self.write(),
             (5, Some((_, value))) => Action::Write(value),
             (5..=8, _) => {

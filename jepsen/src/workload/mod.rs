@@ -30,9 +30,9 @@ use serde_json::Value;
 
 use crate::client::HttpClient;
 use crate::history::{Function, Kind, Op, Process, Recorder};
-use crate::random::Random;
 use crate::system::System;
 use answer::Completion;
+use chance::Dice;
 
 /// How often a waiting client looks whether the run has ended.
 const NAP: Duration = Duration::from_millis(20);
@@ -282,7 +282,7 @@ pub(crate) fn clients<'a>(
     recorder: &'a Recorder,
     real_task: Option<Value>,
 ) -> Box<dyn Drive + 'a> {
-    let random = Random::stream(load.seed, 1);
+    let random = Dice::numbered(load.seed, 1);
     match kind {
         WorkloadKind::Register => {
             let workload = register::Registers::new(load, random, ops_per_key);
@@ -329,7 +329,7 @@ pub(crate) struct Clients<'a, W> {
 
 impl<W: Workload> Drive for Clients<'_, W> {
     fn work(&self, number: usize, stop: &AtomicBool) {
-        let mut random = Random::stream(self.load.seed, 100 + number as u64);
+        let mut random = Dice::numbered(self.load.seed, 100 + number as u64);
         let mut process = Identity::new(number, self.load.concurrency);
         let pace = Duration::from_secs_f64(2.0 * to_f64(self.load.concurrency) / self.load.rate);
         let pinned = number % self.targets.len();
@@ -341,7 +341,7 @@ impl<W: Workload> Drive for Clients<'_, W> {
             if stop.load(Ordering::Relaxed) {
                 return;
             }
-            let node = if wanders { random.below(self.targets.len()) } else { pinned };
+            let node = if wanders { random.index(self.targets.len()) } else { pinned };
             let request = self.workload.next();
             let end = self.perform(process.number, &connections, node, &request, false);
             if end.kind == Kind::Info {
@@ -445,8 +445,8 @@ impl KeyPool {
     }
 
     /// A key for one request.
-    pub(crate) fn take(&mut self, random: &mut Random) -> u64 {
-        let slot = random.below(self.slots.len());
+    pub(crate) fn take(&mut self, random: &mut Dice) -> u64 {
+        let slot = random.index(self.slots.len());
         let (key, left) = &mut self.slots[slot];
         if *left == 0 {
             (*key, *left) = (self.next, self.requests_max);

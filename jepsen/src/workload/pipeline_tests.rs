@@ -296,7 +296,7 @@ fn a_last_phase_goes_on_while_it_is_answered() {
 
 #[test]
 fn a_key_of_which_much_is_unknown_is_given_up_early() {
-    let mut random = Random::stream(1, 0);
+    let mut random = Dice::numbered(1, 0);
     let mut keys = KeyPool::new(1, 200);
     assert_eq!(keys.take(&mut random), 0);
     for _ in 1..DOUBTS_PER_KEY {

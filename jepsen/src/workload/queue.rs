@@ -13,7 +13,7 @@ use super::answer::{self, Completion};
 use super::{Start, Workload, body};
 use crate::client::{HttpClient, Reply};
 use crate::history::Function;
-use crate::random::Random;
+use chance::Dice;
 
 /// What an evaluation is triggered by when a client asks for it.
 pub(crate) const ASKED_FOR: &str = "job-register";
@@ -37,7 +37,7 @@ pub(crate) struct Queue {
 }
 
 struct Generator {
-    random: Random,
+    random: Dice,
     next: u64,
     /// Jobs whose registration was acknowledged.
     known: Vec<u64>,
@@ -45,7 +45,7 @@ struct Generator {
 
 impl Queue {
     /// An empty queue.
-    pub(crate) fn new(random: Random) -> Self {
+    pub(crate) fn new(random: Dice) -> Self {
         Self { generator: Mutex::new(Generator { random, next: 0, known: Vec::new() }) }
     }
 
@@ -61,7 +61,7 @@ impl Generator {
     }
 
     fn next(&mut self) -> Action {
-        let choice = self.random.below(4);
+        let choice = self.random.index(4);
         if choice < 2 || self.known.is_empty() {
             return self.enqueue();
         }

@@ -15,8 +15,8 @@ use super::answer::{self, Completion};
 use super::{KeyPool, Load, ReadMode, Start, Workload, body, etcd};
 use crate::client::{HttpClient, Reply};
 use crate::history::Function;
-use crate::random::Random;
 use crate::system::System;
+use chance::Dice;
 
 /// Keys in use at the same time.
 const KEYS_AT_ONCE: u64 = 5;
@@ -50,7 +50,7 @@ pub(crate) struct Registers {
 
 impl Registers {
     /// Registers nobody has used.
-    pub(crate) fn new(load: Load, random: Random, ops_per_key: u64) -> Self {
+    pub(crate) fn new(load: Load, random: Dice, ops_per_key: u64) -> Self {
         let generator = Mutex::new(Generator::new(random, ops_per_key));
         Self { system: load.system, read_mode: load.read_mode, generator }
     }
@@ -172,7 +172,7 @@ fn written(value: u64, reply: &Reply) -> Result<Content, Completion> {
 
 /// Chooses keys and requests: half reads, a quarter writes, a quarter compare-and-sets.
 struct Generator {
-    random: Random,
+    random: Dice,
     keys: KeyPool,
     next_value: u64,
     /// The newest content anyone saw of each key, for compare-and-sets.
@@ -181,7 +181,7 @@ struct Generator {
 
 impl Generator {
     /// A generator that gives up a key after this many requests.
-    fn new(random: Random, ops_per_key: u64) -> Self {
+    fn new(random: Dice, ops_per_key: u64) -> Self {
         let keys = KeyPool::new(KEYS_AT_ONCE, ops_per_key);
         Self { random, keys, next_value: 1, seen: BTreeMap::new() }
     }
@@ -189,13 +189,13 @@ impl Generator {
     /// The next key and request.
     fn next(&mut self) -> (u64, Action) {
         let key = self.keys.take(&mut self.random);
-        let request = match self.random.below(4) {
+        let request = match self.random.index(4) {
             0 | 1 => Action::Read,
             2 => self.write(),
             _ => {
                 // Now and then one that may only create: what exists must be left alone.
                 let seen = self.seen.get(&key).copied();
-                let old = seen.filter(|_| self.random.below(8) > 0).unwrap_or_default();
+                let old = seen.filter(|_| self.random.index(8) > 0).unwrap_or_default();
                 Action::Cas(old, self.unique())
             }
         };
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn values_are_unique_and_keys_are_given_up() {
-        let mut generator = Generator::new(Random::stream(1, 0), 20);
+        let mut generator = Generator::new(Dice::numbered(1, 0), 20);
         let mut values = Vec::new();
         let mut uses: BTreeMap<u64, u64> = BTreeMap::new();
         for _ in 0..400 {
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn compare_and_set_uses_the_newest_content_or_may_only_create() {
-        let mut generator = Generator::new(Random::stream(1, 0), 1_000);
+        let mut generator = Generator::new(Dice::numbered(1, 0), 1_000);
         let newest = Content { value: Some(2), version: 9 };
         for key in 0..5 {
             generator.learn(key, newest);

@@ -12,7 +12,7 @@ use super::answer::{self, Completion};
 use super::{KeyPool, ReadMode, Start, Workload, body};
 use crate::client::HttpClient;
 use crate::history::Function;
-use crate::random::Random;
+use chance::Dice;
 
 /// Rows of a page, and pages of a list at most.
 const PAGE_ROWS: usize = 7;
@@ -43,14 +43,14 @@ pub(crate) struct Sets {
 }
 
 struct Generator {
-    random: Random,
+    random: Dice,
     keys: KeyPool,
     next_element: u64,
 }
 
 impl Sets {
     /// Empty sets.
-    pub(crate) fn new(read_mode: ReadMode, random: Random, ops_per_key: u64) -> Self {
+    pub(crate) fn new(read_mode: ReadMode, random: Dice, ops_per_key: u64) -> Self {
         let keys = KeyPool::new(KEYS_AT_ONCE, ops_per_key);
         Self { read_mode, generator: Mutex::new(Generator { random, keys, next_element: 1 }) }
     }
@@ -135,11 +135,11 @@ impl Workload for Sets {
     fn next(&self) -> Self::Request {
         self.with_generator(|generator| {
             let key = generator.keys.take(&mut generator.random);
-            let action = match generator.random.below(8) {
+            let action = match generator.random.index(8) {
                 0..=2 => Action::Read,
                 3 => {
-                    let passes = generator.random.below(4) == 0;
-                    let reverse = generator.random.below(2) == 0;
+                    let passes = generator.random.index(4) == 0;
+                    let reverse = generator.random.index(2) == 0;
                     Action::ReadPages { reverse, passing: passes.then_some(generator.next_element) }
                 }
                 4.. => generator.add(),

@@ -20,7 +20,7 @@ use super::answer::{self, Completion};
 use super::{Clients, Drive, Identity, KeyPool, Start, Workload, body, nap};
 use crate::client::{Headers, HttpClient, Reply};
 use crate::history::{Function, Kind};
-use crate::random::Random;
+use chance::Dice;
 
 /// Groups in use at the same time.
 const GROUPS_AT_ONCE: u64 = 3;
@@ -110,14 +110,14 @@ pub(crate) struct Watches {
 }
 
 struct Generator {
-    random: Random,
+    random: Dice,
     groups: KeyPool,
     next_value: u64,
 }
 
 impl Watches {
     /// Jobs nobody has registered.
-    pub(crate) fn new(random: Random, ops_per_key: u64) -> Self {
+    pub(crate) fn new(random: Dice, ops_per_key: u64) -> Self {
         let groups = KeyPool::new(GROUPS_AT_ONCE, ops_per_key);
         let generator = Mutex::new(Generator { random, groups, next_value: 1 });
         Self { generator, has_namespace: AtomicBool::new(false) }
@@ -167,7 +167,7 @@ impl Watches {
 impl Generator {
     fn next(&mut self) -> (u64, Action) {
         let key = self.groups.take(&mut self.random) * MEMBERS + self.member();
-        let action = match self.random.below(20) {
+        let action = match self.random.index(20) {
             0..=4 => Action::Write(self.unique()),
             5..=6 => Action::WriteTwice(self.unique()),
             7..=8 => Action::Stop,
@@ -179,7 +179,7 @@ impl Generator {
 
     fn look(&mut self) -> Look {
         let of = self.random.choose(&[Of::Job, Of::Versions, Of::List, Of::Everywhere]);
-        Look { of, stale: self.random.below(3) == 0, seen: None, wait_ms: 0 }
+        Look { of, stale: self.random.index(3) == 0, seen: None, wait_ms: 0 }
     }
 
     /// Something to follow: a job or a group that is in use.
@@ -428,7 +428,7 @@ impl Drive for Watchers<'_> {
     }
 
     fn last_phase(&self, deadline: Instant) {
-        let mut random = Random::stream(self.0.load.seed, 20_000);
+        let mut random = Dice::numbered(self.0.load.seed, 20_000);
         let mut process = Identity { number: ROUNDS_PROCESS, step: 1 };
         let mut connections = self.0.connections();
         for round in 0..ROUNDS {
@@ -448,7 +448,7 @@ impl Drive for Watchers<'_> {
 impl Watchers<'_> {
     /// The watcher beside client thread `number`.
     fn follow(&self, number: usize, stop: &AtomicBool) {
-        let mut random = Random::stream(self.0.load.seed, 10_000 + number as u64);
+        let mut random = Dice::numbered(self.0.load.seed, 10_000 + number as u64);
         let mut process = Identity::new(number, self.0.load.concurrency);
         process.number += WATCHERS_PROCESS;
         let node = number % self.0.targets.len();
@@ -503,7 +503,7 @@ impl Watchers<'_> {
     }
 
     /// A burst of changes of one job under the eyes of two watchers on each server, then silence until all have seen the last one.
-    fn round(&self, round: u64, random: &mut Random) {
+    fn round(&self, round: u64, random: &mut Dice) {
         let Self(clients) = self;
         let newest = clients.workload.with_generator(|generator| generator.groups.used().end - 1);
         let key = newest * MEMBERS + round % MEMBERS;
@@ -539,7 +539,7 @@ impl Watchers<'_> {
                     if is_last {
                         last.store(value, Ordering::Relaxed);
                     }
-                    let node = random.below(servers);
+                    let node = random.index(servers);
                     let request = (key, Action::Write(value));
                     let end = clients.perform(process.number, &connections, node, &request, true);
                     written = end.kind == Kind::Ok;
@@ -624,7 +624,7 @@ mod tests {
     #[test]
     fn a_watcher_follows_what_is_in_use() {
         let mut watches = Generator {
-            random: Random::stream(1, 0),
+            random: Dice::numbered(1, 0),
             groups: KeyPool::new(GROUPS_AT_ONCE, 10),
             next_value: 1,
         };

@@ -20,10 +20,10 @@ use fsm::{
 use crate::{
     client::{CRASHES, ENDLESS},
     coverage::Event,
-    dice::Dice,
     log::{Fate, Ticket},
     world::World,
 };
+use chance::Dice;
 
 mod tasks;
 

@@ -16,11 +16,11 @@ use fsm::{
 use crate::{
     agent::OWNERS,
     coverage::Event,
-    dice::Dice,
     log::{Fate, Ticket},
     oracle::live_on,
     world::World,
 };
+use chance::Dice;
 
 /// Operations whose outcome is not known.
 const OPEN_MAX: usize = 3;

@@ -4,7 +4,8 @@
 //! Calm spells are the opposite of trouble: the cluster works undisturbed for some rounds, so that what follows meets jobs that run, drains that
 //! are under way and stops that are not reported yet, and not only a cluster that never got so far.
 
-use crate::{coverage::Event, dice::Dice, groups, swarm::Swarm, updates, world::World};
+use crate::{coverage::Event, groups, swarm::Swarm, updates, world::World};
+use chance::Dice;
 
 /// Makes these dice others than those of the older settings.
 const LABEL: u64 = 0x6578_7472_615f_6131;
@@ -67,7 +68,7 @@ impl Extra {
 
 /// Dice of one step, for what is in here.
 pub(crate) fn dice(seed: u64, step: u64) -> Dice {
-    Dice::new(seed ^ LABEL, step)
+    Dice::numbered(seed ^ LABEL, step)
 }
 
 impl Swarm {

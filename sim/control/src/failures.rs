@@ -4,7 +4,8 @@
 
 use fsm::{Command, EvaluationId, EvaluationStatus, JobKey, JobSpec, Trigger};
 
-use crate::{client::CRASHES, coverage::Event, dice::Dice, world::World};
+use crate::{client::CRASHES, coverage::Event, world::World};
+use chance::Dice;
 
 /// Makes these dice others than all older ones.
 const LABEL: u64 = 0x6661_696c_7572_6531;
@@ -17,14 +18,14 @@ const SOON_MS: u64 = 2_500;
 
 /// Percent of a seed's steps before which instances fail together, or somebody looks after those that did.
 pub(crate) fn draw(seed: u64) -> u64 {
-    let mut dice = Dice::new(seed ^ LABEL, u64::MAX);
+    let mut dice = Dice::numbered(seed ^ LABEL, u64::MAX);
     if dice.percent(67) { 0 } else { dice.between(20, 80) }
 }
 
 impl World {
     /// Before a step: sometimes a job's instances fail, or a job of which some have failed is looked after.
     pub(crate) fn fail_together(&mut self, seed: u64, number: u32) {
-        let mut dice = Dice::new(seed ^ LABEL, u64::from(number));
+        let mut dice = Dice::numbered(seed ^ LABEL, u64::from(number));
         if !dice.percent(self.failures_together) {
             return;
         }

@@ -6,7 +6,8 @@ use fsm::{
     job::{Constraint, Network, PortAsk},
 };
 
-use crate::{coverage::Event, dice::Dice, world::World};
+use crate::{coverage::Event, world::World};
+use chance::Dice;
 
 /// Makes these dice others than all older ones.
 const LABEL: u64 = 0x6772_6f75_7073_6131;
@@ -16,8 +17,8 @@ const SIDE_TASK: &str = "side";
 
 /// Dice of one step, if the seed's jobs have several groups.
 pub(crate) fn dice(seed: u64, step: u64) -> Option<Dice> {
-    let several = Dice::new(seed ^ LABEL, u64::MAX).percent(50);
-    several.then(|| Dice::new(seed ^ LABEL, step))
+    let several = Dice::numbered(seed ^ LABEL, u64::MAX).percent(50);
+    several.then(|| Dice::numbered(seed ^ LABEL, step))
 }
 
 impl World {

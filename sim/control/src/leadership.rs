@@ -17,12 +17,12 @@ use leader::{
 
 use crate::{
     coverage::Event,
-    dice::Dice,
     log::{Fate, Ticket},
     order::{self, History, Overdue},
     promises::{self, Promises, Seen},
     world::{CallId, World},
 };
+use chance::Dice;
 
 mod plans;
 

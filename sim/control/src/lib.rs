@@ -21,7 +21,6 @@
 mod agent;
 mod client;
 mod coverage;
-mod dice;
 mod extra;
 mod failures;
 mod groups;
@@ -47,7 +46,7 @@ mod world;
 pub use coverage::{Coverage, Event};
 pub use shrink::{Steps, shrink};
 
-use dice::Dice;
+use chance::Dice;
 use world::World;
 
 /// Steps of a schedule.
@@ -74,10 +73,10 @@ pub struct Outcome {
 /// for tests of what applies, stores and ships entries.
 pub fn log_of(seed: u64) -> Vec<(u64, Option<fsm::Proposal>)> {
     let mut world = World::new(seed, false);
-    world.form(&mut Dice::new(seed, u64::MAX - 3));
+    world.form(&mut Dice::numbered(seed, u64::MAX - 3));
     for number in Steps::default().iter() {
         world.before_step(seed, number);
-        world.step(&mut Dice::new(seed, u64::from(number)));
+        world.step(&mut Dice::numbered(seed, u64::from(number)));
     }
     let entries = world.log.committed().iter().map(|applied| &applied.entry);
     entries.map(|entry| (entry.term, entry.proposal.clone())).collect()
@@ -86,15 +85,15 @@ pub fn log_of(seed: u64) -> Vec<(u64, Option<fsm::Proposal>)> {
 /// Runs a schedule.
 pub fn run(seed: u64, steps: &Steps, traced: bool) -> Outcome {
     let mut world = World::new(seed, traced);
-    world.form(&mut Dice::new(seed, u64::MAX - 3));
+    world.form(&mut Dice::numbered(seed, u64::MAX - 3));
     for number in steps.iter() {
         world.before_step(seed, number);
-        world.step(&mut Dice::new(seed, u64::from(number)));
+        world.step(&mut Dice::numbered(seed, u64::from(number)));
         if !world.failures.is_empty() {
             break;
         }
     }
-    let mut dice = Dice::new(seed, u64::MAX - 2);
+    let mut dice = Dice::numbered(seed, u64::MAX - 2);
     if world.failures.is_empty() {
         world.end(&mut dice);
     }

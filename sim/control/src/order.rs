@@ -9,10 +9,8 @@ use fsm::{
 };
 use leader::Lease;
 
-use crate::{
-    dice::Dice,
-    invariants::needs::{has_ended, is_live, is_of_system, runs_since},
-};
+use crate::invariants::needs::{has_ended, is_live, is_of_system, runs_since};
+use chance::Dice;
 
 /// A drain past its deadline is acted on within this time, also when a command was lost.
 const DRAIN_LATE_MS: u64 = 32_000;

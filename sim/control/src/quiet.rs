@@ -6,7 +6,6 @@ use fsm::{ClientStatus, EvaluationStatus, Liveness, State, node::Health};
 
 use crate::{
     agent::Agent,
-    dice::Dice,
     extra::Extra,
     invariants::{check_quiet, check_round_trip, check_state},
     leadership::Leadership,
@@ -14,6 +13,7 @@ use crate::{
     worker::Worker,
     world::World,
 };
+use chance::Dice;
 
 /// Longest quiet time: suspended nodes come back after up to four hours, follow-ups of failed evaluations after six minutes.
 const QUIET_MS_MAX: u64 = 45 * 60_000;

@@ -4,7 +4,8 @@
 
 use fsm::{Command, EvaluationId};
 
-use crate::{coverage::Event, dice::Dice, extra::Extra, world::World};
+use crate::{coverage::Event, extra::Extra, world::World};
+use chance::Dice;
 
 /// Makes these dice others than all older ones.
 const LABEL: u64 = 0x7374_7265_7463_6831;
@@ -24,7 +25,7 @@ pub(crate) struct Stretch {
 
 /// The quiet time of a seed, if it has one.
 pub(crate) fn draw(seed: u64, steps: u32) -> Option<Stretch> {
-    let mut dice = Dice::new(seed ^ LABEL, u64::MAX);
+    let mut dice = Dice::numbered(seed ^ LABEL, u64::MAX);
     if !dice.percent(25) {
         return None;
     }
@@ -38,7 +39,7 @@ impl World {
         let Some(Stretch { length_ms, .. }) = self.stretch.filter(|one| one.step == number) else {
             return;
         };
-        let mut dice = Dice::new(seed ^ LABEL, u64::from(number));
+        let mut dice = Dice::numbered(seed ^ LABEL, u64::from(number));
         self.coverage.count(Event::Stretch);
         self.trace(|| format!("a quiet time of {length_ms} ms begins"));
         let (swarm, extra) = (self.swarm.calm(), Extra { restarts: true, ..Extra::default() });

@@ -1,7 +1,7 @@
 //! What a seed switches on: a cluster, and which kinds of trouble with which weight. About half of the kinds are off in any seed, because trouble
 //! that is always there hides what only its absence shows.
 
-use crate::dice::Dice;
+use chance::Dice;
 
 /// Settings of one seed.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ pub(crate) struct Swarm {
 impl Swarm {
     /// The settings of a seed.
     pub(crate) fn draw(seed: u64) -> Self {
-        let mut dice = Dice::new(seed, u64::MAX);
+        let mut dice = Dice::numbered(seed, u64::MAX);
         let mut sometimes = |low, high| if dice.percent(50) { dice.between(low, high) } else { 0 };
         let elections = sometimes(1, 6);
         let message_loss = sometimes(2, 20);

@@ -10,7 +10,8 @@ use fsm::{
     state::{Namespace, NodePool},
 };
 
-use crate::{dice::Dice, world::World};
+use crate::world::World;
+use chance::Dice;
 
 /// Makes these dice others than all older ones.
 const LABEL: u64 = 0x7465_6e61_6e74_7331;
@@ -23,14 +24,14 @@ const JOBS: [&str; 4] = ["job0", "job1", "job2", "once"];
 
 /// Percent of a seed's steps before which a tenant wants something.
 pub(crate) fn draw(seed: u64) -> u64 {
-    let mut dice = Dice::new(seed ^ LABEL, u64::MAX);
+    let mut dice = Dice::numbered(seed ^ LABEL, u64::MAX);
     if dice.percent(75) { 0 } else { dice.between(1, 8) }
 }
 
 impl World {
     /// Before a step: sometimes a tenant wants something, or several things at once.
     pub(crate) fn hear_tenants(&mut self, seed: u64, number: u32) {
-        let mut dice = Dice::new(seed ^ LABEL, u64::from(number));
+        let mut dice = Dice::numbered(seed ^ LABEL, u64::from(number));
         if !dice.percent(self.tenants) {
             return;
         }

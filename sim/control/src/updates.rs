@@ -3,7 +3,8 @@
 
 use fsm::{Command, EvaluationId, JobKind, JobSpec, Trigger, job::UpdateStrategy};
 
-use crate::{client::CRASHES, coverage::Event, dice::Dice, world::World};
+use crate::{client::CRASHES, coverage::Event, world::World};
+use chance::Dice;
 
 /// Makes these dice others than all older ones.
 const LABEL: u64 = 0x7570_6461_7465_6131;
@@ -18,9 +19,9 @@ pub(crate) struct Hurry {
 
 /// The hurry of one step of a seed, if the seed has any.
 pub(crate) fn hurry(seed: u64, step: u64) -> Option<Hurry> {
-    let mut dice = Dice::new(seed ^ LABEL, u64::MAX);
+    let mut dice = Dice::numbered(seed ^ LABEL, u64::MAX);
     let percent = if dice.percent(67) { return None } else { dice.between(30, 100) };
-    Some(Hurry { percent, dice: Dice::new(seed ^ LABEL, step) })
+    Some(Hurry { percent, dice: Dice::numbered(seed ^ LABEL, step) })
 }
 
 impl World {

@@ -15,9 +15,9 @@ use scheduler::Pass;
 
 use crate::{
     coverage::Event,
-    dice::Dice,
     world::{Ask, CallId, Mail, World},
 };
+use chance::Dice;
 
 const INDEX_WAIT_MS: u64 = 5_000;
 const CALL_WAIT_MS: u64 = 10_000;

@@ -10,7 +10,6 @@ use crate::{
     agent::Agent,
     client::Operation,
     coverage::Event,
-    dice::Dice,
     extra::{self, Extra},
     failures, groups,
     leadership::Leadership,
@@ -21,6 +20,7 @@ use crate::{
     tenants, updates,
     worker::Worker,
 };
+use chance::Dice;
 
 /// Log time at which every run starts.
 const START_AT: u64 = 1_000_000_000_000;
@@ -88,7 +88,7 @@ pub(crate) struct Ids(Dice);
 
 impl Ids {
     pub(crate) fn next(&mut self) -> [u8; 16] {
-        let wide = u128::from(self.0.next()) << 64 | u128::from(self.0.next());
+        let wide = u128::from(self.0.bits()) << 64 | u128::from(self.0.bits());
         wide.to_be_bytes()
     }
 }
@@ -157,7 +157,7 @@ impl World {
             operations: Vec::new(),
             mail: Vec::new(),
             calls: 0,
-            ids: Ids(Dice::new(seed, u64::MAX - 1)),
+            ids: Ids(Dice::numbered(seed, u64::MAX - 1)),
             failed_on: BTreeSet::new(),
             lessees: BTreeMap::new(),
             oracle: Oracle::default(),

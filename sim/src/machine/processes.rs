@@ -15,11 +15,11 @@ use quorate::{
 use super::{lock, told::Told};
 use crate::{
     coverage,
-    dice::Dice,
     running::{self, Name},
     trace, verdict,
     world::World,
 };
+use chance::Dice;
 
 /// What runs on a machine.
 pub(super) struct Processes {

@@ -17,12 +17,12 @@ use quorate::{
 use super::{Crash, Slot, State, World, address, name};
 use crate::{
     autopsy, coverage,
-    dice::Dice,
     invariants::{disk::rotten, history::check_durable},
     network::Promise,
     swarm::Class,
     trace, verdict,
 };
+use chance::Dice;
 
 /// Of so many answers to an append one is looked for on the disk of whoever gave it.
 const PROMISE_EVERY: u64 = 64;
@@ -54,7 +54,7 @@ impl World {
         trace::event(&name(server), format_args!("empty disk"));
         {
             let mut state = self.lock();
-            let seed = state.dice.next();
+            let seed = state.dice.bits();
             let Slot { incarnation, still, .. } = state.slots[server];
             state.slots[server] = Slot { incarnation, still, incomplete: true, ..Slot::new(seed) };
         }
@@ -110,7 +110,7 @@ impl World {
 
     fn flip(&self, server: usize, bytes: u64) {
         let mut state = self.lock();
-        let mut seeds = Dice::new(state.dice.next(), "rot");
+        let mut seeds = Dice::named(state.dice.bits(), "rot");
         let slot = &mut state.slots[server];
         let files: Vec<_> = slot.disk.files().into_iter().filter(|(_, size)| *size > 0).collect();
         if files.is_empty() || slot.live.is_some() {
@@ -185,7 +185,7 @@ impl World {
 
     /// Looks at what each server would send, now and then while the faults last.
     pub(crate) async fn watch_snapshots(self) {
-        let mut dice = Dice::new(self.swarm.seed, "looks at snapshots");
+        let mut dice = Dice::named(self.swarm.seed, "looks at snapshots");
         while !self.is_calm() {
             rt::sleep(Duration::from_millis(dice.between(SNAPSHOT_LOOK_MS.0, SNAPSHOT_LOOK_MS.1)))
                 .await;

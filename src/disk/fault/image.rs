@@ -1,9 +1,10 @@
 //! The model of files and names under the fault disk: what is durable and what is not yet.
 //!
 //! It owns what a power cut and a failed sync do to one file and to the names. All chance comes
-//! from the [`Random`] it is given.
+//! from the [`Dice`] it is given.
 
 use super::SECTOR;
+use chance::Dice;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -40,7 +41,7 @@ impl Node {
         self.pending.push(change);
     }
 
-    pub(super) fn power_cut(&mut self, random: &mut Random, style: u64) {
+    pub(super) fn power_cut(&mut self, random: &mut Dice, style: u64) {
         let mut image = std::mem::take(&mut self.durable);
         for change in std::mem::take(&mut self.pending) {
             let fate = match style {
@@ -69,7 +70,7 @@ impl Node {
 }
 
 /// Writes some sectors of a write: a random set, or a random number from the front.
-fn tear(image: &mut Vec<u8>, offset: usize, bytes: &[u8], any: bool, random: &mut Random) {
+fn tear(image: &mut Vec<u8>, offset: usize, bytes: &[u8], any: bool, random: &mut Dice) {
     let end = offset + bytes.len();
     let first = offset / SECTOR;
     let count = end.div_ceil(SECTOR) - first;
@@ -136,26 +137,10 @@ impl NameChange {
     }
 }
 
-/// `SplitMix64`: small, and the same on every platform.
-#[derive(Debug)]
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    pub(super) fn chance_ppm(&mut self, ppm: u32) -> bool {
-        ppm > 0 && self.below(1_000_000) < u64::from(ppm)
-    }
+/// Whether an error that strikes this often per million strikes now. An error that never strikes
+/// draws nothing, so that the other errors of a seed stay where they are.
+pub(super) fn strikes(random: &mut Dice, ppm: u32) -> bool {
+    ppm > 0 && random.chance_ppm(u64::from(ppm))
 }
 
 pub(super) fn lock_node(node: &Mutex<Node>) -> MutexGuard<'_, Node> {

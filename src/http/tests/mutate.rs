@@ -3,6 +3,7 @@
 
 use std::{fmt::Write as _, time::Duration};
 
+use chance::Dice;
 use fsm::{EvaluationId, JobKey, NodeId, State};
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -19,27 +20,6 @@ const ROUNDS: u32 = 4_000;
 const ROUNDS_UNTIL_REPAIR: u32 = 40;
 /// No answer takes longer, on a loaded machine either.
 const PATIENCE: Duration = Duration::from_mins(1);
-
-/// `SplitMix64`: enough for choosing, and the same everywhere.
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() % limit as u64).unwrap()
-    }
-
-    fn pick<T: Clone>(&mut self, list: &[T]) -> T {
-        list[self.below(list.len())].clone()
-    }
-}
 
 #[derive(Clone, Debug)]
 struct Request {
@@ -241,9 +221,9 @@ fn odd_texts() -> Vec<String> {
     texts
 }
 
-fn odd_value(chance: &mut Chance) -> Value {
+fn odd_value(chance: &mut Dice) -> Value {
     let deep = |depth: usize| (0..depth).fold(json!(1), |inner, _| json!([inner]));
-    match chance.below(16) {
+    match chance.index(16) {
         0 => Value::Null,
         1 => json!(true),
         2 => json!(-1),
@@ -257,9 +237,9 @@ fn odd_value(chance: &mut Chance) -> Value {
         10 => json!({}),
         11 => json!([null]),
         12 => json!({ "": { "": null } }),
-        13 => deep(60 + chance.below(80)),
+        13 => deep(60 + chance.index(80)),
         14 => json!(vec![json!({ "Name": "x" }); 50]),
-        _ => json!(chance.pick(&odd_texts())),
+        _ => json!(chance.choose(&odd_texts())),
     }
 }
 
@@ -282,24 +262,24 @@ fn places(value: &Value, at: &str, out: &mut Vec<String>) {
     }
 }
 
-fn mutate_body(body: &mut Value, chance: &mut Chance) {
+fn mutate_body(body: &mut Value, chance: &mut Dice) {
     let mut all = Vec::new();
     places(body, "", &mut all);
-    let place = chance.pick(&all);
+    let place = chance.choose(&all);
     let odd = odd_value(chance);
     let Some(found) = body.pointer_mut(&place) else { return };
-    match (chance.below(4), found) {
+    match (chance.index(4), found) {
         (0, Value::Object(map)) if !map.is_empty() => {
             let keys: Vec<String> = map.keys().cloned().collect();
-            let key = chance.pick(&keys);
+            let key = chance.choose(&keys);
             let value = map.remove(&key);
             // Gone, or there under another name.
-            if chance.below(2) == 0 {
+            if chance.index(2) == 0 {
                 map.insert(key.to_lowercase(), value.unwrap_or(odd));
             }
         }
         (1, Value::Object(map)) => {
-            map.insert(chance.pick(&["Colour", "id", "", "Job", "Namespace"]).to_owned(), odd);
+            map.insert(chance.choose(&["Colour", "id", "", "Job", "Namespace"]).to_owned(), odd);
         }
         (2, Value::Array(items)) => {
             let twice = items.first().cloned().unwrap_or(odd);
@@ -310,21 +290,21 @@ fn mutate_body(body: &mut Value, chance: &mut Chance) {
 }
 
 /// The text with bytes changed, cut, doubled or removed.
-fn mutate_bytes(bytes: &mut Vec<u8>, chance: &mut Chance) {
+fn mutate_bytes(bytes: &mut Vec<u8>, chance: &mut Dice) {
     if bytes.is_empty() {
-        bytes.extend_from_slice(chance.pick(&[&b"{"[..], b"nul", b"\xff\xfe", b"[[[["]));
+        bytes.extend_from_slice(chance.choose(&[&b"{"[..], b"nul", b"\xff\xfe", b"[[[["]));
         return;
     }
-    let at = chance.below(bytes.len());
-    match chance.below(5) {
+    let at = chance.index(bytes.len());
+    match chance.index(5) {
         0 => bytes.truncate(at),
-        1 => bytes[at] = u8::try_from(chance.below(256)).unwrap(),
+        1 => bytes[at] = u8::try_from(chance.index(256)).unwrap(),
         2 => drop(bytes.remove(at)),
         3 => {
             let tail = bytes[at..].to_vec();
             bytes.extend(tail);
         }
-        _ => bytes.insert(at, chance.pick(b"{}[]\",:\\0\x00\xc3")),
+        _ => bytes.insert(at, chance.choose(b"{}[]\",:\\0\x00\xc3")),
     }
 }
 
@@ -339,16 +319,17 @@ fn percent_encoded(text: &str) -> String {
     })
 }
 
-fn mutate_path(path: &mut String, chance: &mut Chance) {
+fn mutate_path(path: &mut String, chance: &mut Dice) {
     let mut segments: Vec<String> = path.split('/').map(str::to_owned).collect();
-    let at = chance.below(segments.len());
-    let odd = percent_encoded(&chance.pick(&odd_texts()));
-    match chance.below(4) {
+    let at = chance.index(segments.len());
+    let odd = percent_encoded(&chance.choose(&odd_texts()));
+    match chance.index(4) {
         0 => segments[at] = odd,
         1 => segments.insert(at, odd),
         2 => drop(segments.remove(at)),
         _ => {
-            segments.push(chance.pick(&["allocations", "summary", "", "force", "stop"]).to_owned());
+            segments
+                .push(chance.choose(&["allocations", "summary", "", "force", "stop"]).to_owned());
         }
     }
     *path = segments.join("/");
@@ -381,16 +362,16 @@ const PARAMETERS: [&str; 24] = [
     "%zz=%",
 ];
 
-fn mutate(request: &mut Request, body: &mut Value, chance: &mut Chance) {
-    match chance.below(10) {
-        0 => request.method = chance.pick(&METHODS),
+fn mutate(request: &mut Request, body: &mut Value, chance: &mut Dice) {
+    match chance.index(10) {
+        0 => request.method = chance.choose(&METHODS),
         1 | 2 => mutate_path(&mut request.path, chance),
         3 | 4 => {
             let separator = if request.query.is_empty() { "" } else { "&" };
-            write!(request.query, "{separator}{}", chance.pick(&PARAMETERS)).unwrap();
+            write!(request.query, "{separator}{}", chance.choose(&PARAMETERS)).unwrap();
         }
         5 => {
-            let (name, value) = chance.pick(&[
+            let (name, value) = chance.choose(&[
                 ("content-type", "text/xml"),
                 ("content-encoding", "gzip"),
                 ("accept-encoding", "gzip, br;q=0"),
@@ -467,22 +448,22 @@ async fn mutated_requests_are_answered_and_change_nothing_when_refused() {
     repair(&server).await;
     let reads = reads(&allocation, &evaluation.to_string());
     let writes = writes(&allocation);
-    let mut chance = Chance(20_261_121);
+    let mut chance = Dice::new(20_261_121);
     let (mut taken, mut refused) = (0, 0);
     for round in 0..ROUNDS {
-        let (method, path, mut body) = match chance.below(3) {
-            0 => ("GET", chance.pick(&reads), Value::Null),
-            _ => chance.pick(&writes),
+        let (method, path, mut body) = match chance.index(3) {
+            0 => ("GET", chance.choose(&reads), Value::Null),
+            _ => chance.choose(&writes),
         };
         let (query, headers) = (String::new(), Vec::new());
         let mut request = Request { method, path, query, headers, body: Vec::new() };
-        for _ in 0..=chance.below(3) {
+        for _ in 0..=chance.index(3) {
             mutate(&mut request, &mut body, &mut chance);
         }
         if !body.is_null() {
             request.body = body.to_string().into_bytes();
         }
-        if chance.below(8) == 0 {
+        if chance.index(8) == 0 {
             mutate_bytes(&mut request.body, &mut chance);
         }
         let before = contents(&cluster.state());

@@ -18,7 +18,7 @@ use fsm::{
     plant::{Plant, is_planted},
 };
 
-use crate::{chance, limits};
+use crate::{jitter, limits};
 
 /// Settings of the heartbeats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -189,7 +189,7 @@ impl Heartbeats {
         let live = u64::try_from(live).unwrap_or(u64::MAX);
         let paced = live.saturating_mul(1000) / self.config.per_second_max.max(1);
         let base = paced.max(self.config.ttl_ms_min);
-        base.saturating_add(chance::below(node.0, base))
+        base.saturating_add(jitter::below(node.0, base))
     }
 
     fn arm(&mut self, node: NodeId, deadline: u64) {

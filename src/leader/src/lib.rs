@@ -24,6 +24,7 @@ pub mod drain;
 pub mod feed;
 pub mod gc;
 pub mod heartbeat;
+mod jitter;
 pub mod limits;
 pub mod node_deadlines;
 pub mod node_watch;
@@ -32,7 +33,6 @@ pub mod ports;
 pub mod reap;
 pub mod turn;
 
-mod chance;
 #[cfg(test)]
 mod convergence;
 #[cfg(test)]

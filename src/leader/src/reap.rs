@@ -8,7 +8,7 @@ use fsm::{
     command::{Command, EvaluationUpdate},
 };
 
-use crate::{broker::Delivery, chance, limits};
+use crate::{broker::Delivery, jitter, limits};
 
 /// Fails evaluations leased by [`crate::EvalBroker::dequeue_failed`], each with a follow-up after 1 to 6 minutes unless its job is gone (GH-27367) and nothing runs of it.
 /// `fresh` makes ids for the follow-ups. None: nothing to propose.
@@ -24,7 +24,7 @@ pub fn failed(
             return None;
         }
         let wait_ms = limits::FOLLOW_UP_MS_MIN
-            + chance::below(delivery.evaluation.0, limits::FOLLOW_UP_SPREAD_MS);
+            + jitter::below(delivery.evaluation.0, limits::FOLLOW_UP_SPREAD_MS);
         Some(EvaluationUpdate {
             id: row.id,
             status: EvaluationStatus::Failed,

@@ -3,19 +3,21 @@
 //! Workers on the same snapshot with different evaluations see different orders, so their plans seldom collide; the same evaluation on the
 //! same snapshot always sees the same order. Must never take chance from anywhere but its seed.
 
+use chance::Dice;
+
 /// A shuffled ring of positions `0..n`.
 pub(crate) struct Ring {
     order: Vec<u32>,
     /// Invariant: `order[..shuffled]` is final.
     shuffled: usize,
     offset: usize,
-    chance: Chance,
+    chance: Dice,
 }
 
 impl Ring {
     pub(crate) fn new(length: usize, seed: u64) -> Self {
         let length = u32::try_from(length).expect("fewer nodes than u32 holds");
-        Self { order: (0..length).collect(), shuffled: 0, offset: 0, chance: Chance(seed) }
+        Self { order: (0..length).collect(), shuffled: 0, offset: 0, chance: Dice::new(seed) }
     }
 
     /// The next position; after the last one comes the first again.
@@ -29,7 +31,7 @@ impl Ring {
         }
         if self.offset == self.shuffled {
             let left = (length - self.shuffled) as u64;
-            let pick = self.shuffled + usize::try_from(self.chance.below(left)).unwrap_or(0);
+            let pick = self.shuffled + usize::try_from(below(&mut self.chance, left)).unwrap_or(0);
             self.order.swap(self.shuffled, pick);
             self.shuffled += 1;
         }
@@ -39,19 +41,10 @@ impl Ring {
     }
 }
 
-/// `SplitMix64` (Steele, Lea, Flood 2014): small, and good enough for an order.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.0;
-        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        value ^= value >> 31;
-        u64::try_from((u128::from(value) * u128::from(bound)) >> 64)
-            .expect("the high half of a product of two u64 is a u64")
-    }
+/// A number below `bound`.
+fn below(chance: &mut Dice, bound: u64) -> u64 {
+    let product = u128::from(chance.bits()) * u128::from(bound);
+    u64::try_from(product >> 64).expect("the high half of a product of two u64 is a u64")
 }
 
 #[cfg(test)]

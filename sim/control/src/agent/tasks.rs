@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use fsm::{Allocation, AllocationId, ClientStatus, JobKey, NodeId, Text, allocation::TaskState};
 
-use crate::{coverage::Event, dice::Dice, world::World};
+use crate::{coverage::Event, world::World};
+use chance::Dice;
 
 /// A task that fails soon after its start does so within this time, ms.
 const RESTARTS_MS: (u64, u64) = (100, 12_000);

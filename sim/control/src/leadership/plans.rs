@@ -11,11 +11,11 @@ use leader::{
 use super::{Leadership, ReplyTo, SNAPSHOT_WAIT_MS};
 use crate::{
     coverage::Event,
-    dice::Dice,
     log::Fate,
     order,
     world::{CallId, World},
 };
+use chance::Dice;
 
 impl World {
     pub(super) fn plan_queue_limits(&self) -> PlanQueueLimits {

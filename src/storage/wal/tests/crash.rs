@@ -6,6 +6,7 @@
 
 use super::*;
 use crate::disk::fault::ErrorRates;
+use chance::Dice;
 use proptest::prelude::*;
 use std::sync::atomic::AtomicU64;
 
@@ -108,19 +109,8 @@ impl Model {
     }
 }
 
-/// Seeded choices, apart from the disk's own.
-struct Choices(u64);
-
-impl Choices {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
-
 /// One random action; its result does not matter, the model knows what may come of it.
-fn act(model: &mut Model, wal: &Wal, writer: &mut WalWriter, choices: &mut Choices) {
+fn act(model: &mut Model, wal: &Wal, writer: &mut WalWriter, choices: &mut Dice) {
     let mut content = model.now().clone();
     let ignored = match choices.below(20) {
         0..9 => {
@@ -176,7 +166,7 @@ fn act(model: &mut Model, wal: &Wal, writer: &mut WalWriter, choices: &mut Choic
     drop(ignored);
 }
 
-fn inject(disk: &FaultDisk, choices: &mut Choices) {
+fn inject(disk: &FaultDisk, choices: &mut Dice) {
     match choices.below(9) {
         0..4 => disk.stop_after(choices.below(120)),
         4 => disk.fail_sync_after(choices.below(30)),
@@ -202,7 +192,7 @@ struct Coverage {
 /// Opens, acts, crashes and reopens, `lives` times on the same disk.
 fn run(seed: u64, lives: u64, coverage: &mut Coverage) {
     let disk = FaultDisk::new(seed);
-    let mut choices = Choices(seed.wrapping_mul(0x9E37_79B9).wrapping_add(seed));
+    let mut choices = Dice::named(seed, "choices");
     let mut model = Model::new();
     for life in 0..lives {
         // A crash may also hit the open itself, or a disk that cannot be read, which is neither damage nor a torn end.
@@ -261,7 +251,7 @@ fn run(seed: u64, lives: u64, coverage: &mut Coverage) {
     }
 }
 
-fn crash(disk: &FaultDisk, choices: &mut Choices) {
+fn crash(disk: &FaultDisk, choices: &mut Dice) {
     disk.set_capacity(None);
     if choices.below(4) == 0 { disk.kill() } else { disk.power_cut(choices.below(u64::MAX)) }
 }

@@ -1,4 +1,7 @@
-//! Chance without randomness: numbers that look random and follow from an id, the same on every leader.
+//! Numbers that look random and follow from an id, the same on every leader: for spreading what
+//! would otherwise happen at once.
+
+use chance::mix;
 
 /// A number below `range` that follows from `id`; 0 for an empty range.
 pub(crate) fn below(id: [u8; 16], range: u64) -> u64 {
@@ -6,14 +9,6 @@ pub(crate) fn below(id: [u8; 16], range: u64) -> u64 {
     let low = u64::try_from(wide & u128::from(u64::MAX)).expect("masked to 64 bits");
     let high = u64::try_from(wide >> 64).expect("shifted to 64 bits");
     mix(low ^ mix(high)).checked_rem(range).unwrap_or(0)
-}
-
-/// The finalizer of `SplitMix64` (Steele, Lea, Flood 2014): every input bit moves every output bit.
-fn mix(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }
 
 #[cfg(test)]
