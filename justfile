@@ -6,9 +6,13 @@ check:
     cargo clippy --workspace --all-targets -- -D warnings
     cargo xtask tidy
 
-# Every test of every package.
+# Every test of every package, slow ones in their short form.
 test:
     cargo test
+
+# The same in full.
+test-full:
+    QUORATE_TESTS=full cargo test
 
 # One simulated run; the same seed gives the same run.
 sim SEED:

@@ -174,7 +174,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
-        let client = HttpClient::new(address, Duration::from_secs(5));
+        let client = HttpClient::new(address, Duration::from_mins(1));
         assert!(matches!(client.get("/"), Reply::NotSent(_)));
         assert!(matches!(client.put("/", &Value::Null), Reply::NotSent(_)));
     }
@@ -186,7 +186,7 @@ mod tests {
         assert!(matches!(client.get("/"), Reply::Lost(_)));
 
         let (address, requests) = scripted(&["", "HTTP/1.1 200 OK\r\n", ""]);
-        let client = HttpClient::new(address, Duration::from_secs(5));
+        let client = HttpClient::new(address, Duration::from_mins(1));
         for sent in 1..=3 {
             assert!(matches!(client.get("/"), Reply::Lost(_)));
             assert_eq!(requests.load(Ordering::SeqCst), sent);
@@ -200,7 +200,7 @@ mod tests {
             "HTTP/1.1 307 Temporary Redirect\r\nlocation: /x\r\ncontent-length: 0\r\nconnection: \
              close\r\n\r\n",
         ]);
-        let client = HttpClient::new(address, Duration::from_secs(5));
+        let client = HttpClient::new(address, Duration::from_mins(1));
         let nope = Reply::Answer { status: 500, index: Some(7), body: "nope".to_owned() };
         assert_eq!(client.put("/", &Value::Null), nope);
         assert!(matches!(client.get("/"), Reply::Answer { status: 307, .. }));

@@ -36,7 +36,7 @@ use crate::store::{
 };
 use crate::system::System;
 use crate::task::Place;
-use crate::workload::{Drive, Load, ReadMode, Target, WorkloadKind, clients};
+use crate::workload::{Drive, LastPhase, Load, ReadMode, Target, WorkloadKind, clients};
 use chance::Dice;
 
 /// How long the servers may take to be ready, at the start and after the heal.
@@ -298,6 +298,7 @@ fn conduct(
         seed: record.seed,
         system: record.system,
         read_mode: record.read_mode,
+        last_phase: LastPhase::default(),
     };
     let real_task = match tasks.as_ref().map(Place::config).transpose() {
         Ok(task) => task,

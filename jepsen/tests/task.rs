@@ -36,7 +36,7 @@ fn task(directory: &Path) -> Child {
 
 /// The events in the journal, once there are so many.
 fn events(directory: &Path, count: usize) -> Vec<String> {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_mins(1);
     loop {
         let text = fs::read_to_string(directory.join("journal.jsonl")).unwrap();
         let event = |line: &str| {

@@ -527,7 +527,7 @@ mod tests {
                 node.settle();
             }
         };
-        timeout(Duration::from_secs(20), starts).await.unwrap();
+        timeout(Duration::from_mins(1), starts).await.unwrap();
     }
 
     #[tokio::test]

@@ -225,7 +225,7 @@ mod tests {
         let waits = tokio::spawn(async move { waits.empty().await });
         tokio::task::yield_now().await;
         outbox.forget(id);
-        let waited = tokio::time::timeout(Duration::from_secs(10), waits).await;
+        let waited = tokio::time::timeout(Duration::from_mins(1), waits).await;
         assert!(matches!(waited, Ok(Ok(()))), "nobody woke it");
     }
 

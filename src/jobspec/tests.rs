@@ -625,7 +625,7 @@ fn many_blocks_are_read() {
     let job = parse("a.hcl", &source).unwrap_or_else(|error| panic!("{error}"));
     let blocks = &job["TaskGroups"][0]["Tasks"][0]["Config"]["b"];
     assert_eq!(blocks.as_array().map(Vec::len), Some(80_000));
-    assert!(started.elapsed() < Duration::from_secs(40), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_mins(2), "{:?}", started.elapsed());
     let unknown = format!("job \"a\" {{\n{}}}\n", "taks {}\n".repeat(1_000));
     let diagnostics = parse("a.hcl", &unknown).expect_err("unknown blocks").to_string();
     assert!(diagnostics.contains("did you mean \"task\"?"), "{diagnostics}");

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     api::{Api, ApiError},
     grpc::agent::AgentService,
-    raft::EntryData,
+    raft::{EntryData, WatchReceiver as _},
     rt,
 };
 
@@ -28,7 +28,6 @@ type Stream = BoxStream<'static, Result<pb::AllocationBatch, Status>>;
 fn a_change_too_large_for_the_log_is_refused_and_ends_nobody() {
     let servers = Servers::start(3);
     let leader = servers.leader_among(&[0, 1, 2]);
-    let epoch = servers.core(leader).leading().unwrap().epoch;
     for server in [leader, (leader + 1) % 3] {
         let description = "x".repeat(33 << 20).into();
         let huge = Namespace { name: "huge".into(), description, ..Namespace::default() };
@@ -39,7 +38,8 @@ fn a_change_too_large_for_the_log_is_refused_and_ends_nobody() {
         assert!(error.to_string().contains("over the limit"), "{error}");
     }
     servers.write(leader, "small").unwrap();
-    assert_eq!(servers.core(leader).leading().unwrap().epoch, epoch, "nobody ended");
+    let ended = (0..3).filter(|server| servers.core(*server).failed().borrow().is_some());
+    assert_eq!(ended.count(), 0, "nobody ended");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_server_that_cannot_be_reached_does_not_become_a_voter() {
         assert!(status.message().contains(why) && status.message().contains("advertise"));
     }
     assert_eq!(core.settled_voters().unwrap(), [core.id]);
-    servers.write_within(leader, "after", Duration::from_secs(20)).unwrap();
+    servers.write(leader, "after").unwrap();
 }
 
 /// The second would be answered with the first one's reply, and take no effect. So many in a moment are what clients of a busy cluster send.
@@ -171,7 +171,6 @@ fn who_led_in_an_older_term_is_not_heard() {
     let core = servers.core((leader + 1) % 3);
     servers.write(leader, "written").unwrap();
     let header = header(&servers, leader, &core);
-    servers.wait("it hears the leader", || core.leader());
     let vote = pb::Vote { term: 0, ..pb::Vote::default() };
     let heartbeat = pb::AppendEntriesRequest {
         header: Some(header),
@@ -179,9 +178,13 @@ fn who_led_in_an_older_term_is_not_heard() {
         ..pb::AppendEntriesRequest::default()
     };
     let told = core.raft_service();
+    let term = || core.raft.metrics().borrow_watched().current_term;
     for _ in 0..20 {
+        servers.wait("it hears the leader", || core.leader());
+        let before = term();
         drop(servers.runtime().block_on(told.append_entries(Request::new(heartbeat.clone()))));
-        assert!(core.leader().is_some(), "the leader of now was heard");
+        // On a busy machine an election may have begun meanwhile.
+        assert!(core.leader().is_some() || term() > before, "the leader of now was heard");
     }
 }
 

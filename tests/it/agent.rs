@@ -21,6 +21,8 @@ use tokio::{
 use tokio_stream::wrappers::{TcpListenerStream, WatchStream};
 use tonic::{Request, Response, Status};
 
+use crate::harness::PATIENCE;
+
 /// What the pretended servers know.
 #[derive(Default)]
 struct Known {
@@ -176,7 +178,7 @@ impl Cluster {
     }
 
     async fn agent_of(settings: AgentSettings) -> Agent {
-        let started = timeout(Duration::from_secs(20), async {
+        let started = timeout(PATIENCE, async {
             loop {
                 match Agent::start(settings.clone()).await {
                     Ok(agent) => return agent,
@@ -197,7 +199,7 @@ impl Cluster {
     }
 
     async fn until<T>(&self, what: &str, mut look: impl FnMut(&Self) -> Option<T>) -> T {
-        let found = timeout(Duration::from_secs(20), async {
+        let found = timeout(PATIENCE, async {
             loop {
                 if let Some(found) = look(self) {
                     return found;

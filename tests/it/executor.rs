@@ -14,6 +14,8 @@ use quorate::agent::RunSpec;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::harness::PATIENCE;
+
 struct Run {
     root: TempDir,
 }
@@ -96,7 +98,7 @@ impl Drop for Run {
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < Duration::from_secs(20), "never: {what}");
+        assert!(started.elapsed() < PATIENCE, "never: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -159,7 +161,7 @@ fn agents_that_waited_and_died_leave_room_for_others() {
         stream.write_all(b"{\"request\": \"wait\"}\n").unwrap();
     }
     let mut stream = run.connect();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
         .write_all(b"{\"request\": \"kill\", \"signal\": \"SIGKILL\", \"timeout_ms\": 0}\n")
         .unwrap();

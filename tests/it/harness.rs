@@ -29,10 +29,15 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// How long anything that must happen may take on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
+/// Whether the tests run in full, as `.ci/run` has them do with `QUORATE_TESTS=full`.
+pub(crate) fn is_full() -> bool {
+    std::env::var_os("QUORATE_TESTS").is_some_and(|form| form == "full")
+}
+
 const POLL: Duration = Duration::from_millis(20);
 /// Patience with one request unless the test says otherwise: longer than the server's own deadline of 10 s.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
 const LOG_LINES_SHOWN: usize = 60;
 
 /// What the servers of a cluster are configured with.

@@ -1,4 +1,4 @@
-//! Tests of the search: against brute force on small random histories, and for speed on long ones.
+//! Tests of the search: against brute force on small random histories, and for effort on long ones.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -8,7 +8,7 @@ use super::*;
 use chance::Dice;
 
 fn budget() -> Budget {
-    Budget { deadline: Instant::now() + Duration::from_mins(1), configurations_max: 1_000_000 }
+    Budget { deadline: Instant::now() + Duration::from_hours(1), configurations_max: 1_000_000 }
 }
 
 /// A register as the promise describes it, for the brute force: written apart from the search.
@@ -161,17 +161,17 @@ fn agrees_with_brute_force() {
 }
 
 #[test]
-fn long_histories_take_little_time() {
+fn long_histories_take_few_configurations() {
     let mut random = Dice::numbered(11, 0);
     let good = random_calls(&mut random, 10_000, true, false);
-    let started = Instant::now();
-    assert_eq!(linearizable(&good, &budget()), Outcome::Yes);
+    // A few for each call: what is looked at is counted, so that the machine's speed does not matter.
+    let few = Budget { configurations_max: 100_000, ..budget() };
+    assert_eq!(linearizable(&good, &few), Outcome::Yes);
     let mut bad = good;
     let last = bad.iter().filter_map(|call| call.returned).max().unwrap();
     let stale = Action::Read { value: None, version: Some(0) };
     bad.push(Call { action: stale, invoked: last + 1, returned: Some(last + 2) });
-    assert_eq!(linearizable(&bad, &budget()), Outcome::No);
-    assert!(started.elapsed() < Duration::from_secs(20), "took {:?}", started.elapsed());
+    assert_eq!(linearizable(&bad, &few), Outcome::No);
 }
 
 #[test]

@@ -572,13 +572,15 @@ fn register(body: &Value, server: &Mutex<Server>, bug: Bug) -> Answer {
 }
 
 impl Server {
-    /// Whether the bug, if it is one of these, strikes at this event: every tenth time.
+    /// Whether the bug, if it is one of these, strikes at this event: every tenth time, or each time if
+    /// such events are rare.
     fn strike_of(&mut self, bug: Bug, about: &[Bug]) -> bool {
         if !about.contains(&bug) {
             return false;
         }
         self.events += 1;
-        let strikes = self.events.is_multiple_of(10);
+        let is_rare = matches!(bug, Bug::LostPages | Bug::HastyWatchers);
+        let strikes = is_rare || self.events.is_multiple_of(10);
         self.strikes += u64::from(strikes);
         strikes
     }

@@ -36,11 +36,6 @@ use chance::Dice;
 
 /// How often a waiting client looks whether the run has ended.
 const NAP: Duration = Duration::from_millis(20);
-/// Pause between two attempts of the last phase.
-const LAST_PHASE_PAUSE: Duration = Duration::from_millis(200);
-
-/// Least time for the next request of the last phase after one was answered.
-const STEP_TIMEOUT_MIN: Duration = Duration::from_secs(10);
 /// The first process of the last phase; the main phase never comes near it.
 const LAST_PHASE_PROCESS: u64 = 1_000_000_000;
 
@@ -86,6 +81,23 @@ pub(crate) struct Load {
     pub(crate) system: System,
     /// How fresh they ask reads to be.
     pub(crate) read_mode: ReadMode,
+    /// How they try again in the last phase.
+    pub(crate) last_phase: LastPhase,
+}
+
+/// How clients try again in the last phase.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LastPhase {
+    /// Pause between two attempts.
+    pub(crate) pause: Duration,
+    /// Least time for the next request after one was answered.
+    pub(crate) step_timeout_min: Duration,
+}
+
+impl Default for LastPhase {
+    fn default() -> Self {
+        Self { pause: Duration::from_millis(200), step_timeout_min: Duration::from_secs(10) }
+    }
 }
 
 /// How fresh an answer to a read is asked to be.
@@ -362,7 +374,8 @@ impl<W: Workload> Drive for Clients<'_, W> {
                 let node = server.unwrap_or(attempt % self.targets.len());
                 match self.perform(process.number, &connections, node, &request, true).kind {
                     Kind::Ok => {
-                        deadline = deadline.max(Instant::now() + STEP_TIMEOUT_MIN);
+                        let step = self.load.last_phase.step_timeout_min;
+                        deadline = deadline.max(Instant::now() + step);
                         break;
                     }
                     Kind::Info => {
@@ -372,7 +385,7 @@ impl<W: Workload> Drive for Clients<'_, W> {
                     Kind::Fail | Kind::Invoke => {}
                 }
                 request = self.workload.renew(&request);
-                std::thread::sleep(LAST_PHASE_PAUSE);
+                std::thread::sleep(self.load.last_phase.pause);
             }
         }
     }

@@ -548,7 +548,7 @@ impl Watchers<'_> {
                     }
                     process.retire();
                     connections = clients.connections();
-                    std::thread::sleep(super::LAST_PHASE_PAUSE);
+                    std::thread::sleep(clients.load.last_phase.pause);
                 }
                 if !written {
                     process.retire();
@@ -563,7 +563,7 @@ impl Watchers<'_> {
                     let request = (key, Action::Look(look));
                     clients.perform(process.number, &connections, node, &request, true);
                 }
-                std::thread::sleep(super::LAST_PHASE_PAUSE);
+                std::thread::sleep(clients.load.last_phase.pause);
             }
         });
     }

@@ -1,11 +1,14 @@
 //! The control plane under many seeds: `cargo test -p control`.
 //!
-//! `CONTROL_SEEDS=5000 cargo test -p control` runs more; `sim a1` is the program for long runs and for looking at one seed.
+//! A few seeds here; `.ci/run` runs many with `sim a1`, the program for long runs and for looking at one seed.
+//! `CONTROL_SEEDS=5000 cargo test -p control` runs more here, too.
 
 use super::*;
 
 /// Seeds of the test; fixed, so that it gives the same each time.
-const SEEDS: u64 = 150;
+const SEEDS: u64 = 30;
+/// From so many seeds on, or with some more, everything must have happened.
+const COVERAGE_SEEDS: u64 = 150;
 /// How many times as many at most, until everything has happened.
 const LONGER_MAX: u64 = 4;
 
@@ -62,9 +65,10 @@ fn nothing_is_broken_under_many_schedules() {
     let mut coverage = Coverage::default();
     let mut failed = Vec::new();
     let from = std::env::var("CONTROL_FROM").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-    for seed in from..from + seeds() * LONGER_MAX {
+    let (count, all_happens) = (seeds(), seeds() >= COVERAGE_SEEDS);
+    for seed in from..from + count * LONGER_MAX {
         // What is rare may need some more.
-        if seed >= from + seeds() && coverage.missing().is_empty() {
+        if seed >= from + count && (!all_happens || coverage.missing().is_empty()) {
             break;
         }
         let outcome = run(seed, &Steps::default(), false);
@@ -78,8 +82,14 @@ fn nothing_is_broken_under_many_schedules() {
         eprintln!("{:>8}  {}", coverage.of(*event), event.text());
     }
     assert_eq!(failed, [] as [u64; 0]);
-    let missing: Vec<_> = coverage.missing().iter().map(|event| event.text()).collect();
-    assert_eq!(missing, [] as [&str; 0], "these never happened: the run tests less than it says");
+    if all_happens {
+        let missing: Vec<_> = coverage.missing().iter().map(|event| event.text()).collect();
+        assert_eq!(
+            missing,
+            [] as [&str; 0],
+            "these never happened: the run tests less than it says"
+        );
+    }
 }
 
 /// P7.

@@ -96,7 +96,7 @@ async fn what_was_never_started_is_told_as_ended_when_it_is_stopped() {
         tokio::time::sleep(Duration::from_millis(50)).await;
         outbox.forget(id);
         wish.send_modify(|wish| wish.stop = true);
-        let ended = tokio::time::timeout(Duration::from_secs(10), ended).await;
+        let ended = tokio::time::timeout(Duration::from_mins(1), ended).await;
         assert!(matches!(ended, Ok(Ok(()))), "it waits for something else to happen");
         assert!(outbox.is_pending(id), "its end is told");
     }
@@ -207,7 +207,7 @@ async fn a_task_that_is_only_to_be_started_does_not_keep_the_others_from_being_e
     shell.runner.started(&shell.spec.policy, 1, now, &mut Vec::new());
     shell.runs = vec![None, shell.runs[0].take()];
     shell.happenings.push(async { Happening::Recovered(0, Ok(Recovered::Never)) }.boxed());
-    tokio::time::timeout(Duration::from_secs(30), shell.suspend()).await.unwrap();
+    tokio::time::timeout(Duration::from_mins(1), shell.suspend()).await.unwrap();
 }
 
 #[tokio::test]

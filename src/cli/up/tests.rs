@@ -20,7 +20,7 @@ use crate::cli::job::JobFile;
 use crate::cli::output::Output;
 use crate::cli::tests::{Canned, Server};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_mins(1);
 const IN_USE: &str = "is in use by another `quorate up`";
 
 fn prepare_now(folder: &Path, servers: usize) -> Result<Layout, String> {

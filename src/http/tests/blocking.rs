@@ -230,7 +230,7 @@ async fn waiting_queries_end_when_the_server_stops() {
         super::socket::send(address, "GET", &path, &[], b"").await
     });
     // The read shows that the query has arrived.
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_mins(1);
     while server.cluster.reads.lock().unwrap().is_empty() {
         assert!(Instant::now() < deadline, "the query did not arrive");
         tokio::task::yield_now().await;

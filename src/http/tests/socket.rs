@@ -15,7 +15,7 @@ use super::cluster::TestCluster;
 use crate::http::{CONNECTIONS_MAX, HttpOptions, router, serve};
 
 /// No test waits longer than this for an answer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(super) struct TestServer {
     pub(super) address: SocketAddr,

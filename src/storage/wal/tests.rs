@@ -652,7 +652,7 @@ fn a_commit_index_that_waits_for_a_batch_keeps_no_append_waiting() {
         let large = Entry { id: id(0, 1), payload: vec![0; 2000].into() };
         wal.append(vec![large], Box::new(move |result| sender.send(result).unwrap())).unwrap();
     });
-    let answered = receiver.recv_timeout(std::time::Duration::from_secs(30));
+    let answered = receiver.recv_timeout(std::time::Duration::from_mins(1));
     answered.expect("nobody writes what it waits for").unwrap();
     appender.join().unwrap();
     thread.close().unwrap();

@@ -6,15 +6,21 @@ use serde_json::{Value, json};
 
 use super::{Stage, group, job, task};
 use crate::{
-    harness::{Client, Options, wait_until},
+    harness::{Client, Options, is_full, wait_until},
     recompute::{self, is_live, list_of, text},
 };
 
 const JOBS: usize = 200;
+/// The same in the short form.
+const JOBS_FEW: usize = 40;
 const COUNT: usize = 10;
 const NODES: u32 = 99;
 /// All of it in a debug build on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(3);
+
+fn jobs() -> usize {
+    if is_full() { JOBS } else { JOBS_FEW }
+}
 
 fn acknowledged(client: &Client) -> f64 {
     let metrics = client.get("/v1/metrics").ok();
@@ -36,7 +42,7 @@ fn await_counts(stage: &Stage, what: &str, wanted: impl Fn(&[Value]) -> bool) {
     wait_until(what, PATIENCE, || {
         let mut live = list_of(stage.client.get("/v1/allocations?task_states=false").ok());
         live.retain(is_live);
-        live.len() == JOBS * COUNT
+        live.len() == jobs() * COUNT
             && live.iter().all(|one| text(one, "ClientStatus") == "running")
             && wanted(&live)
     });
@@ -46,11 +52,11 @@ fn await_counts(stage: &Stage, what: &str, wanted: impl Fn(&[Value]) -> bool) {
     assert_eq!(seen.wrong_counts(), [""; 0], "{what}");
 }
 
-/// Issue: 200 jobs × 10 allocations on 100 simulated nodes: an independent recomputation finds no over-commit, no duplicate name and no port
-/// twice; every server's workers acknowledged evaluations; draining one node, killing one and bringing it back ends in the desired counts
+/// Many jobs × 10 allocations on 100 simulated nodes: an independent recomputation finds no node over-committed,
+/// no name and no port twice, whatever is drained, killed and brought back; every server's workers take part
 /// (P3, S1, D1, S14, NW-16).
 #[test]
-fn two_thousand_allocations_survive_a_drain_and_a_dead_node() {
+fn a_crowd_of_allocations_survives_a_drain_and_a_dead_node() {
     let options = Options::new(3)
         .with("raft.heartbeat_ms", 250)
         .with("raft.election_min_ms", 1_000)
@@ -66,7 +72,7 @@ fn two_thousand_allocations_survive_a_drain_and_a_dead_node() {
         for server in stage.cluster.all() {
             let client = stage.cluster.client(server);
             scope.spawn(move || {
-                for number in (server..JOBS).step_by(3) {
+                for number in (server..jobs()).step_by(3) {
                     client.put("/v1/jobs", &json!({ "Job": crowd_job(number) })).ok();
                 }
             });
