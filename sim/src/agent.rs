@@ -20,12 +20,11 @@ use quorate::{
 use tonic::{Code, Status};
 
 use crate::{
+    class::Class,
     coverage,
     network::SimTransport,
     running::{self, Name},
-    streams,
-    swarm::Class,
-    trace, verdict,
+    streams, trace, verdict,
     world::{self, World},
 };
 use chance::Dice;

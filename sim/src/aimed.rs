@@ -11,9 +11,8 @@ use quorate::{
 };
 
 use crate::{
-    coverage, streams,
-    swarm::Class,
-    trace, verdict,
+    class::Class,
+    coverage, streams, trace, verdict,
     world::{Crash, World},
 };
 use chance::Dice;

@@ -1,26 +1,58 @@
-//! One seed in a process of its own, because a seed repeats only in a fresh process. The child prints its result as one line of JSON.
+//! One plan in a process of its own, because a plan repeats only in a fresh process. The child prints its result as one line of JSON.
 
 use std::{
     collections::BTreeMap,
-    io,
-    path::Path,
+    fmt, io,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
 
-use crate::swarm::Override;
+use crate::swarm::{Override, Swarm};
 
-/// Longest real time of one seed.
-const SEED_TIMEOUT: Duration = Duration::from_mins(3);
+/// Longest real time of one run.
+const RUN_TIMEOUT: Duration = Duration::from_mins(3);
 /// In front of the result.
 pub(crate) const RESULT: &str = "RESULT ";
+
+/// Where a plan comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// It is drawn from this seed.
+    Seed(u64),
+    /// This file holds it.
+    File(PathBuf),
+}
+
+/// As messages name it.
+impl fmt::Display for Origin {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Seed(seed) => write!(out, "seed {seed}"),
+            Self::File(_) => write!(out, "plan {}", self.name()),
+        }
+    }
+}
+
+impl Origin {
+    /// A name for files.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Seed(seed) => seed.to_string(),
+            Self::File(path) => {
+                path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+            }
+        }
+    }
+}
 
 /// One run that may be repeated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Case {
-    pub(crate) seed: u64,
+    pub(crate) origin: Origin,
+    /// What is changed of its plan.
     pub(crate) change: Override,
 }
 
@@ -43,9 +75,26 @@ pub(crate) struct Report {
 }
 
 impl Case {
+    /// The run of a seed as it is.
+    pub(crate) fn of_seed(seed: u64) -> Self {
+        Self { origin: Origin::Seed(seed), change: Override::default() }
+    }
+
+    /// Its plan.
+    pub(crate) fn plan(&self) -> anyhow::Result<Swarm> {
+        let plan = match &self.origin {
+            Origin::Seed(seed) => Swarm::draw(*seed),
+            Origin::File(path) => Swarm::load(path)?,
+        };
+        Ok(plan.changed(&self.change))
+    }
+
     /// The arguments that repeat it.
     pub(crate) fn arguments(&self) -> Vec<String> {
-        let mut out = vec!["--seed".to_owned(), self.seed.to_string()];
+        let mut out = match &self.origin {
+            Origin::Seed(seed) => vec!["--seed".to_owned(), seed.to_string()],
+            Origin::File(path) => vec!["--plan".to_owned(), path.display().to_string()],
+        };
         out.extend(self.change.arguments());
         out
     }
@@ -55,7 +104,15 @@ impl Case {
         format!(
             "cargo run --profile sim -p sim -- run {} --trace {}.trace",
             self.arguments().join(" "),
-            self.seed
+            self.origin.name()
+        )
+    }
+
+    /// The command that keeps its plan, for people.
+    pub(crate) fn keep(&self) -> String {
+        format!(
+            "cargo run --profile sim -p sim -- plan {} --save sim/regressions/NAME.toml",
+            self.arguments().join(" ")
         )
     }
 
@@ -77,14 +134,14 @@ impl Case {
 
 /// Waits for a child. One that dies or does not end has failed.
 fn finish(mut child: Child) -> io::Result<Report> {
-    let deadline = Instant::now() + SEED_TIMEOUT;
+    let deadline = Instant::now() + RUN_TIMEOUT;
     let mut wait = Duration::from_millis(1);
     // A run prints a few lines, which fit the pipe.
     while child.try_wait()?.is_none() {
         if Instant::now() > deadline {
             child.kill()?;
             child.wait()?;
-            let failures = vec![format!("no end within {SEED_TIMEOUT:?} of real time")];
+            let failures = vec![format!("no end within {RUN_TIMEOUT:?} of real time")];
             return Ok(Report { failures, ..Report::default() });
         }
         std::thread::sleep(wait);

@@ -13,9 +13,10 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     a1,
-    child::{Case, RESULT, Report},
+    child::{Case, Origin, RESULT, Report},
+    class::Class,
     coverage, many, run, selftest, shrink,
-    swarm::{Class, Override, Swarm},
+    swarm::Override,
     trace,
 };
 
@@ -30,16 +31,38 @@ struct Arguments {
     command: Verb,
 }
 
-/// What is changed of a seed's plan.
+/// The plan to run.
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct Source {
+    /// A seed from which it is drawn.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// A file that holds it, as `sim plan --save` writes one.
+    #[arg(long)]
+    plan: Option<PathBuf>,
+}
+
+impl Source {
+    fn with(self, change: Change) -> Case {
+        let origin = match (self.plan, self.seed) {
+            (Some(path), _) => Origin::File(path),
+            (None, seed) => Origin::Seed(seed.expect("one of the two is required")),
+        };
+        Case { origin, change: change.into_override() }
+    }
+}
+
+/// What is changed of a plan.
 #[derive(Args)]
 struct Change {
-    /// Number of servers, 1 to 9; drawn from the seed unless given.
+    /// Number of servers, 1 to 9; as planned unless given.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=9))]
     servers: Option<u8>,
     /// Classes of faults that stay off, separated by commas.
     #[arg(long, value_delimiter = ',')]
     without: Vec<Class>,
-    /// How long faults last, ms of virtual time; drawn from the seed unless given.
+    /// How long faults last, ms of virtual time; as planned unless given.
     #[arg(long)]
     safety_ms: Option<u64>,
 }
@@ -52,11 +75,10 @@ impl Change {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Runs one seed; exit 1 when a promise is broken.
+    /// Runs one plan; exit 1 when a promise is broken.
     Run {
-        /// The seed.
-        #[arg(long)]
-        seed: u64,
+        #[command(flatten)]
+        source: Source,
         #[command(flatten)]
         change: Change,
         /// Writes the trace to this file.
@@ -69,23 +91,24 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
-    /// Prints what a seed is about, and does not run it.
+    /// Prints a plan, and does not run it.
     Plan {
-        /// The seed.
-        #[arg(long)]
-        seed: u64,
+        #[command(flatten)]
+        source: Source,
         #[command(flatten)]
         change: Change,
+        /// Writes all of it to this file, which runs the same when seeds mean something else.
+        #[arg(long)]
+        save: Option<PathBuf>,
     },
-    /// Runs one seed twice and compares the traces byte for byte; exit 1 when they differ.
+    /// Runs one plan twice and compares the traces byte for byte; exit 1 when they differ.
     Determinism {
-        /// The seed.
-        #[arg(long)]
-        seed: u64,
+        #[command(flatten)]
+        source: Source,
         #[command(flatten)]
         change: Change,
     },
-    /// Runs the regressions and the seeds from `from` up to, without, `to`; exit 1 when any fails, 2 when together they did not meet what they must.
+    /// Runs the kept plans (`sim/regressions`) and the seeds from `from` up to, without, `to`; exit 1 when any fails, 2 when together they did not meet what they must.
     Many {
         /// First seed.
         #[arg(long, default_value_t = 0)]
@@ -105,11 +128,10 @@ enum Verb {
         #[arg(long)]
         json: Option<PathBuf>,
     },
-    /// Finds the fewest classes of faults and the shortest time with which a seed still fails.
+    /// Finds the fewest classes of faults and the shortest time with which a plan still fails.
     Shrink {
-        /// The seed.
-        #[arg(long)]
-        seed: u64,
+        #[command(flatten)]
+        source: Source,
         #[command(flatten)]
         change: Change,
     },
@@ -143,20 +165,15 @@ pub(crate) fn main() -> ExitCode {
         }
     };
     let done = match arguments.command {
-        Verb::Run { seed, change, trace, log, json } => {
-            run_one(&Case { seed, change: change.into_override() }, trace.as_deref(), log, json)
+        Verb::Run { source, change, trace, log, json } => {
+            run_one(&source.with(change), trace.as_deref(), log, json)
         }
-        Verb::Plan { seed, change } => {
-            println!("{}", Swarm::draw(seed, &change.into_override()));
-            Ok(ExitCode::SUCCESS)
-        }
-        Verb::Determinism { seed, change } => {
-            determinism(&Case { seed, change: change.into_override() })
-        }
+        Verb::Plan { source, change, save } => plan(&source.with(change), save.as_deref()),
+        Verb::Determinism { source, change } => determinism(&source.with(change)),
         Verb::Many { from, to, change, jobs, fail_fast, json } => {
             many::run(from..to, &change.into_override(), jobs, fail_fast, json.as_deref())
         }
-        Verb::Shrink { seed, change } => shrink::run(Case { seed, change: change.into_override() }),
+        Verb::Shrink { source, change } => shrink::run(source.with(change)),
         Verb::A1(arguments) => a1::run(&arguments),
         Verb::Selftest { plants, seeds, schedules, jobs } => {
             selftest::run(&plants, seeds, schedules, jobs)
@@ -175,6 +192,15 @@ fn exit_of(error: &clap::Error) -> ExitCode {
 
 fn exit(passed: bool) -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn plan(case: &Case, save: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let plan = case.plan()?;
+    println!("{plan}");
+    if let Some(path) = save {
+        plan.save(path)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn run_one(
@@ -198,19 +224,19 @@ fn run_one(
     if let Some(path) = trace_file {
         trace::write_to(path).with_context(|| format!("trace file {}", path.display()))?;
     }
-    let swarm = Swarm::draw(case.seed, &case.change);
+    let swarm = case.plan()?;
     let (servers, plan) = (swarm.servers, swarm.to_string());
     println!("PLAN {plan}");
     let begin = Instant::now();
     let outcome = run::run(swarm)?;
     let (events, hash) = trace::finish()?;
     for failure in &outcome.failures {
-        println!("FAIL seed {}: {failure}", case.seed);
+        println!("FAIL {}: {failure}", case.origin);
     }
     let passed = outcome.failures.is_empty();
     println!(
-        "seed {}: {}, {servers} servers, {} writes, {} messages, {:.1} virtual s in {:.2} s, {events} events, trace {hash:016x}",
-        case.seed,
+        "{}: {}, {servers} servers, {} writes, {} messages, {:.1} virtual s in {:.2} s, {events} events, trace {hash:016x}",
+        case.origin,
         if passed { "passed" } else { "FAILED" },
         outcome.writes,
         outcome.messages,
@@ -219,6 +245,7 @@ fn run_one(
     );
     if !passed {
         println!("REPLAY: {}", case.replay());
+        println!("KEEP: {}", case.keep());
     }
     if json {
         let counts = coverage::counts().into_iter();
@@ -241,14 +268,15 @@ fn run_one(
 fn determinism(case: &Case) -> anyhow::Result<ExitCode> {
     let directory = std::env::temp_dir();
     let name = |run| {
-        directory.join(format!("quorate-sim-{}-{}-{run}.trace", std::process::id(), case.seed))
+        let name = case.origin.name();
+        directory.join(format!("quorate-sim-{}-{name}-{run}.trace", std::process::id()))
     };
     let (first, second) = (name(1), name(2));
     let mut passed = true;
     for path in [&first, &second] {
         let report = case.run(Some(path), None)?;
         for failure in &report.failures {
-            println!("FAIL seed {}: {failure}", case.seed);
+            println!("FAIL {}: {failure}", case.origin);
         }
         passed &= report.failures.is_empty();
     }
@@ -291,5 +319,8 @@ mod tests {
         assert_eq!(code(&["sim", "plan", "--seed", "one"]), Some(ExitCode::from(254)));
         assert_eq!(code(&["sim", "--help"]), Some(ExitCode::SUCCESS));
         assert_eq!(code(&["sim", "plan", "--seed", "1"]), None);
+        assert_eq!(code(&["sim", "plan"]), Some(ExitCode::from(254)));
+        let two = ["sim", "plan", "--seed", "1", "--plan", "kept.toml"];
+        assert_eq!(code(&two), Some(ExitCode::from(254)));
     }
 }

@@ -30,9 +30,8 @@ use self::{
 };
 use crate::{
     agent::RACKS,
-    coverage, running,
-    swarm::Class,
-    trace, verdict,
+    class::Class,
+    coverage, running, trace, verdict,
     world::{self, World},
 };
 use chance::Dice;

@@ -1,8 +1,8 @@
 //! `sim`: whole servers in one process under virtual time, from a seed (docs/adr/0002).
 //!
 //! ```text
-//!  cli ─► many, shrink, selftest: a process for each seed ─► run (one seed) ─► world: servers, each on a fault disk ── network: their messages
-//!                                                             │ swarm: what this seed is about
+//!  cli ─► many, shrink, selftest: a process for each run ─► run (one plan)    ─► world: servers, each on a fault disk ── network: their messages
+//!                                                             │ swarm, class: the plan, drawn from a seed or read from a file
 //!                                                             ├► nemesis: crashes, power cuts, cuts, weather, clocks, disks
 //!                                                             ├► nuisance: faults that came later, from dice of their own
 //!                                                             ├► lag: servers that apply nothing for a while
@@ -23,6 +23,7 @@ mod agent;
 mod aimed;
 mod autopsy;
 mod child;
+mod class;
 mod cli;
 mod client;
 mod coverage;

@@ -1,10 +1,12 @@
-//! Many seeds: regressions first, then a range, some of them twice, with progress and a summary.
+//! Many runs: the kept plans first, then a range of seeds, some of them twice, with progress and a
+//! summary.
 #![expect(clippy::print_stdout, reason = "this file is the program's output")]
 
 use std::{
     collections::BTreeMap,
+    fs,
     ops::Range,
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -14,17 +16,16 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::Parser;
 use serde::Serialize;
 
 use crate::{
-    child::{Case, Report},
+    child::{Case, Origin, Report},
     coverage,
-    swarm::{Class, Override},
+    swarm::Override,
 };
 
-/// Seeds that once failed, always run first.
-const REGRESSIONS: &str = include_str!("../regressions.txt");
+/// The plans of runs that once failed, always run first.
+const REGRESSIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/regressions");
 /// Every so many seeds one is run twice.
 const TWICE_EVERY: u64 = 100;
 /// From so many seeds on they must have met everything that must happen sometimes.
@@ -49,37 +50,22 @@ struct Summary {
 
 #[derive(Serialize)]
 struct Failed {
-    seed: u64,
+    /// The seed, or the name of the plan.
+    name: String,
     failures: Vec<String>,
     plan: String,
     replay: String,
 }
 
-/// A line of the regressions, read like arguments.
-#[derive(Parser)]
-#[command(no_binary_name = true)]
-struct Line {
-    seed: u64,
-    #[arg(long)]
-    servers: Option<u8>,
-    #[arg(long, value_delimiter = ',')]
-    without: Vec<Class>,
-    #[arg(long)]
-    safety_ms: Option<u64>,
-}
-
-/// Each line that is not a comment.
-fn regressions(text: &str) -> anyhow::Result<Vec<Case>> {
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim());
-    lines
-        .filter(|line| !line.is_empty())
-        .map(|line| {
-            let Line { seed, servers, without, safety_ms } =
-                Line::try_parse_from(line.split_whitespace())
-                    .with_context(|| format!("line of regressions.txt: {line:?}"))?;
-            Ok(Case { seed, change: Override { servers, without, safety_ms } })
-        })
-        .collect()
+/// The plans in a folder, in the order of their names.
+fn plans(folder: &Path) -> anyhow::Result<Vec<Case>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("plans {}", folder.display()))?;
+    let mut paths = entries
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<Result<Vec<PathBuf>, _>>()?;
+    paths.sort_unstable();
+    let case = |path| Case { origin: Origin::File(path), change: Override::default() };
+    Ok(paths.into_iter().map(case).collect())
 }
 
 struct Sweep {
@@ -93,7 +79,7 @@ struct Sweep {
     begin: Instant,
 }
 
-/// Runs the regressions and these seeds, or those before the first that fails.
+/// Runs the kept plans and these seeds, or those before the first that fails.
 pub(crate) fn run(
     seeds: Range<u64>,
     change: &Override,
@@ -102,8 +88,8 @@ pub(crate) fn run(
     json: Option<&Path>,
 ) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(!seeds.is_empty(), "there is no seed from {} up to {}", seeds.start, seeds.end);
-    let mut cases = regressions(REGRESSIONS)?;
-    cases.extend(seeds.map(|seed| Case { seed, change: change.clone() }));
+    let mut cases = plans(Path::new(REGRESSIONS))?;
+    cases.extend(seeds.map(|seed| Case { change: change.clone(), ..Case::of_seed(seed) }));
     let sweep = Sweep::new(cases, fail_fast);
     std::thread::scope(|scope| {
         scope.spawn(|| sweep.progress());
@@ -152,7 +138,11 @@ impl Sweep {
     fn work(&self) -> anyhow::Result<()> {
         while let Some(case) = self.cases.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             let mut report = case.run(None, None)?;
-            if case.seed.is_multiple_of(TWICE_EVERY) {
+            let is_twice = match case.origin {
+                Origin::Seed(seed) => seed.is_multiple_of(TWICE_EVERY),
+                Origin::File(_) => false,
+            };
+            if is_twice {
                 let again = case.run(None, None)?;
                 self.summary().run_twice += 1;
                 if again.trace != report.trace {
@@ -185,11 +175,12 @@ impl Sweep {
         let replay = case.replay();
         println!("PLAN {}", report.plan);
         for failure in &report.failures {
-            println!("FAIL seed {}: {failure}", case.seed);
+            println!("FAIL {}: {failure}", case.origin);
         }
         println!("REPLAY: {replay}");
-        let (seed, failures, plan) = (case.seed, report.failures, report.plan);
-        summary.failed.push(Failed { seed, failures, plan, replay });
+        println!("KEEP: {}", case.keep());
+        let (name, failures, plan) = (case.origin.name(), report.failures, report.plan);
+        summary.failed.push(Failed { name, failures, plan, replay });
     }
 
     fn rate(&self, seeds: usize) -> u64 {
@@ -249,29 +240,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regressions_are_lines_of_arguments() {
-        let text = "# nothing\n7 --servers 3 --without wipe,loss # why\n\n8\n";
-        let cases = regressions(text).unwrap();
-        assert_eq!(cases.len(), 2);
-        assert_eq!(cases[0].arguments().join(" "), "--seed 7 --servers 3 --without wipe,loss");
-        assert_eq!(cases[1].change, Override::default());
-        assert!(regressions("seven").is_err());
-        assert!(regressions("7 --without fire").is_err());
+    fn every_kept_plan_is_whole_and_says_what_it_showed() {
+        let cases = plans(Path::new(REGRESSIONS)).unwrap();
+        assert!(!cases.is_empty());
+        for case in cases {
+            case.plan().unwrap();
+            let Origin::File(path) = case.origin else { panic!("it is no file") };
+            let text = fs::read_to_string(&path).unwrap();
+            assert!(text.starts_with("# "), "{} says nothing", path.display());
+        }
     }
 
     /// The program that runs the cases is this test's, which knows none of the arguments: each of them fails.
     #[test]
     fn who_fails_fast_begins_nothing_after_a_failure() {
         for (fail_fast, begun) in [(true, 1), (false, 3)] {
-            let case = |seed| Case { seed, change: Override::default() };
-            let sweep = Sweep::new((1..4).map(case).collect(), fail_fast);
+            let sweep = Sweep::new((1..4).map(Case::of_seed).collect(), fail_fast);
             sweep.work().unwrap();
             assert_eq!(sweep.summary().failed.len(), begun);
         }
-    }
-
-    #[test]
-    fn the_regressions_of_this_repository_are_read() {
-        assert!(!regressions(REGRESSIONS).unwrap().is_empty());
     }
 }

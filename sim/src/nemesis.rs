@@ -9,10 +9,11 @@ use quorate::{
 };
 
 use crate::{
+    class::Class,
     coverage,
     network::CALM,
     partition::Shape,
-    swarm::{Class, Swarm},
+    swarm::Swarm,
     trace,
     world::{Crash, World},
 };

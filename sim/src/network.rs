@@ -25,6 +25,7 @@ use quorate::{
     rpc::transport::{Lane, ReplyStream, Transport},
     rt::{self, Group, Instant, mpsc, oneshot, watch},
 };
+use serde::{Deserialize, Serialize};
 use tonic::Status;
 
 use crate::{
@@ -56,7 +57,8 @@ pub(crate) enum Promise {
 type JudgePromise = Arc<dyn Fn(&str, Promise) + Send + Sync>;
 
 /// How bad the network is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Weather {
     /// Shortest latency of one way.
     pub(crate) latency_us_min: u64,

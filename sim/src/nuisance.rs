@@ -14,9 +14,8 @@ use quorate::{
 };
 
 use crate::{
-    coverage,
-    swarm::Class,
-    trace, verdict,
+    class::Class,
+    coverage, trace, verdict,
     world::{self, Crash, World},
 };
 use chance::Dice;

@@ -12,6 +12,7 @@ use quorate::{
 use crate::{
     agent::Agent,
     aimed,
+    class::Class,
     client::{self, Ended, REGISTERS, Shared},
     invariants,
     jobs::{self, Operator},
@@ -23,7 +24,7 @@ use crate::{
     running,
     settings::SettingsWriter,
     streams,
-    swarm::{Class, Swarm},
+    swarm::Swarm,
     trace, verdict,
     world::World,
 };

@@ -20,7 +20,7 @@ use anyhow::Context;
 use control::Steps;
 
 use self::plants::{Finder, PLANTS, Planted, Tier};
-use crate::{a1, child::Case, swarm::Override};
+use crate::{a1, child::Case};
 
 /// Seeds without a bug, which must pass before any hunt begins.
 const CLEAN_SEEDS: u64 = 20;
@@ -55,7 +55,7 @@ impl Tier {
                 a1::select(plant)?;
                 control::run(seed, &Steps::default(), false).failures
             }
-            Self::Servers => Case { seed, change: Override::default() }.run(None, plant)?.failures,
+            Self::Servers => Case::of_seed(seed).run(None, plant)?.failures,
         };
         Ok(failures.into_iter().next())
     }

@@ -22,38 +22,40 @@ fn kind(failure: &str) -> String {
     }
 }
 
-/// Shrinks a seed that fails.
+/// Shrinks a run that fails.
 pub(crate) fn run(case: Case) -> anyhow::Result<ExitCode> {
     let first = case.run(None, None)?;
-    let failure = first.failures.first().context("this seed passes: there is nothing to shrink")?;
+    let failure = first.failures.first().context("this run passes: there is nothing to shrink")?;
     let wanted = kind(failure);
     println!("fails with: {failure}");
     let fails = |change: &Override| -> anyhow::Result<bool> {
-        let report = Case { seed: case.seed, change: change.clone() }.run(None, None)?;
+        let report = Case { change: change.clone(), ..case.clone() }.run(None, None)?;
         let same = report.failures.first().is_some_and(|failure| kind(failure) == wanted);
         println!("  {} {}", if same { "fails " } else { "passes" }, change.arguments().join(" "));
         Ok(same)
     };
-    let smallest = shrink(case.seed, case.change, fails)?;
-    let case = Case { seed: case.seed, change: smallest };
-    println!("PLAN {}", Swarm::draw(case.seed, &case.change));
+    let plan = Case { change: Override::default(), ..case.clone() }.plan()?;
+    let smallest = shrink(&plan, case.change.clone(), fails)?;
+    let case = Case { change: smallest, ..case };
+    println!("PLAN {}", case.plan()?);
     println!("REPLAY: {}", case.replay());
+    println!("KEEP: {}", case.keep());
     Ok(ExitCode::FAILURE)
 }
 
 fn shrink(
-    seed: u64,
+    plan: &Swarm,
     mut change: Override,
     fails: impl Fn(&Override) -> anyhow::Result<bool>,
 ) -> anyhow::Result<Override> {
-    for class in Swarm::draw(seed, &change).classes {
+    for class in plan.clone().changed(&change).classes {
         let mut less = change.clone();
         less.without.push(class);
         if fails(&less)? {
             change = less;
         }
     }
-    let (mut passes_ms, mut fails_ms) = (0, Swarm::draw(seed, &change).safety_ms);
+    let (mut passes_ms, mut fails_ms) = (0, plan.clone().changed(&change).safety_ms);
     for _ in 0..CUTS_MAX {
         let middle = u64::midpoint(passes_ms, fails_ms);
         if fails_ms - passes_ms < 200 {
@@ -73,22 +75,19 @@ fn shrink(
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
-    use crate::swarm::Class;
+    use crate::class::Class;
 
     #[test]
     fn what_is_not_needed_is_switched_off_and_the_time_is_cut() {
-        let none = Override::default();
-        let seed = (0..1_000)
-            .find(|seed| {
-                let plan = Swarm::draw(*seed, &none);
-                plan.has(Class::Kill) && plan.has(Class::Wipe) && plan.safety_ms > 9_000
-            })
-            .unwrap();
+        let fits =
+            |plan: &Swarm| plan.has(Class::Kill) && plan.has(Class::Wipe) && plan.safety_ms > 9_000;
+        let whole = (0..1_000).map(Swarm::draw).find(fits).unwrap();
         let fails = |change: &Override| {
-            let plan = Swarm::draw(seed, change);
+            let plan = whole.clone().changed(change);
             Ok(plan.has(Class::Wipe) && plan.safety_ms >= 3_000)
         };
-        let smallest = Swarm::draw(seed, &shrink(seed, none, fails).unwrap());
+        let change = shrink(&whole, Override::default(), fails).unwrap();
+        let smallest = whole.clone().changed(&change);
         assert_eq!(smallest.classes.into_iter().collect::<Vec<_>>(), [Class::Wipe]);
         assert!((3_000..3_300).contains(&smallest.safety_ms), "{}", smallest.safety_ms);
     }

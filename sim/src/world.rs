@@ -26,11 +26,12 @@ use quorate::{
 };
 
 use crate::{
+    class::Class,
     coverage,
     invariants::{Applied, Disks, Leaders, LogTime, NodeDeaths},
     network::Network,
     services::Services,
-    swarm::{Class, Swarm},
+    swarm::Swarm,
     trace, verdict,
 };
 use chance::Dice;

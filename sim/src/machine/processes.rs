@@ -180,7 +180,7 @@ pub(super) mod tests {
     use quorate::rt;
 
     use super::{super::told::STOPS_WITHIN, *};
-    use crate::swarm::{Override, Swarm};
+    use crate::swarm::Swarm;
 
     /// A machine whose agent was told of the one allocation that the servers want.
     fn machine() -> (Processes, RunId) {
@@ -188,7 +188,7 @@ pub(super) mod tests {
         driver.register_job(testing::job("web", JobKind::Service, 1));
         let node = driver.node("n1");
         let allocation = driver.place("web", 0, node);
-        let world = World::new(&Arc::new(Swarm::draw(1, &Override::default())));
+        let world = World::new(&Arc::new(Swarm::draw(1)));
         world.judge(0, &Arc::new(driver.state));
         let told = Arc::default();
         let processes = Processes::new(3, world, told);

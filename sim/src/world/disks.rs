@@ -16,10 +16,11 @@ use quorate::{
 
 use super::{Crash, Slot, State, World, address, name};
 use crate::{
-    autopsy, coverage,
+    autopsy,
+    class::Class,
+    coverage,
     invariants::{disk::rotten, history::check_durable},
     network::Promise,
-    swarm::Class,
     trace, verdict,
 };
 use chance::Dice;
