@@ -13,7 +13,7 @@ use std::{
 };
 
 use fsm::{Index, State as Content};
-use leader::heartbeat::HeartbeatConfig;
+use leader::{ServicesConfig, broker::BrokerConfig, heartbeat::HeartbeatConfig};
 use quorate::{
     disk::{
         Disk,
@@ -226,17 +226,22 @@ impl World {
             join: Vec::new(),
             timing: swarm.timing,
             workers: swarm.workers,
-            gc: leader::GcConfig::default(),
-            heartbeat: HeartbeatConfig {
-                ttl_ms_min: swarm.heartbeat_ttl_ms,
-                grace_ms: swarm.heartbeat_grace_ms,
-                ..HeartbeatConfig::default()
+            services: ServicesConfig {
+                broker: BrokerConfig {
+                    nack_ms: swarm.nack_ms,
+                    evaluations_max: swarm.pending_evaluations_max,
+                    ..BrokerConfig::default()
+                },
+                heartbeat: HeartbeatConfig {
+                    ttl_ms_min: swarm.heartbeat_ttl_ms,
+                    grace_ms: swarm.heartbeat_grace_ms,
+                    ..HeartbeatConfig::default()
+                },
+                ..ServicesConfig::default()
             },
             snapshot_log_bytes: swarm.snapshot_log_bytes,
             log_entries_kept: swarm.log_entries_kept(),
             free_bytes_min: swarm.free_bytes_min(),
-            pending_evaluations_max: swarm.pending_evaluations_max,
-            nack_ms: swarm.nack_ms,
         }
     }
 

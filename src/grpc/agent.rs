@@ -179,7 +179,7 @@ impl pb::agent_server::Agent for AgentService {
             return Err(Status::internal("unexpected reply to a registration"));
         };
         // The heartbeat right after tells the exact figure, once the leader knows the node.
-        let heartbeat_ttl_ms = self.0.settings.heartbeat.ttl_ms_min;
+        let heartbeat_ttl_ms = self.0.settings.services.heartbeat.ttl_ms_min;
         Ok(Response::new(pb::RegisterReply {
             incarnation,
             heartbeat_ttl_ms,

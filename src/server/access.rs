@@ -45,7 +45,7 @@ impl Core {
         Request { id, stamped_at: self.log_time(), payload_hash }
     }
 
-    /// Log time as this server knows it: behind the leader's by [`super::leadership::TICK_AFTER_MS`] and some at most.
+    /// Log time as this server knows it: behind the leader's by [`leader::limits::TICK_AFTER_MS`] and some at most.
     pub(super) fn log_time(&self) -> fsm::TimeMs {
         match self.cell.load().head.at {
             // A cluster without history: its first entry brings wall time, beside which 0 would be long expired.
@@ -166,7 +166,7 @@ impl Core {
         if makes_work && services.is_overloaded() {
             return Err(ApiError::Overloaded {
                 what: "pending evaluations",
-                limit: self.settings.pending_evaluations_max as u64,
+                limit: self.settings.services.broker.evaluations_max as u64,
                 retry_after_ms: 1_000,
             });
         }

@@ -123,7 +123,7 @@ impl Shell {
             let next = {
                 let state = self.services.cell().load();
                 let services = &self.services;
-                self.applier.next(&state, |id| services.dispatch().outstanding(id), waited)
+                self.applier.next(&state, |id| services.outstanding(id), waited)
             };
             waited = match next {
                 Next::Idle => return,

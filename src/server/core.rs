@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context;
 use fsm::{Command, Index, RequestId};
 use futures_util::future::Either;
-use leader::heartbeat::HeartbeatConfig;
+use leader::ServicesConfig;
 use openraft::SnapshotPolicy;
 
 use super::{
@@ -77,20 +77,14 @@ pub struct Settings {
     pub timing: RaftTiming,
     /// Scheduling workers.
     pub workers: usize,
-    /// Heartbeats of nodes.
-    pub heartbeat: HeartbeatConfig,
-    /// Garbage collection.
-    pub gc: leader::GcConfig,
+    /// The machines that run where this server leads.
+    pub services: ServicesConfig,
     /// Log bytes after which a snapshot is written.
     pub snapshot_log_bytes: u64,
     /// Log entries that stay behind a snapshot.
     pub log_entries_kept: u64,
     /// Free space below which writes are turned away.
     pub free_bytes_min: u64,
-    /// Pending evaluations above which new work is refused.
-    pub pending_evaluations_max: usize,
-    /// A lease of an evaluation that is not acknowledged in this time is taken back, ms.
-    pub nack_ms: u64,
 }
 
 /// What a server core stands on: real or simulated.

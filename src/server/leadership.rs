@@ -2,15 +2,17 @@
 //! leadership. Everything in here carries the epoch (the term); what comes with another epoch is refused.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use fsm::{Command, EvaluationId, JobKind, NodeId, Proposal, State, codec};
 use leader::{
-    Dispatch, GarbageCollector, Heartbeats, Lease, NodeWatch, PlanAnswer,
-    broker::{Acked, BrokerConfig, BrokerError, NackReason, Token},
-    feed,
+    Lease, PlanAnswer, Services,
+    broker::{Acked, BrokerError, NackReason, Token},
 };
 use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
 
@@ -36,16 +38,8 @@ const ENTRY_BYTES_MAX: usize = wal::PAYLOAD_BYTES_MAX - 1;
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause before a leader whose entry was refused tries again: it leads by name, and was not heard of by a majority for a while.
 pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(25);
-/// Commands of services that wait to be proposed; what finds no room is derived again later.
-const SERVICE_COMMANDS_MAX: usize = 1_024;
-/// Longest pause between two looks of the machines: silent servers announce themselves by nothing.
-const LOOK_MS_MAX: u64 = 2_000;
 /// Plans that wait for the applier's queue.
 const PLANS_WAITING_MAX: usize = 4_096;
-
-/// An idle cluster's log time is moved on when it is this old, far below the session window: requests are stamped with it, and one that is
-/// stamped too early counts as expired.
-pub(super) const TICK_AFTER_MS: u64 = 60_000;
 
 /// Starts and stops leader services as leadership comes and goes.
 pub(super) async fn watch(core: Arc<Core>) {
@@ -100,16 +94,16 @@ pub struct LeaderServices {
     raft: Raft,
     cell: Arc<StateCell>,
     log_clock: LogClock,
-    dispatch: Mutex<Dispatch>,
-    nodes: Mutex<NodeWatch>,
-    collector: Mutex<GarbageCollector>,
-    plan_depth: Arc<std::sync::atomic::AtomicU64>,
-    ticked_at: std::sync::atomic::AtomicU64,
+    machines: Mutex<Services>,
+    plan_depth: Arc<AtomicU64>,
+    /// An evaluation is ready to be leased.
     ready: Notify,
+    /// The machines are to look again.
     kick: Notify,
+    /// A command waits to be proposed.
+    queued: Notify,
     proposals: Semaphore,
     plans: mpsc::Sender<PlanRequest>,
-    commands: mpsc::Sender<Command>,
     stop: watch::Sender<bool>,
 }
 
@@ -123,7 +117,7 @@ struct PausedNack<'a> {
 impl Drop for PausedNack<'_> {
     fn drop(&mut self) {
         let now = self.services.now();
-        self.services.dispatch().plan_answered(now, self.id, self.token);
+        self.services.machines().dispatch_mut().plan_answered(now, self.id, self.token);
         self.services.kick.notify_one();
     }
 }
@@ -132,33 +126,24 @@ impl LeaderServices {
     fn start(core: &Arc<Core>, epoch: u64) -> Arc<Self> {
         let (state, feed) = core.cell.subscribe();
         let (plans, plan_queue) = mpsc::channel(PLANS_WAITING_MAX);
-        let (commands, command_queue) = mpsc::channel(SERVICE_COMMANDS_MAX);
         let log_clock = LogClock::new(core.clock, state.head.at);
-        let collector = GarbageCollector::new(core.settings.gc, log_clock.now());
         let services = Arc::new(Self {
             epoch,
             raft: core.raft.clone(),
             cell: Arc::clone(&core.cell),
             log_clock,
-            dispatch: Mutex::new(Dispatch::new(BrokerConfig {
-                evaluations_max: core.settings.pending_evaluations_max,
-                nack_ms: core.settings.nack_ms,
-                ..BrokerConfig::default()
-            })),
-            nodes: Mutex::new(NodeWatch::new(core.settings.heartbeat)),
-            collector: Mutex::new(collector),
+            machines: Mutex::new(Services::new(&core.settings.services)),
             plan_depth: Arc::default(),
-            ticked_at: std::sync::atomic::AtomicU64::default(),
             ready: Notify::new(),
             kick: Notify::new(),
+            queued: Notify::new(),
             proposals: Semaphore::new(PROPOSALS_MAX),
             plans,
-            commands,
             stop: watch::channel(false).0,
         });
         services.restore(&state);
         rt::spawn(Arc::clone(&services).serve(feed));
-        rt::spawn(Arc::clone(&services).propose_commands(command_queue));
+        rt::spawn(Arc::clone(&services).propose_commands());
         let depth = Arc::clone(&services.plan_depth);
         rt::spawn(applier::run(Arc::clone(&services), plan_queue, depth));
         services
@@ -167,15 +152,14 @@ impl LeaderServices {
     /// Builds every machine from the state, as a new leader does and as it does again when effects were missed.
     fn restore(&self, state: &State) {
         let now = self.now();
-        self.dispatch().restore(now, state);
-        self.nodes().restore(now, state);
+        self.machines().restore(now, state);
         self.ready.notify_waiters();
         self.kick.notify_one();
     }
 
     pub(super) fn stop(&self) {
         self.stop.send_replace(true);
-        self.dispatch().stop();
+        self.machines().stop();
         self.ready.notify_waiters();
     }
 
@@ -188,12 +172,13 @@ impl LeaderServices {
         self.log_clock.now()
     }
 
-    pub(super) fn dispatch(&self) -> MutexGuard<'_, Dispatch> {
-        lock(&self.dispatch)
+    fn machines(&self) -> MutexGuard<'_, Services> {
+        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn nodes(&self) -> MutexGuard<'_, NodeWatch> {
-        lock(&self.nodes)
+    /// The token of the lease on an evaluation.
+    pub(super) fn outstanding(&self, id: EvaluationId) -> Option<Token> {
+        self.machines().dispatch().outstanding(id)
     }
 
     pub(super) fn cell(&self) -> &Arc<StateCell> {
@@ -245,16 +230,19 @@ impl LeaderServices {
         }
     }
 
-    /// Proposes what services ask for, one after the other.
-    async fn propose_commands(self: Arc<Self>, mut queue: mpsc::Receiver<Command>) {
+    /// Proposes what the machines ask for, one after the other.
+    async fn propose_commands(self: Arc<Self>) {
         let mut stop = self.stopped();
-        loop {
-            let command = rt::select! {
-                biased;
-                () = rt::until_true(&mut stop) => return,
-                command = queue.recv() => command,
+        while !*stop.borrow() {
+            let next = self.machines().next_command();
+            let Some(command) = next else {
+                rt::select! {
+                    biased;
+                    () = rt::until_true(&mut stop) => {}
+                    () = self.queued.notified() => {}
+                }
+                continue;
             };
-            let Some(command) = command else { return };
             match self.propose(command, None, SERVICE_TIMEOUT).await {
                 Ok(written) => {
                     if let fsm::Reply::Rejected(rejection) = written.reply {
@@ -271,19 +259,12 @@ impl LeaderServices {
         }
     }
 
-    /// A command that a service derived; when there is no room it is derived again at the next look.
-    pub(super) fn submit(&self, command: Command) {
-        if self.commands.try_send(command).is_err() {
-            tracing::debug!("no room for a service's command: it is derived again");
-        }
-    }
-
     /// The loop of the machines: effects and timers in, commands and wake-ups out.
     async fn serve(self: Arc<Self>, mut feed: EffectFeed) {
         let mut stop = self.stopped();
         loop {
             self.step_machines();
-            let wait = self.next_wait();
+            let wait = Duration::from_millis(self.machines().pause_ms(self.now()));
             rt::select! {
                 biased;
                 () = rt::until_true(&mut stop) => return,
@@ -305,7 +286,8 @@ impl LeaderServices {
         }
         let now = self.now();
         for (index, effect) in batch.effects {
-            feed::take(now, &state, index, &effect, &mut self.dispatch(), &mut self.nodes());
+            // Locked for each: workers get in between.
+            self.machines().take(now, &state, index, &effect);
         }
     }
 
@@ -313,42 +295,26 @@ impl LeaderServices {
         let now = self.now();
         let state = self.cell.load();
         let silent = silent_servers(&self.raft);
-        let stepped = self.dispatch().step(now, &state, silent, rt::random_id);
-        for expired in stepped.expired {
-            tracing::warn!(evaluation = %expired.evaluation, server = expired.server,
-                deliveries = expired.deliveries, "a lease was not acknowledged in time");
+        let stepped = {
+            let mut machines = self.machines();
+            for server in silent {
+                machines.dispatch_mut().server_lost(now, server);
+            }
+            machines.step(now, &state, rt::random_id)
+        };
+        for report in stepped.reports {
+            if report.is_warning() {
+                tracing::warn!("{report}");
+            } else {
+                tracing::info!("{report}");
+            }
         }
         if stepped.has_ready {
             self.ready.notify_waiters();
         }
-        let watched = self.nodes().step(now, &state);
-        for node in watched.missed {
-            tracing::info!(%node, "a node missed its heartbeat: it is down");
+        if !stepped.commands.is_empty() {
+            self.queued.notify_one();
         }
-        // Nodes first: one that is down and finds no room is called so again only after another time to live.
-        for command in watched.commands.into_iter().chain(stepped.commands) {
-            self.submit(command);
-        }
-        if let Some(command) = lock(&self.collector).poll(now, &state) {
-            self.submit(command);
-        }
-        let ordering = std::sync::atomic::Ordering::Relaxed;
-        let moved_at = state.head.at.max(self.ticked_at.load(ordering));
-        if now.saturating_sub(moved_at) >= TICK_AFTER_MS {
-            self.ticked_at.store(now, ordering);
-            self.submit(Command::Tick);
-        }
-    }
-
-    fn next_wait(&self) -> Duration {
-        let now = self.now();
-        let next = [
-            self.dispatch().next_deadline(),
-            self.nodes().next_deadline(),
-            lock(&self.collector).next_deadline(),
-        ];
-        let next = next.into_iter().flatten().min().unwrap_or(u64::MAX);
-        Duration::from_millis(next.saturating_sub(now).clamp(1, LOOK_MS_MAX))
     }
 
     /// Leases evaluations, waiting up to `wait` for the first.
@@ -366,9 +332,10 @@ impl LeaderServices {
             ready.as_mut().enable();
             // Loaded before the lease is taken: an evaluation that is ready was applied before.
             let leases = {
-                let mut dispatch = self.dispatch();
-                let state = self.cell.load();
-                dispatch.dequeue(self.now(), &state, kinds, max, server, rt::random_id)?
+                let mut machines = self.machines();
+                let (now, state) = (self.now(), self.cell.load());
+                let dispatch = machines.dispatch_mut();
+                dispatch.dequeue(now, &state, kinds, max, server, rt::random_id)?
             };
             if !leases.is_empty() {
                 self.kick.notify_one();
@@ -383,14 +350,14 @@ impl LeaderServices {
 
     /// Ends a lease.
     pub fn ack(&self, id: EvaluationId, token: Token) -> Result<Acked, BrokerError> {
-        let acked = self.dispatch().ack(self.now(), id, token);
+        let acked = self.machines().dispatch_mut().ack(self.now(), id, token);
         self.kick.notify_one();
         acked
     }
 
     /// Gives a lease back.
     pub fn nack(&self, id: EvaluationId, token: Token, why: NackReason) -> Result<(), BrokerError> {
-        let nacked = self.dispatch().nack(self.now(), id, token, why);
+        let nacked = self.machines().dispatch_mut().nack(self.now(), id, token, why);
         self.kick.notify_one();
         nacked
     }
@@ -404,7 +371,7 @@ impl LeaderServices {
     ) -> Result<PlanAnswer, BrokerError> {
         let id = plan.evaluation;
         // An evaluation whose outcome was applied already is not here any more: `apply` would refuse the plan anyway.
-        self.dispatch().plan_queued(id, token)?;
+        self.machines().dispatch_mut().plan_queued(id, token)?;
         let _resumed = PausedNack { services: self, id, token };
         let (request, answer) = applier::request(plan, bytes, token);
         if self.plans.send(request).await.is_err() {
@@ -419,53 +386,36 @@ impl LeaderServices {
         node: NodeId,
         incarnation: u64,
     ) -> Result<leader::heartbeat::Heard, leader::heartbeat::HeartbeatError> {
-        let heard = self.nodes().heard(self.now(), node, incarnation)?;
-        if let Some(change) = heard.returned {
-            self.submit(Heartbeats::command(vec![change]));
+        let heard = self.machines().heard(self.now(), node, incarnation)?;
+        if heard.returned.is_some() {
+            self.queued.notify_one();
         }
         Ok(heard)
     }
 
     /// The time to live of a node's next heartbeat, ms.
     pub fn ttl_ms(&self, node: NodeId) -> u64 {
-        self.nodes().ttl_ms(node)
+        self.machines().nodes().ttl_ms(node)
     }
 
     /// Evaluations that workers have at present.
     pub fn leases_outstanding(&self) -> usize {
-        self.dispatch().stats().total.unacked
+        self.machines().dispatch().stats().total.unacked
     }
 
     /// Whether the broker has nothing to hand out, and nothing handed out.
     pub fn is_idle(&self) -> bool {
-        let total = self.dispatch().stats().total;
+        let total = self.machines().dispatch().stats().total;
         total.ready == 0 && total.unacked == 0 && total.pending == 0
     }
 
     /// Whether so many evaluations wait that new work is refused.
     pub fn is_overloaded(&self) -> bool {
-        self.dispatch().is_full()
+        self.machines().dispatch().is_full()
     }
 
     pub(super) fn gauges(&self, put: &mut impl FnMut(&str, u64)) {
-        let now = self.now();
-        let dispatch = self.dispatch();
-        let total = dispatch.stats().total;
-        put("broker.total_ready", total.ready as u64);
-        put("broker.total_unacked", total.unacked as u64);
-        put("broker.total_pending", total.pending as u64);
-        put("broker.total_waiting", total.waiting as u64);
-        put("broker.total_cancelable", total.cancelable as u64);
-        put("broker.oldest_ready_ms", dispatch.oldest_ready_age_ms(now));
-        let blocked = dispatch.blocked_stats();
-        drop(dispatch);
-        put("blocked_evals.total_blocked", blocked.blocked as u64);
-        put("blocked_evals.total_escaped", blocked.escaped as u64);
-        put("heartbeat.active", self.nodes().live() as u64);
-        put("plan.queue_depth", self.plan_depth.load(std::sync::atomic::Ordering::Relaxed));
+        self.machines().gauges(self.now(), put);
+        put("plan.queue_depth", self.plan_depth.load(Ordering::Relaxed));
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use futures_util::FutureExt;
+use leader::{GcConfig, ServicesConfig, broker::BrokerConfig, heartbeat::HeartbeatConfig};
 use proto::v1::{
     agent_server::AgentServer, cluster_server::ClusterServer, raft_server::RaftServer,
     scheduler_server::SchedulerServer,
@@ -46,18 +47,28 @@ pub(super) struct Sockets {
     pub(super) rpc: TcpListener,
 }
 
+fn services(config: &ServerConfig) -> ServicesConfig {
+    let evaluations_max = config.limits.pending_evaluations_max;
+    ServicesConfig {
+        broker: BrokerConfig {
+            evaluations_max: usize::try_from(evaluations_max).unwrap_or(usize::MAX),
+            ..BrokerConfig::default()
+        },
+        heartbeat: HeartbeatConfig {
+            ttl_ms_min: config.heartbeat.ttl_min_ms,
+            grace_ms: config.heartbeat.grace_ms,
+            ..HeartbeatConfig::default()
+        },
+        gc: GcConfig {
+            interval_ms: config.gc.interval_ms,
+            evaluation_ms: config.gc.evaluation_ms,
+            batch_evaluation_ms: config.gc.batch_evaluation_ms,
+            job_ms: config.gc.job_ms,
+        },
+    }
+}
+
 fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
-    let heartbeat = leader::heartbeat::HeartbeatConfig {
-        ttl_ms_min: config.heartbeat.ttl_min_ms,
-        grace_ms: config.heartbeat.grace_ms,
-        ..leader::heartbeat::HeartbeatConfig::default()
-    };
-    let gc = leader::GcConfig {
-        interval_ms: config.gc.interval_ms,
-        evaluation_ms: config.gc.evaluation_ms,
-        batch_evaluation_ms: config.gc.batch_evaluation_ms,
-        job_ms: config.gc.job_ms,
-    };
     Settings {
         name: config.name.clone(),
         region: config.region.clone(),
@@ -73,14 +84,10 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
             election_ms_max: config.raft.election_max_ms,
         },
         workers: config.scheduler.workers,
-        heartbeat,
-        gc,
+        services: services(config),
         snapshot_log_bytes: config.raft.snapshot_log_bytes,
         log_entries_kept: config.raft.log_entries_kept,
         free_bytes_min: config.limits.free_bytes_min,
-        nack_ms: leader::limits::NACK_MS,
-        pending_evaluations_max: usize::try_from(config.limits.pending_evaluations_max)
-            .unwrap_or(usize::MAX),
     }
 }
 

@@ -4,6 +4,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use fsm::{Command, Reply, state::Namespace};
+use leader::{ServicesConfig, broker::BrokerConfig};
 use tokio::{net::TcpListener, runtime::Runtime};
 
 use super::{
@@ -171,13 +172,13 @@ fn settings(number: usize, addresses: &[String]) -> Settings {
         join: Vec::new(),
         timing: RaftTiming { heartbeat_ms: 250, election_ms_min: 1_000, election_ms_max: 1_500 },
         workers: 1,
-        heartbeat: leader::heartbeat::HeartbeatConfig::default(),
+        services: ServicesConfig {
+            broker: BrokerConfig { evaluations_max: 1_000, ..BrokerConfig::default() },
+            ..ServicesConfig::default()
+        },
         snapshot_log_bytes: 1 << 30,
         log_entries_kept: 1_000,
         free_bytes_min: FREE_BYTES_MIN,
-        pending_evaluations_max: 1_000,
-        gc: leader::GcConfig::default(),
-        nack_ms: 60_000,
     }
 }
 

@@ -1,17 +1,17 @@
-//! The services of one leadership on one server: the real machines of `leader`, with the driver in place of the async shell.
+//! One leadership on one server: the real [`leader::Services`] and plan applier, with the driver in place of the
+//! async shell.
 //!
-//! Modelled of the shell (`src/server/leadership.rs`, `applier.rs`): commands of services are proposed one after the other from a bounded queue;
-//! the applier's outcomes come in the order of its proposals; a plan that waits for its snapshot holds the applier up; while a plan is queued its
-//! lease does not run out, and dropping the call starts the timer again; a server that lost its term goes on until it notices.
+//! Modelled of the shell (`src/server/leadership.rs`, `applier.rs`): commands of the machines are proposed one after
+//! the other; the applier's outcomes come in the order of its proposals; a plan that waits for its snapshot holds
+//! the applier up; while a plan is queued its lease does not run out, and dropping the call starts the timer again;
+//! a server that lost its term goes on until it notices.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fsm::{Command, EvaluationId, Index, JobKey, NodeId, Proposal, session::Request};
 use leader::{
-    Dispatch, GarbageCollector, NodeWatch, PlanApplier,
-    broker::{BrokerConfig, Token},
-    feed,
-    heartbeat::HeartbeatConfig,
+    Dispatch, PlanApplier, Report, Services, ServicesConfig,
+    broker::Token,
     limits::{DELIVERIES_MAX, HEARTBEAT_GRACE_MS, HEARTBEAT_TTL_MS_MIN},
 };
 
@@ -26,12 +26,8 @@ use chance::Dice;
 
 mod plans;
 
-/// Commands of services that wait.
-const COMMANDS_MAX: usize = 1_024;
-/// How long the applier waits for a plan's snapshot, and a service for an outcome.
+/// How long the applier waits for a plan's snapshot.
 const SNAPSHOT_WAIT_MS: u64 = 10_000;
-/// Log time is moved on when it is this old.
-const TICK_AFTER_MS: u64 = 60_000;
 
 /// Where a plan's answer goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,9 +44,7 @@ pub(crate) struct Leadership {
     server: usize,
     started_ms: u64,
     anchor: u64,
-    pub(crate) dispatch: Dispatch,
-    watch: NodeWatch,
-    collector: GarbageCollector,
+    pub(crate) services: Services,
     applier: PlanApplier<ReplyTo>,
     /// Effects up to this index were taken in.
     fed: Index,
@@ -58,9 +52,8 @@ pub(crate) struct Leadership {
     outcomes: VecDeque<Ticket>,
     /// The applier waits for this index until then.
     waiting: Option<(Index, u64)>,
-    commands: VecDeque<Command>,
+    /// The command of a machine that is under way.
     commanding: Option<Ticket>,
-    ticked_at: u64,
     /// Leases given out: job of each, for the oracle.
     granted: BTreeMap<EvaluationId, JobKey>,
     /// Deliveries that count, for the oracle.
@@ -85,24 +78,19 @@ impl Leadership {
         self.anchor + (clock_ms - self.started_ms)
     }
 
-    fn next_deadline(&self) -> Option<u64> {
-        let next = [
-            self.dispatch.next_deadline(),
-            self.watch.next_deadline(),
-            self.collector.next_deadline(),
-        ];
-        next.into_iter().flatten().min()
+    pub(crate) fn dispatch(&self) -> &Dispatch {
+        self.services.dispatch()
     }
 
     /// When to look again, on the driver's clock.
     pub(crate) fn next_look_ms(&self) -> Option<u64> {
-        let at = self.next_deadline()?;
+        let at = self.services.next_deadline()?;
         Some(self.started_ms + at.saturating_sub(self.anchor))
     }
 
     /// Nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
-        self.commands.is_empty()
+        self.services.waiting().next().is_none()
             && self.commanding.is_none()
             && self.applier.depth() == 0
             && self.applier.in_flight() == 0
@@ -126,16 +114,15 @@ impl World {
             server,
             started_ms: self.clock_ms,
             anchor: state.head.at,
-            dispatch: Dispatch::new(BrokerConfig::default()),
-            watch: NodeWatch::new(HeartbeatConfig::default()),
-            collector: GarbageCollector::new(self.swarm.gc, state.head.at),
+            services: Services::new(&ServicesConfig {
+                gc: self.swarm.gc,
+                ..ServicesConfig::default()
+            }),
             applier: PlanApplier::new(self.plan_queue_limits()),
             fed: applied,
             outcomes: VecDeque::new(),
             waiting: None,
-            commands: VecDeque::new(),
             commanding: None,
-            ticked_at: 0,
             granted: BTreeMap::new(),
             deliveries: BTreeMap::new(),
             queued: BTreeSet::new(),
@@ -147,8 +134,7 @@ impl World {
             stalled_until: 0,
         };
         let now = leadership.now(self.clock_ms);
-        leadership.dispatch.restore(now, &state);
-        leadership.watch.restore(now, &state);
+        leadership.services.restore(now, &state);
         leadership.promises.restored(now, &state);
         self.trace(|| format!("server {server} serves in term {term} from index {applied}"));
         self.servers[server].leadership = Some(Box::new(leadership));
@@ -164,7 +150,7 @@ impl World {
             return false;
         };
         self.trace(|| format!("server {server} stops serving term {}", leadership.epoch));
-        leadership.dispatch.stop();
+        leadership.services.stop();
         if leadership.applier.depth() > 0 {
             self.coverage.count(Event::QueueFlushed);
         }
@@ -221,8 +207,7 @@ impl World {
             let state = world.log.state_at(applied).clone();
             if missed && behind {
                 world.coverage.count(Event::EffectsMissed);
-                leadership.dispatch.restore(now, &state);
-                leadership.watch.restore(now, &state);
+                leadership.services.restore(now, &state);
                 leadership.overdue = order::Overdue::default();
                 leadership.heard.clear();
                 leadership.promises.restored(now, &state);
@@ -230,14 +215,13 @@ impl World {
                 for index in leadership.fed + 1..=applied {
                     let effects = world.log.at(index).map_or(&[][..], |one| &one.effects);
                     for effect in effects {
-                        let Leadership { dispatch, watch, .. } = leadership;
-                        feed::take(now, &state, index, effect, dispatch, watch);
+                        leadership.services.take(now, &state, index, effect);
                     }
                 }
             }
             leadership.fed = applied;
-            let Leadership { deliveries, dispatch, .. } = &mut *leadership;
-            deliveries.retain(|id, _| dispatch.holds(*id));
+            let Leadership { deliveries, services, .. } = &mut *leadership;
+            deliveries.retain(|id, _| services.dispatch().holds(*id));
             let looked = world.look(leadership, &state, silent);
             behind || looked
         })
@@ -251,52 +235,44 @@ impl World {
         silent: Option<u64>,
     ) -> bool {
         let now = leadership.now(self.clock_ms);
-        let before = leadership.dispatch.blocked_stats().blocked;
+        let before = leadership.dispatch().blocked_stats().blocked;
+        let under_plan = leadership.leases_under_plan();
         if let Some(server) = silent {
             leadership.forgive(server, &self.lessees);
+            leadership.services.dispatch_mut().server_lost(now, server);
         }
-        let under_plan = leadership.leases_under_plan();
         let ids = &mut self.ids;
-        let stepped = leadership.dispatch.step(now, state, silent, || ids.next());
-        if leadership.dispatch.blocked_stats().blocked < before {
+        let stepped = leadership.services.step(now, state, || ids.next());
+        if leadership.dispatch().blocked_stats().blocked < before {
             self.coverage.count(Event::Woken);
         }
         if let Some(broken) = leadership.judge_paused(&under_plan) {
             self.fail(broken);
         }
-        let expired = !stepped.expired.is_empty();
-        for lease in &stepped.expired {
-            leadership.promises.failed(now, lease.evaluation);
-            self.coverage.count(Event::LeaseExpired);
+        let (mut expired, mut missed) = (false, Vec::new());
+        for report in &stepped.reports {
+            if let Report::LeaseExpired(lease) = report {
+                leadership.promises.failed(now, lease.evaluation);
+                self.coverage.count(Event::LeaseExpired);
+                expired = true;
+            }
+            if let Report::NodeMissed(node) = report {
+                self.check_missed(leadership, state, *node, now);
+                missed.push(*node);
+            }
         }
-        let watched = leadership.watch.step(now, state);
-        for node in &watched.missed {
-            self.check_missed(leadership, state, *node, now);
-        }
-        let mut commands: Vec<_> =
-            stepped.commands.into_iter().chain(watched.commands.iter().cloned()).collect();
+        let commands = &stepped.commands;
         let broken = commands.iter().find_map(|command| order::judge_drains(now, state, command));
-        let known = commands.iter().chain(&leadership.commands);
+        let known = commands.iter().chain(leadership.services.waiting());
         let late = leadership.overdue.looked(now, state, known);
         leadership.history.saw(state);
         let broken = broken.into_iter().chain(late);
         let seen = Seen { now, state, truth: self.log.truth() };
-        let missed = leadership.judge_promises(&seen, &watched.missed, &commands);
-        for broken in broken.chain(missed) {
+        let late = leadership.judge_promises(&seen, &missed, commands);
+        for broken in broken.chain(late) {
             self.fail(broken);
         }
-        commands.extend(leadership.collector.poll(now, state));
-        let moved_at = state.head.at.max(leadership.ticked_at);
-        if now.saturating_sub(moved_at) >= TICK_AFTER_MS {
-            leadership.ticked_at = now;
-            commands.push(Command::Tick);
-        }
-        let some = !commands.is_empty();
-        let room = COMMANDS_MAX - leadership.commands.len();
-        // What is derived at each look until it is applied needs to wait once only.
-        commands.retain(|command| !leadership.commands.contains(command));
-        leadership.commands.extend(commands.into_iter().take(room));
-        some || expired
+        !commands.is_empty() || expired
     }
 
     /// I50: no node is called down before its time to live and the grace are over, counted from whichever was last: the start of this leadership,
@@ -341,7 +317,7 @@ impl World {
                     Fate::Committed(_) | Fate::Lost => leadership.commanding = None,
                 }
             }
-            let Some(command) = leadership.commands.pop_front() else { return false };
+            let Some(command) = leadership.services.next_command() else { return false };
             let ticket = world.propose_as_service(leadership, command);
             leadership.commanding = Some(ticket);
             true
@@ -363,8 +339,8 @@ impl World {
         let told = state.head.index == leadership.fed;
         let mut ready = if told { order::waiting(state) } else { Vec::new() };
         ready.retain(|one| leadership.is_fresh(one.id()) && !leadership.history.is_passed(one));
-        let leases =
-            leadership.dispatch.dequeue(now, state, &kinds, 4, server as u64, || ids.next())?;
+        let dispatch = leadership.services.dispatch_mut();
+        let leases = dispatch.dequeue(now, state, &kinds, 4, server as u64, || ids.next())?;
         if let Some(broken) = order::judge_leases(&ready, &leases, &leadership.history) {
             self.fail(broken);
         }
@@ -395,7 +371,7 @@ impl World {
         lease: &leader::Lease,
     ) {
         let row = &lease.evaluation;
-        let outstanding = |id: &EvaluationId| leadership.dispatch.outstanding(*id).is_some();
+        let outstanding = |id: &EvaluationId| leadership.dispatch().outstanding(*id).is_some();
         let others =
             leadership.granted.iter().filter(|(id, job)| **id != row.id && **job == row.job);
         if let Some((other, _)) = others.into_iter().find(|(id, _)| outstanding(id)) {
@@ -417,25 +393,16 @@ impl World {
     pub(crate) fn beat(&mut self, server: usize, node: NodeId, incarnation: u64) -> Option<bool> {
         self.with_leadership(server, |world, leadership| {
             let now = leadership.now(world.clock_ms);
-            let answer = leadership.watch.heard(now, node, incarnation);
+            let answer = leadership.services.heard(now, node, incarnation);
             let state = world.log.state_at(leadership.fed);
             let beat = (node, incarnation);
             if let Some(broken) = leadership.promises.heard(now, state, beat, answer.ok()) {
                 world.fail(broken);
             }
-            match answer {
-                Ok(heard) => {
-                    leadership.heard.insert(node, now);
-                    if let Some(change) = heard.returned {
-                        let command = leader::Heartbeats::command(vec![change]);
-                        if !leadership.commands.contains(&command) {
-                            leadership.commands.push_back(command);
-                        }
-                    }
-                    true
-                }
-                Err(_) => false,
+            if answer.is_ok() {
+                leadership.heard.insert(node, now);
             }
+            answer.is_ok()
         })
     }
 }
@@ -444,7 +411,7 @@ impl Leadership {
     /// Leases that a plan is queued under.
     fn leases_under_plan(&self) -> Vec<(EvaluationId, Token)> {
         let held = |(id, token): &&(EvaluationId, Token)| {
-            self.dispatch.outstanding(*id).is_some_and(|held| held == *token)
+            self.dispatch().outstanding(*id).is_some_and(|held| held == *token)
         };
         self.queued.iter().filter(held).copied().collect()
     }
@@ -452,7 +419,7 @@ impl Leadership {
     /// The time of a lease stands still while a plan is queued under it: no look takes it back.
     fn judge_paused(&self, before: &[(EvaluationId, Token)]) -> Option<String> {
         let lost = |(id, token): &&(EvaluationId, Token)| {
-            self.dispatch.holds(*id) && self.dispatch.outstanding(*id) != Some(*token)
+            self.dispatch().holds(*id) && self.dispatch().outstanding(*id) != Some(*token)
         };
         let (id, _) = before.iter().find(lost)?;
         Some(format!("nack-paused: the lease on {id} was taken back under a queued plan"))
@@ -466,7 +433,8 @@ impl Leadership {
         commands: &[Command],
     ) -> Vec<String> {
         let Seen { now, state, .. } = *seen;
-        let Self { promises, dispatch, queued, deliveries, .. } = self;
+        let Self { promises, services, queued, deliveries, .. } = self;
+        let dispatch = services.dispatch();
         let mut found: Vec<String> =
             commands.iter().filter_map(|one| promises::gave_up(state, one, deliveries)).collect();
         found.extend(promises.looked_at_leases(now, dispatch, queued));
@@ -478,7 +446,7 @@ impl Leadership {
 
     /// In the broker, and never leased by this leadership.
     fn is_fresh(&self, id: EvaluationId) -> bool {
-        self.dispatch.holds(id) && !self.deliveries.contains_key(&id)
+        self.dispatch().holds(id) && !self.deliveries.contains_key(&id)
     }
 
     /// A nack that was taken and does not count.
@@ -492,7 +460,7 @@ impl Leadership {
     fn forgive(&mut self, server: u64, lessees: &BTreeMap<Token, u64>) {
         let ids: Vec<_> = self.deliveries.keys().copied().collect();
         for id in ids {
-            let token = self.dispatch.outstanding(id);
+            let token = self.dispatch().outstanding(id);
             let of_server = token.is_some_and(|token| lessees.get(&token) == Some(&server));
             let queued = token.is_some_and(|token| self.queued.contains(&(id, token)));
             if of_server

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use fsm::{ClientStatus, EvaluationStatus, Liveness, State, node::Health};
+use leader::limits::LOOK_MS_MAX;
 
 use crate::{
     agent::Agent,
@@ -175,7 +176,7 @@ impl World {
         let next = leaders.chain(workers).chain(agents).filter(|at| *at > self.clock_ms).min();
         // Idle workers ask twice a second; a cluster in which nothing else is due is looked at every two seconds, as the server does.
         let idle = self.workers.iter().all(Worker::is_idle);
-        let step = if idle { 2_000 } else { 500 };
+        let step = if idle { LOOK_MS_MAX } else { 500 };
         next.map_or(self.clock_ms + step, |at| {
             at.clamp(self.clock_ms + step, self.clock_ms + 8_000)
         })
@@ -207,7 +208,7 @@ impl World {
         }
         for row in truth.evaluations.iter() {
             let (held, tracked) =
-                (leadership.dispatch.holds(row.id), leadership.dispatch.tracks(row.id));
+                (leadership.dispatch().holds(row.id), leadership.dispatch().tracks(row.id));
             let right = match row.status {
                 EvaluationStatus::Pending => held,
                 EvaluationStatus::Blocked => tracked && !held,

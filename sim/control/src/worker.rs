@@ -329,12 +329,12 @@ impl World {
         id: fsm::EvaluationId,
         token: leader::Token,
     ) {
-        let held = leadership.dispatch.outstanding(id);
+        let held = leadership.dispatch().outstanding(id);
         let now = leadership.now(self.clock_ms);
-        let acked = leadership.dispatch.ack(now, id, token);
+        let acked = leadership.services.dispatch_mut().ack(now, id, token);
         if held.is_some_and(|held| held != token) {
             self.coverage.count(Event::StaleToken);
-            if acked.is_ok() || leadership.dispatch.outstanding(id) != held {
+            if acked.is_ok() || leadership.dispatch().outstanding(id) != held {
                 self.fail(format!("I22: the lease on {id} was ended with an old token"));
             }
         }
@@ -347,9 +347,9 @@ impl World {
         token: leader::Token,
         why: NackReason,
     ) {
-        let held = leadership.dispatch.outstanding(id);
+        let held = leadership.dispatch().outstanding(id);
         let now = leadership.now(self.clock_ms);
-        let nacked = leadership.dispatch.nack(now, id, token, why);
+        let nacked = leadership.services.dispatch_mut().nack(now, id, token, why);
         if nacked.is_ok() && why != NackReason::Failed {
             leadership.uncount(id);
         }

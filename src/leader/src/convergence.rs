@@ -2,18 +2,18 @@
 //! has what it wants or an evaluation that waits for room that is not there.
 //!
 //! ```text
-//!  changes (jobs, nodes, agents' reports) ─► apply ─► effects ─► broker, blocked, drainer ─► commands, applied later
-//!                                              ▲                     │ lease
+//!  changes (jobs, nodes, agents' reports) ─► apply ─► effects ─► Services ─► commands, applied later
+//!                                              ▲                   │ lease
 //!                                              └── plan of a snapshot ◄── worker, any time later
 //! ```
 //! What runs where is decided by nobody here; the driver only decides what happens next.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use fsm::{
-    AllocationId, ClientStatus, Command, Effect, EvaluationStatus, JobKind, JobSpec, Liveness,
-    NodeId, Plan, Reply, State,
+    AllocationId, ClientStatus, Command, EvaluationStatus, JobKind, JobSpec, Liveness, NodeId,
+    Plan, Reply, State,
     command::{LivenessChange, NodeReport, Readiness},
     job::{DelayFunction, ReschedulePolicy, UpdateStrategy},
     node::{Drain, Driver as TaskDriver},
@@ -23,14 +23,17 @@ use proptest::prelude::*;
 use scheduler::Pass;
 
 use crate::{
-    Dispatch, Drainer, Lease, NackReason,
-    broker::{BrokerConfig, Count, Token},
+    GcConfig, Lease, Machine, NackReason, Services, ServicesConfig,
+    broker::{Count, Token},
+    heartbeat::HeartbeatConfig,
     limits,
 };
 
 const NODES: [&str; 4] = ["a", "b", "c", "d"];
 const JOBS: [&str; 4] = ["one", "two", "three", "four"];
 const SERVER: u64 = 1;
+/// Longer than any script.
+const NEVER_MS: u64 = 1 << 50;
 
 /// What happens from outside.
 #[derive(Clone, Debug)]
@@ -83,12 +86,16 @@ enum Submitted {
 /// Everything a leader has, the workers, and a state.
 struct World {
     driver: Driver,
-    dispatch: Dispatch,
-    drainer: Drainer,
-    /// Proposed by services, not applied yet.
-    proposed: VecDeque<Command>,
+    services: Services,
     work: Vec<Work>,
     tokens: u64,
+}
+
+/// Nobody beats here and nothing is forgotten: nodes go and come as the script says.
+fn services() -> Services {
+    let heartbeat = HeartbeatConfig { ttl_ms_min: NEVER_MS, ..HeartbeatConfig::default() };
+    let gc = GcConfig { interval_ms: NEVER_MS, ..GcConfig::default() };
+    Services::new(&ServicesConfig { heartbeat, gc, ..ServicesConfig::default() })
 }
 
 fn kind_of(job: usize) -> JobKind {
@@ -128,14 +135,8 @@ fn spec(number: usize, count: u32, version: u8) -> JobSpec {
 
 impl World {
     fn new() -> Self {
-        let mut world = Self {
-            driver: Driver::default(),
-            dispatch: Dispatch::new(BrokerConfig::default()),
-            drainer: Drainer::default(),
-            proposed: VecDeque::new(),
-            work: Vec::new(),
-            tokens: 0,
-        };
+        let mut world =
+            Self { driver: Driver::default(), services: services(), work: Vec::new(), tokens: 0 };
         world.lead();
         for node in 0..NODES.len() {
             world.back(node);
@@ -145,42 +146,19 @@ impl World {
 
     /// Another leader: what is in flight is lost, and the machines are built from the state.
     fn lead(&mut self) {
-        self.proposed.clear();
         self.work.clear();
         let (now, state) = (self.driver.now, self.driver.state.clone());
-        self.dispatch = Dispatch::new(BrokerConfig::default());
-        self.dispatch.restore(now, &state);
-        self.drainer = Drainer::default();
-        self.drainer.restore(now, &state);
+        self.services = services();
+        self.services.restore(now, &state);
     }
 
     fn commit(&mut self, command: Command) -> Reply {
         let applied = self.driver.commit(command);
         let (now, index) = (self.driver.now, applied.index);
         for effect in applied.effects {
-            self.take(now, index, effect);
+            self.services.take(now, &self.driver.state, index, &effect);
         }
         applied.reply
-    }
-
-    fn take(&mut self, now: u64, index: u64, effect: Effect) {
-        let state = &self.driver.state;
-        match effect {
-            Effect::Evaluation(id) => self.dispatch.evaluation_changed(now, state, id),
-            Effect::Capacity { class, node } => {
-                self.dispatch.capacity_gained(now, class, node, index);
-            }
-            Effect::Node(id) => match state.nodes.get(&id) {
-                Some(node) => self.drainer.node_changed(now, node),
-                None => self.dispatch.node_gone(id, index),
-            },
-            Effect::Job(key) => {
-                self.dispatch.job_changed(state, &key, index);
-                self.drainer.state_changed(now);
-            }
-            Effect::NodeAllocations(_) => self.drainer.state_changed(now),
-            Effect::SchedulerConfiguration | Effect::DigestMark => {}
-        }
     }
 
     /// One look of the leader's services.
@@ -188,17 +166,11 @@ impl World {
         let now = self.driver.now;
         let state = self.driver.state.clone();
         let driver = &mut self.driver;
-        let mut commands = self.dispatch.step(now, &state, [], || driver.id()).commands;
-        commands.extend(self.drainer.poll(now, &state));
-        for command in commands {
-            if !self.proposed.contains(&command) {
-                self.proposed.push_back(command);
-            }
-        }
+        self.services.step(now, &state, || driver.id());
     }
 
     fn apply_proposed(&mut self) -> bool {
-        let Some(command) = self.proposed.pop_front() else { return false };
+        let Some(command) = self.services.next_command() else { return false };
         self.commit(command);
         true
     }
@@ -212,7 +184,8 @@ impl World {
             u128::from(*tokens).to_be_bytes()
         };
         let snapshot = self.driver.state.clone();
-        let given = self.dispatch.dequeue(now, &snapshot, &JobKind::ALL, 1, SERVER, token).unwrap();
+        let dispatch = self.services.dispatch_mut();
+        let given = dispatch.dequeue(now, &snapshot, &JobKind::ALL, 1, SERVER, token).unwrap();
         for lease in &given {
             assert!(lease.wait_index <= snapshot.head.index);
             let (lease, snapshot) = (lease.clone(), snapshot.clone());
@@ -228,12 +201,12 @@ impl World {
         }
         let mut work = self.work.swap_remove(number % self.work.len());
         let (id, token) = (work.lease.evaluation.id, work.lease.token);
-        if self.dispatch.outstanding(id) != Some(token) {
+        if self.services.dispatch().outstanding(id) != Some(token) {
             return true;
         }
         let row = work.snapshot.evaluations.get(&id).unwrap().clone();
         if row.status.is_terminal() {
-            self.dispatch.ack(self.driver.now, id, token).unwrap();
+            self.services.dispatch_mut().ack(self.driver.now, id, token).unwrap();
             return true;
         }
         let pass = Pass {
@@ -420,12 +393,15 @@ impl World {
             self.look();
             while self.apply_proposed() || self.lease() || self.plan(0) {}
             self.look();
-            let queued = self.dispatch.stats().total != Count::default()
-                || self.dispatch.next_deadline().is_some();
-            let idle = !queued && self.proposed.is_empty() && self.work.is_empty();
+            let dispatch = self.services.dispatch();
+            let queued = dispatch.stats().total != Count::default()
+                || dispatch.next_deadline().is_some()
+                || self.services.waiting().next().is_some();
+            let idle = !queued && self.work.is_empty();
+            let drains = self.driver.state.nodes.iter().any(|node| node.drain.is_some());
             let ends =
                 |row: &Arc<fsm::Allocation>| row.is_server_terminal() && !row.client.is_terminal();
-            if idle && self.drainer.is_empty() && !self.driver.state.allocations.iter().any(ends) {
+            if idle && !drains && !self.driver.state.allocations.iter().any(ends) {
                 return;
             }
             self.driver.now += 5_000;
@@ -438,7 +414,7 @@ impl World {
             .iter()
             .filter(|row| row.status == EvaluationStatus::Pending)
             .collect();
-        panic!("not settled: {:?}, {open:?}", self.dispatch.stats());
+        panic!("not settled: {:?}, {open:?}", self.services.dispatch().stats());
     }
 
     fn has_room(&self, name: &str, spec: &JobSpec) -> bool {
@@ -545,7 +521,8 @@ fn a_lease_that_is_given_back_is_not_forgotten() {
     world.happen(&Event::Register { job: 0, count: 3, version: 0 });
     assert!(world.lease());
     let Lease { evaluation, token, .. } = world.work.remove(0).lease;
-    world.dispatch.nack(world.driver.now, evaluation.id, token, NackReason::Failed).unwrap();
+    let now = world.driver.now;
+    world.services.dispatch_mut().nack(now, evaluation.id, token, NackReason::Failed).unwrap();
     world.driver.now += limits::NACK_DELAY_FIRST_MS;
     world.settle();
     world.check();

@@ -8,16 +8,18 @@
 use std::sync::Arc;
 
 use fsm::{
-    ClassId, Command, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind, NodeId,
-    State,
+    ClassId, Command, Effect, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind,
+    NodeId, State,
     plant::{Plant, is_planted},
 };
 
 use crate::{
     BlockedEvals, EvalBroker,
     blocked::BlockedStats,
-    broker::{Acked, BrokerConfig, BrokerError, Expired, NackReason, Stats, Token},
-    limits, reap,
+    broker::{Acked, BrokerConfig, BrokerError, NackReason, Stats, Token},
+    limits,
+    machine::{Ids, Machine, Report, Stepped},
+    reap,
 };
 
 /// A lease with what the worker needs.
@@ -29,17 +31,6 @@ pub struct Lease {
     pub token: Token,
     /// Index to wait for.
     pub wait_index: Index,
-}
-
-/// What one look at the machines gave.
-#[derive(Debug, Default)]
-pub struct Stepped {
-    /// To propose. What finds no room is derived again at a later look.
-    pub commands: Vec<Command>,
-    /// Leases that ran out.
-    pub expired: Vec<Expired>,
-    /// Somebody who waits for a lease may get one.
-    pub has_ready: bool,
 }
 
 /// Broker and blocked evaluations of one leadership.
@@ -64,29 +55,8 @@ impl Dispatch {
         }
     }
 
-    /// Takes everything over from the state: at the start, and again when effects were missed. Leases stay.
-    pub fn restore(&mut self, now: u64, state: &State) {
-        self.broker.enable();
-        self.broker.set_paused(state.scheduler_configuration().pause_eval_broker);
-        self.broker.catch_up(now, state);
-        if !is_planted(Plant::BrokerNotRestored) {
-            self.broker.restore(now, state);
-        }
-        self.blocked.disable();
-        self.blocked.enable();
-        self.blocked.restore(now, state, |id| self.broker.contains(id));
-    }
-
-    /// The leadership is over: drops everything.
-    pub fn stop(&mut self) {
-        self.broker.disable();
-        self.blocked.disable();
-        self.superseded = Offer::default();
-        self.duplicates = Offer::default();
-    }
-
     /// An evaluation was created, changed or forgotten.
-    pub fn evaluation_changed(&mut self, now: u64, state: &State, id: EvaluationId) {
+    fn evaluation_changed(&mut self, now: u64, state: &State, id: EvaluationId) {
         let Some(row) = state.evaluations.get(&id) else {
             self.broker.remove(now, id);
             self.blocked.removed(id);
@@ -110,54 +80,21 @@ impl Dispatch {
     }
 
     /// A node gained room or became schedulable.
-    pub fn capacity_gained(&mut self, now: u64, class: ClassId, node: NodeId, index: Index) {
+    fn capacity_gained(&mut self, now: u64, class: ClassId, node: NodeId, index: Index) {
         if !is_planted(Plant::NothingWakes) {
             self.blocked.unblock(now, class, node, index);
         }
     }
 
-    /// A node was reaped or purged.
-    pub fn node_gone(&mut self, node: NodeId, index: Index) {
-        self.blocked.node_gone(node, index);
-    }
-
     /// A job row changed or went.
-    pub fn job_changed(&mut self, state: &State, job: &JobKey, index: Index) {
+    fn job_changed(&mut self, state: &State, job: &JobKey, index: Index) {
         let last = state.jobs.get(job).map_or(index, |row| row.last_plan_index);
         self.broker.note_job_index(job, last);
     }
 
-    /// The scheduler configuration changed.
-    pub fn configuration_changed(&mut self, state: &State) {
-        self.broker.set_paused(state.scheduler_configuration().pause_eval_broker);
-    }
-
-    /// Lets time pass: woken evaluations go to the broker, leases run out, the reapers look. `silent` are servers that do not answer; `fresh` makes
-    /// ids.
-    pub fn step(
-        &mut self,
-        now: u64,
-        state: &State,
-        silent: impl IntoIterator<Item = u64>,
-        mut fresh: impl FnMut() -> [u8; 16],
-    ) -> Stepped {
-        for server in silent {
-            self.broker.server_lost(now, server);
-        }
-        for wake in self.blocked.poll(now) {
-            if let Some(row) = state.evaluations.get(&wake.evaluation) {
-                self.broker.enqueue(now, row);
-                self.broker.note_job_index(&row.job, wake.index);
-            }
-        }
-        let expired = self.broker.poll(now);
-        let failed = self.broker.dequeue_failed(now, limits::REAP_BATCH_MAX, 0, &mut fresh);
-        let failed = failed.unwrap_or_default();
-        let mut commands = Vec::new();
-        commands.extend(reap::failed(now, state, &failed, || EvaluationId(fresh())));
-        commands.extend(self.cancel_superseded(now, state));
-        commands.extend(self.cancel_duplicates(now, state));
-        Stepped { commands, expired, has_ready: self.broker.has_ready(&JobKind::ALL) }
+    /// A server does not answer: the evaluations that it leased are delivered again, and that does not count.
+    pub fn server_lost(&mut self, now: u64, server: u64) {
+        self.broker.server_lost(now, server);
     }
 
     fn cancel_superseded(&mut self, now: u64, state: &State) -> Option<Command> {
@@ -253,17 +190,6 @@ impl Dispatch {
         self.broker.is_full()
     }
 
-    /// When to step next.
-    pub fn next_deadline(&self) -> Option<u64> {
-        let next = [
-            self.broker.next_deadline(),
-            self.blocked.next_deadline(),
-            self.superseded.next_deadline(),
-            self.duplicates.next_deadline(),
-        ];
-        next.into_iter().flatten().min()
-    }
-
     /// How many evaluations of the broker are where.
     pub fn stats(&self) -> Stats {
         self.broker.stats()
@@ -274,11 +200,6 @@ impl Dispatch {
         self.blocked.stats()
     }
 
-    /// How long the oldest ready evaluation has been ready, ms.
-    pub fn oldest_ready_age_ms(&self, now: u64) -> u64 {
-        self.broker.oldest_ready_age_ms(now)
-    }
-
     /// Whether an evaluation is in the broker.
     pub fn holds(&self, id: EvaluationId) -> bool {
         self.broker.contains(id)
@@ -287,6 +208,83 @@ impl Dispatch {
     /// Whether an evaluation is tracked as blocked, or as a duplicate of one.
     pub fn tracks(&self, id: EvaluationId) -> bool {
         self.blocked.contains(id)
+    }
+}
+
+impl Machine for Dispatch {
+    /// Leases stay when effects were missed.
+    fn restore(&mut self, now: u64, state: &State) {
+        self.broker.enable();
+        self.broker.set_paused(state.scheduler_configuration().pause_eval_broker);
+        self.broker.catch_up(now, state);
+        if !is_planted(Plant::BrokerNotRestored) {
+            self.broker.restore(now, state);
+        }
+        self.blocked.disable();
+        self.blocked.enable();
+        self.blocked.restore(now, state, |id| self.broker.contains(id));
+    }
+
+    fn take(&mut self, now: u64, state: &State, index: Index, effect: &Effect) {
+        match effect {
+            Effect::Evaluation(id) => self.evaluation_changed(now, state, *id),
+            Effect::Capacity { class, node } => self.capacity_gained(now, *class, *node, index),
+            Effect::Node(id) if !state.nodes.contains(id) => self.blocked.node_gone(*id, index),
+            Effect::Job(key) => self.job_changed(state, key, index),
+            Effect::SchedulerConfiguration => {
+                self.broker.set_paused(state.scheduler_configuration().pause_eval_broker);
+            }
+            Effect::Node(_) | Effect::NodeAllocations(_) | Effect::DigestMark => {}
+        }
+    }
+
+    /// Woken evaluations go to the broker, leases run out, the reapers look.
+    fn step(&mut self, now: u64, state: &State, ids: &mut Ids<'_>, stepped: &mut Stepped) {
+        for wake in self.blocked.poll(now) {
+            if let Some(row) = state.evaluations.get(&wake.evaluation) {
+                self.broker.enqueue(now, row);
+                self.broker.note_job_index(&row.job, wake.index);
+            }
+        }
+        let expired = self.broker.poll(now).into_iter();
+        stepped.reports.extend(expired.map(Report::LeaseExpired));
+        let failed = self.broker.dequeue_failed(now, limits::REAP_BATCH_MAX, 0, &mut *ids);
+        let failed = failed.unwrap_or_default();
+        let commands = &mut stepped.commands;
+        commands.extend(reap::failed(now, state, &failed, || EvaluationId(ids())));
+        commands.extend(self.cancel_superseded(now, state));
+        commands.extend(self.cancel_duplicates(now, state));
+        stepped.has_ready |= self.broker.has_ready(&JobKind::ALL);
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        let next = [
+            self.broker.next_deadline(),
+            self.blocked.next_deadline(),
+            self.superseded.next_deadline(),
+            self.duplicates.next_deadline(),
+        ];
+        next.into_iter().flatten().min()
+    }
+
+    fn stop(&mut self) {
+        self.broker.disable();
+        self.blocked.disable();
+        self.superseded = Offer::default();
+        self.duplicates = Offer::default();
+    }
+
+    fn gauges(&self, now: u64, put: &mut dyn FnMut(&str, u64)) {
+        let total = self.broker.stats().total;
+        put("broker.total_ready", total.ready as u64);
+        put("broker.total_unacked", total.unacked as u64);
+        put("broker.total_pending", total.pending as u64);
+        put("broker.total_waiting", total.waiting as u64);
+        put("broker.total_cancelable", total.cancelable as u64);
+        put("broker.oldest_ready_ms", self.broker.oldest_ready_age_ms(now));
+        let blocked = self.blocked.stats();
+        put("blocked_evals.total_blocked", blocked.blocked as u64);
+        put("blocked_evals.total_escaped", blocked.escaped as u64);
     }
 }
 
@@ -383,9 +381,10 @@ mod tests {
 
         /// Names of what a step offers to be canceled.
         fn offered(&mut self, now: u64) -> Vec<String> {
-            let commands = self.dispatch.step(now, &self.state, [], || [9; 16]).commands;
+            let mut stepped = Stepped::default();
+            self.dispatch.step(now, &self.state, &mut || [9; 16], &mut stepped);
             let mut names = Vec::new();
-            for command in commands {
+            for command in stepped.commands {
                 let Command::UpdateEvaluations { updates } = command else {
                     panic!("unexpected {command:?}")
                 };

@@ -5,12 +5,15 @@
 //! evaluations with their allocations. A walk with all cut-offs at the present ([`GarbageCollector::forced`]) needs no leader: anyone may propose it.
 
 use fsm::{
-    AllocationId, EvaluationId, JobKey, State,
+    AllocationId, Effect, EvaluationId, Index, JobKey, State,
     command::{Command, Cutoffs},
     id::ClassId,
 };
 
-use crate::limits;
+use crate::{
+    limits,
+    machine::{Ids, Machine, Stepped},
+};
 
 /// How long things are kept after their end, and how often is looked; milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,18 +102,19 @@ impl Batch {
 pub struct GarbageCollector {
     config: GcConfig,
     walk: Option<Walk>,
-    due_at: u64,
+    /// None before the leadership begins.
+    due_at: Option<u64>,
 }
 
 impl GarbageCollector {
-    /// A collector whose first walk begins one interval after `now`.
-    pub fn new(config: GcConfig, now: u64) -> Self {
-        Self { config, walk: None, due_at: now.saturating_add(config.interval_ms) }
+    /// A collector that has not begun.
+    pub fn new(config: GcConfig) -> Self {
+        Self { config, walk: None, due_at: None }
     }
 
     /// Takes the next slice of the walk, or begins one when it is time. None: nothing was found in this slice.
-    pub fn poll(&mut self, now: u64, state: &State) -> Option<Command> {
-        if self.due_at > now {
+    fn poll(&mut self, now: u64, state: &State) -> Option<Command> {
+        if self.due_at.is_none_or(|at| at > now) {
             return None;
         }
         let begin = || Walk::new(self.config.cutoffs(now));
@@ -120,13 +124,8 @@ impl GarbageCollector {
         let done = batch.is_none();
         self.walk = (!done).then_some(walk);
         let pause_ms = if done { self.config.interval_ms } else { limits::GC_SLICE_PAUSE_MS };
-        self.due_at = now.saturating_add(pause_ms.max(1));
+        self.due_at = Some(now.saturating_add(pause_ms.max(1)));
         batch?.command(cutoffs)
-    }
-
-    /// When to poll next.
-    pub fn next_deadline(&self) -> Option<u64> {
-        Some(self.due_at)
     }
 
     /// All that has ended up to `now`, whenever that was, as commands to be applied in this order. What the jobs among them leave behind is found by
@@ -140,6 +139,23 @@ impl GarbageCollector {
             commands.extend(batch.command(cutoffs));
         }
         commands
+    }
+}
+
+impl Machine for GarbageCollector {
+    /// The first walk begins one interval after the leadership. A walk that is under way goes on.
+    fn restore(&mut self, now: u64, _state: &State) {
+        self.due_at.get_or_insert(now.saturating_add(self.config.interval_ms));
+    }
+
+    fn take(&mut self, _now: u64, _state: &State, _index: Index, _effect: &Effect) {}
+
+    fn step(&mut self, now: u64, state: &State, _ids: &mut Ids<'_>, stepped: &mut Stepped) {
+        stepped.commands.extend(self.poll(now, state));
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        self.due_at
     }
 }
 
@@ -212,6 +228,12 @@ mod tests {
 
     const HOUR_MS: u64 = 60 * 60_000;
 
+    fn begun_at(now: u64) -> GarbageCollector {
+        let mut collector = GarbageCollector::new(GcConfig::default());
+        collector.restore(now, &State::default());
+        collector
+    }
+
     /// A service with one stopped instance and its evaluations, everything final.
     fn ended(driver: &mut Driver, name: &str) -> AllocationId {
         let node = driver.node("a");
@@ -247,7 +269,7 @@ mod tests {
         let mut driver = Driver::default();
         let id = ended(&mut driver, "t");
         let start = driver.now;
-        let mut collector = GarbageCollector::new(GcConfig::default(), start);
+        let mut collector = begun_at(start);
         assert_eq!(run(&mut collector, &mut driver, start + HOUR_MS), 0);
         assert!(driver.state.allocations.contains(&id));
         assert!(run(&mut collector, &mut driver, start + HOUR_MS + limits::GC_INTERVAL_MS) > 0);
@@ -288,7 +310,7 @@ mod tests {
             state.evaluations.put(row, &mut ChangeSet::default());
         }
         let now = 2 * HOUR_MS;
-        let mut collector = GarbageCollector::new(GcConfig::default(), 0);
+        let mut collector = begun_at(0);
         let mut named = std::collections::BTreeSet::new();
         let mut at = now;
         for _ in 0..=count / limits::GC_BATCH_MAX + 2 {
@@ -311,7 +333,7 @@ mod tests {
         driver.run("t", 1, node);
         driver.report(done, ClientStatus::Complete);
         let start = driver.now;
-        let mut collector = GarbageCollector::new(GcConfig::default(), start);
+        let mut collector = begun_at(start);
         run(&mut collector, &mut driver, start + 100 * HOUR_MS);
         assert_eq!(driver.state.jobs.iter().next().map(|job| job.status), Some(JobStatus::Running));
         let kept: Vec<&Allocation> = driver.state.allocations.iter().map(|row| &**row).collect();

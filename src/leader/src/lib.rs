@@ -1,38 +1,37 @@
-//! Leader services as sans-io machines: broker, blocked evaluations, plan queue, heartbeats, drainer, garbage collector.
+//! What only a leader does, as machines without I/O: [`Services`] composes them, the server and both simulations
+//! drive it.
 //!
-//! Pure: no async, no clock, no randomness, ordered iteration. Each machine takes its inputs as methods with `now` as an argument (log time,
-//! milliseconds), gives its outputs from `poll(now)` and says with `next_deadline()` when to poll next. `next_deadline() == Some(t)` with `t` in the
-//! past means: poll at once. Nothing here is the truth: every machine is rebuilt from [`fsm::State`] by the next leader, so that losing one costs
+//! Pure: no async, no clock, no randomness, ordered iteration. `now` is an argument (log time, milliseconds).
+//! Nothing here is the truth: the next leader builds every machine again from [`fsm::State`], so losing one costs
 //! time and never an evaluation.
 //!
 //! ```text
-//!  fsm::Effect ──► [`broker`] ──lease──► worker ──plan──► [`plan_queue`] ──► [`applier`] ──► Command
-//!       │             ▲    └─failed, superseded─► [`reap`] ──► Command
-//!       ├──► [`blocked`]─┘ woken                    ▲
-//!       │             └────── duplicates ───────────┘
-//!       └──► [`heartbeat`], [`node_deadlines`], [`drain`], [`gc`] ──► Command
+//!  fsm::Effect ──► [`dispatch`]: [`broker`], [`blocked`], [`reap`] ──lease──► worker ([`turn`])
+//!       │               │                                                       │ plan
+//!       ├──► [`nodes`]: [`heartbeat`], [`node_deadlines`], [`drain`]              ▼
+//!       └──► [`gc`], [`log_time`], … ──► Command            Command ◄── [`applier`] ◄── [`plan_queue`]
 //! ```
-//!
-//! [`dispatch`] holds broker and blocked evaluations together, [`node_watch`] the machines that look at nodes; [`feed`] leads effects to both.
-//! [`turn`] is the worker's side of a lease.
 
 pub mod applier;
 pub mod blocked;
 pub mod broker;
 pub mod dispatch;
 pub mod drain;
-pub mod feed;
 pub mod gc;
 pub mod heartbeat;
 mod jitter;
 pub mod limits;
+pub mod log_time;
+pub mod machine;
 pub mod node_deadlines;
 pub mod node_watch;
 pub mod plan_queue;
 pub mod ports;
 pub mod reap;
+pub mod services;
 pub mod turn;
 
+mod commands;
 #[cfg(test)]
 mod convergence;
 #[cfg(test)]
@@ -47,6 +46,9 @@ pub use dispatch::{Dispatch, Lease};
 pub use drain::Drainer;
 pub use gc::{GarbageCollector, GcConfig};
 pub use heartbeat::Heartbeats;
+pub use log_time::LogTime;
+pub use machine::{Machine, Report, Stepped};
 pub use node_deadlines::NodeDeadlines;
 pub use node_watch::NodeWatch;
 pub use plan_queue::{PlanQueue, PlanQueueError, Refused};
+pub use services::{Services, ServicesConfig};

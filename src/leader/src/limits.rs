@@ -62,3 +62,9 @@ pub const PLAN_ENTRY_BYTES_MAX: usize = 1 << 20;
 pub const PLAN_ENTRIES_MAX: usize = 2;
 /// Passes of one lease over its evaluation, progress or not.
 pub const PASSES_MAX: u32 = 10_000;
+/// Commands of machines that wait to be proposed.
+pub const SERVICE_COMMANDS_MAX: usize = 1_024;
+/// Longest pause between two steps of the machines: a server that falls silent announces itself by nothing.
+pub const LOOK_MS_MAX: u64 = 2_000;
+/// An idle cluster's log time is moved on when it is this old.
+pub const TICK_AFTER_MS: u64 = 60_000;

@@ -2,21 +2,13 @@
 //!
 //! It owns the three machines. It never touches evaluations: what a node's change means for them is for `apply` to say.
 
-use fsm::{Command, NodeId, State};
+use fsm::{Effect, Index, NodeId, State};
 
 use crate::{
     Drainer, Heartbeats, NodeDeadlines,
     heartbeat::{Heard, HeartbeatConfig, HeartbeatError},
+    machine::{Ids, Machine, Report, Stepped},
 };
-
-/// What one look at the machines gave.
-#[derive(Debug, Default)]
-pub struct Watched {
-    /// To propose; evaluation ids are for the caller to fill in. What finds no room is derived again later.
-    pub commands: Vec<Command>,
-    /// Nodes that missed their heartbeat; a command for them is among the others.
-    pub missed: Vec<NodeId>,
-}
 
 /// Heartbeats, deadlines and drains of one leadership.
 #[derive(Debug)]
@@ -36,16 +28,8 @@ impl NodeWatch {
         }
     }
 
-    /// Takes everything over from the state: at the start, and again when effects were missed. Each live node has a whole time to live then.
-    pub fn restore(&mut self, now: u64, state: &State) {
-        *self = Self::new(self.heartbeats.config());
-        self.heartbeats.restore(now, state);
-        self.deadlines.restore(state);
-        self.drainer.restore(now, state);
-    }
-
     /// A node row changed or went.
-    pub fn node_changed(&mut self, now: u64, state: &State, id: NodeId) {
+    fn node_changed(&mut self, now: u64, state: &State, id: NodeId) {
         match state.nodes.get(&id) {
             Some(node) => {
                 self.heartbeats.node_changed(now, node);
@@ -60,11 +44,6 @@ impl NodeWatch {
         }
     }
 
-    /// Allocations or jobs changed, any of them.
-    pub fn work_changed(&mut self, now: u64) {
-        self.drainer.state_changed(now);
-    }
-
     /// A node beat. When it counts as down the answer carries a change to propose.
     pub fn heard(
         &mut self,
@@ -75,21 +54,44 @@ impl NodeWatch {
         self.heartbeats.heard(now, node, incarnation)
     }
 
-    /// Lets time pass.
-    pub fn step(&mut self, now: u64, state: &State) -> Watched {
-        let mut watched = Watched::default();
-        let missed = self.heartbeats.poll(now);
-        if !missed.is_empty() {
-            watched.missed = missed.iter().map(|change| change.node).collect();
-            watched.commands.push(Heartbeats::command(missed));
-        }
-        watched.commands.extend(self.deadlines.poll(now, state));
-        watched.commands.extend(self.drainer.poll(now, state));
-        watched
+    /// The time to live of a node's next heartbeat, ms.
+    pub fn ttl_ms(&self, node: NodeId) -> u64 {
+        self.heartbeats.ttl_ms(node)
+    }
+}
+
+impl Machine for NodeWatch {
+    /// Each live node has a whole time to live from now on.
+    fn restore(&mut self, now: u64, state: &State) {
+        *self = Self::new(self.heartbeats.config());
+        self.heartbeats.restore(now, state);
+        self.deadlines.restore(state);
+        self.drainer.restore(now, state);
     }
 
-    /// When to step next.
-    pub fn next_deadline(&self) -> Option<u64> {
+    fn take(&mut self, now: u64, state: &State, _index: Index, effect: &Effect) {
+        match effect {
+            Effect::Node(id) => self.node_changed(now, state, *id),
+            Effect::Job(_) | Effect::NodeAllocations(_) => self.drainer.state_changed(now),
+            Effect::Evaluation(_)
+            | Effect::Capacity { .. }
+            | Effect::SchedulerConfiguration
+            | Effect::DigestMark => {}
+        }
+    }
+
+    fn step(&mut self, now: u64, state: &State, _ids: &mut Ids<'_>, stepped: &mut Stepped) {
+        let missed = self.heartbeats.poll(now);
+        if !missed.is_empty() {
+            let reports = missed.iter().map(|change| Report::NodeMissed(change.node));
+            stepped.reports.extend(reports);
+            stepped.commands.push(Heartbeats::command(missed));
+        }
+        stepped.commands.extend(self.deadlines.poll(now, state));
+        stepped.commands.extend(self.drainer.poll(now, state));
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
         let next = [
             self.heartbeats.next_deadline(),
             self.deadlines.next_deadline(),
@@ -98,13 +100,7 @@ impl NodeWatch {
         next.into_iter().flatten().min()
     }
 
-    /// The time to live of a node's next heartbeat, ms.
-    pub fn ttl_ms(&self, node: NodeId) -> u64 {
-        self.heartbeats.ttl_ms(node)
-    }
-
-    /// Nodes that are expected to beat.
-    pub fn live(&self) -> usize {
-        self.heartbeats.live()
+    fn gauges(&self, _now: u64, put: &mut dyn FnMut(&str, u64)) {
+        put("heartbeat.active", self.heartbeats.live() as u64);
     }
 }

@@ -58,8 +58,9 @@ impl World {
                 waited = true;
             }
             loop {
-                let dispatch = &leadership.dispatch;
-                let next = leadership.applier.next(&state, |id| dispatch.outstanding(id), waited);
+                let Leadership { applier, services, .. } = &mut *leadership;
+                let outstanding = |id| services.dispatch().outstanding(id);
+                let next = applier.next(&state, outstanding, waited);
                 waited = false;
                 match next {
                     Next::Idle => break,
@@ -75,7 +76,8 @@ impl World {
                         if let Some(broken) = order::judge_plans(&command) {
                             world.fail(broken);
                         }
-                        let Leadership { promises, dispatch, .. } = &mut *leadership;
+                        let Leadership { promises, services, .. } = &mut *leadership;
+                        let dispatch = services.dispatch();
                         if let Some(broken) = promises.proposed(dispatch, &command) {
                             world.fail(broken);
                         }
@@ -155,7 +157,7 @@ impl World {
         if let Some(to) = leadership.calls.remove(&call) {
             leadership.queued.remove(&(to.evaluation, to.token));
             let now = leadership.now(self.clock_ms);
-            leadership.dispatch.plan_answered(now, to.evaluation, to.token);
+            leadership.services.dispatch_mut().plan_answered(now, to.evaluation, to.token);
             leadership.promises.answered(now, to.evaluation, to.token);
         }
     }
@@ -170,7 +172,7 @@ impl World {
         token: Token,
     ) {
         let evaluation = plan.evaluation;
-        if let Err(error) = leadership.dispatch.plan_queued(evaluation, token) {
+        if let Err(error) = leadership.services.dispatch_mut().plan_queued(evaluation, token) {
             self.coverage.count(Event::StaleToken);
             self.reply_plan(worker, call, Err(error));
             return;

@@ -1,0 +1,204 @@
+//! The one composition of a leader's machines. The server, its simulation and the simulation of the control plane
+//! (`sim/control`) drive this same object.
+//!
+//! ```text
+//!  State ───► restore ─┐                                    ┌─► Stepped: reports for the log, workers to wake
+//!  effects ─► take ────┼─► nodes, dispatch, collector, … ───┤
+//!  time ────► step ────┘      (one order)                   └─► queue ─► next_command ─► Raft, one at a time
+//! ```
+//!
+//! A new machine is a file of its own and a line in [`Services::new`]; `docs/how-to-add-a-machine.md` shows one.
+//!
+//! Beside it stands [`crate::PlanApplier`]: its inputs are plans of workers and outcomes of its own entries, not
+//! effects and time, and it has up to two entries in flight, in an order of their own. It asks only
+//! [`Services::dispatch`] whether the lease of a plan is still out.
+
+use fsm::{Command, Effect, Index, NodeId, State};
+
+use crate::{
+    Dispatch, GarbageCollector, GcConfig, Heartbeats, NodeWatch,
+    broker::BrokerConfig,
+    commands::CommandQueue,
+    heartbeat::{Heard, HeartbeatConfig, HeartbeatError},
+    limits,
+    log_time::LogTime,
+    machine::{Machine, Stepped},
+};
+
+/// Settings of all machines.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ServicesConfig {
+    /// Leases of evaluations.
+    pub broker: BrokerConfig,
+    /// Heartbeats of nodes.
+    pub heartbeat: HeartbeatConfig,
+    /// Garbage collection.
+    pub gc: GcConfig,
+}
+
+/// The machines of one leadership, and the queue of what they want to propose.
+///
+/// The machines are asked in one order, and their commands wait in it. Those of nodes come first: when the queue is
+/// full, a node that is down is named again only after another time to live, all other commands within a minute.
+#[derive(Debug)]
+pub struct Services {
+    /// Agents beat here ([`Services::heard`]).
+    nodes: NodeWatch,
+    /// Workers lease here ([`Services::dispatch_mut`]).
+    dispatch: Dispatch,
+    /// Machines that nothing asks but effects and time, in their order.
+    others: Vec<Box<dyn Machine>>,
+    commands: CommandQueue,
+}
+
+impl Services {
+    /// Machines that hold nothing before they are restored.
+    pub fn new(config: &ServicesConfig) -> Self {
+        Self {
+            nodes: NodeWatch::new(config.heartbeat),
+            dispatch: Dispatch::new(config.broker),
+            others: vec![Box::new(GarbageCollector::new(config.gc)), Box::new(LogTime::default())],
+            commands: CommandQueue::default(),
+        }
+    }
+
+    fn machines(&self) -> impl Iterator<Item = &dyn Machine> {
+        let named: [&dyn Machine; 2] = [&self.nodes, &self.dispatch];
+        named.into_iter().chain(self.others.iter().map(|machine| &**machine as &dyn Machine))
+    }
+
+    fn machines_mut(&mut self) -> impl Iterator<Item = &mut dyn Machine> {
+        let named: [&mut dyn Machine; 2] = [&mut self.nodes, &mut self.dispatch];
+        let others = self.others.iter_mut().map(|machine| &mut **machine as &mut dyn Machine);
+        named.into_iter().chain(others)
+    }
+
+    /// Takes everything over from the state: at the start of a leadership, and again when effects were missed.
+    pub fn restore(&mut self, now: u64, state: &State) {
+        self.machines_mut().for_each(|machine| machine.restore(now, state));
+    }
+
+    /// Takes in one effect of the entry at `index`. `state` is the newest state, at `index` or later.
+    pub fn take(&mut self, now: u64, state: &State, index: Index, effect: &Effect) {
+        self.machines_mut().for_each(|machine| machine.take(now, state, index, effect));
+    }
+
+    /// Lets time pass, and queues the commands that follow; `ids` makes a fresh id at each call.
+    pub fn step(&mut self, now: u64, state: &State, mut ids: impl FnMut() -> [u8; 16]) -> Stepped {
+        let mut stepped = Stepped::default();
+        self.machines_mut().for_each(|machine| machine.step(now, state, &mut ids, &mut stepped));
+        for command in &stepped.commands {
+            self.commands.push(command.clone());
+        }
+        stepped
+    }
+
+    /// When to step next. A time in the past means: at once.
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.machines().filter_map(|machine| machine.next_deadline()).min()
+    }
+
+    /// How long to wait for effects before the next step, ms.
+    pub fn pause_ms(&self, now: u64) -> u64 {
+        let next = self.next_deadline().unwrap_or(u64::MAX);
+        next.saturating_sub(now).clamp(1, limits::LOOK_MS_MAX)
+    }
+
+    /// The command to propose next. It is asked for again when the outcome of the last one is known.
+    pub fn next_command(&mut self) -> Option<Command> {
+        self.commands.pop()
+    }
+
+    /// The commands that wait, oldest first.
+    pub fn waiting(&self) -> impl Iterator<Item = &Command> {
+        self.commands.iter()
+    }
+
+    /// A node beat. When it counts as down, the command that brings it back is queued.
+    pub fn heard(
+        &mut self,
+        now: u64,
+        node: NodeId,
+        incarnation: u64,
+    ) -> Result<Heard, HeartbeatError> {
+        let heard = self.nodes.heard(now, node, incarnation)?;
+        if let Some(change) = heard.returned {
+            self.commands.push(Heartbeats::command(vec![change]));
+        }
+        Ok(heard)
+    }
+
+    /// The machines that look at nodes.
+    pub fn nodes(&self) -> &NodeWatch {
+        &self.nodes
+    }
+
+    /// The machine that leases evaluations.
+    pub fn dispatch(&self) -> &Dispatch {
+        &self.dispatch
+    }
+
+    /// The same, to lease and to give back.
+    pub fn dispatch_mut(&mut self) -> &mut Dispatch {
+        &mut self.dispatch
+    }
+
+    /// The leadership is over: drops everything that waits.
+    pub fn stop(&mut self) {
+        self.machines_mut().for_each(|machine| machine.stop());
+        self.commands.clear();
+    }
+
+    /// Gives each number for dashboards with its name to `put`.
+    pub fn gauges(&self, now: u64, put: &mut dyn FnMut(&str, u64)) {
+        self.machines().for_each(|machine| machine.gauges(now, put));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fsm::{EvaluationStatus, Liveness, Trigger, table::ChangeSet};
+
+    use super::*;
+    use crate::{
+        Report,
+        testing::{evaluation, node, state_of_nodes},
+    };
+
+    /// When the queue is full a node that is down must not be what is dropped.
+    #[test]
+    fn commands_of_nodes_are_proposed_first() {
+        let mut state = state_of_nodes([node("a")]);
+        for name in ["x", "y"] {
+            let mut row = evaluation(name, "web", 1);
+            row.status = EvaluationStatus::Blocked;
+            row.trigger = Trigger::QueuedAllocs;
+            state.evaluations.put(row, &mut ChangeSet::default());
+        }
+        let mut services = Services::new(&ServicesConfig::default());
+        services.restore(0, &state);
+        let due = services.next_deadline().expect("a node is to beat");
+        let later = services.nodes().ttl_ms(node("a").id) + limits::HEARTBEAT_GRACE_MS;
+        assert!(due <= later && services.pause_ms(0) <= limits::LOOK_MS_MAX);
+        let stepped = services.step(later, &state, || [1; 16]);
+        assert_eq!(stepped.reports, [Report::NodeMissed(node("a").id)]);
+        let waiting: Vec<Command> = services.waiting().cloned().collect();
+        assert_eq!(waiting, stepped.commands);
+        assert!(matches!(services.next_command(), Some(Command::NodeLiveness { .. })));
+        assert!(matches!(services.next_command(), Some(Command::UpdateEvaluations { .. })));
+    }
+
+    #[test]
+    fn a_node_that_is_down_and_beats_is_brought_back_by_one_command() {
+        let mut row = node("a");
+        row.liveness = Liveness::Down;
+        let state = state_of_nodes([row]);
+        let mut services = Services::new(&ServicesConfig::default());
+        services.restore(0, &state);
+        for now in [10, 20] {
+            services.heard(now, node("a").id, 1).expect("the node is known");
+        }
+        assert!(matches!(services.next_command(), Some(Command::NodeLiveness { .. })));
+        assert_eq!(services.next_command(), None);
+    }
+}
