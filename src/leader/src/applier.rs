@@ -1,13 +1,15 @@
-//! The plan applier: turns many plans into few log entries. A machine without I/O; the leader's task feeds it and proposes what it asks for.
+//! The plan applier: turns many plans into few log entries. A machine without I/O; the leader's
+//! task feeds it and proposes what it asks for.
 //!
 //! ```text
 //!  submitted plans ─► plan queue ─► try each on an overlay (committed state + entries in flight) ─► one entry for many ─► Raft
 //!                                        └─ what does not fit is dropped, ports are chosen           (at most two in flight)
 //! ```
 //!
-//! An entry's outcome is applied as evaluated, applied with losses, or unknown. On anything but the first nothing more is proposed until every
-//! later outcome is in; the overlay is built anew for each entry, so that it never grows stale. An unknown plan is never proposed again here:
-//! its worker waits for its local state and plans anew.
+//! An entry's outcome is applied as evaluated, applied with losses, or unknown. On anything but the
+//! first nothing more is proposed until every later outcome is in; the overlay is built anew for
+//! each entry, so that it never grows stale. An unknown plan is never proposed again here: its
+//! worker waits for its local state and plans anew.
 //!
 //! Invariant: each plan taken in is answered exactly once, at the latest by [`PlanApplier::flush`].
 
@@ -80,7 +82,8 @@ pub enum PlanAnswer {
 pub enum Next {
     /// Nothing, until a plan or an outcome comes.
     Idle,
-    /// Wait until the local state has reached a plan's snapshot, for a while; then ask again with `waited`.
+    /// Wait until the local state has reached a plan's snapshot, for a while; then ask again with
+    /// `waited`.
     WaitFor(Index),
     /// Propose this; its outcome goes to [`PlanApplier::settle`], in the order of the proposals.
     Propose(Command),
@@ -114,7 +117,8 @@ struct InFlight<R> {
     plans: Vec<Proposed<R>>,
 }
 
-/// A plan of which nothing was left: its answer waits for the entries that may be why, so that the worker does not plan again without seeing them.
+/// A plan of which nothing was left: its answer waits for the entries that may be why, so that the
+/// worker does not plan again without seeing them.
 #[derive(Debug)]
 struct Emptied<R> {
     /// The last entry that it was judged on top of, be it in flight or just being built; 0: none.
@@ -163,8 +167,9 @@ impl<R> PlanApplier<R> {
         }
     }
 
-    /// The next entry to propose, if one may be. `outstanding` gives the token of the lease on an evaluation; `waited` says that the wait that was
-    /// asked for last is over, whether or not the index came.
+    /// The next entry to propose, if one may be. `outstanding` gives the token of the lease on an
+    /// evaluation; `waited` says that the wait that was asked for last is over, whether or not the
+    /// index came.
     pub fn next(
         &mut self,
         state: &State,
@@ -272,7 +277,8 @@ impl<R> PlanApplier<R> {
         self.in_flight.len()
     }
 
-    /// The committed state with the entries in flight on top. Plans of entries that are applied already are refused as stale or closed.
+    /// The committed state with the entries in flight on top. Plans of entries that are applied
+    /// already are refused as stale or closed.
     fn overlay(&self, state: &State) -> State {
         let mut overlay = state.clone();
         for proposed in self.in_flight.iter().flat_map(|entry| &entry.plans) {

@@ -1,17 +1,21 @@
 //! Blocked evaluations: which of them is worth trying again when a node gains room.
 //!
-//! It owns the wake-up rule and the memory of recent capacity gains. It never writes state: a woken evaluation keeps its status `blocked` until
-//! its outcome is applied, so that a leader that dies in between leaves nothing behind; the next one sees the gain in the state and wakes it again.
+//! It owns the wake-up rule and the memory of recent capacity gains. It never writes state: a woken
+//! evaluation keeps its status `blocked` until its outcome is applied, so that a leader that dies
+//! in between leaves nothing behind; the next one sees the gain in the state and wakes it again.
 //!
-//! An evaluation that met a class of nodes and found it unfit sleeps through gains of that class. One that did not meet the class, or whose
-//! constraints look at single nodes (`escaped`), wakes. Blocked records of per-node jobs are one per (job, node) and wake with their node.
-//! A gain at or below an evaluation's snapshot was seen by it and wakes nothing.
+//! An evaluation that met a class of nodes and found it unfit sleeps through gains of that class.
+//! One that did not meet the class, or whose constraints look at single nodes (`escaped`), wakes.
+//! Blocked records of per-node jobs are one per (job, node) and wake with their node. A gain at or
+//! below an evaluation's snapshot was seen by it and wakes nothing.
 //!
-//! A caller is never kept waiting: [`BlockedEvals::unblock_class`] queues a scan, and [`BlockedEvals::poll`] does a slice of the queued work.
-//! On an effect about an evaluation the caller asks the broker first ([`crate::EvalBroker::applied`]) and calls [`BlockedEvals::block`] only with
-//! a row that the broker does not hold ([`crate::EvalBroker::contains`]).
+//! A caller is never kept waiting: [`BlockedEvals::unblock_class`] queues a scan, and
+//! [`BlockedEvals::poll`] does a slice of the queued work. On an effect about an evaluation the
+//! caller asks the broker first ([`crate::EvalBroker::applied`]) and calls [`BlockedEvals::block`]
+//! only with a row that the broker does not hold ([`crate::EvalBroker::contains`]).
 //!
-//! Invariant: at most one evaluation is tracked per job, or per (job, node) for records of per-node jobs; the rest are duplicates.
+//! Invariant: at most one evaluation is tracked per job, or per (job, node) for records of per-node
+//! jobs; the rest are duplicates.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -30,7 +34,8 @@ mod tests;
 pub struct Wake {
     /// Evaluation.
     pub evaluation: EvaluationId,
-    /// Index of the gain that woke it: the snapshot must be at least of it ([`crate::EvalBroker::note_job_index`]). 0: it was only time.
+    /// Index of the gain that woke it: the snapshot must be at least of it
+    /// ([`crate::EvalBroker::note_job_index`]). 0: it was only time.
     pub index: Index,
 }
 
@@ -112,7 +117,8 @@ struct Gain {
     noted_at: u64,
 }
 
-/// Gains are remembered this long, ms: much longer than any evaluation is processed (Nomad's `pruneThreshold`).
+/// Gains are remembered this long, ms: much longer than any evaluation is processed (Nomad's
+/// `pruneThreshold`).
 const GAIN_MS: u64 = 15 * 60_000;
 /// Old gains are looked for this often, ms (Nomad's `pruneInterval`).
 const PRUNE_MS: u64 = 5 * 60_000;
@@ -154,8 +160,9 @@ impl BlockedEvals {
         self.enabled
     }
 
-    /// Takes over from the state what a new leader has to watch: the gains, then the blocked evaluations, of which those that missed a gain wake. Those
-    /// that are `held` were woken before and come back with their outcome.
+    /// Takes over from the state what a new leader has to watch: the gains, then the blocked
+    /// evaluations, of which those that missed a gain wake. Those that are `held` were woken before
+    /// and come back with their outcome.
     pub fn restore(&mut self, now: u64, state: &fsm::State, held: impl Fn(EvaluationId) -> bool) {
         if !self.enabled {
             return;
@@ -176,7 +183,8 @@ impl BlockedEvals {
         }
     }
 
-    /// Tracks a blocked evaluation, anew if it was tracked before. It wakes at once if it missed a gain since its snapshot.
+    /// Tracks a blocked evaluation, anew if it was tracked before. It wakes at once if it missed a
+    /// gain since its snapshot.
     pub fn block(&mut self, now: u64, evaluation: &Evaluation) {
         if !self.enabled || evaluation.status != EvaluationStatus::Blocked {
             return;
@@ -205,7 +213,8 @@ impl BlockedEvals {
         }
     }
 
-    /// A node of a class gained room or became schedulable at an index: both kinds of records may profit.
+    /// A node of a class gained room or became schedulable at an index: both kinds of records may
+    /// profit.
     pub fn unblock(&mut self, now: u64, class: ClassId, node: NodeId, index: Index) {
         self.unblock_class(now, class, index);
         self.unblock_node(now, node, index);
@@ -239,7 +248,8 @@ impl BlockedEvals {
         }
     }
 
-    /// A node is gone at an index: the records on it wake, so that their evaluations end instead of waiting for ever.
+    /// A node is gone at an index: the records on it wake, so that their evaluations end instead of
+    /// waiting for ever.
     pub fn node_gone(&mut self, node: NodeId, index: Index) {
         self.node_gains.remove(&node);
         if self.by_node.contains_key(&node) {
@@ -247,8 +257,8 @@ impl BlockedEvals {
         }
     }
 
-    /// Wakes every evaluation that is blocked because its plans were rejected too often. [`Self::poll`] does so by itself, for each of them a
-    /// minute after it was blocked.
+    /// Wakes every evaluation that is blocked because its plans were rejected too often.
+    /// [`Self::poll`] does so by itself, for each of them a minute after it was blocked.
     pub fn unblock_failed(&mut self) {
         for (_, id) in std::mem::take(&mut self.retries) {
             self.wake(id, 0);
@@ -271,14 +281,15 @@ impl BlockedEvals {
         self.duplicates.remove(&id);
     }
 
-    /// Superseded blocked evaluations, at most `max`, to be canceled by one entry ([`crate::reap::duplicates`]). They stay until they are
-    /// [removed](Self::removed), so that asking again gives the same ones.
+    /// Superseded blocked evaluations, at most `max`, to be canceled by one entry
+    /// ([`crate::reap::duplicates`]). They stay until they are [removed](Self::removed), so that
+    /// asking again gives the same ones.
     pub fn duplicates(&self, max: usize) -> Vec<EvaluationId> {
         self.duplicates.iter().take(max.min(limits::REAP_BATCH_MAX)).copied().collect()
     }
 
-    /// Does a slice of the queued work and gives out at most as many woken evaluations; they are not tracked any more. More is left if
-    /// [`Self::next_deadline`] is not in the future.
+    /// Does a slice of the queued work and gives out at most as many woken evaluations; they are
+    /// not tracked any more. More is left if [`Self::next_deadline`] is not in the future.
     pub fn poll(&mut self, now: u64) -> Vec<Wake> {
         while let Some((at, id)) = self.retries.first().copied()
             && at <= now

@@ -1,7 +1,8 @@
 //! The evaluation broker: which evaluation a worker processes next.
 //!
-//! It owns the queues of evaluations to be processed and the leases on those being processed. It never decides what an evaluation does, never
-//! writes state, and is never the truth: the next leader rebuilds it from the pending evaluations.
+//! It owns the queues of evaluations to be processed and the leases on those being processed. It
+//! never decides what an evaluation does, never writes state, and is never the truth: the next
+//! leader rebuilds it from the pending evaluations.
 //!
 //! ```text
 //!            ┌─► waiting ─┐                            ┌─► cancelable ─► terminal
@@ -12,12 +13,14 @@
 //!                                             failed ◄──delivery limit────┘
 //! ```
 //!
-//! Invariants: at most one evaluation of a job holds the job, that is, is ready, outstanding, failed, or waits after a nack; a job with pending
-//! evaluations is held; an evaluation leaves only by acknowledgement, by becoming terminal, or when the broker is disabled; none is leased while
+//! Invariants: at most one evaluation of a job holds the job, that is, is ready, outstanding,
+//! failed, or waits after a nack; a job with pending evaluations is held; an evaluation leaves only
+//! by acknowledgement, by becoming terminal, or when the broker is disabled; none is leased while
 //! one that it supersedes, and that a scheduler would rely on, is still open.
 //!
-//! Time moves only in [`EvalBroker::poll`]: a lease is good until a poll took it back. Cost: each operation is a handful of ordered-map updates,
-//! O(log n); 100 k evaluations/s on one core are 10 µs each.
+//! Time moves only in [`EvalBroker::poll`]: a lease is good until a poll took it back. Cost: each
+//! operation is a handful of ordered-map updates, O(log n); 100 k evaluations/s on one core are 10
+//! µs each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,7 +98,8 @@ pub enum NackReason {
 pub enum Enqueued {
     /// Taken.
     New,
-    /// Taken, and there are more than `evaluations_max`: the admission check should refuse new work.
+    /// Taken, and there are more than `evaluations_max`: the admission check should refuse new
+    /// work.
     BeyondLimit,
     /// Already here.
     Known,
@@ -123,7 +127,8 @@ pub struct Delivery {
     pub evaluation: EvaluationId,
     /// Needed to acknowledge, and checked before its plan is applied.
     pub token: Token,
-    /// The worker's snapshot must be at least of this index. The caller raises it to the job's `last_plan_index`.
+    /// The worker's snapshot must be at least of this index. The caller raises it to the job's
+    /// `last_plan_index`.
     pub wait_index: Index,
     /// Which delivery this is, from 1.
     pub deliveries: u32,
@@ -146,14 +151,16 @@ struct JobSlot {
     holder: Option<EvaluationId>,
     pending: BTreeSet<Rank>,
     members: usize,
-    /// Cancelable ones that a scheduler would rely on if it found them open ([`Entry::is_relied_on`]).
+    /// Cancelable ones that a scheduler would rely on if it found them open
+    /// ([`Entry::is_relied_on`]).
     relied_on: usize,
     index: Index,
 }
 
 impl JobSlot {
-    /// Where the evaluation that holds the job is. It must not be leased before a snapshot can show that what it supersedes is terminal: a scheduler
-    /// that finds a blocked evaluation or a follow-up open makes no other one, and the job would be left with none.
+    /// Where the evaluation that holds the job is. It must not be leased before a snapshot can show
+    /// that what it supersedes is terminal: a scheduler that finds a blocked evaluation or a
+    /// follow-up open makes no other one, and the job would be left with none.
     fn place_of_holder(&self, now: u64) -> Place {
         if self.relied_on == 0 { Place::Ready { since: now } } else { Place::Held }
     }
@@ -198,12 +205,14 @@ impl EvalBroker {
         self.enabled
     }
 
-    /// Hands out nothing while paused (the scheduler configuration's `pause_eval_broker`); everything else goes on.
+    /// Hands out nothing while paused (the scheduler configuration's `pause_eval_broker`);
+    /// everything else goes on.
     pub fn set_paused(&mut self, paused: bool) {
         self.paused = paused;
     }
 
-    /// Takes over from the state what a new leader has to process: pending evaluations. Blocked ones go to [`crate::BlockedEvals`].
+    /// Takes over from the state what a new leader has to process: pending evaluations. Blocked
+    /// ones go to [`crate::BlockedEvals`].
     pub fn restore(&mut self, now: u64, state: &fsm::State) {
         for evaluation in state.evaluations.iter() {
             if evaluation.status == EvaluationStatus::Pending {
@@ -212,8 +221,9 @@ impl EvalBroker {
         }
     }
 
-    /// Learns what became of its evaluations when effects that said so were missed: what is terminal or gone, or was blocked again by its outcome,
-    /// is let go. A lease on the last kind would keep its evaluation from being woken, and end without anybody who waits for room.
+    /// Learns what became of its evaluations when effects that said so were missed: what is
+    /// terminal or gone, or was blocked again by its outcome, is let go. A lease on the last kind
+    /// would keep its evaluation from being woken, and end without anybody who waits for room.
     pub fn catch_up(&mut self, now: u64, state: &fsm::State) {
         let holds = |entry: &Entry| {
             self.jobs.get(&entry.job).is_some_and(|slot| slot.holder == Some(entry.id))
@@ -245,8 +255,9 @@ impl EvalBroker {
         if self.is_full() { Enqueued::BeyondLimit } else { Enqueued::New }
     }
 
-    /// Takes an evaluation back that the holder of `token` is still processing: it is kept aside until that lease is acknowledged, and dropped
-    /// when the lease is nacked, because the evaluation is delivered again then anyway.
+    /// Takes an evaluation back that the holder of `token` is still processing: it is kept aside
+    /// until that lease is acknowledged, and dropped when the lease is nacked, because the
+    /// evaluation is delivered again then anyway.
     pub fn enqueue_again(&mut self, now: u64, evaluation: &Evaluation, token: Token) -> Enqueued {
         let lease = self.entries.get_mut(&evaluation.id).filter(|_| self.enabled);
         let Some(entry) = lease.filter(|_| !evaluation.status.is_terminal()) else {
@@ -260,8 +271,9 @@ impl EvalBroker {
         Enqueued::Aside
     }
 
-    /// What an applied change of an evaluation means here: a terminal one is acknowledged, one that was blocked again by its outcome too, a
-    /// pending one is taken. The worker's own acknowledgement, when it comes later, changes nothing.
+    /// What an applied change of an evaluation means here: a terminal one is acknowledged, one that
+    /// was blocked again by its outcome too, a pending one is taken. The worker's own
+    /// acknowledgement, when it comes later, changes nothing.
     pub fn applied(&mut self, now: u64, evaluation: &Evaluation) {
         match evaluation.status {
             EvaluationStatus::Pending => {
@@ -280,7 +292,8 @@ impl EvalBroker {
         }
     }
 
-    /// Forgets an evaluation that is terminal or gone, wherever it is; the job's next one becomes ready.
+    /// Forgets an evaluation that is terminal or gone, wherever it is; the job's next one becomes
+    /// ready.
     pub fn remove(&mut self, now: u64, id: EvaluationId) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.again = None;
@@ -288,15 +301,17 @@ impl EvalBroker {
         }
     }
 
-    /// A snapshot for this job must be at least of this index: an unblock or an applied plan. Forgotten with the job's last evaluation.
+    /// A snapshot for this job must be at least of this index: an unblock or an applied plan.
+    /// Forgotten with the job's last evaluation.
     pub fn note_job_index(&mut self, job: &JobKey, index: Index) {
         if let Some(slot) = self.jobs.get_mut(job) {
             slot.index = slot.index.max(index);
         }
     }
 
-    /// Leases up to `max` evaluations (and `limits::LEASES_MAX`) of different jobs, highest priority first over all of `kinds`, oldest first inside a priority. `server`
-    /// is who gets them, `token` makes a fresh token at each call.
+    /// Leases up to `max` evaluations (and `limits::LEASES_MAX`) of different jobs, highest
+    /// priority first over all of `kinds`, oldest first inside a priority. `server` is who gets
+    /// them, `token` makes a fresh token at each call.
     pub fn dequeue(
         &mut self,
         now: u64,
@@ -316,7 +331,8 @@ impl EvalBroker {
         Ok(deliveries)
     }
 
-    /// Leases evaluations that reached the delivery limit, for the leader's reaper ([`crate::reap::failed`]).
+    /// Leases evaluations that reached the delivery limit, for the leader's reaper
+    /// ([`crate::reap::failed`]).
     pub fn dequeue_failed(
         &mut self,
         now: u64,
@@ -335,8 +351,9 @@ impl EvalBroker {
         Ok(deliveries)
     }
 
-    /// Ends a lease: the evaluation is done. Its job's newest pending evaluation becomes ready and the older ones become cancelable. For an
-    /// evaluation that is not here any more this is a success: whatever ended it was applied.
+    /// Ends a lease: the evaluation is done. Its job's newest pending evaluation becomes ready and
+    /// the older ones become cancelable. For an evaluation that is not here any more this is a
+    /// success: whatever ended it was applied.
     pub fn ack(&mut self, now: u64, id: EvaluationId, token: Token) -> Result<Acked, BrokerError> {
         if self.enabled && !self.entries.contains_key(&id) {
             return Ok(Acked::Before);
@@ -378,7 +395,8 @@ impl EvalBroker {
         Ok(())
     }
 
-    /// Stops the nack timer of a lease: its plan waits at the leader, so that the wait is not the worker's.
+    /// Stops the nack timer of a lease: its plan waits at the leader, so that the wait is not the
+    /// worker's.
     pub fn pause_nack(&mut self, id: EvaluationId, token: Token) -> Result<(), BrokerError> {
         let lease = self.check(id, token)?;
         self.set_timer(id, lease, None);
@@ -397,8 +415,9 @@ impl EvalBroker {
         Ok(())
     }
 
-    /// A server is gone: its leases are ready again at once instead of after the nack timeout, and do not count. Leases whose plan is at the
-    /// leader (paused timer) stay: the plan's outcome ends them.
+    /// A server is gone: its leases are ready again at once instead of after the nack timeout, and
+    /// do not count. Leases whose plan is at the leader (paused timer) stay: the plan's outcome
+    /// ends them.
     pub fn server_lost(&mut self, now: u64, server: u64) {
         for id in self.queues.outstanding() {
             let lease = self.entries.get(&id).and_then(Entry::lease);
@@ -411,8 +430,9 @@ impl EvalBroker {
         }
     }
 
-    /// Superseded evaluations, at most `max`, to be canceled by one entry ([`crate::reap::canceled`]). They stay until they are terminal, so that
-    /// asking again gives the same ones.
+    /// Superseded evaluations, at most `max`, to be canceled by one entry
+    /// ([`crate::reap::canceled`]). They stay until they are terminal, so that asking again gives
+    /// the same ones.
     pub fn cancelable(&self, max: usize) -> Vec<EvaluationId> {
         self.queues.cancelable().take(max.min(limits::REAP_BATCH_MAX)).collect()
     }
@@ -538,7 +558,8 @@ impl EvalBroker {
         self.put(id, Place::Outstanding(Lease { nack_at, ..lease }));
     }
 
-    /// Ends a lease without success. The evaluation keeps its job: a newer one of that job must not overtake the pause.
+    /// Ends a lease without success. The evaluation keeps its job: a newer one of that job must not
+    /// overtake the pause.
     fn take_back(&mut self, now: u64, id: EvaluationId, lease: Lease, reason: NackReason) {
         let entry = self.entries.get_mut(&id).expect("the caller found the lease");
         entry.again = None;
@@ -588,7 +609,8 @@ impl EvalBroker {
         }
     }
 
-    /// The job is free: its newest pending evaluation becomes ready at the highest priority of all, and the older ones are superseded by it.
+    /// The job is free: its newest pending evaluation becomes ready at the highest priority of all,
+    /// and the older ones are superseded by it.
     fn promote(&mut self, now: u64, job: &JobKey) {
         let slot = self.jobs.get_mut(job).expect("the caller found the slot");
         let Some(newest) = slot.pending.pop_last() else { return };
@@ -609,7 +631,8 @@ impl EvalBroker {
         self.put(newest.id, place);
     }
 
-    /// One that the job's holder supersedes is terminal: the holder is ready once none of them is open.
+    /// One that the job's holder supersedes is terminal: the holder is ready once none of them is
+    /// open.
     fn let_holder_go(&mut self, now: u64, job: &JobKey) {
         let slot = self.jobs.get(job).expect("the caller found the slot");
         if let Some(holder) = slot.holder

@@ -1,7 +1,7 @@
 //! Commands of machines that wait to be proposed, one after the other.
 //!
-//! The queue is bounded: what finds no room is dropped, and its machine derives it again. A command that waits
-//! already is not queued twice.
+//! The queue is bounded: what finds no room is dropped, and its machine derives it again. A command
+//! that waits already is not queued twice.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,6 @@
-//! The machines together, with the real `apply` and the real scheduler, in random orders: whatever happens, and whenever a leader dies, in the end every job
-//! has what it wants or an evaluation that waits for room that is not there.
+//! The machines together, with the real `apply` and the real scheduler, in random orders: whatever
+//! happens, and whenever a leader dies, in the end every job has what it wants or an evaluation
+//! that waits for room that is not there.
 //!
 //! ```text
 //!  changes (jobs, nodes, agents' reports) ─► apply ─► effects ─► Services ─► commands, applied later
@@ -488,7 +489,8 @@ impl World {
     }
 }
 
-/// Each case is a life of a cluster with every invariant checked after each entry: a quarter of the usual number of them.
+/// Each case is a life of a cluster with every invariant checked after each entry: a quarter of the
+/// usual number of them.
 fn cases() -> ProptestConfig {
     let usual = ProptestConfig::default();
     ProptestConfig { cases: usual.cases.div_ceil(4), ..usual }
@@ -514,7 +516,8 @@ proptest! {
     }
 }
 
-/// Leases that are given back are handed out again: the machine's own tests say how, this says that nothing here forgets them.
+/// Leases that are given back are handed out again: the machine's own tests say how, this says that
+/// nothing here forgets them.
 #[test]
 fn a_lease_that_is_given_back_is_not_forgotten() {
     let mut world = World::new();

@@ -1,9 +1,11 @@
-//! Evaluations of one leadership: the broker and the tracker of blocked ones, kept in step with the state.
+//! Evaluations of one leadership: the broker and the tracker of blocked ones, kept in step with the
+//! state.
 //!
-//! It owns both machines and the rule which of them holds an evaluation. It never looks at nodes or plans, and proposes nothing but the reapers'
-//! commands.
+//! It owns both machines and the rule which of them holds an evaluation. It never looks at nodes or
+//! plans, and proposes nothing but the reapers' commands.
 //!
-//! Invariant: after every effect is taken in, each open evaluation of the state is in the broker or tracked as blocked.
+//! Invariant: after every effect is taken in, each open evaluation of the state is in the broker or
+//! tracked as blocked.
 
 use std::sync::Arc;
 
@@ -92,7 +94,8 @@ impl Dispatch {
         self.broker.note_job_index(job, last);
     }
 
-    /// A server does not answer: the evaluations that it leased are delivered again, and that does not count.
+    /// A server does not answer: the evaluations that it leased are delivered again, and that does
+    /// not count.
     pub fn server_lost(&mut self, now: u64, server: u64) {
         self.broker.server_lost(now, server);
     }
@@ -104,7 +107,8 @@ impl Dispatch {
         let mut ids = self.broker.cancelable(limits::REAP_BATCH_MAX);
         ids.retain(|id| {
             let open = is_open(state, *id);
-            // Terminal or gone without an effect that said so (after a reset): nothing is to be canceled any more.
+            // Terminal or gone without an effect that said so (after a reset): nothing is to be
+            // canceled any more.
             if !open {
                 self.broker.remove(now, *id);
             }
@@ -175,7 +179,8 @@ impl Dispatch {
         self.broker.pause_nack(id, token)
     }
 
-    /// The plan was answered, or nobody waits for it any more: the lease runs out again. It may have ended with the plan's outcome.
+    /// The plan was answered, or nobody waits for it any more: the lease runs out again. It may
+    /// have ended with the plan's outcome.
     pub fn plan_answered(&mut self, now: u64, id: EvaluationId, token: Token) {
         self.broker.resume_nack(now, id, token).ok();
     }
@@ -288,8 +293,8 @@ impl Machine for Dispatch {
     }
 }
 
-/// What one entry is to cancel. A step comes with every change, and each copy of the command would take a place in the services' queue: nothing is
-/// offered again while that entry may be under way.
+/// What one entry is to cancel. A step comes with every change, and each copy of the command would
+/// take a place in the services' queue: nothing is offered again while that entry may be under way.
 #[derive(Debug, Default)]
 struct Offer {
     ids: Vec<EvaluationId>,
@@ -361,7 +366,8 @@ mod tests {
             }
         }
 
-        /// The job's ready evaluation is processed: of those behind it the newest is ready now, and the others are superseded.
+        /// The job's ready evaluation is processed: of those behind it the newest is ready now, and
+        /// the others are superseded.
         fn process_one(&mut self) {
             let token = || [1; 16];
             let leases = self.dispatch.dequeue(NOW, &self.state, &JobKind::ALL, 1, 1, token);
@@ -419,7 +425,8 @@ mod tests {
         assert!(world.dispatch.holds(id), "it was woken again");
     }
 
-    /// One that is over by then must not be the job's next: the open one before it would be superseded by nothing.
+    /// One that is over by then must not be the job's next: the open one before it would be
+    /// superseded by nothing.
     #[test]
     fn who_holds_a_job_next_is_chosen_among_those_that_are_left_when_effects_were_missed() {
         let mut world = World::new();
@@ -466,7 +473,8 @@ mod tests {
         assert!(world.dispatch.tracks(waiting) && !world.dispatch.holds(waiting));
     }
 
-    /// A copy with every step would fill the queue of the services, and crowd out that a node is down.
+    /// A copy with every step would fill the queue of the services, and crowd out that a node is
+    /// down.
     #[test]
     fn what_is_superseded_is_offered_again_only_after_a_while() {
         let mut world = World::new();

@@ -1,15 +1,19 @@
 //! The drainer: which allocations of draining nodes move now, and which drains are done.
 //!
-//! It owns the set of draining nodes and decides from a snapshot. It never moves anything: it sets the migrate flag, and a scheduler stops and
-//! replaces what is flagged. Called again with the same state it names the same allocations; once they are flagged it names them no more.
+//! It owns the set of draining nodes and decides from a snapshot. It never moves anything: it sets
+//! the migrate flag, and a scheduler stops and replaces what is flagged. Called again with the same
+//! state it names the same allocations; once they are flagged it names them no more.
 //!
-//! Order on a node: services, a few at a time; batch and sysbatch jobs are left to end by themselves; system jobs go when everything else has
-//! ended, or stay with `ignore_system`. At the deadline, or with `force`, everything that is left goes at once. The drain is complete when
+//! Order on a node: services, a few at a time; batch and sysbatch jobs are left to end by
+//! themselves; system jobs go when everything else has ended, or stay with `ignore_system`. At the
+//! deadline, or with `force`, everything that is left goes at once. The drain is complete when
 //! nothing of it runs on the node any more as its agent reports it (GH-14348).
 //!
-//! How many of a service group go: of `count` instances, `migrate.max_parallel` may be missing at a time. An instance counts as there when it is
-//! wanted, not flagged, on a node that is heard from, and has been running for `migrate.healthy_ms_min`, elsewhere with all of its tasks since their
-//! last start. So `there − (count − max_parallel)` of those may go. An instance that has not started serves nobody and goes at once.
+//! How many of a service group go: of `count` instances, `migrate.max_parallel` may be missing at a
+//! time. An instance counts as there when it is wanted, not flagged, on a node that is heard from,
+//! and has been running for `migrate.healthy_ms_min`, elsewhere with all of its tasks since their
+//! last start. So `there − (count − max_parallel)` of those may go. An instance that has not
+//! started serves nobody and goes at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,7 +56,8 @@ impl Drainer {
 
     /// A node row is new or has changed.
     pub fn node_changed(&mut self, now: u64, node: &Node) {
-        // Also one that does not drain: an instance on it that counts as there again may let one on another node go.
+        // Also one that does not drain: an instance on it that counts as there again may let one on
+        // another node go.
         if node.drain.is_none() {
             self.draining.remove(&node.id);
         } else {
@@ -66,8 +71,8 @@ impl Drainer {
         self.draining.remove(&node);
     }
 
-    /// Allocations or jobs changed, any of them: a replacement on another node may let the next instance go. Changes that come close together
-    /// are looked at together.
+    /// Allocations or jobs changed, any of them: a replacement on another node may let the next
+    /// instance go. Changes that come close together are looked at together.
     pub fn state_changed(&mut self, now: u64) {
         if !self.draining.is_empty() {
             self.due_by(now + limits::DRAIN_COALESCE_MS);
@@ -215,7 +220,8 @@ fn is_unflagged(row: &Allocation) -> bool {
     row.is_live() && !row.transition.migrate
 }
 
-/// The kind of job that an allocation runs; none when the job's version is gone, and then its scheduler ends it anyway.
+/// The kind of job that an allocation runs; none when the job's version is gone, and then its
+/// scheduler ends it anyway.
 fn kind_of(state: &State, row: &Allocation) -> Option<JobKind> {
     Some(state.allocation_spec(row)?.kind)
 }

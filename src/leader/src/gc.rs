@@ -1,8 +1,10 @@
 //! The garbage collector: walks the state a slice at a time and names what may be forgotten.
 //!
-//! It owns a timer and a place in the walk, nothing else. The rules are [`fsm::State`]'s, which judges each row again when the command is applied;
-//! a command that was lost is found again by the next walk. Order: jobs first, because what a job leaves behind is free once it is gone, then
-//! evaluations with their allocations. A walk with all cut-offs at the present ([`GarbageCollector::forced`]) needs no leader: anyone may propose it.
+//! It owns a timer and a place in the walk, nothing else. The rules are [`fsm::State`]'s, which
+//! judges each row again when the command is applied; a command that was lost is found again by the
+//! next walk. Order: jobs first, because what a job leaves behind is free once it is gone, then
+//! evaluations with their allocations. A walk with all cut-offs at the present
+//! ([`GarbageCollector::forced`]) needs no leader: anyone may propose it.
 
 use fsm::{
     AllocationId, Effect, EvaluationId, Index, JobKey, State,
@@ -112,7 +114,8 @@ impl GarbageCollector {
         Self { config, walk: None, due_at: None }
     }
 
-    /// Takes the next slice of the walk, or begins one when it is time. None: nothing was found in this slice.
+    /// Takes the next slice of the walk, or begins one when it is time. None: nothing was found in
+    /// this slice.
     fn poll(&mut self, now: u64, state: &State) -> Option<Command> {
         if self.due_at.is_none_or(|at| at > now) {
             return None;
@@ -128,8 +131,8 @@ impl GarbageCollector {
         batch?.command(cutoffs)
     }
 
-    /// All that has ended up to `now`, whenever that was, as commands to be applied in this order. What the jobs among them leave behind is found by
-    /// another call, on the state after that.
+    /// All that has ended up to `now`, whenever that was, as commands to be applied in this order.
+    /// What the jobs among them leave behind is found by another call, on the state after that.
     pub fn forced(now: u64, state: &State) -> Vec<Command> {
         let before = now.saturating_add(1);
         let cutoffs = Cutoffs { evaluations: before, batch_evaluations: before, jobs: before };
@@ -250,7 +253,8 @@ mod tests {
         id
     }
 
-    /// Polls at every deadline up to `until` and applies what comes; answers with the number of commands.
+    /// Polls at every deadline up to `until` and applies what comes; answers with the number of
+    /// commands.
     fn run(collector: &mut GarbageCollector, driver: &mut Driver, until: u64) -> usize {
         let mut commands = 0;
         while let Some(at) = collector.next_deadline().filter(|at| *at <= until) {
@@ -263,7 +267,8 @@ mod tests {
         commands
     }
 
-    /// G1, G4: evaluations and allocations go after their threshold, the job after its own, and nothing before.
+    /// G1, G4: evaluations and allocations go after their threshold, the job after its own, and
+    /// nothing before.
     #[test]
     fn things_go_after_their_thresholds() {
         let mut driver = Driver::default();
@@ -296,7 +301,8 @@ mod tests {
         assert_eq!(GarbageCollector::forced(driver.now, &driver.state), []);
     }
 
-    /// G6: a large collection comes in batches below the maximum, and none is forgotten, also when a command is lost on the way.
+    /// G6: a large collection comes in batches below the maximum, and none is forgotten, also when
+    /// a command is lost on the way.
     #[test]
     fn large_collections_come_in_batches() {
         let mut state = State::default();

@@ -1,11 +1,13 @@
-//! Golden scripts: blocks of input lines, `----`, the expected output, an empty line. `#` starts a comment. With `UPDATE=1` in the environment
-//! the expected output is rewritten instead of compared.
+//! Golden scripts: blocks of input lines, `----`, the expected output, an empty line. `#` starts a
+//! comment. With `UPDATE=1` in the environment the expected output is rewritten instead of
+//! compared.
 
 #![expect(clippy::disallowed_methods, reason = "tests read their scripts")]
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::PathBuf};
 
-/// Runs a script of `golden/`: `step` gets each input line and answers with what to print for it, nothing if empty.
+/// Runs a script of `golden/`: `step` gets each input line and answers with what to print for it,
+/// nothing if empty.
 pub(crate) fn run(file: &str, mut step: impl FnMut(&str) -> String) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(file);
     let script = fs::read_to_string(&path).expect("the script is readable");

@@ -1,14 +1,18 @@
 //! Heartbeats: which nodes were not heard from for too long.
 //!
-//! It owns the deadlines of this leadership; nothing of it is replicated. It never decides what becomes of a node: it says which one was not heard
-//! from, and the state machine checks whether that still holds for that incarnation. A beat costs O(log n): the number of nodes is kept, never
+//! It owns the deadlines of this leadership; nothing of it is replicated. It never decides what
+//! becomes of a node: it says which one was not heard from, and the state machine checks whether
+//! that still holds for that incarnation. A beat costs O(log n): the number of nodes is kept, never
 //! counted (Nomad iterates all nodes at each beat).
 //!
-//! The time to live grows with the number of nodes so that at most `HEARTBEATS_PER_SECOND_MAX` beats arrive per second, plus a share that follows
-//! from the node's id, so that nodes that registered together do not beat together. A new leader gives every node a whole time to live and the
-//! grace (Nomad gives five minutes, so that nodes that died with the old leader are found late: GH-10341).
+//! The time to live grows with the number of nodes so that at most `HEARTBEATS_PER_SECOND_MAX`
+//! beats arrive per second, plus a share that follows from the node's id, so that nodes that
+//! registered together do not beat together. A new leader gives every node a whole time to live and
+//! the grace (Nomad gives five minutes, so that nodes that died with the old leader are found late:
+//! GH-10341).
 //!
-//! Invariant: a node has a deadline exactly while it is initializing or ready, and `timers` holds exactly these deadlines.
+//! Invariant: a node has a deadline exactly while it is initializing or ready, and `timers` holds
+//! exactly these deadlines.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -93,7 +97,8 @@ impl Heartbeats {
         self.config
     }
 
-    /// Takes over the nodes from the state at the start of a leadership: each live one has its time to live and the grace from now on.
+    /// Takes over the nodes from the state at the start of a leadership: each live one has its time
+    /// to live and the grace from now on.
     pub fn restore(&mut self, now: u64, state: &fsm::State) {
         let live = state.nodes.iter().filter(|node| is_live(node)).count();
         for node in state.nodes.iter() {
@@ -129,7 +134,8 @@ impl Heartbeats {
         Ok(Heard { ttl_ms, returned: None })
     }
 
-    /// A node row is new or has changed: one that is newly live, or live in a new incarnation, has a whole time to live and the grace.
+    /// A node row is new or has changed: one that is newly live, or live in a new incarnation, has
+    /// a whole time to live and the grace.
     pub fn node_changed(&mut self, now: u64, node: &Node) {
         let known = self.nodes.get(&node.id).copied();
         let beat =
@@ -155,8 +161,9 @@ impl Heartbeats {
         self.ttl_ms_of(node, self.timers.len())
     }
 
-    /// Nodes that were not heard from in time, a bounded batch, as changes to `Down`. A node stays here until its row says that it is down; it is
-    /// named again after another time to live if that never happens.
+    /// Nodes that were not heard from in time, a bounded batch, as changes to `Down`. A node stays
+    /// here until its row says that it is down; it is named again after another time to live if
+    /// that never happens.
     pub fn poll(&mut self, now: u64) -> Vec<LivenessChange> {
         let mut missed = Vec::new();
         while missed.len() < limits::NODES_BATCH_MAX
@@ -227,7 +234,8 @@ mod tests {
         NodeId(named(name))
     }
 
-    /// L8: a node that does not beat is down after its time to live and the grace, not before; a beat prolongs it.
+    /// L8: a node that does not beat is down after its time to live and the grace, not before; a
+    /// beat prolongs it.
     #[test]
     fn a_silent_node_is_down_after_ttl_and_grace() {
         let mut beats = Heartbeats::default();
@@ -295,7 +303,8 @@ mod tests {
         assert_eq!(beats.next_deadline(), first.map(|at| at + 500));
     }
 
-    /// L8: the time to live grows with the number of nodes, and a new leader gives each a whole one; expiry comes in bounded batches.
+    /// L8: the time to live grows with the number of nodes, and a new leader gives each a whole
+    /// one; expiry comes in bounded batches.
     #[test]
     fn many_nodes_beat_less_often_and_are_spread() {
         let count = 10_000u64;

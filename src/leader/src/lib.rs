@@ -1,9 +1,9 @@
-//! What only a leader does, as machines without I/O: [`Services`] composes them, the server and both simulations
-//! drive it.
+//! What only a leader does, as machines without I/O: [`Services`] composes them, the server and
+//! both simulations drive it.
 //!
-//! Pure: no async, no clock, no randomness, ordered iteration. `now` is an argument (log time, milliseconds).
-//! Nothing here is the truth: the next leader builds every machine again from [`fsm::State`], so losing one costs
-//! time and never an evaluation.
+//! Pure: no async, no clock, no randomness, ordered iteration. `now` is an argument (log time,
+//! milliseconds). Nothing here is the truth: the next leader builds every machine again from
+//! [`fsm::State`], so losing one costs time and never an evaluation.
 //!
 //! ```text
 //!  fsm::Effect ──► [`dispatch`]: [`broker`], [`blocked`], [`reap`] ──lease──► worker ([`turn`])

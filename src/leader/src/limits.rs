@@ -6,7 +6,8 @@ pub const NACK_MS: u64 = 60_000;
 pub const DELIVERIES_MAX: u32 = 3;
 /// Pause before the second delivery (Nomad's `EvalNackInitialReenqueueDelay`).
 pub const NACK_DELAY_FIRST_MS: u64 = 1_000;
-/// Pause before later deliveries, times the deliveries so far less one (Nomad's `EvalNackSubsequentReenqueueDelay`).
+/// Pause before later deliveries, times the deliveries so far less one (Nomad's
+/// `EvalNackSubsequentReenqueueDelay`).
 pub const NACK_DELAY_STEP_MS: u64 = 20_000;
 /// Evaluations in the broker beyond which the admission check refuses new work.
 pub const EVALUATIONS_MAX: usize = 250_000;
@@ -22,7 +23,8 @@ pub const PLANS_MAX: usize = 4_096;
 pub const PLAN_BYTES_MAX: usize = 256 << 20;
 /// Blocked evaluations looked at, or woken, in one poll.
 pub const BLOCKED_SLICE_MAX: usize = 512;
-/// A blocked evaluation whose plans were rejected too often is tried again after this time (Nomad's `failedEvalUnblockInterval`).
+/// A blocked evaluation whose plans were rejected too often is tried again after this time (Nomad's
+/// `failedEvalUnblockInterval`).
 pub const UNBLOCK_FAILED_MS: u64 = 60_000;
 /// Shortest time to live of a heartbeat (Nomad's `MinHeartbeatTTL`).
 pub const HEARTBEAT_TTL_MS_MIN: u64 = 10_000;
@@ -36,7 +38,8 @@ pub const NODES_BATCH_MAX: usize = 256;
 pub const DUE_RETRY_MS: u64 = 30_000;
 /// Allocations marked for migration in one poll.
 pub const MIGRATIONS_BATCH_MAX: usize = 1_024;
-/// Changes that may concern drains are looked at together when they come within this time (Nomad batches its updates for 1 s).
+/// Changes that may concern drains are looked at together when they come within this time (Nomad
+/// batches its updates for 1 s).
 pub const DRAIN_COALESCE_MS: u64 = 250;
 /// Shortest wait of the follow-up of a failed evaluation (Nomad: 1 minute).
 pub const FOLLOW_UP_MS_MIN: u64 = 60_000;
@@ -64,7 +67,8 @@ pub const PLAN_ENTRIES_MAX: usize = 2;
 pub const PASSES_MAX: u32 = 10_000;
 /// Commands of machines that wait to be proposed.
 pub const SERVICE_COMMANDS_MAX: usize = 1_024;
-/// Longest pause between two steps of the machines: a server that falls silent announces itself by nothing.
+/// Longest pause between two steps of the machines: a server that falls silent announces itself by
+/// nothing.
 pub const LOOK_MS_MAX: u64 = 2_000;
 /// An idle cluster's log time is moved on when it is this old.
 pub const TICK_AFTER_MS: u64 = 60_000;

@@ -1,8 +1,8 @@
 //! Moves log time on while nothing else does.
 //!
-//! A server stamps requests with log time as it knows it from the last entry. In an idle cluster that grows old, and
-//! a request that is stamped too early counts as expired. So an entry that does nothing comes after a minute, far
-//! below the session window.
+//! A server stamps requests with log time as it knows it from the last entry. In an idle cluster
+//! that grows old, and a request that is stamped too early counts as expired. So an entry that does
+//! nothing comes after a minute, far below the session window.
 
 use fsm::{Command, Effect, Index, State};
 

@@ -1,7 +1,8 @@
 //! What every machine of [`crate::Services`] can do.
 //!
-//! A machine keeps an account that follows from the state, and derives commands from it. It never holds anything
-//! that the next leader could not build again, and never does I/O: time and ids come in as arguments.
+//! A machine keeps an account that follows from the state, and derives commands from it. It never
+//! holds anything that the next leader could not build again, and never does I/O: time and ids come
+//! in as arguments.
 
 use std::fmt;
 
@@ -14,14 +15,17 @@ pub type Ids<'a> = dyn FnMut() -> [u8; 16] + 'a;
 
 /// One machine of a leadership. Times are log time, milliseconds.
 pub trait Machine: fmt::Debug + Send {
-    /// Takes everything over from the state: at the start of a leadership, and again when effects were missed.
+    /// Takes everything over from the state: at the start of a leadership, and again when effects
+    /// were missed.
     fn restore(&mut self, now: u64, state: &State);
 
-    /// Takes in one effect of the entry at `index`. `state` is the newest state, at `index` or later.
+    /// Takes in one effect of the entry at `index`. `state` is the newest state, at `index` or
+    /// later.
     fn take(&mut self, now: u64, state: &State, index: Index, effect: &Effect);
 
-    /// Lets time pass and adds to `stepped` what follows. A command is not asked for at every step: a step comes
-    /// with every change, so the machine waits until the command was applied or may be lost, and asks again then.
+    /// Lets time pass and adds to `stepped` what follows. A command is not asked for at every step:
+    /// a step comes with every change, so the machine waits until the command was applied or may be
+    /// lost, and asks again then.
     fn step(&mut self, now: u64, state: &State, ids: &mut Ids<'_>, stepped: &mut Stepped);
 
     /// When to step next. A time in the past means: at once.

@@ -1,7 +1,8 @@
 //! Deadlines of nodes that are in the state: readiness, the end of a suspension, reaping.
 //!
-//! The state holds the deadline and `apply` checks it again; this machine only says when to propose. A command that changed nothing (the fleet's
-//! share of suspended nodes is used up, say) is offered again after a pause, never in a loop, and only while the state still asks for it.
+//! The state holds the deadline and `apply` checks it again; this machine only says when to
+//! propose. A command that changed nothing (the fleet's share of suspended nodes is used up, say)
+//! is offered again after a pause, never in a loop, and only while the state still asks for it.
 //!
 //! Invariant: `timers` holds exactly one entry per wanted (node, kind).
 

@@ -1,6 +1,7 @@
 //! Nodes of one leadership: heartbeats, deadlines and drains, kept in step with the state.
 //!
-//! It owns the three machines. It never touches evaluations: what a node's change means for them is for `apply` to say.
+//! It owns the three machines. It never touches evaluations: what a node's change means for them is
+//! for `apply` to say.
 
 use fsm::{Effect, Index, NodeId, State};
 

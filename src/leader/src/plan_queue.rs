@@ -1,8 +1,11 @@
-//! Plans that wait for the applier: higher priority first, first come first served inside a priority, bounded by count and bytes.
+//! Plans that wait for the applier: higher priority first, first come first served inside a
+//! priority, bounded by count and bytes.
 //!
-//! The queue never answers a plan itself: what it refuses or flushes goes back to the caller, who holds the way to the worker.
+//! The queue never answers a plan itself: what it refuses or flushes goes back to the caller, who
+//! holds the way to the worker.
 //!
-//! Invariant: `bytes` is the sum over the queued plans, and both maps hold the same sequence numbers.
+//! Invariant: `bytes` is the sum over the queued plans, and both maps hold the same sequence
+//! numbers.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -36,7 +39,8 @@ pub struct Refused<P> {
 pub struct PlanQueueLimits {
     /// Plans.
     pub plans_max: usize,
-    /// Their encoded size. One plan larger than this is still taken by an empty queue, so that it can never be stuck.
+    /// Their encoded size. One plan larger than this is still taken by an empty queue, so that it
+    /// can never be stuck.
     pub bytes_max: usize,
 }
 
@@ -81,7 +85,8 @@ impl<P> PlanQueue<P> {
         self.enabled = true;
     }
 
-    /// Lets no more plans in and gives back those that wait, in order; they fail with [`PlanQueueError::Flushed`].
+    /// Lets no more plans in and gives back those that wait, in order; they fail with
+    /// [`PlanQueueError::Flushed`].
     #[must_use = "each flushed plan has a worker waiting for an answer"]
     pub fn disable(&mut self) -> Vec<P> {
         self.enabled = false;
@@ -131,7 +136,8 @@ impl<P> PlanQueue<P> {
         Some(&self.queued.first_key_value()?.1.plan)
     }
 
-    /// The size of the plan that [`Self::dequeue`] would give: whether it still fits the entry being built.
+    /// The size of the plan that [`Self::dequeue`] would give: whether it still fits the entry
+    /// being built.
     pub fn next_bytes(&self) -> Option<usize> {
         Some(self.queued.first_key_value()?.1.bytes)
     }

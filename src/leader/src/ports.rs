@@ -1,5 +1,5 @@
-//! Concrete ports for placements: chosen by the leader's applier, where everything that holds a port is known, so that two schedulers never
-//! collide. Deterministic by allocation id.
+//! Concrete ports for placements: chosen by the leader's applier, where everything that holds a
+//! port is known, so that two schedulers never collide. Deterministic by allocation id.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,8 @@ pub fn pick(
     let forgets = is_planted(Plant::ReservedPortsForgotten);
     let reserved = |port: u16| !forgets && resources.reserved_ports.binary_search(&port).is_ok();
     for ask in network.ports.iter().filter(|ask| ask.value != 0) {
-        // A port whose holder is being stopped is free for its successor, which the agent starts after the holder has ended.
+        // A port whose holder is being stopped is free for its successor, which the agent starts
+        // after the holder has ended.
         let held = usage.port(ask.value) == Some(PortHolder::Live);
         if held || reserved(ask.value) || !taken.insert(ask.value) {
             return Err(Dimension::Ports);

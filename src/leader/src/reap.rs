@@ -1,7 +1,9 @@
-//! What the leader's reapers propose: evaluations that failed too often fail with a follow-up, superseded ones are canceled.
+//! What the leader's reapers propose: evaluations that failed too often fail with a follow-up,
+//! superseded ones are canceled.
 //!
-//! Pure functions from what the broker and the tracker of blocked evaluations name to one command. They look at the state, so that what is
-//! terminal or gone already is left out; proposing twice changes nothing.
+//! Pure functions from what the broker and the tracker of blocked evaluations name to one command.
+//! They look at the state, so that what is terminal or gone already is left out; proposing twice
+//! changes nothing.
 
 use fsm::{
     EvaluationId, EvaluationStatus, State, Text,
@@ -10,8 +12,9 @@ use fsm::{
 
 use crate::{broker::Delivery, jitter, limits};
 
-/// Fails evaluations leased by [`crate::EvalBroker::dequeue_failed`], each with a follow-up after 1 to 6 minutes unless its job is gone (GH-27367) and nothing runs of it.
-/// `fresh` makes ids for the follow-ups. None: nothing to propose.
+/// Fails evaluations leased by [`crate::EvalBroker::dequeue_failed`], each with a follow-up after 1
+/// to 6 minutes unless its job is gone (GH-27367) and nothing runs of it. `fresh` makes ids for the
+/// follow-ups. None: nothing to propose.
 pub fn failed(
     now: u64,
     state: &State,
@@ -97,7 +100,8 @@ mod tests {
         }
     }
 
-    /// B12, L3: failed, with a follow-up in 1 to 6 minutes that is the same on each leader; none when the job is gone.
+    /// B12, L3: failed, with a follow-up in 1 to 6 minutes that is the same on each leader; none
+    /// when the job is gone.
     #[test]
     fn failed_evaluations_get_a_follow_up() {
         let mut done = evaluation("done", "kept", 1);

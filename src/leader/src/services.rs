@@ -1,5 +1,5 @@
-//! The one composition of a leader's machines. The server, its simulation and the simulation of the control plane
-//! (`sim/control`) drive this same object.
+//! The one composition of a leader's machines. The server, its simulation and the simulation of the
+//! control plane (`sim/control`) drive this same object.
 //!
 //! ```text
 //!  State ───► restore ─┐                                    ┌─► Stepped: reports for the log, workers to wake
@@ -7,11 +7,12 @@
 //!  time ────► step ────┘      (one order)                   └─► queue ─► next_command ─► Raft, one at a time
 //! ```
 //!
-//! A new machine is a file of its own and a line in [`Services::new`]; `docs/how-to-add-a-machine.md` shows one.
+//! A new machine is a file of its own and a line in [`Services::new`];
+//! `docs/how-to-add-a-machine.md` shows one.
 //!
-//! Beside it stands [`crate::PlanApplier`]: its inputs are plans of workers and outcomes of its own entries, not
-//! effects and time, and it has up to two entries in flight, in an order of their own. It asks only
-//! [`Services::dispatch`] whether the lease of a plan is still out.
+//! Beside it stands [`crate::PlanApplier`]: its inputs are plans of workers and outcomes of its own
+//! entries, not effects and time, and it has up to two entries in flight, in an order of their own.
+//! It asks only [`Services::dispatch`] whether the lease of a plan is still out.
 
 use fsm::{Command, Effect, Index, NodeId, State};
 
@@ -38,8 +39,9 @@ pub struct ServicesConfig {
 
 /// The machines of one leadership, and the queue of what they want to propose.
 ///
-/// The machines are asked in one order, and their commands wait in it. Those of nodes come first: when the queue is
-/// full, a node that is down is named again only after another time to live, all other commands within a minute.
+/// The machines are asked in one order, and their commands wait in it. Those of nodes come first:
+/// when the queue is full, a node that is down is named again only after another time to live, all
+/// other commands within a minute.
 #[derive(Debug)]
 pub struct Services {
     /// Agents beat here ([`Services::heard`]).
@@ -73,12 +75,14 @@ impl Services {
         named.into_iter().chain(others)
     }
 
-    /// Takes everything over from the state: at the start of a leadership, and again when effects were missed.
+    /// Takes everything over from the state: at the start of a leadership, and again when effects
+    /// were missed.
     pub fn restore(&mut self, now: u64, state: &State) {
         self.machines_mut().for_each(|machine| machine.restore(now, state));
     }
 
-    /// Takes in one effect of the entry at `index`. `state` is the newest state, at `index` or later.
+    /// Takes in one effect of the entry at `index`. `state` is the newest state, at `index` or
+    /// later.
     pub fn take(&mut self, now: u64, state: &State, index: Index, effect: &Effect) {
         self.machines_mut().for_each(|machine| machine.take(now, state, index, effect));
     }
@@ -104,7 +108,8 @@ impl Services {
         next.saturating_sub(now).clamp(1, limits::LOOK_MS_MAX)
     }
 
-    /// The command to propose next. It is asked for again when the outcome of the last one is known.
+    /// The command to propose next. It is asked for again when the outcome of the last one is
+    /// known.
     pub fn next_command(&mut self) -> Option<Command> {
         self.commands.pop()
     }

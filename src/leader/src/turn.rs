@@ -1,4 +1,5 @@
-//! One lease as its worker goes through it: plan, submit, look at the answer, plan again or be done. The worker does the waiting and the talking.
+//! One lease as its worker goes through it: plan, submit, look at the answer, plan again or be
+//! done. The worker does the waiting and the talking.
 //!
 //! ```text
 //!  begin ─► Plan ─► (schedule, submit) ─► answered ─► WaitFor(index), Pause ─► begin …
@@ -34,8 +35,9 @@ pub enum After {
     Acknowledge,
     /// Wait for the index, then begin again.
     WaitFor(Index),
-    /// Nobody knows whether the plan was applied: wait a while, then begin again. When it was, the evaluation is done with by then; when not, the
-    /// lease is still good as long as the leader is the same, and the leader says so when it is not.
+    /// Nobody knows whether the plan was applied: wait a while, then begin again. When it was, the
+    /// evaluation is done with by then; when not, the lease is still good as long as the leader is
+    /// the same, and the leader says so when it is not.
     Pause,
 }
 

@@ -61,7 +61,8 @@ impl Bench {
     }
 }
 
-/// Two plans for the last room: both are tried before either is applied, and the loser hears of it when the winner is in.
+/// Two plans for the last room: both are tried before either is applied, and the loser hears of it
+/// when the winner is in.
 #[test]
 fn plans_are_tried_on_top_of_each_other() {
     let mut bench = Bench::new();
@@ -83,7 +84,8 @@ fn plans_are_tried_on_top_of_each_other() {
     assert_eq!(refresh_index, index);
 }
 
-/// After an unknown outcome nothing is proposed until every later one is in, and the plan is not proposed again.
+/// After an unknown outcome nothing is proposed until every later one is in, and the plan is not
+/// proposed again.
 #[test]
 fn an_unknown_outcome_stops_the_applier() {
     let mut bench = Bench::new();
@@ -105,7 +107,8 @@ fn an_unknown_outcome_stops_the_applier() {
     assert_eq!(bench.answers().len(), 1);
 }
 
-/// A follower may be ahead: its plan waits for the local state, and is judged as it is when that does not come.
+/// A follower may be ahead: its plan waits for the local state, and is judged as it is when that
+/// does not come.
 #[test]
 fn a_plan_of_a_newer_snapshot_waits() {
     let mut bench = Bench::new();
@@ -145,7 +148,8 @@ fn a_flush_answers_everything() {
     assert_eq!(bench.answers(), []);
 }
 
-/// A plan that came twice: what the first will do is not known yet, so that the second is not called closed before.
+/// A plan that came twice: what the first will do is not known yet, so that the second is not
+/// called closed before.
 #[test]
 fn a_plan_closed_by_one_in_flight_waits_for_it() {
     let mut bench = Bench::new();

@@ -94,7 +94,8 @@ fn blocked_row(number: u64) -> Evaluation {
     row
 }
 
-/// U12: a mass of unblocks only queues; each poll does a bounded slice; repeated gains of a class do not keep the last evaluations asleep.
+/// U12: a mass of unblocks only queues; each poll does a bounded slice; repeated gains of a class
+/// do not keep the last evaluations asleep.
 #[test]
 fn work_is_done_in_slices_and_reaches_everyone() {
     let total = 3 * limits::BLOCKED_SLICE_MAX + 7;

@@ -1,7 +1,7 @@
 //! Where each evaluation of the broker is, and the ordered sets that find the next one.
 //!
-//! Invariant: an entry is in exactly the sets that its [`Place`] asks for; [`Queues::hook`] and [`Queues::unhook`] are the only writers. Who may
-//! be where is decided by the parent.
+//! Invariant: an entry is in exactly the sets that its [`Place`] asks for; [`Queues::hook`] and
+//! [`Queues::unhook`] are the only writers. Who may be where is decided by the parent.
 
 use std::{
     cmp::Reverse,
@@ -12,8 +12,9 @@ use fsm::{Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind, Tr
 
 use super::Token;
 
-/// Which of a job's pending evaluations is kept: the greatest. A woken blocked evaluation never supersedes a pending one, because the outcome
-/// of another evaluation may cancel the blocked one afterwards, and both would be gone.
+/// Which of a job's pending evaluations is kept: the greatest. A woken blocked evaluation never
+/// supersedes a pending one, because the outcome of another evaluation may cancel the blocked one
+/// afterwards, and both would be gone.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Rank {
     is_pending: bool,
@@ -60,7 +61,8 @@ pub(super) struct Entry {
     pub(super) job: JobKey,
     kind: JobKind,
     is_pending: bool,
-    /// A scheduler that finds it open makes no other of its sort: a blocked one, a step of an update, a wait for failed allocations.
+    /// A scheduler that finds it open makes no other of its sort: a blocked one, a step of an
+    /// update, a wait for failed allocations.
     pub(super) is_relied_on: bool,
     pub(super) priority: u16,
     create_index: Index,

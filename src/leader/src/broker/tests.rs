@@ -180,7 +180,8 @@ fn leases(result: Result<Vec<Delivery>, BrokerError>) -> String {
     }
 }
 
-/// Beyond the bound the broker reports and still takes: nothing is dropped silently (P6 is the admission check's).
+/// Beyond the bound the broker reports and still takes: nothing is dropped silently (P6 is the
+/// admission check's).
 #[test]
 fn beyond_the_limit_is_reported_and_taken() {
     let config = BrokerConfig { evaluations_max: 2, ..BrokerConfig::default() };
@@ -192,7 +193,8 @@ fn beyond_the_limit_is_reported_and_taken() {
     assert_eq!(broker.len(), 3);
 }
 
-/// L1: a new leader takes the pending evaluations from the state, not the blocked and the complete ones.
+/// L1: a new leader takes the pending evaluations from the state, not the blocked and the complete
+/// ones.
 #[test]
 fn a_new_leader_takes_pending_evaluations() {
     let mut state = fsm::State::default();
@@ -351,7 +353,8 @@ impl Model {
 }
 
 proptest! {
-    /// No evaluation is lost, none is leased twice, no job has two leases, and in the end everything drains.
+    /// No evaluation is lost, none is leased twice, no job has two leases, and in the end
+    /// everything drains.
     #[test]
     fn nothing_is_lost(operations in prop::collection::vec(operation(), 1..200)) {
         let mut broker = EvalBroker::default();

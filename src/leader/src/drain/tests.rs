@@ -58,7 +58,8 @@ impl Cluster {
         put_allocation(&mut self.state, row);
     }
 
-    /// Polls at `now`, checks that a second look gives the same, applies, and checks that a third gives nothing.
+    /// Polls at `now`, checks that a second look gives the same, applies, and checks that a third
+    /// gives nothing.
     fn advance(&mut self, now: u64) -> (Vec<String>, usize) {
         self.drainer.restore(now, &self.state);
         let look = now + limits::DRAIN_COALESCE_MS;
@@ -100,7 +101,8 @@ fn nothing() -> (Vec<String>, usize) {
     (Vec::new(), 0)
 }
 
-/// D1: services move `max_parallel` at a time, the next when the replacement is healthy; then the drain is complete.
+/// D1: services move `max_parallel` at a time, the next when the replacement is healthy; then the
+/// drain is complete.
 #[test]
 fn services_move_a_few_at_a_time() {
     let mut cluster = Cluster::new(drain());
@@ -122,7 +124,8 @@ fn services_move_a_few_at_a_time() {
     assert_eq!(cluster.state.nodes.get(&NodeId(named("a"))).unwrap().drain, None);
 }
 
-/// A replacement whose task ends and is started again is not there; what is to go goes also when it is started again and again.
+/// A replacement whose task ends and is started again is not there; what is to go goes also when it
+/// is started again and again.
 #[test]
 fn a_replacement_has_to_stay_up() {
     let mut cluster = Cluster::new(drain());
@@ -165,7 +168,8 @@ fn drains_are_looked_at_when_another_node_is_back() {
     assert!(cluster.drainer.poll(look, &cluster.state).is_some());
 }
 
-/// D1: two nodes that drain at once share the job's budget; two groups of instances in two namespaces do not.
+/// D1: two nodes that drain at once share the job's budget; two groups of instances in two
+/// namespaces do not.
 #[test]
 fn the_budget_is_per_job_and_group() {
     let mut cluster = Cluster::new(drain());
@@ -178,7 +182,8 @@ fn the_budget_is_per_job_and_group() {
     assert_eq!(cluster.advance(MINUTE), (names(&["other/web0", "web0", "web1"]), 0));
 }
 
-/// An instance that has not started goes at once; one on a node that is not heard from does not count as there.
+/// An instance that has not started goes at once; one on a node that is not heard from does not
+/// count as there.
 #[test]
 fn only_healthy_instances_count() {
     let mut cluster = Cluster::new(drain());
