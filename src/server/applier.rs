@@ -11,10 +11,9 @@ use std::{
 
 use fsm::{Command, Plan, Reply};
 use leader::{
-    PlanAnswer, PlanApplier,
+    PlanAnswer, PlanApplier, PlanQueueLimits,
     applier::{EntryOutcome, Next, Request},
     broker::Token,
-    plan_queue::PlanQueueLimits,
 };
 
 use super::leadership::{LeaderServices, RETRY_PAUSE};

@@ -13,8 +13,8 @@
 use std::sync::Arc;
 
 use fsm::{
-    AllocationId, ClientStatus, Command, EvaluationStatus, JobKind, JobSpec, Liveness, NodeId,
-    Plan, Reply, State,
+    AllocationId, ClientStatus, Command, EvaluationStatus, JobKind, JobSpec, Liveness, Node,
+    NodeId, Plan, Reply, State,
     command::{LivenessChange, NodeReport, Readiness},
     job::{DelayFunction, ReschedulePolicy, UpdateStrategy},
     node::{Drain, Driver as TaskDriver},
@@ -286,7 +286,7 @@ impl World {
     fn agents(&mut self) {
         for name in NODES {
             let node = node_id(name);
-            if self.driver.node_row(name).liveness != Liveness::Ready {
+            if self.node(name).is_none_or(|row| row.liveness != Liveness::Ready) {
                 continue;
             }
             let rows = self.driver.state.allocations_of_node(node);
@@ -320,8 +320,8 @@ impl World {
                 });
             }
             Event::Down(node) => {
-                let (node, incarnation) =
-                    (node_id(NODES[*node]), self.driver.node_row(NODES[*node]).incarnation);
+                let Some(row) = self.node(NODES[*node]) else { return };
+                let (node, incarnation) = (row.id, row.incarnation);
                 let changes = vec![LivenessChange { node, incarnation, liveness: Liveness::Down }];
                 self.commit(Command::NodeLiveness { changes, evaluation_ids: Vec::new() });
             }
@@ -418,8 +418,13 @@ impl World {
         panic!("not settled: {:?}, {open:?}", self.services.dispatch().stats());
     }
 
+    /// One that is down for long is reaped.
+    fn node(&self, name: &str) -> Option<&Node> {
+        self.driver.state.nodes.get(&node_id(name)).map(|row| &**row)
+    }
+
     fn has_room(&self, name: &str, spec: &JobSpec) -> bool {
-        let node = self.driver.node_row(name);
+        let Some(node) = self.node(name) else { return false };
         let mut ask = ASK;
         ask.cpu_mhz = spec.groups[0].tasks[0].resources.cpu_mhz;
         let used = self.driver.state.usage(node.id).resources.plus(ask);
@@ -459,7 +464,8 @@ impl World {
                                 == (row.create_index, row.version)
                     });
                     let idle = here == 0 && !ended;
-                    if wanted > 0 && idle && self.driver.node_row(node).is_schedulable() {
+                    let is_schedulable = self.node(node).is_some_and(Node::is_schedulable);
+                    if wanted > 0 && idle && is_schedulable {
                         assert!(!self.has_room(node, spec), "{name} is missing on {node}");
                         assert!(waits(Some(node_id(node))), "{name} does not wait for {node}");
                     }

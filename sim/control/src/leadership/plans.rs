@@ -2,10 +2,9 @@
 
 use fsm::{Index, Reply};
 use leader::{
-    PlanAnswer,
+    PlanAnswer, PlanQueueLimits,
     applier::{self, EntryOutcome, Next},
     broker::Token,
-    plan_queue::PlanQueueLimits,
 };
 
 use super::{Leadership, ReplyTo, SNAPSHOT_WAIT_MS};

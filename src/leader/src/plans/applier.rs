@@ -23,13 +23,7 @@ use fsm::{
     resources::{Dimension, Port},
 };
 
-use crate::{
-    PlanQueue,
-    broker::Token,
-    limits,
-    plan_queue::{PlanQueueLimits, Refused},
-    ports,
-};
+use crate::{PlanQueue, PlanQueueLimits, Refused, broker::Token, limits, ports};
 
 #[cfg(test)]
 mod tests;

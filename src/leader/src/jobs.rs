@@ -1,0 +1,3 @@
+//! Machines that look at jobs and what they leave behind.
+
+pub mod gc;
