@@ -2,9 +2,9 @@
 //! control plane (`sim/control`) drive this same object.
 //!
 //! ```text
-//!  State ───► restore ─┐                                    ┌─► Stepped: reports for the log, workers to wake
-//!  effects ─► take ────┼─► nodes, dispatch, collector, … ───┤
-//!  time ────► step ────┘      (one order)                   └─► queue ─► next_command ─► Raft, one at a time
+//!  State ───► restore ─┐                                ┌─► Stepped: reports, workers to wake
+//!  effects ─► take ────┼─► nodes, dispatch, others ─────┤
+//!  time ────► step ────┘   (one order)                  └─► queue ─► next_command ─► Raft
 //! ```
 //!
 //! A new machine is a file of its own and a line in [`Services::new`];
@@ -29,11 +29,8 @@ use crate::{
 /// Settings of all machines.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ServicesConfig {
-    /// Leases of evaluations.
     pub broker: BrokerConfig,
-    /// Heartbeats of nodes.
     pub heartbeat: HeartbeatConfig,
-    /// Garbage collection.
     pub gc: GcConfig,
 }
 
