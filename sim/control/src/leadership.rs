@@ -1,10 +1,11 @@
-//! One leadership on one server: the real [`leader::Services`] and plan applier, with the driver in place of the
-//! async shell.
+//! One leadership on one server: the real [`leader::Services`] and plan applier, with the driver in
+//! place of the async shell.
 //!
-//! Modelled of the shell (`src/server/leadership.rs`, `applier.rs`): commands of the machines are proposed one after
-//! the other; the applier's outcomes come in the order of its proposals; a plan that waits for its snapshot holds
-//! the applier up; while a plan is queued its lease does not run out, and dropping the call starts the timer again;
-//! a server that lost its term goes on until it notices.
+//! Modelled of the shell (`src/server/leadership.rs`, `applier.rs`): commands of the machines are
+//! proposed one after the other; the applier's outcomes come in the order of its proposals; a plan
+//! that waits for its snapshot holds the applier up; while a plan is queued its lease does not run
+//! out, and dropping the call starts the timer again; a server that lost its term goes on until it
+//! notices.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -275,8 +276,9 @@ impl World {
         !commands.is_empty() || expired
     }
 
-    /// I50: no node is called down before its time to live and the grace are over, counted from whichever was last: the start of this leadership,
-    /// a heartbeat that it took, the node's own return.
+    /// I50: no node is called down before its time to live and the grace are over, counted from
+    /// whichever was last: the start of this leadership, a heartbeat that it took, the node's own
+    /// return.
     fn check_missed(
         &mut self,
         leadership: &Leadership,

@@ -7,7 +7,7 @@
 //!                                              ▲                   │ lease
 //!                                              └── plan of a snapshot ◄── worker, any time later
 //! ```
-//! What runs where is decided by nobody here; the driver only decides what happens next.
+//! The driver decides only what happens next; the real parts decide what runs where.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::Arc;
@@ -505,7 +505,8 @@ fn cases() -> ProptestConfig {
 proptest! {
     #![proptest_config(cases())]
 
-    /// P4, SC-24, NW-14.
+    /// Accepted jobs reach their state, whatever is lost on the way and however often the leader
+    /// changes.
     #[test]
     fn whatever_happens_jobs_get_what_they_want(
         script in prop::collection::vec((event(), prop::collection::vec(any::<u8>(), 0..12)), 1..25),
@@ -522,8 +523,7 @@ proptest! {
     }
 }
 
-/// Leases that are given back are handed out again: the machine's own tests say how, this says that
-/// nothing here forgets them.
+/// A lease that is given back is handed out again.
 #[test]
 fn a_lease_that_is_given_back_is_not_forgotten() {
     let mut world = World::new();

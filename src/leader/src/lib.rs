@@ -1,5 +1,5 @@
-//! What only a leader does, as machines without I/O. [`Services`] composes them; the server and both
-//! simulations drive it.
+//! What only a leader does, as machines without I/O. [`Services`] composes them; the server and
+//! both simulations drive it.
 //!
 //! Pure: no async, no clock, no randomness, ordered iteration. `now` is an argument (log time,
 //! milliseconds). Nothing here is the truth: the next leader builds every machine again from

@@ -96,7 +96,7 @@ impl Services {
 
     /// When to step next. A time in the past means: at once.
     pub fn next_deadline(&self) -> Option<u64> {
-        self.machines().filter_map(|machine| machine.next_deadline()).min()
+        self.machines().filter_map(Machine::next_deadline).min()
     }
 
     /// How long to wait for effects before the next step, ms.
@@ -147,7 +147,7 @@ impl Services {
 
     /// The leadership is over: drops everything that waits.
     pub fn stop(&mut self) {
-        self.machines_mut().for_each(|machine| machine.stop());
+        self.machines_mut().for_each(Machine::stop);
         self.commands.clear();
     }
 

@@ -1,4 +1,5 @@
-//! Plans in a leadership: taken from workers, judged by the applier, proposed, settled and answered.
+//! Plans in a leadership: taken from workers, judged by the applier, proposed, settled and
+//! answered.
 
 use fsm::{Index, Reply};
 use leader::{

@@ -32,14 +32,13 @@ mod tests;
 /// An evaluation to give to the broker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wake {
-    /// Evaluation.
     pub evaluation: EvaluationId,
     /// Index of the gain that woke it: the snapshot must be at least of it
     /// ([`crate::EvalBroker::note_job_index`]). 0: it was only time.
     pub index: Index,
 }
 
-/// How many are where.
+/// Counts of blocked evaluations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BlockedStats {
     /// Tracked evaluations.
@@ -325,7 +324,7 @@ impl BlockedEvals {
         self.tracked.contains_key(&id) || self.duplicates.contains(&id)
     }
 
-    /// How many are where.
+    /// Counts of blocked evaluations.
     pub fn stats(&self) -> BlockedStats {
         BlockedStats {
             blocked: self.tracked.len(),

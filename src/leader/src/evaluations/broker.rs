@@ -38,7 +38,7 @@ mod tests;
 pub use queues::{Count, Stats};
 use queues::{Entry, Lease, Place, Queues, Rank};
 
-/// What a lease is known by; new at each delivery.
+/// Names a lease; new at each delivery.
 pub type Token = [u8; 16];
 
 /// Settings of the broker.
@@ -123,7 +123,7 @@ pub enum Acked {
 /// A lease on an evaluation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Delivery {
-    /// Evaluation; its row is in the state. If it is not, [`EvalBroker::remove`] the evaluation.
+    /// If its row is not in the state, [`EvalBroker::remove`] it.
     pub evaluation: EvaluationId,
     /// Needed to acknowledge, and checked before its plan is applied.
     pub token: Token,
@@ -137,11 +137,9 @@ pub struct Delivery {
 /// A lease that was taken back because it was not acknowledged in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Expired {
-    /// Evaluation.
     pub evaluation: EvaluationId,
     /// Server that had the lease.
     pub server: u64,
-    /// Deliveries so far.
     pub deliveries: u32,
 }
 
@@ -221,14 +219,14 @@ impl EvalBroker {
         }
     }
 
-    /// Learns what became of its evaluations when effects that said so were missed: what is
-    /// terminal or gone, or was blocked again by its outcome, is let go. A lease on the last kind
-    /// would keep its evaluation from being woken, and end without anybody who waits for room.
+    /// Compares its evaluations with the state after effects were missed. What is terminal or gone,
+    /// or was blocked again by its outcome, is let go. A lease on an evaluation of the last kind
+    /// would keep it from being woken, and nothing would wait for room when the lease ends.
     pub fn catch_up(&mut self, now: u64, state: &fsm::State) {
         let holds = |entry: &Entry| {
             self.jobs.get(&entry.job).is_some_and(|slot| slot.holder == Some(entry.id))
         };
-        // Holders last: who comes after them is chosen among those that are left.
+        // Holders last: the next holder is chosen among the evaluations that are left.
         let (holders, others): (Vec<_>, Vec<_>) = self.entries.values().partition(|one| holds(one));
         let ids: Vec<_> = others.into_iter().chain(holders).map(|entry| entry.id).collect();
         for id in ids {
@@ -310,8 +308,8 @@ impl EvalBroker {
     }
 
     /// Leases up to `max` evaluations (and `limits::LEASES_MAX`) of different jobs, highest
-    /// priority first over all of `kinds`, oldest first inside a priority. `server` is who gets
-    /// them, `token` makes a fresh token at each call.
+    /// priority first over all of `kinds`, oldest first inside a priority. They go to `server`;
+    /// `token` makes a fresh token at each call.
     pub fn dequeue(
         &mut self,
         now: u64,
@@ -463,7 +461,7 @@ impl EvalBroker {
         !self.paused && self.queues.first_ready(kinds).is_some()
     }
 
-    /// How many evaluations are where.
+    /// Counts of evaluations.
     pub fn stats(&self) -> Stats {
         self.queues.stats()
     }

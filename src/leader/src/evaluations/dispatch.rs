@@ -1,8 +1,8 @@
 //! Evaluations of one leadership: the broker and the tracker of blocked ones, kept in step with the
 //! state.
 //!
-//! It owns both machines and the rule which of them holds an evaluation. It never looks at nodes or
-//! plans, and proposes nothing but the reapers' commands.
+//! It owns both and the rule which of them holds an evaluation. It never looks at nodes or plans.
+//! It proposes the commands of [`reap`] only.
 //!
 //! Invariant: after every effect is taken in, each open evaluation of the state is in the broker or
 //! tracked as blocked.
@@ -27,11 +27,9 @@ use crate::{
 /// A lease with what the worker needs.
 #[derive(Clone, Debug)]
 pub struct Lease {
-    /// The evaluation.
     pub evaluation: Arc<Evaluation>,
-    /// Token.
     pub token: Token,
-    /// Index to wait for.
+    /// The worker's state must have reached this index before it plans.
     pub wait_index: Index,
 }
 
@@ -69,7 +67,7 @@ impl Dispatch {
             // A woken one is in the broker until its outcome is applied.
             EvaluationStatus::Blocked if !self.broker.contains(id) => {
                 self.blocked.block(now, row);
-                // It was there when the plan was made, and nothing will be heard of it again.
+                // The node was there when the plan was made; no later effect will tell of it.
                 if let Some(node) = row.node.filter(|node| !state.nodes.contains(node)) {
                     self.blocked.node_gone(node, row.modify_index);
                 }
@@ -107,8 +105,7 @@ impl Dispatch {
         let mut ids = self.broker.cancelable(limits::REAP_BATCH_MAX);
         ids.retain(|id| {
             let open = is_open(state, *id);
-            // Terminal or gone without an effect that said so (after a reset): nothing is to be
-            // canceled any more.
+            // Terminal or gone, and the effect that said so was missed: nothing to cancel.
             if !open {
                 self.broker.remove(now, *id);
             }
@@ -179,8 +176,8 @@ impl Dispatch {
         self.broker.pause_nack(id, token)
     }
 
-    /// The plan was answered, or nobody waits for it any more: the lease runs out again. It may
-    /// have ended with the plan's outcome.
+    /// The plan was answered, or its worker does not wait any more: the nack timer of the lease
+    /// starts again. The lease may have ended with the plan's outcome.
     pub fn plan_answered(&mut self, now: u64, id: EvaluationId, token: Token) {
         self.broker.resume_nack(now, id, token).ok();
     }
@@ -190,17 +187,17 @@ impl Dispatch {
         self.broker.outstanding(id)
     }
 
-    /// So many evaluations wait that new work is refused.
+    /// Whether so many evaluations wait that new work is refused.
     pub fn is_full(&self) -> bool {
         self.broker.is_full()
     }
 
-    /// How many evaluations of the broker are where.
+    /// Counts of the broker's evaluations.
     pub fn stats(&self) -> Stats {
         self.broker.stats()
     }
 
-    /// How many blocked evaluations are where.
+    /// Counts of blocked evaluations.
     pub fn blocked_stats(&self) -> BlockedStats {
         self.blocked.stats()
     }
@@ -293,8 +290,8 @@ impl Machine for Dispatch {
     }
 }
 
-/// What one entry is to cancel. A step comes with every change, and each copy of the command would
-/// take a place in the services' queue: nothing is offered again while that entry may be under way.
+/// What one entry is to cancel. While that entry may be under way nothing is offered again: a step
+/// comes with every change, and each offer would take a place in the queue of commands.
 #[derive(Debug, Default)]
 struct Offer {
     ids: Vec<EvaluationId>,
@@ -425,8 +422,8 @@ mod tests {
         assert!(world.dispatch.holds(id), "it was woken again");
     }
 
-    /// One that is over by then must not be the job's next: the open one before it would be
-    /// superseded by nothing.
+    /// The next evaluation of a job must be an open one: a terminal one would supersede the others
+    /// and then do nothing.
     #[test]
     fn who_holds_a_job_next_is_chosen_among_those_that_are_left_when_effects_were_missed() {
         let mut world = World::new();

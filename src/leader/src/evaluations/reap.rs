@@ -1,9 +1,9 @@
 //! What the leader's reapers propose: evaluations that failed too often fail with a follow-up,
 //! superseded ones are canceled.
 //!
-//! Pure functions from what the broker and the tracker of blocked evaluations name to one command.
-//! They look at the state, so that what is terminal or gone already is left out; proposing twice
-//! changes nothing.
+//! Each function makes one command of the evaluations that the broker, or the tracker of blocked
+//! ones, names. What is terminal or gone in the state is left out, so proposing twice changes
+//! nothing.
 
 use fsm::{
     EvaluationId, EvaluationStatus, State, Text,
@@ -100,7 +100,7 @@ mod tests {
         }
     }
 
-    /// B12, L3: failed, with a follow-up in 1 to 6 minutes that is the same on each leader; none
+    /// Failed, with a follow-up in 1 to 6 minutes that is the same on each leader; none
     /// when the job is gone.
     #[test]
     fn failed_evaluations_get_a_follow_up() {
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(first[1].follow_up, None);
     }
 
-    /// B17, L4: only what is still open is canceled, with Nomad's words.
+    /// Only what is still open is canceled, with Nomad's words.
     #[test]
     fn superseded_evaluations_are_canceled() {
         let mut done = evaluation("done", "web", 1);

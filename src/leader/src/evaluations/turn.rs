@@ -24,7 +24,7 @@ pub enum Begin {
     },
     /// The evaluation is done with: acknowledge.
     Acknowledge,
-    /// There is no end to it: give the lease back as failed.
+    /// Too many passes: give the lease back as failed.
     Nack,
 }
 
@@ -35,9 +35,9 @@ pub enum After {
     Acknowledge,
     /// Wait for the index, then begin again.
     WaitFor(Index),
-    /// Nobody knows whether the plan was applied: wait a while, then begin again. When it was, the
-    /// evaluation is done with by then; when not, the lease is still good as long as the leader is
-    /// the same, and the leader says so when it is not.
+    /// Whether the plan was applied is unknown: wait a while, then begin again. If it was applied,
+    /// the evaluation is done with by then. If not, the lease is good as long as the leader is the
+    /// same, and another leader refuses it.
     Pause,
 }
 

@@ -17,10 +17,9 @@ use crate::{
     machine::{Ids, Machine, Stepped},
 };
 
-/// How long things are kept after their end, and how often is looked; milliseconds.
+/// How long things are kept after their end, and the pause between two walks; milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcConfig {
-    /// Pause between two walks.
     pub interval_ms: u64,
     /// Evaluations and allocations of service and system jobs.
     pub evaluation_ms: u64,
@@ -267,7 +266,7 @@ mod tests {
         commands
     }
 
-    /// G1, G4: evaluations and allocations go after their threshold, the job after its own, and
+    /// Evaluations and allocations go after their threshold, the job after its own, and
     /// nothing before.
     #[test]
     fn things_go_after_their_thresholds() {
@@ -286,7 +285,7 @@ mod tests {
         assert_eq!(run(&mut collector, &mut driver, start + 48 * HOUR_MS), 0);
     }
 
-    /// G6: a forced collection ignores the thresholds; two rounds leave nothing of a dead job.
+    /// A forced collection ignores the thresholds; two rounds leave nothing of a dead job.
     #[test]
     fn a_forced_collection_ignores_thresholds() {
         let mut driver = Driver::default();
@@ -301,7 +300,7 @@ mod tests {
         assert_eq!(GarbageCollector::forced(driver.now, &driver.state), []);
     }
 
-    /// G6: a large collection comes in batches below the maximum, and none is forgotten, also when
+    /// A large collection comes in batches below the maximum, and none is forgotten, also when
     /// a command is lost on the way.
     #[test]
     fn large_collections_come_in_batches() {

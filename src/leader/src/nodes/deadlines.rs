@@ -89,7 +89,7 @@ impl NodeDeadlines {
         }
     }
 
-    /// Commands that are due, a bounded batch; evaluation ids are for the caller to fill in.
+    /// Commands that are due, a bounded batch.
     pub fn poll(&mut self, now: u64, state: &State) -> Vec<Command> {
         let mut commands = Vec::new();
         let mut unsuspend = Vec::new();

@@ -56,8 +56,8 @@ impl Drainer {
 
     /// A node row is new or has changed.
     pub fn node_changed(&mut self, now: u64, node: &Node) {
-        // Also one that does not drain: an instance on it that counts as there again may let one on
-        // another node go.
+        // A node that does not drain matters too: an instance on it that counts as there again may
+        // let an instance on another node go.
         if node.drain.is_none() {
             self.draining.remove(&node.id);
         } else {
@@ -79,7 +79,7 @@ impl Drainer {
         }
     }
 
-    /// Looks at the drains if it is time to. Evaluation ids are for the caller to fill in.
+    /// Looks at the drains if it is time to.
     pub fn poll(&mut self, now: u64, state: &State) -> Option<Command> {
         if self.due_at.is_none_or(|at| at > now) {
             return None;
@@ -200,7 +200,7 @@ impl Pass {
         if !heard || !is_unflagged(row) || row.client != ClientStatus::Running {
             return false;
         }
-        // What is to go need not stay up for it: it would never go.
+        // An instance that is to go need not run without a break: it might never go.
         let since =
             if node.drain.is_some() { Some(row.client_at) } else { row.all_running_since() };
         let Some(since) = since else { return false };

@@ -51,16 +51,11 @@ pub enum HeartbeatError {
     /// No such node: it has to register.
     #[error("node not found")]
     UnknownNode,
-    /// The node registered again as something else since.
+    /// The node has registered in another incarnation since.
     #[error(
         "the heartbeat is from incarnation {found} of the node, not {expected}: register again"
     )]
-    StaleIncarnation {
-        /// Incarnation that the node has.
-        expected: u64,
-        /// Incarnation that beat.
-        found: u64,
-    },
+    StaleIncarnation { expected: u64, found: u64 },
 }
 
 /// The answer to a heartbeat.
@@ -92,7 +87,6 @@ impl Heartbeats {
         Self { config, ..Self::default() }
     }
 
-    /// The settings.
     pub fn config(&self) -> HeartbeatConfig {
         self.config
     }
@@ -177,7 +171,7 @@ impl Heartbeats {
         missed
     }
 
-    /// The command for what [`Self::poll`] gave; evaluation ids are for the caller to fill in.
+    /// The command for what [`Self::poll`] gave. `apply` makes the ids of its evaluations.
     pub fn command(changes: Vec<LivenessChange>) -> Command {
         Command::NodeLiveness { changes, evaluation_ids: Vec::new() }
     }
@@ -234,7 +228,7 @@ mod tests {
         NodeId(named(name))
     }
 
-    /// L8: a node that does not beat is down after its time to live and the grace, not before; a
+    /// A node that does not beat is down after its time to live and the grace, not before; a
     /// beat prolongs it.
     #[test]
     fn a_silent_node_is_down_after_ttl_and_grace() {
@@ -303,7 +297,7 @@ mod tests {
         assert_eq!(beats.next_deadline(), first.map(|at| at + 500));
     }
 
-    /// L8: the time to live grows with the number of nodes, and a new leader gives each a whole
+    /// The time to live grows with the number of nodes, and a new leader gives each a whole
     /// one; expiry comes in bounded batches.
     #[test]
     fn many_nodes_beat_less_often_and_are_spread() {

@@ -1,7 +1,7 @@
 //! Nodes of one leadership: heartbeats, deadlines and drains, kept in step with the state.
 //!
-//! It owns the three machines. It never touches evaluations: what a node's change means for them is
-//! for `apply` to say.
+//! It owns the three. It never touches evaluations: `apply` decides what a node's change means for
+//! them.
 
 use fsm::{Effect, Index, NodeId, State};
 
@@ -20,7 +20,7 @@ pub struct NodeWatch {
 }
 
 impl NodeWatch {
-    /// No nodes yet.
+    /// A watch without nodes.
     pub fn new(config: HeartbeatConfig) -> Self {
         Self {
             heartbeats: Heartbeats::new(config),

@@ -2,14 +2,17 @@
 //! task feeds it and proposes what it asks for.
 //!
 //! ```text
-//!  submitted plans ─► plan queue ─► try each on an overlay (committed state + entries in flight) ─► one entry for many ─► Raft
-//!                                        └─ what does not fit is dropped, ports are chosen           (at most two in flight)
+//!  plans ─► plan queue ─► try each on an overlay ─► one entry for many ─► Raft
+//!                         (committed state and       (at most two in flight)
+//!                          entries in flight)
+//!                          │
+//!                          └─ what does not fit is dropped, ports are chosen
 //! ```
 //!
-//! An entry's outcome is applied as evaluated, applied with losses, or unknown. On anything but the
-//! first nothing more is proposed until every later outcome is in; the overlay is built anew for
-//! each entry, so that it never grows stale. An unknown plan is never proposed again here: its
-//! worker waits for its local state and plans anew.
+//! An entry's outcome is applied as evaluated, applied with losses, or unknown. After a loss or an
+//! unknown outcome nothing is proposed until the outcomes of all later entries are in. The overlay
+//! is built anew for each entry, so it never grows stale. A plan with an unknown outcome is never
+//! proposed again here: its worker waits for its local state and plans anew.
 //!
 //! Invariant: each plan taken in is answered exactly once, at the latest by [`PlanApplier::flush`].
 
@@ -31,7 +34,6 @@ mod tests;
 /// A plan on its way. `R` is the way back to the worker.
 #[derive(Debug)]
 pub struct Request<R> {
-    /// The plan.
     pub plan: Plan,
     /// Encoded size.
     pub bytes: usize,
@@ -45,29 +47,24 @@ pub struct Request<R> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PlanAnswer {
     /// All of it was applied, with its outcome.
-    Applied {
-        /// Index of the entry.
-        index: Index,
-    },
+    Applied { index: Index },
     /// Some was dropped, or the plan had no outcome yet: plan again from `refresh_index` on.
     Partial {
-        /// Index of the entry; 0 when nothing was worth one.
+        /// 0 when nothing of the plan was worth an entry.
         index: Index,
-        /// Index that shows why.
+        /// The state at this index shows the reason.
         refresh_index: Index,
-        /// In words.
         reason: String,
     },
     /// Nothing was applied.
     Rejected {
         /// The evaluation is done with.
         closed: bool,
-        /// Index that shows why.
+        /// The state at this index shows the reason.
         refresh_index: Index,
-        /// In words.
         reason: String,
     },
-    /// Nobody knows yet.
+    /// The outcome of its entry is unknown.
     Unknown,
 }
 
@@ -88,12 +85,11 @@ pub enum Next {
 pub enum EntryOutcome {
     /// Applied, with a verdict for each plan.
     Applied {
-        /// Index of the entry.
         index: Index,
         /// In the order of the plans.
         verdicts: Vec<PlanVerdict>,
     },
-    /// Refused as a whole, discarded, or nobody knows.
+    /// Refused as a whole, discarded, or without an answer.
     Unknown,
 }
 
@@ -111,11 +107,11 @@ struct InFlight<R> {
     plans: Vec<Proposed<R>>,
 }
 
-/// A plan of which nothing was left: its answer waits for the entries that may be why, so that the
-/// worker does not plan again without seeing them.
+/// A plan of which nothing was left. Its answer waits for the entries that may be the reason, so
+/// that the worker sees them when it plans again.
 #[derive(Debug)]
 struct Emptied<R> {
-    /// The last entry that it was judged on top of, be it in flight or just being built; 0: none.
+    /// Number of the last entry below it, in flight or being built. 0: none.
     after: u64,
     reply: R,
     reason: String,
@@ -130,7 +126,7 @@ pub struct PlanApplier<R> {
     answers: Vec<(R, PlanAnswer)>,
     /// Number of the last entry proposed.
     number: u64,
-    /// An outcome was not as evaluated: propose nothing until all are in.
+    /// An outcome was not as evaluated: nothing is proposed until all are in.
     settling: bool,
 }
 
@@ -300,7 +296,7 @@ impl<R> PlanApplier<R> {
         below: u64,
     ) -> Option<Proposed<R>> {
         let Request { plan, reply, .. } = request;
-        // What the committed state says is certain; what the overlay says may still come otherwise.
+        // The committed state is certain; the entries in the overlay may still be lost.
         if let Err(reason) = check_plan(state, &plan) {
             let closed = reason == DropReason::EvaluationClosed;
             let (refresh_index, reason) = (state.head.index, reason.to_string());

@@ -28,19 +28,16 @@ pub enum PlanQueueError {
 /// A plan that was not queued, given back.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refused<P> {
-    /// The plan.
     pub plan: P,
-    /// Why.
     pub error: PlanQueueError,
 }
 
 /// Bounds of the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PlanQueueLimits {
-    /// Plans.
     pub plans_max: usize,
-    /// Their encoded size. One plan larger than this is still taken by an empty queue, so that it
-    /// can never be stuck.
+    /// Bound of the encoded size of all plans. An empty queue takes a larger plan too, so that none
+    /// is ever stuck.
     pub bytes_max: usize,
 }
 
@@ -169,7 +166,7 @@ mod tests {
     use super::*;
     use crate::golden::{self, Arguments};
 
-    /// P1: order, error texts, flush; and our bounds.
+    /// Higher priority first, first come first served inside one, the texts of errors, the bounds.
     #[test]
     fn golden_plan_queue() {
         let limits = PlanQueueLimits { plans_max: 4, bytes_max: 100 };

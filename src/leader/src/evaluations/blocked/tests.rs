@@ -8,7 +8,7 @@ use crate::{
     testing::{evaluation, name_of, named, parse_evaluation},
 };
 
-/// U1–U5, U7 (with the broker's part in its own script), U9–U11.
+/// Which gains wake an evaluation: by class, escaped, by node, missed ones, duplicates.
 #[test]
 fn golden_blocked() {
     let mut blocked = BlockedEvals::default();
@@ -94,7 +94,7 @@ fn blocked_row(number: u64) -> Evaluation {
     row
 }
 
-/// U12: a mass of unblocks only queues; each poll does a bounded slice; repeated gains of a class
+/// A mass of unblocks only queues; each poll does a bounded slice; repeated gains of a class
 /// do not keep the last evaluations asleep.
 #[test]
 fn work_is_done_in_slices_and_reaches_everyone() {
@@ -122,7 +122,7 @@ fn work_is_done_in_slices_and_reaches_everyone() {
     assert_eq!(blocked.stats(), BlockedStats::default());
 }
 
-/// L1: a new leader wakes what missed its gain while the old one died, and tracks the rest.
+/// A new leader wakes what missed its gain while the old one died, and tracks the rest.
 #[test]
 fn a_new_leader_wakes_what_missed_a_gain() {
     let mut state = fsm::State::default();

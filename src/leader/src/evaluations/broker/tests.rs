@@ -54,7 +54,8 @@ impl EvalBroker {
     }
 }
 
-/// B1–B8, B11–B15, B17, NW-01, NW-02, NW-10, NW-13, NW-16, L1.
+/// Order, leases and tokens, nacks with their delays, the delivery limit, superseded evaluations,
+/// and what a new leader takes over.
 #[test]
 fn golden_broker() {
     let mut broker = EvalBroker::default();
@@ -180,8 +181,8 @@ fn leases(result: Result<Vec<Delivery>, BrokerError>) -> String {
     }
 }
 
-/// Beyond the bound the broker reports and still takes: nothing is dropped silently (P6 is the
-/// admission check's).
+/// Beyond the bound the broker reports and still takes: nothing is dropped silently.
+/// Refusing new work is the admission check's part.
 #[test]
 fn beyond_the_limit_is_reported_and_taken() {
     let config = BrokerConfig { evaluations_max: 2, ..BrokerConfig::default() };
@@ -193,7 +194,7 @@ fn beyond_the_limit_is_reported_and_taken() {
     assert_eq!(broker.len(), 3);
 }
 
-/// L1: a new leader takes the pending evaluations from the state, not the blocked and the complete
+/// A new leader takes the pending evaluations from the state, not the blocked and the complete
 /// ones.
 #[test]
 fn a_new_leader_takes_pending_evaluations() {

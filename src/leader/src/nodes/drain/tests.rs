@@ -101,7 +101,7 @@ fn nothing() -> (Vec<String>, usize) {
     (Vec::new(), 0)
 }
 
-/// D1: services move `max_parallel` at a time, the next when the replacement is healthy; then the
+/// Services move `max_parallel` at a time, the next when the replacement is healthy; then the
 /// drain is complete.
 #[test]
 fn services_move_a_few_at_a_time() {
@@ -168,7 +168,7 @@ fn drains_are_looked_at_when_another_node_is_back() {
     assert!(cluster.drainer.poll(look, &cluster.state).is_some());
 }
 
-/// D1: two nodes that drain at once share the job's budget; two groups of instances in two
+/// Two nodes that drain at once share the job's budget; two groups of instances in two
 /// namespaces do not.
 #[test]
 fn the_budget_is_per_job_and_group() {
@@ -199,7 +199,7 @@ fn only_healthy_instances_count() {
     assert_eq!(cluster.advance(MINUTE), nothing());
 }
 
-/// D1: batch work is left to end until the deadline; then everything that is left goes.
+/// Batch work is left to end until the deadline; then everything that is left goes.
 #[test]
 fn batch_waits_until_the_deadline() {
     let mut cluster = Cluster::new(drain());
@@ -211,7 +211,7 @@ fn batch_waits_until_the_deadline() {
     assert_eq!(cluster.advance(60 * MINUTE), (all, 0));
 }
 
-/// D1: system jobs go last, when the others have ended on the node.
+/// System jobs go last, when the others have ended on the node.
 #[test]
 fn system_jobs_go_last() {
     let mut cluster = Cluster::new(drain());
@@ -249,7 +249,7 @@ fn sysbatch_jobs_are_left_to_end() {
     }
 }
 
-/// D1: an empty node is done at once; `force` moves everything at once.
+/// An empty node is done at once; `force` moves everything at once.
 #[test]
 fn empty_nodes_are_done_and_force_takes_all() {
     assert_eq!(Cluster::new(drain()).advance(0), (Vec::new(), 1));

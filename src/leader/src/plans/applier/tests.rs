@@ -131,7 +131,7 @@ fn a_plan_without_its_lease_is_closed() {
     assert!(matches!(answers[..], [(1, PlanAnswer::Rejected { closed: true, .. })]), "{answers:?}");
 }
 
-/// M12: whatever is queued, in flight or emptied is answered when the leadership ends.
+/// Whatever is queued, in flight or emptied is answered when the leadership ends.
 #[test]
 fn a_flush_answers_everything() {
     let mut bench = Bench::new();
