@@ -11,8 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tonic::transport::{Channel, Endpoint};
 
-use super::{Progress, Report, http::Connection};
-use crate::cli::bench::Ask;
+use super::{Progress, Report, arguments::Ask, http::Connection};
 
 /// How long the servers may take to answer and to have a leader.
 const LEADER_TIMEOUT: Duration = Duration::from_mins(1);

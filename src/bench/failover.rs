@@ -10,6 +10,7 @@ use fsm::{Command, EvaluationId, JobKey, Reply, Text};
 
 use super::{
     Progress, Report,
+    arguments::FailoverArgs,
     cluster::{self, Cluster},
     http::Connection,
     load::{self, Outcome, fresh_id},
@@ -17,7 +18,6 @@ use super::{
     up::TemporaryServers,
     writes,
 };
-use crate::cli::bench::FailoverArgs;
 
 /// How long the next write may take before the run is given up.
 const WRITE_DEADLINE: Duration = Duration::from_mins(1);

@@ -1,12 +1,16 @@
 //! Benchmarks against real servers: `quorate bench writes | reads | schedule | failover`.
 //!
 //! ```text
-//!  cluster (given, or `up`: three child processes) ─► load (streams, unary calls, kept HTTP connections) ─► latencies
-//!                                                       └─► what the servers say of themselves, before and after ─► Report
+//!  cluster (given, or `up`: three child processes) ─► load (streams, unary calls, kept HTTP
+//!     │                                                connections) ─► latencies ─► Report
+//!     └─► what the servers say of themselves, before and after ────────────────────► Report
 //! ```
-//! Every benchmark also checks what it measured: acknowledged writes are read back, placements are recomputed over the HTTP API. Must never
-//! measure what was not acknowledged, and never touch a process, folder or job that it did not make.
+//! Every benchmark also checks what it measured: acknowledged writes are read back, placements are
+//! recomputed over the HTTP API. Must never measure what was not acknowledged, and never touch a
+//! process, folder or job that it did not make. It prints nothing: it returns a [`Report`], and its
+//! caller is told what goes on.
 
+mod arguments;
 mod cluster;
 mod failover;
 mod fsync;
@@ -23,7 +27,7 @@ use std::future::Future;
 
 use serde_json::{Map, Value};
 
-use crate::cli::bench::BenchCommand;
+pub use arguments::BenchCommand;
 use cluster::Cluster;
 use up::TemporaryServers;
 

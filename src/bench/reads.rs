@@ -8,13 +8,13 @@ use proto::v1::{self as pb, cluster_client::ClusterClient};
 
 use super::{
     Progress, Report,
+    arguments::ReadsArgs,
     cluster::{self, Cluster},
     http::Connection,
     load::drive,
     measure::{Latencies, Window, rate},
     writes::{self, Registrations, gauges_around},
 };
-use crate::cli::bench::ReadsArgs;
 
 /// Lanes and writes under way while the jobs are registered.
 const PREPARE: (u32, u32) = (2, 512);

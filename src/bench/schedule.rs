@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::{
     Progress, Report,
+    arguments::ScheduleArgs,
     cluster::{Cluster, Gauges},
     http::Connection,
     load::{self, fresh_id},
@@ -17,7 +18,6 @@ use super::{
     up::SimulatedNodes,
     verify, writes,
 };
-use crate::cli::bench::ScheduleArgs;
 
 /// How long simulated nodes may take to be ready: a fixed part and one per 1,000.
 const READY_TIMEOUT: Duration = Duration::from_mins(1);

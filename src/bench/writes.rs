@@ -10,13 +10,13 @@ use serde_json::json;
 
 use super::{
     Progress, Report,
+    arguments::WritesArgs,
     cluster::{self, Cluster},
     fsync::{self, Baseline},
     http::Connection,
     load::{self, Lanes, Outcome, Work, drive, fresh_id},
     measure::{Window, milliseconds, rate},
 };
-use crate::cli::bench::WritesArgs;
 
 /// Bytes of meta in each job.
 const META_BYTES: usize = 256;

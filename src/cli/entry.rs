@@ -14,7 +14,6 @@ use clap::{
 };
 
 use super::alloc::AllocCommand;
-use super::bench::BenchCommand;
 use super::context::{Context, Exit, GlobalFlags, Outcome};
 use super::demo_web::DemoWebArgs;
 use super::eval::EvalCommand;
@@ -27,6 +26,7 @@ use super::up::UpArgs;
 use super::{
     agent, alloc, argv, bench, demo_web, eval, job, node, operator, process, server, system, up,
 };
+use crate::bench::BenchCommand;
 
 const EXAMPLES: &str = "Examples:
   quorate up examples/web.hcl     three servers, an agent and a job on this machine

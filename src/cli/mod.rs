@@ -10,7 +10,7 @@
 mod agent;
 mod alloc;
 mod argv;
-pub mod bench;
+mod bench;
 mod client;
 mod context;
 mod demo_web;

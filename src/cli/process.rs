@@ -5,8 +5,8 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use super::bench::BenchCommand;
 use crate::agent::{AgentSettings, ReservedResources};
+use crate::bench::{self, BenchCommand};
 use crate::config::{AgentConfig, ServerConfig};
 use crate::{task, telemetry};
 
@@ -72,6 +72,6 @@ pub(crate) fn executor(arguments: &[OsString]) -> ExitCode {
 pub(crate) fn bench(
     command: &BenchCommand,
     progress: &dyn Fn(&str),
-) -> anyhow::Result<crate::bench::Report> {
-    crate::bench::run(command, progress)
+) -> anyhow::Result<bench::Report> {
+    bench::run(command, progress)
 }
