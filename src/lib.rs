@@ -13,6 +13,7 @@ pub mod jobspec;
 mod open_files;
 mod percent;
 pub mod plant;
+pub mod process;
 pub mod published;
 pub mod raft;
 pub mod rpc;

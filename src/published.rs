@@ -1,6 +1,8 @@
-//! The published state: readers take a snapshot without waiting, waiters are woken by table, leader services subscribe to effects.
+//! The published state: readers take a snapshot without waiting, waiters are woken by table, leader
+//! services subscribe to effects.
 //!
-//! Invariant: a published index never goes back, and an effect is handed out only after the state that it came from is published.
+//! Invariant: a published index never goes back, and an effect is handed out only after the state
+//! that it came from is published.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -16,7 +18,8 @@ use crate::{
     rt::{Instant, Notify, timeout, watch},
 };
 
-/// Batches of effects that may wait for a subscriber; above it the subscriber is told to start over.
+/// Batches of effects that may wait for a subscriber; above it the subscriber is told to start
+/// over.
 const EFFECT_BATCHES_MAX: usize = 65_536;
 /// Old states that wait to be dropped.
 const REAPING_MAX: usize = 16;
@@ -105,7 +108,8 @@ impl StateCell {
         }
         self.applied.send_replace(index);
         self.fed.notify_waiters();
-        // Looked up only now: who came to watch before the swap may have seen the old state, who comes later sees the new one.
+        // Looked up only now: who came to watch before the swap may have seen the old state, who
+        // comes later sees the new one.
         for node in self.watchers(&nodes, reset) {
             node.notify_waiters();
         }
@@ -140,10 +144,12 @@ impl StateCell {
         self.feed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A large state takes up to hundreds of milliseconds to drop, which nobody who applies or answers should wait for.
+    /// A large state takes up to hundreds of milliseconds to drop, which nobody who applies or
+    /// answers should wait for.
     fn reap(&self, old: Arc<State>) {
         if let Some(reaper) = &self.reaper {
-            // When the reaper is behind, the state comes back and is dropped here: that slows the writer and bounds the memory.
+            // When the reaper is behind, the state comes back and is dropped here: that slows the
+            // writer and bounds the memory.
             drop(reaper.try_send(old));
         }
     }
@@ -332,7 +338,8 @@ mod tests {
     fn who_comes_to_watch_a_node_before_the_state_is_there_is_woken() {
         let cell = StateCell::new(at(1, None));
         let node = NodeId([7; 16]);
-        // The publisher gets as far as it can before the new state is there. If the machine is too busy for that it has not begun: that is no worse.
+        // The publisher gets as far as it can before the new state is there. If the machine is too
+        // busy for that it has not begun: that is no worse.
         let feed = cell.feed();
         let publisher = {
             let cell = Arc::clone(&cell);

@@ -152,8 +152,8 @@ async fn cut_off_with_newcomer(world: &World, server: usize, lasts: Duration) {
         let Some(core) = world.core(leader).filter(|_| leader != server) else { return false };
         let learns = |member: &MemberInfo| member.id == newcomer.id && !member.voter;
         // Before that the leader would wait for the others.
-        let is_known = core.applied() >= core.membership_index();
-        is_known && core.member_infos().iter().any(learns)
+        let is_known = core.applied() >= core.contact.membership_index();
+        is_known && core.contact.member_infos().iter().any(learns)
     };
     if !moment(world, MOMENT, joins).await || world.is_calm() {
         return;

@@ -19,6 +19,7 @@ use quorate::{
 use crate::{
     coverage,
     oracle::{Oracle, Version},
+    services::CALLER,
     trace, verdict,
     world::World,
 };
@@ -139,7 +140,8 @@ impl Shared {
     ) -> Option<Result<quorate::api::Written, ApiError>> {
         let limit = self.world.swarm.patience(request);
         let named = is_named.then_some(request);
-        let work = move |core: Arc<Core>| async move { core.write(command, named, limit).await };
+        let work =
+            move |core: Arc<Core>| async move { core.write(CALLER, command, named, limit).await };
         let begin = Instant::now();
         let answer = self.world.inside(server, work).await;
         self.world.keeps_deadline(server, begin, limit, answer.is_some(), "a write");

@@ -21,7 +21,9 @@ use quorate::{
     server::Core,
 };
 
-use crate::{agent::RACKS, client, coverage, invariants, trace, verdict, world::World};
+use crate::{
+    agent::RACKS, client, coverage, invariants, services::CALLER, trace, verdict, world::World,
+};
 use chance::Dice;
 
 /// Services that the operator plays with.
@@ -342,8 +344,9 @@ impl Operator {
         let server = self.server();
         let request = RequestId(rt::random_id());
         let limit = self.world.swarm.patience(request);
-        let work =
-            move |core: Arc<Core>| async move { core.write(command, Some(request), limit).await };
+        let work = move |core: Arc<Core>| async move {
+            core.write(CALLER, command, Some(request), limit).await
+        };
         let begin = Instant::now();
         let answer = self.world.inside(server, work).await;
         self.world.keeps_deadline(server, begin, limit, answer.is_some(), "an operation");

@@ -13,6 +13,7 @@ use crate::{
     coverage,
     network::CALM,
     partition::Shape,
+    services::CALLER,
     swarm::Swarm,
     trace,
     world::{Crash, World},
@@ -291,7 +292,7 @@ impl Nemesis {
 
     fn transfer(&mut self, server: usize) {
         let Some(core) = self.world.core(server) else { return };
-        let ids: Vec<u64> = core.member_infos().iter().map(|one| one.id).collect();
+        let ids: Vec<u64> = core.contact.member_infos().iter().map(|one| one.id).collect();
         if ids.is_empty() {
             return;
         }
@@ -299,7 +300,7 @@ impl Nemesis {
         let world = self.world.clone();
         rt::spawn(async move {
             let work = move |core: std::sync::Arc<quorate::server::Core>| async move {
-                core.transfer_leadership(Some(to)).await
+                core.transfer_leadership(CALLER, Some(to)).await
             };
             drop(world.inside(server, work).await);
         });

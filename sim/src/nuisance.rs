@@ -15,7 +15,9 @@ use quorate::{
 
 use crate::{
     class::Class,
-    coverage, trace, verdict,
+    coverage,
+    services::CALLER,
+    trace, verdict,
     world::{self, Crash, World},
 };
 use chance::Dice;
@@ -126,7 +128,8 @@ impl Nuisance {
     async fn restart(&mut self, server: usize) {
         let down = Duration::from_millis(self.dice.between(50, 1_000));
         let begin = Instant::now();
-        let work = |core: Arc<Core>| async move { drop(core.transfer_leadership(None).await) };
+        let work =
+            |core: Arc<Core>| async move { drop(core.transfer_leadership(CALLER, None).await) };
         let stopped = rt::timeout(STOP_GENTLY, self.world.inside(server, work)).await;
         match stopped {
             Ok(Some(())) => coverage::hit("a server was restarted as planned"),

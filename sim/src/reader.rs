@@ -53,7 +53,7 @@ impl Reader {
         let now = Instant::now();
         for server in 0..self.world.count() {
             let Some(core) = self.world.core(server) else { continue };
-            let contact = core.last_contact();
+            let contact = core.contact.last_contact();
             let before = self.contact.insert(server, (now, contact));
             let before = before.map(|(at, said)| (now - at, said));
             verdict::note(judge_contact(server, contact, before));

@@ -22,6 +22,7 @@ use crate::{
     nuisance::Nuisance,
     reader::Reader,
     running,
+    services::CALLER,
     settings::SettingsWriter,
     streams,
     swarm::Swarm,
@@ -169,7 +170,7 @@ async fn converged(world: &World, shared: &Shared) -> bool {
     let recovered = |world: &World| {
         let is_there = |server| {
             let core = world.core(server);
-            core.is_some_and(|core| core.has_recovered() && core.leader().is_some())
+            core.is_some_and(|core| core.has_recovered() && core.contact.leader().is_some())
         };
         (0..world.count()).all(is_there)
     };
@@ -327,7 +328,7 @@ async fn last_checks(world: &World, shared: &Shared) -> bool {
     let mut members = Vec::new();
     for server in 0..world.count() {
         world.judge_disk(server, true);
-        let infos = world.core(server).map(|core| core.member_infos()).unwrap_or_default();
+        let infos = world.core(server).map(|core| core.contact.member_infos()).unwrap_or_default();
         members.push(
             infos.into_iter().map(|one| (one.id, one.voter, one.rpc_address)).collect::<Vec<_>>(),
         );
@@ -400,7 +401,7 @@ async fn insist(world: &World, what: &str, command: Command, done: fn(&Reply) ->
         let server = attempt % world.count();
         let command = command.clone();
         let work = move |core: Arc<Core>| async move {
-            core.write(command, None, Duration::from_secs(5)).await
+            core.write(CALLER, command, None, Duration::from_secs(5)).await
         };
         match world.inside(server, work).await {
             Some(Ok(written)) => {

@@ -10,6 +10,7 @@ use proto::v1::{
     scheduler_server::Scheduler as _,
 };
 use quorate::{
+    api::{Caller, Way},
     grpc::{agent::AgentService, cluster::ClusterService, scheduler::SchedulerService},
     raft::service::RaftService,
     server::Core,
@@ -17,6 +18,9 @@ use quorate::{
 use tonic::{Request, Response, Status};
 
 use crate::streams;
+
+/// Whoever asks a server in a simulation: there are no sockets, so there is no address.
+pub(crate) const CALLER: Caller = Caller::anonymous(Way::Grpc, None);
 
 /// Everything one server answers.
 #[derive(Clone)]
@@ -51,9 +55,9 @@ impl Services {
         Self {
             server: core.id,
             raft: core.raft_service(),
-            cluster: ClusterService(Arc::clone(core)),
-            scheduler: SchedulerService(Arc::clone(core)),
-            agent: AgentService(Arc::clone(core)),
+            cluster: ClusterService(core.clone()),
+            scheduler: SchedulerService(core.clone()),
+            agent: AgentService(core.clone()),
         }
     }
 

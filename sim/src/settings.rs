@@ -13,7 +13,7 @@ use quorate::{
     server::Core,
 };
 
-use crate::{coverage, trace, verdict, world::World};
+use crate::{coverage, services::CALLER, trace, verdict, world::World};
 use chance::Dice;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -129,7 +129,8 @@ impl SettingsWriter {
         let (setting, value) = (Setting::ALL[number], self.last);
         let command = setting.command(value);
         let begin = Instant::now();
-        let work = move |core: Arc<Core>| async move { core.write(command, None, TIMEOUT).await };
+        let work =
+            move |core: Arc<Core>| async move { core.write(CALLER, command, None, TIMEOUT).await };
         // Noted before the call: it may be seen as soon as that begins.
         self.known[number].unknown.insert(value);
         let answer = self.world.inside(server, work).await;

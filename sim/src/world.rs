@@ -21,7 +21,7 @@ use quorate::{
     },
     raft::{WatchReceiver, state_machine::PUBLISH_ENTRIES_MAX},
     rt::{self, Group, Instant, JoinHandle, WallClock},
-    server::{Core, Parts, Settings, bootstrap},
+    server::{Core, Parts, Settings},
     storage::{shadow, wal},
 };
 
@@ -365,7 +365,7 @@ impl World {
         rt::spawn(self.clone().watch_leader(server, Arc::clone(&core)));
         rt::spawn(self.clone().watch_state(server, Arc::clone(&core)));
         rt::spawn(self.clone().watch_failure(server, Arc::clone(&core)));
-        if let Err(error) = bootstrap::join_cluster(core).await {
+        if let Err(error) = core.join_cluster().await {
             let (damaged, excused) = {
                 let state = self.lock();
                 (state.slots[server].damaged, state.slots[server].excused)
@@ -605,8 +605,8 @@ impl World {
         let now = (0..self.count()).filter_map(|server| self.core(server)).map(|core| core.id);
         let mut now: Vec<u64> = now.collect();
         now.sort_unstable();
-        let only_voters = leader.member_infos().iter().all(|member| member.voter);
-        only_voters && leader.settled_voters() == Some(now)
+        let only_voters = leader.contact.member_infos().iter().all(|member| member.voter);
+        only_voters && leader.contact.settled_voters() == Some(now)
     }
 
     /// Whether a request may reach a server twice, so that a refusal of one says nothing of the other.

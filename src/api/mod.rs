@@ -1,14 +1,25 @@
-//! What the edges (HTTP, gRPC) may ask of a running server. They see these types and snapshots of
-//! `fsm::State`, nothing else of a server.
+//! What the edges (HTTP, gRPC) may ask of a running server, one trait for each audience: clients,
+//! peers, workers, agents. The edges see these types and the published state, nothing else.
+//!
+//! Clients come by both edges, so [`Api`] has words of its own. The others speak gRPC only: their
+//! traits take and give its messages where these say all there is to say.
 
+mod caller;
 mod error;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use fsm::{Command, Index, Reply, RequestId, State, table::TableId};
+use fsm::{Command, Index, Proposal, Reply, RequestId, State, command::NodeReport, table::TableId};
 use futures_util::future::BoxFuture;
+use proto::v1 as pb;
+use tonic::Status;
 
-pub use self::error::ApiError;
+use crate::{published::StateCell, rt::watch};
+
+pub use self::{
+    caller::{Caller, Way, Who},
+    error::ApiError,
+};
 
 /// How fresh a read must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,15 +79,18 @@ pub trait Api: Send + Sync + 'static {
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Snapshot, ApiError>>;
 
-    /// Proposes a command on the leader, from any server. `request` makes a retry with the same id take effect once.
+    /// Proposes a command on the leader, from any server. `request` makes a retry with the same id
+    /// take effect once.
     fn write(
         &self,
+        caller: Caller,
         command: Command,
         request: Option<RequestId>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Written, ApiError>>;
 
-    /// Resolves when one of `tables` changed after index `after` on this server, or after `timeout`.
+    /// Resolves when one of `tables` changed after index `after` on this server, or after
+    /// `timeout`.
     fn changed(
         &self,
         tables: &'static [TableId],
@@ -94,7 +108,11 @@ pub trait Api: Send + Sync + 'static {
     fn this_member(&self) -> MemberInfo;
 
     /// Hands leadership to `to` or to the most advanced follower; answers with the new leader's id.
-    fn transfer_leadership(&self, to: Option<u64>) -> BoxFuture<'_, Result<u64, ApiError>>;
+    fn transfer_leadership(
+        &self,
+        caller: Caller,
+        to: Option<u64>,
+    ) -> BoxFuture<'_, Result<u64, ApiError>>;
 
     /// Numbers for people and dashboards: name (Nomad's where one exists) to value.
     fn gauges(&self) -> BTreeMap<String, f64>;
@@ -104,4 +122,77 @@ pub trait Api: Send + Sync + 'static {
 
     /// Index of the last entry that changed the Raft configuration.
     fn membership_index(&self) -> Index;
+}
+
+/// What other servers ask, and clients of the gRPC edge.
+pub trait PeerApi: Send + Sync + 'static {
+    /// Takes a write that was forwarded `hops` times; with 0 it is a client's own.
+    fn write_forwarded(
+        &self,
+        caller: Caller,
+        proposal: Proposal,
+        hops: u32,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Written, Status>>;
+
+    /// The index that a linearizable read has to wait for, and the term; from the leader only.
+    fn read_index(&self) -> BoxFuture<'_, Result<(Index, u64), Status>>;
+
+    /// Who this server is, what it knows of its cluster, and its digest at a mark.
+    fn probe(&self, request: pb::ProbeRequest) -> BoxFuture<'_, Result<pb::ProbeReply, Status>>;
+
+    /// Makes a server a voter; on the leader only.
+    fn admit(
+        &self,
+        caller: Caller,
+        request: pb::JoinRequest,
+    ) -> BoxFuture<'_, Result<pb::JoinReply, Status>>;
+
+    /// Hands leadership over; on the leader only.
+    fn hand_over(&self, caller: Caller, to: Option<u64>) -> BoxFuture<'_, Result<u64, Status>>;
+}
+
+/// What workers on other servers ask of the leader.
+pub trait WorkerApi: Send + Sync + 'static {
+    /// Leases evaluations, waiting a while for the first.
+    fn dequeue(
+        &self,
+        request: pb::DequeueRequest,
+    ) -> BoxFuture<'_, Result<pb::DequeueReply, Status>>;
+
+    /// Ends a lease.
+    fn ack(&self, request: &pb::AckRequest) -> Result<pb::AckReply, Status>;
+
+    /// Gives a lease back.
+    fn nack(&self, request: &pb::NackRequest) -> Result<pb::NackReply, Status>;
+
+    /// Queues a plan and waits for its outcome.
+    fn submit_plan(
+        &self,
+        request: pb::SubmitPlanRequest,
+    ) -> BoxFuture<'_, Result<pb::SubmitPlanReply, Status>>;
+}
+
+/// What agents ask of any server.
+pub trait AgentApi: Api {
+    /// A node's heartbeat: taken here when this server leads, passed on otherwise.
+    fn heartbeat(
+        &self,
+        request: pb::HeartbeatRequest,
+    ) -> BoxFuture<'_, Result<pb::HeartbeatReply, Status>>;
+
+    /// The shortest time within which a node has to send its next heartbeat, ms.
+    fn heartbeat_ttl_ms_min(&self) -> u64;
+
+    /// Hands in statuses of a node's allocations and waits until they are applied.
+    fn report(&self, report: NodeReport) -> BoxFuture<'_, Result<Written, ApiError>>;
+
+    /// Where this server's state is published.
+    fn published(&self) -> &Arc<StateCell>;
+
+    /// Whether this server heard its leader of late, or as the leader a majority.
+    fn is_in_touch(&self) -> bool;
+
+    /// Becomes true when the server stops.
+    fn stopping(&self) -> watch::Receiver<bool>;
 }

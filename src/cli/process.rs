@@ -16,7 +16,7 @@ pub(crate) fn server(config: ServerConfig) -> anyhow::Result<()> {
     #[cfg(feature = "plant")]
     crate::plant::select()?;
     task::install_panic_hook();
-    crate::server::run(&config)
+    crate::process::run(&config)
 }
 
 /// Runs an agent until it is told to stop.

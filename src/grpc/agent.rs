@@ -1,4 +1,5 @@
-//! gRPC for node agents. Any server answers; registrations, reports and heartbeats go on to the leader, allocations come from the local state.
+//! gRPC for node agents. Any server answers; registrations, reports and heartbeats go on to the
+//! leader, allocations come from the local state.
 
 mod stream;
 
@@ -14,10 +15,10 @@ use futures_util::{StreamExt, stream::BoxStream};
 use proto::v1 as pb;
 use tonic::{Code, Request, Response, Status};
 
+use super::caller_of;
 use crate::{
-    api::{Api, ApiError, ReadMode, Written},
+    api::{AgentApi, ApiError, ReadMode, Written},
     rt::mpsc,
-    server::{Core, heartbeat_for_agent},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +31,7 @@ const MAP_MAX: usize = 1_000;
 
 /// The service.
 #[derive(Clone)]
-pub struct AgentService(pub Arc<Core>);
+pub struct AgentService(pub Arc<dyn AgentApi>);
 
 fn node_id(bytes: &[u8]) -> Result<NodeId, Status> {
     NodeId::from_slice(bytes).ok_or_else(|| Status::invalid_argument("node id must be 16 bytes"))
@@ -154,7 +155,7 @@ fn accepted(written: &Written) -> Result<Index, Status> {
 
 impl AgentService {
     fn servers(&self) -> Vec<String> {
-        self.0.member_infos().into_iter().map(|member| member.rpc_address).collect()
+        self.0.members().into_iter().map(|member| member.rpc_address).collect()
     }
 }
 
@@ -164,6 +165,7 @@ impl pb::agent_server::Agent for AgentService {
         &self,
         request: Request<pb::RegisterRequest>,
     ) -> Result<Response<pb::RegisterReply>, Status> {
+        let caller = caller_of(&request);
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
         let command = Command::RegisterNode {
@@ -173,13 +175,13 @@ impl pb::agent_server::Agent for AgentService {
             description: Arc::new(description(&request)?),
             evaluation_ids: Vec::new(),
         };
-        let written = self.0.write(command, None, TIMEOUT).await.map_err(status_of)?;
+        let written = self.0.write(caller, command, None, TIMEOUT).await.map_err(status_of)?;
         let index = accepted(&written)?;
         let Reply::Node { incarnation, .. } = written.reply else {
             return Err(Status::internal("unexpected reply to a registration"));
         };
         // The heartbeat right after tells the exact figure, once the leader knows the node.
-        let heartbeat_ttl_ms = self.0.settings.services.heartbeat.ttl_ms_min;
+        let heartbeat_ttl_ms = self.0.heartbeat_ttl_ms_min();
         Ok(Response::new(pb::RegisterReply {
             incarnation,
             heartbeat_ttl_ms,
@@ -192,13 +194,14 @@ impl pb::agent_server::Agent for AgentService {
         &self,
         request: Request<pb::HeartbeatRequest>,
     ) -> Result<Response<pb::HeartbeatReply>, Status> {
-        heartbeat_for_agent(&self.0, request.get_ref()).await.map(Response::new)
+        self.0.heartbeat(request.into_inner()).await.map(Response::new)
     }
 
     async fn ready(
         &self,
         request: Request<pb::ReadyRequest>,
     ) -> Result<Response<pb::ReadyReply>, Status> {
+        let caller = caller_of(&request);
         let request = request.into_inner();
         let command = Command::NodeReadiness {
             node: node_id(&request.node_id)?,
@@ -206,7 +209,7 @@ impl pb::agent_server::Agent for AgentService {
             readiness: Readiness::Ok,
             evaluation_ids: Vec::new(),
         };
-        let written = self.0.write(command, None, TIMEOUT).await.map_err(status_of)?;
+        let written = self.0.write(caller, command, None, TIMEOUT).await.map_err(status_of)?;
         Ok(Response::new(pb::ReadyReply { index: accepted(&written)? }))
     }
 
@@ -219,9 +222,9 @@ impl pb::agent_server::Agent for AgentService {
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
         let (sender, receiver) = mpsc::channel(BATCHES_MAX);
-        let core = Arc::clone(&self.0);
+        let api = Arc::clone(&self.0);
         crate::rt::spawn(async move {
-            if let Err(status) = stream::push_allocations(&core, node, &request, &sender).await {
+            if let Err(status) = stream::push_allocations(&*api, node, &request, &sender).await {
                 drop(sender.send(Err(status)).await);
             }
         });
@@ -234,7 +237,7 @@ impl pb::agent_server::Agent for AgentService {
     ) -> Result<Response<pb::UpdateAllocationsReply>, Status> {
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
-        drop(state_that_knows(&self.0, node, request.incarnation).await?);
+        drop(state_that_knows(&*self.0, node, request.incarnation).await?);
         let updates =
             request.statuses.into_iter().map(client_update).collect::<Result<Vec<_>, _>>()?;
         let report = NodeReport {
@@ -243,8 +246,9 @@ impl pb::agent_server::Agent for AgentService {
             updates,
             evaluation_ids: Vec::new(),
         };
-        let written = self.0.reports().submit(report).await.map_err(status_of)?;
-        // The entry holds the reports of many nodes and is refused as a whole, if at all: each of them sends its own again.
+        let written = self.0.report(report).await.map_err(status_of)?;
+        // The entry holds the reports of many nodes and is refused as a whole, if at all: each of
+        // them sends its own again.
         Ok(Response::new(pb::UpdateAllocationsReply { index: accepted(&written)? }))
     }
 }
@@ -296,17 +300,18 @@ fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
     })
 }
 
-/// A state in which the node has this incarnation. A server behind the others looks at the present before it denies that: an agent that is denied
-/// registers again, and would do so for nothing as long as the server lags.
+/// A state in which the node has this incarnation. A server behind the others looks at the present
+/// before it denies that: an agent that is denied registers again, and would do so for nothing as
+/// long as the server lags.
 async fn state_that_knows(
-    core: &Core,
+    api: &dyn AgentApi,
     node: NodeId,
     incarnation: u64,
 ) -> Result<Arc<State>, Status> {
     let known = |state: &State| state.nodes.get(&node).map(|row| row.incarnation);
-    let mut state = core.cell.load();
+    let mut state = api.published().load();
     if known(&state).is_none_or(|found| found < incarnation) {
-        let read = core.read(ReadMode::Linearizable, 0, TIMEOUT).await;
+        let read = api.read(ReadMode::Linearizable, 0, TIMEOUT).await;
         state = read.map_err(status_of)?.state;
     }
     match known(&state) {

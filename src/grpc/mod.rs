@@ -4,3 +4,12 @@
 pub mod agent;
 pub mod cluster;
 pub mod scheduler;
+
+use tonic::Request;
+
+use crate::api::{Caller, Way};
+
+/// Who sent a request. A simulated network has no addresses.
+fn caller_of<M>(request: &Request<M>) -> Caller {
+    Caller::anonymous(Way::Grpc, request.remote_addr())
+}

@@ -27,10 +27,10 @@ use super::{
     answer::{Answer, AnswerBodies, Meta},
     error::Error,
     job_bodies::JobBodies,
-    serve::Closing,
+    serve::{Closing, Remote},
 };
 use crate::{
-    api::{Api, ApiError, ReadMode, Snapshot, Written},
+    api::{Api, ApiError, Caller, ReadMode, Snapshot, Way, Written},
     percent,
 };
 
@@ -67,6 +67,8 @@ impl Namespaces {
 pub(crate) struct Call {
     /// The server.
     pub(crate) api: Arc<dyn Api>,
+    /// Who asks.
+    pub(crate) caller: Caller,
     /// Bounds and names.
     pub(crate) options: Arc<HttpOptions>,
     /// Method.
@@ -105,8 +107,10 @@ impl FromRequest<Context> for Call {
         let body = read_body(body, length, &options).await?;
         let Query(query) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
             .map_err(|error| Error::bad(format!("the query string does not parse: {error}")))?;
+        let address = parts.extensions.get::<Remote>().map(|remote| remote.0);
         let mut call = Self {
             api: Arc::clone(&context.api),
+            caller: Caller::anonymous(Way::Http, address),
             options,
             method: parts.method,
             segments: segments(&parts.uri)?,
@@ -255,7 +259,8 @@ impl Call {
 
     /// Proposes a command; a rejection is an error.
     pub(crate) async fn write(&self, command: Command) -> Result<Written, Error> {
-        let written = self.api.write(command, self.request_id, self.options.timeout).await?;
+        let written =
+            self.api.write(self.caller, command, self.request_id, self.options.timeout).await?;
         if let Reply::Rejected(rejection) = written.reply {
             return Err(rejection.into());
         }

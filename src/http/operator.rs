@@ -42,7 +42,7 @@ async fn transfer_leadership(call: Call) -> Result<Answer, Error> {
         (None, None) => None,
     };
     let from = members.iter().find(|member| member.leader);
-    let now = call.api.transfer_leadership(to).await?;
+    let now = call.api.transfer_leadership(call.caller, to).await?;
     let new = members.iter().find(|member| member.id == now);
     let answer = json!({
         "From": from.map(id_and_address),
@@ -92,7 +92,8 @@ async fn set_scheduler_configuration(call: Call) -> Result<Answer, Error> {
     let configuration = configuration_of(&Fields::of(&body)?)?;
     let enforce_index = call.number("cas")?;
     let command = Command::SetSchedulerConfiguration { configuration, enforce_index };
-    let written = call.api.write(command, call.request_id(), call.options.timeout).await?;
+    let written =
+        call.api.write(call.caller, command, call.request_id(), call.options.timeout).await?;
     let updated = match &written.reply {
         Reply::Rejected(Rejection::IndexConflict { .. }) => false,
         Reply::Rejected(rejection) => return Err(rejection.clone().into()),

@@ -3,6 +3,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
@@ -10,7 +11,7 @@ use std::{
 };
 
 use axum::{Extension, Router};
-use hyper::server::conn::http1;
+use hyper::{Request, body::Incoming, server::conn::http1, service::Service as _};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -53,6 +54,10 @@ impl Closing {
     }
 }
 
+/// The address of a request's client.
+#[derive(Clone, Copy)]
+pub(crate) struct Remote(pub(crate) SocketAddr);
+
 /// Serves `router` on `listener`, to `connections_max` connections at a time, until `shutdown` resolves; requests that wait for a change end at once then, others may finish.
 ///
 /// Dropping the future closes every connection.
@@ -75,10 +80,10 @@ pub async fn serve(
             Some(_) = connections.join_next() => continue,
             accepted = listener.accept() => accepted,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => {
+        let (stream, remote) = match accepted {
+            Ok((stream, address)) => {
                 failing = false;
-                stream
+                (stream, Remote(address))
             }
             Err(error) => {
                 if !failing {
@@ -91,7 +96,8 @@ pub async fn serve(
         };
         if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
             let socket = Socket { stream, patience: WRITE_TIMEOUT, stalled: None };
-            let connection = connection(socket, router.clone(), Closing(closing_receiver.clone()));
+            let closing = Closing(closing_receiver.clone());
+            let connection = connection(socket, remote, router.clone(), closing);
             connections.spawn(async move {
                 connection.await;
                 drop(place);
@@ -112,15 +118,20 @@ pub async fn serve(
     }
 }
 
-async fn connection(socket: Socket, router: Router, closing: Closing) {
+async fn connection(socket: Socket, remote: Remote, router: Router, closing: Closing) {
     if let Err(error) = socket.stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY could not be set");
     }
+    let router = TowerToHyperService::new(router);
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(remote);
+        router.call(request)
+    });
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADER_TIMEOUT)
-            .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router))
+            .serve_connection(TokioIo::new(socket), service)
     );
     let result = tokio::select! {
         result = &mut connection => result,
@@ -241,11 +252,12 @@ mod tests {
         let router = Router::new().route("/", get(answer));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let (stream, _) = listener.accept().await.unwrap();
+        let (stream, address) = listener.accept().await.unwrap();
+        let remote = Remote(address);
         let socket = Socket { stream, patience, stalled: None };
         let server = tokio::spawn(async move {
             let (open, closing) = watch::channel(false);
-            connection(socket, router, Closing(closing)).await;
+            connection(socket, remote, router, Closing(closing)).await;
             drop(open);
         });
         client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();

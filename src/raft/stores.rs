@@ -1,7 +1,9 @@
-//! What a server finds in its data directory: the state with its two durable bases and the log, opened in the order in which they are needed.
+//! What a server finds in its data directory: the state with its two durable bases and the log,
+//! opened in the order in which they are needed.
 //!
-//! It owns that order and the check that the parts fit together. It must never go on from parts with a gap between them: a log that begins after
-//! the end of the state would leave out what was purged between them, silently and on this server alone.
+//! It owns that order and the check that the parts fit together. It must never go on from parts
+//! with a gap between them: a log that begins after the end of the state would leave out what was
+//! purged between them, silently and on this server alone.
 
 use std::{path::Path, sync::Arc};
 
@@ -80,10 +82,12 @@ impl Stores {
     }
 }
 
-/// A log that ends before the state is purged up to the state as the first thing Raft does, and it must never be purged beyond the older of the
-/// two bases. So the snapshot file has to be as new as the state before that. It happens when a server dies in an install, or when it applied what
-/// a majority of others had on disk before its own log had it. And when a damaged snapshot file was set aside, an older one is left that may end
-/// before the log begins: a follower that got it would ask for entries that nobody has.
+/// A log that ends before the state is purged up to the state as the first thing Raft does, and it
+/// must never be purged beyond the older of the two bases. So the snapshot file has to be as new as
+/// the state before that. It happens when a server dies in an install, or when it applied what a
+/// majority of others had on disk before its own log had it. And when a damaged snapshot file was
+/// set aside, an older one is left that may end before the log begins: a follower that got it would
+/// ask for entries that nobody has.
 fn keep_two_bases(
     machine: &StateMachine,
     wal: &Wal,
@@ -105,9 +109,11 @@ fn keep_two_bases(
     Ok(())
 }
 
-/// An entry is applied as soon as it is committed, and the state that it led to may be durable before this log has it in the place of what another
-/// leader had written there. What the log has instead is of an older term, was never committed, and Raft does not start with it. (One of a newer term
-/// in the place of what was applied would break Raft's promise: nothing is cut, and openraft refuses to start.)
+/// An entry is applied as soon as it is committed, and the state that it led to may be durable
+/// before this log has it in the place of what another leader had written there. What the log has
+/// instead is of an older term, was never committed, and Raft does not start with it. (One of a
+/// newer term in the place of what was applied would break Raft's promise: nothing is cut, and
+/// openraft refuses to start.)
 fn cut_what_was_replaced(machine: &StateMachine, wal: &Wal) -> anyhow::Result<()> {
     let (state, _) = machine.current();
     let head = &state.head;
@@ -186,7 +192,8 @@ mod tests {
         EntryId { index, term: 1 }
     }
 
-    /// Leaves a state after the entry of this index and term, no snapshot, and a log of term 1 with entries up to `last`, purged up to `purged`.
+    /// Leaves a state after the entry of this index and term, no snapshot, and a log of term 1 with
+    /// entries up to `last`, purged up to `purged`.
     async fn leave(disk: &Arc<dyn Disk>, (index, term): (u64, u64), last: u64, purged: u64) {
         let mut stores = open(disk).await;
         let mut state = State::genesis(&mut ChangeSet::default());
@@ -207,7 +214,8 @@ mod tests {
         stores.shadow.close().await;
     }
 
-    /// A power cut came when the state was durable and the log, on a slow disk, still had what another leader had written there.
+    /// A power cut came when the state was durable and the log, on a slow disk, still had what
+    /// another leader had written there.
     #[tokio::test]
     async fn a_log_whose_end_was_replaced_is_cut_to_where_the_state_goes_on() {
         let disk: Arc<dyn Disk> = Arc::new(FaultDisk::new(1));
@@ -227,7 +235,8 @@ mod tests {
         }
     }
 
-    /// Found by the simulation: the newest snapshot had rotted, and the one before it ended below the begin of the log.
+    /// Found by the simulation: the newest snapshot had rotted, and the one before it ended below
+    /// the begin of the log.
     #[tokio::test]
     async fn a_snapshot_is_written_when_none_reaches_the_begin_of_the_log() {
         let disk: Arc<dyn Disk> = Arc::new(FaultDisk::new(1));

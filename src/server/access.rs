@@ -3,21 +3,23 @@
 //! A write gets a request id from the first server that sees it and keeps it over every retry, so that an entry whose reply was lost takes
 //! effect once; that is what makes retrying after a lost leader safe.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use fsm::{Command, Index, Proposal, Reply, RequestId, codec, session::Request, table::TableId};
-use futures_util::{FutureExt, future::BoxFuture};
+use fsm::{Command, Index, Proposal, Reply, RequestId, codec, session::Request};
 use openraft::ReadPolicy;
 use proto::v1 as pb;
 use tonic::Code;
 
-use super::{core::Core, gauges::gauges, members::leads};
+use super::{
+    leadership::LeaderServices, leading::Leading, members::Contact, read_rounds::ReadRounds,
+};
 use crate::{
-    api::{Api, ApiError, MemberInfo, ReadMode, Snapshot, Written},
+    api::{ApiError, ReadMode, Snapshot, Written},
+    clock::Clock,
     plant::{Plant, is_planted},
+    published::StateCell,
     raft::WatchReceiver,
-    rpc::transport::{Lane, call},
-    rt::{self, Instant},
+    rt::{self, Instant, watch},
 };
 
 /// Pause before a leader is looked for again.
@@ -30,104 +32,25 @@ fn hash64(bytes: &[u8]) -> u64 {
     u64::from_le_bytes([hash[0], hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7]])
 }
 
-impl Core {
-    fn left(deadline: Instant) -> Duration {
-        deadline.saturating_duration_since(Instant::now())
-    }
+/// Reads of the published state, as fresh as they are asked for.
+#[derive(Clone)]
+pub(crate) struct Reads {
+    pub(super) cell: Arc<StateCell>,
+    pub(super) contact: Arc<Contact>,
+    pub(super) rounds: ReadRounds,
+    /// A leader was heard since the start.
+    pub(super) recovered: watch::Receiver<bool>,
+}
 
-    /// A client's id with what tells its request from another under the same id; an id made up here stands for this request alone.
-    fn stamp(&self, id: Option<RequestId>, command: &Command) -> Request {
-        let payload_hash = id.map_or(0, |_| {
-            let command = without_fresh_ids(command.clone());
-            hash64(&codec::encode(&Proposal { at: 0, epoch: None, request: None, command }))
-        });
-        let id = id.unwrap_or_else(|| self.fresh_request());
-        Request { id, stamped_at: self.log_time(), payload_hash }
-    }
-
-    /// Log time as this server knows it: behind the leader's by [`leader::limits::TICK_AFTER_MS`] and some at most.
-    pub(super) fn log_time(&self) -> fsm::TimeMs {
-        match self.cell.load().head.at {
-            // A cluster without history: its first entry brings wall time, beside which 0 would be long expired.
-            0 => self.clock.wall_ms(),
-            at => at,
-        }
-    }
-
-    /// The index a linearizable read has to wait for, from the leader.
-    pub(super) async fn read_index(&self) -> Result<(Index, u64), ApiError> {
-        if is_planted(Plant::LeaseWithoutMargin)
-            && self.last_contact() < Duration::from_millis(3 * self.settings.timing.election_ms_max)
-        {
-            return Ok((self.applied(), self.raft.metrics().borrow_watched().current_term));
-        }
-        let (read, _) =
-            self.raft.get_read_log_id(ReadPolicy::ReadIndex).await.map_err(|error| {
-                tracing::debug!(%error, "no read index");
-                ApiError::NoLeader
-            })?;
-        Ok((read.index(), self.raft.metrics().borrow_watched().current_term))
-    }
-
-    async fn read_index_anywhere(&self, deadline: Instant) -> Result<Index, ApiError> {
-        loop {
-            let left = Self::left(deadline);
-            if let Ok(Ok(index)) = rt::timeout(left, self.read_rounds.read_index()).await {
-                return Ok(index);
-            }
-            if Self::left(deadline) <= LEADER_RETRY {
-                return Err(ApiError::NoLeader);
-            }
-            rt::sleep(LEADER_RETRY).await;
-        }
-    }
-
-    /// Time since this server last heard a leader, or a majority answered it as the leader; since its start when neither happened. From one look to
-    /// the next it grows by the time between them at most.
-    pub fn last_contact(&self) -> Duration {
-        // Who has led for a moment only, or no longer leads, goes by what it heard before.
-        let age = self.contact.age();
-        self.majority_age().map_or(age, |majority| majority.min(age))
-    }
-
-    /// On a leader: the time since a majority answered it in its term.
-    pub(super) fn majority_age(&self) -> Option<Duration> {
-        leads(self)?;
-        if self.is_sole_voter() {
-            // Raft does not ask itself.
-            return Some(Duration::ZERO);
-        }
-        let acknowledged = self.raft.metrics().borrow_watched().last_quorum_acked;
-        acknowledged.map(|at| openraft::Instant::elapsed(&*at))
-    }
-
-    fn is_sole_voter(&self) -> bool {
-        let metrics = self.raft.metrics();
-        let metrics = metrics.borrow_watched();
-        let configurations = metrics.membership_config.membership().get_joint_config();
-        matches!(configurations.as_slice(), [voters] if voters.len() == 1 && voters.contains(&self.id))
-    }
-
-    /// Keeps what majorities answered this server while it led, for the time when it leads no more.
-    pub(super) async fn keep_contact(self: Arc<Self>) {
-        let mut metrics = self.raft.metrics();
-        loop {
-            if let Some(age) = self.majority_age() {
-                self.contact.was_in_touch(age);
-            }
-            if metrics.changed().await.is_err() {
-                return;
-            }
-        }
-    }
-
-    async fn read_state(
+impl Reads {
+    /// A snapshot in the given mode, at least at `index_min`, within `timeout`.
+    pub(super) async fn read(
         &self,
         mode: ReadMode,
         index_min: Index,
         timeout: Duration,
     ) -> Result<Snapshot, ApiError> {
-        if !self.has_recovered() && mode == ReadMode::Stale {
+        if !*self.recovered.borrow() && mode == ReadMode::Stale {
             let what = "it has not heard a leader since its start";
             return Err(ApiError::NotReady(what.to_owned()));
         }
@@ -136,83 +59,82 @@ impl Core {
         if mode == ReadMode::Linearizable && !is_planted(Plant::StaleRead) {
             index = index.max(self.read_index_anywhere(deadline).await?);
         }
-        if !self.cell.wait_for(index, Self::left(deadline)).await {
+        if !self.cell.wait_for(index, until(deadline)).await {
             return Err(ApiError::Timeout { proposed: false });
         }
-        let fresh = Duration::from_millis(self.settings.timing.election_ms_max);
-        let last_contact =
-            if mode == ReadMode::Linearizable { Duration::ZERO } else { self.last_contact() };
-        let known_leader = self.leader().is_some() && last_contact <= fresh;
+        let fresh = Duration::from_millis(self.contact.settings.timing.election_ms_max);
+        let last_contact = if mode == ReadMode::Linearizable {
+            Duration::ZERO
+        } else {
+            self.contact.last_contact()
+        };
+        let known_leader = self.contact.leader().is_some() && last_contact <= fresh;
         Ok(Snapshot { state: self.cell.load(), last_contact, known_leader })
     }
 
-    /// Proposes here if this server leads; used for forwarded writes too.
-    pub(super) async fn write_as_leader(
-        &self,
-        command: Command,
-        request: Option<Request>,
-        timeout: Duration,
-    ) -> Result<Written, ApiError> {
-        let services = self.leading().ok_or(ApiError::NoLeader)?;
-        if let Some(why) = self.cluster_is_full() {
-            return Err(ApiError::DiskFull(why));
+    async fn read_index_anywhere(&self, deadline: Instant) -> Result<Index, ApiError> {
+        loop {
+            let left = until(deadline);
+            if let Ok(Ok(index)) = rt::timeout(left, self.rounds.read_index()).await {
+                return Ok(index);
+            }
+            if until(deadline) <= LEADER_RETRY {
+                return Err(ApiError::NoLeader);
+            }
+            rt::sleep(LEADER_RETRY).await;
         }
-        if self.has_full_disk() {
-            // A server with room takes over at once; until then a write is as without a leader.
-            return Err(ApiError::NoLeader);
-        }
-        let makes_work =
-            matches!(command, Command::RegisterJob { .. } | Command::EvaluateJob { .. });
-        if makes_work && services.is_overloaded() {
-            return Err(ApiError::Overloaded {
-                what: "pending evaluations",
-                limit: self.settings.services.broker.evaluations_max as u64,
-                retry_after_ms: 1_000,
-            });
-        }
-        if is_planted(Plant::AcknowledgeBeforeCommit) {
-            return Ok(self.acknowledge_before_commit(services, command, request));
-        }
-        self.propose(&services, command, request, timeout).await
     }
+}
 
-    /// A deliberate bug for the test harness, compiled in by the feature `plant` only: the answer that would come, before it is committed.
-    fn acknowledge_before_commit(
-        &self,
-        services: Arc<super::leadership::LeaderServices>,
-        command: Command,
-        request: Option<Request>,
-    ) -> Written {
-        let mut guess = (*self.cell.load()).clone();
-        let proposal =
-            Proposal { at: services.now(), epoch: None, request, command: command.clone() };
-        let index = guess.head.index.saturating_add(1);
-        let mut changes = fsm::table::ChangeSet::trial();
-        let applied = guess.apply(index, guess.head.term, &proposal, &mut changes);
-        rt::spawn(async move { drop(services.propose(command, request, ATTEMPT_TIMEOUT).await) });
-        Written { index, reply: applied.reply }
+/// The index a linearizable read has to wait for, and the term, from this server as the leader.
+pub(super) async fn read_index(
+    contact: &Contact,
+    cell: &StateCell,
+) -> Result<(Index, u64), ApiError> {
+    if is_planted(Plant::LeaseWithoutMargin)
+        && contact.last_contact()
+            < Duration::from_millis(3 * contact.settings.timing.election_ms_max)
+    {
+        return Ok((cell.applied(), contact.raft.metrics().borrow_watched().current_term));
     }
+    let (read, _) = contact.raft.get_read_log_id(ReadPolicy::ReadIndex).await.map_err(|error| {
+        tracing::debug!(%error, "no read index");
+        ApiError::NoLeader
+    })?;
+    Ok((read.index(), contact.raft.metrics().borrow_watched().current_term))
+}
 
-    async fn write_anywhere(
+/// Writes from any server: proposed here or forwarded to the leader.
+#[derive(Clone)]
+pub(crate) struct Writes {
+    pub(super) cell: Arc<StateCell>,
+    pub(super) clock: Clock,
+    pub(super) contact: Arc<Contact>,
+    pub(super) leading: Arc<Leading>,
+}
+
+impl Writes {
+    /// Proposes a command on the leader, from any server. A retry under the same id takes effect once.
+    pub(super) async fn write(
         &self,
         command: Command,
         request: Option<RequestId>,
         timeout: Duration,
     ) -> Result<Written, ApiError> {
         let deadline = Instant::now() + timeout;
-        if let Some(why) = self.disk_full.borrow().clone() {
+        if let Some(why) = self.contact.disk_full.borrow().clone() {
             return Err(ApiError::DiskFull(why));
         }
         let mut request = self.stamp(request, &command);
         let mut last = ApiError::NoLeader;
         let mut proposed = false;
         loop {
-            let left = Self::left(deadline);
+            let left = until(deadline);
             if left <= LEADER_RETRY {
                 return Err(if proposed { ApiError::Timeout { proposed } } else { last });
             }
             let attempt = left.min(ATTEMPT_TIMEOUT);
-            let result = if self.leading().is_some() {
+            let result = if self.leading.services().is_some() {
                 self.write_as_leader(command.clone(), Some(request), attempt).await
             } else {
                 self.forward(command.clone(), request, attempt).await
@@ -221,13 +143,13 @@ impl Core {
                 Ok(Written { reply: Reply::Rejected(fsm::Rejection::SessionExpired), .. })
                     if proposed =>
                 {
-                    // What became of the attempt before nobody remembers.
+                    // The session has expired: the outcome of the earlier attempt is unknown.
                     return Err(ApiError::Unknown);
                 }
                 Ok(Written { index, reply: Reply::Rejected(fsm::Rejection::SessionExpired) }) => {
                     // The stamp is this server's log time, which was that old: nothing came of it. It is stamped anew once this server knows better.
                     last = ApiError::NotReady("it is far behind the others".to_owned());
-                    self.cell.wait_for(index, Self::left(deadline)).await;
+                    self.cell.wait_for(index, until(deadline)).await;
                     request.stamped_at = self.log_time();
                 }
                 Ok(written) => return Ok(written),
@@ -252,8 +174,55 @@ impl Core {
                     | ApiError::Invalid(_),
                 ) => {}
             }
-            rt::sleep(LEADER_RETRY.min(Self::left(deadline))).await;
+            rt::sleep(LEADER_RETRY.min(until(deadline))).await;
         }
+    }
+
+    /// Proposes here if this server leads; used for forwarded writes too.
+    pub(super) async fn write_as_leader(
+        &self,
+        command: Command,
+        request: Option<Request>,
+        timeout: Duration,
+    ) -> Result<Written, ApiError> {
+        let services = self.leading.services().ok_or(ApiError::NoLeader)?;
+        if let Some(why) = self.contact.cluster_is_full() {
+            return Err(ApiError::DiskFull(why));
+        }
+        if self.contact.has_full_disk() {
+            // A server with room takes over at once; until then a write is as without a leader.
+            return Err(ApiError::NoLeader);
+        }
+        let makes_work =
+            matches!(command, Command::RegisterJob { .. } | Command::EvaluateJob { .. });
+        if makes_work && services.is_overloaded() {
+            return Err(ApiError::Overloaded {
+                what: "pending evaluations",
+                limit: self.contact.settings.services.broker.evaluations_max as u64,
+                retry_after_ms: 1_000,
+            });
+        }
+        if is_planted(Plant::AcknowledgeBeforeCommit) {
+            return Ok(self.acknowledge_before_commit(services, command, request));
+        }
+        services.propose(command, request, timeout).await
+    }
+
+    /// A deliberate bug for the test harness, compiled in by the feature `plant` only: the answer that would come, before it is committed.
+    fn acknowledge_before_commit(
+        &self,
+        services: Arc<LeaderServices>,
+        command: Command,
+        request: Option<Request>,
+    ) -> Written {
+        let mut guess = (*self.cell.load()).clone();
+        let proposal =
+            Proposal { at: services.now(), epoch: None, request, command: command.clone() };
+        let index = guess.head.index.saturating_add(1);
+        let mut changes = fsm::table::ChangeSet::trial();
+        let applied = guess.apply(index, guess.head.term, &proposal, &mut changes);
+        rt::spawn(async move { drop(services.propose(command, request, ATTEMPT_TIMEOUT).await) });
+        Written { index, reply: applied.reply }
     }
 
     async fn forward(
@@ -262,7 +231,7 @@ impl Core {
         request: Request,
         timeout: Duration,
     ) -> Result<Written, ApiError> {
-        let address = self.leader_address()?;
+        let address = self.contact.leader_address()?;
         let proposal = Proposal { at: 0, epoch: None, request: Some(request), command };
         let message = pb::WriteRequest {
             command: codec::encode(&proposal),
@@ -273,7 +242,7 @@ impl Core {
         };
         let path = "/quorate.v1.Cluster/Write";
         let reply: Result<pb::WriteReply, _> =
-            call(&*self.transport, &address, path, Lane::Control, &message, timeout).await;
+            self.contact.call(&address, path, &message, timeout).await;
         match reply {
             Ok(reply) => {
                 let decoded: Reply = codec::decode(&reply.reply).map_err(|error| {
@@ -285,6 +254,40 @@ impl Core {
             Err(status) => Err(forwarded_error(&status)),
         }
     }
+
+    /// A client's id with what tells its request from another under the same id; an id made up here stands for this request alone.
+    fn stamp(&self, id: Option<RequestId>, command: &Command) -> Request {
+        let payload_hash = id.map_or(0, |_| {
+            let command = without_fresh_ids(command.clone());
+            hash64(&codec::encode(&Proposal { at: 0, epoch: None, request: None, command }))
+        });
+        let id = id.unwrap_or_else(|| self.fresh_request());
+        Request { id, stamped_at: self.log_time(), payload_hash }
+    }
+
+    /// Log time as this server knows it: behind the leader's by [`leader::limits::TICK_AFTER_MS`]
+    /// and some at most.
+    pub(crate) fn log_time(&self) -> fsm::TimeMs {
+        match self.cell.load().head.at {
+            // A cluster without history: its first entry brings wall time, beside which 0 would be long expired.
+            0 => self.clock.wall_ms(),
+            at => at,
+        }
+    }
+
+    /// A fresh request id: log time and random bits (a version 7 UUID, RFC 9562), so that sessions, which end in the order of time, lie in that
+    /// order in memory and on disk.
+    pub(crate) fn fresh_request(&self) -> RequestId {
+        let mut id = rt::random_id();
+        let [_, _, at @ ..] = self.log_time().to_be_bytes();
+        id[..at.len()].copy_from_slice(&at);
+        id[6] = (id[6] & 0x0f) | 0x70;
+        RequestId(id)
+    }
+}
+
+fn until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
 }
 
 /// Ids that a server makes up are no part of what a client asked for: a retry of the same request carries others.
@@ -356,115 +359,6 @@ fn forwarded_error(status: &tonic::Status) -> ApiError {
     let found = known.into_iter().find(|(code, _)| *code == status.code());
     // Everything else may have happened after the request was sent.
     found.map_or(ApiError::Unknown, |(_, error)| error)
-}
-
-impl Api for Core {
-    fn read(
-        &self,
-        mode: ReadMode,
-        index_min: Index,
-        timeout: Duration,
-    ) -> BoxFuture<'_, Result<Snapshot, ApiError>> {
-        self.read_state(mode, index_min, timeout).boxed()
-    }
-
-    fn write(
-        &self,
-        command: Command,
-        request: Option<RequestId>,
-        timeout: Duration,
-    ) -> BoxFuture<'_, Result<Written, ApiError>> {
-        self.write_anywhere(command, request, timeout).boxed()
-    }
-
-    fn changed(
-        &self,
-        tables: &'static [TableId],
-        after: Index,
-        timeout: Duration,
-    ) -> BoxFuture<'_, ()> {
-        self.cell.changed(tables, after, timeout).boxed()
-    }
-
-    fn new_id(&self) -> [u8; 16] {
-        rt::random_id()
-    }
-
-    fn members(&self) -> Vec<MemberInfo> {
-        self.member_infos()
-    }
-
-    fn this_member(&self) -> MemberInfo {
-        let known = self.member_infos().into_iter().find(|member| member.id == self.id);
-        known.unwrap_or_else(|| MemberInfo {
-            id: self.id,
-            name: self.settings.name.clone(),
-            rpc_address: self.settings.rpc_address.clone(),
-            http_address: self.settings.http_address.clone(),
-            alive: true,
-            ..MemberInfo::default()
-        })
-    }
-
-    fn transfer_leadership(&self, to: Option<u64>) -> BoxFuture<'_, Result<u64, ApiError>> {
-        async move {
-            if leads(self).is_some() {
-                return self.transfer(to).await;
-            }
-            let address = self.leader_address()?;
-            let request = pb::TransferLeadershipRequest { to };
-            let path = "/quorate.v1.Cluster/TransferLeadership";
-            let timeout = Duration::from_secs(10);
-            call::<_, pb::TransferLeadershipReply>(
-                &*self.transport,
-                &address,
-                path,
-                Lane::Control,
-                &request,
-                timeout,
-            )
-            .await
-            .map(|reply| reply.to)
-            .map_err(|status| {
-                let message = status.message().to_owned();
-                let is_invalid = status.code() == Code::InvalidArgument;
-                if is_invalid { ApiError::Invalid(message) } else { ApiError::NotReady(message) }
-            })
-        }
-        .boxed()
-    }
-
-    fn gauges(&self) -> BTreeMap<String, f64> {
-        gauges(self)
-    }
-
-    fn stats(&self) -> BTreeMap<String, BTreeMap<String, String>> {
-        let metrics = self.raft.metrics().borrow_watched().clone();
-        let raft = [
-            ("state", format!("{:?}", metrics.state)),
-            ("term", metrics.current_term.to_string()),
-            ("applied_index", self.applied().to_string()),
-            ("last_log_index", metrics.last_log_index.unwrap_or(0).to_string()),
-            ("commit_index", metrics.local_committed.map_or(0, |id| id.index).to_string()),
-            ("leader", self.leader().map(|(_, member)| member.rpc_address).unwrap_or_default()),
-        ];
-        let quorate = [
-            ("server", leads(self).map_or("follower", |_| "leader").to_owned()),
-            ("version", env!("CARGO_PKG_VERSION").to_owned()),
-            ("cluster_id", self.cluster_id().unwrap_or_default()),
-            ("server_id", format!("{:x}", self.id)),
-        ];
-        let group = |list: &[(&str, String)]| {
-            list.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
-        };
-        BTreeMap::from([("raft".to_owned(), group(&raft)), ("quorate".to_owned(), group(&quorate))])
-    }
-
-    fn membership_index(&self) -> Index {
-        let metrics = self.raft.metrics();
-        let metrics = metrics.borrow_watched();
-        metrics.membership_config.log_id().map_or(0, |id| id.index)
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! How a server becomes part of a cluster: the first start of all of them together, or an empty server joining a running one.
+//! How a server becomes part of a cluster: the first start of all of them together, or an empty
+//! server joining a running one.
 //!
 //! ```text
 //!  every server asks every address of bootstrap_expect who it is
@@ -18,11 +19,10 @@ use fsm::Index;
 use proto::v1 as pb;
 use tonic::Status;
 
-use super::{core::Core, housekeeping::probe, members::leads};
+use super::{identity::Cluster, members::Contact};
 use crate::{
     raft::{Member, Membership, Metrics, ServerId, StoredMembership, WatchReceiver},
-    rpc::transport::{Lane, call},
-    rt,
+    rt::{self, watch},
 };
 
 const RETRY: Duration = Duration::from_millis(200);
@@ -39,37 +39,44 @@ enum Found {
     Waiting(String),
 }
 
+/// A server on its way into a cluster.
+pub(super) struct Newcomer {
+    pub(super) contact: Arc<Contact>,
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) stop: watch::Receiver<bool>,
+}
+
 /// Returns when this server is part of a cluster, or fails when it must not be.
-pub async fn join_cluster(core: Arc<Core>) -> anyhow::Result<()> {
-    let mut stop = core.stopping();
+pub(super) async fn join_cluster(newcomer: Newcomer) -> anyhow::Result<()> {
+    let Newcomer { contact, cluster: own, mut stop } = newcomer;
     let mut said = String::new();
     loop {
-        if core.raft.is_initialized().await.unwrap_or(false) {
+        if contact.raft.is_initialized().await.unwrap_or(false) {
             anyhow::ensure!(
-                core.cluster.get().is_some(),
+                own.get().is_some(),
                 "the log has entries but server.json names no cluster: restore server.json"
             );
-            if votes(&core, core.id) {
-                return refuse_foreign_peers(&core).await;
+            if votes(&contact, contact.id) {
+                return refuse_foreign_peers(&contact, &own, stop).await;
             }
         }
-        match look_around(&core).await? {
+        match look_around(&contact, &own).await? {
             Found::Member(cluster) => {
-                core.adopt_cluster(cluster)?;
-                tracing::info!(cluster = ?core.cluster_id(), "found my cluster");
+                own.adopt(cluster)?;
+                tracing::info!(cluster = ?own.name(), "found my cluster");
                 return Ok(());
             }
             Found::Stranger { cluster, address } => {
-                core.adopt_cluster(cluster)?;
-                match ask_to_join(&core, &address).await {
+                own.adopt(cluster)?;
+                match ask_to_join(&contact, &address).await {
                     Ok(()) => {
-                        tracing::info!(cluster = ?core.cluster_id(), "joined the cluster");
+                        tracing::info!(cluster = ?own.name(), "joined the cluster");
                         return Ok(());
                     }
                     Err(status) => say(&mut said, format!("cannot join yet: {}", status.message())),
                 }
             }
-            Found::AllEmpty(members) => initialise(&core, members).await?,
+            Found::AllEmpty(members) => initialise(&contact, &own, members).await?,
             Found::Waiting(why) => say(&mut said, why),
         }
         if rt::timeout(RETRY, rt::until_true(&mut stop)).await.is_ok() {
@@ -78,11 +85,14 @@ pub async fn join_cluster(core: Arc<Core>) -> anyhow::Result<()> {
     }
 }
 
-/// A member of a cluster whose configuration names servers of another one only has the wrong data directory or the wrong addresses. While some do
-/// not answer nothing is decided.
-async fn refuse_foreign_peers(core: &Arc<Core>) -> anyhow::Result<()> {
-    let mut stop = core.stopping();
-    let settings = &core.settings;
+/// A member of a cluster whose configuration names servers of another one only has the wrong data
+/// directory or the wrong addresses. While some do not answer nothing is decided.
+async fn refuse_foreign_peers(
+    contact: &Contact,
+    own: &Cluster,
+    mut stop: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let settings = &contact.settings;
     let configured = settings.bootstrap_expect.iter().chain(&settings.join);
     let others: Vec<&String> =
         configured.filter(|address| **address != settings.rpc_address).collect();
@@ -90,9 +100,9 @@ async fn refuse_foreign_peers(core: &Arc<Core>) -> anyhow::Result<()> {
     while !others.is_empty() {
         let mut foreign = Vec::new();
         for address in &others {
-            match probe(core, address, 0, PROBE_TIMEOUT).await {
+            match contact.probe(address, 0, PROBE_TIMEOUT).await {
                 Ok(reply) if !reply.initialised => {}
-                Ok(reply) if core.cluster.get().is_some_and(|own| *own == *reply.cluster_id) => {
+                Ok(reply) if own.get().is_some_and(|own| *own == *reply.cluster_id) => {
                     return Ok(());
                 }
                 Ok(_) => foreign.push(address.as_str()),
@@ -123,8 +133,8 @@ fn say(said: &mut String, message: String) {
     }
 }
 
-async fn look_around(core: &Arc<Core>) -> anyhow::Result<Found> {
-    let settings = &core.settings;
+async fn look_around(contact: &Contact, own_cluster: &Cluster) -> anyhow::Result<Found> {
+    let settings = &contact.settings;
     let addresses: Vec<&String> = if settings.join.is_empty() {
         settings.bootstrap_expect.iter().collect()
     } else {
@@ -135,10 +145,10 @@ async fn look_around(core: &Arc<Core>) -> anyhow::Result<Found> {
         rpc_address: settings.rpc_address.clone(),
         http_address: settings.http_address.clone(),
     };
-    let mut members = BTreeMap::from([(core.id, own)]);
+    let mut members = BTreeMap::from([(contact.id, own)]);
     let mut missing = Vec::new();
     for address in addresses.into_iter().filter(|address| **address != settings.rpc_address) {
-        let reply = match probe(core, address, 0, PROBE_TIMEOUT).await {
+        let reply = match contact.probe(address, 0, PROBE_TIMEOUT).await {
             Ok(reply) => reply,
             Err(status) => {
                 missing.push(format!("{address} ({})", status.message()));
@@ -148,7 +158,7 @@ async fn look_around(core: &Arc<Core>) -> anyhow::Result<Found> {
         if reply.initialised {
             let cluster: [u8; 16] = reply.cluster_id.as_ref().try_into()?;
             anyhow::ensure!(
-                core.cluster.get().is_none_or(|known| *known == cluster),
+                own_cluster.get().is_none_or(|known| *known == cluster),
                 "{address} belongs to another cluster than this data directory"
             );
             let address = address.clone();
@@ -181,23 +191,27 @@ async fn look_around(core: &Arc<Core>) -> anyhow::Result<Found> {
     Ok(Found::Waiting(format!("waiting for all servers to start: {}", missing.join(", "))))
 }
 
-async fn initialise(core: &Arc<Core>, members: BTreeMap<u64, Member>) -> anyhow::Result<()> {
-    let lowest = core.settings.bootstrap_expect.iter().min();
-    if lowest != Some(&core.settings.rpc_address) {
+async fn initialise(
+    contact: &Contact,
+    own: &Cluster,
+    members: BTreeMap<u64, Member>,
+) -> anyhow::Result<()> {
+    let lowest = contact.settings.bootstrap_expect.iter().min();
+    if lowest != Some(&contact.settings.rpc_address) {
         return Ok(());
     }
-    if core.cluster.get().is_none() {
-        core.adopt_cluster(rt::random_id())?;
+    if own.get().is_none() {
+        own.adopt(rt::random_id())?;
     }
-    tracing::info!(servers = members.len(), cluster = ?core.cluster_id(), "initialising the cluster");
-    if let Err(error) = core.raft.initialize(members).await {
+    tracing::info!(servers = members.len(), cluster = ?own.name(), "initialising the cluster");
+    if let Err(error) = contact.raft.initialize(members).await {
         tracing::warn!(%error, "the cluster was not initialised");
     }
     Ok(())
 }
 
-async fn ask_to_join(core: &Arc<Core>, address: &str) -> Result<(), Status> {
-    let reply = probe(core, address, 0, PROBE_TIMEOUT).await?;
+async fn ask_to_join(contact: &Contact, address: &str) -> Result<(), Status> {
+    let reply = contact.probe(address, 0, PROBE_TIMEOUT).await?;
     let leader = if reply.leader_rpc_address.is_empty() {
         return Err(Status::unavailable("the cluster has no leader"));
     } else {
@@ -205,60 +219,62 @@ async fn ask_to_join(core: &Arc<Core>, address: &str) -> Result<(), Status> {
     };
     tracing::info!(leader, "asking to join");
     let request = pb::JoinRequest {
-        node_id: core.id,
-        name: core.settings.name.clone(),
-        rpc_address: core.settings.rpc_address.clone(),
-        http_address: core.settings.http_address.clone(),
+        node_id: contact.id,
+        name: contact.settings.name.clone(),
+        rpc_address: contact.settings.rpc_address.clone(),
+        http_address: contact.settings.http_address.clone(),
     };
     let path = "/quorate.v1.Cluster/Join";
-    let _reply: pb::JoinReply =
-        call(&*core.transport, &leader, path, Lane::Control, &request, JOIN_TIMEOUT).await?;
+    let _reply: pb::JoinReply = contact.call(&leader, path, &request, JOIN_TIMEOUT).await?;
     Ok(())
 }
 
-/// The configuration that this server goes by, if it is settled: applied here, or the first of all, which nobody undoes. One that is only in the
-/// log may go with the leader that wrote it.
+/// The configuration that this server goes by, if it is settled: applied here, or the first of all,
+/// which nobody undoes. One that is only in the log may go with the leader that wrote it.
 fn settled(membership: &StoredMembership, applied: Index) -> Option<&Membership> {
     let index = membership.log_id().as_ref()?.index;
     (index <= applied).then(|| membership.membership())
 }
 
-/// Whether a server votes, for good: as long as it does not it asks to join, however far an earlier try came.
-pub(super) fn votes(core: &Core, id: ServerId) -> bool {
-    let metrics = core.raft.metrics().borrow_watched().clone();
+/// Whether a server votes, for good: as long as it does not it asks to join, however far an earlier
+/// try came.
+pub(super) fn votes(contact: &Contact, id: ServerId) -> bool {
+    let metrics = contact.raft.metrics().borrow_watched().clone();
     let applied = metrics.last_applied.map_or(0, |applied| applied.index);
     settled(&metrics.membership_config, applied)
         .is_some_and(|membership| membership.voter_ids().any(|voter| voter == id))
 }
 
-/// Whether the configuration is a joint one: until it is left, a majority of the servers of before is needed as well, and one of them may be gone.
-pub(super) fn is_membership_joint(core: &Core) -> bool {
-    let metrics = core.raft.metrics().borrow_watched().clone();
+/// Whether the configuration is a joint one: until it is left, a majority of the servers of before
+/// is needed as well, and one of them may be gone.
+pub(super) fn is_membership_joint(contact: &Contact) -> bool {
+    let metrics = contact.raft.metrics().borrow_watched().clone();
     metrics.membership_config.membership().get_joint_config().len() > 1
 }
 
 /// Brings a change of the members to its end that a leader began and died over.
-pub(super) async fn finish_membership(core: &Core) {
-    let metrics = core.raft.metrics().borrow_watched().clone();
+pub(super) async fn finish_membership(contact: &Contact) {
+    let metrics = contact.raft.metrics().borrow_watched().clone();
     let membership = metrics.membership_config.membership();
     let Some(voters) = membership.get_joint_config().last().cloned() else { return };
     tracing::warn!(?voters, "a change of the members was left half done: it is finished");
-    if let Err(error) = core.raft.change_membership(voters, false).await {
+    if let Err(error) = contact.raft.change_membership(voters, false).await {
         tracing::debug!(%error, "the members could not be changed yet");
     }
 }
 
-/// Takes out learners at whose addresses other members answered (`elsewhere`: the member asked, who answered): they were replaced before
-/// they voted, and the change that would have taken them out was left to a leader that is gone.
-pub(super) async fn remove_replaced(core: &Core, elsewhere: &[(ServerId, ServerId)]) {
-    let metrics = core.raft.metrics().borrow_watched().clone();
+/// Takes out learners at whose addresses other members answered (`elsewhere`: the member asked, who
+/// answered): they were replaced before they voted, and the change that would have taken them out
+/// was left to a leader that is gone.
+pub(super) async fn remove_replaced(contact: &Contact, elsewhere: &[(ServerId, ServerId)]) {
+    let metrics = contact.raft.metrics().borrow_watched().clone();
     let replaced = replaced_learners(metrics.membership_config.membership(), elsewhere);
     if replaced.is_empty() {
         return;
     }
     tracing::warn!(servers = ?replaced, "servers that were replaced before they voted are taken out");
     let change = openraft::ChangeMembers::RemoveNodes(replaced);
-    if let Err(error) = core.raft.change_membership(change, false).await {
+    if let Err(error) = contact.raft.change_membership(change, false).await {
         tracing::debug!(%error, "the members could not be changed yet");
     }
 }
@@ -275,18 +291,19 @@ fn replaced_learners(
     replaced.map(|(asked, _)| *asked).collect()
 }
 
-/// The leader's side of a join: the newcomer learns first, then votes; a voter with its address belongs to a disk that is gone and goes in
-/// the same change. A learner with its address goes later, see [`remove_replaced`].
-pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), Status> {
-    if votes(core, request.node_id) {
+/// The leader's side of a join: the newcomer learns first, then votes; a voter with its address
+/// belongs to a disk that is gone and goes in the same change. A learner with its address goes
+/// later, see [`remove_replaced`].
+pub(super) async fn admit(contact: &Contact, request: pb::JoinRequest) -> Result<(), Status> {
+    if votes(contact, request.node_id) {
         return Ok(());
     }
-    let metrics = core.raft.metrics().borrow_watched().clone();
+    let metrics = contact.raft.metrics().borrow_watched().clone();
     let membership = metrics.membership_config.membership().clone();
     if membership.voter_ids().any(|id| id == request.node_id) {
         return Err(Status::unavailable("this server is becoming a voter: ask again"));
     }
-    can_be_reached(core, &request).await?;
+    can_be_reached(contact, &request).await?;
     let namesake = |(id, member): (&ServerId, &Member)| {
         let is_other = *id != request.node_id && member.rpc_address != request.rpc_address;
         (is_other && member.name == request.name).then(|| member.rpc_address.clone())
@@ -302,12 +319,13 @@ pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), S
         http_address: request.http_address.clone(),
     };
     let failed = |error: String| Status::unavailable(error);
-    let added = core.raft.add_learner(id, member, false).await;
+    let added = contact.raft.add_learner(id, member, false).await;
     let added = added.map_err(|error| failed(error.to_string()))?;
-    has_learned(core, id, added.log_id.index()).await?;
-    // Learning takes its time: the disk may be gone again, and another server may have joined in its place.
-    can_be_reached(core, &request).await?;
-    let metrics = core.raft.metrics().borrow_watched().clone();
+    has_learned(contact, id, added.log_id.index()).await?;
+    // Learning takes its time: the disk may be gone again, and another server may have joined in
+    // its place.
+    can_be_reached(contact, &request).await?;
+    let metrics = contact.raft.metrics().borrow_watched().clone();
     let nodes = metrics.membership_config.membership().nodes();
     let replaced: BTreeSet<ServerId> = nodes
         .filter(|(other, member)| **other != id && member.rpc_address == request.rpc_address)
@@ -321,28 +339,32 @@ pub(super) async fn admit(core: &Core, request: pb::JoinRequest) -> Result<(), S
         openraft::ChangeMembers::RemoveVoters(replaced),
         openraft::ChangeMembers::AddVoterIds(BTreeSet::from([id])),
     ]);
-    core.raft.change_membership(change, false).await.map_err(|error| failed(error.to_string()))?;
+    contact
+        .raft
+        .change_membership(change, false)
+        .await
+        .map_err(|error| failed(error.to_string()))?;
     tracing::info!(server = %format!("{id:x}"), "a server joined as a voter");
     Ok(())
 }
 
-/// Asks to join again when the others have removed this server while it could not be told: whom they do not send anything any more believes for
-/// good that it votes.
-pub(super) async fn rejoin_when_removed(core: Arc<Core>) {
-    let mut stop = core.stopping();
+/// Asks to join again when the others have removed this server while it could not be told: whom
+/// they do not send anything any more believes for good that it votes.
+pub(super) async fn rejoin_when_removed(newcomer: Newcomer) {
+    let Newcomer { contact, cluster: own, mut stop } = newcomer;
     while rt::timeout(PEER_CHECK, rt::until_true(&mut stop)).await.is_err() {
-        if core.is_in_touch() || !votes(&core, core.id) {
+        if contact.is_in_touch() || !votes(&contact, contact.id) {
             continue;
         }
-        let metrics = core.raft.metrics().borrow_watched().clone();
+        let metrics = contact.raft.metrics().borrow_watched().clone();
         let members = metrics.membership_config.membership().nodes();
-        let others = members.filter(|(id, _)| **id != core.id);
+        let others = members.filter(|(id, _)| **id != contact.id);
         for address in others.map(|(_, member)| &member.rpc_address) {
-            let Ok(reply) = probe(&core, address, 0, PROBE_TIMEOUT).await else { continue };
-            let is_ours = core.cluster.get().is_some_and(|own| *own == *reply.cluster_id);
+            let Ok(reply) = contact.probe(address, 0, PROBE_TIMEOUT).await else { continue };
+            let is_ours = own.get().is_some_and(|own| *own == *reply.cluster_id);
             if is_ours && !reply.member && reply.leader != 0 {
                 tracing::warn!("the others do not count this server any more: it joins again");
-                match ask_to_join(&core, address).await {
+                match ask_to_join(&contact, address).await {
                     Ok(()) => break,
                     Err(status) => tracing::debug!(message = status.message(), "cannot join yet"),
                 }
@@ -352,11 +374,11 @@ pub(super) async fn rejoin_when_removed(core: Arc<Core>) {
 }
 
 /// A voter that the others cannot reach would count in every majority and answer in none.
-async fn can_be_reached(core: &Core, request: &pb::JoinRequest) -> Result<(), Status> {
+async fn can_be_reached(contact: &Contact, request: &pb::JoinRequest) -> Result<(), Status> {
     let address = &request.rpc_address;
     let hint =
         "the others must reach it there: check its rpc.advertise and what filters the network";
-    match probe(core, address, 0, PROBE_TIMEOUT).await {
+    match contact.probe(address, 0, PROBE_TIMEOUT).await {
         Ok(reply) if reply.node_id == request.node_id => Ok(()),
         Ok(_) => {
             let message = format!("another server answers at {address}: {hint}");
@@ -369,19 +391,20 @@ async fn can_be_reached(core: &Core, request: &pb::JoinRequest) -> Result<(), St
     }
 }
 
-/// Waits until a learner has everything up to this index. Openraft's own wait takes one that never answered for one that has learned.
-async fn has_learned(core: &Core, id: ServerId, index: u64) -> Result<(), Status> {
+/// Waits until a learner has everything up to this index. Openraft's own wait takes one that never
+/// answered for one that has learned.
+async fn has_learned(contact: &Contact, id: ServerId, index: u64) -> Result<(), Status> {
     let has = |metrics: &Metrics| {
         let matched = metrics.replication.as_ref()?.get(&id)?.as_ref()?;
         (matched.index() >= index).then_some(())
     };
     let deadline = rt::Instant::now() + JOIN_TIMEOUT;
-    let mut metrics = core.raft.metrics();
+    let mut metrics = contact.raft.metrics();
     loop {
         if has(&metrics.borrow_watched()).is_some() {
             return Ok(());
         }
-        if leads(core).is_none() {
+        if contact.leads().is_none() {
             return Err(Status::failed_precondition("this server does not lead any more"));
         }
         let left = deadline.saturating_duration_since(rt::Instant::now());

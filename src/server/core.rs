@@ -1,26 +1,32 @@
-//! The server core: Raft, state, leadership and workers of one server, with nothing of sockets or processes in it, so that a simulation runs
-//! several of them in one thread.
+//! The server core: Raft, state, leadership and workers of one server, with nothing of sockets or
+//! processes in it, so that a simulation runs several of them in one thread.
 
 use std::{
-    collections::BTreeMap,
     path::PathBuf,
-    sync::{Arc, OnceLock, PoisonError, RwLock},
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
 use anyhow::Context;
-use fsm::{Command, Index, RequestId};
+use fsm::Index;
 use futures_util::future::Either;
 use leader::ServicesConfig;
 use openraft::SnapshotPolicy;
 
 use super::{
-    identity::{self, Identity, format_cluster_id, parse_cluster_id},
-    leadership::LeaderServices,
-    members::Heard,
+    access::{Reads, Writes},
+    bootstrap::Newcomer,
+    digests::Comparison,
+    housekeeping::Chores,
+    identity::{self, Cluster},
+    leadership::{Ingredients, LeaderServices},
+    leading::Leading,
+    lifecycle::Lifecycle,
+    members::Contact,
+    watchdog::Watched,
+    worker::{WorkerStats, Workplace},
 };
 use crate::{
-    api::ApiError,
     clock::Clock,
     disk::{Disk, watched::DiskWatch},
     published::StateCell,
@@ -104,56 +110,46 @@ pub struct Parts {
     pub publish_entries_max: usize,
 }
 
-/// A running server core.
+/// A running server core: it makes the parts, hands every task what it uses, and answers for all of
+/// them to the edges and to tests.
 pub struct Core {
     /// What it was told.
-    pub settings: Settings,
+    pub settings: Arc<Settings>,
     /// Its number.
     pub id: ServerId,
-    pub(super) cluster: Arc<OnceLock<[u8; 16]>>,
+    pub(super) cluster: Arc<Cluster>,
     /// Its Raft node.
     pub raft: Raft,
     /// Its state.
     pub cell: Arc<StateCell>,
-    /// Its clocks.
-    pub clock: Clock,
-    pub(super) disk: Arc<dyn Disk>,
-    pub(super) transport: Arc<dyn Transport>,
-    pub(super) shadow: Shadow,
+    /// What it knows of the others.
+    pub contact: Arc<Contact>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(super) leading: Arc<Leading>,
+    pub(super) reads: Reads,
+    pub(crate) writes: Writes,
+    pub(super) reports: super::reports::Reports,
+    pub(super) worker_stats: Arc<WorkerStats>,
+    pub(crate) shadow: Shadow,
     pub(super) wal: Wal,
     /// What opening the log found.
     pub log_recovery: wal::Recovery,
-    pub(super) snapshots: SnapshotDirectory,
-    pub(super) contact: Arc<LeaderContact>,
-    leadership: RwLock<Option<Arc<LeaderServices>>>,
-    stopping: watch::Sender<bool>,
-    failed: watch::Sender<Option<String>>,
-    recovered: watch::Sender<bool>,
-    pub(super) reports: super::reports::Reports,
-    pub(super) read_rounds: super::read_rounds::ReadRounds,
-    pub(super) worker_stats: super::worker::WorkerStats,
+    pub(crate) snapshots: SnapshotDirectory,
+    raft_service: RaftService,
     hold_apply: watch::Sender<bool>,
     wal_thread: std::sync::Mutex<Option<WalThread>>,
-    /// Why this server takes no writes: its disk is nearly full.
-    pub(super) disk_full: watch::Sender<Option<String>>,
-    /// The log's disk has not answered for a while.
-    pub(super) disk_hangs: watch::Sender<bool>,
-    /// What each peer last answered to a probe.
-    pub(super) heard: std::sync::Mutex<BTreeMap<ServerId, Heard>>,
 }
 
 impl Core {
-    /// Opens the data directory and starts Raft and the background tasks. The server takes part in nothing until [`Self::join_cluster`] is done.
+    /// Opens the data directory and starts Raft and the background tasks. The server takes part in
+    /// nothing until [`Self::join_cluster`] is done.
     pub async fn start(settings: Settings, parts: Parts) -> anyhow::Result<Arc<Self>> {
         let directory = settings.data_directory.clone();
         parts.disk.create_dir_all(&directory)?;
         super::digests::refuse_diverged(&*parts.disk, &directory)?;
         let identity = identity::load(&*parts.disk, &directory, &settings.rpc_address)?;
-        let cluster = Arc::new(OnceLock::new());
-        if let Some(id) = &identity.cluster_id {
-            let id = parse_cluster_id(id)?;
-            cluster.get_or_init(|| id);
-        }
+        let id = identity.server_id;
+        let cluster = Cluster::of(&identity, Arc::clone(&parts.disk), directory.clone())?;
         let stores = Stores::open(&parts.disk, &parts.open_engine, parts.wal, &directory).await?;
         let Stores { shadow, snapshots, wal, writer, recovery, log_calls, .. } = stores;
         let (mut machine, hold_apply) = (stores.machine, stores.hold_apply);
@@ -163,129 +159,160 @@ impl Core {
         let wal_thread = start_writer(wal.clone(), writer, &parts.disk, &log_calls)?;
         let cell = Arc::clone(machine.cell());
         let network = Network {
-            id: identity.server_id,
-            cluster: Arc::clone(&cluster),
+            id,
+            cluster: cluster.shared(),
             transport: Arc::clone(&parts.transport),
             disk: Arc::clone(&parts.disk),
             snapshot_piece_bytes: parts.snapshot_piece_bytes,
         };
-        let raft = Raft::new(
-            identity.server_id,
-            Arc::new(raft_config(&settings)?),
-            network,
-            LogStore::new(wal.clone()),
-            machine,
-        )
-        .await
-        .map_err(|error| anyhow::anyhow!("raft does not start: {error}"))?;
-        let (reports, report_queue) = super::reports::channel();
-        let (read_rounds, read_queue) = super::read_rounds::channel();
+        let config = Arc::new(raft_config(&settings)?);
+        let raft = Raft::new(id, config, network, LogStore::new(wal.clone()), machine)
+            .await
+            .map_err(|error| anyhow::anyhow!("raft does not start: {error}"))?;
         let clock = Clock::default();
+        let heard = Arc::new(LeaderContact::new(clock));
+        let lifecycle = Arc::new(Lifecycle::new());
+        let raft_service = RaftService {
+            raft: raft.clone(),
+            id,
+            cluster: cluster.shared(),
+            snapshots: snapshots.clone(),
+            contact: Arc::clone(&heard),
+            stopping: lifecycle.stopping(),
+        };
+        let settings = Arc::new(settings);
+        let contact = Contact::new(Arc::clone(&settings), id, raft.clone(), parts.transport, heard);
+        let contact = Arc::new(contact);
+        let leading = Arc::new(Leading::default());
+        let (reports, report_queue) = super::reports::channel();
+        let (rounds, read_queue) = super::read_rounds::channel();
+        let (recovered_sender, recovered) = watch::channel(false);
+        let inlets =
+            Inlets { recovered: recovered_sender, reports: report_queue, reads: read_queue };
         let core = Arc::new(Self {
-            id: identity.server_id,
-            cluster,
+            id,
+            cluster: Arc::new(cluster),
             raft,
+            reads: Reads {
+                cell: Arc::clone(&cell),
+                contact: Arc::clone(&contact),
+                rounds,
+                recovered,
+            },
+            writes: Writes {
+                cell: Arc::clone(&cell),
+                clock,
+                contact: Arc::clone(&contact),
+                leading: Arc::clone(&leading),
+            },
             cell,
-            clock,
-            contact: Arc::new(LeaderContact::new(clock)),
-            disk: parts.disk,
-            transport: parts.transport,
+            contact,
+            lifecycle,
+            leading,
+            reports,
+            worker_stats: Arc::default(),
             shadow,
             wal,
             log_recovery: recovery,
             snapshots,
-            leadership: RwLock::new(None),
-            stopping: watch::channel(false).0,
-            failed: watch::channel(None).0,
-            recovered: watch::channel(false).0,
-            reports,
-            read_rounds,
-            worker_stats: super::worker::WorkerStats::default(),
+            raft_service,
             hold_apply,
             wal_thread: std::sync::Mutex::new(wal_thread),
-            disk_full: watch::channel(None).0,
-            disk_hangs: watch::channel(false).0,
-            heard: std::sync::Mutex::default(),
             settings,
         });
-        core.start_tasks(report_queue, read_queue);
-        super::watchdog::start(&core, log_calls)?;
+        core.start_tasks(clock, &parts.disk, inlets);
+        super::watchdog::start(Watched {
+            contact: Arc::clone(&core.contact),
+            lifecycle: Arc::clone(&core.lifecycle),
+            wal: core.wal.clone(),
+            shadow: core.shadow.clone(),
+            log_calls,
+        })?;
         Ok(core)
     }
 
-    fn start_tasks(
-        self: &Arc<Self>,
-        report_queue: super::reports::Queue,
-        read_queue: super::read_rounds::Queue,
-    ) {
-        rt::spawn(super::leadership::watch(Arc::clone(self)));
-        rt::spawn(watch_recovery(Arc::clone(self)));
-        rt::spawn(Arc::clone(self).keep_contact());
-        rt::spawn(super::reports::run(Arc::clone(self), report_queue));
-        rt::spawn(super::read_rounds::run(Arc::clone(self), read_queue));
-        rt::spawn(super::housekeeping::run(Arc::clone(self)));
-        rt::spawn(super::bootstrap::rejoin_when_removed(Arc::clone(self)));
-        rt::spawn(super::digests::run(Arc::clone(self)));
+    fn start_tasks(&self, clock: Clock, disk: &Arc<dyn Disk>, inlets: Inlets) {
+        let contact = || Arc::clone(&self.contact);
+        let cell = || Arc::clone(&self.cell);
+        let leading = || Arc::clone(&self.leading);
+        let cluster = || Arc::clone(&self.cluster);
+        let of = Ingredients { contact: contact(), cell: cell(), clock, leading: leading() };
+        rt::spawn(super::leadership::watch(of, self.stopping()));
+        let lifecycle = || Arc::clone(&self.lifecycle);
+        rt::spawn(watch_recovery(contact(), lifecycle(), inlets.recovered));
+        rt::spawn(contact().keep());
+        rt::spawn(super::reports::run(self.writes.clone(), self.stopping(), inlets.reports));
+        rt::spawn(super::read_rounds::run(contact(), cell(), self.stopping(), inlets.reads));
+        let chores = Chores {
+            contact: contact(),
+            cluster: cluster(),
+            leading: leading(),
+            disk: Arc::clone(disk),
+            wal: self.wal.clone(),
+            snapshots: self.snapshots.clone(),
+        };
+        rt::spawn(super::housekeeping::run(chores, self.stopping()));
+        rt::spawn(super::bootstrap::rejoin_when_removed(self.newcomer()));
+        rt::spawn(super::digests::run(Comparison {
+            contact: contact(),
+            cell: cell(),
+            leading: leading(),
+            lifecycle: lifecycle(),
+            disk: Arc::clone(disk),
+        }));
+        let place = Workplace {
+            contact: contact(),
+            cluster: cluster(),
+            cell: cell(),
+            leading: leading(),
+            stats: Arc::clone(&self.worker_stats),
+            stop: self.stopping(),
+        };
         for number in 0..self.settings.workers {
-            rt::spawn(super::worker::run(Arc::clone(self), number));
+            rt::spawn(super::worker::run(place.clone(), number));
         }
+    }
+
+    fn newcomer(&self) -> Newcomer {
+        let (contact, cluster) = (Arc::clone(&self.contact), Arc::clone(&self.cluster));
+        Newcomer { contact, cluster, stop: self.stopping() }
+    }
+
+    /// Returns when this server is part of a cluster, or fails when it must not be.
+    pub async fn join_cluster(&self) -> anyhow::Result<()> {
+        super::bootstrap::join_cluster(self.newcomer()).await
     }
 
     /// Raft's side for peers.
     pub fn raft_service(&self) -> RaftService {
-        RaftService {
-            raft: self.raft.clone(),
-            id: self.id,
-            cluster: Arc::clone(&self.cluster),
-            snapshots: self.snapshots.clone(),
-            contact: Arc::clone(&self.contact),
-            stopping: self.stopping(),
-        }
+        self.raft_service.clone()
     }
 
     /// The services of this server's leadership, while it leads.
     pub fn leading(&self) -> Option<Arc<LeaderServices>> {
-        self.leadership.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(super) fn set_leading(&self, services: Option<Arc<LeaderServices>>) {
-        let old = {
-            let mut slot = self.leadership.write().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *slot, services)
-        };
-        if let Some(old) = old {
-            old.stop();
-        }
+        self.leading.services()
     }
 
     /// Becomes true when the server stops.
     pub fn stopping(&self) -> watch::Receiver<bool> {
-        self.stopping.subscribe()
+        self.lifecycle.stopping()
     }
 
-    /// Holds something that must not go on: the process has to end with this message.
+    /// Holds why the process has to end, as soon as it has to.
     pub fn failed(&self) -> watch::Receiver<Option<String>> {
-        self.failed.subscribe()
+        self.lifecycle.failed()
     }
 
-    /// The first reason stands: what comes after follows from it.
-    pub(super) fn fail(&self, why: String) {
-        tracing::error!(%why, "this server cannot go on");
-        self.failed.send_if_modified(|known| {
-            let first = known.is_none();
-            known.get_or_insert(why);
-            first
-        });
-    }
-
-    /// Holds back or lets go the application of entries: a hook for tests of workers behind a lagging state.
+    /// Holds back or lets go the application of entries: a hook for tests of workers behind a
+    /// lagging state.
     pub fn hold_apply(&self, hold: bool) {
         self.hold_apply.send_replace(hold);
     }
 
-    /// Whether a leader was heard since the start. What the log knew to be committed is applied by then: `Raft::new` does that before it returns.
+    /// Whether a leader was heard since the start. What the log knew to be committed is applied by
+    /// then: `Raft::new` does that before it returns.
     pub fn has_recovered(&self) -> bool {
-        *self.recovered.borrow()
+        *self.reads.recovered.borrow()
     }
 
     /// Index of the last entry that its log knows to be committed; 0: it knows of none.
@@ -303,23 +330,12 @@ impl Core {
         self.worker_stats.acknowledged()
     }
 
-    /// Makes a proposal's encoded form and hands it to Raft as the leader of `services`.
-    pub(super) async fn propose(
-        &self,
-        services: &LeaderServices,
-        command: Command,
-        request: Option<fsm::session::Request>,
-        timeout: Duration,
-    ) -> Result<crate::api::Written, ApiError> {
-        services.propose(command, request, timeout).await
-    }
-
     /// Stops: hands leadership over, stops tasks, makes everything durable.
     pub async fn stop(&self) {
-        // While everything still runs: this server hears of its successor through the sockets that `stopping` closes, and what its clients
-        // have under way goes to the successor.
-        if self.leading().is_some() && self.member_infos().len() > 1 {
-            let handing = std::pin::pin!(self.transfer(None));
+        // While everything still runs: this server hears of its successor through the sockets that
+        // `stopping` closes, and what its clients have under way goes to the successor.
+        if self.leading().is_some() && self.contact.member_infos().len() > 1 {
+            let handing = std::pin::pin!(self.contact.transfer(None));
             let silence = std::pin::pin!(self.majority_is_silent());
             match futures_util::future::select(handing, silence).await {
                 Either::Left((Ok(to), _)) => tracing::info!(to, "handed leadership over"),
@@ -331,8 +347,8 @@ impl Core {
                 }
             }
         }
-        self.stopping.send_replace(true);
-        self.set_leading(None);
+        self.lifecycle.stop();
+        self.leading.set(None);
         if let Err(error) = self.raft.shutdown().await {
             tracing::warn!(%error, "raft did not stop cleanly");
         }
@@ -346,28 +362,18 @@ impl Core {
         }
     }
 
-    /// Waits, on a leader, until no majority has answered for two elections: the others stop as well.
+    /// Waits, on a leader, until no majority has answered for two elections: the others stop as
+    /// well.
     async fn majority_is_silent(&self) {
         let election = Duration::from_millis(self.settings.timing.election_ms_max);
-        while self.last_contact() <= 2 * election {
+        while self.contact.last_contact() <= 2 * election {
             rt::sleep(election / 4).await;
         }
     }
 
-    pub(super) fn adopt_cluster(&self, cluster: [u8; 16]) -> anyhow::Result<()> {
-        if let Some(known) = self.cluster.get() {
-            anyhow::ensure!(*known == cluster, "this data directory belongs to another cluster");
-            return Ok(());
-        }
-        let identity = Identity::new(self.id, Some(format_cluster_id(&cluster)));
-        identity::save(&*self.disk, &self.settings.data_directory, &identity)?;
-        self.cluster.get_or_init(|| cluster);
-        Ok(())
-    }
-
     /// The cluster, once it is known.
     pub fn cluster_id(&self) -> Option<String> {
-        self.cluster.get().map(format_cluster_id)
+        self.cluster.name()
     }
 
     /// The applied index.
@@ -380,7 +386,8 @@ impl Core {
         self.raft.trigger().snapshot().await.map_err(|error| anyhow::anyhow!("{error}"))
     }
 
-    /// Index of the snapshot that this server would send to one that needs what is no longer in its log; 0: it has none.
+    /// Index of the snapshot that this server would send to one that needs what is no longer in its
+    /// log; 0: it has none.
     pub async fn snapshot_index(&self) -> anyhow::Result<Index> {
         let snapshot = self.raft.get_snapshot().await;
         let snapshot =
@@ -392,16 +399,13 @@ impl Core {
     pub fn log_first(&self) -> Index {
         self.wal.first().unwrap_or(0)
     }
+}
 
-    /// A fresh request id: log time and random bits (a version 7 UUID, RFC 9562), so that sessions, which end in the order of time, lie in that
-    /// order in memory and on disk.
-    pub(super) fn fresh_request(&self) -> RequestId {
-        let mut id = rt::random_id();
-        let [_, _, at @ ..] = self.log_time().to_be_bytes();
-        id[..at.len()].copy_from_slice(&at);
-        id[6] = (id[6] & 0x0f) | 0x70;
-        RequestId(id)
-    }
+/// The ends of channels that tasks take.
+struct Inlets {
+    recovered: watch::Sender<bool>,
+    reports: super::reports::Queue,
+    reads: super::read_rounds::Queue,
 }
 
 fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
@@ -412,8 +416,9 @@ fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
         election_timeout_min: timing.election_ms_min,
         election_timeout_max: timing.election_ms_max,
         enable_pre_vote: Some(true),
-        // A leader that restarts in its own term knows only the commit index that it happened to have saved, and its read index would be older
-        // than what it acknowledged before: it has to be elected, and commit an entry of the new term, like anyone else.
+        // A leader that restarts in its own term knows only the commit index that it happened to
+        // have saved, and its read index would be older than what it acknowledged before: it has to
+        // be elected, and commit an entry of the new term, like anyone else.
         enable_leader_restore: Some(false),
         quorum_loss_probe_interval: Some(timing.election_ms_max * 2),
         max_payload_entries: 1024,
@@ -438,7 +443,8 @@ fn start_writer(
     rt::spawn(async move {
         loop {
             wal.until_work().await;
-            // Between the halves a batch is written and not durable: there a power cut takes some of it.
+            // Between the halves a batch is written and not durable: there a power cut takes some
+            // of it.
             let Ok(begun) = writer.begin() else { return };
             if begun {
                 let _call = calls.enter("sync");
@@ -452,25 +458,30 @@ fn start_writer(
     Ok(None)
 }
 
-async fn watch_recovery(core: Arc<Core>) {
-    let mut metrics = core.raft.metrics();
+async fn watch_recovery(
+    contact: Arc<Contact>,
+    lifecycle: Arc<Lifecycle>,
+    recovered: watch::Sender<bool>,
+) {
+    let mut metrics = contact.raft.metrics();
     loop {
         let now = metrics.borrow_watched().clone();
         if let Err(fatal) = &now.running_state {
-            if !*core.stopping.borrow() {
-                // What stopped Raft is told by whoever it failed, with the name of the file: the first word counts.
-                let mut failed = core.failed();
+            if !lifecycle.is_stopping() {
+                // The component that failed reports its own error, which names the file: the first
+                // word counts.
+                let mut failed = lifecycle.failed();
                 drop(rt::timeout(RECOVERING_LOOK, failed.wait_for(Option::is_some)).await);
-                core.fail(format!("raft stopped: {fatal}"));
+                lifecycle.fail(format!("raft stopped: {fatal}"));
             }
             return;
         }
-        let recovered = core.leader_heard(&now).is_some();
-        if recovered {
-            core.recovered.send_replace(true);
+        let is_heard = contact.leader_heard(&now).is_some();
+        if is_heard {
+            recovered.send_replace(true);
         }
         // A leader that is heard again in its old term changes no metric.
-        let ended = if recovered {
+        let ended = if is_heard {
             metrics.changed().await.is_err()
         } else {
             matches!(rt::timeout(RECOVERING_LOOK, metrics.changed()).await, Ok(Err(_)))

@@ -11,9 +11,10 @@ use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use bytes::Bytes;
 use fsm::{Command, Index, State, digest::Digest};
 
-use super::{core::Core, housekeeping::probe, leadership::LeaderServices};
+use super::{leadership::LeaderServices, leading::Leading, lifecycle::Lifecycle, members::Contact};
 use crate::{
     disk::Disk,
+    published::StateCell,
     raft::WatchReceiver,
     rt::{self, Instant},
     storage::shadow::write_file,
@@ -30,8 +31,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 const MARKER: &str = "DIVERGED";
 
 /// This server's digest at a mark, as it is reported to the leader.
-pub(super) fn digest_at(core: &Core, mark: Index) -> Bytes {
-    let state = core.cell.load();
+pub(super) fn digest_at(cell: &StateCell, mark: Index) -> Bytes {
+    let state = cell.load();
     let row = state.digest_marks.get(&mark);
     row.map(|row| Bytes::copy_from_slice(&row.digest.0.to_le_bytes())).unwrap_or_default()
 }
@@ -48,24 +49,33 @@ pub(super) fn refuse_diverged(disk: &dyn Disk, directory: &Path) -> anyhow::Resu
     Ok(())
 }
 
-pub(super) async fn run(core: Arc<Core>) {
-    let mut stop = core.stopping();
+/// What replicas compare, and with whom.
+pub(super) struct Comparison {
+    pub(super) contact: Arc<Contact>,
+    pub(super) cell: Arc<StateCell>,
+    pub(super) leading: Arc<Leading>,
+    pub(super) lifecycle: Arc<Lifecycle>,
+    pub(super) disk: Arc<dyn Disk>,
+}
+
+pub(super) async fn run(own: Comparison) {
+    let mut stop = own.lifecycle.stopping();
     let mut marked = (Instant::now(), 0);
     loop {
         if rt::timeout(LOOK_INTERVAL, rt::until_true(&mut stop)).await.is_ok() {
             return;
         }
-        if let Some(why) = divergence(&core.cell.load()) {
-            let directory = &core.settings.data_directory;
-            if let Err(error) = write_file(&*core.disk, directory, MARKER, why.as_bytes()) {
+        if let Some(why) = divergence(&own.cell.load()) {
+            let directory = &own.contact.settings.data_directory;
+            if let Err(error) = write_file(&*own.disk, directory, MARKER, why.as_bytes()) {
                 tracing::error!(%error, "the {MARKER} marker could not be written");
             }
-            core.fail(format!("QUORATE-INVARIANT: DIVERGED: {why}"));
+            own.lifecycle.fail(format!("QUORATE-INVARIANT: DIVERGED: {why}"));
             return;
         }
-        let due = marked.0.elapsed() >= MARK_INTERVAL && core.applied() > marked.1;
-        if due && let Some(services) = core.leading() {
-            let last = mark(&core, &services).await.unwrap_or_else(|| core.applied());
+        let due = marked.0.elapsed() >= MARK_INTERVAL && own.cell.applied() > marked.1;
+        if due && let Some(services) = own.leading.services() {
+            let last = mark(&own, &services).await.unwrap_or_else(|| own.cell.applied());
             marked = (Instant::now(), last);
         }
     }
@@ -85,16 +95,16 @@ fn divergence(state: &State) -> Option<String> {
 }
 
 /// Commits a mark, gathers reports and commits the verdict; answers with the index after it.
-async fn mark(core: &Arc<Core>, services: &LeaderServices) -> Option<Index> {
+async fn mark(own: &Comparison, services: &LeaderServices) -> Option<Index> {
     let written = services.propose(Command::MarkDigest, None, ENTRY_TIMEOUT).await.ok()?;
     let mark = written.index;
-    let digest = gather(core, mark).await?;
+    let digest = gather(own, mark).await?;
     let verdict = Command::DigestVerdict { mark, digest };
     Some(services.propose(verdict, None, ENTRY_TIMEOUT).await.ok()?.index)
 }
 
-async fn gather(core: &Arc<Core>, mark: Index) -> Option<Digest> {
-    let metrics = core.raft.metrics().borrow_watched().clone();
+async fn gather(own: &Comparison, mark: Index) -> Option<Digest> {
+    let metrics = own.contact.raft.metrics().borrow_watched().clone();
     let voters: Vec<u64> = metrics.membership_config.voter_ids().collect();
     let deadline = Instant::now() + GATHER_TIMEOUT;
     let mut reports: BTreeMap<u64, Digest> = BTreeMap::new();
@@ -103,10 +113,10 @@ async fn gather(core: &Arc<Core>, mark: Index) -> Option<Digest> {
             if !voters.contains(id) || reports.contains_key(id) {
                 continue;
             }
-            let bytes = if *id == core.id {
-                digest_at(core, mark)
+            let bytes = if *id == own.contact.id {
+                digest_at(&own.cell, mark)
             } else {
-                let reply = probe(core, &member.rpc_address, mark, PROBE_TIMEOUT).await;
+                let reply = own.contact.probe(&member.rpc_address, mark, PROBE_TIMEOUT).await;
                 reply.map(|reply| reply.digest).unwrap_or_default()
             };
             if let Ok(bytes) = <[u8; 16]>::try_from(&*bytes) {
@@ -148,7 +158,8 @@ mod tests {
         state.apply(index, 1, &proposal, &mut ChangeSet::default()).index
     }
 
-    /// P5: a replica whose rows differ from the majority's finds out by the verdict; the others go on.
+    /// P5: a replica whose rows differ from the majority's finds out by the verdict; the others go
+    /// on.
     #[test]
     fn a_replica_that_differs_from_the_verdict_is_told() {
         let mut replicas: Vec<State> =

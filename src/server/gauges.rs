@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{core::Core, members::leads};
+use super::core::Core;
 use crate::raft::WatchReceiver;
 
 /// Memory of this process that is in use, as the kernel counts it; 0 where it cannot be asked.
@@ -16,7 +16,8 @@ fn resident_bytes() -> u64 {
 /// Processor time that this process has used, ms; 0 where it cannot be asked.
 fn cpu_ms() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Behind the name in brackets: state is field 3; user and system time are fields 14 and 15, in hundredths of a second (USER_HZ).
+    // Behind the name in brackets: state is field 3; user and system time are fields 14 and 15, in
+    // hundredths of a second (USER_HZ).
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
     let ticks: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
     ticks * 10
@@ -35,7 +36,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("raft.last_index", metrics.last_log_index.unwrap_or(0));
     put("raft.applied_index", core.applied());
     put("raft.commit_index", metrics.local_committed.map_or(0, |id| id.index));
-    put("raft.is_leader", u64::from(leads(core).is_some()));
+    put("raft.is_leader", u64::from(core.contact.leads().is_some()));
     let lag = core.shadow_lag();
     put("state.shadow_lag_groups", lag.groups);
     put("state.shadow_lag_bytes", lag.bytes);
@@ -45,7 +46,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("raft.log.batches", wal.batches);
     put("raft.log.entries", wal.entries);
     put("raft.log.bytes", wal.bytes);
-    put("disk.full", u64::from(core.has_full_disk()));
+    put("disk.full", u64::from(core.contact.has_full_disk()));
     put("worker.acknowledged", core.worker_stats.acknowledged());
     put("worker.released_for_lag", core.worker_stats.released_for_lag());
     put("worker.nacked", core.worker_stats.nacked());

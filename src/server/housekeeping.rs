@@ -1,61 +1,72 @@
-//! Chores of every server: snapshots when the log has grown, the free-space watermark, a change of the members that was left half done, who of the
-//! peers answers.
+//! Chores of every server: snapshots when the log has grown, the free-space watermark, a change of
+//! the members that was left half done, who of the peers answers.
 
-use std::{
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
-
-use proto::v1 as pb;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     bootstrap::{finish_membership, is_membership_joint, remove_replaced},
-    core::Core,
-    members::{Heard, leads},
+    identity::Cluster,
+    leading::Leading,
+    members::{Contact, Heard},
 };
 use crate::{
+    disk::Disk,
     raft::{ServerId, WatchReceiver},
-    rpc::transport::{Lane, call},
-    rt,
-    storage::{snapshot_file::SnapshotDirectory, wal::Stats},
+    rt::{self, watch},
+    storage::{
+        snapshot_file::SnapshotDirectory,
+        wal::{Stats, Wal},
+    },
 };
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// A peer that did not answer for so long counts as lost, for people who look.
 pub(super) const PEER_LOST: Duration = Duration::from_secs(4);
 const PROBE_TIMEOUT: Duration = Duration::from_millis(900);
-/// A change of the members that stands half done for so many rounds was left by a leader that is gone, or by a caller.
+/// A change of the members that stands half done for so many rounds was left by a leader that is
+/// gone, or by a caller.
 const JOINT_ROUNDS_MAX: u32 = 3;
 /// Longest wait for its end before the other chores go on.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-pub(super) async fn run(core: Arc<Core>) {
-    let mut stop = core.stopping();
+/// What the chores look after.
+pub(super) struct Chores {
+    pub(super) contact: Arc<Contact>,
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) leading: Arc<Leading>,
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) wal: Wal,
+    pub(super) snapshots: SnapshotDirectory,
+}
+
+pub(super) async fn run(chores: Chores, mut stop: watch::Receiver<bool>) {
+    let contact = &*chores.contact;
     let mut growth = LogGrowth::default();
     let mut joint_rounds = 0;
-    watch_free_space(&core);
+    watch_free_space(contact, &*chores.disk);
     loop {
         let stopped = rt::timeout(INTERVAL, rt::until_true(&mut stop)).await;
         if stopped.is_ok() {
             return;
         }
-        let limit = core.settings.snapshot_log_bytes;
-        if is_snapshot_due(&mut growth, limit, &core.wal.stats(), &core.snapshots)
-            && let Err(error) = core.take_snapshot().await
+        let limit = contact.settings.snapshot_log_bytes;
+        if is_snapshot_due(&mut growth, limit, &chores.wal.stats(), &chores.snapshots)
+            && let Err(error) = contact.raft.trigger().snapshot().await
         {
             tracing::warn!(%error, "a snapshot could not be asked for");
         }
-        watch_free_space(&core);
-        let joint = core.leading().is_some() && is_membership_joint(&core);
+        watch_free_space(contact, &*chores.disk);
+        let leads = || chores.leading.services().is_some();
+        let joint = leads() && is_membership_joint(contact);
         joint_rounds = if joint { joint_rounds + 1 } else { 0 };
         if joint_rounds >= JOINT_ROUNDS_MAX {
-            drop(rt::timeout(CHANGE_TIMEOUT, finish_membership(&core)).await);
+            drop(rt::timeout(CHANGE_TIMEOUT, finish_membership(contact)).await);
         }
-        let elsewhere = probe_peers(&core).await;
-        if core.leading().is_some() && !joint {
-            drop(rt::timeout(CHANGE_TIMEOUT, remove_replaced(&core, &elsewhere)).await);
+        let elsewhere = probe_peers(contact, &chores.cluster).await;
+        if leads() && !joint {
+            drop(rt::timeout(CHANGE_TIMEOUT, remove_replaced(contact, &elsewhere)).await);
         }
-        leave_full_disk(&core).await;
+        leave_full_disk(contact).await;
     }
 }
 
@@ -66,8 +77,9 @@ struct LogBytes {
     on_disk: u64,
 }
 
-/// How far the log has grown since the last snapshot was begun. All are 0 at first: what an earlier process left behind counts, else a server that starts
-/// again and again before it has written enough would never cut its log.
+/// How far the log has grown since the last snapshot was begun. All are 0 at first: what an earlier
+/// process left behind counts, else a server that starts again and again before it has written
+/// enough would never cut its log.
 #[derive(Debug, Default)]
 struct LogGrowth {
     base: LogBytes,
@@ -77,8 +89,8 @@ struct LogGrowth {
 }
 
 impl LogGrowth {
-    /// Whether the log has grown by more than `limit` bytes since the last of `begun` snapshots. One that is asked for while another is being built is
-    /// not begun: it stays due.
+    /// Whether the log has grown by more than `limit` bytes since the last of `begun` snapshots.
+    /// One that is asked for while another is being built is not begun: it stays due.
     fn exceeds(&mut self, limit: u64, log: &Stats, begun: u64) -> bool {
         if begun != self.begun {
             self.begun = begun;
@@ -97,7 +109,8 @@ impl LogGrowth {
     }
 }
 
-/// Whether to ask for a snapshot. One that fills the disk would end the server, and again at each start; it waits until there is room.
+/// Whether to ask for a snapshot. One that fills the disk would end the server, and again at each
+/// start; it waits until there is room.
 fn is_snapshot_due(
     growth: &mut LogGrowth,
     limit: u64,
@@ -119,23 +132,23 @@ fn is_snapshot_due(
     is_wanted
 }
 
-/// Asks every member for itself; returns those in whose place another server answered, with that one.
-async fn probe_peers(core: &Arc<Core>) -> Vec<(ServerId, ServerId)> {
-    if core.cluster.get().is_none() {
+/// Asks every member for itself; returns those in whose place another server answered, with that
+/// one.
+async fn probe_peers(contact: &Contact, cluster: &Cluster) -> Vec<(ServerId, ServerId)> {
+    if cluster.get().is_none() {
         return Vec::new();
     }
-    let metrics = core.raft.metrics().borrow_watched().clone();
-    let peers = metrics.membership_config.nodes().filter(|(id, _)| **id != core.id);
+    let metrics = contact.raft.metrics().borrow_watched().clone();
+    let peers = metrics.membership_config.nodes().filter(|(id, _)| **id != contact.id);
     let probes = peers.map(|(id, member)| async move {
-        let answer = probe(core, &member.rpc_address, 0, PROBE_TIMEOUT).await;
+        let answer = contact.probe(&member.rpc_address, 0, PROBE_TIMEOUT).await;
         answer.ok().map(|reply| (*id, reply.node_id, reply.disk_full))
     });
     let answered = futures_util::future::join_all(probes).await;
     let mut elsewhere = Vec::new();
-    let mut heard = core.heard.lock().unwrap_or_else(PoisonError::into_inner);
     for (asked, id, disk_full) in answered.into_iter().flatten() {
         if asked == id {
-            heard.insert(id, Heard { at: rt::Instant::now(), disk_full });
+            contact.note(id, Heard { at: rt::Instant::now(), disk_full });
         } else {
             elsewhere.push((asked, id));
         }
@@ -143,64 +156,26 @@ async fn probe_peers(core: &Arc<Core>) -> Vec<(ServerId, ServerId)> {
     elsewhere
 }
 
-/// A leader without room hands over to a server with room, so that the cluster goes on taking writes.
-async fn leave_full_disk(core: &Arc<Core>) {
-    if leads(core).is_none() || !core.has_full_disk() {
+/// A leader without room hands over to a server with room, so that the cluster goes on taking
+/// writes.
+async fn leave_full_disk(contact: &Contact) {
+    if contact.leads().is_none() || !contact.has_full_disk() {
         return;
     }
-    let metrics = core.raft.metrics().borrow_watched().clone();
-    if !metrics.membership_config.voter_ids().any(|id| core.has_room(id)) {
+    let metrics = contact.raft.metrics().borrow_watched().clone();
+    if !metrics.membership_config.voter_ids().any(|id| contact.has_room(id)) {
         return;
     }
-    match core.transfer(None).await {
+    match contact.transfer(None).await {
         Ok(to) => tracing::warn!(to, "handed leadership over because the disk is nearly full"),
         Err(error) => tracing::warn!(%error, "leadership could not be handed over"),
     }
 }
 
-impl Core {
-    /// Whether a server is known to be there and to have room on its disk.
-    fn has_room(&self, id: ServerId) -> bool {
-        (id == self.id || self.last_heard(id).is_some()) && !self.is_full(id)
-    }
-
-    /// Why the leader takes no writes: so many voters have no room that an entry might find no majority, or fill up the last of it.
-    pub(super) fn cluster_is_full(&self) -> Option<String> {
-        let metrics = self.raft.metrics().borrow_watched().clone();
-        let membership = metrics.membership_config.membership();
-        let voters: Vec<ServerId> = membership.voter_ids().collect();
-        let full: Vec<&str> = membership
-            .nodes()
-            .filter(|(id, _)| voters.contains(id) && self.is_full(**id))
-            .map(|(_, member)| member.name.as_str())
-            .collect();
-        (full.len() * 2 >= voters.len() && !full.is_empty()).then(|| {
-            let (names, all) = (full.join(", "), voters.len());
-            format!(
-                "{names}: the disks of {} of {all} servers are nearly full: free some space",
-                full.len()
-            )
-        })
-    }
-}
-
-/// Asks a peer who it is, and for its digest at a mark.
-pub(super) async fn probe(
-    core: &Core,
-    address: &str,
-    digest_mark: u64,
-    timeout: Duration,
-) -> Result<pb::ProbeReply, tonic::Status> {
-    let expect = core.settings.bootstrap_expect.clone();
-    let request = pb::ProbeRequest { expect, from: core.id, digest_mark };
-    let path = "/quorate.v1.Cluster/Probe";
-    call(&*core.transport, address, path, Lane::Control, &request, timeout).await
-}
-
-fn watch_free_space(core: &Core) {
-    let directory = &core.settings.data_directory;
-    let Ok(free) = core.disk.free_bytes(directory) else { return };
-    let least = core.settings.free_bytes_min;
+fn watch_free_space(contact: &Contact, disk: &dyn Disk) {
+    let directory = &contact.settings.data_directory;
+    let Ok(free) = disk.free_bytes(directory) else { return };
+    let least = contact.settings.free_bytes_min;
     let full = (free < least).then(|| {
         format!(
             "{} has {} MiB free, below the limit of {} MiB: free some space",
@@ -209,7 +184,7 @@ fn watch_free_space(core: &Core) {
             least >> 20
         )
     });
-    core.disk_full.send_if_modified(|known| {
+    contact.disk_full.send_if_modified(|known| {
         let changed = known.is_some() != full.is_some();
         if changed {
             match &full {

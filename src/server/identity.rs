@@ -1,8 +1,12 @@
 //! Who a data directory belongs to: the file with this server's number and its cluster.
 //!
-//! It must never take a damaged file, or a directory that has a log and no such file, for a new server.
+//! It must never take a damaged file, or a directory that has a log and no such file, for a new
+//! server.
 
-use std::path::Path;
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -26,14 +30,15 @@ pub(super) struct Identity {
     /// Set when the server has become part of a cluster.
     #[serde(default)]
     pub(super) cluster_id: Option<String>,
-    /// Checksum of the two: a flipped digit would make this another server, which must not go on with this one's log. Older files have none.
+    /// Checksum of the two: a flipped digit would make this another server, which must not go on
+    /// with this one's log. Older files have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     check: Option<String>,
 }
 
 impl Identity {
     /// An identity with its checksum.
-    pub(super) fn new(server_id: ServerId, cluster_id: Option<String>) -> Self {
+    fn new(server_id: ServerId, cluster_id: Option<String>) -> Self {
         let mut identity = Self { server_id, cluster_id, check: None };
         identity.check = Some(identity.expected_check());
         identity
@@ -53,7 +58,8 @@ pub(super) fn load(
 ) -> anyhow::Result<Identity> {
     let path = directory.join(IDENTITY_FILE);
     if disk.exists(&path)? {
-        // A process that was killed just before it synced the name leaves one that a power cut takes back.
+        // A process that was killed just before it synced the name leaves one that a power cut
+        // takes back.
         disk.sync_dir(directory)?;
         let bytes = disk.read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let damaged = || {
@@ -86,21 +92,70 @@ pub(super) fn load(
 }
 
 /// Makes an identity durable in place of the one before.
-pub(super) fn save(disk: &dyn Disk, directory: &Path, identity: &Identity) -> anyhow::Result<()> {
+fn save(disk: &dyn Disk, directory: &Path, identity: &Identity) -> anyhow::Result<()> {
     let bytes = serde_json::to_vec_pretty(identity)?;
     write_file(disk, directory, IDENTITY_FILE, &bytes)
         .with_context(|| format!("cannot write {}", directory.join(IDENTITY_FILE).display()))
 }
 
 /// The text of a cluster's id.
-pub(super) fn format_cluster_id(id: &[u8; 16]) -> String {
+fn format_cluster_id(id: &[u8; 16]) -> String {
     fsm::NodeId(*id).to_string()
 }
 
 /// A cluster's id from its text.
-pub(super) fn parse_cluster_id(text: &str) -> anyhow::Result<[u8; 16]> {
+fn parse_cluster_id(text: &str) -> anyhow::Result<[u8; 16]> {
     let id: fsm::NodeId = text.parse().with_context(|| format!("cluster id in {IDENTITY_FILE}"))?;
     Ok(id.0)
+}
+
+/// The cluster that a server is part of, once that is known, kept with its number.
+pub(super) struct Cluster {
+    server: ServerId,
+    known: Arc<OnceLock<[u8; 16]>>,
+    disk: Arc<dyn Disk>,
+    directory: PathBuf,
+}
+
+impl Cluster {
+    /// What the identity of this directory says.
+    pub(super) fn of(
+        identity: &Identity,
+        disk: Arc<dyn Disk>,
+        directory: PathBuf,
+    ) -> anyhow::Result<Self> {
+        let known = Arc::new(OnceLock::new());
+        if let Some(id) = &identity.cluster_id {
+            let id = parse_cluster_id(id)?;
+            known.get_or_init(|| id);
+        }
+        Ok(Self { server: identity.server_id, known, disk, directory })
+    }
+
+    pub(super) fn get(&self) -> Option<&[u8; 16]> {
+        self.known.get()
+    }
+
+    /// For what has to see the cluster as soon as it is known.
+    pub(super) fn shared(&self) -> Arc<OnceLock<[u8; 16]>> {
+        Arc::clone(&self.known)
+    }
+
+    pub(super) fn name(&self) -> Option<String> {
+        self.known.get().map(format_cluster_id)
+    }
+
+    /// Becomes part of this cluster, durably.
+    pub(super) fn adopt(&self, cluster: [u8; 16]) -> anyhow::Result<()> {
+        if let Some(known) = self.known.get() {
+            anyhow::ensure!(*known == cluster, "this data directory belongs to another cluster");
+            return Ok(());
+        }
+        let identity = Identity::new(self.server, Some(format_cluster_id(&cluster)));
+        save(&*self.disk, &self.directory, &identity)?;
+        self.known.get_or_init(|| cluster);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -123,7 +178,8 @@ mod tests {
         identity.server_id
     }
 
-    /// Found by the simulation: a flipped digit of the number is still good JSON, and made another server of this one.
+    /// Found by the simulation: a flipped digit of the number is still good JSON, and made another
+    /// server of this one.
     #[test]
     fn no_flipped_bit_of_the_identity_makes_another_server() {
         let directory = Path::new("/data");
@@ -150,7 +206,8 @@ mod tests {
         assert_eq!(old.server_id, 5, "an older file");
     }
 
-    /// Found by the simulation: a server joined by a cluster's name that a power cut took back, and did not start any more.
+    /// Found by the simulation: a server joined by a cluster's name that a power cut took back, and
+    /// did not start any more.
     #[test]
     fn what_was_loaded_after_a_kill_is_there_after_a_power_cut() {
         let directory = Path::new("/data");

@@ -18,12 +18,12 @@ use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
 
 use super::{
     applier::{self, PlanRequest},
-    core::Core,
-    members::{leads, silent_servers},
+    leading::Leading,
+    members::{Contact, silent_servers},
 };
 use crate::{
     api::{ApiError, Written},
-    clock::LogClock,
+    clock::{Clock, LogClock},
     published::{EffectBatch, EffectFeed, StateCell},
     raft::{EntryData, Raft, WatchReceiver, convert},
     rt::{self, Instant, Notify, Semaphore, mpsc, watch},
@@ -41,25 +41,33 @@ pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(25);
 /// Plans that wait for the applier's queue.
 const PLANS_WAITING_MAX: usize = 4_096;
 
+/// What leader services are made of.
+pub(super) struct Ingredients {
+    pub(super) contact: Arc<Contact>,
+    pub(super) cell: Arc<StateCell>,
+    pub(super) clock: Clock,
+    pub(super) leading: Arc<Leading>,
+}
+
 /// Starts and stops leader services as leadership comes and goes.
-pub(super) async fn watch(core: Arc<Core>) {
-    let mut metrics = core.raft.metrics();
-    let mut stopping = core.stopping();
+pub(super) async fn watch(of: Ingredients, mut stopping: watch::Receiver<bool>) {
+    let (contact, leading) = (&of.contact, &of.leading);
+    let mut metrics = contact.raft.metrics();
     loop {
-        let term = leads(&core);
-        let have = core.leading().map(|services| services.epoch);
+        let term = contact.leads();
+        let have = leading.services().map(|services| services.epoch);
         if have.is_some() && have != term {
             tracing::info!(epoch = have, "leadership lost: leader services stop");
-            core.set_leading(None);
+            leading.set(None);
         }
         if let Some(term) = term
-            && core.leading().is_none()
+            && leading.services().is_none()
             && !*stopping.borrow()
         {
             // The barrier: everything of earlier terms is applied before a service looks at the state.
-            match core.raft.ensure_linearizable(ReadPolicy::ReadIndex).await {
-                Ok(_) if leads(&core) == Some(term) => {
-                    core.set_leading(Some(LeaderServices::start(&core, term)));
+            match contact.raft.ensure_linearizable(ReadPolicy::ReadIndex).await {
+                Ok(_) if contact.leads() == Some(term) => {
+                    leading.set(Some(LeaderServices::start(&of, term)));
                     tracing::info!(epoch = term, "leadership gained: leader services run");
                 }
                 Ok(_) => continue,
@@ -79,7 +87,7 @@ pub(super) async fn watch(core: Arc<Core>) {
             }
             changed = metrics.changed() => {
                 if changed.is_err() {
-                    core.set_leading(None);
+                    leading.set(None);
                     return;
                 }
             }
@@ -123,16 +131,17 @@ impl Drop for PausedNack<'_> {
 }
 
 impl LeaderServices {
-    fn start(core: &Arc<Core>, epoch: u64) -> Arc<Self> {
-        let (state, feed) = core.cell.subscribe();
+    fn start(of: &Ingredients, epoch: u64) -> Arc<Self> {
+        let settings = &of.contact.settings;
+        let (state, feed) = of.cell.subscribe();
         let (plans, plan_queue) = mpsc::channel(PLANS_WAITING_MAX);
-        let log_clock = LogClock::new(core.clock, state.head.at);
+        let log_clock = LogClock::new(of.clock, state.head.at);
         let services = Arc::new(Self {
             epoch,
-            raft: core.raft.clone(),
-            cell: Arc::clone(&core.cell),
+            raft: of.contact.raft.clone(),
+            cell: Arc::clone(&of.cell),
             log_clock,
-            machines: Mutex::new(Services::new(&core.settings.services)),
+            machines: Mutex::new(Services::new(&settings.services)),
             plan_depth: Arc::default(),
             ready: Notify::new(),
             kick: Notify::new(),

@@ -1,14 +1,22 @@
-//! What a server knows of the others: who leads, who answers, who has room; and handing leadership to one of them.
+//! What a server knows of the others: who leads, who answers, who has room; and handing leadership
+//! to one of them.
 
-use std::{sync::PoisonError, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use fsm::Index;
+use proto::v1 as pb;
+use tonic::Status;
 
-use super::core::Core;
+use super::core::Settings;
 use crate::{
     api::{ApiError, MemberInfo},
-    raft::{Member, Metrics, Raft, ServerId, ServerState, WatchReceiver},
-    rt,
+    raft::{Member, Metrics, Raft, ServerId, ServerState, WatchReceiver, service::LeaderContact},
+    rpc::transport::{Lane, Transport, call},
+    rt::{self, watch},
 };
 
 /// A leader that was silent for less than this is still shown as leader.
@@ -25,7 +33,50 @@ pub(super) struct Heard {
     pub(super) disk_full: bool,
 }
 
-impl Core {
+/// A server's contact with the others, itself included.
+pub struct Contact {
+    pub(super) settings: Arc<Settings>,
+    pub(super) id: ServerId,
+    pub(super) raft: Raft,
+    transport: Arc<dyn Transport>,
+    leader: Arc<LeaderContact>,
+    /// What each peer last answered to a probe.
+    heard: Mutex<BTreeMap<ServerId, Heard>>,
+    /// Why this server takes no writes: its disk is nearly full.
+    pub(super) disk_full: watch::Sender<Option<String>>,
+}
+
+impl Contact {
+    pub(super) fn new(
+        settings: Arc<Settings>,
+        id: ServerId,
+        raft: Raft,
+        transport: Arc<dyn Transport>,
+        leader: Arc<LeaderContact>,
+    ) -> Self {
+        let (heard, disk_full) = (Mutex::default(), watch::channel(None).0);
+        Self { settings, id, raft, transport, leader, heard, disk_full }
+    }
+
+    /// A call to the server at an address.
+    pub(super) async fn call<Q: prost::Message, P: prost::Message + Default>(
+        &self,
+        address: &str,
+        path: &'static str,
+        request: &Q,
+        timeout: Duration,
+    ) -> Result<P, Status> {
+        call(&*self.transport, address, path, Lane::Control, request, timeout).await
+    }
+
+    /// Whether this server leads, and in which term, by Raft's own word.
+    pub(super) fn leads(&self) -> Option<u64> {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        (metrics.state == ServerState::Leader && metrics.current_leader == Some(self.id))
+            .then_some(metrics.current_term)
+    }
+
     /// The leader's number and member entry, as far as this server knows.
     pub fn leader(&self) -> Option<(ServerId, Member)> {
         let metrics = self.raft.metrics().borrow_watched().clone();
@@ -34,14 +85,14 @@ impl Core {
         Some((leader, member))
     }
 
-    /// The leader by Raft's word, once it was heard since the start: the vote on disk names one too, which may be long gone, and may even be
-    /// this server.
+    /// The leader by Raft's word, once it was heard since the start: the vote on disk names one
+    /// too, which may be long gone, and may even be this server.
     pub(super) fn leader_heard(&self, metrics: &Metrics) -> Option<ServerId> {
         let leader = metrics.current_leader?;
         let heard = if leader == self.id {
             metrics.state == ServerState::Leader
         } else {
-            self.contact.has_heard(metrics.current_term)
+            self.leader.has_heard(metrics.current_term)
         };
         heard.then_some(leader)
     }
@@ -51,8 +102,8 @@ impl Core {
         self.leader_heard(metrics).filter(|_| self.is_in_touch())
     }
 
-    /// Whether this server heard its leader of late, or as the leader a majority. One that did not knows nothing of what is decided elsewhere,
-    /// and does not know that it does not.
+    /// Whether this server heard its leader of late, or as the leader a majority. A server that is
+    /// out of touch cannot tell that what it knows is stale.
     pub(crate) fn is_in_touch(&self) -> bool {
         let silence_max = Duration::from_millis(4 * self.settings.timing.election_ms_max);
         self.last_contact() <= silence_max.max(LEADER_SILENCE_MIN)
@@ -78,7 +129,8 @@ impl Core {
             .collect()
     }
 
-    /// Index of the entry that the members are of, which need not be committed yet; 0: there is none.
+    /// Index of the entry that the members are of, which need not be committed yet; 0: there is
+    /// none.
     pub fn membership_index(&self) -> Index {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
@@ -153,6 +205,93 @@ impl Core {
         }
     }
 
+    /// Time since this server last heard a leader, or a majority answered it as the leader; since
+    /// its start when neither happened. From one look to the next it grows by the time between them
+    /// at most.
+    pub fn last_contact(&self) -> Duration {
+        // Who has led for a moment only, or no longer leads, goes by what it heard before.
+        let age = self.leader.age();
+        self.majority_age().map_or(age, |majority| majority.min(age))
+    }
+
+    /// On a leader: the time since a majority answered it in its term.
+    pub(crate) fn majority_age(&self) -> Option<Duration> {
+        self.leads()?;
+        if self.is_sole_voter() {
+            // Raft does not ask itself.
+            return Some(Duration::ZERO);
+        }
+        let acknowledged = self.raft.metrics().borrow_watched().last_quorum_acked;
+        acknowledged.map(|at| openraft::Instant::elapsed(&*at))
+    }
+
+    fn is_sole_voter(&self) -> bool {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        let configurations = metrics.membership_config.membership().get_joint_config();
+        matches!(configurations.as_slice(), [voters] if voters.len() == 1 && voters.contains(&self.id))
+    }
+
+    /// Keeps what majorities answered this server while it led, for the time when it leads no more.
+    pub(super) async fn keep(self: Arc<Self>) {
+        let mut metrics = self.raft.metrics();
+        loop {
+            if let Some(age) = self.majority_age() {
+                self.leader.was_in_touch(age);
+            }
+            if metrics.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Whether a server is known to be there and to have room on its disk.
+    pub(super) fn has_room(&self, id: ServerId) -> bool {
+        (id == self.id || self.last_heard(id).is_some()) && !self.is_full(id)
+    }
+
+    /// Why the leader takes no writes: so many voters have no room that an entry might find no
+    /// majority, or fill up the last of it.
+    pub(super) fn cluster_is_full(&self) -> Option<String> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let membership = metrics.membership_config.membership();
+        let voters: Vec<ServerId> = membership.voter_ids().collect();
+        let full: Vec<&str> = membership
+            .nodes()
+            .filter(|(id, _)| voters.contains(id) && self.is_full(**id))
+            .map(|(_, member)| member.name.as_str())
+            .collect();
+        (full.len() * 2 >= voters.len() && !full.is_empty()).then(|| {
+            let (names, all) = (full.join(", "), voters.len());
+            format!(
+                "{names}: the disks of {} of {all} servers are nearly full: free some space",
+                full.len()
+            )
+        })
+    }
+
+    /// Asks a peer who it is, and for its digest at a mark.
+    pub(super) async fn probe(
+        &self,
+        address: &str,
+        digest_mark: u64,
+        timeout: Duration,
+    ) -> Result<pb::ProbeReply, Status> {
+        let expect = self.settings.bootstrap_expect.clone();
+        let request = pb::ProbeRequest { expect, from: self.id, digest_mark };
+        self.call(address, "/quorate.v1.Cluster/Probe", &request, timeout).await
+    }
+
+    /// A peer has answered a probe.
+    pub(super) fn note(&self, id: ServerId, heard: Heard) {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).insert(id, heard);
+    }
+
+    /// Whether this server takes no writes of clients because its disk is nearly full.
+    pub(super) fn has_full_disk(&self) -> bool {
+        self.disk_full.borrow().is_some()
+    }
+
     /// The voters, when the configuration is not a joint one.
     pub fn settled_voters(&self) -> Option<Vec<ServerId>> {
         let metrics = self.raft.metrics().borrow_watched().clone();
@@ -169,12 +308,4 @@ pub(super) fn silent_servers(raft: &Raft) -> Vec<ServerId> {
         **id != metrics.id && silence.is_some_and(|silence| silence >= SILENCE_MAX)
     });
     silent.map(|(id, _)| *id).collect()
-}
-
-/// Whether this server leads, and in which term, by Raft's own word.
-pub(super) fn leads(core: &Core) -> Option<u64> {
-    let metrics = core.raft.metrics();
-    let metrics = metrics.borrow_watched();
-    (metrics.state == ServerState::Leader && metrics.current_leader == Some(core.id))
-        .then_some(metrics.current_term)
 }

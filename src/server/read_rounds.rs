@@ -1,21 +1,23 @@
-//! Read indexes for many reads at once: reads that wait at the same time share one question to the leader.
+//! Read indexes for many reads at once: reads that wait at the same time share one question to the
+//! leader.
 //!
 //! ```text
 //!  reads ─► bounded queue ─► one round for all that wait: this server's Raft, or one call to the leader ─► every one of them
 //! ```
-//! Invariant: a read is only answered from a round that began after the read was queued, or it would miss a write acknowledged before it. A
-//! round that hangs holds up the next one for [`ROUND_WAIT`] only.
+//! Invariant: a read is only answered from a round that began after the read was queued, or it
+//! would miss a write acknowledged before it. A round that hangs holds up the next one for
+//! [`ROUND_WAIT`] only.
 
 use std::{sync::Arc, time::Duration};
 
 use fsm::Index;
 use proto::v1 as pb;
 
-use super::{core::Core, members::leads};
+use super::{access, members::Contact};
 use crate::{
     api::ApiError,
-    rpc::transport::{Lane, call},
-    rt::{self, mpsc, oneshot},
+    published::StateCell,
+    rt::{self, mpsc, oneshot, watch},
 };
 
 /// Reads that may wait for a round; above it they wait for their place.
@@ -50,8 +52,12 @@ impl ReadRounds {
 }
 
 /// Runs rounds until the server stops.
-pub(super) async fn run(core: Arc<Core>, mut queue: Queue) {
-    let mut stop = core.stopping();
+pub(super) async fn run(
+    contact: Arc<Contact>,
+    cell: Arc<StateCell>,
+    mut stop: watch::Receiver<bool>,
+    mut queue: Queue,
+) {
     loop {
         let first = rt::select! {
             biased;
@@ -65,9 +71,9 @@ pub(super) async fn run(core: Arc<Core>, mut queue: Queue) {
         {
             waiting.push(next);
         }
-        let core = Arc::clone(&core);
+        let (contact, cell) = (Arc::clone(&contact), Arc::clone(&cell));
         let round = rt::spawn(async move {
-            let result = rt::timeout(ROUND_TIMEOUT, round(&core)).await;
+            let result = rt::timeout(ROUND_TIMEOUT, round(&contact, &cell)).await;
             let result = result.unwrap_or(Err(ApiError::NoLeader));
             for one in waiting {
                 // A read that was given up is not there any more.
@@ -79,15 +85,15 @@ pub(super) async fn run(core: Arc<Core>, mut queue: Queue) {
     }
 }
 
-async fn round(core: &Core) -> Result<Index, ApiError> {
-    if leads(core).is_some() {
-        return core.read_index().await.map(|(index, _)| index);
+async fn round(contact: &Contact, cell: &StateCell) -> Result<Index, ApiError> {
+    if contact.leads().is_some() {
+        return access::read_index(contact, cell).await.map(|(index, _)| index);
     }
-    let address = core.leader_address()?;
-    let request = pb::ReadIndexRequest { from: core.id };
+    let address = contact.leader_address()?;
+    let request = pb::ReadIndexRequest { from: contact.id };
     let path = "/quorate.v1.Cluster/ReadIndex";
     let reply: Result<pb::ReadIndexReply, _> =
-        call(&*core.transport, &address, path, Lane::Control, &request, ROUND_TIMEOUT).await;
+        contact.call(&address, path, &request, ROUND_TIMEOUT).await;
     reply.map(|reply| reply.index).map_err(|status| {
         tracing::debug!(%status, "no read index from the leader");
         ApiError::NoLeader

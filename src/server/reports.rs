@@ -1,16 +1,16 @@
 //! Agents' status reports, gathered over a few milliseconds so that many nodes share one log entry.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use fsm::{
     Command,
     command::{ClientUpdate, NodeReport},
 };
 
-use super::core::Core;
+use super::access::Writes;
 use crate::{
-    api::{Api, ApiError, Written},
-    rt::{self, mpsc, oneshot},
+    api::{ApiError, Written},
+    rt::{self, mpsc, oneshot, watch},
 };
 
 /// How long the first report of an entry waits for others.
@@ -51,8 +51,7 @@ impl Reports {
     }
 }
 
-pub(super) async fn run(core: Arc<Core>, mut queue: Queue) {
-    let mut stop = core.stopping();
+pub(super) async fn run(writes: Writes, mut stop: watch::Receiver<bool>, mut queue: Queue) {
     loop {
         let first = rt::select! {
             biased;
@@ -73,10 +72,10 @@ pub(super) async fn run(core: Arc<Core>, mut queue: Queue) {
             reports.push(report);
             replies.push(reply);
         }
-        let core = Arc::clone(&core);
+        let writes = writes.clone();
         rt::spawn(async move {
             let command = Command::UpdateAllocations { reports };
-            let result = core.write(command, None, TIMEOUT).await;
+            let result = writes.write(command, None, TIMEOUT).await;
             for reply in replies {
                 drop(reply.send(result.clone()));
             }

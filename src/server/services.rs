@@ -39,7 +39,7 @@ fn id_and_token(id: &[u8], token: &[u8]) -> Result<(EvaluationId, [u8; 16]), Sta
     Ok((id, token.map_err(|_| Status::invalid_argument("token must be 16 bytes"))?))
 }
 
-pub(crate) async fn dequeue(
+pub(super) async fn dequeue(
     services: &LeaderServices,
     request: &pb::DequeueRequest,
 ) -> Result<pb::DequeueReply, Status> {
@@ -67,7 +67,7 @@ pub(crate) async fn dequeue(
     Ok(pb::DequeueReply { leases: leases.collect() })
 }
 
-pub(crate) fn ack(
+pub(super) fn ack(
     services: &LeaderServices,
     request: &pb::AckRequest,
 ) -> Result<pb::AckReply, Status> {
@@ -77,7 +77,7 @@ pub(crate) fn ack(
     Ok(pb::AckReply {})
 }
 
-pub(crate) fn nack(
+pub(super) fn nack(
     services: &LeaderServices,
     request: &pb::NackRequest,
 ) -> Result<pb::NackReply, Status> {
@@ -92,7 +92,7 @@ pub(crate) fn nack(
     Ok(pb::NackReply {})
 }
 
-pub(crate) async fn submit_plan(
+pub(super) async fn submit_plan(
     services: &LeaderServices,
     request: pb::SubmitPlanRequest,
 ) -> Result<pb::SubmitPlanReply, Status> {

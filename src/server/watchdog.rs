@@ -4,22 +4,29 @@
 //!  oldest call on the log's disk:   under 2 s  nothing     2 s  a leader hands leadership over     5 s  the process ends
 //!  a write or sync of log or state fails: the process ends at once; what the disk holds is known again after a restart
 //! ```
-//! A leader that cannot write still sends heartbeats, so nobody else would take over by itself. It must never touch the disk, which is why the
-//! watch is a thread of its own and the log's calls are noted by their caller ([`crate::disk::watched`]).
+//! A leader that cannot write still sends heartbeats, so nobody else would take over by itself. It
+//! must never touch the disk, which is why the watch is a thread of its own and the log's calls are
+//! noted by their caller ([`crate::disk::watched`]).
 
 use std::{
+    path::PathBuf,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use super::{core::Core, members::leads};
-use crate::{disk::watched::DiskWatch, rt};
+use super::{lifecycle::Lifecycle, members::Contact};
+use crate::{
+    disk::watched::DiskWatch,
+    rt::{self, watch},
+    storage::{shadow::Shadow, wal::Wal},
+};
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(100);
 /// A leader whose disk hangs for so long hands leadership over.
 const TRANSFER_AFTER: Duration = Duration::from_secs(2);
-/// A server whose disk hangs for so long ends: its peers then count it as gone, and its supervisor hears of it.
+/// A server whose disk hangs for so long ends: its peers then count it as gone, and its supervisor
+/// hears of it.
 const END_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,8 +38,9 @@ enum Advice {
 
 /// For how long the disk has hung, as far as this process could see.
 ///
-/// Invariant: only time between two looks that were both made counts, and no more of it than a look is late by habit. A process that was stopped or
-/// starved for ten seconds has a call that is ten seconds old and no reason to think that the disk is at fault.
+/// Invariant: only time between two looks that were both made counts, and no more of it than a look
+/// is late by habit. A process that was stopped or starved for ten seconds has a call that is ten
+/// seconds old and no reason to think that the disk is at fault.
 #[derive(Debug)]
 struct Stall {
     call: Option<u64>,
@@ -66,22 +74,40 @@ fn advice(stall: Duration) -> Advice {
     }
 }
 
-/// Starts the watch over the log's disk, and the task that hands leadership over when the watch says so.
-pub(super) fn start(core: &Arc<Core>, calls: DiskWatch) -> std::io::Result<()> {
-    rt::spawn(hand_over(Arc::clone(core)));
-    rt::spawn(watch_writers(Arc::clone(core)));
-    let core = Arc::downgrade(core);
-    let mut stall = Stall::new();
+/// What is watched, and who is told.
+pub(super) struct Watched {
+    pub(super) contact: Arc<Contact>,
+    pub(super) lifecycle: Arc<Lifecycle>,
+    pub(super) wal: Wal,
+    pub(super) shadow: Shadow,
+    /// The calls under way on the log's disk.
+    pub(super) log_calls: DiskWatch,
+}
+
+/// Starts the watch over the log's disk, and the task that hands leadership over when the watch
+/// says so.
+pub(super) fn start(watched: Watched) -> std::io::Result<()> {
+    let Watched { contact, lifecycle, wal, shadow, log_calls } = watched;
+    let directory = contact.settings.data_directory.clone();
+    let mut watch = Watch {
+        lifecycle: Arc::downgrade(&lifecycle),
+        log: directory.join("log"),
+        calls: log_calls,
+        stall: Stall::new(),
+        hangs: watch::channel(false).0,
+    };
+    rt::spawn(hand_over(contact, watch.hangs.subscribe(), lifecycle.stopping()));
+    rt::spawn(watch_writers(wal, shadow, lifecycle, directory));
     if rt::is_simulation() {
         rt::spawn(async move {
-            while look(&core, &calls, &mut stall) {
+            while watch.look() {
                 rt::sleep(LOOK).await;
             }
         });
         return Ok(());
     }
     let watch = move || {
-        while look(&core, &calls, &mut stall) {
+        while watch.look() {
             std::thread::sleep(LOOK);
         }
     };
@@ -89,40 +115,53 @@ pub(super) fn start(core: &Arc<Core>, calls: DiskWatch) -> std::io::Result<()> {
     Ok(())
 }
 
-/// One look; false when there is nothing left to watch.
-fn look(core: &Weak<Core>, calls: &DiskWatch, stall: &mut Stall) -> bool {
-    let Some(core) = core.upgrade() else { return false };
-    if *core.stopping().borrow() {
-        return false;
-    }
-    let oldest = calls.oldest();
-    let stall = stall.look(oldest.map(|(number, _)| number));
-    match advice(stall) {
-        Advice::GoOn => {
-            core.disk_hangs.send_if_modified(std::mem::take);
-        }
-        Advice::HandOver => {
-            core.disk_hangs.send_if_modified(|hangs| !std::mem::replace(hangs, true));
-        }
-        Advice::End => {
-            let what = oldest.map_or("call", |(_, what)| what);
-            let directory = core.settings.data_directory.join("log");
-            core.fail(format!(
-                "the disk under {} hangs: a {what} has not returned for {:.1} s. This server ends so that the others \
-                 go on without it: see what is wrong with the disk, then start it again",
-                directory.display(),
-                stall.as_secs_f64()
-            ));
+/// The watch over the log's disk.
+struct Watch {
+    lifecycle: Weak<Lifecycle>,
+    log: PathBuf,
+    calls: DiskWatch,
+    stall: Stall,
+    /// The log's disk has not answered for a while.
+    hangs: watch::Sender<bool>,
+}
+
+impl Watch {
+    /// One look; false when there is nothing left to watch.
+    fn look(&mut self) -> bool {
+        let Some(lifecycle) = self.lifecycle.upgrade() else { return false };
+        if lifecycle.is_stopping() {
             return false;
         }
+        let oldest = self.calls.oldest();
+        let stall = self.stall.look(oldest.map(|(number, _)| number));
+        match advice(stall) {
+            Advice::GoOn => {
+                self.hangs.send_if_modified(std::mem::take);
+            }
+            Advice::HandOver => {
+                self.hangs.send_if_modified(|hangs| !std::mem::replace(hangs, true));
+            }
+            Advice::End => {
+                let what = oldest.map_or("call", |(_, what)| what);
+                lifecycle.fail(format!(
+                    "the disk under {} hangs: a {what} has not returned for {:.1} s. This server ends so that the others \
+                     go on without it: see what is wrong with the disk, then start it again",
+                    self.log.display(),
+                    stall.as_secs_f64()
+                ));
+                return false;
+            }
+        }
+        true
     }
-    true
 }
 
 /// Hands leadership over once for every stall, if this server leads.
-async fn hand_over(core: Arc<Core>) {
-    let mut hangs = core.disk_hangs.subscribe();
-    let mut stop = core.stopping();
+async fn hand_over(
+    contact: Arc<Contact>,
+    mut hangs: watch::Receiver<bool>,
+    mut stop: watch::Receiver<bool>,
+) {
     loop {
         rt::select! {
             biased;
@@ -134,10 +173,10 @@ async fn hand_over(core: Arc<Core>) {
             continue;
         }
         tracing::warn!("the disk under the log has not answered for {TRANSFER_AFTER:?}");
-        if leads(&core).is_none() {
+        if contact.leads().is_none() {
             continue;
         }
-        match core.transfer(None).await {
+        match contact.transfer(None).await {
             Ok(to) => tracing::warn!(to, "handed leadership over because the disk hangs"),
             Err(error) => tracing::warn!(%error, "leadership could not be handed over"),
         }
@@ -145,16 +184,16 @@ async fn hand_over(core: Arc<Core>) {
 }
 
 /// Ends the server as soon as its log or its state cannot be written.
-async fn watch_writers(core: Arc<Core>) {
-    let mut stop = core.stopping();
+async fn watch_writers(wal: Wal, shadow: Shadow, lifecycle: Arc<Lifecycle>, directory: PathBuf) {
+    let mut stop = lifecycle.stopping();
     let why = rt::select! {
         biased;
         () = rt::until_true(&mut stop) => return,
-        why = core.wal.until_poisoned() => format!("the log cannot be written: {why}"),
-        why = core.shadow.until_failed() => format!("the state on disk cannot be written: {why}"),
+        why = wal.until_poisoned() => format!("the log cannot be written: {why}"),
+        why = shadow.until_failed() => format!("the state on disk cannot be written: {why}"),
     };
-    let directory = core.settings.data_directory.display();
-    core.fail(format!(
+    let directory = directory.display();
+    lifecycle.fail(format!(
         "{why}. Nothing more is acknowledged and this server ends, because what {directory} holds is known again only \
          after a restart: check the disk and its free space, then start it again"
     ));

@@ -27,9 +27,9 @@ use proto::v1 as pb;
 use scheduler::{Memory, Pass};
 use tonic::{Code, Status};
 
-use super::core::Core;
+use super::{identity::Cluster, leading::Leading, members::Contact};
 use crate::{
-    rpc::transport::{Lane, call},
+    published::StateCell,
     rt::{self, Instant, watch},
     task,
 };
@@ -134,8 +134,22 @@ impl WorkerStats {
     }
 }
 
+/// What workers of a server use together.
+#[derive(Clone)]
+pub(super) struct Workplace {
+    pub(super) contact: Arc<Contact>,
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) cell: Arc<StateCell>,
+    pub(super) leading: Arc<Leading>,
+    pub(super) stats: Arc<WorkerStats>,
+    pub(super) stop: watch::Receiver<bool>,
+}
+
 struct Worker {
-    core: Arc<Core>,
+    contact: Arc<Contact>,
+    cell: Arc<StateCell>,
+    leading: Arc<Leading>,
+    stats: Arc<WorkerStats>,
     /// Candidate nodes of the last pass, kept as long as the nodes do not change.
     memory: Arc<Mutex<Memory>>,
     stop: watch::Receiver<bool>,
@@ -150,14 +164,15 @@ struct Lease {
 }
 
 /// Runs one worker until the server stops.
-pub(super) async fn run(core: Arc<Core>, number: usize) {
-    let stop = core.stopping();
-    let memory = Arc::default();
-    let mut worker = Worker { core: Arc::clone(&core), memory, stop, started: Instant::now() };
+pub(super) async fn run(place: Workplace, number: usize) {
+    let Workplace { contact, cluster, cell, leading, stats, stop } = place;
+    let (memory, started) = (Arc::default(), Instant::now());
+    let mut worker =
+        Worker { contact, cell, leading, stats: Arc::clone(&stats), memory, stop, started };
     let mut backoff = Backoff::fast();
     tracing::debug!(number, "worker started");
     while !worker.is_stopping() {
-        if worker.core.worker_stats.is_paused() || worker.core.cluster.get().is_none() {
+        if stats.is_paused() || cluster.get().is_none() {
             worker.pause(Duration::from_millis(100)).await;
             continue;
         }
@@ -169,7 +184,6 @@ pub(super) async fn run(core: Arc<Core>, number: usize) {
             Ok(leases) => {
                 backoff.reset();
                 // Asked for before the pause, and nothing was begun yet.
-                let stats = &core.worker_stats;
                 let paused = stats.is_paused();
                 stats.held.fetch_add(leases.len() as u64, Ordering::Relaxed);
                 for lease in leases {
@@ -212,20 +226,22 @@ impl Worker {
         request: &Q,
         timeout: Duration,
     ) -> Result<P, Status> {
-        let address =
-            self.core.leader_address().map_err(|error| Status::unavailable(error.to_string()))?;
-        call(&*self.core.transport, &address, path, Lane::Control, request, timeout).await
+        let address = self
+            .contact
+            .leader_address()
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        self.contact.call(&address, path, request, timeout).await
     }
 
     async fn dequeue(&mut self) -> Result<Vec<Lease>, Status> {
         let request = pb::DequeueRequest {
-            server: self.core.id,
+            server: self.contact.id,
             schedulers: JobKind::ALL.into_iter().map(|kind| kind.name().to_owned()).collect(),
             leases_max: LEASES_MAX,
             timeout_ms: u32::try_from(DEQUEUE_WAIT.as_millis()).unwrap_or(u32::MAX),
             scheduler_version: scheduler::SCHEDULER_VERSION,
         };
-        let reply: pb::DequeueReply = match self.core.leading() {
+        let reply: pb::DequeueReply = match self.leading.services() {
             Some(services) => super::services::dequeue(&services, &request).await?,
             None => {
                 let mut stop = self.stop.clone();
@@ -261,7 +277,7 @@ impl Worker {
     }
 
     async fn wait_for(&mut self, index: Index, wait: Duration) -> bool {
-        let cell = Arc::clone(&self.core.cell);
+        let cell = Arc::clone(&self.cell);
         rt::select! {
             biased;
             () = rt::until_true(&mut self.stop) => false,
@@ -271,8 +287,8 @@ impl Worker {
 
     /// The index that this server has to reach before it leases again, if it is behind.
     fn lags_behind(&self) -> Option<Index> {
-        let index = self.core.worker_stats.caught_up_at.load(Ordering::Relaxed);
-        (self.core.cell.applied() < index).then_some(index)
+        let index = self.stats.caught_up_at.load(Ordering::Relaxed);
+        (self.cell.applied() < index).then_some(index)
     }
 
     /// Why a wait for an index ended without it.
@@ -280,7 +296,7 @@ impl Worker {
         if self.is_stopping() {
             return pb::NackReason::Shutdown;
         }
-        self.core.worker_stats.caught_up_at.fetch_max(index, Ordering::Relaxed);
+        self.stats.caught_up_at.fetch_max(index, Ordering::Relaxed);
         pb::NackReason::Lag
     }
 
@@ -289,13 +305,13 @@ impl Worker {
         let mut turn = Turn::new(lease.evaluation.id, attempts_max);
         let mut unknown = Backoff::slow();
         loop {
-            let state = self.core.cell.load();
+            let state = self.cell.load();
             let (evaluation, pass, exhausted) = match turn.begin(&state) {
                 Begin::Plan { evaluation, pass, exhausted } => (evaluation, pass, exhausted),
                 Begin::Acknowledge => return Done::Acknowledge,
                 Begin::Nack => return Done::Nack(pb::NackReason::Failed),
             };
-            self.core.worker_stats.invoked.fetch_add(1, Ordering::Relaxed);
+            self.stats.invoked.fetch_add(1, Ordering::Relaxed);
             let memory = Arc::clone(&self.memory);
             let plan = match schedule(state, *evaluation, pass, exhausted, memory).await {
                 Ok(plan) => plan,
@@ -334,11 +350,11 @@ impl Worker {
             plan: codec::encode(plan),
             token: lease.token.to_vec().into(),
             epoch: lease.epoch,
-            server: self.core.id,
+            server: self.contact.id,
         };
         let mut backoff = Backoff::slow();
         loop {
-            let reply: Result<pb::SubmitPlanReply, Status> = match self.core.leading() {
+            let reply: Result<pb::SubmitPlanReply, Status> = match self.leading.services() {
                 Some(services) => super::services::submit_plan(&services, request.clone()).await,
                 None => self.ask("/quorate.v1.Scheduler/SubmitPlan", &request, PLAN_TIMEOUT).await,
             };
@@ -360,14 +376,14 @@ impl Worker {
     }
 
     async fn ack(&mut self, lease: &Lease) {
-        self.core.worker_stats.acknowledged.fetch_add(1, Ordering::Relaxed);
+        self.stats.acknowledged.fetch_add(1, Ordering::Relaxed);
         let request = pb::AckRequest {
             evaluation_id: lease.evaluation.id.0.to_vec().into(),
             token: lease.token.to_vec().into(),
             epoch: lease.epoch,
-            server: self.core.id,
+            server: self.contact.id,
         };
-        let result: Result<pb::AckReply, Status> = match self.core.leading() {
+        let result: Result<pb::AckReply, Status> = match self.leading.services() {
             Some(services) => super::services::ack(&services, &request),
             None => self.ask("/quorate.v1.Scheduler/Ack", &request, RPC_TIMEOUT).await,
         };
@@ -377,7 +393,7 @@ impl Worker {
     }
 
     async fn nack(&mut self, lease: &Lease, why: pb::NackReason) {
-        let stats = &self.core.worker_stats;
+        let stats = &self.stats;
         match why {
             pb::NackReason::Lag => &stats.released_for_lag,
             pb::NackReason::Unspecified | pb::NackReason::Failed | pb::NackReason::Shutdown => {
@@ -389,10 +405,10 @@ impl Worker {
             evaluation_id: lease.evaluation.id.0.to_vec().into(),
             token: lease.token.to_vec().into(),
             epoch: lease.epoch,
-            server: self.core.id,
+            server: self.contact.id,
             reason: why.into(),
         };
-        let result: Result<pb::NackReply, Status> = match self.core.leading() {
+        let result: Result<pb::NackReply, Status> = match self.leading.services() {
             Some(services) => super::services::nack(&services, &request),
             None => self.ask("/quorate.v1.Scheduler/Nack", &request, RPC_TIMEOUT).await,
         };

@@ -1,5 +1,5 @@
-//! What is stored beside the rows of a state: where in the log it is, and the membership as of there.
-//! Storage keeps these as they are; `raft::applied` makes and reads them.
+//! What is stored beside the rows of a state: where in the log it is, and the membership as of
+//! there. Storage keeps these as they are; `raft::applied` makes and reads them.
 
 use fsm::{codec, codec::Frame, digest::Digest, state::Head};
 use serde::{Deserialize, Serialize};

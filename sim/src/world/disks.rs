@@ -69,7 +69,8 @@ impl World {
             let Some(core) = self.core(server) else { continue };
             let Some(leader) = self.leader().and_then(|leader| self.core(leader)) else { continue };
             // While the change is half done the server that was wiped is needed too.
-            let votes = leader.settled_voters().is_some_and(|voters| voters.contains(&core.id));
+            let votes =
+                leader.contact.settled_voters().is_some_and(|voters| voters.contains(&core.id));
             if votes && core.applied() >= leader.applied() {
                 let mut state = self.lock();
                 if state.slots[server].incomplete && !state.slots[server].damaged {
@@ -340,7 +341,7 @@ impl World {
     /// I4: what the disks of the voters would come back with holds this index on a majority.
     pub(crate) fn check_durable(&self, index: Index) {
         let Some(leader) = self.leader().and_then(|leader| self.core(leader)) else { return };
-        let voters = leader.member_infos().iter().filter(|one| one.voter).count();
+        let voters = leader.contact.member_infos().iter().filter(|one| one.voter).count();
         let slots: Vec<FaultDisk> = {
             let state = self.lock();
             let whole = state.slots.iter().filter(|slot| !slot.incomplete && !slot.excused);

@@ -1,7 +1,7 @@
 //! The stream of a node's allocations: the whole set once, then what changes, from the local state.
 //!
-//! Must never make more than the next message of it: every allocation that is sent has a copy of its job's meta, environment and configuration,
-//! and a node has thousands of allocations.
+//! Must never make more than the next message of it: every allocation that is sent has a copy of
+//! its job's meta, environment and configuration, and a node has thousands of allocations.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -19,9 +19,8 @@ use tonic::Status;
 
 use super::{state_that_knows, status_of};
 use crate::{
-    api::{Api, ReadMode},
+    api::{AgentApi, ReadMode},
     rt::mpsc,
-    server::Core,
 };
 
 /// How long a stream waits for the state that its node was shown elsewhere.
@@ -41,28 +40,31 @@ struct Told {
 }
 
 impl Told {
-    /// Whether `now` is no news. Nor is it that nothing may be started any more: what was started goes on.
+    /// Whether `now` is no news. Nor is it that nothing may be started any more: what was started
+    /// goes on.
     fn covers(self, now: Self) -> bool {
         self.modify_index == now.modify_index && (self.starts_allowed || !now.starts_allowed)
     }
 }
 
-/// Pushes the whole set once, then what changes, until the agent goes away or is another incarnation, or until this server has lost touch with the
-/// others: the agent would wait here for what it can only hear elsewhere. Nothing is shown that is older than what the node was shown before.
+/// Pushes the whole set once, then what changes, until the agent goes away or is another
+/// incarnation, or until this server has lost touch with the others: the agent would wait here for
+/// what it can only hear elsewhere. Nothing is shown that is older than what the node was shown
+/// before.
 pub(super) async fn push_allocations(
-    core: &Core,
+    api: &dyn AgentApi,
     node: NodeId,
     request: &pb::StreamAllocationsRequest,
     sender: &mpsc::Sender<Result<pb::AllocationBatch, Status>>,
 ) -> Result<(), Status> {
-    let mut stop = core.stopping();
+    let mut stop = api.stopping();
     let out_of_touch = || Status::unavailable("this server has lost touch with the others");
-    if !core.is_in_touch() {
+    if !api.is_in_touch() {
         return Err(out_of_touch());
     }
-    if !core.cell.wait_for(request.index_min, CATCH_UP).await {
+    if !api.published().wait_for(request.index_min, CATCH_UP).await {
         // It lags, or nobody has that index: the servers were restored from a copy of before.
-        let now = core.read(ReadMode::Linearizable, 0, CATCH_UP).await.map_err(status_of)?;
+        let now = api.read(ReadMode::Linearizable, 0, CATCH_UP).await.map_err(status_of)?;
         if now.state.head.index < request.index_min {
             let message = "the node was shown what the servers do not have any more";
             return Err(Status::not_found(message));
@@ -70,12 +72,12 @@ pub(super) async fn push_allocations(
     }
     let mut sent = BTreeMap::new();
     let mut complete = true;
-    let watch = core.cell.watch_node(node);
+    let watch = api.published().watch_node(node);
     loop {
         let changed = watch.notified();
         let mut changed = std::pin::pin!(changed);
         changed.as_mut().enable();
-        let state = state_that_knows(core, node, request.incarnation).await?;
+        let state = state_that_knows(api, node, request.incarnation).await?;
         let row = state.nodes.get(&node).ok_or_else(|| Status::not_found("node not found"))?;
         let row = Arc::clone(row);
         let mut news = batches(&state, &row, &mut sent, &mut complete);
@@ -93,7 +95,7 @@ pub(super) async fn push_allocations(
                 () = crate::rt::until_true(&mut stop) => return Err(Status::unavailable("the server is stopping")),
                 () = sender.closed() => return Ok(()),
                 () = &mut changed => break,
-                () = crate::rt::sleep(TOUCH_CHECK) => if !core.is_in_touch() {
+                () = crate::rt::sleep(TOUCH_CHECK) => if !api.is_in_touch() {
                     return Err(out_of_touch());
                 },
             }
@@ -110,7 +112,8 @@ struct Batches<T> {
 }
 
 impl<T> Batches<T> {
-    /// The next message, of as many rows as it takes. What is gone is said by the first, so that nothing starts beside what it takes the place of.
+    /// The next message, of as many rows as it takes. What is gone is said by the first, so that
+    /// nothing starts beside what it takes the place of.
     fn next_batch(
         &mut self,
         allocation: impl Fn(&T) -> pb::Allocation,
@@ -147,7 +150,8 @@ fn batches(
     let mut present = BTreeSet::new();
     for row in state.allocations_of_node(node.id) {
         if row.client.is_terminal() {
-            // The servers gave it up while the node was silent, and it may run: its agent hears it once. What else has ended the agent has told.
+            // The servers gave it up while the node was silent, and it may run: its agent hears it
+            // once. What else has ended the agent has told.
             let given_up = row.client == ClientStatus::Lost && sent.contains_key(&row.id);
             if let (true, Some(spec)) = (given_up, state.allocation_spec(row)) {
                 news.push((Arc::clone(row), Arc::clone(spec)));
@@ -165,7 +169,8 @@ fn batches(
     }
     // Ends before starts: what waits for another's end has to know that it ends.
     news.sort_by_key(|(row, _)| row.is_live());
-    // An allocation that ended is not removed: the agent keeps its logs until it collects them itself. One that is gone from the state is.
+    // An allocation that ended is not removed: the agent keeps its logs until it collects them
+    // itself. One that is gone from the state is.
     let gone: Vec<AllocationId> =
         sent.keys().filter(|id| !state.allocations.contains(id)).copied().collect();
     for id in &gone {
@@ -188,7 +193,8 @@ fn batches(
     Batches { next, rows: news.into() }
 }
 
-/// A node that is down is about to lose what it has: it starts nothing until the servers have heard from it.
+/// A node that is down is about to lose what it has: it starts nothing until the servers have heard
+/// from it.
 fn may_start(node: &fsm::Node) -> bool {
     node.liveness != Liveness::Down
 }

@@ -25,7 +25,7 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::api::{Api, ApiError, MemberInfo, ReadMode, Snapshot, Written};
+use crate::api::{Api, ApiError, Caller, MemberInfo, ReadMode, Snapshot, Written};
 
 const START_MS: u64 = 1_700_000_000_000;
 
@@ -264,6 +264,7 @@ impl Api for TestCluster {
 
     fn write(
         &self,
+        _caller: Caller,
         command: Command,
         request: Option<RequestId>,
         _timeout: Duration,
@@ -312,7 +313,11 @@ impl Api for TestCluster {
         self.members().swap_remove(0)
     }
 
-    fn transfer_leadership(&self, to: Option<u64>) -> BoxFuture<'_, Result<u64, ApiError>> {
+    fn transfer_leadership(
+        &self,
+        _caller: Caller,
+        to: Option<u64>,
+    ) -> BoxFuture<'_, Result<u64, ApiError>> {
         Box::pin(async move {
             self.fail()?;
             Ok(to.unwrap_or(2))

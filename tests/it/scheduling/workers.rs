@@ -6,10 +6,7 @@ use std::{collections::BTreeMap, rc::Rc, sync::Arc, thread, time::Duration};
 use fsm::codec;
 use prost::Message;
 use proto::v1::{self as pb, agent_client::AgentClient, scheduler_client::SchedulerClient};
-use quorate::{
-    config::ServerConfig,
-    server::{Core, RunningServer},
-};
+use quorate::{config::ServerConfig, process::RunningServer, server::Core};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;

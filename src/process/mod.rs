@@ -1,4 +1,11 @@
-//! A server process: configuration in, sockets open, signals out.
+//! A server process: configuration in, sockets open, signals out. It puts the edges around a core.
+
+#[cfg(test)]
+mod cluster_tests;
+#[cfg(test)]
+mod disk_tests;
+#[cfg(test)]
+mod testing;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -12,7 +19,6 @@ use proto::v1::{
 use tokio::{net::TcpListener, signal::unix::SignalKind, task::JoinHandle};
 use tonic::transport::{Server, server::TcpIncoming};
 
-use super::core::{Core, Parts, RaftTiming, Settings};
 use crate::{
     config::ServerConfig,
     disk::{Disk, RealDisk},
@@ -20,13 +26,15 @@ use crate::{
     http::{self, HttpOptions},
     open_files,
     rpc::transport::{GrpcTransport, MESSAGE_BYTES_MAX},
+    server::{Core, Parts, RaftTiming, Settings},
     storage::{lock::DirectoryLock, shadow, wal},
 };
 
 /// How long connections may take to end when the server stops.
 const DRAIN: Duration = Duration::from_secs(3);
-/// How long a clean stop may take: a disk that hangs would make it wait for ever. What is cut off is written again from the log at the next start. Below
-/// the 90 s after which systemd kills (`DefaultTimeoutStopSec`), so that the reason is told.
+/// How long a clean stop may take: a disk that hangs would make it wait for ever. What is cut off
+/// is written again from the log at the next start. Below the 90 s after which systemd kills
+/// (`DefaultTimeoutStopSec`), so that the reason is told.
 const STOP_MAX: Duration = Duration::from_mins(1);
 
 /// A server with its sockets.
@@ -42,9 +50,9 @@ pub struct RunningServer {
 }
 
 /// Bound sockets of a server.
-pub(super) struct Sockets {
-    pub(super) http: TcpListener,
-    pub(super) rpc: TcpListener,
+struct Sockets {
+    http: TcpListener,
+    rpc: TcpListener,
 }
 
 fn services(config: &ServerConfig) -> ServicesConfig {
@@ -92,7 +100,8 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
 }
 
 impl RunningServer {
-    /// Opens the data directory and the sockets, and serves. Joining the cluster goes on in the background.
+    /// Opens the data directory and the sockets, and serves. Joining the cluster goes on in the
+    /// background.
     pub async fn start(config: &ServerConfig) -> anyhow::Result<Self> {
         std::fs::create_dir_all(&config.data_dir)
             .with_context(|| format!("data directory {}", config.data_dir.display()))?;
@@ -121,7 +130,7 @@ impl RunningServer {
     }
 
     /// Serves on these parts and sockets.
-    pub(super) async fn on(
+    async fn on(
         settings: Settings,
         parts: Parts,
         sockets: Sockets,
@@ -148,8 +157,9 @@ impl RunningServer {
         }
     }
 
-    /// Stops cleanly; an error when that takes longer than the limit. Nothing is lost by that: what was acknowledged is in the log.
-    pub(super) async fn stop_within(self, limit: Duration) -> anyhow::Result<()> {
+    /// Stops cleanly; an error when that takes longer than the limit. Nothing is lost by that: what
+    /// was acknowledged is in the log.
+    async fn stop_within(self, limit: Duration) -> anyhow::Result<()> {
         let directory = self.core.settings.data_directory.clone();
         let mut stop = Box::pin(self.stop());
         if tokio::time::timeout(limit, &mut stop).await.is_err() {
@@ -164,7 +174,8 @@ impl RunningServer {
         Ok(())
     }
 
-    /// Ends at once without handing anything over, as far as a process can do that to itself; for tests.
+    /// Ends at once without handing anything over, as far as a process can do that to itself; for
+    /// tests.
     pub fn abort(self) {
         for task in self.tasks {
             task.abort();
@@ -202,16 +213,16 @@ async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
             RaftServer::new(core.raft_service()).max_decoding_message_size(MESSAGE_BYTES_MAX),
         )
         .add_service(
-            SchedulerServer::new(SchedulerService(Arc::clone(&core)))
+            SchedulerServer::new(SchedulerService(core.clone()))
                 .max_decoding_message_size(MESSAGE_BYTES_MAX),
         )
         .add_service(
-            ClusterServer::new(ClusterService(Arc::clone(&core)))
+            ClusterServer::new(ClusterService(core.clone()))
                 .max_decoding_message_size(MESSAGE_BYTES_MAX),
         )
         .add_service(
             // A status alone may be larger than tonic's 4 MiB: 1,000 tasks with ten events each.
-            AgentServer::new(AgentService(Arc::clone(&core)))
+            AgentServer::new(AgentService(core.clone()))
                 .max_decoding_message_size(MESSAGE_BYTES_MAX),
         )
         .serve_with_incoming_shutdown(
@@ -220,25 +231,26 @@ async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
         )
         .await;
     if let Err(error) = served {
-        core.fail(format!("gRPC is not served any more: {error}"));
+        core.lifecycle.fail(format!("gRPC is not served any more: {error}"));
     }
 }
 
 async fn serve_http(core: Arc<Core>, listener: TcpListener, options: HttpOptions) {
-    let router = http::router(Arc::clone(&core) as Arc<dyn crate::api::Api>, options);
+    let router = http::router(core.clone(), options);
     let connections_max = http_connections_max(open_files::max());
     http::serve(listener, router, connections_max, async move { stopped(&core).await }).await;
 }
 
-/// Clients get half of the files that this process may have open: the log, the state and the peers must never find none left.
+/// Clients get half of the files that this process may have open: the log, the state and the peers
+/// must never find none left.
 fn http_connections_max(open_files_max: u64) -> usize {
     let half = usize::try_from(open_files_max / 2).unwrap_or(usize::MAX);
     half.clamp(1, http::CONNECTIONS_MAX)
 }
 
 async fn join(core: Arc<Core>) {
-    if let Err(error) = super::bootstrap::join_cluster(Arc::clone(&core)).await {
-        core.fail(format!("{error:#}"));
+    if let Err(error) = core.join_cluster().await {
+        core.lifecycle.fail(format!("{error:#}"));
     }
 }
 
@@ -267,7 +279,8 @@ async fn run_until_stopped(config: &ServerConfig) -> anyhow::Result<()> {
         why = failed.wait_for(Option::is_some) => why.ok().and_then(|why| why.clone()),
     };
     if let Some(why) = why {
-        // Nothing more may be written or acknowledged: no handing over, no clean close, no waiting for a thread that hangs in the disk.
+        // Nothing more may be written or acknowledged: no handing over, no clean close, no waiting
+        // for a thread that hangs in the disk.
         let _left_as_it_is = std::mem::ManuallyDrop::new(server);
         anyhow::bail!("{why}");
     }

@@ -7,15 +7,13 @@ use fsm::{Command, Reply, state::Namespace};
 use leader::{ServicesConfig, broker::BrokerConfig};
 use tokio::{net::TcpListener, runtime::Runtime};
 
-use super::{
-    core::{Core, Parts, RaftTiming, Settings},
-    run::{RunningServer, Sockets},
-};
+use super::{RunningServer, Sockets};
 use crate::{
-    api::{Api, ApiError, ReadMode},
+    api::{Api, ApiError, Caller, ReadMode, Way},
     disk::{Disk, fault::FaultDisk},
     http::HttpOptions,
     rpc::transport::GrpcTransport,
+    server::{Core, Parts, RaftTiming, Settings},
     storage::{shadow, wal},
 };
 
@@ -117,6 +115,7 @@ impl Servers {
         let namespace = Namespace { name: name.into(), ..Namespace::default() };
         let core = self.core(server);
         let written = self.runtime().block_on(core.write(
+            Caller::anonymous(Way::Grpc, None),
             Command::UpsertNamespace(namespace),
             None,
             within,

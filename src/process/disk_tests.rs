@@ -39,7 +39,8 @@ fn a_follower_whose_disk_hangs_ends_itself_and_the_others_go_on() {
     servers.write(leader, "after").unwrap();
 }
 
-/// fsyncgate: after a failed sync nobody knows what the disk holds, and a second sync that succeeds proves nothing.
+/// fsyncgate: after a failed sync nobody knows what the disk holds, and a second sync that succeeds
+/// proves nothing.
 #[test]
 fn a_failed_sync_ends_the_server_at_once_and_acknowledges_nothing() {
     let servers = Servers::start(1);
@@ -61,7 +62,8 @@ fn a_state_that_cannot_be_written_ends_the_server() {
     servers.leader_among(&[0]);
     let core = servers.core(0);
     servers.write(0, "kept").unwrap();
-    // The next sync is the engine's barrier, or, should a chore of the server come first, the log's: that ends it as well.
+    // The next sync is the engine's barrier, or, should a chore of the server come first, the
+    // log's: that ends it as well.
     servers.disks[0].fail_sync_after(0);
     let barrier = servers.runtime().block_on(core.shadow.barrier());
     let why = servers.why_failed(0);
@@ -85,7 +87,8 @@ fn a_server_without_room_takes_no_writes_and_does_not_lead() {
     for server in &others {
         servers.write(*server, "taken").unwrap();
     }
-    // With a second one full there is no majority with room: every server refuses, before any disk is really full.
+    // With a second one full there is no majority with room: every server refuses, before any disk
+    // is really full.
     let second = others.into_iter().find(|server| *server != new).unwrap();
     servers.fill(second);
     let why = servers.wait("the leader knows", || match servers.write(new, "probe") {

@@ -1,4 +1,5 @@
-//! What servers do when others lag, are cut off or cannot be reached: real cores over loopback sockets.
+//! What servers do when others lag, are cut off or cannot be reached: real cores over loopback
+//! sockets.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{collections::BTreeSet, time::Duration};
@@ -8,22 +9,22 @@ use futures_util::{FutureExt, StreamExt, stream::BoxStream};
 use proto::v1::{self as pb, agent_server::Agent, raft_server::Raft};
 use tonic::{Code, Request, Status};
 
-use super::{
-    admit_peer,
-    core::Core,
-    heartbeat_for_agent,
-    testing::{PATIENCE, Servers},
-};
+use super::testing::{PATIENCE, Servers};
 use crate::{
-    api::{Api, ApiError},
+    api::{AgentApi, Api, ApiError, Caller, PeerApi, Way},
     grpc::agent::AgentService,
     raft::{EntryData, WatchReceiver as _},
     rt,
+    server::Core,
 };
+
+/// A client of these tests.
+const CALLER: Caller = Caller::anonymous(Way::Grpc, None);
 
 type Stream = BoxStream<'static, Result<pb::AllocationBatch, Status>>;
 
-/// The log refuses it for good, and a server whose log fails ends: one after the other, while the request is tried again.
+/// The log refuses it for good, and a server whose log fails ends: one after the other, while the
+/// request is tried again.
 #[test]
 fn a_change_too_large_for_the_log_is_refused_and_ends_nobody() {
     let servers = Servers::start(3);
@@ -32,7 +33,7 @@ fn a_change_too_large_for_the_log_is_refused_and_ends_nobody() {
         let description = "x".repeat(33 << 20).into();
         let huge = Namespace { name: "huge".into(), description, ..Namespace::default() };
         let core = servers.core(server);
-        let write = core.write(Command::UpsertNamespace(huge), None, PATIENCE);
+        let write = core.write(CALLER, Command::UpsertNamespace(huge), None, PATIENCE);
         let error = servers.runtime().block_on(write).unwrap_err();
         assert!(matches!(error, ApiError::Invalid(_)), "{error}");
         assert!(error.to_string().contains("over the limit"), "{error}");
@@ -51,14 +52,14 @@ fn a_server_far_behind_stamps_a_write_anew_instead_of_calling_it_expired() {
     servers.core(behind).hold_apply(true);
     // Log time passes the window in which requests are remembered.
     let core = servers.core(leader);
-    let at = core.log_time() + limits::SESSION_MS_MAX + 60_000;
+    let at = core.writes.log_time() + limits::SESSION_MS_MAX + 60_000;
     let tick = Proposal { at, epoch: None, request: None, command: Command::Tick };
     let moved = core.raft.client_write(EntryData(codec::encode(&tick)));
     servers.runtime().block_on(moved).unwrap();
     let core = servers.core(behind);
     let mut write = Box::pin(async move {
         let name = Namespace { name: "fresh".into(), ..Namespace::default() };
-        core.write(Command::UpsertNamespace(name), None, PATIENCE).await
+        core.write(CALLER, Command::UpsertNamespace(name), None, PATIENCE).await
     });
     let entered = servers.runtime().enter();
     assert!(write.as_mut().now_or_never().is_none(), "stamped while the server is behind");
@@ -82,7 +83,7 @@ fn a_leader_that_nobody_answers_takes_no_heartbeats() {
     let core = servers.core(leader);
     let beat = pb::HeartbeatRequest { node_id: vec![1; 16].into(), incarnation: 1 };
     servers.wait("heartbeats are refused", || {
-        let answer = servers.runtime().block_on(heartbeat_for_agent(&core, &beat));
+        let answer = servers.runtime().block_on(core.heartbeat(beat.clone()));
         (answer.unwrap_err().code() == Code::Unavailable).then_some(())
     });
     assert!(core.leading().is_some(), "it does not know better");
@@ -105,20 +106,21 @@ fn a_server_that_cannot_be_reached_does_not_become_a_voter() {
     {
         let admitted = servers
             .runtime()
-            .block_on(async { rt::timeout(PATIENCE, admit_peer(&core, request(address))).await });
+            .block_on(async { rt::timeout(PATIENCE, core.admit(CALLER, request(address))).await });
         let status = admitted.unwrap().unwrap_err();
         assert!(status.message().contains(why) && status.message().contains("advertise"));
     }
-    assert_eq!(core.settled_voters().unwrap(), [core.id]);
+    assert_eq!(core.contact.settled_voters().unwrap(), [core.id]);
     servers.write(leader, "after").unwrap();
 }
 
-/// The second would be answered with the first one's reply, and take no effect. So many in a moment are what clients of a busy cluster send.
+/// The second would be answered with the first one's reply, and take no effect. So many in a moment
+/// are what clients of a busy cluster send.
 #[test]
 fn no_two_requests_have_one_id() {
     let servers = Servers::start(1);
     let core = servers.core(servers.leader_among(&[0]));
-    let ids: Vec<RequestId> = (0..100_000).map(|_| core.fresh_request()).collect();
+    let ids: Vec<RequestId> = (0..100_000).map(|_| core.writes.fresh_request()).collect();
     let distinct: BTreeSet<_> = ids.iter().map(|id| id.0).collect();
     assert_eq!(distinct.len(), ids.len());
     assert!(
@@ -131,10 +133,11 @@ fn no_two_requests_have_one_id() {
 fn a_server_alone_is_in_touch_with_itself() {
     let servers = Servers::start(1);
     let core = servers.core(servers.leader_among(&[0]));
-    assert_eq!(core.majority_age(), Some(Duration::ZERO));
+    assert_eq!(core.contact.majority_age(), Some(Duration::ZERO));
 }
 
-/// The time of a drain is the server's, and another one at each attempt; what a client asked for is the same.
+/// The time of a drain is the server's, and another one at each attempt; what a client asked for is
+/// the same.
 #[test]
 fn a_drain_that_is_asked_for_again_under_its_id_is_the_same_drain() {
     let servers = Servers::start(1);
@@ -156,9 +159,9 @@ fn a_drain_that_is_asked_for_again_under_its_id_is_the_same_drain() {
             evaluation_ids: Vec::new(),
         };
         let id = Some(RequestId([7; 16]));
-        servers.runtime().block_on(core.write(command, id, PATIENCE)).unwrap().reply
+        servers.runtime().block_on(core.write(CALLER, command, id, PATIENCE)).unwrap().reply
     };
-    let at = core.log_time();
+    let at = core.writes.log_time();
     let first = ask(at, 60_000);
     assert_eq!(ask(at + 5_000, 60_000), first);
     assert_ne!(ask(at + 5_000, 90_000), first, "another deadline is another request");
@@ -180,11 +183,11 @@ fn who_led_in_an_older_term_is_not_heard() {
     let told = core.raft_service();
     let term = || core.raft.metrics().borrow_watched().current_term;
     for _ in 0..20 {
-        servers.wait("it hears the leader", || core.leader());
+        servers.wait("it hears the leader", || core.contact.leader());
         let before = term();
         drop(servers.runtime().block_on(told.append_entries(Request::new(heartbeat.clone()))));
         // On a busy machine an election may have begun meanwhile.
-        assert!(core.leader().is_some() || term() > before, "the leader of now was heard");
+        assert!(core.contact.leader().is_some() || term() > before, "the leader of now was heard");
     }
 }
 
@@ -218,7 +221,7 @@ fn a_damaged_snapshot_is_refused_before_raft_hears_of_it() {
 /// What a message of the leader to another server begins with.
 fn header(servers: &Servers, leader: usize, to: &Core) -> pb::PeerHeader {
     // Two are enough for a write: the third may come later.
-    let cluster = servers.wait("it has joined", || to.cluster.get().copied());
+    let cluster = servers.wait("it has joined", || to.raft_service().cluster.get().copied());
     let from = servers.core(leader).id;
     pb::PeerHeader { cluster_id: cluster.to_vec().into(), from, to: to.id }
 }
@@ -230,7 +233,8 @@ fn a_server_that_was_taken_out_while_it_was_down_joins_again() {
     let leader = servers.leader_among(&[0, 1, 2]);
     let (core, away) = (servers.core(leader), (leader + 1) % 3);
     let id = servers.core(away).id;
-    let votes = |core: &Core| core.settled_voters().is_some_and(|voters| voters.contains(&id));
+    let votes =
+        |core: &Core| core.contact.settled_voters().is_some_and(|voters| voters.contains(&id));
     servers.wait("it votes", || votes(&core).then_some(()));
     servers.restart(away, |servers| {
         let change = openraft::ChangeMembers::RemoveVoters(BTreeSet::from([id]));
@@ -289,7 +293,8 @@ fn a_stream_shows_nothing_older_than_what_its_node_was_shown() {
     assert!(batch.complete && batch.index >= shown);
 }
 
-/// As after a restore from a copy: waiting for the index would take for ever, and what holds is what a registration finds.
+/// As after a restore from a copy: waiting for the index would take for ever, and what holds is
+/// what a registration finds.
 #[test]
 fn a_node_that_was_shown_what_nobody_has_any_more_registers_again() {
     let servers = Servers::start(1);

@@ -1,0 +1,66 @@
+//! Who asks, and by what way.
+
+use std::{fmt, net::SocketAddr};
+
+/// Who asks. Nobody has to say yet: access control will add names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Who {
+    /// Gave no name.
+    Anonymous,
+}
+
+/// The edge by which a call came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// Nomad's API.
+    Http,
+    /// The protocol between the parts of Quorate.
+    Grpc,
+}
+
+/// The caller of an edge; every call that changes something carries it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Caller {
+    /// As whom the call was accepted.
+    pub who: Who,
+    /// The edge.
+    pub way: Way,
+    /// The other end of the connection; none where there is no socket, as in a simulation.
+    pub address: Option<SocketAddr>,
+}
+
+impl Caller {
+    /// Somebody who gave no name.
+    pub const fn anonymous(way: Way, address: Option<SocketAddr>) -> Self {
+        Self { who: Who::Anonymous, way, address }
+    }
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = match self.who {
+            Who::Anonymous => "anonymous",
+        };
+        let way = match self.way {
+            Way::Http => "HTTP",
+            Way::Grpc => "gRPC",
+        };
+        match self.address {
+            Some(address) => write!(f, "{who} by {way} from {address}"),
+            None => write!(f, "{who} by {way}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_is_written_with_way_and_address() {
+        let address = SocketAddr::from(([10, 0, 0, 7], 4_000));
+        let caller = Caller::anonymous(Way::Http, Some(address));
+        assert_eq!(caller.to_string(), "anonymous by HTTP from 10.0.0.7:4000");
+        assert_eq!(Caller::anonymous(Way::Grpc, None).to_string(), "anonymous by gRPC");
+    }
+}

@@ -1,0 +1,346 @@
+//! What a server answers to its edges: clients, peers, workers and agents ask the same core.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use fsm::{Command, Index, NodeId, Proposal, RequestId, command::NodeReport, table::TableId};
+use futures_util::{FutureExt, future::BoxFuture};
+use proto::v1 as pb;
+use tonic::{Code, Status};
+
+use super::{
+    access::{read_index, status_of},
+    bootstrap,
+    core::Core,
+    digests,
+    gauges::gauges,
+    leadership::LeaderServices,
+    services,
+};
+use crate::{
+    api::{
+        AgentApi, Api, ApiError, Caller, MemberInfo, PeerApi, ReadMode, Snapshot, WorkerApi,
+        Written,
+    },
+    published::StateCell,
+    raft::WatchReceiver,
+    rt::{self, watch},
+};
+
+/// Time a call to the leader on behalf of an agent may take.
+const FORWARD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time a transfer of leadership may take that another server does.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Api for Core {
+    fn read(
+        &self,
+        mode: ReadMode,
+        index_min: Index,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Snapshot, ApiError>> {
+        self.reads.read(mode, index_min, timeout).boxed()
+    }
+
+    fn write(
+        &self,
+        caller: Caller,
+        command: Command,
+        request: Option<RequestId>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Written, ApiError>> {
+        tracing::debug!(%caller, "a write");
+        self.writes.write(command, request, timeout).boxed()
+    }
+
+    fn changed(
+        &self,
+        tables: &'static [TableId],
+        after: Index,
+        timeout: Duration,
+    ) -> BoxFuture<'_, ()> {
+        self.cell.changed(tables, after, timeout).boxed()
+    }
+
+    fn new_id(&self) -> [u8; 16] {
+        rt::random_id()
+    }
+
+    fn members(&self) -> Vec<MemberInfo> {
+        self.contact.member_infos()
+    }
+
+    fn this_member(&self) -> MemberInfo {
+        let known = self.contact.member_infos().into_iter().find(|member| member.id == self.id);
+        known.unwrap_or_else(|| MemberInfo {
+            id: self.id,
+            name: self.settings.name.clone(),
+            rpc_address: self.settings.rpc_address.clone(),
+            http_address: self.settings.http_address.clone(),
+            alive: true,
+            ..MemberInfo::default()
+        })
+    }
+
+    fn transfer_leadership(
+        &self,
+        caller: Caller,
+        to: Option<u64>,
+    ) -> BoxFuture<'_, Result<u64, ApiError>> {
+        async move {
+            if self.contact.leads().is_some() {
+                tracing::info!(%caller, "asked to hand leadership over");
+                return self.contact.transfer(to).await;
+            }
+            let address = self.contact.leader_address()?;
+            let request = pb::TransferLeadershipRequest { to };
+            let path = "/quorate.v1.Cluster/TransferLeadership";
+            let timeout = TRANSFER_TIMEOUT;
+            let reply: Result<pb::TransferLeadershipReply, Status> =
+                self.contact.call(&address, path, &request, timeout).await;
+            reply.map(|reply| reply.to).map_err(|status| {
+                let message = status.message().to_owned();
+                let is_invalid = status.code() == Code::InvalidArgument;
+                if is_invalid { ApiError::Invalid(message) } else { ApiError::NotReady(message) }
+            })
+        }
+        .boxed()
+    }
+
+    fn gauges(&self) -> BTreeMap<String, f64> {
+        gauges(self)
+    }
+
+    fn stats(&self) -> BTreeMap<String, BTreeMap<String, String>> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let raft = [
+            ("state", format!("{:?}", metrics.state)),
+            ("term", metrics.current_term.to_string()),
+            ("applied_index", self.applied().to_string()),
+            ("last_log_index", metrics.last_log_index.unwrap_or(0).to_string()),
+            ("commit_index", metrics.local_committed.map_or(0, |id| id.index).to_string()),
+            (
+                "leader",
+                self.contact.leader().map(|(_, member)| member.rpc_address).unwrap_or_default(),
+            ),
+        ];
+        let quorate = [
+            ("server", self.contact.leads().map_or("follower", |_| "leader").to_owned()),
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("cluster_id", self.cluster_id().unwrap_or_default()),
+            ("server_id", format!("{:x}", self.id)),
+        ];
+        let group = |list: &[(&str, String)]| {
+            list.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
+        };
+        BTreeMap::from([("raft".to_owned(), group(&raft)), ("quorate".to_owned(), group(&quorate))])
+    }
+
+    fn membership_index(&self) -> Index {
+        self.contact.membership_index()
+    }
+}
+
+fn does_not_lead() -> Status {
+    Status::failed_precondition("this server does not lead")
+}
+
+impl PeerApi for Core {
+    fn write_forwarded(
+        &self,
+        caller: Caller,
+        proposal: Proposal,
+        hops: u32,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Written, Status>> {
+        async move {
+            let Proposal { command, request, .. } = proposal;
+            let result = if hops == 0 {
+                // A client's own write over gRPC: any server finds the leader, and stamps time and
+                // hash itself.
+                self.write(caller, command, request.map(|request| request.id), timeout).await
+            } else if self.leading().is_some() {
+                self.writes.write_as_leader(command, request, timeout).await
+            } else {
+                Err(ApiError::NoLeader)
+            };
+            result.map_err(|error| status_of(&error))
+        }
+        .boxed()
+    }
+
+    fn read_index(&self) -> BoxFuture<'_, Result<(Index, u64), Status>> {
+        async move {
+            if self.contact.leads().is_none() {
+                return Err(does_not_lead());
+            }
+            read_index(&self.contact, &self.cell).await.map_err(|error| status_of(&error))
+        }
+        .boxed()
+    }
+
+    fn probe(&self, request: pb::ProbeRequest) -> BoxFuture<'_, Result<pb::ProbeReply, Status>> {
+        async move {
+            let initialised = self.raft.is_initialized().await.unwrap_or(false);
+            let leader = self.contact.leader();
+            let cluster = self.cluster.get();
+            Ok(pb::ProbeReply {
+                initialised: initialised && cluster.is_some(),
+                cluster_id: cluster.map(|id| id.to_vec()).unwrap_or_default().into(),
+                node_id: self.id,
+                name: self.settings.name.clone(),
+                expect: self.settings.bootstrap_expect.clone(),
+                leader: leader.as_ref().map_or(0, |(id, _)| *id),
+                leader_rpc_address: leader.map(|(_, one)| one.rpc_address).unwrap_or_default(),
+                rpc_address: self.settings.rpc_address.clone(),
+                http_address: self.settings.http_address.clone(),
+                // One that only learns has to ask to join again: the leader that admitted it may be
+                // gone.
+                member: bootstrap::votes(&self.contact, request.from),
+                digest: digests::digest_at(&self.cell, request.digest_mark),
+                disk_full: self.has_full_disk(),
+            })
+        }
+        .boxed()
+    }
+
+    fn admit(
+        &self,
+        caller: Caller,
+        request: pb::JoinRequest,
+    ) -> BoxFuture<'_, Result<pb::JoinReply, Status>> {
+        async move {
+            if self.leading().is_none() {
+                return Err(does_not_lead());
+            }
+            tracing::debug!(%caller, name = request.name, "a server asks to join");
+            bootstrap::admit(&self.contact, request).await?;
+            let cluster_id = self.cluster.get().map(|id| id.to_vec()).unwrap_or_default().into();
+            Ok(pb::JoinReply { cluster_id })
+        }
+        .boxed()
+    }
+
+    fn hand_over(&self, caller: Caller, to: Option<u64>) -> BoxFuture<'_, Result<u64, Status>> {
+        async move {
+            if self.leading().is_none() {
+                return Err(does_not_lead());
+            }
+            tracing::info!(%caller, "asked to hand leadership over");
+            self.contact.transfer(to).await.map_err(|error| status_of(&error))
+        }
+        .boxed()
+    }
+}
+
+impl Core {
+    fn services_for_workers(&self) -> Result<Arc<LeaderServices>, Status> {
+        let none = || Status::unavailable("No cluster leader: this server does not lead");
+        self.leading().ok_or_else(none)
+    }
+}
+
+impl WorkerApi for Core {
+    fn dequeue(
+        &self,
+        request: pb::DequeueRequest,
+    ) -> BoxFuture<'_, Result<pb::DequeueReply, Status>> {
+        async move { services::dequeue(&*self.services_for_workers()?, &request).await }.boxed()
+    }
+
+    fn ack(&self, request: &pb::AckRequest) -> Result<pb::AckReply, Status> {
+        services::ack(&*self.services_for_workers()?, request)
+    }
+
+    fn nack(&self, request: &pb::NackRequest) -> Result<pb::NackReply, Status> {
+        services::nack(&*self.services_for_workers()?, request)
+    }
+
+    fn submit_plan(
+        &self,
+        request: pb::SubmitPlanRequest,
+    ) -> BoxFuture<'_, Result<pb::SubmitPlanReply, Status>> {
+        async move { services::submit_plan(&*self.services_for_workers()?, request).await }.boxed()
+    }
+}
+
+impl AgentApi for Core {
+    fn heartbeat(
+        &self,
+        request: pb::HeartbeatRequest,
+    ) -> BoxFuture<'_, Result<pb::HeartbeatReply, Status>> {
+        async move {
+            match self.leading() {
+                Some(services) => self.take_heartbeat(&services, &request),
+                None => self.forward_heartbeat(&request).await,
+            }
+        }
+        .boxed()
+    }
+
+    fn heartbeat_ttl_ms_min(&self) -> u64 {
+        self.settings.services.heartbeat.ttl_ms_min
+    }
+
+    fn report(&self, report: NodeReport) -> BoxFuture<'_, Result<Written, ApiError>> {
+        self.reports.submit(report).boxed()
+    }
+
+    fn published(&self) -> &Arc<StateCell> {
+        &self.cell
+    }
+
+    fn is_in_touch(&self) -> bool {
+        self.contact.is_in_touch()
+    }
+
+    fn stopping(&self) -> watch::Receiver<bool> {
+        self.lifecycle.stopping()
+    }
+}
+
+impl Core {
+    async fn forward_heartbeat(
+        &self,
+        request: &pb::HeartbeatRequest,
+    ) -> Result<pb::HeartbeatReply, Status> {
+        let address = self.contact.leader_address();
+        let address = address.map_err(|error| Status::unavailable(error.to_string()))?;
+        if address == self.settings.rpc_address {
+            return Err(Status::unavailable("leadership is being taken over"));
+        }
+        let path = "/quorate.v1.Agent/Heartbeat";
+        self.contact.call(&address, path, request, FORWARD_TIMEOUT).await
+    }
+
+    fn take_heartbeat(
+        &self,
+        services: &LeaderServices,
+        request: &pb::HeartbeatRequest,
+    ) -> Result<pb::HeartbeatReply, Status> {
+        // A leader that is cut off from the others would keep its nodes here while the next one
+        // gives them up.
+        if !self.contact.is_in_touch() {
+            return Err(Status::unavailable("no majority of the servers answers this leader"));
+        }
+        let node = NodeId::from_slice(&request.node_id)
+            .ok_or_else(|| Status::invalid_argument("node id must be 16 bytes"))?;
+        let heard = services
+            .heard(node, request.incarnation)
+            .map_err(|error| Status::not_found(error.to_string()))?;
+        let state = self.cell.load();
+        let liveness = match state.nodes.get(&node).map(|row| row.liveness) {
+            Some(fsm::Liveness::Ready) => pb::Liveness::Ready,
+            Some(fsm::Liveness::Disconnected) => pb::Liveness::Disconnected,
+            Some(fsm::Liveness::Down) => pb::Liveness::Down,
+            Some(fsm::Liveness::Initializing) => pb::Liveness::Initializing,
+            None => return Err(Status::not_found("node not found")),
+        };
+        let members = self.contact.member_infos().into_iter();
+        Ok(pb::HeartbeatReply {
+            heartbeat_ttl_ms: heard.ttl_ms,
+            servers: members.map(|member| member.rpc_address).collect(),
+            liveness: liveness.into(),
+            epoch: services.epoch,
+        })
+    }
+}

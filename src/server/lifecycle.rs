@@ -1,0 +1,44 @@
+//! The end of a server: that it stops, and why it cannot go on.
+
+use crate::rt::watch;
+
+/// Tells every task of a server that it stops, and the process why it has to end.
+#[derive(Debug)]
+pub struct Lifecycle {
+    stopping: watch::Sender<bool>,
+    failed: watch::Sender<Option<String>>,
+}
+
+impl Lifecycle {
+    pub(super) fn new() -> Self {
+        Self { stopping: watch::channel(false).0, failed: watch::channel(None).0 }
+    }
+
+    /// Becomes true when the server stops.
+    pub fn stopping(&self) -> watch::Receiver<bool> {
+        self.stopping.subscribe()
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        *self.stopping.borrow()
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopping.send_replace(true);
+    }
+
+    /// Holds why the process has to end, as soon as it has to.
+    pub fn failed(&self) -> watch::Receiver<Option<String>> {
+        self.failed.subscribe()
+    }
+
+    /// The first reason stands: later ones follow from it.
+    pub(crate) fn fail(&self, why: String) {
+        tracing::error!(%why, "this server cannot go on");
+        self.failed.send_if_modified(|known| {
+            let is_first = known.is_none();
+            known.get_or_insert(why);
+            is_first
+        });
+    }
+}
