@@ -2,6 +2,7 @@
 //!
 //! Owns the command line of the chores. Must never change a file: `tidy` reads and reports.
 
+mod arrows;
 mod tidy;
 
 use std::{

@@ -12,6 +12,8 @@ use std::{
 
 use anyhow::Context as _;
 
+use crate::arrows;
+
 /// Lines of a source file before it is reported.
 const FILE_LINES_MAX: usize = 500;
 /// Lines of a file of tests before it is reported.
@@ -74,6 +76,7 @@ pub(crate) const CHECKS: &[Check] = &[
     ("links", links),
     ("one-test-binary", one_test_binary),
     ("plants", plants),
+    ("arrows", arrows::check),
 ];
 
 /// The text of every file that is checked, by its path from the root with `/` between folders.

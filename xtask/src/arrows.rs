@@ -1,0 +1,241 @@
+//! The arrows between the folders of `src/`: which folder may use which.
+//!
+//! ARCHITECTURE.md holds the list, in the block that begins with "```arrows". A line is `folder ->
+//! folder folder`; `folder (tests) -> folder` allows more to its tests. Every folder, single file
+//! and package of `src/` has a line. The check fails on
+//!
+//! - a use that is not listed, with its place and the arrow's name;
+//! - a listed arrow that nothing uses;
+//! - a circle among the listed arrows (arrows of tests do not count);
+//! - a folder without a line, and a line without a folder.
+//!
+//! Must never look at comments or strings: a path in a comment is no dependency.
+
+mod code;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use self::code::{Use, uses};
+use crate::tidy::Repository;
+
+/// Where the list is.
+const LIST: &str = "ARCHITECTURE.md";
+/// What its block begins with.
+const FENCE: &str = "```arrows";
+
+/// Names of folders, by the folder that may use them.
+type Arrows = BTreeMap<String, BTreeSet<String>>;
+
+/// What is allowed.
+#[derive(Debug, Default)]
+struct List {
+    arrows: Arrows,
+    /// What tests may use besides.
+    of_tests: Arrows,
+}
+
+/// Every use between folders that the list does not allow, and what is wrong with the list.
+pub(crate) fn check(repository: &Repository) -> Vec<String> {
+    let Some(text) = repository.files.get(LIST) else { return vec![format!("{LIST} is missing")] };
+    let files = repository.files.iter().map(|(path, text)| (path.as_str(), text.as_str()));
+    let files: Vec<_> = files.filter(|(path, _)| is_source(path)).collect();
+    findings(text, &files, &packages(repository))
+}
+
+/// Folders of `src/` that are packages of their own: others name them without `crate::`.
+fn packages(repository: &Repository) -> Vec<&str> {
+    let manifests = repository.files.keys().filter_map(|path| path.strip_suffix("/Cargo.toml"));
+    manifests.filter_map(|path| path.strip_prefix("src/")).collect()
+}
+
+fn is_source(path: &str) -> bool {
+    path.starts_with("src/") && path.strip_suffix(".rs").is_some()
+}
+
+fn findings(text: &str, files: &[(&str, &str)], packages: &[&str]) -> Vec<String> {
+    let list = match List::parse(text) {
+        Ok(list) => list,
+        Err(findings) => return findings,
+    };
+    let folders: BTreeSet<&str> = files.iter().filter_map(|(path, _)| folder(path)).collect();
+    let mut found = list.names(&folders);
+    found.extend(list.circle());
+    let tests = test_files(files);
+    let mut unused = list.all();
+    for (path, text) in files {
+        let Some(from) = folder(path) else { continue };
+        for one in uses(path, text, packages).into_iter().filter(|one| one.folder != from) {
+            if !folders.contains(one.folder.as_str()) {
+                // A name at the top of the crate that is no folder: `crate::CONSTANT`.
+                continue;
+            }
+            let in_test = one.in_test || is_below(path, &tests);
+            found.extend(list.judge(path, from, &one, in_test, &mut unused));
+        }
+    }
+    found.extend(
+        unused.into_iter().map(|arrow| {
+            format!("{LIST}: nothing uses the arrow `{arrow}`: take it out of the list")
+        }),
+    );
+    found
+}
+
+/// The folder, single file or package of `src/` that a file belongs to; none for `lib.rs`, which
+/// only names them.
+fn folder(path: &str) -> Option<&str> {
+    let first = path.strip_prefix("src/")?.split('/').next()?;
+    let name = first.strip_suffix(".rs").unwrap_or(first);
+    (name != "lib").then_some(name)
+}
+
+impl List {
+    fn parse(text: &str) -> Result<Self, Vec<String>> {
+        let mut list = Self::default();
+        let mut wrong = Vec::new();
+        let mut inside = false;
+        let mut blocks = 0_usize;
+        for (number, line) in text.lines().enumerate() {
+            if !inside {
+                inside = line.trim() == FENCE;
+                blocks += usize::from(inside);
+                continue;
+            }
+            if line.trim() == "```" {
+                inside = false;
+                continue;
+            }
+            if line.trim().is_empty() || line.trim().starts_with('#') {
+                continue;
+            }
+            if let Err(why) = list.take(line) {
+                wrong.push(format!("{LIST}:{}: {why}", number + 1));
+            }
+        }
+        if blocks != 1 {
+            wrong.push(format!(
+                "{LIST}: {blocks} blocks that begin with {FENCE}, there must be one"
+            ));
+        }
+        if wrong.is_empty() { Ok(list) } else { Err(wrong) }
+    }
+
+    fn take(&mut self, line: &str) -> Result<(), String> {
+        let (from, to) = line
+            .split_once("->")
+            .ok_or_else(|| format!("`{}` is not `folder -> folder …`", line.trim()))?;
+        let from = from.trim();
+        let (name, arrows) = match from.strip_suffix("(tests)") {
+            Some(name) => (name.trim(), &mut self.of_tests),
+            None => (from, &mut self.arrows),
+        };
+        let to: BTreeSet<String> = to.split_whitespace().map(str::to_owned).collect();
+        if name.is_empty() || name.contains(char::is_whitespace) {
+            return Err(format!("`{from}` is no folder"));
+        }
+        if arrows.insert(name.to_owned(), to).is_some() {
+            return Err(format!("`{from}` has two lines"));
+        }
+        Ok(())
+    }
+
+    /// Folders without a line, and names in the list that are no folder.
+    fn names(&self, folders: &BTreeSet<&str>) -> Vec<String> {
+        let missing = folders.iter().filter(|folder| !self.arrows.contains_key(**folder));
+        let missing = missing.map(|folder| format!("src/{folder} has no line in {LIST}"));
+        let sides = self.arrows.iter().chain(&self.of_tests);
+        let named: BTreeSet<&str> =
+            sides.flat_map(|(from, to)| to.iter().chain([from])).map(String::as_str).collect();
+        let unknown = named.difference(folders);
+        let unknown = unknown.map(|name| format!("{LIST}: `{name}` is no folder of src"));
+        missing.chain(unknown).collect()
+    }
+
+    /// Every arrow by its name.
+    fn all(&self) -> BTreeSet<String> {
+        let flat = |arrows: &Arrows, in_test| -> Vec<String> {
+            let pairs = arrows.iter().flat_map(|(from, to)| to.iter().map(move |to| (from, to)));
+            pairs.map(|(from, to)| arrow(from, to, in_test)).collect()
+        };
+        flat(&self.arrows, false).into_iter().chain(flat(&self.of_tests, true)).collect()
+    }
+
+    fn allows(arrows: &Arrows, from: &str, to: &str) -> bool {
+        arrows.get(from).is_some_and(|all| all.contains(to))
+    }
+
+    /// What is wrong with one use; an arrow that it goes by is used.
+    fn judge(
+        &self,
+        path: &str,
+        from: &str,
+        one: &Use,
+        in_test: bool,
+        unused: &mut BTreeSet<String>,
+    ) -> Option<String> {
+        let to = one.folder.as_str();
+        if in_test && Self::allows(&self.of_tests, from, to) {
+            unused.remove(&arrow(from, to, true));
+            return None;
+        }
+        if Self::allows(&self.arrows, from, to) {
+            if !in_test {
+                unused.remove(&arrow(from, to, false));
+            }
+            return None;
+        }
+        let name = arrow(from, to, in_test);
+        Some(format!("{path}:{}: the arrow `{name}` is not in {LIST}", one.line))
+    }
+
+    /// A circle, if there is one.
+    fn circle(&self) -> Option<String> {
+        let mut done = BTreeSet::new();
+        self.arrows.keys().find_map(|from| self.circle_from(from, &mut Vec::new(), &mut done))
+    }
+
+    fn circle_from<'a>(
+        &'a self,
+        from: &'a str,
+        path: &mut Vec<&'a str>,
+        done: &mut BTreeSet<&'a str>,
+    ) -> Option<String> {
+        if let Some(begin) = path.iter().position(|name| *name == from) {
+            let circle: Vec<&str> = path[begin..].iter().copied().chain([from]).collect();
+            return Some(format!("{LIST}: the arrows make a circle: {}", circle.join(" -> ")));
+        }
+        if !done.insert(from) {
+            return None;
+        }
+        path.push(from);
+        let next = self.arrows.get(from).into_iter().flatten();
+        let found = next.into_iter().find_map(|to| self.circle_from(to, path, done));
+        path.pop();
+        found
+    }
+}
+
+fn arrow(from: &str, to: &str, in_test: bool) -> String {
+    if in_test { format!("{from} (tests) -> {to}") } else { format!("{from} -> {to}") }
+}
+
+/// Files and folders that are compiled for tests only, as paths without `.rs`.
+fn test_files(files: &[(&str, &str)]) -> BTreeSet<String> {
+    let modules = files.iter().flat_map(|(path, text)| {
+        let inside = code::children(path);
+        code::test_modules(text).into_iter().map(move |name| format!("{inside}/{name}"))
+    });
+    modules.collect()
+}
+
+fn is_below(path: &str, tests: &BTreeSet<String>) -> bool {
+    let path = path.strip_suffix(".rs").unwrap_or(path);
+    tests.iter().any(|test| path.strip_prefix(test.as_str()).is_some_and(is_boundary))
+}
+
+fn is_boundary(rest: &str) -> bool {
+    rest.is_empty() || rest.starts_with('/')
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! The list of this repository, and lists and files that break each rule.
+
+use super::*;
+
+const LIST_OF_THREE: &str = "text\n\n```arrows\n# comment\nhttp -> api\nserver -> api raft\n\
+                             api ->\nraft ->\n```\n";
+
+/// Four folders that use what `LIST_OF_THREE` allows, and this file besides.
+#[track_caller]
+fn with(list: &str, path: &str, text: &str) -> Vec<String> {
+    let mut files = vec![
+        ("src/lib.rs", "pub mod api;\npub mod http;\npub mod raft;\npub mod server;\n"),
+        ("src/api/mod.rs", "pub trait Api {}\n"),
+        ("src/http/mod.rs", "use crate::api::Api;\n"),
+        ("src/raft/mod.rs", "//! [`crate::server`]\n"),
+        ("src/server/mod.rs", "use crate::{\n    api::{self, Api},\n    raft::Raft,\n};\n"),
+    ];
+    files.push((path, text));
+    findings(list, &files, &[])
+}
+
+#[track_caller]
+fn says(found: &[String], wanted: &[&str]) {
+    assert_eq!(found.len(), wanted.len(), "{found:#?}");
+    for (found, wanted) in found.iter().zip(wanted) {
+        assert!(found.contains(wanted), "{found} does not say {wanted}");
+    }
+}
+
+#[test]
+fn the_folders_of_this_repository_keep_their_direction() {
+    let repository = Repository::read(&crate::root()).expect("the repository can be read");
+    let found = check(&repository);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn a_forbidden_arrow_is_named_with_its_place() {
+    for text in [
+        "\nuse crate::server::Core;\n",
+        "\nuse crate::{api::Api, server::{Core, run}};\n",
+        "\nfn f() { crate::server::run(); }\n",
+        "\nuse super::super::server;\n",
+        "\nmod inner { use super::super::super::server::Core; }\n",
+        "\ntype T = Vec<super::super::server::Core>;\n",
+    ] {
+        let found = with(LIST_OF_THREE, "src/http/job.rs", text);
+        says(&found, &["src/http/job.rs:2: the arrow `http -> server` is not in ARCHITECTURE.md"]);
+    }
+}
+
+#[test]
+fn a_group_over_several_lines_is_named_with_the_line_of_the_folder() {
+    let text = "use crate::{\n    api::Api,\n    raft::{\n        Raft,\n    },\n};\n";
+    let found = with(LIST_OF_THREE, "src/http/job.rs", text);
+    says(&found, &["src/http/job.rs:3: the arrow `http -> raft`"]);
+}
+
+#[test]
+fn comments_strings_and_paths_inside_the_folder_are_no_arrows() {
+    let text = "//! [`crate::server`]\n/* crate::server::x /* */ crate::server */\n\
+                const A: &str = \"crate::server::x\";\nconst B: &str = r#\"\"crate::server::x\"#;\n\
+                use super::view;\nuse self::inner::Raft;\nuse crate::http::call;\n\
+                const QUOTE: char = '\"';\nconst C: &str = \"\\\" crate::server::y\";\n\
+                mod inner { use super::super::error::Error; }\n\
+                fn f<'a>(x: &'a str) -> &'a str { x }\n";
+    says(&with(LIST_OF_THREE, "src/http/job.rs", text), &[]);
+}
+
+#[test]
+fn an_arrow_that_nothing_uses_is_told() {
+    let list = LIST_OF_THREE.replace("http -> api", "http -> api raft");
+    let found = with(&list, "src/http/job.rs", "");
+    says(&found, &["nothing uses the arrow `http -> raft`"]);
+}
+
+#[test]
+fn a_circle_is_told() {
+    let list = LIST_OF_THREE.replace("raft ->", "raft -> http").replace("api ->", "api -> server");
+    let uses = "use crate::{http::x, api::x};\nmod a { use crate::server::x; }\n";
+    let found = with(&list, "src/raft/x.rs", uses);
+    assert!(found[0].contains("a circle: api -> server -> api"), "{found:#?}");
+}
+
+#[test]
+fn every_folder_has_a_line_and_every_line_a_folder() {
+    says(&with(LIST_OF_THREE, "src/clock.rs", ""), &["src/clock has no line"]);
+    let list = LIST_OF_THREE.replace("raft ->", "raft ->\nweb ->");
+    says(&with(&list, "src/http/job.rs", ""), &["`web` is no folder"]);
+}
+
+#[test]
+fn tests_may_have_arrows_of_their_own() {
+    let list = LIST_OF_THREE.replace("raft ->", "raft ->\nraft (tests) -> server");
+    let test = "#[cfg(test)]\nmod tests {\n    use crate::server::x;\n}\n";
+    says(&with(&list, "src/raft/log.rs", test), &[]);
+    let code = "use crate::server::x;\n";
+    let outside = ["src/raft/log.rs:1: the arrow `raft -> server`", "`raft (tests) -> server`"];
+    says(&with(&list, "src/raft/log.rs", code), &outside);
+    let found = with(LIST_OF_THREE, "src/raft/log.rs", test);
+    says(&found, &["src/raft/log.rs:3: the arrow `raft (tests) -> server`"]);
+}
+
+#[test]
+fn a_file_that_is_declared_for_tests_only_is_a_test() {
+    let declares = "#[cfg(test)]\nmod crash;\nmod log;\n";
+    let list = LIST_OF_THREE.replace("raft ->", "raft ->\nraft (tests) -> server");
+    let files = |below: &'static str| {
+        [
+            ("src/api/mod.rs", ""),
+            ("src/http/mod.rs", "use crate::api;"),
+            ("src/server/mod.rs", "use crate::{api, raft};"),
+            ("src/raft/mod.rs", declares),
+            (below, "use crate::server::x;"),
+        ]
+    };
+    says(&findings(&list, &files("src/raft/crash.rs"), &[]), &[]);
+    says(&findings(&list, &files("src/raft/crash/deep.rs"), &[]), &[]);
+    let found = findings(&list, &files("src/raft/log.rs"), &[]);
+    says(&found, &["the arrow `raft -> server`", "nothing uses"]);
+}
+
+#[test]
+fn packages_and_the_library_have_arrows_too() {
+    const PACKAGES: [&str; 2] = ["fsm", "leader"];
+    let list = "```arrows\nfsm ->\nleader -> fsm\nserver -> fsm\nmain -> server\n```\n";
+    let files = |leader: &'static str| {
+        [
+            ("src/fsm/src/lib.rs", "mod state;"),
+            ("src/leader/src/lib.rs", leader),
+            ("src/server/mod.rs", "fn f(state: &fsm::State, leader: u64) -> u64 { x.leader }"),
+            ("src/main.rs", "fn main() { quorate::server::run(); }"),
+        ]
+    };
+    says(&findings(list, &files("use fsm::State;\nuse crate::broker::Broker;"), &PACKAGES), &[]);
+    let mut files = files("use fsm::State;").to_vec();
+    files.push(("src/fsm/src/state.rs", "use leader::Broker;\nuse crate::leader::X;"));
+    says(
+        &findings(list, &files, &PACKAGES),
+        &["src/fsm/src/state.rs:1: the arrow `fsm -> leader`"],
+    );
+}
+
+#[test]
+fn a_list_that_cannot_be_read_is_told_with_its_line() {
+    says(&with("no list", "src/http/job.rs", ""), &["0 blocks"]);
+    let found = with("```arrows\nhttp api\n```\n", "src/http/job.rs", "");
+    says(&found, &["ARCHITECTURE.md:2: `http api` is not `folder -> folder …`"]);
+    let twice = LIST_OF_THREE.replace("raft ->", "raft ->\nraft -> api");
+    says(&with(&twice, "src/http/job.rs", ""), &["`raft` has two lines"]);
+}
