@@ -194,8 +194,8 @@ struct TestArguments {
     /// How fresh reads are asked to be, in register and set; with stale they are expected to fail.
     #[arg(long, value_enum, default_value = "default")]
     read_mode: ReadMode,
-    /// What servers run at the start, of an older version: the class restart, which has to be among the faults, ends each of them and starts it
-    /// as `--binary`, while the others go on.
+    /// What servers run at the start, another binary of the same generation: the class restart, which has to be among the faults, ends each of
+    /// them and starts it as `--binary`, while the others go on.
     #[arg(long, value_name = "PATH", conflicts_with = "plant")]
     old_binary: Option<PathBuf>,
     #[command(flatten)]

@@ -19,7 +19,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fsm::AllocationId;
+use fsm::{
+    AllocationId, GENERATION,
+    generation::{self, OtherGeneration, Stamp},
+};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
@@ -28,8 +31,6 @@ use super::{
 };
 use crate::rt;
 
-/// Version of the stored formats.
-const FORMAT: u32 = 1;
 /// In an allocation's directory: what is stored of it.
 const STATE_FILE: &str = "state.json";
 /// Names the machine's present life.
@@ -38,8 +39,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Who the node is; made once with the directory.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct NodeIdentity {
-    format: u32,
-    /// The node's id.
+    generation: u16,
     pub(crate) node_id: [u8; 16],
     /// Fixed at the first registration: another agent cannot take the id.
     pub(crate) secret: [u8; 16],
@@ -49,7 +49,7 @@ pub(crate) struct NodeIdentity {
 impl NodeIdentity {
     fn generate() -> Self {
         let [node_id, secret, directory_id] = std::array::from_fn(|_| rt::random_id());
-        Self { format: FORMAT, node_id, secret, directory_id }
+        Self { generation: GENERATION, node_id, secret, directory_id }
     }
 
     /// What makes an incarnation: the directory and the boot. Both are random and 16 bytes, so their sum names the pair.
@@ -72,7 +72,7 @@ impl NodeIdentity {
             out
         };
         Self {
-            format: FORMAT,
+            generation: GENERATION,
             node_id: spread(self.node_id, 1),
             secret: spread(self.secret, 2),
             directory_id: spread(self.directory_id, 3),
@@ -83,7 +83,7 @@ impl NodeIdentity {
 /// What is stored of an allocation.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct StoredAllocation {
-    pub(crate) format: u32,
+    pub(crate) generation: u16,
     pub(crate) boot_id: [u8; 16],
     /// Nothing runs because the agent stopped it when it ended, or the machine has booted: it is to start again.
     pub(crate) suspended: bool,
@@ -117,8 +117,11 @@ pub(crate) enum StateError {
         #[source]
         source: io::Error,
     },
-    #[error("the state directory has format {0}, which this version does not know")]
-    Format(u32),
+    #[error(
+        "the state directory {0} is {1}: start the binary that wrote it, or stop its tasks, move the directory \
+         away and let the node register anew"
+    )]
+    Generation(PathBuf, OtherGeneration),
 }
 
 impl StateDirectory {
@@ -152,9 +155,12 @@ impl StateDirectory {
         let identity_path = root.join("identity.json");
         // A process that was killed just before it synced the name leaves one that a power cut takes back.
         files::sync_directory(&root).map_err(fail)?;
+        // A file of another generation need not have the fields of this one.
+        if let Some(stamp) = files::read_json::<Stamp>(&identity_path).map_err(fail)? {
+            stamp.check().map_err(|other| StateError::Generation(root.clone(), other))?;
+        }
         let identity = match files::read_json::<NodeIdentity>(&identity_path).map_err(fail)? {
-            Some(identity) if identity.format == FORMAT => identity,
-            Some(identity) => return Err(StateError::Format(identity.format)),
+            Some(identity) => identity,
             None => {
                 let identity = NodeIdentity::generate();
                 files::write_json(&identity_path, &identity).map_err(fail)?;
@@ -179,11 +185,13 @@ impl StateDirectory {
         for entry in fs::read_dir(self.root.join("allocs"))? {
             let directory = entry?.path();
             match files::read_json::<StoredAllocation>(&directory.join(STATE_FILE)) {
-                Ok(Some(allocation)) if allocation.format == FORMAT => stored.push(allocation),
-                Ok(Some(allocation)) => {
-                    let error = io::Error::other(format!("unknown format {}", allocation.format));
-                    unreadable.push((directory, error));
-                }
+                Ok(Some(allocation)) => match generation::check(u32::from(allocation.generation)) {
+                    Ok(()) => stored.push(allocation),
+                    Err(other) => {
+                        let error = io::Error::other(format!("it is {other}"));
+                        unreadable.push((directory, error));
+                    }
+                },
                 // Without a state nothing was ever started in it. What stays of it does no harm.
                 Ok(None) => {
                     if let Err(error) = delete(&directory) {
@@ -336,14 +344,14 @@ impl HeldDirectory {
 }
 
 impl StoredAllocation {
-    /// A value of the present format.
+    /// A value of this binary's generation.
     pub(crate) fn new(
         boot_id: [u8; 16],
         suspended: bool,
         spec: AllocationSpec,
         runner: AllocationRunner,
     ) -> Self {
-        Self { format: FORMAT, boot_id, suspended, spec, runner }
+        Self { generation: GENERATION, boot_id, suspended, spec, runner }
     }
 }
 
@@ -434,6 +442,20 @@ mod tests {
         assert_eq!(first.node_id, second.node_id);
         assert_ne!(first.node_id, first.secret);
         assert_ne!(first.incarnation_identity([1; 16]), first.incarnation_identity([2; 16]));
+    }
+
+    #[test]
+    fn a_directory_of_another_generation_is_refused_and_left_as_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        drop(StateDirectory::open(directory.path()).unwrap());
+        let path = directory.path().join("identity.json");
+        for (generation, file) in [(1, r#"{"format":1}"#), (3, r#"{"generation":3,"name":"a"}"#)] {
+            fs::write(&path, file).unwrap();
+            let text = StateDirectory::open(directory.path()).err().unwrap().to_string();
+            let both = format!("is of generation {generation}, this binary reads generation 2: ");
+            assert!(text.contains(&both), "{text}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), file);
+        }
     }
 
     #[test]

@@ -9,9 +9,13 @@ use anyhow::{Context as _, bail};
 use proto::v1::{self as pb, cluster_client::ClusterClient};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tonic::transport::{Channel, Endpoint};
+use tonic::{
+    service::interceptor::InterceptedService,
+    transport::{Channel, Endpoint},
+};
 
 use super::{Progress, Report, arguments::Ask, http::Connection};
+use crate::rpc::generation::Stamped;
 
 /// How long the servers may take to answer and to have a leader.
 const LEADER_TIMEOUT: Duration = Duration::from_mins(1);
@@ -43,9 +47,16 @@ pub(super) async fn channel(address: &str) -> anyhow::Result<Channel> {
         .with_context(|| format!("no connection to {address}: is a server running there?"))
 }
 
+/// A client of servers as [`channel`] connects to.
+pub(super) type Client = ClusterClient<InterceptedService<Channel, Stamped>>;
+
+pub(super) fn client(channel: Channel) -> Client {
+    ClusterClient::with_interceptor(channel, Stamped)
+}
+
 async fn probe(address: &str) -> anyhow::Result<pb::ProbeReply> {
     let request = pb::ProbeRequest { expect: Vec::new(), from: 0, digest_mark: 0 };
-    Ok(ClusterClient::new(channel(address).await?).probe(request).await?.into_inner())
+    Ok(client(channel(address).await?).probe(request).await?.into_inner())
 }
 
 impl Cluster {

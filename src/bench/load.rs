@@ -10,12 +10,15 @@ use std::{
 
 use anyhow::Context as _;
 use fsm::{Command, Proposal, Reply, RequestId, codec, session::Request};
-use proto::v1::{self as pb, cluster_client::ClusterClient};
+use proto::v1 as pb;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, transport::Channel};
 
-use super::measure::{Latencies, Window};
+use super::{
+    cluster,
+    measure::{Latencies, Window},
+};
 
 /// How long a server may take for one write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -127,7 +130,7 @@ fn outcome(reply: Result<pb::WriteReply, Status>) -> Outcome {
 
 /// One write by one call.
 pub(super) async fn write_once(channel: &Channel, command: Command) -> Outcome {
-    let reply = ClusterClient::new(channel.clone()).write(message(0, command)).await;
+    let reply = cluster::client(channel.clone()).write(message(0, command)).await;
     outcome(reply.map(tonic::Response::into_inner))
 }
 
@@ -143,7 +146,7 @@ pub(super) async fn drive<W: Work>(
         // As even as whole numbers allow.
         let share = lanes.in_flight / count + u32::from(number < lanes.in_flight % count);
         let client =
-            ClusterClient::new(lanes.channels[number as usize % lanes.channels.len()].clone());
+            cluster::client(lanes.channels[number as usize % lanes.channels.len()].clone());
         let unary = lanes.unary;
         tasks.push(tokio::spawn(async move {
             if unary {
@@ -165,7 +168,7 @@ pub(super) async fn drive<W: Work>(
 
 /// One batch stream with `share` writes under way.
 async fn stream<W: Work>(
-    mut client: ClusterClient<Channel>,
+    mut client: cluster::Client,
     mut work: W,
     share: u32,
     window: Window,
@@ -207,7 +210,7 @@ async fn stream<W: Work>(
 
 /// `share` callers with one write under way each.
 async fn calls<W: Work>(
-    client: ClusterClient<Channel>,
+    client: cluster::Client,
     work: W,
     share: u32,
     window: Window,

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use fsm::Text;
-use proto::v1::{self as pb, cluster_client::ClusterClient};
+use proto::v1 as pb;
 
 use super::{
     Progress, Report,
@@ -170,7 +170,7 @@ async fn read_indexes(
     let channel = cluster::channel(&cluster.leader().rpc).await?;
     let mut callers = Vec::new();
     for _ in 0..arguments.in_flight {
-        let mut client = ClusterClient::new(channel.clone());
+        let mut client = cluster::client(channel.clone());
         callers.push(tokio::spawn(async move {
             let mut found = Found::default();
             while Instant::now() < window.end && found.failed < 100 {

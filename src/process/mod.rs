@@ -17,7 +17,10 @@ use proto::v1::{
     scheduler_server::SchedulerServer,
 };
 use tokio::{net::TcpListener, signal::unix::SignalKind, task::JoinHandle};
-use tonic::transport::{Server, server::TcpIncoming};
+use tonic::{
+    service::InterceptorLayer,
+    transport::{Server, server::TcpIncoming},
+};
 
 use crate::{
     config::ServerConfig,
@@ -25,7 +28,10 @@ use crate::{
     grpc::{agent::AgentService, cluster::ClusterService, scheduler::SchedulerService},
     http::{self, HttpOptions},
     open_files,
-    rpc::transport::{GrpcTransport, MESSAGE_BYTES_MAX},
+    rpc::{
+        generation,
+        transport::{GrpcTransport, MESSAGE_BYTES_MAX},
+    },
     server::{Core, Parts, RaftTiming, Settings},
     storage::{lock::DirectoryLock, shadow, wal},
 };
@@ -209,6 +215,7 @@ async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
         .initial_connection_window_size(8 << 20)
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+        .layer(InterceptorLayer::new(generation::Check::default()))
         .add_service(
             RaftServer::new(core.raft_service()).max_decoding_message_size(MESSAGE_BYTES_MAX),
         )

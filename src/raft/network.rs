@@ -191,7 +191,8 @@ impl Peer {
             });
         }
         // Nothing changes by asking again at once, neither there nor where another server answers: openraft pauses after this one.
-        if matches!(status.code(), Code::Unavailable | Code::PermissionDenied) {
+        let codes = [Code::Unavailable, Code::PermissionDenied, Code::Unimplemented];
+        if codes.contains(&status.code()) {
             return RPCError::Unreachable(Unreachable::new(&text(status)));
         }
         RPCError::Network(NetworkError::new(&text(status)))

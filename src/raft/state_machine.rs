@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use fsm::{Index, Proposal, State, codec, table::ChangeSet};
+use fsm::{Index, Proposal, State, codec, generation::WHAT_TO_DO, table::ChangeSet};
 use futures_util::{Stream, TryStreamExt};
 use openraft::{
     EntryPayload, OptionalSend,
@@ -188,8 +188,7 @@ impl StateMachine {
             EntryPayload::Normal(data) => {
                 let proposal: Proposal = codec::decode(&data.0).map_err(|error| {
                     let message = format!(
-                        "log entry {index} does not decode ({error}): refusing to skip it; \
-                         is this program older than the one that wrote it?"
+                        "log entry {index} does not decode ({error}) and is not skipped: {WHAT_TO_DO}"
                     );
                     io::Error::new(io::ErrorKind::InvalidData, message)
                 })?;

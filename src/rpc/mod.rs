@@ -1,3 +1,4 @@
 //! How a server or an agent reaches a server. The services that answer are in `grpc` and `raft`.
 
+pub mod generation;
 pub mod transport;

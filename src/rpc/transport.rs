@@ -2,11 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use bytes::{Buf, BufMut, Bytes};
+use fsm::GENERATION;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::BoxStream};
 use prost::Message;
 use tonic::{
@@ -17,6 +18,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
+use super::generation::{self, Paced};
 use crate::plant::{Plant, is_planted};
 
 /// Largest message in either direction, bytes.
@@ -89,17 +91,28 @@ pub struct GrpcTransport {
     configure: fn(Endpoint) -> Endpoint,
     /// Addresses to dial instead of the advertised ones: proxies of a test harness.
     dial: BTreeMap<String, String>,
+    /// Named on every call.
+    generation: u16,
+    refusals: Arc<Paced>,
 }
 
 impl GrpcTransport {
     /// A server's transport to others, which dials `dial[address]` where given.
     pub fn between_servers(dial: BTreeMap<String, String>) -> Self {
-        Self { channels: Mutex::default(), configure: between_servers, dial }
+        Self::new(between_servers, dial, GENERATION)
     }
 
     /// An agent's transport to servers, which may be far away.
     pub fn from_agents() -> Self {
-        Self { channels: Mutex::default(), configure: from_agents, dial: BTreeMap::new() }
+        Self::new(from_agents, BTreeMap::new(), GENERATION)
+    }
+
+    fn new(
+        configure: fn(Endpoint) -> Endpoint,
+        dial: BTreeMap<String, String>,
+        generation: u16,
+    ) -> Self {
+        Self { channels: Mutex::default(), configure, dial, generation, refusals: Arc::default() }
     }
 
     fn client(&self, to: &str, lane: Lane) -> Result<Grpc<Channel>, Status> {
@@ -122,6 +135,18 @@ impl GrpcTransport {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| Status::invalid_argument(format!("address {address}: {error}")))?;
         Ok((self.configure)(endpoint.tcp_nodelay(true)).connect_lazy())
+    }
+}
+
+impl GrpcTransport {
+    /// Logs the refusal of a server of another generation: callers try again in silence.
+    fn note_refusals(&self, to: &str) -> impl FnOnce(&Status) + Send + use<> {
+        let (to, refusals) = (to.to_owned(), Arc::clone(&self.refusals));
+        move |status| {
+            if generation::is_refusal(status) && refusals.is_due() {
+                tracing::error!(to, message = status.message(), "a server refused a call");
+            }
+        }
     }
 }
 
@@ -167,13 +192,16 @@ impl Transport for GrpcTransport {
         timeout: Duration,
     ) -> BoxFuture<'static, Result<Bytes, Status>> {
         let client = self.client(to, lane);
+        let (generation, note) = (self.generation, self.note_refusals(to));
         let call = async move {
             let mut client = client?;
             ready(&mut client).await?;
             let mut request = Request::new(body);
             request.set_timeout(timeout);
+            generation::stamp(request.metadata_mut(), generation);
             let path = PathAndQuery::from_static(path);
-            Ok(client.unary(request, path, BytesCodec).await?.into_inner())
+            let reply = client.unary(request, path, BytesCodec).await.inspect_err(note)?;
+            Ok(reply.into_inner())
         };
         async move {
             match tokio::time::timeout(timeout, call).await {
@@ -194,11 +222,14 @@ impl Transport for GrpcTransport {
         input: BoxStream<'static, Bytes>,
     ) -> BoxFuture<'static, Result<ReplyStream, Status>> {
         let client = self.client(to, lane);
+        let (generation, note) = (self.generation, self.note_refusals(to));
         async move {
             let mut client = client?;
             ready(&mut client).await?;
             let path = PathAndQuery::from_static(path);
-            let replies = client.streaming(Request::new(input), path, BytesCodec).await?;
+            let mut request = Request::new(input);
+            generation::stamp(request.metadata_mut(), generation);
+            let replies = client.streaming(request, path, BytesCodec).await.inspect_err(note)?;
             Ok(replies.into_inner().boxed())
         }
         .boxed()
@@ -249,6 +280,10 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use proto::v1 as pb;
+    use tonic::{
+        service::{InterceptorLayer, Routes},
+        transport::{Server, server::TcpIncoming},
+    };
 
     use super::*;
     use crate::plant::must_catch;
@@ -286,6 +321,30 @@ mod tests {
         transport.keep_only(&["b:1".to_owned(), "c:1".to_owned()]);
         let kept: Vec<_> = transport.channels.lock().unwrap().keys().cloned().collect();
         assert_eq!(kept, [("b:1".to_owned(), Lane::Agent(0))]);
+    }
+
+    #[tokio::test]
+    async fn a_caller_of_another_generation_is_refused_before_its_call_is_looked_at() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let served = Server::builder()
+            .layer(InterceptorLayer::new(generation::Check::default()))
+            .add_routes(Routes::default())
+            .serve_with_incoming(TcpIncoming::from(listener));
+        tokio::spawn(served);
+        let path = "/quorate.v1.Raft/Vote";
+        for (named, is_refused) in [(1, true), (GENERATION, false), (GENERATION + 1, true)] {
+            let transport = GrpcTransport::new(between_servers, BTreeMap::new(), named);
+            let timeout = Duration::from_secs(10);
+            let reply = transport.unary(&address, path, Lane::Heartbeat, Bytes::new(), timeout);
+            let status = reply.await.unwrap_err();
+            assert_eq!(generation::is_refusal(&status), is_refused, "{status}");
+            let input = futures_util::stream::empty().boxed();
+            let stream = transport.stream(&address, path, Lane::Append, input).await;
+            let status = stream.err().expect("no such service");
+            assert_eq!(generation::is_refusal(&status), is_refused, "{status}");
+            assert_eq!(transport.refusals.is_due(), !is_refused, "whether it was logged");
+        }
     }
 
     #[test]

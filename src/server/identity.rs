@@ -1,7 +1,8 @@
 //! Who a data directory belongs to: the file with this server's number and its cluster.
 //!
 //! It must never take a damaged file, or a directory that has a log and no such file, for a new
-//! server.
+//! server. The file also names the generation of the directory, so that a server of another one
+//! stops before it opens anything else.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,6 +10,10 @@ use std::{
 };
 
 use anyhow::Context;
+use fsm::{
+    GENERATION,
+    generation::{Stamp, WHAT_TO_DO},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -30,23 +35,26 @@ pub(super) struct Identity {
     /// Set when the server has become part of a cluster.
     #[serde(default)]
     pub(super) cluster_id: Option<String>,
-    /// Checksum of the two: a flipped digit would make this another server, which must not go on
-    /// with this one's log. Older files have none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    check: Option<String>,
+    /// Of everything in the directory.
+    generation: u16,
+    /// Checksum of the others: a flipped digit would make this another server, which must not go on
+    /// with this one's log.
+    check: String,
 }
 
 impl Identity {
     /// An identity with its checksum.
     fn new(server_id: ServerId, cluster_id: Option<String>) -> Self {
-        let mut identity = Self { server_id, cluster_id, check: None };
-        identity.check = Some(identity.expected_check());
+        let (generation, check) = (GENERATION, String::new());
+        let mut identity = Self { server_id, cluster_id, generation, check };
+        identity.check = identity.expected_check();
         identity
     }
 
     fn expected_check(&self) -> String {
         let cluster = self.cluster_id.as_deref().unwrap_or("");
-        format!("{:08x}", crc32c::crc32c(format!("{}:{cluster}", self.server_id).as_bytes()))
+        let text = format!("{}:{cluster}:{}", self.server_id, self.generation);
+        format!("{:08x}", crc32c::crc32c(text.as_bytes()))
     }
 }
 
@@ -70,10 +78,15 @@ pub(super) fn load(
                 directory.display()
             )
         };
-        let identity: Identity = serde_json::from_slice(&bytes).with_context(damaged)?;
-        let expected = identity.expected_check();
-        anyhow::ensure!(identity.check.as_ref().is_none_or(|check| *check == expected), damaged());
-        return Ok(identity);
+        let stamp: Stamp = serde_json::from_slice(&bytes).with_context(damaged)?;
+        let identity = serde_json::from_slice::<Identity>(&bytes);
+        let is_whole = |found: &Identity| found.check == found.expected_check();
+        anyhow::ensure!(identity.as_ref().map_or(true, is_whole), damaged());
+        // A file of another generation need not have the fields of this one.
+        if let Err(other) = stamp.check() {
+            anyhow::bail!("data directory {} is {other}: {WHAT_TO_DO}", directory.display());
+        }
+        return identity.with_context(damaged);
     }
     let others: Vec<String> = disk.list(directory)?;
     anyhow::ensure!(
@@ -201,9 +214,24 @@ mod tests {
                 assert!(!is_another, "byte {offset}, bit {bit}");
             }
         }
-        disk.replace(&path, br#"{"server_id":5}"#);
-        let old = load(&disk, directory, "10.0.0.1:4647").unwrap();
-        assert_eq!(old.server_id, 5, "an older file");
+    }
+
+    #[test]
+    fn a_directory_of_another_generation_is_refused_and_left_as_it_is() {
+        let directory = Path::new("/data");
+        let disk = FaultDisk::new(1);
+        disk.create_dir_all(directory).unwrap();
+        save(&disk, directory, &Identity::new(5, None)).unwrap();
+        let path = directory.join(IDENTITY_FILE);
+        let newer = br#"{"server_id":5,"generation":3,"place":"a"}"#;
+        let files: [(u32, &[u8]); 2] = [(1, br#"{"server_id":5,"check":"0"}"#), (3, newer)];
+        for (generation, file) in files {
+            disk.replace(&path, file);
+            let text = load(&disk, directory, "10.0.0.1:4647").unwrap_err().to_string();
+            let both = format!("is of generation {generation}, this binary reads generation 2");
+            assert_eq!(text, format!("data directory /data {both}: {WHAT_TO_DO}"));
+            assert_eq!(disk.read(&path).unwrap(), file);
+        }
     }
 
     /// Found by the simulation: a server joined by a cluster's name that a power cut took back, and

@@ -196,7 +196,7 @@ pub(super) async fn run(place: Workplace, number: usize) {
                 }
             }
             Err(status) if status.code() == Code::Unimplemented => {
-                tracing::warn!(%status, "the leader runs another scheduler version");
+                tracing::warn!(%status, "the leader is of another version");
                 worker.pause(VERSION_WAIT).await;
             }
             Err(status) => {

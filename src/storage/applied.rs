@@ -19,7 +19,6 @@ pub struct AppliedMeta {
 
 impl Frame for AppliedMeta {
     const KIND: u16 = 64;
-    const VERSION: u16 = 1;
 }
 
 impl AppliedMeta {

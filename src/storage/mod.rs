@@ -5,7 +5,7 @@
 
 pub mod applied;
 pub mod lock;
-mod other_version;
+mod other_generation;
 pub mod shadow;
 pub mod snapshot_file;
 #[cfg(test)]

@@ -31,7 +31,7 @@ use self::{
     layout::Layout,
     pending::{Changes, Pending},
 };
-use super::{applied::AppliedMeta, other_version};
+use super::{applied::AppliedMeta, other_generation};
 use crate::{
     disk::{Disk, OpenMode, is_full},
     plant::{Plant, is_planted},
@@ -90,7 +90,7 @@ struct StateDirectory {
 
 impl StateDirectory {
     /// Opens the current engine and loads it. An engine that does not open or load, or during whose opening the last process died, is moved
-    /// aside; the caller rebuilds from the snapshot file and the log. One of another version stays where it is, and is an error.
+    /// aside; the caller rebuilds from the snapshot file and the log. One of another generation stays where it is, and is an error.
     fn open(
         disk: Arc<dyn Disk>,
         path: &Path,
@@ -124,7 +124,7 @@ impl StateDirectory {
                     let path = path.to_path_buf();
                     return Ok((Self { disk, path, open, engine, name, layout }, loaded));
                 }
-                Err(error) if other_version::is_refusal(&error) || is_shortage(&error) => {
+                Err(error) if other_generation::is_refusal(&error) || is_shortage(&error) => {
                     disk.remove_file(&opening)?;
                     disk.sync_dir(path)?;
                     let message = format!("{}: {error}", path.join(&name).display());

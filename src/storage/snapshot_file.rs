@@ -1,7 +1,7 @@
 //! Snapshot files: a whole state in one file, written from an O(1) clone, checked chunk by chunk.
 //!
 //! ```text
-//! "QRSNAP01" | length u32 | crc32c u32 | applied meta | { length u32 | crc32c u32 | rows }* | 0 u32 | crc32c u32 of the count | count u64
+//! "QRSNAP" | generation, two digits | length u32 | crc32c u32 | applied meta | { length u32 | crc32c u32 | rows }* | 0 u32 | crc32c u32 of the count | count u64
 //! row: key length u32 | key | frame length u32 | frame                                                              (little endian)
 //! ```
 //!
@@ -18,15 +18,15 @@ use std::{
     },
 };
 
-use fsm::{State, codec};
+use fsm::{GENERATION, State, codec, generation::OtherGeneration};
 
-use super::{applied::AppliedMeta, other_version, shadow::Loaded};
+use super::{applied::AppliedMeta, other_generation, shadow::Loaded};
 use crate::disk::{Disk, DiskFile, OpenMode, is_full};
 use crate::plant::{Plant, is_planted};
 
-const MAGIC: &[u8; 8] = b"QRSNAP01";
-/// What the magic of every version begins with; its number follows.
+/// What every snapshot file begins with; two digits of its generation follow.
 const MAGIC_NAME: &[u8] = b"QRSNAP";
+const MAGIC: [u8; 8] = magic(GENERATION);
 const CHUNK_BYTES: usize = 256 << 10;
 const CHUNK_BYTES_MAX: usize = 96 << 20;
 /// What a snapshot that can wait leaves free for the log: as much as its longest segment.
@@ -35,21 +35,27 @@ const INCOMING: &str = ".incoming";
 /// How often the directory is listed again because a file that it named was replaced.
 const LISTINGS_MAX: usize = 8;
 
+const fn magic(generation: u16) -> [u8; 8] {
+    assert!(generation < 100, "the magic of a snapshot file has two digits");
+    let [_, ones] = generation.to_be_bytes();
+    [b'Q', b'R', b'S', b'N', b'A', b'P', b'0' + ones / 10, b'0' + ones % 10]
+}
+
 fn invalid(path: &Path, what: &str) -> io::Error {
     let message = format!("snapshot file {}: {what}", path.display());
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// What is wrong with a part of a file that does not decode: it is of another version, for the given reason, or damaged.
-fn undecodable(path: &Path, other_version: Option<String>, error: &dyn Display) -> io::Error {
-    match other_version {
+/// What is wrong with a part of a file that does not decode: it is of another generation, for the given reason, or damaged.
+fn undecodable(path: &Path, other_generation: Option<String>, error: &dyn Display) -> io::Error {
+    match other_generation {
         Some(why) => refusal(path, &why),
         None => invalid(path, &error.to_string()),
     }
 }
 
 fn refusal(path: &Path, why: &str) -> io::Error {
-    other_version::refusal(&format!("snapshot file {}: {why}", path.display()))
+    other_generation::refusal(&format!("snapshot file {}: {why}", path.display()))
 }
 
 /// Where snapshots are kept. Clones are the same directory.
@@ -83,7 +89,7 @@ pub enum Received {
 
 impl SnapshotDirectory {
     /// Opens the directory, removes what a crash left half written and sets damaged files aside, so that none is ever sent to a peer. A file of
-    /// another version is an error, before anything is set aside.
+    /// another generation is an error, before anything is set aside.
     pub fn open(disk: Arc<dyn Disk>, path: &Path) -> io::Result<Self> {
         disk.create_dir_all(path)?;
         for name in disk.list(path)? {
@@ -117,7 +123,7 @@ impl SnapshotDirectory {
     }
 
     /// Gives a damaged file a name under which nobody looks for it, and keeps it for whoever wants to know. A file that could not be read this
-    /// time may be whole, and is left where it is; so is one of another version.
+    /// time may be whole, and is left where it is; so is one of another generation.
     fn set_aside(&self, path: &Path, error: io::Error) -> io::Result<()> {
         if error.kind() != io::ErrorKind::InvalidData {
             return Err(error);
@@ -418,7 +424,7 @@ fn put_row(chunk: &mut Vec<u8>, key: &[u8], frame: &[u8]) -> io::Result<()> {
 /// Makes a file; answers with its size.
 fn write_rows(write: Write<'_>, state: &State, meta: &AppliedMeta) -> io::Result<u64> {
     let mut output = Output { write, offset: 0 };
-    output.put(MAGIC)?;
+    output.put(&MAGIC)?;
     output.chunk(&meta.encode())?;
     let mut chunk = Vec::with_capacity(CHUNK_BYTES);
     let mut count = 0u64;
@@ -489,16 +495,15 @@ fn read_meta(file: &dyn DiskFile, path: &Path) -> io::Result<(AppliedMeta, u64)>
     let mut input = Input { file, path, offset: 0 };
     let magic = input.take(MAGIC.len())?;
     if magic != MAGIC {
-        let version = magic.strip_prefix(MAGIC_NAME).unwrap_or_default();
-        if !version.is_empty() && version.iter().all(u8::is_ascii_digit) {
-            let version = String::from_utf8_lossy(version);
-            return Err(refusal(path, &format!("it has format version {version}")));
+        let number = magic.strip_prefix(MAGIC_NAME).and_then(|rest| str::from_utf8(rest).ok());
+        if let Some(Ok(found)) = number.map(str::parse) {
+            return Err(refusal(path, &format!("it is {}", OtherGeneration(found))));
         }
         return Err(invalid(path, "not a snapshot file"));
     }
     let meta = input.chunk(0)?.ok_or_else(|| invalid(path, "no header"))?;
     let meta = codec::decode(&meta)
-        .map_err(|error| undecodable(path, other_version::of_frame(&error), &error))?;
+        .map_err(|error| undecodable(path, other_generation::of_frame(&error), &error))?;
     Ok((meta, input.offset))
 }
 
@@ -536,7 +541,9 @@ fn piece<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 
 fn check(disk: &dyn Disk, path: &Path) -> io::Result<AppliedMeta> {
     visit(disk, path, |_, frame| {
-        codec::open(frame).map(drop).map_err(|error| invalid(path, &error.to_string()))
+        codec::open(frame)
+            .map(drop)
+            .map_err(|error| undecodable(path, other_generation::of_frame(&error), &error))
     })
 }
 
@@ -560,7 +567,7 @@ pub fn read(disk: &dyn Disk, path: &Path) -> io::Result<Loaded> {
     let meta = visit(disk, path, |key, frame| {
         state
             .load_row(key, frame)
-            .map_err(|error| undecodable(path, other_version::of_row(&error), &error))
+            .map_err(|error| undecodable(path, other_generation::of_row(&error), &error))
     })?;
     state.load_done(meta.head.clone());
     if state.digest() != meta.digest {

@@ -1,15 +1,17 @@
 //! The one place where bincode meets bytes. Everything Quorate persists is a frame:
 //!
 //! ```text
-//! magic u16 | kind u16 | version u16 | crc32c u32 of the payload | length u32 | payload        (little endian)
+//! magic u16 | kind u16 | generation u16 | crc32c u32 of the payload | length u32 | payload        (little endian)
 //! ```
 //!
-//! Kinds and versions are explicit numbers outside bincode: a number, once used, never means anything else. Decoding takes a slice, never a
-//! reader (a hostile length prefix must not allocate), limits sizes, and refuses trailing bytes. Recursive types are not allowed in frames.
+//! Kinds are explicit numbers outside bincode; the generation is that of all bytes ([`GENERATION`]). Decoding takes a slice, never a reader (a
+//! hostile length prefix must not allocate), limits sizes, and refuses trailing bytes. Recursive types are not allowed in frames.
 
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
+
+use crate::generation::{self, GENERATION, OtherGeneration};
 
 const MAGIC: u16 = 0x5152; // "RQ"
 /// Length of the header, bytes.
@@ -21,8 +23,6 @@ pub const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 pub trait Frame: Serialize + DeserializeOwned {
     /// Number of the type. See `kinds`.
     const KIND: u16;
-    /// Version of its layout.
-    const VERSION: u16;
 }
 
 /// Bytes that are not the frame that was expected.
@@ -39,15 +39,13 @@ pub enum DecodeError {
         /// Kind asked for.
         expected: u16,
     },
-    /// A version this program does not know: it is older than the data.
-    #[error("kind {kind} has version {found}, this program knows up to {known}: upgrade it")]
-    Version {
+    /// Written by a binary of another generation.
+    #[error("frame of kind {kind} is {other}")]
+    Generation {
         /// Kind.
         kind: u16,
-        /// Version in the frame.
-        found: u16,
-        /// Newest version known.
-        known: u16,
+        /// The generation in the frame.
+        other: OtherGeneration,
     },
     /// The length in the header is not that of the bytes.
     #[error("frame of kind {kind} says {said} bytes, has {has}")]
@@ -100,7 +98,7 @@ pub fn encode_to<T: Frame>(value: &T, out: &mut Vec<u8>) {
         .to_le_bytes()
         .into_iter()
         .chain(T::KIND.to_le_bytes())
-        .chain(T::VERSION.to_le_bytes())
+        .chain(GENERATION.to_le_bytes())
         .chain(crc.to_le_bytes())
         .chain(length.to_le_bytes());
     for (slot, byte) in header.iter_mut().zip(fields) {
@@ -112,17 +110,19 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-/// Kind and version of a frame, and its payload, checked against length and checksum.
-pub fn open(bytes: &[u8]) -> Result<(u16, u16, &[u8]), DecodeError> {
+/// The kind of a frame and its payload, checked against generation, length and checksum.
+pub fn open(bytes: &[u8]) -> Result<(u16, &[u8]), DecodeError> {
     let parts = || {
         let magic = u16::from_le_bytes(field(bytes, 0)?);
         let kind = u16::from_le_bytes(field(bytes, 2)?);
-        let version = u16::from_le_bytes(field(bytes, 4)?);
+        let generation = u16::from_le_bytes(field(bytes, 4)?);
         let crc = u32::from_le_bytes(field(bytes, 6)?);
         let length = u32::from_le_bytes(field(bytes, 10)?);
-        (magic == MAGIC).then_some((kind, version, crc, length))
+        (magic == MAGIC).then_some((kind, generation, crc, length))
     };
-    let (kind, version, crc, length) = parts().ok_or(DecodeError::NotAFrame(bytes.len()))?;
+    let (kind, generation, crc, length) = parts().ok_or(DecodeError::NotAFrame(bytes.len()))?;
+    generation::check(u32::from(generation))
+        .map_err(|other| DecodeError::Generation { kind, other })?;
     let payload = bytes.get(HEADER_BYTES..).unwrap_or_default();
     let said = usize::try_from(length).unwrap_or(usize::MAX);
     if said != payload.len() {
@@ -131,17 +131,14 @@ pub fn open(bytes: &[u8]) -> Result<(u16, u16, &[u8]), DecodeError> {
     if crc32c::crc32c(payload) != crc {
         return Err(DecodeError::Checksum { kind });
     }
-    Ok((kind, version, payload))
+    Ok((kind, payload))
 }
 
 /// The value of a frame.
 pub fn decode<T: Frame>(bytes: &[u8]) -> Result<T, DecodeError> {
-    let (kind, version, payload) = open(bytes)?;
+    let (kind, payload) = open(bytes)?;
     if kind != T::KIND {
         return Err(DecodeError::Kind { found: kind, expected: T::KIND });
-    }
-    if version != T::VERSION {
-        return Err(DecodeError::Version { kind, found: version, known: T::VERSION });
     }
     let (value, used) = bincode::serde::decode_from_slice(payload, config())
         .map_err(|error| DecodeError::Payload { kind, detail: error.to_string() })?;
@@ -152,49 +149,58 @@ pub fn decode<T: Frame>(bytes: &[u8]) -> Result<T, DecodeError> {
 }
 
 macro_rules! frames {
-    ($($(#[$doc:meta])* $kind:literal v $version:literal => $type:ty;)*) => {
+    ($($(#[$doc:meta])* $kind:literal => $type:ty;)*) => {
         $(impl Frame for $type {
             const KIND: u16 = $kind;
-            const VERSION: u16 = $version;
         })*
-        /// Every (kind, version) in use, for the test that keeps them apart.
-        pub const KINDS: &[(u16, u16)] = &[$(($kind, $version)),*];
+        /// Every kind in use, for the test that keeps them apart.
+        pub const KINDS: &[u16] = &[$($kind),*];
     };
 }
 
 frames! {
-    1 v 1 => crate::job::Job;
-    2 v 1 => crate::job::JobVersion;
-    3 v 1 => crate::node::Node;
-    4 v 1 => crate::evaluation::Evaluation;
-    5 v 1 => crate::allocation::Allocation;
-    6 v 1 => crate::state::NodePool;
-    7 v 1 => crate::state::Namespace;
-    8 v 1 => crate::state::SchedulerConfiguration;
-    9 v 1 => crate::state::TombstoneRow;
-    10 v 1 => crate::state::EarlyEligibility;
-    11 v 1 => crate::state::CapacityGain;
-    12 v 1 => crate::session::Session;
-    13 v 1 => crate::state::Head;
-    14 v 1 => crate::digest::DigestMark;
-    32 v 1 => crate::command::Proposal;
-    33 v 1 => crate::command::Reply;
-    34 v 1 => crate::plan::Plan;
-    35 v 1 => crate::job::JobSpec;
+    1 => crate::job::Job;
+    2 => crate::job::JobVersion;
+    3 => crate::node::Node;
+    4 => crate::evaluation::Evaluation;
+    5 => crate::allocation::Allocation;
+    6 => crate::state::NodePool;
+    7 => crate::state::Namespace;
+    8 => crate::state::SchedulerConfiguration;
+    9 => crate::state::TombstoneRow;
+    10 => crate::state::EarlyEligibility;
+    11 => crate::state::CapacityGain;
+    12 => crate::session::Session;
+    13 => crate::state::Head;
+    14 => crate::digest::DigestMark;
+    32 => crate::command::Proposal;
+    33 => crate::command::Reply;
+    34 => crate::plan::Plan;
+    35 => crate::job::JobSpec;
 }
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::indexing_slicing, reason = "tests")]
+    #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "tests")]
     use super::*;
     use crate::state::Namespace;
 
     #[test]
     fn kinds_are_distinct() {
-        let mut kinds: Vec<u16> = KINDS.iter().map(|(kind, _)| *kind).collect();
+        let mut kinds = KINDS.to_vec();
         kinds.sort_unstable();
         kinds.dedup();
         assert_eq!(kinds.len(), KINDS.len());
+    }
+
+    #[test]
+    fn a_frame_of_another_generation_is_refused_with_both_numbers() {
+        let mut bytes = encode(&Namespace::default()).to_vec();
+        bytes[4..6].copy_from_slice(&9u16.to_le_bytes());
+        let error = decode::<Namespace>(&bytes).unwrap_err();
+        assert_eq!(error, DecodeError::Generation { kind: 7, other: OtherGeneration(9) });
+        let expected = "frame of kind 7 is of generation 9, this binary reads generation 2";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]

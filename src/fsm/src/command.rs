@@ -1,7 +1,7 @@
 //! Commands: the only way state changes. A [`Proposal`] is what the log holds; a [`Reply`] is what its proposer gets.
 //!
-//! Variants are only ever appended: the number of a variant is its place, and a golden test pins every one, so that an older entry keeps its
-//! meaning. An unknown number does not decode, and an entry that does not decode stops the server instead of being skipped.
+//! The number of a variant is its place, and a golden test pins every one. An unknown number does not decode, and an entry that does not decode
+//! stops the server instead of being skipped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

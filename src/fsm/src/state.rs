@@ -268,8 +268,8 @@ pub enum LoadError {
         #[source]
         source: DecodeError,
     },
-    /// A key of a table this program does not know.
-    #[error("key of unknown table {0}: the data is newer than this program")]
+    /// A key of a table this binary does not have.
+    #[error("key of table {0}, which this binary does not have")]
     UnknownTable(u8),
 }
 

@@ -11,7 +11,7 @@ use crate::{
     id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, RequestId, Text},
 };
 
-/// Number of a table: first byte of its keys on disk. A number, once used, keeps its meaning.
+/// Number of a table: first byte of its keys on disk.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum TableId {

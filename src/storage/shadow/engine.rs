@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 
 use super::write_file;
-use crate::{disk::Disk, storage::other_version};
+use crate::{disk::Disk, storage::other_generation};
 
 /// Rows to write: key and value, none to remove; each key once. Made one by one as the engine takes them.
 pub type Rows<'a> = &'a mut dyn Iterator<Item = (Bytes, Option<Bytes>)>;
@@ -62,7 +62,7 @@ pub fn open_sled(directory: &Path) -> io::Result<Box<dyn Engine>> {
 /// sled refuses only what was written in another format than this version's.
 fn open_error(error: sled::Error) -> io::Error {
     if let sled::Error::Unsupported(why) = &error {
-        return other_version::refusal(why);
+        return other_generation::refusal(why);
     }
     sled_error(error)
 }

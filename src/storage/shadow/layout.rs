@@ -21,7 +21,7 @@ use fsm::{
 };
 
 use super::{META_KEY, engine::Engine, pending::Changes};
-use crate::storage::{applied::AppliedMeta, other_version};
+use crate::storage::{applied::AppliedMeta, other_generation};
 
 /// First byte of keys that hold pieces of long values.
 pub(super) const PIECE: u8 = 0xfe;
@@ -72,7 +72,7 @@ pub(super) struct Layout {
 #[derive(Default)]
 struct Loading {
     state: State,
-    /// Sum over the rows of another version. The digest of them all tells them from damaged ones: the head of a frame has no checksum.
+    /// Sum over the rows of another generation. The digest of them all tells them from damaged ones: the head of a frame has no checksum.
     unknown: Digest,
     /// What is wrong with the first of them.
     why: Option<String>,
@@ -81,7 +81,9 @@ struct Loading {
 impl Loading {
     fn load_row(&mut self, key: &[u8], frame: &[u8]) -> io::Result<()> {
         let Err(error) = self.state.load_row(key, frame) else { return Ok(()) };
-        let Some(why) = other_version::of_row(&error) else { return Err(io::Error::other(error)) };
+        let Some(why) = other_generation::of_row(&error) else {
+            return Err(io::Error::other(error));
+        };
         self.unknown.add(row_hash(key, frame));
         self.why.get_or_insert(why);
         Ok(())
@@ -223,8 +225,8 @@ impl Layout {
         let mut layout = Self::default();
         let Some(meta) = engine.read(META_KEY)? else { return Ok((layout, None)) };
         let meta: AppliedMeta =
-            codec::decode(&meta).map_err(|error| match other_version::of_frame(&error) {
-                Some(why) => other_version::refusal(&why),
+            codec::decode(&meta).map_err(|error| match other_generation::of_frame(&error) {
+                Some(why) => other_generation::refusal(&why),
                 None => io::Error::other(error),
             })?;
         let mut loading = Loading::default();
@@ -244,7 +246,7 @@ impl Layout {
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
         if let Some(why) = why {
-            return Err(other_version::refusal(&why));
+            return Err(other_generation::refusal(&why));
         }
         Ok((layout, Some((state, meta))))
     }

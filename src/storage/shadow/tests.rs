@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fs};
 
 use fsm::{
     digest::{Digest, row_hash},
+    generation::WHAT_TO_DO,
     table::TableId,
 };
 
@@ -196,8 +197,8 @@ fn an_engine_that_does_not_match_its_digest_is_set_aside() {
     assert!(disk.exists(&Path::new(PATH).join("set-aside")).unwrap());
 }
 
-/// An engine as a program with other versions leaves it; `change` gets the key and the frame of each namespace.
-fn write_other_version(
+/// An engine as another binary leaves it; `change` gets the key and the frame of each namespace.
+fn write_as_another_binary(
     disk: &FaultDisk,
     change: fn(&mut Vec<u8>, &mut Vec<u8>),
     change_meta: fn(&mut Vec<u8>),
@@ -223,26 +224,29 @@ fn write_other_version(
     directory.engine.barrier().unwrap();
 }
 
-/// An older program that is started by mistake must not take the state away from the one that wrote it.
+/// A binary that is started by mistake must not take the state away from the one that wrote it.
 #[test]
-fn an_engine_of_another_version_is_refused_and_left_as_it_is() {
+fn an_engine_of_another_generation_is_refused_and_left_as_it_is() {
     let raise = |frame: &mut Vec<u8>| frame[4] += 1;
     let disks = [FaultDisk::new(1), FaultDisk::new(2), FaultDisk::new(3)];
-    write_other_version(&disks[0], |_, frame| frame[4] += 1, |_| ());
-    write_other_version(&disks[1], |key, _| key[0] = 99, |_| ());
-    write_other_version(&disks[2], |_, _| (), raise);
-    for disk in &disks {
+    write_as_another_binary(&disks[0], |_, frame| frame[4] += 1, |_| ());
+    write_as_another_binary(&disks[1], |key, _| key[0] = 99, |_| ());
+    write_as_another_binary(&disks[2], |_, _| (), raise);
+    let other = "is of generation 3, this binary reads generation 2: ";
+    let says = [other, "key of table 99, which this binary does not have: ", other];
+    for (disk, says) in disks.iter().zip(says) {
         let before = disk.files();
         for _ in 0..2 {
             let error = open(disk).err().unwrap().to_string();
             assert!(error.contains("/server/state/engine-000001: "), "{error}");
-            assert!(error.ends_with("start the version that wrote it"), "{error}");
+            assert!(error.contains(says), "{error}");
+            assert!(error.ends_with(WHAT_TO_DO), "{error}");
             assert_eq!(disk.files(), before);
         }
     }
     let disk = FaultDisk::new(4);
-    write_other_version(&disk, |_, _| (), |_| ());
-    assert!(open(&disk).unwrap().1.is_some(), "this version's own loads");
+    write_as_another_binary(&disk, |_, _| (), |_| ());
+    assert!(open(&disk).unwrap().1.is_some(), "its own loads");
 }
 
 #[test]
@@ -256,7 +260,7 @@ fn sled_of_another_format_is_refused_and_left_where_it_is() {
     drop(sled::Config::new().path(&engine).segment_size(1 << 16).open().unwrap());
     let opened = StateDirectory::open(Arc::new(RealDisk), &path, Arc::new(open_sled));
     let error = opened.err().unwrap().to_string();
-    assert!(error.ends_with("start the version that wrote it"), "{error}");
+    assert!(error.ends_with(WHAT_TO_DO), "{error}");
     assert_eq!(RealDisk.list(&path).unwrap(), ["CURRENT", "engine-000001"]);
 }
 

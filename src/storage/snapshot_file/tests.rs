@@ -1,7 +1,7 @@
-//! Crashes between every two steps of a snapshot, full disks, every kind of damage to a file, and files of another version.
+//! Crashes between every two steps of a snapshot, full disks, every kind of damage to a file, and files of another generation.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use fsm::table::TableId;
+use fsm::{generation::WHAT_TO_DO, table::TableId};
 
 use super::*;
 use crate::{disk::fault::FaultDisk, storage::testing::Life};
@@ -335,7 +335,7 @@ fn a_snapshot_without_room_is_put_off_until_it_fits_and_leaves_nothing_behind() 
     directory.write(&life.state, &life.meta()).unwrap();
 }
 
-/// A file with one row, as a program with other versions writes it.
+/// A file with one row, as another binary writes it.
 fn put_file(disk: &FaultDisk, magic: &[u8], meta: &[u8], key: &[u8], frame: &[u8]) {
     let path = Path::new(PATH).join(format!("{:020}-{:020}.snapshot", 900, 1));
     let file = disk.open(&path, OpenMode::CreateNew).unwrap();
@@ -349,7 +349,7 @@ fn put_file(disk: &FaultDisk, magic: &[u8], meta: &[u8], key: &[u8], frame: &[u8
     output.end(1).unwrap();
 }
 
-/// The same frame, of the version after it.
+/// The same frame, of the generation after it.
 fn raised(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     frame[4] += 1;
@@ -357,17 +357,17 @@ fn raised(frame: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_of_another_version_is_refused_and_no_name_changes() {
+fn a_file_of_another_generation_is_refused_and_no_name_changes() {
     let life = life();
     let meta = life.meta().encode();
     let (key, frame) = life.state.frames().next().unwrap();
     let unknown_table = [99u8, 1];
     assert!(TableId::from_byte(99).is_none());
     let newer: [[&[u8]; 4]; 4] = [
-        [b"QRSNAP02", &meta, &key, &frame],
-        [MAGIC, &raised(&meta), &key, &frame],
-        [MAGIC, &meta, &key, &raised(&frame)],
-        [MAGIC, &meta, &unknown_table, &frame],
+        [b"QRSNAP01", &meta, &key, &frame],
+        [&MAGIC, &raised(&meta), &key, &frame],
+        [&MAGIC, &meta, &key, &raised(&frame)],
+        [&MAGIC, &meta, &unknown_table, &frame],
     ];
     for (number, [magic, meta, key, frame]) in newer.into_iter().enumerate() {
         let disk = FaultDisk::new(1);
@@ -381,7 +381,12 @@ fn a_file_of_another_version_is_refused_and_no_name_changes() {
         let opened = SnapshotDirectory::open(Arc::new(disk.clone()), Path::new(PATH));
         let found = opened.and_then(|directory| directory.newest());
         let error = found.err().unwrap().to_string();
-        assert!(error.ends_with("start the version that wrote it"), "{number}: {error}");
+        assert!(error.ends_with(WHAT_TO_DO), "{number}: {error}");
+        let generation = [1, 3, 3].get(number).copied();
+        if let Some(found) = generation {
+            let both = format!("of generation {found}, this binary reads generation 2: ");
+            assert!(error.contains(&both), "{number}: {error}");
+        }
         assert!(error.contains("0900-"), "{number}: the file is not named: {error}");
         assert_eq!(names(&disk), before, "{number}");
     }

@@ -14,6 +14,10 @@
 use super::{EntryId, LogState};
 use crate::plant::{Plant, is_planted};
 use bytes::Bytes;
+use fsm::{
+    GENERATION,
+    generation::{self, OtherGeneration},
+};
 
 /// What a disk writes as a whole or not at all.
 pub(super) const SECTOR: usize = 512;
@@ -21,7 +25,6 @@ pub(super) const SECTOR: usize = 512;
 pub(super) const RECORD_HEAD: usize = 25;
 
 const SEGMENT_MAGIC: [u8; 8] = *b"QUORWAL\n";
-const FORMAT_VERSION: u32 = 1;
 const BATCH_MAGIC: [u8; 4] = *b"QBAT";
 const BATCH_HEAD: usize = 64;
 /// Checksums in a batch's first sector, and in each table sector after it.
@@ -50,7 +53,7 @@ pub(super) struct SegmentHeader {
 /// Why a segment header was refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum HeaderFault {
-    Version(u32),
+    Generation(OtherGeneration),
     Damaged(&'static str),
 }
 
@@ -58,7 +61,7 @@ impl SegmentHeader {
     pub(super) fn encode(&self) -> [u8; SECTOR] {
         let mut sector = [0; SECTOR];
         sector[..8].copy_from_slice(&SEGMENT_MAGIC);
-        sector[12..16].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+        sector[12..16].copy_from_slice(&u32::from(GENERATION).to_le_bytes());
         for (slot, value) in [self.number, self.bytes, self.previous.segment, self.previous.offset]
             .iter()
             .enumerate()
@@ -80,10 +83,7 @@ impl SegmentHeader {
         if !matches(&sector[12..], u32_at(sector, 8)) {
             return Err(HeaderFault::Damaged("the checksum of the segment header is wrong"));
         }
-        let version = u32_at(sector, 12);
-        if version != FORMAT_VERSION {
-            return Err(HeaderFault::Version(version));
-        }
+        generation::check(u32_at(sector, 12)).map_err(HeaderFault::Generation)?;
         Ok(Self {
             number: u64_at(sector, 16),
             bytes: u64_at(sector, 24),
@@ -539,13 +539,13 @@ mod tests {
         }
     }
 
-    /// The format on disk: a change of these bytes needs a new format version.
+    /// The format on disk: a change of these bytes needs another generation.
     #[test]
     fn golden_bytes() {
         let header =
             SegmentHeader { number: 2, bytes: 4096, previous: LogEnd { segment: 1, offset: 512 } };
         assert_eq!(SegmentHeader::decode(&header.encode()), Ok(header));
-        assert_eq!(crc32c::crc32c(&header.encode()), 3_432_946_431);
+        assert_eq!(crc32c::crc32c(&header.encode()), 3_217_687_001);
         let id = EntryId { index: 5, term: 2 };
         let state = LogState {
             vote: Some(Bytes::from_static(b"v")),
@@ -568,13 +568,16 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_told_from_damage() {
+    fn another_generation_is_told_from_damage() {
         let header = SegmentHeader { number: 2, bytes: 4096, previous: LogEnd::default() };
         let mut sector = header.encode();
         sector[12] = 9;
         let checksum = crc32c::crc32c(&sector[12..]);
         sector[8..12].copy_from_slice(&checksum.to_le_bytes());
-        assert_eq!(SegmentHeader::decode(&sector), Err(HeaderFault::Version(9)));
+        assert_eq!(
+            SegmentHeader::decode(&sector),
+            Err(HeaderFault::Generation(OtherGeneration(9)))
+        );
         sector[13] = 9;
         assert!(matches!(SegmentHeader::decode(&sector), Err(HeaderFault::Damaged(_))));
         assert!(matches!(SegmentHeader::decode(&sector[..99]), Err(HeaderFault::Damaged(_))));

@@ -24,6 +24,7 @@ use super::{Inner, LogState, Options, Shared, Stats, Wal};
 use crate::disk::{Disk, OpenMode};
 use crate::plant::{Plant, is_planted};
 use bytes::Bytes;
+use fsm::generation::{OtherGeneration, WHAT_TO_DO};
 use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -52,17 +53,13 @@ pub enum OpenError {
         /// What stands there.
         found: String,
     },
-    /// The log was written by a newer version of this program.
-    #[error(
-        "log file {} has format version {version}, which this version does not know; start the \
-         version that wrote it",
-        file.display()
-    )]
-    Version {
+    /// The log was written by a binary of another generation.
+    #[error("log file {} is {other}: {WHAT_TO_DO}", file.display())]
+    Generation {
         /// The segment.
         file: PathBuf,
-        /// The version it names.
-        version: u32,
+        /// The generation it names.
+        other: OtherGeneration,
     },
     /// The disk refused.
     #[error("cannot {action} {}", path.display())]
@@ -228,7 +225,7 @@ fn read_header(disk: &dyn Disk, file: &Path) -> Result<SegmentHeader, OpenError>
         Ok(()) | Err(_) => {}
     }
     SegmentHeader::decode(&sector).map_err(|fault| match fault {
-        HeaderFault::Version(version) => OpenError::Version { file: file.to_path_buf(), version },
+        HeaderFault::Generation(other) => OpenError::Generation { file: file.to_path_buf(), other },
         HeaderFault::Damaged(found) => {
             OpenError::Damaged { file: file.to_path_buf(), offset: 0, found: found.to_owned() }
         }

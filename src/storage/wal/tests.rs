@@ -7,6 +7,7 @@ use super::format::SECTOR;
 use super::*;
 use crate::disk::RealDisk;
 use crate::disk::fault::FaultDisk;
+use fsm::generation::WHAT_TO_DO;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -457,7 +458,7 @@ fn a_flipped_byte_anywhere_in_synced_data_is_refused() {
             let text = error.to_string();
             match error {
                 OpenError::Damaged { file: named, .. } => assert_eq!(&named, file, "{text}"),
-                OpenError::Version { .. } | OpenError::Options(_) | OpenError::Io { .. } => {
+                OpenError::Generation { .. } | OpenError::Options(_) | OpenError::Io { .. } => {
                     panic!("{text}")
                 }
             }
@@ -466,6 +467,26 @@ fn a_flipped_byte_anywhere_in_synced_data_is_refused() {
         }
     }
     check_entries(&open(&disk).0, &entries(0..60, 1));
+}
+
+#[test]
+fn a_log_of_another_generation_is_refused_and_left_as_it_is() {
+    let disk = FaultDisk::new(1);
+    let (wal, mut writer, _) = open(&disk);
+    append_each(&wal, &mut writer, entries(0..3, 1));
+    drop(writer);
+    let file = segment_files(&disk).pop().unwrap();
+    let mut image = disk.read(&file).unwrap();
+    image[12..16].copy_from_slice(&1u32.to_le_bytes());
+    let checksum = crc32c::crc32c(&image[12..512]);
+    image[8..12].copy_from_slice(&checksum.to_le_bytes());
+    disk.replace(&file, &image);
+    let text = open_error(&disk).to_string();
+    let both =
+        format!("log file {} is of generation 1, this binary reads generation 2: ", file.display());
+    assert_eq!(text, format!("{both}{WHAT_TO_DO}"));
+    assert_eq!(segment_files(&disk), std::slice::from_ref(&file));
+    assert_eq!(disk.read(&file).unwrap(), image);
 }
 
 #[test]

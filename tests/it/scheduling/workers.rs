@@ -5,12 +5,21 @@ use std::{collections::BTreeMap, rc::Rc, sync::Arc, thread, time::Duration};
 
 use fsm::codec;
 use prost::Message;
-use proto::v1::{self as pb, agent_client::AgentClient, scheduler_client::SchedulerClient};
-use quorate::{config::ServerConfig, process::RunningServer, server::Core};
+use proto::v1::{
+    self as pb, agent_client::AgentClient, cluster_client::ClusterClient, raft_client::RaftClient,
+    scheduler_client::SchedulerClient,
+};
+use quorate::{
+    config::ServerConfig, process::RunningServer, rpc::generation::Stamped, server::Core,
+};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
-use tonic::Code;
+use tonic::{
+    Code, Request,
+    service::interceptor::InterceptedService,
+    transport::{Channel, Endpoint},
+};
 
 use super::job;
 use crate::{
@@ -22,6 +31,8 @@ use crate::{
 const NOTHING_HAPPENS: Duration = Duration::from_millis(500);
 /// Rounds of what a busy machine may turn into something else.
 const ROUNDS_MAX: u64 = 10;
+
+type Stamping = InterceptedService<Channel, Stamped>;
 
 /// Servers of this process, and simulated nodes in another.
 struct Servers {
@@ -143,14 +154,17 @@ impl Servers {
         assert_eq!(recompute::Cluster::read(&client).violations(), [""; 0]);
     }
 
-    fn agent(&self, number: usize) -> AgentClient<tonic::transport::Channel> {
-        let address = format!("http://{}", self.running[&number].rpc);
-        self.runtime.block_on(AgentClient::connect(address)).unwrap()
+    fn agent(&self, number: usize) -> AgentClient<Stamping> {
+        AgentClient::with_interceptor(self.channel(number), Stamped)
     }
 
-    fn scheduler(&self, number: usize) -> SchedulerClient<tonic::transport::Channel> {
+    fn scheduler(&self, number: usize) -> SchedulerClient<Stamping> {
+        SchedulerClient::with_interceptor(self.channel(number), Stamped)
+    }
+
+    fn channel(&self, number: usize) -> Channel {
         let address = format!("http://{}", self.running[&number].rpc);
-        self.runtime.block_on(SchedulerClient::connect(address)).unwrap()
+        self.runtime.block_on(Endpoint::from_shared(address).unwrap().connect()).unwrap()
     }
 }
 
@@ -543,4 +557,37 @@ fn a_plan_without_a_leader_is_applied_once_when_there_is_one() {
     let state = servers.core(servers.leader()).cell.load();
     assert_eq!(state.allocations.len(), 2);
     assert_eq!(fsm::invariant::check(&state), []);
+}
+
+/// Every service of a server refuses a caller of another generation, whatever it asks.
+#[test]
+fn a_peer_worker_or_agent_of_another_generation_is_refused_with_what_to_do() {
+    let servers = Servers::start(1);
+    let channel = servers.channel(0);
+    let old = |mut request: Request<()>| {
+        request.metadata_mut().insert("quorate-generation", 1.into());
+        Ok(request)
+    };
+    let statuses = servers.runtime.block_on(async {
+        let mut raft = RaftClient::with_interceptor(channel.clone(), old);
+        let mut cluster = ClusterClient::with_interceptor(channel.clone(), old);
+        let mut scheduler = SchedulerClient::with_interceptor(channel.clone(), old);
+        let mut agent = AgentClient::with_interceptor(channel.clone(), old);
+        let appends = tokio_stream::empty::<pb::AppendEntriesRequest>();
+        [
+            raft.stream_append(appends).await.err(),
+            raft.vote(pb::VoteRequest::default()).await.err(),
+            cluster.probe(pb::ProbeRequest::default()).await.err(),
+            cluster.join(pb::JoinRequest::default()).await.err(),
+            scheduler.dequeue(pb::DequeueRequest::default()).await.err(),
+            agent.register(pb::RegisterRequest::default()).await.err(),
+            agent.heartbeat(pb::HeartbeatRequest::default()).await.err(),
+        ]
+    });
+    for status in statuses {
+        let status = status.expect("refused");
+        let expected = "the caller is of generation 1, this server is of generation 2: \
+                        run binaries of one generation on all servers and agents";
+        assert_eq!((status.code(), status.message()), (Code::Unimplemented, expected));
+    }
 }

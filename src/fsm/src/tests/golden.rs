@@ -1,7 +1,7 @@
 //! Golden bytes: one fixed value of every persisted kind, and one of every command, reply and rejection.
 //!
 //! `golden/frames.txt` pins the bytes, and with them the numbers of the variants. A difference means that existing data directories and logs
-//! would not load: give the type a new version instead. `UPDATE=1` rewrites the file, for additions.
+//! would not load: raise `fsm::GENERATION`, by which they are refused. `UPDATE=1` rewrites the file.
 
 #![expect(clippy::disallowed_methods, reason = "tests read what is pinned")]
 
@@ -21,6 +21,7 @@ use crate::{
     },
     digest::{Digest, DigestMark},
     evaluation::{Evaluation, EvaluationStatus, Metrics, NodeScore, Trigger},
+    generation::GENERATION,
     id::{AllocationId, ClassId, EvaluationId, NodeId, RequestId},
     job::{
         Affinity, Constraint, DelayFunction, Job, JobKind, JobSpec, JobStatus, JobVersion,
@@ -502,7 +503,7 @@ fn replies() -> Vec<Reply> {
 #[derive(Default)]
 struct Golden {
     lines: Vec<String>,
-    kinds: Vec<(u16, u16)>,
+    kinds: Vec<u16>,
     frames: Vec<Vec<u8>>,
 }
 
@@ -515,7 +516,7 @@ impl Golden {
             write!(line, "{byte:02x}").unwrap();
         }
         self.lines.push(line);
-        self.kinds.push((T::KIND, T::VERSION));
+        self.kinds.push(T::KIND);
         self.frames.push(bytes.to_vec());
     }
 }
@@ -594,7 +595,7 @@ fn frames_are_those_of_the_golden_file() {
     }
 }
 
-/// The number of a command's variant is its place; appended ones come last.
+/// The number of a command's variant is its place.
 #[test]
 fn commands_are_numbered_by_their_place() {
     for (number, command) in commands().into_iter().enumerate() {
@@ -611,7 +612,7 @@ fn framed<T: Frame>(payload: &[u8]) -> Vec<u8> {
     let mut bytes = codec::encode(&Namespace::default()).to_vec();
     bytes.truncate(2);
     bytes.extend_from_slice(&T::KIND.to_le_bytes());
-    bytes.extend_from_slice(&T::VERSION.to_le_bytes());
+    bytes.extend_from_slice(&GENERATION.to_le_bytes());
     bytes.extend_from_slice(&crc32c::crc32c(payload).to_le_bytes());
     bytes.extend_from_slice(&u32::try_from(payload.len()).unwrap().to_le_bytes());
     bytes.extend_from_slice(payload);

@@ -1,0 +1,59 @@
+//! The generation of bytes: one number for everything that outlives a process or travels between two of them, which is the log, the state on disk,
+//! snapshot files, the agent's files and the messages.
+//!
+//! A binary reads and speaks its own generation only. Data and callers of another one are refused, with what to do about it.
+
+use serde::Deserialize;
+
+/// The generation of this binary. Raise it with any change of bytes that another binary may read; nothing is converted.
+pub const GENERATION: u16 = 2;
+
+/// What to do about a server's data of another generation.
+pub const WHAT_TO_DO: &str =
+    "start the binary that wrote it, or move the data directory away and let the server rejoin";
+
+/// The generation of what names none.
+const FIRST: u32 = 1;
+
+/// Data of another generation than [`GENERATION`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("of generation {0}, this binary reads generation {GENERATION}")]
+pub struct OtherGeneration(pub u32);
+
+/// Checks the generation that data or a caller names.
+pub fn check(found: u32) -> Result<(), OtherGeneration> {
+    if found == u32::from(GENERATION) { Ok(()) } else { Err(OtherGeneration(found)) }
+}
+
+/// What a JSON file says of its generation, read before the rest of it.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct Stamp {
+    #[serde(default = "first")]
+    generation: u32,
+}
+
+fn first() -> u32 {
+    FIRST
+}
+
+impl Stamp {
+    /// Checks the generation of the file.
+    pub fn check(self) -> Result<(), OtherGeneration> {
+        check(self.generation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_own_generation_is_taken_and_the_refusal_names_both() {
+        assert_eq!(check(u32::from(GENERATION)), Ok(()));
+        for other in [0, 1, u32::from(GENERATION) + 1, u32::MAX] {
+            assert_eq!(check(other), Err(OtherGeneration(other)));
+        }
+        let text = OtherGeneration(1).to_string();
+        assert_eq!(text, "of generation 1, this binary reads generation 2");
+    }
+}
