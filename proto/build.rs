@@ -4,7 +4,7 @@ use std::{env, error::Error, fs, path::PathBuf};
 use prost::Message;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let files = ["raft.proto", "scheduler.proto", "agent.proto", "cluster.proto"];
+    let files = ["words.proto", "raft.proto", "scheduler.proto", "agent.proto", "cluster.proto"];
     let descriptors = protox::compile(files.map(|f| format!("quorate/v1/{f}")), ["."])?;
     let path = PathBuf::from(env::var("OUT_DIR")?).join("quorate_descriptor.bin");
     fs::write(path, descriptors.encode_to_vec())?;

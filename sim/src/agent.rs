@@ -9,12 +9,15 @@ use std::{
 };
 
 use bytes::Bytes;
-use fsm::AllocationId;
+use fsm::{AllocationId, ClientStatus};
 use futures_util::StreamExt;
 use prost::Message;
 use proto::v1 as pb;
 use quorate::{
-    rpc::transport::{Lane, Transport, call},
+    rpc::{
+        transport::{Lane, Transport, call},
+        words,
+    },
     rt::{self, Instant, watch},
 };
 use tonic::{Code, Status};
@@ -45,7 +48,7 @@ pub(crate) const RACKS: [&str; 2] = ["r1", "r2"];
 struct Running {
     name: Name,
     sequence: u64,
-    status: &'static str,
+    status: ClientStatus,
     reported: bool,
     /// When it completes by itself.
     ends_at: Option<Instant>,
@@ -311,7 +314,7 @@ impl Agent {
             // The whole set, or its first part: what is neither in it nor named by it is gone.
             let said = batch.allocations.iter().map(|one| &one.id);
             let present: BTreeSet<&Bytes> = said.chain(&batch.present).collect();
-            let live = self.running.iter().filter(|(_, one)| one.status != "complete");
+            let live = self.running.iter().filter(|(_, one)| one.status != ClientStatus::Complete);
             removed.extend(live.map(|(id, _)| id).filter(|id| !present.contains(id)).cloned());
         }
         for id in &removed {
@@ -322,28 +325,34 @@ impl Agent {
             let id = allocation.id.clone();
             let names = (&*allocation.job_id, &*allocation.name);
             let known = self.running.entry(id.clone()).or_insert(Running {
-                name: running::name_of(self.number, &allocation.job_type, names),
+                name: running::name_of(self.number, allocation.job_kind(), names),
                 sequence: allocation.client_sequence,
-                status: "pending",
+                status: ClientStatus::Pending,
                 reported: true,
                 ends_at: None,
             });
             match known.status {
                 // One that may not start yet is sent again when it may.
-                "pending" if allocation.run && allocation.task_starts_allowed => {
-                    let ends_at = (allocation.job_type == "batch").then(|| Instant::now() + RUN);
+                ClientStatus::Pending if allocation.run && allocation.task_starts_allowed => {
+                    let ends_at =
+                        (allocation.job_kind() == pb::JobKind::Batch).then(|| Instant::now() + RUN);
                     known.ends_at = ends_at;
-                    known.becomes("running");
+                    known.becomes(ClientStatus::Running);
                     let run = (known.name.clone(), None);
                     running::begins(&self.world, self.number, id_of(&id), run);
                 }
-                "pending" | "running" if !allocation.run => {
-                    known.becomes("complete");
+                ClientStatus::Pending | ClientStatus::Running if !allocation.run => {
+                    known.becomes(ClientStatus::Complete);
                     running::ends(self.number, id_of(&id));
                 }
-                _ => {}
+                ClientStatus::Pending
+                | ClientStatus::Running
+                | ClientStatus::Complete
+                | ClientStatus::Failed
+                | ClientStatus::Lost
+                | ClientStatus::Unknown => {}
             }
-            let status = known.status;
+            let status = known.status.name();
             trace::event(&self.name, format_args!("{} {status}", allocation.name));
         }
         Ok(())
@@ -353,7 +362,7 @@ impl Agent {
         let now = Instant::now();
         for (id, one) in &mut self.running {
             if one.ends_at.is_some_and(|end| end <= now) {
-                one.becomes("complete");
+                one.becomes(ClientStatus::Complete);
                 running::ends(self.number, id_of(id));
             }
         }
@@ -368,7 +377,7 @@ impl Agent {
             .map(|(id, one)| pb::AllocationStatus {
                 id: id.clone(),
                 sequence: one.sequence,
-                client_status: one.status.to_owned(),
+                client_status: words::client_status_to_pb(one.status).into(),
                 ..pb::AllocationStatus::default()
             })
             .collect();
@@ -394,11 +403,11 @@ fn id_of(id: &[u8]) -> AllocationId {
 }
 
 impl Running {
-    fn becomes(&mut self, status: &'static str) {
+    fn becomes(&mut self, status: ClientStatus) {
         self.status = status;
         self.sequence += 1;
         self.reported = false;
-        if status == "complete" {
+        if status == ClientStatus::Complete {
             self.ends_at = None;
         }
     }

@@ -3,6 +3,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 use fsm::{Allocation, AllocationId, ClientStatus, DesiredStatus, State};
+use proto::v1 as pb;
 use quorate::rt::Instant;
 
 use crate::{verdict, world::World};
@@ -25,10 +26,10 @@ thread_local! {
 }
 
 /// The name that an allocation has on an agent.
-pub(crate) fn name_of(agent: usize, job_type: &str, (job, name): (&str, &str)) -> Name {
-    let name = match job_type {
-        "system" | "sysbatch" => format!("{name} of a{agent}"),
-        _ => name.to_owned(),
+pub(crate) fn name_of(agent: usize, kind: pb::JobKind, (job, name): (&str, &str)) -> Name {
+    let name = match kind {
+        pb::JobKind::System | pb::JobKind::Sysbatch => format!("{name} of a{agent}"),
+        pb::JobKind::Service | pb::JobKind::Batch | pb::JobKind::Unspecified => name.to_owned(),
     };
     (job.to_owned(), name)
 }
@@ -155,7 +156,7 @@ mod tests {
         let missing = strays(&driver.state);
         assert!(missing.len() == 1 && missing[0].contains("runs nowhere"), "{missing:?}");
         let runs = |id, ends_at| {
-            let run = Run { name: name_of(0, "service", ("web", "web.g[0]")), ends_at };
+            let run = Run { name: name_of(0, pb::JobKind::Service, ("web", "web.g[0]")), ends_at };
             RUNNING.with_borrow_mut(|all| all.insert((0, id), run));
         };
         runs(id, None);

@@ -46,6 +46,15 @@ impl ClientStatus {
         }
     }
 
+    fn word(self) -> v1::ClientStatus {
+        match self {
+            Self::Pending => v1::ClientStatus::Pending,
+            Self::Running => v1::ClientStatus::Running,
+            Self::Complete => v1::ClientStatus::Complete,
+            Self::Failed => v1::ClientStatus::Failed,
+        }
+    }
+
     /// In words, as Nomad says it.
     const fn description(self) -> &'static str {
         match self {
@@ -317,7 +326,7 @@ impl AllocationRunner {
         v1::AllocationStatus {
             id: id.to_vec().into(),
             sequence: self.sequence,
-            client_status: status.name().to_owned(),
+            client_status: status.word().into(),
             description: status.description().to_owned(),
             tasks,
         }
@@ -366,13 +375,13 @@ impl AllocationRunner {
 }
 
 fn task_state(task: &TaskRunner) -> v1::TaskState {
-    let state = match task.phase {
-        Phase::Pending | Phase::Starting | Phase::Waiting { .. } => "pending",
-        Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => "running",
-        Phase::Dead => "dead",
+    let phase = match task.phase {
+        Phase::Pending | Phase::Starting | Phase::Waiting { .. } => v1::TaskPhase::Pending,
+        Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => v1::TaskPhase::Running,
+        Phase::Dead => v1::TaskPhase::Dead,
     };
     v1::TaskState {
-        state: state.to_owned(),
+        phase: phase.into(),
         failed: task.failed,
         restarts: task.restarts,
         started_at_ms: task.started_at_ms,
@@ -445,8 +454,9 @@ mod tests {
         }
 
         /// As the servers are told.
-        fn status(&self) -> String {
-            self.runner.status(&self.policy, [5; 16]).client_status
+        fn status(&self) -> &'static str {
+            let told = self.runner.status(&self.policy, [5; 16]).client_status;
+            crate::rpc::words::client_status(told).expect("a known status").name()
         }
     }
 
@@ -608,6 +618,6 @@ mod tests {
         let report = bench.runner.status(&bench.policy, [5; 16]);
         assert_eq!(report.tasks["a"].events.len(), 10);
         assert_eq!(report.tasks["a"].restarts, 0);
-        assert_eq!(report.tasks["b"].state, "dead");
+        assert_eq!(report.tasks["b"].phase(), v1::TaskPhase::Dead);
     }
 }

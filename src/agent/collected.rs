@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use fsm::AllocationId;
+use proto::v1::ClientStatus;
 
 /// As many as may end within the time that a server is behind.
 const COLLECTED_MAX: usize = 4_096;
@@ -13,15 +14,15 @@ const COLLECTED_MAX: usize = 4_096;
 /// The latest of them, with the statuses they ended with.
 #[derive(Debug, Default)]
 pub(super) struct Collected {
-    statuses: BTreeMap<AllocationId, String>,
+    statuses: BTreeMap<AllocationId, ClientStatus>,
     /// The oldest first.
     order: VecDeque<AllocationId>,
 }
 
 impl Collected {
     /// Remembers one.
-    pub(super) fn add(&mut self, id: AllocationId, status: &str) {
-        if self.statuses.insert(id, status.to_owned()).is_none() {
+    pub(super) fn add(&mut self, id: AllocationId, status: ClientStatus) {
+        if self.statuses.insert(id, status).is_none() {
             self.order.push_back(id);
         }
         if self.order.len() > COLLECTED_MAX
@@ -32,8 +33,8 @@ impl Collected {
     }
 
     /// How it ended, if it is one of them.
-    pub(super) fn status(&self, id: AllocationId) -> Option<&str> {
-        self.statuses.get(&id).map(String::as_str)
+    pub(super) fn status(&self, id: AllocationId) -> Option<ClientStatus> {
+        self.statuses.get(&id).copied()
     }
 }
 
@@ -50,11 +51,11 @@ mod tests {
         };
         let mut collected = Collected::default();
         for number in 0..=COLLECTED_MAX {
-            collected.add(id(number), "complete");
-            collected.add(id(number), "failed");
+            collected.add(id(number), ClientStatus::Complete);
+            collected.add(id(number), ClientStatus::Failed);
         }
         assert_eq!(collected.status(id(0)), None);
-        assert_eq!(collected.status(id(1)), Some("failed"));
+        assert_eq!(collected.status(id(1)), Some(ClientStatus::Failed));
         assert_eq!(collected.statuses.len(), COLLECTED_MAX);
     }
 }

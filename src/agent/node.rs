@@ -17,7 +17,10 @@ use super::{
     state::Loaded,
     status::not_running,
 };
-use crate::rt::{self, JoinSet, mpsc, oneshot, watch};
+use crate::{
+    rpc::words,
+    rt::{self, JoinSet, mpsc, oneshot, watch},
+};
 use fsm::AllocationId;
 use proto::v1;
 
@@ -179,7 +182,14 @@ impl LocalNode {
             tracing::warn!("a server has sent an allocation without an id");
             return;
         };
-        let over = matches!(message.client_status.as_str(), "complete" | "failed" | "lost");
+        let known = match words::client_status(message.client_status) {
+            Ok(known) => known,
+            Err(error) => {
+                tracing::warn!(allocation = %id, %error, "an allocation is not taken");
+                return;
+            }
+        };
+        let over = known.is_terminal();
         if let Some(entry) = inner.entries.get_mut(&id) {
             entry.unheard = false;
             let spec = AllocationSpec::parse(message.clone()).ok().map(Arc::new);
@@ -208,7 +218,12 @@ impl LocalNode {
         if over || !message.run {
             inner.waiting.remove(&id);
             if !over {
-                self.answer(id, &message, "complete", "stopped before it was started");
+                self.answer(
+                    id,
+                    &message,
+                    v1::ClientStatus::Complete,
+                    "stopped before it was started",
+                );
             }
             return;
         }
@@ -217,12 +232,18 @@ impl LocalNode {
             Ok(spec) => {
                 inner.waiting.insert(id, Waiting { spec, sequence, starts_allowed });
             }
-            Err(error) => self.answer(id, &message, "failed", &error.to_string()),
+            Err(error) => self.answer(id, &message, v1::ClientStatus::Failed, &error.to_string()),
         }
     }
 
     /// Reports on an allocation that never ran here.
-    fn answer(&self, id: AllocationId, message: &v1::Allocation, status: &str, description: &str) {
+    fn answer(
+        &self,
+        id: AllocationId,
+        message: &v1::Allocation,
+        status: v1::ClientStatus,
+        description: &str,
+    ) {
         let report = not_running(message, status, description);
         self.shared.outbox.report(id, report);
     }
@@ -256,7 +277,7 @@ impl LocalNode {
         let doomed = self.doomed(inner);
         for id in &doomed {
             if let Some(entry) = inner.entries.remove(id) {
-                inner.collected.add(*id, &entry.view().status.client_status);
+                inner.collected.add(*id, entry.view().status.client_status());
             }
             self.shared.outbox.forget(*id);
         }
@@ -426,17 +447,17 @@ mod tests {
         let told = || (node.view(id).unwrap().status.sequence, node.shared.outbox.is_pending(id));
         let (own, _) = told();
         for (status, known, expected) in [
-            ("running", own - 1, (own, false)),
-            ("complete", own, (own, false)),
-            ("running", own, (own + 1, true)),
-            ("running", own + 7, (own + 8, true)),
-            ("complete", own + 8, (own + 8, false)),
+            (v1::ClientStatus::Running, own - 1, (own, false)),
+            (v1::ClientStatus::Complete, own, (own, false)),
+            (v1::ClientStatus::Running, own, (own + 1, true)),
+            (v1::ClientStatus::Running, own + 7, (own + 8, true)),
+            (v1::ClientStatus::Complete, own + 8, (own + 8, false)),
         ] {
             node.shared.outbox.forget(id);
-            status.clone_into(&mut message.client_status);
+            message.set_client_status(status);
             message.client_sequence = known;
             node.apply(whole(vec![message.clone()], &[1])).await;
-            assert_eq!(told(), expected, "the servers know {known}, {status}");
+            assert_eq!(told(), expected, "the servers know {known}, {status:?}");
         }
     }
 
@@ -467,7 +488,7 @@ mod tests {
         node.apply(whole(vec![old], &[2, 3])).await;
         assert_eq!(started(&node), [(2, false), (3, false)]);
         let mut late = messages[2].clone();
-        "complete".clone_into(&mut late.client_status);
+        late.set_client_status(v1::ClientStatus::Complete);
         node.apply(v1::AllocationBatch { allocations: vec![late], ..Default::default() }).await;
         assert_eq!(started(&node), [(2, false)], "the second is told again first");
     }
@@ -492,7 +513,7 @@ mod tests {
         // One that was restored from a copy would wait for it for ever.
         assert!(node.shared.outbox.is_pending(id), "how it ended is told again");
         node.shared.outbox.forget(id);
-        "complete".clone_into(&mut message.client_status);
+        message.set_client_status(v1::ClientStatus::Complete);
         node.apply(whole(vec![message, endless(2)], &[1, 2])).await;
         assert!(!node.shared.outbox.is_pending(id));
     }

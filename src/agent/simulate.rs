@@ -26,7 +26,10 @@ use super::{
     task_runner::{Action, ExitResult},
     time::{Clock, Moment},
 };
-use crate::rt::{self, JoinSet, Notify, sleep_until};
+use crate::{
+    rpc::words,
+    rt::{self, JoinSet, Notify, sleep_until},
+};
 
 /// Nodes in one process.
 pub(crate) const NODES_MAX: u32 = 20_000;
@@ -226,7 +229,14 @@ impl SimulatedNode {
 
     fn take(&self, inner: &mut Inner, message: &v1::Allocation, now: Moment) {
         let Some(id) = AllocationId::from_slice(&message.id) else { return };
-        let over = matches!(message.client_status.as_str(), "complete" | "failed" | "lost");
+        let known = match words::client_status(message.client_status) {
+            Ok(known) => known,
+            Err(error) => {
+                tracing::warn!(allocation = %id, %error, "an allocation is not taken");
+                return;
+            }
+        };
+        let over = known.is_terminal();
         let held = message.run && !message.task_starts_allowed;
         let allocation = match inner.allocations.entry(id) {
             Entry::Occupied(known) => known.into_mut(),
@@ -236,7 +246,8 @@ impl SimulatedNode {
                     place.insert(SimulatedAllocation::new(group, id, message.client_sequence, now))
                 }
                 Err(error) => {
-                    return self.outbox.report(id, not_running(message, "failed", &error));
+                    let failed = v1::ClientStatus::Failed;
+                    return self.outbox.report(id, not_running(message, failed, &error));
                 }
             },
         };

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fsm::{AllocationId, EvaluationId};
+use fsm::{AllocationId, EvaluationId, JobKind};
 use proto::v1;
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +12,7 @@ use super::{
     restart::{RestartMode, RestartPolicy},
     task_runner::TaskPolicy,
 };
+use crate::rpc::words::{self, UnknownWord};
 
 /// Default of `kill_timeout`, ms.
 const KILL_TIMEOUT_MS: u64 = 5_000;
@@ -82,8 +83,8 @@ pub(crate) enum SpecError {
     Duplicate(String),
     #[error("port `{0}` has the value {1}, which is no port")]
     Port(String, u32),
-    #[error("unknown kind of job `{0}`")]
-    JobType(String),
+    #[error(transparent)]
+    JobKind(#[from] UnknownWord),
 }
 
 impl AllocationSpec {
@@ -146,10 +147,9 @@ pub(crate) fn group_policy(message: &v1::Allocation) -> Result<GroupPolicy, Spec
     if message.tasks.is_empty() {
         return Err(SpecError::NoTasks);
     }
-    let restart_on_success = match message.job_type.as_str() {
-        "service" | "system" => true,
-        "batch" | "sysbatch" => false,
-        other => return Err(SpecError::JobType(other.to_owned())),
+    let restart_on_success = match words::job_kind(message.job_kind)? {
+        JobKind::Service | JobKind::System => true,
+        JobKind::Batch | JobKind::Sysbatch => false,
     };
     let default = default_restart(restart_on_success);
     let group = message.restart.map_or(default, restart_policy);
@@ -230,10 +230,10 @@ fn default_restart(for_ever: bool) -> RestartPolicy {
 mod tests {
     use super::*;
 
-    fn message(task: &str, port: u32, job_type: &str) -> v1::Allocation {
+    fn message(task: &str, port: u32, kind: v1::JobKind) -> v1::Allocation {
         v1::Allocation {
             id: vec![7; 16].into(),
-            job_type: job_type.to_owned(),
+            job_kind: kind.into(),
             tasks: vec![v1::Task { name: task.to_owned(), ..Default::default() }],
             ports: vec![v1::Port { label: "web".to_owned(), value: port, to: 0 }],
             ..Default::default()
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn names_that_would_leave_the_directory_are_refused() {
         for name in ["", "..", "a/b", "alloc", ".run", "x\0y"] {
-            let error = AllocationSpec::parse(message(name, 80, "batch"));
+            let error = AllocationSpec::parse(message(name, 80, v1::JobKind::Batch));
             assert_eq!(error, Err(SpecError::TaskName(name.to_owned())));
         }
     }
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_task_has_the_meta_of_its_group_and_its_own_goes_over_it() {
-        let mut both = message("a", 80, "batch");
+        let mut both = message("a", 80, v1::JobKind::Batch);
         let pair = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
         both.meta = [("owner", "job"), ("team", "group")].map(pair).into();
         both.tasks[0].meta = [("team", "task")].map(pair).into();
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn tasks_keep_the_order_of_those_that_run() {
         let of = |tasks: &[(&str, u64)]| {
-            let mut message = message("a", 80, "service");
+            let mut message = message("a", 80, v1::JobKind::Service);
             message.tasks.clear();
             message.tasks.extend(tasks.iter().map(|(name, kill_timeout_ms)| v1::Task {
                 name: (*name).to_owned(),
@@ -300,11 +300,12 @@ mod tests {
 
     #[test]
     fn bad_ports_and_kinds_are_refused_and_defaults_filled_in() {
-        let bad = AllocationSpec::parse(message("a", 70_000, "batch"));
+        let bad = AllocationSpec::parse(message("a", 70_000, v1::JobKind::Batch));
         assert_eq!(bad, Err(SpecError::Port("web".to_owned(), 70_000)));
-        let bad = AllocationSpec::parse(message("a", 80, "cron"));
-        assert_eq!(bad, Err(SpecError::JobType("cron".to_owned())));
-        let good = AllocationSpec::parse(message("a", 80, "service")).expect("a valid message");
+        let bad = AllocationSpec::parse(message("a", 80, v1::JobKind::Unspecified));
+        assert_eq!(bad.expect_err("no such kind").to_string(), "unknown job kind 0");
+        let good =
+            AllocationSpec::parse(message("a", 80, v1::JobKind::Service)).expect("a valid message");
         assert_eq!(good.ports[0].to, 80);
         assert_eq!(good.policy.tasks[0].restart.attempts, 2);
         assert_eq!(good.policy.tasks[0].kill_timeout_ms, 5_000);

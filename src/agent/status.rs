@@ -113,12 +113,12 @@ impl Outbox {
 /// What is said of an allocation that does not run here, whatever a server thinks.
 pub(crate) fn not_running(
     message: &v1::Allocation,
-    status: &str,
+    status: v1::ClientStatus,
     description: &str,
 ) -> v1::AllocationStatus {
     let dead = v1::TaskState {
-        state: "dead".to_owned(),
-        failed: status == "failed",
+        phase: v1::TaskPhase::Dead.into(),
+        failed: status == v1::ClientStatus::Failed,
         finished_at_ms: wall_ms(),
         ..Default::default()
     };
@@ -126,7 +126,7 @@ pub(crate) fn not_running(
     v1::AllocationStatus {
         id: message.id.clone(),
         sequence: message.client_sequence.saturating_add(1),
-        client_status: status.to_owned(),
+        client_status: status.into(),
         description: description.to_owned(),
         tasks,
     }

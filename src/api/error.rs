@@ -1,5 +1,7 @@
 //! Why a request to a server failed. Every edge answers with the same errors.
 
+use std::fmt;
+
 /// Why a request to a server failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApiError {
@@ -19,23 +21,53 @@ pub enum ApiError {
         "leadership was lost while the write was under way: its outcome is unknown, read before retrying"
     )]
     Unknown,
-    /// Too much is under way.
+    /// Too much is under way. Nothing was changed.
     #[error("{what} limit reached ({limit}); retry after {retry_after_ms} ms")]
     Overloaded {
-        /// Which limit.
-        what: &'static str,
-        /// Its value.
+        /// What there is too much of.
+        what: Limit,
+        /// How much there may be.
         limit: u64,
         /// When to come back.
         retry_after_ms: u64,
     },
-    /// This server is starting or stopping. Nothing was changed.
+    /// The server is starting or stopping. Nothing was changed.
     #[error("server is not ready: {0}")]
     NotReady(String),
-    /// The disk is almost full.
+    /// The disk is almost full. Nothing was changed.
     #[error("writes are turned away: {0}")]
     DiskFull(String),
-    /// The request makes no sense.
+    /// The request makes no sense. Nothing was changed.
     #[error("{0}")]
     Invalid(String),
+}
+
+/// The bounds that a request can run into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// Evaluations that wait for a worker.
+    PendingEvaluations,
+    /// Commands of one leader that are not applied yet.
+    Proposals,
+    /// Reports of nodes that wait for their entry.
+    NodeReports,
+    /// Bodies of all HTTP requests under way.
+    RequestBytes,
+    /// Bodies of all HTTP answers under way.
+    ResponseBytes,
+    /// Answers to list requests, of the size that one of many may not have.
+    LargeLists,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::PendingEvaluations => "pending evaluations",
+            Self::Proposals => "proposals under way",
+            Self::NodeReports => "waiting node reports",
+            Self::RequestBytes => "request body bytes",
+            Self::ResponseBytes => "response body bytes",
+            Self::LargeLists => "large lists",
+        })
+    }
 }

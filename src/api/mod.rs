@@ -4,21 +4,29 @@
 //! Clients come by both edges, so [`Api`] has words of its own. The others speak gRPC only: their
 //! traits take and give its messages where these say all there is to say.
 
+mod answer;
 mod caller;
 mod error;
+pub mod failure;
+mod lease;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use fsm::{Command, Index, Proposal, Reply, RequestId, State, command::NodeReport, table::TableId};
+use fsm::{
+    Command, Index, Plan, Proposal, Reply, RequestId, State, command::NodeReport, table::TableId,
+};
 use futures_util::future::BoxFuture;
+use leader::{PlanAnswer, broker::NackReason};
 use proto::v1 as pb;
 use tonic::Status;
 
 use crate::{published::StateCell, rt::watch};
 
 pub use self::{
+    answer::Answer,
     caller::{Caller, Way, Who},
-    error::ApiError,
+    error::{ApiError, Limit},
+    lease::{Dequeue, Lease, LeaseKey},
 };
 
 /// How fresh a read must be.
@@ -133,10 +141,10 @@ pub trait PeerApi: Send + Sync + 'static {
         proposal: Proposal,
         hops: u32,
         timeout: Duration,
-    ) -> BoxFuture<'_, Result<Written, Status>>;
+    ) -> BoxFuture<'_, Result<Written, ApiError>>;
 
     /// The index that a linearizable read has to wait for, and the term; from the leader only.
-    fn read_index(&self) -> BoxFuture<'_, Result<(Index, u64), Status>>;
+    fn read_index(&self) -> BoxFuture<'_, Result<(Index, u64), ApiError>>;
 
     /// Who this server is, what it knows of its cluster, and its digest at a mark.
     fn probe(&self, request: pb::ProbeRequest) -> BoxFuture<'_, Result<pb::ProbeReply, Status>>;
@@ -149,28 +157,27 @@ pub trait PeerApi: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<pb::JoinReply, Status>>;
 
     /// Hands leadership over; on the leader only.
-    fn hand_over(&self, caller: Caller, to: Option<u64>) -> BoxFuture<'_, Result<u64, Status>>;
+    fn hand_over(&self, caller: Caller, to: Option<u64>) -> BoxFuture<'_, Result<u64, ApiError>>;
 }
 
 /// What workers on other servers ask of the leader.
 pub trait WorkerApi: Send + Sync + 'static {
     /// Leases evaluations, waiting a while for the first.
-    fn dequeue(
-        &self,
-        request: pb::DequeueRequest,
-    ) -> BoxFuture<'_, Result<pb::DequeueReply, Status>>;
+    fn dequeue(&self, request: Dequeue) -> BoxFuture<'_, Result<Vec<Lease>, Status>>;
 
     /// Ends a lease.
-    fn ack(&self, request: &pb::AckRequest) -> Result<pb::AckReply, Status>;
+    fn ack(&self, lease: LeaseKey) -> Result<(), Status>;
 
     /// Gives a lease back.
-    fn nack(&self, request: &pb::NackRequest) -> Result<pb::NackReply, Status>;
+    fn nack(&self, lease: LeaseKey, why: NackReason) -> Result<(), Status>;
 
-    /// Queues a plan and waits for its outcome.
+    /// Queues a plan and waits for its outcome. `bytes` is the length of its frame.
     fn submit_plan(
         &self,
-        request: pb::SubmitPlanRequest,
-    ) -> BoxFuture<'_, Result<pb::SubmitPlanReply, Status>>;
+        lease: LeaseKey,
+        plan: Plan,
+        bytes: usize,
+    ) -> BoxFuture<'_, Result<PlanAnswer, Status>>;
 }
 
 /// What agents ask of any server.

@@ -19,6 +19,7 @@ use super::{
     cluster,
     measure::{Latencies, Window},
 };
+use crate::api;
 
 /// How long a server may take for one write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -119,11 +120,15 @@ fn message(tag: u64, command: Command) -> pb::WriteRequest {
 
 fn outcome(reply: Result<pb::WriteReply, Status>) -> Outcome {
     match reply {
-        Ok(reply) if reply.error.is_empty() => match codec::decode(&reply.reply) {
+        Ok(pb::WriteReply { failure: Some(failure), .. }) => {
+            let error = api::failure::error_of(failure);
+            let text = error.map_or("an unknown failure".to_owned(), |error| error.to_string());
+            Outcome::Failed(text)
+        }
+        Ok(reply) => match codec::decode(&reply.reply) {
             Ok(decoded) => Outcome::Applied(decoded),
             Err(error) => Outcome::Failed(format!("the reply does not decode: {error}")),
         },
-        Ok(reply) => Outcome::Failed(reply.error),
         Err(status) => Outcome::Failed(format!("{}: {}", status.code(), status.message())),
     }
 }

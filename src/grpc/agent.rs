@@ -13,11 +13,12 @@ use fsm::{
 };
 use futures_util::{StreamExt, stream::BoxStream};
 use proto::v1 as pb;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
 use super::caller_of;
 use crate::{
-    api::{AgentApi, ApiError, ReadMode, Written},
+    api::{AgentApi, Answer, ReadMode, Written},
+    rpc::words,
     rt::mpsc,
 };
 
@@ -39,19 +40,6 @@ fn node_id(bytes: &[u8]) -> Result<NodeId, Status> {
 
 fn sixteen(bytes: &[u8], what: &str) -> Result<[u8; 16], Status> {
     bytes.try_into().map_err(|_| Status::invalid_argument(format!("{what} must be 16 bytes")))
-}
-
-fn status_of(error: ApiError) -> Status {
-    let code = match &error {
-        ApiError::Overloaded { .. } => Code::ResourceExhausted,
-        ApiError::Invalid(_) => Code::InvalidArgument,
-        ApiError::NoLeader
-        | ApiError::Timeout { .. }
-        | ApiError::Unknown
-        | ApiError::NotReady(_)
-        | ApiError::DiskFull(_) => Code::Unavailable,
-    };
-    Status::new(code, error.to_string())
 }
 
 fn text(value: &str, what: &str) -> Result<Text, Status> {
@@ -131,26 +119,10 @@ fn description(request: &pb::RegisterRequest) -> Result<NodeDescription, Status>
     })
 }
 
-fn rejected(reply: &Reply) -> Option<Status> {
-    let Reply::Rejected(rejection) = reply else { return None };
-    let code = match rejection {
-        fsm::Rejection::NotFound { .. } | fsm::Rejection::StaleIncarnation => Code::NotFound,
-        fsm::Rejection::SecretMismatch => Code::PermissionDenied,
-        fsm::Rejection::StaleEpoch { .. }
-        | fsm::Rejection::SessionExpired
-        | fsm::Rejection::RequestIdReused
-        | fsm::Rejection::JobIndexConflict { .. }
-        | fsm::Rejection::Invalid(_)
-        | fsm::Rejection::InUse(_)
-        | fsm::Rejection::RegistrationDisabled
-        | fsm::Rejection::IndexConflict { .. } => Code::FailedPrecondition,
-    };
-    Some(Status::new(code, rejection.to_string()))
-}
-
 /// The index of a write that was not refused.
 fn accepted(written: &Written) -> Result<Index, Status> {
-    rejected(&written.reply).map_or(Ok(written.index), Err)
+    let Reply::Rejected(rejection) = &written.reply else { return Ok(written.index) };
+    Err(Status::new(Answer::from(rejection).grpc, rejection.to_string()))
 }
 
 impl AgentService {
@@ -175,7 +147,7 @@ impl pb::agent_server::Agent for AgentService {
             description: Arc::new(description(&request)?),
             evaluation_ids: Vec::new(),
         };
-        let written = self.0.write(caller, command, None, TIMEOUT).await.map_err(status_of)?;
+        let written = self.0.write(caller, command, None, TIMEOUT).await?;
         let index = accepted(&written)?;
         let Reply::Node { incarnation, .. } = written.reply else {
             return Err(Status::internal("unexpected reply to a registration"));
@@ -209,7 +181,7 @@ impl pb::agent_server::Agent for AgentService {
             readiness: Readiness::Ok,
             evaluation_ids: Vec::new(),
         };
-        let written = self.0.write(caller, command, None, TIMEOUT).await.map_err(status_of)?;
+        let written = self.0.write(caller, command, None, TIMEOUT).await?;
         Ok(Response::new(pb::ReadyReply { index: accepted(&written)? }))
     }
 
@@ -246,7 +218,7 @@ impl pb::agent_server::Agent for AgentService {
             updates,
             evaluation_ids: Vec::new(),
         };
-        let written = self.0.report(report).await.map_err(status_of)?;
+        let written = self.0.report(report).await?;
         // The entry holds the reports of many nodes and is refused as a whole, if at all: each of
         // them sends its own again.
         Ok(Response::new(pb::UpdateAllocationsReply { index: accepted(&written)? }))
@@ -256,9 +228,7 @@ impl pb::agent_server::Agent for AgentService {
 fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
     let id = AllocationId::from_slice(&status.id);
     let id = id.ok_or_else(|| Status::invalid_argument("allocation id must be 16 bytes"))?;
-    let client = ClientStatus::parse(&status.client_status).ok_or_else(|| {
-        Status::invalid_argument(format!("unknown client status {:?}", status.client_status))
-    })?;
+    let client = words::client_status(status.client_status)?;
     let mut tasks = BTreeMap::new();
     let mut infrastructure_failure = false;
     for (name, task) in status.tasks.into_iter().collect::<BTreeMap<_, _>>() {
@@ -280,7 +250,7 @@ fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
         infrastructure_failure |= client == ClientStatus::Failed
             && events.last().is_some_and(|event| &*event.kind == "Node Failure");
         let state = TaskState {
-            state: text(&task.state, "task state")?,
+            state: words::task_phase(task.phase)?.into(),
             failed: task.failed,
             restarts: task.restarts,
             started_at_ms: task.started_at_ms,
@@ -311,8 +281,7 @@ async fn state_that_knows(
     let known = |state: &State| state.nodes.get(&node).map(|row| row.incarnation);
     let mut state = api.published().load();
     if known(&state).is_none_or(|found| found < incarnation) {
-        let read = api.read(ReadMode::Linearizable, 0, TIMEOUT).await;
-        state = read.map_err(status_of)?.state;
+        state = api.read(ReadMode::Linearizable, 0, TIMEOUT).await?.state;
     }
     match known(&state) {
         Some(found) if found == incarnation => Ok(state),
@@ -323,6 +292,8 @@ async fn state_that_knows(
 
 #[cfg(test)]
 mod tests {
+    use tonic::Code;
+
     use super::*;
 
     #[test]

@@ -8,7 +8,7 @@ use proto::v1 as pb;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::caller_of;
-use crate::api::{Caller, PeerApi};
+use crate::api::{ApiError, Caller, PeerApi};
 
 /// Writes of one stream that are under way at a time.
 const STREAM_WRITES_MAX: usize = 1_024;
@@ -22,17 +22,16 @@ impl ClusterService {
         &self,
         caller: Caller,
         request: &pb::WriteRequest,
-    ) -> Result<pb::WriteReply, Status> {
+    ) -> Result<pb::WriteReply, ApiError> {
         let proposal: Proposal = codec::decode(&request.command)
-            .map_err(|error| Status::invalid_argument(format!("command: {error}")))?;
+            .map_err(|error| ApiError::Invalid(format!("command: {error}")))?;
         let timeout = Duration::from_millis(u64::from(request.timeout_ms.clamp(1, 60_000)));
         let written = self.0.write_forwarded(caller, proposal, request.hops, timeout).await?;
         Ok(pb::WriteReply {
             reply: codec::encode(&written.reply),
             index: written.index,
             tag: request.tag,
-            error: String::new(),
-            unknown: false,
+            failure: None,
         })
     }
 }
@@ -43,7 +42,7 @@ impl pb::cluster_server::Cluster for ClusterService {
         &self,
         request: Request<pb::WriteRequest>,
     ) -> Result<Response<pb::WriteReply>, Status> {
-        self.write_one(caller_of(&request), request.get_ref()).await.map(Response::new)
+        Ok(Response::new(self.write_one(caller_of(&request), request.get_ref()).await?))
     }
 
     type WriteStreamStream = BoxStream<'static, Result<pb::WriteReply, Status>>;
@@ -61,12 +60,10 @@ impl pb::cluster_server::Cluster for ClusterService {
                     let request = request?;
                     Ok(match service.write_one(caller, &request).await {
                         Ok(reply) => reply,
-                        Err(status) => pb::WriteReply {
-                            reply: bytes::Bytes::new(),
-                            index: 0,
+                        Err(error) => pb::WriteReply {
                             tag: request.tag,
-                            unknown: status.code() == tonic::Code::DeadlineExceeded,
-                            error: status.message().to_owned(),
+                            failure: Some(pb::Failure::from(&error)),
+                            ..pb::WriteReply::default()
                         },
                     })
                 }

@@ -13,7 +13,7 @@ use fsm::Index;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::Error;
-use crate::api::{ApiError, Snapshot};
+use crate::api::{ApiError, Limit, Snapshot};
 
 /// Longest body that is not counted, bytes: [`super::CONNECTIONS_MAX`] of them are 256 MiB.
 const BODY_BYTES_UNCOUNTED: usize = 64 << 10;
@@ -94,7 +94,7 @@ impl AnswerBodies {
         let kib = u32::try_from(kib).unwrap_or(u32::MAX);
         let share = Arc::clone(&self.free).try_acquire_many_owned(kib).map_err(|_| {
             let limit = self.bytes_max as u64;
-            ApiError::Overloaded { what: "response body bytes", limit, retry_after_ms: 1_000 }
+            ApiError::Overloaded { what: Limit::ResponseBytes, limit, retry_after_ms: 1_000 }
         })?;
         Ok(Bytes::from_owner(Held { body, _share: share }))
     }
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(whole, vec![b'x'; 200 << 10]);
         let limit = 300 << 10;
         let full =
-            ApiError::Overloaded { what: "response body bytes", limit, retry_after_ms: 1_000 };
+            ApiError::Overloaded { what: Limit::ResponseBytes, limit, retry_after_ms: 1_000 };
         assert_eq!(hold(200).unwrap_err(), Error::from(full));
         assert!(hold(100).is_ok(), "there is room for half as much");
         let rest = whole.slice(1_000..);

@@ -26,7 +26,7 @@ use super::{
     serve::Closing,
     time,
 };
-use crate::api::{ApiError, ReadMode, Snapshot};
+use crate::api::{ApiError, Limit, ReadMode, Snapshot};
 
 /// Longest and default wait (Nomad's `MaxBlockingRPCQueryTime`).
 const WAIT_MAX: Duration = Duration::from_mins(5);
@@ -151,7 +151,7 @@ impl Call {
 
     fn lists_overloaded(&self) -> Error {
         let limit = self.options.large_lists_max as u64;
-        ApiError::Overloaded { what: "large lists", limit, retry_after_ms: 1_000 }.into()
+        ApiError::Overloaded { what: Limit::LargeLists, limit, retry_after_ms: 1_000 }.into()
     }
 
     /// The first snapshot at which `index` exceeds the client's, and the `extent` is another than when the wait began, or the last one before the

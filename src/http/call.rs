@@ -30,7 +30,7 @@ use super::{
     serve::{Closing, Remote},
 };
 use crate::{
-    api::{Api, ApiError, Caller, ReadMode, Snapshot, Way, Written},
+    api::{Api, ApiError, Caller, Limit, ReadMode, Snapshot, Way, Written},
     percent,
 };
 
@@ -375,7 +375,7 @@ impl BodyLength {
         let kib = u32::try_from(self.0.div_ceil(1_024)).unwrap_or(u32::MAX);
         Arc::clone(bodies).try_acquire_many_owned(kib).map(Some).map_err(|_| {
             let limit = options.request_bodies_bytes_max as u64;
-            ApiError::Overloaded { what: "request body bytes", limit, retry_after_ms: 1_000 }.into()
+            ApiError::Overloaded { what: Limit::RequestBytes, limit, retry_after_ms: 1_000 }.into()
         })
     }
 }

@@ -1,4 +1,5 @@
-//! The one map from failures to status codes and plain-text bodies. Texts that Nomad's clients look for are Nomad's.
+//! Failed requests as HTTP answers: status and plain-text body. The status of a server's error
+//! comes from [`Answer`]. Texts that Nomad's clients look for are Nomad's.
 
 use axum::{
     http::{HeaderName, HeaderValue, Method, StatusCode, header},
@@ -7,7 +8,7 @@ use axum::{
 use fsm::Rejection;
 
 use super::answer::Meta;
-use crate::api::ApiError;
+use crate::api::{Answer, ApiError};
 
 /// A failed request: what the client sees of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,6 +22,10 @@ pub(crate) struct Error {
 impl Error {
     fn new(status: StatusCode, text: impl Into<String>) -> Self {
         Self { status, text: text.into(), retry_after_ms: None, meta: None }
+    }
+
+    fn answering(answer: Answer, text: String) -> Self {
+        Self { retry_after_ms: answer.retry_after_ms, ..Self::new(answer.http, text) }
     }
 
     /// The request makes no sense.
@@ -94,45 +99,13 @@ impl Error {
 
 impl From<ApiError> for Error {
     fn from(error: ApiError) -> Self {
-        let text = error.to_string();
-        match error {
-            ApiError::NoLeader | ApiError::Unknown => {
-                Self::new(StatusCode::INTERNAL_SERVER_ERROR, text)
-            }
-            ApiError::Timeout { proposed: _ } => Self::new(StatusCode::GATEWAY_TIMEOUT, text),
-            ApiError::Overloaded { what: _, limit: _, retry_after_ms } => Self {
-                retry_after_ms: Some(retry_after_ms),
-                ..Self::new(StatusCode::TOO_MANY_REQUESTS, text)
-            },
-            ApiError::NotReady(_) => Self {
-                retry_after_ms: Some(1_000),
-                ..Self::new(StatusCode::SERVICE_UNAVAILABLE, text)
-            },
-            ApiError::DiskFull(_) => Self {
-                retry_after_ms: Some(30_000),
-                ..Self::new(StatusCode::SERVICE_UNAVAILABLE, text)
-            },
-            ApiError::Invalid(_) => Self::new(StatusCode::BAD_REQUEST, text),
-        }
+        Self::answering(Answer::from(&error), error.to_string())
     }
 }
 
 impl From<Rejection> for Error {
     fn from(rejection: Rejection) -> Self {
-        let status = match &rejection {
-            Rejection::StaleEpoch { .. } | Rejection::JobIndexConflict { .. } => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
-            Rejection::SessionExpired
-            | Rejection::RequestIdReused
-            | Rejection::InUse(_)
-            | Rejection::StaleIncarnation
-            | Rejection::IndexConflict { .. } => StatusCode::CONFLICT,
-            Rejection::NotFound { .. } => StatusCode::NOT_FOUND,
-            Rejection::Invalid(_) => StatusCode::BAD_REQUEST,
-            Rejection::RegistrationDisabled | Rejection::SecretMismatch => StatusCode::FORBIDDEN,
-        };
-        Self::new(status, rejection.to_string())
+        Self::answering(Answer::from(&rejection), rejection.to_string())
     }
 }
 

@@ -1,4 +1,5 @@
-//! The generation on every call between processes: the caller names its own, and a server refuses another one before it looks at the message.
+//! The generation on every call between processes: the caller names its own, and a server refuses
+//! another one before it looks at the message.
 //!
 //! Both ends log a refusal, at most once in [`PAUSE`], since peers and agents try again for ever.
 

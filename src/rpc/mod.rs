@@ -2,3 +2,4 @@
 
 pub mod generation;
 pub mod transport;
+pub mod words;

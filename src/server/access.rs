@@ -1,24 +1,26 @@
-//! Reads and writes on any server: linearizable by default, forwarded to the leader where needed, within a deadline.
+//! Reads and writes on any server: linearizable by default, forwarded to the leader where needed,
+//! within a deadline.
 //!
-//! A write gets a request id from the first server that sees it and keeps it over every retry, so that an entry whose reply was lost takes
-//! effect once; that is what makes retrying after a lost leader safe.
+//! A write gets a request id from the first server that sees it and keeps it over every retry, so
+//! that an entry whose reply was lost takes effect once; that is what makes retrying after a lost
+//! leader safe.
 
 use std::{sync::Arc, time::Duration};
 
 use fsm::{Command, Index, Proposal, Reply, RequestId, codec, session::Request};
 use openraft::ReadPolicy;
 use proto::v1 as pb;
-use tonic::Code;
 
 use super::{
     leadership::LeaderServices, leading::Leading, members::Contact, read_rounds::ReadRounds,
 };
 use crate::{
-    api::{ApiError, ReadMode, Snapshot, Written},
+    api::{ApiError, Limit, ReadMode, Snapshot, Written, failure},
     clock::Clock,
     plant::{Plant, is_planted},
     published::StateCell,
     raft::WatchReceiver,
+    rpc::generation,
     rt::{self, Instant, watch},
 };
 
@@ -134,10 +136,11 @@ impl Writes {
                 return Err(if proposed { ApiError::Timeout { proposed } } else { last });
             }
             let attempt = left.min(ATTEMPT_TIMEOUT);
-            let result = if self.leading.services().is_some() {
-                self.write_as_leader(command.clone(), Some(request), attempt).await
-            } else {
+            let is_forwarded = self.leading.services().is_none();
+            let result = if is_forwarded {
                 self.forward(command.clone(), request, attempt).await
+            } else {
+                self.write_as_leader(command.clone(), Some(request), attempt).await
             };
             match result {
                 Ok(Written { reply: Reply::Rejected(fsm::Rejection::SessionExpired), .. })
@@ -147,32 +150,25 @@ impl Writes {
                     return Err(ApiError::Unknown);
                 }
                 Ok(Written { index, reply: Reply::Rejected(fsm::Rejection::SessionExpired) }) => {
-                    // The stamp is this server's log time, which was that old: nothing came of it. It is stamped anew once this server knows better.
+                    // The stamp is this server's log time, which was that old: nothing came of it.
+                    // It is stamped anew once this server knows better.
                     last = ApiError::NotReady("it is far behind the others".to_owned());
                     self.cell.wait_for(index, until(deadline)).await;
                     request.stamped_at = self.log_time();
                 }
                 Ok(written) => return Ok(written),
-                Err(error @ ApiError::NoLeader) => last = error,
-                Err(error @ (ApiError::Unknown | ApiError::Timeout { .. })) => {
-                    proposed |= !matches!(error, ApiError::Timeout { proposed: false });
-                    last = error;
-                    if is_planted(Plant::HiddenRetry) {
-                        request = self.stamp(None, &command);
+                Err(error) => match next(&error, is_forwarded) {
+                    Next::GiveUp if !proposed => return Err(error),
+                    Next::GiveUp => {}
+                    Next::Retry => last = error,
+                    Next::FindOut => {
+                        proposed = true;
+                        last = error;
+                        if is_planted(Plant::HiddenRetry) {
+                            request = self.stamp(None, &command);
+                        }
                     }
-                }
-                Err(
-                    error @ (ApiError::Overloaded { .. }
-                    | ApiError::NotReady(_)
-                    | ApiError::DiskFull(_)
-                    | ApiError::Invalid(_)),
-                ) if !proposed => return Err(error),
-                Err(
-                    ApiError::Overloaded { .. }
-                    | ApiError::NotReady(_)
-                    | ApiError::DiskFull(_)
-                    | ApiError::Invalid(_),
-                ) => {}
+                },
             }
             rt::sleep(LEADER_RETRY.min(until(deadline))).await;
         }
@@ -197,7 +193,7 @@ impl Writes {
             matches!(command, Command::RegisterJob { .. } | Command::EvaluateJob { .. });
         if makes_work && services.is_overloaded() {
             return Err(ApiError::Overloaded {
-                what: "pending evaluations",
+                what: Limit::PendingEvaluations,
                 limit: self.contact.settings.services.broker.evaluations_max as u64,
                 retry_after_ms: 1_000,
             });
@@ -251,7 +247,7 @@ impl Writes {
                 })?;
                 Ok(Written { index: reply.index, reply: decoded })
             }
-            Err(status) => Err(forwarded_error(&status)),
+            Err(status) => Err(forwarded(&status)),
         }
     }
 
@@ -290,7 +286,8 @@ fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// Ids that a server makes up are no part of what a client asked for: a retry of the same request carries others.
+/// Ids that a server makes up are no part of what a client asked for: a retry of the same request
+/// carries others.
 fn without_fresh_ids(mut command: Command) -> Command {
     match &mut command {
         Command::RegisterJob { evaluation, .. }
@@ -330,35 +327,42 @@ fn without_fresh_ids(mut command: Command) -> Command {
     command
 }
 
-/// The status of a refused or failed write, for a server that forwarded it.
-pub(super) fn status_of(error: &ApiError) -> tonic::Status {
-    let code = match error {
-        ApiError::NoLeader => Code::FailedPrecondition,
-        ApiError::Timeout { .. } | ApiError::Unknown => Code::DeadlineExceeded,
-        ApiError::Overloaded { .. } => Code::ResourceExhausted,
-        ApiError::NotReady(_) => Code::Unavailable,
-        ApiError::DiskFull(_) => Code::OutOfRange,
-        ApiError::Invalid(_) => Code::InvalidArgument,
-    };
-    // The other end makes an error of the same kind, which says the rest again.
-    let text = if let ApiError::DiskFull(why) = error { why.clone() } else { error.to_string() };
-    tonic::Status::new(code, text)
+/// What the leader's answer to a forwarded write says. A status without an error in it comes from
+/// the way there or back, so the write may have happened.
+fn forwarded(status: &tonic::Status) -> ApiError {
+    if generation::is_refusal(status) {
+        return ApiError::NotReady(status.message().to_owned());
+    }
+    failure::error_in(status).unwrap_or(ApiError::Unknown)
 }
 
-fn forwarded_error(status: &tonic::Status) -> ApiError {
-    let message = || status.message().to_owned();
-    let known = [
-        (Code::FailedPrecondition, ApiError::NoLeader),
-        (
-            Code::ResourceExhausted,
-            ApiError::Overloaded { what: "proposals of the leader", limit: 0, retry_after_ms: 500 },
-        ),
-        (Code::OutOfRange, ApiError::DiskFull(message())),
-        (Code::InvalidArgument, ApiError::Invalid(message())),
-    ];
-    let found = known.into_iter().find(|(code, _)| *code == status.code());
-    // Everything else may have happened after the request was sent.
-    found.map_or(ApiError::Unknown, |(_, error)| error)
+/// What an attempt that failed means for the write.
+enum Next {
+    /// Nothing was changed, and the client is told so, unless an earlier attempt may have been.
+    GiveUp,
+    /// Nothing was changed, and another attempt may go better.
+    Retry,
+    /// It may have been proposed: the same request is tried again until its outcome is known.
+    FindOut,
+}
+
+/// | error | from this server | from the leader |
+/// |---|---|---|
+/// | `NoLeader` | retry | retry |
+/// | `NotReady` | give up: it is stopping | retry: it is stopping, another one takes over |
+/// | `Timeout`, not proposed | retry | retry |
+/// | `Timeout`, proposed; `Unknown` | find out | find out |
+/// | `Overloaded`, `DiskFull`, `Invalid` | give up | give up |
+fn next(error: &ApiError, is_forwarded: bool) -> Next {
+    match error {
+        ApiError::NoLeader | ApiError::Timeout { proposed: false } => Next::Retry,
+        ApiError::NotReady(_) if is_forwarded => Next::Retry,
+        ApiError::Timeout { proposed: true } | ApiError::Unknown => Next::FindOut,
+        ApiError::NotReady(_)
+        | ApiError::Overloaded { .. }
+        | ApiError::DiskFull(_)
+        | ApiError::Invalid(_) => Next::GiveUp,
+    }
 }
 
 #[cfg(test)]
@@ -366,20 +370,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_reads_the_same_at_the_server_that_forwarded_the_write() {
-        for error in [
-            ApiError::NoLeader,
-            ApiError::DiskFull("/data has 0 MiB free".to_owned()),
-            ApiError::Invalid("no such job".to_owned()),
-            ApiError::Unknown,
-        ] {
-            // Twice: a forwarded write may be forwarded again.
-            let once = forwarded_error(&status_of(&error));
-            let twice = forwarded_error(&status_of(&once));
-            assert_eq!(
-                (once.to_string(), twice.to_string()),
-                (error.to_string(), error.to_string())
-            );
+    fn only_an_answer_of_the_leader_says_that_nothing_was_changed() {
+        let stopping = ApiError::NotReady("the server is stopping".to_owned());
+        assert_eq!(forwarded(&(&stopping).into()), stopping);
+        let lost = tonic::Status::unavailable("connection lost");
+        assert_eq!(forwarded(&lost), ApiError::Unknown, "it may have arrived");
+    }
+
+    #[test]
+    fn a_write_is_tried_again_unless_this_server_or_the_leader_refuses_it() {
+        let find_out = [ApiError::Unknown, ApiError::Timeout { proposed: true }];
+        for error in failure::testing::every_error() {
+            let is_uncertain = find_out.contains(&error);
+            for is_forwarded in [false, true] {
+                let is_found_out = matches!(next(&error, is_forwarded), Next::FindOut);
+                assert_eq!(is_found_out, is_uncertain, "{error:?}");
+            }
         }
+        let stopping = ApiError::NotReady("it is stopping".to_owned());
+        assert!(matches!(next(&stopping, false), Next::GiveUp));
+        assert!(matches!(next(&stopping, true), Next::Retry), "another leader takes over");
     }
 }

@@ -2,27 +2,24 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use fsm::{Command, Index, NodeId, Proposal, RequestId, command::NodeReport, table::TableId};
+use fsm::{Command, Index, NodeId, Plan, Proposal, RequestId, command::NodeReport, table::TableId};
 use futures_util::{FutureExt, future::BoxFuture};
+use leader::{PlanAnswer, broker::NackReason};
 use proto::v1 as pb;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::{
-    access::{read_index, status_of},
-    bootstrap,
-    core::Core,
-    digests,
-    gauges::gauges,
-    leadership::LeaderServices,
+    access::read_index, bootstrap, core::Core, digests, gauges::gauges, leadership::LeaderServices,
     services,
 };
 use crate::{
     api::{
-        AgentApi, Api, ApiError, Caller, MemberInfo, PeerApi, ReadMode, Snapshot, WorkerApi,
-        Written,
+        AgentApi, Api, ApiError, Caller, Dequeue, Lease, LeaseKey, MemberInfo, PeerApi, ReadMode,
+        Snapshot, WorkerApi, Written, failure,
     },
     published::StateCell,
     raft::WatchReceiver,
+    rpc::words,
     rt::{self, watch},
 };
 
@@ -98,9 +95,8 @@ impl Api for Core {
             let reply: Result<pb::TransferLeadershipReply, Status> =
                 self.contact.call(&address, path, &request, timeout).await;
             reply.map(|reply| reply.to).map_err(|status| {
-                let message = status.message().to_owned();
-                let is_invalid = status.code() == Code::InvalidArgument;
-                if is_invalid { ApiError::Invalid(message) } else { ApiError::NotReady(message) }
+                let unreached = || ApiError::NotReady(status.message().to_owned());
+                failure::error_in(&status).unwrap_or_else(unreached)
             })
         }
         .boxed()
@@ -140,10 +136,6 @@ impl Api for Core {
     }
 }
 
-fn does_not_lead() -> Status {
-    Status::failed_precondition("this server does not lead")
-}
-
 impl PeerApi for Core {
     fn write_forwarded(
         &self,
@@ -151,10 +143,10 @@ impl PeerApi for Core {
         proposal: Proposal,
         hops: u32,
         timeout: Duration,
-    ) -> BoxFuture<'_, Result<Written, Status>> {
+    ) -> BoxFuture<'_, Result<Written, ApiError>> {
         async move {
             let Proposal { command, request, .. } = proposal;
-            let result = if hops == 0 {
+            if hops == 0 {
                 // A client's own write over gRPC: any server finds the leader, and stamps time and
                 // hash itself.
                 self.write(caller, command, request.map(|request| request.id), timeout).await
@@ -162,18 +154,17 @@ impl PeerApi for Core {
                 self.writes.write_as_leader(command, request, timeout).await
             } else {
                 Err(ApiError::NoLeader)
-            };
-            result.map_err(|error| status_of(&error))
+            }
         }
         .boxed()
     }
 
-    fn read_index(&self) -> BoxFuture<'_, Result<(Index, u64), Status>> {
+    fn read_index(&self) -> BoxFuture<'_, Result<(Index, u64), ApiError>> {
         async move {
             if self.contact.leads().is_none() {
-                return Err(does_not_lead());
+                return Err(ApiError::NoLeader);
             }
-            read_index(&self.contact, &self.cell).await.map_err(|error| status_of(&error))
+            read_index(&self.contact, &self.cell).await
         }
         .boxed()
     }
@@ -210,7 +201,7 @@ impl PeerApi for Core {
     ) -> BoxFuture<'_, Result<pb::JoinReply, Status>> {
         async move {
             if self.leading().is_none() {
-                return Err(does_not_lead());
+                return Err(ApiError::NoLeader.into());
             }
             tracing::debug!(%caller, name = request.name, "a server asks to join");
             bootstrap::admit(&self.contact, request).await?;
@@ -220,13 +211,13 @@ impl PeerApi for Core {
         .boxed()
     }
 
-    fn hand_over(&self, caller: Caller, to: Option<u64>) -> BoxFuture<'_, Result<u64, Status>> {
+    fn hand_over(&self, caller: Caller, to: Option<u64>) -> BoxFuture<'_, Result<u64, ApiError>> {
         async move {
             if self.leading().is_none() {
-                return Err(does_not_lead());
+                return Err(ApiError::NoLeader);
             }
             tracing::info!(%caller, "asked to hand leadership over");
-            self.contact.transfer(to).await.map_err(|error| status_of(&error))
+            self.contact.transfer(to).await
         }
         .boxed()
     }
@@ -240,26 +231,29 @@ impl Core {
 }
 
 impl WorkerApi for Core {
-    fn dequeue(
-        &self,
-        request: pb::DequeueRequest,
-    ) -> BoxFuture<'_, Result<pb::DequeueReply, Status>> {
+    fn dequeue(&self, request: Dequeue) -> BoxFuture<'_, Result<Vec<Lease>, Status>> {
         async move { services::dequeue(&*self.services_for_workers()?, &request).await }.boxed()
     }
 
-    fn ack(&self, request: &pb::AckRequest) -> Result<pb::AckReply, Status> {
-        services::ack(&*self.services_for_workers()?, request)
+    fn ack(&self, lease: LeaseKey) -> Result<(), Status> {
+        services::ack(&*self.services_for_workers()?, lease)
     }
 
-    fn nack(&self, request: &pb::NackRequest) -> Result<pb::NackReply, Status> {
-        services::nack(&*self.services_for_workers()?, request)
+    fn nack(&self, lease: LeaseKey, why: NackReason) -> Result<(), Status> {
+        services::nack(&*self.services_for_workers()?, lease, why)
     }
 
     fn submit_plan(
         &self,
-        request: pb::SubmitPlanRequest,
-    ) -> BoxFuture<'_, Result<pb::SubmitPlanReply, Status>> {
-        async move { services::submit_plan(&*self.services_for_workers()?, request).await }.boxed()
+        lease: LeaseKey,
+        plan: Plan,
+        bytes: usize,
+    ) -> BoxFuture<'_, Result<PlanAnswer, Status>> {
+        async move {
+            let services = self.services_for_workers()?;
+            services::submit_plan(&services, lease, plan, bytes).await
+        }
+        .boxed()
     }
 }
 
@@ -303,8 +297,7 @@ impl Core {
         &self,
         request: &pb::HeartbeatRequest,
     ) -> Result<pb::HeartbeatReply, Status> {
-        let address = self.contact.leader_address();
-        let address = address.map_err(|error| Status::unavailable(error.to_string()))?;
+        let address = self.contact.leader_address()?;
         if address == self.settings.rpc_address {
             return Err(Status::unavailable("leadership is being taken over"));
         }
@@ -328,13 +321,8 @@ impl Core {
             .heard(node, request.incarnation)
             .map_err(|error| Status::not_found(error.to_string()))?;
         let state = self.cell.load();
-        let liveness = match state.nodes.get(&node).map(|row| row.liveness) {
-            Some(fsm::Liveness::Ready) => pb::Liveness::Ready,
-            Some(fsm::Liveness::Disconnected) => pb::Liveness::Disconnected,
-            Some(fsm::Liveness::Down) => pb::Liveness::Down,
-            Some(fsm::Liveness::Initializing) => pb::Liveness::Initializing,
-            None => return Err(Status::not_found("node not found")),
-        };
+        let row = state.nodes.get(&node).ok_or_else(|| Status::not_found("node not found"))?;
+        let liveness = words::liveness_to_pb(row.liveness);
         let members = self.contact.member_infos().into_iter();
         Ok(pb::HeartbeatReply {
             heartbeat_ttl_ms: heard.ttl_ms,

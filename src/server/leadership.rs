@@ -22,7 +22,7 @@ use super::{
     members::{Contact, silent_servers},
 };
 use crate::{
-    api::{ApiError, Written},
+    api::{ApiError, Limit, Written},
     clock::{Clock, LogClock},
     published::{EffectBatch, EffectFeed, StateCell},
     raft::{EntryData, Raft, WatchReceiver, convert},
@@ -204,7 +204,7 @@ impl LeaderServices {
         let Ok(_permit) = self.proposals.try_acquire() else {
             let limit = PROPOSALS_MAX as u64;
             return Err(ApiError::Overloaded {
-                what: "proposals under way",
+                what: Limit::Proposals,
                 limit,
                 retry_after_ms: 100,
             });

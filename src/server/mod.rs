@@ -10,6 +10,7 @@ mod edges;
 mod gauges;
 mod housekeeping;
 mod identity;
+mod leader_link;
 pub mod leadership;
 mod leading;
 mod lifecycle;

@@ -9,7 +9,7 @@ use fsm::{
 
 use super::access::Writes;
 use crate::{
-    api::{ApiError, Written},
+    api::{ApiError, Limit, Written},
     rt::{self, mpsc, oneshot, watch},
 };
 
@@ -42,7 +42,7 @@ impl Reports {
     pub async fn submit(&self, report: NodeReport) -> Result<Written, ApiError> {
         let (reply, answer) = oneshot::channel();
         self.0.try_send((report, reply)).map_err(|_| ApiError::Overloaded {
-            what: "waiting node reports",
+            what: Limit::NodeReports,
             limit: WAITING_MAX as u64,
             retry_after_ms: 500,
         })?;

@@ -1,11 +1,13 @@
-//! Scheduling workers. Every server runs them, leader and follower: lease from the leader, wait until the local state has caught up, plan on a
-//! snapshot, submit to the leader, wait for what it says, acknowledge.
+//! Scheduling workers. Every server runs them, leader and follower: lease from the leader, wait
+//! until the local state has caught up, plan on a snapshot, submit to the leader, wait for what it
+//! says, acknowledge.
 //!
 //! | wait | sequence |
 //! |---|---|
-//! | index | woken by apply; 5 s in all, then the lease is released (which counts as no delivery) and no worker of this server leases until it caught up |
+//! | index | woken by apply; after 5 s the lease is released (no delivery), and no worker leases |
+//! | | before the server has caught up |
 //! | dequeue error | 20 ms, times 4 up to 10 s; not logged in the first 10 s |
-//! | resubmit | 500 ms, times 4 up to 10 s; only for no leader, a disabled queue or an unknown outcome |
+//! | resubmit | 500 ms, times 4 up to 10 s; for no leader, a disabled queue, an unknown outcome |
 //! | scheduler version mismatch | 30 s |
 //!
 //! Every wait ends at once when the server stops.
@@ -18,17 +20,23 @@ use std::{
     time::Duration,
 };
 
-use fsm::{Evaluation, Index, JobKind, Plan, State, codec};
+use fsm::{Evaluation, Index, JobKind, Plan, State};
 use leader::{
     PlanAnswer,
+    broker::NackReason,
     turn::{After, Begin, Turn},
 };
-use proto::v1 as pb;
 use scheduler::{Memory, Pass};
 use tonic::{Code, Status};
 
-use super::{identity::Cluster, leading::Leading, members::Contact};
+use super::{
+    identity::Cluster,
+    leader_link::{LeaderLink, Submission},
+    leading::Leading,
+    members::Contact,
+};
 use crate::{
+    api::{Dequeue, Lease},
     published::StateCell,
     rt::{self, Instant, watch},
     task,
@@ -36,10 +44,9 @@ use crate::{
 
 const DEQUEUE_WAIT: Duration = Duration::from_millis(500);
 const INDEX_WAIT: Duration = Duration::from_secs(5);
-/// After a release for lag: how long to wait for the local state before looking again whether there is still something to wait for.
+/// After a release for lag: how long to wait for the local state before looking again whether there
+/// is still something to wait for.
 const LAG_WAIT: Duration = Duration::from_secs(5);
-const RPC_TIMEOUT: Duration = Duration::from_secs(10);
-const PLAN_TIMEOUT: Duration = Duration::from_mins(1);
 const QUIET_START: Duration = Duration::from_secs(10);
 const VERSION_WAIT: Duration = Duration::from_secs(30);
 /// Leases taken at once when the queue is deep.
@@ -94,7 +101,8 @@ pub struct WorkerStats {
     invoked: AtomicU64,
     held: AtomicU64,
     paused: AtomicBool,
-    /// Index that a lease was released for: while it is not applied here, no worker of this server leases anything.
+    /// Index that a lease was released for: while it is not applied here, no worker of this server
+    /// leases anything.
     caught_up_at: AtomicU64,
 }
 
@@ -146,9 +154,8 @@ pub(super) struct Workplace {
 }
 
 struct Worker {
-    contact: Arc<Contact>,
+    link: LeaderLink,
     cell: Arc<StateCell>,
-    leading: Arc<Leading>,
     stats: Arc<WorkerStats>,
     /// Candidate nodes of the last pass, kept as long as the nodes do not change.
     memory: Arc<Mutex<Memory>>,
@@ -156,19 +163,12 @@ struct Worker {
     started: Instant,
 }
 
-struct Lease {
-    evaluation: Evaluation,
-    token: [u8; 16],
-    wait_index: Index,
-    epoch: u64,
-}
-
 /// Runs one worker until the server stops.
 pub(super) async fn run(place: Workplace, number: usize) {
     let Workplace { contact, cluster, cell, leading, stats, stop } = place;
+    let link = LeaderLink { contact, leading };
     let (memory, started) = (Arc::default(), Instant::now());
-    let mut worker =
-        Worker { contact, cell, leading, stats: Arc::clone(&stats), memory, stop, started };
+    let mut worker = Worker { link, cell, stats: Arc::clone(&stats), memory, stop, started };
     let mut backoff = Backoff::fast();
     tracing::debug!(number, "worker started");
     while !worker.is_stopping() {
@@ -188,7 +188,7 @@ pub(super) async fn run(place: Workplace, number: usize) {
                 stats.held.fetch_add(leases.len() as u64, Ordering::Relaxed);
                 for lease in leases {
                     if paused {
-                        worker.nack(&lease, pb::NackReason::Shutdown).await;
+                        worker.nack(&lease, NackReason::Shutdown).await;
                     } else {
                         worker.process(lease).await;
                     }
@@ -220,46 +220,20 @@ impl Worker {
         drop(rt::timeout(wait, rt::until_true(&mut self.stop)).await);
     }
 
-    async fn ask<Q: prost::Message, P: prost::Message + Default>(
-        &self,
-        path: &'static str,
-        request: &Q,
-        timeout: Duration,
-    ) -> Result<P, Status> {
-        let address = self
-            .contact
-            .leader_address()
-            .map_err(|error| Status::unavailable(error.to_string()))?;
-        self.contact.call(&address, path, request, timeout).await
-    }
-
     async fn dequeue(&mut self) -> Result<Vec<Lease>, Status> {
-        let request = pb::DequeueRequest {
-            server: self.contact.id,
-            schedulers: JobKind::ALL.into_iter().map(|kind| kind.name().to_owned()).collect(),
+        let request = Dequeue {
+            server: self.link.server(),
+            kinds: JobKind::ALL.to_vec(),
             leases_max: LEASES_MAX,
-            timeout_ms: u32::try_from(DEQUEUE_WAIT.as_millis()).unwrap_or(u32::MAX),
+            wait: DEQUEUE_WAIT,
             scheduler_version: scheduler::SCHEDULER_VERSION,
         };
-        let reply: pb::DequeueReply = match self.leading.services() {
-            Some(services) => super::services::dequeue(&services, &request).await?,
-            None => {
-                let mut stop = self.stop.clone();
-                let ask = self.ask("/quorate.v1.Scheduler/Dequeue", &request, RPC_TIMEOUT);
-                // A lease that arrives after the server stopped comes back to the broker by its nack timer.
-                rt::select! {
-                    biased;
-                    () = rt::until_true(&mut stop) => return Ok(Vec::new()),
-                    reply = ask => reply?,
-                }
-            }
-        };
-        reply.leases.into_iter().map(decode_lease).collect()
+        self.link.dequeue(&request, &mut self.stop).await
     }
 
     async fn process(&mut self, lease: Lease) {
         if self.is_stopping() {
-            self.nack(&lease, pb::NackReason::Shutdown).await;
+            self.nack(&lease, NackReason::Shutdown).await;
             return;
         }
         // Known to lag already: others need not wait for this server to find out again.
@@ -292,12 +266,12 @@ impl Worker {
     }
 
     /// Why a wait for an index ended without it.
-    fn why_not_there(&self, index: Index) -> pb::NackReason {
+    fn why_not_there(&self, index: Index) -> NackReason {
         if self.is_stopping() {
-            return pb::NackReason::Shutdown;
+            return NackReason::Shutdown;
         }
         self.stats.caught_up_at.fetch_max(index, Ordering::Relaxed);
-        pb::NackReason::Lag
+        NackReason::Lag
     }
 
     async fn plan_until_done(&mut self, lease: &Lease) -> Done {
@@ -309,7 +283,7 @@ impl Worker {
             let (evaluation, pass, exhausted) = match turn.begin(&state) {
                 Begin::Plan { evaluation, pass, exhausted } => (evaluation, pass, exhausted),
                 Begin::Acknowledge => return Done::Acknowledge,
-                Begin::Nack => return Done::Nack(pb::NackReason::Failed),
+                Begin::Nack => return Done::Nack(NackReason::Failed),
             };
             self.stats.invoked.fetch_add(1, Ordering::Relaxed);
             let memory = Arc::clone(&self.memory);
@@ -317,10 +291,10 @@ impl Worker {
                 Ok(plan) => plan,
                 Err(message) => {
                     tracing::error!(evaluation = %lease.evaluation.id, message, "a scheduling turn failed");
-                    return Done::Nack(pb::NackReason::Failed);
+                    return Done::Nack(NackReason::Failed);
                 }
             };
-            let answer = match self.submit(lease, &plan).await {
+            let answer = match self.submit(lease, plan).await {
                 Ok(answer) => answer,
                 Err(done) => return done,
             };
@@ -330,7 +304,7 @@ impl Worker {
                     let wait = unknown.next_wait();
                     self.pause(wait).await;
                     if self.is_stopping() {
-                        return Done::Nack(pb::NackReason::Shutdown);
+                        return Done::Nack(NackReason::Shutdown);
                     }
                 }
                 After::WaitFor(index) => {
@@ -343,76 +317,44 @@ impl Worker {
         }
     }
 
-    /// Submits a plan until the leader says what became of it. A leader of another term does not know the lease: then it is gone, and the new
-    /// leader hands the evaluation out again, and there is no answer.
-    async fn submit(&mut self, lease: &Lease, plan: &Plan) -> Result<PlanAnswer, Done> {
-        let request = pb::SubmitPlanRequest {
-            plan: codec::encode(plan),
-            token: lease.token.to_vec().into(),
-            epoch: lease.epoch,
-            server: self.contact.id,
-        };
+    /// Submits a plan until the leader says what became of it. A leader of another term does not
+    /// know the lease: then it is gone, and the new leader hands the evaluation out again, and
+    /// there is no answer.
+    async fn submit(&mut self, lease: &Lease, plan: Plan) -> Result<PlanAnswer, Done> {
+        let mut submission = Submission::new(plan);
         let mut backoff = Backoff::slow();
         loop {
-            let reply: Result<pb::SubmitPlanReply, Status> = match self.leading.services() {
-                Some(services) => super::services::submit_plan(&services, request.clone()).await,
-                None => self.ask("/quorate.v1.Scheduler/SubmitPlan", &request, PLAN_TIMEOUT).await,
+            let status = match self.link.submit(lease.key(), &mut submission).await {
+                Ok(answer) => return Ok(answer),
+                Err(status) => status,
             };
-            match reply {
-                Ok(reply) => return Ok(answer_of(reply)),
-                Err(status) => {
-                    if let Some(done) = given_up(&status) {
-                        return Err(done);
-                    }
-                    tracing::debug!(%status, "a plan was not submitted");
-                    if self.is_stopping() {
-                        return Err(Done::Gone);
-                    }
-                    let wait = backoff.next_wait();
-                    self.pause(wait).await;
-                }
+            if let Some(done) = given_up(&status) {
+                return Err(done);
             }
+            tracing::debug!(%status, "a plan was not submitted");
+            if self.is_stopping() {
+                return Err(Done::Gone);
+            }
+            let wait = backoff.next_wait();
+            self.pause(wait).await;
         }
     }
 
     async fn ack(&mut self, lease: &Lease) {
         self.stats.acknowledged.fetch_add(1, Ordering::Relaxed);
-        let request = pb::AckRequest {
-            evaluation_id: lease.evaluation.id.0.to_vec().into(),
-            token: lease.token.to_vec().into(),
-            epoch: lease.epoch,
-            server: self.contact.id,
-        };
-        let result: Result<pb::AckReply, Status> = match self.leading.services() {
-            Some(services) => super::services::ack(&services, &request),
-            None => self.ask("/quorate.v1.Scheduler/Ack", &request, RPC_TIMEOUT).await,
-        };
-        if let Err(status) = result {
+        if let Err(status) = self.link.ack(lease.key()).await {
             tracing::debug!(%status, "an acknowledgement was not taken");
         }
     }
 
-    async fn nack(&mut self, lease: &Lease, why: pb::NackReason) {
+    async fn nack(&mut self, lease: &Lease, why: NackReason) {
         let stats = &self.stats;
         match why {
-            pb::NackReason::Lag => &stats.released_for_lag,
-            pb::NackReason::Unspecified | pb::NackReason::Failed | pb::NackReason::Shutdown => {
-                &stats.nacked
-            }
+            NackReason::Lag => &stats.released_for_lag,
+            NackReason::Failed | NackReason::Shutdown => &stats.nacked,
         }
         .fetch_add(1, Ordering::Relaxed);
-        let request = pb::NackRequest {
-            evaluation_id: lease.evaluation.id.0.to_vec().into(),
-            token: lease.token.to_vec().into(),
-            epoch: lease.epoch,
-            server: self.contact.id,
-            reason: why.into(),
-        };
-        let result: Result<pb::NackReply, Status> = match self.leading.services() {
-            Some(services) => super::services::nack(&services, &request),
-            None => self.ask("/quorate.v1.Scheduler/Nack", &request, RPC_TIMEOUT).await,
-        };
-        if let Err(status) = result {
+        if let Err(status) = self.link.nack(lease.key(), why).await {
             tracing::debug!(%status, "a lease was not given back");
         }
     }
@@ -421,7 +363,7 @@ impl Worker {
 #[derive(Debug, PartialEq)]
 enum Done {
     Acknowledge,
-    Nack(pb::NackReason),
+    Nack(NackReason),
     Gone,
 }
 
@@ -434,27 +376,13 @@ fn given_up(status: &Status) -> Option<Done> {
     // The leader cannot read it, or it is too large to be sent: so would it be the next time.
     if matches!(status.code(), Code::InvalidArgument | Code::OutOfRange) {
         tracing::error!(%status, "a plan is refused for good");
-        return Some(Done::Nack(pb::NackReason::Failed));
+        return Some(Done::Nack(NackReason::Failed));
     }
     None
 }
 
-fn answer_of(reply: pb::SubmitPlanReply) -> PlanAnswer {
-    use pb::submit_plan_reply::Outcome;
-    let outcome = reply.outcome();
-    let pb::SubmitPlanReply { index, refresh_index, reason, .. } = reply;
-    match outcome {
-        Outcome::Applied => PlanAnswer::Applied { index },
-        Outcome::Partial => PlanAnswer::Partial { index, refresh_index, reason },
-        // A refresh index of 0 says that the evaluation is done with.
-        Outcome::Rejected => {
-            PlanAnswer::Rejected { closed: refresh_index == 0, refresh_index, reason }
-        }
-        Outcome::Unknown | Outcome::Unspecified => PlanAnswer::Unknown,
-    }
-}
-
-/// One scheduling turn, away from the async threads. A panic inside it becomes an error; anywhere else a panic ends the process.
+/// One scheduling turn, away from the async threads. A panic inside it becomes an error; anywhere
+/// else a panic ends the process.
 async fn schedule(
     state: Arc<State>,
     evaluation: Evaluation,
@@ -485,19 +413,11 @@ async fn schedule(
     .await
 }
 
-fn decode_lease(lease: pb::Lease) -> Result<Lease, Status> {
-    let evaluation = codec::decode(&lease.evaluation)
-        .map_err(|error| Status::internal(format!("evaluation of a lease: {error}")))?;
-    let token =
-        lease.token.as_ref().try_into().map_err(|_| Status::internal("token of a lease"))?;
-    Ok(Lease { evaluation, token, wait_index: lease.wait_index, epoch: lease.epoch })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// NW-07.
+    /// Waits grow by four up to their cap and begin anew after a success (NW-07).
     #[test]
     fn backoffs_grow_by_four_to_their_cap_and_reset() {
         let waits = |mut backoff: Backoff| -> Vec<u128> {
@@ -515,7 +435,7 @@ mod tests {
 
     #[test]
     fn a_plan_that_cannot_be_taken_is_not_submitted_for_ever() {
-        let failed = Some(Done::Nack(pb::NackReason::Failed));
+        let failed = Some(Done::Nack(NackReason::Failed));
         assert_eq!(given_up(&Status::out_of_range("too large")), failed);
         assert_eq!(given_up(&Status::invalid_argument("plan")), failed);
         assert_eq!(given_up(&Status::aborted("another term")), Some(Done::Gone));

@@ -11,7 +11,10 @@ use std::{
 
 use futures_util::{Stream, StreamExt};
 use proto::v1::{self, agent_server};
-use quorate::agent::{Agent, AgentSettings};
+use quorate::{
+    agent::{Agent, AgentSettings},
+    rpc::words,
+};
 use tokio::{
     net::TcpListener,
     sync::watch,
@@ -217,10 +220,8 @@ impl Cluster {
     }
 
     async fn until_status(&self, id: u8, wanted: &str) -> v1::AllocationStatus {
-        self.until(wanted, |cluster| {
-            cluster.status(id).filter(|status| status.client_status == wanted)
-        })
-        .await
+        self.until(wanted, |cluster| cluster.status(id).filter(|status| name(status) == wanted))
+            .await
     }
 
     fn allocation_directory(&self, id: u8) -> PathBuf {
@@ -257,13 +258,19 @@ fn shell_task(name: &str, script: &str) -> v1::Task {
     }
 }
 
-fn allocation(id: u8, job_type: &str, tasks: Vec<v1::Task>) -> v1::Allocation {
+/// The name of an allocation's status.
+fn name(status: &v1::AllocationStatus) -> &'static str {
+    words::client_status(status.client_status).unwrap().name()
+}
+
+fn allocation(id: u8, kind: &str, tasks: Vec<v1::Task>) -> v1::Allocation {
     v1::Allocation {
         id: vec![id; 16].into(),
         namespace: "default".to_owned(),
         job_id: "job".to_owned(),
         job_name: "job".to_owned(),
-        job_type: job_type.to_owned(),
+        job_kind: words::job_kind_to_pb(fsm::JobKind::parse(kind).unwrap()).into(),
+        client_status: v1::ClientStatus::Pending.into(),
         group: "group".to_owned(),
         name: "job.group[0]".to_owned(),
         run: true,
@@ -355,7 +362,7 @@ async fn a_running_task_survives_the_agent_and_is_stopped_by_the_next() {
         })
         .await;
     assert_eq!(lines(&cluster.allocation_directory(1).join("starts")), 1);
-    assert_eq!(cluster.status(1).unwrap().client_status, "running");
+    assert_eq!(name(&cluster.status(1).unwrap()), "running");
     wanted.run = false;
     cluster.want(vec![wanted]);
     let status = cluster.until_status(1, "complete").await;
@@ -375,7 +382,7 @@ async fn tasks_that_end_with_the_agent_start_again_with_the_next_once_they_may()
     agent.stop().await;
     let exit = cluster.allocation_directory(1).join(".run/main/1/exit.json");
     assert!(exit.exists(), "the task should have ended with the agent");
-    assert_eq!(cluster.status(1).unwrap().client_status, "running", "nothing was reported");
+    assert_eq!(name(&cluster.status(1).unwrap()), "running", "nothing was reported");
     wanted.task_starts_allowed = false;
     cluster.want(vec![wanted.clone()]);
     let agent = Cluster::agent_of(settings).await;
@@ -386,7 +393,7 @@ async fn tasks_that_end_with_the_agent_start_again_with_the_next_once_they_may()
         .await;
     let starts = cluster.allocation_directory(1).join("starts");
     assert_eq!(lines(&starts), 1, "it may run elsewhere by now");
-    assert_eq!(cluster.status(1).unwrap().client_status, "running");
+    assert_eq!(name(&cluster.status(1).unwrap()), "running");
     wanted.task_starts_allowed = true;
     cluster.want(vec![wanted]);
     cluster.until("a second start", |_| (lines(&starts) == 2).then_some(())).await;
@@ -423,7 +430,7 @@ async fn a_port_is_handed_over_only_when_its_holder_has_ended() {
         whole.map(|line| line.trim().parse::<u128>().unwrap()).max().unwrap()
     };
     assert!(time(&second_started) > time(&last));
-    assert_eq!(cluster.status(1).unwrap().client_status, "complete");
+    assert_eq!(name(&cluster.status(1).unwrap()), "complete");
     cluster.want(Vec::new());
     cluster
         .until("the second is gone", |cluster| {
@@ -703,7 +710,8 @@ async fn tasks_are_signalled_and_restarted_on_request() {
     cluster.until("a second start", |_| (lines(&starts) == 2).then_some(())).await;
     let restarted = |cluster: &Cluster| {
         cluster.status(1).filter(|status| {
-            status.tasks["main"].restarts == 1 && status.tasks["main"].state == "running"
+            status.tasks["main"].restarts == 1
+                && status.tasks["main"].phase() == v1::TaskPhase::Running
         })
     };
     let status = cluster.until("running again", restarted).await;

@@ -46,7 +46,7 @@ impl Told {
         for one in &batch.allocations {
             let id = AllocationId::from_slice(&one.id).unwrap_or_default();
             if one.run && one.task_starts_allowed {
-                let name = running::name_of(number, &one.job_type, (&one.job_id, &one.name));
+                let name = running::name_of(number, one.job_kind(), (&one.job_id, &one.name));
                 self.to_run.insert(id, name);
             } else if !one.run {
                 self.to_end.entry(id).or_insert_with(Instant::now);

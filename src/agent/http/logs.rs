@@ -19,6 +19,7 @@ use axum::{
 };
 use bytes::Bytes;
 use fsm::AllocationId;
+use proto::v1::TaskPhase;
 use tokio::{sync::mpsc, time::sleep};
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -263,8 +264,10 @@ impl Reader {
     fn is_dead(&self) -> bool {
         let Some(view) = self.files.node.view(self.watched.id) else { return true };
         match &self.watched.task {
-            Some(name) => view.status.tasks.get(name).is_none_or(|task| task.state == "dead"),
-            None => view.status.tasks.values().all(|task| task.state == "dead"),
+            Some(name) => {
+                view.status.tasks.get(name).is_none_or(|task| task.phase() == TaskPhase::Dead)
+            }
+            None => view.status.tasks.values().all(|task| task.phase() == TaskPhase::Dead),
         }
     }
 

@@ -84,6 +84,16 @@ pub fn encode<T: Frame>(value: &T) -> Bytes {
     out.into()
 }
 
+/// Bytes of the frame of a value, counted without making it.
+pub fn encoded_len<T: Frame>(value: &T) -> usize {
+    let payload = bincode::serde::encode_into_std_write(
+        value,
+        &mut std::io::sink(),
+        bincode::config::standard(),
+    );
+    HEADER_BYTES.saturating_add(payload.expect("a derived Serialize into a sink cannot fail"))
+}
+
 /// Appends the frame of a value.
 pub fn encode_to<T: Frame>(value: &T, out: &mut Vec<u8>) {
     let start = out.len();
@@ -201,6 +211,14 @@ mod tests {
         assert_eq!(error, DecodeError::Generation { kind: 7, other: OtherGeneration(9) });
         let expected = "frame of kind 7 is of generation 9, this binary reads generation 2";
         assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn the_length_of_a_frame_is_counted_without_making_it() {
+        for description in ["", "théâtre", &"x".repeat(100_000)] {
+            let row = Namespace { description: description.into(), ..Namespace::default() };
+            assert_eq!(encoded_len(&row), encode(&row).len());
+        }
     }
 
     #[test]

@@ -1,11 +1,14 @@
-//! The generation of bytes: one number for everything that outlives a process or travels between two of them, which is the log, the state on disk,
-//! snapshot files, the agent's files and the messages.
+//! The generation of bytes: one number for everything that outlives a process or travels between
+//! two of them, which is the log, the state on disk, snapshot files, the agent's files and the
+//! messages.
 //!
-//! A binary reads and speaks its own generation only. Data and callers of another one are refused, with what to do about it.
+//! A binary reads and speaks its own generation only. Data and callers of another one are refused,
+//! with what to do about it.
 
 use serde::Deserialize;
 
-/// The generation of this binary. Raise it with any change of bytes that another binary may read; nothing is converted.
+/// The generation of this binary. Raise it with any change of bytes that another binary may read;
+/// nothing is converted.
 pub const GENERATION: u16 = 2;
 
 /// What to do about a server's data of another generation.

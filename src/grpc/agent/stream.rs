@@ -17,9 +17,10 @@ use prost::Message;
 use proto::v1 as pb;
 use tonic::Status;
 
-use super::{state_that_knows, status_of};
+use super::state_that_knows;
 use crate::{
     api::{AgentApi, ReadMode},
+    rpc::words,
     rt::mpsc,
 };
 
@@ -64,7 +65,7 @@ pub(super) async fn push_allocations(
     }
     if !api.published().wait_for(request.index_min, CATCH_UP).await {
         // It lags, or nobody has that index: the servers were restored from a copy of before.
-        let now = api.read(ReadMode::Linearizable, 0, CATCH_UP).await.map_err(status_of)?;
+        let now = api.read(ReadMode::Linearizable, 0, CATCH_UP).await?;
         if now.state.head.index < request.index_min {
             let message = "the node was shown what the servers do not have any more";
             return Err(Status::not_found(message));
@@ -221,7 +222,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
         namespace: row.job.namespace.to_string(),
         job_id: row.job.id.to_string(),
         job_name: spec.name.to_string(),
-        job_type: spec.kind.name().to_owned(),
+        job_kind: words::job_kind_to_pb(spec.kind).into(),
         job_version: row.job_version,
         group: row.group.to_string(),
         name: row.name(),
@@ -270,7 +271,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
         previous_id: row.previous.map(|id| id.0.to_vec()).unwrap_or_default().into(),
         eval_id: row.evaluation.0.to_vec().into(),
         meta: strings(&[&spec.meta, group.map_or(&spec.meta, |group| &group.meta)]),
-        client_status: row.client.name().to_owned(),
+        client_status: words::client_status_to_pb(row.client).into(),
         client_sequence: row.client_sequence,
         task_starts_allowed: may_start(node),
     }
@@ -314,9 +315,10 @@ mod tests {
         driver: &Driver,
         sent: &mut BTreeMap<AllocationId, Told>,
         complete: &mut bool,
-    ) -> Vec<(bool, String)> {
+    ) -> Vec<(bool, ClientStatus)> {
         let all = messages(driver, sent, complete).into_iter().flat_map(|batch| batch.allocations);
-        all.map(|one| (one.run, one.client_status)).collect()
+        let status = |one: &pb::Allocation| words::client_status(one.client_status).ok();
+        all.filter_map(|one| Some((one.run, status(&one)?))).collect()
     }
 
     fn lengths(batches: &[pb::AllocationBatch]) -> Vec<usize> {
@@ -330,16 +332,16 @@ mod tests {
         driver.register_job(testing::job("web", JobKind::Service, 2));
         let [first, second] = [0, 1].map(|number| driver.run("web", number, node));
         let (mut sent, mut complete) = (BTreeMap::new(), true);
-        let running = (true, "running".to_owned());
-        assert_eq!(news(&driver, &mut sent, &mut complete), [running.clone(), running]);
+        let running = (true, ClientStatus::Running);
+        assert_eq!(news(&driver, &mut sent, &mut complete), [running, running]);
 
         driver.liveness("n1", Liveness::Down);
         let evaluation = driver.evaluate_job("web");
         let lost = Some(ClientStatus::Lost);
         driver.commit_plan(driver.plan(evaluation).stopping(first, lost).stopping(second, lost));
         driver.liveness("n1", Liveness::Initializing);
-        let given_up = (false, "lost".to_owned());
-        assert_eq!(news(&driver, &mut sent, &mut complete), [given_up.clone(), given_up]);
+        let given_up = (false, ClientStatus::Lost);
+        assert_eq!(news(&driver, &mut sent, &mut complete), [given_up, given_up]);
         assert_eq!(news(&driver, &mut sent, &mut complete), []);
         // Whoever opens a stream now was never told of it and gets the whole set without it.
         assert_eq!(news(&driver, &mut BTreeMap::new(), &mut true), []);

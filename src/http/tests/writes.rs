@@ -13,7 +13,7 @@ use super::{
     socket::TestServer,
 };
 use crate::{
-    api::ApiError,
+    api::{ApiError, Limit},
     http::{HttpOptions, router},
 };
 
@@ -289,8 +289,11 @@ async fn leadership_is_transferred_to_a_voter() {
 async fn failures_of_the_cluster_have_their_status() {
     let cluster = TestCluster::new();
     let server = TestServer::start(cluster.clone()).await;
-    let overloaded =
-        || ApiError::Overloaded { what: "pending evaluations", limit: 10, retry_after_ms: 1_500 };
+    let overloaded = || ApiError::Overloaded {
+        what: Limit::PendingEvaluations,
+        limit: 10,
+        retry_after_ms: 1_500,
+    };
     for (failure, status, text) in [
         (ApiError::NoLeader, 500, "No cluster leader"),
         (ApiError::Timeout { proposed: false }, 504, "timed out"),

@@ -283,14 +283,14 @@ fn a_large_status_is_taken() {
         ..pb::TaskEvent::default()
     };
     let task = pb::TaskState {
-        state: "running".to_owned(),
+        phase: pb::TaskPhase::Running.into(),
         events: vec![event; 10],
         ..pb::TaskState::default()
     };
     let status = pb::AllocationStatus {
         id: vec![9; 16].into(),
         sequence: 1,
-        client_status: "running".to_owned(),
+        client_status: pb::ClientStatus::Running.into(),
         tasks: (0..1_000).map(|number| (format!("task-{number}"), task.clone())).collect(),
         ..pb::AllocationStatus::default()
     };
@@ -387,7 +387,7 @@ fn a_stopping_server_gives_its_lease_back() {
 fn dequeue(server: u64) -> pb::DequeueRequest {
     pb::DequeueRequest {
         server,
-        schedulers: vec!["service".to_owned()],
+        kinds: vec![pb::JobKind::Service.into()],
         leases_max: 1,
         timeout_ms: 5_000,
         scheduler_version: scheduler::SCHEDULER_VERSION,

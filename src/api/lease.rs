@@ -1,0 +1,40 @@
+//! What workers and the leader hand each other, as values.
+
+use std::{sync::Arc, time::Duration};
+
+use fsm::{Evaluation, EvaluationId, Index, JobKind};
+use leader::broker::Token;
+
+/// An evaluation handed to a worker.
+pub struct Lease {
+    pub evaluation: Arc<Evaluation>,
+    pub token: Token,
+    /// The worker plans on a state of at least this index.
+    pub wait_index: Index,
+    pub epoch: u64,
+}
+
+/// What names a lease to the leader.
+#[derive(Clone, Copy)]
+pub struct LeaseKey {
+    pub evaluation: EvaluationId,
+    pub token: Token,
+    pub epoch: u64,
+}
+
+impl Lease {
+    /// What names it.
+    pub fn key(&self) -> LeaseKey {
+        LeaseKey { evaluation: self.evaluation.id, token: self.token, epoch: self.epoch }
+    }
+}
+
+/// A long poll for leases.
+pub struct Dequeue {
+    /// The server that asks.
+    pub server: u64,
+    pub kinds: Vec<JobKind>,
+    pub leases_max: u32,
+    pub wait: Duration,
+    pub scheduler_version: u32,
+}
