@@ -1,140 +1,83 @@
 //! Real servers and agents as processes on loopback, for tests of the whole program.
 //!
-//! Owns every process it starts, their ports and their directories. Ports are chosen by the kernel and stay reserved for the whole test by a
-//! socket that is bound but does not listen, so that nobody takes the port of a killed server. A process is signalled only while it is an
-//! unreaped child of ours, so a signal can never hit a stranger; all are killed when their owner is dropped. If the test panicked, the last
-//! lines of every log are printed. One cluster runs at a time, or the timings of one test would be those of another.
+//! Owns every process that it starts, their ports and their directories; the package `launch` says
+//! how. All are killed when their owner is dropped. If the test panicked, the last lines of every
+//! log are printed. Few tests run clusters at a time, or the timings of one test would be those of
+//! another.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
     cell::RefCell,
-    fmt::Write as _,
-    fs::{self, OpenOptions},
-    net::{Ipv4Addr, SocketAddr},
-    os::fd::OwnedFd,
+    fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Command, ExitStatus},
     rc::{Rc, Weak},
     sync::{Condvar, Mutex, PoisonError},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use rustix::{
-    net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt::set_socket_reuseaddr},
-    process::{Pid, Signal, kill_process},
-};
+use launch::{Group, Log, Member, Settings, Signal};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// How long anything that must happen may take on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
+/// Patience with one request unless the test says otherwise: longer than the server's own deadline
+/// of 10 s.
+const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
+const LOG_LINES_SHOWN: usize = 60;
+
 /// Whether the tests run in full, as `.ci/run` has them do with `QUORATE_TESTS=full`.
 pub(crate) fn is_full() -> bool {
     std::env::var_os("QUORATE_TESTS").is_some_and(|form| form == "full")
 }
 
-const POLL: Duration = Duration::from_millis(20);
-/// Patience with one request unless the test says otherwise: longer than the server's own deadline of 10 s.
-const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
-const LOG_LINES_SHOWN: usize = 60;
-
 /// What the servers of a cluster are configured with.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// How many servers.
-    pub(crate) servers: usize,
-    /// Further lines of every server's configuration as (`section.key`, TOML value).
-    pub(crate) keys: Vec<(String, String)>,
+    servers: usize,
+    /// Further lines of every server's configuration.
+    settings: Settings,
 }
 
 impl Options {
     /// So many servers with quick elections and two workers each.
     pub(crate) fn new(servers: usize) -> Self {
-        let keys = [
-            ("raft.heartbeat_ms", "100"),
-            ("raft.election_min_ms", "400"),
-            ("raft.election_max_ms", "600"),
-            ("scheduler.workers", "2"),
-            ("heartbeat.ttl_min_ms", "1000"),
-            ("heartbeat.grace_ms", "1000"),
-            ("limits.free_bytes_min", "0"),
-        ];
-        let keys = keys.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
-        Self { servers, keys }
+        let mut settings = Settings::default();
+        settings.set("raft.heartbeat_ms", 100);
+        settings.set("raft.election_min_ms", 400);
+        settings.set("raft.election_max_ms", 600);
+        settings.set("scheduler.workers", 2);
+        settings.set("heartbeat.ttl_min_ms", 1_000);
+        settings.set("heartbeat.grace_ms", 1_000);
+        settings.set("limits.free_bytes_min", 0);
+        Self { servers, settings }
     }
 
     /// Sets one key, `section.key`, to a TOML value.
     pub(crate) fn with(mut self, key: &str, value: impl ToString) -> Self {
-        set(&mut self.keys, key, value.to_string());
+        self.settings.set(key, value.to_string());
         self
     }
 }
 
-fn set(keys: &mut Vec<(String, String)>, key: &str, value: String) {
-    keys.retain(|(known, _)| known != key);
-    keys.push((key.to_owned(), value));
-}
-
 /// The servers of one test.
 pub(crate) struct Cluster {
-    servers: Vec<Server>,
+    servers: launch::Cluster,
+    /// What each server is configured with at its next start.
+    plans: Vec<Plan>,
     /// Kept for its removal at the end.
     directory: TempDir,
     _turn: Rc<Turn>,
 }
 
-struct Server {
-    name: String,
-    http: SocketAddr,
-    rpc: SocketAddr,
-    directory: PathBuf,
+struct Plan {
     /// Advertised addresses of all servers of its cluster.
     expect: Vec<SocketAddr>,
-    keys: Vec<(String, String)>,
-    process: Option<Process>,
-    /// Keep the ports ours while the server is down.
-    _reservations: [OwnedFd; 2],
-}
-
-/// A process of ours with its log.
-struct Process {
-    child: Child,
-}
-
-impl Process {
-    fn start(mut command: Command, log: &Path) -> Self {
-        let log = OpenOptions::new().create(true).append(true).open(log).unwrap();
-        let errors = log.try_clone().unwrap();
-        command.stdin(Stdio::null()).stdout(log).stderr(errors);
-        Self { child: command.spawn().unwrap() }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    fn await_exit(&mut self, deadline: Duration) -> Option<ExitStatus> {
-        let end = Instant::now() + deadline;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return Some(status);
-            }
-            if Instant::now() >= end {
-                return None;
-            }
-            thread::sleep(POLL);
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Both fail only if it has ended and was reaped already.
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
+    settings: Settings,
 }
 
 /// Tests that run clusters at a time: they wait more than they compute, and on a machine with many cores the disk is shared all the same.
@@ -173,16 +116,6 @@ impl Turn {
     }
 }
 
-/// Binds a free port without listening on it. Servers bind with `SO_REUSEADDR` and so can listen there; nobody is given it by chance.
-pub(crate) fn reserve_port() -> (SocketAddr, OwnedFd) {
-    let reservation = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    rustix::io::fcntl_setfd(&reservation, rustix::io::FdFlags::CLOEXEC).unwrap();
-    set_socket_reuseaddr(&reservation, true).unwrap();
-    bind(&reservation, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    let address = getsockname(&reservation).unwrap();
-    (SocketAddr::try_from(address).unwrap(), reservation)
-}
-
 impl Cluster {
     /// Starts the servers and waits until every one answers linearizable reads.
     pub(crate) fn start(options: Options) -> Self {
@@ -196,31 +129,16 @@ impl Cluster {
     pub(crate) fn prepare(options: Options) -> Self {
         let turn = Turn::take();
         let directory = tempfile::tempdir().unwrap();
-        let ports: Vec<_> =
-            (0..options.servers).map(|_| (reserve_port(), reserve_port())).collect();
-        let expect: Vec<SocketAddr> = ports.iter().map(|(_, (rpc, _))| *rpc).collect();
-        let mut servers = Vec::new();
-        for (number, ((http, first), (rpc, second))) in (1..).zip(ports) {
-            let name = format!("server-{number}");
-            let directory = directory.path().join(&name);
-            fs::create_dir(&directory).unwrap();
-            servers.push(Server {
-                name,
-                http,
-                rpc,
-                directory,
-                expect: expect.clone(),
-                keys: options.keys.clone(),
-                process: None,
-                _reservations: [first, second],
-            });
-        }
-        Self { servers, directory, _turn: turn }
+        let servers = launch::Cluster::prepare(directory.path(), options.servers).unwrap();
+        let expect = servers.rpc_addresses();
+        let plan = || Plan { expect: expect.clone(), settings: options.settings.clone() };
+        let plans = (0..options.servers).map(|_| plan()).collect();
+        Self { servers, plans, directory, _turn: turn }
     }
 
     /// How many servers there are.
     pub(crate) fn len(&self) -> usize {
-        self.servers.len()
+        self.plans.len()
     }
 
     /// The numbers of all servers.
@@ -233,19 +151,23 @@ impl Cluster {
         (0..self.len()).filter(|server| !than.contains(server)).collect()
     }
 
+    fn member(&mut self, server: usize) -> &mut Member {
+        &mut self.servers.server(server).member
+    }
+
     /// A client of one server.
     pub(crate) fn client(&self, server: usize) -> Client {
-        Client::new(self.servers[server].http, REQUEST_TIMEOUT)
+        Client::new(self.http(server), REQUEST_TIMEOUT)
     }
 
     /// The address a server advertises to its peers.
     pub(crate) fn rpc(&self, server: usize) -> SocketAddr {
-        self.servers[server].rpc
+        self.servers.servers()[server].rpc()
     }
 
     /// The address of a server's HTTP API.
     pub(crate) fn http(&self, server: usize) -> SocketAddr {
-        self.servers[server].http
+        self.servers.servers()[server].http()
     }
 
     /// Where everything of this cluster is.
@@ -255,33 +177,36 @@ impl Cluster {
 
     /// A server's data directory.
     pub(crate) fn data(&self, server: usize) -> PathBuf {
-        self.servers[server].directory.join("data")
+        self.servers.servers()[server].folder().join("data")
     }
 
     /// What a server has logged so far.
     pub(crate) fn log(&self, server: usize) -> String {
-        fs::read_to_string(self.servers[server].log()).unwrap_or_default()
+        self.servers.servers()[server].member.log().text().unwrap_or_default()
     }
 
     /// Gives a server other addresses of its cluster.
     pub(crate) fn expect(&mut self, server: usize, servers: Vec<SocketAddr>) {
-        self.servers[server].expect = servers;
+        self.plans[server].expect = servers;
     }
 
     /// Sets a key of a server's configuration, from its next start on.
     pub(crate) fn set(&mut self, server: usize, key: &str, value: impl ToString) {
-        set(&mut self.servers[server].keys, key, value.to_string());
+        self.plans[server].settings.set(key, value.to_string());
     }
 
     /// Starts a server that is down and returns at once.
     pub(crate) fn start_one(&mut self, server: usize) {
-        let server = &mut self.servers[server];
-        assert!(server.process.is_none(), "{} runs already", server.name);
-        server.write_config();
-        let mut command = program();
-        command.arg("server").arg("--config").arg(server.directory.join("server.toml"));
-        command.current_dir(&server.directory);
-        server.process = Some(Process::start(command, &server.log()));
+        let plan = &self.plans[server];
+        let server = self.servers.server(server);
+        let mut settings = Settings::server(server.member.name(), server.http(), server.rpc());
+        if !plan.settings.has("cluster.join") {
+            settings.set_texts("cluster.bootstrap_expect", &plan.expect);
+        }
+        settings.set_text("data_dir", "data");
+        settings.extend(&plan.settings);
+        let command = configured("server", server.folder(), &settings);
+        server.member.start(command, Group::Owners).unwrap();
     }
 
     /// Starts every server.
@@ -291,53 +216,50 @@ impl Cluster {
 
     /// Kills a server with SIGKILL.
     pub(crate) fn kill(&mut self, server: usize) {
-        let process = self.servers[server].process.take();
-        drop(process.expect("the server runs"));
+        self.member(server).kill().unwrap();
     }
 
     /// Kills servers with SIGKILL, the signals sent before the first has ended.
     pub(crate) fn kill_together(&mut self, servers: &[usize]) {
         for server in servers {
-            self.servers[*server].process.as_ref().unwrap().signal(Signal::KILL);
+            self.member(*server).signal(Signal::KILL).unwrap();
         }
         for server in servers {
-            self.kill(*server);
+            self.await_exit(*server);
         }
     }
 
     /// Lets a server stand still, with its connections open, or go on.
-    pub(crate) fn freeze(&self, server: usize, still: bool) {
+    pub(crate) fn freeze(&mut self, server: usize, still: bool) {
         let signal = if still { Signal::STOP } else { Signal::CONT };
-        self.servers[server].process.as_ref().unwrap().signal(signal);
+        self.member(server).signal(signal).unwrap();
     }
 
     /// Stops a server with SIGTERM and returns how it ended.
     pub(crate) fn terminate(&mut self, server: usize) -> ExitStatus {
-        self.servers[server].process.as_ref().unwrap().signal(Signal::TERM);
+        self.member(server).signal(Signal::TERM).unwrap();
         self.await_exit(server)
     }
 
     /// Waits until a server has ended by itself.
     pub(crate) fn await_exit(&mut self, server: usize) -> ExitStatus {
-        let process = self.servers[server].process.as_mut().expect("the server was started");
-        let status = process.await_exit(PATIENCE);
-        let Some(status) = status else {
-            panic!("{} did not end in time", self.servers[server].name);
-        };
-        self.servers[server].process = None;
-        status
+        let member = self.member(server);
+        let status = member.await_exit(PATIENCE).unwrap();
+        status.unwrap_or_else(|| panic!("{} did not end in time", member.name()))
     }
 
     /// Kills a server if it runs, starts it again and waits until it takes part.
     pub(crate) fn restart(&mut self, server: usize) {
-        self.servers[server].process = None;
+        if self.member(server).is_running() {
+            self.kill(server);
+        }
         self.start_one(server);
         self.await_ready(&[server]);
     }
 
     /// Removes everything a server that is down has kept.
     pub(crate) fn wipe(&mut self, server: usize) {
-        assert!(self.servers[server].process.is_none(), "it runs");
+        assert!(!self.member(server).is_running(), "it runs");
         fs::remove_dir_all(self.data(server)).unwrap();
     }
 
@@ -348,28 +270,12 @@ impl Cluster {
 
     /// Waits until these servers answer linearizable reads.
     pub(crate) fn await_ready(&mut self, servers: &[usize]) {
-        for server in servers {
-            let client = Client::new(self.servers[*server].http, Duration::from_secs(12));
-            wait_until(&format!("server {} is ready", server + 1), PATIENCE, || {
-                let process = self.servers[*server].process.as_mut().expect("it was started");
-                if let Some(status) = process.child.try_wait().unwrap() {
-                    panic!("{} ended by itself: {status}", self.servers[*server].name);
-                }
-                client.try_get("/v1/jobs").is_ok_and(|answer| answer.status == 200)
-            });
-        }
+        self.servers.await_ready(servers, PATIENCE).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// The server that leads by its own word, once there is one.
     pub(crate) fn leader(&self) -> usize {
-        let running: Vec<usize> =
-            self.all().into_iter().filter(|one| self.servers[*one].process.is_some()).collect();
-        wait_for("a leader", PATIENCE, || {
-            running.iter().copied().find(|server| {
-                let answer = self.client(*server).try_get("/v1/status/leader");
-                answer.is_ok_and(|answer| answer.json == json!(self.rpc(*server).to_string()))
-            })
-        })
+        wait_for("a leader", PATIENCE, || self.servers.leader())
     }
 
     /// The index and the digest of a server's own state.
@@ -407,44 +313,15 @@ impl Cluster {
         simulate: Option<u32>,
         keys: &[(&str, &str)],
     ) -> Agent {
-        let servers: Vec<String> = self.servers.iter().map(|one| one.rpc.to_string()).collect();
-        Agent::start(self.directory.path(), name, &servers, simulate, keys)
+        Agent::start(self.directory.path(), name, &self.servers.rpc_addresses(), simulate, keys)
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
         if thread::panicking() {
-            for server in &self.servers {
-                show_log(&server.name, &server.log());
-            }
+            self.servers.servers().iter().for_each(|server| show_log(&server.member));
         }
-    }
-}
-
-impl Server {
-    fn log(&self) -> PathBuf {
-        self.directory.join("log.txt")
-    }
-
-    fn write_config(&self) {
-        let expect: Vec<String> = self.expect.iter().map(|one| format!("\"{one}\"")).collect();
-        let mut keys = vec![
-            ("http.address".to_owned(), format!("\"{}\"", self.http)),
-            ("rpc.address".to_owned(), format!("\"{}\"", self.rpc)),
-        ];
-        if !self.keys.iter().any(|(key, _)| key == "cluster.join") {
-            keys.push(("cluster.bootstrap_expect".to_owned(), format!("[{}]", expect.join(", "))));
-        }
-        keys.extend(self.keys.iter().cloned());
-        if !self.keys.iter().any(|(key, _)| key == "data_dir") {
-            keys.push(("data_dir".to_owned(), "\"data\"".to_owned()));
-        }
-        let mut text = format!("name = \"{}\"\n", self.name);
-        for (key, value) in keys {
-            writeln!(text, "{key} = {value}").unwrap();
-        }
-        fs::write(self.directory.join("server.toml"), text).unwrap();
     }
 }
 
@@ -460,18 +337,26 @@ pub(crate) fn program() -> Command {
     command
 }
 
-fn show_log(name: &str, path: &Path) {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().collect();
-    let tail = &lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..];
-    eprintln!("---- the last {} lines of {name} ----\n{}", tail.len(), tail.join("\n"));
+/// `quorate server` or `quorate agent` in a directory, with a configuration that is written there.
+fn configured(noun: &str, directory: &Path, settings: &Settings) -> Command {
+    let file = directory.join(format!("{noun}.toml"));
+    settings.write(&file).unwrap();
+    let mut command = program();
+    command.arg(noun).arg("--config").arg(file).current_dir(directory);
+    command
+}
+
+fn show_log(member: &Member) {
+    let lines = member.log().last_lines(LOG_LINES_SHOWN).unwrap_or_default();
+    let name = member.name();
+    eprintln!("---- the last {} lines of {name} ----\n{}", lines.len(), lines.join("\n"));
 }
 
 /// A node agent.
 pub(crate) struct Agent {
-    name: String,
+    member: Member,
     directory: PathBuf,
-    process: Option<Process>,
+    settings: Settings,
 }
 
 impl Agent {
@@ -479,53 +364,52 @@ impl Agent {
     pub(crate) fn start(
         root: &Path,
         name: &str,
-        servers: &[String],
+        servers: &[SocketAddr],
         simulate: Option<u32>,
         keys: &[(&str, &str)],
     ) -> Self {
         let directory = root.join(name);
         fs::create_dir(&directory).unwrap();
-        let servers: Vec<String> = servers.iter().map(|one| format!("\"{one}\"")).collect();
-        let mut text = format!("name = \"{name}\"\ndata_dir = \"data\"\n");
-        writeln!(text, "servers = [{}]", servers.join(", ")).unwrap();
-        writeln!(text, "http.address = \"127.0.0.1:0\"").unwrap();
+        let mut settings = Settings::agent(name, servers);
+        settings.set_text("data_dir", "data");
+        settings.set("drivers.mock", true);
         match simulate {
-            Some(nodes) => writeln!(text, "simulate = {nodes}\ndrivers.mock = true").unwrap(),
-            None => writeln!(text, "drivers.raw_exec = true\ndrivers.mock = true").unwrap(),
+            Some(nodes) => settings.set("simulate", nodes),
+            None => settings.set("drivers.raw_exec", true),
         }
         for (key, value) in keys {
-            writeln!(text, "{key} = {value}").unwrap();
+            settings.set(key, value);
         }
-        fs::write(directory.join("agent.toml"), text).unwrap();
-        let mut agent = Self { name: name.to_owned(), directory, process: None };
+        let member = Member::new(name, Log::new(directory.join("log.txt")));
+        let mut agent = Self { member, directory, settings };
         agent.restart();
         agent
     }
 
     /// Kills the agent if it runs and starts it again.
     pub(crate) fn restart(&mut self) {
-        self.process = None;
-        let mut command = program();
-        command.arg("agent").arg("--config").arg(self.directory.join("agent.toml"));
-        command.current_dir(&self.directory);
-        self.process = Some(Process::start(command, &self.directory.join("log.txt")));
+        if self.member.is_running() {
+            self.kill();
+        }
+        let command = configured("agent", &self.directory, &self.settings);
+        self.member.start(command, Group::Owners).unwrap();
     }
 
     /// Kills the agent with SIGKILL; its tasks go on.
     pub(crate) fn kill(&mut self) {
-        drop(self.process.take().expect("the agent runs"));
+        self.member.kill().unwrap();
     }
 
     /// What the agent has logged so far.
     pub(crate) fn log(&self) -> String {
-        fs::read_to_string(self.directory.join("log.txt")).unwrap_or_default()
+        self.member.log().text().unwrap_or_default()
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
         if thread::panicking() {
-            show_log(&self.name, &self.directory.join("log.txt"));
+            show_log(&self.member);
         }
     }
 }
@@ -560,14 +444,7 @@ impl Answer {
 impl Client {
     /// A client of this address whose requests take at most `timeout`.
     pub(crate) fn new(address: SocketAddr, timeout: Duration) -> Self {
-        let config = ureq::Agent::config_builder()
-            .timeout_global(Some(timeout))
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .proxy(None)
-            .build();
-        Self { agent: ureq::Agent::new_with_config(config), base: format!("http://{address}") }
+        Self { agent: launch::client(timeout), base: format!("http://{address}") }
     }
 
     /// GET; an answer of whatever status, or why there was none.
@@ -637,19 +514,11 @@ pub(crate) fn wait_until(what: &str, deadline: Duration, mut condition: impl FnM
 
 /// Waits until there is a value; panics with `what` after the deadline.
 #[track_caller]
-pub(crate) fn wait_for<T>(
-    what: &str,
-    deadline: Duration,
-    mut attempt: impl FnMut() -> Option<T>,
-) -> T {
-    let end = Instant::now() + deadline;
-    loop {
-        if let Some(value) = attempt() {
-            return value;
-        }
-        assert!(Instant::now() < end, "waited {deadline:?} in vain until {what}");
-        thread::sleep(POLL);
-    }
+pub(crate) fn wait_for<T>(what: &str, deadline: Duration, attempt: impl FnMut() -> Option<T>) -> T {
+    let Some(value) = launch::wait_for(deadline, attempt) else {
+        panic!("waited {deadline:?} in vain until {what}");
+    };
+    value
 }
 
 /// A job that is only kept: parameterized, so nothing is scheduled, with a value of so many bytes in its meta.

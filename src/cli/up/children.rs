@@ -1,26 +1,24 @@
 //! The processes that `quorate up` started: which are alive, how they ended, how they are stopped.
 //!
-//! Owns every child from its start to its end. Must never signal a process that is not its child. What runs is on disk before the
-//! next child starts, so that a killed `up` leaves a trace.
+//! Owns every child from its start to its end. Must never signal a process that is not its child.
+//! What runs is on disk before the next child starts, so that a killed `up` leaves a trace.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
 use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use rustix::process::{Pid, Signal, kill_process};
+use launch::{Group, Log, Signal};
 
 use super::layout::{Member, ProcessRecord, Role, write_processes};
 
 /// Lines of a dead child's log that are shown.
 const LOG_LINES_SHOWN: usize = 8;
-/// Bytes of the log's end that are searched for them.
-const LOG_TAIL_BYTES: u64 = 16 << 10;
+/// A log larger than this is put aside when its process starts.
+const LOG_BYTES_MAX: u64 = 64 << 20;
 const RESTART_DELAY_MIN: Duration = Duration::from_secs(1);
 const RESTART_DELAY_MAX: Duration = Duration::from_secs(30);
 /// A child that lived this long starts again without delay growing.
@@ -30,7 +28,7 @@ const WAIT_STEP: Duration = Duration::from_millis(20);
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Makes the command that starts a member.
-pub(super) type Launch = Box<dyn Fn(&Member) -> io::Result<Command>>;
+pub(super) type Launch = Box<dyn Fn(&Member) -> Command>;
 
 /// A child that ended without being asked to.
 #[derive(Debug)]
@@ -51,16 +49,11 @@ pub(super) struct LogTail {
 #[derive(Debug)]
 struct Slot {
     role: Role,
-    state: SlotState,
+    process: launch::Member,
     started: Instant,
     restart_delay: Duration,
-}
-
-#[derive(Debug)]
-enum SlotState {
-    Running(Child),
-    Dead,
-    RestartAt(Instant),
+    /// When it starts again after its death.
+    restart_at: Option<Instant>,
 }
 
 /// All children.
@@ -83,19 +76,21 @@ impl Children {
 
     /// Starts a member and returns its process number.
     pub(super) fn start(&mut self, member: &Member) -> anyhow::Result<u32> {
-        let child = (self.launch)(member)
-            .and_then(|mut command| command.spawn())
-            .with_context(|| format!("cannot start {}", member.name))?;
-        let pid = child.id();
-        let restart_delay =
-            self.slots.get(&member.name).map_or(RESTART_DELAY_MIN, |slot| slot.restart_delay);
-        let slot = Slot {
+        let now = Instant::now();
+        let slot = self.slots.entry(member.name.clone()).or_insert_with(|| Slot {
             role: member.role,
-            state: SlotState::Running(child),
-            started: Instant::now(),
-            restart_delay,
-        };
-        self.slots.insert(member.name.clone(), slot);
+            process: launch::Member::new(&member.name, Log::new(member.log_path.clone())),
+            started: now,
+            restart_delay: RESTART_DELAY_MIN,
+            restart_at: None,
+        });
+        let started = slot
+            .process
+            .log()
+            .rotate(LOG_BYTES_MAX)
+            .and_then(|()| slot.process.start((self.launch)(member), Group::Own));
+        let pid = started.with_context(|| format!("cannot start {}", member.name))?;
+        (slot.started, slot.restart_at) = (now, None);
         self.remember()?;
         Ok(pid)
     }
@@ -104,21 +99,22 @@ impl Children {
         let records: Vec<ProcessRecord> = self
             .slots
             .iter()
-            .filter_map(|(name, slot)| Some(ProcessRecord::of(name, slot.pid()?)))
+            .filter_map(|(name, slot)| Some(ProcessRecord::of(name, slot.process.pid()?)))
             .collect();
         write_processes(&self.pid_file, &records)
     }
 
     /// Nothing runs any more: the next start has nothing to look for.
     pub(super) fn forget(&self) {
-        if self.slots.values().all(|slot| slot.pid().is_none()) {
+        if self.slots.values().all(|slot| !slot.process.is_running()) {
             std::fs::remove_file(&self.pid_file).ok();
         }
     }
 
     /// The number of living children of a role.
     pub(super) fn alive(&self, role: Role) -> usize {
-        self.slots.values().filter(|slot| slot.role == role && slot.pid().is_some()).count()
+        let lives = |slot: &&Slot| slot.role == role && slot.process.is_running();
+        self.slots.values().filter(lives).count()
     }
 
     pub(super) fn is_alive(&self, name: &str) -> bool {
@@ -127,7 +123,7 @@ impl Children {
 
     /// A living child's process number.
     pub(super) fn pid(&self, name: &str) -> Option<u32> {
-        self.slots.get(name).and_then(Slot::pid)
+        self.slots.get(name)?.process.pid()
     }
 
     /// Notices deaths, and starts again what is due.
@@ -136,22 +132,16 @@ impl Children {
         let now = Instant::now();
         for member in members {
             let Some(slot) = self.slots.get_mut(&member.name) else { continue };
-            match &mut slot.state {
-                SlotState::Running(child) => {
-                    if let Some(status) = child.try_wait()? {
-                        let restart_in = slot.die(now, self.restart);
-                        deaths.push(Death {
-                            name: member.name.clone(),
-                            status: describe(status),
-                            log: LogTail::read(&member.log_path),
-                            restart_in,
-                        });
-                    }
-                }
-                SlotState::RestartAt(due) if *due <= now => {
-                    self.start(member)?;
-                }
-                SlotState::RestartAt(_) | SlotState::Dead => {}
+            if let Some(status) = slot.process.poll()? {
+                let restart_in = slot.die(now, self.restart);
+                deaths.push(Death {
+                    name: member.name.clone(),
+                    status: describe(status),
+                    log: LogTail::read(slot.process.log()),
+                    restart_in,
+                });
+            } else if slot.restart_at.is_some_and(|due| due <= now) {
+                self.start(member)?;
             }
         }
         if !deaths.is_empty() {
@@ -160,8 +150,8 @@ impl Children {
         Ok(deaths)
     }
 
-    /// Asks children to end and waits. A further request on `hurry` after `deaf_until`, or the time running out, kills them. Returns what went
-    /// wrong.
+    /// Asks children to end and waits. A further request on `hurry` after `deaf_until`, or the time
+    /// running out, kills them. Returns what went wrong.
     pub(super) fn stop(
         &mut self,
         names: &[String],
@@ -198,11 +188,9 @@ impl Children {
     }
 
     fn signal(&self, name: &str, signal: Signal, problems: &mut Vec<String>) {
-        let Some(SlotState::Running(child)) = self.slots.get(name).map(|slot| &slot.state) else {
-            return;
-        };
-        // The child was not waited for yet, so its number cannot belong to another process.
-        if let Err(error) = kill_process(Pid::from_child(child), signal) {
+        let running = self.slots.get(name).filter(|slot| slot.process.is_running());
+        let Some(slot) = running else { return };
+        if let Err(error) = slot.process.signal(signal) {
             problems.push(format!("cannot signal {name}: {error}"));
         }
     }
@@ -212,19 +200,13 @@ impl Children {
         let mut running = Vec::new();
         for name in names {
             let Some(slot) = self.slots.get_mut(name) else { continue };
-            let SlotState::Running(child) = &mut slot.state else { continue };
-            match child.try_wait() {
-                Ok(None) => running.push(name.clone()),
-                Ok(Some(status)) => {
-                    slot.state = SlotState::Dead;
-                    if !status.success() {
-                        problems.push(format!("{name} ended with {}", describe(status)));
-                    }
+            match slot.process.poll() {
+                Ok(None) if slot.process.is_running() => running.push(name.clone()),
+                Ok(Some(status)) if !status.success() => {
+                    problems.push(format!("{name} ended with {}", describe(status)));
                 }
-                Err(error) => {
-                    slot.state = SlotState::Dead;
-                    problems.push(format!("cannot wait for {name}: {error}"));
-                }
+                Ok(_) => {}
+                Err(error) => problems.push(format!("cannot wait for {name}: {error}")),
             }
         }
         running
@@ -232,23 +214,15 @@ impl Children {
 }
 
 impl Slot {
-    fn pid(&self) -> Option<u32> {
-        match &self.state {
-            SlotState::Running(child) => Some(child.id()),
-            SlotState::Dead | SlotState::RestartAt(_) => None,
-        }
-    }
-
-    /// Marks it dead, or due to start again after a delay that doubles while it keeps dying young.
+    /// When it starts again, if it does: after a delay that doubles while it keeps dying young.
     fn die(&mut self, now: Instant, restart: bool) -> Option<Duration> {
         if !restart {
-            self.state = SlotState::Dead;
             return None;
         }
         let young = now.duration_since(self.started) < STEADY_AFTER;
         let delay = if young { self.restart_delay } else { RESTART_DELAY_MIN };
         self.restart_delay = (delay * 2).min(RESTART_DELAY_MAX);
-        self.state = SlotState::RestartAt(now + delay);
+        self.restart_at = Some(now + delay);
         Some(delay)
     }
 }
@@ -264,21 +238,10 @@ fn describe(status: ExitStatus) -> String {
 }
 
 impl LogTail {
-    fn read(path: &Path) -> Self {
-        let last_lines = Self::last_lines(path)
+    fn read(log: &Log) -> Self {
+        let last_lines = log
+            .last_lines(LOG_LINES_SHOWN)
             .unwrap_or_else(|error| vec![format!("(the log cannot be read: {error})")]);
-        Self { path: path.to_owned(), last_lines }
-    }
-
-    fn last_lines(path: &Path) -> io::Result<Vec<String>> {
-        let mut file = File::open(path)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL_BYTES)))?;
-        let mut bytes = Vec::new();
-        file.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
-        let text = String::from_utf8_lossy(&bytes);
-        let lines: Vec<&str> = text.lines().collect();
-        let first = lines.len().saturating_sub(LOG_LINES_SHOWN);
-        Ok(lines[first..].iter().map(|line| (*line).to_owned()).collect())
+        Self { path: log.path().to_owned(), last_lines }
     }
 }

@@ -14,9 +14,10 @@ use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, bail};
+use launch::Identity;
 use serde_json::{Value, json};
 
 use super::refuse;
@@ -41,8 +42,6 @@ const AGENT: &str = "agent-1";
 const MARKER_FILE: &str = "up.json";
 const LOCK_FILE: &str = "up.lock";
 const PID_FILE: &str = "up.pids";
-/// A log larger than this is put aside when its process starts.
-const LOG_BYTES_MAX: u64 = 64 << 20;
 
 /// What a process of the cluster is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,10 +65,8 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// What starts it: a process of its own group, so that a terminal's Ctrl-C does not reach it, writing to its log.
-    pub(super) fn command(&self, program: &Path) -> io::Result<Command> {
-        use std::os::unix::process::CommandExt;
-        let log = self.open_log()?;
+    /// What starts it.
+    pub(super) fn command(&self, program: &Path) -> Command {
         let noun = match self.role {
             Role::Server => "server",
             Role::Agent => "agent",
@@ -79,19 +76,8 @@ impl Member {
             .args([noun, "--config"])
             .arg(&self.config_path)
             .arg("--data-dir")
-            .arg(&self.data_dir)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .process_group(0);
-        Ok(command)
-    }
-
-    fn open_log(&self) -> io::Result<File> {
-        if std::fs::metadata(&self.log_path).is_ok_and(|file| file.len() > LOG_BYTES_MAX) {
-            std::fs::rename(&self.log_path, self.log_path.with_extension("log.1"))?;
-        }
-        File::options().create(true).append(true).open(&self.log_path)
+            .arg(&self.data_dir);
+        command
     }
 
     /// The URL of a server's HTTP API.
@@ -327,51 +313,12 @@ fn with_data_dir(template: &str, data_dir: &Path) -> String {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProcessRecord {
     pub(super) name: String,
-    pub(super) pid: u32,
-    /// Clock ticks since boot when it started: tells it from a later process of the same number. 0 where unknown.
-    pub(super) start_ticks: u64,
+    pub(super) process: Identity,
 }
 
 impl ProcessRecord {
     pub(super) fn of(name: &str, pid: u32) -> Self {
-        Self {
-            name: name.to_owned(),
-            pid,
-            start_ticks: ProcessStat::read(pid).map_or(0, |stat| stat.start_ticks),
-        }
-    }
-
-    /// Whether the very same process still runs. A zombie does not: in a container often nobody waits for it.
-    fn is_alive(&self) -> bool {
-        let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw);
-        let Some(pid) = pid else { return false };
-        if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) {
-            return false;
-        }
-        let Some(stat) = ProcessStat::read(self.pid) else { return true };
-        let same = self.start_ticks == 0 || stat.start_ticks == self.start_ticks;
-        same && !matches!(stat.state, 'Z' | 'X')
-    }
-}
-
-/// What `/proc/PID/stat` says.
-struct ProcessStat {
-    state: char,
-    start_ticks: u64,
-}
-
-impl ProcessStat {
-    /// Nothing where there is no such file.
-    fn read(pid: u32) -> Option<Self> {
-        Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-    }
-
-    /// Fields 3 and 22; the second is the program's name in parentheses and may hold spaces.
-    fn parse(text: &str) -> Option<Self> {
-        let (_, rest) = text.rsplit_once(") ")?;
-        let mut fields = rest.split(' ');
-        let state = fields.next()?.chars().next()?;
-        Some(Self { state, start_ticks: fields.nth(18)?.parse().ok()? })
+        Self { name: name.to_owned(), process: Identity::of(pid) }
     }
 }
 
@@ -380,7 +327,8 @@ pub(super) fn write_processes(path: &Path, records: &[ProcessRecord]) -> anyhow:
     let list: Vec<Value> = records
         .iter()
         .map(|record| {
-            json!({"name": record.name, "pid": record.pid, "start_ticks": record.start_ticks})
+            let Identity { pid, start_ticks } = record.process;
+            json!({"name": record.name, "pid": pid, "start_ticks": start_ticks})
         })
         .collect();
     replace_file(path, &format!("{}\n", Value::Array(list)))
@@ -395,17 +343,20 @@ fn check_old_processes(folder: &Path) -> anyhow::Result<()> {
         .iter()
         .map(|row| ProcessRecord {
             name: row.shown("name"),
-            pid: u32::try_from(row.number("pid")).unwrap_or(0),
-            start_ticks: u64::try_from(row.number("start_ticks")).unwrap_or(0),
+            process: Identity {
+                pid: u32::try_from(row.number("pid")).unwrap_or(0),
+                start_ticks: u64::try_from(row.number("start_ticks")).unwrap_or(0),
+            },
         })
-        .filter(ProcessRecord::is_alive)
+        .filter(|record| record.process.is_alive())
         .collect();
     if alive.is_empty() {
         return Ok(());
     }
-    let names: Vec<String> =
-        alive.iter().map(|record| format!("{} (process {})", record.name, record.pid)).collect();
-    let pids: Vec<String> = alive.iter().map(|record| record.pid.to_string()).collect();
+    let shown =
+        |record: &ProcessRecord| format!("{} (process {})", record.name, record.process.pid);
+    let names: Vec<String> = alive.iter().map(shown).collect();
+    let pids: Vec<String> = alive.iter().map(|record| record.process.pid.to_string()).collect();
     Err(refuse(
         folder,
         &format!(

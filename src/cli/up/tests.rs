@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use launch::Identity;
 use serde_json::json;
 
 use super::Up;
@@ -46,11 +47,10 @@ fn children(layout: &Layout, script: &'static str, restart: bool) -> Children {
 }
 
 fn launch(script: &'static str) -> Launch {
-    Box::new(move |member: &super::layout::Member| {
-        let log = std::fs::File::options().create(true).append(true).open(&member.log_path)?;
+    Box::new(move |_| {
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", script]).stdout(log.try_clone()?).stderr(log);
-        Ok(command)
+        command.args(["-c", script]);
+        command
     })
 }
 
@@ -134,7 +134,8 @@ fn living_processes_of_a_killed_up_are_found() {
     let directory = tempfile::tempdir().unwrap();
     let layout = prepare(directory.path(), 3).unwrap();
     let own = ProcessRecord::of("server-1", std::process::id());
-    let reused = ProcessRecord { start_ticks: own.start_ticks + 1, ..own.clone() };
+    let reused = Identity { start_ticks: own.process.start_ticks + 1, ..own.process };
+    let reused = ProcessRecord { process: reused, ..own.clone() };
     write_processes(&layout.pid_file(), &[own]).unwrap();
     let pid_file = layout.pid_file();
     drop(layout);

@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, rc::Rc, sync::Arc, thread, time::Duration};
 
 use fsm::codec;
+use launch::Port;
 use prost::Message;
 use proto::v1::{
     self as pb, agent_client::AgentClient, cluster_client::ClusterClient, raft_client::RaftClient,
@@ -23,7 +24,7 @@ use tonic::{
 
 use super::job;
 use crate::{
-    harness::{Agent, Client, PATIENCE, Turn, reserve_port, wait_for, wait_until},
+    harness::{Agent, Client, PATIENCE, Turn, wait_for, wait_until},
     recompute::{self, list_of, text},
 };
 
@@ -40,7 +41,7 @@ struct Servers {
     running: BTreeMap<usize, RunningServer>,
     configs: Vec<ServerConfig>,
     _agent: Agent,
-    _reservations: Vec<std::os::fd::OwnedFd>,
+    _ports: Vec<Port>,
     _directory: TempDir,
     _turn: Rc<Turn>,
 }
@@ -50,12 +51,12 @@ impl Servers {
     fn start(count: usize) -> Self {
         let turn = Turn::take();
         let directory = tempfile::tempdir().unwrap();
-        let (rpc, mut reservations): (Vec<_>, Vec<_>) = (0..count).map(|_| reserve_port()).unzip();
+        let ports: Vec<Port> = (0..2 * count).map(|_| Port::reserve().unwrap()).collect();
+        let addresses: Vec<_> = ports.iter().map(Port::address).collect();
+        let (rpc, http) = addresses.split_at(count);
         let expect: Vec<String> = rpc.iter().map(|one| format!("\"{one}\"")).collect();
         let mut configs = Vec::new();
-        for (number, rpc) in rpc.iter().enumerate() {
-            let (http, reservation) = reserve_port();
-            reservations.push(reservation);
+        for (number, (rpc, http)) in rpc.iter().zip(http).enumerate() {
             let data = directory.path().join(format!("server-{number}"));
             let source = format!(
                 "name = \"server-{number}\"\ndata_dir = \"{}\"\nhttp.address = \"{http}\"\n\
@@ -66,14 +67,13 @@ impl Servers {
             );
             configs.push(ServerConfig::parse(directory.path(), &source).unwrap());
         }
-        let servers: Vec<String> = rpc.iter().map(ToString::to_string).collect();
-        let agent = Agent::start(directory.path(), "sim", &servers, Some(4), &[]);
+        let agent = Agent::start(directory.path(), "sim", rpc, Some(4), &[]);
         let mut all = Self {
             runtime: Runtime::new().unwrap(),
             running: BTreeMap::new(),
             configs,
             _agent: agent,
-            _reservations: reservations,
+            _ports: ports,
             _directory: directory,
             _turn: turn,
         };
