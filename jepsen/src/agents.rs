@@ -1,23 +1,22 @@
-//! The agents: real `quorate agent` processes, for workloads that run allocations. Some simulate a few nodes each, the others are real
-//! nodes, whose tasks are processes ([`crate::task`]) that live on when their agent is killed.
+//! The agents: real `quorate agent` processes, for workloads that run allocations. Some simulate a
+//! few nodes each, the others are real nodes, whose tasks are processes ([`crate::task`]) that live on
+//! when their agent is killed.
 //!
-//! Owns every agent process and its faults. Agents reach the servers directly, not through the proxies: a
-//! partition cuts servers from each other. A process is signalled only while it is our unreaped child; all are
-//! killed when the fleet is dropped, and by the guard if the harness dies.
+//! Owns every agent, as a `launch::Member`, and its faults. Agents reach the servers directly, not
+//! through the proxies: a partition cuts servers from each other. All are killed when the fleet is
+//! dropped, and by the guard if the harness dies.
 
-use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process};
-use serde::Serialize;
+use launch::{Group, Log, Member, Settings, Signal};
 use serde_json::json;
 
 use crate::checker::crash::Exit;
@@ -42,10 +41,12 @@ const POLL: Duration = Duration::from_millis(10);
 /// Time between two faults, and how long one lasts: shorter and longer than a node takes to be down.
 const PAUSE_BETWEEN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 const FAULT_LENGTH: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(14));
-/// The same of quick kills of real agents: what these do at that moment matters then, not that they are away.
+/// The same of quick kills of real agents: what these do at that moment matters then, not that they
+/// are away.
 const QUICK_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(800));
 const QUICK_LENGTH: (Duration, Duration) = (Duration::ZERO, Duration::from_millis(600));
-/// How long after a task has begun or ended its agent is killed: before it has written that down, or has told a server, or right after.
+/// How long after a task has begun or ended its agent is killed: before it has written that down, or
+/// has told a server, or right after.
 const AIM: (Duration, Duration) = (Duration::ZERO, Duration::from_millis(200));
 
 /// What the agents are made from.
@@ -71,13 +72,12 @@ pub(crate) struct Fleet {
 }
 
 struct Agent {
-    name: String,
+    member: Member,
     directory: PathBuf,
     /// Nodes that it simulates; `None`: it is a real one.
     simulate: Option<u32>,
     /// Its tasks end with it, when it is told to.
     ends_tasks: bool,
-    child: Option<Child>,
     paused: bool,
     /// It was told to end.
     ending: bool,
@@ -89,7 +89,8 @@ struct Agent {
 enum Way {
     /// SIGKILL.
     Kill,
-    /// SIGTERM, as for an upgrade. One of the real agents ends its tasks then and is to start them again, if the servers still want them.
+    /// SIGTERM, as for an upgrade. One of the real agents ends its tasks then and is to start them
+    /// again, if the servers still want them.
     Stop,
     /// SIGSTOP.
     Pause,
@@ -126,21 +127,6 @@ impl Hand {
     }
 }
 
-#[derive(Serialize)]
-struct AgentConfig<'a> {
-    name: &'a str,
-    datacenter: &'a str,
-    data_dir: PathBuf,
-    servers: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    simulate: Option<u32>,
-    log_format: &'a str,
-    http: BTreeMap<&'a str, &'a str>,
-    resources: BTreeMap<&'a str, u64>,
-    drivers: BTreeMap<&'a str, bool>,
-    stop_tasks_on_exit: bool,
-}
-
 /// The names of so many agents; they are directories of the run.
 pub(crate) fn names(agents: usize) -> Vec<String> {
     (1..=agents).map(|number| format!("a{number}")).collect()
@@ -161,7 +147,8 @@ impl Fleet {
             let ends_tasks = number == simulating;
             let (paused, ending) = (false, false);
             let started = Instant::now();
-            Agent { name, directory, simulate, ends_tasks, child: None, paused, ending, started }
+            let member = Member::new(name, Log::new(directory.join(LOG)));
+            Agent { member, directory, simulate, ends_tasks, paused, ending, started }
         });
         let mut fleet = Self {
             binary: setup.binary.to_owned(),
@@ -181,7 +168,8 @@ impl Fleet {
     /// What the agents wrote down, by name.
     pub(crate) fn logs(&self) -> Vec<(String, PathBuf)> {
         let logs = self.agents.iter();
-        logs.map(|agent| (agent.name.clone(), agent.directory.join(LOG))).collect()
+        let path = |agent: &Agent| agent.member.log().path().to_owned();
+        logs.map(|agent| (agent.member.name().to_owned(), path(agent))).collect()
     }
 
     /// Exits so far that nobody here caused.
@@ -189,8 +177,9 @@ impl Fleet {
         &self.exits
     }
 
-    /// Kills, stops and freezes agents at random and lets them come back, until `stop` is set; at the end all run. Real ones are also killed when the
-    /// trail of their tasks says that they have something to write down and to tell.
+    /// Kills, stops and freezes agents at random and lets them come back, until `stop` is set; at the
+    /// end all run. Real ones are also killed when the trail of their tasks says that they have
+    /// something to write down and to tell.
     pub(crate) fn torment(
         &mut self,
         recorder: &Recorder,
@@ -249,7 +238,7 @@ impl Fleet {
     fn aim(&self, hands: &mut [Hand], agent: &str, random: &mut Dice) {
         let rests = |hand: &&mut Hand| hand.quick && hand.fault.is_none() && hand.aim.is_none();
         if let Some(hand) = hands.iter_mut().find(rests) {
-            hand.aim = self.agents.iter().position(|one| one.name == agent);
+            hand.aim = self.agents.iter().position(|one| one.member.name() == agent);
             hand.next = Instant::now() + random.duration(AIM.0, AIM.1);
         }
     }
@@ -313,7 +302,7 @@ impl Fleet {
         agent: usize,
         act: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
-        let name = self.agents[agent].name.clone();
+        let name = self.agents[agent].member.name().to_owned();
         recorder.record(Op::new(Process::Nemesis, Kind::Info, f, json!(name)));
         self.reap(agent);
         let outcome = act(self);
@@ -326,37 +315,29 @@ impl Fleet {
     }
 
     fn start_agent(&mut self, agent: usize) -> Result<()> {
-        let Agent { directory, child, paused, started: since, .. } = &mut self.agents[agent];
-        if child.is_some() {
+        let agent = &mut self.agents[agent];
+        if agent.member.is_running() {
             return Ok(());
         }
-        let path = directory.join(LOG);
-        let mut log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .with_context(|| format!("cannot open {}", path.display()))?;
+        let log = agent.member.log();
         // The line before may have been cut off by a kill.
-        log.write_all(b"\n{\"fields\":{\"agent_started\":true}}\n")
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        let errors = log.try_clone().context("cannot duplicate the log's file")?;
-        let started = Command::new(&self.binary)
+        log.open()
+            .and_then(|mut file| file.write_all(b"\n{\"fields\":{\"agent_started\":true}}\n"))
+            .with_context(|| format!("cannot write {}", log.path().display()))?;
+        let mut command = Command::new(&self.binary);
+        command
             .arg("agent")
             .arg("--config")
-            .arg(directory.join("agent.toml"))
-            .current_dir(&*directory)
+            .arg(agent.directory.join("agent.toml"))
+            .current_dir(&agent.directory)
             // Nothing but the allocations' changes, which the checker reads, and what went wrong.
             .env("RUST_LOG", "warn,quorate::agent::simulate=info")
-            .env_remove("QUORATE_PLANT")
-            .stdin(Stdio::null())
-            .stdout(log)
-            .stderr(errors)
-            .process_group(0)
-            .spawn()
+            .env_remove("QUORATE_PLANT");
+        let pid = agent
+            .member
+            .start(command, Group::Own)
             .with_context(|| format!("cannot start {}", self.binary.display()))?;
-        let pid = started.id();
-        *child = Some(started);
-        (*paused, *since) = (false, Instant::now());
+        (agent.paused, agent.started) = (false, Instant::now());
         if let Some(guard) = &mut self.guard {
             guard.watch(pid)?;
         }
@@ -364,8 +345,8 @@ impl Fleet {
     }
 
     fn kill(&mut self, agent: usize) -> Result<()> {
-        if let Some(child) = &mut self.agents[agent].child {
-            child.kill().context("cannot send SIGKILL to an agent")?;
+        if self.agents[agent].member.is_running() {
+            self.signal(agent, Signal::KILL)?;
             anyhow::ensure!(
                 self.await_exit(agent, SIGNAL_TIMEOUT)?,
                 "a killed agent was not gone in time"
@@ -377,7 +358,7 @@ impl Fleet {
     fn terminate(&mut self, agent: usize) -> Result<()> {
         std::thread::sleep(SETTLED.saturating_sub(self.agents[agent].started.elapsed()));
         self.signal(agent, Signal::TERM)?;
-        self.agents[agent].ending = self.agents[agent].child.is_some();
+        self.agents[agent].ending = self.agents[agent].member.is_running();
         Ok(())
     }
 
@@ -388,7 +369,8 @@ impl Fleet {
             self.reap(agent);
             if self.agents[agent].ending && Instant::now() >= end {
                 let status = format!("it did not end within {STOP_TIMEOUT:?} of SIGTERM");
-                self.exits.push(Exit { node: self.agents[agent].name.clone(), status });
+                let node = self.agents[agent].member.name().to_owned();
+                self.exits.push(Exit { node, status });
                 self.kill(agent)?;
             }
             std::thread::sleep(POLL);
@@ -411,88 +393,75 @@ impl Fleet {
     }
 
     fn signal(&self, agent: usize, signal: Signal) -> Result<()> {
-        match &self.agents[agent].child {
-            Some(child) => {
-                kill_process(Pid::from_child(child), signal).context("cannot signal an agent")
-            }
-            None => Ok(()),
+        let member = &self.agents[agent].member;
+        if !member.is_running() {
+            return Ok(());
         }
+        member.signal(signal).context("cannot signal an agent")
     }
 
     /// Notes an agent that ended without being told to, or not well.
     fn reap(&mut self, agent: usize) {
-        let Some(child) = &mut self.agents[agent].child else { return };
-        // An error means that the child cannot be waited for; it is found at the next signal.
-        if let Ok(Some(status)) = child.try_wait() {
-            let Agent { name, ending, .. } = &self.agents[agent];
+        let was_told = self.agents[agent].ending;
+        // An error means that it cannot be waited for; it is found at the next signal.
+        if let Ok(Some(status)) = self.poll(agent) {
             // One that has just begun may not listen for it yet.
             let as_told = status.success() || status.signal() == Some(Signal::TERM.as_raw());
-            if !(*ending && as_told) {
-                self.exits.push(Exit { node: name.clone(), status: status.to_string() });
+            if !(was_told && as_told) {
+                let node = self.agents[agent].member.name().to_owned();
+                self.exits.push(Exit { node, status: status.to_string() });
             }
-            self.gone(agent);
         }
     }
 
+    /// Whether it has ended, at the latest when the time is over.
     fn await_exit(&mut self, agent: usize, timeout: Duration) -> Result<bool> {
         let end = Instant::now() + timeout;
-        while let Some(child) = &mut self.agents[agent].child {
-            if child.try_wait().context("cannot wait for an agent")?.is_some() {
-                self.gone(agent);
-                break;
+        while self.agents[agent].member.is_running() {
+            if self.poll(agent)?.is_none() {
+                if Instant::now() >= end {
+                    return Ok(false);
+                }
+                std::thread::sleep(POLL);
             }
-            if Instant::now() >= end {
-                return Ok(false);
-            }
-            std::thread::sleep(POLL);
         }
         Ok(true)
     }
 
-    fn gone(&mut self, agent: usize) {
+    /// How an agent ended, if it has ended since it was last asked; the guard then forgets it.
+    fn poll(&mut self, agent: usize) -> Result<Option<ExitStatus>> {
         let agent = &mut self.agents[agent];
-        (agent.paused, agent.ending) = (false, false);
-        if let (Some(child), Some(guard)) = (agent.child.take(), &mut self.guard) {
-            // If the guard is gone there is nobody to forget the process.
-            guard.forget(child.id()).ok();
-        }
-    }
-}
-
-impl Drop for Fleet {
-    fn drop(&mut self) {
-        for agent in &mut self.agents {
-            if let Some(mut child) = agent.child.take() {
-                // Both fail only if the process has already ended and been reaped.
-                child.kill().ok();
-                child.wait().ok();
+        let pid = agent.member.pid();
+        let status = agent.member.poll().context("cannot wait for an agent")?;
+        if let (Some(pid), true) = (pid, status.is_some()) {
+            (agent.paused, agent.ending) = (false, false);
+            if let Some(guard) = &mut self.guard {
+                // If the guard is gone there is nobody to forget the process.
+                guard.forget(pid).ok();
             }
         }
+        Ok(status)
     }
 }
 
 fn write_config(agent: &Agent, servers: &[SocketAddr]) -> Result<()> {
     fs::create_dir_all(&agent.directory)
         .with_context(|| format!("cannot create {}", agent.directory.display()))?;
-    let config = AgentConfig {
-        name: &agent.name,
-        datacenter: "dc1",
-        data_dir: agent.directory.join("data"),
-        servers: servers.iter().map(SocketAddr::to_string).collect(),
-        simulate: agent.simulate,
-        log_format: "json",
-        http: BTreeMap::from([("address", "127.0.0.1:0")]),
-        resources: BTreeMap::from([("cpu_mhz", CPU_MHZ), ("memory_mb", MEMORY_MB)]),
-        drivers: if agent.simulate.is_some() {
-            BTreeMap::from([("mock", true)])
-        } else {
-            BTreeMap::from([("raw_exec", true), ("mock", false)])
-        },
-        stop_tasks_on_exit: agent.ends_tasks,
-    };
-    let text = toml::to_string(&config).context("cannot render an agent configuration")?;
+    let mut settings = Settings::agent(agent.member.name(), servers);
+    settings.set_text("datacenter", "dc1");
+    settings.set_text("data_dir", &agent.directory.join("data").to_string_lossy());
+    settings.set_text("log_format", "json");
+    settings.set("resources.cpu_mhz", CPU_MHZ);
+    settings.set("resources.memory_mb", MEMORY_MB);
+    if let Some(nodes) = agent.simulate {
+        settings.set("simulate", nodes);
+    } else {
+        settings.set("drivers.raw_exec", true);
+    }
+    settings.set("drivers.mock", agent.simulate.is_some());
+    settings.set("stop_tasks_on_exit", agent.ends_tasks);
     let path = agent.directory.join("agent.toml");
-    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    settings.write(&path).with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]
@@ -531,11 +500,11 @@ mod tests {
         let recorder = Recorder::in_memory();
         let kill = |fleet: &mut Fleet| fleet.kill(0);
         fleet.recorded(&recorder, Function::KillAgent, 0, kill).unwrap();
-        assert!(fleet.agents[0].child.is_none());
+        assert!(!fleet.agents[0].member.is_running());
         fleet.pause(1).unwrap();
         assert!(fleet.agents[1].paused);
         fleet.heal().unwrap();
-        assert!(fleet.agents.iter().all(|agent| agent.child.is_some() && !agent.paused));
+        assert!(fleet.agents.iter().all(|agent| agent.member.is_running() && !agent.paused));
         fleet.stop().unwrap();
         assert_eq!(fleet.exits(), []);
         let (history, _) = recorder.snapshot();
@@ -592,11 +561,11 @@ mod tests {
                 std::thread::sleep(POLL);
             }
             assert!(ready.exists(), "it listens for the signal");
-            let before = fleet.agents[agent].child.as_ref().unwrap().id();
+            let before = fleet.agents[agent].member.pid().unwrap();
             let fault = Fault { agent, way: Way::Stop };
             fleet.begin_fault(&recorder, fault).unwrap();
             fleet.end_fault(&recorder, fault).unwrap();
-            let after = fleet.agents[agent].child.as_ref().unwrap().id();
+            let after = fleet.agents[agent].member.pid().unwrap();
             assert_ne!(before, after, "it is another process now");
         }
         let (history, _) = recorder.snapshot();

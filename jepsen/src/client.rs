@@ -2,7 +2,7 @@
 //!
 //! Owns the difference between "certainly not sent" and "nobody knows": a checker can be no better than
 //! this answer. It must never send a request twice, follow a redirect, or go through a proxy of the
-//! environment. ureq 3 has no automatic retry; redirects and proxies are switched off here.
+//! environment. ureq 3 has no automatic retry; `launch::client` switches redirects and proxies off.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -52,14 +52,7 @@ pub(crate) struct HttpClient {
 impl HttpClient {
     /// A client that waits at most `timeout` for each answer.
     pub(crate) fn new(server: SocketAddr, timeout: Duration) -> Self {
-        let config = Agent::config_builder()
-            .timeout_global(Some(timeout))
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .proxy(None)
-            .build();
-        Self { agent: Agent::new_with_config(config), base: format!("http://{server}") }
+        Self { agent: launch::client(timeout), base: format!("http://{server}") }
     }
 
     /// Sends one GET.

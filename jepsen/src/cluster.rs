@@ -1,21 +1,21 @@
 //! The servers: real processes with their own configuration, data and log.
 //!
-//! Owns every child process. A process is signalled only while it is our unreaped child, so a signal can never hit someone
-//! else's; all are killed when the cluster is dropped, and by the guard if the harness dies. A server whose disk is away or
-//! damaged is *held* and must never be started: on the empty folder below the mount it would be a new server.
+//! Owns every server as a `launch::Member`. All are killed when the cluster is dropped, and by the
+//! guard if the harness dies. A server whose disk is away or damaged is *held* and must never be
+//! started: on the empty folder below the mount it would be a new server.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process};
+use launch::{Group, Log, Member, Signal};
 
 use crate::checker::crash::Exit;
 use crate::client::HttpClient;
@@ -24,7 +24,7 @@ use crate::guard::Guard;
 use crate::loop_disk::LoopDisk;
 use crate::network::Network;
 use crate::owned::Ledger;
-use crate::server_config::{Peer, render};
+use crate::server_config::{Peer, settings};
 use crate::store::server_log;
 use crate::system::System;
 
@@ -125,10 +125,9 @@ impl Ending {
     }
 }
 
-#[derive(Default)]
 struct Node {
     directory: PathBuf,
-    child: Option<Child>,
+    member: Member,
     paused: bool,
     frozen: bool,
     ending: Ending,
@@ -165,7 +164,18 @@ impl Cluster {
             } else {
                 None
             };
-            nodes.push(Node { directory, disk, ..Node::default() });
+            let log = Log::new(server_log(&setup.directory, &endpoint.name));
+            nodes.push(Node {
+                directory,
+                member: Member::new(&endpoint.name, log),
+                paused: false,
+                frozen: false,
+                ending: Ending::None,
+                held: None,
+                excuses: BTreeMap::new(),
+                disk,
+                is_upgraded: false,
+            });
         }
         let cluster =
             Self { endpoints, nodes, network, exits: Vec::new(), tolerated: Vec::new(), setup };
@@ -229,7 +239,7 @@ impl Cluster {
     /// Servers whose process exists.
     pub(crate) fn running(&mut self) -> Vec<usize> {
         self.reap();
-        (0..self.len()).filter(|server| self.nodes[*server].child.is_some()).collect()
+        (0..self.len()).filter(|server| self.nodes[*server].member.is_running()).collect()
     }
 
     /// Running servers that are paused, or not.
@@ -266,20 +276,11 @@ impl Cluster {
         if self.running().contains(&server) || self.nodes[server].held.is_some() {
             return Ok(Effect::Nothing);
         }
-        let name = &self.endpoints[server].name;
-        let log = append_to(&server_log(&self.setup.directory, name))?;
-        let errors = log.try_clone().context("cannot duplicate the log's file")?;
-        let child = self
-            .command(server)
-            .stdin(Stdio::null())
-            .stdout(log)
-            .stderr(errors)
-            .process_group(0)
-            .spawn()
-            .with_context(|| format!("cannot start {}", self.binary(server).display()))?;
-        let pid = child.id();
+        let command = self.command(server);
+        let started = self.nodes[server].member.start(command, Group::Own);
+        let pid =
+            started.with_context(|| format!("cannot start {}", self.binary(server).display()))?;
         let node = &mut self.nodes[server];
-        node.child = Some(child);
         node.paused = false;
         node.ending = Ending::None;
         if let Some(guard) = &mut self.setup.guard {
@@ -336,9 +337,11 @@ impl Cluster {
     pub(crate) fn kill(&mut self, server: usize) -> Result<Effect> {
         self.reap();
         let node = &mut self.nodes[server];
-        let Some(child) = &mut node.child else { return Ok(Effect::Nothing) };
+        if !node.member.is_running() {
+            return Ok(Effect::Nothing);
+        }
         let was_asked = node.ending == Ending::TermSent;
-        child.kill().context("cannot send SIGKILL")?;
+        node.member.signal(Signal::KILL).context("cannot send SIGKILL")?;
         node.ending = Ending::KillSent;
         match self.await_exit(server, SIGNAL_TIMEOUT)? {
             Some(status)
@@ -388,7 +391,8 @@ impl Cluster {
         loop {
             match self.process_state(server)? {
                 'T' => break,
-                // It was about to end, because of its frozen disk perhaps: noted now, while that is still known to be the reason.
+                // It was about to end, because of its frozen disk perhaps: noted now, while that
+                // is still known to be the reason.
                 'Z' | 'X' => {
                     self.reap();
                     return Ok(Effect::Unclear("it ended by itself".to_owned()));
@@ -451,7 +455,7 @@ impl Cluster {
     pub(crate) fn freeze(&mut self, server: usize) -> Result<Effect> {
         let node = &mut self.nodes[server];
         match &node.disk {
-            Some(disk) if node.child.is_some() && !node.frozen => disk.freeze()?,
+            Some(disk) if node.member.is_running() && !node.frozen => disk.freeze()?,
             Some(_) | None => return Ok(Effect::Nothing),
         }
         node.frozen = true;
@@ -477,11 +481,9 @@ impl Cluster {
     /// Notes servers that ended without being told to.
     pub(crate) fn reap(&mut self) {
         for server in 0..self.len() {
-            let Some(child) = &mut self.nodes[server].child else { continue };
-            // An error means that the child cannot be waited for; it is found at the next signal.
-            if let Ok(Some(status)) = child.try_wait() {
-                let ending = self.nodes[server].ending;
-                self.gone(server);
+            let ending = self.nodes[server].ending;
+            // An error means that it cannot be waited for; it is found at the next signal.
+            if let Ok(Some(status)) = self.poll(server) {
                 if ending.explains(status) {
                     self.nodes[server].ending = Ending::Done;
                 } else if ending == Ending::TermSent {
@@ -493,8 +495,9 @@ impl Cluster {
         }
     }
 
-    /// Starts what a fault of a disk ended, once that fault is over, as a supervisor does; returns those started. A process may end
-    /// long after the fault: one whose write hung ends when the disk answers again.
+    /// Starts what a fault of a disk ended, once that fault is over, as a supervisor does; returns
+    /// those started. A process may end long after the fault: one whose write hung ends when the
+    /// disk answers again.
     pub(crate) fn revive(&mut self) -> Result<Vec<usize>> {
         self.reap();
         let mut started = Vec::new();
@@ -508,8 +511,9 @@ impl Cluster {
         Ok(started)
     }
 
-    /// Waits until every server names a leader; false if they did not in time. Those that a fault has ended are started: one that hung in its disk
-    /// when it was killed ends later than its faults.
+    /// Waits until every server names a leader; `false` if they did not in time. Those that a fault
+    /// has ended are started: one that hung in its disk when it was killed ends later than its
+    /// faults.
     pub(crate) fn await_ready(&mut self, timeout: Duration) -> Result<bool> {
         let end = Instant::now() + timeout;
         let clients = self.status_clients();
@@ -521,7 +525,7 @@ impl Cluster {
                     self.start(server)?;
                 }
             }
-            let up = self.nodes.iter().all(|node| node.child.is_some());
+            let up = self.nodes.iter().all(|node| node.member.is_running());
             let system = self.setup.system;
             let names_one = |(endpoint, client)| system.leadership(endpoint, client).is_some();
             if up && self.endpoints.iter().zip(&clients).all(names_one) {
@@ -557,25 +561,17 @@ impl Cluster {
 
     /// The last lines of a server's log.
     pub(crate) fn log_tail(&self, server: usize) -> String {
-        let path = server_log(&self.setup.directory, &self.endpoints[server].name);
-        let text = fs::read(&path).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(5)..].join("\n")
+        self.nodes[server].member.log().last_lines(5).unwrap_or_default().join("\n")
     }
 
     /// How long a server's log is, to find later what was added.
     pub(crate) fn log_bytes(&self, server: usize) -> u64 {
-        let path = server_log(&self.setup.directory, &self.endpoints[server].name);
-        fs::metadata(path).map_or(0, |file| file.len())
+        self.nodes[server].member.log().bytes()
     }
 
     /// What a server's log got since it had this length.
     pub(crate) fn log_since(&self, server: usize, bytes: u64) -> String {
-        let path = server_log(&self.setup.directory, &self.endpoints[server].name);
-        let text = fs::read(path).unwrap_or_default();
-        let start = usize::try_from(bytes).unwrap_or(usize::MAX).min(text.len());
-        String::from_utf8_lossy(&text[start..]).into_owned()
+        self.nodes[server].member.log().text_since(bytes).unwrap_or_default()
     }
 
     fn status_clients(&self) -> Vec<HttpClient> {
@@ -586,26 +582,29 @@ impl Cluster {
     fn await_exit(&mut self, server: usize, timeout: Duration) -> Result<Option<ExitStatus>> {
         let end = Instant::now() + timeout;
         loop {
-            let child = self.nodes[server].child.as_mut().context("the server is not running")?;
-            if let Some(status) = child.try_wait().context("cannot wait for a server")? {
-                self.gone(server);
-                return Ok(Some(status));
-            }
-            if Instant::now() >= end {
-                return Ok(None);
+            anyhow::ensure!(self.nodes[server].member.is_running(), "the server is not running");
+            let status = self.poll(server)?;
+            if status.is_some() || Instant::now() >= end {
+                return Ok(status);
             }
             thread::sleep(POLL);
         }
     }
 
-    fn gone(&mut self, server: usize) {
+    /// How a server ended, if it has ended since it was last asked; the guard then forgets it.
+    fn poll(&mut self, server: usize) -> Result<Option<ExitStatus>> {
         let node = &mut self.nodes[server];
-        node.paused = false;
-        node.ending = Ending::None;
-        if let (Some(child), Some(guard)) = (node.child.take(), &mut self.setup.guard) {
-            // If the guard is gone there is nobody to forget the process.
-            guard.forget(child.id()).ok();
+        let pid = node.member.pid();
+        let status = node.member.poll().context("cannot wait for a server")?;
+        if let (Some(pid), true) = (pid, status.is_some()) {
+            node.paused = false;
+            node.ending = Ending::None;
+            if let Some(guard) = &mut self.setup.guard {
+                // If the guard is gone there is nobody to forget the process.
+                guard.forget(pid).ok();
+            }
         }
+        Ok(status)
     }
 
     /// Whether the server is within the time in which a fault may end it.
@@ -625,17 +624,13 @@ impl Cluster {
     }
 
     fn signal(&self, server: usize, signal: Signal) -> Result<()> {
-        let child = self.nodes[server].child.as_ref().context("the server is not running")?;
-        kill_process(Pid::from_child(child), signal).context("cannot signal a server")
+        self.nodes[server].member.signal(signal).context("cannot signal a server")
     }
 
-    /// The state letter of `/proc/PID/stat`; the name before it may hold anything but ends with `)`.
+    /// The state letter of `/proc/PID/stat`.
     fn process_state(&self, server: usize) -> Result<char> {
-        let child = self.nodes[server].child.as_ref().context("the server is not running")?;
-        let path = format!("/proc/{}/stat", child.id());
-        let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        rest.trim_start().chars().next().with_context(|| format!("cannot parse {path}"))
+        let stat = self.nodes[server].member.stat();
+        Ok(stat.context("cannot read the state of a server's process")?.state)
     }
 
     fn write_config(&self, server: usize) -> Result<()> {
@@ -645,9 +640,9 @@ impl Cluster {
             rpc: self.endpoints[peer].rpc,
             dial: self.network.detour(server, peer),
         });
-        let text = render(endpoint, directory, peers, self.setup.snapshot_log_bytes)?;
+        let settings = settings(endpoint, directory, peers, self.setup.snapshot_log_bytes);
         let path = directory.join("server.toml");
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        settings.write(&path).with_context(|| format!("cannot write {}", path.display()))?;
         let clock = self.clock_file(server);
         fs::write(&clock, "+0").with_context(|| format!("cannot write {}", clock.display()))
     }
@@ -659,11 +654,6 @@ impl Drop for Cluster {
             if let (Some(disk), true) = (&node.disk, node.frozen) {
                 // What stays frozen is in the ledger; but nobody in it can end.
                 disk.thaw().ok();
-            }
-            if let Some(mut child) = node.child.take() {
-                // Both fail only if the process has already ended and been reaped.
-                child.kill().ok();
-                child.wait().ok();
             }
         }
     }
@@ -700,14 +690,6 @@ pub(crate) fn leaders(system: System, endpoints: &[Endpoint]) -> Vec<usize> {
         own.extend((0..votes.len()).filter(|server| votes[*server] > 0).max_by_key(|s| votes[*s]));
     }
     own
-}
-
-fn append_to(path: &Path) -> Result<File> {
-    OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(path)
-        .with_context(|| format!("cannot open {}", path.display()))
 }
 
 /// A setup for tests: no guard, loopback, ordinary folders.

@@ -1,15 +1,13 @@
 //! The links between the servers: proxies on loopback, or packets between namespaces.
 //!
-//! Owns addresses and ports. Loopback ports are chosen by the kernel and stay reserved for the whole run by a socket that is
-//! bound but does not listen, so that nobody takes the port of a killed server.
+//! Owns addresses and ports. Loopback ports stay reserved for the whole run (`launch::Port`), so that
+//! nobody takes the port of a killed server.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use anyhow::{Context, Result, bail};
-use rustix::net::sockopt::set_socket_reuseaddr;
-use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+use anyhow::{Context, Result};
+use launch::Port;
 
 use crate::netns::Namespaces;
 use crate::owned::Ledger;
@@ -22,7 +20,7 @@ pub(crate) enum Network {
         /// The proxies.
         board: Switchboard,
         /// Keeps the ports ours while servers are down.
-        _reservations: Vec<OwnedFd>,
+        _ports: Vec<Port>,
     },
     /// Every server in a namespace of its own.
     Namespaces(Namespaces),
@@ -34,17 +32,13 @@ pub(crate) type Addresses = (SocketAddr, SocketAddr);
 impl Network {
     /// Proxies for this many servers.
     pub(crate) fn proxies(servers: usize) -> Result<(Self, Vec<Addresses>)> {
-        let mut reservations = Vec::new();
-        let mut addresses = Vec::new();
-        for _ in 0..servers {
-            let (http, http_reservation) = reserve_port()?;
-            let (rpc, rpc_reservation) = reserve_port()?;
-            reservations.extend([http_reservation, rpc_reservation]);
-            addresses.push((http, rpc));
-        }
+        let reserve = |_| Port::reserve().context("cannot reserve a port");
+        let ports = (0..2 * servers).map(reserve).collect::<Result<Vec<Port>>>()?;
+        let addresses: Vec<Addresses> =
+            ports.chunks(2).map(|pair| (pair[0].address(), pair[1].address())).collect();
         let rpc: Vec<SocketAddr> = addresses.iter().map(|(_, rpc)| *rpc).collect();
         let board = Switchboard::start(&rpc)?;
-        Ok((Self::Proxies { board, _reservations: reservations }, addresses))
+        Ok((Self::Proxies { board, _ports: ports }, addresses))
     }
 
     /// Namespaces for this many servers.
@@ -103,38 +97,5 @@ impl Network {
             }
             Self::Namespaces(namespaces) => Ok(namespaces.dropped()? > 0),
         }
-    }
-}
-
-/// Binds a free port without listening on it. Servers bind with `SO_REUSEADDR` and so can listen there;
-/// outgoing connections and other programs' port 0 do not get it.
-fn reserve_port() -> Result<(SocketAddr, OwnedFd)> {
-    let reservation = socket(AddressFamily::INET, SocketType::STREAM, None)?;
-    rustix::io::fcntl_setfd(&reservation, rustix::io::FdFlags::CLOEXEC)?;
-    set_socket_reuseaddr(&reservation, true)?;
-    bind(&reservation, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
-        .context("cannot reserve a port")?;
-    let address = getsockname(&reservation)?;
-    match SocketAddr::try_from(address) {
-        Ok(address) => Ok((address, reservation)),
-        Err(error) => bail!("the reserved port has no address: {error}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
-
-    use std::net::TcpListener;
-
-    use super::*;
-
-    #[test]
-    fn reserved_ports_can_be_listened_on_and_are_not_given_away() {
-        let (address, _reservation) = reserve_port().unwrap();
-        let first = TcpListener::bind(address).unwrap();
-        drop(first);
-        let again = TcpListener::bind(address).unwrap();
-        assert_eq!(again.local_addr().unwrap(), address);
     }
 }

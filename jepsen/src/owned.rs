@@ -175,11 +175,9 @@ fn sweep(directory: &Path) -> Result<Vec<String>> {
     Ok(undone)
 }
 
-/// When a process started, in clock ticks since boot; tells it from a later one with the same number.
+/// When a process started; tells it from a later one with the same number.
 fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let rest = stat.rsplit_once(')')?.1;
-    rest.split_whitespace().nth(19)?.parse().ok()
+    Some(launch::Stat::read(pid)?.start_ticks)
 }
 
 /// Whether something is mounted exactly there.
