@@ -58,7 +58,7 @@ pub struct StateCell {
 impl StateCell {
     /// A cell that holds `state`.
     pub fn new(state: State) -> Arc<Self> {
-        let applied = watch::channel(state.head.index).0;
+        let applied = watch::channel(state.index()).0;
         let reaper = if crate::rt::is_simulation() { None } else { spawn_reaper() };
         Arc::new(Self {
             state: ArcSwap::from_pointee(state),
@@ -84,7 +84,7 @@ impl StateCell {
 
     /// Publishes a state with the effects that led to it.
     pub fn publish(&self, state: State, effects: Vec<(Index, Vec<Effect>)>, reset: bool) {
-        let index = state.head.index;
+        let index = state.index();
         let changed: Vec<TableId> = {
             let old = self.state.load();
             TableId::ALL
@@ -280,6 +280,7 @@ fn nodes_of(effects: &[(Index, Vec<Effect>)]) -> BTreeSet<NodeId> {
 
 #[cfg(test)]
 mod tests {
+    use fsm::state::Head;
     use futures_util::FutureExt;
 
     use super::*;
@@ -287,10 +288,8 @@ mod tests {
 
     fn at(index: Index, table: Option<TableId>) -> State {
         let mut state = State::default();
-        state.head.index = index;
-        if let Some(table) = table {
-            state.head.tables.insert(table.byte(), index);
-        }
+        let tables = table.map(|table| (table.byte(), index)).into_iter().collect();
+        state.load_done(Head { index, tables, ..Head::default() });
         state
     }
 
@@ -350,7 +349,7 @@ mod tests {
         let watch = cell.watch_node(node);
         let mut changed = std::pin::pin!(watch.notified());
         changed.as_mut().enable();
-        assert_eq!(cell.load().head.index, 1);
+        assert_eq!(cell.load().index(), 1);
         drop(feed);
         publisher.join().expect("the publisher does not panic");
         assert!(changed.now_or_never().is_some(), "it saw the old state and sleeps on");
@@ -391,7 +390,7 @@ mod tests {
     async fn a_feed_hands_out_effects_in_order_and_ends_with_the_next_subscription() {
         let cell = StateCell::new(at(1, None));
         let (state, mut feed) = cell.subscribe();
-        assert_eq!(state.head.index, 1);
+        assert_eq!(state.index(), 1);
         let effect = Effect::SchedulerConfiguration;
         cell.publish(at(2, None), vec![(2, vec![effect.clone()])], false);
         let batch = feed.next().await.expect("still subscribed");

@@ -7,7 +7,8 @@ use std::{
 };
 
 use fsm::{
-    Command, EvaluationId, JobKey, JobSpec, Rejection, Reply, RequestId, State, table::TableId,
+    Command, EvaluationId, JobKey, JobSpec, Rejection, Reply, RequestId, State, job::RegisterJob,
+    table::TableId,
 };
 use quorate::{
     api::{Api, ApiError, ReadMode},
@@ -66,7 +67,7 @@ fn key_of(register: usize) -> JobKey {
 
 /// What a state says of a register.
 fn version_in(state: &State, register: usize) -> Version {
-    let Some(row) = state.jobs.get(&key_of(register)) else { return (0, 0) };
+    let Some(row) = state.jobs().get(&key_of(register)) else { return (0, 0) };
     let value = state.current_spec(row).and_then(|spec| spec.meta.get(META_KEY)?.parse().ok());
     (row.job_modify_index, value.unwrap_or(0))
 }
@@ -93,12 +94,12 @@ impl Shared {
         spec.key = key_of(register);
         spec.name = Arc::clone(&spec.key.id);
         spec.meta.insert(META_KEY.into(), value.to_string().into());
-        Command::RegisterJob {
+        Command::RegisterJob(RegisterJob {
             spec: Arc::new(spec),
             enforce_index: Some(expected),
             evaluation: EvaluationId(evaluation),
             evaluation_priority: None,
-        }
+        })
     }
 
     /// Writes a register through a server; when nobody can say what became of it, perhaps once more, under the same request id, through another.
@@ -216,8 +217,7 @@ impl Shared {
         trace::event(who, format_args!("read {register} via s{server}"));
         let work = move |core: Arc<Core>| async move {
             let snapshot = core.read(ReadMode::Linearizable, 0, TIMEOUT).await;
-            snapshot
-                .map(|snapshot| (snapshot.state.head.index, version_in(&snapshot.state, register)))
+            snapshot.map(|snapshot| (snapshot.state.index(), version_in(&snapshot.state, register)))
         };
         let begin = Instant::now();
         let answer = self.world.inside(server, work).await;

@@ -12,8 +12,9 @@ use std::{
 use fsm::{
     AllocationId, Command, EvaluationId, JobKey, JobKind, JobSpec, NodeId, Rejection, Reply,
     RequestId, State,
-    job::{Constraint, UpdateStrategy},
-    node::Drain,
+    allocation::StopAllocation,
+    job::{Constraint, DeregisterJob, EvaluateJob, RegisterJob, UpdateStrategy},
+    node::{Drain, ReapNode, SetDrain, SetEligibility},
 };
 use quorate::{
     api::{Api, ApiError, ReadMode, Written},
@@ -226,12 +227,12 @@ fn extra(id: &str, kind: &str) -> anyhow::Result<JobSpec> {
 }
 
 fn drain_command(node: NodeId, drain: Option<Drain>) -> Command {
-    Command::SetDrain {
+    Command::SetDrain(SetDrain {
         node,
         mark_eligible: drain.is_none(),
         drain,
         evaluation_ids: (0..8).map(|_| EvaluationId(rt::random_id())).collect(),
-    }
+    })
 }
 
 impl Operator {
@@ -317,22 +318,22 @@ impl Operator {
     }
 
     async fn register_extra(&mut self, spec: JobSpec) {
-        let command = Command::RegisterJob {
+        let command = Command::RegisterJob(RegisterJob {
             spec: Arc::new(spec),
             enforce_index: None,
             evaluation: EvaluationId(rt::random_id()),
             evaluation_priority: None,
-        };
+        });
         drop(self.ask("register a job of another kind", command).await);
     }
 
     async fn end_extra(&mut self, key: &JobKey) -> bool {
-        let command = Command::DeregisterJob {
+        let command = Command::DeregisterJob(DeregisterJob {
             job: key.clone(),
             purge: self.more.below(2) == 0,
             evaluation: EvaluationId(rt::random_id()),
             evaluation_priority: None,
-        };
+        });
         matches!(self.ask("end a job of another kind", command).await, Some(Ok(_)))
     }
 
@@ -391,12 +392,12 @@ impl Operator {
     async fn register(&mut self, service: usize, wish: Wish) -> bool {
         self.operations += 1;
         let operation = self.operations;
-        let command = Command::RegisterJob {
+        let command = Command::RegisterJob(RegisterJob {
             spec: Arc::new(self.spec(service, wish, operation)),
             enforce_index: None,
             evaluation: EvaluationId(rt::random_id()),
             evaluation_priority: None,
-        };
+        });
         let what = format!("{operation}: service-{service} as {wish:?}");
         let answer = self.ask(&what, command).await;
         self.judge(service, operation, answer)
@@ -404,12 +405,12 @@ impl Operator {
 
     async fn deregister(&mut self, service: usize, purge: bool) {
         self.operations += 1;
-        let command = Command::DeregisterJob {
+        let command = Command::DeregisterJob(DeregisterJob {
             job: key_of(service),
             purge,
             evaluation: EvaluationId(rt::random_id()),
             evaluation_priority: None,
-        };
+        });
         let what = format!("stop service-{service}, purge {purge}");
         let answer = self.ask(&what, command).await;
         if purge {
@@ -448,8 +449,10 @@ impl Operator {
     }
 
     async fn evaluate(&mut self, job: &JobKey) {
-        let command =
-            Command::EvaluateJob { job: job.clone(), evaluation: EvaluationId(rt::random_id()) };
+        let command = Command::EvaluateJob(EvaluateJob {
+            job: job.clone(),
+            evaluation: EvaluationId(rt::random_id()),
+        });
         drop(self.ask("evaluate", command).await);
     }
 
@@ -457,13 +460,16 @@ impl Operator {
     async fn stop_one(&mut self) {
         let Some(state) = self.world.newest() else { return };
         let live: Vec<AllocationId> =
-            state.allocations.iter().filter(|row| row.is_live()).map(|row| row.id).collect();
+            state.allocations().iter().filter(|row| row.is_live()).map(|row| row.id).collect();
         drop(state);
         if live.is_empty() {
             return;
         }
         let id = live[self.dice.index(live.len())];
-        let command = Command::StopAllocation { id, evaluation: EvaluationId(rt::random_id()) };
+        let command = Command::StopAllocation(StopAllocation {
+            id,
+            evaluation: EvaluationId(rt::random_id()),
+        });
         drop(self.ask("stop an allocation", command).await);
     }
 
@@ -471,7 +477,8 @@ impl Operator {
     async fn purge_node(&mut self) {
         let Some(node) = any_node(&self.world, &mut self.more) else { return };
         let evaluation_ids = (0..8).map(|_| EvaluationId(rt::random_id())).collect();
-        let command = Command::ReapNode { node, incarnation: None, force: true, evaluation_ids };
+        let command =
+            Command::ReapNode(ReapNode { node, incarnation: None, force: true, evaluation_ids });
         if let Some(Ok(_)) = self.ask(&format!("purge {node}"), command).await {
             coverage::hit("a node was purged");
         }
@@ -486,13 +493,13 @@ impl Operator {
     }
 
     async fn set_eligible(&mut self, node: NodeId, eligible: bool) -> bool {
-        let command = Command::SetEligibility {
+        let command = Command::SetEligibility(SetEligibility {
             node,
             eligible,
             by: "operator".into(),
             reason: "simulation".into(),
             evaluation_ids: (0..8).map(|_| EvaluationId(rt::random_id())).collect(),
-        };
+        });
         let answer = self.ask(&format!("node {node} eligible {eligible}"), command).await;
         let done = matches!(answer, Some(Ok(_)));
         if done && eligible {
@@ -520,7 +527,7 @@ impl Operator {
         let work =
             |core: Arc<Core>| async move { core.read(ReadMode::Linearizable, 0, TIMEOUT).await };
         let snapshot = self.world.inside(server, work).await?.ok()?;
-        trace::event("op", format_args!("looked at {} via s{server}", snapshot.state.head.index));
+        trace::event("op", format_args!("looked at {} via s{server}", snapshot.state.index()));
         for broken in invariants::check_state(&snapshot.state) {
             verdict::fail(format!("{broken} (read through s{server})"));
         }
@@ -583,13 +590,13 @@ impl Operator {
 
 /// A node that the servers know.
 fn any_node(world: &World, dice: &mut Dice) -> Option<NodeId> {
-    let nodes: Vec<NodeId> = world.newest()?.nodes.iter().map(|node| node.id).collect();
+    let nodes: Vec<NodeId> = world.newest()?.nodes().iter().map(|node| node.id).collect();
     (!nodes.is_empty()).then(|| nodes[dice.index(nodes.len())])
 }
 
 /// The operation that left the job as it is; 0: it is not there.
 fn content_of(state: &State, key: &JobKey) -> u64 {
-    let spec = state.jobs.get(key).and_then(|job| state.current_spec(job));
+    let spec = state.jobs().get(key).and_then(|job| state.current_spec(job));
     spec.and_then(|spec| spec.meta.get(META_KEY)?.parse().ok()).unwrap_or(0)
 }
 
@@ -603,7 +610,7 @@ pub(crate) fn running(state: &State, key: &JobKey) -> usize {
 /// The services that do not run as they are wanted.
 pub(crate) fn not_as_wanted(state: &State) -> Vec<String> {
     let services =
-        state.jobs.iter().filter(|job| job.kind == JobKind::Service && !job.parameterized);
+        state.jobs().iter().filter(|job| job.kind == JobKind::Service && !job.parameterized);
     services
         .filter(|job| !job.stop)
         .filter_map(|job| {

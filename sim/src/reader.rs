@@ -90,7 +90,7 @@ impl Reader {
                 "I13: s{server} knows a leader it has not heard for {silence:?}"
             ));
         }
-        let index = snapshot.state.head.index;
+        let index = snapshot.state.index();
         trace::event("reader", format_args!("{index} via s{server}, {index_min} was asked for"));
         coverage::hit("a server was read without the leader");
         verdict::note(judge(server, index_min, index, life, self.shown.get(&server).copied()));

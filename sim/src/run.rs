@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use fsm::{Command, EvaluationId, JobKey, JobSpec, Reply};
+use fsm::{
+    Command, EvaluationId, JobKey, JobSpec, Reply,
+    job::{EvaluateJob, RegisterJob},
+};
 use quorate::{
     api::Api,
     rt::{self, Instant, watch},
@@ -207,7 +210,7 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
     }
     let ready = |world: &World| {
         world.newest().is_some_and(|state| {
-            state.nodes.iter().filter(|node| node.is_schedulable()).count() >= world.swarm.agents
+            state.nodes().iter().filter(|node| node.is_schedulable()).count() >= world.swarm.agents
         })
     };
     if !world.wait("every node is in service", SETTLE, ready).await {
@@ -226,7 +229,7 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
         // The server that is left behind learns of the job's allocations by a snapshot, and has to tell the agents that listen to it.
         let is_planned = |world: &World| {
             let state = world.newest();
-            state.is_some_and(|state| state.allocations.iter().any(|row| row.job == key))
+            state.is_some_and(|state| state.allocations().iter().any(|row| row.job == key))
         };
         let planned = async {
             register(world.clone(), late).await;
@@ -280,7 +283,7 @@ fn unsettled(world: &World) -> Vec<String> {
         }
     }
     if !is_complete(world, "early") {
-        let of_job = state.allocations.iter().filter(|one| one.job == key("early"));
+        let of_job = state.allocations().iter().filter(|one| one.job == key("early"));
         let each: Vec<String> = of_job
             .map(|one| format!("{} {:?} {:?}", one.name(), one.desired, one.client))
             .collect();
@@ -318,7 +321,7 @@ async fn last_checks(world: &World, shared: &Shared) -> bool {
     for server in 0..world.count() {
         let Some(core) = world.core(server) else { continue };
         let state = core.cell.load();
-        digests.push((state.head.index, state.digest()));
+        digests.push((state.index(), state.digest()));
         let broken = invariants::check_state(&state).into_iter();
         for one in broken.chain(invariants::check_round_trip(&state)) {
             verdict::fail(format!("{one} (at the end of s{server})"));
@@ -342,7 +345,7 @@ async fn last_checks(world: &World, shared: &Shared) -> bool {
     if digests.iter().any(|digest| *digest != digests[0]) {
         verdict::fail(format!("I8: the servers' digests differ: {digests:?}"));
     }
-    if let Some(index) = world.newest().map(|state| state.head.index) {
+    if let Some(index) = world.newest().map(|state| state.index()) {
         world.check_durable(index);
     }
     // Last: it takes time, in which a server may apply what others have not yet.
@@ -420,12 +423,12 @@ async fn insist(world: &World, what: &str, command: Command, done: fn(&Reply) ->
 /// Registers a job: registering the same again changes nothing.
 async fn register(world: World, spec: JobSpec) {
     let id = Arc::clone(&spec.key.id);
-    let command = Command::RegisterJob {
+    let command = Command::RegisterJob(RegisterJob {
         spec: Arc::new(spec),
         enforce_index: Some(0),
         evaluation: EvaluationId(rt::random_id()),
         evaluation_priority: None,
-    };
+    });
     insist(&world, &id, command, |reply| {
         matches!(
             reply,
@@ -437,7 +440,10 @@ async fn register(world: World, spec: JobSpec) {
 
 /// An evaluation that failed too often in the faults would come again after minutes only.
 async fn evaluate(world: &World, id: &str) {
-    let command = Command::EvaluateJob { job: key(id), evaluation: EvaluationId(rt::random_id()) };
+    let command = Command::EvaluateJob(EvaluateJob {
+        job: key(id),
+        evaluation: EvaluationId(rt::random_id()),
+    });
     insist(world, id, command, |_| true).await;
 }
 

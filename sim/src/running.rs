@@ -45,7 +45,7 @@ fn all() -> Vec<((usize, AllocationId), Name)> {
 
 /// An allocation, if the servers want it to run.
 pub(crate) fn wanted(state: &State, id: AllocationId) -> Option<&Allocation> {
-    state.allocations.get(&id).map(|row| &**row).filter(|row| row.is_live())
+    state.allocations().get(&id).map(|row| &**row).filter(|row| row.is_live())
 }
 
 /// I49: an allocation begins to run on an agent, and no other one of that name that the servers still want does.
@@ -86,7 +86,7 @@ pub(crate) fn unasked(state: &State) -> Vec<String> {
     let tells = |row: &Allocation| {
         unasked_of(row).map(|what| format!("I49: {} {} {what}", row.name(), row.id))
     };
-    state.allocations.iter().filter_map(|row| tells(row)).collect()
+    state.allocations().iter().filter_map(|row| tells(row)).collect()
 }
 
 fn unasked_of(row: &Allocation) -> Option<String> {
@@ -115,13 +115,13 @@ pub(crate) fn strays(state: &State) -> Vec<String> {
     let running = all();
     let stray = running.iter().filter(|((_, id), _)| wanted(state, *id).is_none());
     let stray = stray.map(|((agent, id), _)| {
-        let what = state.allocations.get(id).map_or_else(
+        let what = state.allocations().get(id).map_or_else(
             || "something forgotten".to_owned(),
             |row| format!("{} ({:?}, {:?})", row.name(), row.desired, row.client),
         );
         format!("I49: {what} runs on a{agent}, and nobody wants it")
     });
-    let missing = state.allocations.iter().filter(|row| {
+    let missing = state.allocations().iter().filter(|row| {
         row.is_live()
             && row.client == ClientStatus::Running
             && !running.iter().any(|((_, id), _)| *id == row.id)
@@ -137,7 +137,7 @@ mod tests {
 
     use fsm::{
         JobKind, TaskEvent, TaskState,
-        command::Readiness,
+        node::Readiness,
         testing::{self, Driver},
     };
     use quorate::rt;
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(strays(&driver.state), Vec::<String>::new(), "it has ended by itself");
         assert_eq!(unasked(&driver.state), Vec::<String>::new());
         let told = |change: &dyn Fn(&mut Allocation)| {
-            let mut row = Allocation::clone(driver.state.allocations.get(&id).unwrap());
+            let mut row = Allocation::clone(driver.state.allocations().get(&id).unwrap());
             change(&mut row);
             unasked_of(&row).unwrap_or_default()
         };

@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fsm::{
     Command, Reply, State,
-    state::{Namespace, NodePool, SchedulerConfiguration},
+    settings::{
+        Namespace, NodePool, SchedulerConfiguration, SetSchedulerConfiguration, UpsertNamespace,
+        UpsertNodePool,
+    },
 };
 use quorate::{
     api::{Api, ReadMode},
@@ -37,22 +40,22 @@ impl Setting {
     fn command(self, value: u32) -> Command {
         let description = value.to_string().into();
         match self {
-            Self::Scheduler => Command::SetSchedulerConfiguration {
+            Self::Scheduler => Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
                 configuration: SchedulerConfiguration {
                     node_limit: Self::node_limit(value),
                     ..SchedulerConfiguration::default()
                 },
                 enforce_index: None,
-            },
-            Self::Namespace => Command::UpsertNamespace(Namespace {
-                name: NAMESPACE.into(),
-                description,
-                ..Namespace::default()
             }),
-            Self::Pool => Command::UpsertNodePool(NodePool {
-                name: POOL.into(),
-                description,
-                ..NodePool::default()
+            Self::Namespace => Command::UpsertNamespace(UpsertNamespace {
+                namespace: Namespace {
+                    name: NAMESPACE.into(),
+                    description,
+                    ..Namespace::default()
+                },
+            }),
+            Self::Pool => Command::UpsertNodePool(UpsertNodePool {
+                pool: NodePool { name: POOL.into(), description, ..NodePool::default() },
             }),
         }
     }
@@ -67,9 +70,9 @@ impl Setting {
         match self {
             Self::Scheduler => state.scheduler_configuration().node_limit - Self::node_limit(0),
             Self::Namespace => {
-                number(state.namespaces.get(&NAMESPACE.into()).map(|row| &*row.description))
+                number(state.namespaces().get(&NAMESPACE.into()).map(|row| &*row.description))
             }
-            Self::Pool => number(state.node_pools.get(&POOL.into()).map(|row| &*row.description)),
+            Self::Pool => number(state.node_pools().get(&POOL.into()).map(|row| &*row.description)),
         }
     }
 }

@@ -111,7 +111,7 @@ pub(crate) fn open_since(server: u64, since: Instant) -> usize {
 
 /// What a stream has yet to say of what is in this state, if anything: that something is to run, or is not any more, or may be started now.
 fn unsaid(state: &State, open: &Open) -> Option<String> {
-    let node = state.nodes.get(&open.node).filter(|row| row.incarnation == open.incarnation)?;
+    let node = state.nodes().get(&open.node).filter(|row| row.incarnation == open.incarnation)?;
     let said = open.said.as_ref()?;
     let unsaid = state.allocations_of_node(open.node).find_map(|row| {
         let what = match said.get(&row.id) {
@@ -180,7 +180,7 @@ mod tests {
 
     /// Says what the server would of this allocation.
     fn say(stream: &Stream, driver: &Driver, id: AllocationId, may_start: bool) {
-        let row = driver.state.allocations.get(&id).unwrap();
+        let row = driver.state.allocations().get(&id).unwrap();
         stream.says(&pb::AllocationBatch {
             allocations: vec![pb::Allocation {
                 id: id.0.to_vec().into(),

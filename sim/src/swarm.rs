@@ -104,7 +104,7 @@ struct Draw(u64);
 
 impl Draw {
     fn dice(&self, name: &str) -> Dice {
-        Dice::new(self.0, &format!("swarm: {name}"))
+        Dice::named(self.0, &format!("swarm: {name}"))
     }
 
     fn is_on(&self, class: Class) -> bool {

@@ -204,7 +204,7 @@ impl World {
 
     /// Its index; 0 before there is one.
     pub(crate) fn newest_index(&self) -> Index {
-        self.newest().map_or(0, |state| state.head.index)
+        self.newest().map_or(0, |state| state.index())
     }
 
     /// A client was told this index.
@@ -384,7 +384,7 @@ impl World {
         let mut last = 0;
         loop {
             let content = core.cell.load();
-            let (index, digest) = (content.head.index, content.digest());
+            let (index, digest) = (content.index(), content.digest());
             trace::event(&name(server), format_args!("applied {index} {digest}"));
             if index < last {
                 verdict::fail(format!("I7: {} went from index {last} to {index}", name(server)));
@@ -402,8 +402,8 @@ impl World {
         let mut state = self.lock();
         let before = state.applied.newest().cloned();
         let mut broken = state.applied.shows(&name(server), content);
-        broken.extend(state.log_time.shows(content.head.at, now));
-        if let Some(before) = before.filter(|before| before.head.index < content.head.index) {
+        broken.extend(state.log_time.shows(content.at(), now));
+        if let Some(before) = before.filter(|before| before.index() < content.index()) {
             broken.extend(state.deaths.step(&before, content, now));
             note_changes(&before, content);
         }
@@ -721,22 +721,22 @@ fn is_late(took: Duration, timeout: Duration) -> bool {
 
 /// Counts what a step shows.
 fn note_changes(old: &Content, new: &Content) {
-    if old.head.tables == new.head.tables {
+    if old.head().tables == new.head().tables {
         return;
     }
     let is_down = |node: &fsm::Node| node.liveness == fsm::Liveness::Down;
-    let was_down = |id| old.nodes.get(id).is_some_and(|node| is_down(node));
-    if new.nodes.iter().any(|node| is_down(node) && !was_down(&node.id)) {
+    let was_down = |id| old.nodes().get(id).is_some_and(|node| is_down(node));
+    if new.nodes().iter().any(|node| is_down(node) && !was_down(&node.id)) {
         coverage::hit("a node went down");
     }
     let blocked = |state: &Content| {
         let is_blocked = |row: &&Arc<fsm::Evaluation>| row.status == fsm::EvaluationStatus::Blocked;
-        state.evaluations.iter().filter(is_blocked).count()
+        state.evaluations().iter().filter(is_blocked).count()
     };
     if blocked(new) > blocked(old) {
         coverage::hit("an evaluation was blocked");
     }
-    if new.allocations.iter().any(|row| row.create_index > old.head.index && row.previous.is_some())
+    if new.allocations().iter().any(|row| row.create_index > old.index() && row.previous.is_some())
     {
         coverage::hit("an allocation was replaced");
     }

@@ -33,7 +33,10 @@ impl From<&ApiError> for Answer {
     fn from(error: &ApiError) -> Self {
         match error {
             ApiError::NoLeader => Self::new(StatusCode::INTERNAL_SERVER_ERROR, Code::Unavailable),
-            ApiError::Timeout { proposed: _ } => {
+            ApiError::Timeout { proposed: false } => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, Code::Unavailable)
+            }
+            ApiError::Timeout { proposed: true } => {
                 Self::new(StatusCode::GATEWAY_TIMEOUT, Code::DeadlineExceeded)
             }
             ApiError::Unknown => {
@@ -88,7 +91,8 @@ mod tests {
         for error in every_error() {
             let (http, grpc, retry_after_ms) = match &error {
                 ApiError::NoLeader => (500, Code::Unavailable, None),
-                ApiError::Timeout { .. } => (504, Code::DeadlineExceeded, None),
+                ApiError::Timeout { proposed: false } => (504, Code::Unavailable, None),
+                ApiError::Timeout { proposed: true } => (504, Code::DeadlineExceeded, None),
                 ApiError::Unknown => (500, Code::DeadlineExceeded, None),
                 ApiError::Overloaded { .. } => (429, Code::ResourceExhausted, Some(250)),
                 ApiError::NotReady(_) => (503, Code::Unavailable, Some(1_000)),

@@ -13,7 +13,7 @@ mod lease;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fsm::{
-    Command, Index, Plan, Proposal, Reply, RequestId, State, command::NodeReport, table::TableId,
+    Command, Index, Plan, Proposal, Reply, RequestId, State, allocation::NodeReport, table::TableId,
 };
 use futures_util::future::BoxFuture;
 use leader::{PlanAnswer, broker::NackReason};

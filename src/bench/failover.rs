@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use fsm::{Command, EvaluationId, JobKey, Reply, Text};
+use fsm::{Command, EvaluationId, JobKey, Reply, Text, job::RegisterJob};
 
 use super::{
     Progress, Report,
@@ -80,10 +80,10 @@ pub(super) async fn run(
 fn registration(name: &Text) -> anyhow::Result<Command> {
     let mut spec = writes::template()?;
     spec.key = JobKey { namespace: spec.key.namespace, id: name.clone() };
-    Ok(Command::RegisterJob {
+    Ok(Command::RegisterJob(RegisterJob {
         spec: spec.into(),
         enforce_index: None,
         evaluation: EvaluationId(fresh_id()),
         evaluation_priority: None,
-    })
+    }))
 }

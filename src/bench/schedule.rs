@@ -4,7 +4,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use fsm::{Command, EvaluationId, JobKey, Text, job::JobSpec};
+use fsm::{
+    Command, EvaluationId, JobKey, Text,
+    job::{JobSpec, RegisterJob},
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -151,12 +154,12 @@ async fn follow(
         let mut spec = template.clone();
         spec.key = JobKey::new(spec.key.namespace.clone(), id.as_str());
         spec.name = Text::from(id.as_str());
-        commands.push(Command::RegisterJob {
+        commands.push(Command::RegisterJob(RegisterJob {
             spec: spec.into(),
             enforce_index: Some(0),
             evaluation: EvaluationId(fresh_id()),
             evaluation_priority: None,
-        });
+        }));
     }
     let lanes = writes::lanes(&[&cluster.leader().rpc], 2, REGISTER_IN_FLIGHT, false).await?;
     progress(&format!("registering {} jobs × {}", arguments.jobs, arguments.count));

@@ -4,7 +4,10 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use fsm::{Command, EvaluationId, Index, JobKey, Rejection, Reply, Text, job::JobSpec};
+use fsm::{
+    Command, EvaluationId, Index, JobKey, Rejection, Reply, Text,
+    job::{DeregisterJob, JobSpec, RegisterJob},
+};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -120,12 +123,12 @@ impl Registrations {
         // Another text each time: registering the same spec again changes nothing.
         let payload = format!("{:x>width$}", self.written, width = META_BYTES);
         spec.meta = [(Text::from("payload"), Text::from(payload))].into();
-        Command::RegisterJob {
+        Command::RegisterJob(RegisterJob {
             spec: Arc::new(spec),
             enforce_index: Some(index),
             evaluation: EvaluationId(fresh_id()),
             evaluation_priority: None,
-        }
+        })
     }
 }
 
@@ -184,11 +187,13 @@ pub(super) async fn clean(
     names: impl Iterator<Item = Text>,
 ) -> anyhow::Result<()> {
     let lanes = lanes(&[&cluster.leader().rpc], 2, CLEAN_IN_FLIGHT, false).await?;
-    let commands = names.map(|name| Command::DeregisterJob {
-        job: JobKey { namespace: Text::from("default"), id: name },
-        purge: true,
-        evaluation: EvaluationId(fresh_id()),
-        evaluation_priority: None,
+    let commands = names.map(|name| {
+        Command::DeregisterJob(DeregisterJob {
+            job: JobKey { namespace: Text::from("default"), id: name },
+            purge: true,
+            evaluation: EvaluationId(fresh_id()),
+            evaluation_priority: None,
+        })
     });
     load::send_all(&lanes, commands).await.map(drop)
 }
@@ -357,7 +362,7 @@ mod tests {
     use super::*;
 
     fn enforced(command: &Command) -> (Text, Option<Index>) {
-        let Command::RegisterJob { spec, enforce_index, .. } = command else {
+        let Command::RegisterJob(RegisterJob { spec, enforce_index, .. }) = command else {
             panic!("{command:?} is no registration")
         };
         assert_eq!(spec.meta.values().map(|text| text.len()).sum::<usize>(), META_BYTES);

@@ -7,8 +7,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fsm::{
     AllocationId, ClientStatus, Command, Index, NodeId, Reply, State, TaskEvent, TaskState, Text,
-    command::{ClientUpdate, NodeReport, Readiness},
-    node::{Driver, NodeDescription, NodeResources},
+    allocation::{ClientUpdate, NodeReport},
+    node::{Driver, NodeDescription, NodeReadiness, NodeResources, Readiness, RegisterNode},
     resources::Resources,
 };
 use futures_util::{StreamExt, stream::BoxStream};
@@ -140,13 +140,13 @@ impl pb::agent_server::Agent for AgentService {
         let caller = caller_of(&request);
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
-        let command = Command::RegisterNode {
+        let command = Command::RegisterNode(RegisterNode {
             node,
             secret: sixteen(&request.secret, "secret")?,
             identity: sixteen(&request.identity, "identity")?,
             description: Arc::new(description(&request)?),
             evaluation_ids: Vec::new(),
-        };
+        });
         let written = self.0.write(caller, command, None, TIMEOUT).await?;
         let index = accepted(&written)?;
         let Reply::Node { incarnation, .. } = written.reply else {
@@ -175,12 +175,12 @@ impl pb::agent_server::Agent for AgentService {
     ) -> Result<Response<pb::ReadyReply>, Status> {
         let caller = caller_of(&request);
         let request = request.into_inner();
-        let command = Command::NodeReadiness {
+        let command = Command::NodeReadiness(NodeReadiness {
             node: node_id(&request.node_id)?,
             incarnation: request.incarnation,
             readiness: Readiness::Ok,
             evaluation_ids: Vec::new(),
-        };
+        });
         let written = self.0.write(caller, command, None, TIMEOUT).await?;
         Ok(Response::new(pb::ReadyReply { index: accepted(&written)? }))
     }
@@ -278,7 +278,7 @@ async fn state_that_knows(
     node: NodeId,
     incarnation: u64,
 ) -> Result<Arc<State>, Status> {
-    let known = |state: &State| state.nodes.get(&node).map(|row| row.incarnation);
+    let known = |state: &State| state.nodes().get(&node).map(|row| row.incarnation);
     let mut state = api.published().load();
     if known(&state).is_none_or(|found| found < incarnation) {
         state = api.read(ReadMode::Linearizable, 0, TIMEOUT).await?.state;

@@ -1,7 +1,7 @@
 //! Allocations: `/v1/allocations` and `/v1/allocation/ID…`.
 
 use axum::{Router, routing::get};
-use fsm::{AllocationId, Command, Reply, State, table::TableId};
+use fsm::{AllocationId, Command, Reply, State, allocation::StopAllocation, table::TableId};
 use serde_json::json;
 
 use super::{Context, answer::Answer, call::Call, error::Error, list::IdPrefix, view, writes};
@@ -23,7 +23,7 @@ async fn list(call: Call) -> Result<Answer, Error> {
     let with_task_states = call.flag_or("task_states", true)?;
     call.list(TABLES, move |state, list| {
         let rows: Vec<_> = state
-            .allocations
+            .allocations()
             .iter()
             .filter(|a| namespaces.contains(&a.job.namespace) && prefix.matches(&a.id.0))
             .collect();
@@ -38,8 +38,8 @@ async fn list(call: Call) -> Result<Answer, Error> {
 
 async fn read(call: Call) -> Result<Answer, Error> {
     let id: AllocationId = call.id(1)?;
-    let index = |state: &State| state.allocations.get(&id).map(|a| a.modify_index);
-    let view = |state: &State| Some(view::allocation(state, state.allocations.get(&id)?));
+    let index = |state: &State| state.allocations().get(&id).map(|a| a.modify_index);
+    let view = |state: &State| Some(view::allocation(state, state.allocations().get(&id)?));
     call.item("alloc", TABLES, index, view).await
 }
 
@@ -48,7 +48,7 @@ async fn stop(call: Call) -> Result<Answer, Error> {
     if call.flag("no_shutdown_delay")? {
         return Err(Error::unsupported("no_shutdown_delay"));
     }
-    let command = Command::StopAllocation { id, evaluation: call.evaluation_id() };
+    let command = Command::StopAllocation(StopAllocation { id, evaluation: call.evaluation_id() });
     let written = call.write(command).await?;
     let evaluation = match &written.reply {
         Reply::Evaluations(made) => made.first().copied(),
@@ -66,7 +66,7 @@ async fn stop(call: Call) -> Result<Answer, Error> {
 /// Services are stored with the job but registered nowhere.
 async fn services(call: Call) -> Result<Answer, Error> {
     let id: AllocationId = call.id(1)?;
-    let index = |state: &State| state.allocations.get(&id).map(|a| a.modify_index);
-    call.item("alloc", TABLES, index, |state| state.allocations.contains(&id).then(|| json!([])))
+    let index = |state: &State| state.allocations().get(&id).map(|a| a.modify_index);
+    call.item("alloc", TABLES, index, |state| state.allocations().contains(&id).then(|| json!([])))
         .await
 }

@@ -182,7 +182,7 @@ impl Call {
             }
             // What changed up to the index that the client has seen, it has seen.
             before = Some(now);
-            let looked_at = snapshot.state.head.index;
+            let looked_at = snapshot.state.index();
             drop(snapshot);
             tokio::select! {
                 () = self.api.changed(tables, looked_at, left) => {}
@@ -242,13 +242,13 @@ pub(crate) fn tables_index(state: &State, tables: &[TableId]) -> Index {
 
 fn rows_of(state: &State, table: TableId) -> usize {
     match table {
-        TableId::Jobs => state.jobs.len(),
-        TableId::JobVersions => state.job_versions.len(),
-        TableId::Nodes => state.nodes.len(),
-        TableId::Evaluations => state.evaluations.len(),
-        TableId::Allocations => state.allocations.len(),
-        TableId::NodePools => state.node_pools.len(),
-        TableId::Namespaces => state.namespaces.len(),
+        TableId::Jobs => state.jobs().len(),
+        TableId::JobVersions => state.job_versions().len(),
+        TableId::Nodes => state.nodes().len(),
+        TableId::Evaluations => state.evaluations().len(),
+        TableId::Allocations => state.allocations().len(),
+        TableId::NodePools => state.node_pools().len(),
+        TableId::Namespaces => state.namespaces().len(),
         TableId::SchedulerConfiguration
         | TableId::Tombstones
         | TableId::EarlyEligibilities

@@ -83,7 +83,7 @@ fn agent_address(call: &Call, state: &State) -> Result<String, Error> {
                 .ok_or_else(|| Error::bad("node_id is required: this server runs no client"))?
                 .parse()
                 .map_err(|error| Error::bad(format!("node_id: {error}")))?;
-            state.nodes.get(&id).ok_or_else(|| Error::not_found("node"))?
+            state.nodes().get(&id).ok_or_else(|| Error::not_found("node"))?
         }
     };
     let name = &node.description.name;
@@ -102,9 +102,9 @@ fn agent_address(call: &Call, state: &State) -> Result<String, Error> {
 }
 
 fn node_of_allocation(state: &State, id: AllocationId) -> Result<&Node, Error> {
-    let allocation = state.allocations.get(&id).ok_or_else(|| Error::not_found("alloc"))?;
+    let allocation = state.allocations().get(&id).ok_or_else(|| Error::not_found("alloc"))?;
     state
-        .nodes
+        .nodes()
         .get(&allocation.node)
         .map(|node| &**node)
         .ok_or_else(|| Error::agent_unreachable(format!("node {} is gone", allocation.node)))

@@ -23,7 +23,7 @@ pub(crate) fn routes() -> Router<Context> {
 async fn list(call: Call) -> Result<Answer, Error> {
     let matches = selection(&call)?;
     call.list(TABLES, move |state, list| {
-        let rows: Vec<_> = state.evaluations.iter().filter(|e| matches(e)).collect();
+        let rows: Vec<_> = state.evaluations().iter().filter(|e| matches(e)).collect();
         list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation(e, None))
     })
     .await
@@ -32,7 +32,7 @@ async fn list(call: Call) -> Result<Answer, Error> {
 async fn count(call: Call) -> Result<Answer, Error> {
     let matches = selection(&call)?;
     let count = |state: &State| {
-        Ok(json!({ "Count": state.evaluations.iter().filter(|e| matches(e)).count() }))
+        Ok(json!({ "Count": state.evaluations().iter().filter(|e| matches(e)).count() }))
     };
     call.document(TABLES, count).await
 }
@@ -58,9 +58,9 @@ fn selection(call: &Call) -> Result<impl Fn(&Evaluation) -> bool + Send + 'stati
 async fn read(call: Call) -> Result<Answer, Error> {
     let id: EvaluationId = call.id(1)?;
     let with_related = call.flag("related")?;
-    let index = |state: &State| state.evaluations.get(&id).map(|e| e.modify_index);
+    let index = |state: &State| state.evaluations().get(&id).map(|e| e.modify_index);
     let view = |state: &State| {
-        let evaluation = state.evaluations.get(&id)?;
+        let evaluation = state.evaluations().get(&id)?;
         let related = with_related.then(|| related(state, evaluation));
         Some(view::evaluation(evaluation, related))
     };
@@ -77,7 +77,7 @@ fn related(state: &State, start: &Evaluation) -> Vec<Value> {
         if !seen.insert(id) || found.len() == RELATED_MAX {
             continue;
         }
-        if let Some(evaluation) = state.evaluations.get(&id) {
+        if let Some(evaluation) = state.evaluations().get(&id) {
             open.extend(links(evaluation));
             found.push(evaluation);
         }

@@ -3,7 +3,11 @@
 //! A job id may hold slashes, encoded or not, so the verb is what stands behind the last slash of the path as received, if it is one.
 
 use axum::{Router, routing::get};
-use fsm::{Command, EvaluationId, Extent, JobKey, Reply, State, table::TableId};
+use fsm::{
+    Command, EvaluationId, Extent, JobKey, Reply, State,
+    job::{DeregisterJob, EvaluateJob, RegisterJob},
+    table::TableId,
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -109,7 +113,7 @@ async fn list(call: Call) -> Result<Answer, Error> {
             Namespaces::One(namespace) => {
                 let first = JobKey::new(namespace.clone(), prefix.as_str());
                 state
-                    .jobs
+                    .jobs()
                     .iter_from(&first)
                     .take_while(|job| {
                         job.key.namespace == *namespace && job.key.id.starts_with(&prefix)
@@ -117,7 +121,7 @@ async fn list(call: Call) -> Result<Answer, Error> {
                     .collect()
             }
             Namespaces::All => {
-                state.jobs.iter().filter(|job| job.key.id.starts_with(&prefix)).collect()
+                state.jobs().iter().filter(|job| job.key.id.starts_with(&prefix)).collect()
             }
         };
         list.fill(
@@ -147,13 +151,13 @@ async fn read(call: Call) -> Result<Answer, Error> {
 }
 
 async fn get_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
-    let index = |state: &State| state.jobs.get(key).map(|job| job.modify_index);
+    let index = |state: &State| state.jobs().get(key).map(|job| job.modify_index);
     if call.flag("pretty")? {
-        let view = |state: &State| view::job(state, state.jobs.get(key)?);
+        let view = |state: &State| view::job(state, state.jobs().get(key)?);
         return call.item("job", JOB_TABLES, index, view).await;
     }
     let body = |state: &State| {
-        let Some(job) = state.jobs.get(key) else { return Ok(None) };
+        let Some(job) = state.jobs().get(key) else { return Ok(None) };
         let Some(version) = view::current_version(state, job) else { return Ok(None) };
         let make = || call.body_of(&view::job_version(job, version));
         call.job_bodies.body(job, version, make).map(Some)
@@ -162,7 +166,7 @@ async fn get_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
 }
 
 async fn summary(call: &Call, key: &JobKey) -> Result<Answer, Error> {
-    let view = |state: &State| view::job_summary(state, state.jobs.get(key)?);
+    let view = |state: &State| view::job_summary(state, state.jobs().get(key)?);
     let extent = |state: &State| Extent::job(state, key);
     call.derived("job", JOB_AND_ALLOCATION_TABLES, extent, view).await
 }
@@ -172,7 +176,7 @@ async fn versions(call: &Call, key: &JobKey) -> Result<Answer, Error> {
         return Err(Error::unsupported("diffs between job versions"));
     }
     let view = |state: &State| {
-        let job = state.jobs.get(key)?;
+        let job = state.jobs().get(key)?;
         let versions: Vec<_> = state
             .versions_of(key, job.create_index)
             .iter()
@@ -180,7 +184,7 @@ async fn versions(call: &Call, key: &JobKey) -> Result<Answer, Error> {
             .collect();
         Some(json!({ "Versions": versions, "Diffs": [] }))
     };
-    let index = |state: &State| state.jobs.get(key).map(|job| job.modify_index);
+    let index = |state: &State| state.jobs().get(key).map(|job| job.modify_index);
     call.item("job versions", VERSION_TABLES, index, view).await
 }
 
@@ -191,7 +195,7 @@ async fn allocations(call: &Call, key: JobKey) -> Result<Answer, Error> {
     let watched = key.clone();
     let extent = move |state: &State| Extent::allocations_of_job(state, &watched);
     call.list_within(&[TableId::Allocations], extent, move |state, list| {
-        let current = state.jobs.get(&key).map(|job| job.create_index);
+        let current = state.jobs().get(&key).map(|job| job.create_index);
         let rows: Vec<_> = state
             .allocations_of_job(&key)
             .filter(|a| all || current.is_none_or(|current| a.job_create_index == current))
@@ -250,12 +254,12 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
         return Err(Error::bad("Job ID does not match name in request path"));
     }
     let converted = jobs_bridge::convert(&job).map_err(|errors| Error::bad(errors.join("\n")))?;
-    let command = Command::RegisterJob {
+    let command = Command::RegisterJob(RegisterJob {
         spec: converted.spec.into(),
         enforce_index,
         evaluation: call.evaluation_id(),
         evaluation_priority,
-    };
+    });
     let written = call.write(command).await?;
     let mut answer = job_reply(&written);
     answer["Warnings"] = converted.warnings.into();
@@ -330,7 +334,10 @@ async fn evaluate(call: &Call, target: &Target) -> Result<Answer, Error> {
     {
         return Err(Error::bad("EvalOptions.ForceReschedule is not supported by this server"));
     }
-    let command = Command::EvaluateJob { job: target.key(call)?, evaluation: call.evaluation_id() };
+    let command = Command::EvaluateJob(EvaluateJob {
+        job: target.key(call)?,
+        evaluation: call.evaluation_id(),
+    });
     let written = call.write(command).await?;
     call.answer_write(&written, job_reply(&written))
 }
@@ -343,12 +350,12 @@ async fn deregister(call: Call) -> Result<Answer, Error> {
     if call.flag("no_shutdown_delay")? {
         return Err(Error::unsupported("no_shutdown_delay"));
     }
-    let command = Command::DeregisterJob {
+    let command = Command::DeregisterJob(DeregisterJob {
         job: target.key(&call)?,
         purge: call.flag("purge")?,
         evaluation: call.evaluation_id(),
         evaluation_priority: priority(call.number("eval_priority")?)?,
-    };
+    });
     let written = call.write(command).await?;
     let mut answer = job_reply(&written);
     answer["VolumeEvalID"] = "".into();

@@ -76,7 +76,7 @@ mod tests {
 
     use std::convert::Infallible;
 
-    use fsm::{Command, EvaluationId, Proposal, State, table::ChangeSet};
+    use fsm::{Command, EvaluationId, Proposal, State, job::RegisterJob, table::ChangeSet};
     use serde_json::json;
 
     use super::*;
@@ -90,16 +90,16 @@ mod tests {
         let mut changes = ChangeSet::default();
         let mut state = State::genesis(&mut changes);
         let evaluation = EvaluationId([1; 16]);
-        let command = Command::RegisterJob {
+        let command = Command::RegisterJob(RegisterJob {
             spec,
             enforce_index: None,
             evaluation,
             evaluation_priority: None,
-        };
+        });
         let proposal = Proposal { at: 1, epoch: None, request: None, command };
         state.apply(1, 1, &proposal, &mut changes);
-        let job = Arc::clone(state.jobs.get(&JobKey::new("default", name)).unwrap());
-        let version = Arc::clone(state.job_versions.iter().next().unwrap());
+        let job = Arc::clone(state.jobs().get(&JobKey::new("default", name)).unwrap());
+        let version = Arc::clone(state.job_versions().iter().next().unwrap());
         (job, version)
     }
 

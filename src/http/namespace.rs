@@ -1,7 +1,11 @@
 //! Namespaces: `/v1/namespaces` and `/v1/namespace…`.
 
 use axum::{Router, routing::get};
-use fsm::{Command, State, Text, state::Namespace, table::TableId};
+use fsm::{
+    Command, State, Text,
+    settings::{DeleteNamespace, Namespace, UpsertNamespace},
+    table::TableId,
+};
 use serde_json::json;
 
 use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view, writes};
@@ -19,7 +23,7 @@ async fn list(call: Call) -> Result<Answer, Error> {
     let prefix = call.parameter("prefix").unwrap_or("").to_owned();
     call.list(TABLES, move |state, list| {
         let rows: Vec<_> =
-            state.namespaces.iter().filter(|n| n.name.starts_with(&prefix)).collect();
+            state.namespaces().iter().filter(|n| n.name.starts_with(&prefix)).collect();
         list.fill(rows, |n| n.name.clone(), |n| view::namespace(n))
     })
     .await
@@ -27,8 +31,8 @@ async fn list(call: Call) -> Result<Answer, Error> {
 
 async fn read(call: Call) -> Result<Answer, Error> {
     let name: Text = call.segment(1).into();
-    let index = |state: &State| state.namespaces.get(&name).map(|n| n.modify_index);
-    let view = |state: &State| state.namespaces.get(&name).map(|n| view::namespace(n));
+    let index = |state: &State| state.namespaces().get(&name).map(|n| n.modify_index);
+    let view = |state: &State| state.namespaces().get(&name).map(|n| view::namespace(n));
     call.item("namespace", TABLES, index, view).await
 }
 
@@ -40,19 +44,23 @@ async fn upsert(call: Call) -> Result<Answer, Error> {
             return Err(Error::bad(format!("{name} is not supported by this server")));
         }
     }
-    let command = Command::UpsertNamespace(Namespace {
-        name: name_of(&call, &fields, 1)?,
-        description: fields.text("Description")?.unwrap_or("").into(),
-        meta: meta_of(&fields)?,
-        create_index: 0,
-        modify_index: 0,
+    let command = Command::UpsertNamespace(UpsertNamespace {
+        namespace: Namespace {
+            name: name_of(&call, &fields, 1)?,
+            description: fields.text("Description")?.unwrap_or("").into(),
+            meta: meta_of(&fields)?,
+            create_index: 0,
+            modify_index: 0,
+        },
     });
     let written = call.write(command).await?;
     call.answer_write(&written, json!({}))
 }
 
 async fn delete(call: Call) -> Result<Answer, Error> {
-    let written = call.write(Command::DeleteNamespace(call.segment(1).into())).await?;
+    let written = call
+        .write(Command::DeleteNamespace(DeleteNamespace { name: call.segment(1).into() }))
+        .await?;
     call.answer_write(&written, json!({}))
 }
 

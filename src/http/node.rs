@@ -3,7 +3,11 @@
 use std::collections::BTreeSet;
 
 use axum::{Router, routing::get};
-use fsm::{Command, EvaluationId, Extent, NodeId, Reply, State, node::Drain, table::TableId};
+use fsm::{
+    Command, EvaluationId, Extent, NodeId, Reply, State,
+    node::{Drain, EvaluateNode, ReapNode, SetDrain, SetEligibility},
+    table::TableId,
+};
 use serde_json::json;
 
 use super::{
@@ -35,7 +39,7 @@ async fn list(call: Call) -> Result<Answer, Error> {
     let with_resources = call.flag("resources")?;
     let with_os = call.flag("os")?;
     call.list(TABLES, move |state, list| {
-        let rows: Vec<_> = state.nodes.iter().filter(|n| prefix.matches(&n.id.0)).collect();
+        let rows: Vec<_> = state.nodes().iter().filter(|n| prefix.matches(&n.id.0)).collect();
         list.fill(rows, |n| n.id, |n| view::node_stub(n, with_resources, with_os))
     })
     .await
@@ -43,8 +47,8 @@ async fn list(call: Call) -> Result<Answer, Error> {
 
 async fn read(call: Call) -> Result<Answer, Error> {
     let id: NodeId = call.id(1)?;
-    let index = |state: &State| state.nodes.get(&id).map(|node| node.modify_index);
-    let view = |state: &State| state.nodes.get(&id).map(|node| view::node(node));
+    let index = |state: &State| state.nodes().get(&id).map(|node| node.modify_index);
+    let view = |state: &State| state.nodes().get(&id).map(|node| view::node(node));
     call.item("node", TABLES, index, view).await
 }
 
@@ -67,7 +71,7 @@ async fn evaluation_ids(call: &Call, node: NodeId) -> Result<Vec<EvaluationId>, 
 fn evaluations_wanted(state: &State, node: NodeId) -> usize {
     let on_node: BTreeSet<_> = state.allocations_of_node(node).map(|a| &a.job).collect();
     let per_node = state
-        .jobs
+        .jobs()
         .iter()
         .filter(|job| !job.stop && job.kind.is_per_node() && !on_node.contains(&job.key))
         .count();
@@ -96,7 +100,7 @@ fn answer_node(call: &Call, written: &Written) -> Result<Answer, Error> {
 async fn evaluate(call: Call) -> Result<Answer, Error> {
     let node: NodeId = call.id(1)?;
     let evaluation_ids = evaluation_ids(&call, node).await?;
-    let written = call.write(Command::EvaluateNode { node, evaluation_ids }).await?;
+    let written = call.write(Command::EvaluateNode(EvaluateNode { node, evaluation_ids })).await?;
     answer_node(&call, &written)
 }
 
@@ -128,7 +132,8 @@ async fn eligibility(call: Call) -> Result<Answer, Error> {
     let reason = fields.text("Reason")?.unwrap_or("").into();
     let evaluation_ids = evaluation_ids(&call, node).await?;
     let by = OPERATOR.into();
-    let command = Command::SetEligibility { node, eligible, by, reason, evaluation_ids };
+    let command =
+        Command::SetEligibility(SetEligibility { node, eligible, by, reason, evaluation_ids });
     let written = call.write(command).await?;
     answer_node(&call, &written)
 }
@@ -149,11 +154,11 @@ async fn drain(call: Call) -> Result<Answer, Error> {
     let mark_eligible = fields.flag("MarkEligible")?;
     let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
     let drain = match fields.object("DrainSpec")? {
-        Some(spec) => Some(drain_of(&spec, snapshot.state.head.at)?),
+        Some(spec) => Some(drain_of(&spec, snapshot.state.at())?),
         None => None,
     };
     let evaluation_ids = call.evaluation_ids(evaluations_wanted(&snapshot.state, node));
-    let command = Command::SetDrain { node, drain, mark_eligible, evaluation_ids };
+    let command = Command::SetDrain(SetDrain { node, drain, mark_eligible, evaluation_ids });
     let written = call.write(command).await?;
     answer_node(&call, &written)
 }
@@ -178,7 +183,8 @@ fn drain_of(spec: &Fields<'_>, now: u64) -> Result<Drain, Error> {
 async fn purge(call: Call) -> Result<Answer, Error> {
     let node: NodeId = call.id(1)?;
     let evaluation_ids = evaluation_ids(&call, node).await?;
-    let command = Command::ReapNode { node, incarnation: None, force: true, evaluation_ids };
+    let command =
+        Command::ReapNode(ReapNode { node, incarnation: None, force: true, evaluation_ids });
     let written = call.write(command).await?;
     answer_node(&call, &written)
 }

@@ -1,7 +1,11 @@
 //! Node pools: `/v1/node/pools` and `/v1/node/pool/NAME…`.
 
 use axum::{Router, routing::get};
-use fsm::{Command, State, Text, state::NodePool, table::TableId};
+use fsm::{
+    Command, State, Text,
+    settings::{DeleteNodePool, NodePool, UpsertNodePool},
+    table::TableId,
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -29,7 +33,7 @@ async fn list(call: Call) -> Result<Answer, Error> {
     let prefix = call.parameter("prefix").unwrap_or("").to_owned();
     call.list(TABLES, move |state, list| {
         let rows: Vec<_> =
-            state.node_pools.iter().filter(|p| p.name.starts_with(&prefix)).collect();
+            state.node_pools().iter().filter(|p| p.name.starts_with(&prefix)).collect();
         list.fill(rows, |pool| pool.name.clone(), |pool| view::node_pool(pool))
     })
     .await
@@ -37,8 +41,8 @@ async fn list(call: Call) -> Result<Answer, Error> {
 
 async fn read(call: Call) -> Result<Answer, Error> {
     let name: Text = call.segment(2).into();
-    let index = |state: &State| state.node_pools.get(&name).map(|pool| pool.modify_index);
-    let view = |state: &State| state.node_pools.get(&name).map(|pool| view::node_pool(pool));
+    let index = |state: &State| state.node_pools().get(&name).map(|pool| pool.modify_index);
+    let view = |state: &State| state.node_pools().get(&name).map(|pool| view::node_pool(pool));
     call.item("node pool", TABLES, index, view).await
 }
 
@@ -48,19 +52,23 @@ async fn upsert(call: Call) -> Result<Answer, Error> {
     if fields.object("SchedulerConfiguration")?.is_some() {
         return Err(Error::bad("SchedulerConfiguration of a node pool is not supported"));
     }
-    let command = Command::UpsertNodePool(NodePool {
-        name: name_of(&call, &fields, 2)?,
-        description: fields.text("Description")?.unwrap_or("").into(),
-        meta: meta_of(&fields)?,
-        create_index: 0,
-        modify_index: 0,
+    let command = Command::UpsertNodePool(UpsertNodePool {
+        pool: NodePool {
+            name: name_of(&call, &fields, 2)?,
+            description: fields.text("Description")?.unwrap_or("").into(),
+            meta: meta_of(&fields)?,
+            create_index: 0,
+            modify_index: 0,
+        },
     });
     let written = call.write(command).await?;
     call.answer_write(&written, json!({}))
 }
 
 async fn delete(call: Call) -> Result<Answer, Error> {
-    let written = call.write(Command::DeleteNodePool(call.segment(2).into())).await?;
+    let written = call
+        .write(Command::DeleteNodePool(DeleteNodePool { name: call.segment(2).into() }))
+        .await?;
     call.answer_write(&written, json!({}))
 }
 
@@ -68,9 +76,9 @@ async fn delete(call: Call) -> Result<Answer, Error> {
 async fn nodes(call: Call) -> Result<Answer, Error> {
     let name: Text = call.segment(2).into();
     call.list(&[TableId::Nodes, TableId::NodePools], move |state, list| {
-        state.node_pools.get(&name).ok_or_else(|| Error::not_found("node pool"))?;
+        state.node_pools().get(&name).ok_or_else(|| Error::not_found("node pool"))?;
         let rows: Vec<_> = state
-            .nodes
+            .nodes()
             .iter()
             .filter(|node| &*name == "all" || node.description.pool == name)
             .collect();
@@ -84,9 +92,9 @@ async fn jobs(call: Call) -> Result<Answer, Error> {
     let name: Text = call.segment(2).into();
     let namespaces = call.namespaces();
     call.list(&[TableId::Jobs, TableId::Allocations, TableId::NodePools], move |state, list| {
-        state.node_pools.get(&name).ok_or_else(|| Error::not_found("node pool"))?;
+        state.node_pools().get(&name).ok_or_else(|| Error::not_found("node pool"))?;
         let rows: Vec<_> = state
-            .jobs
+            .jobs()
             .iter()
             .filter(|job| namespaces.contains(&job.key.namespace))
             .filter(|job| state.current_spec(job).is_some_and(|spec| spec.node_pool == name))

@@ -3,7 +3,7 @@
 use axum::{Router, routing::get};
 use fsm::{
     Command, Index, Rejection, Reply,
-    state::{Algorithm, SchedulerConfiguration},
+    settings::{Algorithm, SchedulerConfiguration, SetSchedulerConfiguration},
     table::TableId,
 };
 use serde_json::{Value, json};
@@ -91,7 +91,10 @@ async fn set_scheduler_configuration(call: Call) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let configuration = configuration_of(&Fields::of(&body)?)?;
     let enforce_index = call.number("cas")?;
-    let command = Command::SetSchedulerConfiguration { configuration, enforce_index };
+    let command = Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+        configuration,
+        enforce_index,
+    });
     let written =
         call.api.write(call.caller, command, call.request_id(), call.options.timeout).await?;
     let updated = match &written.reply {
@@ -144,7 +147,7 @@ fn configuration_of(fields: &Fields<'_>) -> Result<SchedulerConfiguration, Error
 /// The digest of this server's own state, for comparing replicas at the same index.
 async fn state_digest(call: Call) -> Result<Answer, Error> {
     let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
-    let index: Index = snapshot.state.head.index;
+    let index: Index = snapshot.state.index();
     let answer = json!({ "Index": index, "Digest": snapshot.state.digest().to_string() });
     call.answer(&answer, None)
 }
@@ -153,7 +156,7 @@ async fn state_digest(call: Call) -> Result<Answer, Error> {
 async fn invariants(call: Call) -> Result<Answer, Error> {
     let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
     let state = snapshot.state;
-    let index: Index = state.head.index;
+    let index: Index = state.index();
     let violations = tokio::task::spawn_blocking(move || fsm::invariant::check(&state))
         .await
         .map_err(|error| Error::internal(format!("the check failed: {error}")))?;

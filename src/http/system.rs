@@ -78,7 +78,7 @@ async fn collect_garbage(call: Call) -> Result<Answer, Error> {
     // What a job leaves behind is free once the job is gone: the second round finds it.
     for _round in 0..2 {
         let state = call.read().await?.state;
-        for command in GarbageCollector::forced(state.head.at, &state) {
+        for command in GarbageCollector::forced(state.at(), &state) {
             call.api.write(call.caller, command, None, call.options.timeout).await?;
         }
     }

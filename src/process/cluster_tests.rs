@@ -4,7 +4,11 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use fsm::{Command, NodeId, Proposal, RequestId, codec, limits, node::Drain, state::Namespace};
+use fsm::{
+    Command, NodeId, Proposal, RequestId, codec, limits,
+    node::{Drain, SetDrain},
+    settings::{Namespace, UpsertNamespace},
+};
 use futures_util::{FutureExt, StreamExt, stream::BoxStream};
 use proto::v1::{self as pb, agent_server::Agent, raft_server::Raft};
 use tonic::{Code, Request, Status};
@@ -33,7 +37,7 @@ fn a_change_too_large_for_the_log_is_refused_and_ends_nobody() {
         let description = "x".repeat(33 << 20).into();
         let huge = Namespace { name: "huge".into(), description, ..Namespace::default() };
         let core = servers.core(server);
-        let write = core.write(CALLER, Command::UpsertNamespace(huge), None, PATIENCE);
+        let write = core.write(CALLER, UpsertNamespace { namespace: huge }.into(), None, PATIENCE);
         let error = servers.runtime().block_on(write).unwrap_err();
         assert!(matches!(error, ApiError::Invalid(_)), "{error}");
         assert!(error.to_string().contains("over the limit"), "{error}");
@@ -59,7 +63,7 @@ fn a_server_far_behind_stamps_a_write_anew_instead_of_calling_it_expired() {
     let core = servers.core(behind);
     let mut write = Box::pin(async move {
         let name = Namespace { name: "fresh".into(), ..Namespace::default() };
-        core.write(CALLER, Command::UpsertNamespace(name), None, PATIENCE).await
+        core.write(CALLER, UpsertNamespace { namespace: name }.into(), None, PATIENCE).await
     });
     let entered = servers.runtime().enter();
     assert!(write.as_mut().now_or_never().is_none(), "stamped while the server is behind");
@@ -152,12 +156,12 @@ fn a_drain_that_is_asked_for_again_under_its_id_is_the_same_drain() {
             owner: "operator".into(),
             cancelable: false,
         };
-        let command = Command::SetDrain {
+        let command = Command::SetDrain(SetDrain {
             node: NodeId([1; 16]),
             drain: Some(drain),
             mark_eligible: false,
             evaluation_ids: Vec::new(),
-        };
+        });
         let id = Some(RequestId([7; 16]));
         servers.runtime().block_on(core.write(CALLER, command, id, PATIENCE)).unwrap().reply
     };

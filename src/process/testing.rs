@@ -3,7 +3,10 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use fsm::{Command, Reply, state::Namespace};
+use fsm::{
+    Reply,
+    settings::{Namespace, UpsertNamespace},
+};
 use leader::{ServicesConfig, broker::BrokerConfig};
 use tokio::{net::TcpListener, runtime::Runtime};
 
@@ -116,7 +119,7 @@ impl Servers {
         let core = self.core(server);
         let written = self.runtime().block_on(core.write(
             Caller::anonymous(Way::Grpc, None),
-            Command::UpsertNamespace(namespace),
+            UpsertNamespace { namespace }.into(),
             None,
             within,
         ))?;
@@ -128,7 +131,7 @@ impl Servers {
         let core = self.core(server);
         let read = core.read(ReadMode::Linearizable, 0, PATIENCE);
         let snapshot = self.runtime().block_on(read).unwrap();
-        snapshot.state.namespaces.get(&name.into()).is_some()
+        snapshot.state.namespaces().get(&name.into()).is_some()
     }
 
     /// Leaves so much room that nothing fails, and less than the watermark.

@@ -9,7 +9,12 @@ use std::{
     },
 };
 
-use fsm::{Index, Proposal, State, codec, generation::WHAT_TO_DO, table::ChangeSet};
+use fsm::{
+    Index, Proposal, State, codec,
+    generation::WHAT_TO_DO,
+    settings::{Namespace, UpsertNamespace},
+    table::ChangeSet,
+};
 use futures_util::{Stream, TryStreamExt};
 use openraft::{
     EntryPayload, OptionalSend,
@@ -102,7 +107,7 @@ impl StateMachine {
         };
         let membership = applied::membership(&base.meta)?;
         let state = base.state;
-        tracing::info!(from = base_name, index = state.head.index, digest = %base.meta.digest, "loaded the state");
+        tracing::info!(from = base_name, index = state.index(), digest = %base.meta.digest, "loaded the state");
         let machine = Self {
             cell: StateCell::new(state.clone()),
             shadow,
@@ -132,20 +137,23 @@ impl StateMachine {
         self.diverges = diverges;
     }
 
-    /// A deliberate bug: one row that only this replica changes.
+    /// A deliberate bug: a command that only this replica applies.
     fn diverge(&mut self, turn: &mut Turn) {
         let name: fsm::Text = "default".into();
-        let Some(namespace) = self.state.namespaces.get(&name) else { return };
+        let Some(namespace) = self.state.namespaces().get(&name) else { return };
         let description: fsm::Text = "changed on one server only".into();
         if namespace.description != description {
-            let namespace = fsm::state::Namespace { description, ..(**namespace).clone() };
-            self.state.namespaces.put(namespace, &mut turn.changes);
+            let namespace = Namespace { description, ..(**namespace).clone() };
+            let command = UpsertNamespace { namespace }.into();
+            let proposal = Proposal { at: self.state.at(), epoch: None, request: None, command };
+            let (index, term) = (self.state.index(), self.state.term());
+            let _applied = self.state.apply(index, term, &proposal, &mut turn.changes);
         }
     }
 
     /// The index up to which entries are in the state.
     pub fn base_index(&self) -> Index {
-        self.state.head.index
+        self.state.index()
     }
 
     /// The state with its position.
@@ -177,7 +185,7 @@ impl StateMachine {
     }
 
     fn meta(&self) -> AppliedMeta {
-        applied::meta(self.state.head.clone(), &self.membership(), self.state.digest())
+        applied::meta(self.state.head(), &self.membership(), self.state.digest())
     }
 
     fn apply_one(&mut self, entry: super::Entry, turn: &mut Turn) -> io::Result<()> {
@@ -243,8 +251,8 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     type SnapshotBuilder = SnapshotBuilder;
 
     async fn applied_state(&mut self) -> io::Result<(Option<LogId>, StoredMembership)> {
-        let head = &self.state.head;
-        let last = (!self.pristine).then(|| convert::log_id(head.term, head.index));
+        let (term, index) = (self.state.term(), self.state.index());
+        let last = (!self.pristine).then(|| convert::log_id(term, index));
         Ok((last, self.membership()))
     }
 
@@ -303,7 +311,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         self.state = loaded.state;
         self.pristine = false;
         self.cell.publish(self.state.clone(), Vec::new(), true);
-        tracing::info!(index = self.state.head.index, "installed a snapshot");
+        tracing::info!(index = self.state.index(), "installed a snapshot");
         Ok(())
     }
 

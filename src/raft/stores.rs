@@ -116,7 +116,7 @@ fn keep_two_bases(
 /// openraft refuses to start.)
 fn cut_what_was_replaced(machine: &StateMachine, wal: &Wal) -> anyhow::Result<()> {
     let (state, _) = machine.current();
-    let head = &state.head;
+    let head = state.head();
     if let Some(id) = wal.id(head.index)
         && id.term < head.term
     {
@@ -199,7 +199,7 @@ mod tests {
         let mut state = State::genesis(&mut ChangeSet::default());
         state.advance(index, term);
         let membership = StoredMembership::default();
-        let meta = applied::meta(state.head.clone(), &membership, state.digest());
+        let meta = applied::meta(state.head(), &membership, state.digest());
         stores.shadow.replace(state, meta).await.unwrap();
         let entries = (1..=last).map(|index| Entry { id: id(index), payload: Bytes::new() });
         stores.wal.save_vote(Bytes::from_static(b"vote"), Box::new(|done| done.unwrap())).unwrap();

@@ -10,7 +10,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use fsm::{Command, Index, Proposal, State, codec, digest::Digest, state::Namespace};
+use fsm::{
+    Command, Index, Proposal, State, codec,
+    digest::Digest,
+    settings::{DeleteNamespace, Namespace, UpsertNamespace},
+};
 use futures_util::{FutureExt, stream};
 use openraft::{
     entry::RaftEntry,
@@ -90,7 +94,7 @@ impl Truth {
     /// The leader's snapshot file at an index, with what is announced of it.
     pub(super) fn snapshot(&self, index: Index) -> (SnapshotMeta, Bytes) {
         let state = &self.states[Self::at(index)];
-        let meta = applied::meta(state.head.clone(), &self.membership, state.digest());
+        let meta = applied::meta(state.head(), &self.membership, state.digest());
         let disk = FaultDisk::new(1);
         let directory = SnapshotDirectory::open(Arc::new(disk.clone()), &self.snapshots).unwrap();
         let path = directory.write(state, &meta).unwrap();
@@ -105,14 +109,16 @@ impl Truth {
 fn command(index: Index) -> Command {
     let name = format!("namespace-{}", index * 7 % 13);
     if index.is_multiple_of(5) {
-        return Command::DeleteNamespace(name.as_str().into());
+        return Command::DeleteNamespace(DeleteNamespace { name: name.as_str().into() });
     }
     let length = usize::try_from(index * 131 % 900).unwrap();
     let description = index.to_string().repeat(length / 3 + 1);
-    Command::UpsertNamespace(Namespace {
-        name: name.as_str().into(),
-        description: description.as_str().into(),
-        ..Namespace::default()
+    Command::UpsertNamespace(UpsertNamespace {
+        namespace: Namespace {
+            name: name.as_str().into(),
+            description: description.as_str().into(),
+            ..Namespace::default()
+        },
     })
 }
 

@@ -7,7 +7,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fsm::{Command, Index, Proposal, Reply, RequestId, codec, session::Request};
+use fsm::{
+    Command, Index, Proposal, Reply, RequestId,
+    allocation::StopAllocation,
+    codec,
+    job::{DeregisterJob, EvaluateJob, RegisterJob},
+    node::{
+        AdvanceDrains, EvaluateNode, NodeLiveness, NodeReadiness, ReapNode, RegisterNode, SetDrain,
+        SetEligibility,
+    },
+    session::Request,
+};
 use openraft::ReadPolicy;
 use proto::v1 as pb;
 
@@ -189,8 +199,7 @@ impl Writes {
             // A server with room takes over at once; until then a write is as without a leader.
             return Err(ApiError::NoLeader);
         }
-        let makes_work =
-            matches!(command, Command::RegisterJob { .. } | Command::EvaluateJob { .. });
+        let makes_work = matches!(command, Command::RegisterJob(_) | Command::EvaluateJob(_));
         if makes_work && services.is_overloaded() {
             return Err(ApiError::Overloaded {
                 what: Limit::PendingEvaluations,
@@ -214,9 +223,9 @@ impl Writes {
         let mut guess = (*self.cell.load()).clone();
         let proposal =
             Proposal { at: services.now(), epoch: None, request, command: command.clone() };
-        let index = guess.head.index.saturating_add(1);
+        let index = guess.index().saturating_add(1);
         let mut changes = fsm::table::ChangeSet::trial();
-        let applied = guess.apply(index, guess.head.term, &proposal, &mut changes);
+        let applied = guess.apply(index, guess.term(), &proposal, &mut changes);
         rt::spawn(async move { drop(services.propose(command, request, ATTEMPT_TIMEOUT).await) });
         Written { index, reply: applied.reply }
     }
@@ -264,7 +273,7 @@ impl Writes {
     /// Log time as this server knows it: behind the leader's by [`leader::limits::TICK_AFTER_MS`]
     /// and some at most.
     pub(crate) fn log_time(&self) -> fsm::TimeMs {
-        match self.cell.load().head.at {
+        match self.cell.load().at() {
             // A cluster without history: its first entry brings wall time, beside which 0 would be long expired.
             0 => self.clock.wall_ms(),
             at => at,
@@ -290,18 +299,20 @@ fn until(deadline: Instant) -> Duration {
 /// carries others.
 fn without_fresh_ids(mut command: Command) -> Command {
     match &mut command {
-        Command::RegisterJob { evaluation, .. }
-        | Command::DeregisterJob { evaluation, .. }
-        | Command::EvaluateJob { evaluation, .. }
-        | Command::StopAllocation { evaluation, .. } => *evaluation = fsm::EvaluationId::default(),
-        Command::RegisterNode { evaluation_ids, .. }
-        | Command::NodeReadiness { evaluation_ids, .. }
-        | Command::NodeLiveness { evaluation_ids, .. }
-        | Command::SetEligibility { evaluation_ids, .. }
-        | Command::AdvanceDrains { evaluation_ids, .. }
-        | Command::ReapNode { evaluation_ids, .. }
-        | Command::EvaluateNode { evaluation_ids, .. } => evaluation_ids.clear(),
-        Command::SetDrain { drain, evaluation_ids, .. } => {
+        Command::RegisterJob(RegisterJob { evaluation, .. })
+        | Command::DeregisterJob(DeregisterJob { evaluation, .. })
+        | Command::EvaluateJob(EvaluateJob { evaluation, .. })
+        | Command::StopAllocation(StopAllocation { evaluation, .. }) => {
+            *evaluation = fsm::EvaluationId::default()
+        }
+        Command::RegisterNode(RegisterNode { evaluation_ids, .. })
+        | Command::NodeReadiness(NodeReadiness { evaluation_ids, .. })
+        | Command::NodeLiveness(NodeLiveness { evaluation_ids, .. })
+        | Command::SetEligibility(SetEligibility { evaluation_ids, .. })
+        | Command::AdvanceDrains(AdvanceDrains { evaluation_ids, .. })
+        | Command::ReapNode(ReapNode { evaluation_ids, .. })
+        | Command::EvaluateNode(EvaluateNode { evaluation_ids, .. }) => evaluation_ids.clear(),
+        Command::SetDrain(SetDrain { drain, evaluation_ids, .. }) => {
             evaluation_ids.clear();
             if let Some(drain) = drain {
                 drain.deadline_at =
@@ -309,20 +320,20 @@ fn without_fresh_ids(mut command: Command) -> Command {
                 drain.started_at = 0;
             }
         }
-        Command::SuspendNode { .. }
-        | Command::UnsuspendNodes { .. }
-        | Command::UpdateAllocations { .. }
-        | Command::UpdateEvaluations { .. }
-        | Command::ApplyPlans { .. }
-        | Command::SetSchedulerConfiguration { .. }
+        Command::SuspendNode(_)
+        | Command::UnsuspendNodes(_)
+        | Command::UpdateAllocations(_)
+        | Command::UpdateEvaluations(_)
+        | Command::ApplyPlans(_)
+        | Command::SetSchedulerConfiguration(_)
         | Command::UpsertNodePool(_)
         | Command::DeleteNodePool(_)
         | Command::UpsertNamespace(_)
         | Command::DeleteNamespace(_)
         | Command::Tick
         | Command::MarkDigest
-        | Command::DigestVerdict { .. }
-        | Command::CollectGarbage { .. } => {}
+        | Command::DigestVerdict(_)
+        | Command::CollectGarbage(_) => {}
     }
     command
 }

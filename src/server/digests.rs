@@ -9,7 +9,10 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use fsm::{Command, Index, State, digest::Digest};
+use fsm::{
+    Command, Index, State,
+    digest::{Digest, DigestVerdict},
+};
 
 use super::{leadership::LeaderServices, leading::Leading, lifecycle::Lifecycle, members::Contact};
 use crate::{
@@ -33,7 +36,7 @@ const MARKER: &str = "DIVERGED";
 /// This server's digest at a mark, as it is reported to the leader.
 pub(super) fn digest_at(cell: &StateCell, mark: Index) -> Bytes {
     let state = cell.load();
-    let row = state.digest_marks.get(&mark);
+    let row = state.digest_marks().get(&mark);
     row.map(|row| Bytes::copy_from_slice(&row.digest.0.to_le_bytes())).unwrap_or_default()
 }
 
@@ -83,7 +86,7 @@ pub(super) async fn run(own: Comparison) {
 
 /// Why this replica must stop, if a verdict is not what it has.
 fn divergence(state: &State) -> Option<String> {
-    state.digest_marks.iter().find_map(|mark| {
+    state.digest_marks().iter().find_map(|mark| {
         let verdict = mark.verdict?;
         (verdict != mark.digest).then(|| {
             format!(
@@ -99,7 +102,7 @@ async fn mark(own: &Comparison, services: &LeaderServices) -> Option<Index> {
     let written = services.propose(Command::MarkDigest, None, ENTRY_TIMEOUT).await.ok()?;
     let mark = written.index;
     let digest = gather(own, mark).await?;
-    let verdict = Command::DigestVerdict { mark, digest };
+    let verdict = Command::DigestVerdict(DigestVerdict { mark, digest });
     Some(services.propose(verdict, None, ENTRY_TIMEOUT).await.ok()?.index)
 }
 
@@ -154,7 +157,7 @@ mod tests {
 
     fn commit(state: &mut State, command: Command) -> Index {
         let proposal = Proposal { at: 1, epoch: None, request: None, command };
-        let index = state.head.index + 1;
+        let index = state.index() + 1;
         state.apply(index, 1, &proposal, &mut ChangeSet::default()).index
     }
 
@@ -164,20 +167,20 @@ mod tests {
     fn a_replica_that_differs_from_the_verdict_is_told() {
         let mut replicas: Vec<State> =
             (0..3).map(|_| State::genesis(&mut ChangeSet::default())).collect();
-        let namespace = fsm::state::Namespace { name: "stray".into(), ..Default::default() };
-        replicas[2].namespaces.put(namespace, &mut ChangeSet::default());
+        let namespace = fsm::settings::Namespace { name: "stray".into(), ..Default::default() };
+        fsm::testing::put(&mut replicas[2], &namespace);
         let mut reports = BTreeMap::new();
         let mut mark = 0;
         for (number, state) in (0..).zip(&mut replicas) {
             mark = commit(state, Command::MarkDigest);
             assert_eq!(divergence(state), None, "there is no verdict yet");
-            reports.insert(number, state.digest_marks.get(&mark).unwrap().digest);
+            reports.insert(number, state.digest_marks().get(&mark).unwrap().digest);
         }
         let digest = majority(&reports, 3).unwrap();
         let told: Vec<bool> = replicas
             .iter_mut()
             .map(|state| {
-                commit(state, Command::DigestVerdict { mark, digest });
+                commit(state, Command::DigestVerdict(DigestVerdict { mark, digest }));
                 divergence(state).is_some()
             })
             .collect();

@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use fsm::{Command, Index, NodeId, Plan, Proposal, RequestId, command::NodeReport, table::TableId};
+use fsm::{
+    Command, Index, NodeId, Plan, Proposal, RequestId, allocation::NodeReport, table::TableId,
+};
 use futures_util::{FutureExt, future::BoxFuture};
 use leader::{PlanAnswer, broker::NackReason};
 use proto::v1 as pb;
@@ -321,7 +323,7 @@ impl Core {
             .heard(node, request.incarnation)
             .map_err(|error| Status::not_found(error.to_string()))?;
         let state = self.cell.load();
-        let row = state.nodes.get(&node).ok_or_else(|| Status::not_found("node not found"))?;
+        let row = state.nodes().get(&node).ok_or_else(|| Status::not_found("node not found"))?;
         let liveness = words::liveness_to_pb(row.liveness);
         let members = self.contact.member_infos().into_iter();
         Ok(pb::HeartbeatReply {

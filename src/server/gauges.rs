@@ -52,10 +52,10 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("worker.nacked", core.worker_stats.nacked());
     put("worker.leases", core.worker_stats.held());
     put("worker.invoke_scheduler", core.worker_stats.invoked());
-    put("state.jobs", state.jobs.len() as u64);
-    put("state.nodes", state.nodes.len() as u64);
-    put("state.evaluations", state.evaluations.len() as u64);
-    put("state.allocations", state.allocations.len() as u64);
+    put("state.jobs()", state.jobs().len() as u64);
+    put("state.nodes()", state.nodes().len() as u64);
+    put("state.evaluations()", state.evaluations().len() as u64);
+    put("state.allocations()", state.allocations().len() as u64);
     put("process.resident_bytes", resident_bytes());
     put("process.cpu_ms", cpu_ms());
     if let Some(services) = core.leading() {

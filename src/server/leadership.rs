@@ -135,7 +135,7 @@ impl LeaderServices {
         let settings = &of.contact.settings;
         let (state, feed) = of.cell.subscribe();
         let (plans, plan_queue) = mpsc::channel(PLANS_WAITING_MAX);
-        let log_clock = LogClock::new(of.clock, state.head.at);
+        let log_clock = LogClock::new(of.clock, state.at());
         let services = Arc::new(Self {
             epoch,
             raft: of.contact.raft.clone(),

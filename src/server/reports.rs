@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fsm::{
     Command,
-    command::{ClientUpdate, NodeReport},
+    allocation::{ClientUpdate, NodeReport, UpdateAllocations},
 };
 
 use super::access::Writes;
@@ -74,7 +74,7 @@ pub(super) async fn run(writes: Writes, mut stop: watch::Receiver<bool>, mut que
         }
         let writes = writes.clone();
         rt::spawn(async move {
-            let command = Command::UpdateAllocations { reports };
+            let command = Command::UpdateAllocations(UpdateAllocations { reports });
             let result = writes.write(command, None, TIMEOUT).await;
             for reply in replies {
                 drop(reply.send(result.clone()));

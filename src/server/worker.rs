@@ -392,7 +392,7 @@ async fn schedule(
 ) -> Result<Plan, String> {
     rt::run_blocking(move || {
         let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = state.head.at.max(evaluation.wait_until);
+        let now = state.at().max(evaluation.wait_until);
         let pass = Pass { state: &state, evaluation: &evaluation, now, attempt };
         let plan = task::contained(|| {
             if exhausted {

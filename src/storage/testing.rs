@@ -2,7 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use fsm::{
-    Command, Index, Proposal, Reply, RequestId, State, session::Request, state::Namespace,
+    Command, Index, Proposal, Reply, RequestId, State,
+    session::Request,
+    settings::{DeleteNamespace, Namespace, UpsertNamespace},
     table::ChangeSet,
 };
 
@@ -30,7 +32,7 @@ impl Life {
 
     /// Applies an entry of a log; one without a proposal is the first of a term.
     pub(crate) fn enter(&mut self, term: u64, proposal: Option<&Proposal>) {
-        let index = self.state.head.index + 1;
+        let index = self.state.index() + 1;
         match proposal {
             Some(proposal) => {
                 self.state.apply(index, term, proposal, &mut self.changes);
@@ -40,7 +42,7 @@ impl Life {
     }
 
     fn apply(&mut self, command: Command) {
-        let index = self.state.head.index + 1;
+        let index = self.state.index() + 1;
         let proposal = Proposal { at: index * 10, epoch: None, request: None, command };
         let applied = self.state.apply(index, 1, &proposal, &mut self.changes);
         assert_eq!(applied.reply, Reply::Done);
@@ -48,21 +50,21 @@ impl Life {
 
     /// Sets a row of about so many bytes.
     pub(crate) fn set(&mut self, name: &str, bytes: usize) {
-        let mark = self.state.head.index.to_string();
+        let mark = self.state.index().to_string();
         let description = mark.repeat(bytes.div_ceil(mark.len())).into();
         let namespace = Namespace { name: name.into(), description, ..Namespace::default() };
-        self.apply(Command::UpsertNamespace(namespace));
+        self.apply(Command::UpsertNamespace(UpsertNamespace { namespace }));
     }
 
     /// Removes a row.
     pub(crate) fn remove(&mut self, name: &str) {
-        self.apply(Command::DeleteNamespace(name.into()));
+        self.apply(Command::DeleteNamespace(DeleteNamespace { name: name.into() }));
     }
 
     /// Takes so many requests of clients at this log time.
     pub(crate) fn request(&mut self, at: u64, count: u32) {
         for _ in 0..count {
-            let index = self.state.head.index + 1;
+            let index = self.state.index() + 1;
             let mut id = [0; 16];
             id[..8].copy_from_slice(&index.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
             let request = Request { id: RequestId(id), stamped_at: at, payload_hash: 0 };
@@ -76,7 +78,7 @@ impl Life {
     /// The meta of the state.
     pub(crate) fn meta(&self) -> AppliedMeta {
         let digest = self.state.digest();
-        AppliedMeta { head: self.state.head.clone(), digest, ..AppliedMeta::default() }
+        AppliedMeta { head: self.state.head(), digest, ..AppliedMeta::default() }
     }
 
     /// The rows changed since the last call, with the meta after them.
@@ -86,11 +88,11 @@ impl Life {
 
     /// The index of the last entry.
     pub(crate) fn index(&self) -> Index {
-        self.state.head.index
+        self.state.index()
     }
 
     /// The description of a namespace, by its length.
     pub(crate) fn length(state: &State, name: &str) -> usize {
-        state.namespaces.get(&name.into()).unwrap().description.len()
+        state.namespaces().get(&name.into()).unwrap().description.len()
     }
 }

@@ -230,9 +230,9 @@ impl Cluster {
     }
 
     /// Lets a server stand still, with its connections open, or go on.
-    pub(crate) fn freeze(&mut self, server: usize, still: bool) {
+    pub(crate) fn freeze(&self, server: usize, still: bool) {
         let signal = if still { Signal::STOP } else { Signal::CONT };
-        self.member(server).signal(signal).unwrap();
+        self.servers.servers()[server].member.signal(signal).unwrap();
     }
 
     /// Stops a server with SIGTERM and returns how it ended.

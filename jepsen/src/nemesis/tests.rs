@@ -42,7 +42,7 @@ fn faults_are_installed_overlap_and_heal() {
     let recorder = Recorder::in_memory();
     let turns = Turns::new(&[]);
     // Of the first kills of this seed none is rolling, which waits for servers that answer.
-    let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, &turns, 255);
+    let nemesis = Nemesis::new(&cluster, &endpoints, &recorder, &turns, 107);
     let stop = AtomicBool::new(false);
     let schedule =
         Schedule { quiet: Duration::from_millis(20), interval: Duration::from_millis(60) };

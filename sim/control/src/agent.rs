@@ -11,8 +11,8 @@ use std::{
 
 use fsm::{
     AllocationId, ClientStatus, Command, EvaluationId, Index, JobKind, Liveness, NodeId,
-    command::{ClientUpdate, NodeReport, Readiness},
-    node::{Driver, NodeDescription},
+    allocation::{ClientUpdate, NodeReport, UpdateAllocations},
+    node::{Driver, NodeDescription, NodeReadiness, Readiness, RegisterNode},
     resources::Resources,
     testing,
 };
@@ -262,7 +262,7 @@ impl World {
         }
         let view = self.log.state_at(index).clone();
         let node = agent.node;
-        let known = view.nodes.get(&node).is_some_and(|row| row.incarnation == incarnation);
+        let known = view.nodes().get(&node).is_some_and(|row| row.incarnation == incarnation);
         if !known {
             self.agents[number].incarnation = None;
             return true;
@@ -323,13 +323,13 @@ impl World {
         let agent = &self.agents[number];
         let node = agent.node;
         let Some(incarnation) = agent.incarnation else {
-            let command = Command::RegisterNode {
+            let command = Command::RegisterNode(RegisterNode {
                 node,
                 secret: [7; 16],
                 identity: [agent.identity; 16],
                 description: Arc::clone(&agent.description),
                 evaluation_ids: self.evaluation_ids(2),
-            };
+            });
             return self.ask_leader(number, Asked::Register, command, dice);
         };
         // One that is confused says that it is ready before it has said what it runs.
@@ -353,7 +353,7 @@ impl World {
             if reports.len() > 1 {
                 self.coverage.count(Event::ReportsTogether);
             }
-            let command = Command::UpdateAllocations { reports };
+            let command = Command::UpdateAllocations(UpdateAllocations { reports });
             if self.agents[number].copy.is_none() && dice.percent(self.swarm.message_copies) {
                 self.agents[number].copy = Some(command.clone());
             }
@@ -375,14 +375,15 @@ impl World {
     ) -> Option<bool> {
         let agent = &self.agents[number];
         let node = agent.node;
-        let row = self.log.state_at(agent.seen).nodes.get(&node);
+        let row = self.log.state_at(agent.seen).nodes().get(&node);
         let is_due = row.is_some_and(|row| row.liveness == Liveness::Initializing);
         if agent.unready_until > self.clock_ms || !is_due {
             return None;
         }
         let readiness = Readiness::Ok;
         let evaluation_ids = self.evaluation_ids(2);
-        let command = Command::NodeReadiness { node, incarnation, readiness, evaluation_ids };
+        let command =
+            Command::NodeReadiness(NodeReadiness { node, incarnation, readiness, evaluation_ids });
         Some(self.ask_leader(number, Asked::Ready, command, dice))
     }
 
@@ -410,7 +411,7 @@ impl World {
                 infrastructure_failure: one.infrastructure_failure,
             })
             .collect();
-        let row = self.log.state_at(self.agents[number].seen).nodes.get(&node);
+        let row = self.log.state_at(self.agents[number].seen).nodes().get(&node);
         let unsynced = row.is_some_and(|row| row.missed_index > row.synced_index);
         if updates.is_empty() && !unsynced {
             return None;

@@ -5,11 +5,15 @@ use std::sync::Arc;
 
 use fsm::{
     Command, EvaluationId, Index, Job, JobKey, JobKind, JobSpec, Reply, RequestId,
-    command::Cutoffs,
-    job::{Constraint, DelayFunction, Network, PortAsk, ReschedulePolicy, UpdateStrategy},
-    node::Drain,
+    allocation::StopAllocation,
+    gc::{CollectGarbage, Cutoffs},
+    job::{
+        Constraint, DelayFunction, DeregisterJob, EvaluateJob, Network, PortAsk, RegisterJob,
+        ReschedulePolicy, UpdateStrategy,
+    },
+    node::{Drain, EvaluateNode, ReapNode, SetDrain, SetEligibility},
     session::Request,
-    state::SchedulerConfiguration,
+    settings::{SchedulerConfiguration, SetSchedulerConfiguration},
     testing,
 };
 
@@ -43,10 +47,11 @@ pub(crate) struct Operation {
 impl Operation {
     /// It leads to an evaluation of this job.
     pub(crate) fn is_about(&self, key: &JobKey) -> bool {
-        if let Command::RegisterJob { spec, .. } = &self.command {
+        if let Command::RegisterJob(RegisterJob { spec, .. }) = &self.command {
             return spec.key == *key;
         }
-        let (Command::DeregisterJob { job, .. } | Command::EvaluateJob { job, .. }) = &self.command
+        let (Command::DeregisterJob(DeregisterJob { job, .. })
+        | Command::EvaluateJob(EvaluateJob { job, .. })) = &self.command
         else {
             return false;
         };
@@ -70,7 +75,7 @@ impl World {
         let payload_hash = testing::payload_hash(&command);
         let request = Request {
             id: RequestId(self.ids.next()),
-            stamped_at: self.log.truth().head.at,
+            stamped_at: self.log.truth().at(),
             payload_hash,
         };
         self.operations.push(Operation { request, command, ticket: None });
@@ -82,7 +87,7 @@ impl World {
         let busy = self.agents.iter().map(|agent| agent.node);
         let busy = busy.max_by_key(|node| live_on(truth, *node).len());
         let Some(node) = busy else { return };
-        let started_at = truth.head.at;
+        let started_at = truth.at();
         // One without a deadline has to be forced: otherwise it may wait for ever.
         let force = dice.percent(30);
         let ends = !force || dice.percent(50);
@@ -96,30 +101,32 @@ impl World {
             cancelable: false,
         };
         let evaluation_ids = self.evaluation_ids(4);
-        self.ask(Command::SetDrain {
+        self.ask(Command::SetDrain(SetDrain {
             node,
             drain: Some(drain),
             mark_eligible: false,
             evaluation_ids,
-        });
+        }));
     }
 
     /// Somebody has every job evaluated at once: all workers plan at the same time.
     pub(crate) fn evaluate_everything(&mut self) {
-        let jobs: Vec<_> = self.log.truth().jobs.iter().map(|row| row.key.clone()).collect();
+        let jobs: Vec<_> = self.log.truth().jobs().iter().map(|row| row.key.clone()).collect();
         for job in jobs {
             let evaluation = EvaluationId(self.ids.next());
-            self.ask(Command::EvaluateJob { job, evaluation });
+            self.ask(Command::EvaluateJob(EvaluateJob { job, evaluation }));
         }
     }
 
     /// An operator pauses the broker, or lets it go on. What was asked for before and is not in the log does not come after it.
     pub(crate) fn pause(&mut self, pause_eval_broker: bool) {
-        self.operations
-            .retain(|one| !matches!(one.command, Command::SetSchedulerConfiguration { .. }));
+        self.operations.retain(|one| !matches!(one.command, Command::SetSchedulerConfiguration(_)));
         let known = self.log.truth().scheduler_configuration().clone();
         let configuration = SchedulerConfiguration { pause_eval_broker, ..known };
-        self.ask(Command::SetSchedulerConfiguration { configuration, enforce_index: None });
+        self.ask(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+            configuration,
+            enforce_index: None,
+        }));
     }
 
     /// Sends what was not sent, or whose outcome was lost; ends what was answered.
@@ -151,7 +158,7 @@ impl World {
         let applied = self.log.at(index);
         let gone = applied.and_then(|applied| {
             let Reply::Job { evaluation: Some(id), .. } = &applied.reply else { return None };
-            (!applied.state.evaluations.contains(id)).then_some(*id)
+            (!applied.state.evaluations().contains(id)).then_some(*id)
         });
         // A retry may be answered after the collector came by.
         let first = applied.is_some_and(|applied| !applied.effects.is_empty());
@@ -171,7 +178,7 @@ impl World {
         if self.swarm.bad_garbage && dice.percent(15) {
             return self.collect_everything();
         }
-        let known = self.log.truth().jobs.get(&job).cloned();
+        let known = self.log.truth().jobs().get(&job).cloned();
         let choice = if known.is_none() { 0 } else { dice.below(20) };
         match choice {
             0..9 => {
@@ -181,23 +188,33 @@ impl World {
                 let enforce_index =
                     if dice.percent(15) { Some(draw_index(known.as_deref(), dice)) } else { None };
                 let spec = Arc::new(spec);
-                Command::RegisterJob { spec, enforce_index, evaluation, evaluation_priority: None }
+                Command::RegisterJob(RegisterJob {
+                    spec,
+                    enforce_index,
+                    evaluation,
+                    evaluation_priority: None,
+                })
             }
             9 | 10 => {
                 let purge = self.swarm.operators && dice.percent(40);
-                Command::DeregisterJob { job, purge, evaluation, evaluation_priority: None }
+                Command::DeregisterJob(DeregisterJob {
+                    job,
+                    purge,
+                    evaluation,
+                    evaluation_priority: None,
+                })
             }
-            11..13 => Command::EvaluateJob { job, evaluation },
+            11..13 => Command::EvaluateJob(EvaluateJob { job, evaluation }),
             13 | 14 => {
                 let ids: Vec<_> =
                     self.log.truth().allocations_of_job(&job).map(|row| row.id).collect();
                 match dice.pick(&ids) {
-                    Some(id) => Command::StopAllocation { id, evaluation },
-                    None => Command::EvaluateJob { job, evaluation },
+                    Some(id) => Command::StopAllocation(StopAllocation { id, evaluation }),
+                    None => Command::EvaluateJob(EvaluateJob { job, evaluation }),
                 }
             }
             _ if self.swarm.operators => self.draw_operator(dice),
-            _ => Command::EvaluateJob { job, evaluation },
+            _ => Command::EvaluateJob(EvaluateJob { job, evaluation }),
         }
     }
 
@@ -228,32 +245,32 @@ impl World {
     /// Names all there is, with the usual cut-offs: what is in use or too young must stay.
     fn collect_everything(&self) -> Command {
         let truth = self.log.truth();
-        let (at, gc) = (truth.head.at, &self.swarm.gc);
-        Command::CollectGarbage {
+        let (at, gc) = (truth.at(), &self.swarm.gc);
+        Command::CollectGarbage(CollectGarbage {
             cutoffs: Cutoffs {
                 evaluations: at.saturating_sub(gc.evaluation_ms),
                 batch_evaluations: at.saturating_sub(gc.batch_evaluation_ms),
                 jobs: at.saturating_sub(gc.job_ms),
             },
-            jobs: truth.jobs.iter().map(|row| row.key.clone()).collect(),
-            allocations: truth.allocations.iter().map(|row| row.id).collect(),
-            evaluations: truth.evaluations.iter().map(|row| row.id).collect(),
-            classes: truth.nodes.iter().map(|row| row.class).collect(),
-        }
+            jobs: truth.jobs().iter().map(|row| row.key.clone()).collect(),
+            allocations: truth.allocations().iter().map(|row| row.id).collect(),
+            evaluations: truth.evaluations().iter().map(|row| row.id).collect(),
+            classes: truth.nodes().iter().map(|row| row.class).collect(),
+        })
     }
 
     fn draw_operator(&mut self, dice: &mut Dice) -> Command {
         let node = self.agents[dice.index(self.agents.len())].node;
         let evaluation_ids = self.evaluation_ids(2);
-        let started_at = self.log.truth().head.at;
+        let started_at = self.log.truth().at();
         match dice.below(10) {
-            0..3 => Command::SetEligibility {
+            0..3 => Command::SetEligibility(SetEligibility {
                 node,
                 eligible: dice.percent(60),
                 by: "operator".into(),
                 reason: "".into(),
                 evaluation_ids,
-            },
+            }),
             3..6 => {
                 let unit_ms = if self.swarm.rich_nodes { 4_000 } else { 1_000 };
                 let deadline_at = Some(started_at + dice.between(1, 60) * unit_ms);
@@ -265,16 +282,26 @@ impl World {
                     owner: "operator".into(),
                     cancelable: false,
                 };
-                Command::SetDrain { node, drain: Some(drain), mark_eligible: false, evaluation_ids }
+                Command::SetDrain(SetDrain {
+                    node,
+                    drain: Some(drain),
+                    mark_eligible: false,
+                    evaluation_ids,
+                })
             }
-            6..8 => Command::SetDrain { node, drain: None, mark_eligible: true, evaluation_ids },
-            8 => Command::EvaluateNode { node, evaluation_ids },
-            _ => Command::ReapNode {
+            6..8 => Command::SetDrain(SetDrain {
+                node,
+                drain: None,
+                mark_eligible: true,
+                evaluation_ids,
+            }),
+            8 => Command::EvaluateNode(EvaluateNode { node, evaluation_ids }),
+            _ => Command::ReapNode(ReapNode {
                 node,
                 incarnation: None,
                 force: dice.percent(30),
                 evaluation_ids,
-            },
+            }),
         }
     }
 }

@@ -2,7 +2,10 @@
 //! their replacement waits for its time, somebody has the job evaluated again and again, or registers it with another delay: the evaluation that waits
 //! may be superseded, and what it was to do has to be done all the same. From dice of its own: no throw in here moves one of the older dice.
 
-use fsm::{Command, EvaluationId, EvaluationStatus, JobKey, JobSpec, Trigger};
+use fsm::{
+    Command, EvaluationId, EvaluationStatus, JobKey, JobSpec, Trigger,
+    job::{EvaluateJob, RegisterJob},
+};
 
 use crate::{client::CRASHES, coverage::Event, world::World};
 use chance::Dice;
@@ -31,8 +34,8 @@ impl World {
         }
         let leader = self.servers[self.log.leader].leadership.as_ref();
         let truth = self.log.truth();
-        let now = leader.map_or(truth.head.at, |leadership| leadership.now(self.clock_ms));
-        let waits = truth.evaluations.iter().filter(|row| {
+        let now = leader.map_or(truth.at(), |leadership| leadership.now(self.clock_ms));
+        let waits = truth.evaluations().iter().filter(|row| {
             row.status == EvaluationStatus::Pending && row.trigger == Trigger::RetryFailedAlloc
         });
         let awaiting: Vec<_> = waits.map(|row| (row.job.clone(), row.wait_until)).collect();
@@ -48,7 +51,7 @@ impl World {
     /// Instances of a job that tries again later fail one after the other.
     fn fail_a_job(&mut self, dice: &mut Dice) {
         let truth = self.log.truth();
-        let jobs = truth.jobs.iter().filter(|job| {
+        let jobs = truth.jobs().iter().filter(|job| {
             let later = truth.current_spec(job).is_some_and(|spec| tries_again_later(spec));
             later && !job.stop
         });
@@ -63,7 +66,7 @@ impl World {
     fn look_after_failed(&mut self, key: &JobKey, dice: &mut Dice) {
         self.coverage.count(Event::FailedLookedAfter);
         let truth = self.log.truth();
-        let job = truth.jobs.get(key).filter(|job| !job.stop);
+        let job = truth.jobs().get(key).filter(|job| !job.stop);
         let spec = job.and_then(|job| truth.current_spec(job)).map(|spec| (**spec).clone());
         if dice.percent(75)
             && let Some(mut spec) = spec
@@ -73,11 +76,16 @@ impl World {
             }
             let (spec, evaluation) = (spec.into(), EvaluationId(self.ids.next()));
             let (enforce_index, evaluation_priority) = (None, None);
-            self.ask(Command::RegisterJob { spec, enforce_index, evaluation, evaluation_priority });
+            self.ask(Command::RegisterJob(RegisterJob {
+                spec,
+                enforce_index,
+                evaluation,
+                evaluation_priority,
+            }));
         }
         for _ in 0..dice.between(1, 3) {
             let evaluation = EvaluationId(self.ids.next());
-            self.ask(Command::EvaluateJob { job: key.clone(), evaluation });
+            self.ask(Command::EvaluateJob(EvaluateJob { job: key.clone(), evaluation }));
         }
     }
 }

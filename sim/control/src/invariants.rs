@@ -24,7 +24,7 @@ use std::{
 
 pub use ending::{check_quiet, check_round_trip};
 use fsm::{
-    Allocation, AllocationId, EvaluationStatus, Index, JobKind, JobStatus, State, state::GainKey,
+    Allocation, AllocationId, EvaluationStatus, Index, JobKind, JobStatus, State, node::GainKey,
     table::TableId,
 };
 use needs::{has_ended, is_live};
@@ -66,7 +66,7 @@ pub fn check_suits(state: &State) -> Vec<Broken> {
     let mut out = Vec::new();
     for row in live(state) {
         let Some(spec) = state.allocation_spec(row) else { continue };
-        let node = state.nodes.get(&row.node);
+        let node = state.nodes().get(&row.node);
         let Some((group, node)) = spec.group(&row.group).zip(node) else { continue };
         if let Err(why) = needs::suits(spec, group, node) {
             let detail = format!("{} of {} is on {}: {why}", row.id, row.job, row.node);
@@ -77,7 +77,7 @@ pub fn check_suits(state: &State) -> Vec<Broken> {
 }
 
 fn live(state: &State) -> impl Iterator<Item = &Arc<Allocation>> {
-    state.allocations.iter().filter(|row| is_live(row))
+    state.allocations().iter().filter(|row| is_live(row))
 }
 
 /// I32, I34: what runs or is to run on a node fits it, resource by resource and in number. Simulated agents never shrink.
@@ -91,7 +91,7 @@ fn capacity(state: &State, out: &mut Vec<Broken>) {
         }
     }
     for (id, (count, sums)) in by_node {
-        let Some(node) = state.nodes.get(&id) else { continue };
+        let Some(node) = state.nodes().get(&id) else { continue };
         for (sum, (name, room)) in sums.into_iter().zip(needs::room_of(node)) {
             if sum > room {
                 let detail = format!("node {id} is over-committed in {name}: {sum} of {room}");
@@ -110,13 +110,13 @@ fn capacity(state: &State, out: &mut Vec<Broken>) {
 fn ports(state: &State, out: &mut Vec<Broken>) {
     let mut holders: BTreeMap<_, AllocationId> = BTreeMap::new();
     let mut stopping: BTreeMap<_, (AllocationId, Index)> = BTreeMap::new();
-    for row in state.allocations.iter().filter(|row| !is_live(row) && !has_ended(row)) {
+    for row in state.allocations().iter().filter(|row| !is_live(row) && !has_ended(row)) {
         for port in &row.ports {
             stopping.insert((row.node, port.value), (row.id, row.create_index));
         }
     }
     for row in live(state) {
-        let node = state.nodes.get(&row.node);
+        let node = state.nodes().get(&row.node);
         for port in &row.ports {
             if let Some(other) = holders.insert((row.node, port.value), row.id) {
                 let (node, port) = (row.node, port.value);
@@ -188,13 +188,13 @@ fn names_and_counts(state: &State, out: &mut Vec<Broken>) {
 /// I42: what replaces what is a chain: no cycle, one successor, both ends agree.
 fn chains(state: &State, out: &mut Vec<Broken>) {
     let mut successors: BTreeMap<AllocationId, AllocationId> = BTreeMap::new();
-    for row in state.allocations.iter() {
+    for row in state.allocations().iter() {
         let Some(previous) = row.previous else { continue };
         if let Some(other) = successors.insert(previous, row.id) {
             let detail = format!("{previous} is replaced by {other} and by {}", row.id);
             out.push(Broken("I42", detail));
         }
-        if let Some(before) = state.allocations.get(&previous)
+        if let Some(before) = state.allocations().get(&previous)
             && before.next != Some(row.id)
         {
             let detail = format!("{} replaces {previous}, which names {:?}", row.id, before.next);
@@ -216,7 +216,7 @@ fn chains(state: &State, out: &mut Vec<Broken>) {
 
 /// I44: created, then modified, then the log's end; and no row is newer than its table.
 fn indexes(state: &State, out: &mut Vec<Broken>) {
-    let last = state.head.index;
+    let last = state.index();
     let mut check = |table: TableId, created: Index, modified: Index| {
         let of_table = state.table_index(table);
         if created > modified || modified > last || modified > of_table.max(1) {
@@ -226,40 +226,40 @@ fn indexes(state: &State, out: &mut Vec<Broken>) {
             out.push(Broken("I44", detail));
         }
     };
-    for row in state.jobs.iter() {
+    for row in state.jobs().iter() {
         check(TableId::Jobs, row.create_index, row.modify_index);
     }
-    for row in state.nodes.iter() {
+    for row in state.nodes().iter() {
         check(TableId::Nodes, row.create_index, row.modify_index);
     }
-    for row in state.evaluations.iter() {
+    for row in state.evaluations().iter() {
         check(TableId::Evaluations, row.create_index, row.modify_index);
     }
-    for row in state.allocations.iter() {
+    for row in state.allocations().iter() {
         check(TableId::Allocations, row.create_index, row.modify_index);
     }
-    for gain in state.capacity_gains.iter().filter(|gain| gain.index > last) {
+    for gain in state.capacity_gains().iter().filter(|gain| gain.index > last) {
         out.push(Broken("I44", format!("{:?} gained at {}", gain.key, gain.index)));
     }
 }
 
 /// I45: what an allocation refers to is there.
 fn references(state: &State, out: &mut Vec<Broken>) {
-    for row in state.allocations.iter() {
+    for row in state.allocations().iter() {
         if state.allocation_spec(row).is_none() {
             out.push(Broken("I45", format!("{} runs a version that is gone", row.id)));
         }
-        if is_live(row) && !state.nodes.contains(&row.node) {
+        if is_live(row) && !state.nodes().contains(&row.node) {
             out.push(Broken("I45", format!("{} is live on a node that is gone", row.id)));
         }
-        if !state.evaluations.contains(&row.evaluation) {
+        if !state.evaluations().contains(&row.evaluation) {
             let detail = format!("the evaluation {} of {} is gone", row.evaluation, row.id);
             out.push(Broken("I45", detail));
         }
     }
-    for gain in state.capacity_gains.iter() {
+    for gain in state.capacity_gains().iter() {
         if let GainKey::Node(node) = gain.key
-            && !state.nodes.contains(&node)
+            && !state.nodes().contains(&node)
         {
             out.push(Broken("I45", format!("node {node} is gone and has gained room")));
         }
@@ -269,11 +269,11 @@ fn references(state: &State, out: &mut Vec<Broken>) {
 /// I45: a job's summary is what its allocations say.
 fn summaries(state: &State, out: &mut Vec<Broken>) {
     let mut counted: BTreeMap<_, [u32; 6]> = BTreeMap::new();
-    for row in state.allocations.iter() {
+    for row in state.allocations().iter() {
         let counts = counted.entry((row.job.clone(), row.group.clone())).or_default();
         counts[row.client as usize] += 1;
     }
-    for job in state.jobs.iter() {
+    for job in state.jobs().iter() {
         let groups = state.job_index(&job.key).map(|index| index.summary.keys().cloned());
         for group in groups.into_iter().flatten() {
             counted.entry((job.key.clone(), group)).or_default();
@@ -301,13 +301,13 @@ fn summaries(state: &State, out: &mut Vec<Broken>) {
 /// I45: a version is kept exactly as long as its job or an allocation may want it.
 fn versions(state: &State, out: &mut Vec<Broken>) {
     let used: BTreeSet<_> = state
-        .allocations
+        .allocations()
         .iter()
         .map(|row| (&row.job, row.job_create_index, row.job_version))
         .collect();
-    for row in state.job_versions.iter() {
+    for row in state.job_versions().iter() {
         let (key, created, version) = (&row.spec.key, row.create_index, row.version);
-        let current = state.jobs.get(key).filter(|job| job.create_index == created);
+        let current = state.jobs().get(key).filter(|job| job.create_index == created);
         if current.is_none() && !used.contains(&(key, created, version)) {
             out.push(Broken("I45", format!("version {version} of {key} is left behind")));
         }
@@ -319,7 +319,7 @@ fn versions(state: &State, out: &mut Vec<Broken>) {
 
 /// I45: a job row is what its spec says; per-node jobs are known as such; and its status is what becomes of it.
 fn jobs(state: &State, out: &mut Vec<Broken>) {
-    for job in state.jobs.iter() {
+    for job in state.jobs().iter() {
         let key = &job.key;
         let Some(spec) = state.current_spec(job) else {
             out.push(Broken("I45", format!("{key} has no spec of version {}", job.version)));
@@ -333,7 +333,7 @@ fn jobs(state: &State, out: &mut Vec<Broken>) {
         }
     }
     let known: BTreeSet<_> = state.per_node_jobs().cloned().collect();
-    let found = state.jobs.iter().filter(|job| job.kind.is_per_node());
+    let found = state.jobs().iter().filter(|job| job.kind.is_per_node());
     let found: BTreeSet<_> = found.map(|job| job.key.clone()).collect();
     if known != found {
         out.push(Broken("I45", format!("per-node jobs are {known:?}, the rows give {found:?}")));
@@ -342,17 +342,17 @@ fn jobs(state: &State, out: &mut Vec<Broken>) {
 
 /// I45: what runs or is to run is in a namespace that is there, and wants nodes of a pool that is there.
 fn places(state: &State, out: &mut Vec<Broken>) {
-    for job in state.jobs.iter() {
+    for job in state.jobs().iter() {
         let key = &job.key;
         let runs = match job.kind {
             JobKind::System | JobKind::Sysbatch => !job.stop,
             JobKind::Service | JobKind::Batch => live(state).any(|row| row.job == *key),
         };
-        if runs && !state.namespaces.contains(&key.namespace) {
+        if runs && !state.namespaces().contains(&key.namespace) {
             out.push(Broken("I45", format!("{key} goes on in a namespace that is gone")));
         }
         let pool = state.current_spec(job).map(|spec| &spec.node_pool);
-        if let Some(pool) = pool.filter(|pool| !job.stop && !state.node_pools.contains(*pool)) {
+        if let Some(pool) = pool.filter(|pool| !job.stop && !state.node_pools().contains(*pool)) {
             out.push(Broken("I45", format!("{key} wants nodes of pool {pool}, which is gone")));
         }
     }
@@ -362,7 +362,7 @@ fn places(state: &State, out: &mut Vec<Broken>) {
 fn nodes(state: &State, out: &mut Vec<Broken>) {
     let mut classes = BTreeMap::new();
     let mut kinds = BTreeMap::new();
-    for node in state.nodes.iter() {
+    for node in state.nodes().iter() {
         if node.drain.is_some() && !node.eligibility.ineligible {
             out.push(Broken("I36", format!("node {} drains and is eligible", node.id)));
         }
@@ -393,7 +393,7 @@ fn nodes(state: &State, out: &mut Vec<Broken>) {
 /// I21: a job has at most one blocked evaluation (one per node for jobs that run once per node).
 fn blocked_once(state: &State, out: &mut Vec<Broken>) {
     let mut seen = BTreeSet::new();
-    for row in state.evaluations.iter().filter(|row| row.status == EvaluationStatus::Blocked) {
+    for row in state.evaluations().iter().filter(|row| row.status == EvaluationStatus::Blocked) {
         if !seen.insert((row.job.clone(), row.node)) {
             out.push(Broken("I21", format!("{} has two blocked evaluations", row.job)));
         }
@@ -409,7 +409,7 @@ fn distinct_hosts(state: &State, out: &mut Vec<Broken>) {
         let Some(group) = spec.group(&row.group) else { continue };
         let (of_job, of_group) = needs::wants_own_host(spec, group);
         let version = (row.job.clone(), row.job_create_index, row.job_version);
-        let datacenter = state.nodes.get(&row.node).map(|node| &node.description.datacenter);
+        let datacenter = state.nodes().get(&row.node).map(|node| &node.description.datacenter);
         if let Some((most, datacenter)) = needs::most_in_datacenter(spec).zip(datacenter) {
             let count = in_datacenter.entry((version.clone(), datacenter)).or_insert(0);
             *count += 1;

@@ -105,7 +105,7 @@ impl World {
         let (term, leader) = (self.log.term, self.log.leader);
         let applied = self.servers[server].applied;
         let current = self.servers[server].leadership.as_ref().map(|one| one.epoch);
-        let state_term = self.log.state_at(applied).head.term;
+        let state_term = self.log.state_at(applied).term();
         if leader != server || current.is_some() || !self.log.has_barrier() || state_term != term {
             return false;
         }
@@ -114,7 +114,7 @@ impl World {
             epoch: term,
             server,
             started_ms: self.clock_ms,
-            anchor: state.head.at,
+            anchor: state.at(),
             services: Services::new(&ServicesConfig {
                 gc: self.swarm.gc,
                 ..ServicesConfig::default()
@@ -286,7 +286,7 @@ impl World {
         node: NodeId,
         now: u64,
     ) {
-        let Some(row) = state.nodes.get(&node) else { return };
+        let Some(row) = state.nodes().get(&node) else { return };
         let heard = leadership.heard.get(&node).copied().unwrap_or(0);
         let alive_since = heard.max(leadership.anchor);
         if now < alive_since + HEARTBEAT_TTL_MS_MIN + HEARTBEAT_GRACE_MS {
@@ -338,7 +338,7 @@ impl World {
         let ids = &mut self.ids;
         let kinds = fsm::JobKind::ALL;
         // What the services were not told yet they cannot know.
-        let told = state.head.index == leadership.fed;
+        let told = state.index() == leadership.fed;
         let mut ready = if told { order::waiting(state) } else { Vec::new() };
         ready.retain(|one| leadership.is_fresh(one.id()) && !leadership.history.is_passed(one));
         let dispatch = leadership.services.dispatch_mut();
@@ -385,7 +385,7 @@ impl World {
         if *count > DELIVERIES_MAX {
             self.fail(format!("I23: {} was delivered {count} times", row.id));
         }
-        let last_plan = state.jobs.get(&row.job).map_or(0, |job| job.last_plan_index);
+        let last_plan = state.jobs().get(&row.job).map_or(0, |job| job.last_plan_index);
         if lease.wait_index < row.modify_index.max(last_plan) {
             self.fail(format!("I27: {} does not wait for its own row and its job's", row.id));
         }

@@ -9,7 +9,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use fsm::{Effect, Index, Proposal, Reply, State, table::ChangeSet};
+use fsm::{Effect, Index, Proposal, Reply, State, state::Head, table::ChangeSet};
 
 /// Number of a proposal.
 pub(crate) type Ticket = u64;
@@ -66,7 +66,7 @@ impl Log {
     /// An empty log led by server 0 in term 1.
     pub(crate) fn new(start_at: u64) -> Self {
         let mut genesis = State::genesis(&mut ChangeSet::default());
-        genesis.head.at = start_at;
+        genesis.load_done(Head { at: start_at, ..genesis.head() });
         let blank = Entry { term: 1, proposal: None, ticket: None };
         Self {
             genesis: Arc::new(genesis),

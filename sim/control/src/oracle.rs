@@ -7,8 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use fsm::{
     Allocation, AllocationId, ClientStatus, Command, Effect, EvaluationStatus, Index, JobKind,
     Plan, Reply, RequestId, State, Trigger,
-    node::{Health, SuspendReason},
-    plan::DropReason,
+    evaluation::UpdateEvaluations,
+    gc::CollectGarbage,
+    job::RegisterJob,
+    node::{AdvanceDrains, Health, NodeLiveness, SuspendNode, SuspendReason},
+    plan::{ApplyPlans, DropReason},
     table::ChangeSet,
     testing,
 };
@@ -135,34 +138,34 @@ fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Fou
 fn judge_garbage(before: &State, applied: &Applied, gc: &GcConfig, found: &mut Found) {
     let after = &applied.state;
     let Some(proposal) = &applied.entry.proposal else { return };
-    let Command::CollectGarbage { cutoffs, .. } = &proposal.command else {
-        if after.allocations.len() < before.allocations.len() {
+    let Command::CollectGarbage(CollectGarbage { cutoffs, .. }) = &proposal.command else {
+        if after.allocations().len() < before.allocations().len() {
             found.push("I52: an allocation vanished".to_owned());
         }
         return;
     };
     let shortest_ms = gc.evaluation_ms.min(gc.batch_evaluation_ms);
     let latest = cutoffs.evaluations.max(cutoffs.batch_evaluations);
-    let now = proposal.at.max(before.head.at);
+    let now = proposal.at.max(before.at());
     if latest + shortest_ms > now || cutoffs.jobs + gc.job_ms > now {
         found.push("I52: garbage is collected before its time".to_owned());
     }
-    for row in before.evaluations.iter().filter(|row| !after.evaluations.contains(&row.id)) {
+    for row in before.evaluations().iter().filter(|row| !after.evaluations().contains(&row.id)) {
         if !row.status.is_terminal() || row.modified_at > latest {
             found.push(format!("I52: evaluation {} was forgotten", row.id));
         }
     }
-    for row in before.allocations.iter().filter(|row| !after.allocations.contains(&row.id)) {
+    for row in before.allocations().iter().filter(|row| !after.allocations().contains(&row.id)) {
         // With its job goes what a scheduler of that job would count.
-        let counted = after.jobs.contains(&row.job) && is_counted(before, row);
+        let counted = after.jobs().contains(&row.job) && is_counted(before, row);
         if !has_ended(row) || row.modified_at > latest || counted {
             found.push(format!("I52: allocation {} was forgotten", row.id));
         }
     }
-    for row in before.jobs.iter().filter(|row| !after.jobs.contains(&row.key)) {
+    for row in before.jobs().iter().filter(|row| !after.jobs().contains(&row.key)) {
         let waits_for_user = !row.stop && matches!(row.kind, JobKind::Service | JobKind::System);
-        let mut rows = before.allocations.iter().filter(|one| one.job == row.key);
-        let mut open = before.evaluations.iter().filter(|one| one.job == row.key);
+        let mut rows = before.allocations().iter().filter(|one| one.job == row.key);
+        let mut open = before.evaluations().iter().filter(|one| one.job == row.key);
         if waits_for_user
             || row.submitted_at > cutoffs.jobs
             || rows.any(|row| !has_ended(row))
@@ -175,15 +178,15 @@ fn judge_garbage(before: &State, applied: &Applied, gc: &GcConfig, found: &mut F
 
 /// A scheduler would make another one of it if it were not there.
 fn is_counted(state: &State, row: &Allocation) -> bool {
-    let job = state.jobs.get(&row.job).filter(|job| job.create_index == row.job_create_index);
+    let job = state.jobs().get(&row.job).filter(|job| job.create_index == row.job_create_index);
     let Some(job) = job.filter(|job| !job.stop) else { return false };
     let current = row.job_version == job.version;
-    let replaced = row.next.is_some_and(|next| state.allocations.contains(&next));
+    let replaced = row.next.is_some_and(|next| state.allocations().contains(&next));
     let failed = row.client == ClientStatus::Failed;
     let counts = match job.kind {
         JobKind::Batch | JobKind::Sysbatch => {
             let node = &row.node;
-            let is_gone = !state.nodes.contains(node) && !state.tombstones.contains(node);
+            let is_gone = !state.nodes().contains(node) && !state.tombstones().contains(node);
             let is_asked = job.kind == JobKind::Batch || !is_gone;
             current && is_asked && (failed || row.client == ClientStatus::Complete)
         }
@@ -199,7 +202,7 @@ fn is_counted(state: &State, row: &Allocation) -> bool {
 /// I37, I38, I46: what a plan does is right in the state that it was made on.
 fn judge_passes(before: &State, applied: &Applied, log: &Log, found: &mut Found) {
     let Some(proposal) = &applied.entry.proposal else { return };
-    let (Command::ApplyPlans { plans }, Reply::Plans(verdicts)) =
+    let (Command::ApplyPlans(ApplyPlans { plans }), Reply::Plans(verdicts)) =
         (&proposal.command, &applied.reply)
     else {
         return;
@@ -230,11 +233,11 @@ impl Pass<'_> {
         let Some(spec) = spec else { return };
         let placed = plan.placements.iter().map(|one| one.id);
         for id in placed.chain(plan.in_place.iter().map(|one| one.id)) {
-            let row = self.after.allocations.get(&id).filter(|row| {
+            let row = self.after.allocations().get(&id).filter(|row| {
                 (row.job_create_index, row.job_version) == (plan.job_create_index, plan.job_version)
             });
             let Some(row) = row else { continue };
-            let node = self.snapshot.nodes.get(&row.node);
+            let node = self.snapshot.nodes().get(&row.node);
             let Some((group, node)) = spec.group(&row.group).zip(node) else { continue };
             if let Err(why) = needs::suits(spec, group, node) {
                 found.push(format!("I37: {id} of {} is on {}: {why}", plan.job, row.node));
@@ -243,7 +246,7 @@ impl Pass<'_> {
     }
 
     fn is_undisturbed(&self, row: &Allocation) -> bool {
-        let node = self.snapshot.nodes.get(&row.node);
+        let node = self.snapshot.nodes().get(&row.node);
         is_live(row)
             && !row.per_node
             && row.next.is_none()
@@ -255,10 +258,10 @@ impl Pass<'_> {
     /// I38: when there are too many instances, those of the highest names go.
     fn stops_highest_names(&self, found: &mut Found) {
         let plan = self.plan;
-        let Some(job) = self.snapshot.jobs.get(&plan.job).filter(|job| !job.stop) else { return };
+        let Some(job) = self.snapshot.jobs().get(&plan.job).filter(|job| !job.stop) else { return };
         let Some(spec) = self.snapshot.current_spec(job) else { return };
         for group in spec.groups.iter().filter(|_| !spec.kind.is_per_node()) {
-            let rows = self.snapshot.allocations.iter();
+            let rows = self.snapshot.allocations().iter();
             let rows = rows.filter(|row| row.job == plan.job && row.group == group.name);
             let rows: Vec<_> = rows.filter(|row| self.is_undisturbed(row)).collect();
             let stop_of = |id| plan.stops.iter().find(|stop| stop.id == id);
@@ -276,20 +279,20 @@ impl Pass<'_> {
     /// I46: during a rolling update at most `max_parallel` instances are on their way.
     fn keeps_enough(&self, found: &mut Found) {
         let plan = self.plan;
-        let Some(job) = self.before.jobs.get(&plan.job) else { return };
+        let Some(job) = self.before.jobs().get(&plan.job) else { return };
         let Some(spec) = self.before.current_spec(job) else { return };
         for group in spec.groups.iter().filter(|_| spec.kind == JobKind::Service) {
             let Some(update) = group.update.filter(|update| update.max_parallel > 0) else {
                 continue;
             };
             let updated = plan.placements.iter().filter(|one| {
-                let previous = one.previous.and_then(|id| self.snapshot.allocations.get(&id));
+                let previous = one.previous.and_then(|id| self.snapshot.allocations().get(&id));
                 let is_old = |row: &Allocation| {
                     (row.job_create_index, row.job_version) != (job.create_index, job.version)
                 };
                 let stopped = |id| plan.stops.iter().any(|stop| stop.id == id);
                 one.group == group.name
-                    && self.after.allocations.contains(&one.id)
+                    && self.after.allocations().contains(&one.id)
                     && previous.is_some_and(|row| {
                         is_old(row) && self.is_undisturbed(row) && stopped(row.id)
                     })
@@ -299,7 +302,7 @@ impl Pass<'_> {
                 needs::runs_since(row)
                     .is_some_and(|since| self.now().saturating_sub(since) >= update.healthy_ms_min)
             };
-            let rows = self.snapshot.allocations.iter().filter(|row| {
+            let rows = self.snapshot.allocations().iter().filter(|row| {
                 row.job == plan.job
                     && row.group == group.name
                     && (row.job_create_index, row.job_version) == (job.create_index, job.version)
@@ -308,7 +311,7 @@ impl Pass<'_> {
             });
             let on_their_way = rows.filter(|row| !is_there(row)).count();
             let placed = plan.placements.iter().filter(|one| one.group == group.name);
-            let placed = placed.filter(|one| self.after.allocations.contains(&one.id)).count();
+            let placed = placed.filter(|one| self.after.allocations().contains(&one.id)).count();
             if updated > 0 && placed + on_their_way > update.max_parallel as usize {
                 found.push(format!(
                     "I46: {updated} of {} are updated, {placed} placed, and {on_their_way} are on their way",
@@ -320,15 +323,15 @@ impl Pass<'_> {
 
     /// Log time of the pass.
     fn now(&self) -> u64 {
-        let row = self.snapshot.evaluations.get(&self.plan.evaluation);
-        self.snapshot.head.at.max(row.map_or(0, |row| row.wait_until))
+        let row = self.snapshot.evaluations().get(&self.plan.evaluation);
+        self.snapshot.at().max(row.map_or(0, |row| row.wait_until))
     }
 }
 
 /// I19, I29, I30, I31.
 fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
     let Some(proposal) = &applied.entry.proposal else { return };
-    let (Command::ApplyPlans { plans }, Reply::Plans(verdicts)) =
+    let (Command::ApplyPlans(ApplyPlans { plans }), Reply::Plans(verdicts)) =
         (&proposal.command, &applied.reply)
     else {
         return;
@@ -336,7 +339,7 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
     let mut closed = BTreeSet::new();
     for (plan, verdict) in plans.iter().zip(verdicts) {
         let id = plan.evaluation;
-        let row = before.evaluations.get(&id);
+        let row = before.evaluations().get(&id);
         let was_open = row.is_some_and(|row| !row.status.is_terminal());
         if verdict.refused.is_none() && (!was_open || closed.contains(&id)) {
             found.push(format!("I19: a plan of {id} was taken after it was closed"));
@@ -353,7 +356,7 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
                 verdict.refresh_index
             ));
         }
-        let last_plan = before.jobs.get(&plan.job).map_or(0, |job| job.last_plan_index);
+        let last_plan = before.jobs().get(&plan.job).map_or(0, |job| job.last_plan_index);
         let changes = !plan.placements.is_empty();
         if verdict.refused.is_none() && changes && last_plan > plan.snapshot_index {
             found.push(format!(
@@ -362,7 +365,7 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
             ));
         }
         let placed = |one: &&fsm::Placement| {
-            let there = |state: &State| state.allocations.contains(&one.id);
+            let there = |state: &State| state.allocations().contains(&one.id);
             there(&applied.state) && !there(before)
         };
         let placed = plan.placements.iter().filter(placed).count();
@@ -377,12 +380,12 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
 /// I48: a drain is complete when nothing runs on the node but what may stay.
 fn judge_drains(before: &State, applied: &Applied, found: &mut Found) {
     let Some(proposal) = &applied.entry.proposal else { return };
-    let Command::AdvanceDrains { complete, .. } = &proposal.command else { return };
+    let Command::AdvanceDrains(AdvanceDrains { complete, .. }) = &proposal.command else { return };
     for id in complete {
-        let Some(drain) = before.nodes.get(id).and_then(|node| node.drain.as_ref()) else {
+        let Some(drain) = before.nodes().get(id).and_then(|node| node.drain.as_ref()) else {
             continue;
         };
-        let ended = applied.state.nodes.get(id).is_some_and(|node| node.drain.is_none());
+        let ended = applied.state.nodes().get(id).is_some_and(|node| node.drain.is_none());
         let stays = |row: &Allocation| drain.ignore_system && needs::is_of_system(before, row);
         let left = applied.state.allocations_of_node(*id);
         let left = left.filter(|row| !row.client.is_terminal() && !stays(row)).count();
@@ -395,7 +398,7 @@ fn judge_drains(before: &State, applied: &Applied, found: &mut Found) {
 
 fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
     let Some(proposal) = &applied.entry.proposal else { return };
-    let repeated = proposal.request.is_some_and(|request| before.sessions.contains(&request.id));
+    let repeated = proposal.request.is_some_and(|request| before.sessions().contains(&request.id));
     if repeated {
         coverage.count(Event::Retried);
         return;
@@ -423,8 +426,8 @@ fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
     note_command(before, applied, &proposal.command, coverage);
     for effect in &applied.effects {
         let Effect::Evaluation(id) = effect else { continue };
-        let Some(row) = applied.state.evaluations.get(id) else { continue };
-        if before.evaluations.contains(id) {
+        let Some(row) = applied.state.evaluations().get(id) else { continue };
+        if before.evaluations().contains(id) {
             continue;
         }
         match row.trigger {
@@ -461,10 +464,10 @@ fn note_places(before: &State, command: &Command, reply: &Reply, coverage: &mut 
     if deletes && matches!(reply, Reply::Rejected(fsm::Rejection::InUse(_))) {
         coverage.count(Event::PlaceInUse);
     }
-    if let Command::RegisterJob { spec, .. } = command
+    if let Command::RegisterJob(RegisterJob { spec, .. }) = command
         && !taken
-        && !(before.namespaces.contains(&spec.key.namespace)
-            && before.node_pools.contains(&spec.node_pool))
+        && !(before.namespaces().contains(&spec.key.namespace)
+            && before.node_pools().contains(&spec.node_pool))
     {
         coverage.count(Event::PlaceMissing);
     }
@@ -476,11 +479,11 @@ fn note_command(
     command: &Command,
     coverage: &mut crate::Coverage,
 ) {
-    let liveness = |id| applied.state.nodes.get(id).map(|node| node.liveness);
+    let liveness = |id| applied.state.nodes().get(id).map(|node| node.liveness);
     match command {
-        Command::NodeLiveness { changes, .. } => {
+        Command::NodeLiveness(NodeLiveness { changes, .. }) => {
             for change in changes {
-                let old = before.nodes.get(&change.node).map(|node| node.liveness);
+                let old = before.nodes().get(&change.node).map(|node| node.liveness);
                 if liveness(&change.node) == Some(change.liveness) && old != Some(change.liveness) {
                     coverage.count(match change.liveness {
                         fsm::Liveness::Down => Event::NodeDown,
@@ -491,7 +494,7 @@ fn note_command(
                 }
             }
         }
-        Command::AdvanceDrains { migrate, complete, .. } => {
+        Command::AdvanceDrains(AdvanceDrains { migrate, complete, .. }) => {
             if !migrate.is_empty() {
                 coverage.count(Event::Migrated);
             }
@@ -499,45 +502,47 @@ fn note_command(
                 coverage.count(Event::DrainCompleted);
             }
         }
-        Command::ReapNode { .. } => coverage.count(Event::NodeReaped),
-        Command::CollectGarbage { .. } => coverage.count(Event::Collected),
-        Command::UpdateEvaluations { updates } => {
+        Command::ReapNode(_) => coverage.count(Event::NodeReaped),
+        Command::CollectGarbage(_) => coverage.count(Event::Collected),
+        Command::UpdateEvaluations(UpdateEvaluations { updates }) => {
             let canceled = updates.iter().filter(|one| one.status == EvaluationStatus::Canceled);
             for update in canceled {
                 coverage.count(Event::Superseded);
-                let row = before.evaluations.get(&update.id);
+                let row = before.evaluations().get(&update.id);
                 if row.is_some_and(|row| row.trigger == Trigger::RetryFailedAlloc) {
                     coverage.count(Event::RescheduleSuperseded);
                 }
             }
         }
-        Command::SuspendNode { node, reason: SuspendReason::ReadinessFailed, .. } => {
-            let is_ok = |state: &State| state.nodes.get(node).map(|row| row.health == Health::Ok);
+        Command::SuspendNode(SuspendNode {
+            node, reason: SuspendReason::ReadinessFailed, ..
+        }) => {
+            let is_ok = |state: &State| state.nodes().get(node).map(|row| row.health == Health::Ok);
             if is_ok(before) == Some(true) && is_ok(&applied.state) == Some(false) {
                 coverage.count(Event::NodeSuspended);
             }
         }
-        Command::SuspendNode { .. }
-        | Command::RegisterJob { .. }
-        | Command::DeregisterJob { .. }
-        | Command::EvaluateJob { .. }
-        | Command::RegisterNode { .. }
-        | Command::NodeReadiness { .. }
-        | Command::UnsuspendNodes { .. }
-        | Command::SetEligibility { .. }
-        | Command::SetDrain { .. }
-        | Command::EvaluateNode { .. }
-        | Command::UpdateAllocations { .. }
-        | Command::StopAllocation { .. }
-        | Command::ApplyPlans { .. }
-        | Command::SetSchedulerConfiguration { .. }
+        Command::SuspendNode(_)
+        | Command::RegisterJob(_)
+        | Command::DeregisterJob(_)
+        | Command::EvaluateJob(_)
+        | Command::RegisterNode(_)
+        | Command::NodeReadiness(_)
+        | Command::UnsuspendNodes(_)
+        | Command::SetEligibility(_)
+        | Command::SetDrain(_)
+        | Command::EvaluateNode(_)
+        | Command::UpdateAllocations(_)
+        | Command::StopAllocation(_)
+        | Command::ApplyPlans(_)
+        | Command::SetSchedulerConfiguration(_)
         | Command::UpsertNodePool(_)
         | Command::DeleteNodePool(_)
         | Command::UpsertNamespace(_)
         | Command::DeleteNamespace(_)
         | Command::Tick
         | Command::MarkDigest
-        | Command::DigestVerdict { .. } => {}
+        | Command::DigestVerdict(_) => {}
     }
 }
 

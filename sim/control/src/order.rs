@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, Command, EvaluationId, EvaluationStatus, Index, JobKey,
-    JobKind, Liveness, NodeId, Plan, State, TaskGroup,
+    JobKind, Liveness, NodeId, Plan, State, TaskGroup, node::AdvanceDrains, plan::ApplyPlans,
 };
 use leader::Lease;
 
@@ -27,10 +27,10 @@ pub(crate) struct Waiting {
 /// Evaluations of a state that nothing holds back: pending, due, and the only open ones of their jobs.
 pub(crate) fn waiting(state: &State) -> Vec<Waiting> {
     let mut open: BTreeMap<&JobKey, u32> = BTreeMap::new();
-    for row in state.evaluations.iter().filter(|row| !row.status.is_terminal()) {
+    for row in state.evaluations().iter().filter(|row| !row.status.is_terminal()) {
         *open.entry(&row.job).or_default() += 1;
     }
-    let alone = state.evaluations.iter().filter(|row| {
+    let alone = state.evaluations().iter().filter(|row| {
         row.status == EvaluationStatus::Pending && row.wait_until == 0 && open[&row.job] == 1
     });
     let rank = |row: &std::sync::Arc<fsm::Evaluation>| Waiting {
@@ -59,7 +59,7 @@ pub(crate) struct History {
 impl History {
     /// A state that the leader saw.
     pub(crate) fn saw(&mut self, state: &State) {
-        for row in state.evaluations.iter() {
+        for row in state.evaluations().iter() {
             let known = self.priorities.entry(row.job.clone()).or_default();
             *known = row.priority.max(*known);
         }
@@ -105,7 +105,7 @@ pub(crate) fn judge_leases(
 
 /// Plans leave their queue in the order of their priorities.
 pub(crate) fn judge_plans(command: &Command) -> Option<String> {
-    let Command::ApplyPlans { plans } = command else { return None };
+    let Command::ApplyPlans(ApplyPlans { plans }) = command else { return None };
     let falls = |pair: &[std::sync::Arc<Plan>]| pair[0].priority >= pair[1].priority;
     let bad = plans.windows(2).find(|pair| !falls(pair))?;
     Some(format!("I26: the plan of {} is taken before a more urgent one", bad[0].evaluation))
@@ -113,11 +113,11 @@ pub(crate) fn judge_plans(command: &Command) -> Option<String> {
 
 /// Makes a plan wrong in a way that `apply` must not take: a name that lives already, or a port given twice. As from a worker with other rules.
 pub(crate) fn spoil(command: &mut Command, truth: &State, dice: &mut Dice) {
-    let Command::ApplyPlans { plans } = command else { return };
+    let Command::ApplyPlans(ApplyPlans { plans }) = command else { return };
     let Some(plan) = plans.first_mut().map(std::sync::Arc::make_mut) else { return };
-    let is_service = truth.jobs.get(&plan.job).is_some_and(|job| job.kind == JobKind::Service);
+    let is_service = truth.jobs().get(&plan.job).is_some_and(|job| job.kind == JobKind::Service);
     let stopped = |id| plan.stops.iter().any(|stop| stop.id == id);
-    let rows = truth.allocations.iter().filter(|row| row.job == plan.job && is_live(row));
+    let rows = truth.allocations().iter().filter(|row| row.job == plan.job && is_live(row));
     let names: Vec<u32> = rows.filter(|row| !stopped(row.id)).map(|row| row.name_index).collect();
     if dice.percent(50) {
         let name = dice.pick(&names).filter(|_| is_service);
@@ -151,14 +151,14 @@ impl Overdue {
     ) -> Option<String> {
         let (mut acted, mut ended) = (Vec::new(), Vec::new());
         for command in commands {
-            if let Command::AdvanceDrains { migrate, complete, .. } = command {
+            if let Command::AdvanceDrains(AdvanceDrains { migrate, complete, .. }) = command {
                 acted.extend(migrate);
                 ended.extend(complete);
             }
         }
         let look = Look { now, state, acted: &acted, ended: &ended };
         let late = |node: &fsm::Node| look.may_go_on(node).then_some(node.id);
-        let late: Vec<NodeId> = state.nodes.iter().filter_map(|node| late(node)).collect();
+        let late: Vec<NodeId> = state.nodes().iter().filter_map(|node| late(node)).collect();
         self.0.retain(|node, _| late.contains(node));
         for node in late {
             let since = *self.0.entry(node).or_insert(now);
@@ -185,7 +185,7 @@ impl Look<'_> {
     /// A draining node of which something is to move, or whose drain is over, and nobody asks for it.
     fn may_go_on(&self, node: &fsm::Node) -> bool {
         let Some(drain) = &node.drain else { return false };
-        let here = self.state.allocations.iter().filter(|row| {
+        let here = self.state.allocations().iter().filter(|row| {
             let stays = drain.ignore_system && is_of_system(self.state, row);
             row.node == node.id && !has_ended(row) && !stays
         });
@@ -215,10 +215,12 @@ impl Look<'_> {
         if row.client != ClientStatus::Running || !self.is_of_service(row) {
             return false;
         }
-        let Some(job) = self.state.jobs.get(&row.job).filter(|job| !job.stop) else { return false };
+        let Some(job) = self.state.jobs().get(&row.job).filter(|job| !job.stop) else {
+            return false;
+        };
         let spec = self.state.current_spec(job);
         let Some(group) = spec.and_then(|spec| spec.group(&row.group)) else { return false };
-        let rows = self.state.allocations.iter();
+        let rows = self.state.allocations().iter();
         let rows = rows.filter(|other| other.job == row.job && other.group == row.group);
         let rows: Vec<_> = rows.collect();
         let there = rows.iter().filter(|row| serves(self.now, self.state, group, row)).count();
@@ -231,7 +233,7 @@ impl Look<'_> {
 
 /// An instance that is there for its users and goes on. One that is to go itself need not stay up for that.
 fn serves(now: u64, state: &State, group: &TaskGroup, row: &Allocation) -> bool {
-    let node = state.nodes.get(&row.node);
+    let node = state.nodes().get(&row.node);
     let heard = node.is_some_and(|node| match node.liveness {
         Liveness::Initializing | Liveness::Ready => true,
         Liveness::Disconnected | Liveness::Down => false,
@@ -247,10 +249,10 @@ fn serves(now: u64, state: &State, group: &TaskGroup, row: &Allocation) -> bool 
 
 /// I48: what is marked to move may: it is on a draining node, and of a service so many stay as `migrate` says unless time is up.
 pub(crate) fn judge_drains(now: u64, state: &State, command: &Command) -> Option<String> {
-    let Command::AdvanceDrains { migrate, .. } = command else { return None };
+    let Command::AdvanceDrains(AdvanceDrains { migrate, .. }) = command else { return None };
     let mut moved: BTreeMap<(&JobKey, &str), Vec<AllocationId>> = BTreeMap::new();
-    for row in migrate.iter().filter_map(|id| state.allocations.get(id)) {
-        let drain = state.nodes.get(&row.node).and_then(|node| node.drain.as_ref());
+    for row in migrate.iter().filter_map(|id| state.allocations().get(id)) {
+        let drain = state.nodes().get(&row.node).and_then(|node| node.drain.as_ref());
         let Some(drain) = drain else {
             return Some(format!("I48: {} is to move from a node that does not drain", row.id));
         };
@@ -261,7 +263,7 @@ pub(crate) fn judge_drains(now: u64, state: &State, command: &Command) -> Option
         if drain.force || drain.deadline_at.is_some_and(|at| at <= now) {
             continue;
         }
-        let here = || state.allocations.iter().filter(|other| other.node == row.node);
+        let here = || state.allocations().iter().filter(|other| other.node == row.node);
         if is_last && here().any(|other| !is_of_system(state, other) && !has_ended(other)) {
             return Some(format!("I48: {} is to move before the others", row.id));
         }
@@ -274,10 +276,10 @@ pub(crate) fn judge_drains(now: u64, state: &State, command: &Command) -> Option
         }
     }
     for ((key, group), moved) in moved {
-        let spec = state.jobs.get(key).and_then(|job| state.current_spec(job));
+        let spec = state.jobs().get(key).and_then(|job| state.current_spec(job));
         let Some(group) = spec.and_then(|spec| spec.group(group)) else { continue };
         let serves = |row: &Allocation| serves(now, state, group, row) && !moved.contains(&row.id);
-        let rows = state.allocations.iter().filter(|row| row.job == *key);
+        let rows = state.allocations().iter().filter(|row| row.job == *key);
         let stay = rows.filter(|row| row.group == group.name && serves(row)).count();
         let needed = group.count.saturating_sub(group.migrate.max_parallel) as usize;
         if stay < needed {
@@ -328,7 +330,7 @@ mod tests {
     #[test]
     fn a_drain_waits_for_an_instance_that_was_started_again_and_no_longer() {
         let (state, goes) = restarted();
-        let early = state.head.at + 999;
+        let early = state.at() + 999;
         let mut overdue = Overdue::default();
         let mut look = |now| overdue.looked(now, &state, std::iter::empty());
         assert_eq!(look(early), None);
@@ -336,11 +338,11 @@ mod tests {
         let late = look(early + 2 * DRAIN_LATE_MS + 2);
         assert!(late.is_some_and(|late| late.starts_with("I48")));
 
-        let command = Command::AdvanceDrains {
+        let command = Command::AdvanceDrains(AdvanceDrains {
             migrate: vec![goes],
             complete: vec![],
             evaluation_ids: vec![],
-        };
+        });
         assert!(judge_drains(early, &state, &command).is_some(), "nobody would be left");
         assert_eq!(judge_drains(early + 1, &state, &command), None);
     }
@@ -348,9 +350,9 @@ mod tests {
     #[test]
     fn an_instance_runs_since_the_last_start_of_its_tasks() {
         let (state, goes) = restarted();
-        let stays = state.allocations.iter().find(|row| row.id != goes);
+        let stays = state.allocations().iter().find(|row| row.id != goes);
         let mut stays = (**stays.expect("there are two")).clone();
-        assert_eq!(runs_since(&stays), Some(state.head.at));
+        assert_eq!(runs_since(&stays), Some(state.at()));
         stays.tasks.entry("web".into()).or_default().last_restart_ms = 0;
         assert_eq!(runs_since(&stays), Some(stays.client_at));
         stays.tasks.entry("web".into()).or_default().state = "pending".into();

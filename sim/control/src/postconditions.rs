@@ -10,9 +10,15 @@ use fsm::{
     AllocationId, ClientStatus, Command, DesiredStatus, Effect, EvaluationId, EvaluationStatus,
     Extent, Index, Job, JobKey, JobSpec, Liveness, Node, NodeId, Plan, PlanVerdict, Rejection,
     Reply, State,
-    command::{LivenessChange, NodeReport},
-    node::Drain,
-    state::GainKey,
+    allocation::{NodeReport, StopAllocation, UpdateAllocations},
+    evaluation::UpdateEvaluations,
+    job::{DeregisterJob, RegisterJob},
+    node::{
+        AdvanceDrains, Drain, GainKey, LivenessChange, NodeLiveness, NodeReadiness, ReapNode,
+        RegisterNode, SetDrain, SetEligibility, SuspendNode,
+    },
+    plan::ApplyPlans,
+    settings::{DeleteNamespace, DeleteNodePool, UpsertNamespace, UpsertNodePool},
     table::TableId,
 };
 
@@ -33,13 +39,13 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
     entry.effects(found);
     entry.table_indexes(found);
     entry.extents(found);
-    if let Command::RegisterJob { spec, enforce_index, .. } = command {
+    if let Command::RegisterJob(RegisterJob { spec, enforce_index, .. }) = command {
         entry.enforced(&spec.key, *enforce_index, found);
     }
-    if let Command::DeleteNamespace(name) = command {
+    if let Command::DeleteNamespace(DeleteNamespace { name }) = command {
         entry.namespace_deleted(name, found);
     }
-    if let Command::DeleteNodePool(name) = command {
+    if let Command::DeleteNodePool(DeleteNodePool { name }) = command {
         entry.node_pool_deleted(name, found);
     }
     if matches!(entry.reply, Reply::Rejected(_)) {
@@ -47,73 +53,83 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         return;
     }
     match command {
-        Command::RegisterJob { spec, .. } => entry.job_registered(spec, found),
-        Command::DeregisterJob { job, purge, .. } => entry.job_ended(job, *purge, found),
-        Command::EvaluateJob { .. } => entry.evaluation_made(found),
-        Command::RegisterNode { node, identity, description, .. } => {
+        Command::RegisterJob(RegisterJob { spec, .. }) => entry.job_registered(spec, found),
+        Command::DeregisterJob(DeregisterJob { job, purge, .. }) => {
+            entry.job_ended(job, *purge, found)
+        }
+        Command::EvaluateJob(_) => entry.evaluation_made(found),
+        Command::RegisterNode(RegisterNode { node, identity, description, .. }) => {
             entry.node_registered(*node, identity, found);
-            let there = entry.after.nodes.get(node);
+            let there = entry.after.nodes().get(node);
             if there.is_none_or(|row| row.description != *description) {
                 found.push(format!("P-node: {node} is not as it registered"));
             }
         }
-        Command::NodeReadiness { node, .. } => entry.node_ready(*node, found),
-        Command::NodeLiveness { changes, .. } => entry.liveness_changed(changes, found),
-        Command::SetEligibility { node, eligible, .. } => {
+        Command::NodeReadiness(NodeReadiness { node, .. }) => entry.node_ready(*node, found),
+        Command::NodeLiveness(NodeLiveness { changes, .. }) => {
+            entry.liveness_changed(changes, found)
+        }
+        Command::SetEligibility(SetEligibility { node, eligible, .. }) => {
             entry.eligibility_set(*node, *eligible, found);
         }
-        Command::SetDrain { node, drain, mark_eligible, .. } => {
+        Command::SetDrain(SetDrain { node, drain, mark_eligible, .. }) => {
             entry.drain_set(*node, drain.as_ref(), *mark_eligible, found);
         }
-        Command::AdvanceDrains { migrate, complete, .. } => {
+        Command::AdvanceDrains(AdvanceDrains { migrate, complete, .. }) => {
             entry.drains_advanced(migrate, complete, found);
         }
-        Command::ReapNode { node, force, .. } => entry.node_reaped(*node, *force, found),
-        Command::UpdateAllocations { reports } => entry.reports_taken(reports, found),
-        Command::StopAllocation { id, .. } => entry.allocation_stopped(*id, found),
-        Command::UpdateEvaluations { updates } => {
+        Command::ReapNode(ReapNode { node, force, .. }) => entry.node_reaped(*node, *force, found),
+        Command::UpdateAllocations(UpdateAllocations { reports }) => {
+            entry.reports_taken(reports, found)
+        }
+        Command::StopAllocation(StopAllocation { id, .. }) => entry.allocation_stopped(*id, found),
+        Command::UpdateEvaluations(UpdateEvaluations { updates }) => {
             for update in updates {
                 entry.evaluation_updated(update, found);
             }
         }
-        Command::ApplyPlans { plans } => entry.plans_applied(plans, found),
-        Command::UpsertNodePool(pool) => entry.node_pool_made(pool, found),
-        Command::UpsertNamespace(namespace) => entry.namespace_made(namespace, found),
-        Command::SuspendNode { node, reason, .. } => entry.node_suspended(*node, *reason, found),
-        Command::UnsuspendNodes { .. }
-        | Command::EvaluateNode { .. }
-        | Command::SetSchedulerConfiguration { .. }
+        Command::ApplyPlans(ApplyPlans { plans }) => entry.plans_applied(plans, found),
+        Command::UpsertNodePool(UpsertNodePool { pool }) => entry.node_pool_made(pool, found),
+        Command::UpsertNamespace(UpsertNamespace { namespace }) => {
+            entry.namespace_made(namespace, found)
+        }
+        Command::SuspendNode(SuspendNode { node, reason, .. }) => {
+            entry.node_suspended(*node, *reason, found)
+        }
+        Command::UnsuspendNodes(_)
+        | Command::EvaluateNode(_)
+        | Command::SetSchedulerConfiguration(_)
         | Command::DeleteNodePool(_)
         | Command::DeleteNamespace(_)
         | Command::Tick
         | Command::MarkDigest
-        | Command::DigestVerdict { .. }
-        | Command::CollectGarbage { .. } => {}
+        | Command::DigestVerdict(_)
+        | Command::CollectGarbage(_) => {}
     }
 }
 
 impl Entry<'_> {
     fn index(&self) -> Index {
-        self.after.head.index
+        self.after.index()
     }
 
     /// Services hear of what changed: evaluations, nodes, room.
     fn effects(&self, found: &mut Found) {
         let index = self.index();
-        for row in self.after.evaluations.iter() {
+        for row in self.after.evaluations().iter() {
             let changed =
-                self.before.evaluations.get(&row.id).is_none_or(|old| !Arc::ptr_eq(old, row));
+                self.before.evaluations().get(&row.id).is_none_or(|old| !Arc::ptr_eq(old, row));
             if changed && !self.effects.contains(&Effect::Evaluation(row.id)) {
                 found.push(format!("I25: nobody hears of the change of evaluation {}", row.id));
             }
         }
-        for row in self.after.nodes.iter() {
-            let changed = self.before.nodes.get(&row.id).is_none_or(|old| !Arc::ptr_eq(old, row));
+        for row in self.after.nodes().iter() {
+            let changed = self.before.nodes().get(&row.id).is_none_or(|old| !Arc::ptr_eq(old, row));
             if changed && !self.effects.contains(&Effect::Node(row.id)) {
                 found.push(format!("I25: nobody hears of the change of node {}", row.id));
             }
         }
-        for gain in self.after.capacity_gains.iter().filter(|gain| gain.index == index) {
+        for gain in self.after.capacity_gains().iter().filter(|gain| gain.index == index) {
             let heard = self.effects.iter().any(|effect| {
                 let Effect::Capacity { class, node } = effect else { return false };
                 match gain.key {
@@ -133,12 +149,12 @@ impl Entry<'_> {
         let (before, after) = (self.before, self.after);
         let digests = |state: &State| {
             [
-                (TableId::Jobs, state.jobs.digest()),
-                (TableId::Nodes, state.nodes.digest()),
-                (TableId::Evaluations, state.evaluations.digest()),
-                (TableId::Allocations, state.allocations.digest()),
-                (TableId::NodePools, state.node_pools.digest()),
-                (TableId::Namespaces, state.namespaces.digest()),
+                (TableId::Jobs, state.jobs().digest()),
+                (TableId::Nodes, state.nodes().digest()),
+                (TableId::Evaluations, state.evaluations().digest()),
+                (TableId::Allocations, state.allocations().digest()),
+                (TableId::NodePools, state.node_pools().digest()),
+                (TableId::Namespaces, state.namespaces().digest()),
             ]
         };
         for ((table, was), (_, is)) in digests(before).into_iter().zip(digests(after)) {
@@ -157,8 +173,8 @@ impl Entry<'_> {
                 found.push(format!("I13: nobody is woken who waits for {what}"));
             }
         };
-        for row in after.allocations.iter() {
-            if before.allocations.get(&row.id).is_some_and(|old| Arc::ptr_eq(old, row)) {
+        for row in after.allocations().iter() {
+            if before.allocations().get(&row.id).is_some_and(|old| Arc::ptr_eq(old, row)) {
                 continue;
             }
             let (job, node, evaluation) = (&row.job, row.node, row.evaluation);
@@ -170,16 +186,16 @@ impl Entry<'_> {
             let (was, is) = (of_evaluation(before), of_evaluation(after));
             sleeps(&format!("allocations of evaluation {evaluation}"), &was, &is);
         }
-        for row in after.evaluations.iter() {
-            if before.evaluations.get(&row.id).is_none_or(|old| !Arc::ptr_eq(old, row)) {
+        for row in after.evaluations().iter() {
+            if before.evaluations().get(&row.id).is_none_or(|old| !Arc::ptr_eq(old, row)) {
                 let of_job = |state| Extent::evaluations_of_job(state, &row.job);
                 sleeps(&format!("evaluations of {}", row.job), &of_job(before), &of_job(after));
             }
         }
-        for row in after.jobs.iter() {
+        for row in after.jobs().iter() {
             // The last plan is shown to nobody.
             let shown = |old: &Job| Job { last_plan_index: row.last_plan_index, ..old.clone() };
-            let old = before.jobs.get(&row.key);
+            let old = before.jobs().get(&row.key);
             if old.is_none_or(|old| !Arc::ptr_eq(old, row) && shown(old) != **row) {
                 let of_job = |state| Extent::job(state, &row.key);
                 sleeps(&format!("job {}", row.key), &of_job(before), &of_job(after));
@@ -189,13 +205,13 @@ impl Entry<'_> {
 
     fn nothing_changed(&self, found: &mut Found) {
         let (before, after) = (self.before, self.after);
-        let same = before.jobs.digest() == after.jobs.digest()
-            && before.job_versions.digest() == after.job_versions.digest()
-            && before.nodes.digest() == after.nodes.digest()
-            && before.evaluations.digest() == after.evaluations.digest()
-            && before.allocations.digest() == after.allocations.digest()
-            && before.node_pools.digest() == after.node_pools.digest()
-            && before.namespaces.digest() == after.namespaces.digest();
+        let same = before.jobs().digest() == after.jobs().digest()
+            && before.job_versions().digest() == after.job_versions().digest()
+            && before.nodes().digest() == after.nodes().digest()
+            && before.evaluations().digest() == after.evaluations().digest()
+            && before.allocations().digest() == after.allocations().digest()
+            && before.node_pools().digest() == after.node_pools().digest()
+            && before.namespaces().digest() == after.namespaces().digest();
         if !same {
             found.push("P-reject: a rejected command changed rows".to_owned());
         }
@@ -203,7 +219,7 @@ impl Entry<'_> {
 
     /// Open evaluations of a job that this entry made.
     fn has_new_evaluation(&self, job: &JobKey) -> bool {
-        self.after.evaluations.iter().any(|row| {
+        self.after.evaluations().iter().any(|row| {
             row.job == *job
                 && row.create_index == self.index()
                 && row.status == EvaluationStatus::Pending
@@ -212,7 +228,7 @@ impl Entry<'_> {
 
     fn evaluation_made(&self, found: &mut Found) {
         if let Reply::Job { evaluation: Some(id), .. } = self.reply
-            && self.after.evaluations.get(id).is_none_or(|row| row.create_index != self.index())
+            && self.after.evaluations().get(id).is_none_or(|row| row.create_index != self.index())
         {
             found.push(format!("I18: evaluation {id} was acknowledged and is not there"));
         }
@@ -220,7 +236,7 @@ impl Entry<'_> {
 
     fn enforced(&self, key: &JobKey, asked: Option<Index>, found: &mut Found) {
         let Some(asked) = asked else { return };
-        let index = self.before.jobs.get(key).map_or(0, |job| job.job_modify_index);
+        let index = self.before.jobs().get(key).map_or(0, |job| job.job_modify_index);
         let refused = matches!(self.reply, Reply::Rejected(Rejection::JobIndexConflict { .. }));
         if !refused && !matches!(self.reply, Reply::Job { .. }) {
             return;
@@ -234,7 +250,7 @@ impl Entry<'_> {
 
     fn job_registered(&self, spec: &Arc<JobSpec>, found: &mut Found) {
         let key = &spec.key;
-        let row = self.after.jobs.get(key);
+        let row = self.after.jobs().get(key);
         let is_as_asked = row.is_some_and(|row| {
             !row.stop
                 && row.priority == spec.priority
@@ -244,7 +260,7 @@ impl Entry<'_> {
             found.push(format!("P-job: {key} is not as it was registered"));
         }
         let (namespace, pool) = (&key.namespace, &spec.node_pool);
-        if !self.after.namespaces.contains(namespace) || !self.after.node_pools.contains(pool) {
+        if !self.after.namespaces().contains(namespace) || !self.after.node_pools().contains(pool) {
             found.push(format!("I45: {key} came to node pool {pool}, and one of both is gone"));
         }
         if !self.has_new_evaluation(key) {
@@ -254,8 +270,8 @@ impl Entry<'_> {
     }
 
     fn job_ended(&self, key: &JobKey, purge: bool, found: &mut Found) {
-        let Some(before) = self.before.jobs.get(key) else { return };
-        let after = self.after.jobs.get(key);
+        let Some(before) = self.before.jobs().get(key) else { return };
+        let after = self.after.jobs().get(key);
         let ended = match after {
             Some(row) => !purge && row.stop && row.version == before.version,
             None => purge,
@@ -263,7 +279,7 @@ impl Entry<'_> {
         if !ended {
             found.push(format!("P-job: {key} was not ended, purge {purge}"));
         }
-        let mut blocked = self.after.evaluations.iter();
+        let mut blocked = self.after.evaluations().iter();
         if blocked.any(|row| row.job == *key && row.status == EvaluationStatus::Blocked) {
             found.push(format!("P-job: an evaluation of {key} waits, which was ended"));
         }
@@ -275,8 +291,8 @@ impl Entry<'_> {
 
     /// Jobs that run on a node, less those that are gone.
     fn jobs_on(&self, state: &State, node: NodeId) -> BTreeSet<JobKey> {
-        let rows = state.allocations.iter().filter(|row| row.node == node && is_live(row));
-        rows.map(|row| row.job.clone()).filter(|key| self.after.jobs.contains(key)).collect()
+        let rows = state.allocations().iter().filter(|row| row.node == node && is_live(row));
+        rows.map(|row| row.job.clone()).filter(|key| self.after.jobs().contains(key)).collect()
     }
 
     fn jobs_are_evaluated(
@@ -294,7 +310,7 @@ impl Entry<'_> {
 
     /// Per-node jobs that want a node.
     fn per_node_jobs_for(&self, node: &Node) -> BTreeSet<JobKey> {
-        let jobs = self.after.jobs.iter().filter(|job| job.kind.is_per_node() && !job.stop);
+        let jobs = self.after.jobs().iter().filter(|job| job.kind.is_per_node() && !job.stop);
         let wanted = jobs.filter(|job| {
             let spec = self.after.current_spec(job);
             spec.is_some_and(|spec| {
@@ -307,12 +323,12 @@ impl Entry<'_> {
     }
 
     fn node_registered(&self, id: NodeId, identity: &[u8; 16], found: &mut Found) {
-        let Some(after) = self.after.nodes.get(&id) else {
+        let Some(after) = self.after.nodes().get(&id) else {
             found.push(format!("P-node: {id} registered and is not there"));
             return;
         };
-        let Some(before) = self.before.nodes.get(&id) else {
-            let early = self.before.early_eligibilities.get(&id);
+        let Some(before) = self.before.nodes().get(&id) else {
+            let early = self.before.early_eligibilities().get(&id);
             if early.is_some_and(|row| row.eligibility.ineligible) && in_service_but_ready(after) {
                 found.push(format!("I36: {id} was taken out of service and came back into it"));
             }
@@ -326,7 +342,7 @@ impl Entry<'_> {
             if after.incarnation <= before.incarnation {
                 found.push(format!("P-node: {id} lost its state in the same incarnation"));
             }
-            let mut rows = self.after.allocations.iter();
+            let mut rows = self.after.allocations().iter();
             if rows.any(|row| row.node == id && !has_ended(row)) {
                 found.push(format!("P-node: {id} lost its state and is said to run something"));
             }
@@ -340,7 +356,7 @@ impl Entry<'_> {
     }
 
     fn node_ready(&self, id: NodeId, found: &mut Found) {
-        let (before, after) = (self.before.nodes.get(&id), self.after.nodes.get(&id));
+        let (before, after) = (self.before.nodes().get(&id), self.after.nodes().get(&id));
         let (Some(before), Some(after)) = (before, after) else { return };
         if before.liveness != Liveness::Ready && after.liveness == Liveness::Ready {
             if before.missed_index > before.synced_index {
@@ -355,7 +371,7 @@ impl Entry<'_> {
     fn liveness_changed(&self, changes: &[LivenessChange], found: &mut Found) {
         for change in changes {
             let id = change.node;
-            let (before, after) = (self.before.nodes.get(&id), self.after.nodes.get(&id));
+            let (before, after) = (self.before.nodes().get(&id), self.after.nodes().get(&id));
             let (Some(before), Some(after)) = (before, after) else { continue };
             if before.incarnation != change.incarnation {
                 if before.liveness != after.liveness {
@@ -368,7 +384,7 @@ impl Entry<'_> {
             }
             let jobs = self.jobs_on(self.after, id);
             self.jobs_are_evaluated(jobs, "whose node changed", found);
-            let mut stopping = self.after.allocations.iter().filter(|row| row.node == id);
+            let mut stopping = self.after.allocations().iter().filter(|row| row.node == id);
             if after.liveness == Liveness::Down
                 && stopping.any(|row| row.desired != DesiredStatus::Run && !has_ended(row))
             {
@@ -378,9 +394,9 @@ impl Entry<'_> {
     }
 
     fn eligibility_set(&self, id: NodeId, eligible: bool, found: &mut Found) {
-        let ineligible = match self.after.nodes.get(&id) {
+        let ineligible = match self.after.nodes().get(&id) {
             Some(node) => node.eligibility.ineligible,
-            None => self.after.early_eligibilities.contains(&id),
+            None => self.after.early_eligibilities().contains(&id),
         };
         if ineligible == eligible {
             found.push(format!("I36: {id} was to be eligible: {eligible}"));
@@ -388,7 +404,7 @@ impl Entry<'_> {
     }
 
     fn drain_set(&self, id: NodeId, drain: Option<&Drain>, eligible: bool, found: &mut Found) {
-        let (before, after) = (self.before.nodes.get(&id), self.after.nodes.get(&id));
+        let (before, after) = (self.before.nodes().get(&id), self.after.nodes().get(&id));
         let (Some(before), Some(after)) = (before, after) else { return };
         match (drain, &after.drain) {
             (Some(asked), Some(set)) => {
@@ -396,7 +412,7 @@ impl Entry<'_> {
                 let length =
                     |drain: &Drain, since| drain.deadline_at.map(|at| at.checked_sub(since));
                 let asked_ms = length(asked, asked.started_at);
-                let set_ms = length(set, self.after.head.at);
+                let set_ms = length(set, self.after.at());
                 let same = (asked.force, asked.ignore_system) == (set.force, set.ignore_system);
                 if asked_ms != set_ms || !same {
                     found.push(format!("I48: {id} was to drain as {asked:?}, not as {set:?}"));
@@ -418,23 +434,24 @@ impl Entry<'_> {
 
     fn drains_advanced(&self, migrate: &[AllocationId], complete: &[NodeId], found: &mut Found) {
         for id in migrate {
-            let Some(before) = self.before.allocations.get(id).filter(|row| is_live(row)) else {
+            let Some(before) = self.before.allocations().get(id).filter(|row| is_live(row)) else {
                 continue;
             };
-            let flagged = self.after.allocations.get(id).is_some_and(|row| row.transition.migrate);
+            let flagged =
+                self.after.allocations().get(id).is_some_and(|row| row.transition.migrate);
             if !flagged {
                 found.push(format!("I48: {id} was to move and is not marked"));
             }
-            if !before.transition.migrate && self.after.jobs.contains(&before.job) {
+            if !before.transition.migrate && self.after.jobs().contains(&before.job) {
                 let job = before.job.clone();
                 self.jobs_are_evaluated([job], "of which an instance is to move", found);
             }
         }
         for id in complete {
-            let (before, after) = (self.before.nodes.get(id), self.after.nodes.get(id));
+            let (before, after) = (self.before.nodes().get(id), self.after.nodes().get(id));
             let (Some(before), Some(after)) = (before, after) else { continue };
             let is_done = before.drain.as_ref().is_none_or(|drain| {
-                let mut here = self.before.allocations.iter().filter(|row| row.node == *id);
+                let mut here = self.before.allocations().iter().filter(|row| row.node == *id);
                 here.all(|row| {
                     has_ended(row) || (drain.ignore_system && is_of_system(self.before, row))
                 })
@@ -449,26 +466,28 @@ impl Entry<'_> {
     }
 
     fn node_reaped(&self, id: NodeId, force: bool, found: &mut Found) {
-        let Some(before) = self.before.nodes.get(&id) else { return };
-        if before.eligibility.ineligible && !force && !self.after.early_eligibilities.contains(&id)
+        let Some(before) = self.before.nodes().get(&id) else { return };
+        if before.eligibility.ineligible
+            && !force
+            && !self.after.early_eligibilities().contains(&id)
         {
             found.push(format!("I36: nobody remembers that {id} was taken out of service"));
         }
-        if self.after.nodes.contains(&id) {
+        if self.after.nodes().contains(&id) {
             found.push(format!("P-node: {id} was reaped and is there"));
         }
-        let buried = self.after.tombstones.get(&id);
+        let buried = self.after.tombstones().get(&id);
         if buried.is_none_or(|row| row.tombstone.incarnation != before.incarnation) {
             found.push(format!("P-node: nobody remembers the incarnation of {id}"));
         }
-        let mut left = self.after.allocations.iter().filter(|row| row.node == id);
+        let mut left = self.after.allocations().iter().filter(|row| row.node == id);
         if left.any(|row| !has_ended(row)) {
             found.push(format!("P-node: {id} is gone and is said to run something"));
         }
         let on_it = self.jobs_on(self.before, id);
         self.jobs_are_evaluated(on_it, "whose node is gone", found);
         let waits = |job: &JobKey| {
-            let mut rows = self.before.evaluations.iter();
+            let mut rows = self.before.evaluations().iter();
             rows.any(|row| {
                 row.job == *job && row.node == Some(id) && row.status == EvaluationStatus::Blocked
             })
@@ -479,11 +498,11 @@ impl Entry<'_> {
 
     fn reports_taken(&self, reports: &[NodeReport], found: &mut Found) {
         for report in reports {
-            let node = self.before.nodes.get(&report.node);
+            let node = self.before.nodes().get(&report.node);
             let known = node.is_some_and(|node| node.incarnation == report.incarnation);
             for update in &report.updates {
-                let before = self.before.allocations.get(&update.id);
-                let after = self.after.allocations.get(&update.id);
+                let before = self.before.allocations().get(&update.id);
+                let after = self.after.allocations().get(&update.id);
                 let (Some(before), Some(after)) = (before, after) else { continue };
                 let news = known
                     && before.node == report.node
@@ -500,7 +519,7 @@ impl Entry<'_> {
                     ));
                 }
                 let wanted = before.desired == DesiredStatus::Run;
-                let job = self.after.jobs.get(&before.job);
+                let job = self.after.jobs().get(&before.job);
                 let matters = job.is_some_and(|job| match job.kind {
                     fsm::JobKind::Service => true,
                     fsm::JobKind::Batch => update.status == ClientStatus::Failed,
@@ -511,7 +530,7 @@ impl Entry<'_> {
                     self.jobs_are_evaluated([job], "of which an instance ended", found);
                 }
             }
-            let synced = self.after.nodes.get(&report.node);
+            let synced = self.after.nodes().get(&report.node);
             if known && synced.is_some_and(|node| node.missed_index > node.synced_index) {
                 found.push(format!("P-node: the report of {} does not count", report.node));
             }
@@ -529,32 +548,32 @@ impl Entry<'_> {
     }
 
     fn allocation_stopped(&self, id: AllocationId, found: &mut Found) {
-        let Some(before) = self.before.allocations.get(&id) else { return };
-        let moves = self.after.allocations.get(&id).is_some_and(|row| row.transition.migrate);
+        let Some(before) = self.before.allocations().get(&id) else { return };
+        let moves = self.after.allocations().get(&id).is_some_and(|row| row.transition.migrate);
         if is_live(before) && !moves {
             found.push(format!("P-allocation: {id} was stopped and goes on"));
         }
         self.jobs_are_evaluated([before.job.clone()], "of which an instance was stopped", found);
     }
 
-    fn evaluation_updated(&self, update: &fsm::command::EvaluationUpdate, found: &mut Found) {
-        let Some(before) = self.before.evaluations.get(&update.id) else { return };
+    fn evaluation_updated(&self, update: &fsm::evaluation::EvaluationUpdate, found: &mut Found) {
+        let Some(before) = self.before.evaluations().get(&update.id) else { return };
         if before.status.is_terminal() {
             return;
         }
         let id = update.id;
-        if self.after.evaluations.get(&id).is_none_or(|row| row.status != update.status) {
+        if self.after.evaluations().get(&id).is_none_or(|row| row.status != update.status) {
             found.push(format!("I24: evaluation {id} is not {}", update.status.name()));
         }
         if let Some((next, at)) = update.follow_up
-            && self.after.jobs.contains(&before.job)
+            && self.after.jobs().contains(&before.job)
         {
             self.waits(id, next, at, found);
         }
     }
 
     fn waits(&self, id: EvaluationId, next: EvaluationId, at: u64, found: &mut Found) {
-        if self.after.evaluations.get(&next).is_none_or(|row| row.wait_until != at) {
+        if self.after.evaluations().get(&next).is_none_or(|row| row.wait_until != at) {
             found.push(format!("I18: evaluation {next} after {id} does not wait until {at}"));
         }
     }
@@ -574,26 +593,26 @@ impl Entry<'_> {
         let dropped = |id: &AllocationId| verdict.dropped.iter().any(|(other, _)| other == id);
         // What has ended goes on being wanted when none of what was to follow it was placed: it remembers how often it was tried.
         let stays = |id: AllocationId| {
-            let ended = self.before.allocations.get(&id).is_some_and(|row| has_ended(row));
+            let ended = self.before.allocations().get(&id).is_some_and(|row| has_ended(row));
             let mut next = plan.placements.iter().filter(|one| one.previous == Some(id)).peekable();
             ended && next.peek().is_some() && next.all(|one| dropped(&one.id))
         };
         for stop in plan.stops.iter().filter(|stop| whole && !stays(stop.id)) {
-            let Some(row) = self.after.allocations.get(&stop.id) else { continue };
+            let Some(row) = self.after.allocations().get(&stop.id) else { continue };
             if row.desired == DesiredStatus::Run {
                 found.push(format!("P-plan: {} was not stopped", stop.id));
             }
-            let node = self.after.nodes.get(&row.node);
+            let node = self.after.nodes().get(&row.node);
             if node.is_none_or(|node| node.liveness == Liveness::Down) && !has_ended(row) {
                 found.push(format!("P-plan: nobody can say how {} ends", stop.id));
             }
         }
         for placement in plan.placements.iter().filter(|one| !dropped(&one.id)) {
-            let Some(row) = self.after.allocations.get(&placement.id) else {
+            let Some(row) = self.after.allocations().get(&placement.id) else {
                 found.push(format!("P-plan: {} was not placed", placement.id));
                 continue;
             };
-            let previous = placement.previous.and_then(|id| self.after.allocations.get(&id));
+            let previous = placement.previous.and_then(|id| self.after.allocations().get(&id));
             let linked = row.previous == placement.previous
                 && previous.is_none_or(|old| old.next == Some(row.id) && old.follow_up.is_none());
             if !linked || row.reschedules != placement.reschedules {
@@ -601,16 +620,16 @@ impl Entry<'_> {
             }
         }
         for update in plan.in_place.iter().filter(|one| !dropped(&one.id)) {
-            let row = self.after.allocations.get(&update.id);
+            let row = self.after.allocations().get(&update.id);
             if row.is_none_or(|row| row.job_version != plan.job_version) {
                 found.push(format!("P-plan: {} was not moved to the new version", update.id));
             }
-            let before = self.before.allocations.get(&update.id);
+            let before = self.before.allocations().get(&update.id);
             if before.is_none_or(|row| !is_live(row)) {
                 found.push(format!("I31: {} had ended and goes on", update.id));
             }
         }
-        let judged = self.after.jobs.get(&plan.job).map(|job| job.last_plan_index);
+        let judged = self.after.jobs().get(&plan.job).map(|job| job.last_plan_index);
         let names = !plan.stops.is_empty()
             || !plan.in_place.is_empty()
             || !plan.placements.is_empty()
@@ -624,7 +643,7 @@ impl Entry<'_> {
         let Some(outcome) = plan.outcome.as_ref().filter(|_| verdict.outcome_taken) else {
             return;
         };
-        let Some(row) = self.after.evaluations.get(&id) else { return };
+        let Some(row) = self.after.evaluations().get(&id) else { return };
         let snapshot = plan.snapshot_index;
         if (row.status, row.snapshot_index) != (outcome.status, snapshot) {
             found.push(format!("P-plan: evaluation {id} is not as its plan says"));
@@ -632,14 +651,14 @@ impl Entry<'_> {
         for made in &outcome.evaluations {
             self.waits(id, made.id, made.wait_until, found);
         }
-        let job = self.after.jobs.get(&plan.job);
+        let job = self.after.jobs().get(&plan.job);
         let job = job.filter(|job| job.create_index == plan.job_create_index);
         if job.is_some_and(|job| job.queued != outcome.queued) {
             found.push(format!("I45: what {} waits for is not what its plan says", plan.job));
         }
         let ended_all =
             outcome.status == EvaluationStatus::Complete && outcome.failed_groups.is_empty();
-        let mut open = self.after.evaluations.iter().filter(|row| row.job == plan.job);
+        let mut open = self.after.evaluations().iter().filter(|row| row.job == plan.job);
         if ended_all
             && job.is_some()
             && open.any(|row| row.status == EvaluationStatus::Blocked && row.id != id)

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
     Command, Evaluation, EvaluationId, EvaluationStatus, Index, Liveness, NodeId, Plan, State,
-    Trigger,
+    Trigger, evaluation::UpdateEvaluations, plan::ApplyPlans,
 };
 use leader::{
     Dispatch, Lease,
@@ -74,13 +74,13 @@ impl Sleepers {
         let is_blocked = |row: &Evaluation| row.status == EvaluationStatus::Blocked;
         // Who was dealt with in an entry that the services have not seen yet does not sleep.
         let is_latest = |row: &Evaluation| {
-            truth.evaluations.get(&row.id).is_some_and(|one| one.modify_index == row.modify_index)
+            truth.evaluations().get(&row.id).is_some_and(|one| one.modify_index == row.modify_index)
         };
         let sleeps = |row: &Evaluation| {
             is_blocked(row) && is_latest(row) && !dispatch.holds(row.id) && sleeps(row)
         };
-        self.0.retain(|id, _| state.evaluations.get(id).is_some_and(|row| sleeps(row)));
-        for row in state.evaluations.iter().filter(|row| sleeps(row)) {
+        self.0.retain(|id, _| state.evaluations().get(id).is_some_and(|row| sleeps(row)));
+        for row in state.evaluations().iter().filter(|row| sleeps(row)) {
             let snapshot_index = row.snapshot_index;
             let new = Sleeper { snapshot_index, since: now, had_rival: false };
             let known = self.0.entry(row.id).or_insert(new);
@@ -88,7 +88,7 @@ impl Sleepers {
                 *known = new;
             }
             known.had_rival |= state
-                .evaluations
+                .evaluations()
                 .iter()
                 .any(|other| other.job == row.job && other.id != row.id && is_blocked(other));
         }
@@ -137,7 +137,7 @@ impl Promises {
     /// I22: a plan is proposed only while the lease that it was made under is out. And nothing is, while an entry settles. I30: of an all-at-once plan
     /// that does not fit nothing is left.
     pub(crate) fn proposed(&mut self, dispatch: &Dispatch, command: &Command) -> Option<String> {
-        let Command::ApplyPlans { plans } = command else { return None };
+        let Command::ApplyPlans(ApplyPlans { plans }) = command else { return None };
         self.entries += 1;
         let under_way = self.entries - self.entries_settled;
         if under_way > PLAN_ENTRIES_MAX as u64 {
@@ -222,7 +222,7 @@ impl Promises {
 
     /// Everything was taken over from the state: each node has a whole time to live, and who waits begins to wait.
     pub(crate) fn restored(&mut self, now: u64, state: &State) {
-        let live = state.nodes.iter().filter(|row| is_expected(row.liveness));
+        let live = state.nodes().iter().filter(|row| is_expected(row.liveness));
         let expected = |row: &std::sync::Arc<fsm::Node>| {
             (row.id, Expected { incarnation: row.incarnation, since: now })
         };
@@ -239,7 +239,7 @@ impl Promises {
         (node, incarnation): (NodeId, u64),
         answer: Option<Heard>,
     ) -> Option<String> {
-        let row = state.nodes.get(&node).filter(|row| row.incarnation == incarnation);
+        let row = state.nodes().get(&node).filter(|row| row.incarnation == incarnation);
         let (row, heard) = match (row, answer) {
             (Some(row), Some(heard)) => (row, heard),
             (None, None) => return None,
@@ -269,7 +269,7 @@ impl Promises {
     ) -> Option<String> {
         let shortest_ms = HEARTBEAT_TTL_MS_MIN + HEARTBEAT_GRACE_MS;
         let early = missed.iter().find(|id| {
-            let of = state.nodes.get(id).map(|row| row.incarnation);
+            let of = state.nodes().get(id).map(|row| row.incarnation);
             self.expected.get(id).is_some_and(|known| {
                 of == Some(known.incarnation) && now - known.since < shortest_ms
             })
@@ -278,8 +278,8 @@ impl Promises {
             return Some(format!("I50: {id} is called down before its time"));
         }
         self.expected
-            .retain(|id, _| state.nodes.get(id).is_some_and(|row| is_expected(row.liveness)));
-        for row in state.nodes.iter().filter(|row| is_expected(row.liveness)) {
+            .retain(|id, _| state.nodes().get(id).is_some_and(|row| is_expected(row.liveness)));
+        for row in state.nodes().iter().filter(|row| is_expected(row.liveness)) {
             let incarnation = row.incarnation;
             let new = Expected { incarnation, since: now };
             let known = self.expected.entry(row.id).or_insert(new);
@@ -319,7 +319,7 @@ impl Promises {
         // Who waits because of conflicts is woken by time as well, and looked at by that.
         let missed = |row: &Evaluation| {
             // For room on a node that is gone one could wait for ever.
-            let is_gone = row.node.is_some_and(|node| !state.nodes.contains(&node));
+            let is_gone = row.node.is_some_and(|node| !state.nodes().contains(&node));
             row.trigger != Trigger::MaxPlans && (is_gone || invariants::is_woken(state, row))
         };
         let (id, slept_ms) = self.overslept.looked(seen, dispatch, WOKEN_MS, missed)?;
@@ -333,15 +333,15 @@ pub(crate) fn gave_up(
     command: &Command,
     deliveries: &BTreeMap<EvaluationId, u32>,
 ) -> Option<String> {
-    let Command::UpdateEvaluations { updates } = command else { return None };
+    let Command::UpdateEvaluations(UpdateEvaluations { updates }) = command else { return None };
     for update in updates.iter().filter(|update| update.status == EvaluationStatus::Failed) {
         let id = update.id;
         let count = deliveries.get(&id).copied().unwrap_or(0);
         if count < DELIVERIES_MAX {
             return Some(format!("I23: {id} failed after {count} deliveries"));
         }
-        let row = state.evaluations.get(&id);
-        let wanted = row.is_some_and(|row| state.jobs.contains(&row.job));
+        let row = state.evaluations().get(&id);
+        let wanted = row.is_some_and(|row| state.jobs().contains(&row.job));
         if wanted && update.follow_up.is_none() {
             return Some(format!("I18: {id} failed, and nobody tries again"));
         }
@@ -360,8 +360,7 @@ fn is_expected(liveness: Liveness) -> bool {
 mod tests {
     use fsm::{
         JobKind,
-        state::{CapacityGain, GainKey},
-        table::ChangeSet,
+        node::{CapacityGain, GainKey},
         testing::{self, Driver},
     };
 
@@ -377,9 +376,9 @@ mod tests {
             row.status = EvaluationStatus::Blocked;
             (row.node, row.snapshot_index) = (Some(node), snapshot_index);
             let mut state = driver.state;
-            state.evaluations.put(row, &mut ChangeSet::trial());
+            fsm::testing::put(&mut state, &row);
             let gain = CapacityGain { key: GainKey::Node(node), index: gain };
-            state.capacity_gains.put(gain, &mut ChangeSet::trial());
+            fsm::testing::put(&mut state, &gain);
             state
         };
         let dispatch = Dispatch::new(leader::broker::BrokerConfig::default());
@@ -394,8 +393,9 @@ mod tests {
         assert!(found.is_some_and(|found| found.contains("sleeps on for 5000 ms")));
         assert_eq!(look(WOKEN_MS, &missed, &State::default()), None, "it is done in the log");
         assert_eq!(look(4 * WOKEN_MS, &state(6, 6), &state(6, 6)), None, "it saw what there was");
-        let mut gone = state(6, 6);
-        gone.nodes = State::default().nodes;
+        let there = state(6, 6);
+        let node = there.nodes().iter().next().unwrap().id;
+        let gone = testing::without::<fsm::Node>(&there, &node);
         assert_eq!(look(5 * WOKEN_MS, &gone, &gone), None);
         assert!(look(6 * WOKEN_MS, &gone, &gone).is_some(), "the node is gone");
         assert_eq!(look(8 * WOKEN_MS, &state(6, 6), &state(6, 6)), None);

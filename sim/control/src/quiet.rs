@@ -78,19 +78,19 @@ impl World {
         let after = self.log.truth().clone();
         // A suspended node that came back meanwhile is room that nobody slept through.
         let health = |state: &fsm::State| {
-            state.nodes.iter().map(|node| (node.id, node.health)).collect::<Vec<_>>()
+            state.nodes().iter().map(|node| (node.id, node.health)).collect::<Vec<_>>()
         };
         if health(&before) != health(&after) {
             return;
         }
         let mut found = Vec::new();
         judge_evaluations(&after, &mut found);
-        for row in before.allocations.iter().filter(|row| row.is_live()) {
-            if after.allocations.get(&row.id).is_none_or(|row| !row.is_live()) {
+        for row in before.allocations().iter().filter(|row| row.is_live()) {
+            if after.allocations().get(&row.id).is_none_or(|row| !row.is_live()) {
                 found.push(format!("I39: {} goes because somebody asked", row.name()));
             }
         }
-        let new = after.allocations.iter().filter(|row| !before.allocations.contains(&row.id));
+        let new = after.allocations().iter().filter(|row| !before.allocations().contains(&row.id));
         for row in new {
             // A per-node instance that ended is replaced when somebody asks.
             if !row.per_node || !self.failed_on.contains(&row.node) {
@@ -160,9 +160,9 @@ impl World {
 
     fn has_open_work(&self) -> bool {
         let truth = self.log.truth();
-        let pending = truth.evaluations.iter().any(|row| row.status == EvaluationStatus::Pending);
-        let draining = truth.nodes.iter().any(|row| row.drain.is_some());
-        let suspended = truth.nodes.iter().any(|row| row.health != Health::Ok);
+        let pending = truth.evaluations().iter().any(|row| row.status == EvaluationStatus::Pending);
+        let draining = truth.nodes().iter().any(|row| row.drain.is_some());
+        let suspended = truth.nodes().iter().any(|row| row.health != Health::Ok);
         let busy = self.workers.iter().any(|worker| !worker.is_idle());
         pending || draining || suspended || busy || !self.operations.is_empty()
     }
@@ -206,7 +206,7 @@ impl World {
         if !leadership.is_idle() {
             found.push("liveness: the leader is not idle".to_owned());
         }
-        for row in truth.evaluations.iter() {
+        for row in truth.evaluations().iter() {
             let (held, tracked) =
                 (leadership.dispatch().holds(row.id), leadership.dispatch().tracks(row.id));
             let right = match row.status {
@@ -229,7 +229,7 @@ impl World {
     fn judge_agents(&self, truth: &State, found: &mut Vec<String>) {
         for agent in &self.agents {
             let live = live_on(truth, agent.node);
-            let node = truth.nodes.get(&agent.node);
+            let node = truth.nodes().get(&agent.node);
             if agent.dead {
                 let gone = node.is_none_or(|row| row.liveness == Liveness::Down);
                 if !gone || !live.is_empty() {
@@ -266,7 +266,7 @@ impl World {
 
 /// I56: every evaluation is terminal, or blocked.
 fn judge_evaluations(truth: &State, found: &mut Vec<String>) {
-    for row in truth.evaluations.iter().filter(|row| row.status == EvaluationStatus::Pending) {
+    for row in truth.evaluations().iter().filter(|row| row.status == EvaluationStatus::Pending) {
         found.push(format!("I56: evaluation {} of {} is pending", row.id, row.job));
     }
 }

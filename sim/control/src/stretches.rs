@@ -2,7 +2,7 @@
 //! is out of reach for a while or begins anew, an operator drains one and takes back others, a job is evaluated. What has deadlines of minutes, or would
 //! stand still until somebody happens to look, shows only here. From dice of its own: no throw in here moves one of the older dice.
 
-use fsm::{Command, EvaluationId};
+use fsm::{Command, EvaluationId, job::RegisterJob, node::SetDrain};
 
 use crate::{coverage::Event, extra::Extra, world::World};
 use chance::Dice;
@@ -76,17 +76,27 @@ impl World {
         }
         let (spec, evaluation) = (spec.into(), EvaluationId(self.ids.next()));
         let (enforce_index, evaluation_priority) = (None, None);
-        self.ask(Command::RegisterJob { spec, enforce_index, evaluation, evaluation_priority });
+        self.ask(Command::RegisterJob(RegisterJob {
+            spec,
+            enforce_index,
+            evaluation,
+            evaluation_priority,
+        }));
     }
 
     /// An operator is done with the nodes that are out of service.
     fn take_back_nodes(&mut self) {
-        let nodes = self.log.truth().nodes.iter();
+        let nodes = self.log.truth().nodes().iter();
         let done = nodes.filter(|node| node.eligibility.ineligible && node.drain.is_none());
         let done: Vec<_> = done.map(|node| node.id).collect();
         for node in done {
             let evaluation_ids = self.evaluation_ids(2);
-            self.ask(Command::SetDrain { node, drain: None, mark_eligible: true, evaluation_ids });
+            self.ask(Command::SetDrain(SetDrain {
+                node,
+                drain: None,
+                mark_eligible: true,
+                evaluation_ids,
+            }));
         }
     }
 

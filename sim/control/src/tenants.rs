@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use fsm::{
     Command, EvaluationId, JobKey,
-    state::{Namespace, NodePool},
+    job::{DeregisterJob, EvaluateJob, RegisterJob},
+    settings::{
+        DeleteNamespace, DeleteNodePool, Namespace, NodePool, UpsertNamespace, UpsertNodePool,
+    },
 };
 
 use crate::world::World;
@@ -45,18 +48,22 @@ impl World {
 
     fn draw_for_tenant(&mut self, namespace: &str, pool: &str, dice: &mut Dice) -> Command {
         match dice.below(12) {
-            0..2 => Command::UpsertNamespace(Namespace {
-                name: namespace.into(),
-                description: dice.pick(&["", "ours"]).unwrap_or("").into(),
-                ..Namespace::default()
+            0..2 => Command::UpsertNamespace(UpsertNamespace {
+                namespace: Namespace {
+                    name: namespace.into(),
+                    description: dice.pick(&["", "ours"]).unwrap_or("").into(),
+                    ..Namespace::default()
+                },
             }),
-            2 | 3 => Command::DeleteNamespace(namespace.into()),
-            4 => Command::UpsertNodePool(NodePool {
-                name: pool.into(),
-                description: dice.pick(&["", "fast"]).unwrap_or("").into(),
-                ..NodePool::default()
+            2 | 3 => Command::DeleteNamespace(DeleteNamespace { name: namespace.into() }),
+            4 => Command::UpsertNodePool(UpsertNodePool {
+                pool: NodePool {
+                    name: pool.into(),
+                    description: dice.pick(&["", "fast"]).unwrap_or("").into(),
+                    ..NodePool::default()
+                },
             }),
-            5 | 6 => Command::DeleteNodePool(pool.into()),
+            5 | 6 => Command::DeleteNodePool(DeleteNodePool { name: pool.into() }),
             _ => self.draw_job_of_tenant(namespace, pool, dice),
         }
     }
@@ -66,7 +73,7 @@ impl World {
         let evaluation = EvaluationId(self.ids.next());
         let name = dice.pick(&JOBS).unwrap_or("job0");
         let key = JobKey::new(namespace, name);
-        let choice = if self.log.truth().jobs.contains(&key) { dice.below(10) } else { 0 };
+        let choice = if self.log.truth().jobs().contains(&key) { dice.below(10) } else { 0 };
         match choice {
             0..5 => {
                 let mut spec = self.draw_job(name, dice);
@@ -76,12 +83,22 @@ impl World {
                 }
                 let spec = Arc::new(spec);
                 let (enforce_index, evaluation_priority) = (None, None);
-                Command::RegisterJob { spec, enforce_index, evaluation, evaluation_priority }
+                Command::RegisterJob(RegisterJob {
+                    spec,
+                    enforce_index,
+                    evaluation,
+                    evaluation_priority,
+                })
             }
-            5 | 6 => Command::EvaluateJob { job: key, evaluation },
+            5 | 6 => Command::EvaluateJob(EvaluateJob { job: key, evaluation }),
             _ => {
                 let purge = dice.percent(30);
-                Command::DeregisterJob { job: key, purge, evaluation, evaluation_priority: None }
+                Command::DeregisterJob(DeregisterJob {
+                    job: key,
+                    purge,
+                    evaluation,
+                    evaluation_priority: None,
+                })
             }
         }
     }

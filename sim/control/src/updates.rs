@@ -1,7 +1,10 @@
 //! Rolling updates in a hurry: in one of three seeds services have several instances and are updated one at a time, and while a step waits for its time
 //! somebody has the job evaluated again and again.
 
-use fsm::{Command, EvaluationId, JobKind, JobSpec, Trigger, job::UpdateStrategy};
+use fsm::{
+    Command, EvaluationId, JobKind, JobSpec, Trigger,
+    job::{EvaluateJob, RegisterJob, UpdateStrategy},
+};
 
 use crate::{client::CRASHES, coverage::Event, world::World};
 use chance::Dice;
@@ -33,34 +36,34 @@ impl World {
             return;
         }
         let truth = self.log.truth();
-        let services = truth.jobs.iter().filter(|job| job.kind == JobKind::Service && !job.stop);
+        let services = truth.jobs().iter().filter(|job| job.kind == JobKind::Service && !job.stop);
         let keys: Vec<_> = services.map(|job| job.key.clone()).collect();
         let Some(key) = dice.pick(&keys) else { return };
-        let open = truth.evaluations.iter().filter(|row| !row.status.is_terminal());
+        let open = truth.evaluations().iter().filter(|row| !row.status.is_terminal());
         let open: Vec<_> = open.filter(|row| row.job == key).collect();
         if self.operations.iter().any(|operation| operation.is_about(&key)) {
             return;
         }
         match open.as_slice() {
             [] => {
-                let job = truth.jobs.get(&key);
+                let job = truth.jobs().get(&key);
                 let spec = job.and_then(|job| truth.current_spec(job)).map(|spec| (**spec).clone());
                 let Some(mut spec) = spec.filter(ends) else { return };
                 self.roll(&mut spec);
                 let (spec, evaluation) = (spec.into(), EvaluationId(self.ids.next()));
                 let (enforce_index, evaluation_priority) = (None, None);
-                self.ask(Command::RegisterJob {
+                self.ask(Command::RegisterJob(RegisterJob {
                     spec,
                     enforce_index,
                     evaluation,
                     evaluation_priority,
-                });
+                }));
             }
             [step] if step.trigger == Trigger::RollingUpdate => {
                 self.coverage.count(Event::UpdateHurried);
                 for _ in 0..dice.between(1, 3) {
                     let evaluation = EvaluationId(self.ids.next());
-                    self.ask(Command::EvaluateJob { job: key.clone(), evaluation });
+                    self.ask(Command::EvaluateJob(EvaluateJob { job: key.clone(), evaluation }));
                 }
             }
             _ => {}

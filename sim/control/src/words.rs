@@ -1,6 +1,17 @@
 //! Commands, plans and replies in few words, for the trace.
 
-use fsm::{Command, Plan, Reply, State};
+use fsm::{
+    Command, Plan, Reply, State,
+    allocation::{StopAllocation, UpdateAllocations},
+    evaluation::UpdateEvaluations,
+    gc::CollectGarbage,
+    job::{DeregisterJob, EvaluateJob, RegisterJob},
+    node::{
+        AdvanceDrains, NodeLiveness, NodeReadiness, ReapNode, RegisterNode, SetDrain,
+        SetEligibility,
+    },
+    plan::ApplyPlans,
+};
 
 /// First letters of an id.
 fn short(id: impl std::fmt::Display) -> String {
@@ -15,7 +26,7 @@ fn node(id: fsm::NodeId) -> String {
 /// A command.
 pub(crate) fn of(command: &Command) -> String {
     match command {
-        Command::RegisterJob { spec, evaluation, .. } => {
+        Command::RegisterJob(RegisterJob { spec, evaluation, .. }) => {
             let groups: Vec<_> = spec
                 .groups
                 .iter()
@@ -34,39 +45,41 @@ pub(crate) fn of(command: &Command) -> String {
                 short(evaluation)
             )
         }
-        Command::DeregisterJob { job, purge, evaluation, .. } => {
+        Command::DeregisterJob(DeregisterJob { job, purge, evaluation, .. }) => {
             format!("DeregisterJob {} purge {purge} evaluation {}", job.id, short(evaluation))
         }
-        Command::EvaluateJob { job, evaluation } => {
+        Command::EvaluateJob(EvaluateJob { job, evaluation }) => {
             format!("EvaluateJob {} evaluation {}", job.id, short(evaluation))
         }
-        Command::RegisterNode { node: id, identity, .. } => {
+        Command::RegisterNode(RegisterNode { node: id, identity, .. }) => {
             format!("RegisterNode {} identity {}", node(*id), identity[0])
         }
-        Command::NodeReadiness { node: id, incarnation, .. } => {
+        Command::NodeReadiness(NodeReadiness { node: id, incarnation, .. }) => {
             format!("NodeReadiness {} incarnation {incarnation}", node(*id))
         }
-        Command::NodeLiveness { changes, .. } => {
+        Command::NodeLiveness(NodeLiveness { changes, .. }) => {
             let changes: Vec<_> = changes
                 .iter()
                 .map(|one| format!("{} {}", node(one.node), one.liveness.name()))
                 .collect();
             format!("NodeLiveness {changes:?}")
         }
-        Command::SetEligibility { node: id, eligible, .. } => {
+        Command::SetEligibility(SetEligibility { node: id, eligible, .. }) => {
             format!("SetEligibility {} {eligible}", node(*id))
         }
-        Command::SetDrain { node: id, drain, .. } => {
+        Command::SetDrain(SetDrain { node: id, drain, .. }) => {
             let drain = drain.as_ref().map(|one| (one.deadline_at, one.force, one.ignore_system));
             format!("SetDrain {} {drain:?}", node(*id))
         }
-        Command::AdvanceDrains { migrate, complete, .. } => {
+        Command::AdvanceDrains(AdvanceDrains { migrate, complete, .. }) => {
             let migrate: Vec<_> = migrate.iter().map(short).collect();
             let complete: Vec<_> = complete.iter().map(|id| node(*id)).collect();
             format!("AdvanceDrains migrate {migrate:?} complete {complete:?}")
         }
-        Command::ReapNode { node: id, force, .. } => format!("ReapNode {} {force}", node(*id)),
-        Command::UpdateAllocations { reports } => {
+        Command::ReapNode(ReapNode { node: id, force, .. }) => {
+            format!("ReapNode {} {force}", node(*id))
+        }
+        Command::UpdateAllocations(UpdateAllocations { reports }) => {
             let reports: Vec<_> = reports
                 .iter()
                 .map(|report| {
@@ -80,35 +93,39 @@ pub(crate) fn of(command: &Command) -> String {
                 .collect();
             format!("UpdateAllocations {}", reports.join("; "))
         }
-        Command::StopAllocation { id, .. } => format!("StopAllocation {}", short(id)),
-        Command::UpdateEvaluations { updates } => {
+        Command::StopAllocation(StopAllocation { id, .. }) => {
+            format!("StopAllocation {}", short(id))
+        }
+        Command::UpdateEvaluations(UpdateEvaluations { updates }) => {
             let updates: Vec<_> = updates
                 .iter()
                 .map(|one| format!("{} {} {}", short(one.id), one.status.name(), one.description))
                 .collect();
             format!("UpdateEvaluations {updates:?}")
         }
-        Command::ApplyPlans { plans } => {
+        Command::ApplyPlans(ApplyPlans { plans }) => {
             plans.iter().map(|one| plan(one)).collect::<Vec<_>>().join("; ")
         }
-        Command::CollectGarbage { jobs, allocations, evaluations, classes, .. } => format!(
+        Command::CollectGarbage(CollectGarbage {
+            jobs, allocations, evaluations, classes, ..
+        }) => format!(
             "CollectGarbage {} jobs {} allocations {} evaluations {} classes",
             jobs.len(),
             allocations.len(),
             evaluations.len(),
             classes.len()
         ),
-        Command::SuspendNode { .. }
-        | Command::UnsuspendNodes { .. }
-        | Command::EvaluateNode { .. }
-        | Command::SetSchedulerConfiguration { .. }
+        Command::SuspendNode(_)
+        | Command::UnsuspendNodes(_)
+        | Command::EvaluateNode(_)
+        | Command::SetSchedulerConfiguration(_)
         | Command::UpsertNodePool(_)
         | Command::DeleteNodePool(_)
         | Command::UpsertNamespace(_)
         | Command::DeleteNamespace(_)
         | Command::Tick
         | Command::MarkDigest
-        | Command::DigestVerdict { .. } => format!("{command:?}"),
+        | Command::DigestVerdict(_) => format!("{command:?}"),
     }
 }
 
@@ -148,7 +165,7 @@ pub(crate) fn plan(plan: &Plan) -> String {
 /// A reply, and the open evaluations after it.
 pub(crate) fn reply(reply: &Reply, state: &State) -> String {
     let open: Vec<_> = state
-        .evaluations
+        .evaluations()
         .iter()
         .filter(|row| !row.status.is_terminal())
         .map(|row| {

@@ -178,11 +178,11 @@ impl World {
         let now = self.clock_ms;
         let server = self.workers[number].server;
         let state = self.log.state_at(self.servers[server].applied).clone();
-        if state.head.index < self.log.last() {
+        if state.index() < self.log.last() {
             self.coverage.count(Event::FollowerLagged);
         }
-        if state.head.index < held.must_see {
-            let (id, index) = (held.lease.evaluation.id, state.head.index);
+        if state.index() < held.must_see {
+            let (id, index) = (held.lease.evaluation.id, state.index());
             let must_see = held.must_see;
             self.fail(format!("I29: {id} is planned on {index}, which does not show {must_see}"));
         }
@@ -201,7 +201,7 @@ impl World {
             self.nack(number, &held, NackReason::Failed, dice);
             return Doing::Idle(now);
         }
-        let at = state.head.at.max(evaluation.wait_until);
+        let at = state.at().max(evaluation.wait_until);
         let pass = Pass { state: &state, evaluation: &evaluation, now: at, attempt };
         let plan = if exhausted {
             self.coverage.count(Event::Exhausted);
@@ -221,7 +221,7 @@ impl World {
             self.fail(format!("I37: the plan of {} breaks {broken:?}", plan.evaluation));
         }
         self.trace(|| {
-            let index = state.head.index;
+            let index = state.index();
             format!("worker {number} of server {server} at {index}: {}", crate::words::plan(&plan))
         });
         self.submit(number, held, Box::new(plan), dice)
@@ -455,7 +455,7 @@ impl World {
         let last = self.log.last();
         match answer {
             PlanAnswer::Applied { index } => {
-                let row = self.log.truth().evaluations.get(&plan.evaluation);
+                let row = self.log.truth().evaluations().get(&plan.evaluation);
                 // What has ended may have been collected since.
                 let done = row.is_none_or(|row| {
                     row.status.is_terminal()

@@ -139,7 +139,7 @@ impl Disks {
             derived.map(|one| Broken("I9", format!("the {what}: {}: {}", one.name, one.detail))),
         );
         self.members(what, base, out);
-        let rest = remains.entries.iter().filter(|(id, _)| id.index > state.head.index);
+        let rest = remains.entries.iter().filter(|(id, _)| id.index > state.index());
         let rest: Vec<_> = rest.take_while(|(id, _)| id.index <= committed).collect();
         for (id, payload) in rest {
             match content(payload) {
@@ -165,7 +165,7 @@ impl Disks {
 
     /// The members of a stored state are those of the last change before it.
     fn members(&self, what: &str, base: &Loaded, out: &mut Vec<Broken>) {
-        let index = base.state.head.index;
+        let index = base.state.index();
         let Some((last, (term, members))) = self.memberships.range(..=index).next_back() else {
             return;
         };
@@ -215,7 +215,7 @@ pub(crate) fn rotten(
 /// I6.
 fn purged(remains: &Remains, ran: bool, out: &mut Vec<Broken>) {
     let Some(purged) = remains.purged else { return };
-    let at = |base: &Option<Loaded>| base.as_ref().map_or(0, |base| base.state.head.index);
+    let at = |base: &Option<Loaded>| base.as_ref().map_or(0, |base| base.state.index());
     let (engine, snapshot) = (at(&remains.engine), at(&remains.snapshot));
     // A start rebuilds the older one from the newer one before anything else.
     let least = if ran { engine.min(snapshot) } else { engine.max(snapshot) };
@@ -237,9 +237,9 @@ fn committed(remains: &Remains, known: &BTreeMap<Index, (u64, Digest)>) -> Index
 }
 
 fn compare(what: &str, state: &State, known: &BTreeMap<Index, (u64, Digest)>) -> Option<Broken> {
-    let index = state.head.index;
+    let index = state.index();
     let (term, digest) = *known.get(&index)?;
-    let found = (state.head.term, state.digest());
+    let found = (state.term(), state.digest());
     (found != (term, digest)).then(|| {
         let detail = format!(
             "{what} at {index} has term {} and digest {}, replicas showed term {term} and digest {digest}",

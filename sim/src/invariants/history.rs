@@ -69,7 +69,7 @@ pub(crate) struct Applied {
 impl Applied {
     /// A server shows a state.
     pub(crate) fn shows(&mut self, who: &str, state: &Arc<State>) -> Vec<Broken> {
-        let (index, term, digest) = (state.head.index, state.head.term, state.digest());
+        let (index, term, digest) = (state.index(), state.term(), state.digest());
         let known = *self.seen.entry(index).or_insert((term, digest));
         if known.0 != term {
             let detail = format!("{who} has term {term} at {index}, another had {}", known.0);
@@ -79,7 +79,7 @@ impl Applied {
             let detail = format!("{who} has digest {digest} at {index}, another had {}", known.1);
             return vec![Broken("I8", detail)];
         }
-        let is_newest = self.newest.as_ref().is_none_or(|newest| newest.head.index < index);
+        let is_newest = self.newest.as_ref().is_none_or(|newest| newest.index() < index);
         if !is_newest {
             return Vec::new();
         }
@@ -128,8 +128,8 @@ impl NodeDeaths {
 
     /// A step was applied in the term of `new`. An entry is never applied before its term's services begin, unless it is an earlier term's.
     pub(crate) fn step(&self, old: &State, new: &State, now: Duration) -> Vec<Broken> {
-        let term = new.head.term;
-        if old.head.term != term || old.head.tables == new.head.tables {
+        let term = new.term();
+        if old.term() != term || old.head().tables == new.head().tables {
             return Vec::new();
         }
         let Some(began) = self.began.get(&term) else { return Vec::new() };
@@ -137,8 +137,8 @@ impl NodeDeaths {
         if age >= self.patience {
             return Vec::new();
         }
-        let died = new.nodes.iter().filter(|node| {
-            let before = old.nodes.get(&node.id).map(|node| node.liveness);
+        let died = new.nodes().iter().filter(|node| {
+            let before = old.nodes().get(&node.id).map(|node| node.liveness);
             node.liveness == Liveness::Down && before.is_some_and(|was| was != Liveness::Down)
                 // A node that never got ready has a deadline of its own.
                 && before != Some(Liveness::Initializing)

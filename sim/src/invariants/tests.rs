@@ -5,8 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fsm::{
     AllocationId, JobKind, Liveness,
-    command::Readiness,
-    table::ChangeSet,
+    node::Readiness,
     testing::{self, Driver},
 };
 
@@ -75,10 +74,10 @@ fn i8_and_i5_replicas_that_differ_are_found() {
     assert_eq!(applied.shows("s1", &state), []);
     let mut row = driver.allocation(one).clone();
     row.client_sequence += 1;
-    driver.state.allocations.put(row, &mut ChangeSet::default());
+    fsm::testing::put(&mut driver.state, &row);
     assert_trips("I8", applied.shows("s1", &Arc::new(driver.state.clone())));
     let mut other = (*state).clone();
-    other.head.term += 1;
+    other.advance(other.index(), other.term() + 1);
     assert_trips("I5", applied.shows("s2", &Arc::new(other)));
 }
 
@@ -97,7 +96,7 @@ fn i7_a_log_time_that_leaps_is_found() {
 fn i50_a_node_that_is_given_up_too_early_is_found() {
     let (mut driver, _) = running();
     let mut deaths = NodeDeaths::new(Duration::from_secs(4));
-    deaths.leadership(driver.state.head.term, Duration::from_secs(100));
+    deaths.leadership(driver.state.term(), Duration::from_secs(100));
     let before = driver.state.clone();
     driver.liveness("n1", Liveness::Down);
     let early = deaths.step(&before, &driver.state, Duration::from_secs(102));

@@ -7,7 +7,10 @@
 //! Kinds are explicit numbers outside bincode; the generation is that of all bytes ([`GENERATION`]). Decoding takes a slice, never a reader (a
 //! hostile length prefix must not allocate), limits sizes, and refuses trailing bytes. Recursive types are not allowed in frames.
 
-use bincode::config::{Configuration, Limit, LittleEndian, Varint};
+use bincode::{
+    config::{Configuration, Limit, LittleEndian, Varint},
+    enc::write::SizeWriter,
+};
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -86,12 +89,10 @@ pub fn encode<T: Frame>(value: &T) -> Bytes {
 
 /// Bytes of the frame of a value, counted without making it.
 pub fn encoded_len<T: Frame>(value: &T) -> usize {
-    let payload = bincode::serde::encode_into_std_write(
-        value,
-        &mut std::io::sink(),
-        bincode::config::standard(),
-    );
-    HEADER_BYTES.saturating_add(payload.expect("a derived Serialize into a sink cannot fail"))
+    let mut payload = SizeWriter::default();
+    bincode::serde::encode_into_writer(value, &mut payload, bincode::config::standard())
+        .expect("a derived Serialize that is only counted cannot fail");
+    HEADER_BYTES.saturating_add(payload.bytes_written)
 }
 
 /// Appends the frame of a value.
@@ -174,12 +175,12 @@ frames! {
     3 => crate::node::Node;
     4 => crate::evaluation::Evaluation;
     5 => crate::allocation::Allocation;
-    6 => crate::state::NodePool;
-    7 => crate::state::Namespace;
-    8 => crate::state::SchedulerConfiguration;
-    9 => crate::state::TombstoneRow;
-    10 => crate::state::EarlyEligibility;
-    11 => crate::state::CapacityGain;
+    6 => crate::settings::NodePool;
+    7 => crate::settings::Namespace;
+    8 => crate::settings::SchedulerConfiguration;
+    9 => crate::node::TombstoneRow;
+    10 => crate::node::EarlyEligibility;
+    11 => crate::node::CapacityGain;
     12 => crate::session::Session;
     13 => crate::state::Head;
     14 => crate::digest::DigestMark;
@@ -193,7 +194,7 @@ frames! {
 mod tests {
     #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "tests")]
     use super::*;
-    use crate::state::Namespace;
+    use crate::settings::Namespace;
 
     #[test]
     fn kinds_are_distinct() {

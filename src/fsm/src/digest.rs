@@ -5,7 +5,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::Index;
+use crate::{
+    apply::{Outcome, Turn},
+    command::{Rejection, Reply},
+    effect::Effect,
+    id::Index,
+    limits,
+};
 
 /// A wrapping sum of row hashes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
@@ -55,4 +61,39 @@ pub struct DigestMark {
     pub digest: Digest,
     /// What the majority found, once known.
     pub verdict: Option<Digest>,
+}
+
+/// What the majority found for a mark.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DigestVerdict {
+    /// Index of the mark.
+    pub mark: Index,
+    /// The majority's digest.
+    pub digest: Digest,
+}
+
+impl Turn<'_> {
+    pub(crate) fn mark_digest(&mut self, digest: Digest) -> Reply {
+        while self.state.digest_marks.len() >= limits::DIGEST_MARKS_MAX {
+            let oldest = self.state.digest_marks.iter().next().map(|mark| mark.index);
+            let Some(oldest) = oldest else { break };
+            self.state.digest_marks.remove(&oldest, self.changes);
+        }
+        let mark = DigestMark { index: self.index, digest, verdict: None };
+        self.state.digest_marks.put(mark, self.changes);
+        self.effects.insert(Effect::DigestMark);
+        Reply::Done
+    }
+
+    pub(crate) fn digest_verdict(&mut self, command: &DigestVerdict) -> Outcome {
+        let DigestVerdict { mark, digest } = *command;
+        let Some(row) = self.state.digest_marks.get(&mark).cloned() else {
+            return Err(Rejection::NotFound { what: "digest mark".into() });
+        };
+        let mut row = (*row).clone();
+        row.verdict = Some(digest);
+        self.state.digest_marks.put(row, self.changes);
+        self.effects.insert(Effect::DigestMark);
+        Ok(Reply::Done)
+    }
 }

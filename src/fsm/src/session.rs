@@ -4,10 +4,12 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    command::{Rejection, Reply},
+    apply::Applied,
+    command::{Proposal, Rejection, Reply},
     id::{EvaluationId, Index, RequestId, Text, TimeMs},
     limits,
-    table::{Row, TableId},
+    state::State,
+    table::{ChangeSet, Row, TableId},
 };
 
 /// A client's request as it stands in a proposal.
@@ -73,3 +75,47 @@ impl Row for Session {
         self.request.id
     }
 }
+
+impl State {
+    pub(crate) fn answer_again(&self, proposal: &Proposal) -> Option<Applied> {
+        let request = proposal.request?;
+        let (reply, index) = match self.sessions.get(&request.id) {
+            Some(kept) if kept.request.payload_hash == request.payload_hash => {
+                (kept.reply.clone(), kept.index)
+            }
+            Some(_) => (Reply::Rejected(Rejection::RequestIdReused), self.head.index),
+            None if request.stamped_at < self.head.session_floor => {
+                (Reply::Rejected(Rejection::SessionExpired), self.head.index)
+            }
+            // Such a session would outlive all others and raise the floor over them.
+            None if request.stamped_at > self.head.at.saturating_add(limits::SESSION_MS_MAX) => {
+                let message = "the request is stamped too far in the future";
+                (Reply::Rejected(Rejection::Invalid(message.into())), self.head.index)
+            }
+            None => return None,
+        };
+        Some(Applied { reply, effects: Vec::new(), index })
+    }
+
+    pub(crate) fn keep_session(&mut self, session: Session, changes: &mut ChangeSet) {
+        self.put_session(session, changes);
+        let floor = self.head.at.saturating_sub(limits::SESSION_MS_MAX);
+        self.head.session_floor = self.head.session_floor.max(floor);
+        while let Some((at, id)) = self.oldest_session() {
+            // By count the oldest goes alone: others of its time stay and are answered, although the floor is above them.
+            if at >= floor && self.sessions.len() <= limits::SESSIONS_MAX {
+                break;
+            }
+            self.head.session_floor = self.head.session_floor.max(at.saturating_add(1));
+            self.sessions_by_time.remove(&(at, id));
+            self.sessions.remove(&id, changes);
+        }
+    }
+
+    pub(crate) fn oldest_session(&self) -> Option<(TimeMs, RequestId)> {
+        self.sessions_by_time.get_min().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -14,137 +14,14 @@ use crate::{
     codec::{self, DecodeError},
     digest::{Digest, DigestMark},
     evaluation::{Evaluation, EvaluationStatus},
-    id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, RequestId, Text, TimeMs},
+    id::{AllocationId, EvaluationId, Index, JobKey, NodeId, RequestId, Text, TimeMs},
     job::{GroupSummary, Job, JobKind, JobSpec, JobVersion},
-    node::{Eligibility, Node, Tombstone},
+    node::{CapacityGain, Drain, EarlyEligibility, GainKey, Node, TombstoneRow},
     resources::{NodeUsage, PortHolder},
     session::Session,
+    settings::{Namespace, NodePool, SchedulerConfiguration},
     table::{ChangeSet, Row, StoredRow, Table, TableId},
 };
-
-/// A node pool. `all` (every node) and `default` always exist.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct NodePool {
-    /// Name.
-    pub name: Text,
-    /// In words.
-    pub description: Text,
-    /// Meta.
-    pub meta: BTreeMap<Text, Text>,
-    /// Index of creation.
-    pub create_index: Index,
-    /// Index of the last change.
-    pub modify_index: Index,
-}
-
-/// A namespace. `default` always exists.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Namespace {
-    /// Name.
-    pub name: Text,
-    /// In words.
-    pub description: Text,
-    /// Meta.
-    pub meta: BTreeMap<Text, Text>,
-    /// Index of creation.
-    pub create_index: Index,
-    /// Index of the last change.
-    pub modify_index: Index,
-}
-
-/// How nodes are ranked by fullness.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub enum Algorithm {
-    /// Fill nodes up.
-    #[default]
-    Binpack,
-    /// Prefer empty nodes.
-    Spread,
-}
-
-/// Cluster-wide settings of the schedulers.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct SchedulerConfiguration {
-    /// Ranking.
-    pub algorithm: Algorithm,
-    /// Let tasks use more memory than reserved.
-    pub memory_oversubscription: bool,
-    /// Refuse job registrations.
-    pub reject_job_registration: bool,
-    /// Hand out no evaluations.
-    pub pause_eval_broker: bool,
-    /// Nodes looked at for a group with affinities or spreads (Nomad's `NodeLimitForFeasibilityChecks`).
-    pub node_limit: u32,
-    /// Index of creation.
-    pub create_index: Index,
-    /// Index of the last change.
-    pub modify_index: Index,
-}
-
-impl Default for SchedulerConfiguration {
-    fn default() -> Self {
-        Self {
-            algorithm: Algorithm::Binpack,
-            memory_oversubscription: false,
-            reject_job_registration: false,
-            pause_eval_broker: false,
-            node_limit: 100,
-            create_index: 0,
-            modify_index: 0,
-        }
-    }
-}
-
-/// A reaped node's row.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct TombstoneRow {
-    /// Node.
-    pub node: NodeId,
-    /// What is left.
-    pub tombstone: Tombstone,
-}
-
-/// An eligibility set before its node exists.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct EarlyEligibility {
-    /// Node to come.
-    pub node: NodeId,
-    /// What it will get.
-    pub eligibility: Eligibility,
-}
-
-/// What a capacity gain is about.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub enum GainKey {
-    /// Nodes of a class.
-    Class(ClassId),
-    /// One node.
-    Node(NodeId),
-}
-
-/// The last index at which a class or node gained room, so that a wake-up that died with a leader is made up for by the next.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct CapacityGain {
-    /// What gained.
-    pub key: GainKey,
-    /// When.
-    pub index: Index,
-}
-
-impl crate::table::Key for GainKey {
-    fn write(&self, out: &mut Vec<u8>) {
-        match self {
-            Self::Class(class) => {
-                out.push(0);
-                out.extend_from_slice(&class.0);
-            }
-            Self::Node(node) => {
-                out.push(1);
-                out.extend_from_slice(&node.0);
-            }
-        }
-    }
-}
 
 macro_rules! rows {
     ($($type:ty, $key:ty, $table:ident, |$row:ident| $expr:expr;)*) => {$(
@@ -195,9 +72,9 @@ pub type LiveName = (Text, u32, NodeId);
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct JobIndex {
     /// Its allocations, of all incarnations.
-    pub allocations: OrdSet<AllocationId>,
+    pub(crate) allocations: OrdSet<AllocationId>,
     /// Its evaluations.
-    pub evaluations: OrdSet<EvaluationId>,
+    pub(crate) evaluations: OrdSet<EvaluationId>,
     /// Names in use: wanted and not ended.
     pub live_names: OrdMap<LiveName, AllocationId>,
     /// Allocations by (job create index, version), so that a version is kept while one refers to it.
@@ -219,33 +96,33 @@ impl JobIndex {
 #[derive(Clone, Default)]
 pub struct State {
     /// Log position and time.
-    pub head: Head,
+    pub(crate) head: Head,
     /// Jobs.
-    pub jobs: Table<Job>,
+    pub(crate) jobs: Table<Job>,
     /// Their versions.
-    pub job_versions: Table<JobVersion>,
+    pub(crate) job_versions: Table<JobVersion>,
     /// Nodes.
-    pub nodes: Table<Node>,
+    pub(crate) nodes: Table<Node>,
     /// Evaluations.
-    pub evaluations: Table<Evaluation>,
+    pub(crate) evaluations: Table<Evaluation>,
     /// Allocations.
-    pub allocations: Table<Allocation>,
+    pub(crate) allocations: Table<Allocation>,
     /// Node pools.
-    pub node_pools: Table<NodePool>,
+    pub(crate) node_pools: Table<NodePool>,
     /// Namespaces.
-    pub namespaces: Table<Namespace>,
+    pub(crate) namespaces: Table<Namespace>,
     /// The scheduler configuration.
-    pub configurations: Table<SchedulerConfiguration>,
+    pub(crate) configurations: Table<SchedulerConfiguration>,
     /// Reaped nodes.
-    pub tombstones: Table<TombstoneRow>,
+    pub(crate) tombstones: Table<TombstoneRow>,
     /// Eligibilities of nodes to come.
-    pub early_eligibilities: Table<EarlyEligibility>,
+    pub(crate) early_eligibilities: Table<EarlyEligibility>,
     /// Capacity gains.
-    pub capacity_gains: Table<CapacityGain>,
+    pub(crate) capacity_gains: Table<CapacityGain>,
     /// Client sessions.
-    pub sessions: Table<Session>,
+    pub(crate) sessions: Table<Session>,
     /// Digest marks.
-    pub digest_marks: Table<DigestMark>,
+    pub(crate) digest_marks: Table<DigestMark>,
 
     pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
     pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
@@ -274,6 +151,96 @@ pub enum LoadError {
 }
 
 impl State {
+    /// Last applied index.
+    pub fn index(&self) -> Index {
+        self.head.index
+    }
+
+    /// Term of the last applied entry.
+    pub fn term(&self) -> u64 {
+        self.head.term
+    }
+
+    /// Log time.
+    pub fn at(&self) -> TimeMs {
+        self.head.at
+    }
+
+    /// Requests stamped before this are refused.
+    pub fn session_floor(&self) -> TimeMs {
+        self.head.session_floor
+    }
+
+    /// The head as it is stored with a group of changes.
+    pub fn head(&self) -> Head {
+        self.head.clone()
+    }
+
+    /// Jobs.
+    pub fn jobs(&self) -> &Table<Job> {
+        &self.jobs
+    }
+
+    /// Versions of jobs.
+    pub fn job_versions(&self) -> &Table<JobVersion> {
+        &self.job_versions
+    }
+
+    /// Nodes.
+    pub fn nodes(&self) -> &Table<Node> {
+        &self.nodes
+    }
+
+    /// Evaluations.
+    pub fn evaluations(&self) -> &Table<Evaluation> {
+        &self.evaluations
+    }
+
+    /// Allocations.
+    pub fn allocations(&self) -> &Table<Allocation> {
+        &self.allocations
+    }
+
+    /// Node pools.
+    pub fn node_pools(&self) -> &Table<NodePool> {
+        &self.node_pools
+    }
+
+    /// Namespaces.
+    pub fn namespaces(&self) -> &Table<Namespace> {
+        &self.namespaces
+    }
+
+    /// What is left of reaped nodes.
+    pub fn tombstones(&self) -> &Table<TombstoneRow> {
+        &self.tombstones
+    }
+
+    /// Eligibilities of nodes that do not exist yet.
+    pub fn early_eligibilities(&self) -> &Table<EarlyEligibility> {
+        &self.early_eligibilities
+    }
+
+    /// The last capacity gain of each class and node.
+    pub fn capacity_gains(&self) -> &Table<CapacityGain> {
+        &self.capacity_gains
+    }
+
+    /// The scheduler configuration, once one was set.
+    pub fn configurations(&self) -> &Table<SchedulerConfiguration> {
+        &self.configurations
+    }
+
+    /// Replies kept for retries.
+    pub fn sessions(&self) -> &Table<Session> {
+        &self.sessions
+    }
+
+    /// Digest marks.
+    pub fn digest_marks(&self) -> &Table<DigestMark> {
+        &self.digest_marks
+    }
+
     /// The scheduler configuration in force.
     pub fn scheduler_configuration(&self) -> SchedulerConfiguration {
         self.configurations
@@ -358,7 +325,7 @@ impl State {
     pub fn left_to_drain<'a>(
         &'a self,
         node: NodeId,
-        drain: &'a crate::node::Drain,
+        drain: &'a Drain,
     ) -> impl Iterator<Item = &'a Arc<Allocation>> {
         self.allocations_of_node(node)
             .filter(|row| !row.client.is_terminal())

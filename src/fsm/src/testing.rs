@@ -16,25 +16,28 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 
 use crate::{
-    allocation::{Allocation, ClientStatus, DesiredStatus},
+    allocation::{
+        Allocation, ClientStatus, ClientUpdate, DesiredStatus, NodeReport, UpdateAllocations,
+    },
     apply::Applied,
     codec,
-    command::{
-        ClientUpdate, Command, LivenessChange, NodeReport, Proposal, Readiness, Rejection, Reply,
-    },
+    command::{Command, Proposal, Rejection, Reply},
     evaluation::{Evaluation, EvaluationStatus},
     id::{AllocationId, EvaluationId, JobKey, NodeId, RequestId, TimeMs},
     invariant,
     job::{
-        Job, JobKind, JobSpec, LogConfig, MigrateStrategy, Network, PortAsk, RestartPolicy, Task,
-        TaskGroup, TaskResources,
+        DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, LogConfig, MigrateStrategy, Network,
+        PortAsk, RegisterJob, RestartPolicy, Task, TaskGroup, TaskResources,
     },
-    node::{self, Drain, Liveness, Node, NodeDescription, NodeResources},
-    plan::{InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
+    node::{
+        self, Drain, Liveness, LivenessChange, Node, NodeDescription, NodeLiveness, NodeReadiness,
+        NodeResources, Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility,
+    },
+    plan::{ApplyPlans, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
     resources::{Port, Resources},
     session::Request,
     state::State,
-    table::ChangeSet,
+    table::{ChangeSet, Row, disk_key},
 };
 
 /// Log time at which a [`Driver`] starts.
@@ -197,13 +200,13 @@ impl Driver {
     /// Registers a node, or registers it again. Its identity is `identity` in every byte.
     pub fn register_node_as(&mut self, name: &str, identity: u8, description: NodeDescription) {
         let evaluation_ids = self.evaluation_ids();
-        self.accept(Command::RegisterNode {
+        self.accept(Command::RegisterNode(RegisterNode {
             node: node_id(name),
             secret: [7; 16],
             identity: [identity; 16],
             description: Arc::new(description),
             evaluation_ids,
-        });
+        }));
     }
 
     /// Registers a node of the usual size, or registers it again after it was heard from.
@@ -216,7 +219,13 @@ impl Driver {
     pub fn readiness(&mut self, name: &str, readiness: Readiness) -> Reply {
         let evaluation_ids = self.evaluation_ids();
         let (node, incarnation) = (node_id(name), self.incarnation(name));
-        self.commit(Command::NodeReadiness { node, incarnation, readiness, evaluation_ids }).reply
+        self.commit(Command::NodeReadiness(NodeReadiness {
+            node,
+            incarnation,
+            readiness,
+            evaluation_ids,
+        }))
+        .reply
     }
 
     /// Reports the statuses of a node's allocations: none changed.
@@ -224,7 +233,7 @@ impl Driver {
         let (node, incarnation) = (node_id(name), self.incarnation(name));
         let report =
             NodeReport { node, incarnation, updates: Vec::new(), evaluation_ids: Vec::new() };
-        self.accept(Command::UpdateAllocations { reports: vec![report] });
+        self.accept(Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }));
     }
 
     /// A node that is registered, synced and ready.
@@ -241,19 +250,24 @@ impl Driver {
         let change =
             LivenessChange { node: node_id(name), incarnation: self.incarnation(name), liveness };
         let evaluation_ids = self.evaluation_ids();
-        evaluations(self.accept(Command::NodeLiveness { changes: vec![change], evaluation_ids }))
+        evaluations(
+            self.accept(Command::NodeLiveness(NodeLiveness {
+                changes: vec![change],
+                evaluation_ids,
+            })),
+        )
     }
 
     /// Takes a node out of service by an operator, or brings it back.
     pub fn eligibility(&mut self, name: &str, eligible: bool) -> Reply {
         let evaluation_ids = self.evaluation_ids();
-        self.accept(Command::SetEligibility {
+        self.accept(Command::SetEligibility(SetEligibility {
             node: node_id(name),
             eligible,
             by: "operator".into(),
             reason: "maintenance".into(),
             evaluation_ids,
-        })
+        }))
     }
 
     /// Starts a drain without a deadline, or ends it and leaves the node ineligible.
@@ -267,19 +281,19 @@ impl Driver {
             cancelable: false,
         });
         let evaluation_ids = self.evaluation_ids();
-        self.accept(Command::SetDrain {
+        self.accept(Command::SetDrain(SetDrain {
             node: node_id(name),
             drain,
             mark_eligible: false,
             evaluation_ids,
-        });
+        }));
     }
 
     /// The command that reaps a node in its incarnation.
     pub fn reap(&mut self, name: &str, force: bool) -> Command {
         let incarnation = Some(self.incarnation(name));
         let evaluation_ids = self.evaluation_ids();
-        Command::ReapNode { node: node_id(name), incarnation, force, evaluation_ids }
+        Command::ReapNode(ReapNode { node: node_id(name), incarnation, force, evaluation_ids })
     }
 
     /// A node's row.
@@ -307,19 +321,19 @@ impl Driver {
     /// Makes an evaluation of a job.
     pub fn evaluate_job(&mut self, name: &str) -> EvaluationId {
         let evaluation = self.evaluation_id();
-        self.accept(Command::EvaluateJob { job: job_key(name), evaluation });
+        self.accept(Command::EvaluateJob(EvaluateJob { job: job_key(name), evaluation }));
         evaluation
     }
 
     /// Stops a job, or purges it; answers with its evaluation.
     pub fn deregister_job(&mut self, name: &str, purge: bool) -> Option<EvaluationId> {
         let evaluation = self.evaluation_id();
-        let command = Command::DeregisterJob {
+        let command = Command::DeregisterJob(DeregisterJob {
             job: job_key(name),
             purge,
             evaluation,
             evaluation_priority: None,
-        };
+        });
         let reply = self.accept(command);
         let Reply::Job { evaluation, .. } = reply else { panic!("unexpected reply {reply:?}") };
         evaluation
@@ -386,7 +400,7 @@ impl Driver {
     /// Applies plans in one entry.
     pub fn commit_plans(&mut self, plans: Vec<Plan>) -> Vec<PlanVerdict> {
         let plans = plans.into_iter().map(Arc::new).collect();
-        let reply = self.accept(Command::ApplyPlans { plans });
+        let reply = self.accept(Command::ApplyPlans(ApplyPlans { plans }));
         let Reply::Plans(verdicts) = reply else { panic!("unexpected reply {reply:?}") };
         verdicts
     }
@@ -445,7 +459,9 @@ impl Driver {
         let incarnation = self.state.nodes.get(&node).map_or(0, |node| node.incarnation);
         let evaluation_ids = self.evaluation_ids();
         let report = NodeReport { node, incarnation, updates: vec![update], evaluation_ids };
-        evaluations(self.accept(Command::UpdateAllocations { reports: vec![report] }))
+        evaluations(
+            self.accept(Command::UpdateAllocations(UpdateAllocations { reports: vec![report] })),
+        )
     }
 }
 
@@ -608,12 +624,12 @@ pub fn group(name: &str, count: u32) -> TaskGroup {
 
 /// The command that registers a job.
 pub fn register(spec: JobSpec, evaluation: EvaluationId) -> Command {
-    Command::RegisterJob {
+    Command::RegisterJob(RegisterJob {
         spec: Arc::new(spec),
         enforce_index: None,
         evaluation,
         evaluation_priority: None,
-    }
+    })
 }
 
 /// An outcome with a status and nothing else.
@@ -633,6 +649,23 @@ pub fn outcome(status: EvaluationStatus) -> Outcome {
 pub fn payload_hash(command: &Command) -> u64 {
     let proposal = Proposal { at: 0, epoch: None, request: None, command: command.clone() };
     u64::from(crc32c::crc32c(&codec::encode(&proposal)))
+}
+
+/// Puts a row into a state as a disk would have it, beside all commands. The derived indexes stay as they were until [`State::rebuild_derived`].
+pub fn put<R: Row>(state: &mut State, row: &R) {
+    let key = disk_key::<R>(&row.key());
+    state.load_row(&key, &codec::encode(row)).expect("a row that was encoded loads");
+}
+
+/// The state without a row, as another process would load it.
+pub fn without<R: Row>(state: &State, key: &R::Key) -> State {
+    let gone = disk_key::<R>(key);
+    let mut left = State::default();
+    for (key, frame) in state.frames().filter(|(key, _)| *key != gone) {
+        left.load_row(&key, &frame).expect("a row that was saved loads");
+    }
+    left.load_done(state.head());
+    left
 }
 
 /// All rows of a state as they go to disk, in the order of their keys on disk.

@@ -66,7 +66,7 @@ pub(super) async fn push_allocations(
     if !api.published().wait_for(request.index_min, CATCH_UP).await {
         // It lags, or nobody has that index: the servers were restored from a copy of before.
         let now = api.read(ReadMode::Linearizable, 0, CATCH_UP).await?;
-        if now.state.head.index < request.index_min {
+        if now.state.index() < request.index_min {
             let message = "the node was shown what the servers do not have any more";
             return Err(Status::not_found(message));
         }
@@ -79,7 +79,7 @@ pub(super) async fn push_allocations(
         let mut changed = std::pin::pin!(changed);
         changed.as_mut().enable();
         let state = state_that_knows(api, node, request.incarnation).await?;
-        let row = state.nodes.get(&node).ok_or_else(|| Status::not_found("node not found"))?;
+        let row = state.nodes().get(&node).ok_or_else(|| Status::not_found("node not found"))?;
         let row = Arc::clone(row);
         let mut news = batches(&state, &row, &mut sent, &mut complete);
         drop(state);
@@ -173,7 +173,7 @@ fn batches(
     // An allocation that ended is not removed: the agent keeps its logs until it collects them
     // itself. One that is gone from the state is.
     let gone: Vec<AllocationId> =
-        sent.keys().filter(|id| !state.allocations.contains(id)).copied().collect();
+        sent.keys().filter(|id| !state.allocations().contains(id)).copied().collect();
     for id in &gone {
         sent.remove(id);
     }
@@ -181,7 +181,7 @@ fn batches(
     let complete = std::mem::take(complete);
     let is_said = complete || !news.is_empty() || !gone.is_empty();
     let next = is_said.then(|| pb::AllocationBatch {
-        index: state.head.index,
+        index: state.index(),
         complete,
         removed: gone.iter().map(|id| id.0.to_vec().into()).collect(),
         present: news

@@ -233,7 +233,7 @@ async fn check(cases: Vec<Case>) {
     let cluster = TestCluster::new();
     cluster.add_node(NODE, "");
     let server = TestServer::start(cluster.clone()).await;
-    let digest = |state: &fsm::State| (state.jobs.digest(), state.nodes.digest());
+    let digest = |state: &fsm::State| (state.jobs().digest(), state.nodes().digest());
     let before = digest(&cluster.state());
     for (method, path, body, status, text) in cases {
         let response = server.send(method, &path, &[], body.as_bytes()).await;
@@ -284,6 +284,6 @@ async fn validation_reports_errors_without_registering() {
     job["TaskGroups"] = json!([]);
     let bad = server.put("/v1/validate/job", &json!({ "Job": job })).await.ok();
     assert!(bad["Error"].as_str().unwrap().contains("TaskGroups"), "{bad}");
-    assert!(cluster.state().jobs.is_empty());
+    assert!(cluster.state().jobs().is_empty());
     server.stop().await;
 }

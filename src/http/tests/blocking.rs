@@ -177,7 +177,7 @@ async fn a_query_that_is_behind_is_answered_from_the_newest_state_unless_it_may_
 async fn a_stale_query_waits_for_the_index_that_the_client_has_seen() {
     let cluster = TestCluster::new();
     let server = TestServer::start(cluster.clone()).await;
-    let next = cluster.state().head.index + 1;
+    let next = cluster.state().index() + 1;
     let path = format!("/v1/jobs?stale&index={next}&wait=50ms");
     let (response, ()) = tokio::join!(server.get(&path), async {
         cluster.must(Command::Tick);
@@ -191,7 +191,7 @@ async fn a_stale_query_waits_for_the_index_that_the_client_has_seen() {
 async fn an_index_from_before_a_restore_does_not_stick() {
     let cluster = TestCluster::new();
     let server = TestServer::start(cluster.clone()).await;
-    let head = cluster.state().head.index;
+    let head = cluster.state().index();
     for path in ["/v1/jobs?stale", "/v1/job/a?stale", "/v1/nodes?"] {
         let started = Instant::now();
         let response = server.get(&format!("{path}&index=99999999&wait=100ms")).await;

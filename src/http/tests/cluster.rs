@@ -13,10 +13,10 @@ use std::{
 use fsm::{
     AllocationId, ClientStatus, Command, EvaluationId, EvaluationStatus, Index, JobKey, NodeId,
     Placement, Plan, Proposal, Reply, RequestId, State, TaskEvent, TaskState,
-    command::{ClientUpdate, NodeReport, Readiness},
+    allocation::{ClientUpdate, NodeReport, UpdateAllocations},
     evaluation::{Metrics, NodeScore},
-    node::{Driver, NodeDescription, NodeResources},
-    plan::Outcome,
+    node::{Driver, NodeDescription, NodeReadiness, NodeResources, Readiness, RegisterNode},
+    plan::{ApplyPlans, Outcome},
     resources::Resources,
     session::Request,
     table::{ChangeSet, TableId},
@@ -62,7 +62,7 @@ impl TestCluster {
         format!("{command:?}").hash(&mut hasher);
         let mut guard = self.state.lock().unwrap();
         let mut state = State::clone(&guard);
-        let index = state.head.index + 1;
+        let index = state.index() + 1;
         let at = START_MS + 1_000 * index;
         let request =
             request.map(|id| Request { id, stamped_at: at, payload_hash: hasher.finish() });
@@ -107,20 +107,20 @@ impl TestCluster {
             http_address: http_address.into(),
             version: "0.0.1".into(),
         });
-        let reply = self.must(Command::RegisterNode {
+        let reply = self.must(Command::RegisterNode(RegisterNode {
             node: id,
             secret: [0xee; 16],
             identity: [0xdd; 16],
             description,
             evaluation_ids: Vec::new(),
-        });
+        }));
         let Reply::Node { incarnation, .. } = reply else { panic!("{reply:?}") };
-        self.must(Command::NodeReadiness {
+        self.must(Command::NodeReadiness(NodeReadiness {
             node: id,
             incarnation,
             readiness: Readiness::Ok,
             evaluation_ids: Vec::new(),
-        });
+        }));
     }
 
     /// Places one instance of the job's group `web` for its evaluation, and reports it as running.
@@ -131,7 +131,7 @@ impl TestCluster {
         node: NodeId,
     ) -> AllocationId {
         let id = AllocationId(self.new_id());
-        let job = self.state().jobs.get(key).unwrap().clone();
+        let job = self.state().jobs().get(key).unwrap().clone();
         let metrics = Metrics {
             nodes_evaluated: 1,
             nodes_in_pool: 1,
@@ -163,7 +163,7 @@ impl TestCluster {
             job: key.clone(),
             job_create_index: job.create_index,
             job_version: job.version,
-            snapshot_index: self.state().head.index,
+            snapshot_index: self.state().index(),
             priority: 50,
             all_at_once: false,
             stops: Vec::new(),
@@ -181,8 +181,8 @@ impl TestCluster {
             }],
             outcome: Some(outcome),
         };
-        let reply = self.must(Command::ApplyPlans { plans: vec![Arc::new(plan)] });
-        assert!(self.state().allocations.contains(&id), "{reply:?}");
+        let reply = self.must(Command::ApplyPlans(ApplyPlans { plans: vec![Arc::new(plan)] }));
+        assert!(self.state().allocations().contains(&id), "{reply:?}");
         self.report(id, node, 1);
         id
     }
@@ -212,7 +212,7 @@ impl TestCluster {
         };
         let report =
             NodeReport { node, incarnation: 1, updates: vec![update], evaluation_ids: Vec::new() };
-        self.must(Command::UpdateAllocations { reports: vec![report] });
+        self.must(Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }));
     }
 
     fn fail(&self) -> Result<(), ApiError> {

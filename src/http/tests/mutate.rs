@@ -390,16 +390,16 @@ fn mutate(request: &mut Request, body: &mut Value, chance: &mut Dice) {
 /// What clients see of the state: sessions remember refused requests as well.
 fn contents(state: &State) -> [fsm::digest::Digest; 10] {
     [
-        state.jobs.digest(),
-        state.job_versions.digest(),
-        state.nodes.digest(),
-        state.evaluations.digest(),
-        state.allocations.digest(),
-        state.node_pools.digest(),
-        state.namespaces.digest(),
-        state.configurations.digest(),
-        state.early_eligibilities.digest(),
-        state.tombstones.digest(),
+        state.jobs().digest(),
+        state.job_versions().digest(),
+        state.nodes().digest(),
+        state.evaluations().digest(),
+        state.allocations().digest(),
+        state.node_pools().digest(),
+        state.namespaces().digest(),
+        state.configurations().digest(),
+        state.early_eligibilities().digest(),
+        state.tombstones().digest(),
     ]
 }
 

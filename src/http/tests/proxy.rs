@@ -1,6 +1,6 @@
 //! Requests about files and logs reach the agent of the allocation's node, as they are, and stream back.
 
-use fsm::{EvaluationId, JobKey, NodeId};
+use fsm::{EvaluationId, JobKey, NodeId, node::NodeLiveness};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -70,14 +70,14 @@ async fn an_agent_that_cannot_be_asked_is_named() {
     let looped = server.send("GET", &path, &[("X-Quorate-Proxied", "1")], b"").await;
     assert_eq!(looped.status, 400, "{looped:?}");
 
-    server.cluster.must(fsm::Command::NodeLiveness {
-        changes: vec![fsm::command::LivenessChange {
+    server.cluster.must(fsm::Command::NodeLiveness(NodeLiveness {
+        changes: vec![fsm::node::LivenessChange {
             node: NODE,
             incarnation: 1,
             liveness: fsm::Liveness::Down,
         }],
         evaluation_ids: Vec::new(),
-    });
+    }));
     let down = server.get(&path).await;
     assert_eq!(down.status, 502);
     assert!(down.text.contains("is down"), "{down:?}");

@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use fsm::{EvaluationId, JobKey, NodeId};
+use fsm::{EvaluationId, JobKey, NodeId, job::EvaluateJob};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -136,7 +136,7 @@ async fn every_read_endpoint_has_its_golden_shape() {
 async fn the_state_digest_is_that_of_the_state() {
     let (server, ..) = populated().await;
     let state = server.cluster.state();
-    let expected = json!({ "Index": state.head.index, "Digest": state.digest().to_string() });
+    let expected = json!({ "Index": state.index(), "Digest": state.digest().to_string() });
     assert_eq!(server.get("/v1/operator/state-digest").await.ok(), expected);
     server.stop().await;
 }
@@ -242,13 +242,13 @@ async fn a_large_list_is_complete() {
     for number in 0..2_500_u64 {
         let mut id = [0; 16];
         id[..8].copy_from_slice(&number.to_be_bytes());
-        cluster.must(fsm::Command::EvaluateJob {
+        cluster.must(fsm::Command::EvaluateJob(EvaluateJob {
             job: JobKey::new("default", "web"),
             evaluation: EvaluationId(id),
-        });
+        }));
     }
     let list = server.get("/v1/evaluations").await.ok();
-    assert_eq!(list.as_array().unwrap().len(), cluster.state().evaluations.len());
-    assert!(cluster.state().evaluations.len() > 2_000);
+    assert_eq!(list.as_array().unwrap().len(), cluster.state().evaluations().len());
+    assert!(cluster.state().evaluations().len() > 2_000);
     server.stop().await;
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{body::Body, http::Request};
-use fsm::{EvaluationId, JobKey, NodeId};
+use fsm::{EvaluationId, JobKey, NodeId, job::RegisterJob};
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
@@ -65,17 +65,17 @@ async fn ids_with_slashes_work_encoded_and_raw() {
     server.put("/v1/jobs", &json!({ "Job": web_job("plain") })).await.ok();
     for id in ["a/b", "a/summary"] {
         // Registering such an id is up to the translation of jobs; here only the path counts.
-        let spec = cluster.state().jobs.get(&JobKey::new("default", "plain")).cloned().unwrap();
+        let spec = cluster.state().jobs().get(&JobKey::new("default", "plain")).cloned().unwrap();
         let mut spec = fsm::JobSpec::clone(cluster.state().current_spec(&spec).unwrap());
         spec.key = JobKey::new("default", id);
-        cluster.must(fsm::Command::RegisterJob {
+        cluster.must(fsm::Command::RegisterJob(RegisterJob {
             spec: Arc::new(spec),
             enforce_index: None,
             evaluation: EvaluationId(
                 *blake3::hash(id.as_bytes()).as_bytes().first_chunk().unwrap(),
             ),
             evaluation_priority: None,
-        });
+        }));
     }
     for (path, id) in
         [("/v1/job/a/b", "a/b"), ("/v1/job/a%2Fb", "a/b"), ("/v1/job/a%2Fsummary", "a/summary")]
@@ -162,7 +162,7 @@ async fn an_idempotency_key_makes_a_retry_one_write() {
     let first = server.send("PUT", "/v1/jobs", &headers, body.as_bytes()).await.ok();
     let again = server.send("PUT", "/v1/jobs", &headers, body.as_bytes()).await.ok();
     assert_eq!(first, again);
-    assert_eq!(cluster.state().evaluations.len(), 1);
+    assert_eq!(cluster.state().evaluations().len(), 1);
     let other = json!({ "Job": web_job("other") }).to_string();
     let reused = server.send("PUT", "/v1/jobs", &headers, other.as_bytes()).await;
     assert_eq!(reused.status, 409, "{reused:?}");

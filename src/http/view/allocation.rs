@@ -31,8 +31,8 @@ pub(crate) fn allocation_stub(
 /// An allocation with its job.
 pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
     let key = (allocation.job.clone(), allocation.job_create_index, allocation.job_version);
-    let version = state.job_versions.get(&key);
-    let job = match (version, state.jobs.get(&allocation.job)) {
+    let version = state.job_versions().get(&key);
+    let job = match (version, state.jobs().get(&allocation.job)) {
         (Some(version), Some(job)) if job.create_index == allocation.job_create_index => {
             jobs_bridge::job_json(job, version)
         }
@@ -80,7 +80,7 @@ pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
 
 fn common(state: &State, allocation: &Allocation) -> Value {
     let node_name = state
-        .nodes
+        .nodes()
         .get(&allocation.node)
         .map_or(Value::from(""), |node| text(&node.description.name));
     let kind = state.allocation_spec(allocation).map_or("", |spec| spec.kind.name());
@@ -164,7 +164,7 @@ fn allocated_resources(state: &State, allocation: &Allocation, spec: Option<&Job
         })
         .collect();
     let address = state
-        .nodes
+        .nodes()
         .get(&allocation.node)
         .map_or_else(|| Text::from(""), |node| node.description.resources.address.clone());
     let ports: Vec<Value> = allocation

@@ -15,7 +15,7 @@ pub(crate) fn job(state: &State, job: &Job) -> Option<Value> {
 
 /// The version that a job is at.
 pub(crate) fn current_version<'a>(state: &'a State, job: &Job) -> Option<&'a Arc<JobVersion>> {
-    state.job_versions.get(&(job.key.clone(), job.create_index, job.version))
+    state.job_versions().get(&(job.key.clone(), job.create_index, job.version))
 }
 
 /// A version of a job as it was; status and stop are those of the job today.

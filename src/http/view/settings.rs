@@ -1,6 +1,6 @@
 //! Namespaces, node pools and the scheduler configuration.
 
-use fsm::state::{Algorithm, Namespace, NodePool, SchedulerConfiguration};
+use fsm::settings::{Algorithm, Namespace, NodePool, SchedulerConfiguration};
 use serde_json::{Value, json};
 
 use super::{text, text_map};

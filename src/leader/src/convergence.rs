@@ -15,9 +15,13 @@ use std::sync::Arc;
 use fsm::{
     AllocationId, ClientStatus, Command, EvaluationStatus, JobKind, JobSpec, Liveness, Node,
     NodeId, Plan, Reply, State,
-    command::{LivenessChange, NodeReport, Readiness},
-    job::{DelayFunction, ReschedulePolicy, UpdateStrategy},
-    node::{Drain, Driver as TaskDriver},
+    allocation::{NodeReport, UpdateAllocations},
+    job::{DelayFunction, DeregisterJob, ReschedulePolicy, UpdateStrategy},
+    node::{
+        Drain, Driver as TaskDriver, LivenessChange, NodeLiveness, NodeReadiness, Readiness,
+        RegisterNode, SetDrain, SetEligibility,
+    },
+    plan::ApplyPlans,
     testing::{ASK, Driver, description, job, job_key, node_id, register},
 };
 use proptest::prelude::*;
@@ -188,7 +192,7 @@ impl World {
         let dispatch = self.services.dispatch_mut();
         let given = dispatch.dequeue(now, &snapshot, &JobKind::ALL, 1, SERVER, token).unwrap();
         for lease in &given {
-            assert!(lease.wait_index <= snapshot.head.index);
+            assert!(lease.wait_index <= snapshot.index());
             let (lease, snapshot) = (lease.clone(), snapshot.clone());
             self.work.push(Work { lease, snapshot, attempt: 0, rejected: 0 });
         }
@@ -205,7 +209,7 @@ impl World {
         if self.services.dispatch().outstanding(id) != Some(token) {
             return true;
         }
-        let row = work.snapshot.evaluations.get(&id).unwrap().clone();
+        let row = work.snapshot.evaluations().get(&id).unwrap().clone();
         if row.status.is_terminal() {
             self.services.dispatch_mut().ack(self.driver.now, id, token).unwrap();
             return true;
@@ -213,7 +217,7 @@ impl World {
         let pass = Pass {
             state: &work.snapshot,
             evaluation: &row,
-            now: work.snapshot.head.at.max(row.wait_until),
+            now: work.snapshot.at().max(row.wait_until),
             attempt: work.attempt,
         };
         let plan = if work.rejected >= scheduler::attempts_max(row.kind) {
@@ -240,7 +244,8 @@ impl World {
         if let Ok(trial) = overlay.try_plan(&plan, &|_, _, _| Ok(Vec::new())) {
             let progress = !trial.plan.is_no_op();
             let plans = vec![Arc::new(trial.plan)];
-            let Reply::Plans(verdicts) = self.commit(Command::ApplyPlans { plans }) else {
+            let Reply::Plans(verdicts) = self.commit(Command::ApplyPlans(ApplyPlans { plans }))
+            else {
                 panic!("not a reply to plans");
             };
             return match (verdicts[0].outcome_taken, progress) {
@@ -249,7 +254,7 @@ impl World {
                 (false, false) => Submitted::Rejected,
             };
         }
-        let row = self.driver.state.evaluations.get(&id);
+        let row = self.driver.state.evaluations().get(&id);
         let closed = row.is_none_or(|row| row.status.is_terminal());
         if closed { Submitted::Done } else { Submitted::Rejected }
     }
@@ -259,27 +264,32 @@ impl World {
         let mut description = description(name);
         let usable = TaskDriver { detected: true, healthy: true, ..TaskDriver::default() };
         description.drivers.insert("mock".into(), usable);
-        self.commit(Command::RegisterNode {
+        self.commit(Command::RegisterNode(RegisterNode {
             node: node_id(name),
             secret: [7; 16],
             identity: [1; 16],
             description: Arc::new(description),
             evaluation_ids: Vec::new(),
-        });
+        }));
         self.report(node_id(name), Vec::new());
         let (node, incarnation) = (node_id(name), self.driver.node_row(name).incarnation);
         let readiness = Readiness::Ok;
         let evaluation_ids = Vec::new();
-        self.commit(Command::NodeReadiness { node, incarnation, readiness, evaluation_ids });
+        self.commit(Command::NodeReadiness(NodeReadiness {
+            node,
+            incarnation,
+            readiness,
+            evaluation_ids,
+        }));
     }
 
     /// What an agent says of allocations.
     fn report(&mut self, node: NodeId, statuses: Vec<(AllocationId, ClientStatus)>) {
-        let incarnation = self.driver.state.nodes.get(&node).unwrap().incarnation;
+        let incarnation = self.driver.state.nodes().get(&node).unwrap().incarnation;
         let update = |(id, status): (AllocationId, ClientStatus)| self.driver.update(id, status);
         let updates = statuses.into_iter().map(update).collect();
         let report = NodeReport { node, incarnation, updates, evaluation_ids: Vec::new() };
-        self.commit(Command::UpdateAllocations { reports: vec![report] });
+        self.commit(Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }));
     }
 
     /// Agents that are heard from start what is new and end what is stopped.
@@ -312,28 +322,31 @@ impl World {
             }
             Event::Deregister { job, purge } => {
                 let evaluation = self.driver.evaluation_id();
-                self.commit(Command::DeregisterJob {
+                self.commit(Command::DeregisterJob(DeregisterJob {
                     job: job_key(JOBS[*job]),
                     purge: *purge,
                     evaluation,
                     evaluation_priority: None,
-                });
+                }));
             }
             Event::Down(node) => {
                 let Some(row) = self.node(NODES[*node]) else { return };
                 let (node, incarnation) = (row.id, row.incarnation);
                 let changes = vec![LivenessChange { node, incarnation, liveness: Liveness::Down }];
-                self.commit(Command::NodeLiveness { changes, evaluation_ids: Vec::new() });
+                self.commit(Command::NodeLiveness(NodeLiveness {
+                    changes,
+                    evaluation_ids: Vec::new(),
+                }));
             }
             Event::Back(node) => self.back(*node),
             Event::Eligible(node, eligible) => {
-                self.commit(Command::SetEligibility {
+                self.commit(Command::SetEligibility(SetEligibility {
                     node: node_id(NODES[*node]),
                     eligible: *eligible,
                     by: "".into(),
                     reason: "".into(),
                     evaluation_ids: Vec::new(),
-                });
+                }));
             }
             Event::Drain(node, on) => {
                 let drain = on.then(|| Drain {
@@ -344,15 +357,15 @@ impl World {
                     owner: "".into(),
                     cancelable: false,
                 });
-                self.commit(Command::SetDrain {
+                self.commit(Command::SetDrain(SetDrain {
                     node: node_id(NODES[*node]),
                     drain,
                     mark_eligible: true,
                     evaluation_ids: Vec::new(),
-                });
+                }));
             }
             Event::End(number, how) => {
-                let rows = self.driver.state.allocations.iter();
+                let rows = self.driver.state.allocations().iter();
                 let running: Vec<_> =
                     rows.filter(|row| row.client == ClientStatus::Running).cloned().collect();
                 if let Some(row) = running.get(number % running.len().max(1)) {
@@ -399,10 +412,10 @@ impl World {
                 || dispatch.next_deadline().is_some()
                 || self.services.waiting().next().is_some();
             let idle = !queued && self.work.is_empty();
-            let drains = self.driver.state.nodes.iter().any(|node| node.drain.is_some());
+            let drains = self.driver.state.nodes().iter().any(|node| node.drain.is_some());
             let ends =
                 |row: &Arc<fsm::Allocation>| row.is_server_terminal() && !row.client.is_terminal();
-            if idle && !drains && !self.driver.state.allocations.iter().any(ends) {
+            if idle && !drains && !self.driver.state.allocations().iter().any(ends) {
                 return;
             }
             self.driver.now += 5_000;
@@ -411,7 +424,7 @@ impl World {
         let open: Vec<_> = self
             .driver
             .state
-            .evaluations
+            .evaluations()
             .iter()
             .filter(|row| row.status == EvaluationStatus::Pending)
             .collect();
@@ -420,7 +433,7 @@ impl World {
 
     /// One that is down for long is reaped.
     fn node(&self, name: &str) -> Option<&Node> {
-        self.driver.state.nodes.get(&node_id(name)).map(|row| &**row)
+        self.driver.state.nodes().get(&node_id(name)).map(|row| &**row)
     }
 
     fn has_room(&self, name: &str, spec: &JobSpec) -> bool {
@@ -436,7 +449,7 @@ impl World {
         for (number, name) in JOBS.iter().enumerate() {
             let key = job_key(name);
             let live: Vec<_> = state.allocations_of_job(&key).filter(|row| row.is_live()).collect();
-            let row = state.jobs.get(&key).filter(|row| !row.stop);
+            let row = state.jobs().get(&key).filter(|row| !row.stop);
             let Some(row) = row else {
                 assert!(live.is_empty(), "{name} is stopped and {} live", live.len());
                 continue;
@@ -448,7 +461,11 @@ impl World {
                 .collect();
             let waits = |node: Option<NodeId>| blocked.iter().any(|row| row.node == node);
             for one in &live {
-                assert_ne!(state.nodes.get(&one.node).unwrap().liveness, Liveness::Down, "{name}");
+                assert_ne!(
+                    state.nodes().get(&one.node).unwrap().liveness,
+                    Liveness::Down,
+                    "{name}"
+                );
             }
             if kind_of(number).is_per_node() {
                 for node in NODES {

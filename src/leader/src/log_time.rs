@@ -20,13 +20,13 @@ pub struct LogTime {
 
 impl Machine for LogTime {
     fn restore(&mut self, _now: u64, state: &State) {
-        self.moved_at = self.moved_at.max(state.head.at);
+        self.moved_at = self.moved_at.max(state.at());
     }
 
     fn take(&mut self, _now: u64, _state: &State, _index: Index, _effect: &Effect) {}
 
     fn step(&mut self, now: u64, state: &State, _ids: &mut Ids<'_>, stepped: &mut Stepped) {
-        self.moved_at = self.moved_at.max(state.head.at);
+        self.moved_at = self.moved_at.max(state.at());
         if now.saturating_sub(self.moved_at) >= limits::TICK_AFTER_MS {
             self.moved_at = now;
             stepped.commands.push(Command::Tick);
@@ -40,7 +40,15 @@ impl Machine for LogTime {
 
 #[cfg(test)]
 mod tests {
+    use fsm::state::Head;
+
     use super::*;
+
+    fn state_at(at: u64) -> State {
+        let mut state = State::default();
+        state.load_done(Head { at, ..Head::default() });
+        state
+    }
 
     fn ticks(machine: &mut LogTime, now: u64, state: &State) -> usize {
         let mut stepped = Stepped::default();
@@ -51,8 +59,7 @@ mod tests {
 
     #[test]
     fn an_idle_cluster_ticks_once_a_minute() {
-        let mut state = State::default();
-        state.head.at = 1_000;
+        let state = state_at(1_000);
         let mut machine = LogTime::default();
         machine.restore(1_000, &state);
         let due = 1_000 + limits::TICK_AFTER_MS;
@@ -66,10 +73,9 @@ mod tests {
 
     #[test]
     fn an_entry_moves_log_time_as_well_as_a_tick() {
-        let mut state = State::default();
         let mut machine = LogTime::default();
-        machine.restore(0, &state);
-        state.head.at = limits::TICK_AFTER_MS - 1;
-        assert_eq!(ticks(&mut machine, limits::TICK_AFTER_MS, &state), 0);
+        machine.restore(0, &State::default());
+        let moved = state_at(limits::TICK_AFTER_MS - 1);
+        assert_eq!(ticks(&mut machine, limits::TICK_AFTER_MS, &moved), 0);
     }
 }

@@ -159,7 +159,7 @@ impl Services {
 
 #[cfg(test)]
 mod tests {
-    use fsm::{EvaluationStatus, Liveness, Trigger, table::ChangeSet};
+    use fsm::{EvaluationStatus, Liveness, Trigger, testing::put};
 
     use super::*;
     use crate::{
@@ -175,7 +175,7 @@ mod tests {
             let mut row = evaluation(name, "web", 1);
             row.status = EvaluationStatus::Blocked;
             row.trigger = Trigger::QueuedAllocs;
-            state.evaluations.put(row, &mut ChangeSet::default());
+            put(&mut state, &row);
         }
         let mut services = Services::new(&ServicesConfig::default());
         services.restore(0, &state);
@@ -186,8 +186,8 @@ mod tests {
         assert_eq!(stepped.reports, [Report::NodeMissed(node("a").id)]);
         let waiting: Vec<Command> = services.waiting().cloned().collect();
         assert_eq!(waiting, stepped.commands);
-        assert!(matches!(services.next_command(), Some(Command::NodeLiveness { .. })));
-        assert!(matches!(services.next_command(), Some(Command::UpdateEvaluations { .. })));
+        assert!(matches!(services.next_command(), Some(Command::NodeLiveness(_))));
+        assert!(matches!(services.next_command(), Some(Command::UpdateEvaluations(_))));
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
         for now in [10, 20] {
             services.heard(now, node("a").id, 1).expect("the node is known");
         }
-        assert!(matches!(services.next_command(), Some(Command::NodeLiveness { .. })));
+        assert!(matches!(services.next_command(), Some(Command::NodeLiveness(_))));
         assert_eq!(services.next_command(), None);
     }
 }

@@ -11,7 +11,6 @@ use fsm::{
     job::{MigrateStrategy, RestartPolicy},
     node::{Eligibility, Health, NodeDescription},
     resources::Resources,
-    table::ChangeSet,
 };
 
 use crate::golden::Arguments;
@@ -119,7 +118,7 @@ pub(crate) fn node(name: &str) -> Node {
 pub(crate) fn state_of_nodes(nodes: impl IntoIterator<Item = Node>) -> State {
     let mut state = State::default();
     for node in nodes {
-        state.nodes.put(node, &mut ChangeSet::default());
+        fsm::testing::put(&mut state, &node);
     }
     state
 }
@@ -188,8 +187,8 @@ pub(crate) fn job(state: &mut State, name: &str, kind: JobKind, count: u32, max_
         job_modify_index: 1,
         submitted_at: 0,
     };
-    state.jobs.put(job, &mut ChangeSet::default());
-    state.job_versions.put(version, &mut ChangeSet::default());
+    fsm::testing::put(state, &job);
+    fsm::testing::put(state, &version);
 }
 
 /// A running allocation of a job made by [`job`].
@@ -229,6 +228,6 @@ pub(crate) fn allocation(name: &str, job: &str, node: &str) -> Allocation {
 
 /// Inserts or replaces an allocation.
 pub(crate) fn put_allocation(state: &mut State, row: Allocation) {
-    state.allocations.put(row, &mut ChangeSet::default());
+    fsm::testing::put(state, &row);
     state.rebuild_derived();
 }

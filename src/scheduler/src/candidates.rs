@@ -74,7 +74,7 @@ pub struct Memory {
 
 impl Memory {
     fn find(&mut self, state: &State, spec: &JobSpec) -> &Found {
-        let nodes = (state.nodes.digest(), state.nodes.len());
+        let nodes = (state.nodes().digest(), state.nodes().len());
         if self.nodes != Some(nodes) {
             self.nodes = Some(nodes);
             self.found.clear();
@@ -97,9 +97,9 @@ impl Memory {
 impl Found {
     fn new(state: &State, spec: &JobSpec) -> Self {
         let mut datacenters: BTreeMap<&Text, (bool, u32)> = BTreeMap::new();
-        let mut nodes = Vec::with_capacity(state.nodes.len());
+        let mut nodes = Vec::with_capacity(state.nodes().len());
         let mut in_pool = 0;
-        for node in state.nodes.iter() {
+        for node in state.nodes().iter() {
             if !self::in_pool(node, spec) {
                 continue;
             }
@@ -146,7 +146,7 @@ impl<'a> Candidates<'a> {
         let found = memory.find(pass.state, spec);
         let mut tail = [0; 8];
         tail.copy_from_slice(&pass.evaluation.id.0[8..]);
-        let seed = u64::from_be_bytes(tail) ^ pass.state.head.index;
+        let seed = u64::from_be_bytes(tail) ^ pass.state.index();
         let length = found.nodes.len();
         Self {
             state: pass.state,

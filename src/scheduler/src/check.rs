@@ -44,7 +44,7 @@ pub fn check(state: &State, plan: &Plan) -> Vec<Violation> {
         return found;
     }
     let spec = state
-        .jobs
+        .jobs()
         .get(&plan.job)
         .filter(|job| {
             !job.stop
@@ -66,14 +66,14 @@ fn check_changes(state: &State, plan: &Plan, found: &mut Vec<Violation>) {
     let mut changed = BTreeSet::new();
     let stops = plan.stops.iter().map(|stop| stop.id);
     for id in stops.chain(plan.in_place.iter().map(|in_place| in_place.id)) {
-        let known = state.allocations.get(&id).is_some_and(|row| row.job == plan.job);
+        let known = state.allocations().get(&id).is_some_and(|row| row.job == plan.job);
         if !known || !changed.insert(id) {
             found.push(Violation::BadChange(id));
         }
     }
     let mut ids = BTreeSet::new();
     for placement in &plan.placements {
-        if state.allocations.contains(&placement.id) || !ids.insert(placement.id) {
+        if state.allocations().contains(&placement.id) || !ids.insert(placement.id) {
             found.push(Violation::DuplicateId(placement.id));
         }
     }
@@ -85,7 +85,7 @@ fn check_placements(state: &State, plan: &Plan, spec: &JobSpec, found: &mut Vec<
             found.push(Violation::UnknownGroup(placement.group.clone()));
             continue;
         };
-        let usable = state.nodes.get(&placement.node).filter(|node| {
+        let usable = state.nodes().get(&placement.node).filter(|node| {
             node.liveness == Liveness::Ready
                 && node.health == fsm::node::Health::Ok
                 && !node.eligibility.ineligible
@@ -156,7 +156,7 @@ fn check_names(
     let per_node = spec.kind.is_per_node();
     let mut live: BTreeSet<(Text, u32, Option<NodeId>)> = BTreeSet::new();
     let mut counts: BTreeMap<Text, u32> = BTreeMap::new();
-    for row in state.allocations.iter() {
+    for row in state.allocations().iter() {
         if row.job == plan.job && runs(row) && !ended.contains(&row.id) {
             live.insert((row.group.clone(), row.name_index, per_node.then_some(row.node)));
             *counts.entry(row.group.clone()).or_default() += 1;
@@ -186,9 +186,9 @@ fn check_room(
 ) {
     let nodes: BTreeSet<NodeId> = plan.placements.iter().map(|placement| placement.node).collect();
     for id in nodes {
-        let Some(node) = state.nodes.get(&id) else { continue };
+        let Some(node) = state.nodes().get(&id) else { continue };
         let mut load = Load::default();
-        for row in state.allocations.iter().filter(|row| row.node == id) {
+        for row in state.allocations().iter().filter(|row| row.node == id) {
             load.existing(row, ended.contains(&row.id));
         }
         for placement in plan.placements.iter().filter(|placement| placement.node == id) {

@@ -163,7 +163,7 @@ pub(crate) fn open_evaluations<'a>(
         .job_index(&draft.pass.evaluation.job)
         .into_iter()
         .flat_map(|index| index.open_evaluations.iter())
-        .filter_map(|id| state.evaluations.get(id))
+        .filter_map(|id| state.evaluations().get(id))
         .map(|row| &**row)
 }
 
@@ -215,7 +215,7 @@ fn new(draft: &mut Draft<'_>, trigger: Trigger) -> Evaluation {
     let mut evaluation =
         Evaluation::new(draft.next_evaluation_id(), own.job.clone(), kind, own.priority, trigger);
     evaluation.previous = Some(own.id);
-    evaluation.snapshot_index = draft.pass.state.head.index;
+    evaluation.snapshot_index = draft.pass.state.index();
     evaluation.job_modify_index = draft.target.job.map_or(0, |job| job.job_modify_index);
     evaluation.created_at = draft.pass.now;
     evaluation.modified_at = draft.pass.now;

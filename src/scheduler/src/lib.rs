@@ -57,7 +57,7 @@ pub struct Pass<'a> {
     pub state: &'a State,
     /// The evaluation to process.
     pub evaluation: &'a Evaluation,
-    /// Log time, not before `state.head.at`.
+    /// Log time, not before `state.at()`.
     pub now: TimeMs,
     /// Number of the pass, from 0; part of the seed of ids.
     pub attempt: u32,

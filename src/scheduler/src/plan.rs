@@ -34,7 +34,7 @@ pub(crate) struct Target<'a> {
 
 impl<'a> Target<'a> {
     pub(crate) fn of(pass: &Pass<'a>) -> Result<Self, ScheduleError> {
-        let Some(job) = pass.state.jobs.get(&pass.evaluation.job) else {
+        let Some(job) = pass.state.jobs().get(&pass.evaluation.job) else {
             return Ok(Self { job: None, spec: None });
         };
         if job.stop || job.parameterized {
@@ -84,7 +84,7 @@ impl<'a> Draft<'a> {
         let (job_create_index, job_version) = target.version();
         let mut ids = blake3::Hasher::new();
         ids.update(&pass.evaluation.id.0);
-        ids.update(&pass.state.head.index.to_be_bytes());
+        ids.update(&pass.state.index().to_be_bytes());
         ids.update(&pass.attempt.to_be_bytes());
         Self {
             pass: *pass,
@@ -97,7 +97,7 @@ impl<'a> Draft<'a> {
                 job: pass.evaluation.job.clone(),
                 job_create_index,
                 job_version,
-                snapshot_index: pass.state.head.index,
+                snapshot_index: pass.state.index(),
                 priority: pass.evaluation.priority,
                 all_at_once: target.spec.is_some_and(|spec| spec.all_at_once),
                 stops: Vec::new(),

@@ -1,6 +1,6 @@
 //! Scores of a feasible node, each in about [-1, 1], and their mean. The formulas are Nomad's.
 
-use fsm::{Node, job::Affinity, resources::Resources, state::Algorithm};
+use fsm::{Node, job::Affinity, resources::Resources, settings::Algorithm};
 
 use crate::constraint::Condition;
 

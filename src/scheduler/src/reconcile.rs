@@ -166,7 +166,7 @@ fn look_again_at(allocation: &Allocation, healthy_ms_min: u64, now: TimeMs) -> O
 
 /// Whether the allocation's node is gone for good.
 pub(crate) fn is_lost(pass: &Pass<'_>, allocation: &Allocation) -> bool {
-    pass.state.nodes.get(&allocation.node).is_none_or(|node| node.liveness == Liveness::Down)
+    pass.state.nodes().get(&allocation.node).is_none_or(|node| node.liveness == Liveness::Down)
 }
 
 /// Whether one that is not wanted any more is to be stopped: also one that has failed, which would count again when its group or name is wanted again.
@@ -184,7 +184,8 @@ fn sort<'a>(
 ) -> Sorted<'a> {
     let mut sorted = Sorted::default();
     for allocation in allocations {
-        let superseded = allocation.next.is_some_and(|next| pass.state.allocations.contains(&next));
+        let superseded =
+            allocation.next.is_some_and(|next| pass.state.allocations().contains(&next));
         if allocation.is_server_terminal() || (superseded && allocation.client.is_terminal()) {
             continue;
         }

@@ -45,7 +45,7 @@ pub(crate) fn when(
         return When::Now;
     }
     let awaited = |id: EvaluationId| {
-        pass.state.evaluations.get(&id).is_some_and(|waiting| !waiting.status.is_terminal())
+        pass.state.evaluations().get(&id).is_some_and(|waiting| !waiting.status.is_terminal())
     };
     if allocation.follow_up.is_some_and(awaited) { When::Awaited } else { When::At(due) }
 }

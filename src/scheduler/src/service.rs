@@ -188,7 +188,7 @@ impl<'a> Work<'a> {
         let state = self.draft.pass.state;
         let stack = self.stack.as_mut().expect("there is a stack when something is outdated");
         stack.release(allocation);
-        let may = state.nodes.get(&allocation.node).is_some_and(|node| {
+        let may = state.nodes().get(&allocation.node).is_some_and(|node| {
             in_pool(node, self.spec)
                 && matches_datacenter(self.spec, &node.description.datacenter)
                 && holds_what_it_runs(state, node)

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use fsm::{
     Allocation, JobKind, JobSpec, Metrics, Node, NodeId, State, TaskGroup, Text, job::Constraint,
-    resources::Dimension, state::Algorithm,
+    resources::Dimension, settings::Algorithm,
 };
 
 use crate::{
@@ -180,7 +180,7 @@ impl<'a> Stack<'a> {
         } else if self.distinct_hosts || self.groups.iter().any(|group| group.distinct_hosts) {
             step(self.elsewhere.entry(allocation.node).or_default().entry(group).or_default());
         }
-        if let Some(node) = self.state.nodes.get(&allocation.node) {
+        if let Some(node) = self.state.nodes().get(&allocation.node) {
             self.count_values(node, group, add);
         }
     }

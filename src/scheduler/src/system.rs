@@ -190,7 +190,7 @@ impl<'a> Work<'a> {
             return Fate::Stop(Reason::Migrating);
         }
         let state = self.draft.pass.state;
-        let Some(node) = state.nodes.get(&allocation.node) else {
+        let Some(node) = state.nodes().get(&allocation.node) else {
             return Fate::Stop(Reason::Lost);
         };
         if !self.is_wanted_on(node) {

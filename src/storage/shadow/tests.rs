@@ -447,7 +447,7 @@ fn sessions_share_values_and_go_with_them() {
 
     let (mut directory, loaded) = open(&disk).unwrap();
     let mut life = Life::from(loaded.unwrap().state);
-    assert_eq!(life.state.sessions.len(), 600);
+    assert_eq!(life.state.sessions().len(), 600);
     // The first 300 are out of the window one by one, in packs that were loaded.
     for late in [10, 200, 1_000] {
         life.request(window * 2 + late, 1);
@@ -456,10 +456,10 @@ fn sessions_share_values_and_go_with_them() {
         let (_, loaded) = open(&disk).unwrap();
         assert_eq!(loaded.unwrap().state.digest(), life.state.digest(), "after {late}");
     }
-    assert_eq!(life.state.sessions.len(), 303);
+    assert_eq!(life.state.sessions().len(), 303);
     life.request(window * 9, 1);
     write(&mut directory, life.take()).unwrap();
-    assert_eq!(life.state.sessions.len(), 1);
+    assert_eq!(life.state.sessions().len(), 1);
     assert_eq!(count(&directory, PACK), 1, "the packs of sessions that are gone are gone");
 }
 
@@ -479,7 +479,7 @@ fn sessions_of_before_there_were_packs_load_and_go() {
     let (mut directory, loaded) = open(&disk).unwrap();
     let mut life = Life::from(loaded.unwrap().state);
     let sessions = fsm::table::TableId::Sessions.byte();
-    assert_eq!((life.state.sessions.len(), count(&directory, sessions)), (5, 5));
+    assert_eq!((life.state.sessions().len(), count(&directory, sessions)), (5, 5));
     life.request(fsm::limits::SESSION_MS_MAX * 3, 1);
     write(&mut directory, life.take()).unwrap();
     directory.barrier().unwrap();

@@ -411,12 +411,8 @@ impl Servers {
         assert!(self.runtime.block_on(applied));
         let state = core.cell.load();
         let evaluation: fsm::Evaluation = codec::decode(&lease.evaluation).unwrap();
-        let pass = scheduler::Pass {
-            state: &state,
-            evaluation: &evaluation,
-            now: state.head.at,
-            attempt: 0,
-        };
+        let pass =
+            scheduler::Pass { state: &state, evaluation: &evaluation, now: state.at(), attempt: 0 };
         let plan = scheduler::schedule_with(&pass, &mut scheduler::Memory::default()).unwrap();
         pb::SubmitPlanRequest {
             plan: codec::encode(&plan),
@@ -494,7 +490,7 @@ fn a_partial_plan_says_from_where_to_plan_again() {
     let body = json!({ "NodeID": gone.to_string(), "Eligibility": "ineligible" });
     client.put(&format!("/v1/node/{gone}/eligibility"), &body).ok();
     let core = servers.core(servers.leader());
-    let cause = core.cell.load().nodes.get(&gone).unwrap().modify_index;
+    let cause = core.cell.load().nodes().get(&gone).unwrap().modify_index;
 
     let reply = servers.submit(plan).unwrap();
     assert_eq!(reply.outcome(), pb::submit_plan_reply::Outcome::Partial, "{reply:?}");
@@ -502,8 +498,8 @@ fn a_partial_plan_says_from_where_to_plan_again() {
     let lost = decoded.placements.iter().filter(|placement| placement.node == gone).count();
     assert!(servers.runtime.block_on(core.cell.wait_for(reply.refresh_index, PATIENCE)));
     let state = core.cell.load();
-    assert_eq!(state.allocations.len(), 2 - lost);
-    let row = state.evaluations.iter().find(|row| row.id.to_string() == evaluation).unwrap();
+    assert_eq!(state.allocations().len(), 2 - lost);
+    let row = state.evaluations().iter().find(|row| row.id.to_string() == evaluation).unwrap();
     assert_eq!(row.status, fsm::EvaluationStatus::Pending);
 
     let again = servers.plan(&lease);
@@ -549,13 +545,13 @@ fn a_plan_without_a_leader_is_applied_once_when_there_is_one() {
     wait_until("the plan was made", PATIENCE, || servers.core(worker).scheduler_invocations() == 1);
     thread::sleep(NOTHING_HAPPENS);
     assert_eq!(servers.core(worker).evaluations_acknowledged(), 0);
-    assert_eq!(servers.core(worker).cell.load().allocations.len(), 0);
+    assert_eq!(servers.core(worker).cell.load().allocations().len(), 0);
     servers.stop_one(third);
     servers.stop_one(leader);
     servers.start_one(third);
     servers.await_placed("web", &evaluation);
     let state = servers.core(servers.leader()).cell.load();
-    assert_eq!(state.allocations.len(), 2);
+    assert_eq!(state.allocations().len(), 2);
     assert_eq!(fsm::invariant::check(&state), []);
 }
 

@@ -233,8 +233,8 @@ impl World {
             for (id, one) in &agent.local {
                 let same = one.job == row.job && one.name == row.live_name();
                 let runs = one.status == ClientStatus::Running;
-                let wanted = truth.allocations.get(id).is_some_and(|row| row.is_live());
-                let this = truth.allocations.get(&row.id).is_some_and(|row| row.is_live());
+                let wanted = truth.allocations().get(id).is_some_and(|row| row.is_live());
+                let this = truth.allocations().get(&row.id).is_some_and(|row| row.is_live());
                 if same && runs && wanted && this {
                     twice = Some((*id, other));
                 }

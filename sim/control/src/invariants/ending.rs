@@ -19,9 +19,9 @@ use super::{
 /// On nodes in `forgiven` something failed: a per-node instance that failed is not replaced before somebody asks.
 pub fn check_quiet(state: &State, forgiven: &BTreeSet<NodeId>) -> Vec<Broken> {
     let mut out = Vec::new();
-    for row in state.evaluations.iter() {
+    for row in state.evaluations().iter() {
         // One that waits for its time is not late.
-        if row.status == EvaluationStatus::Pending && row.wait_until <= state.head.at {
+        if row.status == EvaluationStatus::Pending && row.wait_until <= state.at() {
             let (id, trigger) = (row.id, row.trigger.name());
             out.push(Broken(
                 "I56",
@@ -29,18 +29,18 @@ pub fn check_quiet(state: &State, forgiven: &BTreeSet<NodeId>) -> Vec<Broken> {
             ));
         }
     }
-    for row in state.evaluations.iter().filter(|row| row.status == EvaluationStatus::Blocked) {
-        if row.kind.is_per_node() && row.node.is_some_and(|node| !state.nodes.contains(&node)) {
+    for row in state.evaluations().iter().filter(|row| row.status == EvaluationStatus::Blocked) {
+        if row.kind.is_per_node() && row.node.is_some_and(|node| !state.nodes().contains(&node)) {
             let detail = format!("evaluation {} waits for a node that is gone", row.id);
             out.push(Broken("I39", detail));
         }
     }
-    for row in state.allocations.iter().filter(|row| is_live(row)) {
-        if state.jobs.get(&row.job).is_none_or(|job| job.stop) {
+    for row in state.allocations().iter().filter(|row| is_live(row)) {
+        if state.jobs().get(&row.job).is_none_or(|job| job.stop) {
             out.push(Broken("I40", format!("{} of a stopped job is live", row.name())));
         }
     }
-    for job in state.jobs.iter().filter(|job| !job.stop && !job.parameterized) {
+    for job in state.jobs().iter().filter(|job| !job.stop && !job.parameterized) {
         let Some(spec) = state.current_spec(job) else { continue };
         let ending = Ending { state, job, spec };
         for group in &spec.groups {
@@ -66,12 +66,12 @@ impl Ending<'_> {
         &'a self,
         group: &'a TaskGroup,
     ) -> impl Iterator<Item = &'a Arc<Allocation>> {
-        let rows = self.state.allocations.iter();
+        let rows = self.state.allocations().iter();
         rows.filter(|row| row.job == self.job.key && row.group == group.name)
     }
 
     fn blocked(&self, node: Option<NodeId>) -> usize {
-        let blocked = self.state.evaluations.iter().filter(|row| {
+        let blocked = self.state.evaluations().iter().filter(|row| {
             row.job == self.job.key
                 && row.status == EvaluationStatus::Blocked
                 && (node.is_none() || row.node == node)
@@ -100,7 +100,7 @@ impl Ending<'_> {
             );
             out.push(Broken("I39", detail));
         }
-        let free = self.state.nodes.iter().find(|node| self.has_room(node, group));
+        let free = self.state.nodes().iter().find(|node| self.has_room(node, group));
         if let Some(node) = free.filter(|_| missing > 0 && !self.spec.all_at_once) {
             let detail = format!(
                 "{missing} of {wanted} instances of {key} are missing, {} has room",
@@ -162,7 +162,7 @@ impl Ending<'_> {
         let live: BTreeMap<NodeId, &Arc<Allocation>> =
             self.rows(group).filter(|row| is_live(row)).map(|row| (row.node, row)).collect();
         let wanted = group.count > 0;
-        for node in self.state.nodes.iter().filter(|node| in_service(node)) {
+        for node in self.state.nodes().iter().filter(|node| in_service(node)) {
             let done = self.job.kind == JobKind::Sysbatch
                 && self.rows(group).any(|row| row.node == node.id && has_ended(row));
             let missing = wanted && !done && !live.contains_key(&node.id);
@@ -187,7 +187,7 @@ impl Ending<'_> {
         if !in_service(node) || needs::suits(self.spec, group, node).is_err() {
             return false;
         }
-        let here = || self.state.allocations.iter().filter(|row| row.node == node.id);
+        let here = || self.state.allocations().iter().filter(|row| row.node == node.id);
         let live: Vec<_> = here().filter(|row| is_live(row)).collect();
         let (of_job, of_group) = needs::wants_own_host(self.spec, group);
         let taken = live.iter().any(|row| {
@@ -195,8 +195,8 @@ impl Ending<'_> {
             of_this_job && (of_job || (of_group && row.group == group.name))
         });
         let crowded = needs::most_in_datacenter(self.spec).is_some_and(|most| {
-            let there = self.state.allocations.iter().filter(|row| {
-                let of = self.state.nodes.get(&row.node).map(|node| &node.description.datacenter);
+            let there = self.state.allocations().iter().filter(|row| {
+                let of = self.state.nodes().get(&row.node).map(|node| &node.description.datacenter);
                 row.job == self.job.key && is_live(row) && of == Some(&node.description.datacenter)
             });
             there.count() >= most
@@ -239,7 +239,7 @@ pub fn check_round_trip(state: &State) -> Vec<Broken> {
             return vec![Broken("I9", format!("a row does not load: {error}"))];
         }
     }
-    copy.load_done(state.head.clone());
+    copy.load_done(state.head());
     let (given, loaded) = (state.digest(), copy.digest());
     let mut out = Vec::new();
     if given != loaded {

@@ -46,8 +46,8 @@ pub(crate) fn goes_on(state: &State, job: &Job) -> bool {
     if job.kind == JobKind::System {
         return !job.stop;
     }
-    let mut evaluations = state.evaluations.iter().filter(|row| row.job == job.key);
-    state.allocations.iter().any(|row| row.job == job.key && is_live(row))
+    let mut evaluations = state.evaluations().iter().filter(|row| row.job == job.key);
+    state.allocations().iter().any(|row| row.job == job.key && is_live(row))
         || evaluations.any(|row| !row.status.is_terminal())
 }
 

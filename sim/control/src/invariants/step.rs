@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, DesiredStatus, Evaluation, EvaluationStatus, Job,
-    JobKind, JobSpec, NodeId, State, TaskGroup, state::GainKey,
+    JobKind, JobSpec, NodeId, State, TaskGroup, node::GainKey,
 };
 
 use super::{
@@ -20,18 +20,18 @@ const PLANNED_BEFORE_MS: u64 = 300_000;
 /// What is wrong with a step from one state to a later one of the same log. `old` and `new` may be several entries apart.
 pub fn check_step(old: &State, new: &State) -> Vec<Broken> {
     let mut out = Vec::new();
-    if new.head.index <= old.head.index || new.head.term < old.head.term {
-        let (before, after) = (&old.head, &new.head);
+    if new.index() <= old.index() || new.term() < old.term() {
+        let (before, after) = (old.head(), new.head());
         let detail = format!(
             "applied {} of term {} after {} of term {}",
             after.index, after.term, before.index, before.term
         );
         out.push(Broken("I7", detail));
     }
-    if new.head.at < old.head.at {
-        out.push(Broken("I7", format!("log time went from {} to {}", old.head.at, new.head.at)));
+    if new.at() < old.at() {
+        out.push(Broken("I7", format!("log time went from {} to {}", old.at(), new.at())));
     }
-    let step = Step { old, new, one_entry: new.head.index == old.head.index + 1 };
+    let step = Step { old, new, one_entry: new.index() == old.index() + 1 };
     step.evaluations(&mut out);
     step.allocations(&mut out);
     step.jobs(&mut out);
@@ -51,8 +51,8 @@ struct Step<'a> {
 impl Step<'_> {
     /// I24: what has ended stays as it ended, and nobody loses an evaluation that has not (I18).
     fn evaluations(&self, out: &mut Vec<Broken>) {
-        for before in self.old.evaluations.iter() {
-            let Some(after) = self.new.evaluations.get(&before.id) else {
+        for before in self.old.evaluations().iter() {
+            let Some(after) = self.new.evaluations().get(&before.id) else {
                 if !before.status.is_terminal() {
                     let detail = format!("evaluation {} vanished unfinished", before.id);
                     out.push(Broken("I18", detail));
@@ -72,8 +72,8 @@ impl Step<'_> {
         if !self.one_entry {
             return;
         }
-        for row in self.new.evaluations.iter() {
-            let before = self.old.evaluations.get(&row.id);
+        for row in self.new.evaluations().iter() {
+            let before = self.old.evaluations().get(&row.id);
             if before.is_none_or(|before| differ(before, row)) {
                 self.evaluation_changed(before.map(|row| &**row), row, out);
             }
@@ -88,18 +88,18 @@ impl Step<'_> {
         out: &mut Vec<Broken>,
     ) {
         let id = row.id;
-        if row.modify_index != self.new.head.index {
+        if row.modify_index != self.new.index() {
             out.push(Broken("I44", format!("evaluation {id} changed without an index")));
         }
         for made in [row.blocked, row.next].into_iter().flatten() {
             let is_new = before.is_none_or(|row| ![row.blocked, row.next].contains(&Some(made)));
-            if is_new && !self.new.evaluations.contains(&made) {
+            if is_new && !self.new.evaluations().contains(&made) {
                 out.push(Broken("I18", format!("evaluation {id} made {made}, which is not there")));
             }
         }
         let ends = row.status == EvaluationStatus::Complete
             && before.is_none_or(|before| before.status != row.status);
-        let waits = self.new.evaluations.iter().any(|other| {
+        let waits = self.new.evaluations().iter().any(|other| {
             other.job == row.job
                 && matches!(other.status, EvaluationStatus::Blocked | EvaluationStatus::Pending)
         });
@@ -110,8 +110,8 @@ impl Step<'_> {
     }
 
     fn allocations(&self, out: &mut Vec<Broken>) {
-        for before in self.old.allocations.iter() {
-            let Some(after) = self.new.allocations.get(&before.id) else { continue };
+        for before in self.old.allocations().iter() {
+            let Some(after) = self.new.allocations().get(&before.id) else { continue };
             if differ(before, after) {
                 allocation_changed(before, after, out);
                 if self.one_entry {
@@ -122,9 +122,9 @@ impl Step<'_> {
         if !self.one_entry {
             return;
         }
-        let created = self.new.head.index;
+        let created = self.new.index();
         let placed: Vec<_> =
-            self.new.allocations.iter().filter(|row| row.create_index == created).collect();
+            self.new.allocations().iter().filter(|row| row.create_index == created).collect();
         let mut judged = BTreeSet::new();
         for row in placed {
             self.placed(row, out);
@@ -137,12 +137,12 @@ impl Step<'_> {
     /// I36, I37, I40, I31: what is new is wanted, on a node in service that suits it.
     fn placed(&self, row: &Allocation, out: &mut Vec<Broken>) {
         let id = row.id;
-        let node = self.old.nodes.get(&row.node);
+        let node = self.old.nodes().get(&row.node);
         if !node.is_some_and(|node| in_service(node)) {
             let detail = format!("{id} was placed on {}, which is not in service", row.node);
             out.push(Broken("I36", detail));
         }
-        let job = self.old.jobs.get(&row.job);
+        let job = self.old.jobs().get(&row.job);
         let is_current = job.is_some_and(|job| {
             job.create_index == row.job_create_index && job.version == row.job_version
         });
@@ -166,7 +166,7 @@ impl Step<'_> {
         if needs::taken_by(row) != asks {
             out.push(Broken("I32", format!("{id} takes something else than {asks:?}")));
         }
-        let live_of_group = self.new.allocations.iter().filter(|other| {
+        let live_of_group = self.new.allocations().iter().filter(|other| {
             is_live(other) && other.job == row.job && other.group == row.group && !other.per_node
         });
         let live_of_group = live_of_group.count();
@@ -204,7 +204,7 @@ impl Step<'_> {
             | ClientStatus::Running
             | ClientStatus::Unknown => false,
         };
-        let mut others = self.old.allocations.iter().filter(|other| other.job == row.job);
+        let mut others = self.old.allocations().iter().filter(|other| other.job == row.job);
         if let Some(other) = others.find(|other| same(other) && done(other.client)) {
             let detail = format!("{} runs again as {}, {} is done", row.name(), row.id, other.id);
             out.push(Broken("I47", detail));
@@ -219,7 +219,7 @@ impl Step<'_> {
         group: &TaskGroup,
         out: &mut Vec<Broken>,
     ) {
-        let previous = row.previous.and_then(|id| self.old.allocations.get(&id));
+        let previous = row.previous.and_then(|id| self.old.allocations().get(&id));
         // Another version begins anew.
         let seen = previous.filter(|old| {
             failed_by_itself(old) && self.was_seen(row, old) && version(old) == version(row)
@@ -236,7 +236,7 @@ impl Step<'_> {
         if !row.reschedules.iter().any(|event| event.previous == previous.id) {
             out.push(Broken("I47", format!("{id} does not know of {} that failed", previous.id)));
         }
-        let waited_ms = self.new.head.at.saturating_sub(previous.client_at);
+        let waited_ms = self.new.at().saturating_sub(previous.client_at);
         if waited_ms + DUE_SLACK_MS < policy.delay_ms {
             let delay_ms = policy.delay_ms;
             let detail = format!("{id} replaces a failed one after {waited_ms} of {delay_ms} ms");
@@ -256,7 +256,7 @@ impl Step<'_> {
     fn attempts(&self, failed: &Allocation, interval_ms: u64) -> u32 {
         let mut count = 0;
         let mut at = failed;
-        while let Some(before) = at.previous.and_then(|id| self.old.allocations.get(&id))
+        while let Some(before) = at.previous.and_then(|id| self.old.allocations().get(&id))
             && version(before) == version(failed)
         {
             let age_ms = failed.client_at.saturating_sub(at.created_at) + PLANNED_BEFORE_MS;
@@ -272,7 +272,7 @@ impl Step<'_> {
 
     /// I46: a rolling update replaces at most `max_parallel` at a time.
     fn rolling_update(&self, row: &Allocation, out: &mut Vec<Broken>) {
-        let Some(job) = self.old.jobs.get(&row.job) else { return };
+        let Some(job) = self.old.jobs().get(&row.job) else { return };
         let spec = self.old.current_spec(job).filter(|spec| spec.kind == JobKind::Service);
         let group = spec.and_then(|spec| spec.group(&row.group));
         let Some(update) = group.and_then(|group| group.update) else { return };
@@ -290,7 +290,7 @@ impl Step<'_> {
             return;
         }
         let id = after.id;
-        let job = self.old.jobs.get(&after.job);
+        let job = self.old.jobs().get(&after.job);
         if job.map(|job| (job.create_index, job.version)) != Some(version(after)) {
             out.push(Broken("I31", format!("{id} goes on under a version that is not current")));
         }
@@ -309,8 +309,8 @@ impl Step<'_> {
 
     /// I43: versions only rise, by one at a time, within one life of a job, and only for another spec or a new start.
     fn jobs(&self, out: &mut Vec<Broken>) {
-        for before in self.old.jobs.iter() {
-            let Some(after) = self.new.jobs.get(&before.key) else { continue };
+        for before in self.old.jobs().iter() {
+            let Some(after) = self.new.jobs().get(&before.key) else { continue };
             let key = &before.key;
             if after.create_index < before.create_index {
                 out.push(Broken("I43", format!("{key} is an older job of that name")));
@@ -343,24 +343,24 @@ impl Step<'_> {
 
     /// B14: a node's incarnation never falls.
     fn nodes(&self, out: &mut Vec<Broken>) {
-        for before in self.old.nodes.iter() {
-            let after = self.new.nodes.get(&before.id);
+        for before in self.old.nodes().iter() {
+            let after = self.new.nodes().get(&before.id);
             if after.is_some_and(|after| after.incarnation < before.incarnation) {
                 let detail = format!("the incarnation of node {} fell", before.id);
                 out.push(Broken("I7", detail));
             }
         }
         let count = |state: &State| {
-            state.nodes.iter().filter(|node| node.health != fsm::node::Health::Ok).count()
+            state.nodes().iter().filter(|node| node.health != fsm::node::Health::Ok).count()
         };
         let (before, after) = (count(self.old), count(self.new));
-        let most = (self.new.nodes.len() / 4).max(1);
+        let most = (self.new.nodes().len() / 4).max(1);
         if self.one_entry && after > before && after > most {
             let detail = format!("{after} nodes are suspended, {most} may be");
             out.push(Broken("I50", detail));
         }
-        for row in self.old.tombstones.iter() {
-            let after = self.new.nodes.get(&row.node);
+        for row in self.old.tombstones().iter() {
+            let after = self.new.nodes().get(&row.node);
             if after.is_some_and(|after| after.incarnation <= row.tombstone.incarnation) {
                 let detail = format!("node {} came back in an old incarnation", row.node);
                 out.push(Broken("I7", detail));
@@ -370,27 +370,27 @@ impl Step<'_> {
 
     /// I25: room that a node in service gained is written down, for its class and for itself, so that the next leader wakes who waits for it.
     fn gains(&self, out: &mut Vec<Broken>) {
-        let index = self.new.head.index;
+        let index = self.new.index();
         let mut gained: BTreeSet<NodeId> = BTreeSet::new();
-        for row in self.old.allocations.iter().filter(|row| !has_ended(row)) {
-            let Some(after) = self.new.allocations.get(&row.id) else { continue };
+        for row in self.old.allocations().iter().filter(|row| !has_ended(row)) {
+            let Some(after) = self.new.allocations().get(&row.id) else { continue };
             let frees = (is_live(row) && !is_live(after)) || (has_ended(after) && !is_live(row));
             if frees {
                 gained.insert(row.node);
             }
         }
-        for node in self.new.nodes.iter() {
-            let before = self.old.nodes.get(&node.id).filter(|node| in_service(node));
+        for node in self.new.nodes().iter() {
+            let before = self.old.nodes().get(&node.id).filter(|node| in_service(node));
             if before.is_none_or(|before| before.class != node.class) {
                 gained.insert(node.id);
             }
         }
         for id in gained {
-            let Some(node) = self.new.nodes.get(&id).filter(|node| in_service(node)) else {
+            let Some(node) = self.new.nodes().get(&id).filter(|node| in_service(node)) else {
                 continue;
             };
             for key in [GainKey::Class(node.class), GainKey::Node(id)] {
-                let noted = self.new.capacity_gains.get(&key).map(|gain| gain.index);
+                let noted = self.new.capacity_gains().get(&key).map(|gain| gain.index);
                 if noted != Some(index) {
                     let detail = format!("node {id} gained room, {key:?} says {noted:?}");
                     out.push(Broken("I25", detail));
@@ -402,33 +402,33 @@ impl Step<'_> {
 
 /// Instances of older versions that ran well and were replaced in this step of one entry.
 fn updated(old: &State, new: &State, job: &Job, group: &str) -> Vec<AllocationId> {
-    let created = new.head.index;
-    let placed = new.allocations.iter().filter(|row| row.create_index == created);
+    let created = new.index();
+    let placed = new.allocations().iter().filter(|row| row.create_index == created);
     let of_group = placed.filter(|row| row.job == job.key && *row.group == *group);
-    let replaced = of_group.filter_map(|row| old.allocations.get(&row.previous?));
+    let replaced = of_group.filter_map(|row| old.allocations().get(&row.previous?));
     let seen = |row: &Allocation| {
-        let successor = row.next.or_else(|| new.allocations.get(&row.id)?.next);
-        let successor = successor.and_then(|id| new.allocations.get(&id));
-        let node = old.nodes.get(&row.node).map_or(0, |node| node.modify_index);
+        let successor = row.next.or_else(|| new.allocations().get(&row.id)?.next);
+        let successor = successor.and_then(|id| new.allocations().get(&id));
+        let node = old.nodes().get(&row.node).map_or(0, |node| node.modify_index);
         successor.is_some_and(|one| was_seen(new, one, row.modify_index.max(node)))
     };
     let updated = replaced.filter(|row| {
         let is_old = version(row) != (job.create_index, job.version);
-        let heard = old.nodes.get(&row.node);
+        let heard = old.nodes().get(&row.node);
         is_old
             && seen(row)
             && is_live(row)
             && !row.transition.migrate
             && !row.transition.reschedule
             && heard.is_some_and(|node| node.liveness != fsm::Liveness::Down)
-            && new.allocations.get(&row.id).is_some_and(|row| !is_live(row))
+            && new.allocations().get(&row.id).is_some_and(|row| !is_live(row))
     });
     updated.map(|row| row.id).collect()
 }
 
 /// The pass that placed `row` saw what changed last at an index. Unknown when only a part of its plan was taken: then not.
 fn was_seen(new: &State, row: &Allocation, index: fsm::Index) -> bool {
-    let evaluation = new.evaluations.get(&row.evaluation);
+    let evaluation = new.evaluations().get(&row.evaluation);
     evaluation.is_some_and(|evaluation| evaluation.snapshot_index >= index)
 }
 

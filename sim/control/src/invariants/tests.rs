@@ -3,9 +3,10 @@
 
 use fsm::{
     ClientStatus, DesiredStatus, JobKind, Trigger,
-    command::{Command, Readiness},
+    command::Command,
     job::{Constraint, UpdateStrategy},
-    table::ChangeSet,
+    node::Readiness,
+    state::Head,
     testing::{self, Driver},
 };
 
@@ -34,15 +35,15 @@ fn running() -> (Driver, [AllocationId; 2]) {
 
 fn changed(driver: &Driver, id: AllocationId, change: impl FnOnce(&mut Allocation)) -> State {
     let mut state = driver.state.clone();
-    let mut row = (**state.allocations.get(&id).unwrap()).clone();
+    let mut row = (**state.allocations().get(&id).unwrap()).clone();
     change(&mut row);
-    state.allocations.put(row, &mut ChangeSet::trial());
+    testing::put(&mut state, &row);
     state
 }
 
 /// A later state of the same log.
 fn later(mut state: State) -> State {
-    state.head.index += 1;
+    state.advance(state.index() + 1, state.term());
     state
 }
 
@@ -79,7 +80,7 @@ fn i33_a_port_given_twice_or_reserved_is_found() {
     let mut bad = changed(&driver, one, |row| row.ports = vec![testing::port("http", 8_080)]);
     let mut other = driver.allocation(two).clone();
     (other.node, other.ports) = (node, vec![testing::port("http", 8_080)]);
-    bad.allocations.put(other, &mut ChangeSet::trial());
+    testing::put(&mut bad, &other);
     assert_trips("I33", check_state(&bad));
     let reserved = changed(&driver, one, |row| row.ports = vec![testing::port("ssh", 22)]);
     assert_trips("I33", check_state(&reserved));
@@ -93,7 +94,7 @@ fn i38_a_name_that_is_live_twice_and_too_many_instances_are_found() {
     let mut more = driver.allocation(one).clone();
     more.id = AllocationId(driver.id());
     more.name_index = 7;
-    driver.state.allocations.put(more, &mut ChangeSet::trial());
+    testing::put(&mut driver.state, &more);
     let broken = check_state(&driver.state);
     assert!(broken.iter().any(|one| one.1.contains("3 of")), "{broken:?}");
 }
@@ -106,7 +107,7 @@ fn i42_two_successors_and_a_circle_are_found() {
     });
     let mut other = driver.allocation(two).clone();
     (other.previous, other.next) = (Some(one), Some(one));
-    circle.allocations.put(other, &mut ChangeSet::trial());
+    testing::put(&mut circle, &other);
     assert_trips("I42", check_state(&circle));
     let one_sided = changed(&driver, one, |row| row.previous = Some(two));
     assert_trips("I42", check_state(&one_sided));
@@ -144,7 +145,7 @@ fn i21_two_blocked_evaluations_are_found() {
             Trigger::JobRegister,
         );
         row.status = EvaluationStatus::Blocked;
-        driver.state.evaluations.put(row, &mut ChangeSet::trial());
+        testing::put(&mut driver.state, &row);
     }
     assert_trips("I21", check_state(&driver.state));
 }
@@ -174,7 +175,7 @@ fn i7_a_state_that_goes_back_is_found() {
     assert_trips("I7", check_step(&driver.state, &before));
     assert_trips("I7", check_step(&before, &before));
     let mut younger = later(before.clone());
-    younger.head.at = 0;
+    younger.load_done(Head { at: 0, ..younger.head() });
     assert_trips("I7", check_step(&before, &younger));
 }
 
@@ -184,13 +185,13 @@ fn i24_and_i18_an_evaluation_that_lives_again_or_vanishes_is_found() {
     let open = driver.evaluate_job("web");
     let before = driver.state.clone();
     let mut gone = later(before.clone());
-    gone.evaluations.remove(&open, &mut ChangeSet::trial());
+    gone = testing::without::<fsm::Evaluation>(&gone, &open);
     assert_trips("I18", check_step(&before, &gone));
-    let done = before.evaluations.iter().find(|row| row.status.is_terminal()).unwrap();
+    let done = before.evaluations().iter().find(|row| row.status.is_terminal()).unwrap();
     let mut again = later(before.clone());
     let mut row = (**done).clone();
     row.status = EvaluationStatus::Pending;
-    again.evaluations.put(row, &mut ChangeSet::trial());
+    testing::put(&mut again, &row);
     assert_trips("I24", check_step(&before, &again));
     assert_trips("I56", check_quiet(&again, &BTreeSet::new()));
 }
@@ -214,8 +215,8 @@ fn i36_i40_and_i31_a_placement_that_must_not_be_is_found() {
         let mut row = driver.allocation(one).clone();
         row.id = AllocationId([9; 16]);
         (row.node, row.job_version) = (node, version);
-        (row.create_index, row.modify_index) = (new.head.index, new.head.index);
-        new.allocations.put(row, &mut ChangeSet::trial());
+        (row.create_index, row.modify_index) = (new.index(), new.index());
+        testing::put(&mut new, &row);
         new
     };
     let node = driver.allocation(one).node;
@@ -225,7 +226,7 @@ fn i36_i40_and_i31_a_placement_that_must_not_be_is_found() {
     let mut stopped = driver.state.clone();
     let mut job = driver.job_row("web").clone();
     job.stop = true;
-    stopped.jobs.put(job, &mut ChangeSet::trial());
+    testing::put(&mut stopped, &job);
     assert_trips("I40", check_step(&stopped, &fresh(node, 0)));
 }
 
@@ -236,16 +237,16 @@ fn i43_a_version_that_falls_or_jumps_is_found() {
         let mut state = driver.state.clone();
         let mut job = driver.job_row("web").clone();
         job.version = version;
-        state.jobs.put(job, &mut ChangeSet::trial());
+        testing::put(&mut state, &job);
         state
     };
     assert_trips("I43", check_step(&with_version(3), &later(with_version(2))));
     assert_trips("I43", check_step(&with_version(3), &later(with_version(5))));
     let mut next = later(with_version(4));
-    let mut row = (**driver.state.job_versions.iter().next().unwrap()).clone();
+    let mut row = (**driver.state.job_versions().iter().next().unwrap()).clone();
     row.version = 4;
     std::sync::Arc::make_mut(&mut row.spec).priority = 51;
-    put(&mut next.job_versions, row);
+    testing::put(&mut next, &row);
     assert_eq!(check_step(&with_version(3), &next), []);
 }
 
@@ -257,12 +258,8 @@ fn i39_a_job_that_is_not_as_it_should_be_is_found() {
     let mut stopped = driver.state.clone();
     let mut job = driver.job_row("web").clone();
     job.stop = true;
-    stopped.jobs.put(job, &mut ChangeSet::trial());
+    testing::put(&mut stopped, &job);
     assert_trips("I40", check_quiet(&stopped, &BTreeSet::new()));
-}
-
-fn put<R: fsm::table::Row>(table: &mut fsm::table::Table<R>, row: R) {
-    table.put(row, &mut ChangeSet::trial());
 }
 
 /// A later state of a log in which an allocation was placed by the last entry, as `change` says.
@@ -271,14 +268,14 @@ fn placing(driver: &Driver, like: AllocationId, change: impl FnOnce(&mut Allocat
     let mut row = driver.allocation(like).clone();
     row.id = AllocationId([9; 16]);
     (row.previous, row.next, row.client) = (None, None, ClientStatus::Pending);
-    (row.create_index, row.modify_index) = (state.head.index, state.head.index);
+    (row.create_index, row.modify_index) = (state.index(), state.index());
     change(&mut row);
     // Its pass saw everything before.
     let mut evaluation = driver.evaluation(row.evaluation).clone();
-    evaluation.snapshot_index = driver.state.head.index;
-    evaluation.modify_index = state.head.index;
-    put(&mut state.evaluations, evaluation);
-    put(&mut state.allocations, row);
+    evaluation.snapshot_index = driver.state.index();
+    evaluation.modify_index = state.index();
+    testing::put(&mut state, &evaluation);
+    testing::put(&mut state, &row);
     state
 }
 
@@ -290,13 +287,13 @@ fn numbers_of_step(old: &State, new: &State) -> BTreeSet<&'static str> {
 fn i34_more_allocations_than_a_node_may_have_are_found() {
     let (driver, [one, _]) = running();
     let mut state = driver.state.clone();
-    let mut node = (**state.nodes.get(&driver.allocation(one).node).unwrap()).clone();
+    let mut node = (**state.nodes().get(&driver.allocation(one).node).unwrap()).clone();
     std::sync::Arc::make_mut(&mut node.description).resources.allocations_max = 1;
     let id = node.id;
-    put(&mut state.nodes, node);
+    testing::put(&mut state, &node);
     let mut other = driver.allocation(one).clone();
     (other.id, other.node, other.name_index) = (AllocationId([8; 16]), id, 5);
-    put(&mut state.allocations, other);
+    testing::put(&mut state, &other);
     assert_trips("I34", check_state(&state));
 }
 
@@ -317,9 +314,9 @@ fn i33_a_dynamic_port_of_one_that_still_runs_is_found() {
     let mut successor = driver.allocation(one).clone();
     (successor.id, successor.ports) = (AllocationId([9; 16]), vec![port]);
     successor.create_index += 1;
-    put(&mut state.allocations, stopping);
+    testing::put(&mut state, &stopping);
     assert!(!numbers(&check_state(&state)).contains("I33"));
-    put(&mut state.allocations, successor);
+    testing::put(&mut state, &successor);
     assert_trips("I33", check_state(&state));
 }
 
@@ -328,9 +325,9 @@ fn i45_what_is_left_behind_and_what_a_job_is_not_are_found() {
     let (driver, _) = running();
     let job = driver.job_row("web");
     let mut left = driver.state.clone();
-    let mut version = (**left.job_versions.iter().next().unwrap()).clone();
+    let mut version = (**left.job_versions().iter().next().unwrap()).clone();
     version.create_index = 7_777;
-    put(&mut left.job_versions, version);
+    testing::put(&mut left, &version);
     assert_trips("I45", check_state(&left));
     for change in [
         (|row: &mut fsm::Job| row.priority = 1) as fn(&mut fsm::Job),
@@ -341,12 +338,12 @@ fn i45_what_is_left_behind_and_what_a_job_is_not_are_found() {
         let mut row = job.clone();
         change(&mut row);
         let mut bad = driver.state.clone();
-        put(&mut bad.jobs, row);
+        testing::put(&mut bad, &row);
         assert_trips("I45", check_state(&bad));
     }
     let mut gone = driver.state.clone();
-    let used = gone.allocations.iter().next().unwrap().evaluation;
-    gone.evaluations.remove(&used, &mut ChangeSet::trial());
+    let used = gone.allocations().iter().next().unwrap().evaluation;
+    gone = testing::without::<fsm::Evaluation>(&gone, &used);
     assert_trips("I45", check_state(&gone));
 }
 
@@ -359,7 +356,7 @@ fn i36_and_i37_a_draining_node_in_service_and_a_wrong_class_are_found() {
         let mut state = driver.state.clone();
         let mut row = node.clone();
         change(&mut row);
-        put(&mut state.nodes, row);
+        testing::put(&mut state, &row);
         state
     };
     assert_trips("I36", check_state(&changed(|row| row.eligibility.ineligible = false)));
@@ -378,9 +375,9 @@ fn i18_and_i39_an_evaluation_without_what_it_made_is_found() {
     let changed = |change: &dyn Fn(&mut fsm::Evaluation)| {
         let mut state = later(before.clone());
         let mut row = driver.evaluation(id).clone();
-        row.modify_index = state.head.index;
+        row.modify_index = state.index();
         change(&mut row);
-        put(&mut state.evaluations, row);
+        testing::put(&mut state, &row);
         state
     };
     let next = fsm::EvaluationId([9; 16]);
@@ -422,7 +419,7 @@ fn i47_an_early_a_forgetful_and_a_needless_replacement_are_found() {
             row.previous = Some(failed);
             row.reschedules = if remembers { vec![event] } else { Vec::new() };
         });
-        state.head.at += late_ms;
+        state.load_done(Head { at: state.at() + late_ms, ..state.head() });
         check_step(&driver.state, &state).into_iter().filter(|one| one.0 == "I47").count()
     };
     assert_eq!(replacing(&driver, 30_000, true), 0);
@@ -432,12 +429,12 @@ fn i47_an_early_a_forgetful_and_a_needless_replacement_are_found() {
     let mut chain = driver.state.clone();
     let mut first = driver.allocation(failed).clone();
     (first.id, first.next) = (AllocationId([7; 16]), Some(failed));
-    put(&mut chain.allocations, first);
+    testing::put(&mut chain, &first);
     let mut second = driver.allocation(failed).clone();
     second.previous = Some(AllocationId([7; 16]));
     second.reschedules =
         vec![fsm::allocation::RescheduleEvent { previous: AllocationId([7; 16]), ..event }];
-    put(&mut chain.allocations, second);
+    testing::put(&mut chain, &second);
     driver.state = chain;
     assert_eq!(replacing(&driver, 30_000, true), 1, "one attempt too many");
 }
@@ -476,22 +473,22 @@ fn i46_an_update_of_too_many_and_one_in_place_of_other_work_are_found() {
     for (number, id) in ids.into_iter().enumerate() {
         let mut row = driver.allocation(id).clone();
         let mut evaluation = driver.evaluation(row.evaluation).clone();
-        evaluation.snapshot_index = driver.state.head.index;
-        put(&mut new.evaluations, evaluation);
+        evaluation.snapshot_index = driver.state.index();
+        testing::put(&mut new, &evaluation);
         row.next = Some(AllocationId([9 + u8::try_from(number).unwrap(); 16]));
         row.desired = DesiredStatus::Stop;
-        put(&mut new.allocations, row);
+        testing::put(&mut new, &row);
         let mut row = driver.allocation(id).clone();
         row.id = AllocationId([9 + u8::try_from(number).unwrap(); 16]);
         (row.previous, row.job_version) = (Some(id), 1);
-        row.create_index = new.head.index;
-        put(&mut new.allocations, row);
+        row.create_index = new.index();
+        testing::put(&mut new, &row);
     }
     assert!(numbers_of_step(&driver.state, &new).contains("I46"));
     let mut moved = later(driver.state.clone());
     let mut row = driver.allocation(ids[0]).clone();
     row.job_version = 1;
-    put(&mut moved.allocations, row);
+    testing::put(&mut moved, &row);
     assert!(numbers_of_step(&driver.state, &moved).contains("I46"));
     assert_trips("I46", check_quiet(&driver.state, &BTreeSet::new()));
 }
@@ -500,12 +497,12 @@ fn i46_an_update_of_too_many_and_one_in_place_of_other_work_are_found() {
 fn i43_a_version_that_moves_without_another_spec_is_found() {
     let (driver, _) = running();
     let mut new = later(driver.state.clone());
-    let mut version = (**new.job_versions.iter().next().unwrap()).clone();
+    let mut version = (**new.job_versions().iter().next().unwrap()).clone();
     version.version = 1;
-    put(&mut new.job_versions, version);
+    testing::put(&mut new, &version);
     let mut job = driver.job_row("web").clone();
     job.version = 1;
-    put(&mut new.jobs, job);
+    testing::put(&mut new, &job);
     assert!(numbers_of_step(&driver.state, &new).contains("I43"));
 }
 
@@ -515,7 +512,7 @@ fn i43_a_job_that_starts_again_as_the_version_that_was_stopped_is_found() {
     let mut stopped = driver.state.clone();
     let mut job = driver.job_row("web").clone();
     job.stop = true;
-    put(&mut stopped.jobs, job);
+    testing::put(&mut stopped, &job);
     assert!(numbers_of_step(&stopped, &later(driver.state.clone())).contains("I43"));
 }
 
@@ -550,7 +547,7 @@ fn i39_room_that_is_not_used_and_constraints_are_seen() {
 fn i37_an_instance_on_a_node_that_does_not_suit_is_found() {
     let (driver, [one, _]) = running();
     assert_eq!(check_suits(&driver.state), []);
-    let mut node = (**driver.state.nodes.get(&driver.allocation(one).node).unwrap()).clone();
+    let mut node = (**driver.state.nodes().get(&driver.allocation(one).node).unwrap()).clone();
     let changes: [fn(&mut fsm::node::NodeDescription); 2] = [
         |description| description.pool = "other".into(),
         |description| description.drivers.clear(),
@@ -558,7 +555,7 @@ fn i37_an_instance_on_a_node_that_does_not_suit_is_found() {
     for change in changes {
         change(std::sync::Arc::make_mut(&mut node.description));
         let mut bad = driver.state.clone();
-        put(&mut bad.nodes, node.clone());
+        testing::put(&mut bad, &node);
         assert_trips("I37", check_suits(&bad));
     }
 }
@@ -575,7 +572,7 @@ fn i50_too_many_suspended_nodes_are_found() {
     for name in ["n1", "n2"] {
         let mut row = driver.node_row(name).clone();
         row.health = health;
-        put(&mut bad.nodes, row);
+        testing::put(&mut bad, &row);
     }
     assert!(numbers_of_step(&driver.state, &bad).contains("I50"));
 }
@@ -608,20 +605,20 @@ fn i39_an_evaluation_that_waits_for_a_node_that_is_gone_is_found() {
         let broken = check_quiet(state, &BTreeSet::new());
         broken.iter().any(|one| one.1.contains("that is gone"))
     };
-    put(&mut driver.state.evaluations, row.clone());
+    testing::put(&mut driver.state, &row);
     assert!(!waits(&driver.state));
     row.node = Some(testing::node_id("gone"));
-    put(&mut driver.state.evaluations, row);
+    testing::put(&mut driver.state, &row);
     assert!(waits(&driver.state));
 }
 
 /// Nobody looks at any job.
 fn idle(mut state: State) -> State {
-    let rows: Vec<_> = state.evaluations.iter().cloned().collect();
+    let rows: Vec<_> = state.evaluations().iter().cloned().collect();
     for row in rows {
         let mut row = (*row).clone();
         row.status = EvaluationStatus::Complete;
-        state.evaluations.put(row, &mut ChangeSet::trial());
+        testing::put(&mut state, &row);
     }
     state
 }
@@ -629,14 +626,14 @@ fn idle(mut state: State) -> State {
 /// A blocked evaluation of a job joins, made on the state as it is.
 fn blocked(state: &State, job: &str, change: impl FnOnce(&mut fsm::Evaluation)) -> State {
     let mut state = state.clone();
-    let job = state.jobs.get(&testing::job_key(job)).unwrap().clone();
+    let job = state.jobs().get(&testing::job_key(job)).unwrap().clone();
     let id = fsm::EvaluationId([9; 16]);
     let trigger = Trigger::QueuedAllocs;
     let mut row = fsm::Evaluation::new(id, job.key.clone(), job.kind, job.priority, trigger);
     row.status = EvaluationStatus::Blocked;
-    row.snapshot_index = state.head.index;
+    row.snapshot_index = state.index();
     change(&mut row);
-    state.evaluations.put(row, &mut ChangeSet::trial());
+    testing::put(&mut state, &row);
     state
 }
 
@@ -656,11 +653,11 @@ fn what_a_job_lacks_is_waited_for() {
     assert_trips("I39", waits(&blocked(&lost, "web", |_| ())));
     let is_tried_again = blocked(&lost, "web", |row| row.trigger = Trigger::MaxPlans);
     assert_eq!(waits(&is_tried_again), []);
-    let job = lost.jobs.get(&testing::job_key("web")).unwrap().clone();
+    let job = lost.jobs().get(&testing::job_key("web")).unwrap().clone();
     let queued = [(testing::GROUP.into(), 1)].into();
-    lost.jobs.put(fsm::Job { queued, ..(*job).clone() }, &mut ChangeSet::trial());
+    testing::put(&mut lost, &fsm::Job { queued, ..(*job).clone() });
     assert_eq!(waits(&blocked(&lost, "web", |_| ())), []);
-    let class = lost.nodes.iter().next().unwrap().class;
+    let class = lost.nodes().iter().next().unwrap().class;
     let deaf = blocked(&lost, "web", |row| {
         row.class_eligibility.insert(class, false);
     });
@@ -697,7 +694,7 @@ fn an_update_whose_instances_failed_for_good_is_held_up() {
         let mut state = idle(driver.state.clone());
         let mut failed = driver.allocation(ids[0]).clone();
         (failed.job_version, failed.client) = (1, ClientStatus::Failed);
-        put(&mut state.allocations, failed);
+        testing::put(&mut state, &failed);
         waits(&state)
     };
     assert_eq!(held_up(1), []);
@@ -722,9 +719,9 @@ fn a_node_without_its_instance_is_waited_for() {
 fn a_job_is_in_a_namespace_and_a_node_pool() {
     let (driver, _) = running();
     let mut state = driver.state.clone();
-    state.namespaces.remove(&"default".into(), &mut ChangeSet::trial());
+    state = testing::without::<fsm::settings::Namespace>(&state, &"default".into());
     assert_trips("I45", check_state(&state));
     let mut state = driver.state.clone();
-    state.node_pools.remove(&"default".into(), &mut ChangeSet::trial());
+    state = testing::without::<fsm::settings::NodePool>(&state, &"default".into());
     assert_trips("I45", check_state(&state));
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use fsm::{
     ClassId, ClientStatus, DesiredStatus, Evaluation, EvaluationStatus, Job, NodeId, State,
-    TaskGroup, Trigger, state::GainKey,
+    TaskGroup, Trigger, node::GainKey,
 };
 
 use super::{
@@ -18,9 +18,9 @@ use super::{
 /// On nodes in `forgiven` something ended: a per-node instance that ended is not replaced before somebody asks, and may be forgotten by then.
 pub fn check_waits(state: &State, forgiven: &BTreeSet<NodeId>) -> Vec<Broken> {
     let mut out = Vec::new();
-    for job in state.jobs.iter().filter(|job| !job.stop && !job.parameterized) {
+    for job in state.jobs().iter().filter(|job| !job.stop && !job.parameterized) {
         let Some(spec) = state.current_spec(job) else { continue };
-        let open = state.evaluations.iter();
+        let open = state.evaluations().iter();
         let open: Vec<_> =
             open.filter(|row| row.job == job.key && !row.status.is_terminal()).collect();
         let waiting = Waiting { ending: Ending { state, job, spec }, open };
@@ -53,7 +53,7 @@ impl Waiting<'_> {
         let Ending { state, .. } = self.ending;
         self.open.iter().any(|row| {
             let later = matches!(row.trigger, Trigger::RollingUpdate | Trigger::RetryFailedAlloc)
-                && row.wait_until > state.head.at;
+                && row.wait_until > state.at();
             match row.status {
                 EvaluationStatus::Pending => !later,
                 EvaluationStatus::Blocked => is_woken(state, row),
@@ -98,7 +98,7 @@ impl Waiting<'_> {
         if queued == 0 {
             return;
         }
-        let suitable = state.nodes.iter();
+        let suitable = state.nodes().iter();
         let suitable: Vec<_> =
             suitable.filter(|node| needs::suits(spec, group, node).is_ok()).collect();
         let wakes = |row: &Evaluation| {
@@ -117,7 +117,7 @@ impl Waiting<'_> {
             return;
         }
         let key = &job.key;
-        let nodes = state.nodes.iter().filter(|node| in_service(node));
+        let nodes = state.nodes().iter().filter(|node| in_service(node));
         for node in nodes.filter(|node| needs::suits(spec, group, node).is_ok()) {
             if self.blocked().any(|row| row.node == Some(node.id)) {
                 continue;
@@ -158,7 +158,7 @@ fn knows(row: &Evaluation, job: &Job) -> bool {
 
 /// Something was gained since it looked last.
 pub(crate) fn is_woken(state: &State, row: &Evaluation) -> bool {
-    state.capacity_gains.iter().any(|gain| {
+    state.capacity_gains().iter().any(|gain| {
         let helps = match gain.key {
             GainKey::Class(class) => row.node.is_none() && may_use(row, class),
             GainKey::Node(node) => row.node == Some(node),

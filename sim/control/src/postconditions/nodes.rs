@@ -11,7 +11,7 @@ use super::{Entry, Found};
 impl Entry<'_> {
     /// I50: who is suspended because it did not become ready had its whole time for that since it came, or came back, and is still not ready.
     pub(super) fn node_suspended(&self, id: NodeId, reason: SuspendReason, found: &mut Found) {
-        let (before, after) = (self.before.nodes.get(&id), self.after.nodes.get(&id));
+        let (before, after) = (self.before.nodes().get(&id), self.after.nodes().get(&id));
         let (Some(before), Some(after)) = (before, after) else { return };
         let begins = before.health == Health::Ok && after.health != Health::Ok;
         if reason != SuspendReason::ReadinessFailed || !begins {
@@ -21,7 +21,7 @@ impl Entry<'_> {
             let liveness = before.liveness;
             found.push(format!("I50: {id} is {liveness:?}, and is suspended as not ready in time"));
         }
-        let had_ms = self.after.head.at.saturating_sub(before.liveness_at);
+        let had_ms = self.after.at().saturating_sub(before.liveness_at);
         if had_ms < READY_MS_MAX {
             found.push(format!(
                 "I50: {id} is suspended because it did not become ready within {had_ms} ms"
@@ -32,7 +32,7 @@ impl Entry<'_> {
 
 #[cfg(test)]
 mod tests {
-    use fsm::{Command, testing::Driver};
+    use fsm::{Command, node::SuspendNode, testing::Driver};
 
     use super::super::judge;
     use super::*;
@@ -46,11 +46,11 @@ mod tests {
         driver.liveness("n1", Liveness::Initializing);
         if liveness != Liveness::Initializing {
             driver.sync("n1");
-            driver.readiness("n1", fsm::command::Readiness::Ok);
+            driver.readiness("n1", fsm::node::Readiness::Ok);
         }
         driver.at_ms(READY_MS_MAX + ms);
         let incarnation = driver.node_row("n1").incarnation;
-        let suspend = |reason| Command::SuspendNode { node, incarnation, reason };
+        let suspend = |reason| Command::SuspendNode(SuspendNode { node, incarnation, reason });
         let before = driver.state.clone();
         // For another reason it is done at any time.
         let applied = driver.commit(suspend(SuspendReason::Unhealthy));

@@ -2,7 +2,7 @@
 
 use fsm::{
     Rejection, Reply, Text,
-    state::{Namespace, NodePool},
+    settings::{Namespace, NodePool},
 };
 
 use super::{Entry, Found};
@@ -12,7 +12,7 @@ impl Entry<'_> {
     /// I45: a namespace goes when none of its jobs goes on.
     pub(super) fn namespace_deleted(&self, name: &Text, found: &mut Found) {
         let state = self.before;
-        let jobs = || state.jobs.iter().filter(|job| job.key.namespace == *name);
+        let jobs = || state.jobs().iter().filter(|job| job.key.namespace == *name);
         if !self.is_refused() && jobs().any(|job| goes_on(state, job)) {
             found.push(format!("I45: namespace {name} was deleted, and a job in it goes on"));
         }
@@ -20,27 +20,27 @@ impl Entry<'_> {
         if self.is_in_use() && jobs().all(|job| job.stop && !goes_on(state, job)) {
             found.push(format!("I45: namespace {name} is said to be in use, and nothing is in it"));
         }
-        self.is_gone(name, self.after.namespaces.contains(name), found);
+        self.is_gone(name, self.after.namespaces().contains(name), found);
     }
 
     /// I45: a node pool goes when no node is in it, and no job that was not stopped wants it.
     pub(super) fn node_pool_deleted(&self, name: &Text, found: &mut Found) {
         let state = self.before;
-        let specs = state.jobs.iter().filter(|job| !job.stop);
+        let specs = state.jobs().iter().filter(|job| !job.stop);
         let mut specs = specs.filter_map(|job| state.current_spec(job));
         let used = specs.any(|spec| spec.node_pool == *name)
-            || state.nodes.iter().any(|node| node.description.pool == *name);
+            || state.nodes().iter().any(|node| node.description.pool == *name);
         if !self.is_refused() && used {
             found.push(format!("I45: node pool {name} was deleted and is in use"));
         }
         if self.is_in_use() && !used {
             found.push(format!("I45: node pool {name} is said to be in use, by nobody"));
         }
-        self.is_gone(name, self.after.node_pools.contains(name), found);
+        self.is_gone(name, self.after.node_pools().contains(name), found);
     }
 
     pub(super) fn namespace_made(&self, asked: &Namespace, found: &mut Found) {
-        let row = self.after.namespaces.get(&asked.name);
+        let row = self.after.namespaces().get(&asked.name);
         let as_asked = |row: &Namespace| {
             (&row.description, &row.meta) == (&asked.description, &asked.meta)
                 && row.modify_index == self.index()
@@ -51,7 +51,7 @@ impl Entry<'_> {
     }
 
     pub(super) fn node_pool_made(&self, asked: &NodePool, found: &mut Found) {
-        let row = self.after.node_pools.get(&asked.name);
+        let row = self.after.node_pools().get(&asked.name);
         let as_asked = |row: &NodePool| {
             (&row.description, &row.meta) == (&asked.description, &asked.meta)
                 && row.modify_index == self.index()

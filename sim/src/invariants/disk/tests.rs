@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use fsm::{Command, Proposal, codec};
+use fsm::{Command, Proposal, codec, state::Head};
 use quorate::{
     raft::{StoredMembership, applied},
     storage::wal::EntryId,
@@ -32,7 +32,7 @@ fn payload(at: u64) -> Bytes {
 
 fn loaded(state: &State) -> Loaded {
     let membership = StoredMembership::default();
-    let meta = applied::meta(state.head.clone(), &membership, state.digest());
+    let meta = applied::meta(state.head(), &membership, state.digest());
     Loaded { state: state.clone(), meta }
 }
 
@@ -132,7 +132,7 @@ fn i11_damage_that_is_taken_for_the_end_of_a_log_or_for_content_is_found() {
     assert!(!worse(|after| after.purged = None).is_empty());
     let other = |after: &mut Remains| {
         let engine = &mut after.engine.as_mut().unwrap().state;
-        engine.head.at += 1;
+        engine.load_done(Head { at: engine.at() + 1, ..engine.head() });
     };
     assert!(!worse(other).is_empty());
 }

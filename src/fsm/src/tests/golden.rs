@@ -11,33 +11,40 @@ use proptest::prelude::*;
 
 use crate::{
     allocation::{
-        Allocation, ClientStatus, DesiredStatus, DesiredTransition, RescheduleEvent, TaskEvent,
-        TaskState,
+        Allocation, ClientStatus, ClientUpdate, DesiredStatus, DesiredTransition, NodeReport,
+        RescheduleEvent, StopAllocation, TaskEvent, TaskState, UpdateAllocations,
     },
     codec::{self, DecodeError, Frame, HEADER_BYTES, KINDS},
-    command::{
-        ClientUpdate, Command, Cutoffs, EvaluationUpdate, IndexConflict, LivenessChange,
-        NodeReport, Proposal, Readiness, Rejection, Reply,
+    command::{Command, IndexConflict, Proposal, Rejection, Reply},
+    digest::{Digest, DigestMark, DigestVerdict},
+    evaluation::{
+        Evaluation, EvaluationStatus, EvaluationUpdate, Metrics, NodeScore, Trigger,
+        UpdateEvaluations,
     },
-    digest::{Digest, DigestMark},
-    evaluation::{Evaluation, EvaluationStatus, Metrics, NodeScore, Trigger},
+    gc::{CollectGarbage, Cutoffs},
     generation::GENERATION,
     id::{AllocationId, ClassId, EvaluationId, NodeId, RequestId},
     job::{
-        Affinity, Constraint, DelayFunction, Job, JobKind, JobSpec, JobStatus, JobVersion,
-        Parameterized, ReschedulePolicy, Spread, SpreadTarget, UpdateStrategy,
+        Affinity, Constraint, DelayFunction, DeregisterJob, EvaluateJob, Job, JobKind, JobSpec,
+        JobStatus, JobVersion, Parameterized, RegisterJob, ReschedulePolicy, Spread, SpreadTarget,
+        UpdateStrategy,
     },
     node::{
-        Drain, Driver, Eligibility, Health, Liveness, Node, NodeDescription, NodeEvent,
-        SuspendReason, Tombstone,
+        AdvanceDrains, CapacityGain, Drain, Driver, EarlyEligibility, Eligibility, EvaluateNode,
+        GainKey, Health, Liveness, LivenessChange, Node, NodeDescription, NodeEvent, NodeLiveness,
+        NodeReadiness, Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendNode,
+        SuspendReason, Tombstone, TombstoneRow, UnsuspendNodes,
     },
-    plan::{DropReason, FollowUp, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
+    plan::{
+        ApplyPlans, DropReason, FollowUp, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop,
+    },
     resources::Dimension,
     session::{Request, Session},
-    state::{
-        Algorithm, CapacityGain, EarlyEligibility, GainKey, Head, Namespace, NodePool,
-        SchedulerConfiguration, TombstoneRow,
+    settings::{
+        Algorithm, DeleteNamespace, DeleteNodePool, Namespace, NodePool, SchedulerConfiguration,
+        SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
     },
+    state::Head,
     testing::{ASK, description, job_key, job_with_ports, outcome, port},
 };
 
@@ -351,75 +358,82 @@ pub(super) fn commands() -> Vec<Command> {
         follow_up: Some((EvaluationId([7; 16]), 8)),
     };
     vec![
-        Command::RegisterJob {
+        Command::RegisterJob(RegisterJob {
             spec: Arc::new(spec()),
             enforce_index: Some(9),
             evaluation,
             evaluation_priority: Some(60),
-        },
-        Command::DeregisterJob {
+        }),
+        Command::DeregisterJob(DeregisterJob {
             job: job_key("t"),
             purge: true,
             evaluation,
             evaluation_priority: None,
-        },
-        Command::EvaluateJob { job: job_key("t"), evaluation },
-        Command::RegisterNode {
+        }),
+        Command::EvaluateJob(EvaluateJob { job: job_key("t"), evaluation }),
+        Command::RegisterNode(RegisterNode {
             node,
             secret: [10; 16],
             identity: [11; 16],
             description: Arc::new(node_description()),
             evaluation_ids: evaluation_ids.clone(),
-        },
-        Command::NodeReadiness {
+        }),
+        Command::NodeReadiness(NodeReadiness {
             node,
             incarnation: 12,
             readiness: Readiness::Fatal,
             evaluation_ids: evaluation_ids.clone(),
-        },
-        Command::NodeLiveness { changes: vec![change], evaluation_ids: evaluation_ids.clone() },
-        Command::SuspendNode { node, incarnation: 13, reason: SuspendReason::ReadinessFailed },
-        Command::UnsuspendNodes { nodes: vec![node] },
-        Command::SetEligibility {
+        }),
+        Command::NodeLiveness(NodeLiveness {
+            changes: vec![change],
+            evaluation_ids: evaluation_ids.clone(),
+        }),
+        Command::SuspendNode(SuspendNode {
+            node,
+            incarnation: 13,
+            reason: SuspendReason::ReadinessFailed,
+        }),
+        Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![node] }),
+        Command::SetEligibility(SetEligibility {
             node,
             eligible: false,
             by: "operator".into(),
             reason: "repair".into(),
             evaluation_ids: evaluation_ids.clone(),
-        },
-        Command::SetDrain {
+        }),
+        Command::SetDrain(SetDrain {
             node,
             drain: Some(drain()),
             mark_eligible: true,
             evaluation_ids: evaluation_ids.clone(),
-        },
-        Command::AdvanceDrains {
+        }),
+        Command::AdvanceDrains(AdvanceDrains {
             migrate: vec![AllocationId([14; 16])],
             complete: vec![node],
             evaluation_ids: evaluation_ids.clone(),
-        },
-        Command::ReapNode {
+        }),
+        Command::ReapNode(ReapNode {
             node,
             incarnation: Some(15),
             force: true,
             evaluation_ids: evaluation_ids.clone(),
-        },
-        Command::EvaluateNode { node, evaluation_ids },
-        Command::UpdateAllocations { reports: vec![report] },
-        Command::StopAllocation { id: AllocationId([16; 16]), evaluation },
-        Command::UpdateEvaluations { updates: vec![evaluation_update] },
-        Command::ApplyPlans { plans: vec![Arc::new(plan())] },
-        Command::SetSchedulerConfiguration {
+        }),
+        Command::EvaluateNode(EvaluateNode { node, evaluation_ids }),
+        Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }),
+        Command::StopAllocation(StopAllocation { id: AllocationId([16; 16]), evaluation }),
+        Command::UpdateEvaluations(UpdateEvaluations { updates: vec![evaluation_update] }),
+        Command::ApplyPlans(ApplyPlans { plans: vec![Arc::new(plan())] }),
+        Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
             configuration: configuration(),
             enforce_index: Some(17),
-        },
-        Command::UpsertNodePool(node_pool()),
-        Command::DeleteNodePool("gpu".into()),
-        Command::UpsertNamespace(namespace()),
-        Command::DeleteNamespace("team".into()),
+        }),
+        Command::UpsertNodePool(UpsertNodePool { pool: node_pool() }),
+        Command::DeleteNodePool(DeleteNodePool { name: "gpu".into() }),
+        Command::UpsertNamespace(UpsertNamespace { namespace: namespace() }),
+        Command::DeleteNamespace(DeleteNamespace { name: "team".into() }),
         Command::Tick,
         Command::MarkDigest,
-        Command::DigestVerdict { mark: 18, digest: Digest(19) },
+        Command::DigestVerdict(DigestVerdict { mark: 18, digest: Digest(19) }),
         collection(),
     ]
 }
@@ -427,43 +441,43 @@ pub(super) fn commands() -> Vec<Command> {
 /// The name of a variant. A new one has to be added here and to [`commands`].
 fn command_name(command: &Command) -> &'static str {
     match command {
-        Command::RegisterJob { .. } => "register-job",
-        Command::DeregisterJob { .. } => "deregister-job",
-        Command::EvaluateJob { .. } => "evaluate-job",
-        Command::RegisterNode { .. } => "register-node",
-        Command::NodeReadiness { .. } => "node-readiness",
-        Command::NodeLiveness { .. } => "node-liveness",
-        Command::SuspendNode { .. } => "suspend-node",
-        Command::UnsuspendNodes { .. } => "unsuspend-nodes",
-        Command::SetEligibility { .. } => "set-eligibility",
-        Command::SetDrain { .. } => "set-drain",
-        Command::AdvanceDrains { .. } => "advance-drains",
-        Command::ReapNode { .. } => "reap-node",
-        Command::EvaluateNode { .. } => "evaluate-node",
-        Command::UpdateAllocations { .. } => "update-allocations",
-        Command::StopAllocation { .. } => "stop-allocation",
-        Command::UpdateEvaluations { .. } => "update-evaluations",
-        Command::ApplyPlans { .. } => "apply-plans",
-        Command::SetSchedulerConfiguration { .. } => "set-scheduler-configuration",
+        Command::RegisterJob(_) => "register-job",
+        Command::DeregisterJob(_) => "deregister-job",
+        Command::EvaluateJob(_) => "evaluate-job",
+        Command::RegisterNode(_) => "register-node",
+        Command::NodeReadiness(_) => "node-readiness",
+        Command::NodeLiveness(_) => "node-liveness",
+        Command::SuspendNode(_) => "suspend-node",
+        Command::UnsuspendNodes(_) => "unsuspend-nodes",
+        Command::SetEligibility(_) => "set-eligibility",
+        Command::SetDrain(_) => "set-drain",
+        Command::AdvanceDrains(_) => "advance-drains",
+        Command::ReapNode(_) => "reap-node",
+        Command::EvaluateNode(_) => "evaluate-node",
+        Command::UpdateAllocations(_) => "update-allocations",
+        Command::StopAllocation(_) => "stop-allocation",
+        Command::UpdateEvaluations(_) => "update-evaluations",
+        Command::ApplyPlans(_) => "apply-plans",
+        Command::SetSchedulerConfiguration(_) => "set-scheduler-configuration",
         Command::UpsertNodePool(_) => "upsert-node-pool",
         Command::DeleteNodePool(_) => "delete-node-pool",
         Command::UpsertNamespace(_) => "upsert-namespace",
         Command::DeleteNamespace(_) => "delete-namespace",
         Command::Tick => "tick",
         Command::MarkDigest => "mark-digest",
-        Command::DigestVerdict { .. } => "digest-verdict",
-        Command::CollectGarbage { .. } => "collect-garbage",
+        Command::DigestVerdict(_) => "digest-verdict",
+        Command::CollectGarbage(_) => "collect-garbage",
     }
 }
 
 fn collection() -> Command {
-    Command::CollectGarbage {
+    Command::CollectGarbage(CollectGarbage {
         cutoffs: Cutoffs { evaluations: 20, batch_evaluations: 21, jobs: 22 },
         jobs: vec![job_key("t")],
         allocations: vec![AllocationId([23; 16])],
         evaluations: vec![EvaluationId([24; 16])],
         classes: vec![ClassId([25; 16])],
-    }
+    })
 }
 
 fn rejections() -> Vec<Rejection> {

@@ -4,11 +4,12 @@ use crate::{
     allocation::ClientStatus,
     codec::DecodeError,
     command::{Command, Rejection},
-    digest::Digest,
+    digest::{Digest, DigestVerdict},
     invariant,
     job::JobKind,
     limits,
     node::Liveness,
+    settings::SetSchedulerConfiguration,
     state::{LoadError, State},
     table::TableId,
     testing::{Driver, job, job_with_ports, port, reload, rows},
@@ -33,8 +34,11 @@ fn busy_cluster() -> Driver {
     driver.node("gone");
     let command = driver.reap("gone", true);
     driver.accept(command);
-    let configuration = crate::state::SchedulerConfiguration::default();
-    driver.accept(Command::SetSchedulerConfiguration { configuration, enforce_index: None });
+    let configuration = crate::settings::SchedulerConfiguration::default();
+    driver.accept(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+        configuration,
+        enforce_index: None,
+    }));
     driver.commit_request(1, driver.now, Command::Tick);
     driver.accept(Command::MarkDigest);
     driver
@@ -121,9 +125,9 @@ fn a_mark_holds_the_digest_and_gets_its_verdict() {
     let mark = driver.state.digest_marks.get(&index).unwrap().clone();
     assert_eq!(Some(&mark), twin.state.digest_marks.get(&index));
     assert_ne!(mark.digest, Digest::default());
-    driver.accept(Command::DigestVerdict { mark: index, digest: mark.digest });
+    driver.accept(Command::DigestVerdict(DigestVerdict { mark: index, digest: mark.digest }));
     assert_eq!(driver.state.digest_marks.get(&index).unwrap().verdict, Some(mark.digest));
-    let unknown = Command::DigestVerdict { mark: index + 100, digest: mark.digest };
+    let unknown = Command::DigestVerdict(DigestVerdict { mark: index + 100, digest: mark.digest });
     assert_eq!(driver.reject(unknown), Rejection::NotFound { what: "digest mark".into() });
     for _ in 0..limits::DIGEST_MARKS_MAX {
         driver.accept(Command::MarkDigest);

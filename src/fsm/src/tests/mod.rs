@@ -1,24 +1,18 @@
-//! Scenario tests of the state machine, a file per noun. A scenario's id stands in the doc comment of its test.
+//! Tests of the whole state machine: golden frames, loading, random commands. The scenarios of a noun are beside it.
 //!
 //! They own no behaviour and must never reach into derived indexes to arrange something: everything goes through commands.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-mod allocation;
-mod gc;
 mod golden;
-mod job;
 mod load;
-mod node;
-mod plan;
 mod random;
-mod session;
 
 use crate::testing::{Driver, Interruption, rows};
 
 /// SC-24: runs a script, then again with a tick, a reload or another leader before each of its commands, one at a time and all together.
 /// The script's own checks hold in every run, and the end state is the same.
-fn with_leader_changes(script: impl Fn(&mut Driver)) {
+pub(crate) fn with_leader_changes(script: impl Fn(&mut Driver)) {
     let run = |single: Option<(usize, Interruption)>, everywhere: Interruption| {
         let mut driver = Driver { interruptions: Some((everywhere, single)), ..Driver::default() };
         script(&mut driver);

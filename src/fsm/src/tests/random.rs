@@ -18,21 +18,31 @@ use std::{
 use super::golden::commands;
 use crate::{
     Applied,
-    allocation::{ClientStatus, DesiredStatus},
-    codec,
-    command::{
-        ClientUpdate, Command, Cutoffs, EvaluationUpdate, LivenessChange, NodeReport, Proposal,
-        Readiness, Reply,
+    allocation::{
+        ClientStatus, ClientUpdate, DesiredStatus, NodeReport, StopAllocation, UpdateAllocations,
     },
-    digest::Digest,
-    evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger},
+    codec,
+    command::{Command, Proposal, Reply},
+    digest::{Digest, DigestVerdict},
+    evaluation::{
+        Evaluation, EvaluationStatus, EvaluationUpdate, Metrics, Trigger, UpdateEvaluations,
+    },
+    gc::{CollectGarbage, Cutoffs},
     id::{AllocationId, EvaluationId, NodeId, RequestId, Text},
     invariant,
-    job::{JobKind, JobSpec, Parameterized},
-    node::{Drain, Liveness, SuspendReason},
-    plan::{FollowUp, InPlace, Placement, Plan, Stop},
+    job::{DeregisterJob, EvaluateJob, JobKind, JobSpec, Parameterized, RegisterJob},
+    node::{
+        AdvanceDrains, Drain, EvaluateNode, Liveness, LivenessChange, NodeLiveness, NodeReadiness,
+        Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendNode, SuspendReason,
+        UnsuspendNodes,
+    },
+    plan::{ApplyPlans, FollowUp, InPlace, Placement, Plan, Stop},
     session::Request,
-    state::{Namespace, NodePool, SchedulerConfiguration, State},
+    settings::{
+        DeleteNamespace, DeleteNodePool, Namespace, NodePool, SchedulerConfiguration,
+        SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
+    },
+    state::State,
     table::ChangeSet,
     testing::{
         GROUP, START_MS, description, job, job_with_key, job_with_ports, outcome, payload_hash,
@@ -214,7 +224,7 @@ impl Maker<'_> {
             14..18 => self.report(),
             18..27 => {
                 let plans = (0..=self.chance.below(3)).map(|_| Arc::new(self.plan())).collect();
-                Command::ApplyPlans { plans }
+                Command::ApplyPlans(ApplyPlans { plans })
             }
             27 => self.evaluation_command(),
             _ => self.setting(),
@@ -225,21 +235,21 @@ impl Maker<'_> {
         let job = crate::testing::job_key(self.job_name());
         let evaluation = self.new_evaluation();
         match self.chance.below(12) {
-            0 => Command::DeregisterJob {
+            0 => Command::DeregisterJob(DeregisterJob {
                 job,
                 purge: self.chance.one_in(2),
                 evaluation,
                 evaluation_priority: None,
-            },
-            1..8 => Command::EvaluateJob { job, evaluation },
+            }),
+            1..8 => Command::EvaluateJob(EvaluateJob { job, evaluation }),
             _ => {
                 let enforce_index = self.chance.one_in(6).then(|| self.chance.below(9));
-                Command::RegisterJob {
+                Command::RegisterJob(RegisterJob {
                     spec: Arc::new(self.spec()),
                     enforce_index,
                     evaluation,
                     evaluation_priority: self.chance.one_in(9).then_some(u16::MAX),
-                }
+                })
             }
         }
     }
@@ -252,18 +262,23 @@ impl Maker<'_> {
             0..3 => {
                 let identity = if self.chance.one_in(9) { 2 } else { 1 };
                 let secret = if self.chance.one_in(30) { 8 } else { 7 };
-                Command::RegisterNode {
+                Command::RegisterNode(RegisterNode {
                     node,
                     secret: [secret; 16],
                     identity: [identity; 16],
                     description: Arc::new(self.node_description()),
                     evaluation_ids,
-                }
+                })
             }
             3..8 => {
                 let all = [Readiness::Ok, Readiness::Ok, Readiness::Retry, Readiness::Fatal];
                 let readiness = self.chance.of(&all);
-                Command::NodeReadiness { node, incarnation, readiness, evaluation_ids }
+                Command::NodeReadiness(NodeReadiness {
+                    node,
+                    incarnation,
+                    readiness,
+                    evaluation_ids,
+                })
             }
             8 | 9 => {
                 let all = [
@@ -279,14 +294,14 @@ impl Maker<'_> {
                         LivenessChange { node, incarnation, liveness: self.chance.of(&all) }
                     })
                     .collect();
-                Command::NodeLiveness { changes, evaluation_ids }
+                Command::NodeLiveness(NodeLiveness { changes, evaluation_ids })
             }
             10 => {
                 let incarnation = self.chance.one_in(2).then_some(incarnation);
                 let force = self.chance.one_in(3);
-                Command::ReapNode { node, incarnation, force, evaluation_ids }
+                Command::ReapNode(ReapNode { node, incarnation, force, evaluation_ids })
             }
-            _ => Command::EvaluateNode { node, evaluation_ids },
+            _ => Command::EvaluateNode(EvaluateNode { node, evaluation_ids }),
         }
     }
 
@@ -302,16 +317,20 @@ impl Maker<'_> {
                     SuspendReason::Unhealthy,
                     SuspendReason::ReadinessFailed,
                 ];
-                Command::SuspendNode { node, incarnation, reason: self.chance.of(&all) }
+                Command::SuspendNode(SuspendNode {
+                    node,
+                    incarnation,
+                    reason: self.chance.of(&all),
+                })
             }
-            1 | 2 => Command::UnsuspendNodes { nodes: vec![node, self.node()] },
-            3..6 => Command::SetEligibility {
+            1 | 2 => Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![node, self.node()] }),
+            3..6 => Command::SetEligibility(SetEligibility {
                 node,
                 eligible: !self.chance.one_in(4),
                 by: text.clone(),
                 reason: text,
                 evaluation_ids,
-            },
+            }),
             6 | 7 => {
                 let drain = self.chance.one_in(3).then(|| Drain {
                     started_at: self.chance.next(),
@@ -322,13 +341,13 @@ impl Maker<'_> {
                     cancelable: true,
                 });
                 let mark_eligible = !self.chance.one_in(4);
-                Command::SetDrain { node, drain, mark_eligible, evaluation_ids }
+                Command::SetDrain(SetDrain { node, drain, mark_eligible, evaluation_ids })
             }
-            _ => Command::AdvanceDrains {
+            _ => Command::AdvanceDrains(AdvanceDrains {
                 migrate: vec![self.allocation(), self.allocation()],
                 complete: vec![node],
                 evaluation_ids,
-            },
+            }),
         }
     }
 
@@ -368,13 +387,13 @@ impl Maker<'_> {
             let evaluation_ids = self.evaluation_ids();
             reports.push(NodeReport { node, incarnation, updates, evaluation_ids });
         }
-        Command::UpdateAllocations { reports }
+        Command::UpdateAllocations(UpdateAllocations { reports })
     }
 
     fn evaluation_command(&mut self) -> Command {
         if self.chance.one_in(2) {
             let evaluation = self.new_evaluation();
-            return Command::StopAllocation { id: self.allocation(), evaluation };
+            return Command::StopAllocation(StopAllocation { id: self.allocation(), evaluation });
         }
         let updates = (0..self.chance.below(3))
             .map(|_| EvaluationUpdate {
@@ -384,7 +403,7 @@ impl Maker<'_> {
                 follow_up: self.chance.one_in(2).then(|| (self.new_evaluation(), 7)),
             })
             .collect();
-        Command::UpdateEvaluations { updates }
+        Command::UpdateEvaluations(UpdateEvaluations { updates })
     }
 
     fn setting(&mut self) -> Command {
@@ -397,17 +416,24 @@ impl Maker<'_> {
                     ..SchedulerConfiguration::default()
                 };
                 let enforce_index = self.chance.one_in(3).then_some(0);
-                Command::SetSchedulerConfiguration { configuration, enforce_index }
+                Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+                    configuration,
+                    enforce_index,
+                })
             }
-            1 | 2 => Command::UpsertNodePool(NodePool { name, ..NodePool::default() }),
-            3 => Command::DeleteNodePool(name),
-            4 | 5 => Command::UpsertNamespace(Namespace { name, ..Namespace::default() }),
-            6 => Command::DeleteNamespace(name),
+            1 | 2 => Command::UpsertNodePool(UpsertNodePool {
+                pool: NodePool { name, ..NodePool::default() },
+            }),
+            3 => Command::DeleteNodePool(DeleteNodePool { name }),
+            4 | 5 => Command::UpsertNamespace(UpsertNamespace {
+                namespace: Namespace { name, ..Namespace::default() },
+            }),
+            6 => Command::DeleteNamespace(DeleteNamespace { name }),
             7 => Command::MarkDigest,
             8 => {
                 let marks: Vec<_> = self.state.digest_marks.iter().map(|row| row.index).collect();
                 let mark = self.chance.pick(&marks).unwrap_or(3);
-                Command::DigestVerdict { mark, digest: Digest(5) }
+                Command::DigestVerdict(DigestVerdict { mark, digest: Digest(5) })
             }
             _ if self.chance.one_in(2) => Command::Tick,
             _ => self.collection(),
@@ -421,13 +447,13 @@ impl Maker<'_> {
         evaluations.retain(|_| !self.chance.one_in(4));
         let mut allocations: Vec<_> = self.state.allocations.iter().map(|row| row.id).collect();
         allocations.retain(|_| !self.chance.one_in(4));
-        Command::CollectGarbage {
+        Command::CollectGarbage(CollectGarbage {
             cutoffs: Cutoffs { evaluations: before, batch_evaluations: before, jobs: before },
             jobs: self.state.jobs.iter().map(|row| row.key.clone()).collect(),
             allocations,
             evaluations,
             classes: self.state.classes_without_nodes(),
-        }
+        })
     }
 
     fn plan(&mut self) -> Plan {
@@ -677,7 +703,7 @@ impl Twins {
             return;
         }
         self.taken += 1;
-        if let (Command::ApplyPlans { plans }, Reply::Plans(verdicts)) =
+        if let (Command::ApplyPlans(ApplyPlans { plans }), Reply::Plans(verdicts)) =
             (&proposal.command, &applied.reply)
         {
             assert_eq!(plans.len(), verdicts.len());

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fsm::{
     ClassId, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, NodeId, Trigger,
-    state::GainKey,
+    node::GainKey,
 };
 
 use crate::limits;
@@ -166,19 +166,19 @@ impl BlockedEvals {
         if !self.enabled {
             return;
         }
-        for gain in state.capacity_gains.iter() {
+        for gain in state.capacity_gains().iter() {
             match gain.key {
                 GainKey::Class(class) => self.note_class_gain(now, class, gain.index),
                 GainKey::Node(node) => self.note_node_gain(now, node, gain.index),
             }
         }
-        for evaluation in state.evaluations.iter().filter(|evaluation| !held(evaluation.id)) {
+        for evaluation in state.evaluations().iter().filter(|evaluation| !held(evaluation.id)) {
             self.block(now, evaluation);
         }
-        let gone = self.by_node.keys().filter(|node| !state.nodes.contains(node));
+        let gone = self.by_node.keys().filter(|node| !state.nodes().contains(node));
         let gone: Vec<_> = gone.copied().collect();
         for node in gone {
-            self.node_gone(node, state.head.index);
+            self.node_gone(node, state.index());
         }
     }
 

@@ -212,7 +212,7 @@ impl EvalBroker {
     /// Takes over from the state what a new leader has to process: pending evaluations. Blocked
     /// ones go to [`crate::BlockedEvals`].
     pub fn restore(&mut self, now: u64, state: &fsm::State) {
-        for evaluation in state.evaluations.iter() {
+        for evaluation in state.evaluations().iter() {
             if evaluation.status == EvaluationStatus::Pending {
                 self.enqueue(now, evaluation);
             }
@@ -230,7 +230,7 @@ impl EvalBroker {
         let (holders, others): (Vec<_>, Vec<_>) = self.entries.values().partition(|one| holds(one));
         let ids: Vec<_> = others.into_iter().chain(holders).map(|entry| entry.id).collect();
         for id in ids {
-            match state.evaluations.get(&id) {
+            match state.evaluations().get(&id) {
                 Some(row) => self.applied(now, row),
                 None => self.remove(now, id),
             }

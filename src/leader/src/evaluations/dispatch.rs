@@ -57,7 +57,7 @@ impl Dispatch {
 
     /// An evaluation was created, changed or forgotten.
     fn evaluation_changed(&mut self, now: u64, state: &State, id: EvaluationId) {
-        let Some(row) = state.evaluations.get(&id) else {
+        let Some(row) = state.evaluations().get(&id) else {
             self.broker.remove(now, id);
             self.blocked.removed(id);
             return;
@@ -68,7 +68,7 @@ impl Dispatch {
             EvaluationStatus::Blocked if !self.broker.contains(id) => {
                 self.blocked.block(now, row);
                 // The node was there when the plan was made; no later effect will tell of it.
-                if let Some(node) = row.node.filter(|node| !state.nodes.contains(node)) {
+                if let Some(node) = row.node.filter(|node| !state.nodes().contains(node)) {
                     self.blocked.node_gone(node, row.modify_index);
                 }
             }
@@ -88,7 +88,7 @@ impl Dispatch {
 
     /// A job row changed or went.
     fn job_changed(&mut self, state: &State, job: &JobKey, index: Index) {
-        let last = state.jobs.get(job).map_or(index, |row| row.last_plan_index);
+        let last = state.jobs().get(job).map_or(index, |row| row.last_plan_index);
         self.broker.note_job_index(job, last);
     }
 
@@ -138,11 +138,11 @@ impl Dispatch {
         let deliveries = self.broker.dequeue(now, kinds, max, server, token)?;
         let mut leases = Vec::with_capacity(deliveries.len());
         for delivery in deliveries {
-            let Some(evaluation) = state.evaluations.get(&delivery.evaluation) else {
+            let Some(evaluation) = state.evaluations().get(&delivery.evaluation) else {
                 self.broker.remove(now, delivery.evaluation);
                 continue;
             };
-            let last_plan = state.jobs.get(&evaluation.job).map_or(0, |job| job.last_plan_index);
+            let last_plan = state.jobs().get(&evaluation.job).map_or(0, |job| job.last_plan_index);
             leases.push(Lease {
                 evaluation: Arc::clone(evaluation),
                 token: delivery.token,
@@ -231,7 +231,7 @@ impl Machine for Dispatch {
         match effect {
             Effect::Evaluation(id) => self.evaluation_changed(now, state, *id),
             Effect::Capacity { class, node } => self.capacity_gained(now, *class, *node, index),
-            Effect::Node(id) if !state.nodes.contains(id) => self.blocked.node_gone(*id, index),
+            Effect::Node(id) if !state.nodes().contains(id) => self.blocked.node_gone(*id, index),
             Effect::Job(key) => self.job_changed(state, key, index),
             Effect::SchedulerConfiguration => {
                 self.broker.set_paused(state.scheduler_configuration().pause_eval_broker);
@@ -243,7 +243,7 @@ impl Machine for Dispatch {
     /// Woken evaluations go to the broker, leases run out, the reapers look.
     fn step(&mut self, now: u64, state: &State, ids: &mut Ids<'_>, stepped: &mut Stepped) {
         for wake in self.blocked.poll(now) {
-            if let Some(row) = state.evaluations.get(&wake.evaluation) {
+            if let Some(row) = state.evaluations().get(&wake.evaluation) {
                 self.broker.enqueue(now, row);
                 self.broker.note_job_index(&row.job, wake.index);
             }
@@ -311,15 +311,15 @@ impl Offer {
 }
 
 fn is_open(state: &State, id: EvaluationId) -> bool {
-    state.evaluations.get(&id).is_some_and(|row| !row.status.is_terminal())
+    state.evaluations().get(&id).is_some_and(|row| !row.status.is_terminal())
 }
 
 #[cfg(test)]
 mod tests {
     use fsm::{
         Trigger,
-        state::{CapacityGain, GainKey},
-        table::ChangeSet,
+        evaluation::UpdateEvaluations,
+        node::{CapacityGain, GainKey},
     };
 
     use super::*;
@@ -344,7 +344,7 @@ mod tests {
 
         fn put(&mut self, row: Evaluation) {
             let id = row.id;
-            self.state.evaluations.put(row, &mut ChangeSet::default());
+            fsm::testing::put(&mut self.state, &row);
             self.dispatch.evaluation_changed(NOW, &self.state, id);
         }
 
@@ -376,7 +376,7 @@ mod tests {
         fn cancel(&mut self, names: &[&str]) {
             for name in names {
                 let id = EvaluationId(named(name));
-                let mut row = (**self.state.evaluations.get(&id).expect("it is there")).clone();
+                let mut row = (**self.state.evaluations().get(&id).expect("it is there")).clone();
                 row.status = EvaluationStatus::Canceled;
                 self.put(row);
             }
@@ -388,7 +388,7 @@ mod tests {
             self.dispatch.step(now, &self.state, &mut || [9; 16], &mut stepped);
             let mut names = Vec::new();
             for command in stepped.commands {
-                let Command::UpdateEvaluations { updates } = command else {
+                let Command::UpdateEvaluations(UpdateEvaluations { updates }) = command else {
                     panic!("unexpected {command:?}")
                 };
                 names.extend(updates.iter().map(|update| name_of(update.id.0)));
@@ -413,9 +413,9 @@ mod tests {
         // It is blocked again, room is gained, and the leader hears of neither.
         let id = row.id;
         row.snapshot_index = 7;
-        world.state.evaluations.put(row, &mut ChangeSet::default());
+        fsm::testing::put(&mut world.state, &row);
         let gain = CapacityGain { key: GainKey::Class(class), index: 8 };
-        world.state.capacity_gains.put(gain, &mut ChangeSet::default());
+        fsm::testing::put(&mut world.state, &gain);
         world.dispatch.restore(NOW, &world.state);
         assert!(world.offered(NOW).is_empty());
         world.dispatch.ack(NOW, id, [1; 16]).expect_err("its lease ended with its outcome");
@@ -430,9 +430,9 @@ mod tests {
         world.put_pending(&["a", "b", "c"]);
         for name in ["a", "c"] {
             let id = EvaluationId(named(name));
-            let mut row = (**world.state.evaluations.get(&id).expect("it is there")).clone();
+            let mut row = (**world.state.evaluations().get(&id).expect("it is there")).clone();
             row.status = EvaluationStatus::Complete;
-            world.state.evaluations.put(row, &mut ChangeSet::default());
+            fsm::testing::put(&mut world.state, &row);
         }
         world.dispatch.restore(NOW, &world.state);
         assert!(world.offered(NOW).is_empty(), "it is to be processed, not canceled");
@@ -457,7 +457,7 @@ mod tests {
     #[test]
     fn what_is_blocked_for_a_node_that_is_gone_by_then_is_woken() {
         let mut world = World::new();
-        world.state.nodes.put(node("there"), &mut ChangeSet::default());
+        fsm::testing::put(&mut world.state, &node("there"));
         for (name, job, of) in [("a", "web", "gone"), ("b", "db", "there")] {
             let mut row = evaluation(name, job, 12);
             (row.status, row.kind) = (EvaluationStatus::Blocked, JobKind::System);

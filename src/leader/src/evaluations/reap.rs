@@ -7,7 +7,8 @@
 
 use fsm::{
     EvaluationId, EvaluationStatus, State, Text,
-    command::{Command, EvaluationUpdate},
+    command::Command,
+    evaluation::{EvaluationUpdate, UpdateEvaluations},
 };
 
 use crate::{broker::Delivery, jitter, limits};
@@ -22,7 +23,7 @@ pub fn failed(
     mut fresh: impl FnMut() -> EvaluationId,
 ) -> Option<Command> {
     let updates = deliveries.iter().filter_map(|delivery| {
-        let row = state.evaluations.get(&delivery.evaluation)?;
+        let row = state.evaluations().get(&delivery.evaluation)?;
         if row.status.is_terminal() {
             return None;
         }
@@ -58,7 +59,7 @@ fn cancel(
     describe: impl Fn(&fsm::JobKey) -> Text,
 ) -> Option<Command> {
     let updates = ids.iter().take(limits::REAP_BATCH_MAX).filter_map(|id| {
-        let row = state.evaluations.get(id)?;
+        let row = state.evaluations().get(id)?;
         (!row.status.is_terminal()).then(|| EvaluationUpdate {
             id: *id,
             status: EvaluationStatus::Canceled,
@@ -70,12 +71,12 @@ fn cancel(
 }
 
 fn command(updates: Vec<EvaluationUpdate>) -> Option<Command> {
-    (!updates.is_empty()).then_some(Command::UpdateEvaluations { updates })
+    (!updates.is_empty()).then_some(Command::UpdateEvaluations(UpdateEvaluations { updates }))
 }
 
 #[cfg(test)]
 mod tests {
-    use fsm::{Evaluation, table::ChangeSet};
+    use fsm::Evaluation;
 
     use super::*;
     use crate::testing::{evaluation, job, named};
@@ -83,7 +84,7 @@ mod tests {
     fn state_of(rows: impl IntoIterator<Item = Evaluation>) -> State {
         let mut state = State::default();
         for row in rows {
-            state.evaluations.put(row, &mut ChangeSet::default());
+            fsm::testing::put(&mut state, &row);
         }
         state
     }
@@ -95,7 +96,7 @@ mod tests {
 
     fn updates(command: Option<Command>) -> Vec<EvaluationUpdate> {
         match command {
-            Some(Command::UpdateEvaluations { updates }) => updates,
+            Some(Command::UpdateEvaluations(UpdateEvaluations { updates })) => updates,
             other => panic!("unexpected {other:?}"),
         }
     }

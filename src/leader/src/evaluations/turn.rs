@@ -59,7 +59,7 @@ impl Turn {
 
     /// What to do, as seen from the worker's state, which has reached the index last waited for.
     pub fn begin(&mut self, state: &State) -> Begin {
-        let row = state.evaluations.get(&self.evaluation);
+        let row = state.evaluations().get(&self.evaluation);
         let Some(row) = row.filter(|row| !row.status.is_terminal()) else {
             return Begin::Acknowledge;
         };
@@ -93,7 +93,7 @@ impl Turn {
 
 #[cfg(test)]
 mod tests {
-    use fsm::{EvaluationStatus, table::ChangeSet};
+    use fsm::EvaluationStatus;
 
     use super::*;
     use crate::testing;
@@ -102,7 +102,7 @@ mod tests {
     fn an_unknown_outcome_neither_ends_the_lease_nor_counts_as_an_attempt() {
         let mut state = State::default();
         let mut evaluation = testing::evaluation("one", "job", 50);
-        state.evaluations.put(evaluation.clone(), &mut ChangeSet::default());
+        fsm::testing::put(&mut state, &evaluation);
         let mut turn = Turn::new(evaluation.id, 1);
         for number in 0..10 {
             let begun = turn.begin(&state);
@@ -114,7 +114,7 @@ mod tests {
         }
         // It was applied after all.
         evaluation.status = EvaluationStatus::Complete;
-        state.evaluations.put(evaluation, &mut ChangeSet::default());
+        fsm::testing::put(&mut state, &evaluation);
         assert!(matches!(turn.begin(&state), Begin::Acknowledge));
     }
 }

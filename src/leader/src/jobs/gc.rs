@@ -7,8 +7,8 @@
 //! ([`GarbageCollector::forced`]) needs no leader: anyone may propose it.
 
 use fsm::{
-    AllocationId, Effect, EvaluationId, Index, JobKey, State,
-    command::{Command, Cutoffs},
+    AllocationId, Command, Effect, EvaluationId, Index, JobKey, State,
+    gc::{CollectGarbage, Cutoffs},
     id::ClassId,
 };
 
@@ -88,13 +88,13 @@ impl Batch {
     fn command(self, cutoffs: Cutoffs) -> Option<Command> {
         let found = self.len() > 0;
         let Self { jobs, allocations, evaluations, classes } = self;
-        found.then_some(Command::CollectGarbage {
+        found.then_some(Command::CollectGarbage(CollectGarbage {
             cutoffs,
             jobs,
             allocations,
             evaluations,
             classes,
-        })
+        }))
     }
 }
 
@@ -182,7 +182,7 @@ fn step(walk: &mut Walk, state: &State) -> Option<Batch> {
 
 /// Answers with the job to go on with.
 fn jobs(from: &JobKey, cutoffs: &Cutoffs, state: &State, batch: &mut Batch) -> Option<JobKey> {
-    for (seen, job) in state.jobs.iter_from(from).enumerate() {
+    for (seen, job) in state.jobs().iter_from(from).enumerate() {
         if seen >= limits::GC_SLICE_MAX || batch.len() >= limits::GC_BATCH_MAX {
             return Some(job.key.clone());
         }
@@ -200,7 +200,7 @@ fn evaluations(
     state: &State,
     batch: &mut Batch,
 ) -> Option<EvaluationId> {
-    for (seen, row) in state.evaluations.iter_from(&from).enumerate() {
+    for (seen, row) in state.evaluations().iter_from(&from).enumerate() {
         if seen >= limits::GC_SLICE_MAX || batch.len() >= limits::GC_BATCH_MAX {
             return Some(row.id);
         }
@@ -221,10 +221,7 @@ fn evaluations(
 
 #[cfg(test)]
 mod tests {
-    use fsm::{
-        Allocation, ClientStatus, EvaluationStatus, JobKind, JobStatus, table::ChangeSet,
-        testing::Driver,
-    };
+    use fsm::{Allocation, ClientStatus, EvaluationStatus, JobKind, JobStatus, testing::Driver};
 
     use super::*;
 
@@ -275,13 +272,13 @@ mod tests {
         let start = driver.now;
         let mut collector = begun_at(start);
         assert_eq!(run(&mut collector, &mut driver, start + HOUR_MS), 0);
-        assert!(driver.state.allocations.contains(&id));
+        assert!(driver.state.allocations().contains(&id));
         assert!(run(&mut collector, &mut driver, start + HOUR_MS + limits::GC_INTERVAL_MS) > 0);
-        assert!(driver.state.allocations.is_empty() && driver.state.evaluations.is_empty());
-        assert_eq!(driver.state.jobs.len(), 1);
+        assert!(driver.state.allocations().is_empty() && driver.state.evaluations().is_empty());
+        assert_eq!(driver.state.jobs().len(), 1);
         assert_eq!(run(&mut collector, &mut driver, start + 4 * HOUR_MS), 0);
         assert_eq!(run(&mut collector, &mut driver, start + 5 * HOUR_MS), 1);
-        assert!(driver.state.jobs.is_empty() && driver.state.job_versions.is_empty());
+        assert!(driver.state.jobs().is_empty() && driver.state.job_versions().is_empty());
         assert_eq!(run(&mut collector, &mut driver, start + 48 * HOUR_MS), 0);
     }
 
@@ -295,8 +292,8 @@ mod tests {
                 driver.accept(command);
             }
         }
-        assert!(driver.state.jobs.is_empty() && driver.state.job_versions.is_empty());
-        assert!(driver.state.allocations.is_empty() && driver.state.evaluations.is_empty());
+        assert!(driver.state.jobs().is_empty() && driver.state.job_versions().is_empty());
+        assert!(driver.state.allocations().is_empty() && driver.state.evaluations().is_empty());
         assert_eq!(GarbageCollector::forced(driver.now, &driver.state), []);
     }
 
@@ -312,14 +309,16 @@ mod tests {
             let mut row = crate::testing::evaluation("x", "gone", 1);
             row.id = EvaluationId(id);
             row.status = EvaluationStatus::Complete;
-            state.evaluations.put(row, &mut ChangeSet::default());
+            fsm::testing::put(&mut state, &row);
         }
         let now = 2 * HOUR_MS;
         let mut collector = begun_at(0);
         let mut named = std::collections::BTreeSet::new();
         let mut at = now;
         for _ in 0..=count / limits::GC_BATCH_MAX + 2 {
-            if let Some(Command::CollectGarbage { evaluations, .. }) = collector.poll(at, &state) {
+            if let Some(Command::CollectGarbage(CollectGarbage { evaluations, .. })) =
+                collector.poll(at, &state)
+            {
                 assert!(evaluations.len() <= limits::GC_BATCH_MAX, "{}", evaluations.len());
                 named.extend(evaluations);
             }
@@ -340,8 +339,11 @@ mod tests {
         let start = driver.now;
         let mut collector = begun_at(start);
         run(&mut collector, &mut driver, start + 100 * HOUR_MS);
-        assert_eq!(driver.state.jobs.iter().next().map(|job| job.status), Some(JobStatus::Running));
-        let kept: Vec<&Allocation> = driver.state.allocations.iter().map(|row| &**row).collect();
+        assert_eq!(
+            driver.state.jobs().iter().next().map(|job| job.status),
+            Some(JobStatus::Running)
+        );
+        let kept: Vec<&Allocation> = driver.state.allocations().iter().map(|row| &**row).collect();
         assert_eq!(kept.len(), 2);
     }
 }

@@ -12,7 +12,7 @@ use fsm::{
     Liveness, Node, NodeId, State,
     command::Command,
     limits::LOST_GRACE_MS,
-    node::{Health, SuspendReason},
+    node::{Health, ReapNode, SuspendNode, SuspendReason, UnsuspendNodes},
 };
 
 use crate::limits;
@@ -65,7 +65,7 @@ pub struct NodeDeadlines {
 impl NodeDeadlines {
     /// Takes over the nodes from the state at the start of a leadership.
     pub fn restore(&mut self, state: &State) {
-        for node in state.nodes.iter() {
+        for node in state.nodes().iter() {
             self.node_changed(node);
         }
     }
@@ -98,10 +98,11 @@ impl NodeDeadlines {
             else {
                 break;
             };
-            let node = state.nodes.get(&id).filter(|node| due.at(node).is_some_and(|at| at <= now));
+            let node =
+                state.nodes().get(&id).filter(|node| due.at(node).is_some_and(|at| at <= now));
             let Some(node) = node else {
                 self.unset(id, due);
-                if let Some(node) = state.nodes.get(&id) {
+                if let Some(node) = state.nodes().get(&id) {
                     self.node_changed(node);
                 }
                 continue;
@@ -109,23 +110,23 @@ impl NodeDeadlines {
             let due_at = due.at(node).unwrap_or(now);
             self.set(id, due, Timer { due_at, fires_at: now + limits::DUE_RETRY_MS });
             match due {
-                Due::Readiness => commands.push(Command::SuspendNode {
+                Due::Readiness => commands.push(Command::SuspendNode(SuspendNode {
                     node: id,
                     incarnation: node.incarnation,
                     reason: SuspendReason::ReadinessFailed,
-                }),
+                })),
                 Due::SuspensionEnd => unsuspend.push(id),
-                Due::Reap if is_empty(state, id) => commands.push(Command::ReapNode {
+                Due::Reap if is_empty(state, id) => commands.push(Command::ReapNode(ReapNode {
                     node: id,
                     incarnation: Some(node.incarnation),
                     force: false,
                     evaluation_ids: Vec::new(),
-                }),
+                })),
                 Due::Reap => {}
             }
         }
         if !unsuspend.is_empty() {
-            commands.push(Command::UnsuspendNodes { nodes: unsuspend });
+            commands.push(Command::UnsuspendNodes(UnsuspendNodes { nodes: unsuspend }));
         }
         commands
     }
@@ -180,11 +181,11 @@ mod tests {
         let mut machine = machine(&state);
         assert_eq!(machine.next_deadline(), Some(1_000));
         assert_eq!(machine.poll(999, &state), []);
-        let suspend = Command::SuspendNode {
+        let suspend = Command::SuspendNode(SuspendNode {
             node: id("a"),
             incarnation: 1,
             reason: SuspendReason::ReadinessFailed,
-        };
+        });
         assert_eq!(machine.poll(1_000, &state), std::slice::from_ref(&suspend));
         let mut refused = initializing("a", 1_000);
         refused.modify_index = 5;
@@ -208,7 +209,7 @@ mod tests {
         let mut machine = machine(&state);
         assert_eq!(machine.next_deadline(), Some(500), "no readiness while suspended");
         let nodes = vec![id("a"), id("b")];
-        assert_eq!(machine.poll(800, &state), [Command::UnsuspendNodes { nodes }]);
+        assert_eq!(machine.poll(800, &state), [Command::UnsuspendNodes(UnsuspendNodes { nodes })]);
         assert_eq!(machine.next_deadline(), Some(900));
     }
 
@@ -227,12 +228,12 @@ mod tests {
         ended.client = fsm::ClientStatus::Lost;
         put_allocation(&mut state, ended);
         let retry = due + limits::DUE_RETRY_MS;
-        let reap = Command::ReapNode {
+        let reap = Command::ReapNode(ReapNode {
             node: id("a"),
             incarnation: Some(1),
             force: false,
             evaluation_ids: Vec::new(),
-        };
+        });
         assert_eq!(machine.poll(retry, &state), [reap]);
         machine.node_gone(id("a"));
         assert_eq!(machine.next_deadline(), None);

@@ -19,7 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, JobKey, JobKind, Liveness, Node, NodeId, State, Text,
-    command::Command, job::MigrateStrategy, node::Drain,
+    command::Command,
+    job::MigrateStrategy,
+    node::{AdvanceDrains, Drain},
 };
 
 use crate::limits;
@@ -49,7 +51,7 @@ struct Pass {
 impl Drainer {
     /// Takes over the drains from the state at the start of a leadership.
     pub fn restore(&mut self, now: u64, state: &State) {
-        for node in state.nodes.iter() {
+        for node in state.nodes().iter() {
             self.node_changed(now, node);
         }
     }
@@ -85,10 +87,10 @@ impl Drainer {
             return None;
         }
         self.due_at = None;
-        self.draining.retain(|id| state.nodes.get(id).is_some_and(|node| node.drain.is_some()));
+        self.draining.retain(|id| state.nodes().get(id).is_some_and(|node| node.drain.is_some()));
         let mut pass = Pass { now, ..Pass::default() };
         for id in &self.draining {
-            if let Some(node) = state.nodes.get(id)
+            if let Some(node) = state.nodes().get(id)
                 && let Some(drain) = &node.drain
             {
                 pass.look_at_node(state, node.id, drain);
@@ -104,11 +106,11 @@ impl Drainer {
         let more = pass.migrate.len() > limits::MIGRATIONS_BATCH_MAX;
         let pause_ms = if more { limits::DRAIN_COALESCE_MS } else { limits::DUE_RETRY_MS };
         self.due_by(now + pause_ms);
-        Some(Command::AdvanceDrains {
+        Some(Command::AdvanceDrains(AdvanceDrains {
             migrate: pass.migrate.into_iter().take(limits::MIGRATIONS_BATCH_MAX).collect(),
             complete: pass.complete,
             evaluation_ids: Vec::new(),
-        })
+        }))
     }
 
     /// When to poll next.
@@ -171,7 +173,7 @@ impl Pass {
     /// Of each group, lets as many go as the others allow, lowest name first.
     fn choose_candidates(&mut self, state: &State) {
         for ((job, group), mut candidates) in std::mem::take(&mut self.candidates) {
-            let spec = state.jobs.get(&job).filter(|row| !row.stop);
+            let spec = state.jobs().get(&job).filter(|row| !row.stop);
             let spec = spec.and_then(|row| state.current_spec(row));
             let Some(group) = spec.and_then(|spec| spec.group(&group)) else {
                 continue;
@@ -192,7 +194,7 @@ impl Pass {
     }
 
     fn is_there(&mut self, state: &State, row: &Allocation, migrate: &MigrateStrategy) -> bool {
-        let Some(node) = state.nodes.get(&row.node) else { return false };
+        let Some(node) = state.nodes().get(&row.node) else { return false };
         let heard = match node.liveness {
             Liveness::Initializing | Liveness::Ready => true,
             Liveness::Disconnected | Liveness::Down => false,

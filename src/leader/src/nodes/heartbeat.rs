@@ -18,7 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
     Liveness, Node, NodeId,
-    command::{Command, LivenessChange},
+    command::Command,
+    node::{LivenessChange, NodeLiveness},
     plant::{Plant, is_planted},
 };
 
@@ -94,8 +95,8 @@ impl Heartbeats {
     /// Takes over the nodes from the state at the start of a leadership: each live one has its time
     /// to live and the grace from now on.
     pub fn restore(&mut self, now: u64, state: &fsm::State) {
-        let live = state.nodes.iter().filter(|node| is_live(node)).count();
-        for node in state.nodes.iter() {
+        let live = state.nodes().iter().filter(|node| is_live(node)).count();
+        for node in state.nodes().iter() {
             let beat = Beat { incarnation: node.incarnation, deadline: None };
             self.nodes.insert(node.id, beat);
             if is_live(node) {
@@ -173,7 +174,7 @@ impl Heartbeats {
 
     /// The command for what [`Self::poll`] gave. `apply` makes the ids of its evaluations.
     pub fn command(changes: Vec<LivenessChange>) -> Command {
-        Command::NodeLiveness { changes, evaluation_ids: Vec::new() }
+        Command::NodeLiveness(NodeLiveness { changes, evaluation_ids: Vec::new() })
     }
 
     /// When to poll next.

@@ -31,7 +31,7 @@ impl NodeWatch {
 
     /// A node row changed or went.
     fn node_changed(&mut self, now: u64, state: &State, id: NodeId) {
-        match state.nodes.get(&id) {
+        match state.nodes().get(&id) {
             Some(node) => {
                 self.heartbeats.node_changed(now, node);
                 self.deadlines.node_changed(node);

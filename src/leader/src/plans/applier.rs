@@ -20,8 +20,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use fsm::{
     AllocationId, Command, EvaluationId, Index, Placement, Plan, PlanVerdict, State, TaskGroup,
-    apply::{Trial, check_plan},
-    plan::DropReason,
+    plan::{ApplyPlans, DropReason, Trial, check_plan},
     plant::{Plant, is_planted},
     resources::{Dimension, Port},
 };
@@ -179,7 +178,7 @@ impl<R> PlanApplier<R> {
             if !entry.is_empty() && bytes + next.bytes > limits::PLAN_ENTRY_BYTES_MAX {
                 break;
             }
-            if next.plan.snapshot_index > state.head.index && !waited {
+            if next.plan.snapshot_index > state.index() && !waited {
                 if entry.is_empty() {
                     return Next::WaitFor(next.plan.snapshot_index);
                 }
@@ -205,7 +204,7 @@ impl<R> PlanApplier<R> {
         let plans = entry.iter().map(|one| Arc::clone(&one.plan)).collect();
         self.number += 1;
         self.in_flight.push_back(InFlight { number: self.number, plans: entry });
-        Next::Propose(Command::ApplyPlans { plans })
+        Next::Propose(Command::ApplyPlans(ApplyPlans { plans }))
     }
 
     /// Takes the outcome of the oldest entry in flight.
@@ -299,7 +298,7 @@ impl<R> PlanApplier<R> {
         // The committed state is certain; the entries in the overlay may still be lost.
         if let Err(reason) = check_plan(state, &plan) {
             let closed = reason == DropReason::EvaluationClosed;
-            let (refresh_index, reason) = (state.head.index, reason.to_string());
+            let (refresh_index, reason) = (state.index(), reason.to_string());
             self.answers.push((reply, PlanAnswer::Rejected { closed, refresh_index, reason }));
             return None;
         }

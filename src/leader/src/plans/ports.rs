@@ -16,7 +16,7 @@ pub fn pick(
     group: &TaskGroup,
 ) -> Result<Vec<Port>, Dimension> {
     let Some(network) = &group.network else { return Ok(Vec::new()) };
-    let Some(node) = state.nodes.get(&placement.node) else { return Ok(Vec::new()) };
+    let Some(node) = state.nodes().get(&placement.node) else { return Ok(Vec::new()) };
     let resources = &node.description.resources;
     let usage = state.usage(placement.node);
     let mut taken = BTreeSet::new();

@@ -13,7 +13,6 @@ use fsm::{
     },
     node::{Driver, Eligibility, Health, NodeDescription, NodeResources},
     resources::{Dimension, Port, Resources},
-    table::ChangeSet,
 };
 
 use crate::{Memory, Pass, check, schedule, schedule_with};
@@ -170,7 +169,7 @@ pub(crate) struct Cluster {
 impl Cluster {
     pub(crate) fn new() -> Self {
         let mut state = State::default();
-        state.head.index = 100;
+        state.advance(100, 1);
         Self { state, now: 1_000_000, memory: RefCell::default(), evaluations: 0, allocations: 0 }
     }
 
@@ -184,25 +183,25 @@ impl Cluster {
     }
 
     pub(crate) fn put_node(&mut self, node: Node) {
-        self.state.nodes.put(node, &mut ChangeSet::default());
+        fsm::testing::put(&mut self.state, &node);
     }
 
     pub(crate) fn change_node(&mut self, number: u64, change: impl FnOnce(&mut Node)) {
-        let mut node = (**self.state.nodes.get(&NodeId(id(number))).unwrap()).clone();
+        let mut node = (**self.state.nodes().get(&NodeId(id(number))).unwrap()).clone();
         change(&mut node);
         self.put_node(node);
     }
 
     /// Registers a new version of the job.
     pub(crate) fn register(&mut self, spec: &JobSpec) {
-        self.state.head.index += 1;
-        let index = self.state.head.index;
-        let old = self.state.jobs.get(&spec.key).cloned();
+        self.state.advance(self.state.index() + 1, 1);
+        let index = self.state.index();
+        let old = self.state.jobs().get(&spec.key).cloned();
         let version = old.as_ref().map_or(0, |job| job.version + 1);
         let create_index = old.as_ref().map_or(index, |job| job.create_index);
-        let changes = &mut ChangeSet::default();
-        self.state.job_versions.put(
-            JobVersion {
+        fsm::testing::put(
+            &mut self.state,
+            &JobVersion {
                 spec: Arc::new(spec.clone()),
                 version,
                 stable: false,
@@ -210,7 +209,6 @@ impl Cluster {
                 job_modify_index: index,
                 submitted_at: self.now,
             },
-            changes,
         );
         let row = Job {
             key: spec.key.clone(),
@@ -227,14 +225,14 @@ impl Cluster {
             submitted_at: self.now,
             queued: BTreeMap::new(),
         };
-        self.state.jobs.put(row, changes);
+        fsm::testing::put(&mut self.state, &row);
         self.state.rebuild_derived();
     }
 
     pub(crate) fn change_job(&mut self, key: &JobKey, change: impl FnOnce(&mut Job)) {
-        let mut row = (**self.state.jobs.get(key).unwrap()).clone();
+        let mut row = (**self.state.jobs().get(key).unwrap()).clone();
         change(&mut row);
-        self.state.jobs.put(row, &mut ChangeSet::default());
+        fsm::testing::put(&mut self.state, &row);
     }
 
     /// A running allocation of the job's current version, healthy for a long time.
@@ -246,7 +244,7 @@ impl Cluster {
     }
 
     fn new_allocation(&mut self, spec: &JobSpec, name_index: u32, on: u64) -> Allocation {
-        let row = self.state.jobs.get(&spec.key).unwrap().clone();
+        let row = self.state.jobs().get(&spec.key).unwrap().clone();
         self.allocations += 1;
         let id = AllocationId(id(1_000_000 + self.allocations));
         let group = &spec.groups[0];
@@ -275,9 +273,9 @@ impl Cluster {
             follow_up: None,
             reschedules: Vec::new(),
             metrics: None,
-            create_index: self.state.head.index,
-            modify_index: self.state.head.index,
-            server_modify_index: self.state.head.index,
+            create_index: self.state.index(),
+            modify_index: self.state.index(),
+            server_modify_index: self.state.index(),
             created_at: 0,
             modified_at: 0,
         }
@@ -289,12 +287,12 @@ impl Cluster {
     }
 
     fn put_allocation(&mut self, allocation: Allocation) {
-        self.state.allocations.put(allocation, &mut ChangeSet::default());
+        fsm::testing::put(&mut self.state, &allocation);
         self.state.rebuild_derived();
     }
 
     pub(crate) fn get(&self, id: AllocationId) -> &Allocation {
-        self.state.allocations.get(&id).unwrap()
+        self.state.allocations().get(&id).unwrap()
     }
 
     pub(crate) fn change(&mut self, id: AllocationId, change: impl FnOnce(&mut Allocation)) {
@@ -322,7 +320,7 @@ impl Cluster {
     }
 
     pub(crate) fn put_evaluation(&mut self, evaluation: Evaluation) {
-        self.state.evaluations.put(evaluation, &mut ChangeSet::default());
+        fsm::testing::put(&mut self.state, &evaluation);
         self.state.rebuild_derived();
     }
 
@@ -354,24 +352,23 @@ impl Cluster {
     pub(crate) fn apply(&mut self, plan: &Plan) {
         let trial = self.state.try_plan(plan, &pick).unwrap();
         assert_eq!(trial.dropped, Vec::new());
-        let changes = &mut ChangeSet::default();
         for stop in &plan.stops {
             let mut row = self.get(stop.id).clone();
             if !row.client.is_terminal() {
                 row.client = ClientStatus::Complete;
-                self.state.allocations.put(row, changes);
+                fsm::testing::put(&mut self.state, &row);
             }
         }
         for follow_up in &plan.follow_ups {
             let mut row = self.get(follow_up.id).clone();
             row.follow_up = Some(follow_up.evaluation);
-            self.state.allocations.put(row, changes);
+            fsm::testing::put(&mut self.state, &row);
         }
         for placement in &plan.placements {
             let mut row = self.get(placement.id).clone();
             row.client = ClientStatus::Running;
             row.client_at = 0;
-            self.state.allocations.put(row, changes);
+            fsm::testing::put(&mut self.state, &row);
         }
         self.state.rebuild_derived();
         // A trial keeps no digest.
@@ -392,7 +389,7 @@ impl Cluster {
 /// The lowest free ports.
 fn pick(state: &State, placement: &Placement, group: &TaskGroup) -> Result<Vec<Port>, Dimension> {
     let Some(network) = &group.network else { return Ok(Vec::new()) };
-    let resources = &state.nodes.get(&placement.node).unwrap().description.resources;
+    let resources = &state.nodes().get(&placement.node).unwrap().description.resources;
     let usage = state.usage(placement.node);
     let mut taken: Vec<u16> = network.ports.iter().map(|ask| ask.value).collect();
     let mut ports = Vec::new();

@@ -104,7 +104,7 @@ fn takes_work(node: &Node) -> bool {
 }
 
 fn is_lost(state: &State, row: &Allocation) -> bool {
-    state.nodes.get(&row.node).is_none_or(|node| node.liveness == Liveness::Down)
+    state.nodes().get(&row.node).is_none_or(|node| node.liveness == Liveness::Down)
 }
 
 /// One instance after a plan.
@@ -146,7 +146,7 @@ impl<'a> After<'a> {
         let ended: BTreeSet<AllocationId> = plan.stops.iter().map(|stop| stop.id).collect();
         let mut instances = Vec::new();
         let mut stopping_ports: BTreeMap<NodeId, BTreeSet<u16>> = BTreeMap::new();
-        for row in state.allocations.iter().filter(|row| !row.client.is_terminal()) {
+        for row in state.allocations().iter().filter(|row| !row.client.is_terminal()) {
             let ports: Vec<u16> = row.ports.iter().map(|port| port.value).collect();
             if row.desired != DesiredStatus::Run || ended.contains(&row.id) {
                 stopping_ports.entry(row.node).or_default().extend(ports);
@@ -206,7 +206,7 @@ impl<'a> After<'a> {
                     let max: usize = constraint.right.parse().unwrap();
                     let Some(value) = read(node, &constraint.left) else { return false };
                     let shares = |one: &&Instance<'_>| {
-                        let row = self.state.nodes.get(&one.node);
+                        let row = self.state.nodes().get(&one.node);
                         row.and_then(|row| read(row, &constraint.left)).as_ref() == Some(&value)
                     };
                     self.rivals(of_job, &group.name).filter(shares).count() + more <= max
@@ -265,7 +265,7 @@ fn same_tasks(old: &JobSpec, new: &JobSpec, group: &str) -> bool {
 fn check_stops(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) {
     let mut not_needed: BTreeMap<&Text, usize> = BTreeMap::new();
     for stop in &plan.stops {
-        let row = state.allocations.get(&stop.id).unwrap();
+        let row = state.allocations().get(&stop.id).unwrap();
         let group = spec.group(&row.group);
         assert_eq!(row.desired, DesiredStatus::Run, "stopped twice");
         let old = state.allocation_spec(row).unwrap();
@@ -280,7 +280,7 @@ fn check_stops(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) {
             "alloc was replaced by another allocation" => assert!(row.next.is_some()),
             "alloc is being updated due to job update" => {
                 let group = group.unwrap();
-                let node = state.nodes.get(&row.node).unwrap();
+                let node = state.nodes().get(&row.node).unwrap();
                 assert_ne!(row.job_version, plan.job_version, "it was of this version");
                 assert!(
                     !same_tasks(old, spec, &row.group)
@@ -291,7 +291,7 @@ fn check_stops(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) {
                 );
             }
             "alloc not needed on this node" => {
-                let node = state.nodes.get(&row.node).unwrap();
+                let node = state.nodes().get(&row.node).unwrap();
                 assert!(!suits(spec, group.unwrap(), node));
             }
             "alloc not needed due to job update" => {
@@ -305,7 +305,7 @@ fn check_stops(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) {
     for (group, stopped) in not_needed {
         let wanted = spec.group(group).unwrap().count as usize;
         let counted = state
-            .allocations
+            .allocations()
             .iter()
             .filter(|row| {
                 row.job == spec.key && row.group == *group && counts(state, row, spec, plan)
@@ -321,7 +321,7 @@ fn counts(state: &State, row: &Allocation, spec: &JobSpec, plan: &Plan) -> bool 
     if row.desired != DesiredStatus::Run {
         return false;
     }
-    let replaced = row.next.is_some_and(|next| state.allocations.contains(&next))
+    let replaced = row.next.is_some_and(|next| state.allocations().contains(&next))
         || plan.placements.iter().any(|placement| placement.previous == Some(row.id));
     let current = row.job_version == plan.job_version;
     match row.client {
@@ -337,7 +337,7 @@ fn counts(state: &State, row: &Allocation, spec: &JobSpec, plan: &Plan) -> bool 
 fn check_places(after: &After<'_>, plan: &Plan) {
     for placement in &plan.placements {
         let group = after.spec.group(&placement.group).unwrap();
-        let node = after.state.nodes.get(&placement.node).unwrap();
+        let node = after.state.nodes().get(&placement.node).unwrap();
         assert!(takes_work(node) && suits(after.spec, group, node), "{placement:?}");
         assert!(after.is_distinct_with(group, node, 0), "{placement:?}");
     }
@@ -351,7 +351,7 @@ fn check_counted(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) 
         let queued = outcome.queued[&group.name] as usize;
         assert_eq!(queued > 0, outcome.failed_groups.contains_key(&group.name));
         let ended = state
-            .allocations
+            .allocations()
             .iter()
             .filter(|row| row.job == spec.key && row.group == group.name)
             .filter(|row| !row.is_live() && !stopped.contains(&row.id))
@@ -363,7 +363,7 @@ fn check_counted(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) 
         assert!(after.count(&group.name) <= wanted);
         // What an update of another group stops may make room that was looked for before.
         if queued > 0 && !replaces {
-            for node in state.nodes.iter() {
+            for node in state.nodes().iter() {
                 assert!(
                     !after.could_take_one_more(group, node),
                     "room on {}",
@@ -377,7 +377,7 @@ fn check_counted(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) 
 fn check_per_node(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) {
     let replaces = plan.stops.iter().any(|stop| stop.description.contains("updated"));
     for group in &spec.groups {
-        for node in state.nodes.iter() {
+        for node in state.nodes().iter() {
             let here: Vec<_> =
                 after.on(node.id).filter(|one| one.of_job && one.group == &*group.name).collect();
             assert!(here.len() <= group.count as usize, "{} times", here.len());
@@ -413,7 +413,7 @@ fn check(cluster: &Cluster, spec: &JobSpec, plan: &Plan) {
     } else {
         let open = cluster
             .state
-            .evaluations
+            .evaluations()
             .iter()
             .any(|row| row.job == spec.key && row.status == EvaluationStatus::Blocked);
         assert!(blocked > 0 || open, "somebody waits for room");
@@ -514,7 +514,7 @@ fn shaped(number: u64, shape: &NodeShape) -> Node {
     if !shape.has_driver {
         description.drivers.remove("mock");
     }
-    row.class = fsm::apply::computed_class(&description);
+    row.class = fsm::node::computed_class(&description);
     row.description = description.into();
     row
 }
@@ -695,7 +695,7 @@ fn take(cluster: &mut Cluster, spec: &mut JobSpec, change: &Change) {
                 let mut description = (*node.description).clone();
                 let moved = if &*description.datacenter == "dc1" { "dc2" } else { "dc1" };
                 description.datacenter = moved.into();
-                node.class = fsm::apply::computed_class(&description);
+                node.class = fsm::node::computed_class(&description);
                 node.description = description.into();
             });
         }

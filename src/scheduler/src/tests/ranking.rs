@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use fsm::{
     JobKind, NodeId, Plan, Trigger,
     job::{Affinity, Constraint, Spread, SpreadTarget},
-    state::{Algorithm, SchedulerConfiguration},
-    table::ChangeSet,
+    settings::{Algorithm, SchedulerConfiguration},
 };
 
 use super::{Cluster, cluster::PlanExt, id, job, node};
@@ -40,7 +39,7 @@ fn spread(attribute: &str, targets: &[(&str, u16)]) -> Spread {
 fn by(cluster: &Cluster, plan: &Plan, rack: bool) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for placement in &plan.placements {
-        let description = &cluster.state.nodes.get(&placement.node).unwrap().description;
+        let description = &cluster.state.nodes().get(&placement.node).unwrap().description;
         let value = if rack { &description.meta["rack"] } else { &description.datacenter };
         *counts.entry(value.to_string()).or_default() += 1;
     }
@@ -49,7 +48,7 @@ fn by(cluster: &Cluster, plan: &Plan, rack: bool) -> BTreeMap<String, u32> {
 
 fn configure(cluster: &mut Cluster, algorithm: Algorithm) {
     let row = SchedulerConfiguration { algorithm, ..SchedulerConfiguration::default() };
-    cluster.state.configurations.put(row, &mut ChangeSet::default());
+    fsm::testing::put(&mut cluster.state, &row);
 }
 
 /// S8.

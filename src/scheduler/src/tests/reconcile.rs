@@ -327,7 +327,7 @@ fn r7_a_stopped_or_purged_job_stops_what_lives() {
         cluster.end(ids[0], ClientStatus::Complete);
         cluster.end(ids[1], ClientStatus::Failed);
         if purge {
-            cluster.state.jobs.remove(&spec.key, &mut fsm::table::ChangeSet::default());
+            cluster.state = fsm::testing::without::<fsm::Job>(&cluster.state, &spec.key);
         } else {
             cluster.change_job(&spec.key, |row| row.stop = true);
         }
@@ -346,7 +346,7 @@ fn a_job_of_another_kind_takes_over_an_id() {
         let mut cluster = Cluster::with_nodes(4);
         let service = job(JobKind::Service);
         cluster.run(&service);
-        cluster.state.jobs.remove(&service.key, &mut fsm::table::ChangeSet::default());
+        cluster.state = fsm::testing::without::<fsm::Job>(&cluster.state, &service.key);
         let per_node = job(kind);
         let plan = cluster.run(&per_node);
         check(&plan, 4, 10, 0);
@@ -354,7 +354,7 @@ fn a_job_of_another_kind_takes_over_an_id() {
 
         let on_four = cluster.live(&per_node)[3].id;
         cluster.end(on_four, ClientStatus::Failed);
-        cluster.state.jobs.remove(&service.key, &mut fsm::table::ChangeSet::default());
+        cluster.state = fsm::testing::without::<fsm::Job>(&cluster.state, &service.key);
         let plan = cluster.run(&service);
         check(&plan, 10, 3, 0);
         assert_eq!(plan.names(), (0..10).collect::<Vec<_>>());
@@ -371,7 +371,7 @@ fn a_purged_job_that_is_registered_again_takes_over_what_runs() {
         cluster.register(&spec);
         let ids = cluster.allocations(&spec, 10);
         cluster.end(ids[9], ClientStatus::Complete);
-        cluster.state.jobs.remove(&spec.key, &mut fsm::table::ChangeSet::default());
+        cluster.state = fsm::testing::without::<fsm::Job>(&cluster.state, &spec.key);
         let plan = cluster.run(&spec);
         check(&plan, 1, 0, 9);
         assert_eq!(plan.names(), [9]);
@@ -390,7 +390,7 @@ fn what_failed_of_a_purged_job_is_no_instance_of_the_next() {
     let ids = cluster.allocations(&spec, 1);
     cluster.end(ids[0], ClientStatus::Failed);
     assert!(cluster.plan(&spec, Trigger::JobRegister).is_no_op(), "it is not to be replaced");
-    cluster.state.jobs.remove(&spec.key, &mut fsm::table::ChangeSet::default());
+    cluster.state = fsm::testing::without::<fsm::Job>(&cluster.state, &spec.key);
     check(&cluster.run(&spec), 1, 0, 0);
 }
 

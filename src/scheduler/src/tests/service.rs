@@ -5,7 +5,6 @@ use fsm::{
     job::{Network, PortAsk},
     limits::PLAN_PLACEMENTS_MAX,
     resources::Port,
-    table::ChangeSet,
 };
 
 use super::{Cluster, cluster::PlanExt, id, job, node};
@@ -345,9 +344,9 @@ fn s5_attempts_used_up() {
     assert!(exhausted(&pass).unwrap().blocked().is_empty(), "one is enough");
     // What waits for room is woken by other things, and perhaps never.
     let id = plan.blocked()[0].id;
-    let mut waits = (**cluster.state.evaluations.get(&id).unwrap()).clone();
+    let mut waits = (**cluster.state.evaluations().get(&id).unwrap()).clone();
     waits.trigger = Trigger::QueuedAllocs;
-    cluster.state.evaluations.put(waits, &mut ChangeSet::default());
+    fsm::testing::put(&mut cluster.state, &waits);
     let pass = Pass { state: &cluster.state, evaluation: &evaluation, now: 1, attempt: 5 };
     assert_eq!(exhausted(&pass).unwrap().blocked()[0].trigger, Trigger::MaxPlans);
     assert_eq!(JobKind::ALL.map(attempts_max), [5, 2, 5, 2]);
@@ -365,7 +364,7 @@ fn what_is_missing_when_the_attempts_are_used_up_is_queued() {
     let plan = exhausted(&pass).unwrap();
     assert_eq!((plan.status(), plan.queued()), (EvaluationStatus::Failed, 9));
     cluster.apply(&plan);
-    assert_eq!(cluster.state.jobs.get(&spec.key).unwrap().queued["web"], 9);
+    assert_eq!(cluster.state.jobs().get(&spec.key).unwrap().queued["web"], 9);
 
     cluster.change_job(&spec.key, |row| row.stop = true);
     let evaluation = cluster.evaluation(&spec, Trigger::JobDeregister);

@@ -92,7 +92,7 @@ fn ns05_a_stopped_or_purged_job_ends_everywhere() {
     for purge in [false, true] {
         let (mut cluster, spec) = running(5);
         if purge {
-            cluster.state.jobs.remove(&spec.key, &mut fsm::table::ChangeSet::default());
+            cluster.state = fsm::testing::without::<fsm::Job>(&cluster.state, &spec.key);
         } else {
             cluster.change_job(&spec.key, |row| row.stop = true);
         }

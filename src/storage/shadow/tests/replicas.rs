@@ -50,9 +50,9 @@ fn states_of(log: &Log) -> Vec<State> {
 }
 
 fn same(found: &State, wanted: &State) {
-    assert_eq!(found.head, wanted.head);
+    assert_eq!(found.head(), wanted.head());
     assert_eq!(found.digest(), wanted.digest());
-    assert_eq!(rows(found), rows(wanted), "at {}", wanted.head.index);
+    assert_eq!(rows(found), rows(wanted), "at {}", wanted.index());
 }
 
 /// Lives through a log, with stops on the way; answers how often it was stopped.

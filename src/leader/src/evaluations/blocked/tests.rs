@@ -1,7 +1,5 @@
 //! Blocked evaluations against their golden script, and the slices.
 
-use fsm::table::ChangeSet;
-
 use super::*;
 use crate::{
     golden::{self, Arguments},
@@ -126,16 +124,15 @@ fn work_is_done_in_slices_and_reaches_everyone() {
 #[test]
 fn a_new_leader_wakes_what_missed_a_gain() {
     let mut state = fsm::State::default();
-    let mut changes = ChangeSet::default();
     let class = ClassId(named("class"));
     for (number, snapshot) in [(1, 10), (2, 20)] {
         let mut row = blocked_row(number);
         row.snapshot_index = snapshot;
-        state.evaluations.put(row, &mut changes);
+        fsm::testing::put(&mut state, &row);
     }
-    state.evaluations.put(evaluation("pending", "pending", 3), &mut changes);
-    let gain = fsm::state::CapacityGain { key: GainKey::Class(class), index: 15 };
-    state.capacity_gains.put(gain, &mut changes);
+    fsm::testing::put(&mut state, &evaluation("pending", "pending", 3));
+    let gain = fsm::node::CapacityGain { key: GainKey::Class(class), index: 15 };
+    fsm::testing::put(&mut state, &gain);
     let mut blocked = BlockedEvals::default();
     blocked.enable();
     blocked.restore(0, &state, |_| false);
@@ -148,13 +145,12 @@ fn a_new_leader_wakes_what_missed_a_gain() {
 #[test]
 fn a_new_leader_wakes_what_waits_for_a_node_that_is_gone() {
     let mut state = crate::testing::state_of_nodes([crate::testing::node("there")]);
-    let mut changes = ChangeSet::default();
     for (number, node) in [(1, "gone"), (2, "there")] {
         let mut row = blocked_row(number);
         (row.kind, row.node) = (fsm::JobKind::System, Some(NodeId(named(node))));
-        state.evaluations.put(row, &mut changes);
+        fsm::testing::put(&mut state, &row);
     }
-    state.head.index = 30;
+    state.advance(30, 0);
     let mut blocked = BlockedEvals::default();
     blocked.enable();
     blocked.restore(0, &state, |_| false);

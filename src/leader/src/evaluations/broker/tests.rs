@@ -199,7 +199,6 @@ fn beyond_the_limit_is_reported_and_taken() {
 #[test]
 fn a_new_leader_takes_pending_evaluations() {
     let mut state = fsm::State::default();
-    let mut changes = fsm::table::ChangeSet::default();
     for (id, status) in [
         ("a", EvaluationStatus::Pending),
         ("b", EvaluationStatus::Blocked),
@@ -207,7 +206,7 @@ fn a_new_leader_takes_pending_evaluations() {
     ] {
         let mut row = evaluation(id, id, 7);
         row.status = status;
-        state.evaluations.put(row, &mut changes);
+        fsm::testing::put(&mut state, &row);
     }
     let mut broker = EvalBroker::default();
     broker.enable();

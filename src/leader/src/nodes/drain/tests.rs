@@ -1,7 +1,7 @@
 //! Drains, with the real `apply` in the loop.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use fsm::{DesiredStatus, Proposal, TaskState, table::ChangeSet};
+use fsm::{DesiredStatus, Proposal, TaskState, node::AdvanceDrains, table::ChangeSet};
 
 use super::*;
 use crate::testing::{allocation, job, name_of, named, node, put_allocation, state_of_nodes};
@@ -36,7 +36,7 @@ impl Cluster {
 
     fn change(&mut self, id: &str, change: impl FnOnce(&mut Allocation)) {
         let id = AllocationId(named(id));
-        let mut row = (**self.state.allocations.get(&id).unwrap()).clone();
+        let mut row = (**self.state.allocations().get(&id).unwrap()).clone();
         change(&mut row);
         put_allocation(&mut self.state, row);
     }
@@ -47,7 +47,7 @@ impl Cluster {
             row.desired = DesiredStatus::Stop;
             row.client = ClientStatus::Complete;
         });
-        let old = self.state.allocations.get(&AllocationId(named(id))).unwrap();
+        let old = self.state.allocations().get(&AllocationId(named(id))).unwrap();
         let mut row = (**old).clone();
         row.id = AllocationId(named(&format!("{id}+")));
         row.node = NodeId(named("b"));
@@ -68,7 +68,7 @@ impl Cluster {
         };
         self.drainer.state_changed(now);
         assert_eq!(self.drainer.poll(look, &self.state), Some(command.clone()), "same state");
-        let Command::AdvanceDrains { migrate, complete, .. } = &command else {
+        let Command::AdvanceDrains(AdvanceDrains { migrate, complete, .. }) = &command else {
             panic!("unexpected {command:?}")
         };
         let names = migrate.iter().map(|id| name_of(id.0)).collect();
@@ -121,7 +121,7 @@ fn services_move_a_few_at_a_time() {
     cluster.replace("web2", 6 * MINUTE);
     assert_eq!(cluster.advance(7 * MINUTE), (Vec::new(), 1));
     assert!(cluster.drainer.is_empty());
-    assert_eq!(cluster.state.nodes.get(&NodeId(named("a"))).unwrap().drain, None);
+    assert_eq!(cluster.state.nodes().get(&NodeId(named("a"))).unwrap().drain, None);
 }
 
 /// A replacement whose task ends and is started again is not there; what is to go goes also when it
@@ -158,10 +158,10 @@ fn drains_are_looked_at_when_another_node_is_back() {
     cluster.change("web1", |row| row.node = NodeId(named("b")));
     let mut other = node("b");
     other.liveness = fsm::Liveness::Down;
-    cluster.state.nodes.put(other, &mut ChangeSet::default());
+    fsm::testing::put(&mut cluster.state, &other);
     assert_eq!(cluster.advance(MINUTE), nothing());
     let other = node("b");
-    cluster.state.nodes.put(other.clone(), &mut ChangeSet::default());
+    fsm::testing::put(&mut cluster.state, &other);
     cluster.drainer.node_changed(2 * MINUTE, &other);
     let look = 2 * MINUTE + limits::DRAIN_COALESCE_MS;
     assert_eq!(cluster.drainer.next_deadline(), Some(look));
@@ -178,7 +178,7 @@ fn the_budget_is_per_job_and_group() {
     cluster.change("web3", |row| row.node = NodeId(named("b")));
     let mut second = node("b");
     second.drain = Some(drain());
-    cluster.state.nodes.put(second, &mut ChangeSet::default());
+    fsm::testing::put(&mut cluster.state, &second);
     assert_eq!(cluster.advance(MINUTE), (names(&["other/web0", "web0", "web1"]), 0));
 }
 
@@ -195,7 +195,7 @@ fn only_healthy_instances_count() {
     cluster.change("web2", |row| row.node = NodeId(named("b")));
     let mut down = node("b");
     down.liveness = Liveness::Down;
-    cluster.state.nodes.put(down, &mut ChangeSet::default());
+    fsm::testing::put(&mut cluster.state, &down);
     assert_eq!(cluster.advance(MINUTE), nothing());
 }
 
@@ -265,9 +265,9 @@ fn stopped_jobs_are_left_to_their_scheduler() {
     let mut cluster = Cluster::new(drain());
     cluster.run("web", JobKind::Service, 1, 1);
     let key = JobKey::new("default", "web");
-    let mut row = (**cluster.state.jobs.get(&key).unwrap()).clone();
+    let mut row = (**cluster.state.jobs().get(&key).unwrap()).clone();
     row.stop = true;
-    cluster.state.jobs.put(row, &mut ChangeSet::default());
+    fsm::testing::put(&mut cluster.state, &row);
     assert_eq!(cluster.advance(MINUTE), nothing());
 }
 
@@ -280,12 +280,14 @@ fn batches_are_bounded() {
     for number in 0..u32::try_from(total).unwrap() {
         let mut row = allocation(&format!("c{number}"), "crunch", "a");
         row.name_index = number;
-        cluster.state.allocations.put(row, &mut ChangeSet::default());
+        fsm::testing::put(&mut cluster.state, &row);
     }
     cluster.state.rebuild_derived();
     cluster.drainer.restore(0, &cluster.state);
     let command = cluster.drainer.poll(limits::DRAIN_COALESCE_MS, &cluster.state);
-    let Some(Command::AdvanceDrains { migrate, .. }) = command else { panic!("nothing to do") };
+    let Some(Command::AdvanceDrains(AdvanceDrains { migrate, .. })) = command else {
+        panic!("nothing to do")
+    };
     assert_eq!(migrate.len(), limits::MIGRATIONS_BATCH_MAX);
     assert_eq!(cluster.drainer.next_deadline(), Some(2 * limits::DRAIN_COALESCE_MS));
 }

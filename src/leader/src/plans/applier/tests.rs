@@ -2,6 +2,7 @@
 
 use fsm::{
     EvaluationStatus, JobKind, Reply,
+    plan::ApplyPlans,
     testing::{Driver, GROUP, job, outcome},
 };
 
@@ -50,14 +51,14 @@ impl Bench {
     }
 
     fn commit(&mut self, command: Command) -> EntryOutcome {
-        let index = self.driver.state.head.index + 1;
+        let index = self.driver.state.index() + 1;
         let reply = self.driver.accept(command);
         let Reply::Plans(verdicts) = reply else { panic!("unexpected reply {reply:?}") };
         EntryOutcome::Applied { index, verdicts }
     }
 
     fn answers(&mut self) -> Vec<(u32, PlanAnswer)> {
-        self.applier.answers(self.driver.state.head.index)
+        self.applier.answers(self.driver.state.index())
     }
 }
 
@@ -70,11 +71,13 @@ fn plans_are_tried_on_top_of_each_other() {
     bench.submit(1, first);
     bench.submit(2, second);
     let command = bench.propose();
-    let Command::ApplyPlans { plans } = &command else { panic!("unexpected {command:?}") };
+    let Command::ApplyPlans(ApplyPlans { plans }) = &command else {
+        panic!("unexpected {command:?}")
+    };
     assert_eq!(plans.len(), 1, "the second plan has nothing left");
     assert_eq!(bench.answers(), [], "what is in flight may be why");
     let outcome = bench.commit(command);
-    let index = bench.driver.state.head.index;
+    let index = bench.driver.state.index();
     bench.applier.settle(outcome);
     let answers = bench.answers();
     assert_eq!(answers[0], (1, PlanAnswer::Applied { index }));
@@ -102,7 +105,7 @@ fn an_unknown_outcome_stops_the_applier() {
     assert!(matches!(bench.next(false), Next::Idle), "the second outcome is not in");
     let outcome = bench.commit(second);
     bench.applier.settle(outcome);
-    let Command::ApplyPlans { plans } = bench.propose() else { panic!("not plans") };
+    let Command::ApplyPlans(ApplyPlans { plans }) = bench.propose() else { panic!("not plans") };
     assert_eq!(&*plans[0].job.id, "three");
     assert_eq!(bench.answers().len(), 1);
 }
@@ -113,7 +116,7 @@ fn an_unknown_outcome_stops_the_applier() {
 fn a_plan_of_a_newer_snapshot_waits() {
     let mut bench = Bench::new();
     let mut plan = bench.plan("one", 1);
-    let ahead = bench.driver.state.head.index + 1;
+    let ahead = bench.driver.state.index() + 1;
     plan.snapshot_index = ahead;
     bench.submit(1, plan);
     assert!(matches!(bench.next(false), Next::WaitFor(index) if index == ahead));
@@ -160,7 +163,7 @@ fn a_plan_closed_by_one_in_flight_waits_for_it() {
     assert!(matches!(bench.next(false), Next::Idle));
     assert_eq!(bench.answers(), []);
     let outcome = bench.commit(command);
-    let index = bench.driver.state.head.index;
+    let index = bench.driver.state.index();
     bench.applier.settle(outcome);
     let answers = bench.answers();
     assert_eq!(answers[0], (1, PlanAnswer::Applied { index }));

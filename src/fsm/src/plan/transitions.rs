@@ -6,16 +6,17 @@ use std::{
     sync::Arc,
 };
 
-use super::{Turn, evaluation::Blocked};
+use super::{ApplyPlans, DropReason, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop};
 use crate::{
     allocation::{Allocation, ClientStatus, DesiredStatus, DesiredTransition},
+    apply::Turn,
+    command::Reply,
     effect::Effect,
-    evaluation::EvaluationStatus,
+    evaluation::{Blocked, EvaluationStatus},
     id::{AllocationId, JobKey, NodeId},
-    job::{Job, JobSpec},
+    job::{Job, JobSpec, TaskGroup},
     limits,
-    node::Liveness,
-    plan::{DropReason, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
+    node::{Liveness, Node},
     plant::{Plant, is_planted},
     resources::{Dimension, NodeUsage, Port, PortHolder, Resources},
     state::State,
@@ -24,7 +25,7 @@ use crate::{
 
 /// Whether `node` has room for one instance with these ports, given what is used.
 pub fn check_fit(
-    node: &crate::node::Node,
+    node: &Node,
     usage: &NodeUsage,
     ask: Resources,
     ports: &[Port],
@@ -73,8 +74,7 @@ pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
 }
 
 /// Chooses concrete ports for a placement on a state.
-pub type PickPorts<'a> =
-    &'a dyn Fn(&State, &Placement, &crate::job::TaskGroup) -> Result<Vec<Port>, Dimension>;
+pub type PickPorts<'a> = &'a dyn Fn(&State, &Placement, &TaskGroup) -> Result<Vec<Port>, Dimension>;
 
 /// What a trial of a plan left of it.
 pub struct Trial {
@@ -188,7 +188,11 @@ impl Turn<'_> {
         Trial { plan: left, dropped }
     }
 
-    pub(super) fn apply_plan(&mut self, plan: &Plan) -> PlanVerdict {
+    pub(crate) fn apply_plans(&mut self, command: &ApplyPlans) -> Reply {
+        Reply::Plans(command.plans.iter().map(|plan| self.apply_plan(plan)).collect())
+    }
+
+    fn apply_plan(&mut self, plan: &Plan) -> PlanVerdict {
         let mut verdict = PlanVerdict {
             evaluation: plan.evaluation,
             refused: None,

@@ -1,19 +1,21 @@
 //! Plans: every check of the last line of defence, one test each, and what a plan that is taken writes.
 
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 use std::collections::BTreeMap;
 
-use super::with_leader_changes;
 use crate::{
     allocation::{ClientStatus, DesiredStatus},
     command::Command,
     evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger},
     id::{AllocationId, EvaluationId, NodeId},
     job::JobKind,
-    node::{Liveness, SuspendReason},
-    plan::{DropReason, FollowUp, Plan, PlanVerdict},
+    node::{Liveness, SuspendNode, SuspendReason},
+    plan::{ApplyPlans, DropReason, FollowUp, Plan, PlanVerdict},
     resources::Dimension,
     table::ChangeSet,
     testing::{ASK, Driver, GROUP, description, job, job_key, job_with_ports, outcome, port, rows},
+    tests::with_leader_changes,
 };
 
 fn cluster(count: u32) -> (Driver, NodeId, EvaluationId) {
@@ -148,7 +150,7 @@ fn a_plan_of_another_epoch_is_refused() {
         at: driver.now + 1000,
         epoch: Some(2),
         request: None,
-        command: Command::ApplyPlans { plans },
+        command: Command::ApplyPlans(ApplyPlans { plans }),
     };
     let before = rows(&driver.state);
     let applied = driver.commit_proposal(&proposal);
@@ -207,7 +209,7 @@ fn nodes_out_of_service_get_no_placements() {
     driver.eligibility("f", false);
     let suspended = crate::testing::node_id("g");
     let reason = SuspendReason::Flaky;
-    driver.accept(Command::SuspendNode { node: suspended, incarnation: 1, reason });
+    driver.accept(Command::SuspendNode(SuspendNode { node: suspended, incarnation: 1, reason }));
     for name in ["c", "d", "e", "f", "g"] {
         place(&mut driver, crate::testing::node_id(name), DropReason::NodeUnschedulable);
     }
@@ -238,7 +240,7 @@ fn a_full_node_gets_no_placements() {
         change(&mut description);
         driver.register_node_as("a", 1, description);
         let node = driver.node_row("a").id;
-        driver.readiness("a", crate::command::Readiness::Ok);
+        driver.readiness("a", crate::node::Readiness::Ok);
         let evaluation = driver.register_job(job("t", JobKind::Service, 3));
         let first = driver.placement(GROUP, 0, node);
         let plan = Plan { outcome: None, ..driver.plan(evaluation).with(first) };
@@ -260,7 +262,7 @@ fn what_fits_of_a_plan_is_kept() {
     let mut small = description("b");
     small.resources.total.cpu_mhz = 100;
     driver.register_node_as("b", 1, small);
-    driver.readiness("b", crate::command::Readiness::Ok);
+    driver.readiness("b", crate::node::Readiness::Ok);
     let fits = driver.placement(GROUP, 0, node);
     let misfit = driver.placement(GROUP, 1, crate::testing::node_id("b"));
     let (kept, lost) = (fits.id, misfit.id);

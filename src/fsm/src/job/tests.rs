@@ -1,28 +1,33 @@
 //! Jobs: compare-and-set, versions, stop and purge, derived status and counts (D6, facts 1.17 and 4.2 of Nomad).
 
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::with_leader_changes;
 use crate::{
     allocation::ClientStatus,
-    command::{Command, EvaluationUpdate, Rejection, Reply},
-    evaluation::{EvaluationStatus, Trigger},
+    command::{Command, Rejection, Reply},
+    evaluation::{EvaluationStatus, EvaluationUpdate, Trigger, UpdateEvaluations},
     id::{EvaluationId, Index},
-    job::{JobKind, JobSpec, JobStatus, Parameterized},
+    job::{DeregisterJob, EvaluateJob, JobKind, JobSpec, JobStatus, Parameterized, RegisterJob},
     limits,
-    state::SchedulerConfiguration,
+    settings::{
+        DeleteNamespace, DeleteNodePool, SchedulerConfiguration, SetSchedulerConfiguration,
+        UpsertNamespace, UpsertNodePool,
+    },
     testing::{Driver, GROUP, job, job_key, outcome, register, rows},
+    tests::with_leader_changes,
 };
 
 fn enforced(driver: &mut Driver, name: &str, count: u32, index: Index) -> Reply {
     let evaluation = driver.evaluation_id();
     driver
-        .commit(Command::RegisterJob {
+        .commit(Command::RegisterJob(RegisterJob {
             spec: Arc::new(job(name, JobKind::Service, count)),
             enforce_index: Some(index),
             evaluation,
             evaluation_priority: None,
-        })
+        }))
         .reply
 }
 
@@ -166,7 +171,7 @@ fn what_runs_of_a_purged_job_is_evaluated_until_it_is_stopped() {
                 description: "evaluation reached delivery limit (3)".into(),
                 follow_up: Some((follow_up, wait_until)),
             };
-            driver.accept(Command::UpdateEvaluations { updates: vec![update] });
+            driver.accept(Command::UpdateEvaluations(UpdateEvaluations { updates: vec![update] }));
             assert_eq!(driver.evaluation(follow_up).previous, Some(id));
             let made = driver.liveness("a", crate::node::Liveness::Down);
             assert_eq!(driver.evaluation(made[0]).kind, JobKind::Service);
@@ -186,7 +191,7 @@ fn a_template_gets_no_evaluation() {
     assert!(matches!(reply, Reply::Job { evaluation: None, .. }), "{reply:?}");
     assert!(driver.state.evaluations.is_empty());
     assert_eq!(driver.job_row("t").status, JobStatus::Running);
-    let evaluate = Command::EvaluateJob { job: job_key("t"), evaluation };
+    let evaluate = Command::EvaluateJob(EvaluateJob { job: job_key("t"), evaluation });
     let text = "can't evaluate parameterized job";
     assert_eq!(driver.reject(evaluate), Rejection::Invalid(text.into()));
     assert_eq!(driver.deregister_job("t", false), None);
@@ -216,7 +221,10 @@ fn registrations_are_checked_against_the_cluster() {
         reject_job_registration: true,
         ..SchedulerConfiguration::default()
     };
-    driver.accept(Command::SetSchedulerConfiguration { configuration, enforce_index: None });
+    driver.accept(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+        configuration,
+        enforce_index: None,
+    }));
     let rejection = driver.reject(register(job("t", JobKind::Service, 1), evaluation));
     assert_eq!(rejection, Rejection::RegistrationDisabled);
 }
@@ -388,7 +396,10 @@ fn settings_are_guarded() {
     let configuration = SchedulerConfiguration::default();
     let set = |configuration: &SchedulerConfiguration, enforce_index| {
         let configuration = configuration.clone();
-        Command::SetSchedulerConfiguration { configuration, enforce_index }
+        Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+            configuration,
+            enforce_index,
+        })
     };
     let conflict = Rejection::IndexConflict { asked: 3, found: 0 };
     assert_eq!(driver.reject(set(&configuration, Some(3))), conflict);
@@ -397,25 +408,28 @@ fn settings_are_guarded() {
     assert_eq!(found, driver.state.head.index);
     driver.accept(set(&configuration, Some(found)));
 
-    let pool = |name: &str| crate::state::NodePool { name: name.into(), ..Default::default() };
+    let pool = |name: &str| crate::settings::NodePool { name: name.into(), ..Default::default() };
     for bad in ["all", "default", "", "with space"] {
-        driver.reject(Command::UpsertNodePool(pool(bad)));
+        driver.reject(Command::UpsertNodePool(UpsertNodePool { pool: pool(bad) }));
     }
-    driver.accept(Command::UpsertNodePool(pool("gpu")));
+    driver.accept(Command::UpsertNodePool(UpsertNodePool { pool: pool("gpu") }));
     driver.register_job(JobSpec { node_pool: "gpu".into(), ..job("t", JobKind::Service, 1) });
-    let in_use = driver.reject(Command::DeleteNodePool("gpu".into()));
+    let in_use = driver.reject(Command::DeleteNodePool(DeleteNodePool { name: "gpu".into() }));
     assert_eq!(in_use, Rejection::InUse("node pool \"gpu\" is used by job \"t\"".into()));
     driver.deregister_job("t", false);
-    driver.accept(Command::DeleteNodePool("gpu".into()));
+    driver.accept(Command::DeleteNodePool(DeleteNodePool { name: "gpu".into() }));
 
-    let space = crate::state::Namespace { name: "team".into(), ..Default::default() };
-    driver.accept(Command::UpsertNamespace(space));
+    let space = crate::settings::Namespace { name: "team".into(), ..Default::default() };
+    driver.accept(Command::UpsertNamespace(UpsertNamespace { namespace: space }));
     let mut spec = job("t", JobKind::Service, 1);
     spec.key.namespace = "team".into();
     driver.register_job(spec);
-    assert!(matches!(driver.reject(Command::DeleteNamespace("team".into())), Rejection::InUse(_)));
     assert!(matches!(
-        driver.reject(Command::DeleteNamespace("default".into())),
+        driver.reject(Command::DeleteNamespace(DeleteNamespace { name: "team".into() })),
+        Rejection::InUse(_)
+    ));
+    assert!(matches!(
+        driver.reject(Command::DeleteNamespace(DeleteNamespace { name: "default".into() })),
         Rejection::Invalid(_)
     ));
 }
@@ -424,10 +438,10 @@ fn settings_are_guarded() {
 #[test]
 fn a_namespace_stays_as_long_as_a_job_in_it_waits_for_nodes() {
     let mut driver = Driver::default();
-    let delete = Command::DeleteNamespace("team".into());
+    let delete = Command::DeleteNamespace(DeleteNamespace { name: "team".into() });
     for kind in [JobKind::Sysbatch, JobKind::Batch] {
-        let space = crate::state::Namespace { name: "team".into(), ..Default::default() };
-        driver.accept(Command::UpsertNamespace(space));
+        let space = crate::settings::Namespace { name: "team".into(), ..Default::default() };
+        driver.accept(Command::UpsertNamespace(UpsertNamespace { namespace: space }));
         let mut spec = job(&format!("{kind:?}"), kind, 1);
         spec.key.namespace = "team".into();
         let key = spec.key.clone();
@@ -438,12 +452,12 @@ fn a_namespace_stays_as_long_as_a_job_in_it_waits_for_nodes() {
         if kind.is_per_node() {
             assert!(matches!(driver.reject(delete.clone()), Rejection::InUse(_)));
             let evaluation = driver.evaluation_id();
-            driver.accept(Command::DeregisterJob {
+            driver.accept(Command::DeregisterJob(DeregisterJob {
                 job: key,
                 purge: false,
                 evaluation,
                 evaluation_priority: None,
-            });
+            }));
             complete(&mut driver, evaluation);
         }
         driver.accept(delete.clone());

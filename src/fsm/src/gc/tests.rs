@@ -1,12 +1,15 @@
 //! Garbage collection (G1, G3 to G6 of Nomad's cases; facts 1.11): what goes, what stays, and that the running totals follow.
 
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 use crate::{
     allocation::ClientStatus,
-    command::{Command, Cutoffs, Reply},
+    command::{Command, Reply},
     evaluation::EvaluationStatus,
+    gc::{CollectGarbage, Cutoffs},
     id::{AllocationId, EvaluationId, JobKey, NodeId},
     job::{JobKind, JobSpec, JobStatus, Parameterized},
-    state::GainKey,
+    node::GainKey,
     testing::{Driver, GROUP, job, job_key},
 };
 
@@ -21,13 +24,13 @@ fn collect(
     evaluations: &[EvaluationId],
 ) -> u64 {
     let cutoffs = Cutoffs { evaluations: before, batch_evaluations: before, jobs: before };
-    let reply = driver.accept(Command::CollectGarbage {
+    let reply = driver.accept(Command::CollectGarbage(CollectGarbage {
         cutoffs,
         jobs: jobs.iter().map(|name| job_key(name)).collect(),
         allocations: allocations.to_vec(),
         evaluations: evaluations.to_vec(),
         classes: Vec::new(),
-    });
+    }));
     let Reply::Collected(count) = reply else { panic!("unexpected reply {reply:?}") };
     count
 }
@@ -284,13 +287,13 @@ fn gains_of_empty_classes_go() {
     driver.accept(reap);
     assert_eq!(driver.state.classes_without_nodes(), [class]);
     let cutoffs = Cutoffs { evaluations: 0, batch_evaluations: 0, jobs: 0 };
-    let command = Command::CollectGarbage {
+    let command = Command::CollectGarbage(CollectGarbage {
         cutoffs,
         jobs: Vec::new(),
         allocations: Vec::new(),
         evaluations: Vec::new(),
         classes: vec![class],
-    };
+    });
     assert_eq!(driver.accept(command), Reply::Collected(1));
     assert!(!driver.state.capacity_gains.contains(&GainKey::Class(class)));
 }

@@ -1,16 +1,21 @@
 //! Nodes: the scenarios SC of node life, each also with a leader change at every point (SC-24), and reaping, drains and suspensions.
 
-use super::with_leader_changes;
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 use crate::{
     allocation::ClientStatus,
-    command::{Command, Readiness, Rejection, Reply},
+    command::{Command, Rejection, Reply},
     effect::Effect,
     id::NodeId,
     job::JobKind,
     limits,
-    node::{Health, Liveness, NodeDescription, SuspendReason},
+    node::{
+        AdvanceDrains, Health, Liveness, NodeDescription, NodeReadiness, Readiness, RegisterNode,
+        SetDrain, SetEligibility, SuspendNode, SuspendReason, UnsuspendNodes,
+    },
     plan::DropReason,
     testing::{Driver, GROUP, START_MS, description, job, job_key, job_with_key, node_id, rows},
+    tests::with_leader_changes,
 };
 
 fn names(nodes: impl Iterator<Item = impl AsRef<crate::node::Node>>) -> Vec<String> {
@@ -275,11 +280,11 @@ fn a_flaky_node_cools_down_and_is_checked_again() {
 
         driver.at_seconds(14 * 60 + 59);
         driver.register_node("a");
-        driver.accept(Command::UnsuspendNodes { nodes: vec![a] });
+        driver.accept(Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![a] }));
         assert!(suspension(driver, "a").is_some(), "neither time nor an addition shortens it");
 
         driver.at_seconds(15 * 60);
-        driver.accept(Command::UnsuspendNodes { nodes: vec![a] });
+        driver.accept(Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![a] }));
         assert_eq!(suspension(driver, "a"), None);
         assert_eq!(driver.node_row("a").liveness, Liveness::Initializing);
         assert!(free(driver).is_empty());
@@ -350,14 +355,14 @@ fn an_unhealthy_node_returns_without_disappearing() {
     with_leader_changes(|driver| {
         let a = driver.node("a");
         let reason = SuspendReason::Unhealthy;
-        driver.accept(Command::SuspendNode { node: a, incarnation: 1, reason });
+        driver.accept(Command::SuspendNode(SuspendNode { node: a, incarnation: 1, reason }));
         assert_eq!(suspension(driver, "a").unwrap().0, SuspendReason::Unhealthy);
         assert!(free(driver).is_empty());
         driver.at_seconds(100);
         let command = driver.reap("a", false);
         driver.reject(command);
         driver.at_seconds(15 * 60);
-        driver.accept(Command::UnsuspendNodes { nodes: vec![a] });
+        driver.accept(Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![a] }));
         driver.readiness("a", Readiness::Ok);
         assert_eq!(free(driver), ["a"]);
     });
@@ -412,7 +417,7 @@ fn reinstating_does_not_end_a_suspension() {
     with_leader_changes(|driver| {
         let a = driver.node("a");
         let reason = SuspendReason::Flaky;
-        driver.accept(Command::SuspendNode { node: a, incarnation: 1, reason });
+        driver.accept(Command::SuspendNode(SuspendNode { node: a, incarnation: 1, reason }));
         let before = suspension(driver, "a");
         driver.at_seconds(60);
         driver.eligibility("a", false);
@@ -421,7 +426,7 @@ fn reinstating_does_not_end_a_suspension() {
         assert_eq!(suspension(driver, "a"), before);
         assert!(free(driver).is_empty());
         driver.at_seconds(15 * 60);
-        driver.accept(Command::UnsuspendNodes { nodes: vec![a] });
+        driver.accept(Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![a] }));
         driver.readiness("a", Readiness::Ok);
         assert_eq!(free(driver), ["a"]);
     });
@@ -480,11 +485,11 @@ fn strikes_double_the_cool_down_and_are_forgiven_by_the_day() {
         driver.at_ms(at);
         let until = START_MS + at + minutes * minute;
         let reason = SuspendReason::Flaky;
-        driver.accept(Command::SuspendNode { node: a, incarnation: 1, reason });
+        driver.accept(Command::SuspendNode(SuspendNode { node: a, incarnation: 1, reason }));
         assert_eq!(suspension(driver, "a").unwrap().2, until);
         assert_eq!(driver.node_row("a").strikes, strikes);
         driver.now = until;
-        driver.accept(Command::UnsuspendNodes { nodes: vec![a] });
+        driver.accept(Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![a] }));
         assert_eq!(suspension(driver, "a"), None);
     };
     suspend(&mut driver, 0, 15, 1);
@@ -501,7 +506,7 @@ fn who_became_ready_or_went_away_before_the_command_came_is_not_suspended() {
     let mut driver = Driver::default();
     let a = driver.register_node("a");
     let reason = SuspendReason::ReadinessFailed;
-    let suspend = Command::SuspendNode { node: a, incarnation: 1, reason };
+    let suspend = Command::SuspendNode(SuspendNode { node: a, incarnation: 1, reason });
     driver.at_ms(limits::READY_MS_MAX - 1);
     driver.accept(suspend.clone());
     assert_eq!(suspension(&driver, "a"), None, "it still has time");
@@ -524,18 +529,19 @@ fn who_became_ready_or_went_away_before_the_command_came_is_not_suspended() {
 fn a_second_suspension_keeps_the_start_and_the_later_end() {
     let mut driver = Driver::default();
     let a = driver.node("a");
-    let suspend = |reason| Command::SuspendNode { node: node_id("a"), incarnation: 1, reason };
+    let suspend =
+        |reason| Command::SuspendNode(SuspendNode { node: node_id("a"), incarnation: 1, reason });
     driver.accept(suspend(SuspendReason::Flaky));
     driver.at_seconds(60);
     driver.accept(suspend(SuspendReason::Unhealthy));
     let until = START_MS + 60_000 + 30 * 60_000;
     assert_eq!(suspension(&driver, "a"), Some((SuspendReason::Flaky, START_MS, until)));
     assert_eq!(
-        driver.reject(Command::SuspendNode {
+        driver.reject(Command::SuspendNode(SuspendNode {
             node: a,
             incarnation: 2,
             reason: SuspendReason::Flaky
-        }),
+        })),
         Rejection::StaleIncarnation
     );
 }
@@ -591,21 +597,21 @@ fn another_identity_is_another_incarnation_and_loses_what_ran() {
     let open = driver.open_evaluations("t");
     assert!(open.iter().any(|id| driver.evaluation(*id).node == Some(a)), "{open:?}");
     let evaluation_ids = Vec::new();
-    let old = Command::NodeReadiness {
+    let old = Command::NodeReadiness(NodeReadiness {
         node: a,
         incarnation: 1,
         readiness: Readiness::Ok,
         evaluation_ids,
-    };
+    });
     assert_eq!(driver.reject(old), Rejection::StaleIncarnation);
     assert_eq!(
-        driver.reject(Command::RegisterNode {
+        driver.reject(Command::RegisterNode(RegisterNode {
             node: a,
             secret: [8; 16],
             identity: [2; 16],
             description: description("a").into(),
             evaluation_ids: Vec::new(),
-        }),
+        })),
         Rejection::SecretMismatch
     );
 }
@@ -674,25 +680,32 @@ fn a_drain_makes_ineligible_and_stays_so() {
         driver.drain("a", true);
         assert!(driver.node_row("a").eligibility.ineligible);
         assert!(driver.open_evaluations("t").len() > 1);
-        let eligible = Command::SetEligibility {
+        let eligible = Command::SetEligibility(SetEligibility {
             node: a,
             eligible: true,
             by: "operator".into(),
             reason: "".into(),
             evaluation_ids: Vec::new(),
-        };
+        });
         assert!(matches!(driver.reject(eligible), Rejection::Invalid(_)));
 
         let evaluation_ids = vec![driver.evaluation_id()];
-        let advance = Command::AdvanceDrains { migrate: vec![t], complete: vec![], evaluation_ids };
+        let advance = Command::AdvanceDrains(AdvanceDrains {
+            migrate: vec![t],
+            complete: vec![],
+            evaluation_ids,
+        });
         driver.accept(advance.clone());
         assert!(driver.allocation(t).transition.migrate);
         let before = rows(&driver.state);
         driver.accept(advance);
         assert_eq!(rows(&driver.state), before, "marked once");
 
-        let complete =
-            Command::AdvanceDrains { migrate: vec![], complete: vec![a], evaluation_ids: vec![] };
+        let complete = Command::AdvanceDrains(AdvanceDrains {
+            migrate: vec![],
+            complete: vec![a],
+            evaluation_ids: vec![],
+        });
         driver.accept(complete.clone());
         assert!(driver.node_row("a").drain.is_some(), "something runs there");
         driver.report(t, ClientStatus::Complete);
@@ -710,21 +723,26 @@ fn a_drain_in_place_of_another_does_not_end_with_it() {
     driver.register_job(job("t", JobKind::System, 1));
     let t = driver.run("t", 0, a);
     assert!(driver.allocation(t).per_node);
-    let drain = |ignore_system| Command::SetDrain {
-        node: a,
-        drain: Some(crate::node::Drain {
-            started_at: 0,
-            deadline_at: None,
-            force: false,
-            ignore_system,
-            owner: "operator".into(),
-            cancelable: false,
-        }),
-        mark_eligible: false,
-        evaluation_ids: Vec::new(),
+    let drain = |ignore_system| {
+        Command::SetDrain(SetDrain {
+            node: a,
+            drain: Some(crate::node::Drain {
+                started_at: 0,
+                deadline_at: None,
+                force: false,
+                ignore_system,
+                owner: "operator".into(),
+                cancelable: false,
+            }),
+            mark_eligible: false,
+            evaluation_ids: Vec::new(),
+        })
     };
-    let complete =
-        Command::AdvanceDrains { migrate: vec![], complete: vec![a], evaluation_ids: vec![] };
+    let complete = Command::AdvanceDrains(AdvanceDrains {
+        migrate: vec![],
+        complete: vec![a],
+        evaluation_ids: vec![],
+    });
     driver.accept(drain(true));
     driver.accept(drain(false));
     driver.accept(complete.clone());
@@ -743,18 +761,18 @@ fn eligibility_and_ends_are_capacity_gains() {
     driver.register_job(job("t", JobKind::Service, 1));
     let t = driver.run("t", 0, a);
     let gain = |driver: &Driver| {
-        let key = crate::state::GainKey::Class(class);
+        let key = crate::node::GainKey::Class(class);
         driver.state.capacity_gains.get(&key).map(|row| row.index)
     };
     driver.eligibility("a", false);
     let before = gain(&driver);
-    let eligible = Command::SetEligibility {
+    let eligible = Command::SetEligibility(SetEligibility {
         node: a,
         eligible: true,
         by: "".into(),
         reason: "".into(),
         evaluation_ids: Vec::new(),
-    };
+    });
     let applied = driver.commit(eligible);
     assert!(applied.effects.contains(&Effect::Capacity { class, node: a }));
     assert!(gain(&driver) > before);
@@ -777,13 +795,13 @@ fn a_node_that_comes_back_with_other_words_about_itself_is_a_capacity_gain() {
     for change in changes {
         let mut description = (*driver.node_row("a").description).clone();
         change(&mut description);
-        let command = Command::RegisterNode {
+        let command = Command::RegisterNode(RegisterNode {
             node: a,
             secret: [7; 16],
             identity: [1; 16],
             description: description.into(),
             evaluation_ids: Vec::new(),
-        };
+        });
         let gained = |applied: &crate::apply::Applied| {
             applied.effects.contains(&Effect::Capacity { class, node: a })
         };
@@ -825,7 +843,7 @@ fn a_drains_deadline_counts_from_log_time() {
             cancelable: false,
         };
         let (mark_eligible, evaluation_ids) = (false, Vec::new());
-        Command::SetDrain { node, drain: Some(drain), mark_eligible, evaluation_ids }
+        Command::SetDrain(SetDrain { node, drain: Some(drain), mark_eligible, evaluation_ids })
     };
     driver.accept(drain(5, 600));
     let row = driver.node_row("a").drain.clone().unwrap();

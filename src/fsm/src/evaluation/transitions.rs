@@ -2,16 +2,84 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Outcome, Turn};
+use super::{Evaluation, EvaluationStatus, Trigger, UpdateEvaluations};
 use crate::{
-    command::{EvaluationUpdate, Reply},
-    evaluation::{Evaluation, EvaluationStatus, Trigger},
+    apply::Turn,
+    command::Reply,
+    effect::Effect,
     id::{EvaluationId, JobKey, NodeId},
+    node::Node,
+    plant::{Plant, is_planted, whim},
     state::State,
+    table::TableId,
 };
 
 impl Turn<'_> {
-    pub(super) fn update_evaluations(&mut self, updates: &[EvaluationUpdate]) -> Outcome {
+    pub(crate) fn put_evaluation(&mut self, mut evaluation: Evaluation) {
+        if evaluation.create_index == 0 {
+            evaluation.create_index = self.index;
+            evaluation.created_at = self.at;
+        }
+        evaluation.modify_index = self.index;
+        evaluation.modified_at = self.at;
+        if let Some(job) = self.state.jobs.get(&evaluation.job) {
+            evaluation.job = job.key.clone();
+        }
+        self.jobs.insert(evaluation.job.clone());
+        self.effects.insert(Effect::Evaluation(evaluation.id));
+        self.state.touch(TableId::Evaluations);
+        let row = self.state.evaluations.put(evaluation, self.changes);
+        self.state.index_evaluation(&row);
+    }
+
+    /// The next id of a command's list, or one derived from the entry when the list has run out.
+    pub(crate) fn evaluation_id(
+        &mut self,
+        ids: &mut std::slice::Iter<'_, EvaluationId>,
+    ) -> EvaluationId {
+        if let Some(id) = ids.find(|id| !self.state.evaluations.contains(id)) {
+            return *id;
+        }
+        self.derived_ids = self.derived_ids.saturating_add(1);
+        let mut bytes = b"evaluation".to_vec();
+        bytes.extend_from_slice(&self.index.to_le_bytes());
+        bytes.extend_from_slice(&self.derived_ids.to_le_bytes());
+        let hash = crate::digest::row_hash(&bytes, &[]);
+        EvaluationId(hash.to_le_bytes())
+    }
+
+    /// Makes one pending evaluation for each of the jobs that still exist or have live allocations.
+    pub(crate) fn evaluate(
+        &mut self,
+        jobs: &BTreeMap<JobKey, Trigger>,
+        node: Option<&Node>,
+        ids: &[EvaluationId],
+    ) -> Vec<EvaluationId> {
+        let mut ids = ids.iter();
+        let mut made = Vec::with_capacity(jobs.len());
+        let mut jobs: Vec<_> = jobs.iter().collect();
+        if is_planted(Plant::UnorderedApply) && whim().is_multiple_of(2) {
+            jobs.reverse();
+        }
+        for (key, trigger) in jobs {
+            let Some((kind, priority, job_modify_index)) = self.state.to_evaluate(key) else {
+                continue;
+            };
+            let id = self.evaluation_id(&mut ids);
+            let mut evaluation = Evaluation::new(id, key.clone(), kind, priority, *trigger);
+            evaluation.job_modify_index = job_modify_index;
+            if let Some(node) = node {
+                evaluation.node = Some(node.id);
+                evaluation.node_modify_index = self.index;
+            }
+            self.put_evaluation(evaluation);
+            made.push(id);
+        }
+        made
+    }
+
+    pub(crate) fn update_evaluations(&mut self, command: &UpdateEvaluations) -> Reply {
+        let UpdateEvaluations { updates } = command;
         let mut changed = Vec::new();
         for update in updates {
             let Some(old) = self.state.evaluations.get(&update.id).cloned() else { continue };
@@ -44,11 +112,11 @@ impl Turn<'_> {
             changed.push(row.id);
             self.put_evaluation(row);
         }
-        Ok(Reply::Evaluations(changed))
+        Reply::Evaluations(changed)
     }
 
     /// Stores an evaluation that a plan made, and cancels the blocked one that it replaces.
-    pub(super) fn create_from_plan(&mut self, mut evaluation: Evaluation, blocked: &mut Blocked) {
+    pub(crate) fn create_from_plan(&mut self, mut evaluation: Evaluation, blocked: &mut Blocked) {
         if self.state.evaluations.contains(&evaluation.id) {
             return;
         }
@@ -60,7 +128,7 @@ impl Turn<'_> {
     }
 
     /// One blocked evaluation per job, and per (job, node) for jobs that run once per node. The newer one is blocked from here on.
-    pub(super) fn cancel_replaced(&mut self, newer: &Evaluation, blocked: &mut Blocked) {
+    pub(crate) fn cancel_replaced(&mut self, newer: &Evaluation, blocked: &mut Blocked) {
         let known = blocked.of(self.state, &newer.job);
         let first = (newer.node, EvaluationId::default());
         let last = (newer.node, EvaluationId([u8::MAX; 16]));
@@ -82,7 +150,7 @@ impl Turn<'_> {
 ///
 /// Invariant: nothing but [`Turn::cancel_replaced`] blocks or cancels an evaluation of these jobs while this is in use.
 #[derive(Default)]
-pub(super) struct Blocked(BTreeMap<JobKey, BTreeSet<(Option<NodeId>, EvaluationId)>>);
+pub(crate) struct Blocked(BTreeMap<JobKey, BTreeSet<(Option<NodeId>, EvaluationId)>>);
 
 impl Blocked {
     fn of(&mut self, state: &State, job: &JobKey) -> &mut BTreeSet<(Option<NodeId>, EvaluationId)> {

@@ -1,14 +1,19 @@
 //! Allocations and evaluations: reports of agents, a user's stop, status changes of evaluations.
 
-use super::with_leader_changes;
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 use crate::{
-    allocation::{ClientStatus, TaskEvent, TaskState},
-    command::{Command, EvaluationUpdate, NodeReport, Rejection},
-    evaluation::{EvaluationStatus, Trigger},
+    allocation::{
+        ClientStatus, NodeReport, StopAllocation, TaskEvent, TaskState, UpdateAllocations,
+    },
+    command::{Command, Rejection},
+    evaluation::{EvaluationStatus, EvaluationUpdate, Trigger, UpdateEvaluations},
     id::AllocationId,
     job::JobKind,
     limits,
+    node::EvaluateNode,
     testing::{Driver, description, job, rows},
+    tests::with_leader_changes,
 };
 
 fn running(kind: JobKind) -> (Driver, AllocationId) {
@@ -38,7 +43,7 @@ fn reports_that_do_not_count_change_nothing() {
             updates: vec![good.clone()],
             evaluation_ids: Vec::new(),
         };
-        driver.accept(Command::UpdateAllocations { reports: vec![report] });
+        driver.accept(Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }));
     }
     assert_eq!(rows(&driver.state), before);
     driver.report_update(good);
@@ -118,13 +123,14 @@ fn a_users_stop_marks_the_allocation_and_makes_an_evaluation() {
         driver.register_job(job("t", JobKind::Batch, 1));
         let id = driver.run("t", 0, node);
         let evaluation = driver.evaluation_id();
-        driver.accept(Command::StopAllocation { id, evaluation });
+        driver.accept(Command::StopAllocation(StopAllocation { id, evaluation }));
         let row = driver.allocation(id);
         assert!(row.transition.migrate && row.transition.reschedule && row.is_live());
         assert_eq!(driver.evaluation(evaluation).trigger, Trigger::AllocStop);
-        let again = Command::StopAllocation { id, evaluation };
+        let again = Command::StopAllocation(StopAllocation { id, evaluation });
         assert!(matches!(driver.reject(again), Rejection::Invalid(_)));
-        let unknown = Command::StopAllocation { id: AllocationId([9; 16]), evaluation };
+        let unknown =
+            Command::StopAllocation(StopAllocation { id: AllocationId([9; 16]), evaluation });
         assert_eq!(driver.reject(unknown).to_string(), "alloc not found");
     });
 }
@@ -142,7 +148,7 @@ fn a_failed_evaluation_is_followed_up() {
             description: "evaluation reached delivery limit (3)".into(),
             follow_up: Some((follow_up, wait_until)),
         };
-        let command = Command::UpdateEvaluations { updates: vec![update] };
+        let command = Command::UpdateEvaluations(UpdateEvaluations { updates: vec![update] });
         driver.accept(command.clone());
         let failed = driver.evaluation(id);
         assert_eq!((failed.status, failed.next), (EvaluationStatus::Failed, Some(follow_up)));
@@ -169,7 +175,9 @@ fn one_evaluation_per_job_is_blocked_also_without_a_plan() {
         description: "".into(),
         follow_up: None,
     };
-    driver.accept(Command::UpdateEvaluations { updates: vec![block(first), block(second)] });
+    driver.accept(Command::UpdateEvaluations(UpdateEvaluations {
+        updates: vec![block(first), block(second)],
+    }));
     assert_eq!(driver.evaluation(first).status, EvaluationStatus::Canceled);
     assert_eq!(driver.open_evaluations("t"), [second]);
 }
@@ -184,6 +192,9 @@ fn a_changed_node_is_evaluated_for_what_runs_there() {
     driver.register_node_as("a", 1, bigger);
     assert_eq!(driver.open_evaluations("t").len(), before + 1);
     let evaluation_ids = vec![driver.evaluation_id()];
-    driver.accept(Command::EvaluateNode { node, evaluation_ids: evaluation_ids.clone() });
+    driver.accept(Command::EvaluateNode(EvaluateNode {
+        node,
+        evaluation_ids: evaluation_ids.clone(),
+    }));
     assert_eq!(driver.evaluation(evaluation_ids[0]).node, Some(node));
 }

@@ -1,21 +1,62 @@
 //! Garbage collection: what nobody needs any more is forgotten, by the rules of Nomad's core scheduler.
 //!
+//! A file of its own, because one collection is about jobs, allocations, evaluations and node classes, and its rules look at all of them.
 //! The rules are here and only here. Who proposes a collection finds its candidates by them, and `apply` asks them again, so that a row that has
 //! come back into use in between stays. What a scheduler would still count is never collected: the completed instance of a batch job that is
 //! alive would be run again.
 
 use std::collections::BTreeSet;
 
-use super::{Outcome, Turn};
+use serde::{Deserialize, Serialize};
+
 use crate::{
     allocation::{Allocation, ClientStatus},
-    command::{Cutoffs, Reply},
+    apply::Turn,
+    command::Reply,
+    effect::Effect,
     evaluation::Evaluation,
     id::{AllocationId, ClassId, EvaluationId, JobKey, TimeMs},
     job::{Job, JobKind, JobStatus},
-    state::{GainKey, State},
+    node::GainKey,
+    state::State,
     table::TableId,
 };
+
+/// Forgets what has ended long ago. Each row is judged again by the same rules; what is in use again stays.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CollectGarbage {
+    /// What counts as long ago.
+    pub cutoffs: Cutoffs,
+    /// Dead jobs, first of all: what they leave behind is free after that.
+    pub jobs: Vec<JobKey>,
+    /// Ended allocations.
+    pub allocations: Vec<AllocationId>,
+    /// Final evaluations; one that still has an allocation stays.
+    pub evaluations: Vec<EvaluationId>,
+    /// Node classes without nodes, whose record of capacity gains goes.
+    pub classes: Vec<ClassId>,
+}
+
+/// Log times before which something must have come to its end to be forgotten.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Cutoffs {
+    /// Evaluations and allocations of service and system jobs, and of jobs that are gone.
+    pub evaluations: TimeMs,
+    /// Evaluations and allocations of batch and sysbatch jobs.
+    pub batch_evaluations: TimeMs,
+    /// Jobs.
+    pub jobs: TimeMs,
+}
+
+impl Cutoffs {
+    /// For evaluations and allocations of a job of that kind; none: the job is gone.
+    pub const fn of(&self, kind: Option<JobKind>) -> TimeMs {
+        match kind {
+            Some(JobKind::Batch | JobKind::Sysbatch) => self.batch_evaluations,
+            Some(JobKind::Service | JobKind::System) | None => self.evaluations,
+        }
+    }
+}
 
 impl State {
     /// Whether a job may be forgotten with all that belongs to it: it is dead, does not wait for a user (a service that was not stopped does), was
@@ -103,14 +144,8 @@ impl State {
 }
 
 impl Turn<'_> {
-    pub(super) fn collect_garbage(
-        &mut self,
-        cutoffs: &Cutoffs,
-        jobs: &[JobKey],
-        allocations: &[AllocationId],
-        evaluations: &[EvaluationId],
-        classes: &[ClassId],
-    ) -> Outcome {
+    pub(crate) fn collect_garbage(&mut self, command: &CollectGarbage) -> Reply {
+        let CollectGarbage { cutoffs, jobs, allocations, evaluations, classes } = command;
         let mut collected = 0u64;
         let mut count = |gone: bool| collected = collected.saturating_add(u64::from(gone));
         for key in jobs {
@@ -129,7 +164,7 @@ impl Turn<'_> {
                 count(true);
             }
         }
-        Ok(Reply::Collected(collected))
+        Reply::Collected(collected)
     }
 
     fn collect_job(&mut self, key: &JobKey, before: TimeMs) -> bool {
@@ -149,7 +184,7 @@ impl Turn<'_> {
         self.state.unindex_allocation(&row);
         self.state.allocations.remove(&id, self.changes);
         self.state.touch(TableId::Allocations);
-        self.effects.insert(crate::effect::Effect::NodeAllocations(row.node));
+        self.effects.insert(Effect::NodeAllocations(row.node));
         let current = self.state.jobs.get(&row.job).cloned();
         match current.filter(|job| job.create_index == row.job_create_index) {
             Some(job) => self.drop_old_versions(&job),
@@ -159,7 +194,7 @@ impl Turn<'_> {
     }
 
     /// The version that an allocation of a purged job ran goes with the last one that ran it.
-    pub(super) fn drop_orphaned_version(&mut self, row: &Allocation) {
+    pub(crate) fn drop_orphaned_version(&mut self, row: &Allocation) {
         let version = (row.job_create_index, row.job_version);
         let index = self.state.job_index(&row.job);
         if index.is_none_or(|index| !index.versions.contains_key(&version)) {
@@ -177,7 +212,10 @@ impl Turn<'_> {
         self.state.unindex_evaluation(&row);
         self.state.evaluations.remove(&id, self.changes);
         self.state.touch(TableId::Evaluations);
-        self.effects.insert(crate::effect::Effect::Evaluation(id));
+        self.effects.insert(Effect::Evaluation(id));
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,24 +2,56 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{Outcome, Turn, not_found};
+use super::{
+    DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, JobStatus, JobVersion, RegisterJob,
+};
 use crate::{
+    apply::{Outcome, Turn, not_found},
     command::{IndexConflict, Rejection, Reply},
+    effect::Effect,
     evaluation::{Evaluation, EvaluationStatus, Trigger},
     id::{EvaluationId, Index, JobKey},
-    job::{Job, JobSpec, JobStatus, JobVersion},
     limits,
     table::TableId,
 };
 
 impl Turn<'_> {
-    pub(super) fn register_job(
-        &mut self,
-        spec: &Arc<JobSpec>,
-        enforce_index: Option<Index>,
-        evaluation: EvaluationId,
-        evaluation_priority: Option<u16>,
-    ) -> Outcome {
+    pub(crate) fn put_job(&mut self, job: Job) {
+        self.effects.insert(Effect::Job(job.key.clone()));
+        self.state.touch(TableId::Jobs);
+        if job.kind.is_per_node() {
+            self.state.per_node_jobs.insert(job.key.clone());
+        }
+        self.state.jobs.put(job, self.changes);
+    }
+
+    /// Nomad's derivation (facts of the state store): jobs that last run until stopped; others run while an allocation is live, are pending
+    /// while an evaluation is open or nothing was made of them yet, and are dead after that.
+    pub(crate) fn derive_job_status(&mut self, key: &JobKey) {
+        let Some(job) = self.state.jobs.get(key).cloned() else { return };
+        let index = self.state.job_index(key).cloned();
+        let has_live = index.as_ref().is_some_and(|index| !index.live_names.is_empty());
+        let has_open = index.as_ref().is_some_and(|index| !index.open_evaluations.is_empty());
+        let is_new = index.as_ref().is_none_or(|index| index.is_empty());
+        let lasting = job.parameterized || job.kind == JobKind::System;
+        let runs = if lasting { !job.stop } else { has_live };
+        let status = if runs {
+            JobStatus::Running
+        } else if !lasting && (has_open || (is_new && !job.stop)) {
+            JobStatus::Pending
+        } else {
+            JobStatus::Dead
+        };
+        if status != job.status {
+            let mut job = (*job).clone();
+            job.status = status;
+            job.modify_index = self.index;
+            self.put_job(job);
+        }
+    }
+
+    pub(crate) fn register_job(&mut self, command: &RegisterJob) -> Outcome {
+        let RegisterJob { ref spec, enforce_index, evaluation, evaluation_priority } = *command;
         if self.state.scheduler_configuration().reject_job_registration {
             return Err(Rejection::RegistrationDisabled);
         }
@@ -118,7 +150,7 @@ impl Turn<'_> {
     }
 
     /// Keeps the newest versions and those that an allocation runs.
-    pub(super) fn drop_old_versions(&mut self, job: &Job) {
+    pub(crate) fn drop_old_versions(&mut self, job: &Job) {
         let versions = self.state.versions_of(&job.key, job.create_index);
         let index = self.state.job_index(&job.key).cloned();
         for version in versions.iter().skip(limits::JOB_VERSIONS_MAX) {
@@ -148,13 +180,8 @@ impl Turn<'_> {
         Some(id)
     }
 
-    pub(super) fn deregister_job(
-        &mut self,
-        key: &JobKey,
-        purge: bool,
-        evaluation: EvaluationId,
-        evaluation_priority: Option<u16>,
-    ) -> Outcome {
+    pub(crate) fn deregister_job(&mut self, command: &DeregisterJob) -> Outcome {
+        let DeregisterJob { job: ref key, purge, evaluation, evaluation_priority } = *command;
         let Some(old) = self.state.jobs.get(key).cloned() else {
             return Ok(Reply::Job { evaluation: None, job_modify_index: 0, found: false });
         };
@@ -189,11 +216,11 @@ impl Turn<'_> {
         Ok(Reply::Job { evaluation: made, job_modify_index: self.index, found: true })
     }
 
-    pub(super) fn purge_job(&mut self, job: &Job) {
+    pub(crate) fn purge_job(&mut self, job: &Job) {
         self.state.jobs.remove(&job.key, self.changes);
         self.state.per_node_jobs.remove(&job.key);
         self.state.touch(TableId::Jobs);
-        self.effects.insert(crate::effect::Effect::Job(job.key.clone()));
+        self.effects.insert(Effect::Job(job.key.clone()));
         let index = self.state.job_index(&job.key).cloned();
         for version in self.state.versions_of(&job.key, job.create_index) {
             let id = (job.create_index, version.version);
@@ -204,7 +231,8 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn evaluate_job(&mut self, key: &JobKey, evaluation: EvaluationId) -> Outcome {
+    pub(crate) fn evaluate_job(&mut self, command: &EvaluateJob) -> Outcome {
+        let EvaluateJob { job: ref key, evaluation } = *command;
         let job = self.state.jobs.get(key).cloned().ok_or_else(|| not_found("job"))?;
         if job.parameterized {
             return Err(Rejection::Invalid("can't evaluate parameterized job".into()));
@@ -222,7 +250,7 @@ impl Turn<'_> {
     }
 
     /// Cancels the job's blocked evaluations, but not `except`.
-    pub(super) fn cancel_blocked(&mut self, key: &JobKey, except: Option<EvaluationId>, why: &str) {
+    pub(crate) fn cancel_blocked(&mut self, key: &JobKey, except: Option<EvaluationId>, why: &str) {
         let Some(index) = self.state.job_index(key).cloned() else { return };
         for id in &index.open_evaluations {
             if Some(*id) == except {

@@ -1,20 +1,25 @@
 //! Client sessions: a retried request takes effect once, within bounds of count and time.
 
-use super::with_leader_changes;
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 use crate::{
     command::{Command, Rejection, Reply},
     id::TimeMs,
     job::JobKind,
     limits,
-    state::Namespace,
+    node::EvaluateNode,
+    settings::{DeleteNamespace, Namespace, UpsertNamespace},
     testing::{Driver, START_MS, job, register, rows},
+    tests::with_leader_changes,
 };
 
 fn namespace(name: &str, description: &str) -> Command {
-    Command::UpsertNamespace(Namespace {
-        name: name.into(),
-        description: description.into(),
-        ..Namespace::default()
+    Command::UpsertNamespace(UpsertNamespace {
+        namespace: Namespace {
+            name: name.into(),
+            description: description.into(),
+            ..Namespace::default()
+        },
     })
 }
 
@@ -37,7 +42,7 @@ fn a_retried_request_is_answered_again_and_applied_once() {
 #[test]
 fn a_rejection_is_answered_again_too() {
     let mut driver = Driver::default();
-    let command = Command::DeleteNamespace("team".into());
+    let command = Command::DeleteNamespace(DeleteNamespace { name: "team".into() });
     let first = driver.commit_request(1, START_MS, command.clone());
     assert_eq!(first.reply, Reply::Rejected(Rejection::NotFound { what: "namespace".into() }));
     driver.accept(namespace("team", ""));
@@ -130,7 +135,7 @@ fn kept_replies_are_small() {
     for number in 0..20 {
         driver.register_job(job(&format!("sys{number}"), JobKind::System, 1));
     }
-    let command = Command::EvaluateNode { node, evaluation_ids: Vec::new() };
+    let command = Command::EvaluateNode(EvaluateNode { node, evaluation_ids: Vec::new() });
     let first = driver.commit_request(1, START_MS, command).reply;
     let count = |reply: &Reply| {
         let Reply::Node { evaluations, .. } = reply else { panic!("unexpected {reply:?}") };

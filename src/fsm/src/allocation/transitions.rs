@@ -2,20 +2,41 @@
 
 use std::collections::BTreeMap;
 
-use super::{Outcome, Turn, not_found};
+use super::{
+    Allocation, ClientStatus, ClientUpdate, NodeReport, StopAllocation, UpdateAllocations,
+};
 use crate::{
-    allocation::{Allocation, ClientStatus},
-    command::{ClientUpdate, NodeReport, Rejection, Reply},
+    apply::{Outcome, Turn, not_found},
+    command::{Rejection, Reply},
+    effect::Effect,
     evaluation::{Evaluation, Trigger},
-    id::{AllocationId, EvaluationId, JobKey, NodeId, Text},
+    id::{JobKey, NodeId, Text},
     job::JobKind,
     limits,
     node::SuspendReason,
     resources::Resources,
+    table::TableId,
 };
 
 impl Turn<'_> {
-    pub(super) fn update_allocations(&mut self, reports: &[NodeReport]) -> Outcome {
+    pub(crate) fn put_allocation(&mut self, mut allocation: Allocation) {
+        allocation.modify_index = self.index;
+        allocation.modified_at = self.at;
+        if let Some(old) = self.state.allocations.get(&allocation.id).cloned() {
+            if old.is_live() && !allocation.is_live() {
+                self.gains.insert(old.node);
+            }
+            self.state.unindex_allocation(&old);
+        }
+        self.jobs.insert(allocation.job.clone());
+        self.effects.insert(Effect::NodeAllocations(allocation.node));
+        self.state.touch(TableId::Allocations);
+        let row = self.state.allocations.put(allocation, self.changes);
+        self.state.index_allocation(&row);
+    }
+
+    pub(crate) fn update_allocations(&mut self, command: &UpdateAllocations) -> Reply {
+        let UpdateAllocations { reports } = command;
         let mut jobs = BTreeMap::new();
         let mut ids = Vec::new();
         for report in reports {
@@ -37,7 +58,7 @@ impl Turn<'_> {
             }
             ids.extend_from_slice(&report.evaluation_ids);
         }
-        Ok(Reply::Evaluations(self.evaluate(&jobs, None, &ids)))
+        Reply::Evaluations(self.evaluate(&jobs, None, &ids))
     }
 
     /// Takes one report; answers with the job when it needs an evaluation.
@@ -101,11 +122,8 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn stop_allocation(
-        &mut self,
-        id: AllocationId,
-        evaluation: EvaluationId,
-    ) -> Outcome {
+    pub(crate) fn stop_allocation(&mut self, command: &StopAllocation) -> Outcome {
+        let StopAllocation { id, evaluation } = *command;
         let old = self.state.allocations.get(&id).cloned().ok_or_else(|| not_found("alloc"))?;
         let Some(job) = self.state.jobs.get(&old.job).cloned() else {
             return Err(Rejection::Invalid("the allocation's job was purged".into()));

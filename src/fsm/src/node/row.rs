@@ -302,3 +302,54 @@ pub struct Tombstone {
     /// When it was reaped.
     pub at: TimeMs,
 }
+
+/// A reaped node's row.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TombstoneRow {
+    /// Node.
+    pub node: NodeId,
+    /// What is left.
+    pub tombstone: Tombstone,
+}
+
+/// An eligibility set before its node exists.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EarlyEligibility {
+    /// Node to come.
+    pub node: NodeId,
+    /// What it will get.
+    pub eligibility: Eligibility,
+}
+
+/// What a capacity gain is about.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum GainKey {
+    /// Nodes of a class.
+    Class(ClassId),
+    /// One node.
+    Node(NodeId),
+}
+
+/// The last index at which a class or node gained room, so that a wake-up that died with a leader is made up for by the next.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CapacityGain {
+    /// What gained.
+    pub key: GainKey,
+    /// When.
+    pub index: Index,
+}
+
+impl crate::table::Key for GainKey {
+    fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Class(class) => {
+                out.push(0);
+                out.extend_from_slice(&class.0);
+            }
+            Self::Node(node) => {
+                out.push(1);
+                out.extend_from_slice(&node.0);
+            }
+        }
+    }
+}

@@ -1,7 +1,4 @@
-//! Plans: what a scheduler proposes, and what became of it.
-//!
-//! A worker builds a [`Plan`] on a snapshot; the leader's applier drops what no longer fits and picks ports; `apply` re-checks what is left
-//! against the running state ([`crate::apply`]) and answers with a [`PlanVerdict`].
+//! The parts of a plan, and the answer to it.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -2,19 +2,21 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{Outcome, Turn, not_found, text};
+use super::{
+    AdvanceDrains, CapacityGain, EarlyEligibility, Eligibility, EvaluateNode, GainKey, Health,
+    Liveness, Node, NodeDescription, NodeEvent, NodeLiveness, NodeReadiness, Readiness, ReapNode,
+    RegisterNode, SetDrain, SetEligibility, SuspendNode, SuspendReason, Tombstone, TombstoneRow,
+    UnsuspendNodes,
+};
 use crate::{
-    allocation::ClientStatus,
-    command::{LivenessChange, Readiness, Rejection, Reply},
+    allocation::{Allocation, ClientStatus},
+    apply::{Outcome, Turn, not_found, text},
+    command::{Rejection, Reply},
     digest::row_hash,
+    effect::Effect,
     evaluation::Trigger,
-    id::{AllocationId, ClassId, EvaluationId, JobKey, NodeId, Text},
+    id::{ClassId, EvaluationId, JobKey, NodeId},
     limits,
-    node::{
-        Drain, Eligibility, Health, Liveness, Node, NodeDescription, NodeEvent, SuspendReason,
-        Tombstone,
-    },
-    state::{EarlyEligibility, TombstoneRow},
     table::TableId,
 };
 
@@ -46,14 +48,24 @@ pub fn computed_class(description: &NodeDescription) -> ClassId {
 }
 
 impl Turn<'_> {
-    pub(super) fn register_node(
-        &mut self,
-        id: NodeId,
-        secret: [u8; 16],
-        identity: [u8; 16],
-        description: &Arc<NodeDescription>,
-        evaluation_ids: &[EvaluationId],
-    ) -> Outcome {
+    pub(crate) fn put_node(&mut self, mut node: Node) {
+        node.modify_index = self.index;
+        self.effects.insert(Effect::Node(node.id));
+        self.state.touch(TableId::Nodes);
+        self.state.nodes.put(node, self.changes);
+    }
+
+    pub(crate) fn record_gain(&mut self, id: NodeId) {
+        let Some(node) = self.state.nodes.get(&id).cloned() else { return };
+        for key in [GainKey::Class(node.class), GainKey::Node(id)] {
+            self.state.capacity_gains.put(CapacityGain { key, index: self.index }, self.changes);
+        }
+        self.effects.insert(Effect::Capacity { class: node.class, node: id });
+    }
+
+    pub(crate) fn register_node(&mut self, command: &RegisterNode) -> Outcome {
+        let RegisterNode { node: id, secret, identity, ref description, ref evaluation_ids } =
+            *command;
         let class = computed_class(description);
         let Some(old) = self.state.nodes.get(&id).cloned() else {
             let node = self.new_node(id, secret, identity, description, class);
@@ -135,13 +147,8 @@ impl Turn<'_> {
         node
     }
 
-    pub(super) fn node_readiness(
-        &mut self,
-        id: NodeId,
-        incarnation: u64,
-        readiness: Readiness,
-        evaluation_ids: &[EvaluationId],
-    ) -> Outcome {
+    pub(crate) fn node_readiness(&mut self, command: &NodeReadiness) -> Outcome {
+        let NodeReadiness { node: id, incarnation, readiness, ref evaluation_ids } = *command;
         let mut node = self.node_of(id, incarnation)?;
         if node.liveness != Liveness::Initializing {
             return Ok(Self::node_reply(node, Vec::new()));
@@ -172,11 +179,8 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn node_liveness(
-        &mut self,
-        changes: &[LivenessChange],
-        evaluation_ids: &[EvaluationId],
-    ) -> Outcome {
+    pub(crate) fn node_liveness(&mut self, command: &NodeLiveness) -> Reply {
+        let NodeLiveness { changes, evaluation_ids } = command;
         let mut jobs = BTreeMap::new();
         let mut last = None;
         for change in changes {
@@ -204,15 +208,11 @@ impl Turn<'_> {
             last = Some(node);
         }
         let single = if changes.len() == 1 { last.as_ref() } else { None };
-        Ok(Reply::Evaluations(self.evaluate(&jobs, single, evaluation_ids)))
+        Reply::Evaluations(self.evaluate(&jobs, single, evaluation_ids))
     }
 
-    pub(super) fn suspend_node(
-        &mut self,
-        id: NodeId,
-        incarnation: u64,
-        reason: SuspendReason,
-    ) -> Outcome {
+    pub(crate) fn suspend_node(&mut self, command: &SuspendNode) -> Outcome {
+        let SuspendNode { node: id, incarnation, reason } = *command;
         let node = self.node_of(id, incarnation)?;
         // It may have become ready, or gone away, while the leader's command was on its way.
         let is_late = reason == SuspendReason::ReadinessFailed;
@@ -223,7 +223,7 @@ impl Turn<'_> {
     }
 
     /// Takes a node out of service for `SUSPEND_MS`, doubled per strike, unless too much of the fleet is suspended already.
-    pub(super) fn suspend(&mut self, id: NodeId, reason: SuspendReason) {
+    pub(crate) fn suspend(&mut self, id: NodeId, reason: SuspendReason) {
         let Ok(mut node) = self.node(id) else { return };
         let calm_ms = self.at.saturating_sub(node.strike_at);
         let forgiven = calm_ms.checked_div(limits::STRIKE_DECAY_MS).unwrap_or(0);
@@ -259,7 +259,8 @@ impl Turn<'_> {
         u64::try_from(suspended).unwrap_or(u64::MAX) < allowed
     }
 
-    pub(super) fn unsuspend_nodes(&mut self, nodes: &[NodeId]) -> Outcome {
+    pub(crate) fn unsuspend_nodes(&mut self, command: &UnsuspendNodes) -> Reply {
+        let UnsuspendNodes { nodes } = command;
         for id in nodes {
             let Ok(mut node) = self.node(*id) else { continue };
             let Health::Suspended { until, .. } = node.health else { continue };
@@ -274,17 +275,12 @@ impl Turn<'_> {
             self.event(&mut node, "Suspension is over: readiness is checked again");
             self.put_node(node);
         }
-        Ok(Reply::Done)
+        Reply::Done
     }
 
-    pub(super) fn set_eligibility(
-        &mut self,
-        id: NodeId,
-        eligible: bool,
-        by: &Text,
-        reason: &Text,
-        evaluation_ids: &[EvaluationId],
-    ) -> Outcome {
+    pub(crate) fn set_eligibility(&mut self, command: &SetEligibility) -> Outcome {
+        let SetEligibility { node: id, eligible, ref by, ref reason, ref evaluation_ids } =
+            *command;
         let eligibility = Eligibility {
             ineligible: !eligible,
             by: by.clone(),
@@ -334,13 +330,8 @@ impl Turn<'_> {
         Ok(Reply::Node { incarnation: 0, modify_index: self.index, evaluations: Vec::new() })
     }
 
-    pub(super) fn set_drain(
-        &mut self,
-        id: NodeId,
-        drain: Option<&Drain>,
-        mark_eligible: bool,
-        evaluation_ids: &[EvaluationId],
-    ) -> Outcome {
+    pub(crate) fn set_drain(&mut self, command: &SetDrain) -> Outcome {
+        let SetDrain { node: id, ref drain, mark_eligible, ref evaluation_ids } = *command;
         let mut node = self.node(id)?;
         if let Some(drain) = drain {
             let mut drain = drain.clone();
@@ -377,12 +368,8 @@ impl Turn<'_> {
         self.node(id).map(|node| Self::node_reply(node, made))
     }
 
-    pub(super) fn advance_drains(
-        &mut self,
-        migrate: &[AllocationId],
-        complete: &[NodeId],
-        evaluation_ids: &[EvaluationId],
-    ) -> Outcome {
+    pub(crate) fn advance_drains(&mut self, command: &AdvanceDrains) -> Reply {
+        let AdvanceDrains { migrate, complete, evaluation_ids } = command;
         let mut jobs = BTreeMap::new();
         for id in migrate {
             let Some(old) = self.state.allocations.get(id).cloned() else { continue };
@@ -405,16 +392,11 @@ impl Turn<'_> {
                 self.put_node(node);
             }
         }
-        Ok(Reply::Evaluations(self.evaluate(&jobs, None, evaluation_ids)))
+        Reply::Evaluations(self.evaluate(&jobs, None, evaluation_ids))
     }
 
-    pub(super) fn reap_node(
-        &mut self,
-        id: NodeId,
-        incarnation: Option<u64>,
-        force: bool,
-        evaluation_ids: &[EvaluationId],
-    ) -> Outcome {
+    pub(crate) fn reap_node(&mut self, command: &ReapNode) -> Outcome {
+        let ReapNode { node: id, incarnation, force, ref evaluation_ids } = *command;
         let node = match incarnation {
             Some(incarnation) => self.node_of(id, incarnation)?,
             None => self.node(id)?,
@@ -438,10 +420,10 @@ impl Turn<'_> {
         }
         self.state.tombstones.put(TombstoneRow { node: id, tombstone }, self.changes);
         self.state.nodes.remove(&id, self.changes);
-        self.state.capacity_gains.remove(&crate::state::GainKey::Node(id), self.changes);
+        self.state.capacity_gains.remove(&GainKey::Node(id), self.changes);
         self.gains.remove(&id);
         self.state.touch(TableId::Nodes);
-        self.effects.insert(crate::effect::Effect::Node(id));
+        self.effects.insert(Effect::Node(id));
         let made = self.evaluate(&jobs, None, evaluation_ids);
         Ok(Self::node_reply(node, made))
     }
@@ -472,7 +454,8 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn evaluate_node(&mut self, id: NodeId, evaluation_ids: &[EvaluationId]) -> Outcome {
+    pub(crate) fn evaluate_node(&mut self, command: &EvaluateNode) -> Outcome {
+        let EvaluateNode { node: id, ref evaluation_ids } = *command;
         let node = self.node(id)?;
         let jobs = self.jobs_of_node(&node, Trigger::NodeUpdate);
         let made = self.evaluate(&jobs, Some(&node), evaluation_ids);
@@ -546,7 +529,7 @@ impl Turn<'_> {
         }
     }
 
-    fn lose(&mut self, mut row: crate::allocation::Allocation, why: &str) {
+    fn lose(&mut self, mut row: Allocation, why: &str) {
         row.client = ClientStatus::Lost;
         row.client_description = why.into();
         row.client_at = self.at;

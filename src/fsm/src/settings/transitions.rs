@@ -1,12 +1,14 @@
 //! Scheduler configuration, node pools, namespaces.
 
-use super::{Outcome, Turn, not_found};
+use super::{
+    DeleteNamespace, DeleteNodePool, SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
+};
 use crate::{
+    apply::{Outcome, Turn, not_found},
     command::{Rejection, Reply},
     effect::Effect,
-    id::{Index, Text},
+    job::JobStatus,
     limits,
-    state::{Namespace, NodePool, SchedulerConfiguration},
     table::TableId,
 };
 
@@ -14,11 +16,11 @@ use crate::{
 const BUILT_IN_POOLS: [&str; 2] = ["all", "default"];
 
 impl Turn<'_> {
-    pub(super) fn set_scheduler_configuration(
+    pub(crate) fn set_scheduler_configuration(
         &mut self,
-        configuration: &SchedulerConfiguration,
-        enforce_index: Option<Index>,
+        command: &SetSchedulerConfiguration,
     ) -> Outcome {
+        let SetSchedulerConfiguration { ref configuration, enforce_index } = *command;
         let old = self.state.scheduler_configuration();
         if let Some(asked) = enforce_index
             && asked != old.modify_index
@@ -37,7 +39,8 @@ impl Turn<'_> {
         Ok(Reply::Done)
     }
 
-    pub(super) fn upsert_node_pool(&mut self, pool: &NodePool) -> Outcome {
+    pub(crate) fn upsert_node_pool(&mut self, command: &UpsertNodePool) -> Outcome {
+        let UpsertNodePool { pool } = command;
         check_name("node pool", &pool.name)?;
         if BUILT_IN_POOLS.contains(&&*pool.name) {
             let message = format!("node pool \"{}\" is built in and cannot be changed", pool.name);
@@ -52,7 +55,8 @@ impl Turn<'_> {
         Ok(Reply::Done)
     }
 
-    pub(super) fn delete_node_pool(&mut self, name: &Text) -> Outcome {
+    pub(crate) fn delete_node_pool(&mut self, command: &DeleteNodePool) -> Outcome {
+        let DeleteNodePool { name } = command;
         if BUILT_IN_POOLS.contains(&&**name) {
             let message = format!("node pool \"{name}\" is built in and cannot be deleted");
             return Err(Rejection::Invalid(message.into()));
@@ -76,7 +80,8 @@ impl Turn<'_> {
         Ok(Reply::Done)
     }
 
-    pub(super) fn upsert_namespace(&mut self, namespace: &Namespace) -> Outcome {
+    pub(crate) fn upsert_namespace(&mut self, command: &UpsertNamespace) -> Outcome {
+        let UpsertNamespace { namespace } = command;
         check_name("namespace", &namespace.name)?;
         let old = self.state.namespaces.get(&namespace.name).cloned();
         let mut row = namespace.clone();
@@ -87,7 +92,8 @@ impl Turn<'_> {
         Ok(Reply::Done)
     }
 
-    pub(super) fn delete_namespace(&mut self, name: &Text) -> Outcome {
+    pub(crate) fn delete_namespace(&mut self, command: &DeleteNamespace) -> Outcome {
+        let DeleteNamespace { name } = command;
         if &**name == "default" {
             return Err(Rejection::Invalid("namespace \"default\" cannot be deleted".into()));
         }
@@ -97,8 +103,7 @@ impl Turn<'_> {
         // A finished job that runs once per node goes on with the next node.
         let used = self.state.jobs.iter().find(|job| {
             let waits_for_nodes = job.kind.is_per_node() && !job.stop;
-            job.key.namespace == *name
-                && (waits_for_nodes || job.status != crate::job::JobStatus::Dead)
+            job.key.namespace == *name && (waits_for_nodes || job.status != JobStatus::Dead)
         });
         if let Some(job) = used {
             let message =

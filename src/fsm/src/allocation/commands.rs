@@ -1,0 +1,54 @@
+//! Commands about allocations.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ClientStatus, TaskState};
+use crate::id::{AllocationId, EvaluationId, NodeId, Text};
+
+/// A change of one allocation as its agent reports it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClientUpdate {
+    /// Allocation.
+    pub id: AllocationId,
+    /// Rises with each report of this allocation.
+    pub sequence: u64,
+    /// Status.
+    pub status: ClientStatus,
+    /// In words.
+    pub description: Text,
+    /// By task name.
+    pub tasks: BTreeMap<Text, TaskState>,
+    /// The end was the infrastructure's fault (the driver or node failed, not the task): feeds the node's suspension.
+    pub infrastructure_failure: bool,
+}
+
+/// Reports of one node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// Node.
+    pub node: NodeId,
+    /// Incarnation that reports; another one's reports are ignored.
+    pub incarnation: u64,
+    /// Changes.
+    pub updates: Vec<ClientUpdate>,
+    /// One id per job that may need an evaluation, used as needed.
+    pub evaluation_ids: Vec<EvaluationId>,
+}
+
+/// Reports of agents, many nodes in one entry.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct UpdateAllocations {
+    /// By node.
+    pub reports: Vec<NodeReport>,
+}
+
+/// A user's stop of one allocation: it is replaced elsewhere.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StopAllocation {
+    /// Allocation.
+    pub id: AllocationId,
+    /// Id for the evaluation.
+    pub evaluation: EvaluationId,
+}

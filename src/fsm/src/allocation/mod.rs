@@ -1,0 +1,16 @@
+//! Allocations: placed instances of task groups, and what the agents report of them.
+
+mod commands;
+mod row;
+mod transitions;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    commands::{ClientUpdate, NodeReport, StopAllocation, UpdateAllocations},
+    row::{
+        Allocation, ClientStatus, DesiredStatus, DesiredTransition, RescheduleEvent, TaskEvent,
+        TaskState,
+    },
+};

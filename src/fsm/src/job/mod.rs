@@ -1,0 +1,17 @@
+//! Jobs: what users ask for, and what became of it.
+
+mod commands;
+mod row;
+mod transitions;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    commands::{DeregisterJob, EvaluateJob, RegisterJob},
+    row::{
+        Affinity, Constraint, DelayFunction, GroupSummary, Job, JobKind, JobSpec, JobStatus,
+        JobVersion, LogConfig, MigrateStrategy, Network, Parameterized, PortAsk, ReschedulePolicy,
+        RestartPolicy, Spread, SpreadTarget, Task, TaskGroup, TaskResources, UpdateStrategy,
+    },
+};

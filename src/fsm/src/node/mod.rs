@@ -1,0 +1,21 @@
+//! Nodes: machines with an agent.
+
+mod commands;
+mod row;
+mod transitions;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    commands::{
+        AdvanceDrains, EvaluateNode, LivenessChange, NodeLiveness, NodeReadiness, Readiness,
+        ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendNode, UnsuspendNodes,
+    },
+    row::{
+        CapacityGain, Drain, Driver, EarlyEligibility, Eligibility, GainKey, Health, Liveness,
+        Node, NodeDescription, NodeEvent, NodeResources, SuspendReason, Tombstone, TombstoneRow,
+        glob,
+    },
+    transitions::computed_class,
+};

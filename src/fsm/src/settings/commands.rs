@@ -1,0 +1,43 @@
+//! Commands about the scheduler configuration, node pools and namespaces.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Namespace, NodePool, SchedulerConfiguration};
+use crate::id::{Index, Text};
+
+/// Changes the scheduler configuration.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SetSchedulerConfiguration {
+    /// The configuration.
+    pub configuration: SchedulerConfiguration,
+    /// Compare-and-set on its modify index.
+    pub enforce_index: Option<Index>,
+}
+
+/// Creates or changes a node pool.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct UpsertNodePool {
+    /// The pool; its indexes are set when it is stored.
+    pub pool: NodePool,
+}
+
+/// Deletes a node pool that nothing uses.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeleteNodePool {
+    /// The pool's name.
+    pub name: Text,
+}
+
+/// Creates or changes a namespace.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct UpsertNamespace {
+    /// The namespace; its indexes are set when it is stored.
+    pub namespace: Namespace,
+}
+
+/// Deletes a namespace that nothing uses.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeleteNamespace {
+    /// The namespace's name.
+    pub name: Text,
+}

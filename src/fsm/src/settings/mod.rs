@@ -1,0 +1,12 @@
+//! What operators set for the whole cluster: scheduler configuration, node pools, namespaces.
+
+mod commands;
+mod row;
+mod transitions;
+
+pub use self::{
+    commands::{
+        DeleteNamespace, DeleteNodePool, SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
+    },
+    row::{Algorithm, Namespace, NodePool, SchedulerConfiguration},
+};
