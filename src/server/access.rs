@@ -303,7 +303,7 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::DeregisterJob(DeregisterJob { evaluation, .. })
         | Command::EvaluateJob(EvaluateJob { evaluation, .. })
         | Command::StopAllocation(StopAllocation { evaluation, .. }) => {
-            *evaluation = fsm::EvaluationId::default()
+            *evaluation = fsm::EvaluationId::default();
         }
         Command::RegisterNode(RegisterNode { evaluation_ids, .. })
         | Command::NodeReadiness(NodeReadiness { evaluation_ids, .. })

@@ -55,7 +55,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
     match command {
         Command::RegisterJob(RegisterJob { spec, .. }) => entry.job_registered(spec, found),
         Command::DeregisterJob(DeregisterJob { job, purge, .. }) => {
-            entry.job_ended(job, *purge, found)
+            entry.job_ended(job, *purge, found);
         }
         Command::EvaluateJob(_) => entry.evaluation_made(found),
         Command::RegisterNode(RegisterNode { node, identity, description, .. }) => {
@@ -67,7 +67,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         }
         Command::NodeReadiness(NodeReadiness { node, .. }) => entry.node_ready(*node, found),
         Command::NodeLiveness(NodeLiveness { changes, .. }) => {
-            entry.liveness_changed(changes, found)
+            entry.liveness_changed(changes, found);
         }
         Command::SetEligibility(SetEligibility { node, eligible, .. }) => {
             entry.eligibility_set(*node, *eligible, found);
@@ -80,7 +80,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         }
         Command::ReapNode(ReapNode { node, force, .. }) => entry.node_reaped(*node, *force, found),
         Command::UpdateAllocations(UpdateAllocations { reports }) => {
-            entry.reports_taken(reports, found)
+            entry.reports_taken(reports, found);
         }
         Command::StopAllocation(StopAllocation { id, .. }) => entry.allocation_stopped(*id, found),
         Command::UpdateEvaluations(UpdateEvaluations { updates }) => {
@@ -91,10 +91,10 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         Command::ApplyPlans(ApplyPlans { plans }) => entry.plans_applied(plans, found),
         Command::UpsertNodePool(UpsertNodePool { pool }) => entry.node_pool_made(pool, found),
         Command::UpsertNamespace(UpsertNamespace { namespace }) => {
-            entry.namespace_made(namespace, found)
+            entry.namespace_made(namespace, found);
         }
         Command::SuspendNode(SuspendNode { node, reason, .. }) => {
-            entry.node_suspended(*node, *reason, found)
+            entry.node_suspended(*node, *reason, found);
         }
         Command::UnsuspendNodes(_)
         | Command::EvaluateNode(_)

@@ -394,8 +394,7 @@ mod tests {
         assert_eq!(look(WOKEN_MS, &missed, &State::default()), None, "it is done in the log");
         assert_eq!(look(4 * WOKEN_MS, &state(6, 6), &state(6, 6)), None, "it saw what there was");
         let there = state(6, 6);
-        let node = there.nodes().iter().next().unwrap().id;
-        let gone = testing::without::<fsm::Node>(&there, &node);
+        let gone = testing::without::<fsm::Node>(&there, &testing::node_id("n1"));
         assert_eq!(look(5 * WOKEN_MS, &gone, &gone), None);
         assert!(look(6 * WOKEN_MS, &gone, &gone).is_some(), "the node is gone");
         assert_eq!(look(8 * WOKEN_MS, &state(6, 6), &state(6, 6)), None);

@@ -23,28 +23,30 @@ fn node(id: fsm::NodeId) -> String {
     id.0.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect()
 }
 
+fn job(RegisterJob { spec, evaluation, .. }: &RegisterJob) -> String {
+    let groups: Vec<_> = spec
+        .groups
+        .iter()
+        .map(|group| {
+            let networks = group.network.iter();
+            let ports = networks.flat_map(|one| &one.ports).map(|port| port.value);
+            format!("{} x{} ports {:?}", group.name, group.count, ports.collect::<Vec<_>>())
+        })
+        .collect();
+    format!(
+        "RegisterJob {} {groups:?} priority {} {:?} all_at_once {} evaluation {}",
+        spec.key.id,
+        spec.priority,
+        spec.datacenters,
+        spec.all_at_once,
+        short(evaluation)
+    )
+}
+
 /// A command.
 pub(crate) fn of(command: &Command) -> String {
     match command {
-        Command::RegisterJob(RegisterJob { spec, evaluation, .. }) => {
-            let groups: Vec<_> = spec
-                .groups
-                .iter()
-                .map(|group| {
-                    let networks = group.network.iter();
-                    let ports = networks.flat_map(|one| &one.ports).map(|port| port.value);
-                    format!("{} x{} ports {:?}", group.name, group.count, ports.collect::<Vec<_>>())
-                })
-                .collect();
-            format!(
-                "RegisterJob {} {groups:?} priority {} {:?} all_at_once {} evaluation {}",
-                spec.key.id,
-                spec.priority,
-                spec.datacenters,
-                spec.all_at_once,
-                short(evaluation)
-            )
-        }
+        Command::RegisterJob(command) => job(command),
         Command::DeregisterJob(DeregisterJob { job, purge, evaluation, .. }) => {
             format!("DeregisterJob {} purge {purge} evaluation {}", job.id, short(evaluation))
         }

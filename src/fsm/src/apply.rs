@@ -1,7 +1,9 @@
-//! The transition function. One closed match over [`Command`]; the noun's file holds each transition.
+//! The transition function. One closed match over [`Command`]; the noun's file holds each
+//! transition.
 //!
-//! Every replica runs this on the same entries in the same order, so it uses nothing but the entry and the state. A bad command is answered
-//! with a [`Rejection`] and changes nothing; it never panics, because a panic here would be a crash loop on every replica.
+//! Every replica runs this on the same entries in the same order, so it uses nothing but the entry
+//! and the state. A bad command is answered with a [`Rejection`] and changes nothing; it never
+//! panics, because a panic here would be a crash loop on every replica.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -29,7 +31,8 @@ pub struct Applied {
 }
 
 impl State {
-    /// The state of a cluster before its first entry: namespace `default`, node pools `default` and `all`.
+    /// The state of a cluster before its first entry: namespace `default`, node pools `default` and
+    /// `all`.
     pub fn genesis(changes: &mut ChangeSet) -> Self {
         let mut state = Self::default();
         for (name, description) in
@@ -53,8 +56,8 @@ impl State {
 
     /// Takes an entry that carries no command: the first of a term, or a membership change.
     pub fn advance(&mut self, index: Index, term: u64) {
-        self.head.index = index;
-        self.head.term = term;
+        self.index = index;
+        self.term = term;
     }
 
     /// Applies the entry at `index`. Rows that changed are appended to `changes`.
@@ -74,15 +77,16 @@ impl State {
             return Applied { reply, effects: Vec::new(), index };
         }
         let digest_before = matches!(proposal.command, Command::MarkDigest).then(|| self.digest());
-        self.head.at = self.head.at.max(proposal.at);
+        self.at = self.at.max(proposal.at);
         if is_planted(Plant::ClockInApply) {
-            self.head.at = self.head.at.saturating_add(whim());
+            self.at = self.at.saturating_add(whim());
         }
         if let Some(kept) = self.answer_again(proposal)
             && !is_planted(Plant::NoDedupe)
         {
             return kept;
         }
+        changes.index = index;
         let mut turn = Turn::new(self, changes, index);
         let reply = match turn.run(&proposal.command, digest_before) {
             Ok(reply) => reply,
@@ -117,7 +121,7 @@ pub(crate) type Outcome = Result<Reply, Rejection>;
 
 impl<'a> Turn<'a> {
     pub(crate) fn new(state: &'a mut State, changes: &'a mut ChangeSet, index: Index) -> Self {
-        let at = state.head.at;
+        let at = state.at;
         Self {
             state,
             changes,

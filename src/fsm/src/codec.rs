@@ -1,11 +1,12 @@
-//! The one place where bincode meets bytes. Everything Quorate persists is a frame:
+//! The one place where bincode meets bytes. Everything Quorate persists is a frame, little endian:
 //!
 //! ```text
-//! magic u16 | kind u16 | generation u16 | crc32c u32 of the payload | length u32 | payload        (little endian)
+//! magic u16 | kind u16 | generation u16 | crc32c u32 of the payload | length u32 | payload
 //! ```
 //!
-//! Kinds are explicit numbers outside bincode; the generation is that of all bytes ([`GENERATION`]). Decoding takes a slice, never a reader (a
-//! hostile length prefix must not allocate), limits sizes, and refuses trailing bytes. Recursive types are not allowed in frames.
+//! Kinds are explicit numbers outside bincode; the generation is that of all bytes
+//! ([`GENERATION`]). Decoding takes a slice, never a reader (a hostile length prefix must not
+//! allocate), limits sizes, and refuses trailing bytes. Recursive types are not allowed in frames.
 
 use bincode::{
     config::{Configuration, Limit, LittleEndian, Varint},
@@ -45,7 +46,6 @@ pub enum DecodeError {
     /// Written by a binary of another generation.
     #[error("frame of kind {kind} is {other}")]
     Generation {
-        /// Kind.
         kind: u16,
         /// The generation in the frame.
         other: OtherGeneration,
@@ -53,7 +53,6 @@ pub enum DecodeError {
     /// The length in the header is not that of the bytes.
     #[error("frame of kind {kind} says {said} bytes, has {has}")]
     Length {
-        /// Kind.
         kind: u16,
         /// Length in the header.
         said: usize,
@@ -62,14 +61,10 @@ pub enum DecodeError {
     },
     /// The checksum is wrong: the bytes are damaged.
     #[error("frame of kind {kind} has a wrong checksum: the bytes are damaged")]
-    Checksum {
-        /// Kind.
-        kind: u16,
-    },
+    Checksum { kind: u16 },
     /// The payload is not of the type.
     #[error("frame of kind {kind} does not decode: {detail}")]
     Payload {
-        /// Kind.
         kind: u16,
         /// Detail from the decoder.
         detail: String,

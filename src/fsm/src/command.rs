@@ -1,7 +1,8 @@
-//! Commands: the only way state changes. A [`Proposal`] is what the log holds; a [`Reply`] is what its proposer gets.
+//! Commands: the only way state changes. A [`Proposal`] is what the log holds; a [`Reply`] is what
+//! its proposer gets.
 //!
-//! The number of a variant is its place, and a golden test pins every one. An unknown number does not decode, and an entry that does not decode
-//! stops the server instead of being skipped.
+//! The number of a variant is its place, and a golden test pins every one. An unknown number does
+//! not decode, and an entry that does not decode stops the server instead of being skipped.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +29,8 @@ use crate::{
 pub struct Proposal {
     /// Log time, stamped by the leader.
     pub at: TimeMs,
-    /// Leadership term, for commands of leader services: an entry that lands in another term is refused.
+    /// Leadership term, for commands of leader services: an entry that lands in another term is
+    /// refused.
     pub epoch: Option<u64>,
     /// The client's request, for client commands.
     pub request: Option<Request>,
@@ -190,14 +192,13 @@ pub enum Reply {
         evaluation: Option<EvaluationId>,
         /// Modify index of the spec.
         job_modify_index: Index,
-        /// The job was not there (a deregistration of an unknown job changes nothing and is no error).
+        /// The job was not there (a deregistration of an unknown job changes nothing and is no
+        /// error).
         found: bool,
     },
     /// A node was changed.
     Node {
-        /// Its incarnation.
         incarnation: u64,
-        /// Its modify index.
         modify_index: Index,
         /// Evaluations that were made.
         evaluations: Vec<EvaluationId>,

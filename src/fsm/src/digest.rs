@@ -1,7 +1,9 @@
-//! How replicas compare their states: per table the wrapping sum of a 128-bit hash over (key, encoded row).
+//! How replicas compare their states: per table the wrapping sum of a 128-bit hash over (key,
+//! encoded row).
 //!
-//! The sum does not depend on the order of changes and is kept up to date row by row. A [`DigestMark`] stores the digest as of the entry
-//! before it; servers report theirs; the leader commits the majority's as a verdict, and a replica that disagrees stops.
+//! The sum does not depend on the order of changes and is kept up to date row by row. A
+//! [`DigestMark`] stores the digest as of the entry before it; servers report theirs; the leader
+//! commits the majority's as a verdict, and a replica that disagrees stops.
 
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +47,8 @@ pub fn row_hash(disk_key: &[u8], frame: &[u8]) -> u128 {
     joined_hash(&bytes)
 }
 
-/// [`row_hash`] of a row whose key length (little endian, 4 bytes), key and frame stand one after the other already.
+/// [`row_hash`] of a row whose key length (little endian, 4 bytes), key and frame stand one after
+/// the other already.
 pub fn joined_hash(bytes: &[u8]) -> u128 {
     let hash = blake3::hash(bytes);
     let first: [u8; 16] = hash.as_bytes().first_chunk().copied().unwrap_or_default();
@@ -57,7 +60,8 @@ pub fn joined_hash(bytes: &[u8]) -> u128 {
 pub struct DigestMark {
     /// Index of the mark.
     pub index: Index,
-    /// This replica's digest. Not part of the replicated comparison of marks themselves: equal on replicas that agree.
+    /// This replica's digest. Not part of the replicated comparison of marks themselves: equal on
+    /// replicas that agree.
     pub digest: Digest,
     /// What the majority found, once known.
     pub verdict: Option<Digest>,

@@ -1,5 +1,6 @@
-//! What an applied entry means for the leader's services and for watchers. Effects only accelerate: whatever a service must do follows from
-//! [`crate::State`] alone, so a lost effect costs time, never correctness.
+//! What an applied entry means for the leader's services and for watchers. Effects only accelerate:
+//! whatever a service must do follows from [`crate::State`] alone, so a lost effect costs time,
+//! never correctness.
 
 use crate::id::{ClassId, EvaluationId, JobKey, NodeId};
 
@@ -9,12 +10,7 @@ pub enum Effect {
     /// An evaluation was created or changed; its row says how.
     Evaluation(EvaluationId),
     /// A node has more room than before, or is newly schedulable.
-    Capacity {
-        /// Its class.
-        class: ClassId,
-        /// The node.
-        node: NodeId,
-    },
+    Capacity { class: ClassId, node: NodeId },
     /// A node row changed or went.
     Node(NodeId),
     /// Allocations of a node changed.

@@ -1,7 +1,8 @@
-//! What an answer about a part of the state was made of, so that who waits for a change of that part can tell it from any other change.
+//! What an answer about a part of the state was made of, so that who waits for a change of that
+//! part can tell it from any other change.
 //!
-//! Compared by identity of the derived indexes, which are copied when one of their rows is written: O(1), whatever the size. A held extent keeps
-//! the ids of its part alive, not the state.
+//! Compared by identity of the derived indexes, which are copied when one of their rows is written:
+//! O(1), whatever the size. A held extent keeps the ids of its part alive, not the state.
 
 use std::sync::Arc;
 

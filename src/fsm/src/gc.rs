@@ -1,9 +1,11 @@
-//! Garbage collection: what nobody needs any more is forgotten, by the rules of Nomad's core scheduler.
+//! Garbage collection: what nobody needs any more is forgotten, by the rules of Nomad's core
+//! scheduler.
 //!
-//! A file of its own, because one collection is about jobs, allocations, evaluations and node classes, and its rules look at all of them.
-//! The rules are here and only here. Who proposes a collection finds its candidates by them, and `apply` asks them again, so that a row that has
-//! come back into use in between stays. What a scheduler would still count is never collected: the completed instance of a batch job that is
-//! alive would be run again.
+//! A file of its own, because one collection is about jobs, allocations, evaluations and node
+//! classes, and its rules look at all of them. The rules are here and only here. Who proposes a
+//! collection finds its candidates by them, and `apply` asks them again, so that a row that has
+//! come back into use in between stays. What a scheduler would still count is never collected: the
+//! completed instance of a batch job that is alive would be run again.
 
 use std::collections::BTreeSet;
 
@@ -19,10 +21,10 @@ use crate::{
     job::{Job, JobKind, JobStatus},
     node::GainKey,
     state::State,
-    table::TableId,
 };
 
-/// Forgets what has ended long ago. Each row is judged again by the same rules; what is in use again stays.
+/// Forgets what has ended long ago. Each row is judged again by the same rules; what is in use
+/// again stays.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CollectGarbage {
     /// What counts as long ago.
@@ -44,7 +46,6 @@ pub struct Cutoffs {
     pub evaluations: TimeMs,
     /// Evaluations and allocations of batch and sysbatch jobs.
     pub batch_evaluations: TimeMs,
-    /// Jobs.
     pub jobs: TimeMs,
 }
 
@@ -59,8 +60,9 @@ impl Cutoffs {
 }
 
 impl State {
-    /// Whether a job may be forgotten with all that belongs to it: it is dead, does not wait for a user (a service that was not stopped does), was
-    /// submitted before `before`, and neither its evaluations nor its allocations changed since. Cost: one pass over those.
+    /// Whether a job may be forgotten with all that belongs to it: it is dead, does not wait for a
+    /// user (a service that was not stopped does), was submitted before `before`, and neither its
+    /// evaluations nor its allocations changed since. Cost: one pass over those.
     pub fn is_job_collectable(&self, job: &Job, before: TimeMs) -> bool {
         let over = match job.kind {
             JobKind::Service | JobKind::System => job.stop,
@@ -77,8 +79,9 @@ impl State {
                 .all(|row| row.client.is_terminal() && row.modified_at < before)
     }
 
-    /// Whether an allocation may be forgotten: it has ended, did not change since the cut-off of its job's kind, and its job is gone, stopped or
-    /// another one by now, or no scheduler looks at it any more.
+    /// Whether an allocation may be forgotten: it has ended, did not change since the cut-off of
+    /// its job's kind, and its job is gone, stopped or another one by now, or no scheduler looks at
+    /// it any more.
     pub fn is_allocation_collectable(&self, row: &Allocation, cutoffs: &Cutoffs) -> bool {
         let job = self.jobs.get(&row.job).filter(|job| job.create_index == row.job_create_index);
         let kind = job.map(|job| job.kind);
@@ -105,7 +108,8 @@ impl State {
                 }
                 JobKind::System => true,
                 JobKind::Batch => outdated || row.client == ClientStatus::Lost,
-                // It says that the node has had its instance, which nobody asks of a node that does not come back.
+                // It says that the node has had its instance, which nobody asks of a node that does
+                // not come back.
                 JobKind::Sysbatch => {
                     let is_gone = !self.nodes.contains(&row.node);
                     outdated
@@ -115,7 +119,8 @@ impl State {
             }
     }
 
-    /// Whether an evaluation may be forgotten once it has no allocations any more: it is final and did not change since the cut-off.
+    /// Whether an evaluation may be forgotten once it has no allocations any more: it is final and
+    /// did not change since the cut-off.
     pub fn is_evaluation_old(&self, row: &Evaluation, cutoffs: &Cutoffs) -> bool {
         let kind = self.jobs.contains(&row.job).then_some(row.kind);
         row.status.is_terminal() && row.modified_at < cutoffs.of(kind)
@@ -129,17 +134,6 @@ impl State {
             GainKey::Node(_) => None,
         });
         gains.filter(|class| !classes.contains(class)).collect()
-    }
-
-    fn unindex_evaluation(&mut self, row: &Evaluation) {
-        if let Some(index) = self.by_job.get_mut(&row.job) {
-            let index = std::sync::Arc::make_mut(index);
-            index.evaluations.remove(&row.id);
-            index.open_evaluations.remove(&row.id);
-            if index.is_empty() {
-                self.by_job.remove(&row.job);
-            }
-        }
     }
 }
 
@@ -182,8 +176,8 @@ impl Turn<'_> {
             return false;
         }
         self.state.unindex_allocation(&row);
+        self.state.count_allocation(Some(&row), None);
         self.state.allocations.remove(&id, self.changes);
-        self.state.touch(TableId::Allocations);
         self.effects.insert(Effect::NodeAllocations(row.node));
         let current = self.state.jobs.get(&row.job).cloned();
         match current.filter(|job| job.create_index == row.job_create_index) {
@@ -211,7 +205,6 @@ impl Turn<'_> {
         }
         self.state.unindex_evaluation(&row);
         self.state.evaluations.remove(&id, self.changes);
-        self.state.touch(TableId::Evaluations);
         self.effects.insert(Effect::Evaluation(id));
         true
     }

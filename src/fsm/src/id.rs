@@ -1,4 +1,5 @@
-//! Identifiers and scalar types. All ids are 16 bytes and arrive from outside: nothing here makes one up.
+//! Identifiers and scalar types. All ids are 16 bytes and arrive from outside: nothing here makes
+//! one up.
 
 use std::{fmt, str::FromStr, sync::Arc};
 

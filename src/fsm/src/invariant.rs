@@ -1,4 +1,5 @@
-//! Named checks of a whole state. They run in tests, in simulation, in debug builds and on request of an operator; none of them is cheap.
+//! Named checks of a whole state. They run in tests, in simulation, in debug builds and on request
+//! of an operator; none of them is cheap.
 
 use crate::{
     id::Index,
@@ -68,6 +69,9 @@ fn derived_indexes(state: &State, out: &mut Vec<String>) {
             out.push(format!("job {key} has an index and no rows"));
         }
     }
+    if fresh.occupancy != state.occupancy {
+        out.push(format!("occupancy is {:?}, recomputed {:?}", state.occupancy, fresh.occupancy));
+    }
     if fresh.per_node_jobs != state.per_node_jobs {
         out.push("per-node jobs differ from a recomputation".into());
     }
@@ -81,7 +85,8 @@ fn node_capacity(state: &State, out: &mut Vec<String>) {
     for node in state.nodes.iter() {
         let usage: &NodeUsage = &state.usage(node.id);
         let available = node.description.resources.available();
-        // An agent may shrink its own resources below what runs already; placements are judged at their time.
+        // An agent may shrink its own resources below what runs already; placements are judged at
+        // their time.
         let placed_since = state
             .allocations_of_node(node.id)
             .filter(|row| row.is_live())
@@ -140,7 +145,7 @@ fn references(state: &State, out: &mut Vec<String>) {
 
 /// I44: creation does not follow a change, and nothing is newer than the log.
 fn indexes_ordered(state: &State, out: &mut Vec<String>) {
-    let last = state.head.index;
+    let last = state.index;
     let mut check = |what: &str, created: Index, modified: Index| {
         if created > modified || modified > last {
             out.push(format!("{what}: created {created}, modified {modified}, log at {last}"));
@@ -160,7 +165,8 @@ fn indexes_ordered(state: &State, out: &mut Vec<String>) {
     }
 }
 
-/// I21: at most one blocked evaluation per job, and per (job, node) for jobs that run once per node.
+/// I21: at most one blocked evaluation per job, and per (job, node) for jobs that run once per
+/// node.
 fn blocked_once(state: &State, out: &mut Vec<String>) {
     let mut seen = std::collections::BTreeSet::new();
     for row in state.evaluations.iter() {
@@ -177,7 +183,7 @@ fn digest(state: &State, out: &mut Vec<String>) {
     for (key, frame) in state.frames() {
         sum.add(crate::digest::row_hash(&key, &frame));
     }
-    sum.add(crate::digest::row_hash(&[0], &crate::codec::encode(&state.head)));
+    sum.add(crate::digest::row_hash(&[0], &crate::codec::encode(&state.head())));
     if sum != state.digest() {
         out.push(format!("digest is {}, rows give {sum}", state.digest()));
     }

@@ -1,10 +1,13 @@
-//! The replicated state machine of Quorate: tables, commands and the one function that changes them, [`State::apply`].
+//! The replicated state machine of Quorate: tables, commands and the one function that changes
+//! them, [`State::apply`].
 //!
-//! Pure: no I/O, no clock, no randomness, no floats. Time is `at` in the command, ids come in the command, iteration is ordered.
-//! Same log, same state, byte for byte, on every replica; [`digest`] is how replicas find out when that fails.
+//! Pure: no I/O, no clock, no randomness, no floats. Time is `at` in the command, ids come in the
+//! command, iteration is ordered. Same log, same state, byte for byte, on every replica; [`digest`]
+//! is how replicas find out when that fails.
 //!
 //! ```text
-//!  Proposal { at, epoch, request, command } ──► State::apply ──► Applied { reply, effects } + ChangeSet (rows for the disk)
+//!  Proposal { at, epoch, request, command } ──► State::apply ──► Applied { reply, effects }
+//!                                                          └──► ChangeSet (rows for the disk)
 //! ```
 
 #![cfg_attr(
@@ -23,6 +26,7 @@ pub mod extent;
 pub mod gc;
 pub mod generation;
 pub mod id;
+mod indexes;
 pub mod invariant;
 pub mod job;
 pub mod limits;

@@ -16,9 +16,11 @@ pub const NODE_EVENTS_MAX: usize = 10;
 pub const TASK_EVENTS_MAX: usize = 10;
 /// Nodes whose scores are kept with a placement (Nomad's `MaxRetainedNodeScores`).
 pub const NODE_SCORES_MAX: usize = 5;
-/// Past reschedules kept on an allocation whose policy does not count them (Nomad's `maxPastRescheduleEvents`).
+/// Past reschedules kept on an allocation whose policy does not count them (Nomad's
+/// `maxPastRescheduleEvents`).
 pub const RESCHEDULE_EVENTS_MAX: usize = 5;
-/// Past reschedules kept on an allocation whose policy allows so many in an interval; more attempts than this cannot be counted.
+/// Past reschedules kept on an allocation whose policy allows so many in an interval; more attempts
+/// than this cannot be counted.
 pub const RESCHEDULE_EVENTS_COUNTED_MAX: usize = 100;
 /// Replies kept for client retries.
 pub const SESSIONS_MAX: usize = 100_000;
@@ -44,7 +46,8 @@ pub const SUSPEND_MS: u64 = 15 * 60 * 1000;
 pub const SUSPEND_MS_MAX: u64 = 4 * 60 * 60 * 1000;
 /// One strike is forgiven in this time, ms.
 pub const STRIKE_DECAY_MS: u64 = 24 * 60 * 60 * 1000;
-/// Share of the nodes that may be suspended automatically, percent; at least one node may always be.
+/// Share of the nodes that may be suspended automatically, percent; at least one node may always
+/// be.
 pub const SUSPENDED_PERCENT_MAX: u64 = 25;
 /// Tombstones of reaped nodes are kept this long, log time ms.
 pub const TOMBSTONE_MS: u64 = 24 * 60 * 60 * 1000;

@@ -1,8 +1,10 @@
-//! Deliberate bugs, to prove that the tests see them: which there are, and whether one is planted in this process.
+//! Deliberate bugs, to prove that the tests see them: which there are, and whether one is planted
+//! in this process.
 //!
-//! Owns the one list of all packages' plants. A build without the feature `plant` contains none: [`is_planted`] is the constant `false` and the
-//! table of names does not exist. What each plant breaks and who caught it is in jepsen/PLANTED.md. It must never be asked for anything but to
-//! do the wrong thing: code that behaves differently for a reason has a setting.
+//! Owns the one list of all packages' plants. A build without the feature `plant` contains none:
+//! [`is_planted`] is the constant `false` and the table of names does not exist. What each plant
+//! breaks and who caught it is in jepsen/PLANTED.md. It must never be asked for anything but to do
+//! the wrong thing: code that behaves differently for a reason has a setting.
 
 /// A bug that can be planted. The M-numbers are those of the fault-testing plan.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! Amounts of cpu, memory and disk, and what is used of them on a node. Integers only; subtraction never goes below zero.
+//! Amounts of cpu, memory and disk, and what is used of them on a node. Integers only; subtraction
+//! never goes below zero.
 
 use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,6 @@ use crate::{
 /// Cpu in MHz, memory and disk in MiB.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Resources {
-    /// MHz.
     pub cpu_mhz: u64,
     /// MiB.
     pub memory_mb: u64,
@@ -22,11 +22,8 @@ pub struct Resources {
 /// A resource of which a node has too little.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Dimension {
-    /// Cpu.
     Cpu,
-    /// Memory.
     Memory,
-    /// Disk.
     Disk,
     /// A static port is taken or no dynamic port is left.
     Ports,
@@ -68,13 +65,24 @@ impl Resources {
         }
     }
 
-    /// Sum, or the first dimension in which it overflows: a saturated sum could not be taken apart again.
+    /// Sum, or the first dimension in which it overflows: a saturated sum could not be taken apart
+    /// again.
     pub fn checked_plus(self, other: Self) -> Result<Self, Dimension> {
         let add = |left: u64, right: u64, dimension| left.checked_add(right).ok_or(dimension);
         Ok(Self {
             cpu_mhz: add(self.cpu_mhz, other.cpu_mhz, Dimension::Cpu)?,
             memory_mb: add(self.memory_mb, other.memory_mb, Dimension::Memory)?,
             disk_mb: add(self.disk_mb, other.disk_mb, Dimension::Disk)?,
+        })
+    }
+
+    /// Difference, or the first dimension in which it is below zero.
+    pub fn checked_minus(self, other: Self) -> Result<Self, Dimension> {
+        let take = |left: u64, right: u64, dimension| left.checked_sub(right).ok_or(dimension);
+        Ok(Self {
+            cpu_mhz: take(self.cpu_mhz, other.cpu_mhz, Dimension::Cpu)?,
+            memory_mb: take(self.memory_mb, other.memory_mb, Dimension::Memory)?,
+            disk_mb: take(self.disk_mb, other.disk_mb, Dimension::Disk)?,
         })
     }
 
@@ -113,10 +121,11 @@ pub struct Port {
     pub to: u16,
 }
 
-/// What allocations use of a node; a derived index, so that a fit check does not sum over allocations.
+/// What allocations use of a node; a derived index, so that a fit check does not sum over
+/// allocations.
 ///
-/// Invariant: equals the sum over the node's allocations that are desired `run` and not terminal on the client, and `ports` holds every
-/// port of an allocation that is not terminal on the client.
+/// Invariant: equals the sum over the node's allocations that are desired `run` and not terminal on
+/// the client, and `ports` holds every port of an allocation that is not terminal on the client.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct NodeUsage {
     /// Sum of resources.
@@ -132,7 +141,8 @@ pub struct NodeUsage {
 pub enum PortHolder {
     /// Desired `run`.
     Live,
-    /// Being stopped; a static port may be asked for by its successor, which starts after it has ended.
+    /// Being stopped; a static port may be asked for by its successor, which starts after it has
+    /// ended.
     Stopping,
 }
 

@@ -1,5 +1,6 @@
-//! Client sessions: a retried request takes effect once. Replies are kept, bounded by count and log time; a request older than the floor
-//! is refused, because nobody knows any more whether it was applied.
+//! Client sessions: a retried request takes effect once. Replies are kept, bounded by count and log
+//! time; a request older than the floor is refused, because nobody knows any more whether it was
+//! applied.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,6 +8,7 @@ use crate::{
     apply::Applied,
     command::{Proposal, Rejection, Reply},
     id::{EvaluationId, Index, RequestId, Text, TimeMs},
+    indexes::broken,
     limits,
     state::State,
     table::{ChangeSet, Row, TableId},
@@ -26,16 +28,15 @@ pub struct Request {
 /// A kept reply.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Session {
-    /// The request.
     pub request: Request,
     /// Index at which it was applied.
     pub index: Index,
-    /// Its reply.
     pub reply: Reply,
 }
 
 impl Session {
-    /// A session with what of a reply is worth keeping: long lists and texts are cut, so that the sessions of a window stay bounded.
+    /// A session with what of a reply is worth keeping: long lists and texts are cut, so that the
+    /// sessions of a window stay bounded.
     pub fn new(request: Request, index: Index, reply: &Reply) -> Self {
         Self { request, index, reply: abbreviate(reply) }
     }
@@ -83,14 +84,14 @@ impl State {
             Some(kept) if kept.request.payload_hash == request.payload_hash => {
                 (kept.reply.clone(), kept.index)
             }
-            Some(_) => (Reply::Rejected(Rejection::RequestIdReused), self.head.index),
-            None if request.stamped_at < self.head.session_floor => {
-                (Reply::Rejected(Rejection::SessionExpired), self.head.index)
+            Some(_) => (Reply::Rejected(Rejection::RequestIdReused), self.index),
+            None if request.stamped_at < self.session_floor => {
+                (Reply::Rejected(Rejection::SessionExpired), self.index)
             }
             // Such a session would outlive all others and raise the floor over them.
-            None if request.stamped_at > self.head.at.saturating_add(limits::SESSION_MS_MAX) => {
+            None if request.stamped_at > self.at.saturating_add(limits::SESSION_MS_MAX) => {
                 let message = "the request is stamped too far in the future";
-                (Reply::Rejected(Rejection::Invalid(message.into())), self.head.index)
+                (Reply::Rejected(Rejection::Invalid(message.into())), self.index)
             }
             None => return None,
         };
@@ -99,16 +100,19 @@ impl State {
 
     pub(crate) fn keep_session(&mut self, session: Session, changes: &mut ChangeSet) {
         self.put_session(session, changes);
-        let floor = self.head.at.saturating_sub(limits::SESSION_MS_MAX);
-        self.head.session_floor = self.head.session_floor.max(floor);
+        let floor = self.at.saturating_sub(limits::SESSION_MS_MAX);
+        self.session_floor = self.session_floor.max(floor);
         while let Some((at, id)) = self.oldest_session() {
-            // By count the oldest goes alone: others of its time stay and are answered, although the floor is above them.
+            // By count the oldest goes alone: others of its time stay and are answered, although
+            // the floor is above them.
             if at >= floor && self.sessions.len() <= limits::SESSIONS_MAX {
                 break;
             }
-            self.head.session_floor = self.head.session_floor.max(at.saturating_add(1));
+            self.session_floor = self.session_floor.max(at.saturating_add(1));
             self.sessions_by_time.remove(&(at, id));
-            self.sessions.remove(&id, changes);
+            if self.sessions.remove(&id, changes).is_none() {
+                broken("sessions-by-time", format_args!("request {id} has no session"));
+            }
         }
     }
 

@@ -1,7 +1,8 @@
 //! The state: one table per noun, indexes derived from them, and the head (log position, log time).
 //!
-//! `Clone` is O(1): a clone is a snapshot that schedulers, readers and snapshot files use while `apply` goes on. Derived indexes are never
-//! stored; they are rebuilt while loading and checked against a recomputation in tests ([`crate::invariant`]).
+//! `Clone` is O(1): a clone is a snapshot that schedulers, readers and snapshot files use while
+//! `apply` goes on. Derived indexes are never stored; they are rebuilt while loading and checked
+//! against a recomputation in tests ([`crate::invariant`]).
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,17 +11,17 @@ use imbl::{OrdMap, OrdSet};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    allocation::{Allocation, ClientStatus},
+    allocation::Allocation,
     codec::{self, DecodeError},
     digest::{Digest, DigestMark},
-    evaluation::{Evaluation, EvaluationStatus},
+    evaluation::Evaluation,
     id::{AllocationId, EvaluationId, Index, JobKey, NodeId, RequestId, Text, TimeMs},
     job::{GroupSummary, Job, JobKind, JobSpec, JobVersion},
-    node::{CapacityGain, Drain, EarlyEligibility, GainKey, Node, TombstoneRow},
-    resources::{NodeUsage, PortHolder},
+    node::{CapacityGain, Drain, EarlyEligibility, GainKey, Node, Occupancy, TombstoneRow},
+    resources::NodeUsage,
     session::Session,
     settings::{Namespace, NodePool, SchedulerConfiguration},
-    table::{ChangeSet, Row, StoredRow, Table, TableId},
+    table::{Row, StoredRow, Table, TableId},
 };
 
 macro_rules! rows {
@@ -65,19 +66,21 @@ pub struct Head {
     pub session_floor: TimeMs,
 }
 
-/// A name in use: group, number, and the node for jobs that run once per node (the zero id for others).
+/// A name in use: group, number, and the node for jobs that run once per node (the zero id for
+/// others).
 pub type LiveName = (Text, u32, NodeId);
 
-/// What is derived for one job. A job that was purged keeps its entry while it has allocations or evaluations.
+/// What is derived for one job. A job that was purged keeps its entry while it has allocations or
+/// evaluations.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct JobIndex {
     /// Its allocations, of all incarnations.
     pub(crate) allocations: OrdSet<AllocationId>,
-    /// Its evaluations.
     pub(crate) evaluations: OrdSet<EvaluationId>,
     /// Names in use: wanted and not ended.
     pub live_names: OrdMap<LiveName, AllocationId>,
-    /// Allocations by (job create index, version), so that a version is kept while one refers to it.
+    /// Allocations by (job create index, version), so that a version is kept while one refers to
+    /// it.
     pub versions: OrdMap<(Index, u64), u32>,
     /// Counts by group. `queued` is in the job row.
     pub summary: BTreeMap<Text, GroupSummary>,
@@ -95,21 +98,17 @@ impl JobIndex {
 /// The replicated state of a cluster.
 #[derive(Clone, Default)]
 pub struct State {
-    /// Log position and time.
-    pub(crate) head: Head,
-    /// Jobs.
+    pub(crate) index: Index,
+    pub(crate) term: u64,
+    pub(crate) at: TimeMs,
+    pub(crate) session_floor: TimeMs,
     pub(crate) jobs: Table<Job>,
     /// Their versions.
     pub(crate) job_versions: Table<JobVersion>,
-    /// Nodes.
     pub(crate) nodes: Table<Node>,
-    /// Evaluations.
     pub(crate) evaluations: Table<Evaluation>,
-    /// Allocations.
     pub(crate) allocations: Table<Allocation>,
-    /// Node pools.
     pub(crate) node_pools: Table<NodePool>,
-    /// Namespaces.
     pub(crate) namespaces: Table<Namespace>,
     /// The scheduler configuration.
     pub(crate) configurations: Table<SchedulerConfiguration>,
@@ -117,11 +116,9 @@ pub struct State {
     pub(crate) tombstones: Table<TombstoneRow>,
     /// Eligibilities of nodes to come.
     pub(crate) early_eligibilities: Table<EarlyEligibility>,
-    /// Capacity gains.
     pub(crate) capacity_gains: Table<CapacityGain>,
     /// Client sessions.
     pub(crate) sessions: Table<Session>,
-    /// Digest marks.
     pub(crate) digest_marks: Table<DigestMark>,
 
     pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
@@ -131,6 +128,7 @@ pub struct State {
     /// Jobs that run once per node.
     pub(crate) per_node_jobs: OrdSet<JobKey>,
     pub(crate) sessions_by_time: OrdSet<(TimeMs, RequestId)>,
+    pub(crate) occupancy: Occupancy,
 }
 
 /// Bytes that do not load as a state.
@@ -139,7 +137,6 @@ pub enum LoadError {
     /// A row does not decode.
     #[error("a row of table {table:?} does not load")]
     Row {
-        /// Table.
         table: TableId,
         /// Why.
         #[source]
@@ -153,27 +150,34 @@ pub enum LoadError {
 impl State {
     /// Last applied index.
     pub fn index(&self) -> Index {
-        self.head.index
+        self.index
     }
 
     /// Term of the last applied entry.
     pub fn term(&self) -> u64 {
-        self.head.term
+        self.term
     }
 
     /// Log time.
     pub fn at(&self) -> TimeMs {
-        self.head.at
+        self.at
     }
 
     /// Requests stamped before this are refused.
     pub fn session_floor(&self) -> TimeMs {
-        self.head.session_floor
+        self.session_floor
     }
 
     /// The head as it is stored with a group of changes.
     pub fn head(&self) -> Head {
-        self.head.clone()
+        let tables = TableId::ALL.into_iter().map(|table| (table.byte(), self.changed(table)));
+        Head {
+            index: self.index,
+            term: self.term,
+            at: self.at,
+            tables: tables.filter(|(_, index)| *index > 0).collect(),
+            session_floor: self.session_floor,
+        }
     }
 
     /// Jobs.
@@ -268,8 +272,9 @@ impl State {
         self.job_spec(&allocation.job, allocation.job_create_index, allocation.job_version)
     }
 
-    /// Kind, priority and last change of a job for an evaluation of it; of a job that is gone, or whose name a template has taken, those of what
-    /// still runs of it. None: there is nothing to evaluate.
+    /// Kind, priority and last change of a job for an evaluation of it; of a job that is gone, or
+    /// whose name a template has taken, those of what still runs of it. None: there is nothing to
+    /// evaluate.
     pub fn to_evaluate(&self, key: &JobKey) -> Option<(JobKind, u16, Index)> {
         if let Some(job) = self.jobs.get(key).filter(|job| !job.parameterized) {
             return Some((job.kind, job.priority, job.job_modify_index));
@@ -321,7 +326,8 @@ impl State {
             .filter_map(|id| self.evaluations.get(id))
     }
 
-    /// Allocations that a drain of their node is about and that have not ended there: none, and the drain is over.
+    /// Allocations that a drain of their node is about and that have not ended there: none, and the
+    /// drain is over.
     pub fn left_to_drain<'a>(
         &'a self,
         node: NodeId,
@@ -332,7 +338,8 @@ impl State {
             .filter(move |row| !(drain.ignore_system && self.is_of_system_job(row)))
     }
 
-    /// Whether an allocation is of a system job, which does not end by itself as one of a sysbatch job does.
+    /// Whether an allocation is of a system job, which does not end by itself as one of a sysbatch
+    /// job does.
     pub fn is_of_system_job(&self, row: &Allocation) -> bool {
         row.per_node && self.allocation_spec(row).is_none_or(|spec| spec.kind == JobKind::System)
     }
@@ -358,29 +365,37 @@ impl State {
             .filter_map(|id| self.allocations.get(id))
     }
 
-    /// Nodes whose affinity key is `key` (the key that started on them last; empty: none did yet), by id, in any state of service.
-    pub fn nodes_of_affinity<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Arc<Node>> {
-        self.nodes.iter().filter(move |node| &*node.affinity_key == key)
-    }
-
     /// Whether something on the node has not ended.
     pub fn is_busy(&self, node: NodeId) -> bool {
-        self.allocations_of_node(node).any(|row| !row.client.is_terminal())
+        self.occupancy.is_busy(node)
     }
 
-    /// Nodes of an affinity key on which nothing runs. Busy and idle are derived from allocations, never counted. Cost: one pass over the nodes.
-    pub fn idle_nodes<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Arc<Node>> {
-        self.nodes_of_affinity(key).filter(|node| !self.is_busy(node.id))
+    /// Nodes, and how many there are of each sort, without a scan.
+    pub fn occupancy(&self) -> &Occupancy {
+        &self.occupancy
     }
 
-    /// Nodes of an affinity key on which something runs. Cost: one pass over the nodes.
-    pub fn busy_nodes<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Arc<Node>> {
-        self.nodes_of_affinity(key).filter(|node| self.is_busy(node.id))
+    /// Nodes of an affinity key (the key that started on them last; empty: none did yet) on which
+    /// nothing runs, in any state of service.
+    pub fn idle_nodes<'a>(&'a self, key: &str) -> impl Iterator<Item = &'a Arc<Node>> {
+        self.rows_of(self.occupancy.idle_of(key))
     }
 
-    /// Nodes that are in service and on which nothing runs. Cost: one pass over the nodes.
+    /// Nodes of an affinity key on which something runs, in any state of service.
+    pub fn busy_nodes<'a>(&'a self, key: &str) -> impl Iterator<Item = &'a Arc<Node>> {
+        self.rows_of(self.occupancy.busy_of(key))
+    }
+
+    /// Nodes that are in service and on which nothing runs.
     pub fn free_nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
-        self.nodes.iter().filter(|node| node.is_schedulable() && !self.is_busy(node.id))
+        self.rows_of(Some(self.occupancy.free()))
+    }
+
+    fn rows_of<'a>(
+        &'a self,
+        ids: Option<&'a OrdSet<NodeId>>,
+    ) -> impl Iterator<Item = &'a Arc<Node>> {
+        ids.into_iter().flatten().filter_map(|id| self.nodes.get(id))
     }
 
     /// Keys of the jobs that run once per node, stopped ones included.
@@ -393,7 +408,8 @@ impl State {
         self.usage.get(&node).cloned().unwrap_or_default()
     }
 
-    /// The allocation that holds a name, if one does. `node` is given for jobs that run once per node.
+    /// The allocation that holds a name, if one does. `node` is given for jobs that run once per
+    /// node.
     pub fn live_name(
         &self,
         job: &JobKey,
@@ -407,7 +423,25 @@ impl State {
 
     /// Last index that changed a table; at least 1, as Nomad's clients expect.
     pub fn table_index(&self, table: TableId) -> Index {
-        self.head.tables.get(&table.byte()).copied().unwrap_or(0).max(1)
+        self.changed(table).max(1)
+    }
+
+    fn changed(&self, table: TableId) -> Index {
+        match table {
+            TableId::Jobs => self.jobs.changed(),
+            TableId::JobVersions => self.job_versions.changed(),
+            TableId::Nodes => self.nodes.changed(),
+            TableId::Evaluations => self.evaluations.changed(),
+            TableId::Allocations => self.allocations.changed(),
+            TableId::NodePools => self.node_pools.changed(),
+            TableId::Namespaces => self.namespaces.changed(),
+            TableId::SchedulerConfiguration => self.configurations.changed(),
+            TableId::Tombstones => self.tombstones.changed(),
+            TableId::EarlyEligibilities => self.early_eligibilities.changed(),
+            TableId::CapacityGains => self.capacity_gains.changed(),
+            TableId::Sessions => self.sessions.changed(),
+            TableId::DigestMarks => self.digest_marks.changed(),
+        }
     }
 
     /// The digest: the sum over all tables and the log time.
@@ -430,7 +464,7 @@ impl State {
         ] {
             sum.add(digest.0);
         }
-        sum.add(crate::digest::row_hash(&[0], &codec::encode(&self.head)));
+        sum.add(crate::digest::row_hash(&[0], &codec::encode(&self.head())));
         sum
     }
 
@@ -457,7 +491,8 @@ impl State {
             .chain(self.digest_marks.stored_rows())
     }
 
-    /// Takes one row as it stands on disk. Rows may come in any order; call [`Self::load_done`] after the last.
+    /// Takes one row as it stands on disk. Rows may come in any order; call [`Self::load_done`]
+    /// after the last.
     pub fn load_row(&mut self, disk_key: &[u8], frame: &[u8]) -> Result<(), LoadError> {
         let byte = disk_key.first().copied().unwrap_or(0);
         let table = TableId::from_byte(byte).ok_or(LoadError::UnknownTable(byte))?;
@@ -486,156 +521,22 @@ impl State {
 
     /// Builds the derived indexes after the last [`Self::load_row`].
     pub fn load_done(&mut self, head: Head) {
-        self.head = head;
+        let changed = |table: TableId| head.tables.get(&table.byte()).copied().unwrap_or(0);
+        self.jobs.set_changed(changed(TableId::Jobs));
+        self.job_versions.set_changed(changed(TableId::JobVersions));
+        self.nodes.set_changed(changed(TableId::Nodes));
+        self.evaluations.set_changed(changed(TableId::Evaluations));
+        self.allocations.set_changed(changed(TableId::Allocations));
+        self.node_pools.set_changed(changed(TableId::NodePools));
+        self.namespaces.set_changed(changed(TableId::Namespaces));
+        self.configurations.set_changed(changed(TableId::SchedulerConfiguration));
+        self.tombstones.set_changed(changed(TableId::Tombstones));
+        self.early_eligibilities.set_changed(changed(TableId::EarlyEligibilities));
+        self.capacity_gains.set_changed(changed(TableId::CapacityGains));
+        self.sessions.set_changed(changed(TableId::Sessions));
+        self.digest_marks.set_changed(changed(TableId::DigestMarks));
+        (self.index, self.term) = (head.index, head.term);
+        (self.at, self.session_floor) = (head.at, head.session_floor);
         self.rebuild_derived();
-    }
-
-    /// Computes every derived index anew from the tables.
-    pub fn rebuild_derived(&mut self) {
-        self.usage = OrdMap::new();
-        self.by_node = OrdMap::new();
-        self.by_job = OrdMap::new();
-        self.by_evaluation = OrdMap::new();
-        self.sessions_by_time = self
-            .sessions
-            .iter()
-            .map(|session| (session.request.stamped_at, session.request.id))
-            .collect();
-        self.per_node_jobs = self
-            .jobs
-            .iter()
-            .filter(|job| job.kind.is_per_node())
-            .map(|job| job.key.clone())
-            .collect();
-        let allocations: Vec<_> = self.allocations.iter().cloned().collect();
-        for allocation in allocations {
-            self.index_allocation(&allocation);
-        }
-        let evaluations: Vec<_> = self.evaluations.iter().cloned().collect();
-        for evaluation in evaluations {
-            self.index_evaluation(&evaluation);
-        }
-    }
-
-    pub(crate) fn index_evaluation(&mut self, evaluation: &Evaluation) {
-        let entry = Arc::make_mut(self.by_job.entry(evaluation.job.clone()).or_default());
-        entry.evaluations.insert(evaluation.id);
-        match evaluation.status {
-            EvaluationStatus::Pending | EvaluationStatus::Blocked => {
-                entry.open_evaluations.insert(evaluation.id);
-            }
-            EvaluationStatus::Complete | EvaluationStatus::Failed | EvaluationStatus::Canceled => {
-                entry.open_evaluations.remove(&evaluation.id);
-            }
-        }
-    }
-
-    pub(crate) fn index_allocation(&mut self, allocation: &Allocation) {
-        let id = allocation.id;
-        self.by_node.entry(allocation.node).or_default().insert(id);
-        self.by_evaluation.entry(allocation.evaluation).or_default().insert(id);
-        let index = Arc::make_mut(self.by_job.entry(allocation.job.clone()).or_default());
-        index.allocations.insert(id);
-        if allocation.is_live() {
-            index.live_names.insert(allocation.live_name(), id);
-        }
-        let version = (allocation.job_create_index, allocation.job_version);
-        let count = index.versions.entry(version).or_insert(0);
-        *count = count.saturating_add(1);
-        let summary = index.summary.entry(allocation.group.clone()).or_default();
-        let slot = summary_slot(summary, allocation.client);
-        *slot = slot.saturating_add(1);
-        let live = allocation.is_live();
-        // No entry for nothing: what is being stopped and holds no port uses nothing.
-        if !allocation.client.is_terminal() && (live || !allocation.ports.is_empty()) {
-            let usage = Arc::make_mut(self.usage.entry(allocation.node).or_default());
-            if live {
-                usage.resources = usage.resources.plus(allocation.resources);
-                usage.allocations = usage.allocations.saturating_add(1);
-            }
-            let holder = if live { PortHolder::Live } else { PortHolder::Stopping };
-            for port in &allocation.ports {
-                usage.ports.insert((port.value, id), holder);
-            }
-        }
-    }
-
-    pub(crate) fn unindex_allocation(&mut self, allocation: &Allocation) {
-        let id = allocation.id;
-        remove_from(&mut self.by_node, &allocation.node, id);
-        remove_from(&mut self.by_evaluation, &allocation.evaluation, id);
-        if let Some(index) = self.by_job.get_mut(&allocation.job) {
-            let index = Arc::make_mut(index);
-            index.allocations.remove(&id);
-            let name = allocation.live_name();
-            if index.live_names.get(&name) == Some(&id) {
-                index.live_names.remove(&name);
-            }
-            let version = (allocation.job_create_index, allocation.job_version);
-            if let Some(count) = index.versions.get_mut(&version) {
-                *count = count.saturating_sub(1);
-                if *count == 0 {
-                    index.versions.remove(&version);
-                }
-            }
-            if let Some(summary) = index.summary.get_mut(&allocation.group) {
-                let slot = summary_slot(summary, allocation.client);
-                *slot = slot.saturating_sub(1);
-                if *summary == GroupSummary::default() {
-                    index.summary.remove(&allocation.group);
-                }
-            }
-            if index.is_empty() {
-                self.by_job.remove(&allocation.job);
-            }
-        }
-        if !allocation.client.is_terminal()
-            && let Some(usage) = self.usage.get_mut(&allocation.node)
-        {
-            let usage = Arc::make_mut(usage);
-            if allocation.is_live() {
-                usage.resources = usage.resources.minus(allocation.resources);
-                usage.allocations = usage.allocations.saturating_sub(1);
-            }
-            for port in &allocation.ports {
-                usage.ports.remove(&(port.value, id));
-            }
-            if *usage == NodeUsage::default() {
-                self.usage.remove(&allocation.node);
-            }
-        }
-    }
-
-    pub(crate) fn touch(&mut self, table: TableId) {
-        self.head.tables.insert(table.byte(), self.head.index);
-    }
-
-    pub(crate) fn put_session(&mut self, session: Session, changes: &mut ChangeSet) {
-        self.sessions_by_time.insert((session.request.stamped_at, session.request.id));
-        self.sessions.put(session, changes);
-    }
-}
-
-fn remove_from<K: Ord + Clone>(
-    map: &mut OrdMap<K, OrdSet<AllocationId>>,
-    key: &K,
-    id: AllocationId,
-) {
-    if let Some(set) = map.get_mut(key) {
-        set.remove(&id);
-        if set.is_empty() {
-            map.remove(key);
-        }
-    }
-}
-
-fn summary_slot(summary: &mut GroupSummary, status: ClientStatus) -> &mut u32 {
-    match status {
-        ClientStatus::Pending => &mut summary.starting,
-        ClientStatus::Running => &mut summary.running,
-        ClientStatus::Complete => &mut summary.complete,
-        ClientStatus::Failed => &mut summary.failed,
-        ClientStatus::Lost => &mut summary.lost,
-        ClientStatus::Unknown => &mut summary.unknown,
     }
 }

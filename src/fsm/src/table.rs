@@ -129,8 +129,8 @@ impl<R: Row> StoredRow for R {
     }
 }
 
-/// A row that was put or removed. The row itself is shared with the state: most changes are overtaken before they go to disk, and cost
-/// neither memory nor time until they do.
+/// A row that was put or removed. The row itself is shared with the state: most changes are
+/// overtaken before they go to disk, and cost neither memory nor time until they do.
 #[derive(Clone)]
 pub struct RowChange {
     /// Table byte and key.
@@ -148,8 +148,11 @@ pub struct RowChange {
 pub struct ChangeSet {
     /// In order; a later one of the same key wins.
     pub rows: Vec<RowChange>,
-    /// Record nothing and skip the encoding: for a trial on a clone, whose digest means nothing afterwards.
+    /// Record nothing and skip the encoding: for a trial on a clone, whose digest means nothing
+    /// afterwards.
     pub is_trial: bool,
+    /// Index of the entry that is being applied.
+    pub(crate) index: Index,
     /// Memory of the row that is hashed.
     joined: Vec<u8>,
 }
@@ -172,7 +175,8 @@ pub fn disk_key<R: Row>(key: &R::Key) -> Vec<u8> {
 /// Bytes of the key's length in front of it.
 const LENGTH_BYTES: usize = 4;
 
-/// Writes what the digest hashes of a row into `out`; answers with the key and the length of the frame.
+/// Writes what the digest hashes of a row into `out`; answers with the key and the length of the
+/// frame.
 fn join<R: Row>(key: &R::Key, row: &R, out: &mut Vec<u8>) -> (Bytes, usize) {
     out.clear();
     out.extend_from_slice(&[0; LENGTH_BYTES]);
@@ -201,21 +205,23 @@ impl<R> Clone for Slot<R> {
 
 /// Rows by key.
 ///
-/// Invariant: `digest` is the wrapping sum of the rows' hashes.
+/// Invariant: `digest` is the wrapping sum of the rows' hashes, and `changed` the index of the last
+/// entry that put or removed a row.
 pub struct Table<R: Row> {
     rows: OrdMap<R::Key, Slot<R>>,
     digest: Digest,
+    changed: Index,
 }
 
 impl<R: Row> Clone for Table<R> {
     fn clone(&self) -> Self {
-        Self { rows: self.rows.clone(), digest: self.digest }
+        Self { rows: self.rows.clone(), digest: self.digest, changed: self.changed }
     }
 }
 
 impl<R: Row> Default for Table<R> {
     fn default() -> Self {
-        Self { rows: OrdMap::new(), digest: Digest::default() }
+        Self { rows: OrdMap::new(), digest: Digest::default(), changed: 0 }
     }
 }
 
@@ -255,9 +261,20 @@ impl<R: Row> Table<R> {
         self.digest
     }
 
+    /// Index of the last entry that changed the table; 0: none did.
+    pub fn changed(&self) -> Index {
+        self.changed
+    }
+
+    /// Takes the index of the last change as it was saved, after the rows were loaded.
+    pub(crate) fn set_changed(&mut self, index: Index) {
+        self.changed = index;
+    }
+
     /// Inserts or replaces a row.
     pub fn put(&mut self, row: R, changes: &mut ChangeSet) -> Arc<R> {
         let key = row.key();
+        self.changed = changes.index;
         if changes.is_trial {
             let row = Arc::new(row);
             self.rows.insert(key, Slot { row: Arc::clone(&row), hash: 0 });
@@ -280,6 +297,7 @@ impl<R: Row> Table<R> {
     /// Removes a row.
     pub fn remove(&mut self, key: &R::Key, changes: &mut ChangeSet) -> Option<Arc<R>> {
         let slot = self.rows.remove(key)?;
+        self.changed = changes.index;
         if changes.is_trial {
             return Some(slot.row);
         }

@@ -1,7 +1,8 @@
-//! A small driver for tests, of this package and of others: builds jobs, nodes and plans, and applies commands at given log times.
+//! A small driver for tests, of this package and of others: builds jobs, nodes and plans, and
+//! applies commands at given log times.
 //!
-//! It goes through [`State::apply`] alone, as production does, and checks every invariant after each entry. It must never be used outside tests:
-//! it panics on anything unexpected.
+//! It goes through [`State::apply`] alone, as production does, and checks every invariant after
+//! each entry. It must never be used outside tests: it panics on anything unexpected.
 //!
 //! ```text
 //!  let mut driver = Driver::default();
@@ -52,7 +53,6 @@ pub const ASK: Resources = Resources { cpu_mhz: 500, memory_mb: 256, disk_mb: 10
 pub enum Interruption {
     /// A blank entry, as the first of a term is.
     Blank,
-    /// A tick.
     Tick,
     /// The state is saved and loaded, and a blank entry comes.
     Reload,
@@ -62,7 +62,6 @@ pub enum Interruption {
 
 /// A state, and what it takes to apply commands to it.
 pub struct Driver {
-    /// The state.
     pub state: State,
     /// Rows changed so far.
     pub changes: ChangeSet,
@@ -70,7 +69,8 @@ pub struct Driver {
     pub now: TimeMs,
     /// Term of the next entry.
     pub term: u64,
-    /// What comes before each command: the first everywhere, or the second at the step of that number and the first elsewhere.
+    /// What comes before each command: the first everywhere, or the second at the step of that
+    /// number and the first elsewhere.
     pub interruptions: Option<(Interruption, Option<(usize, Interruption)>)>,
     /// Commands so far.
     pub steps: usize,
@@ -147,7 +147,7 @@ impl Driver {
             self.interrupt(here.map_or(everywhere, |(_, interruption)| interruption));
         }
         self.steps = self.steps.saturating_add(1);
-        let index = self.state.head.index.saturating_add(1);
+        let index = self.state.index.saturating_add(1);
         let applied = self.state.apply(index, self.term, proposal, &mut self.changes);
         if self.checked {
             assert_eq!(invariant::check(&self.state), [], "after {:?}", proposal.command);
@@ -157,11 +157,11 @@ impl Driver {
 
     /// Lets something come between two commands; each takes one entry.
     pub fn interrupt(&mut self, interruption: Interruption) {
-        let index = self.state.head.index.saturating_add(1);
+        let index = self.state.index.saturating_add(1);
         match interruption {
             Interruption::Blank => self.state.advance(index, self.term),
             Interruption::Tick => {
-                let at = self.state.head.at;
+                let at = self.state.at;
                 let tick = Proposal { at, epoch: None, request: None, command: Command::Tick };
                 let _applied = self.state.apply(index, self.term, &tick, &mut self.changes);
             }
@@ -357,7 +357,8 @@ impl Driver {
 
     // Plans.
 
-    /// An empty plan of an evaluation on the state as it is; it completes the evaluation when all of it is taken.
+    /// An empty plan of an evaluation on the state as it is; it completes the evaluation when all
+    /// of it is taken.
     pub fn plan(&self, evaluation: EvaluationId) -> Plan {
         let row = self.evaluation(evaluation);
         let job = self.state.jobs.get(&row.job);
@@ -366,7 +367,7 @@ impl Driver {
             job: row.job.clone(),
             job_create_index: job.map_or(0, |job| job.create_index),
             job_version: job.map_or(0, |job| job.version),
-            snapshot_index: self.state.head.index,
+            snapshot_index: self.state.index,
             priority: row.priority,
             all_at_once: false,
             stops: Vec::new(),
@@ -651,7 +652,8 @@ pub fn payload_hash(command: &Command) -> u64 {
     u64::from(crc32c::crc32c(&codec::encode(&proposal)))
 }
 
-/// Puts a row into a state as a disk would have it, beside all commands. The derived indexes stay as they were until [`State::rebuild_derived`].
+/// Puts a row into a state as a disk would have it, beside all commands. The derived indexes stay
+/// as they were until [`State::rebuild_derived`].
 pub fn put<R: Row>(state: &mut State, row: &R) {
     let key = disk_key::<R>(&row.key());
     state.load_row(&key, &codec::encode(row)).expect("a row that was encoded loads");
@@ -679,7 +681,7 @@ pub fn reload(state: &State) -> State {
     for (key, frame) in state.frames() {
         loaded.load_row(&key, &frame).expect("a row that was saved loads");
     }
-    let head = codec::decode(&codec::encode(&state.head)).expect("a head that was saved loads");
+    let head = codec::decode(&codec::encode(&state.head())).expect("a head that was saved loads");
     loaded.load_done(head);
     assert_eq!(loaded.digest(), state.digest(), "the loaded state has another digest");
     loaded

@@ -120,6 +120,7 @@ pub(crate) fn state_of_nodes(nodes: impl IntoIterator<Item = Node>) -> State {
     for node in nodes {
         fsm::testing::put(&mut state, &node);
     }
+    state.rebuild_derived();
     state
 }
 
@@ -224,6 +225,12 @@ pub(crate) fn allocation(name: &str, job: &str, node: &str) -> Allocation {
         created_at: 0,
         modified_at: 0,
     }
+}
+
+/// Inserts or replaces a node.
+pub(crate) fn put_node(state: &mut State, row: &Node) {
+    fsm::testing::put(state, row);
+    state.rebuild_derived();
 }
 
 /// Inserts or replaces an allocation.

@@ -14,20 +14,19 @@ pub struct ClientUpdate {
     pub id: AllocationId,
     /// Rises with each report of this allocation.
     pub sequence: u64,
-    /// Status.
     pub status: ClientStatus,
     /// In words.
     pub description: Text,
     /// By task name.
     pub tasks: BTreeMap<Text, TaskState>,
-    /// The end was the infrastructure's fault (the driver or node failed, not the task): feeds the node's suspension.
+    /// The end was the infrastructure's fault (the driver or node failed, not the task): feeds the
+    /// node's suspension.
     pub infrastructure_failure: bool,
 }
 
 /// Reports of one node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeReport {
-    /// Node.
     pub node: NodeId,
     /// Incarnation that reports; another one's reports are ignored.
     pub incarnation: u64,

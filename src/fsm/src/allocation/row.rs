@@ -13,7 +13,6 @@ use crate::{
 /// What the servers want of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum DesiredStatus {
-    /// Run.
     Run,
     /// End, no longer wanted.
     Stop,
@@ -37,7 +36,6 @@ impl DesiredStatus {
 pub enum ClientStatus {
     /// Not started yet.
     Pending,
-    /// Running.
     Running,
     /// Ended well.
     Complete,
@@ -123,22 +121,19 @@ pub struct TaskState {
 /// One past reschedule.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct RescheduleEvent {
-    /// When.
     pub at: TimeMs,
     /// The allocation that failed.
     pub previous: AllocationId,
-    /// Its node.
     pub node: NodeId,
     /// Delay that was waited, ms.
     pub delay_ms: u64,
 }
 
-/// An allocation row. The job's spec is in the versions table under (job, `job_create_index`, `job_version`).
+/// An allocation row. The job's spec is in the versions table under (job, `job_create_index`,
+/// `job_version`).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Allocation {
-    /// Id.
     pub id: AllocationId,
-    /// Job.
     pub job: JobKey,
     /// Incarnation of the job.
     pub job_create_index: Index,
@@ -150,7 +145,6 @@ pub struct Allocation {
     pub name_index: u32,
     /// Its job runs once per node: the name is unique per node, not per job.
     pub per_node: bool,
-    /// Node.
     pub node: NodeId,
     /// Evaluation that placed it or changed it last.
     pub evaluation: EvaluationId,
@@ -160,7 +154,6 @@ pub struct Allocation {
     pub ports: Vec<Port>,
     /// What the servers want.
     pub desired: DesiredStatus,
-    /// Why.
     pub desired_description: Text,
     /// Wishes a scheduler has to act on.
     pub transition: DesiredTransition,
@@ -186,7 +179,6 @@ pub struct Allocation {
     pub metrics: Option<Arc<Metrics>>,
     /// Index of the placement.
     pub create_index: Index,
-    /// Index of the last change.
     pub modify_index: Index,
     /// Index of the last change made by servers; agents pull by it.
     pub server_modify_index: Index,
@@ -221,14 +213,15 @@ impl Allocation {
         !self.is_server_terminal() && !self.client.is_terminal()
     }
 
-    /// Log time of the last start of a task of it. None: it does not run, or a task waits for its start: it counts as running also while a task has
-    /// ended and is to be started again.
+    /// Log time of the last start of a task of it. None: it does not run, or a task waits for its
+    /// start: it counts as running also while a task has ended and is to be started again.
     pub fn all_running_since(&self) -> Option<TimeMs> {
         let tasks = || self.tasks.values();
         if self.client != ClientStatus::Running || tasks().any(|task| &*task.state == "pending") {
             return None;
         }
-        // The node's clock may be another one, and only tells how long after the first start that was.
+        // The node's clock may be another one, and only tells how long after the first start that
+        // was.
         let first = tasks().map(|task| task.started_at_ms).filter(|at_ms| *at_ms > 0).min();
         let last = tasks().map(|task| task.started_at_ms.max(task.last_restart_ms)).max();
         let later_ms = last.zip(first).map_or(0, |(last, first)| last.saturating_sub(first));

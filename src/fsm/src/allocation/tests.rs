@@ -1,7 +1,5 @@
 //! Allocations and evaluations: reports of agents, a user's stop, status changes of evaluations.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use crate::{
     allocation::{
         ClientStatus, NodeReport, StopAllocation, TaskEvent, TaskState, UpdateAllocations,
@@ -24,7 +22,8 @@ fn running(kind: JobKind) -> (Driver, AllocationId) {
     (driver, id)
 }
 
-/// Reports that are late, of another node or of another incarnation, and ends that only servers decide.
+/// Reports that are late, of another node or of another incarnation, and ends that only servers
+/// decide.
 #[test]
 fn reports_that_do_not_count_change_nothing() {
     let (mut driver, id) = running(JobKind::Service);

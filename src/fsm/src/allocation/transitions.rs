@@ -15,24 +15,24 @@ use crate::{
     limits,
     node::SuspendReason,
     resources::Resources,
-    table::TableId,
 };
 
 impl Turn<'_> {
     pub(crate) fn put_allocation(&mut self, mut allocation: Allocation) {
         allocation.modify_index = self.index;
         allocation.modified_at = self.at;
-        if let Some(old) = self.state.allocations.get(&allocation.id).cloned() {
+        let old = self.state.allocations.get(&allocation.id).cloned();
+        if let Some(old) = &old {
             if old.is_live() && !allocation.is_live() {
                 self.gains.insert(old.node);
             }
-            self.state.unindex_allocation(&old);
+            self.state.unindex_allocation(old);
         }
         self.jobs.insert(allocation.job.clone());
         self.effects.insert(Effect::NodeAllocations(allocation.node));
-        self.state.touch(TableId::Allocations);
         let row = self.state.allocations.put(allocation, self.changes);
         self.state.index_allocation(&row);
+        self.state.count_allocation(old.as_deref(), Some(&row));
     }
 
     pub(crate) fn update_allocations(&mut self, command: &UpdateAllocations) -> Reply {
@@ -107,7 +107,8 @@ impl Turn<'_> {
         (ended && wanted && replace).then_some(key)
     }
 
-    /// The affinity key of an allocation is its job's meta `affinity_key`, in the version that it runs.
+    /// The affinity key of an allocation is its job's meta `affinity_key`, in the version that it
+    /// runs.
     fn affinity_key(&self, row: &Allocation) -> Option<Text> {
         self.state.allocation_spec(row)?.meta.get("affinity_key").cloned()
     }

@@ -121,7 +121,6 @@ pub struct Metrics {
 /// Scores of one node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeScore {
-    /// Node.
     pub node: NodeId,
     /// By component, millionths.
     pub parts: BTreeMap<Text, i32>,
@@ -132,15 +131,12 @@ pub struct NodeScore {
 /// An evaluation row.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Id.
     pub id: EvaluationId,
-    /// Job.
     pub job: JobKey,
     /// Priority, the job's unless given.
     pub priority: u16,
     /// Scheduler.
     pub kind: JobKind,
-    /// Why.
     pub trigger: Trigger,
     /// Where it stands.
     pub status: EvaluationStatus,
@@ -172,9 +168,7 @@ pub struct Evaluation {
     pub snapshot_index: Index,
     /// Failed allocations that it waits to reschedule.
     pub reschedules: Vec<AllocationId>,
-    /// Index of creation.
     pub create_index: Index,
-    /// Index of the last change.
     pub modify_index: Index,
     /// Log time of creation.
     pub created_at: TimeMs,

@@ -11,7 +11,6 @@ use crate::{
     node::Node,
     plant::{Plant, is_planted, whim},
     state::State,
-    table::TableId,
 };
 
 impl Turn<'_> {
@@ -27,9 +26,9 @@ impl Turn<'_> {
         }
         self.jobs.insert(evaluation.job.clone());
         self.effects.insert(Effect::Evaluation(evaluation.id));
-        self.state.touch(TableId::Evaluations);
+        let old = self.state.evaluations.get(&evaluation.id).cloned();
         let row = self.state.evaluations.put(evaluation, self.changes);
-        self.state.index_evaluation(&row);
+        self.state.index_evaluation(old.as_deref(), &row);
     }
 
     /// The next id of a command's list, or one derived from the entry when the list has run out.
@@ -127,7 +126,8 @@ impl Turn<'_> {
         self.put_evaluation(evaluation);
     }
 
-    /// One blocked evaluation per job, and per (job, node) for jobs that run once per node. The newer one is blocked from here on.
+    /// One blocked evaluation per job, and per (job, node) for jobs that run once per node. The
+    /// newer one is blocked from here on.
     pub(crate) fn cancel_replaced(&mut self, newer: &Evaluation, blocked: &mut Blocked) {
         let known = blocked.of(self.state, &newer.job);
         let first = (newer.node, EvaluationId::default());
@@ -146,9 +146,11 @@ impl Turn<'_> {
     }
 }
 
-/// Blocked evaluations of jobs, by node. They are looked up once per job: one outcome may block an evaluation for each of thousands of nodes.
+/// Blocked evaluations of jobs, by node. They are looked up once per job: one outcome may block an
+/// evaluation for each of thousands of nodes.
 ///
-/// Invariant: nothing but [`Turn::cancel_replaced`] blocks or cancels an evaluation of these jobs while this is in use.
+/// Invariant: nothing but [`Turn::cancel_replaced`] blocks or cancels an evaluation of these jobs
+/// while this is in use.
 #[derive(Default)]
 pub(crate) struct Blocked(BTreeMap<JobKey, BTreeSet<(Option<NodeId>, EvaluationId)>>);
 

@@ -1,6 +1,5 @@
-//! Garbage collection (G1, G3 to G6 of Nomad's cases; facts 1.11): what goes, what stays, and that the running totals follow.
-
-#![expect(clippy::unwrap_used, reason = "tests")]
+//! Garbage collection (G1, G3 to G6 of Nomad's cases; facts 1.11): what goes, what stays, and that
+//! the running totals follow.
 
 use crate::{
     allocation::ClientStatus,
@@ -53,7 +52,8 @@ fn all_evaluations(driver: &Driver, name: &str) -> Vec<EvaluationId> {
     driver.state.evaluations_of_job(&job_key(name)).map(|row| row.id).collect()
 }
 
-/// G1: an old final evaluation goes with its ended allocations; one with a live allocation stays, and of it only the ended go.
+/// G1: an old final evaluation goes with its ended allocations; one with a live allocation stays,
+/// and of it only the ended go.
 #[test]
 fn evaluations_go_with_their_ended_allocations() {
     let mut driver = Driver::default();
@@ -78,7 +78,8 @@ fn evaluations_go_with_their_ended_allocations() {
     assert!(driver.state.allocations.contains(&live));
 }
 
-/// G1: neither an open evaluation nor one that an allocation still belongs to goes, whatever is asked.
+/// G1: neither an open evaluation nor one that an allocation still belongs to goes, whatever is
+/// asked.
 #[test]
 fn what_is_in_use_stays() {
     let mut driver = Driver::default();
@@ -109,7 +110,8 @@ fn failed_instance() -> (Driver, NodeId, AllocationId) {
     (driver, node, failed)
 }
 
-/// A failed instance waits for its replacement: without it the scheduler would forget that it failed.
+/// A failed instance waits for its replacement: without it the scheduler would forget that it
+/// failed.
 #[test]
 fn a_failed_instance_of_a_living_service_stays_until_it_is_replaced() {
     let (mut driver, node, failed) = failed_instance();
@@ -123,7 +125,8 @@ fn a_failed_instance_of_a_living_service_stays_until_it_is_replaced() {
     stop(&mut driver, "t", next_id);
     driver.at_seconds(2 * HOUR_S);
     let now = driver.now;
-    // While it counts as replaced because the other one is there, the other one stays; then both are free.
+    // While it counts as replaced because the other one is there, the other one stays; then both
+    // are free.
     assert_eq!(collect(&mut driver, now, &[], &[next_id], &[]), 0);
     assert_eq!(collect(&mut driver, now, &[], &[failed, next_id], &[]), 2);
 }
@@ -141,7 +144,8 @@ fn failed_instances_of_a_removed_group_go() {
     assert_eq!(collect(&mut driver, now, &[], &[failed], &[]), 1);
 }
 
-/// G3: what a batch job has finished stays while the job is alive, or it would run again; once the job is stopped it goes.
+/// G3: what a batch job has finished stays while the job is alive, or it would run again; once the
+/// job is stopped it goes.
 #[test]
 fn finished_batch_instances_stay_with_their_job() {
     for kind in [JobKind::Batch, JobKind::Sysbatch] {
@@ -161,7 +165,8 @@ fn finished_batch_instances_stay_with_their_job() {
     }
 }
 
-/// G3: an instance that says that a node has had its turn goes with the node, once that is not remembered either.
+/// G3: an instance that says that a node has had its turn goes with the node, once that is not
+/// remembered either.
 #[test]
 fn finished_sysbatch_instances_go_with_their_node() {
     let mut driver = Driver::default();
@@ -197,7 +202,8 @@ fn instances_of_older_batch_versions_go() {
     assert_eq!(collect(&mut driver, now, &[], &[done], &[]), 1);
 }
 
-/// G4: a job goes only when it is dead, everything of it has ended and is old, and nobody would expect it to run again.
+/// G4: a job goes only when it is dead, everything of it has ended and is old, and nobody would
+/// expect it to run again.
 #[test]
 fn dead_jobs_go_with_all_that_belongs_to_them() {
     let mut driver = Driver::default();

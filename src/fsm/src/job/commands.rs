@@ -23,7 +23,6 @@ pub struct RegisterJob {
 /// Stops a job, or forgets it with `purge`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeregisterJob {
-    /// The job.
     pub job: JobKey,
     /// Forget it.
     pub purge: bool,
@@ -36,7 +35,6 @@ pub struct DeregisterJob {
 /// Makes an evaluation of a job as it is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct EvaluateJob {
-    /// The job.
     pub job: JobKey,
     /// Id for the evaluation.
     pub evaluation: EvaluationId,

@@ -1,4 +1,5 @@
-//! Jobs: what users ask for. A [`JobSpec`] is immutable; a [`Job`] row says which version is current and what became of it.
+//! Jobs: what users ask for. A [`JobSpec`] is immutable; a [`Job`] row says which version is
+//! current and what became of it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -78,7 +79,6 @@ pub struct Spread {
 /// A wanted share of one attribute value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct SpreadTarget {
-    /// The value.
     pub value: Text,
     /// Percent of the group's count, 0..=100.
     pub percent: u16,
@@ -93,7 +93,8 @@ pub struct RestartPolicy {
     pub interval_ms: u64,
     /// Pause before a restart, ms.
     pub delay_ms: u64,
-    /// Fail the allocation when attempts are used up (`fail`), or wait for the next interval (`delay`).
+    /// Fail the allocation when attempts are used up (`fail`), or wait for the next interval
+    /// (`delay`).
     pub fail: bool,
 }
 
@@ -113,7 +114,6 @@ pub enum DelayFunction {
 pub struct ReschedulePolicy {
     /// Attempts within the interval, ignored when `unlimited`.
     pub attempts: u32,
-    /// Interval, ms.
     pub interval_ms: u64,
     /// First delay, ms.
     pub delay_ms: u64,
@@ -172,7 +172,6 @@ pub struct Network {
 /// Resources of one task.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct TaskResources {
-    /// MHz.
     pub cpu_mhz: u64,
     /// MiB reserved.
     pub memory_mb: u64,
@@ -206,11 +205,8 @@ pub struct Task {
     pub env: BTreeMap<Text, Text>,
     /// Meta of this task alone.
     pub meta: BTreeMap<Text, Text>,
-    /// Constraints.
     pub constraints: Vec<Constraint>,
-    /// Affinities.
     pub affinities: Vec<Affinity>,
-    /// Resources.
     pub resources: TaskResources,
     /// Time between the kill signal and SIGKILL, ms.
     pub kill_timeout_ms: u64,
@@ -233,15 +229,11 @@ pub struct TaskGroup {
     pub name: Text,
     /// Wanted instances; for per-node jobs 0 or 1.
     pub count: u32,
-    /// Constraints.
     pub constraints: Vec<Constraint>,
-    /// Affinities.
     pub affinities: Vec<Affinity>,
-    /// Spreads.
     pub spreads: Vec<Spread>,
     /// Tasks, at least one.
     pub tasks: Vec<Task>,
-    /// Meta.
     pub meta: BTreeMap<Text, Text>,
     /// Restart policy that tasks inherit.
     pub restart: RestartPolicy,
@@ -257,7 +249,8 @@ pub struct TaskGroup {
     pub disk_mb: u64,
     /// Pause before stopping, ms.
     pub shutdown_delay_ms: u64,
-    /// Service blocks as given (JSON array), stored and shown; not registered anywhere yet. Empty: none.
+    /// Service blocks as given (JSON array), stored and shown; not registered anywhere yet. Empty:
+    /// none.
     pub services_json: Text,
 }
 
@@ -291,15 +284,11 @@ pub struct JobSpec {
     pub datacenters: Vec<Text>,
     /// Node pool, `default`.
     pub node_pool: Text,
-    /// Constraints.
     pub constraints: Vec<Constraint>,
-    /// Affinities.
     pub affinities: Vec<Affinity>,
-    /// Spreads.
     pub spreads: Vec<Spread>,
     /// Groups, at least one.
     pub groups: Vec<TaskGroup>,
-    /// Meta.
     pub meta: BTreeMap<Text, Text>,
     /// Set for templates: such a job gets no evaluation.
     pub parameterized: Option<Parameterized>,
@@ -312,7 +301,8 @@ impl JobSpec {
     }
 }
 
-/// Whether anything of a job is alive; derived from its evaluations and allocations after each change.
+/// Whether anything of a job is alive; derived from its evaluations and allocations after each
+/// change.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum JobStatus {
     /// Nothing runs yet.
@@ -353,13 +343,13 @@ pub struct Job {
     pub parameterized: bool,
     /// Index of the first registration; with the key it names one incarnation of a job.
     pub create_index: Index,
-    /// Index of the last change.
     pub modify_index: Index,
     /// Index of the last change of the spec.
     pub job_modify_index: Index,
     /// Index of the entry that applied the last plan of this job.
     ///
-    /// Invariant: never lower than that of any applied plan, so that an older plan is seen to be stale.
+    /// Invariant: never lower than that of any applied plan, so that an older plan is seen to be
+    /// stale.
     pub last_plan_index: Index,
     /// Log time of the last registration.
     pub submitted_at: TimeMs,
@@ -370,7 +360,6 @@ pub struct Job {
 /// One version of a job.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct JobVersion {
-    /// The spec.
     pub spec: Arc<JobSpec>,
     /// Version number.
     pub version: u64,
@@ -393,7 +382,6 @@ pub struct GroupSummary {
     pub complete: u32,
     /// Ended with an error.
     pub failed: u32,
-    /// Running.
     pub running: u32,
     /// Placed, not yet running.
     pub starting: u32,

@@ -1,4 +1,5 @@
-//! Jobs: compare-and-set, versions, stop and purge, derived status and counts (D6, facts 1.17 and 4.2 of Nomad).
+//! Jobs: compare-and-set, versions, stop and purge, derived status and counts (D6, facts 1.17 and
+//! 4.2 of Nomad).
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -96,7 +97,7 @@ fn a_changed_job_gets_a_version_and_its_evaluation_in_one_entry() {
     with_leader_changes(|driver| {
         driver.register_job(job("t", JobKind::Service, 1));
         let made = driver.register_job(JobSpec { priority: 70, ..job("t", JobKind::Service, 2) });
-        let index = driver.state.head.index;
+        let index = driver.state.index;
         let row = driver.job_row("t");
         assert_eq!((row.version, row.job_modify_index, row.priority), (1, index, 70));
         let evaluation = driver.evaluation(made);
@@ -151,7 +152,8 @@ fn a_stopped_job_that_is_registered_again_gets_a_version() {
     });
 }
 
-/// What still runs of a job that is gone is somebody's to end, however its only evaluation ended, also when a template has taken its name.
+/// What still runs of a job that is gone is somebody's to end, however its only evaluation ended,
+/// also when a template has taken its name.
 #[test]
 fn what_runs_of_a_purged_job_is_evaluated_until_it_is_stopped() {
     for is_name_taken in [false, true] {
@@ -279,7 +281,7 @@ fn a_stop_cancels_what_is_blocked_and_makes_an_evaluation() {
         assert_eq!(driver.open_evaluations("t"), [made]);
         let row = driver.job_row("t");
         assert!(row.stop && row.queued.is_empty());
-        assert_eq!(row.job_modify_index, driver.state.head.index);
+        assert_eq!(row.job_modify_index, driver.state.index);
     });
 }
 
@@ -405,7 +407,7 @@ fn settings_are_guarded() {
     assert_eq!(driver.reject(set(&configuration, Some(3))), conflict);
     driver.accept(set(&configuration, Some(0)));
     let found = driver.state.scheduler_configuration().modify_index;
-    assert_eq!(found, driver.state.head.index);
+    assert_eq!(found, driver.state.index);
     driver.accept(set(&configuration, Some(found)));
 
     let pool = |name: &str| crate::settings::NodePool { name: name.into(), ..Default::default() };

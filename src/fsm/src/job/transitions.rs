@@ -12,21 +12,19 @@ use crate::{
     evaluation::{Evaluation, EvaluationStatus, Trigger},
     id::{EvaluationId, Index, JobKey},
     limits,
-    table::TableId,
 };
 
 impl Turn<'_> {
     pub(crate) fn put_job(&mut self, job: Job) {
         self.effects.insert(Effect::Job(job.key.clone()));
-        self.state.touch(TableId::Jobs);
-        if job.kind.is_per_node() {
-            self.state.per_node_jobs.insert(job.key.clone());
-        }
+        let old = self.state.jobs.get(&job.key).cloned();
+        self.state.index_job(old.as_deref(), &job);
         self.state.jobs.put(job, self.changes);
     }
 
-    /// Nomad's derivation (facts of the state store): jobs that last run until stopped; others run while an allocation is live, are pending
-    /// while an evaluation is open or nothing was made of them yet, and are dead after that.
+    /// Nomad's derivation (facts of the state store): jobs that last run until stopped; others run
+    /// while an allocation is live, are pending while an evaluation is open or nothing was made of
+    /// them yet, and are dead after that.
     pub(crate) fn derive_job_status(&mut self, key: &JobKey) {
         let Some(job) = self.state.jobs.get(key).cloned() else { return };
         let index = self.state.job_index(key).cloned();
@@ -142,7 +140,6 @@ impl Turn<'_> {
                 submitted_at: self.at,
             };
             self.state.job_versions.put(version, self.changes);
-            self.state.touch(TableId::JobVersions);
             self.drop_old_versions(&job);
         }
         self.put_job(job.clone());
@@ -218,8 +215,7 @@ impl Turn<'_> {
 
     pub(crate) fn purge_job(&mut self, job: &Job) {
         self.state.jobs.remove(&job.key, self.changes);
-        self.state.per_node_jobs.remove(&job.key);
-        self.state.touch(TableId::Jobs);
+        self.state.unindex_job(job);
         self.effects.insert(Effect::Job(job.key.clone()));
         let index = self.state.job_index(&job.key).cloned();
         for version in self.state.versions_of(&job.key, job.create_index) {

@@ -21,7 +21,6 @@ pub enum Readiness {
 /// One change of a node's liveness as the leader saw it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LivenessChange {
-    /// Node.
     pub node: NodeId,
     /// Incarnation that it is about.
     pub incarnation: u64,
@@ -32,7 +31,6 @@ pub struct LivenessChange {
 /// Registers a node or refreshes what it says of itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RegisterNode {
-    /// Node.
     pub node: NodeId,
     /// Fixed at the first registration.
     pub secret: [u8; 16],
@@ -40,20 +38,17 @@ pub struct RegisterNode {
     pub identity: [u8; 16],
     /// What it says.
     pub description: Arc<NodeDescription>,
-    /// Ids for evaluations.
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
 /// A readiness report of a node that initializes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeReadiness {
-    /// Node.
     pub node: NodeId,
     /// Incarnation that reports.
     pub incarnation: u64,
     /// What was found.
     pub readiness: Readiness,
-    /// Ids for evaluations.
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
@@ -62,53 +57,43 @@ pub struct NodeReadiness {
 pub struct NodeLiveness {
     /// Changes, in order.
     pub changes: Vec<LivenessChange>,
-    /// Ids for evaluations.
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
 /// Takes a node out of service for a while.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SuspendNode {
-    /// Node.
     pub node: NodeId,
     /// Incarnation that it is about.
     pub incarnation: u64,
-    /// Why.
     pub reason: SuspendReason,
 }
 
 /// Brings nodes back whose suspension is over.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct UnsuspendNodes {
-    /// Nodes.
     pub nodes: Vec<NodeId>,
 }
 
 /// Allows or refuses new work: `offline` and `reinstate`. The node need not exist yet.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SetEligibility {
-    /// Node.
     pub node: NodeId,
-    /// Allowed?
     pub eligible: bool,
     /// Who.
     pub by: Text,
-    /// Why.
     pub reason: Text,
-    /// Ids for evaluations.
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
 /// Starts, changes or ends a drain.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SetDrain {
-    /// Node.
     pub node: NodeId,
     /// The drain; none ends it.
     pub drain: Option<Drain>,
     /// When it ends: eligible again?
     pub mark_eligible: bool,
-    /// Ids for evaluations.
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
@@ -119,28 +104,24 @@ pub struct AdvanceDrains {
     pub migrate: Vec<AllocationId>,
     /// Nodes that are empty.
     pub complete: Vec<NodeId>,
-    /// Ids for evaluations.
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
-/// Forgets a node that is down. With `force` (an operator's purge) also one that is not, and its allocations are lost.
+/// Forgets a node that is down. With `force` (an operator's purge) also one that is not, and its
+/// allocations are lost.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ReapNode {
-    /// Node.
     pub node: NodeId,
     /// Incarnation that it is about; none: any.
     pub incarnation: Option<u64>,
     /// Without waiting for the grace.
     pub force: bool,
-    /// Ids for evaluations.
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
 /// Makes evaluations for the jobs of a node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct EvaluateNode {
-    /// Node.
     pub node: NodeId,
-    /// Ids for evaluations.
     pub evaluation_ids: Vec<EvaluationId>,
 }

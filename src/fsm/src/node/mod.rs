@@ -1,6 +1,7 @@
 //! Nodes: machines with an agent.
 
 mod commands;
+mod occupancy;
 mod row;
 mod transitions;
 
@@ -12,6 +13,7 @@ pub use self::{
         AdvanceDrains, EvaluateNode, LivenessChange, NodeLiveness, NodeReadiness, Readiness,
         ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendNode, UnsuspendNodes,
     },
+    occupancy::Occupancy,
     row::{
         CapacityGain, Drain, Driver, EarlyEligibility, Eligibility, GainKey, Health, Liveness,
         Node, NodeDescription, NodeEvent, NodeResources, SuspendReason, Tombstone, TombstoneRow,

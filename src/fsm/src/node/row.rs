@@ -1,5 +1,5 @@
-//! Nodes. A node's state is five orthogonal parts (liveness, health, eligibility, drain, instance), never one enum: an operator's
-//! wish survives a flap, a suspension survives an operator's wish.
+//! Nodes. A node's state is five orthogonal parts (liveness, health, eligibility, drain, instance),
+//! never one enum: an operator's wish survives a flap, a suspension survives an operator's wish.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -76,7 +76,6 @@ pub enum Health {
     Ok,
     /// Out of service until `until`, then initializing again.
     Suspended {
-        /// Why.
         reason: SuspendReason,
         /// Since when.
         since: TimeMs,
@@ -92,9 +91,7 @@ pub struct Eligibility {
     pub ineligible: bool,
     /// Who said so.
     pub by: Text,
-    /// Why.
     pub reason: Text,
-    /// When.
     pub at: TimeMs,
     /// At which index.
     pub index: Index,
@@ -154,7 +151,6 @@ pub struct Driver {
     pub healthy: bool,
     /// In words.
     pub description: Text,
-    /// Its attributes.
     pub attributes: BTreeMap<Text, Text>,
 }
 
@@ -163,7 +159,6 @@ pub struct Driver {
 pub struct NodeDescription {
     /// Name, usually the host's.
     pub name: Text,
-    /// Datacenter.
     pub datacenter: Text,
     /// Class, free text.
     pub class: Text,
@@ -173,7 +168,6 @@ pub struct NodeDescription {
     pub attributes: BTreeMap<Text, Text>,
     /// Meta from the agent's configuration.
     pub meta: BTreeMap<Text, Text>,
-    /// Resources.
     pub resources: NodeResources,
     /// Drivers by name.
     pub drivers: BTreeMap<Text, Driver>,
@@ -186,18 +180,15 @@ pub struct NodeDescription {
 /// Something that happened to a node, shown to people.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct NodeEvent {
-    /// When.
     pub at: TimeMs,
     /// At which index.
     pub index: Index,
-    /// What.
     pub message: Text,
 }
 
 /// A node row.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Node {
-    /// Id.
     pub id: NodeId,
     /// Fixed at the first registration; another one is refused.
     pub secret: [u8; 16],
@@ -211,7 +202,6 @@ pub struct Node {
     pub description: Arc<NodeDescription>,
     /// Hash of what scheduling depends on, without unique keys.
     pub class: ClassId,
-    /// Heard from?
     pub liveness: Liveness,
     /// Log time of the last change of liveness.
     pub liveness_at: TimeMs,
@@ -223,15 +213,12 @@ pub struct Node {
     pub missed_index: Index,
     /// Index of the last allocation sync; `Ready` after a miss needs a later one.
     pub synced_index: Index,
-    /// Trusted?
     pub health: Health,
     /// Suspensions so far, decaying.
     pub strikes: u32,
     /// Log time of the last strike, for decay.
     pub strike_at: TimeMs,
-    /// Allowed?
     pub eligibility: Eligibility,
-    /// Draining?
     pub drain: Option<Drain>,
     /// Machine of a provider that this node runs on.
     pub instance: Option<Text>,
@@ -239,7 +226,6 @@ pub struct Node {
     pub affinity_key: Text,
     /// Index of the first registration.
     pub create_index: Index,
-    /// Index of the last change.
     pub modify_index: Index,
     /// Newest last, at most `limits::NODE_EVENTS_MAX`.
     pub events: Vec<NodeEvent>,
@@ -306,7 +292,6 @@ pub struct Tombstone {
 /// A reaped node's row.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TombstoneRow {
-    /// Node.
     pub node: NodeId,
     /// What is left.
     pub tombstone: Tombstone,
@@ -330,12 +315,12 @@ pub enum GainKey {
     Node(NodeId),
 }
 
-/// The last index at which a class or node gained room, so that a wake-up that died with a leader is made up for by the next.
+/// The last index at which a class or node gained room, so that a wake-up that died with a leader
+/// is made up for by the next.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CapacityGain {
     /// What gained.
     pub key: GainKey,
-    /// When.
     pub index: Index,
 }
 

@@ -1,4 +1,5 @@
-//! Nodes: the scenarios SC of node life, each also with a leader change at every point (SC-24), and reaping, drains and suspensions.
+//! Nodes: the scenarios SC of node life, each also with a leader change at every point (SC-24), and
+//! reaping, drains and suspensions.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -77,7 +78,7 @@ fn a_removed_node_is_lost_known_and_not_assignable() {
         assert_eq!(driver.node_row("a").liveness, Liveness::Down);
         assert_eq!(driver.node_row("a").lost_at, Some(START_MS));
         assert!(free(driver).is_empty());
-        assert_eq!(names(driver.state.nodes_of_affinity("")), ["a"]);
+        assert_eq!(idle(driver, ""), ["a"]);
         assert_eq!(drop_reason(driver, "t", a), DropReason::NodeUnschedulable);
     });
 }
@@ -165,7 +166,7 @@ fn nodes_wait_for_their_readiness_check() {
         driver.readiness("a", Readiness::Ok);
         driver.at_ms(250);
         driver.accept(Command::Tick);
-        assert_eq!(driver.state.head.at, START_MS + 250);
+        assert_eq!(driver.state.at, START_MS + 250);
         assert_eq!(free(driver), ["a"]);
         assert_eq!(waiting(driver), 3);
     });
@@ -253,7 +254,8 @@ fn busy_and_idle_follow_from_allocations() {
     });
 }
 
-/// SC-12: a task that ended before its start was reported still leaves its key, that of the version it ran.
+/// SC-12: a task that ended before its start was reported still leaves its key, that of the version
+/// it ran.
 #[test]
 fn a_short_task_leaves_its_affinity_key() {
     with_leader_changes(|driver| {
@@ -327,7 +329,7 @@ fn a_lost_node_returns_within_the_grace_and_is_forgotten_after_it() {
         let command = driver.reap("c", false);
         driver.accept(command);
         assert!(driver.state.nodes.get(&c).is_none());
-        assert!(names(driver.state.nodes_of_affinity("snapB")).is_empty());
+        assert!(idle(driver, "snapB").is_empty() && busy(driver, "snapB").is_empty());
         assert_eq!(*driver.state.usage(c), crate::resources::NodeUsage::default());
         let before = rows(&driver.state);
         driver.report(two, ClientStatus::Complete);
@@ -715,7 +717,8 @@ fn a_drain_makes_ineligible_and_stays_so() {
     });
 }
 
-/// L10: the end of a drain that leaves jobs of every node alone does not end one that came in its place and does not.
+/// L10: the end of a drain that leaves jobs of every node alone does not end one that came in its
+/// place and does not.
 #[test]
 fn a_drain_in_place_of_another_does_not_end_with_it() {
     let mut driver = Driver::default();
@@ -811,7 +814,8 @@ fn a_node_that_comes_back_with_other_words_about_itself_is_a_capacity_gain() {
     }
 }
 
-/// What runs once on each node of a datacenter is looked at when its node, which left the datacenter while it took no work, takes work again.
+/// What runs once on each node of a datacenter is looked at when its node, which left the
+/// datacenter while it took no work, takes work again.
 #[test]
 fn what_runs_on_a_node_that_changed_meanwhile_is_looked_at_when_it_is_eligible() {
     let mut driver = Driver::default();
@@ -828,7 +832,8 @@ fn what_runs_on_a_node_that_changed_meanwhile_is_looked_at_when_it_is_eligible()
     assert_eq!(driver.open_evaluations("t").len(), before + 1);
 }
 
-/// A drain's times as proposed say how long it may last; it counts from the log time of its entry, and from its first start when changed.
+/// A drain's times as proposed say how long it may last; it counts from the log time of its entry,
+/// and from its first start when changed.
 #[test]
 fn a_drains_deadline_counts_from_log_time() {
     let mut driver = Driver::default();

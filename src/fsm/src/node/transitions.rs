@@ -1,4 +1,5 @@
-//! Nodes: registration, readiness, liveness, suspension, eligibility, drain, reaping. Each touches its own axis of the node's state only.
+//! Nodes: registration, readiness, liveness, suspension, eligibility, drain, reaping. Each touches
+//! its own axis of the node's state only.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,13 +18,13 @@ use crate::{
     evaluation::Trigger,
     id::{ClassId, EvaluationId, JobKey, NodeId},
     limits,
-    table::TableId,
 };
 
 /// Eligibilities that may wait for nodes to come.
 const EARLY_ELIGIBILITIES_MAX: usize = 10_000;
 
-/// Hash of everything that feasibility looks at, less keys that begin with `unique.` (Nomad's computed class, GH-24942).
+/// Hash of everything that feasibility looks at, less keys that begin with `unique.` (Nomad's
+/// computed class, GH-24942).
 pub fn computed_class(description: &NodeDescription) -> ClassId {
     let mut bytes = Vec::with_capacity(512);
     let mut part = |tag: u8, key: &str, value: &str| {
@@ -51,7 +52,8 @@ impl Turn<'_> {
     pub(crate) fn put_node(&mut self, mut node: Node) {
         node.modify_index = self.index;
         self.effects.insert(Effect::Node(node.id));
-        self.state.touch(TableId::Nodes);
+        let old = self.state.nodes.get(&node.id).cloned();
+        self.state.index_node(old.as_deref(), Some(&node));
         self.state.nodes.put(node, self.changes);
     }
 
@@ -222,7 +224,8 @@ impl Turn<'_> {
         self.node(id).map(|node| Self::node_reply(node, Vec::new()))
     }
 
-    /// Takes a node out of service for `SUSPEND_MS`, doubled per strike, unless too much of the fleet is suspended already.
+    /// Takes a node out of service for `SUSPEND_MS`, doubled per strike, unless too much of the
+    /// fleet is suspended already.
     pub(crate) fn suspend(&mut self, id: NodeId, reason: SuspendReason) {
         let Ok(mut node) = self.node(id) else { return };
         let calm_ms = self.at.saturating_sub(node.strike_at);
@@ -307,7 +310,8 @@ impl Turn<'_> {
         if node.is_schedulable() {
             self.gains.insert(id);
             let mut jobs = self.per_node_jobs_for(&node, Trigger::NodeUpdate);
-            // The node may have changed meanwhile, so that what runs once on nodes like it is not wanted here any more.
+            // The node may have changed meanwhile, so that what runs once on nodes like it is not
+            // wanted here any more.
             let rows = self.state.allocations_of_node(id);
             let here = rows.filter(|row| row.per_node && row.is_live());
             jobs.extend(here.map(|row| (row.job.clone(), Trigger::NodeUpdate)));
@@ -335,7 +339,8 @@ impl Turn<'_> {
         let mut node = self.node(id)?;
         if let Some(drain) = drain {
             let mut drain = drain.clone();
-            // The proposer's times say how long, not when: its state may be hours old on an idle cluster.
+            // The proposer's times say how long, not when: its state may be hours old on an idle
+            // cluster.
             let length = |until: u64| until.saturating_sub(drain.started_at);
             drain.deadline_at =
                 drain.deadline_at.map(|until| self.at.saturating_add(length(until)));
@@ -419,16 +424,18 @@ impl Turn<'_> {
             self.keep_eligibility(&node);
         }
         self.state.tombstones.put(TombstoneRow { node: id, tombstone }, self.changes);
-        self.state.nodes.remove(&id, self.changes);
+        if let Some(row) = self.state.nodes.remove(&id, self.changes) {
+            self.state.index_node(Some(&row), None);
+        }
         self.state.capacity_gains.remove(&GainKey::Node(id), self.changes);
         self.gains.remove(&id);
-        self.state.touch(TableId::Nodes);
         self.effects.insert(Effect::Node(id));
         let made = self.evaluate(&jobs, None, evaluation_ids);
         Ok(Self::node_reply(node, made))
     }
 
-    /// A node that comes back while its tombstone stands is still out of service if it was: only an operator takes that back.
+    /// A node that comes back while its tombstone stands is still out of service if it was: only an
+    /// operator takes that back.
     fn keep_eligibility(&mut self, node: &Node) {
         let room = self.state.early_eligibilities.len() < EARLY_ELIGIBILITIES_MAX;
         if node.eligibility.ineligible && room {
@@ -470,7 +477,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Jobs with allocations on the node that have not ended, and jobs that run once on every node like it.
+    /// Jobs with allocations on the node that have not ended, and jobs that run once on every node
+    /// like it.
     fn jobs_of_node(&self, node: &Node, trigger: Trigger) -> BTreeMap<JobKey, Trigger> {
         let mut jobs = self.per_node_jobs_for(node, trigger);
         for row in self.state.allocations_of_node(node.id) {

@@ -1,11 +1,14 @@
 //! Plans: what a scheduler proposes, and what became of it.
 //!
-//! A worker builds a [`Plan`] on a snapshot; the leader's applier drops what no longer fits and picks ports; `apply` re-checks what is left
-//! against the running state and answers with a [`PlanVerdict`].
+//! A worker builds a [`Plan`] on a snapshot; the leader's applier drops what no longer fits and
+//! picks ports; `apply` re-checks what is left against the running state and answers with a
+//! [`PlanVerdict`].
 
 mod commands;
 mod parts;
+mod rules;
 mod transitions;
+mod trial;
 
 #[cfg(test)]
 mod tests;
@@ -13,5 +16,6 @@ mod tests;
 pub use self::{
     commands::ApplyPlans,
     parts::{DropReason, FollowUp, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
-    transitions::{PickPorts, Trial, check_fit, check_placement, check_plan},
+    rules::{check_fit, check_placement, check_plan},
+    trial::{PickPorts, Trial},
 };

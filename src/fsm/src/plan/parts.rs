@@ -20,7 +20,6 @@ pub struct Placement {
     pub group: Text,
     /// Number in the name.
     pub name_index: u32,
-    /// Node.
     pub node: NodeId,
     /// Ports; empty from the worker, filled in by the applier.
     pub ports: Vec<Port>,
@@ -39,7 +38,6 @@ pub struct Stop {
     pub id: AllocationId,
     /// `Stop` or `Evict`.
     pub desired: DesiredStatus,
-    /// Why.
     pub description: Text,
     /// Client status decided by the servers: `Lost` when the node is gone.
     pub client: Option<ClientStatus>,
@@ -85,13 +83,11 @@ pub struct Outcome {
 pub struct Plan {
     /// Evaluation that is processed.
     pub evaluation: EvaluationId,
-    /// Job.
     pub job: JobKey,
     /// Incarnation of the job; 0 when the job was gone in the snapshot.
     pub job_create_index: Index,
     /// Version of the job that placements and in-place updates run.
     pub job_version: u64,
-    /// Index of the snapshot.
     pub snapshot_index: Index,
     /// Priority in the plan queue.
     pub priority: u16,

@@ -1,4 +1,5 @@
-//! Plans: every check of the last line of defence, one test each, and what a plan that is taken writes.
+//! Plans: every check of the last line of defence, one test each, and what a plan that is taken
+//! writes.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -30,7 +31,7 @@ fn refused(driver: &mut Driver, plan: Plan, reason: DropReason) {
     let before = rows(&driver.state);
     let evaluation = plan.evaluation;
     let verdict = driver.commit_plan(plan);
-    let refresh_index = driver.state.head.index;
+    let refresh_index = driver.state.index;
     let expected = PlanVerdict {
         evaluation,
         refused: Some(reason),
@@ -50,12 +51,13 @@ fn dropped(driver: &mut Driver, plan: Plan, reason: DropReason) {
     assert_eq!(verdict.refused, None);
     assert_eq!(verdict.dropped, [(id, reason)]);
     assert!(!verdict.outcome_taken);
-    assert_eq!(verdict.refresh_index, driver.state.head.index);
+    assert_eq!(verdict.refresh_index, driver.state.index);
     assert_eq!(driver.state.allocations.digest(), before);
     assert_eq!(driver.evaluation(verdict.evaluation).status, EvaluationStatus::Pending);
 }
 
-/// P2, P4: allocations, stops and the evaluation change at one index; the stopped one says why and what became of it.
+/// P2, P4: allocations, stops and the evaluation change at one index; the stopped one says why and
+/// what became of it.
 #[test]
 fn a_plan_is_written_at_one_index() {
     with_leader_changes(|driver| {
@@ -72,7 +74,7 @@ fn a_plan_is_written_at_one_index() {
         let verdict = driver.commit_plan(plan);
         assert_eq!((verdict.outcome_taken, verdict.refresh_index), (true, 0));
 
-        let index = driver.state.head.index;
+        let index = driver.state.index;
         let (old, new) = (driver.allocation(old), driver.allocation(new));
         assert_eq!((old.modify_index, old.server_modify_index), (index, index));
         assert_eq!((old.desired, old.client), (DesiredStatus::Stop, ClientStatus::Lost));
@@ -140,7 +142,8 @@ fn the_same_plan_again_is_a_no_op() {
     assert_eq!(driver.state.allocations.len(), 2);
 }
 
-/// An entry of a plan that lands in another term than its leader's changes nothing, log time included.
+/// An entry of a plan that lands in another term than its leader's changes nothing, log time
+/// included.
 #[test]
 fn a_plan_of_another_epoch_is_refused() {
     let (mut driver, node, evaluation) = cluster(1);
@@ -158,7 +161,7 @@ fn a_plan_of_another_epoch_is_refused() {
     assert_eq!(applied.reply, crate::Reply::Rejected(stale));
     assert_eq!(applied.effects, []);
     assert_eq!(rows(&driver.state), before);
-    assert_eq!(driver.state.head.at, driver.now);
+    assert_eq!(driver.state.at, driver.now);
     proposal.epoch = Some(1);
     assert!(matches!(driver.commit_proposal(&proposal).reply, crate::Reply::Plans(_)));
     assert_eq!(driver.state.allocations.len(), 1);
@@ -270,7 +273,7 @@ fn what_fits_of_a_plan_is_kept() {
     let verdict = driver.commit_plan(plan);
     assert_eq!(verdict.dropped, [(lost, DropReason::NodeFull(Dimension::Cpu))]);
     assert!(!verdict.outcome_taken);
-    assert_eq!(verdict.refresh_index, driver.state.head.index);
+    assert_eq!(verdict.refresh_index, driver.state.index);
     assert!(driver.allocation(kept).is_live());
     assert!(!driver.state.allocations.contains(&lost));
     assert_eq!(driver.evaluation(evaluation).status, EvaluationStatus::Pending);
@@ -301,10 +304,10 @@ fn an_all_at_once_plan_with_a_misfit_changes_nothing() {
             (fits_id, DropReason::AllAtOnce),
         ];
         assert_eq!(verdict.dropped, expected);
-        assert_eq!(verdict.refresh_index, driver.state.head.index);
+        assert_eq!(verdict.refresh_index, driver.state.index);
         assert!(!verdict.outcome_taken);
         assert_eq!(driver.changes.rows.len(), changed + 1, "one row goes to the disk: the job's");
-        let last_plan_index = driver.state.head.index;
+        let last_plan_index = driver.state.index;
         assert_eq!(*driver.job_row("t"), crate::Job { last_plan_index, ..job_before });
         let mut after = rows(&driver.state);
         after.retain(|key, row| before.get(key) != Some(row));
@@ -314,7 +317,7 @@ fn an_all_at_once_plan_with_a_misfit_changes_nothing() {
         plan.placements[1].node = crate::testing::node_id("b");
         let again = driver.commit_plan(plan.clone());
         assert_eq!(again.refused, Some(DropReason::StalePlan), "what was lost stays lost");
-        plan.snapshot_index = driver.state.head.index;
+        plan.snapshot_index = driver.state.index;
         plan.placements.pop();
         let verdict = driver.commit_plan(plan);
         assert!(verdict.outcome_taken, "without the misfit it is taken: {verdict:?}");
@@ -322,7 +325,8 @@ fn an_all_at_once_plan_with_a_misfit_changes_nothing() {
     });
 }
 
-/// P8: an update of what runs on an ineligible or draining node is taken, and a stop on a node that is down.
+/// P8: an update of what runs on an ineligible or draining node is taken, and a stop on a node that
+/// is down.
 #[test]
 fn what_exists_may_be_updated_and_stopped_on_nodes_out_of_service() {
     let (mut driver, node, _) = cluster(2);
@@ -367,7 +371,7 @@ fn room_of_what_is_being_stopped_may_be_given_again() {
     assert_eq!(verdict.dropped.len(), 1, "another job's allocation may be evicted only");
     assert!(driver.allocation(ids[1]).is_live());
     plan.stops[0].desired = DesiredStatus::Evict;
-    plan.snapshot_index = driver.state.head.index;
+    plan.snapshot_index = driver.state.index;
     assert!(driver.commit_plan(plan).outcome_taken);
     assert_eq!(driver.allocation(ids[1]).desired, DesiredStatus::Evict);
 }
@@ -508,7 +512,8 @@ fn a_stop_does_not_make_up_what_became_of_an_allocation() {
     assert_eq!(driver.allocation(id).client, ClientStatus::Running);
 }
 
-/// A plan from before its node went down stops an allocation there: nobody is left to say that it ended, and the node would be busy for ever.
+/// A plan from before its node went down stops an allocation there: nobody is left to say that it
+/// ended, and the node would be busy for ever.
 #[test]
 fn a_stop_that_meets_a_dead_node_ends_the_allocation() {
     with_leader_changes(|driver| {
@@ -547,7 +552,8 @@ fn failing(driver: &mut Driver, evaluation: EvaluationId) -> (Plan, EvaluationId
     (Plan { outcome: Some(outcome), ..driver.plan(evaluation) }, id)
 }
 
-/// A no-op plan with an outcome makes a blocked evaluation; the next one replaces it, and a full success cancels it.
+/// A no-op plan with an outcome makes a blocked evaluation; the next one replaces it, and a full
+/// success cancels it.
 #[test]
 fn a_blocked_evaluation_is_replaced_and_canceled() {
     with_leader_changes(|driver| {
@@ -560,7 +566,7 @@ fn a_blocked_evaluation_is_replaced_and_canceled() {
         assert_eq!(driver.job_row("t").queued, BTreeMap::from([(GROUP.into(), 2)]));
         assert_eq!(driver.job_row("t").last_plan_index, 0, "no allocation was changed");
         let made = driver.evaluation(waiting);
-        assert_eq!(made.create_index, driver.state.head.index);
+        assert_eq!(made.create_index, driver.state.index);
         assert_eq!(driver.open_evaluations("t"), [waiting]);
 
         let second = driver.evaluate_job("t");
@@ -595,7 +601,8 @@ fn block_on(driver: &mut Driver, evaluation: EvaluationId, nodes: &[NodeId]) -> 
     ids
 }
 
-/// I21: those of an outcome replace older ones of their nodes, and each other; the evaluation itself, blocked again, replaces one that it made.
+/// I21: those of an outcome replace older ones of their nodes, and each other; the evaluation
+/// itself, blocked again, replaces one that it made.
 #[test]
 fn blocked_evaluations_are_one_per_node() {
     with_leader_changes(|driver| {
@@ -625,8 +632,8 @@ fn blocked_evaluations_are_one_per_node() {
     });
 }
 
-/// NW-12: a woken blocked evaluation blocks again under its id, with the snapshot that it saw and the new count of what is queued, and takes the place
-/// of any other.
+/// NW-12: a woken blocked evaluation blocks again under its id, with the snapshot that it saw and
+/// the new count of what is queued, and takes the place of any other.
 #[test]
 fn a_woken_evaluation_is_blocked_again() {
     let (mut driver, _, first) = cluster(2);
@@ -643,7 +650,7 @@ fn a_woken_evaluation_is_blocked_again() {
     let row = driver.evaluation(waiting);
     assert_eq!(row.snapshot_index, snapshot_index);
     assert_eq!((row.status, row.escaped), (EvaluationStatus::Blocked, true));
-    assert_eq!(row.modify_index, driver.state.head.index);
+    assert_eq!(row.modify_index, driver.state.index);
 
     let other = driver.evaluate_job("t");
     let plan = Plan { outcome: Some(again), ..driver.plan(other) };
@@ -690,7 +697,8 @@ fn a_failed_allocation_waits_for_its_follow_up() {
     assert_eq!((driver.allocation(id).next, driver.allocation(id).follow_up), (Some(new), None));
 }
 
-/// I47: such a stop frees nothing, and the failure would be forgotten. That of one that runs is taken: it may have been what made room.
+/// I47: such a stop frees nothing, and the failure would be forgotten. That of one that runs is
+/// taken: it may have been what made room.
 #[test]
 fn what_has_ended_is_stopped_only_with_its_successor() {
     let (mut driver, node, _) = cluster(2);
@@ -736,7 +744,8 @@ fn a_placement_replaces_allocations_of_its_own_job_only() {
     assert_eq!(driver.allocation(foreign).next, None);
 }
 
-/// P3: a plan names its job and carries changes only; a job that is purged, or purged and registered anew, while it is in flight makes it void.
+/// P3: a plan names its job and carries changes only; a job that is purged, or purged and
+/// registered anew, while it is in flight makes it void.
 #[test]
 fn a_plan_in_flight_meets_a_purged_job() {
     with_leader_changes(|driver| {

@@ -1,12 +1,15 @@
-//! Plans: the last line of defence. Whatever the applier found, a plan is judged here again, against the running state, part by part and in
-//! order, with nothing but replicated facts.
+//! Plans: the last line of defence. Whatever the applier found, a plan is judged here again,
+//! against the running state, part by part and in order, with nothing but replicated facts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use super::{ApplyPlans, DropReason, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop};
+use super::{
+    ApplyPlans, DropReason, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop, check_fit,
+    check_placement, check_plan,
+};
 use crate::{
     allocation::{Allocation, ClientStatus, DesiredStatus, DesiredTransition},
     apply::Turn,
@@ -14,107 +17,13 @@ use crate::{
     effect::Effect,
     evaluation::{Blocked, EvaluationStatus},
     id::{AllocationId, JobKey, NodeId},
-    job::{Job, JobSpec, TaskGroup},
+    job::{Job, JobSpec},
     limits,
-    node::{Liveness, Node},
+    node::Liveness,
     plant::{Plant, is_planted},
-    resources::{Dimension, NodeUsage, Port, PortHolder, Resources},
+    resources::Resources,
     state::State,
-    table::ChangeSet,
 };
-
-/// Whether `node` has room for one instance with these ports, given what is used.
-pub fn check_fit(
-    node: &Node,
-    usage: &NodeUsage,
-    ask: Resources,
-    ports: &[Port],
-) -> Result<(), Dimension> {
-    let resources = &node.description.resources;
-    let wanted = usage.resources.checked_plus(ask)?;
-    if let Some(dimension) = wanted.exceeds(resources.available()) {
-        return Err(dimension);
-    }
-    let limit = resources.allocations_max;
-    if limit != 0 && usage.allocations >= limit {
-        return Err(Dimension::Allocations);
-    }
-    let mut seen = BTreeSet::new();
-    for port in ports {
-        let reserved = resources.reserved_ports.binary_search(&port.value).is_ok()
-            && !is_planted(Plant::ReservedPortsForgotten);
-        let taken = usage.port(port.value) == Some(PortHolder::Live);
-        if port.value == 0 || reserved || taken || !seen.insert(port.value) {
-            return Err(Dimension::Ports);
-        }
-    }
-    Ok(())
-}
-
-/// Whether the plan as a whole may be judged at all: evaluation open, plan not stale, job as the plan saw it.
-pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
-    match state.evaluations.get(&plan.evaluation) {
-        Some(row) if !row.status.is_terminal() && row.job == plan.job => {}
-        _ => return Err(DropReason::EvaluationClosed),
-    }
-    let Some(job) = state.jobs.get(&plan.job) else {
-        // Nothing tells an older plan from a newer one here, so that only what is idempotent may be taken.
-        let stops_only =
-            plan.placements.is_empty() && plan.in_place.is_empty() && plan.follow_ups.is_empty();
-        return if stops_only { Ok(()) } else { Err(DropReason::JobChanged) };
-    };
-    if job.last_plan_index > plan.snapshot_index && !is_planted(Plant::StalePlansTaken) {
-        return Err(DropReason::StalePlan);
-    }
-    let same = job.create_index == plan.job_create_index && job.version == plan.job_version;
-    if !same || (job.stop && !plan.placements.is_empty()) {
-        return Err(DropReason::JobChanged);
-    }
-    Ok(())
-}
-
-/// Chooses concrete ports for a placement on a state.
-pub type PickPorts<'a> = &'a dyn Fn(&State, &Placement, &TaskGroup) -> Result<Vec<Port>, Dimension>;
-
-/// What a trial of a plan left of it.
-pub struct Trial {
-    /// The plan with ports, less what was dropped; without its outcome when something was.
-    pub plan: Plan,
-    /// What was dropped.
-    pub dropped: Vec<(AllocationId, DropReason)>,
-}
-
-impl State {
-    /// Tries a plan on this state, a clone that is thrown away: what fits is applied, what does not is dropped. This is how the leader's applier
-    /// finds out what to propose, with the very rules that `apply` judges it by.
-    pub fn try_plan(&mut self, plan: &Plan, pick: PickPorts<'_>) -> Result<Trial, DropReason> {
-        check_plan(self, plan)?;
-        let before = plan.all_at_once.then(|| self.clone());
-        let index = self.head.index.saturating_add(1);
-        self.head.index = index;
-        let mut changes = ChangeSet::trial();
-        let mut turn = Turn::new(self, &mut changes, index);
-        turn.is_final = false;
-        let mut trial = turn.try_parts(plan, pick);
-        if trial.dropped.is_empty() {
-            if let Some(outcome) = &plan.outcome {
-                turn.take_outcome(plan, outcome);
-            }
-        } else {
-            trial.plan.outcome = None;
-        }
-        turn.finish();
-        if let (Some(before), false) = (before, trial.dropped.is_empty()) {
-            *self = before;
-            drop_the_rest(plan, &mut trial.dropped);
-            trial.plan.placements.clear();
-            trial.plan.in_place.clear();
-            trial.plan.stops.clear();
-            trial.plan.follow_ups.clear();
-        }
-        Ok(trial)
-    }
-}
 
 /// A turn as it was before an all-at-once plan.
 struct Saved {
@@ -127,19 +36,19 @@ struct Saved {
 
 /// Whether a successor of an ended allocation was placed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Replaced {
+pub(super) enum Replaced {
     No,
     Yes,
 }
 
-fn mark_replaced(ended: &mut BTreeMap<AllocationId, Replaced>, placement: &Placement) {
+pub(super) fn mark_replaced(ended: &mut BTreeMap<AllocationId, Replaced>, placement: &Placement) {
     if let Some(replaced) = placement.previous.and_then(|previous| ended.get_mut(&previous)) {
         *replaced = Replaced::Yes;
     }
 }
 
 /// Adds what an all-at-once plan loses because it lost something.
-fn drop_the_rest(plan: &Plan, dropped: &mut Vec<(AllocationId, DropReason)>) {
+pub(super) fn drop_the_rest(plan: &Plan, dropped: &mut Vec<(AllocationId, DropReason)>) {
     let named: BTreeSet<_> = dropped.iter().map(|(id, _)| *id).collect();
     let updates = plan.in_place.iter().map(|one| one.id);
     let rest = updates.chain(plan.placements.iter().map(|one| one.id));
@@ -147,47 +56,6 @@ fn drop_the_rest(plan: &Plan, dropped: &mut Vec<(AllocationId, DropReason)>) {
 }
 
 impl Turn<'_> {
-    /// As [`Self::apply_parts`], choosing ports on the way.
-    fn try_parts(&mut self, plan: &Plan, pick: PickPorts<'_>) -> Trial {
-        let mut left = Plan { placements: Vec::new(), in_place: Vec::new(), ..plan.clone() };
-        let mut dropped = Vec::new();
-        let mut ended = self.stop_the_living(plan);
-        if let Some(job) = self.state.jobs.get(&plan.job).cloned()
-            && let Some(spec) = self.state.current_spec(&job).cloned()
-        {
-            for update in &plan.in_place {
-                match self.update_in_place(plan, update, &spec) {
-                    Ok(()) => left.in_place.push(update.clone()),
-                    Err(reason) => dropped.push((update.id, reason)),
-                }
-            }
-            for placement in &plan.placements {
-                let mut placement = placement.clone();
-                let placed = spec
-                    .group(&placement.group)
-                    .ok_or(DropReason::JobChanged)
-                    .and_then(|group| {
-                        pick(self.state, &placement, group).map_err(DropReason::NodeFull)
-                    })
-                    .and_then(|ports| {
-                        placement.ports = ports;
-                        self.place(plan, &placement, &job, &spec)
-                    });
-                match placed {
-                    Ok(()) => {
-                        mark_replaced(&mut ended, &placement);
-                        left.placements.push(placement);
-                    }
-                    Err(reason) => dropped.push((placement.id, reason)),
-                }
-            }
-            self.stop_the_ended(plan, &ended);
-            self.mark_judged(plan);
-        }
-        left.stops.retain(|stop| ended.get(&stop.id) != Some(&Replaced::No));
-        Trial { plan: left, dropped }
-    }
-
     pub(crate) fn apply_plans(&mut self, command: &ApplyPlans) -> Reply {
         Reply::Plans(command.plans.iter().map(|plan| self.apply_plan(plan)).collect())
     }
@@ -278,7 +146,7 @@ impl Turn<'_> {
     }
 
     /// From here on a copy of the plan is stale: what was answered to be lost is not taken later.
-    fn mark_judged(&mut self, plan: &Plan) {
+    pub(super) fn mark_judged(&mut self, plan: &Plan) {
         if !plan.is_no_op()
             && let Some(job) = self.state.jobs.get(&plan.job)
         {
@@ -288,9 +156,10 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes the stops but for those of predecessors that have ended, which it names: they free neither room nor a name, and are taken with a
-    /// successor. One that is stopped for a successor that is dropped would be forgotten, and with it how often it was rescheduled.
-    fn stop_the_living(&mut self, plan: &Plan) -> BTreeMap<AllocationId, Replaced> {
+    /// Takes the stops but for those of predecessors that have ended, which it names: they free
+    /// neither room nor a name, and are taken with a successor. One that is stopped for a successor
+    /// that is dropped would be forgotten, and with it how often it was rescheduled.
+    pub(super) fn stop_the_living(&mut self, plan: &Plan) -> BTreeMap<AllocationId, Replaced> {
         let previous = plan.placements.iter().filter_map(|placement| placement.previous);
         let rows = previous.filter_map(|id| self.state.allocations.get(&id));
         let ended = rows.filter(|row| row.client.is_terminal());
@@ -302,7 +171,7 @@ impl Turn<'_> {
     }
 
     /// Takes the stops that [`Self::stop_the_living`] left, of those that were replaced.
-    fn stop_the_ended(&mut self, plan: &Plan, ended: &BTreeMap<AllocationId, Replaced>) {
+    pub(super) fn stop_the_ended(&mut self, plan: &Plan, ended: &BTreeMap<AllocationId, Replaced>) {
         for stop in &plan.stops {
             if ended.get(&stop.id) == Some(&Replaced::Yes) {
                 self.stop(plan, stop);
@@ -323,7 +192,8 @@ impl Turn<'_> {
             };
             row.desired_description = stop.description.clone();
         }
-        // What became of an allocation is the agent's to say, unless there is nobody to say it: the plan knew, or its node went down meanwhile.
+        // What became of an allocation is the agent's to say, unless there is nobody to say it: the
+        // plan knew, or its node went down meanwhile.
         let nobody =
             self.state.nodes.get(&row.node).is_none_or(|node| node.liveness == Liveness::Down);
         let decided = if nobody { Some(ClientStatus::Lost) } else { stop.client };
@@ -343,7 +213,7 @@ impl Turn<'_> {
         self.put_allocation(row);
     }
 
-    fn update_in_place(
+    pub(super) fn update_in_place(
         &mut self,
         plan: &Plan,
         update: &InPlace,
@@ -366,8 +236,7 @@ impl Turn<'_> {
             return Err(DropReason::NodeUnschedulable);
         }
         let mut usage = (*self.state.usage(row.node)).clone();
-        usage.resources = usage.resources.minus(old.resources);
-        usage.allocations = usage.allocations.saturating_sub(1);
+        usage.take(old.id, old.resources);
         check_fit(node, &usage, row.resources, &[]).map_err(DropReason::NodeFull)?;
         self.put_allocation(row);
         if old.job_create_index != plan.job_create_index {
@@ -376,7 +245,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    fn place(
+    pub(super) fn place(
         &mut self,
         plan: &Plan,
         placement: &Placement,
@@ -438,7 +307,7 @@ impl Turn<'_> {
         self.put_allocation(row);
     }
 
-    fn take_outcome(&mut self, plan: &Plan, outcome: &Outcome) {
+    pub(super) fn take_outcome(&mut self, plan: &Plan, outcome: &Outcome) {
         let Some(row) = self.state.evaluations.get(&plan.evaluation) else { return };
         let mut row = (**row).clone();
         let complete =
@@ -482,36 +351,4 @@ impl Turn<'_> {
             self.put_job(job);
         }
     }
-}
-
-/// Whether one placement may be taken: node there, in service and with room, name and id free.
-pub fn check_placement(
-    state: &State,
-    placement: &Placement,
-    job: &Job,
-    spec: &JobSpec,
-) -> Result<(), DropReason> {
-    let group = spec.group(&placement.group).ok_or(DropReason::JobChanged)?;
-    if state.allocations.contains(&placement.id) {
-        return Err(DropReason::NameTaken);
-    }
-    let node = state.nodes.get(&placement.node).ok_or(DropReason::NodeMissing)?;
-    if !node.is_schedulable() {
-        return Err(DropReason::NodeUnschedulable);
-    }
-    let per_node: Option<NodeId> = spec.kind.is_per_node().then_some(placement.node);
-    let holder: Option<AllocationId> =
-        state.live_name(&job.key, &placement.group, placement.name_index, per_node);
-    if holder.is_some() {
-        return Err(DropReason::NameTaken);
-    }
-    let usage = state.usage(placement.node);
-    check_fit(node, &usage, Resources::of_group(group), &placement.ports)
-        .map_err(DropReason::NodeFull)?;
-    let asks = group.network.as_ref().map_or(&[][..], |network| &network.ports);
-    let as_asked = asks.len() == placement.ports.len()
-        && asks.iter().zip(&placement.ports).all(|(ask, port)| {
-            ask.label == port.label && (ask.value == 0 || ask.value == port.value)
-        });
-    if as_asked { Ok(()) } else { Err(DropReason::NodeFull(Dimension::Ports)) }
 }

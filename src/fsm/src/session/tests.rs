@@ -81,7 +81,8 @@ fn a_request_older_than_the_window_is_refused() {
     });
 }
 
-/// The stamp of a server's clock may run ahead a little; one far ahead would raise the floor over everyone's requests.
+/// The stamp of a server's clock may run ahead a little; one far ahead would raise the floor over
+/// everyone's requests.
 #[test]
 fn a_stamp_from_the_future_is_refused() {
     let mut driver = Driver::default();

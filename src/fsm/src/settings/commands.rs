@@ -8,7 +8,6 @@ use crate::id::{Index, Text};
 /// Changes the scheduler configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SetSchedulerConfiguration {
-    /// The configuration.
     pub configuration: SchedulerConfiguration,
     /// Compare-and-set on its modify index.
     pub enforce_index: Option<Index>,

@@ -9,30 +9,22 @@ use crate::id::{Index, Text};
 /// A node pool. `all` (every node) and `default` always exist.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NodePool {
-    /// Name.
     pub name: Text,
     /// In words.
     pub description: Text,
-    /// Meta.
     pub meta: BTreeMap<Text, Text>,
-    /// Index of creation.
     pub create_index: Index,
-    /// Index of the last change.
     pub modify_index: Index,
 }
 
 /// A namespace. `default` always exists.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Namespace {
-    /// Name.
     pub name: Text,
     /// In words.
     pub description: Text,
-    /// Meta.
     pub meta: BTreeMap<Text, Text>,
-    /// Index of creation.
     pub create_index: Index,
-    /// Index of the last change.
     pub modify_index: Index,
 }
 
@@ -57,11 +49,10 @@ pub struct SchedulerConfiguration {
     pub reject_job_registration: bool,
     /// Hand out no evaluations.
     pub pause_eval_broker: bool,
-    /// Nodes looked at for a group with affinities or spreads (Nomad's `NodeLimitForFeasibilityChecks`).
+    /// Nodes looked at for a group with affinities or spreads (Nomad's
+    /// `NodeLimitForFeasibilityChecks`).
     pub node_limit: u32,
-    /// Index of creation.
     pub create_index: Index,
-    /// Index of the last change.
     pub modify_index: Index,
 }
 

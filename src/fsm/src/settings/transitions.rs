@@ -9,7 +9,6 @@ use crate::{
     effect::Effect,
     job::JobStatus,
     limits,
-    table::TableId,
 };
 
 /// Pools that always exist.
@@ -34,7 +33,6 @@ impl Turn<'_> {
         row.create_index = if old.create_index == 0 { self.index } else { old.create_index };
         row.modify_index = self.index;
         self.state.configurations.put(row, self.changes);
-        self.state.touch(TableId::SchedulerConfiguration);
         self.effects.insert(Effect::SchedulerConfiguration);
         Ok(Reply::Done)
     }
@@ -51,7 +49,6 @@ impl Turn<'_> {
         row.create_index = old.map_or(self.index, |old| old.create_index);
         row.modify_index = self.index;
         self.state.node_pools.put(row, self.changes);
-        self.state.touch(TableId::NodePools);
         Ok(Reply::Done)
     }
 
@@ -76,7 +73,6 @@ impl Turn<'_> {
             return Err(Rejection::InUse(message.into()));
         }
         self.state.node_pools.remove(name, self.changes);
-        self.state.touch(TableId::NodePools);
         Ok(Reply::Done)
     }
 
@@ -88,7 +84,6 @@ impl Turn<'_> {
         row.create_index = old.map_or(self.index, |old| old.create_index);
         row.modify_index = self.index;
         self.state.namespaces.put(row, self.changes);
-        self.state.touch(TableId::Namespaces);
         Ok(Reply::Done)
     }
 
@@ -111,7 +106,6 @@ impl Turn<'_> {
             return Err(Rejection::InUse(message.into()));
         }
         self.state.namespaces.remove(name, self.changes);
-        self.state.touch(TableId::Namespaces);
         Ok(Reply::Done)
     }
 }

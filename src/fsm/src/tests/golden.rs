@@ -1,7 +1,9 @@
-//! Golden bytes: one fixed value of every persisted kind, and one of every command, reply and rejection.
+//! Golden bytes: one fixed value of every persisted kind, and one of every command, reply and
+//! rejection.
 //!
-//! `golden/frames.txt` pins the bytes, and with them the numbers of the variants. A difference means that existing data directories and logs
-//! would not load: raise `fsm::GENERATION`, by which they are refused. `UPDATE=1` rewrites the file.
+//! `golden/frames.txt` pins the bytes, and with them the numbers of the variants. A difference
+//! means that existing data directories and logs would not load: raise `fsm::GENERATION`, by which
+//! they are refused. `UPDATE=1` rewrites the file.
 
 #![expect(clippy::disallowed_methods, reason = "tests read what is pinned")]
 
@@ -331,11 +333,7 @@ fn request() -> Request {
     Request { id: RequestId([1; 16]), stamped_at: 2, payload_hash: 3 }
 }
 
-/// One of each command, in the order of the enum.
-pub(super) fn commands() -> Vec<Command> {
-    let node = NodeId([1; 16]);
-    let evaluation = EvaluationId([2; 16]);
-    let evaluation_ids = vec![evaluation];
+fn node_report(node: NodeId, evaluation_ids: Vec<EvaluationId>) -> NodeReport {
     let update = ClientUpdate {
         id: AllocationId([3; 16]),
         sequence: 4,
@@ -344,12 +342,15 @@ pub(super) fn commands() -> Vec<Command> {
         tasks: tasks(),
         infrastructure_failure: true,
     };
-    let report = NodeReport {
-        node,
-        incarnation: 5,
-        updates: vec![update],
-        evaluation_ids: evaluation_ids.clone(),
-    };
+    NodeReport { node, incarnation: 5, updates: vec![update], evaluation_ids }
+}
+
+/// One of each command, in the order of the enum.
+pub(super) fn commands() -> Vec<Command> {
+    let node = NodeId([1; 16]);
+    let evaluation = EvaluationId([2; 16]);
+    let evaluation_ids = vec![evaluation];
+    let report = node_report(node, evaluation_ids.clone());
     let change = LivenessChange { node, incarnation: 6, liveness: Liveness::Down };
     let evaluation_update = EvaluationUpdate {
         id: evaluation,
@@ -659,7 +660,8 @@ fn survives_as_everything(payload: &[u8]) {
     survives::<JobSpec>(payload);
 }
 
-/// A length far beyond the payload is refused at once: it must not allocate. A decoder that reserved what is announced would abort here.
+/// A length far beyond the payload is refused at once: it must not allocate. A decoder that
+/// reserved what is announced would abort here.
 #[test]
 fn a_hostile_length_is_refused() {
     // A varint of eight bytes that says 2^62, then some of 2^32, where a name or a list begins.

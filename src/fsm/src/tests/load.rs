@@ -1,4 +1,5 @@
-//! Saving and loading: a loaded state is the same to its digest and goes on the same; damage and unknown tables are refused. Digest marks.
+//! Saving and loading: a loaded state is the same to its digest and goes on the same; damage and
+//! unknown tables are refused. Digest marks.
 
 use crate::{
     allocation::ClientStatus,
@@ -72,7 +73,7 @@ fn the_order_of_rows_does_not_matter() {
     for (key, frame) in rows(&driver.state).iter().rev() {
         loaded.load_row(key, frame).unwrap();
     }
-    loaded.load_done(driver.state.head.clone());
+    loaded.load_done(driver.state.head());
     assert_eq!(loaded.digest(), driver.state.digest());
     assert_eq!(invariant::check(&loaded), []);
 }
@@ -113,7 +114,8 @@ fn bad_rows_are_refused() {
     );
 }
 
-/// The mark holds the digest of the state before it, equal on a replica that was loaded just before.
+/// The mark holds the digest of the state before it, equal on a replica that was loaded just
+/// before.
 #[test]
 fn a_mark_holds_the_digest_and_gets_its_verdict() {
     let mut driver = busy_cluster();
@@ -121,7 +123,7 @@ fn a_mark_holds_the_digest_and_gets_its_verdict() {
     for other in [&mut driver, &mut twin] {
         other.commit(Command::MarkDigest);
     }
-    let index = driver.state.head.index;
+    let index = driver.state.index;
     let mark = driver.state.digest_marks.get(&index).unwrap().clone();
     assert_eq!(Some(&mark), twin.state.digest_marks.get(&index));
     assert_ne!(mark.digest, Digest::default());

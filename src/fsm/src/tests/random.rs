@@ -1,7 +1,10 @@
-//! Random commands on three replicas: one that lives on, one that is saved and loaded now and then, one that is restored from the rows on disk as they
-//! were some entries ago and applies those again. Same digests, rows and replies after every step, no invariant broken, nothing panics, every proposal round-trips to the same bytes, a rejection changes nothing.
+//! Random commands on three replicas: one that lives on, one that is saved and loaded now and then,
+//! one that is restored from the rows on disk as they were some entries ago and applies those
+//! again. Same digests, rows and replies after every step, no invariant broken, nothing panics,
+//! every proposal round-trips to the same bytes, a rejection changes nothing.
 //!
-//! `FSM_RANDOM_SECONDS=300 cargo test -p fsm random -- --nocapture` runs longer; `FSM_RANDOM_SEED=…` runs one seed, as a failure prints it.
+//! `FSM_RANDOM_SECONDS=300 cargo test -p fsm random -- --nocapture` runs longer;
+//! `FSM_RANDOM_SEED=…` runs one seed, as a failure prints it.
 
 #![expect(
     clippy::disallowed_methods,
@@ -50,7 +53,8 @@ use crate::{
     },
 };
 
-/// A small generator with a seed (splitmix64): the run must not depend on a crate's idea of randomness.
+/// A small generator with a seed (splitmix64): the run must not depend on a crate's idea of
+/// randomness.
 struct Chance(u64);
 
 impl Chance {
@@ -186,7 +190,7 @@ impl Maker<'_> {
         if !self.chance.one_in(4) {
             return None;
         }
-        let at = self.state.head.at;
+        let at = self.state.at;
         let span = self.chance.of(&[0, 1000, 700_000, u64::MAX]);
         let stamped_at =
             if self.chance.one_in(30) { at.saturating_add(span) } else { at.saturating_sub(span) };
@@ -198,7 +202,7 @@ impl Maker<'_> {
     }
 
     fn proposal(&mut self) -> Proposal {
-        let at = self.state.head.at;
+        let at = self.state.at;
         let step = self.chance.of(&[0, 1, 50, 1000, 61_000, 16 * 60_000, 25 * 3_600_000]);
         let at = match self.chance.below(60) {
             0 => 0,
@@ -209,8 +213,8 @@ impl Maker<'_> {
         let command =
             if self.chance.one_in(25) { self.chance.of(&commands()) } else { self.command() };
         let epoch = match self.chance.below(20) {
-            0 => Some(self.state.head.term.saturating_add(1)),
-            1..5 => Some(self.state.head.term),
+            0 => Some(self.state.term.saturating_add(1)),
+            1..5 => Some(self.state.term),
             _ => None,
         };
         Proposal { at, epoch, request: self.request(&command), command }
@@ -442,7 +446,7 @@ impl Maker<'_> {
 
     /// Everything that could be collected and more, with a cut-off somewhere in the past.
     fn collection(&mut self) -> Command {
-        let before = self.state.head.at.saturating_sub(self.chance.below(3) * 1000);
+        let before = self.state.at.saturating_sub(self.chance.below(3) * 1000);
         let mut evaluations: Vec<_> = self.state.evaluations.iter().map(|row| row.id).collect();
         evaluations.retain(|_| !self.chance.one_in(4));
         let mut allocations: Vec<_> = self.state.allocations.iter().map(|row| row.id).collect();
@@ -463,7 +467,7 @@ impl Maker<'_> {
             _ => crate::testing::job_key(self.job_name()),
         };
         let job = self.state.jobs.get(&key);
-        let last = self.state.head.index;
+        let last = self.state.index;
         let lag = if self.chance.one_in(8) { self.chance.below(20) } else { 0 };
         let mut plan = Plan {
             evaluation,
@@ -584,7 +588,7 @@ impl Checkpoint {
         }
         state.load_done(self.head.clone().unwrap_or_default());
         for (term, proposal) in &self.since {
-            let index = state.head.index + 1;
+            let index = state.index + 1;
             match proposal {
                 Some(proposal) => {
                     state.apply(index, *term, proposal, &mut ChangeSet::default());
@@ -613,7 +617,7 @@ impl Twins {
     fn new() -> Self {
         let mut changes = ChangeSet::default();
         let mut first = State::genesis(&mut changes);
-        first.head.at = START_MS;
+        first.at = START_MS;
         let mut twins = Self {
             second: first.clone(),
             first,
@@ -630,14 +634,14 @@ impl Twins {
     }
 
     fn save(&mut self) {
-        let (disk, head) = (self.disk.clone(), Some(self.first.head.clone()));
+        let (disk, head) = (self.disk.clone(), Some(self.first.head()));
         self.checkpoint = Checkpoint { disk, head, since: Vec::new() };
     }
 
     /// A replica from the last checkpoint is the one that never stopped, byte for byte.
     fn check_restored(&mut self) {
         let third = self.checkpoint.restore();
-        assert_eq!(third.head, self.first.head);
+        assert_eq!(third.head(), self.first.head());
         assert_eq!(third.digest(), self.first.digest());
         assert_eq!(rows(&third), rows(&self.first));
         assert_eq!(invariant::check(&third), []);
@@ -660,7 +664,7 @@ impl Twins {
     fn step(&mut self, chance: &mut Chance) {
         if chance.one_in(40) {
             self.term += 1;
-            let index = self.first.head.index + 1;
+            let index = self.first.index + 1;
             self.first.advance(index, self.term);
             self.second.advance(index, self.term);
             self.checkpoint.since.push((self.term, None));
@@ -674,12 +678,12 @@ impl Twins {
         assert_eq!(decoded, proposal);
         assert_eq!(codec::encode(&decoded), frame);
 
-        let index = self.first.head.index + 1;
+        let index = self.first.index + 1;
         let before = self.first.clone();
         let one = self.first.apply(index, self.term, &proposal, &mut self.changes);
         let other = self.second.apply(index, self.term, &decoded, &mut ChangeSet::default());
         assert_eq!(one, other, "replies differ");
-        assert_eq!(self.first.head, self.second.head);
+        assert_eq!(self.first.head(), self.second.head());
         assert_eq!(self.first.digest(), self.second.digest());
         self.check_reply(&before, &proposal, &one);
         self.flush();
@@ -694,7 +698,7 @@ impl Twins {
 
     fn check_reply(&mut self, before: &State, proposal: &Proposal, applied: &Applied) {
         assert_eq!(codec::decode::<Reply>(&codec::encode(&applied.reply)).unwrap(), applied.reply);
-        assert!(self.first.head.at >= before.head.at, "log time went back");
+        assert!(self.first.at >= before.at, "log time went back");
         if let Reply::Rejected(_) = applied.reply {
             assert_eq!(applied.effects, []);
             let mut changed = self.changes.rows.iter();
@@ -719,7 +723,7 @@ impl Twins {
     /// The same entry once more places nothing.
     fn check_delivered_twice(&self, proposal: &Proposal) {
         let mut again = self.first.clone();
-        let index = again.head.index + 1;
+        let index = again.index + 1;
         again.apply(index, self.term, proposal, &mut ChangeSet::default());
         assert_eq!(again.allocations.digest(), self.first.allocations.digest(), "applied twice");
     }

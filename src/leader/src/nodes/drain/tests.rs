@@ -4,7 +4,9 @@
 use fsm::{DesiredStatus, Proposal, TaskState, node::AdvanceDrains, table::ChangeSet};
 
 use super::*;
-use crate::testing::{allocation, job, name_of, named, node, put_allocation, state_of_nodes};
+use crate::testing::{
+    allocation, job, name_of, named, node, put_allocation, put_node, state_of_nodes,
+};
 
 const MINUTE: u64 = 60_000;
 
@@ -158,10 +160,10 @@ fn drains_are_looked_at_when_another_node_is_back() {
     cluster.change("web1", |row| row.node = NodeId(named("b")));
     let mut other = node("b");
     other.liveness = fsm::Liveness::Down;
-    fsm::testing::put(&mut cluster.state, &other);
+    put_node(&mut cluster.state, &other);
     assert_eq!(cluster.advance(MINUTE), nothing());
     let other = node("b");
-    fsm::testing::put(&mut cluster.state, &other);
+    put_node(&mut cluster.state, &other);
     cluster.drainer.node_changed(2 * MINUTE, &other);
     let look = 2 * MINUTE + limits::DRAIN_COALESCE_MS;
     assert_eq!(cluster.drainer.next_deadline(), Some(look));
@@ -178,7 +180,7 @@ fn the_budget_is_per_job_and_group() {
     cluster.change("web3", |row| row.node = NodeId(named("b")));
     let mut second = node("b");
     second.drain = Some(drain());
-    fsm::testing::put(&mut cluster.state, &second);
+    put_node(&mut cluster.state, &second);
     assert_eq!(cluster.advance(MINUTE), (names(&["other/web0", "web0", "web1"]), 0));
 }
 
@@ -195,7 +197,7 @@ fn only_healthy_instances_count() {
     cluster.change("web2", |row| row.node = NodeId(named("b")));
     let mut down = node("b");
     down.liveness = Liveness::Down;
-    fsm::testing::put(&mut cluster.state, &down);
+    put_node(&mut cluster.state, &down);
     assert_eq!(cluster.advance(MINUTE), nothing());
 }
 

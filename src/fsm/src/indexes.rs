@@ -1,0 +1,310 @@
+//! The derived indexes of a [`State`]: what follows from its rows and would cost a scan to find.
+//!
+//! They are never stored. Each change of a row updates them, [`State::rebuild_derived`] computes
+//! them anew while loading, and [`crate::invariant`] compares the two in tests and in simulation.
+//! An index that lacks what the row says must be there is an error of this program: the replica
+//! stops with the index's name, before it decides anything by it. No command can bring that about,
+//! because the row that goes in is the one that comes out.
+
+use std::sync::Arc;
+
+use imbl::{OrdMap, OrdSet};
+
+use crate::{
+    allocation::{Allocation, ClientStatus},
+    evaluation::Evaluation,
+    id::{AllocationId, JobKey},
+    job::{GroupSummary, Job},
+    node::{Node, Occupancy},
+    resources::{NodeUsage, PortHolder, Resources},
+    session::Session,
+    state::{JobIndex, State},
+    table::ChangeSet,
+};
+
+/// Ends the replica: a derived index does not agree with a row.
+#[track_caller]
+pub(crate) fn broken(index: &str, detail: std::fmt::Arguments<'_>) -> ! {
+    panic!("derived index {index} is broken: {detail}")
+}
+
+impl State {
+    /// Computes every derived index anew from the tables.
+    pub fn rebuild_derived(&mut self) {
+        self.usage = OrdMap::new();
+        self.by_node = OrdMap::new();
+        self.by_job = OrdMap::new();
+        self.by_evaluation = OrdMap::new();
+        self.occupancy = Occupancy::default();
+        self.sessions_by_time = self
+            .sessions
+            .iter()
+            .map(|session| (session.request.stamped_at, session.request.id))
+            .collect();
+        self.per_node_jobs = self
+            .jobs
+            .iter()
+            .filter(|job| job.kind.is_per_node())
+            .map(|job| job.key.clone())
+            .collect();
+        let nodes: Vec<_> = self.nodes.iter().cloned().collect();
+        for node in nodes {
+            self.occupancy.node_changed(None, Some(&node));
+        }
+        let allocations: Vec<_> = self.allocations.iter().cloned().collect();
+        for allocation in allocations {
+            self.index_allocation(&allocation);
+            self.count_allocation(None, Some(&allocation));
+        }
+        let evaluations: Vec<_> = self.evaluations.iter().cloned().collect();
+        for evaluation in evaluations {
+            self.index_evaluation(None, &evaluation);
+        }
+    }
+
+    /// A job row comes, or replaces `old`.
+    pub(crate) fn index_job(&mut self, old: Option<&Job>, job: &Job) {
+        if job.kind.is_per_node() {
+            let was_there = self.per_node_jobs.insert(job.key.clone()).is_some();
+            if was_there != old.is_some() {
+                broken("per-node-jobs", format_args!("job {} was there: {was_there}", job.key));
+            }
+        }
+    }
+
+    /// A job row goes.
+    pub(crate) fn unindex_job(&mut self, job: &Job) {
+        let was_there = self.per_node_jobs.remove(&job.key).is_some();
+        if was_there != job.kind.is_per_node() {
+            broken("per-node-jobs", format_args!("job {} was there: {was_there}", job.key));
+        }
+    }
+
+    /// An evaluation row comes, or replaces `old`. The set is written in both cases: who waits for
+    /// the job's evaluations looks at that.
+    pub(crate) fn index_evaluation(&mut self, old: Option<&Evaluation>, evaluation: &Evaluation) {
+        let id = evaluation.id;
+        let entry = Arc::make_mut(self.by_job.entry(evaluation.job.clone()).or_default());
+        let was_there = entry.evaluations.insert(id).is_some();
+        if was_there != old.is_some() {
+            broken("evaluations-by-job", format_args!("evaluation {id} was there: {was_there}"));
+        }
+        let was_open = if evaluation.status.is_terminal() {
+            entry.open_evaluations.remove(&id).is_some()
+        } else {
+            entry.open_evaluations.insert(id).is_some()
+        };
+        if was_open != old.is_some_and(|old| !old.status.is_terminal()) {
+            broken("open-evaluations", format_args!("evaluation {id} was open: {was_open}"));
+        }
+    }
+
+    /// An evaluation row goes.
+    pub(crate) fn unindex_evaluation(&mut self, evaluation: &Evaluation) {
+        let (id, key) = (evaluation.id, &evaluation.job);
+        let index = job_index(&mut self.by_job, key, "evaluations-by-job");
+        if index.evaluations.remove(&id).is_none() {
+            broken("evaluations-by-job", format_args!("job {key} lacks evaluation {id}"));
+        }
+        let was_open = index.open_evaluations.remove(&id).is_some();
+        if was_open == evaluation.status.is_terminal() {
+            broken("open-evaluations", format_args!("evaluation {id} was open: {was_open}"));
+        }
+        if index.is_empty() {
+            self.by_job.remove(key);
+        }
+    }
+
+    pub(crate) fn index_allocation(&mut self, allocation: &Allocation) {
+        let id = allocation.id;
+        insert_into(&mut self.by_node, allocation.node, id, "allocations-by-node");
+        insert_into(
+            &mut self.by_evaluation,
+            allocation.evaluation,
+            id,
+            "allocations-by-evaluation",
+        );
+        let index = Arc::make_mut(self.by_job.entry(allocation.job.clone()).or_default());
+        if index.allocations.insert(id).is_some() {
+            broken("allocations-by-job", format_args!("allocation {id} is there already"));
+        }
+        // The invariant of live names says whether another one holds it: the checks of a plan do,
+        // and a planted bug leaves them out.
+        if allocation.is_live() {
+            index.live_names.insert(allocation.live_name(), id);
+        }
+        let version = (allocation.job_create_index, allocation.job_version);
+        add_one(index.versions.entry(version).or_insert(0), "versions", id);
+        let summary = index.summary.entry(allocation.group.clone()).or_default();
+        add_one(summary_slot(summary, allocation.client), "summary", id);
+        let live = allocation.is_live();
+        // No entry for nothing: what is being stopped and holds no port uses nothing.
+        if !allocation.client.is_terminal() && (live || !allocation.ports.is_empty()) {
+            let usage = Arc::make_mut(self.usage.entry(allocation.node).or_default());
+            if live {
+                usage.add(id, allocation.resources);
+            }
+            let holder = if live { PortHolder::Live } else { PortHolder::Stopping };
+            for port in &allocation.ports {
+                if usage.ports.insert((port.value, id), holder).is_some() {
+                    broken("usage", format_args!("{id} holds port {} already", port.value));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn unindex_allocation(&mut self, allocation: &Allocation) {
+        let id = allocation.id;
+        remove_from(&mut self.by_node, &allocation.node, id, "allocations-by-node");
+        let evaluation = &allocation.evaluation;
+        remove_from(&mut self.by_evaluation, evaluation, id, "allocations-by-evaluation");
+        let index = job_index(&mut self.by_job, &allocation.job, "allocations-by-job");
+        if index.allocations.remove(&id).is_none() {
+            broken("allocations-by-job", format_args!("{} lacks {id}", allocation.job));
+        }
+        let live = allocation.is_live();
+        if live {
+            let holder = index.live_names.remove(&allocation.live_name());
+            if holder != Some(id) {
+                broken("live-names", format_args!("{} of {id} is {holder:?}", allocation.name()));
+            }
+        }
+        let version = (allocation.job_create_index, allocation.job_version);
+        let count = index.versions.get_mut(&version);
+        let count = count.unwrap_or_else(|| broken("versions", format_args!("none of {id}")));
+        take_one(count, "versions", id);
+        if *count == 0 {
+            index.versions.remove(&version);
+        }
+        let summary = index.summary.get_mut(&allocation.group);
+        let summary = summary.unwrap_or_else(|| broken("summary", format_args!("none of {id}")));
+        take_one(summary_slot(summary, allocation.client), "summary", id);
+        if *summary == GroupSummary::default() {
+            index.summary.remove(&allocation.group);
+        }
+        if index.is_empty() {
+            self.by_job.remove(&allocation.job);
+        }
+        if !allocation.client.is_terminal() && (live || !allocation.ports.is_empty()) {
+            let usage = self.usage.get_mut(&allocation.node);
+            let usage = usage.unwrap_or_else(|| broken("usage", format_args!("none of {id}")));
+            let usage = Arc::make_mut(usage);
+            if live {
+                usage.take(id, allocation.resources);
+            }
+            for port in &allocation.ports {
+                if usage.ports.remove(&(port.value, id)).is_none() {
+                    broken("usage", format_args!("{id} does not hold port {}", port.value));
+                }
+            }
+            if *usage == NodeUsage::default() {
+                self.usage.remove(&allocation.node);
+            }
+        }
+    }
+
+    /// Counts an allocation that comes, changes or goes to what has not ended on its node.
+    pub(crate) fn count_allocation(&mut self, old: Option<&Allocation>, new: Option<&Allocation>) {
+        let Some(row) = new.or(old) else { return };
+        let counts = |row: Option<&Allocation>| row.is_some_and(|row| !row.client.is_terminal());
+        let node = self.nodes.get(&row.node).map(AsRef::as_ref);
+        match (counts(old), counts(new)) {
+            (false, true) => self.occupancy.begins(row.node, node),
+            (true, false) => self.occupancy.ends(row.node, node),
+            (false, false) | (true, true) => {}
+        }
+    }
+
+    /// A node row comes, replaces `old`, or goes.
+    pub(crate) fn index_node(&mut self, old: Option<&Node>, new: Option<&Node>) {
+        self.occupancy.node_changed(old, new);
+    }
+
+    pub(crate) fn put_session(&mut self, session: Session, changes: &mut ChangeSet) {
+        let time = (session.request.stamped_at, session.request.id);
+        if let Some(old) = self.sessions.get(&session.request.id) {
+            self.sessions_by_time.remove(&(old.request.stamped_at, old.request.id));
+        }
+        if self.sessions_by_time.insert(time).is_some() {
+            broken("sessions-by-time", format_args!("request {} is there already", time.1));
+        }
+        self.sessions.put(session, changes);
+    }
+}
+
+impl NodeUsage {
+    /// Counts a live allocation. A placement whose sum overflows does not fit its node, so that no
+    /// plan comes here with one.
+    fn add(&mut self, id: AllocationId, resources: Resources) {
+        self.resources = self.resources.checked_plus(resources).unwrap_or_else(|dimension| {
+            broken("usage", format_args!("{} overflows with {id}", dimension.name()))
+        });
+        add_one(&mut self.allocations, "usage", id);
+    }
+
+    /// Takes a live allocation out.
+    pub(crate) fn take(&mut self, id: AllocationId, resources: Resources) {
+        self.resources = self.resources.checked_minus(resources).unwrap_or_else(|dimension| {
+            broken("usage", format_args!("{} is too small to hold {id}", dimension.name()))
+        });
+        take_one(&mut self.allocations, "usage", id);
+    }
+}
+
+fn job_index<'a>(
+    by_job: &'a mut OrdMap<JobKey, Arc<JobIndex>>,
+    key: &JobKey,
+    name: &str,
+) -> &'a mut JobIndex {
+    let Some(index) = by_job.get_mut(key) else { broken(name, format_args!("no job {key}")) };
+    Arc::make_mut(index)
+}
+
+fn insert_into<K: Ord + Clone + std::fmt::Display>(
+    map: &mut OrdMap<K, OrdSet<AllocationId>>,
+    key: K,
+    id: AllocationId,
+    name: &str,
+) {
+    if map.entry(key.clone()).or_default().insert(id).is_some() {
+        broken(name, format_args!("{key} has {id} already"));
+    }
+}
+
+fn remove_from<K: Ord + Clone + std::fmt::Display>(
+    map: &mut OrdMap<K, OrdSet<AllocationId>>,
+    key: &K,
+    id: AllocationId,
+    name: &str,
+) {
+    let Some(set) = map.get_mut(key) else {
+        broken(name, format_args!("no {key}, which has {id}"))
+    };
+    if set.remove(&id).is_none() {
+        broken(name, format_args!("{key} lacks {id}"));
+    }
+    if set.is_empty() {
+        map.remove(key);
+    }
+}
+
+fn add_one(count: &mut u32, name: &str, id: AllocationId) {
+    let more = count.checked_add(1);
+    *count = more.unwrap_or_else(|| broken(name, format_args!("a count overflows with {id}")));
+}
+
+fn take_one(count: &mut u32, name: &str, id: AllocationId) {
+    let less = count.checked_sub(1);
+    *count = less.unwrap_or_else(|| broken(name, format_args!("a count is 0 and {id} goes")));
+}
+
+fn summary_slot(summary: &mut GroupSummary, status: ClientStatus) -> &mut u32 {
+    match status {
+        ClientStatus::Pending => &mut summary.starting,
+        ClientStatus::Running => &mut summary.running,
+        ClientStatus::Complete => &mut summary.complete,
+        ClientStatus::Failed => &mut summary.failed,
+        ClientStatus::Lost => &mut summary.lost,
+        ClientStatus::Unknown => &mut summary.unknown,
+    }
+}

@@ -1,0 +1,98 @@
+//! The rules by which a plan is judged: whether the plan as a whole may be looked at, and whether a
+//! placement fits its node. The applier and `apply` both ask here.
+
+use std::collections::BTreeSet;
+
+use super::{DropReason, Placement, Plan};
+use crate::{
+    id::{AllocationId, NodeId},
+    job::{Job, JobSpec},
+    node::Node,
+    plant::{Plant, is_planted},
+    resources::{Dimension, NodeUsage, Port, PortHolder, Resources},
+    state::State,
+};
+
+/// Whether `node` has room for one instance with these ports, given what is used.
+pub fn check_fit(
+    node: &Node,
+    usage: &NodeUsage,
+    ask: Resources,
+    ports: &[Port],
+) -> Result<(), Dimension> {
+    let resources = &node.description.resources;
+    let wanted = usage.resources.checked_plus(ask)?;
+    if let Some(dimension) = wanted.exceeds(resources.available()) {
+        return Err(dimension);
+    }
+    let limit = resources.allocations_max;
+    if limit != 0 && usage.allocations >= limit {
+        return Err(Dimension::Allocations);
+    }
+    let mut seen = BTreeSet::new();
+    for port in ports {
+        let reserved = resources.reserved_ports.binary_search(&port.value).is_ok()
+            && !is_planted(Plant::ReservedPortsForgotten);
+        let taken = usage.port(port.value) == Some(PortHolder::Live);
+        if port.value == 0 || reserved || taken || !seen.insert(port.value) {
+            return Err(Dimension::Ports);
+        }
+    }
+    Ok(())
+}
+
+/// Whether the plan as a whole may be judged at all: evaluation open, plan not stale, job as the
+/// plan saw it.
+pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
+    match state.evaluations.get(&plan.evaluation) {
+        Some(row) if !row.status.is_terminal() && row.job == plan.job => {}
+        _ => return Err(DropReason::EvaluationClosed),
+    }
+    let Some(job) = state.jobs.get(&plan.job) else {
+        // Nothing tells an older plan from a newer one here, so that only what is idempotent may be
+        // taken.
+        let stops_only =
+            plan.placements.is_empty() && plan.in_place.is_empty() && plan.follow_ups.is_empty();
+        return if stops_only { Ok(()) } else { Err(DropReason::JobChanged) };
+    };
+    if job.last_plan_index > plan.snapshot_index && !is_planted(Plant::StalePlansTaken) {
+        return Err(DropReason::StalePlan);
+    }
+    let same = job.create_index == plan.job_create_index && job.version == plan.job_version;
+    if !same || (job.stop && !plan.placements.is_empty()) {
+        return Err(DropReason::JobChanged);
+    }
+    Ok(())
+}
+
+/// Whether one placement may be taken: node there, in service and with room, name and id free.
+pub fn check_placement(
+    state: &State,
+    placement: &Placement,
+    job: &Job,
+    spec: &JobSpec,
+) -> Result<(), DropReason> {
+    let group = spec.group(&placement.group).ok_or(DropReason::JobChanged)?;
+    if state.allocations.contains(&placement.id) {
+        return Err(DropReason::NameTaken);
+    }
+    let node = state.nodes.get(&placement.node).ok_or(DropReason::NodeMissing)?;
+    if !node.is_schedulable() {
+        return Err(DropReason::NodeUnschedulable);
+    }
+    let per_node: Option<NodeId> = spec.kind.is_per_node().then_some(placement.node);
+    let holder: Option<AllocationId> =
+        state.live_name(&job.key, &placement.group, placement.name_index, per_node);
+    if holder.is_some() {
+        return Err(DropReason::NameTaken);
+    }
+    let usage = state.usage(placement.node);
+    check_fit(node, &usage, Resources::of_group(group), &placement.ports)
+        .map_err(DropReason::NodeFull)?;
+    let asks = group.network.as_ref().map_or(&[][..], |network| &network.ports);
+    let as_asked = asks.len() == placement.ports.len()
+        && asks.iter().zip(&placement.ports).all(|(ask, port)| {
+            ask.label == port.label && (ask.value == 0 || ask.value == port.value)
+        });
+    if as_asked { Ok(()) } else { Err(DropReason::NodeFull(Dimension::Ports)) }
+}

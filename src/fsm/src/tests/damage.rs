@@ -1,0 +1,120 @@
+//! A derived index that does not agree with the rows ends the replica with the index's name, at the
+//! first entry that comes across it.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use crate::{
+    allocation::ClientStatus,
+    command::Command,
+    evaluation::{Evaluation, EvaluationStatus, EvaluationUpdate, UpdateEvaluations},
+    id::RequestId,
+    job::{DeregisterJob, JobKind},
+    node::Occupancy,
+    state::{JobIndex, State},
+    testing::{Driver, job, job_key, job_with_ports, node_id, outcome, port},
+};
+
+/// A service with a port runs on node `a`, has an open evaluation, and a job runs once per node.
+fn cluster() -> Driver {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    let evaluation = driver.register_job(job_with_ports("t", &[("http", 8080)]));
+    let mut placement = driver.placement("web", 0, node);
+    placement.ports = vec![port("http", 8080)];
+    let mut plan = driver.plan(evaluation).with(placement);
+    plan.outcome = Some(outcome(EvaluationStatus::Complete));
+    assert!(driver.commit_plan(plan).outcome_taken);
+    driver.evaluate_job("t");
+    driver.register_job(job("everywhere", JobKind::System, 1));
+    driver
+}
+
+/// The words with which the replica ends.
+fn ends(damage: impl FnOnce(&mut State), entry: impl FnOnce(&mut Driver)) -> String {
+    let mut driver = cluster();
+    damage(&mut driver.state);
+    let ended = catch_unwind(AssertUnwindSafe(|| entry(&mut driver)));
+    let words = ended.expect_err("the entry was applied on a damaged index");
+    words.downcast_ref::<String>().expect("a panic with words").clone()
+}
+
+fn check(index: &str, damage: impl FnOnce(&mut State), entry: impl FnOnce(&mut Driver)) {
+    let words = ends(damage, entry);
+    assert!(words.starts_with(&format!("derived index {index} is broken: ")), "{index}: {words}");
+}
+
+fn of_job(state: &mut State) -> &mut JobIndex {
+    Arc::make_mut(state.by_job.get_mut(&job_key("t")).unwrap())
+}
+
+/// The instance of the service ends.
+fn end(driver: &mut Driver) {
+    let id = driver.state.allocations.iter().next().unwrap().id;
+    driver.report(id, ClientStatus::Failed);
+}
+
+/// The open evaluation of the service is canceled.
+fn cancel(driver: &mut Driver) {
+    let is_open = |row: &&Arc<Evaluation>| row.job == job_key("t") && !row.status.is_terminal();
+    let id = driver.state.evaluations.iter().find(is_open).unwrap().id;
+    let update = EvaluationUpdate {
+        id,
+        status: EvaluationStatus::Canceled,
+        description: "".into(),
+        follow_up: None,
+    };
+    driver.accept(UpdateEvaluations { updates: vec![update] }.into());
+}
+
+fn purge(driver: &mut Driver) {
+    let evaluation = driver.evaluation_id();
+    let job = job_key("everywhere");
+    let command = DeregisterJob { job, purge: true, evaluation, evaluation_priority: None };
+    driver.accept(command.into());
+}
+
+#[test]
+fn a_damaged_index_of_allocations_ends_the_replica() {
+    check("allocations-by-node", |state| drop(state.by_node.remove(&node_id("a"))), end);
+    check("allocations-by-evaluation", |state| state.by_evaluation.clear(), end);
+    check("allocations-by-job", |state| of_job(state).allocations.clear(), end);
+    check("allocations-by-job", |state| state.by_job.clear(), end);
+    check("live-names", |state| of_job(state).live_names.clear(), end);
+    check("versions", |state| of_job(state).versions.clear(), end);
+    check("summary", |state| of_job(state).summary.clear(), end);
+    let miscounted = |state: &mut State| {
+        let mut summaries = of_job(state).summary.values_mut();
+        let summary = summaries.next().unwrap();
+        (summary.starting, summary.running) = (0, 1);
+    };
+    check("summary", miscounted, end);
+    check("occupancy", |state| state.occupancy = Occupancy::default(), end);
+}
+
+#[test]
+fn a_damaged_usage_ends_the_replica() {
+    fn usage(state: &mut State) -> &mut crate::resources::NodeUsage {
+        Arc::make_mut(state.usage.get_mut(&node_id("a")).unwrap())
+    }
+    check("usage", |state| state.usage.clear(), end);
+    check("usage", |state| usage(state).resources.memory_mb -= 1, end);
+    check("usage", |state| usage(state).allocations = 0, end);
+    check("usage", |state| usage(state).ports.clear(), end);
+}
+
+#[test]
+fn a_damaged_index_of_evaluations_jobs_or_sessions_ends_the_replica() {
+    check("evaluations-by-job", |state| of_job(state).evaluations.clear(), cancel);
+    check("open-evaluations", |state| of_job(state).open_evaluations.clear(), cancel);
+    check("per-node-jobs", |state| state.per_node_jobs.clear(), purge);
+    let stray = |state: &mut State| {
+        state.sessions_by_time.insert((0, RequestId([9; 16])));
+    };
+    check("sessions-by-time", stray, |driver| {
+        let now = driver.now;
+        driver.commit_request(1, now, Command::Tick);
+    });
+}
