@@ -1,4 +1,5 @@
-//! Quorate: a Raft-replicated cluster scheduler that speaks Nomad's HTTP API. ARCHITECTURE.md is the map.
+//! Quorate: a Raft-replicated cluster scheduler that speaks Nomad's HTTP API. ARCHITECTURE.md is
+//! the map.
 
 pub mod agent;
 pub mod api;

@@ -319,8 +319,8 @@ mod tests {
             let change = async {
                 cell.publish(at(2, Some(TableId::Jobs)), vec![], false);
             };
-            // The waiter is polled first; the change comes while it waits for the first time. One that
-            // was woken is done when the time is looked at, however late that is.
+            // The waiter is polled first; the change comes while it waits for the first time. One
+            // that was woken is done when the time is looked at, however late that is.
             let both = futures_util::future::join(waiter, change);
             let woken = timeout(Duration::from_millis(300), both).await;
             assert!(woken.is_ok(), "it slept through the change");

@@ -15,6 +15,7 @@ use prost::Message;
 use proto::v1 as pb;
 use quorate::{
     rpc::{
+        method::{self, Method},
         transport::{Lane, Transport, call},
         words,
     },
@@ -146,18 +147,17 @@ impl Agent {
 
     async fn ask<Q: Message, P: Message + Default>(
         &self,
-        path: &'static str,
+        method: &Method<Q, P>,
         request: &Q,
     ) -> Result<P, Status> {
         let to = world::address(self.server);
-        call(&self.transport, &to, path, Lane::Control, request, RPC_TIMEOUT).await
+        call(&self.transport, &to, method, Lane::Control, request, RPC_TIMEOUT).await
     }
 
     /// Register, all statuses, ready; then streams until something else fails.
     async fn session(&mut self) -> Result<Infallible, Status> {
         let known = self.world.newest_index();
-        let reply: pb::RegisterReply =
-            self.ask("/quorate.v1.Agent/Register", &self.registration()).await?;
+        let reply: pb::RegisterReply = self.ask(&method::REGISTER, &self.registration()).await?;
         streams::registered(&self.name, known, reply.index);
         self.incarnation = reply.incarnation;
         self.seen = reply.index;
@@ -262,7 +262,7 @@ impl Agent {
     async fn make_ready(&mut self) -> Result<(), Status> {
         self.report(true).await?;
         let request = pb::ReadyRequest { node_id: self.id.clone(), incarnation: self.incarnation };
-        self.ask::<_, pb::ReadyReply>("/quorate.v1.Agent/Ready", &request).await?;
+        self.ask(&method::READY, &request).await?;
         Ok(())
     }
 
@@ -275,7 +275,7 @@ impl Agent {
         let body = Bytes::from(request.encode_to_vec());
         let once = futures_util::stream::once(std::future::ready(body));
         let input = once.chain(futures_util::stream::pending()).boxed();
-        let path = "/quorate.v1.Agent/StreamAllocations";
+        let path = method::STREAM_ALLOCATIONS.path();
         self.transport.stream(&world::address(self.server), path, Lane::Control, input).await
     }
 
@@ -285,7 +285,7 @@ impl Agent {
             pb::HeartbeatRequest { node_id: self.id.clone(), incarnation: self.incarnation };
         let mut failures = 0;
         let reply: pb::HeartbeatReply = loop {
-            match self.ask("/quorate.v1.Agent/Heartbeat", &request).await {
+            match self.ask(&method::HEARTBEAT, &request).await {
                 Ok(reply) => break reply,
                 Err(status) if status.code() == Code::NotFound || failures >= self.servers => {
                     return Err(status);
@@ -389,8 +389,7 @@ impl Agent {
             incarnation: self.incarnation,
             statuses,
         };
-        let path = "/quorate.v1.Agent/UpdateAllocations";
-        self.ask::<_, pb::UpdateAllocationsReply>(path, &request).await?;
+        self.ask(&method::UPDATE_ALLOCATIONS, &request).await?;
         for one in self.running.values_mut() {
             one.reported = true;
         }

@@ -20,7 +20,10 @@ use tonic::{Code, Status, transport::Endpoint};
 
 use super::settings::SettingsError;
 use crate::{
-    rpc::transport::{Lane, ReplyStream, Transport, call},
+    rpc::{
+        method::Method,
+        transport::{Lane, ReplyStream, Transport, call},
+    },
     rt::{Semaphore, SemaphorePermit},
 };
 
@@ -138,7 +141,7 @@ impl Connection {
     /// One call with its deadline, tried on each server at most once.
     pub(crate) async fn call<Q: Message, P: Message + Default>(
         &self,
-        path: &'static str,
+        method: &Method<Q, P>,
         request: &Q,
     ) -> Result<P, Status> {
         let Servers { transport, rpc_timeout, .. } = &*self.servers;
@@ -146,7 +149,7 @@ impl Connection {
         for _ in 0..self.servers.count() {
             let position = self.current.load(Ordering::Relaxed);
             let to = self.servers.address(position);
-            match call(&**transport, &to, path, self.lane, request, *rpc_timeout).await {
+            match call(&**transport, &to, method, self.lane, request, *rpc_timeout).await {
                 Ok(reply) => return Ok(reply),
                 Err(status) if is_about_server(&status) => {
                     self.failed(position);
@@ -159,16 +162,16 @@ impl Connection {
     }
 
     /// Asks the present server for a stream; with it comes a mark for [`Self::failed`].
-    pub(crate) fn open<Q: Message>(
+    pub(crate) fn open<Q: Message, P>(
         &self,
-        path: &'static str,
+        method: &Method<Q, P>,
         request: &Q,
     ) -> (BoxFuture<'static, Result<ReplyStream, Status>>, usize) {
         let position = self.current.load(Ordering::Relaxed);
         let to = self.servers.address(position);
         let body = request.encode_to_vec().into();
         let input = futures_util::stream::once(std::future::ready(body)).boxed();
-        (self.servers.transport.stream(&to, path, self.lane, input), position)
+        (self.servers.transport.stream(&to, method.path(), self.lane, input), position)
     }
 }
 

@@ -18,14 +18,12 @@ use tonic::{Code, Status};
 
 use super::{
     connection::{Backoff, Connection, is_about_server},
-    status::{Outbox, UPDATE_ALLOCATIONS},
+    status::Outbox,
 };
-use crate::rt::{self, Instant, Notify, sleep, sleep_until, timeout, watch};
-
-const REGISTER: &str = "/quorate.v1.Agent/Register";
-const READY: &str = "/quorate.v1.Agent/Ready";
-const HEARTBEAT: &str = "/quorate.v1.Agent/Heartbeat";
-const STREAM_ALLOCATIONS: &str = "/quorate.v1.Agent/StreamAllocations";
+use crate::{
+    rpc::method,
+    rt::{self, Instant, Notify, sleep, sleep_until, timeout, watch},
+};
 
 /// Longest pause between two tries to register.
 const REGISTER_RETRY_MAX: Duration = Duration::from_secs(15);
@@ -168,7 +166,7 @@ impl<N: Node> Standing<N> {
             incarnation,
             index_min: seen.index,
         };
-        let (opened, server) = self.connection.open(STREAM_ALLOCATIONS, &request);
+        let (opened, server) = self.connection.open(&method::STREAM_ALLOCATIONS, &request);
         let opened = timeout(STREAM_OPEN_TIMEOUT, opened).await;
         let opened = opened
             .unwrap_or_else(|_| Err(Status::deadline_exceeded("the stream did not open in time")));
@@ -194,8 +192,7 @@ impl<N: Node> Standing<N> {
         let mut tries = 0_u32;
         loop {
             let turn = self.connection.servers().register_turn().await;
-            let answer =
-                self.connection.call::<_, v1::RegisterReply>(REGISTER, &self.registration).await;
+            let answer = self.connection.call(&method::REGISTER, &self.registration).await;
             drop(turn);
             match answer {
                 Ok(reply) => return reply,
@@ -241,7 +238,7 @@ impl<N: Node> Standing<N> {
             beat += 1;
             let request =
                 v1::HeartbeatRequest { node_id: self.registration.node_id.clone(), incarnation };
-            match self.connection.call::<_, v1::HeartbeatReply>(HEARTBEAT, &request).await {
+            match self.connection.call(&method::HEARTBEAT, &request).await {
                 Ok(reply) => {
                     backoff.reset();
                     self.connection.servers().learn(&reply.servers);
@@ -308,7 +305,7 @@ impl<N: Node> Standing<N> {
 
     async fn say_ready(&self, incarnation: u64) -> Result<v1::ReadyReply, Status> {
         let request = v1::ReadyRequest { node_id: self.registration.node_id.clone(), incarnation };
-        self.connection.call(READY, &request).await
+        self.connection.call(&method::READY, &request).await
     }
 
     async fn report_nothing(&self, incarnation: u64) -> Result<v1::UpdateAllocationsReply, Status> {
@@ -317,7 +314,7 @@ impl<N: Node> Standing<N> {
             incarnation,
             statuses: Vec::new(),
         };
-        self.connection.call(UPDATE_ALLOCATIONS, &request).await
+        self.connection.call(&method::UPDATE_ALLOCATIONS, &request).await
     }
 
     /// Between 40 and 60 percent of the time to live, so that one lost heartbeat does no harm.

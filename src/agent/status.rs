@@ -17,9 +17,10 @@ use super::{
     heartbeat::{self, Registered},
     time::wall_ms,
 };
-use crate::rt::{Instant, Notify, sleep, sleep_until, watch};
-
-pub(super) const UPDATE_ALLOCATIONS: &str = "/quorate.v1.Agent/UpdateAllocations";
+use crate::{
+    rpc::method,
+    rt::{Instant, Notify, sleep, sleep_until, watch},
+};
 
 /// Shortest time between two batches.
 const BATCH_INTERVAL: Duration = Duration::from_millis(200);
@@ -160,8 +161,7 @@ pub(crate) async fn send_statuses(
             incarnation: current.incarnation,
             statuses,
         };
-        let sent =
-            connection.call::<_, v1::UpdateAllocationsReply>(UPDATE_ALLOCATIONS, &request).await;
+        let sent = connection.call(&method::UPDATE_ALLOCATIONS, &request).await;
         next_at = Instant::now() + BATCH_INTERVAL;
         match sent {
             Ok(_) => {

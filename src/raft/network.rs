@@ -31,7 +31,10 @@ use super::{
 };
 use crate::{
     disk::{Disk, OpenMode},
-    rpc::transport::{Lane, Transport, call},
+    rpc::{
+        method::{self, Method},
+        transport::{Lane, Transport, call},
+    },
     storage::snapshot_file,
 };
 
@@ -200,16 +203,16 @@ impl Peer {
 
     async fn call<Q: Message, P: Message + Default>(
         &self,
-        path: &'static str,
+        method: &Method<Q, P>,
         request: &Q,
         timeout: Duration,
     ) -> Result<P, Status> {
-        call(&*self.network.transport, &self.address, path, self.lane, request, timeout).await
+        call(&*self.network.transport, &self.address, method, self.lane, request, timeout).await
     }
 
     async fn ask_vote(
         &self,
-        path: &'static str,
+        method: &Method<pb::VoteRequest, pb::VoteReply>,
         request: VoteRequest<TypeConfig>,
         timeout: Duration,
     ) -> Result<VoteResponse<TypeConfig>, Status> {
@@ -219,7 +222,7 @@ impl Peer {
             last_log_id: request.last_log_id.as_ref().map(convert::log_id_to_pb),
             leadership_transfer: request.leadership_transfer,
         };
-        let reply: pb::VoteReply = self.call(path, &message, timeout).await?;
+        let reply = self.call(method, &message, timeout).await?;
         Ok(VoteResponse {
             vote: convert::vote_from_pb(reply.vote.as_ref())?,
             vote_granted: reply.granted,
@@ -261,9 +264,8 @@ impl Peer {
                 data: data.into(),
                 done,
             };
-            let path = "/quorate.v1.Raft/SnapshotChunk";
             let timeout = if done { INSTALL_TIMEOUT } else { SNAPSHOT_PIECE_TIMEOUT };
-            let reply: pb::SnapshotChunkReply = match self.call(path, &message, timeout).await {
+            let reply = match self.call(&method::SNAPSHOT_CHUNK, &message, timeout).await {
                 Ok(reply) => reply,
                 // What the receiver has found to be damaged is so here too, as far as anyone knows.
                 Err(status)
@@ -316,8 +318,7 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         let message = append_to_pb(header(&self.network, self.to), &request);
         let timeout = option.hard_ttl();
         let result = async {
-            let path = "/quorate.v1.Raft/AppendEntries";
-            append_result_from_pb(self.call(path, &message, timeout).await?)
+            append_result_from_pb(self.call(&method::APPEND_ENTRIES, &message, timeout).await?)
         };
         result.await.map_err(|status| self.error(&status, RPCTypes::AppendEntries, timeout))
     }
@@ -352,7 +353,7 @@ impl RaftNetworkV2<TypeConfig> for Peer {
             // dialled thousands of times a second.
             let Some(first) = input.next().await else { return Ok(stream::empty().boxed()) };
             let input = stream::iter([first]).chain(input).boxed();
-            let path = "/quorate.v1.Raft/StreamAppend";
+            let path = method::STREAM_APPEND.path();
             let replies = self
                 .network
                 .transport
@@ -384,7 +385,7 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         option: RPCOption,
     ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
         let timeout = option.hard_ttl();
-        self.ask_vote("/quorate.v1.Raft/Vote", request, timeout)
+        self.ask_vote(&method::VOTE, request, timeout)
             .await
             .map_err(|status| self.error(&status, RPCTypes::Vote, timeout))
     }
@@ -395,7 +396,7 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         option: RPCOption,
     ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
         let timeout = option.hard_ttl();
-        self.ask_vote("/quorate.v1.Raft/PreVote", request, timeout)
+        self.ask_vote(&method::PRE_VOTE, request, timeout)
             .await
             .map_err(|status| self.error(&status, RPCTypes::Vote, timeout))
     }
@@ -430,9 +431,8 @@ impl RaftNetworkV2<TypeConfig> for Peer {
             to_node: *request.to_node_id(),
             last_log_id: request.last_log_id().map(convert::log_id_to_pb),
         };
-        let path = "/quorate.v1.Raft/TransferLeader";
         let _reply: pb::TransferLeaderReply = self
-            .call(path, &message, timeout)
+            .call(&method::TRANSFER_LEADER, &message, timeout)
             .await
             .map_err(|status| self.error(&status, RPCTypes::TransferLeader, timeout))?;
         Ok(Ok(()))

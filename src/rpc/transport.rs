@@ -1,4 +1,5 @@
-//! How a server reaches another: a method path and message bytes. gRPC in production; a simulated network in `sim/`, which sees the same bytes.
+//! How a server reaches another: a method path and message bytes. gRPC in production; a simulated
+//! network in `sim/`, which sees the same bytes.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +19,10 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use super::generation::{self, Paced};
+use super::{
+    generation::{self, Paced},
+    method::Method,
+};
 use crate::plant::{Plant, is_planted};
 
 /// Largest message in either direction, bytes.
@@ -35,7 +39,8 @@ pub enum Lane {
     Snapshot,
     /// Everything else.
     Control,
-    /// Agents in one process, so many of them that their endless streams have room in one connection.
+    /// Agents in one process, so many of them that their endless streams have room in one
+    /// connection.
     Agent(u32),
 }
 
@@ -74,11 +79,12 @@ const FOR_EVER: Duration = Duration::from_hours(24);
 pub async fn call<Q: Message, P: Message + Default>(
     transport: &dyn Transport,
     to: &str,
-    path: &'static str,
+    method: &Method<Q, P>,
     lane: Lane,
     request: &Q,
     timeout: Duration,
 ) -> Result<P, Status> {
+    let path = method.path();
     let body = request.encode_to_vec().into();
     let timeout = if is_planted(Plant::NoDeadline) { FOR_EVER } else { timeout };
     let reply = transport.unary(to, path, lane, body, timeout).await?;
@@ -286,7 +292,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::plant::must_catch;
+    use crate::{plant::must_catch, rpc::method};
 
     /// A half-open connection: the kernel takes it, and nobody ever reads.
     fn a_peer_that_never_answers_costs_the_deadline() {
@@ -296,16 +302,9 @@ mod tests {
         let transport = GrpcTransport::between_servers(BTreeMap::new());
         runtime.block_on(async {
             let request = pb::ReadIndexRequest::default();
-            let path = "/quorate.v1.Cluster/ReadIndex";
+            let method = &method::READ_INDEX;
             let timeout = Duration::from_millis(100);
-            let call = call::<_, pb::ReadIndexReply>(
-                &transport,
-                &address,
-                path,
-                Lane::Control,
-                &request,
-                timeout,
-            );
+            let call = call(&transport, &address, method, Lane::Control, &request, timeout);
             // Below the keep-alive, which ends the whole connection much later.
             let ended = tokio::time::timeout(Duration::from_secs(4), call).await;
             assert!(ended.expect("it ends by itself").is_err());

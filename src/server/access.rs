@@ -30,7 +30,7 @@ use crate::{
     plant::{Plant, is_planted},
     published::StateCell,
     raft::WatchReceiver,
-    rpc::generation,
+    rpc::{generation, method},
     rt::{self, Instant, watch},
 };
 
@@ -126,7 +126,8 @@ pub(crate) struct Writes {
 }
 
 impl Writes {
-    /// Proposes a command on the leader, from any server. A retry under the same id takes effect once.
+    /// Proposes a command on the leader, from any server. A retry under the same id takes effect
+    /// once.
     pub(super) async fn write(
         &self,
         command: Command,
@@ -213,7 +214,8 @@ impl Writes {
         services.propose(command, request, timeout).await
     }
 
-    /// A deliberate bug for the test harness, compiled in by the feature `plant` only: the answer that would come, before it is committed.
+    /// A deliberate bug for the test harness, compiled in by the feature `plant` only: the answer
+    /// that would come, before it is committed.
     fn acknowledge_before_commit(
         &self,
         services: Arc<LeaderServices>,
@@ -245,9 +247,8 @@ impl Writes {
             tag: 0,
             timeout_ms: u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX),
         };
-        let path = "/quorate.v1.Cluster/Write";
         let reply: Result<pb::WriteReply, _> =
-            self.contact.call(&address, path, &message, timeout).await;
+            self.contact.call(&address, &method::WRITE, &message, timeout).await;
         match reply {
             Ok(reply) => {
                 let decoded: Reply = codec::decode(&reply.reply).map_err(|error| {
@@ -260,7 +261,8 @@ impl Writes {
         }
     }
 
-    /// A client's id with what tells its request from another under the same id; an id made up here stands for this request alone.
+    /// A client's id with what tells its request from another under the same id; an id made up here
+    /// stands for this request alone.
     fn stamp(&self, id: Option<RequestId>, command: &Command) -> Request {
         let payload_hash = id.map_or(0, |_| {
             let command = without_fresh_ids(command.clone());
@@ -274,14 +276,15 @@ impl Writes {
     /// and some at most.
     pub(crate) fn log_time(&self) -> fsm::TimeMs {
         match self.cell.load().at() {
-            // A cluster without history: its first entry brings wall time, beside which 0 would be long expired.
+            // A cluster without history: its first entry brings wall time, beside which 0 would be
+            // long expired.
             0 => self.clock.wall_ms(),
             at => at,
         }
     }
 
-    /// A fresh request id: log time and random bits (a version 7 UUID, RFC 9562), so that sessions, which end in the order of time, lie in that
-    /// order in memory and on disk.
+    /// A fresh request id: log time and random bits (a version 7 UUID, RFC 9562), so that sessions,
+    /// which end in the order of time, lie in that order in memory and on disk.
     pub(crate) fn fresh_request(&self) -> RequestId {
         let mut id = rt::random_id();
         let [_, _, at @ ..] = self.log_time().to_be_bytes();

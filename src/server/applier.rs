@@ -1,4 +1,5 @@
-//! The task around the leader's [`PlanApplier`]: hands plans in, proposes its entries, brings their outcomes and the answers back.
+//! The task around the leader's [`PlanApplier`]: hands plans in, proposes its entries, brings their
+//! outcomes and the answers back.
 
 use std::{
     collections::VecDeque,
@@ -92,7 +93,8 @@ fn send(answers: Vec<(oneshot::Sender<PlanAnswer>, PlanAnswer)>) {
     }
 }
 
-/// Proposes, and again while this server leads but may not write: a leader that was not heard of by a majority for a while takes nothing.
+/// Proposes, and again while this server leads but may not write: a leader that was not heard of by
+/// a majority for a while takes nothing.
 async fn propose_within(services: &LeaderServices, command: Command) -> Result<Written, ApiError> {
     let stop = services.stopped();
     let deadline = rt::Instant::now() + ENTRY_TIMEOUT;

@@ -4,8 +4,10 @@
 //! ```text
 //!  every server asks every address of bootstrap_expect who it is
 //!    somebody is initialised, and I vote        ──► take its cluster id, wait for the log
-//!    somebody is initialised, and I do not      ──► join with my new id: learner, then voter in place of an old entry with my address
-//!    all answer "empty" with the same list      ──► the lowest address initialises; the others ask again
+//!    somebody is initialised, and I do not      ──► join with my new id: learner, then voter in
+//!                                                    place of an old entry with my address
+//!    all answer "empty" with the same list      ──► the lowest address initialises; the others
+//!                                                    ask again
 //!    an answer is missing                       ──► wait, and say for whom
 //! ```
 
@@ -22,6 +24,7 @@ use tonic::Status;
 use super::{identity::Cluster, members::Contact};
 use crate::{
     raft::{Member, Membership, Metrics, ServerId, StoredMembership, WatchReceiver},
+    rpc::method,
     rt::{self, watch},
 };
 
@@ -224,8 +227,7 @@ async fn ask_to_join(contact: &Contact, address: &str) -> Result<(), Status> {
         rpc_address: contact.settings.rpc_address.clone(),
         http_address: contact.settings.http_address.clone(),
     };
-    let path = "/quorate.v1.Cluster/Join";
-    let _reply: pb::JoinReply = contact.call(&leader, path, &request, JOIN_TIMEOUT).await?;
+    contact.call(&leader, &method::JOIN, &request, JOIN_TIMEOUT).await?;
     Ok(())
 }
 

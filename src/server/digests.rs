@@ -3,7 +3,8 @@
 //! ```text
 //!  leader: MarkDigest entry ─► every replica stores its own digest as of the entry before it
 //!          asks every voter for it ─► DigestVerdict { what a majority has }
-//!  every replica: my digest is not the verdict ─► DIVERGED marker, stop, refuse to start from that state again
+//!  every replica: my digest is not the verdict ─► DIVERGED marker, stop, refuse to start from
+//!                                                 that state again
 //! ```
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};

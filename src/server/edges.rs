@@ -21,7 +21,7 @@ use crate::{
     },
     published::StateCell,
     raft::WatchReceiver,
-    rpc::words,
+    rpc::{method, words},
     rt::{self, watch},
 };
 
@@ -92,10 +92,9 @@ impl Api for Core {
             }
             let address = self.contact.leader_address()?;
             let request = pb::TransferLeadershipRequest { to };
-            let path = "/quorate.v1.Cluster/TransferLeadership";
             let timeout = TRANSFER_TIMEOUT;
             let reply: Result<pb::TransferLeadershipReply, Status> =
-                self.contact.call(&address, path, &request, timeout).await;
+                self.contact.call(&address, &method::TRANSFER_LEADERSHIP, &request, timeout).await;
             reply.map(|reply| reply.to).map_err(|status| {
                 let unreached = || ApiError::NotReady(status.message().to_owned());
                 failure::error_in(&status).unwrap_or_else(unreached)
@@ -303,8 +302,7 @@ impl Core {
         if address == self.settings.rpc_address {
             return Err(Status::unavailable("leadership is being taken over"));
         }
-        let path = "/quorate.v1.Agent/Heartbeat";
-        self.contact.call(&address, path, request, FORWARD_TIMEOUT).await
+        self.contact.call(&address, &method::HEARTBEAT, request, FORWARD_TIMEOUT).await
     }
 
     fn take_heartbeat(

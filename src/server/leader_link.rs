@@ -15,7 +15,10 @@ use super::{leading::Leading, members::Contact, services};
 use crate::{
     api::{Dequeue, Lease, LeaseKey},
     raft::ServerId,
-    rpc::words,
+    rpc::{
+        method::{self, Method},
+        words,
+    },
     rt::{self, watch},
 };
 
@@ -39,12 +42,12 @@ impl Submission {
 
 async fn ask<Q: prost::Message, P: prost::Message + Default>(
     contact: &Contact,
-    path: &'static str,
+    method: &Method<Q, P>,
     request: &Q,
     timeout: Duration,
 ) -> Result<P, Status> {
     let address = contact.leader_address()?;
-    contact.call(&address, path, request, timeout).await
+    contact.call(&address, method, request, timeout).await
 }
 
 /// The way of a server's workers to the leader.
@@ -75,7 +78,7 @@ impl LeaderLink {
             timeout_ms: u32::try_from(request.wait.as_millis()).unwrap_or(u32::MAX),
             scheduler_version: request.scheduler_version,
         };
-        let asked = ask(&self.contact, "/quorate.v1.Scheduler/Dequeue", &message, RPC_TIMEOUT);
+        let asked = ask(&self.contact, &method::DEQUEUE, &message, RPC_TIMEOUT);
         // A lease that arrives after the server stopped comes back to the broker by its nack timer.
         let reply: pb::DequeueReply = rt::select! {
             biased;
@@ -101,8 +104,7 @@ impl LeaderLink {
             epoch: lease.epoch,
             server: self.contact.id,
         };
-        let path = "/quorate.v1.Scheduler/SubmitPlan";
-        answer_of(ask(&self.contact, path, &message, PLAN_TIMEOUT).await?)
+        answer_of(ask(&self.contact, &method::SUBMIT_PLAN, &message, PLAN_TIMEOUT).await?)
     }
 
     pub(super) async fn ack(&self, lease: LeaseKey) -> Result<(), Status> {
@@ -115,8 +117,7 @@ impl LeaderLink {
             epoch: lease.epoch,
             server: self.contact.id,
         };
-        let path = "/quorate.v1.Scheduler/Ack";
-        ask::<_, pb::AckReply>(&self.contact, path, &message, RPC_TIMEOUT).await.map(drop)
+        ask(&self.contact, &method::ACK, &message, RPC_TIMEOUT).await.map(drop)
     }
 
     pub(super) async fn nack(&self, lease: LeaseKey, why: NackReason) -> Result<(), Status> {
@@ -130,8 +131,7 @@ impl LeaderLink {
             server: self.contact.id,
             reason: words::nack_reason_to_pb(why).into(),
         };
-        let path = "/quorate.v1.Scheduler/Nack";
-        ask::<_, pb::NackReply>(&self.contact, path, &message, RPC_TIMEOUT).await.map(drop)
+        ask(&self.contact, &method::NACK, &message, RPC_TIMEOUT).await.map(drop)
     }
 }
 

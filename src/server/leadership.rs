@@ -1,5 +1,6 @@
-//! Leader-only services: built from the state when this server has become leader and its term's barrier is applied, dropped when it loses
-//! leadership. Everything in here carries the epoch (the term); what comes with another epoch is refused.
+//! Leader-only services: built from the state when this server has become leader and its term's
+//! barrier is applied, dropped when it loses leadership. Everything in here carries the epoch (the
+//! term); what comes with another epoch is refused.
 
 use std::{
     sync::{
@@ -36,7 +37,8 @@ const PROPOSALS_MAX: usize = 8_192;
 const ENTRY_BYTES_MAX: usize = wal::PAYLOAD_BYTES_MAX - 1;
 /// How long a proposal of a leader service may take before its outcome counts as unknown.
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause before a leader whose entry was refused tries again: it leads by name, and was not heard of by a majority for a while.
+/// Pause before a leader whose entry was refused tries again: it leads by name, and was not heard
+/// of by a majority for a while.
 pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(25);
 /// Plans that wait for the applier's queue.
 const PLANS_WAITING_MAX: usize = 4_096;
@@ -64,7 +66,8 @@ pub(super) async fn watch(of: Ingredients, mut stopping: watch::Receiver<bool>) 
             && leading.services().is_none()
             && !*stopping.borrow()
         {
-            // The barrier: everything of earlier terms is applied before a service looks at the state.
+            // The barrier: everything of earlier terms is applied before a service looks at the
+            // state.
             match contact.raft.ensure_linearizable(ReadPolicy::ReadIndex).await {
                 Ok(_) if contact.leads() == Some(term) => {
                     leading.set(Some(LeaderServices::start(&of, term)));
@@ -115,7 +118,8 @@ pub struct LeaderServices {
     stop: watch::Sender<bool>,
 }
 
-/// While a plan is queued its lease does not run out; afterwards it does again, also when the asking worker is gone and its call was dropped.
+/// While a plan is queued its lease does not run out; afterwards it does again, also when the
+/// asking worker is gone and its call was dropped.
 struct PausedNack<'a> {
     services: &'a LeaderServices,
     id: EvaluationId,
@@ -158,7 +162,8 @@ impl LeaderServices {
         services
     }
 
-    /// Builds every machine from the state, as a new leader does and as it does again when effects were missed.
+    /// Builds every machine from the state, as a new leader does and as it does again when effects
+    /// were missed.
     fn restore(&self, state: &State) {
         let now = self.now();
         self.machines().restore(now, state);
@@ -260,7 +265,8 @@ impl LeaderServices {
                 }
                 Err(error) => {
                     tracing::debug!(%error, "a service's command was not applied");
-                    // The machines derive it again at once, and a leader whose lease has lapsed refuses at once: without a pause the two chase each other.
+                    // The machines derive it again at once, and a leader whose lease has lapsed
+                    // refuses at once: without a pause the two chase each other.
                     rt::sleep(RETRY_PAUSE).await;
                 }
             }
@@ -379,7 +385,8 @@ impl LeaderServices {
         token: Token,
     ) -> Result<PlanAnswer, BrokerError> {
         let id = plan.evaluation;
-        // An evaluation whose outcome was applied already is not here any more: `apply` would refuse the plan anyway.
+        // An evaluation whose outcome was applied already is not here any more: `apply` would
+        // refuse the plan anyway.
         self.machines().dispatch_mut().plan_queued(id, token)?;
         let _resumed = PausedNack { services: self, id, token };
         let (request, answer) = applier::request(plan, bytes, token);

@@ -15,7 +15,10 @@ use super::core::Settings;
 use crate::{
     api::{ApiError, MemberInfo},
     raft::{Member, Metrics, Raft, ServerId, ServerState, WatchReceiver, service::LeaderContact},
-    rpc::transport::{Lane, Transport, call},
+    rpc::{
+        method::{self, Method},
+        transport::{Lane, Transport, call},
+    },
     rt::{self, watch},
 };
 
@@ -62,11 +65,11 @@ impl Contact {
     pub(super) async fn call<Q: prost::Message, P: prost::Message + Default>(
         &self,
         address: &str,
-        path: &'static str,
+        method: &Method<Q, P>,
         request: &Q,
         timeout: Duration,
     ) -> Result<P, Status> {
-        call(&*self.transport, address, path, Lane::Control, request, timeout).await
+        call(&*self.transport, address, method, Lane::Control, request, timeout).await
     }
 
     /// Whether this server leads, and in which term, by Raft's own word.
@@ -279,7 +282,7 @@ impl Contact {
     ) -> Result<pb::ProbeReply, Status> {
         let expect = self.settings.bootstrap_expect.clone();
         let request = pb::ProbeRequest { expect, from: self.id, digest_mark };
-        self.call(address, "/quorate.v1.Cluster/Probe", &request, timeout).await
+        self.call(address, &method::PROBE, &request, timeout).await
     }
 
     /// A peer has answered a probe.

@@ -2,7 +2,8 @@
 //! leader.
 //!
 //! ```text
-//!  reads ─► bounded queue ─► one round for all that wait: this server's Raft, or one call to the leader ─► every one of them
+//!  reads ─► bounded queue ─► one round for all that wait ─► every one of them
+//!                            (this server's Raft, or one call to the leader)
 //! ```
 //! Invariant: a read is only answered from a round that began after the read was queued, or it
 //! would miss a write acknowledged before it. A round that hangs holds up the next one for
@@ -17,6 +18,7 @@ use super::{access, members::Contact};
 use crate::{
     api::ApiError,
     published::StateCell,
+    rpc::method,
     rt::{self, mpsc, oneshot, watch},
 };
 
@@ -91,9 +93,8 @@ async fn round(contact: &Contact, cell: &StateCell) -> Result<Index, ApiError> {
     }
     let address = contact.leader_address()?;
     let request = pb::ReadIndexRequest { from: contact.id };
-    let path = "/quorate.v1.Cluster/ReadIndex";
     let reply: Result<pb::ReadIndexReply, _> =
-        contact.call(&address, path, &request, ROUND_TIMEOUT).await;
+        contact.call(&address, &method::READ_INDEX, &request, ROUND_TIMEOUT).await;
     reply.map(|reply| reply.index).map_err(|status| {
         tracing::debug!(%status, "no read index from the leader");
         ApiError::NoLeader

@@ -1,8 +1,11 @@
 //! What becomes of a server whose disk does not answer or does not keep what it is given.
 //!
 //! ```text
-//!  oldest call on the log's disk:   under 2 s  nothing     2 s  a leader hands leadership over     5 s  the process ends
-//!  a write or sync of log or state fails: the process ends at once; what the disk holds is known again after a restart
+//!  oldest call on the log's disk:   under 2 s  nothing
+//!                                   2 s        a leader hands leadership over
+//!                                   5 s        the process ends
+//!  a write or sync of log or state fails: the process ends at once; what the disk holds is known
+//!  again after a restart
 //! ```
 //! A leader that cannot write still sends heartbeats, so nobody else would take over by itself. It
 //! must never touch the disk, which is why the watch is a thread of its own and the log's calls are

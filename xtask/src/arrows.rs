@@ -1,8 +1,8 @@
 //! The arrows between the folders of `src/`: which folder may use which.
 //!
-//! ARCHITECTURE.md holds the list, in the block that begins with "```arrows". A line is `folder ->
-//! folder folder`; `folder (tests) -> folder` allows more to its tests. Every folder, single file
-//! and package of `src/` has a line. The check fails on
+//! ARCHITECTURE.md holds the list, in its block of the language `arrows`. A line is
+//! `folder -> folder folder`; `folder (tests) -> folder` allows more to the folder's tests. Every
+//! folder, single file and package of `src/` has a line. The check fails on
 //!
 //! - a use that is not listed, with its place and the arrow's name;
 //! - a listed arrow that nothing uses;

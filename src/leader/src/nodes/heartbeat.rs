@@ -88,6 +88,7 @@ impl Heartbeats {
         Self { config, ..Self::default() }
     }
 
+    /// What it was told.
     pub fn config(&self) -> HeartbeatConfig {
         self.config
     }
