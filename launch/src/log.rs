@@ -88,7 +88,7 @@ mod tests {
         log.rotate(13).unwrap();
         assert_eq!(log.bytes(), 0);
         assert_eq!(fs::metadata(folder.path().join("server-1.log.1")).unwrap().len(), 14);
-        fs::write(log.path(), [&[b'x'; 100_000][..], b"\nlast \xff"].concat()).unwrap();
+        fs::write(log.path(), ["x".repeat(100_000).as_bytes(), b"\nlast \xff"].concat()).unwrap();
         assert_eq!(log.last_lines(1).unwrap(), ["last \u{fffd}"]);
     }
 }

@@ -31,7 +31,7 @@ const BUGS_FEW: usize = 2;
 const LOAD: Load = Load {
     concurrency: 8,
     rate: 4_000.0,
-    timeout: Duration::from_secs(60),
+    timeout: Duration::from_mins(1),
     seed: 42,
     system: System::Quorate,
     read_mode: ReadMode::Default,
