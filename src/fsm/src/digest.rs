@@ -13,6 +13,7 @@ use crate::{
     effect::Effect,
     id::Index,
     limits,
+    table::{Row, TableId},
 };
 
 /// A wrapping sum of row hashes.
@@ -65,6 +66,15 @@ pub struct DigestMark {
     pub digest: Digest,
     /// What the majority found, once known.
     pub verdict: Option<Digest>,
+}
+
+impl Row for DigestMark {
+    type Key = u64;
+    const TABLE: TableId = TableId::DigestMarks;
+
+    fn key(&self) -> u64 {
+        self.index
+    }
 }
 
 /// What the majority found for a mark.

@@ -10,7 +10,8 @@ use imbl::OrdSet;
 
 use crate::{
     id::{AllocationId, EvaluationId, Index, JobKey, NodeId},
-    state::{JobIndex, State},
+    indexes::JobIndex,
+    state::State,
 };
 
 /// A part of the state as it was at some index.

@@ -6,21 +6,50 @@
 //! stops with the index's name, before it decides anything by it. No command can bring that about,
 //! because the row that goes in is the one that comes out.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use imbl::{OrdMap, OrdSet};
 
 use crate::{
     allocation::{Allocation, ClientStatus},
     evaluation::Evaluation,
-    id::{AllocationId, JobKey},
+    id::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text},
     job::{GroupSummary, Job},
     node::{Node, Occupancy},
     resources::{NodeUsage, PortHolder, Resources},
     session::Session,
-    state::{JobIndex, State},
+    state::State,
     table::ChangeSet,
 };
+
+/// A name in use: group, number, and the node for jobs that run once per node (the zero id for
+/// others).
+pub type LiveName = (Text, u32, NodeId);
+
+/// What is derived for one job. A job that was purged keeps its entry while it has allocations or
+/// evaluations.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct JobIndex {
+    /// Its allocations, of all incarnations.
+    pub(crate) allocations: OrdSet<AllocationId>,
+    pub(crate) evaluations: OrdSet<EvaluationId>,
+    /// Names in use: wanted and not ended.
+    pub live_names: OrdMap<LiveName, AllocationId>,
+    /// Allocations by (job create index, version), so that a version is kept while one refers to
+    /// it.
+    pub versions: OrdMap<(Index, u64), u32>,
+    /// Counts by group. `queued` is in the job row.
+    pub summary: BTreeMap<Text, GroupSummary>,
+    /// Evaluations that are pending or blocked.
+    pub open_evaluations: OrdSet<EvaluationId>,
+}
+
+impl JobIndex {
+    /// Nothing refers to the job any more.
+    pub fn is_empty(&self) -> bool {
+        self.allocations.is_empty() && self.evaluations.is_empty()
+    }
+}
 
 /// Ends the replica: a derived index does not agree with a row.
 #[track_caller]

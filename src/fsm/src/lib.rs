@@ -26,7 +26,7 @@ pub mod extent;
 pub mod gc;
 pub mod generation;
 pub mod id;
-mod indexes;
+pub mod indexes;
 pub mod invariant;
 pub mod job;
 pub mod limits;

@@ -16,40 +16,14 @@ use crate::{
     digest::{Digest, DigestMark},
     evaluation::Evaluation,
     id::{AllocationId, EvaluationId, Index, JobKey, NodeId, RequestId, Text, TimeMs},
-    job::{GroupSummary, Job, JobKind, JobSpec, JobVersion},
-    node::{CapacityGain, Drain, EarlyEligibility, GainKey, Node, Occupancy, TombstoneRow},
+    indexes::JobIndex,
+    job::{Job, JobKind, JobSpec, JobVersion},
+    node::{CapacityGain, Drain, EarlyEligibility, Node, Occupancy, TombstoneRow},
     resources::NodeUsage,
     session::Session,
     settings::{Namespace, NodePool, SchedulerConfiguration},
-    table::{Row, StoredRow, Table, TableId},
+    table::{StoredRow, Table, TableId},
 };
-
-macro_rules! rows {
-    ($($type:ty, $key:ty, $table:ident, |$row:ident| $expr:expr;)*) => {$(
-        impl Row for $type {
-            type Key = $key;
-            const TABLE: TableId = TableId::$table;
-            fn key(&self) -> $key {
-                let $row = self;
-                $expr
-            }
-        }
-    )*};
-}
-rows! {
-    Job, JobKey, Jobs, |row| row.key.clone();
-    JobVersion, (JobKey, Index, u64), JobVersions, |row| (row.spec.key.clone(), row.create_index, row.version);
-    Node, NodeId, Nodes, |row| row.id;
-    Evaluation, EvaluationId, Evaluations, |row| row.id;
-    Allocation, AllocationId, Allocations, |row| row.id;
-    NodePool, Text, NodePools, |row| row.name.clone();
-    Namespace, Text, Namespaces, |row| row.name.clone();
-    SchedulerConfiguration, (), SchedulerConfiguration, |_row| ();
-    TombstoneRow, NodeId, Tombstones, |row| row.node;
-    EarlyEligibility, NodeId, EarlyEligibilities, |row| row.node;
-    CapacityGain, GainKey, CapacityGains, |row| row.key;
-    DigestMark, u64, DigestMarks, |row| row.index;
-}
 
 /// Where in the log a state is. Stored with each group of changes.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -64,35 +38,6 @@ pub struct Head {
     pub tables: BTreeMap<u8, Index>,
     /// Requests stamped before this are refused.
     pub session_floor: TimeMs,
-}
-
-/// A name in use: group, number, and the node for jobs that run once per node (the zero id for
-/// others).
-pub type LiveName = (Text, u32, NodeId);
-
-/// What is derived for one job. A job that was purged keeps its entry while it has allocations or
-/// evaluations.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct JobIndex {
-    /// Its allocations, of all incarnations.
-    pub(crate) allocations: OrdSet<AllocationId>,
-    pub(crate) evaluations: OrdSet<EvaluationId>,
-    /// Names in use: wanted and not ended.
-    pub live_names: OrdMap<LiveName, AllocationId>,
-    /// Allocations by (job create index, version), so that a version is kept while one refers to
-    /// it.
-    pub versions: OrdMap<(Index, u64), u32>,
-    /// Counts by group. `queued` is in the job row.
-    pub summary: BTreeMap<Text, GroupSummary>,
-    /// Evaluations that are pending or blocked.
-    pub open_evaluations: OrdSet<EvaluationId>,
-}
-
-impl JobIndex {
-    /// Nothing refers to the job any more.
-    pub fn is_empty(&self) -> bool {
-        self.allocations.is_empty() && self.evaluations.is_empty()
-    }
 }
 
 /// The replicated state of a cluster.

@@ -8,6 +8,7 @@ use crate::{
     evaluation::Metrics,
     id::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text, TimeMs},
     resources::{Port, Resources},
+    table::{Row, TableId},
 };
 
 /// What the servers want of an allocation.
@@ -186,6 +187,15 @@ pub struct Allocation {
     pub created_at: TimeMs,
     /// Log time of the last change.
     pub modified_at: TimeMs,
+}
+
+impl Row for Allocation {
+    type Key = AllocationId;
+    const TABLE: TableId = TableId::Allocations;
+
+    fn key(&self) -> AllocationId {
+        self.id
+    }
 }
 
 impl Allocation {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, Text, TimeMs},
     job::JobKind,
+    table::{Row, TableId},
 };
 
 /// Where an evaluation stands. Pending and blocked go on; the others are final.
@@ -174,6 +175,15 @@ pub struct Evaluation {
     pub created_at: TimeMs,
     /// Log time of the last change.
     pub modified_at: TimeMs,
+}
+
+impl Row for Evaluation {
+    type Key = EvaluationId;
+    const TABLE: TableId = TableId::Evaluations;
+
+    fn key(&self) -> EvaluationId {
+        self.id
+    }
 }
 
 impl Evaluation {

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{Index, JobKey, Text, TimeMs};
+use crate::{
+    id::{Index, JobKey, Text, TimeMs},
+    table::{Row, TableId},
+};
 
 /// Which scheduler handles a job.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -357,6 +360,15 @@ pub struct Job {
     pub queued: BTreeMap<Text, u32>,
 }
 
+impl Row for Job {
+    type Key = JobKey;
+    const TABLE: TableId = TableId::Jobs;
+
+    fn key(&self) -> JobKey {
+        self.key.clone()
+    }
+}
+
 /// One version of a job.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct JobVersion {
@@ -371,6 +383,15 @@ pub struct JobVersion {
     pub job_modify_index: Index,
     /// Log time of this version's registration.
     pub submitted_at: TimeMs,
+}
+
+impl Row for JobVersion {
+    type Key = (JobKey, Index, u64);
+    const TABLE: TableId = TableId::JobVersions;
+
+    fn key(&self) -> (JobKey, Index, u64) {
+        (self.spec.key.clone(), self.create_index, self.version)
+    }
 }
 
 /// Counts of a group's allocations by what became of them, and of instances not placed.

@@ -3,6 +3,8 @@
 mod commands;
 mod occupancy;
 mod row;
+mod rules;
+mod service;
 mod transitions;
 
 #[cfg(test)]
@@ -19,5 +21,5 @@ pub use self::{
         Node, NodeDescription, NodeEvent, NodeResources, SuspendReason, Tombstone, TombstoneRow,
         glob,
     },
-    transitions::computed_class,
+    rules::computed_class,
 };

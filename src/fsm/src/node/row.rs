@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     id::{ClassId, Index, NodeId, Text, TimeMs},
     resources::Resources,
+    table::{Row, TableId},
 };
 
 /// Whether the agent is heard from.
@@ -231,6 +232,15 @@ pub struct Node {
     pub events: Vec<NodeEvent>,
 }
 
+impl Row for Node {
+    type Key = NodeId;
+    const TABLE: TableId = TableId::Nodes;
+
+    fn key(&self) -> NodeId {
+        self.id
+    }
+}
+
 impl Node {
     /// Whether new work may be placed here.
     pub fn is_schedulable(&self) -> bool {
@@ -297,6 +307,15 @@ pub struct TombstoneRow {
     pub tombstone: Tombstone,
 }
 
+impl Row for TombstoneRow {
+    type Key = NodeId;
+    const TABLE: TableId = TableId::Tombstones;
+
+    fn key(&self) -> NodeId {
+        self.node
+    }
+}
+
 /// An eligibility set before its node exists.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct EarlyEligibility {
@@ -304,6 +323,15 @@ pub struct EarlyEligibility {
     pub node: NodeId,
     /// What it will get.
     pub eligibility: Eligibility,
+}
+
+impl Row for EarlyEligibility {
+    type Key = NodeId;
+    const TABLE: TableId = TableId::EarlyEligibilities;
+
+    fn key(&self) -> NodeId {
+        self.node
+    }
 }
 
 /// What a capacity gain is about.
@@ -322,6 +350,15 @@ pub struct CapacityGain {
     /// What gained.
     pub key: GainKey,
     pub index: Index,
+}
+
+impl Row for CapacityGain {
+    type Key = GainKey;
+    const TABLE: TableId = TableId::CapacityGains;
+
+    fn key(&self) -> GainKey {
+        self.key
+    }
 }
 
 impl crate::table::Key for GainKey {

@@ -32,7 +32,9 @@ fn busy(driver: &Driver, key: &str) -> Vec<String> {
 }
 
 fn free(driver: &Driver) -> Vec<String> {
-    names(driver.state.free_nodes())
+    let free = names(driver.state.free_nodes());
+    assert_eq!(driver.state.occupancy().free().len(), free.len());
+    free
 }
 
 fn suspension(driver: &Driver, name: &str) -> Option<(SuspendReason, u64, u64)> {

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{Index, Text};
+use crate::{
+    id::{Index, Text},
+    table::{Row, TableId},
+};
 
 /// A node pool. `all` (every node) and `default` always exist.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -17,6 +20,15 @@ pub struct NodePool {
     pub modify_index: Index,
 }
 
+impl Row for NodePool {
+    type Key = Text;
+    const TABLE: TableId = TableId::NodePools;
+
+    fn key(&self) -> Text {
+        self.name.clone()
+    }
+}
+
 /// A namespace. `default` always exists.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Namespace {
@@ -26,6 +38,15 @@ pub struct Namespace {
     pub meta: BTreeMap<Text, Text>,
     pub create_index: Index,
     pub modify_index: Index,
+}
+
+impl Row for Namespace {
+    type Key = Text;
+    const TABLE: TableId = TableId::Namespaces;
+
+    fn key(&self) -> Text {
+        self.name.clone()
+    }
 }
 
 /// How nodes are ranked by fullness.
@@ -54,6 +75,13 @@ pub struct SchedulerConfiguration {
     pub node_limit: u32,
     pub create_index: Index,
     pub modify_index: Index,
+}
+
+impl Row for SchedulerConfiguration {
+    type Key = ();
+    const TABLE: TableId = TableId::SchedulerConfiguration;
+
+    fn key(&self) {}
 }
 
 impl Default for SchedulerConfiguration {

@@ -11,9 +11,10 @@ use crate::{
     command::Command,
     evaluation::{Evaluation, EvaluationStatus, EvaluationUpdate, UpdateEvaluations},
     id::RequestId,
+    indexes::JobIndex,
     job::{DeregisterJob, JobKind},
     node::Occupancy,
-    state::{JobIndex, State},
+    state::State,
     testing::{Driver, job, job_key, job_with_ports, node_id, outcome, port},
 };
 
