@@ -275,7 +275,10 @@ mod tests {
             thread::sleep(NAP);
         }
         assert_eq!(disk.read(&path).unwrap(), b"", "nothing was written while it hung");
-        fs::write(&control, "slow 1").unwrap();
+        // Replaced whole: a file that is truncated first is empty for a moment, and says neither.
+        let next = directory.path().join("control.next");
+        fs::write(&next, "slow 1").unwrap();
+        fs::rename(&next, &control).unwrap();
         writer.join().unwrap();
         assert_eq!(disk.read(&path).unwrap(), b"x");
         assert_eq!(fs::read_to_string(&met).unwrap(), "slow");
