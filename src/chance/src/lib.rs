@@ -60,6 +60,11 @@ impl Dice {
         low + self.below(high - low + 1)
     }
 
+    /// `true` once in so many times; always for 0 and 1.
+    pub fn one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
     /// `true` this often per hundred.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent

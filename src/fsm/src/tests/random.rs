@@ -18,6 +18,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use chance::Dice;
+
 use super::golden::commands;
 use crate::{
     Applied,
@@ -53,40 +55,9 @@ use crate::{
     },
 };
 
-/// A small generator with a seed (splitmix64): the run must not depend on a crate's idea of
-/// randomness.
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit.max(1)
-    }
-
-    fn one_in(&mut self, limit: u64) -> bool {
-        self.below(limit) == 0
-    }
-
-    fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
-        let at = usize::try_from(self.below(from.len() as u64)).unwrap();
-        from.get(at).cloned()
-    }
-
-    fn of<T: Clone>(&mut self, from: &[T]) -> T {
-        self.pick(from).unwrap()
-    }
-}
-
 /// Makes commands that mostly fit a state.
 struct Maker<'a> {
-    chance: &'a mut Chance,
+    dice: &'a mut Dice,
     state: &'a State,
 }
 
@@ -101,8 +72,8 @@ const STATUSES: [EvaluationStatus; 5] = [
 impl Maker<'_> {
     /// One of eight, so that commands meet; rarely one of very many.
     fn id(&mut self, few: u64) -> [u8; 16] {
-        let number = if self.chance.one_in(40) { u64::MAX } else { few };
-        (u128::from(self.chance.below(number)) << 64).to_be_bytes()
+        let number = if self.dice.one_in(40) { u64::MAX } else { few };
+        (u128::from(self.dice.below(number)) << 64).to_be_bytes()
     }
 
     fn node(&mut self) -> NodeId {
@@ -110,75 +81,75 @@ impl Maker<'_> {
     }
 
     fn new_evaluation(&mut self) -> EvaluationId {
-        let few = if self.chance.one_in(20) { 8 } else { u64::MAX };
+        let few = if self.dice.one_in(20) { 8 } else { u64::MAX };
         EvaluationId(self.id(few))
     }
 
     fn evaluation_ids(&mut self) -> Vec<EvaluationId> {
-        (0..self.chance.below(3)).map(|_| self.new_evaluation()).collect()
+        (0..self.dice.below(3)).map(|_| self.new_evaluation()).collect()
     }
 
     fn evaluation(&mut self) -> EvaluationId {
         let rows = self.state.evaluations.iter();
         let open: Vec<_> = rows.filter(|row| !row.status.is_terminal()).map(|row| row.id).collect();
-        if self.chance.one_in(10) {
+        if self.dice.one_in(10) {
             let all: Vec<_> = self.state.evaluations.iter().map(|row| row.id).collect();
-            return self.chance.pick(&all).unwrap_or_else(|| self.new_evaluation());
+            return self.dice.pick(&all).unwrap_or_else(|| self.new_evaluation());
         }
-        self.chance.pick(&open).unwrap_or_else(|| self.new_evaluation())
+        self.dice.pick(&open).unwrap_or_else(|| self.new_evaluation())
     }
 
     fn allocation(&mut self) -> AllocationId {
         let rows = self.state.allocations.iter();
-        let all_of_them = self.chance.one_in(4);
+        let all_of_them = self.dice.one_in(4);
         let ids: Vec<_> =
             rows.filter(|row| all_of_them || !row.client.is_terminal()).map(|row| row.id).collect();
         let unknown = AllocationId(self.id(4));
-        self.chance.pick(&ids).unwrap_or(unknown)
+        self.dice.pick(&ids).unwrap_or(unknown)
     }
 
     fn incarnation(&mut self, node: NodeId) -> u64 {
         let real = self.state.nodes.get(&node).map_or(1, |row| row.incarnation);
-        if self.chance.one_in(15) { self.chance.below(4) } else { real }
+        if self.dice.one_in(15) { self.dice.below(4) } else { real }
     }
 
     fn job_name(&mut self) -> &'static str {
-        self.chance.of(&["one", "two", "three", "ports", "system", "sysbatch", "template"])
+        self.dice.choose(&["one", "two", "three", "ports", "system", "sysbatch", "template"])
     }
 
     fn spec(&mut self) -> JobSpec {
         let name = self.job_name();
-        let count = u32::try_from(self.chance.below(4)).unwrap();
+        let count = u32::try_from(self.dice.below(4)).unwrap();
         let mut spec = match name {
             "ports" => job_with_ports(name, &[("http", 8080), ("admin", 0)]),
             "system" => job(name, JobKind::System, 1),
             "sysbatch" => job(name, JobKind::Sysbatch, 1),
-            "two" => job_with_key(name, self.chance.of(&["snapA", "snapB"])),
+            "two" => job_with_key(name, self.dice.choose(&["snapA", "snapB"])),
             "template" => JobSpec {
                 parameterized: Some(Parameterized::default()),
                 ..job(name, JobKind::Batch, 1)
             },
             _ => job(name, JobKind::Service, count),
         };
-        match self.chance.below(12) {
+        match self.dice.below(12) {
             0 => spec.kind = JobKind::Service,
-            1 => spec.node_pool = self.chance.of(&["gpu".into(), "all".into()]),
+            1 => spec.node_pool = self.dice.choose(&["gpu".into(), "all".into()]),
             2 => spec.key.namespace = "team".into(),
             3 => spec.groups.clear(),
-            4 => spec.groups[0].tasks[0].resources.cpu_mhz = self.chance.of(&[0, 900, u64::MAX]),
+            4 => spec.groups[0].tasks[0].resources.cpu_mhz = self.dice.choose(&[0, 900, u64::MAX]),
             5 => spec.groups[0].name = "renamed".into(),
             6 => spec.parameterized = Some(Parameterized::default()),
-            _ => spec.priority = u16::try_from(self.chance.below(3)).unwrap(),
+            _ => spec.priority = u16::try_from(self.dice.below(3)).unwrap(),
         }
         spec
     }
 
     fn node_description(&mut self) -> crate::node::NodeDescription {
         let mut made = description("node");
-        match self.chance.below(8) {
-            0 => made.resources.total.cpu_mhz = self.chance.of(&[0, 600, 1500, u64::MAX]),
+        match self.dice.below(8) {
+            0 => made.resources.total.cpu_mhz = self.dice.choose(&[0, 600, 1500, u64::MAX]),
             1 => made.resources.allocations_max = 2,
-            2 => made.pool = self.chance.of(&["gpu".into(), "nowhere".into()]),
+            2 => made.pool = self.dice.choose(&["gpu".into(), "nowhere".into()]),
             3 => made.datacenter = "dc2".into(),
             4 => made.resources.reserved = made.resources.total.plus(made.resources.total),
             _ => {}
@@ -187,13 +158,13 @@ impl Maker<'_> {
     }
 
     fn request(&mut self, command: &Command) -> Option<Request> {
-        if !self.chance.one_in(4) {
+        if !self.dice.one_in(4) {
             return None;
         }
         let at = self.state.at;
-        let span = self.chance.of(&[0, 1000, 700_000, u64::MAX]);
+        let span = self.dice.choose(&[0, 1000, 700_000, u64::MAX]);
         let stamped_at =
-            if self.chance.one_in(30) { at.saturating_add(span) } else { at.saturating_sub(span) };
+            if self.dice.one_in(30) { at.saturating_add(span) } else { at.saturating_sub(span) };
         Some(Request {
             id: RequestId(self.id(30)),
             stamped_at,
@@ -203,16 +174,16 @@ impl Maker<'_> {
 
     fn proposal(&mut self) -> Proposal {
         let at = self.state.at;
-        let step = self.chance.of(&[0, 1, 50, 1000, 61_000, 16 * 60_000, 25 * 3_600_000]);
-        let at = match self.chance.below(60) {
+        let step = self.dice.choose(&[0, 1, 50, 1000, 61_000, 16 * 60_000, 25 * 3_600_000]);
+        let at = match self.dice.below(60) {
             0 => 0,
             1 => at.saturating_sub(step),
             _ => at.saturating_add(step),
         };
-        let at = if self.chance.one_in(4000) { u64::MAX } else { at };
+        let at = if self.dice.one_in(4000) { u64::MAX } else { at };
         let command =
-            if self.chance.one_in(25) { self.chance.of(&commands()) } else { self.command() };
-        let epoch = match self.chance.below(20) {
+            if self.dice.one_in(25) { self.dice.choose(&commands()) } else { self.command() };
+        let epoch = match self.dice.below(20) {
             0 => Some(self.state.term.saturating_add(1)),
             1..5 => Some(self.state.term),
             _ => None,
@@ -221,13 +192,13 @@ impl Maker<'_> {
     }
 
     fn command(&mut self) -> Command {
-        match self.chance.below(30) {
+        match self.dice.below(30) {
             0..6 => self.job_command(),
             6..12 => self.node_command(),
             12..14 => self.operator_command(),
             14..18 => self.report(),
             18..27 => {
-                let plans = (0..=self.chance.below(3)).map(|_| Arc::new(self.plan())).collect();
+                let plans = (0..=self.dice.below(3)).map(|_| Arc::new(self.plan())).collect();
                 Command::ApplyPlans(ApplyPlans { plans })
             }
             27 => self.evaluation_command(),
@@ -238,21 +209,21 @@ impl Maker<'_> {
     fn job_command(&mut self) -> Command {
         let job = crate::testing::job_key(self.job_name());
         let evaluation = self.new_evaluation();
-        match self.chance.below(12) {
+        match self.dice.below(12) {
             0 => Command::DeregisterJob(DeregisterJob {
                 job,
-                purge: self.chance.one_in(2),
+                purge: self.dice.one_in(2),
                 evaluation,
                 evaluation_priority: None,
             }),
             1..8 => Command::EvaluateJob(EvaluateJob { job, evaluation }),
             _ => {
-                let enforce_index = self.chance.one_in(6).then(|| self.chance.below(9));
+                let enforce_index = self.dice.one_in(6).then(|| self.dice.below(9));
                 Command::RegisterJob(RegisterJob {
                     spec: Arc::new(self.spec()),
                     enforce_index,
                     evaluation,
-                    evaluation_priority: self.chance.one_in(9).then_some(u16::MAX),
+                    evaluation_priority: self.dice.one_in(9).then_some(u16::MAX),
                 })
             }
         }
@@ -262,10 +233,10 @@ impl Maker<'_> {
         let node = self.node();
         let incarnation = self.incarnation(node);
         let evaluation_ids = self.evaluation_ids();
-        match self.chance.below(12) {
+        match self.dice.below(12) {
             0..3 => {
-                let identity = if self.chance.one_in(9) { 2 } else { 1 };
-                let secret = if self.chance.one_in(30) { 8 } else { 7 };
+                let identity = if self.dice.one_in(9) { 2 } else { 1 };
+                let secret = if self.dice.one_in(30) { 8 } else { 7 };
                 Command::RegisterNode(RegisterNode {
                     node,
                     secret: [secret; 16],
@@ -276,7 +247,7 @@ impl Maker<'_> {
             }
             3..8 => {
                 let all = [Readiness::Ok, Readiness::Ok, Readiness::Retry, Readiness::Fatal];
-                let readiness = self.chance.of(&all);
+                let readiness = self.dice.choose(&all);
                 Command::NodeReadiness(NodeReadiness {
                     node,
                     incarnation,
@@ -291,18 +262,18 @@ impl Maker<'_> {
                     Liveness::Disconnected,
                     Liveness::Down,
                 ];
-                let changes = (0..self.chance.below(3))
+                let changes = (0..self.dice.below(3))
                     .map(|_| {
                         let node = self.node();
                         let incarnation = self.incarnation(node);
-                        LivenessChange { node, incarnation, liveness: self.chance.of(&all) }
+                        LivenessChange { node, incarnation, liveness: self.dice.choose(&all) }
                     })
                     .collect();
                 Command::NodeLiveness(NodeLiveness { changes, evaluation_ids })
             }
             10 => {
-                let incarnation = self.chance.one_in(2).then_some(incarnation);
-                let force = self.chance.one_in(3);
+                let incarnation = self.dice.one_in(2).then_some(incarnation);
+                let force = self.dice.one_in(3);
                 Command::ReapNode(ReapNode { node, incarnation, force, evaluation_ids })
             }
             _ => Command::EvaluateNode(EvaluateNode { node, evaluation_ids }),
@@ -314,7 +285,7 @@ impl Maker<'_> {
         let incarnation = self.incarnation(node);
         let evaluation_ids = self.evaluation_ids();
         let text: Text = "text".into();
-        match self.chance.below(9) {
+        match self.dice.below(9) {
             0 => {
                 let all = [
                     SuspendReason::Flaky,
@@ -324,27 +295,27 @@ impl Maker<'_> {
                 Command::SuspendNode(SuspendNode {
                     node,
                     incarnation,
-                    reason: self.chance.of(&all),
+                    reason: self.dice.choose(&all),
                 })
             }
             1 | 2 => Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![node, self.node()] }),
             3..6 => Command::SetEligibility(SetEligibility {
                 node,
-                eligible: !self.chance.one_in(4),
+                eligible: !self.dice.one_in(4),
                 by: text.clone(),
                 reason: text,
                 evaluation_ids,
             }),
             6 | 7 => {
-                let drain = self.chance.one_in(3).then(|| Drain {
-                    started_at: self.chance.next(),
-                    deadline_at: Some(self.chance.next()),
+                let drain = self.dice.one_in(3).then(|| Drain {
+                    started_at: self.dice.bits(),
+                    deadline_at: Some(self.dice.bits()),
                     force: false,
                     ignore_system: true,
                     owner: text,
                     cancelable: true,
                 });
-                let mark_eligible = !self.chance.one_in(4);
+                let mark_eligible = !self.dice.one_in(4);
                 Command::SetDrain(SetDrain { node, drain, mark_eligible, evaluation_ids })
             }
             _ => Command::AdvanceDrains(AdvanceDrains {
@@ -357,36 +328,36 @@ impl Maker<'_> {
 
     fn report(&mut self) -> Command {
         let mut reports = Vec::new();
-        if self.chance.one_in(2) {
+        if self.dice.one_in(2) {
             // A sync, without which a node that missed a heartbeat is not ready again.
             let node = self.node();
             let incarnation = self.incarnation(node);
             let (updates, evaluation_ids) = (Vec::new(), Vec::new());
             reports.push(NodeReport { node, incarnation, updates, evaluation_ids });
         }
-        for _ in 0..=self.chance.below(3) {
+        for _ in 0..=self.dice.below(3) {
             let id = self.allocation();
             let row = self.state.allocations.get(&id);
             let node = match row {
-                Some(row) if !self.chance.one_in(15) => row.node,
+                Some(row) if !self.dice.one_in(15) => row.node,
                 _ => self.node(),
             };
             let sequence = row.map_or(0, |row| row.client_sequence);
             let statuses = [ClientStatus::Running, ClientStatus::Running, ClientStatus::Complete];
-            let status = if self.chance.one_in(3) {
-                self.chance.of(&ClientStatus::ALL)
+            let status = if self.dice.one_in(3) {
+                self.dice.choose(&ClientStatus::ALL)
             } else {
-                self.chance.of(&statuses)
+                self.dice.choose(&statuses)
             };
             let update = ClientUpdate {
                 id,
-                sequence: if self.chance.one_in(15) { self.chance.next() } else { sequence + 1 },
+                sequence: if self.dice.one_in(15) { self.dice.bits() } else { sequence + 1 },
                 status,
                 description: "".into(),
                 tasks: BTreeMap::new(),
-                infrastructure_failure: self.chance.one_in(9),
+                infrastructure_failure: self.dice.one_in(9),
             };
-            let updates = if self.chance.one_in(5) { Vec::new() } else { vec![update] };
+            let updates = if self.dice.one_in(5) { Vec::new() } else { vec![update] };
             let incarnation = self.incarnation(node);
             let evaluation_ids = self.evaluation_ids();
             reports.push(NodeReport { node, incarnation, updates, evaluation_ids });
@@ -395,31 +366,31 @@ impl Maker<'_> {
     }
 
     fn evaluation_command(&mut self) -> Command {
-        if self.chance.one_in(2) {
+        if self.dice.one_in(2) {
             let evaluation = self.new_evaluation();
             return Command::StopAllocation(StopAllocation { id: self.allocation(), evaluation });
         }
-        let updates = (0..self.chance.below(3))
+        let updates = (0..self.dice.below(3))
             .map(|_| EvaluationUpdate {
                 id: self.evaluation(),
-                status: self.chance.of(&STATUSES),
+                status: self.dice.choose(&STATUSES),
                 description: "".into(),
-                follow_up: self.chance.one_in(2).then(|| (self.new_evaluation(), 7)),
+                follow_up: self.dice.one_in(2).then(|| (self.new_evaluation(), 7)),
             })
             .collect();
         Command::UpdateEvaluations(UpdateEvaluations { updates })
     }
 
     fn setting(&mut self) -> Command {
-        let name: Text = self.chance.of(&["gpu".into(), "team".into(), "all".into(), "".into()]);
-        match self.chance.below(10) {
+        let name: Text = self.dice.choose(&["gpu".into(), "team".into(), "all".into(), "".into()]);
+        match self.dice.below(10) {
             0 => {
                 let configuration = SchedulerConfiguration {
-                    reject_job_registration: self.chance.one_in(9),
-                    node_limit: u32::try_from(self.chance.below(3)).unwrap(),
+                    reject_job_registration: self.dice.one_in(9),
+                    node_limit: u32::try_from(self.dice.below(3)).unwrap(),
                     ..SchedulerConfiguration::default()
                 };
-                let enforce_index = self.chance.one_in(3).then_some(0);
+                let enforce_index = self.dice.one_in(3).then_some(0);
                 Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
                     configuration,
                     enforce_index,
@@ -436,21 +407,21 @@ impl Maker<'_> {
             7 => Command::MarkDigest,
             8 => {
                 let marks: Vec<_> = self.state.digest_marks.iter().map(|row| row.index).collect();
-                let mark = self.chance.pick(&marks).unwrap_or(3);
+                let mark = self.dice.pick(&marks).unwrap_or(3);
                 Command::DigestVerdict(DigestVerdict { mark, digest: Digest(5) })
             }
-            _ if self.chance.one_in(2) => Command::Tick,
+            _ if self.dice.one_in(2) => Command::Tick,
             _ => self.collection(),
         }
     }
 
     /// Everything that could be collected and more, with a cut-off somewhere in the past.
     fn collection(&mut self) -> Command {
-        let before = self.state.at.saturating_sub(self.chance.below(3) * 1000);
+        let before = self.state.at.saturating_sub(self.dice.below(3) * 1000);
         let mut evaluations: Vec<_> = self.state.evaluations.iter().map(|row| row.id).collect();
-        evaluations.retain(|_| !self.chance.one_in(4));
+        evaluations.retain(|_| !self.dice.one_in(4));
         let mut allocations: Vec<_> = self.state.allocations.iter().map(|row| row.id).collect();
-        allocations.retain(|_| !self.chance.one_in(4));
+        allocations.retain(|_| !self.dice.one_in(4));
         Command::CollectGarbage(CollectGarbage {
             cutoffs: Cutoffs { evaluations: before, batch_evaluations: before, jobs: before },
             jobs: self.state.jobs.iter().map(|row| row.key.clone()).collect(),
@@ -463,12 +434,12 @@ impl Maker<'_> {
     fn plan(&mut self) -> Plan {
         let evaluation = self.evaluation();
         let key = match self.state.evaluations.get(&evaluation) {
-            Some(row) if !self.chance.one_in(30) => row.job.clone(),
+            Some(row) if !self.dice.one_in(30) => row.job.clone(),
             _ => crate::testing::job_key(self.job_name()),
         };
         let job = self.state.jobs.get(&key);
         let last = self.state.index;
-        let lag = if self.chance.one_in(8) { self.chance.below(20) } else { 0 };
+        let lag = if self.dice.one_in(8) { self.dice.below(20) } else { 0 };
         let mut plan = Plan {
             evaluation,
             job: key.clone(),
@@ -476,25 +447,25 @@ impl Maker<'_> {
             job_version: job.map_or(0, |job| job.version),
             snapshot_index: last.saturating_sub(lag),
             priority: 50,
-            all_at_once: self.chance.one_in(5),
+            all_at_once: self.dice.one_in(5),
             stops: Vec::new(),
             in_place: Vec::new(),
             follow_ups: Vec::new(),
             placements: Vec::new(),
-            outcome: self.chance.one_in(3).then(|| self.outcome(&key)),
+            outcome: self.dice.one_in(3).then(|| self.outcome(&key)),
         };
-        if self.chance.one_in(20) {
-            plan.job_version = self.chance.below(3);
+        if self.dice.one_in(20) {
+            plan.job_version = self.dice.below(3);
         }
-        let ended_too = self.chance.one_in(5);
+        let ended_too = self.dice.one_in(5);
         let of_job = self.state.allocations_of_job(&key);
         let of_job: Vec<_> =
             of_job.filter(|row| ended_too || row.is_live()).map(|row| row.id).collect();
-        for _ in 0..self.chance.below(4) {
+        for _ in 0..self.dice.below(4) {
             self.add_change(&mut plan, &of_job);
         }
-        if !self.chance.one_in(4) {
-            for _ in 0..self.chance.below(4) {
+        if !self.dice.one_in(4) {
+            for _ in 0..self.dice.below(4) {
                 plan.placements.push(self.placement(&key, &of_job));
             }
         }
@@ -503,12 +474,12 @@ impl Maker<'_> {
 
     fn add_change(&mut self, plan: &mut Plan, of_job: &[AllocationId]) {
         let any = self.allocation();
-        let id = self.chance.pick(of_job).filter(|_| !self.chance.one_in(9)).unwrap_or(any);
-        match self.chance.below(6) {
+        let id = self.dice.pick(of_job).filter(|_| !self.dice.one_in(9)).unwrap_or(any);
+        match self.dice.below(6) {
             0..3 => {
                 let all = [DesiredStatus::Stop, DesiredStatus::Evict, DesiredStatus::Run];
-                let client = self.chance.one_in(3).then(|| self.chance.of(&ClientStatus::ALL));
-                let desired = self.chance.of(&all);
+                let client = self.dice.one_in(3).then(|| self.dice.choose(&ClientStatus::ALL));
+                let desired = self.dice.choose(&all);
                 plan.stops.push(Stop { id, desired, description: "".into(), client });
             }
             3 | 4 => plan.in_place.push(InPlace { id }),
@@ -517,54 +488,54 @@ impl Maker<'_> {
     }
 
     fn placement(&mut self, key: &crate::JobKey, of_job: &[AllocationId]) -> Placement {
-        let ports = if &*key.id == "ports" || self.chance.one_in(15) {
-            let dynamic = 20_000 + u16::try_from(self.chance.below(3)).unwrap();
-            let http = self.chance.of(&[8080, 8080, 8080, 0, 22]);
+        let ports = if &*key.id == "ports" || self.dice.one_in(15) {
+            let dynamic = 20_000 + u16::try_from(self.dice.below(3)).unwrap();
+            let http = self.dice.choose(&[8080, 8080, 8080, 0, 22]);
             vec![port("http", http), port("admin", dynamic)]
         } else {
             Vec::new()
         };
-        let few = if self.chance.one_in(20) { 4 } else { u64::MAX };
+        let few = if self.dice.one_in(20) { 4 } else { u64::MAX };
         let id = AllocationId(self.id(few));
         let in_service = self.state.nodes.iter().filter(|row| row.is_schedulable());
         let in_service: Vec<_> = in_service.map(|row| row.id).collect();
         let any = self.node();
         let node =
-            if self.chance.one_in(6) { any } else { self.chance.pick(&in_service).unwrap_or(any) };
+            if self.dice.one_in(6) { any } else { self.dice.pick(&in_service).unwrap_or(any) };
         let spec = self.state.jobs.get(key).and_then(|job| self.state.current_spec(job));
         let group = spec.and_then(|spec| spec.groups.first()).map(|group| group.name.clone());
-        let group = group.filter(|_| !self.chance.one_in(20)).unwrap_or_else(|| GROUP.into());
+        let group = group.filter(|_| !self.dice.one_in(20)).unwrap_or_else(|| GROUP.into());
         Placement {
             id,
             group,
-            name_index: u32::try_from(self.chance.below(9)).unwrap(),
+            name_index: u32::try_from(self.dice.below(9)).unwrap(),
             node,
             ports,
-            previous: self.chance.pick(of_job),
+            previous: self.dice.pick(of_job),
             reschedules: Vec::new(),
             metrics: None,
         }
     }
 
     fn outcome(&mut self, key: &crate::JobKey) -> crate::plan::Outcome {
-        let mut made = outcome(self.chance.of(&STATUSES));
-        if self.chance.one_in(2) {
+        let mut made = outcome(self.dice.choose(&STATUSES));
+        if self.dice.one_in(2) {
             made.status = EvaluationStatus::Complete;
         }
-        if self.chance.one_in(2) {
+        if self.dice.one_in(2) {
             made.failed_groups.insert(GROUP.into(), Metrics::default());
             made.queued.insert(GROUP.into(), 3);
         }
-        for _ in 0..self.chance.below(3) {
+        for _ in 0..self.dice.below(3) {
             let id = self.new_evaluation();
-            let key = match self.chance.below(9) {
+            let key = match self.dice.below(9) {
                 0 => crate::testing::job_key(self.job_name()),
                 _ => key.clone(),
             };
             let mut row = Evaluation::new(id, key, JobKind::Service, 50, Trigger::QueuedAllocs);
-            row.status = self.chance.of(&STATUSES);
-            row.node = self.chance.one_in(3).then(|| self.node());
-            row.create_index = self.chance.below(3);
+            row.status = self.dice.choose(&STATUSES);
+            row.node = self.dice.one_in(3).then(|| self.node());
+            row.create_index = self.dice.below(3);
             made.evaluations.push(row);
         }
         made
@@ -661,18 +632,18 @@ impl Twins {
         }
     }
 
-    fn step(&mut self, chance: &mut Chance) {
-        if chance.one_in(40) {
+    fn step(&mut self, dice: &mut Dice) {
+        if dice.one_in(40) {
             self.term += 1;
             let index = self.first.index + 1;
             self.first.advance(index, self.term);
             self.second.advance(index, self.term);
             self.checkpoint.since.push((self.term, None));
         }
-        if chance.one_in(15) {
+        if dice.one_in(15) {
             self.second = reload(&self.second);
         }
-        let proposal = Maker { chance, state: &self.first }.proposal();
+        let proposal = Maker { dice, state: &self.first }.proposal();
         let frame = codec::encode(&proposal);
         let decoded: Proposal = codec::decode(&frame).unwrap();
         assert_eq!(decoded, proposal);
@@ -688,10 +659,10 @@ impl Twins {
         self.check_reply(&before, &proposal, &one);
         self.flush();
         self.checkpoint.since.push((self.term, Some(proposal)));
-        if chance.one_in(20) {
+        if dice.one_in(20) {
             self.check_restored();
         }
-        if chance.one_in(30) {
+        if dice.one_in(30) {
             self.save();
         }
     }
@@ -737,10 +708,10 @@ impl Twins {
 /// Runs one seed; answers how many commands were taken, and how many allocations were made.
 fn run(seed: u64, steps: usize) -> (u64, usize) {
     let _seed = SeedOnPanic(seed);
-    let mut chance = Chance(seed);
+    let mut dice = Dice::new(seed);
     let mut twins = Twins::new();
     for _ in 0..steps {
-        twins.step(&mut chance);
+        twins.step(&mut dice);
         twins.check();
     }
     assert_eq!(invariant::check(&twins.second), []);
