@@ -36,13 +36,14 @@ pub struct EffectBatch {
 #[derive(Default)]
 struct Feed {
     subscribed: u64,
-    /// Invariant: the newest subscription still stands. What nobody will take is not kept.
+    /// Invariant: true while the newest subscription exists. Effects that nobody will take are not
+    /// kept.
     is_taken: bool,
     queue: VecDeque<(Index, Vec<Effect>)>,
     reset: bool,
 }
 
-/// Where the state is published.
+/// Holds the published state.
 pub struct StateCell {
     state: ArcSwap<State>,
     applied: watch::Sender<Index>,
@@ -108,8 +109,8 @@ impl StateCell {
         }
         self.applied.send_replace(index);
         self.fed.notify_waiters();
-        // Looked up only now: who came to watch before the swap may have seen the old state, who
-        // comes later sees the new one.
+        // Looked up after the swap: a watcher that came before the swap may have seen the old
+        // state, a watcher that comes later sees the new one.
         for node in self.watchers(&nodes, reset) {
             node.notify_waiters();
         }
@@ -144,12 +145,12 @@ impl StateCell {
         self.feed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A large state takes up to hundreds of milliseconds to drop, which nobody who applies or
-    /// answers should wait for.
+    /// Drops an old state on the reaper's thread. A large state takes up to hundreds of
+    /// milliseconds to drop, and neither `apply` nor an answer should wait for that.
     fn reap(&self, old: Arc<State>) {
         if let Some(reaper) = &self.reaper {
-            // When the reaper is behind, the state comes back and is dropped here: that slows the
-            // writer and bounds the memory.
+            // When the reaper is behind, the state is dropped here: that slows the writer and
+            // bounds the memory.
             drop(reaper.try_send(old));
         }
     }
@@ -310,7 +311,7 @@ mod tests {
         cell.changed(&[TableId::Jobs], 2, Duration::from_secs(10)).await;
     }
 
-    /// A change between the look and the registration must not be missed.
+    /// A change between the check and the registration must not be missed.
     fn a_change_beside_a_look_is_seen() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         runtime.expect("a runtime").block_on(async {
@@ -319,8 +320,8 @@ mod tests {
             let change = async {
                 cell.publish(at(2, Some(TableId::Jobs)), vec![], false);
             };
-            // The waiter is polled first; the change comes while it waits for the first time. One
-            // that was woken is done when the time is looked at, however late that is.
+            // The waiter is polled first; the change comes during its first wait. A waiter that was
+            // woken is done before the timeout is checked, however late that is.
             let both = futures_util::future::join(waiter, change);
             let woken = timeout(Duration::from_millis(300), both).await;
             assert!(woken.is_ok(), "it slept through the change");
@@ -337,8 +338,8 @@ mod tests {
     fn who_comes_to_watch_a_node_before_the_state_is_there_is_woken() {
         let cell = StateCell::new(at(1, None));
         let node = NodeId([7; 16]);
-        // The publisher gets as far as it can before the new state is there. If the machine is too
-        // busy for that it has not begun: that is no worse.
+        // The publisher stops at the lock of the feed, before the new state is visible. On a busy
+        // machine it may not have begun yet: the test holds then as well.
         let feed = cell.feed();
         let publisher = {
             let cell = Arc::clone(&cell);
@@ -355,7 +356,7 @@ mod tests {
         assert!(changed.now_or_never().is_some(), "it saw the old state and sleeps on");
     }
 
-    /// What an agent has to know comes from both.
+    /// An agent has to know of both changes.
     #[test]
     fn a_change_of_a_node_or_of_its_allocations_wakes_who_watches_it() {
         let cell = StateCell::new(at(1, None));
@@ -403,7 +404,7 @@ mod tests {
         assert_eq!(newer.next().await.expect("subscribed").effects.len(), 1);
     }
 
-    /// A server that led once would keep the effects of tens of thousands of entries for nobody.
+    /// Otherwise a server that led once would keep the effects of tens of thousands of entries.
     #[tokio::test]
     async fn what_nobody_takes_any_more_is_not_kept() {
         let cell = StateCell::new(at(1, None));

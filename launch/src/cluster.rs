@@ -10,13 +10,12 @@ use std::{
 
 use crate::{Client, Log, Member, Port, wait_for};
 
-/// Patience with one question: longer than the deadline of 10 s that a server has itself.
+/// Longer than a server's own deadline for a request, which is 10 s.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// One server of a [`Cluster`].
 #[derive(Debug)]
 pub struct Server {
-    /// Its process.
     pub member: Member,
     folder: PathBuf,
     http: Port,
@@ -30,17 +29,17 @@ impl Server {
         Ok(Self { member, folder, http: Port::reserve()?, rpc: Port::reserve()? })
     }
 
-    /// The folder that is its own.
+    /// The server's own folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Where its HTTP API is to listen.
+    /// The address of its HTTP API.
     pub fn http(&self) -> SocketAddr {
         self.http.address()
     }
 
-    /// Where its gRPC services are to listen.
+    /// The address of its gRPC services.
     pub fn rpc(&self) -> SocketAddr {
         self.rpc.address()
     }
@@ -51,34 +50,16 @@ impl Server {
 pub enum NotReady {
     /// Waiting longer would not help.
     #[error("{name} ended by itself: {status}")]
-    Ended {
-        /// The server.
-        name: String,
-        /// How it ended.
-        status: ExitStatus,
-    },
+    Ended { name: String, status: ExitStatus },
     /// It runs, and may still become ready.
     #[error("{name} did not answer a read within {timeout:?}")]
-    Late {
-        /// The server.
-        name: String,
-        /// How long it was waited for.
-        timeout: Duration,
-    },
+    Late { name: String, timeout: Duration },
     /// Nobody started it, or it was killed.
     #[error("{name} is not running")]
-    NotStarted {
-        /// The server.
-        name: String,
-    },
-    /// The system does not tell whether it runs.
+    NotStarted { name: String },
+    /// It is unknown whether the server runs.
     #[error("cannot wait for {name}")]
-    Unknown {
-        /// The server.
-        name: String,
-        /// What the system said.
-        source: io::Error,
-    },
+    Unknown { name: String, source: io::Error },
 }
 
 /// The servers of a cluster, each with ports and a folder of its own.
@@ -103,7 +84,7 @@ impl Cluster {
         &self.servers
     }
 
-    /// One server, to start or to end it.
+    /// The server with this number, to start or to end it.
     pub fn server(&mut self, number: usize) -> &mut Server {
         &mut self.servers[number]
     }
@@ -113,7 +94,7 @@ impl Cluster {
         self.servers.iter().map(Server::rpc).collect()
     }
 
-    /// A server that has ended without being told to since it was last asked, and how.
+    /// A server whose process has ended by itself since the last call, with its exit status.
     pub fn ended(&mut self) -> Option<(&Member, ExitStatus)> {
         self.servers.iter_mut().find_map(|server| {
             let status = server.member.poll().ok().flatten()?;
@@ -121,7 +102,7 @@ impl Cluster {
         })
     }
 
-    /// Waits until these servers answer linearizable reads; each may take so long.
+    /// Waits until these servers answer linearizable reads, each for at most `timeout`.
     pub fn await_ready(&mut self, servers: &[usize], timeout: Duration) -> Result<(), NotReady> {
         for number in servers {
             let server = &mut self.servers[*number];
@@ -145,7 +126,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The running server that leads by its own word, if there is one now.
+    /// The number of the running server that calls itself the leader, if there is one.
     pub fn leader(&self) -> Option<usize> {
         self.servers.iter().position(|server| {
             let client = Client::new(server.http(), QUESTION_TIMEOUT);

@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, time::Duration};
 
 /// A client that sends each request once, to the server that it is for: it follows no redirect,
-/// uses no proxy of the environment, and takes every status for an answer.
+/// ignores the proxy of the environment, and returns every status as an answer.
 pub fn client(timeout: Duration) -> ureq::Agent {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(timeout))
@@ -18,13 +18,12 @@ pub fn client(timeout: Duration) -> ureq::Agent {
 /// What a server answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Answer {
-    /// The HTTP status.
     pub status: u16,
     /// The whole body; the server must send text.
     pub body: String,
 }
 
-/// Asks one server.
+/// Sends requests to one server.
 #[derive(Clone, Debug)]
 pub struct Client {
     agent: ureq::Agent,
@@ -32,7 +31,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the server that listens there, whose requests take at most `timeout`.
+    /// A client of the server at this address, whose requests take at most `timeout`.
     pub fn new(address: SocketAddr, timeout: Duration) -> Self {
         Self { agent: client(timeout), base: format!("http://{address}") }
     }
@@ -46,7 +45,7 @@ impl Client {
         Ok(Answer { status, body })
     }
 
-    /// Whether it answers a linearizable read.
+    /// Whether the server answers a linearizable read.
     pub fn is_ready(&self) -> bool {
         self.get("/v1/jobs").is_ok_and(|answer| answer.status == 200)
     }

@@ -12,9 +12,9 @@
 //! ```
 //!
 //! The caller makes the [`std::process::Command`], so this package knows no program: it depends on
-//! none of the packages that it starts. A process is signalled only while it is an unreaped child of
-//! ours: its number cannot belong to another process. A [`Member`] that is dropped, by a panic too,
-//! takes its process with it.
+//! none of the packages that it starts. A process gets a signal only while it is our unreaped
+//! child, so its number cannot belong to another process. Dropping a [`Member`] kills its process,
+//! also in a panic.
 
 mod cluster;
 mod http;
@@ -38,10 +38,10 @@ pub use process::{Identity, Stat};
 pub use rustix::process::Signal;
 pub use settings::Settings;
 
-/// Between two looks at something that is waited for.
+/// Pause between two attempts of [`wait_for`].
 const POLL: Duration = Duration::from_millis(20);
 
-/// Tries until there is a value; `None` if there is none when the time is over.
+/// Repeats the attempt until it returns a value; `None` if `timeout` is over before.
 pub fn wait_for<T>(timeout: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + timeout;
     loop {

@@ -21,17 +21,17 @@ impl Log {
         Self { path }
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Opens it for appending and makes it if it is not there.
+    /// Opens the file for appending; creates it if it does not exist.
     pub fn open(&self) -> io::Result<File> {
         File::options().create(true).append(true).open(&self.path)
     }
 
-    /// Puts a log of more than so many bytes aside, as `NAME.log.1`, in place of an older one.
+    /// Renames a log of more than `bytes_max` bytes to `NAME.log.1`, in place of an older one.
     pub fn rotate(&self, bytes_max: u64) -> io::Result<()> {
         if self.bytes() > bytes_max {
             fs::rename(&self.path, self.path.with_extension("log.1"))?;
@@ -39,17 +39,17 @@ impl Log {
         Ok(())
     }
 
-    /// Its length; 0 if it is not there.
+    /// Length of the file; 0 if it does not exist.
     pub fn bytes(&self) -> u64 {
         fs::metadata(&self.path).map_or(0, |file| file.len())
     }
 
-    /// All of it.
+    /// The whole text.
     pub fn text(&self) -> io::Result<String> {
         self.text_since(0)
     }
 
-    /// What it got since it had this length.
+    /// The text after the first `bytes` bytes.
     pub fn text_since(&self, bytes: u64) -> io::Result<String> {
         let mut file = File::open(&self.path)?;
         file.seek(SeekFrom::Start(bytes))?;
@@ -58,7 +58,7 @@ impl Log {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Its last lines, at most so many, from its last 64 KiB.
+    /// The last lines of the log, at most `count`, taken from its last 64 KiB.
     pub fn last_lines(&self, count: usize) -> io::Result<Vec<String>> {
         let text = self.text_since(self.bytes().saturating_sub(TAIL_BYTES))?;
         let lines: Vec<&str> = text.lines().collect();

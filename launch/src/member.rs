@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Log, Stat, wait_for};
 
-/// How long a process may take to be gone after SIGKILL; only a disk that hangs keeps it longer.
+/// How long to wait for the end of a process after SIGKILL: only a hanging disk keeps it longer.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The process group that a process belongs to.
@@ -40,12 +40,12 @@ impl Member {
         Self { name: name.into(), log, process: None }
     }
 
-    /// What it is called.
+    /// The member's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it prints.
+    /// The log that its process prints to.
     pub fn log(&self) -> &Log {
         &self.log
     }
@@ -71,12 +71,12 @@ impl Member {
         self.process.is_some()
     }
 
-    /// The number of its process.
+    /// The number of its process, while it runs.
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Child::id)
     }
 
-    /// How it ended, if it has ended since it was last asked.
+    /// The exit status, if the process has ended since the last call.
     pub fn poll(&mut self) -> io::Result<Option<ExitStatus>> {
         let Some(process) = &mut self.process else { return Ok(None) };
         let status = process.try_wait()?;
@@ -110,7 +110,7 @@ impl Member {
         })
     }
 
-    /// The state of its process, if it runs and the system tells.
+    /// The kernel's entry of its process, if it runs and there is a `/proc`.
     pub fn stat(&self) -> Option<Stat> {
         Stat::read(self.pid()?)
     }

@@ -1,4 +1,4 @@
-//! Ports that stay ours while nobody listens on them.
+//! Ports that stay reserved while no process listens on them.
 
 use std::{
     io,
@@ -12,9 +12,9 @@ use rustix::net::{
 
 /// A reserved port of the loopback address.
 ///
-/// A socket is bound to it that does not listen. Servers bind with `SO_REUSEADDR` and so can listen
-/// there; the kernel gives it to no outgoing connection and to nobody who asks for port 0. The port
-/// of a killed server is therefore still free when it starts again.
+/// A bound socket that does not listen holds the port. Servers bind with `SO_REUSEADDR` and can
+/// listen there all the same; the kernel gives the port to no outgoing connection and to no bind to
+/// port 0. The port of a killed server is therefore still free when the server starts again.
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,

@@ -1,4 +1,4 @@
-//! What the kernel says about a process that need not be ours.
+//! What the kernel tells about a process, also about one that is not our child.
 
 use std::fs;
 
@@ -31,7 +31,6 @@ impl Stat {
 /// Tells a process from a later one with the same number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// The number of the process.
     pub pid: u32,
     /// [`Stat::start_ticks`]; 0 where unknown.
     pub start_ticks: u64,
@@ -43,8 +42,8 @@ impl Identity {
         Self { pid, start_ticks: Stat::read(pid).map_or(0, |stat| stat.start_ticks) }
     }
 
-    /// Whether the very same process still runs. One that has ended and was not waited for does not
-    /// run: in a container often nobody waits for it.
+    /// Whether the very same process still runs. A process that ended and was not waited for does
+    /// not count: in a container often no parent waits for it.
     pub fn is_alive(self) -> bool {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let Some(pid) = pid else { return false };

@@ -11,7 +11,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// A server that listens there.
+    /// The file of a server that listens on these addresses.
     pub fn server(name: &str, http: SocketAddr, rpc: SocketAddr) -> Self {
         let mut settings = Self::default();
         settings.set_text("name", name);
@@ -20,7 +20,7 @@ impl Settings {
         settings
     }
 
-    /// An agent that knows these servers and takes any port for itself.
+    /// The file of an agent that connects to these servers and listens on any free port.
     pub fn agent(name: &str, servers: &[SocketAddr]) -> Self {
         let mut settings = Self::default();
         settings.set_text("name", name);
@@ -46,7 +46,7 @@ impl Settings {
         self.set(key, Value::Array(values.collect()));
     }
 
-    /// Takes all keys of the other settings, whose values win.
+    /// Adds all keys of `other`; its values win.
     pub fn extend(&mut self, other: &Self) {
         for (key, value) in &other.lines {
             self.set(key, value);
@@ -58,7 +58,7 @@ impl Settings {
         self.lines.iter().any(|(known, _)| known == key)
     }
 
-    /// The file.
+    /// The text of the file.
     pub fn text(&self) -> String {
         let lines = self.lines.iter().map(|(key, value)| format!("{key} = {value}\n"));
         lines.collect::<Vec<_>>().concat()

@@ -1,5 +1,5 @@
-//! The classes of faults, by name. What each does is in the file that brings it; which of them a run
-//! has is in its plan ([`crate::swarm`]).
+//! The classes of faults, by name. What a class does is in the file that implements it; the classes
+//! of a run are in its plan ([`crate::swarm`]).
 
 use std::str::FromStr;
 
@@ -31,7 +31,7 @@ pub(crate) enum Class {
     Power,
     /// A server that stays away until the others have purged what it lacks.
     LongCrash,
-    /// Everybody at once.
+    /// All servers crash at once.
     CrashAll,
     /// Servers that stand still.
     Pause,
@@ -57,29 +57,29 @@ pub(crate) enum Class {
     Restart,
     /// Messages of a server of another cluster, or for another server.
     Stranger,
-    /// No fault: a reader that asks any server for what it has.
+    /// No fault: a client that sends stale reads to any server.
     StaleReads,
-    /// No fault: flipped bytes are such as are used.
+    /// No fault: bytes that rot are taken from the used part of a file.
     UsedRot,
     /// Servers that apply nothing for a while.
     Lag,
-    /// No fault: settings are changed and looked at.
+    /// No fault: clients change and read the settings.
     Settings,
     /// Agents that move their stream of allocations to another server and stay registered.
     Reconnect,
     /// Disks that are lost again while their server joins.
     Rewipe,
-    /// No fault: clients that have little time.
+    /// No fault: clients with short deadlines.
     Hurry,
     /// Agents that stand still while their stream stays open.
     Stall,
-    /// No fault: disks are full well before nothing can be written any more.
+    /// No fault: disks count as full well before writes fail.
     Watermark,
-    /// No fault: servers whose disks failed or were full are not begun anew when the faults are over.
+    /// No fault: servers whose disks failed or were full keep them when the faults are over.
     Spared,
-    /// Faults that wait for their moment, during the others and after them.
+    /// Faults that wait for a certain moment, during the others and after them.
     Aimed,
-    /// No fault: threads for blocking work are busy, so that some of it comes late.
+    /// No fault: threads for blocking work are busy, so that some of it runs late.
     Busy,
     /// No fault: some agents are the project's own, on machines that can boot.
     Machines,

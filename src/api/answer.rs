@@ -1,5 +1,5 @@
 //! The one map from failures to HTTP status, gRPC code and the time after which a client may try
-//! again. Both edges answer by it.
+//! again. Both edges use it.
 
 use axum::http::StatusCode;
 use fsm::Rejection;
@@ -10,11 +10,8 @@ use super::ApiError;
 /// How an edge answers a failed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
-    /// The status of an HTTP answer.
     pub http: StatusCode,
-    /// The code of a gRPC status.
     pub grpc: Code,
-    /// The time after which a client may try again.
     pub retry_after_ms: Option<u64>,
 }
 

@@ -1,11 +1,11 @@
-//! Who asks, and by what way.
+//! The caller of a request: its name, and the edge by which the request came.
 
 use std::{fmt, net::SocketAddr};
 
-/// Who asks. Nobody has to say yet: access control will add names.
+/// The name of a caller. No caller has to give a name yet: access control will add names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Who {
-    /// Gave no name.
+    /// The caller gave no name.
     Anonymous,
 }
 
@@ -21,16 +21,14 @@ pub enum Way {
 /// The caller of an edge; every call that changes something carries it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caller {
-    /// As whom the call was accepted.
     pub who: Who,
-    /// The edge.
     pub way: Way,
-    /// The other end of the connection; none where there is no socket, as in a simulation.
+    /// The other end of the connection; `None` where there is no socket, as in a simulation.
     pub address: Option<SocketAddr>,
 }
 
 impl Caller {
-    /// Somebody who gave no name.
+    /// A caller that gave no name.
     pub const fn anonymous(way: Way, address: Option<SocketAddr>) -> Self {
         Self { who: Who::Anonymous, way, address }
     }

@@ -12,32 +12,22 @@ pub enum ApiError {
     #[error("{}", if *.proposed {
         "timed out waiting for the write to commit: its outcome is unknown, read before retrying"
     } else { "timed out: nothing was changed" })]
-    Timeout {
-        /// The command had been handed to Raft.
-        proposed: bool,
-    },
+    Timeout { proposed: bool },
     /// Leadership was lost after the command was handed to Raft.
     #[error(
         "leadership was lost while the write was under way: its outcome is unknown, read before retrying"
     )]
     Unknown,
-    /// Too much is under way. Nothing was changed.
+    /// The server is overloaded. Nothing was changed.
     #[error("{what} limit reached ({limit}); retry after {retry_after_ms} ms")]
-    Overloaded {
-        /// What there is too much of.
-        what: Limit,
-        /// How much there may be.
-        limit: u64,
-        /// When to come back.
-        retry_after_ms: u64,
-    },
+    Overloaded { what: Limit, limit: u64, retry_after_ms: u64 },
     /// The server is starting or stopping. Nothing was changed.
     #[error("server is not ready: {0}")]
     NotReady(String),
     /// The disk is almost full. Nothing was changed.
     #[error("writes are turned away: {0}")]
     DiskFull(String),
-    /// The request makes no sense. Nothing was changed.
+    /// The request is invalid. Nothing was changed.
     #[error("{0}")]
     Invalid(String),
 }
@@ -55,7 +45,7 @@ pub enum Limit {
     RequestBytes,
     /// Bodies of all HTTP answers under way.
     ResponseBytes,
-    /// Answers to list requests, of the size that one of many may not have.
+    /// Lists over large tables that are built at the same time.
     LargeLists,
 }
 

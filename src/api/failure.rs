@@ -1,8 +1,9 @@
 //! Errors on their way between servers: an [`ApiError`] travels as a message in the details of a
 //! gRPC status, and comes back as the same variant with the same values.
 //!
-//! A status without such details says nothing of the outcome, and neither does a kind or limit that
-//! this binary does not know: what it means is up to the caller, who must not take it for certain.
+//! A status without such details says nothing about the outcome. Nor does a kind or a limit that
+//! this binary does not know. The caller decides what it means, and must not take the outcome for
+//! certain.
 
 use prost::Message;
 use proto::v1::{self as pb, failure::Kind};
@@ -56,7 +57,7 @@ impl From<&ApiError> for pb::Failure {
     }
 }
 
-/// The error in a message; none if this binary does not know it.
+/// The error in a message; `None` if this binary does not know it.
 pub fn error_of(failure: pb::Failure) -> Option<ApiError> {
     Some(match failure.kind? {
         Kind::NoLeader(_) => ApiError::NoLeader,
@@ -86,7 +87,7 @@ impl From<ApiError> for Status {
     }
 }
 
-/// The error that a server answered a call with; none if the status says nothing of it.
+/// The error in the status of an answer; `None` if the status does not hold one.
 pub fn error_in(status: &Status) -> Option<ApiError> {
     error_of(pb::Failure::decode(status.details()).ok()?)
 }

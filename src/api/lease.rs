@@ -1,4 +1,4 @@
-//! What workers and the leader hand each other, as values.
+//! Leases, and requests for them, as values that workers and the leader exchange.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ pub struct Lease {
     pub epoch: u64,
 }
 
-/// What names a lease to the leader.
+/// Identifies a lease to the leader.
 #[derive(Clone, Copy)]
 pub struct LeaseKey {
     pub evaluation: EvaluationId,
@@ -23,7 +23,7 @@ pub struct LeaseKey {
 }
 
 impl Lease {
-    /// What names it.
+    /// The key of this lease.
     pub fn key(&self) -> LeaseKey {
         LeaseKey { evaluation: self.evaluation.id, token: self.token, epoch: self.epoch }
     }
@@ -31,7 +31,7 @@ impl Lease {
 
 /// A long poll for leases.
 pub struct Dequeue {
-    /// The server that asks.
+    /// The server whose workers ask.
     pub server: u64,
     pub kinds: Vec<JobKind>,
     pub leases_max: u32,

@@ -1,8 +1,8 @@
 //! What the edges (HTTP, gRPC) may ask of a running server, one trait for each audience: clients,
 //! peers, workers, agents. The edges see these types and the published state, nothing else.
 //!
-//! Clients come by both edges, so [`Api`] has words of its own. The others speak gRPC only: their
-//! traits take and give its messages where these say all there is to say.
+//! Clients use both edges, so [`Api`] has types of its own. Peers, workers and agents use gRPC
+//! only: their traits use its messages where these carry everything that is needed.
 
 mod answer;
 mod caller;
@@ -41,20 +41,17 @@ pub enum ReadMode {
 /// A consistent view of the whole state, at one index.
 #[derive(Clone)]
 pub struct Snapshot {
-    /// The state.
     pub state: Arc<State>,
     /// Time since this server heard a leader; zero on the leader and for linearizable reads.
     pub last_contact: Duration,
-    /// Whether a leader is known.
     pub known_leader: bool,
 }
 
 /// A write that took its place in the log.
 #[derive(Clone, Debug)]
 pub struct Written {
-    /// Index of its entry.
     pub index: Index,
-    /// What became of it; `Reply::Rejected` changed nothing.
+    /// The outcome; `Reply::Rejected` changed nothing.
     pub reply: Reply,
 }
 
@@ -63,17 +60,13 @@ pub struct Written {
 pub struct MemberInfo {
     /// Raft node id.
     pub id: u64,
-    /// Configured name.
     pub name: String,
     /// Advertised gRPC address.
     pub rpc_address: String,
-    /// HTTP address.
     pub http_address: String,
-    /// It leads.
     pub leader: bool,
-    /// It votes.
     pub voter: bool,
-    /// It was heard from recently (as far as this server knows).
+    /// Whether it was heard from recently, as far as this server knows.
     pub alive: bool,
 }
 
@@ -125,14 +118,14 @@ pub trait Api: Send + Sync + 'static {
     /// Numbers for people and dashboards: name (Nomad's where one exists) to value.
     fn gauges(&self) -> BTreeMap<String, f64>;
 
-    /// Words for people: raft state, term, versions.
+    /// Facts as text for people: raft state, term, versions.
     fn stats(&self) -> BTreeMap<String, BTreeMap<String, String>>;
 
     /// Index of the last entry that changed the Raft configuration.
     fn membership_index(&self) -> Index;
 }
 
-/// What other servers ask, and clients of the gRPC edge.
+/// Requests of other servers, and of clients over gRPC.
 pub trait PeerApi: Send + Sync + 'static {
     /// Takes a write that was forwarded `hops` times; with 0 it is a client's own.
     fn write_forwarded(
@@ -146,7 +139,7 @@ pub trait PeerApi: Send + Sync + 'static {
     /// The index that a linearizable read has to wait for, and the term; from the leader only.
     fn read_index(&self) -> BoxFuture<'_, Result<(Index, u64), ApiError>>;
 
-    /// Who this server is, what it knows of its cluster, and its digest at a mark.
+    /// The identity of this server, what it knows of its cluster, and its digest at a mark.
     fn probe(&self, request: pb::ProbeRequest) -> BoxFuture<'_, Result<pb::ProbeReply, Status>>;
 
     /// Makes a server a voter; on the leader only.
@@ -182,7 +175,7 @@ pub trait WorkerApi: Send + Sync + 'static {
 
 /// What agents ask of any server.
 pub trait AgentApi: Api {
-    /// A node's heartbeat: taken here when this server leads, passed on otherwise.
+    /// A node's heartbeat: taken here when this server leads, forwarded to the leader otherwise.
     fn heartbeat(
         &self,
         request: pb::HeartbeatRequest,
@@ -194,10 +187,10 @@ pub trait AgentApi: Api {
     /// Hands in statuses of a node's allocations and waits until they are applied.
     fn report(&self, report: NodeReport) -> BoxFuture<'_, Result<Written, ApiError>>;
 
-    /// Where this server's state is published.
+    /// The published state of this server.
     fn published(&self) -> &Arc<StateCell>;
 
-    /// Whether this server heard its leader of late, or as the leader a majority.
+    /// Whether this server heard its leader recently, or a majority if it leads.
     fn is_in_touch(&self) -> bool;
 
     /// Becomes true when the server stops.

@@ -30,7 +30,7 @@ const TEXT_BYTES_MAX: usize = 4_096;
 /// Attributes or meta entries of a node.
 const MAP_MAX: usize = 1_000;
 
-/// The service.
+/// The gRPC service for node agents.
 #[derive(Clone)]
 pub struct AgentService(pub Arc<dyn AgentApi>);
 
@@ -119,7 +119,7 @@ fn description(request: &pb::RegisterRequest) -> Result<NodeDescription, Status>
     })
 }
 
-/// The index of a write that was not refused.
+/// The index of a write; an error if it was rejected.
 fn accepted(written: &Written) -> Result<Index, Status> {
     let Reply::Rejected(rejection) = &written.reply else { return Ok(written.index) };
     Err(Status::new(Answer::from(rejection).grpc, rejection.to_string()))
@@ -152,7 +152,7 @@ impl pb::agent_server::Agent for AgentService {
         let Reply::Node { incarnation, .. } = written.reply else {
             return Err(Status::internal("unexpected reply to a registration"));
         };
-        // The heartbeat right after tells the exact figure, once the leader knows the node.
+        // The exact TTL comes with the heartbeat that follows, once the leader knows the node.
         let heartbeat_ttl_ms = self.0.heartbeat_ttl_ms_min();
         Ok(Response::new(pb::RegisterReply {
             incarnation,
@@ -219,8 +219,8 @@ impl pb::agent_server::Agent for AgentService {
             evaluation_ids: Vec::new(),
         };
         let written = self.0.report(report).await?;
-        // The entry holds the reports of many nodes and is refused as a whole, if at all: each of
-        // them sends its own again.
+        // The entry holds the reports of many nodes and is rejected only as a whole: each agent
+        // then sends its report again.
         Ok(Response::new(pb::UpdateAllocationsReply { index: accepted(&written)? }))
     }
 }
@@ -270,9 +270,9 @@ fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
     })
 }
 
-/// A state in which the node has this incarnation. A server behind the others looks at the present
-/// before it denies that: an agent that is denied registers again, and would do so for nothing as
-/// long as the server lags.
+/// A state in which the node has this incarnation. A server that lags does a linearizable read
+/// before it denies that the node is registered: otherwise the agent would register again for
+/// nothing as long as the server lags.
 async fn state_that_knows(
     api: &dyn AgentApi,
     node: NodeId,

@@ -13,7 +13,7 @@ use crate::api::{ApiError, Caller, PeerApi};
 /// Writes of one stream that are under way at a time.
 const STREAM_WRITES_MAX: usize = 1_024;
 
-/// The service.
+/// The gRPC service for servers and clients.
 #[derive(Clone)]
 pub struct ClusterService(pub Arc<dyn PeerApi>);
 

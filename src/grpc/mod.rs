@@ -9,7 +9,7 @@ use tonic::Request;
 
 use crate::api::{Caller, Way};
 
-/// Who sent a request. A simulated network has no addresses.
+/// The caller of a request. A simulated network has no addresses.
 fn caller_of<M>(request: &Request<M>) -> Caller {
     Caller::anonymous(Way::Grpc, request.remote_addr())
 }

@@ -1,5 +1,5 @@
-//! gRPC for workers on other servers: only the leader answers. Plans and evaluations are frames on
-//! the way, and values on both ends.
+//! gRPC for workers on other servers: only the leader answers. Plans and evaluations travel as
+//! frames and are values at both ends.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     rpc::words,
 };
 
-/// The service.
+/// The gRPC service for workers.
 #[derive(Clone)]
 pub struct SchedulerService(pub Arc<dyn WorkerApi>);
 
@@ -46,7 +46,7 @@ fn answer_to_pb(answer: PlanAnswer) -> pb::SubmitPlanReply {
         PlanAnswer::Partial { index, refresh_index, reason } => {
             reply(Outcome::Partial, index, refresh_index, reason)
         }
-        // A refresh index of 0 says that the evaluation is done with.
+        // A refresh index of 0 says that the evaluation is closed.
         PlanAnswer::Rejected { closed: true, reason, .. } => reply(Outcome::Rejected, 0, 0, reason),
         PlanAnswer::Rejected { closed: false, refresh_index, reason } => {
             reply(Outcome::Rejected, 0, refresh_index.max(1), reason)

@@ -22,13 +22,12 @@ use crate::{
     server::Core,
 };
 
-/// A client of these tests.
 const CALLER: Caller = Caller::anonymous(Way::Grpc, None);
 
 type Stream = BoxStream<'static, Result<pb::AllocationBatch, Status>>;
 
-/// The log refuses it for good, and a server whose log fails ends: one after the other, while the
-/// request is tried again.
+/// The log can never take such an entry, and a server whose log fails ends itself: retries of the
+/// request would end one server after the other.
 #[test]
 fn a_change_too_large_for_the_log_is_refused_and_ends_nobody() {
     let servers = Servers::start(3);
@@ -54,7 +53,7 @@ fn a_server_far_behind_stamps_a_write_anew_instead_of_calling_it_expired() {
     let behind = (leader + 1) % 3;
     servers.write(behind, "before").unwrap();
     servers.core(behind).hold_apply(true);
-    // Log time passes the window in which requests are remembered.
+    // Log time moves past the window in which requests are remembered.
     let core = servers.core(leader);
     let at = core.writes.log_time() + limits::SESSION_MS_MAX + 60_000;
     let tick = Proposal { at, epoch: None, request: None, command: Command::Tick };
@@ -75,7 +74,7 @@ fn a_server_far_behind_stamps_a_write_anew_instead_of_calling_it_expired() {
     assert!(servers.has(leader, "fresh"));
 }
 
-/// Its nodes would stay with it, while the next leader gives them up.
+/// Otherwise its nodes would stay with it while the next leader marks them down.
 #[test]
 fn a_leader_that_nobody_answers_takes_no_heartbeats() {
     let servers = Servers::start(3);
@@ -118,8 +117,8 @@ fn a_server_that_cannot_be_reached_does_not_become_a_voter() {
     servers.write(leader, "after").unwrap();
 }
 
-/// The second would be answered with the first one's reply, and take no effect. So many in a moment
-/// are what clients of a busy cluster send.
+/// The second request would get the first one's reply and take no effect. Clients of a busy cluster
+/// send this many within a moment.
 #[test]
 fn no_two_requests_have_one_id() {
     let servers = Servers::start(1);
@@ -140,7 +139,7 @@ fn a_server_alone_is_in_touch_with_itself() {
     assert_eq!(core.contact.majority_age(), Some(Duration::ZERO));
 }
 
-/// The time of a drain is the server's, and another one at each attempt; what a client asked for is
+/// The server sets the start of a drain, so it differs between attempts; the client's request is
 /// the same.
 #[test]
 fn a_drain_that_is_asked_for_again_under_its_id_is_the_same_drain() {
@@ -195,7 +194,7 @@ fn who_led_in_an_older_term_is_not_heard() {
     }
 }
 
-/// What is damaged at one server ends no other.
+/// A snapshot that is damaged on one server ends no other server.
 #[test]
 fn a_damaged_snapshot_is_refused_before_raft_hears_of_it() {
     let servers = Servers::start(3);
@@ -222,15 +221,15 @@ fn a_damaged_snapshot_is_refused_before_raft_hears_of_it() {
     assert!(core.applied() < 1 << 40);
 }
 
-/// What a message of the leader to another server begins with.
+/// The header of a message from the leader to another server.
 fn header(servers: &Servers, leader: usize, to: &Core) -> pb::PeerHeader {
-    // Two are enough for a write: the third may come later.
+    // Two servers are enough for the write, so the third may join later.
     let cluster = servers.wait("it has joined", || to.raft_service().cluster.get().copied());
     let from = servers.core(leader).id;
     pb::PeerHeader { cluster_id: cluster.to_vec().into(), from, to: to.id }
 }
 
-/// Nobody sends it anything any more, so nobody tells it.
+/// No server sends anything to a removed server, so it does not hear of its removal.
 #[test]
 fn a_server_that_was_taken_out_while_it_was_down_joins_again() {
     let mut servers = Servers::start(3);
@@ -255,7 +254,7 @@ fn next(servers: &Servers, stream: &mut Stream) -> Result<pb::AllocationBatch, C
     message.unwrap().unwrap().map_err(|status| status.code())
 }
 
-/// A registered node; its incarnation and the index of its registration.
+/// Registers a node; returns its incarnation and the index of its registration.
 fn register(servers: &Servers, server: usize) -> (u64, u64) {
     let request = pb::RegisterRequest {
         node_id: vec![1; 16].into(),
@@ -279,14 +278,14 @@ fn stream(servers: &Servers, server: usize, incarnation: u64, index_min: u64) ->
     opened.unwrap().into_inner()
 }
 
-/// What is new is missing in an older state, and would be taken for gone.
+/// An older state lacks the newest allocations: the agent would take them for removed.
 #[test]
 fn a_stream_shows_nothing_older_than_what_its_node_was_shown() {
     let servers = Servers::start(3);
     let leader = servers.leader_among(&[0, 1, 2]);
     let behind = (leader + 1) % 3;
     let (incarnation, index) = register(&servers, leader);
-    // It knows the node.
+    // The server knows the node before it lags.
     assert!(next(&servers, &mut stream(&servers, behind, incarnation, index)).is_ok());
     servers.core(behind).hold_apply(true);
     let shown = servers.write(leader, "news").unwrap();
@@ -297,8 +296,8 @@ fn a_stream_shows_nothing_older_than_what_its_node_was_shown() {
     assert!(batch.complete && batch.index >= shown);
 }
 
-/// As after a restore from a copy: waiting for the index would take for ever, and what holds is
-/// what a registration finds.
+/// This happens after a restore from an older copy: the index may never come, so the node registers
+/// again and gets the present state.
 #[test]
 fn a_node_that_was_shown_what_nobody_has_any_more_registers_again() {
     let servers = Servers::start(1);
@@ -308,7 +307,7 @@ fn a_node_that_was_shown_what_nobody_has_any_more_registers_again() {
     assert_eq!(next(&servers, &mut lost), Err(Code::NotFound));
 }
 
-/// Its node would hear nothing of what the others decide.
+/// Otherwise its node would hear nothing of what the others decide.
 #[test]
 fn a_stream_ends_at_a_server_that_has_lost_touch() {
     let servers = Servers::start(3);

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::testing::{FREE_BYTES_MIN, Servers};
 use crate::api::ApiError;
 
-/// A leader whose disk hangs still heartbeats: without the watch nobody would ever take over.
+/// A leader whose disk hangs still sends heartbeats: without the watchdog no other server would
+/// ever take over.
 #[test]
 fn a_leader_whose_disk_hangs_hands_over_and_then_ends_itself() {
     let servers = Servers::start(3);
@@ -30,7 +31,7 @@ fn a_follower_whose_disk_hangs_ends_itself_and_the_others_go_on() {
     let leader = servers.leader_among(&[0, 1, 2]);
     let follower = (leader + 1) % 3;
     servers.write(leader, "before").unwrap();
-    // What is watched is the log; before it, a server saves which cluster it is of.
+    // Only the log's disk is watched. Before it uses the log, a server saves its cluster id.
     servers.wait("it knows its cluster", || servers.core(follower).cluster_id());
     servers.disks[follower].stall();
     servers.write(leader, "while-it-hangs").unwrap();
@@ -39,8 +40,8 @@ fn a_follower_whose_disk_hangs_ends_itself_and_the_others_go_on() {
     servers.write(leader, "after").unwrap();
 }
 
-/// fsyncgate: after a failed sync nobody knows what the disk holds, and a second sync that succeeds
-/// proves nothing.
+/// fsyncgate: after a failed sync the content of the disk is unknown, and a second sync that
+/// succeeds proves nothing.
 #[test]
 fn a_failed_sync_ends_the_server_at_once_and_acknowledges_nothing() {
     let servers = Servers::start(1);
@@ -52,7 +53,7 @@ fn a_failed_sync_ends_the_server_at_once_and_acknowledges_nothing() {
     let why = servers.why_failed(0);
     assert!(why.contains("a sync in /data/log failed: injected: sync error"), "{why}");
     assert!(why.contains("start it again"), "{why}");
-    // The medium works again, and this server must not go on as if nothing had been.
+    // The disk works again; this server must still not go on.
     assert!(servers.write_within(0, "later", Duration::from_secs(1)).is_err());
 }
 
@@ -62,8 +63,8 @@ fn a_state_that_cannot_be_written_ends_the_server() {
     servers.leader_among(&[0]);
     let core = servers.core(0);
     servers.write(0, "kept").unwrap();
-    // The next sync is the engine's barrier, or, should a chore of the server come first, the
-    // log's: that ends it as well.
+    // The next sync is the engine's barrier, or the log's if a chore of the server comes first:
+    // that ends the server as well.
     servers.disks[0].fail_sync_after(0);
     let barrier = servers.runtime().block_on(core.shadow.barrier());
     let why = servers.why_failed(0);
@@ -87,7 +88,7 @@ fn a_server_without_room_takes_no_writes_and_does_not_lead() {
     for server in &others {
         servers.write(*server, "taken").unwrap();
     }
-    // With a second one full there is no majority with room: every server refuses, before any disk
+    // Once a second disk is full, no majority has room: every server refuses writes before any disk
     // is really full.
     let second = others.into_iter().find(|server| *server != new).unwrap();
     servers.fill(second);
@@ -96,7 +97,7 @@ fn a_server_without_room_takes_no_writes_and_does_not_lead() {
         Ok(_) | Err(_) => None,
     });
     assert!(why.contains("2 of 3 servers") && why.contains(&format!("s{second}")), "{why}");
-    // And they let in again.
+    // With free space again, all servers take writes.
     for disk in &servers.disks {
         disk.set_capacity(None);
     }
@@ -120,7 +121,8 @@ fn a_lone_server_without_room_refuses_and_lets_in_again() {
     assert!(servers.core(0).failed().borrow().is_none(), "nothing ended");
 }
 
-/// openraft ends with any error of a builder, and the trigger would come again at each start.
+/// openraft stops at any error of a snapshot builder, and the snapshot would be due again at each
+/// start.
 #[test]
 fn a_snapshot_without_room_ends_nobody() {
     let servers = Servers::start(1);

@@ -38,18 +38,17 @@ use crate::{
 
 /// How long connections may take to end when the server stops.
 const DRAIN: Duration = Duration::from_secs(3);
-/// How long a clean stop may take: a disk that hangs would make it wait for ever. What is cut off
-/// is written again from the log at the next start. Below the 90 s after which systemd kills
-/// (`DefaultTimeoutStopSec`), so that the reason is told.
+/// How long a clean stop may take: a disk that hangs would make it wait for ever. What was not
+/// written is written again from the log at the next start. Less than the 90 s after which systemd
+/// kills (`DefaultTimeoutStopSec`), so that the reason is logged.
 const STOP_MAX: Duration = Duration::from_mins(1);
 
 /// A server with its sockets.
 pub struct RunningServer {
-    /// The core.
     pub core: Arc<Core>,
-    /// Where HTTP listens.
+    /// The address on which HTTP listens.
     pub http: SocketAddr,
-    /// Where gRPC listens.
+    /// The address on which gRPC listens.
     pub rpc: SocketAddr,
     tasks: Vec<JoinHandle<()>>,
     _lock: Option<DirectoryLock>,
@@ -163,13 +162,13 @@ impl RunningServer {
         }
     }
 
-    /// Stops cleanly; an error when that takes longer than the limit. Nothing is lost by that: what
-    /// was acknowledged is in the log.
+    /// Stops cleanly; an error if that takes longer than the limit. No acknowledged write is lost
+    /// then: it is in the log.
     async fn stop_within(self, limit: Duration) -> anyhow::Result<()> {
         let directory = self.core.settings.data_directory.clone();
         let mut stop = Box::pin(self.stop());
         if tokio::time::timeout(limit, &mut stop).await.is_err() {
-            // A thread may hang in the disk; nothing is waited for.
+            // A thread may hang in a disk call: do not wait for it.
             let _left_as_it_is = std::mem::ManuallyDrop::new(stop);
             anyhow::bail!(
                 "the server did not stop within {limit:?} and ends as it is, as after a crash: nothing that was acknowledged is lost. The disk \
@@ -248,8 +247,8 @@ async fn serve_http(core: Arc<Core>, listener: TcpListener, options: HttpOptions
     http::serve(listener, router, connections_max, async move { stopped(&core).await }).await;
 }
 
-/// Clients get half of the files that this process may have open: the log, the state and the peers
-/// must never find none left.
+/// Clients may use half of the files that this process may have open, so that the log, the state
+/// and the peers always find some free.
 fn http_connections_max(open_files_max: u64) -> usize {
     let half = usize::try_from(open_files_max / 2).unwrap_or(usize::MAX);
     half.clamp(1, http::CONNECTIONS_MAX)
@@ -266,7 +265,7 @@ pub fn run(config: &ServerConfig) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(run_until_stopped(config).boxed());
     if ended.is_err() {
-        // A thread may hang in the disk; nothing is waited for.
+        // A thread may hang in a disk call: do not wait for it.
         runtime.shutdown_background();
     }
     ended
@@ -286,8 +285,8 @@ async fn run_until_stopped(config: &ServerConfig) -> anyhow::Result<()> {
         why = failed.wait_for(Option::is_some) => why.ok().and_then(|why| why.clone()),
     };
     if let Some(why) = why {
-        // Nothing more may be written or acknowledged: no handing over, no clean close, no waiting
-        // for a thread that hangs in the disk.
+        // Nothing more may be written or acknowledged: no leadership transfer, no clean close, no
+        // waiting for a thread that hangs in a disk call.
         let _left_as_it_is = std::mem::ManuallyDrop::new(server);
         anyhow::bail!("{why}");
     }

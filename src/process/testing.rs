@@ -24,7 +24,7 @@ pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 pub(super) const FREE_BYTES_MIN: u64 = 1 << 20;
 
 pub(super) struct Servers {
-    /// There until the drop.
+    /// `None` only during the drop.
     runtime: Option<Runtime>,
     pub(super) disks: Vec<FaultDisk>,
     running: Vec<RunningServer>,
@@ -58,7 +58,7 @@ impl Servers {
         Self { runtime: Some(runtime), disks, running }
     }
 
-    /// Stops a server, does this meanwhile, and starts it on the same disk and addresses.
+    /// Stops a server, runs `meanwhile`, and starts it again on the same disk and addresses.
     pub(super) fn restart(&mut self, server: usize, meanwhile: impl FnOnce(&Self)) {
         let addresses = self.running[0].core.settings.bootstrap_expect.clone();
         let old = self.running.remove(server);
@@ -134,7 +134,7 @@ impl Servers {
         snapshot.state.namespaces().get(&name.into()).is_some()
     }
 
-    /// Leaves so much room that nothing fails, and less than the watermark.
+    /// Leaves less free space than the watermark, but enough that no write fails.
     pub(super) fn fill(&self, server: usize) {
         let disk = &self.disks[server];
         disk.set_capacity(Some(disk.used_bytes() + FREE_BYTES_MIN / 2));
@@ -150,7 +150,7 @@ impl Drop for Servers {
     fn drop(&mut self) {
         for disk in &self.disks {
             disk.set_capacity(None);
-            // A thread that hangs in the disk would be waited for.
+            // The drop would wait for a thread that hangs in a disk call.
             disk.kill();
         }
         for server in std::mem::take(&mut self.running) {

@@ -24,19 +24,16 @@ use crate::{
     },
 };
 
-/// Everything that is kept, opened.
+/// The opened stores of a data directory.
 pub(crate) struct Stores {
-    /// The state behind the one in memory.
+    /// The state on disk, which follows the one in memory.
     pub(crate) shadow: Shadow,
-    /// Snapshot files.
     pub(crate) snapshots: SnapshotDirectory,
     /// The state in memory.
     pub(crate) machine: StateMachine,
-    /// Holds application back while true, for tests.
+    /// While true, no entries are applied; for tests.
     pub(crate) hold_apply: watch::Sender<bool>,
-    /// The log.
     pub(crate) wal: Wal,
-    /// The log's writer.
     pub(crate) writer: WalWriter,
     /// What opening the log found.
     pub(crate) recovery: Recovery,
@@ -82,12 +79,12 @@ impl Stores {
     }
 }
 
-/// A log that ends before the state is purged up to the state as the first thing Raft does, and it
-/// must never be purged beyond the older of the two bases. So the snapshot file has to be as new as
-/// the state before that. It happens when a server dies in an install, or when it applied what a
-/// majority of others had on disk before its own log had it. And when a damaged snapshot file was
-/// set aside, an older one is left that may end before the log begins: a follower that got it would
-/// ask for entries that nobody has.
+/// Writes a snapshot if none is as new as the log needs it. A log that ends before the state is
+/// purged up to the state as the first thing Raft does, and the log must never be purged beyond the
+/// older of the two bases. This happens when a server dies while it installs a snapshot, or when it
+/// applied entries that a majority of the others had on disk before its own log had them. Also,
+/// when a damaged snapshot file was set aside, an older one is left that may end before the log
+/// begins: a follower that got it would ask for entries that no server has.
 fn keep_two_bases(
     machine: &StateMachine,
     wal: &Wal,
@@ -109,10 +106,10 @@ fn keep_two_bases(
     Ok(())
 }
 
-/// An entry is applied as soon as it is committed, and the state that it led to may be durable
-/// before this log has it in the place of what another leader had written there. What the log has
-/// instead is of an older term, was never committed, and Raft does not start with it. (One of a
-/// newer term in the place of what was applied would break Raft's promise: nothing is cut, and
+/// Cuts the end of the log where a newer leader replaced it. An entry is applied as soon as it is
+/// committed. The state after it may be durable while this log still holds what an older leader had
+/// written at its index. Such an entry was never committed, and Raft does not start with it. (An
+/// entry of a newer term at an applied index would break Raft's promise: nothing is cut, and
 /// openraft refuses to start.)
 fn cut_what_was_replaced(machine: &StateMachine, wal: &Wal) -> anyhow::Result<()> {
     let (state, _) = machine.current();
@@ -192,8 +189,8 @@ mod tests {
         EntryId { index, term: 1 }
     }
 
-    /// Leaves a state after the entry of this index and term, no snapshot, and a log of term 1 with
-    /// entries up to `last`, purged up to `purged`.
+    /// Leaves on disk a state after the entry of this index and term, no snapshot, and a log of
+    /// term 1 with entries up to `last`, purged up to `purged`.
     async fn leave(disk: &Arc<dyn Disk>, (index, term): (u64, u64), last: u64, purged: u64) {
         let mut stores = open(disk).await;
         let mut state = State::genesis(&mut ChangeSet::default());
@@ -214,8 +211,8 @@ mod tests {
         stores.shadow.close().await;
     }
 
-    /// A power cut came when the state was durable and the log, on a slow disk, still had what
-    /// another leader had written there.
+    /// A power cut came when the state was durable and the log, on a slow disk, still had the
+    /// entries of another leader at its end.
     #[tokio::test]
     async fn a_log_whose_end_was_replaced_is_cut_to_where_the_state_goes_on() {
         let disk: Arc<dyn Disk> = Arc::new(FaultDisk::new(1));
@@ -235,7 +232,7 @@ mod tests {
         }
     }
 
-    /// Found by the simulation: the newest snapshot had rotted, and the one before it ended below
+    /// Found by the simulation: the newest snapshot was damaged, and the one before it ended below
     /// the begin of the log.
     #[tokio::test]
     async fn a_snapshot_is_written_when_none_reaches_the_begin_of_the_log() {

@@ -15,7 +15,7 @@ use crate::rt::Instant;
 
 /// Names the caller's generation, and in a refusal the server's.
 const HEADER: &str = "quorate-generation";
-/// Between two lines of a log that say the same.
+/// Time between two log lines that say the same.
 const PAUSE: Duration = Duration::from_secs(10);
 const WHAT_TO_DO: &str = "run binaries of one generation on all servers and agents";
 
@@ -70,12 +70,12 @@ impl Interceptor for Check {
     }
 }
 
-/// Says of many equal complaints which are logged.
+/// Limits a repeated log line to one in [`PAUSE`].
 #[derive(Default)]
 pub(super) struct Paced(Mutex<Option<Instant>>);
 
 impl Paced {
-    /// Whether the last one is long enough ago.
+    /// Whether the last line is long enough ago; if so, this one counts as logged now.
     pub(super) fn is_due(&self) -> bool {
         self.is_due_at(Instant::now())
     }

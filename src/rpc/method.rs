@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use proto::v1 as pb;
 
-/// A call with its request and its reply, or with what its streams are made of.
+/// A call with the types of its request and its reply, or of the items of its streams.
 pub struct Method<Q, P> {
     path: &'static str,
     messages: PhantomData<fn(Q) -> P>,

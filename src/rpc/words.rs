@@ -1,12 +1,12 @@
-//! Words on the wire: numbers between processes, enums of `fsm` on both ends. Both ways are total:
-//! a number that this binary does not know is an error of the call, never another word.
+//! Enums of `fsm` as numbers on the wire. Both directions are total: a number that this binary does
+//! not know is an error of the call, never another value.
 
 use fsm::{ClientStatus, JobKind, Liveness};
 use leader::broker::NackReason;
 use proto::v1 as pb;
 use tonic::Status;
 
-/// A number for which this binary has no word.
+/// A number for which this binary has no value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} {number}")]
 pub struct UnknownWord {

@@ -34,7 +34,7 @@ use crate::{
     rt::{self, Instant, watch},
 };
 
-/// Pause before a leader is looked for again.
+/// Pause before the next attempt to find a leader.
 const LEADER_RETRY: Duration = Duration::from_millis(25);
 /// One attempt at the leader, so that a hung one does not eat the whole deadline.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -50,7 +50,7 @@ pub(crate) struct Reads {
     pub(super) cell: Arc<StateCell>,
     pub(super) contact: Arc<Contact>,
     pub(super) rounds: ReadRounds,
-    /// A leader was heard since the start.
+    /// True once a leader was heard since the start.
     pub(super) recovered: watch::Receiver<bool>,
 }
 
@@ -161,8 +161,8 @@ impl Writes {
                     return Err(ApiError::Unknown);
                 }
                 Ok(Written { index, reply: Reply::Rejected(fsm::Rejection::SessionExpired) }) => {
-                    // The stamp is this server's log time, which was that old: nothing came of it.
-                    // It is stamped anew once this server knows better.
+                    // The stamp is this server's log time, which lags: nothing was changed. Stamp
+                    // the request again once this server has caught up.
                     last = ApiError::NotReady("it is far behind the others".to_owned());
                     self.cell.wait_for(index, until(deadline)).await;
                     request.stamped_at = self.log_time();
@@ -197,7 +197,8 @@ impl Writes {
             return Err(ApiError::DiskFull(why));
         }
         if self.contact.has_full_disk() {
-            // A server with room takes over at once; until then a write is as without a leader.
+            // A server with room takes over at once; until then the cluster counts as without a
+            // leader.
             return Err(ApiError::NoLeader);
         }
         let makes_work = matches!(command, Command::RegisterJob(_) | Command::EvaluateJob(_));
@@ -214,8 +215,8 @@ impl Writes {
         services.propose(command, request, timeout).await
     }
 
-    /// A deliberate bug for the test harness, compiled in by the feature `plant` only: the answer
-    /// that would come, before it is committed.
+    /// A deliberate bug for the test harness, compiled in by the feature `plant` only: returns the
+    /// expected answer before the entry is committed.
     fn acknowledge_before_commit(
         &self,
         services: Arc<LeaderServices>,
@@ -261,8 +262,8 @@ impl Writes {
         }
     }
 
-    /// A client's id with what tells its request from another under the same id; an id made up here
-    /// stands for this request alone.
+    /// The request for this command. With a client's id it has a hash of the command, which tells
+    /// it from another request under the same id; an id made here stands for this request alone.
     fn stamp(&self, id: Option<RequestId>, command: &Command) -> Request {
         let payload_hash = id.map_or(0, |_| {
             let command = without_fresh_ids(command.clone());
@@ -272,19 +273,19 @@ impl Writes {
         Request { id, stamped_at: self.log_time(), payload_hash }
     }
 
-    /// Log time as this server knows it: behind the leader's by [`leader::limits::TICK_AFTER_MS`]
-    /// and some at most.
+    /// Log time as this server knows it: behind the leader's by at most
+    /// [`leader::limits::TICK_AFTER_MS`] and a little more.
     pub(crate) fn log_time(&self) -> fsm::TimeMs {
         match self.cell.load().at() {
-            // A cluster without history: its first entry brings wall time, beside which 0 would be
-            // long expired.
+            // The log is empty: its first entry brings wall time, by which a stamp of 0 would have
+            // expired long ago.
             0 => self.clock.wall_ms(),
             at => at,
         }
     }
 
-    /// A fresh request id: log time and random bits (a version 7 UUID, RFC 9562), so that sessions,
-    /// which end in the order of time, lie in that order in memory and on disk.
+    /// A fresh request id: log time and random bits (a version 7 UUID, RFC 9562). Sessions end in
+    /// the order of time, so with such ids they lie in that order in memory and on disk.
     pub(crate) fn fresh_request(&self) -> RequestId {
         let mut id = rt::random_id();
         let [_, _, at @ ..] = self.log_time().to_be_bytes();
@@ -298,8 +299,8 @@ fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// Ids that a server makes up are no part of what a client asked for: a retry of the same request
-/// carries others.
+/// The command without what a server adds to a client's request, such as ids: a retry of the same
+/// request carries other values.
 fn without_fresh_ids(mut command: Command) -> Command {
     match &mut command {
         Command::RegisterJob(RegisterJob { evaluation, .. })
@@ -341,8 +342,8 @@ fn without_fresh_ids(mut command: Command) -> Command {
     command
 }
 
-/// What the leader's answer to a forwarded write says. A status without an error in it comes from
-/// the way there or back, so the write may have happened.
+/// The error in the leader's answer to a forwarded write. A status without an error in it comes
+/// from the connection, so the write may have happened.
 fn forwarded(status: &tonic::Status) -> ApiError {
     if generation::is_refusal(status) {
         return ApiError::NotReady(status.message().to_owned());
@@ -350,13 +351,15 @@ fn forwarded(status: &tonic::Status) -> ApiError {
     failure::error_in(status).unwrap_or(ApiError::Unknown)
 }
 
-/// What an attempt that failed means for the write.
+/// What a failed attempt means for the write.
 enum Next {
-    /// Nothing was changed, and the client is told so, unless an earlier attempt may have been.
+    /// Nothing was changed. The client gets this error, unless an earlier attempt may have been
+    /// proposed.
     GiveUp,
     /// Nothing was changed, and another attempt may go better.
     Retry,
-    /// It may have been proposed: the same request is tried again until its outcome is known.
+    /// The write may have been proposed: the same request is tried again until its outcome is
+    /// known.
     FindOut,
 }
 

@@ -28,7 +28,7 @@ const ENTRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the applier waits for the local state to reach a plan's snapshot.
 const SNAPSHOT_WAIT: Duration = Duration::from_secs(10);
 
-/// A plan on its way.
+/// A queued plan, with the channel for its answer.
 pub type PlanRequest = Request<oneshot::Sender<PlanAnswer>>;
 
 /// A plan with the lease that it belongs to.
@@ -88,13 +88,13 @@ async fn next_outcome(
 
 fn send(answers: Vec<(oneshot::Sender<PlanAnswer>, PlanAnswer)>) {
     for (reply, answer) in answers {
-        // Nobody waits any more when the worker's call was dropped.
+        // The receiver is gone if the worker's call was dropped.
         drop(reply.send(answer));
     }
 }
 
-/// Proposes, and again while this server leads but may not write: a leader that was not heard of by
-/// a majority for a while takes nothing.
+/// Proposes a command. Tries again while this server leads but refuses writes, because it has not
+/// heard a majority for a while.
 async fn propose_within(services: &LeaderServices, command: Command) -> Result<Written, ApiError> {
     let stop = services.stopped();
     let deadline = rt::Instant::now() + ENTRY_TIMEOUT;

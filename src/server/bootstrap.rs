@@ -29,7 +29,7 @@ use crate::{
 };
 
 const RETRY: Duration = Duration::from_millis(200);
-/// Between two looks at whether the configured peers are of this cluster.
+/// Time between two checks of whether the configured peers are of this cluster.
 const PEER_CHECK: Duration = Duration::from_secs(1);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A join replicates the whole log or a snapshot first.
@@ -88,8 +88,8 @@ pub(super) async fn join_cluster(newcomer: Newcomer) -> anyhow::Result<()> {
     }
 }
 
-/// A member of a cluster whose configuration names servers of another one only has the wrong data
-/// directory or the wrong addresses. While some do not answer nothing is decided.
+/// Fails if every other configured server is a member of another cluster: then the data directory
+/// or the addresses are wrong. While some do not answer, nothing is decided.
 async fn refuse_foreign_peers(
     contact: &Contact,
     own: &Cluster,
@@ -231,15 +231,15 @@ async fn ask_to_join(contact: &Contact, address: &str) -> Result<(), Status> {
     Ok(())
 }
 
-/// The configuration that this server goes by, if it is settled: applied here, or the first of all,
-/// which nobody undoes. One that is only in the log may go with the leader that wrote it.
+/// The configuration, if it is settled: applied here, or the first of all, which cannot be undone.
+/// A configuration that is only in the log may be lost with the leader that wrote it.
 fn settled(membership: &StoredMembership, applied: Index) -> Option<&Membership> {
     let index = membership.log_id().as_ref()?.index;
     (index <= applied).then(|| membership.membership())
 }
 
-/// Whether a server votes, for good: as long as it does not it asks to join, however far an earlier
-/// try came.
+/// Whether a server is a voter in a settled configuration. Until it is, it asks to join again,
+/// however far an earlier attempt came.
 pub(super) fn votes(contact: &Contact, id: ServerId) -> bool {
     let metrics = contact.raft.metrics().borrow_watched().clone();
     let applied = metrics.last_applied.map_or(0, |applied| applied.index);
@@ -247,14 +247,14 @@ pub(super) fn votes(contact: &Contact, id: ServerId) -> bool {
         .is_some_and(|membership| membership.voter_ids().any(|voter| voter == id))
 }
 
-/// Whether the configuration is a joint one: until it is left, a majority of the servers of before
-/// is needed as well, and one of them may be gone.
+/// Whether the configuration is joint. Until it is left, a majority of the old voters is needed as
+/// well, and one of them may be gone.
 pub(super) fn is_membership_joint(contact: &Contact) -> bool {
     let metrics = contact.raft.metrics().borrow_watched().clone();
     metrics.membership_config.membership().get_joint_config().len() > 1
 }
 
-/// Brings a change of the members to its end that a leader began and died over.
+/// Finishes a membership change that a leader began and left half done.
 pub(super) async fn finish_membership(contact: &Contact) {
     let metrics = contact.raft.metrics().borrow_watched().clone();
     let membership = metrics.membership_config.membership();
@@ -265,9 +265,9 @@ pub(super) async fn finish_membership(contact: &Contact) {
     }
 }
 
-/// Takes out learners at whose addresses other members answered (`elsewhere`: the member asked, who
-/// answered): they were replaced before they voted, and the change that would have taken them out
-/// was left to a leader that is gone.
+/// Removes learners at whose addresses other members answered (`elsewhere`: the member asked, the
+/// member that answered). They were replaced before they voted, and the leader that would have
+/// removed them is gone.
 pub(super) async fn remove_replaced(contact: &Contact, elsewhere: &[(ServerId, ServerId)]) {
     let metrics = contact.raft.metrics().borrow_watched().clone();
     let replaced = replaced_learners(metrics.membership_config.membership(), elsewhere);
@@ -281,7 +281,8 @@ pub(super) async fn remove_replaced(contact: &Contact, elsewhere: &[(ServerId, S
     }
 }
 
-/// A newcomer that has yet to become a voter answers for itself, and stays.
+/// The learners to remove: a voter answers at their address. A newcomer that has yet to become a
+/// voter answers for itself, and stays.
 fn replaced_learners(
     membership: &Membership,
     elsewhere: &[(ServerId, ServerId)],
@@ -293,9 +294,9 @@ fn replaced_learners(
     replaced.map(|(asked, _)| *asked).collect()
 }
 
-/// The leader's side of a join: the newcomer learns first, then votes; a voter with its address
-/// belongs to a disk that is gone and goes in the same change. A learner with its address goes
-/// later, see [`remove_replaced`].
+/// The leader's side of a join: the newcomer becomes a learner, then a voter. A voter with the same
+/// address has lost its disk and is removed in the same change. A learner with the same address is
+/// removed later, see [`remove_replaced`].
 pub(super) async fn admit(contact: &Contact, request: pb::JoinRequest) -> Result<(), Status> {
     if votes(contact, request.node_id) {
         return Ok(());
@@ -324,8 +325,8 @@ pub(super) async fn admit(contact: &Contact, request: pb::JoinRequest) -> Result
     let added = contact.raft.add_learner(id, member, false).await;
     let added = added.map_err(|error| failed(error.to_string()))?;
     has_learned(contact, id, added.log_id.index()).await?;
-    // Learning takes its time: the disk may be gone again, and another server may have joined in
-    // its place.
+    // Learning takes time: meanwhile the disk may have been lost again, and another server may have
+    // joined at the same address.
     can_be_reached(contact, &request).await?;
     let metrics = contact.raft.metrics().borrow_watched().clone();
     let nodes = metrics.membership_config.membership().nodes();
@@ -350,8 +351,8 @@ pub(super) async fn admit(contact: &Contact, request: pb::JoinRequest) -> Result
     Ok(())
 }
 
-/// Asks to join again when the others have removed this server while it could not be told: whom
-/// they do not send anything any more believes for good that it votes.
+/// Joins again if the others removed this server while they could not tell it. They send nothing to
+/// a removed server, so it would believe for ever that it votes.
 pub(super) async fn rejoin_when_removed(newcomer: Newcomer) {
     let Newcomer { contact, cluster: own, mut stop } = newcomer;
     while rt::timeout(PEER_CHECK, rt::until_true(&mut stop)).await.is_err() {
@@ -375,7 +376,8 @@ pub(super) async fn rejoin_when_removed(newcomer: Newcomer) {
     }
 }
 
-/// A voter that the others cannot reach would count in every majority and answer in none.
+/// Checks that the others can reach a newcomer: a voter that they cannot reach would count in every
+/// majority and answer in none.
 async fn can_be_reached(contact: &Contact, request: &pb::JoinRequest) -> Result<(), Status> {
     let address = &request.rpc_address;
     let hint =
@@ -393,8 +395,8 @@ async fn can_be_reached(contact: &Contact, request: &pb::JoinRequest) -> Result<
     }
 }
 
-/// Waits until a learner has everything up to this index. Openraft's own wait takes one that never
-/// answered for one that has learned.
+/// Waits until a learner has the log up to this index. Openraft's own wait takes a learner that
+/// never answered for one that is up to date.
 async fn has_learned(contact: &Contact, id: ServerId, index: u64) -> Result<(), Status> {
     let has = |metrics: &Metrics| {
         let matched = metrics.replication.as_ref()?.get(&id)?.as_ref()?;

@@ -1,5 +1,5 @@
-//! The server core: Raft, state, leadership and workers of one server, with nothing of sockets or
-//! processes in it, so that a simulation runs several of them in one thread.
+//! The server core: Raft, state, leadership and workers of one server, without sockets or
+//! processes, so that a simulation runs several of them in one thread.
 
 use std::{
     path::PathBuf,
@@ -46,7 +46,7 @@ use crate::{
     },
 };
 
-/// Between two looks at whether a leader was heard, after the start.
+/// Time between two checks of whether a leader was heard, after the start.
 const RECOVERING_LOOK: Duration = Duration::from_millis(100);
 
 /// Timing of Raft, ms.
@@ -60,49 +60,41 @@ pub struct RaftTiming {
     pub election_ms_max: u64,
 }
 
-/// What a server core is told.
+/// The settings of a server core.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Name, unique in the cluster.
+    /// Unique in the cluster.
     pub name: String,
-    /// Region.
     pub region: String,
-    /// Datacenter.
     pub datacenter: String,
-    /// Where everything is kept.
     pub data_directory: PathBuf,
     /// Advertised gRPC address.
     pub rpc_address: String,
-    /// HTTP address as told to others.
+    /// Advertised HTTP address.
     pub http_address: String,
-    /// Advertised gRPC addresses of all servers of a cluster to be.
+    /// Advertised gRPC addresses of all servers that form a new cluster.
     pub bootstrap_expect: Vec<String>,
     /// Servers of a running cluster to join.
     pub join: Vec<String>,
-    /// Raft timing.
     pub timing: RaftTiming,
-    /// Scheduling workers.
     pub workers: usize,
-    /// The machines that run where this server leads.
+    /// Configuration of the leader services.
     pub services: ServicesConfig,
     /// Log bytes after which a snapshot is written.
     pub snapshot_log_bytes: u64,
     /// Log entries that stay behind a snapshot.
     pub log_entries_kept: u64,
-    /// Free space below which writes are turned away.
+    /// Free space below which writes are refused.
     pub free_bytes_min: u64,
 }
 
-/// What a server core stands on: real or simulated.
+/// What a server core is made of: disk, transport and storage, real or simulated.
 #[derive(Clone)]
 pub struct Parts {
-    /// Files.
     pub disk: Arc<dyn Disk>,
-    /// Peers.
     pub transport: Arc<dyn Transport>,
-    /// The engine of the state on disk.
+    /// Opens the engine of the state on disk.
     pub open_engine: OpenEngine,
-    /// Sizes of the log.
     pub wal: wal::Options,
     /// Longest piece of a snapshot in one message, bytes.
     pub snapshot_piece_bytes: u64,
@@ -110,19 +102,15 @@ pub struct Parts {
     pub publish_entries_max: usize,
 }
 
-/// A running server core: it makes the parts, hands every task what it uses, and answers for all of
-/// them to the edges and to tests.
+/// A running server core. It creates the parts, gives every task what it uses, and answers the
+/// edges and tests for all of them.
 pub struct Core {
-    /// What it was told.
     pub settings: Arc<Settings>,
-    /// Its number.
     pub id: ServerId,
     pub(super) cluster: Arc<Cluster>,
-    /// Its Raft node.
     pub raft: Raft,
-    /// Its state.
+    /// The published state.
     pub cell: Arc<StateCell>,
-    /// What it knows of the others.
     pub contact: Arc<Contact>,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(super) leading: Arc<Leading>,
@@ -283,7 +271,7 @@ impl Core {
         super::bootstrap::join_cluster(self.newcomer()).await
     }
 
-    /// Raft's side for peers.
+    /// The Raft service for peers.
     pub fn raft_service(&self) -> RaftService {
         self.raft_service.clone()
     }
@@ -298,24 +286,23 @@ impl Core {
         self.lifecycle.stopping()
     }
 
-    /// Holds why the process has to end, as soon as it has to.
+    /// Holds the reason once the process has to end.
     pub fn failed(&self) -> watch::Receiver<Option<String>> {
         self.lifecycle.failed()
     }
 
-    /// Holds back or lets go the application of entries: a hook for tests of workers behind a
-    /// lagging state.
+    /// Stops or resumes applying entries: a hook for tests of workers whose state lags.
     pub fn hold_apply(&self, hold: bool) {
         self.hold_apply.send_replace(hold);
     }
 
-    /// Whether a leader was heard since the start. What the log knew to be committed is applied by
-    /// then: `Raft::new` does that before it returns.
+    /// Whether a leader was heard since the start. The entries that the log knew to be committed
+    /// are applied by then: `Raft::new` does that before it returns.
     pub fn has_recovered(&self) -> bool {
         *self.reads.recovered.borrow()
     }
 
-    /// Index of the last entry that its log knows to be committed; 0: it knows of none.
+    /// Index of the last entry that the log knows to be committed; 0 if there is none.
     pub fn committed_in_log(&self) -> Index {
         self.wal.committed().map_or(0, |id| id.index)
     }
@@ -332,8 +319,8 @@ impl Core {
 
     /// Stops: hands leadership over, stops tasks, makes everything durable.
     pub async fn stop(&self) {
-        // While everything still runs: this server hears of its successor through the sockets that
-        // `stopping` closes, and what its clients have under way goes to the successor.
+        // First of all, while everything still runs: this server hears of its successor through the
+        // sockets that `stopping` closes, and its clients' pending requests go to the successor.
         if self.leading().is_some() && self.contact.member_infos().len() > 1 {
             let handing = std::pin::pin!(self.contact.transfer(None));
             let silence = std::pin::pin!(self.majority_is_silent());
@@ -362,8 +349,8 @@ impl Core {
         }
     }
 
-    /// Waits, on a leader, until no majority has answered for two elections: the others stop as
-    /// well.
+    /// On a leader: waits until no majority has answered for two elections, as when the others stop
+    /// as well.
     async fn majority_is_silent(&self) {
         let election = Duration::from_millis(self.settings.timing.election_ms_max);
         while self.contact.last_contact() <= 2 * election {
@@ -386,8 +373,8 @@ impl Core {
         self.raft.trigger().snapshot().await.map_err(|error| anyhow::anyhow!("{error}"))
     }
 
-    /// Index of the snapshot that this server would send to one that needs what is no longer in its
-    /// log; 0: it has none.
+    /// Index of the snapshot that this server would send to a follower that needs purged entries; 0
+    /// if it has none.
     pub async fn snapshot_index(&self) -> anyhow::Result<Index> {
         let snapshot = self.raft.get_snapshot().await;
         let snapshot =
@@ -395,13 +382,13 @@ impl Core {
         Ok(snapshot.and_then(|one| one.meta.last_log_id).map_or(0, |last| last.index))
     }
 
-    /// Index of the first entry that is still in the log; 0: none is.
+    /// Index of the first entry that is still in the log; 0 if there is none.
     pub fn log_first(&self) -> Index {
         self.wal.first().unwrap_or(0)
     }
 }
 
-/// The ends of channels that tasks take.
+/// Ends of channels that are handed to tasks.
 struct Inlets {
     recovered: watch::Sender<bool>,
     reports: super::reports::Queue,
@@ -417,8 +404,8 @@ fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
         election_timeout_max: timing.election_ms_max,
         enable_pre_vote: Some(true),
         // A leader that restarts in its own term knows only the commit index that it happened to
-        // have saved, and its read index would be older than what it acknowledged before: it has to
-        // be elected, and commit an entry of the new term, like anyone else.
+        // have saved. Its read index could be older than what it acknowledged before. So it has to
+        // be elected and commit an entry of the new term, like any other server.
         enable_leader_restore: Some(false),
         quorum_loss_probe_interval: Some(timing.election_ms_max * 2),
         max_payload_entries: 1024,
@@ -443,8 +430,8 @@ fn start_writer(
     rt::spawn(async move {
         loop {
             wal.until_work().await;
-            // Between the halves a batch is written and not durable: there a power cut takes some
-            // of it.
+            // Between `begin` and `finish` a batch is written and not durable: a power cut here
+            // loses some of it.
             let Ok(begun) = writer.begin() else { return };
             if begun {
                 let _call = calls.enter("sync");
@@ -468,8 +455,8 @@ async fn watch_recovery(
         let now = metrics.borrow_watched().clone();
         if let Err(fatal) = &now.running_state {
             if !lifecycle.is_stopping() {
-                // The component that failed reports its own error, which names the file: the first
-                // word counts.
+                // The component that failed reports its own error, which names the file. The first
+                // reason counts, so give that component time to report.
                 let mut failed = lifecycle.failed();
                 drop(rt::timeout(RECOVERING_LOOK, failed.wait_for(Option::is_some)).await);
                 lifecycle.fail(format!("raft stopped: {fatal}"));
@@ -480,7 +467,8 @@ async fn watch_recovery(
         if is_heard {
             recovered.send_replace(true);
         }
-        // A leader that is heard again in its old term changes no metric.
+        // A leader that is heard again in its old term changes no metric, so this checks by time
+        // too.
         let ended = if is_heard {
             metrics.changed().await.is_err()
         } else {

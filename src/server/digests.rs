@@ -24,9 +24,9 @@ use crate::{
     storage::shadow::write_file,
 };
 
-/// Between marks while entries are applied.
+/// Time between marks while entries are applied.
 const MARK_INTERVAL: Duration = Duration::from_secs(10);
-/// Between looks at the marks that are there.
+/// Time between two looks at the marks.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the leader waits for a majority of reports.
 const GATHER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ pub(super) fn digest_at(cell: &StateCell, mark: Index) -> Bytes {
     row.map(|row| Bytes::copy_from_slice(&row.digest.0.to_le_bytes())).unwrap_or_default()
 }
 
-/// A data directory whose state diverged is not started from.
+/// Refuses to start from a data directory whose state diverged.
 pub(super) fn refuse_diverged(disk: &dyn Disk, directory: &Path) -> anyhow::Result<()> {
     let path = directory.join(MARKER);
     anyhow::ensure!(
@@ -53,7 +53,7 @@ pub(super) fn refuse_diverged(disk: &dyn Disk, directory: &Path) -> anyhow::Resu
     Ok(())
 }
 
-/// What replicas compare, and with whom.
+/// What the task that compares digests uses.
 pub(super) struct Comparison {
     pub(super) contact: Arc<Contact>,
     pub(super) cell: Arc<StateCell>,
@@ -85,7 +85,7 @@ pub(super) async fn run(own: Comparison) {
     }
 }
 
-/// Why this replica must stop, if a verdict is not what it has.
+/// Why this replica must stop, if its digest differs from a verdict.
 fn divergence(state: &State) -> Option<String> {
     state.digest_marks().iter().find_map(|mark| {
         let verdict = mark.verdict?;
@@ -138,7 +138,7 @@ async fn gather(own: &Comparison, mark: Index) -> Option<Digest> {
     }
 }
 
-/// What more than half of the voters report.
+/// The digest that more than half of the voters report.
 fn majority(reports: &BTreeMap<u64, Digest>, voters: usize) -> Option<Digest> {
     let mut counts: BTreeMap<Digest, usize> = BTreeMap::new();
     for digest in reports.values() {

@@ -27,7 +27,7 @@ use crate::{
 
 /// Time a call to the leader on behalf of an agent may take.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time a transfer of leadership may take that another server does.
+/// Time a leadership transfer by another server may take.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Api for Core {
@@ -185,8 +185,7 @@ impl PeerApi for Core {
                 leader_rpc_address: leader.map(|(_, one)| one.rpc_address).unwrap_or_default(),
                 rpc_address: self.settings.rpc_address.clone(),
                 http_address: self.settings.http_address.clone(),
-                // One that only learns has to ask to join again: the leader that admitted it may be
-                // gone.
+                // A learner has to ask to join again: the leader that admitted it may be gone.
                 member: bootstrap::votes(&self.contact, request.from),
                 digest: digests::digest_at(&self.cell, request.digest_mark),
                 disk_full: self.has_full_disk(),
@@ -310,8 +309,8 @@ impl Core {
         services: &LeaderServices,
         request: &pb::HeartbeatRequest,
     ) -> Result<pb::HeartbeatReply, Status> {
-        // A leader that is cut off from the others would keep its nodes here while the next one
-        // gives them up.
+        // A leader that is cut off from the others would keep its nodes while the next leader marks
+        // them down.
         if !self.contact.is_in_touch() {
             return Err(Status::unavailable("no majority of the servers answers this leader"));
         }

@@ -1,5 +1,5 @@
-//! Chores of every server: snapshots when the log has grown, the free-space watermark, a change of
-//! the members that was left half done, who of the peers answers.
+//! Chores of every server: snapshots when the log has grown, the free-space watermark, a membership
+//! change that was left half done, and probes of the peers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,16 +20,16 @@ use crate::{
 };
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// A peer that did not answer for so long counts as lost, for people who look.
+/// A peer that did not answer for this long is shown as lost.
 pub(super) const PEER_LOST: Duration = Duration::from_secs(4);
 const PROBE_TIMEOUT: Duration = Duration::from_millis(900);
-/// A change of the members that stands half done for so many rounds was left by a leader that is
+/// A membership change that stays joint for this many rounds was left half done by a leader that is
 /// gone, or by a caller.
 const JOINT_ROUNDS_MAX: u32 = 3;
-/// Longest wait for its end before the other chores go on.
+/// Longest wait for a membership change before the other chores go on.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the chores look after.
+/// What the chores use.
 pub(super) struct Chores {
     pub(super) contact: Arc<Contact>,
     pub(super) cluster: Arc<Cluster>,
@@ -77,20 +77,20 @@ struct LogBytes {
     on_disk: u64,
 }
 
-/// How far the log has grown since the last snapshot was begun. All are 0 at first: what an earlier
-/// process left behind counts, else a server that starts again and again before it has written
-/// enough would never cut its log.
+/// How far the log has grown since the last snapshot was begun. All values are 0 at first, so what
+/// an earlier process left behind counts: else a server that restarts again and again before it has
+/// written enough would never cut its log.
 #[derive(Debug, Default)]
 struct LogGrowth {
     base: LogBytes,
     looked_at: LogBytes,
-    /// Snapshots that had been begun by then.
+    /// Snapshots that were begun when `base` was taken.
     begun: u64,
 }
 
 impl LogGrowth {
-    /// Whether the log has grown by more than `limit` bytes since the last of `begun` snapshots.
-    /// One that is asked for while another is being built is not begun: it stays due.
+    /// Whether the log has grown by more than `limit` bytes since the last of `begun` snapshots. A
+    /// snapshot that is asked for while another is being built is not begun: it stays due.
     fn exceeds(&mut self, limit: u64, log: &Stats, begun: u64) -> bool {
         if begun != self.begun {
             self.begun = begun;
@@ -103,14 +103,14 @@ impl LogGrowth {
             || log.disk_bytes.saturating_sub(self.base.on_disk) > limit
     }
 
-    /// Growth counts from the last look on.
+    /// Counts growth from the last look on.
     fn count_anew(&mut self) {
         self.base = self.looked_at;
     }
 }
 
-/// Whether to ask for a snapshot. One that fills the disk would end the server, and again at each
-/// start; it waits until there is room.
+/// Whether to ask for a snapshot. A snapshot that fills the disk would end the server, and again at
+/// each start, so it waits until there is room.
 fn is_snapshot_due(
     growth: &mut LogGrowth,
     limit: u64,
@@ -119,7 +119,7 @@ fn is_snapshot_due(
 ) -> bool {
     let has_grown = growth.exceeds(limit, log, snapshots.begun());
     if has_grown && snapshots.is_put_off() && snapshots.may_have_room() {
-        // Until it is written the log grows, and takes what is left of the disk.
+        // Until the snapshot is written, the log grows and takes the rest of the disk.
         return true;
     }
     let is_wanted = has_grown || snapshots.is_put_off();
@@ -132,8 +132,8 @@ fn is_snapshot_due(
     is_wanted
 }
 
-/// Asks every member for itself; returns those in whose place another server answered, with that
-/// one.
+/// Probes every member. Returns the members at whose address another server answered, each with
+/// that server.
 async fn probe_peers(contact: &Contact, cluster: &Cluster) -> Vec<(ServerId, ServerId)> {
     if cluster.get().is_none() {
         return Vec::new();
@@ -233,7 +233,7 @@ mod tests {
         assert!(!is_due(104));
     }
 
-    /// Who frees the disk by removing jobs makes the state smaller than its newest snapshot is.
+    /// Removing jobs to free the disk makes the state smaller than its newest snapshot.
     #[test]
     fn a_snapshot_that_was_put_off_is_tried_when_the_log_has_grown_further() {
         let disk = FaultDisk::new(1);
@@ -259,16 +259,16 @@ mod tests {
         assert!(!growth.exceeds(100, &log(100, 64), 0));
         assert!(growth.exceeds(100, &log(101, 64), 0), "written since the start");
         assert!(!growth.exceeds(100, &log(200, 128), 1));
-        // Segments that were begun and hardly used count as well; a purge takes them away.
+        // Segments that are hardly used count as well; a purge removes them.
         assert!(growth.exceeds(100, &log(201, 165), 1));
         assert!(!growth.exceeds(100, &log(202, 20), 2));
         assert!(!growth.exceeds(100, &log(203, 120), 2));
         assert!(growth.exceeds(100, &log(204, 121), 2));
-        // A new process finds what the ones before it have left.
+        // A new process counts what earlier processes left behind.
         assert!(LogGrowth::default().exceeds(100, &log(0, 300), 0));
     }
 
-    /// Openraft builds one at a time and forgets what is asked for meanwhile.
+    /// Openraft builds one snapshot at a time and forgets requests that come meanwhile.
     #[test]
     fn a_snapshot_stays_due_until_it_is_begun() {
         let log = |bytes| Stats { bytes, ..Stats::default() };

@@ -1,8 +1,8 @@
-//! Who a data directory belongs to: the file with this server's number and its cluster.
+//! The identity of a data directory: the file with this server's number and its cluster.
 //!
 //! It must never take a damaged file, or a directory that has a log and no such file, for a new
-//! server. The file also names the generation of the directory, so that a server of another one
-//! stops before it opens anything else.
+//! server. The file also names the generation of the directory, so that a server of another
+//! generation stops before it opens anything else.
 
 use std::{
     path::{Path, PathBuf},
@@ -26,7 +26,7 @@ use crate::{
 
 const IDENTITY_FILE: &str = "server.json";
 
-/// Who a data directory belongs to.
+/// The server and the cluster that a data directory belongs to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Identity {
@@ -35,10 +35,10 @@ pub(super) struct Identity {
     /// Set when the server has become part of a cluster.
     #[serde(default)]
     pub(super) cluster_id: Option<String>,
-    /// Of everything in the directory.
+    /// The generation of everything in the directory.
     generation: u16,
-    /// Checksum of the others: a flipped digit would make this another server, which must not go on
-    /// with this one's log.
+    /// Checksum of the other fields: a flipped digit would make this another server, which must not
+    /// go on with this server's log.
     check: String,
 }
 
@@ -66,8 +66,8 @@ pub(super) fn load(
 ) -> anyhow::Result<Identity> {
     let path = directory.join(IDENTITY_FILE);
     if disk.exists(&path)? {
-        // A process that was killed just before it synced the name leaves one that a power cut
-        // takes back.
+        // A process that was killed just before it synced the directory leaves a name that a power
+        // cut takes back.
         disk.sync_dir(directory)?;
         let bytes = disk.read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let damaged = || {
@@ -131,7 +131,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// What the identity of this directory says.
+    /// The cluster that the identity of this directory names.
     pub(super) fn of(
         identity: &Identity,
         disk: Arc<dyn Disk>,
@@ -149,7 +149,7 @@ impl Cluster {
         self.known.get()
     }
 
-    /// For what has to see the cluster as soon as it is known.
+    /// For tasks that have to see the cluster as soon as it is known.
     pub(super) fn shared(&self) -> Arc<OnceLock<[u8; 16]>> {
         Arc::clone(&self.known)
     }
@@ -191,8 +191,8 @@ mod tests {
         identity.server_id
     }
 
-    /// Found by the simulation: a flipped digit of the number is still good JSON, and made another
-    /// server of this one.
+    /// Found by the simulation: with a flipped digit in the number the file is still valid JSON,
+    /// and this server became another one.
     #[test]
     fn no_flipped_bit_of_the_identity_makes_another_server() {
         let directory = Path::new("/data");
@@ -234,8 +234,8 @@ mod tests {
         }
     }
 
-    /// Found by the simulation: a server joined by a cluster's name that a power cut took back, and
-    /// did not start any more.
+    /// Found by the simulation: a server joined with a cluster id that a power cut then took back,
+    /// and did not start any more.
     #[test]
     fn what_was_loaded_after_a_kill_is_there_after_a_power_cut() {
         let directory = Path::new("/data");
@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// A number that comes back with an empty log would vote as if it had promised nothing.
+    /// A server whose number comes back with an empty log would vote as if it had promised nothing.
     fn an_empty_disk_makes_another_server() {
         assert_ne!(id_of_a_new_directory(1), id_of_a_new_directory(2));
     }

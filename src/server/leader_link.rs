@@ -1,4 +1,4 @@
-//! The leader as the workers of this server reach it: by values when this server leads, by gRPC
+//! How this server's workers reach the leader: by direct calls when this server leads, by gRPC
 //! otherwise.
 //!
 //! Must never encode a plan or an evaluation that stays in this process: a frame is made for the
@@ -25,7 +25,7 @@ use crate::{
 const RPC_TIMEOUT: Duration = Duration::from_secs(10);
 const PLAN_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A plan that is submitted until the leader says what became of it, encoded once and only if the
+/// A plan that is submitted until the leader tells its outcome. It is encoded once, and only if the
 /// leader is another server.
 pub(super) struct Submission {
     plan: Plan,
@@ -50,7 +50,7 @@ async fn ask<Q: prost::Message, P: prost::Message + Default>(
     contact.call(&address, method, request, timeout).await
 }
 
-/// The way of a server's workers to the leader.
+/// The connection of a server's workers to the leader.
 pub(super) struct LeaderLink {
     pub(super) contact: Arc<Contact>,
     pub(super) leading: Arc<Leading>,
@@ -62,7 +62,7 @@ impl LeaderLink {
         self.contact.id
     }
 
-    /// Leases from the leader; none when the server stops first.
+    /// Leases from the leader; none if the server stops first.
     pub(super) async fn dequeue(
         &self,
         request: &Dequeue,
@@ -151,7 +151,7 @@ fn answer_of(reply: pb::SubmitPlanReply) -> Result<PlanAnswer, Status> {
     Ok(match outcome {
         Ok(Outcome::Applied) => PlanAnswer::Applied { index },
         Ok(Outcome::Partial) => PlanAnswer::Partial { index, refresh_index, reason },
-        // A refresh index of 0 says that the evaluation is done with.
+        // A refresh index of 0 says that the evaluation is closed.
         Ok(Outcome::Rejected) => {
             PlanAnswer::Rejected { closed: refresh_index == 0, refresh_index, reason }
         }

@@ -1,6 +1,6 @@
 //! Leader-only services: built from the state when this server has become leader and its term's
 //! barrier is applied, dropped when it loses leadership. Everything in here carries the epoch (the
-//! term); what comes with another epoch is refused.
+//! term); a call with another epoch is refused.
 
 use std::{
     sync::{
@@ -33,12 +33,12 @@ use crate::{
 
 /// Proposals under way at a time, of clients and services together.
 const PROPOSALS_MAX: usize = 8_192;
-/// The log's bound, less the byte that tells what a payload is.
+/// The log's limit, less the byte that tells the kind of payload.
 const ENTRY_BYTES_MAX: usize = wal::PAYLOAD_BYTES_MAX - 1;
 /// How long a proposal of a leader service may take before its outcome counts as unknown.
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause before a leader whose entry was refused tries again: it leads by name, and was not heard
-/// of by a majority for a while.
+/// Pause before a leader tries again after its entry was refused: it has not heard a majority for a
+/// while.
 pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(25);
 /// Plans that wait for the applier's queue.
 const PLANS_WAITING_MAX: usize = 4_096;
@@ -109,7 +109,7 @@ pub struct LeaderServices {
     plan_depth: Arc<AtomicU64>,
     /// An evaluation is ready to be leased.
     ready: Notify,
-    /// The machines are to look again.
+    /// The machines have to step again.
     kick: Notify,
     /// A command waits to be proposed.
     queued: Notify,
@@ -118,8 +118,8 @@ pub struct LeaderServices {
     stop: watch::Sender<bool>,
 }
 
-/// While a plan is queued its lease does not run out; afterwards it does again, also when the
-/// asking worker is gone and its call was dropped.
+/// Holds the nack timer of a lease while its plan is queued. The drop resumes it, also when the
+/// worker is gone and its call was dropped.
 struct PausedNack<'a> {
     services: &'a LeaderServices,
     id: EvaluationId,
@@ -162,8 +162,7 @@ impl LeaderServices {
         services
     }
 
-    /// Builds every machine from the state, as a new leader does and as it does again when effects
-    /// were missed.
+    /// Builds every machine from the state: in a new leader, and again when effects were missed.
     fn restore(&self, state: &State) {
         let now = self.now();
         self.machines().restore(now, state);
@@ -216,7 +215,7 @@ impl LeaderServices {
         };
         let proposal = Proposal { at: self.now(), epoch: Some(self.epoch), request, command };
         let data = EntryData(codec::encode(&proposal));
-        // The log refuses a larger one for good, and takes the whole server with it.
+        // The log refuses a larger entry for good, and the server would end.
         let bytes = data.0.len();
         if bytes > ENTRY_BYTES_MAX {
             let text = format!("a change of {bytes} bytes is over the limit of {ENTRY_BYTES_MAX}");
@@ -265,8 +264,8 @@ impl LeaderServices {
                 }
                 Err(error) => {
                     tracing::debug!(%error, "a service's command was not applied");
-                    // The machines derive it again at once, and a leader whose lease has lapsed
-                    // refuses at once: without a pause the two chase each other.
+                    // The machines derive the command again at once, and a leader whose lease has
+                    // lapsed refuses at once: without a pause this loop would spin.
                     rt::sleep(RETRY_PAUSE).await;
                 }
             }
@@ -301,7 +300,7 @@ impl LeaderServices {
         }
         let now = self.now();
         for (index, effect) in batch.effects {
-            // Locked for each: workers get in between.
+            // Locked for each effect, so that workers get in between.
             self.machines().take(now, &state, index, &effect);
         }
     }
@@ -377,7 +376,7 @@ impl LeaderServices {
         nacked
     }
 
-    /// Queues a plan and waits for what becomes of it.
+    /// Queues a plan and waits for its outcome.
     pub async fn submit_plan(
         &self,
         plan: fsm::Plan,
@@ -385,8 +384,8 @@ impl LeaderServices {
         token: Token,
     ) -> Result<PlanAnswer, BrokerError> {
         let id = plan.evaluation;
-        // An evaluation whose outcome was applied already is not here any more: `apply` would
-        // refuse the plan anyway.
+        // Fails if the evaluation's outcome was applied already: it is not here any more, and
+        // `apply` would refuse the plan anyway.
         self.machines().dispatch_mut().plan_queued(id, token)?;
         let _resumed = PausedNack { services: self, id, token };
         let (request, answer) = applier::request(plan, bytes, token);
@@ -419,7 +418,7 @@ impl LeaderServices {
         self.machines().dispatch().stats().total.unacked
     }
 
-    /// Whether the broker has nothing to hand out, and nothing handed out.
+    /// Whether the broker has nothing to hand out and no lease is outstanding.
     pub fn is_idle(&self) -> bool {
         let total = self.machines().dispatch().stats().total;
         total.ready == 0 && total.unacked == 0 && total.pending == 0

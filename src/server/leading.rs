@@ -13,7 +13,7 @@ impl Leading {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Puts these services in the place of the ones before, which stop.
+    /// Replaces the services; the old ones stop.
     pub(super) fn set(&self, services: Option<Arc<LeaderServices>>) {
         let old = {
             let mut slot = self.0.write().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,8 @@
-//! The end of a server: that it stops, and why it cannot go on.
+//! The end of a server: whether it stops, and why it cannot go on.
 
 use crate::rt::watch;
 
-/// Tells every task of a server that it stops, and the process why it has to end.
+/// Tells every task of a server to stop, and the process why it has to end.
 #[derive(Debug)]
 pub struct Lifecycle {
     stopping: watch::Sender<bool>,
@@ -27,12 +27,12 @@ impl Lifecycle {
         self.stopping.send_replace(true);
     }
 
-    /// Holds why the process has to end, as soon as it has to.
+    /// Holds the reason once the process has to end.
     pub fn failed(&self) -> watch::Receiver<Option<String>> {
         self.failed.subscribe()
     }
 
-    /// The first reason stands: later ones follow from it.
+    /// Keeps the first reason: later ones follow from it.
     pub(crate) fn fail(&self, why: String) {
         tracing::error!(%why, "this server cannot go on");
         self.failed.send_if_modified(|known| {

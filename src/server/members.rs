@@ -1,5 +1,5 @@
-//! What a server knows of the others: who leads, who answers, who has room; and handing leadership
-//! to one of them.
+//! What a server knows of the others: which of them leads, answers and has room. It also hands
+//! leadership to one of them.
 
 use std::{
     collections::BTreeMap,
@@ -24,15 +24,13 @@ use crate::{
 
 /// A leader that was silent for less than this is still shown as leader.
 const LEADER_SILENCE_MIN: Duration = Duration::from_secs(3);
-/// A server that did not answer its leader for so long counts as gone.
+/// A server that did not answer its leader for this long counts as gone.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// What a peer answered to a probe.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heard {
-    /// When.
     pub(super) at: rt::Instant,
-    /// Its disk is nearly full.
     pub(super) disk_full: bool,
 }
 
@@ -72,7 +70,7 @@ impl Contact {
         call(&*self.transport, address, method, Lane::Control, request, timeout).await
     }
 
-    /// Whether this server leads, and in which term, by Raft's own word.
+    /// The term in which this server leads, according to Raft; `None` if it does not lead.
     pub(super) fn leads(&self) -> Option<u64> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
@@ -88,8 +86,8 @@ impl Contact {
         Some((leader, member))
     }
 
-    /// The leader by Raft's word, once it was heard since the start: the vote on disk names one
-    /// too, which may be long gone, and may even be this server.
+    /// The leader according to Raft, once it was heard since the start. The vote on disk names a
+    /// leader too, which may be long gone, and may even be this server.
     pub(super) fn leader_heard(&self, metrics: &Metrics) -> Option<ServerId> {
         let leader = metrics.current_leader?;
         let heard = if leader == self.id {
@@ -100,13 +98,13 @@ impl Contact {
         heard.then_some(leader)
     }
 
-    /// The leader as operators are told: one that fell silent is none.
+    /// The leader as shown to operators; `None` if it fell silent.
     fn leader_shown(&self, metrics: &Metrics) -> Option<ServerId> {
         self.leader_heard(metrics).filter(|_| self.is_in_touch())
     }
 
-    /// Whether this server heard its leader of late, or as the leader a majority. A server that is
-    /// out of touch cannot tell that what it knows is stale.
+    /// Whether this server heard its leader recently, or a majority if it leads. A server that is
+    /// out of touch cannot tell that its data is stale.
     pub(crate) fn is_in_touch(&self) -> bool {
         let silence_max = Duration::from_millis(4 * self.settings.timing.election_ms_max);
         self.last_contact() <= silence_max.max(LEADER_SILENCE_MIN)
@@ -132,7 +130,7 @@ impl Contact {
             .collect()
     }
 
-    /// Index of the entry that the members are of, which need not be committed yet; 0: there is
+    /// Index of the entry with the current members, which need not be committed yet; 0 if there is
     /// none.
     pub fn membership_index(&self) -> Index {
         let metrics = self.raft.metrics();
@@ -208,11 +206,10 @@ impl Contact {
         }
     }
 
-    /// Time since this server last heard a leader, or a majority answered it as the leader; since
-    /// its start when neither happened. From one look to the next it grows by the time between them
-    /// at most.
+    /// Time since this server last heard a leader or, as the leader, a majority; since its start if
+    /// neither happened. Between two calls it grows by at most the time between them.
     pub fn last_contact(&self) -> Duration {
-        // Who has led for a moment only, or no longer leads, goes by what it heard before.
+        // A server that led for a moment only, or no longer leads, goes by what it heard before.
         let age = self.leader.age();
         self.majority_age().map_or(age, |majority| majority.min(age))
     }
@@ -221,7 +218,7 @@ impl Contact {
     pub(crate) fn majority_age(&self) -> Option<Duration> {
         self.leads()?;
         if self.is_sole_voter() {
-            // Raft does not ask itself.
+            // A sole voter sends no requests, so Raft records no answers.
             return Some(Duration::ZERO);
         }
         let acknowledged = self.raft.metrics().borrow_watched().last_quorum_acked;
@@ -235,7 +232,8 @@ impl Contact {
         matches!(configurations.as_slice(), [voters] if voters.len() == 1 && voters.contains(&self.id))
     }
 
-    /// Keeps what majorities answered this server while it led, for the time when it leads no more.
+    /// Records the answers of majorities while this server leads, for the time when it no longer
+    /// leads.
     pub(super) async fn keep(self: Arc<Self>) {
         let mut metrics = self.raft.metrics();
         loop {
@@ -248,13 +246,13 @@ impl Contact {
         }
     }
 
-    /// Whether a server is known to be there and to have room on its disk.
+    /// Whether a server answered lately and has room on its disk.
     pub(super) fn has_room(&self, id: ServerId) -> bool {
         (id == self.id || self.last_heard(id).is_some()) && !self.is_full(id)
     }
 
     /// Why the leader takes no writes: so many voters have no room that an entry might find no
-    /// majority, or fill up the last of it.
+    /// majority, or fill the last free space.
     pub(super) fn cluster_is_full(&self) -> Option<String> {
         let metrics = self.raft.metrics().borrow_watched().clone();
         let membership = metrics.membership_config.membership();
@@ -273,7 +271,7 @@ impl Contact {
         })
     }
 
-    /// Asks a peer who it is, and for its digest at a mark.
+    /// Asks a peer for its identity, and for its digest at a mark.
     pub(super) async fn probe(
         &self,
         address: &str,
@@ -285,7 +283,7 @@ impl Contact {
         self.call(address, &method::PROBE, &request, timeout).await
     }
 
-    /// A peer has answered a probe.
+    /// Records a peer's answer to a probe.
     pub(super) fn note(&self, id: ServerId, heard: Heard) {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).insert(id, heard);
     }
@@ -303,7 +301,7 @@ impl Contact {
     }
 }
 
-/// Servers that this leader heard of once and not any more.
+/// Servers that this leader once heard and does not hear any more.
 pub(super) fn silent_servers(raft: &Raft) -> Vec<ServerId> {
     let metrics = raft.metrics().borrow_watched().clone();
     let silent = metrics.heartbeat.iter().flatten().filter(|(id, at)| {

@@ -1,4 +1,4 @@
-//! Read indexes for many reads at once: reads that wait at the same time share one question to the
+//! Read indexes for many reads at once: reads that wait at the same time share one request to the
 //! leader.
 //!
 //! ```text
@@ -22,20 +22,20 @@ use crate::{
     rt::{self, mpsc, oneshot, watch},
 };
 
-/// Reads that may wait for a round; above it they wait for their place.
+/// Reads that may wait for a round; further reads wait for a place in the queue.
 const WAITING_MAX: usize = 8_192;
 /// How long a round is waited for before the next one may begin.
 const ROUND_WAIT: Duration = Duration::from_millis(20);
-/// One question to the leader, so that a hung one does not eat the whole deadline of a read.
+/// One request to the leader, so that a hung one does not eat the whole deadline of a read.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(3);
 
 type Waiting = oneshot::Sender<Result<Index, ApiError>>;
 
-/// Where reads ask.
+/// The end of the queue that takes reads in.
 #[derive(Clone)]
 pub(super) struct ReadRounds(mpsc::Sender<Waiting>);
 
-/// Where their questions come out.
+/// The end of the queue that rounds take reads from.
 pub(super) type Queue = mpsc::Receiver<Waiting>;
 
 pub(super) fn channel() -> (ReadRounds, Queue) {
@@ -78,11 +78,11 @@ pub(super) async fn run(
             let result = rt::timeout(ROUND_TIMEOUT, round(&contact, &cell)).await;
             let result = result.unwrap_or(Err(ApiError::NoLeader));
             for one in waiting {
-                // A read that was given up is not there any more.
+                // The receiver of a read that was given up is gone.
                 drop(one.send(result.clone()));
             }
         });
-        // Whether it ended or still hangs, the next may begin.
+        // Whether the round ended or still hangs, the next one may begin.
         drop(rt::timeout(ROUND_WAIT, round).await);
     }
 }

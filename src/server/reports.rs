@@ -25,11 +25,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 type Waiting = (NodeReport, oneshot::Sender<Result<Written, ApiError>>);
 
-/// Where reports are handed in.
+/// The end of the queue that takes reports in.
 #[derive(Clone)]
 pub struct Reports(mpsc::Sender<Waiting>);
 
-/// Where they come out.
+/// The end of the queue that entries are made from.
 pub(super) type Queue = mpsc::Receiver<Waiting>;
 
 pub(super) fn channel() -> (Reports, Queue) {
@@ -83,7 +83,7 @@ pub(super) async fn run(writes: Writes, mut stop: watch::Receiver<bool>, mut que
     }
 }
 
-/// What a report takes in an entry, about: its texts, and a guess for the rest.
+/// Size of a report in an entry, about: its texts, and a guess for the rest.
 fn bytes_of(report: &NodeReport) -> usize {
     let of_event = |event: &fsm::TaskEvent| 40 + event.kind.len() + event.message.len();
     let of_task = |task: &fsm::TaskState| {

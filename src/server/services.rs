@@ -1,6 +1,7 @@
-//! What workers ask of the leader, checked for epoch and token, as values: the leader's own workers
-//! call it in place, and `grpc::scheduler` for workers of other servers. Frames of plans and
-//! evaluations are made there and in `leader_link`, for the way between servers only.
+//! Requests of workers to the leader, checked for epoch and token, as values. The leader's own
+//! workers call these functions directly; `grpc::scheduler` calls them for workers of other
+//! servers. Frames of plans and evaluations are made there and in `leader_link`, for the way
+//! between servers only.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What becomes of a server whose disk does not answer or does not keep what it is given.
+//! Ends a server whose disk hangs or fails, and lets a leader hand over before.
 //!
 //! ```text
 //!  oldest call on the log's disk:   under 2 s  nothing
@@ -7,9 +7,9 @@
 //!  a write or sync of log or state fails: the process ends at once; what the disk holds is known
 //!  again after a restart
 //! ```
-//! A leader that cannot write still sends heartbeats, so nobody else would take over by itself. It
-//! must never touch the disk, which is why the watch is a thread of its own and the log's calls are
-//! noted by their caller ([`crate::disk::watched`]).
+//! A leader that cannot write still sends heartbeats, so no other server would take over by itself.
+//! The watch must never touch the disk: it is a thread of its own, and the log's calls are noted by
+//! their caller ([`crate::disk::watched`]).
 
 use std::{
     path::PathBuf,
@@ -24,12 +24,12 @@ use crate::{
     storage::{shadow::Shadow, wal::Wal},
 };
 
-/// Between two looks.
+/// Time between two looks.
 const LOOK: Duration = Duration::from_millis(100);
 /// A leader whose disk hangs for so long hands leadership over.
 const TRANSFER_AFTER: Duration = Duration::from_secs(2);
 /// A server whose disk hangs for so long ends: its peers then count it as gone, and its supervisor
-/// hears of it.
+/// sees it end.
 const END_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,9 +41,9 @@ enum Advice {
 
 /// For how long the disk has hung, as far as this process could see.
 ///
-/// Invariant: only time between two looks that were both made counts, and no more of it than a look
-/// is late by habit. A process that was stopped or starved for ten seconds has a call that is ten
-/// seconds old and no reason to think that the disk is at fault.
+/// Invariant: a look adds the time since the look before it, but at most twice the interval between
+/// looks. A process that was stopped or starved for ten seconds has a call that is ten seconds old
+/// and no reason to blame the disk.
 #[derive(Debug)]
 struct Stall {
     call: Option<u64>,
@@ -77,7 +77,7 @@ fn advice(stall: Duration) -> Advice {
     }
 }
 
-/// What is watched, and who is told.
+/// What the watch looks at, and what it acts on.
 pub(super) struct Watched {
     pub(super) contact: Arc<Contact>,
     pub(super) lifecycle: Arc<Lifecycle>,

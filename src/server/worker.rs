@@ -44,8 +44,8 @@ use crate::{
 
 const DEQUEUE_WAIT: Duration = Duration::from_millis(500);
 const INDEX_WAIT: Duration = Duration::from_secs(5);
-/// After a release for lag: how long to wait for the local state before looking again whether there
-/// is still something to wait for.
+/// How long to wait for the local state after a release for lag, before the next check of whether
+/// it still lags.
 const LAG_WAIT: Duration = Duration::from_secs(5);
 const QUIET_START: Duration = Duration::from_secs(10);
 const VERSION_WAIT: Duration = Duration::from_secs(30);
@@ -86,7 +86,7 @@ impl Backoff {
         wait
     }
 
-    /// Begins anew.
+    /// Starts again with the first wait.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
@@ -101,7 +101,7 @@ pub struct WorkerStats {
     invoked: AtomicU64,
     held: AtomicU64,
     paused: AtomicBool,
-    /// Index that a lease was released for: while it is not applied here, no worker of this server
+    /// The index that a lease was released for. Until it is applied here, no worker of this server
     /// leases anything.
     caught_up_at: AtomicU64,
 }
@@ -142,7 +142,7 @@ impl WorkerStats {
     }
 }
 
-/// What workers of a server use together.
+/// What the workers of a server share.
 #[derive(Clone)]
 pub(super) struct Workplace {
     pub(super) contact: Arc<Contact>,
@@ -183,7 +183,7 @@ pub(super) async fn run(place: Workplace, number: usize) {
         match worker.dequeue().await {
             Ok(leases) => {
                 backoff.reset();
-                // Asked for before the pause, and nothing was begun yet.
+                // These leases were asked for before the pause, and no work on them has begun.
                 let paused = stats.is_paused();
                 stats.held.fetch_add(leases.len() as u64, Ordering::Relaxed);
                 for lease in leases {
@@ -236,7 +236,7 @@ impl Worker {
             self.nack(&lease, NackReason::Shutdown).await;
             return;
         }
-        // Known to lag already: others need not wait for this server to find out again.
+        // This server is known to lag: release the lease without another wait.
         let wait = if self.lags_behind().is_some() { Duration::ZERO } else { INDEX_WAIT };
         if !self.wait_for(lease.wait_index, wait).await {
             let why = self.why_not_there(lease.wait_index);
@@ -265,7 +265,7 @@ impl Worker {
         (self.cell.applied() < index).then_some(index)
     }
 
-    /// Why a wait for an index ended without it.
+    /// Why a wait for an index ended before the index was applied.
     fn why_not_there(&self, index: Index) -> NackReason {
         if self.is_stopping() {
             return NackReason::Shutdown;
@@ -317,9 +317,9 @@ impl Worker {
         }
     }
 
-    /// Submits a plan until the leader says what became of it. A leader of another term does not
-    /// know the lease: then it is gone, and the new leader hands the evaluation out again, and
-    /// there is no answer.
+    /// Submits a plan until the leader tells its outcome. A leader of another term does not know
+    /// the lease: then the lease is gone, there is no answer, and the new leader hands the
+    /// evaluation out again.
     async fn submit(&mut self, lease: &Lease, plan: Plan) -> Result<PlanAnswer, Done> {
         let mut submission = Submission::new(plan);
         let mut backoff = Backoff::slow();
@@ -367,13 +367,13 @@ enum Done {
     Gone,
 }
 
-/// How a turn ends whose plan was refused; nothing if it may be submitted again.
+/// How a turn ends whose plan was refused; `None` if the plan may be submitted again.
 fn given_up(status: &Status) -> Option<Done> {
-    // Not outstanding, or another token or term: somebody else has it by now.
+    // Not outstanding, or another token or term: another worker has the evaluation by now.
     if matches!(status.code(), Code::NotFound | Code::Aborted) {
         return Some(Done::Gone);
     }
-    // The leader cannot read it, or it is too large to be sent: so would it be the next time.
+    // The leader cannot read the plan, or it is too large to send: a retry would fail as well.
     if matches!(status.code(), Code::InvalidArgument | Code::OutOfRange) {
         tracing::error!(%status, "a plan is refused for good");
         return Some(Done::Nack(NackReason::Failed));

@@ -1,5 +1,6 @@
-//! Data that a binary of another generation wrote. It is not damaged: whoever opens it refuses, and
-//! leaves every name as it is, so that the binary that wrote it finds everything where it was.
+//! Data that a binary of another generation wrote. It is not damaged: the code that opens it
+//! refuses, and leaves every name as it is, so that the binary that wrote it finds everything where
+//! it was.
 
 use std::io;
 
@@ -32,7 +33,7 @@ pub(super) fn of_frame(error: &DecodeError) -> Option<String> {
 }
 
 /// What is wrong with a row, if it is of another generation. A table that this binary does not have
-/// was written by a binary that should have raised the number.
+/// was written by a binary that should have raised the generation.
 pub(super) fn of_row(error: &LoadError) -> Option<String> {
     match error {
         LoadError::UnknownTable(_) => Some(error.to_string()),

@@ -164,7 +164,7 @@ impl List {
         arrows.get(from).is_some_and(|all| all.contains(to))
     }
 
-    /// What is wrong with one use; an arrow that it goes by is used.
+    /// What is wrong with one use. An allowed use takes its arrow out of `unused`.
     fn judge(
         &self,
         path: &str,

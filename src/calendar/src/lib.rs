@@ -53,7 +53,7 @@ impl DateTime {
             return None;
         }
         let days = days_of(year, month, day);
-        // A date that does not exist has the number of another one.
+        // A date that does not exist gets the day number of another date.
         let exists = date_of(days) == (year, month, day);
         exists.then_some(days * DAY_SECONDS + hour * 3_600 + minute * 60 + second)
     }
@@ -87,7 +87,7 @@ pub fn rfc3339_ms(ms: u64) -> String {
 }
 
 /// Seconds since 1970 of a time in RFC 3339 and UTC, like `2026-11-21T12:15:10.5Z`. Parts of a
-/// second are left out. `None` if it is not one.
+/// second are left out. `None` if the text is no such time.
 pub fn parse_rfc3339(text: &str) -> Option<i64> {
     let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
     let numbers = |text: &str, separator| -> Option<Vec<i64>> {
@@ -98,8 +98,8 @@ pub fn parse_rfc3339(text: &str) -> Option<i64> {
     DateTime { year, month, day, hour, minute, second }.to_unix()
 }
 
-/// Year, month and day of a day since 1970 (`civil_from_days` of Howard Hinnant's "chrono-Compatible
-/// Low-Level Date Algorithms", which counts years from March).
+/// Year, month and day of a day since 1970 (`civil_from_days` of Howard Hinnant's
+/// "chrono-Compatible Low-Level Date Algorithms", which counts years from March).
 fn date_of(days: i64) -> (i64, i64, i64) {
     let shifted = days + EPOCH_DAYS;
     let era = shifted.div_euclid(ERA_DAYS);
@@ -114,8 +114,8 @@ fn date_of(days: i64) -> (i64, i64, i64) {
     (year, month, day)
 }
 
-/// The inverse of [`date_of`] (`days_from_civil`); of a date that does not exist, the number of
-/// some day.
+/// The inverse of [`date_of`] (`days_from_civil`). For a date that does not exist, the number of
+/// some other day.
 fn days_of(year: i64, month: i64, day: i64) -> i64 {
     let year = year - i64::from(month <= 2);
     let era = year.div_euclid(400);

@@ -60,7 +60,7 @@ impl Dice {
         low + self.below(high - low + 1)
     }
 
-    /// `true` once in so many times; always for 0 and 1.
+    /// `true` on average once in `times` draws; always for 0 and 1.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

@@ -1,7 +1,7 @@
 //! The stream of a node's allocations: the whole set once, then what changes, from the local state.
 //!
-//! Must never make more than the next message of it: every allocation that is sent has a copy of
-//! its job's meta, environment and configuration, and a node has thousands of allocations.
+//! Must never build more than the next message: every allocation in a message has a copy of its
+//! job's meta, environment and configuration, and a node has thousands of allocations.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -24,16 +24,16 @@ use crate::{
     rt::mpsc,
 };
 
-/// How long a stream waits for the state that its node was shown elsewhere.
+/// How long a stream waits for the state that its node has already seen on another server.
 const CATCH_UP: Duration = Duration::from_secs(2);
-/// Between two looks at whether this server is still in touch.
+/// Time between two checks whether this server is still in touch.
 const TOUCH_CHECK: Duration = Duration::from_secs(1);
 /// Allocations in one message.
 const BATCH_MAX: usize = 500;
 /// Size of the allocations in one message, bytes; a single one may exceed it. Agents take 64 MiB.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 
-/// What an agent was told of an allocation.
+/// What an agent was told about an allocation.
 #[derive(Clone, Copy)]
 struct Told {
     modify_index: Index,
@@ -41,17 +41,16 @@ struct Told {
 }
 
 impl Told {
-    /// Whether `now` is no news. Nor is it that nothing may be started any more: what was started
-    /// goes on.
+    /// Whether the agent need not be told `now`. It need not be told either that starts are no
+    /// longer allowed: an allocation that was started goes on.
     fn covers(self, now: Self) -> bool {
         self.modify_index == now.modify_index && (self.starts_allowed || !now.starts_allowed)
     }
 }
 
-/// Pushes the whole set once, then what changes, until the agent goes away or is another
-/// incarnation, or until this server has lost touch with the others: the agent would wait here for
-/// what it can only hear elsewhere. Nothing is shown that is older than what the node was shown
-/// before.
+/// Sends the whole set once, then every change. Never sends a state older than the node was shown
+/// before. Ends when the agent goes away or registers another incarnation, and when this server
+/// loses touch with the others: the agent would miss what the others decide.
 pub(super) async fn push_allocations(
     api: &dyn AgentApi,
     node: NodeId,
@@ -64,7 +63,7 @@ pub(super) async fn push_allocations(
         return Err(out_of_touch());
     }
     if !api.published().wait_for(request.index_min, CATCH_UP).await {
-        // It lags, or nobody has that index: the servers were restored from a copy of before.
+        // This server lags, or no server has that index: they were restored from an older copy.
         let now = api.read(ReadMode::Linearizable, 0, CATCH_UP).await?;
         if now.state.index() < request.index_min {
             let message = "the node was shown what the servers do not have any more";
@@ -88,7 +87,7 @@ pub(super) async fn push_allocations(
                 return Ok(());
             }
         }
-        // What is held from here on is held by every stream of a quiet node.
+        // A quiet stream waits here for long and must not hold the rows.
         drop((row, news));
         loop {
             crate::rt::select! {
@@ -106,15 +105,15 @@ pub(super) async fn push_allocations(
 
 /// Rows in messages of a bounded size, made one at a time.
 struct Batches<T> {
-    /// The next message, still without its allocations; none when all is said.
+    /// The next message, still without its allocations; `None` after the last message.
     next: Option<pb::AllocationBatch>,
-    /// What is not said yet, in its order.
+    /// Rows that are not sent yet, in order.
     rows: VecDeque<T>,
 }
 
 impl<T> Batches<T> {
-    /// The next message, of as many rows as it takes. What is gone is said by the first, so that
-    /// nothing starts beside what it takes the place of.
+    /// The next message, with as many rows as fit. Only the first one lists the removed
+    /// allocations, so that no allocation starts beside the one that it replaces.
     fn next_batch(
         &mut self,
         allocation: impl Fn(&T) -> pb::Allocation,
@@ -126,7 +125,7 @@ impl<T> Batches<T> {
             let more = one.encoded_len();
             let is_full = batch.allocations.len() >= BATCH_MAX || bytes + more > BATCH_BYTES_MAX;
             if is_full && !batch.allocations.is_empty() {
-                // The one that does not fit is made again for the next message.
+                // The allocation that does not fit is made again for the next message.
                 let index = batch.index;
                 self.next = Some(pb::AllocationBatch { index, ..pb::AllocationBatch::default() });
                 break;
@@ -139,7 +138,7 @@ impl<T> Batches<T> {
     }
 }
 
-/// What is new to the agent. The rows are those of the state, not copies.
+/// What the agent was not told yet. The rows are shared with the state, not copied.
 fn batches(
     state: &State,
     node: &fsm::Node,
@@ -151,8 +150,8 @@ fn batches(
     let mut present = BTreeSet::new();
     for row in state.allocations_of_node(node.id) {
         if row.client.is_terminal() {
-            // The servers gave it up while the node was silent, and it may run: its agent hears it
-            // once. What else has ended the agent has told.
+            // The servers declared it lost while the node was silent, and it may still run: the
+            // agent is told once. Every other end was reported by the agent itself.
             let given_up = row.client == ClientStatus::Lost && sent.contains_key(&row.id);
             if let (true, Some(spec)) = (given_up, state.allocation_spec(row)) {
                 news.push((Arc::clone(row), Arc::clone(spec)));
@@ -168,10 +167,10 @@ fn batches(
         sent.insert(row.id, told);
         news.push((Arc::clone(row), Arc::clone(spec)));
     }
-    // Ends before starts: what waits for another's end has to know that it ends.
+    // Ends before starts: an allocation that waits for another to end has to know that it ends.
     news.sort_by_key(|(row, _)| row.is_live());
     // An allocation that ended is not removed: the agent keeps its logs until it collects them
-    // itself. One that is gone from the state is.
+    // itself. An allocation that is gone from the state is removed.
     let gone: Vec<AllocationId> =
         sent.keys().filter(|id| !state.allocations().contains(id)).copied().collect();
     for id in &gone {
@@ -194,8 +193,8 @@ fn batches(
     Batches { next, rows: news.into() }
 }
 
-/// A node that is down is about to lose what it has: it starts nothing until the servers have heard
-/// from it.
+/// A node that is down is about to lose its allocations: it starts nothing until the servers have
+/// heard from it again.
 fn may_start(node: &fsm::Node) -> bool {
     node.liveness != Liveness::Down
 }
@@ -310,7 +309,7 @@ mod tests {
         pb::Allocation { name: "x".repeat(bytes), ..Default::default() }
     }
 
-    /// What it says of the node's allocations: whether each is to run.
+    /// What the next messages say of each allocation: whether it is to run, and its status.
     fn news(
         driver: &Driver,
         sent: &mut BTreeMap<AllocationId, Told>,
@@ -343,7 +342,7 @@ mod tests {
         let given_up = (false, ClientStatus::Lost);
         assert_eq!(news(&driver, &mut sent, &mut complete), [given_up, given_up]);
         assert_eq!(news(&driver, &mut sent, &mut complete), []);
-        // Whoever opens a stream now was never told of it and gets the whole set without it.
+        // A new stream was never told of these allocations: its whole set leaves them out.
         assert_eq!(news(&driver, &mut BTreeMap::new(), &mut true), []);
     }
 
@@ -460,7 +459,7 @@ mod tests {
         let mut driver = Driver::default();
         let node = driver.node("n1");
         driver.register_job(testing::job("web", JobKind::Service, 2));
-        // Its id, by which rows are ordered, is lower than that of the one it comes after.
+        // Rows are ordered by id, and this one has a lower id than the one that ends.
         let placement = driver.placement(testing::GROUP, 1, node);
         let (starts, ends) = (placement.id, driver.run("web", 0, node));
         let (mut sent, mut complete) = (BTreeMap::new(), true);

@@ -1,7 +1,8 @@
-//! docs/style.md: a public type, trait or function says what it is for. Fields and variants need no words when their name says it all.
+//! docs/style.md: a public type, trait or function says what it is for. Fields and variants need no
+//! words when their name says it all.
 //!
-//! Reads the text of formatted files: an item is public when its line begins with `pub `, or when it is a function of a public trait.
-//! Attributes may stand between the comment and the item.
+//! Reads the text of formatted files: an item is public when its line begins with `pub `, or when
+//! it is a function of a public trait. Attributes may stand between the comment and the item.
 
 use super::{Repository, is_test_file};
 
