@@ -261,7 +261,13 @@ impl Agent {
 
     async fn make_ready(&mut self) -> Result<(), Status> {
         self.report(true).await?;
-        let request = pb::ReadyRequest { node_id: self.id.clone(), incarnation: self.incarnation };
+        let request = pb::ReadyRequest {
+            node_id: self.id.clone(),
+            incarnation: self.incarnation,
+            readiness: pb::Readiness::Ready.into(),
+            reason: String::new(),
+            sequence: 1,
+        };
         self.ask(&method::READY, &request).await?;
         Ok(())
     }

@@ -9,7 +9,7 @@ use proto::v1;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    task_runner::{Action, ExitResult, KillReason, Phase, TaskPolicy, TaskRunner},
+    task_runner::{Action, EventKind, ExitResult, KillReason, Phase, TaskPolicy, TaskRunner},
     time::Moment,
 };
 
@@ -328,8 +328,17 @@ impl AllocationRunner {
             sequence: self.sequence,
             client_status: status.word().into(),
             description: status.description().to_owned(),
+            node_failure: self.node_failure().unwrap_or_default(),
             tasks,
         }
+    }
+
+    /// Why a failure is the node's fault, if it is.
+    fn node_failure(&self) -> Option<String> {
+        let ends = self.tasks.iter().filter(|task| task.is_dead() && task.failed);
+        let mut last = ends.filter_map(|task| task.events.last());
+        let event = last.find(|event| event.kind == EventKind::NodeFailure)?;
+        Some(event.message.to_string())
     }
 
     fn task_seed(&self, task: usize) -> u64 {

@@ -304,7 +304,13 @@ impl<N: Node> Standing<N> {
     }
 
     async fn say_ready(&self, incarnation: u64) -> Result<v1::ReadyReply, Status> {
-        let request = v1::ReadyRequest { node_id: self.registration.node_id.clone(), incarnation };
+        let request = v1::ReadyRequest {
+            node_id: self.registration.node_id.clone(),
+            incarnation,
+            readiness: v1::Readiness::Ready.into(),
+            reason: String::new(),
+            sequence: crate::clock::wall_ms(),
+        };
         self.connection.call(&method::READY, &request).await
     }
 

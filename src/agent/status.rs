@@ -129,6 +129,7 @@ pub(crate) fn not_running(
         sequence: message.client_sequence.saturating_add(1),
         client_status: status.into(),
         description: description.to_owned(),
+        node_failure: String::new(),
         tasks,
     }
 }

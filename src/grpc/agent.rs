@@ -6,9 +6,9 @@ mod stream;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fsm::{
-    AllocationId, ClientStatus, Command, Index, NodeId, Reply, State, TaskEvent, TaskState, Text,
+    AllocationId, Command, Index, NodeId, Reply, State, TaskEvent, TaskState, Text,
     allocation::{ClientUpdate, NodeReport},
-    node::{Driver, NodeDescription, NodeReadiness, NodeResources, Readiness, RegisterNode},
+    node::{Driver, NodeDescription, NodeReadiness, NodeResources, RegisterNode},
     resources::Resources,
 };
 use futures_util::{StreamExt, stream::BoxStream};
@@ -178,7 +178,9 @@ impl pb::agent_server::Agent for AgentService {
         let command = Command::NodeReadiness(NodeReadiness {
             node: node_id(&request.node_id)?,
             incarnation: request.incarnation,
-            readiness: Readiness::Ok,
+            readiness: words::readiness(request.readiness)?,
+            reason: text(&request.reason, "reason")?,
+            sequence: request.sequence,
             evaluation_ids: Vec::new(),
         });
         let written = self.0.write(caller, command, None, TIMEOUT).await?;
@@ -229,8 +231,9 @@ fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
     let id = AllocationId::from_slice(&status.id);
     let id = id.ok_or_else(|| Status::invalid_argument("allocation id must be 16 bytes"))?;
     let client = words::client_status(status.client_status)?;
+    let node_failure = text(&status.node_failure, "node failure")?;
+    let node_failure = Some(node_failure).filter(|why| !why.is_empty());
     let mut tasks = BTreeMap::new();
-    let mut infrastructure_failure = false;
     for (name, task) in status.tasks.into_iter().collect::<BTreeMap<_, _>>() {
         let excess = task.events.len().saturating_sub(fsm::limits::TASK_EVENTS_MAX);
         let events: Vec<TaskEvent> = task
@@ -247,8 +250,6 @@ fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
                 })
             })
             .collect::<Result<_, Status>>()?;
-        infrastructure_failure |= client == ClientStatus::Failed
-            && events.last().is_some_and(|event| &*event.kind == "Node Failure");
         let state = TaskState {
             state: words::task_phase(task.phase)?.into(),
             failed: task.failed,
@@ -266,7 +267,7 @@ fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
         status: client,
         description: text(&status.description, "description")?,
         tasks,
-        infrastructure_failure,
+        node_failure,
     })
 }
 

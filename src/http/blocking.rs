@@ -251,9 +251,10 @@ fn rows_of(state: &State, table: TableId) -> usize {
         TableId::Namespaces => state.namespaces().len(),
         TableId::SchedulerConfiguration
         | TableId::Tombstones
-        | TableId::EarlyEligibilities
+        | TableId::OfflineNodes
         | TableId::CapacityGains
         | TableId::Sessions
-        | TableId::DigestMarks => 0,
+        | TableId::DigestMarks
+        | TableId::MassLosses => 0,
     }
 }

@@ -3,7 +3,7 @@
 use axum::{Router, routing::get};
 use fsm::{
     Command, Index, Rejection, Reply,
-    settings::{Algorithm, SchedulerConfiguration, SetSchedulerConfiguration},
+    settings::{Algorithm, NodeLife, SchedulerConfiguration, SetSchedulerConfiguration},
     table::TableId,
 };
 use serde_json::{Value, json};
@@ -93,6 +93,7 @@ async fn set_scheduler_configuration(call: Call) -> Result<Answer, Error> {
     let enforce_index = call.number("cas")?;
     let command = Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
         configuration,
+        keep_node_life: true,
         enforce_index,
     });
     let written =
@@ -139,6 +140,7 @@ fn configuration_of(fields: &Fields<'_>) -> Result<SchedulerConfiguration, Error
         reject_job_registration: fields.flag("RejectJobRegistration")?,
         pause_eval_broker: fields.flag("PauseEvalBroker")?,
         node_limit,
+        node_life: NodeLife::default(),
         create_index: 0,
         modify_index: 0,
     })

@@ -1,7 +1,7 @@
 //! Enums of `fsm` as numbers on the wire. Both directions are total: a number that this binary does
 //! not know is an error of the call, never another value.
 
-use fsm::{ClientStatus, JobKind, Liveness};
+use fsm::{ClientStatus, JobKind, Liveness, node::Readiness};
 use leader::broker::NackReason;
 use proto::v1 as pb;
 use tonic::Status;
@@ -46,6 +46,16 @@ words!(ClientStatus "client status": client_status_to_pb, client_status {
 words!(Liveness "liveness": liveness_to_pb, liveness { Initializing, Ready, Disconnected, Down });
 words!(NackReason "reason": nack_reason_to_pb, nack_reason { Failed, Lag, Shutdown });
 
+/// What a readiness check found.
+pub fn readiness(number: i32) -> Result<Readiness, UnknownWord> {
+    match pb::Readiness::try_from(number) {
+        Ok(pb::Readiness::Ready) => Ok(Readiness::Ok),
+        Ok(pb::Readiness::NotYet) => Ok(Readiness::Retry),
+        Ok(pb::Readiness::Fatal) => Ok(Readiness::Fatal),
+        Ok(pb::Readiness::Unspecified) | Err(_) => Err(UnknownWord { what: "readiness", number }),
+    }
+}
+
 /// The name of a task's phase in the API.
 pub fn task_phase(number: i32) -> Result<&'static str, UnknownWord> {
     match pb::TaskPhase::try_from(number) {
@@ -74,6 +84,7 @@ mod tests {
         for number in 1..=3 {
             assert_eq!(nack_reason(number).map(|word| nack_reason_to_pb(word).into()), Ok(number));
             assert!(task_phase(number).is_ok());
+            assert!(readiness(number).is_ok());
         }
         for number in [-1, 0, 7, 99] {
             assert!(job_kind(number).is_err(), "{number}");
@@ -81,6 +92,7 @@ mod tests {
             assert!(liveness(number).is_err(), "{number}");
             assert!(nack_reason(number).is_err(), "{number}");
             assert!(task_phase(number).is_err(), "{number}");
+            assert!(readiness(number).is_err(), "{number}");
         }
         let error = client_status(7).expect_err("no such status");
         assert_eq!(error.to_string(), "unknown client status 7");

@@ -325,7 +325,10 @@ fn without_fresh_ids(mut command: Command) -> Command {
             }
         }
         Command::SuspendNode(_)
-        | Command::UnsuspendNodes(_)
+        | Command::UnsuspendNode(_)
+        | Command::SuspendLateNodes(_)
+        | Command::EndSuspensions(_)
+        | Command::EndMassLoss(_)
         | Command::UpdateAllocations(_)
         | Command::UpdateEvaluations(_)
         | Command::ApplyPlans(_)

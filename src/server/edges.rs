@@ -328,6 +328,7 @@ impl Core {
             servers: members.map(|member| member.rpc_address).collect(),
             liveness: liveness.into(),
             epoch: services.epoch,
+            check_readiness: row.wants_check(),
         })
     }
 }

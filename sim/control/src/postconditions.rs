@@ -328,7 +328,7 @@ impl Entry<'_> {
             return;
         };
         let Some(before) = self.before.nodes().get(&id) else {
-            let early = self.before.early_eligibilities().get(&id);
+            let early = self.before.offline_nodes().get(&id);
             if early.is_some_and(|row| row.eligibility.ineligible) && in_service_but_ready(after) {
                 found.push(format!("I36: {id} was taken out of service and came back into it"));
             }
@@ -396,7 +396,7 @@ impl Entry<'_> {
     fn eligibility_set(&self, id: NodeId, eligible: bool, found: &mut Found) {
         let ineligible = match self.after.nodes().get(&id) {
             Some(node) => node.eligibility.ineligible,
-            None => self.after.early_eligibilities().contains(&id),
+            None => self.after.offline_nodes().contains(&id),
         };
         if ineligible == eligible {
             found.push(format!("I36: {id} was to be eligible: {eligible}"));
@@ -467,10 +467,7 @@ impl Entry<'_> {
 
     fn node_reaped(&self, id: NodeId, force: bool, found: &mut Found) {
         let Some(before) = self.before.nodes().get(&id) else { return };
-        if before.eligibility.ineligible
-            && !force
-            && !self.after.early_eligibilities().contains(&id)
-        {
+        if before.eligibility.ineligible && !force && !self.after.offline_nodes().contains(&id) {
             found.push(format!("I36: nobody remembers that {id} was taken out of service"));
         }
         if self.after.nodes().contains(&id) {

@@ -5,13 +5,13 @@
 //! and the state. A bad command is answered with a [`Rejection`] and changes nothing; it never
 //! panics, because a panic here would be a crash loop on every replica.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use crate::{
     command::{Command, Proposal, Rejection, Reply},
     digest::Digest,
     effect::Effect,
-    id::{Index, JobKey, NodeId, Text, TimeMs},
+    id::{Index, JobKey, NodeId, TimeMs},
     plant::{Plant, is_planted, whim},
     session::Session,
     settings::{Namespace, NodePool},
@@ -144,7 +144,10 @@ impl<'a> Turn<'a> {
             Command::NodeReadiness(command) => self.node_readiness(command),
             Command::NodeLiveness(command) => Ok(self.node_liveness(command)),
             Command::SuspendNode(command) => self.suspend_node(command),
-            Command::UnsuspendNodes(command) => Ok(self.unsuspend_nodes(command)),
+            Command::UnsuspendNode(command) => self.unsuspend_node(command),
+            Command::SuspendLateNodes(command) => Ok(self.suspend_late_nodes(command)),
+            Command::EndSuspensions(command) => Ok(self.end_suspensions(command)),
+            Command::EndMassLoss(command) => self.end_mass_loss(command),
             Command::SetEligibility(command) => self.set_eligibility(command),
             Command::SetDrain(command) => self.set_drain(command),
             Command::AdvanceDrains(command) => Ok(self.advance_drains(command)),
@@ -182,8 +185,4 @@ impl<'a> Turn<'a> {
 
 pub(crate) fn not_found(what: &str) -> Rejection {
     Rejection::NotFound { what: what.into() }
-}
-
-pub(crate) fn text(value: &str) -> Text {
-    Arc::from(value)
 }

@@ -173,12 +173,13 @@ frames! {
     6 => crate::settings::NodePool;
     7 => crate::settings::Namespace;
     8 => crate::settings::SchedulerConfiguration;
-    9 => crate::node::TombstoneRow;
-    10 => crate::node::EarlyEligibility;
+    9 => crate::node::Tombstone;
+    10 => crate::node::OfflineNode;
     11 => crate::node::CapacityGain;
     12 => crate::session::Session;
     13 => crate::state::Head;
     14 => crate::digest::DigestMark;
+    15 => crate::node::MassLoss;
     32 => crate::command::Proposal;
     33 => crate::command::Reply;
     34 => crate::plan::Plan;

@@ -2,7 +2,10 @@
 //! whatever a service must do follows from [`crate::State`] alone, so a lost effect costs time,
 //! never correctness.
 
-use crate::id::{ClassId, EvaluationId, JobKey, NodeId};
+use crate::{
+    id::{ClassId, EvaluationId, JobKey, NodeId, Text},
+    node::NodeChange,
+};
 
 /// Something that changed.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -13,6 +16,10 @@ pub enum Effect {
     Capacity { class: ClassId, node: NodeId },
     /// A node row changed or went.
     Node(NodeId),
+    /// Something happened to a node that people want to read of. The text has the details.
+    NodeChange { node: NodeId, change: NodeChange, detail: Text },
+    /// A mass loss began, grew or ended; its row says how.
+    MassLoss,
     /// Allocations of a node changed.
     NodeAllocations(NodeId),
     /// A job row changed or went.

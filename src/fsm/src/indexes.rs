@@ -15,7 +15,7 @@ use crate::{
     evaluation::Evaluation,
     id::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text},
     job::{GroupSummary, Job},
-    node::{Node, Occupancy},
+    node::{Census, Node, Occupancy},
     resources::{NodeUsage, PortHolder, Resources},
     session::Session,
     state::State,
@@ -65,6 +65,7 @@ impl State {
         self.by_job = OrdMap::new();
         self.by_evaluation = OrdMap::new();
         self.occupancy = Occupancy::default();
+        self.census = Census::default();
         self.sessions_by_time = self
             .sessions
             .iter()
@@ -78,7 +79,7 @@ impl State {
             .collect();
         let nodes: Vec<_> = self.nodes.iter().cloned().collect();
         for node in nodes {
-            self.occupancy.node_changed(None, Some(&node));
+            self.index_node(None, Some(&node));
         }
         let allocations: Vec<_> = self.allocations.iter().cloned().collect();
         for allocation in allocations {
@@ -247,6 +248,7 @@ impl State {
     /// A node row comes, replaces `old`, or goes.
     pub(crate) fn index_node(&mut self, old: Option<&Node>, new: Option<&Node>) {
         self.occupancy.node_changed(old, new);
+        self.census.node_changed(old, new);
     }
 
     pub(crate) fn put_session(&mut self, session: Session, changes: &mut ChangeSet) {

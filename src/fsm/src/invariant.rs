@@ -72,6 +72,9 @@ fn derived_indexes(state: &State, out: &mut Vec<String>) {
     if fresh.occupancy != state.occupancy {
         out.push(format!("occupancy is {:?}, recomputed {:?}", state.occupancy, fresh.occupancy));
     }
+    if fresh.census != state.census {
+        out.push(format!("census is {:?}, recomputed {:?}", state.census, fresh.census));
+    }
     if fresh.per_node_jobs != state.per_node_jobs {
         out.push("per-node jobs differ from a recomputation".into());
     }

@@ -36,18 +36,13 @@ pub const SESSION_REPLY_TEXT_BYTES_MAX: usize = 200;
 pub const PLAN_PLACEMENTS_MAX: usize = 5_000;
 /// Digest marks that wait for a verdict.
 pub const DIGEST_MARKS_MAX: usize = 16;
-/// How long a node may take to become ready, log time ms.
-pub const READY_MS_MAX: u64 = 10 * 60 * 1000;
-/// How long a lost node is kept before it may be reaped, log time ms.
-pub const LOST_GRACE_MS: u64 = 60 * 1000;
-/// First cool-down of a flaky node, ms; doubled per strike.
-pub const SUSPEND_MS: u64 = 15 * 60 * 1000;
-/// Longest cool-down of a flaky node, ms.
-pub const SUSPEND_MS_MAX: u64 = 4 * 60 * 60 * 1000;
-/// One strike is forgiven in this time, ms.
-pub const STRIKE_DECAY_MS: u64 = 24 * 60 * 60 * 1000;
-/// Share of the nodes that may be suspended automatically, percent; at least one node may always
-/// be.
-pub const SUSPENDED_PERCENT_MAX: u64 = 25;
-/// Tombstones of reaped nodes are kept this long, log time ms.
-pub const TOMBSTONE_MS: u64 = 24 * 60 * 60 * 1000;
+/// Failures of its own that a node row keeps.
+pub const NODE_FAILURES_MAX: usize = 8;
+/// Text of a failure, a readiness check or an operator's reason, bytes.
+pub const NODE_REASON_BYTES_MAX: usize = 256;
+/// Longest time that a setting of node life may have, ms: a year.
+pub const NODE_LIFE_MS_MAX: u64 = 365 * 24 * 60 * 60 * 1000;
+/// A mass loss ends by itself after this time, log time ms.
+pub const MASS_LOSS_MS_MAX: u64 = 24 * 60 * 60 * 1000;
+/// Nodes that are offline and not registered. When so many are, an ineligible node is not reaped.
+pub const OFFLINE_NODES_MAX: usize = 10_000;

@@ -71,11 +71,19 @@ pub enum Plant {
     AnyEpochTaken,
     /// A capacity gain wakes nothing.
     NothingWakes,
+    /// Each failure of a node is a strike.
+    StrikePerFailure,
+    /// An offline node that is reaped comes back online.
+    OfflineExpires,
+    /// Nodes are reaped during a mass loss.
+    ReapInMassLoss,
+    /// A node keeps its affinity key after a cool-down.
+    AffinityKept,
 }
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 30] = [
+pub const TABLE: [(Plant, &str, &str); 34] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -106,12 +114,16 @@ pub const TABLE: [(Plant, &str, &str); 30] = [
     (Plant::StalePlansTaken, "stale-plans", "stale-plans-taken"),
     (Plant::AnyEpochTaken, "any-epoch", "any-epoch-taken"),
     (Plant::NothingWakes, "nothing-wakes", "no-capacity-gain"),
+    (Plant::StrikePerFailure, "strike-per-failure", "no-strike-window"),
+    (Plant::OfflineExpires, "offline-expires", "reaping-forgets-offline"),
+    (Plant::ReapInMassLoss, "reap-in-mass-loss", "no-mass-loss-guard"),
+    (Plant::AffinityKept, "affinity-kept", "keep-affinity-after-cool-down"),
 ];
 
 #[cfg(feature = "plant")]
 impl Plant {
     /// Those of the pure packages: `fsm`, `leader` and `scheduler`.
-    pub const PURE: [Self; 14] = [
+    pub const PURE: [Self; 18] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
@@ -126,6 +138,10 @@ impl Plant {
         Self::StalePlansTaken,
         Self::AnyEpochTaken,
         Self::NothingWakes,
+        Self::StrikePerFailure,
+        Self::OfflineExpires,
+        Self::ReapInMassLoss,
+        Self::AffinityKept,
     ];
 
     /// The name it is asked for by.

@@ -18,10 +18,10 @@ use crate::{
     id::{AllocationId, EvaluationId, Index, JobKey, NodeId, RequestId, Text, TimeMs},
     indexes::JobIndex,
     job::{Job, JobKind, JobSpec, JobVersion},
-    node::{CapacityGain, Drain, EarlyEligibility, Node, Occupancy, TombstoneRow},
+    node::{CapacityGain, Census, Drain, MassLoss, Node, Occupancy, OfflineNode, Tombstone},
     resources::NodeUsage,
     session::Session,
-    settings::{Namespace, NodePool, SchedulerConfiguration},
+    settings::{Namespace, NodeLife, NodePool, SchedulerConfiguration},
     table::{StoredRow, Table, TableId},
 };
 
@@ -58,13 +58,14 @@ pub struct State {
     /// The scheduler configuration.
     pub(crate) configurations: Table<SchedulerConfiguration>,
     /// Reaped nodes.
-    pub(crate) tombstones: Table<TombstoneRow>,
-    /// Eligibilities of nodes to come.
-    pub(crate) early_eligibilities: Table<EarlyEligibility>,
+    pub(crate) tombstones: Table<Tombstone>,
+    /// Ineligible nodes that are not registered.
+    pub(crate) offline_nodes: Table<OfflineNode>,
     pub(crate) capacity_gains: Table<CapacityGain>,
     /// Client sessions.
     pub(crate) sessions: Table<Session>,
     pub(crate) digest_marks: Table<DigestMark>,
+    pub(crate) mass_losses: Table<MassLoss>,
 
     pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
     pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
@@ -74,6 +75,7 @@ pub struct State {
     pub(crate) per_node_jobs: OrdSet<JobKey>,
     pub(crate) sessions_by_time: OrdSet<(TimeMs, RequestId)>,
     pub(crate) occupancy: Occupancy,
+    pub(crate) census: Census,
 }
 
 /// Bytes that do not load as a state.
@@ -161,13 +163,13 @@ impl State {
     }
 
     /// What is left of reaped nodes.
-    pub fn tombstones(&self) -> &Table<TombstoneRow> {
+    pub fn tombstones(&self) -> &Table<Tombstone> {
         &self.tombstones
     }
 
-    /// Eligibilities of nodes that do not exist yet.
-    pub fn early_eligibilities(&self) -> &Table<EarlyEligibility> {
-        &self.early_eligibilities
+    /// Ineligible nodes that are not registered.
+    pub fn offline_nodes(&self) -> &Table<OfflineNode> {
+        &self.offline_nodes
     }
 
     /// The last capacity gain of each class and node.
@@ -185,6 +187,16 @@ impl State {
         &self.sessions
     }
 
+    /// The last mass loss.
+    pub fn mass_losses(&self) -> &Table<MassLoss> {
+        &self.mass_losses
+    }
+
+    /// The mass loss that lasts.
+    pub fn mass_loss(&self) -> Option<&Arc<MassLoss>> {
+        self.mass_losses.get(&()).filter(|loss| loss.end.is_none())
+    }
+
     /// Digest marks.
     pub fn digest_marks(&self) -> &Table<DigestMark> {
         &self.digest_marks
@@ -195,6 +207,12 @@ impl State {
         self.configurations
             .get(&())
             .map_or_else(SchedulerConfiguration::default, |row| (**row).clone())
+    }
+
+    /// The settings of node life in force.
+    pub fn node_life(&self) -> NodeLife {
+        let row = self.configurations.get(&());
+        row.map_or_else(NodeLife::default, |row| row.node_life.clone())
     }
 
     /// The spec of a job's version.
@@ -320,6 +338,11 @@ impl State {
         &self.occupancy
     }
 
+    /// Nodes by liveness, suspension and what operators said, without a scan.
+    pub fn census(&self) -> &Census {
+        &self.census
+    }
+
     /// Nodes of an affinity key (the key that started on them last; empty: none did yet) on which
     /// nothing runs, in any state of service.
     pub fn idle_nodes<'a>(&'a self, key: &str) -> impl Iterator<Item = &'a Arc<Node>> {
@@ -382,10 +405,11 @@ impl State {
             TableId::Namespaces => self.namespaces.changed(),
             TableId::SchedulerConfiguration => self.configurations.changed(),
             TableId::Tombstones => self.tombstones.changed(),
-            TableId::EarlyEligibilities => self.early_eligibilities.changed(),
+            TableId::OfflineNodes => self.offline_nodes.changed(),
             TableId::CapacityGains => self.capacity_gains.changed(),
             TableId::Sessions => self.sessions.changed(),
             TableId::DigestMarks => self.digest_marks.changed(),
+            TableId::MassLosses => self.mass_losses.changed(),
         }
     }
 
@@ -402,10 +426,11 @@ impl State {
             self.namespaces.digest(),
             self.configurations.digest(),
             self.tombstones.digest(),
-            self.early_eligibilities.digest(),
+            self.offline_nodes.digest(),
             self.capacity_gains.digest(),
             self.sessions.digest(),
             self.digest_marks.digest(),
+            self.mass_losses.digest(),
         ] {
             sum.add(digest.0);
         }
@@ -430,10 +455,11 @@ impl State {
             .chain(self.namespaces.stored_rows())
             .chain(self.configurations.stored_rows())
             .chain(self.tombstones.stored_rows())
-            .chain(self.early_eligibilities.stored_rows())
+            .chain(self.offline_nodes.stored_rows())
             .chain(self.capacity_gains.stored_rows())
             .chain(self.sessions.stored_rows())
             .chain(self.digest_marks.stored_rows())
+            .chain(self.mass_losses.stored_rows())
     }
 
     /// Takes one row as it stands on disk. Rows may come in any order; call [`Self::load_done`]
@@ -456,10 +482,11 @@ impl State {
             TableId::Namespaces => load!(namespaces),
             TableId::SchedulerConfiguration => load!(configurations),
             TableId::Tombstones => load!(tombstones),
-            TableId::EarlyEligibilities => load!(early_eligibilities),
+            TableId::OfflineNodes => load!(offline_nodes),
             TableId::CapacityGains => load!(capacity_gains),
             TableId::Sessions => load!(sessions),
             TableId::DigestMarks => load!(digest_marks),
+            TableId::MassLosses => load!(mass_losses),
         }
         .map_err(|source| LoadError::Row { table, source })
     }
@@ -476,10 +503,11 @@ impl State {
         self.namespaces.set_changed(changed(TableId::Namespaces));
         self.configurations.set_changed(changed(TableId::SchedulerConfiguration));
         self.tombstones.set_changed(changed(TableId::Tombstones));
-        self.early_eligibilities.set_changed(changed(TableId::EarlyEligibilities));
+        self.offline_nodes.set_changed(changed(TableId::OfflineNodes));
         self.capacity_gains.set_changed(changed(TableId::CapacityGains));
         self.sessions.set_changed(changed(TableId::Sessions));
         self.digest_marks.set_changed(changed(TableId::DigestMarks));
+        self.mass_losses.set_changed(changed(TableId::MassLosses));
         (self.index, self.term) = (head.index, head.term);
         (self.at, self.session_floor) = (head.at, head.session_floor);
         self.rebuild_derived();

@@ -24,15 +24,16 @@ pub enum TableId {
     Namespaces = 7,
     SchedulerConfiguration = 8,
     Tombstones = 9,
-    EarlyEligibilities = 10,
+    OfflineNodes = 10,
     CapacityGains = 11,
     Sessions = 12,
     DigestMarks = 14,
+    MassLosses = 15,
 }
 
 impl TableId {
     /// All tables, in the order of their numbers.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Jobs,
         Self::JobVersions,
         Self::Nodes,
@@ -42,10 +43,11 @@ impl TableId {
         Self::Namespaces,
         Self::SchedulerConfiguration,
         Self::Tombstones,
-        Self::EarlyEligibilities,
+        Self::OfflineNodes,
         Self::CapacityGains,
         Self::Sessions,
         Self::DigestMarks,
+        Self::MassLosses,
     ];
 
     /// The byte on disk.

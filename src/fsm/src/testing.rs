@@ -31,12 +31,14 @@ use crate::{
         PortAsk, RegisterJob, RestartPolicy, Task, TaskGroup, TaskResources,
     },
     node::{
-        self, Drain, Liveness, LivenessChange, Node, NodeDescription, NodeLiveness, NodeReadiness,
-        NodeResources, Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility,
+        self, Drain, EndSuspensions, Liveness, LivenessChange, Node, NodeDescription, NodeLiveness,
+        NodeReadiness, NodeResources, Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility,
+        SuspendNode,
     },
     plan::{ApplyPlans, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
     resources::{Port, Resources},
     session::Request,
+    settings::{NodeLife, SetSchedulerConfiguration},
     state::State,
     table::{ChangeSet, Row, disk_key},
 };
@@ -45,6 +47,8 @@ use crate::{
 pub const START_MS: TimeMs = 1_000_000_000_000;
 /// Group of the jobs made by [`job`].
 pub const GROUP: &str = "web";
+/// Meta key of a job that a [`Driver`]'s cluster is configured to take for its affinity.
+pub const AFFINITY: &str = "snapshot";
 /// What one instance of a [`job`] asks for. A node made by [`description`] has room for eight.
 pub const ASK: Resources = Resources { cpu_mhz: 500, memory_mb: 256, disk_mb: 100 };
 
@@ -217,15 +221,50 @@ impl Driver {
 
     /// Reports a readiness check of a node.
     pub fn readiness(&mut self, name: &str, readiness: Readiness) -> Reply {
+        self.readiness_as(name, readiness, "")
+    }
+
+    /// Reports a readiness check of a node, with the first line of its output.
+    pub fn readiness_as(&mut self, name: &str, readiness: Readiness, reason: &str) -> Reply {
         let evaluation_ids = self.evaluation_ids();
+        // Rises with each id that was made.
+        let sequence = self.ids;
         let (node, incarnation) = (node_id(name), self.incarnation(name));
         self.commit(Command::NodeReadiness(NodeReadiness {
             node,
             incarnation,
             readiness,
+            reason: reason.into(),
+            sequence,
             evaluation_ids,
         }))
         .reply
+    }
+
+    /// Changes settings of node life.
+    pub fn node_life(&mut self, change: impl FnOnce(&mut NodeLife)) {
+        let mut configuration = self.state.scheduler_configuration();
+        change(&mut configuration.node_life);
+        self.accept(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+            configuration,
+            keep_node_life: false,
+            enforce_index: None,
+        }));
+    }
+
+    /// An operator suspends a node, for a while or until that is taken back.
+    pub fn suspend(&mut self, name: &str, for_ms: Option<u64>) {
+        self.accept(Command::SuspendNode(SuspendNode {
+            node: node_id(name),
+            by: "operator".into(),
+            reason: "maintenance".into(),
+            for_ms,
+        }));
+    }
+
+    /// Ends suspensions whose time is over, as the leader proposes it.
+    pub fn end_suspension(&mut self, name: &str) {
+        self.accept(Command::EndSuspensions(EndSuspensions { nodes: vec![node_id(name)] }));
     }
 
     /// Reports the statuses of a node's allocations: none changed.
@@ -250,12 +289,11 @@ impl Driver {
         let change =
             LivenessChange { node: node_id(name), incarnation: self.incarnation(name), liveness };
         let evaluation_ids = self.evaluation_ids();
-        evaluations(
-            self.accept(Command::NodeLiveness(NodeLiveness {
-                changes: vec![change],
-                evaluation_ids,
-            })),
-        )
+        evaluations(self.accept(Command::NodeLiveness(NodeLiveness {
+            changes: vec![change],
+            window_ms: 30_000,
+            evaluation_ids,
+        })))
     }
 
     /// Takes a node out of service by an operator, or brings it back.
@@ -437,7 +475,7 @@ impl Driver {
             status,
             description: "".into(),
             tasks: BTreeMap::new(),
-            infrastructure_failure: false,
+            node_failure: None,
         }
     }
 
@@ -447,10 +485,10 @@ impl Driver {
         self.report_update(update)
     }
 
-    /// Reports the end of an allocation that was the infrastructure's fault.
-    pub fn report_infrastructure_failure(&mut self, id: AllocationId) -> Vec<EvaluationId> {
+    /// Reports that an allocation failed by the node's fault.
+    pub fn report_node_failure(&mut self, id: AllocationId) -> Vec<EvaluationId> {
         let mut update = self.update(id, ClientStatus::Failed);
-        update.infrastructure_failure = true;
+        update.node_failure = Some("cannot start the executor".into());
         self.report_update(update)
     }
 
@@ -555,7 +593,7 @@ pub fn job(name: &str, kind: JobKind, count: u32) -> JobSpec {
 /// A job with an affinity key.
 pub fn job_with_key(name: &str, key: &str) -> JobSpec {
     let mut spec = job(name, JobKind::Batch, 1);
-    spec.meta.insert("affinity_key".into(), key.into());
+    spec.meta.insert(AFFINITY.into(), key.into());
     spec
 }
 

@@ -208,7 +208,7 @@ impl TestCluster {
             status: ClientStatus::Running,
             description: "Tasks are running".into(),
             tasks: BTreeMap::from([("server".into(), task)]),
-            infrastructure_failure: false,
+            node_failure: None,
         };
         let report =
             NodeReport { node, incarnation: 1, updates: vec![update], evaluation_ids: Vec::new() };

@@ -398,7 +398,7 @@ fn contents(state: &State) -> [fsm::digest::Digest; 10] {
         state.node_pools().digest(),
         state.namespaces().digest(),
         state.configurations().digest(),
-        state.early_eligibilities().digest(),
+        state.offline_nodes().digest(),
         state.tombstones().digest(),
     ]
 }

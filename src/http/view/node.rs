@@ -93,21 +93,18 @@ fn common(node: &Node) -> Value {
 }
 
 fn status_description(node: &Node) -> String {
-    match node.health {
-        Health::Ok => String::new(),
-        Health::Suspended { reason, since: _, until } => {
-            format!("suspended ({}) until {}", reason.name(), time::rfc3339(until))
-        }
-    }
+    let Some(suspension) = node.suspension() else { return String::new() };
+    let until = suspension.until.map(|until| format!(" until {}", time::rfc3339(until)));
+    format!("suspended ({}){}", suspension.reason.name(), until.unwrap_or_default())
 }
 
 fn health(node: &Node) -> Value {
-    match node.health {
+    match &node.health {
         Health::Ok => json!({ "Status": "ok", "Reason": "", "Until": time::ZERO_TIME }),
-        Health::Suspended { reason, since: _, until } => json!({
+        Health::Suspended(suspension) => json!({
             "Status": "suspended",
-            "Reason": reason.name(),
-            "Until": time::rfc3339(until),
+            "Reason": suspension.reason.name(),
+            "Until": time::rfc3339(suspension.until.unwrap_or(0)),
         }),
     }
 }

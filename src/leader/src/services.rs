@@ -17,7 +17,7 @@
 use fsm::{Command, Effect, Index, NodeId, State};
 
 use crate::{
-    Dispatch, GarbageCollector, GcConfig, Heartbeats, NodeWatch,
+    Dispatch, GarbageCollector, GcConfig, NodeWatch,
     broker::BrokerConfig,
     commands::CommandQueue,
     heartbeat::{Heard, HeartbeatConfig, HeartbeatError},
@@ -125,7 +125,7 @@ impl Services {
     ) -> Result<Heard, HeartbeatError> {
         let heard = self.nodes.heard(now, node, incarnation)?;
         if let Some(change) = heard.returned {
-            self.commands.push(Heartbeats::command(vec![change]));
+            self.commands.push(self.nodes.returned(change));
         }
         Ok(heard)
     }

@@ -89,28 +89,11 @@ pub(crate) fn parse_evaluation(line: &Arguments<'_>) -> Evaluation {
 /// A ready node, incarnation 1.
 pub(crate) fn node(name: &str) -> Node {
     Node {
-        id: NodeId(named(name)),
-        secret: [0; 16],
-        identity: [0; 16],
-        incarnation: 1,
-        description: Arc::new(NodeDescription::default()),
-        class: ClassId::default(),
         liveness: Liveness::Ready,
-        liveness_at: 0,
-        ready_deadline_at: 0,
-        lost_at: None,
-        missed_index: 0,
-        synced_index: 0,
-        health: Health::Ok,
-        strikes: 0,
-        strike_at: 0,
-        eligibility: Eligibility::default(),
-        drain: None,
-        instance: None,
-        affinity_key: "".into(),
+        class: ClassId::default(),
         create_index: 1,
         modify_index: 1,
-        events: Vec::new(),
+        ..Node::new(NodeId(named(name)), Arc::default())
     }
 }
 

@@ -19,9 +19,8 @@ pub struct ClientUpdate {
     pub description: Text,
     /// By task name.
     pub tasks: BTreeMap<Text, TaskState>,
-    /// The end was the infrastructure's fault (the driver or node failed, not the task): feeds the
-    /// node's suspension.
-    pub infrastructure_failure: bool,
+    /// It failed and that is the node's fault (driver, executor, directories): why.
+    pub node_failure: Option<Text>,
 }
 
 /// Reports of one node.

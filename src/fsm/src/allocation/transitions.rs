@@ -13,7 +13,6 @@ use crate::{
     id::{JobKey, NodeId, Text},
     job::JobKind,
     limits,
-    node::SuspendReason,
     resources::Resources,
 };
 
@@ -96,8 +95,10 @@ impl Turn<'_> {
         if let Some(affinity_key) = affinity_key {
             self.set_affinity(node, affinity_key);
         }
-        if ended && update.infrastructure_failure {
-            self.suspend(node, SuspendReason::Flaky);
+        if update.status == ClientStatus::Failed
+            && let Some(detail) = &update.node_failure
+        {
+            self.note_failure(node, &key, detail);
         }
         let replace = match kind? {
             JobKind::Service => true,
@@ -107,10 +108,10 @@ impl Turn<'_> {
         (ended && wanted && replace).then_some(key)
     }
 
-    /// The affinity key of an allocation is its job's meta `affinity_key`, in the version that it
-    /// runs.
+    /// The affinity key of an allocation, in the version that it runs.
     fn affinity_key(&self, row: &Allocation) -> Option<Text> {
-        self.state.allocation_spec(row)?.meta.get("affinity_key").cloned()
+        let spec = self.state.allocation_spec(row)?;
+        spec.affinity_key(&row.group, &self.state.node_life().affinity_meta_key).cloned()
     }
 
     /// A node remembers the key that started on it last.

@@ -302,6 +302,16 @@ impl JobSpec {
     pub fn group(&self, name: &str) -> Option<&TaskGroup> {
         self.groups.iter().find(|group| &*group.name == name)
     }
+
+    /// The value of a meta key by which allocations of a group prefer nodes: that of the group,
+    /// else that of the job. An empty key, or an empty value, is none.
+    pub fn affinity_key(&self, group: &str, meta_key: &str) -> Option<&Text> {
+        if meta_key.is_empty() {
+            return None;
+        }
+        let of_group = self.group(group).and_then(|group| group.meta.get(meta_key));
+        of_group.or_else(|| self.meta.get(meta_key)).filter(|value| !value.is_empty())
+    }
 }
 
 /// Whether anything of a job is alive; derived from its evaluations and allocations after each

@@ -4,19 +4,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Drain, Liveness, NodeDescription, SuspendReason};
+use super::{Drain, Liveness, NodeDescription, Readiness};
 use crate::id::{AllocationId, EvaluationId, NodeId, Text};
-
-/// What a readiness check found.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Readiness {
-    /// Ready for work.
-    Ok,
-    /// Not yet.
-    Retry,
-    /// Not without a person.
-    Fatal,
-}
 
 /// One change of a node's liveness as the leader saw it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -41,14 +30,17 @@ pub struct RegisterNode {
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
-/// A readiness report of a node that initializes.
+/// What a node's readiness check found.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeReadiness {
     pub node: NodeId,
     /// Incarnation that reports.
     pub incarnation: u64,
-    /// What was found.
     pub readiness: Readiness,
+    /// First line of the check's output, at most `limits::NODE_REASON_BYTES_MAX`.
+    pub reason: Text,
+    /// Rises with each report of the incarnation; an older one is ignored.
+    pub sequence: u64,
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
@@ -57,25 +49,53 @@ pub struct NodeReadiness {
 pub struct NodeLiveness {
     /// Changes, in order.
     pub changes: Vec<LivenessChange>,
+    /// Nodes that are missed within this time may have gone silent in the same moment: the longest
+    /// time to live and the grace, ms.
+    pub window_ms: u64,
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
-/// Takes a node out of service for a while.
+/// An operator takes a node out of service for a while.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SuspendNode {
     pub node: NodeId,
-    /// Incarnation that it is about.
-    pub incarnation: u64,
-    pub reason: SuspendReason,
+    /// As the client gave it.
+    pub by: Text,
+    pub reason: Text,
+    /// None: until an operator ends it.
+    pub for_ms: Option<u64>,
 }
 
-/// Brings nodes back whose suspension is over.
+/// An operator ends a suspension; readiness is checked again.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct UnsuspendNodes {
+pub struct UnsuspendNode {
+    pub node: NodeId,
+    /// As the client gave it.
+    pub by: Text,
+    pub reason: Text,
+}
+
+/// Suspends nodes that are not ready by their deadline.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SuspendLateNodes {
     pub nodes: Vec<NodeId>,
 }
 
-/// Allows or refuses new work: `offline` and `reinstate`. The node need not exist yet.
+/// Ends the suspensions whose time is over.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EndSuspensions {
+    pub nodes: Vec<NodeId>,
+}
+
+/// Ends the mass loss.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EndMassLoss {
+    /// The operator who says that the nodes are lost; none: the servers, when most nodes are back
+    /// or it lasted too long.
+    pub by: Option<Text>,
+}
+
+/// Allows or refuses new work: `online` and `offline`. The node need not exist yet.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SetEligibility {
     pub node: NodeId,

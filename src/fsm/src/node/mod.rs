@@ -1,6 +1,10 @@
 //! Nodes: machines with an agent.
 
+mod census;
+mod change;
 mod commands;
+mod health;
+mod mass_loss;
 mod occupancy;
 mod row;
 mod rules;
@@ -11,15 +15,18 @@ mod transitions;
 mod tests;
 
 pub use self::{
+    census::Census,
+    change::NodeChange,
     commands::{
-        AdvanceDrains, EvaluateNode, LivenessChange, NodeLiveness, NodeReadiness, Readiness,
-        ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendNode, UnsuspendNodes,
+        AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, LivenessChange, NodeLiveness,
+        NodeReadiness, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
+        SuspendNode, UnsuspendNode,
     },
     occupancy::Occupancy,
     row::{
-        CapacityGain, Drain, Driver, EarlyEligibility, Eligibility, GainKey, Health, Liveness,
-        Node, NodeDescription, NodeEvent, NodeResources, SuspendReason, Tombstone, TombstoneRow,
-        glob,
+        CapacityGain, CheckResult, Drain, Driver, Eligibility, GainKey, Health, Liveness, MassLoss,
+        MassLossEnd, Node, NodeDescription, NodeEvent, NodeFailure, NodeResources, OfflineNode,
+        Readiness, SuspendReason, Suspension, Tombstone, glob,
     },
     rules::computed_class,
 };

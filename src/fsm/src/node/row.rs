@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
+use super::computed_class;
 use crate::{
-    id::{ClassId, Index, NodeId, Text, TimeMs},
+    id::{ClassId, Index, JobKey, NodeId, Text, TimeMs},
     resources::Resources,
     table::{Row, TableId},
 };
@@ -47,42 +48,136 @@ impl Liveness {
     }
 }
 
-/// Why a node was suspended.
+/// Why a node is suspended.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum SuspendReason {
-    /// Infrastructure errors of its tasks.
-    Flaky,
-    /// Found unhealthy after a task.
-    Unhealthy,
-    /// Never became ready.
+    /// It was not ready by its deadline.
     ReadinessFailed,
+    /// Its check failed after a task.
+    Unhealthy,
+    /// It failed too often to run what it was given.
+    Flaky,
+    /// Its check asked for a person.
+    ReadinessFatal,
+    Operator,
 }
 
 impl SuspendReason {
+    /// All reasons, the weakest first: a weaker one does not replace a stronger one.
+    pub const ALL: [Self; 5] =
+        [Self::ReadinessFailed, Self::Unhealthy, Self::Flaky, Self::ReadinessFatal, Self::Operator];
+
     /// The name used in the API.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Flaky => "flaky",
-            Self::Unhealthy => "unhealthy",
             Self::ReadinessFailed => "readiness-failed",
+            Self::Unhealthy => "unhealthy",
+            Self::Flaky => "flaky",
+            Self::ReadinessFatal => "readiness-fatal",
+            Self::Operator => "operator",
+        }
+    }
+
+    /// The suspension lasts until a check succeeds, and ends with that success.
+    pub const fn ends_with_success(self) -> bool {
+        match self {
+            Self::ReadinessFailed | Self::Unhealthy => true,
+            Self::Flaky | Self::ReadinessFatal | Self::Operator => false,
+        }
+    }
+
+    /// What the node last ran may be the cause, so it is not preferred for more of that.
+    pub const fn clears_affinity(self) -> bool {
+        match self {
+            Self::Unhealthy | Self::Flaky => true,
+            Self::ReadinessFailed | Self::ReadinessFatal | Self::Operator => false,
         }
     }
 }
 
 /// Whether the node is trusted with work.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub enum Health {
-    /// Trusted.
     #[default]
     Ok,
-    /// Out of service until `until`, then initializing again.
-    Suspended {
-        reason: SuspendReason,
-        /// Since when.
-        since: TimeMs,
-        /// Until when.
-        until: TimeMs,
-    },
+    Suspended(Suspension),
+}
+
+/// A node gets no new work for a while; what runs there goes on.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Suspension {
+    pub reason: SuspendReason,
+    /// In words: a check's output, a failure, an operator's reason.
+    pub detail: Text,
+    /// The operator; empty: the servers.
+    pub by: Text,
+    pub since: TimeMs,
+    /// None: until a check succeeds, or until an operator ends it.
+    pub until: Option<TimeMs>,
+    /// The node's affinity key is cleared at the end, also when a stronger reason came on top.
+    pub clears_affinity: bool,
+}
+
+impl Suspension {
+    /// Takes in another suspension of the same node. The first `since` is kept, and the later end;
+    /// an operator's second word replaces the first.
+    pub fn merge(&mut self, new: Self) {
+        self.clears_affinity |= new.clears_affinity;
+        if new.reason < self.reason {
+            if !new.reason.ends_with_success() {
+                self.until = later(self.until, new.until);
+            }
+            return;
+        }
+        let replaces = self.reason.ends_with_success()
+            || (self.reason, new.reason) == (SuspendReason::Operator, SuspendReason::Operator);
+        self.until = if replaces { new.until } else { later(self.until, new.until) };
+        (self.reason, self.detail, self.by) = (new.reason, new.detail, new.by);
+    }
+}
+
+/// None is never.
+fn later(a: Option<TimeMs>, b: Option<TimeMs>) -> Option<TimeMs> {
+    Some(a?.max(b?))
+}
+
+/// A failure of the node itself: of a driver, an executor or a directory, not of a task.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct NodeFailure {
+    pub at: TimeMs,
+    /// The job whose allocation failed by it.
+    pub job: JobKey,
+    pub detail: Text,
+}
+
+/// What the agent's readiness check found.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Readiness {
+    Ok,
+    /// Not yet.
+    Retry,
+    /// Not without a person.
+    Fatal,
+}
+
+impl Readiness {
+    /// The name used in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ready",
+            Self::Retry => "not ready",
+            Self::Fatal => "fatal",
+        }
+    }
+}
+
+/// The last result of a node's readiness check.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct CheckResult {
+    pub readiness: Readiness,
+    /// First line of the check's output.
+    pub reason: Text,
+    pub at: TimeMs,
 }
 
 /// Whether an operator allows new work. Sticky: only an operator changes it back.
@@ -90,12 +185,24 @@ pub enum Health {
 pub struct Eligibility {
     /// New work is refused.
     pub ineligible: bool,
-    /// Who said so.
+    /// A drain took it, and may give it back at its end.
+    pub by_drain: bool,
+    /// As the client gave it.
     pub by: Text,
     pub reason: Text,
     pub at: TimeMs,
-    /// At which index.
     pub index: Index,
+}
+
+impl Eligibility {
+    /// This word after another one: an operator who says again that a node takes no work replaces
+    /// actor and reason, and the time of the first word stays.
+    pub(super) fn after(mut self, old: &Self) -> Self {
+        if self.ineligible && old.ineligible && !old.by_drain {
+            (self.at, self.index) = (old.at, old.index);
+        }
+        self
+    }
 }
 
 /// A drain under way.
@@ -212,12 +319,22 @@ pub struct Node {
     pub lost_at: Option<TimeMs>,
     /// Index of the last missed heartbeat.
     pub missed_index: Index,
+    /// Log time of the last missed heartbeat.
+    pub missed_at: TimeMs,
+    /// The node was ready when it was missed.
+    pub was_ready: bool,
     /// Index of the last allocation sync; `Ready` after a miss needs a later one.
     pub synced_index: Index,
+    /// None in an incarnation that has not reported yet.
+    pub check: Option<CheckResult>,
+    /// Sequence of the last readiness report taken; older ones are ignored.
+    pub check_sequence: u64,
     pub health: Health,
-    /// Suspensions so far, decaying.
+    /// Newest last, at most `limits::NODE_FAILURES_MAX`; emptied by a strike.
+    pub failures: Vec<NodeFailure>,
+    /// Not yet forgiven.
     pub strikes: u32,
-    /// Log time of the last strike, for decay.
+    /// Log time of the last strike; 0: never.
     pub strike_at: TimeMs,
     pub eligibility: Eligibility,
     pub drain: Option<Drain>,
@@ -242,12 +359,62 @@ impl Row for Node {
 }
 
 impl Node {
+    /// A node in its first incarnation that initializes, with nothing known but what it says.
+    pub fn new(id: NodeId, description: Arc<NodeDescription>) -> Self {
+        Self {
+            id,
+            secret: [0; 16],
+            identity: [0; 16],
+            incarnation: 1,
+            class: computed_class(&description),
+            description,
+            liveness: Liveness::Initializing,
+            liveness_at: 0,
+            ready_deadline_at: 0,
+            lost_at: None,
+            missed_index: 0,
+            missed_at: 0,
+            was_ready: false,
+            synced_index: 0,
+            check: None,
+            check_sequence: 0,
+            health: Health::Ok,
+            failures: Vec::new(),
+            strikes: 0,
+            strike_at: 0,
+            eligibility: Eligibility::default(),
+            drain: None,
+            instance: None,
+            affinity_key: "".into(),
+            create_index: 0,
+            modify_index: 0,
+            events: Vec::new(),
+        }
+    }
+
     /// Whether new work may be placed here.
     pub fn is_schedulable(&self) -> bool {
         self.liveness == Liveness::Ready
             && self.health == Health::Ok
             && !self.eligibility.ineligible
             && self.drain.is_none()
+    }
+
+    /// The suspension in force.
+    pub fn suspension(&self) -> Option<&Suspension> {
+        match &self.health {
+            Health::Ok => None,
+            Health::Suspended(suspension) => Some(suspension),
+        }
+    }
+
+    /// Whether the agent is to run its readiness check until it succeeds.
+    pub fn wants_check(&self) -> bool {
+        match self.suspension().map(|suspension| suspension.reason) {
+            Some(SuspendReason::ReadinessFatal) => false,
+            Some(reason) if reason.ends_with_success() => true,
+            Some(_) | None => self.liveness == Liveness::Initializing,
+        }
     }
 
     /// By when it has to be ready, if it is trusted and is not ready yet.
@@ -291,23 +458,20 @@ pub fn glob(pattern: &[u8], text: &[u8]) -> bool {
 }
 
 /// What is left of a reaped node.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Tombstone {
+    pub node: NodeId,
     /// Last incarnation.
     pub incarnation: u64,
     /// When it was reaped.
     pub at: TimeMs,
+    pub health: Health,
+    pub failures: Vec<NodeFailure>,
+    pub strikes: u32,
+    pub strike_at: TimeMs,
 }
 
-/// A reaped node's row.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct TombstoneRow {
-    pub node: NodeId,
-    /// What is left.
-    pub tombstone: Tombstone,
-}
-
-impl Row for TombstoneRow {
+impl Row for Tombstone {
     type Key = NodeId;
     const TABLE: TableId = TableId::Tombstones;
 
@@ -316,22 +480,52 @@ impl Row for TombstoneRow {
     }
 }
 
-/// An eligibility set before its node exists.
+/// An ineligible node that is not registered: it was reaped, or never came. Only an operator ends
+/// that.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct EarlyEligibility {
-    /// Node to come.
+pub struct OfflineNode {
     pub node: NodeId,
+    /// Empty: it was never registered.
+    pub name: Text,
     /// What it will get.
     pub eligibility: Eligibility,
 }
 
-impl Row for EarlyEligibility {
+impl Row for OfflineNode {
     type Key = NodeId;
-    const TABLE: TableId = TableId::EarlyEligibilities;
+    const TABLE: TableId = TableId::OfflineNodes;
 
     fn key(&self) -> NodeId {
         self.node
     }
+}
+
+/// Many ready nodes that went silent at the same time: more likely a network than so many machines.
+/// While it lasts nothing is reaped. The row of the last one stays.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MassLoss {
+    pub since: TimeMs,
+    /// Those that went silent, sorted; more may come while it lasts.
+    pub nodes: Vec<NodeId>,
+    /// None: it lasts.
+    pub end: Option<MassLossEnd>,
+    pub create_index: Index,
+    pub modify_index: Index,
+}
+
+/// How a mass loss ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MassLossEnd {
+    pub at: TimeMs,
+    /// The operator who said that the nodes are lost; empty: the servers.
+    pub by: Text,
+}
+
+impl Row for MassLoss {
+    type Key = ();
+    const TABLE: TableId = TableId::MassLosses;
+
+    fn key(&self) {}
 }
 
 /// What a capacity gain is about.

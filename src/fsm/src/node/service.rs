@@ -1,112 +1,56 @@
-//! Transitions that take a node out of service and bring it back: suspension, eligibility, drain.
+//! Transitions by which operators take a node out of service and bring it back: eligibility, drain.
 
 use std::collections::BTreeMap;
 
 use super::{
-    AdvanceDrains, EarlyEligibility, Eligibility, Health, Liveness, SetDrain, SetEligibility,
-    SuspendNode, SuspendReason, UnsuspendNodes, transitions::EARLY_ELIGIBILITIES_MAX,
+    AdvanceDrains, Eligibility, NodeChange, OfflineNode, SetDrain, SetEligibility, health::clip,
 };
 use crate::{
     apply::{Outcome, Turn},
     command::{Rejection, Reply},
     evaluation::Trigger,
-    id::NodeId,
+    id::{NodeId, Text},
     limits,
 };
 
 impl Turn<'_> {
-    pub(crate) fn suspend_node(&mut self, command: &SuspendNode) -> Outcome {
-        let SuspendNode { node: id, incarnation, reason } = *command;
-        let node = self.node_of(id, incarnation)?;
-        // It may have become ready, or gone away, while the leader's command was on its way.
-        let is_late = reason == SuspendReason::ReadinessFailed;
-        if !is_late || node.must_be_ready_at().is_some_and(|at| at <= self.at) {
-            self.suspend(id, reason);
-        }
-        self.node(id).map(|node| Self::node_reply(node, Vec::new()))
-    }
-
-    /// Takes a node out of service for `SUSPEND_MS`, doubled per strike, unless too much of the
-    /// fleet is suspended already.
-    pub(crate) fn suspend(&mut self, id: NodeId, reason: SuspendReason) {
-        let Ok(mut node) = self.node(id) else { return };
-        let calm_ms = self.at.saturating_sub(node.strike_at);
-        let forgiven = calm_ms.checked_div(limits::STRIKE_DECAY_MS).unwrap_or(0);
-        let strikes = node.strikes.saturating_sub(u32::try_from(forgiven).unwrap_or(u32::MAX));
-        let length = limits::SUSPEND_MS
-            .saturating_mul(1u64.checked_shl(strikes).unwrap_or(u64::MAX))
-            .min(limits::SUSPEND_MS_MAX);
-        let until = self.at.saturating_add(length);
-        node.health = match node.health {
-            Health::Ok => {
-                if !self.may_suspend_another() {
-                    self.event(&mut node, "Not suspended: too many nodes are suspended already");
-                    self.put_node(node);
-                    return;
-                }
-                Health::Suspended { reason, since: self.at, until }
-            }
-            Health::Suspended { reason, since, until: old } => {
-                Health::Suspended { reason, since, until: old.max(until) }
-            }
-        };
-        node.strikes = strikes.saturating_add(1);
-        node.strike_at = self.at;
-        self.event(&mut node, &format!("Node suspended: {}", reason.name()));
-        self.put_node(node);
-    }
-
-    fn may_suspend_another(&self) -> bool {
-        let all = u64::try_from(self.state.nodes.len()).unwrap_or(u64::MAX);
-        let suspended = self.state.nodes.iter().filter(|node| node.health != Health::Ok).count();
-        let share = all.saturating_mul(limits::SUSPENDED_PERCENT_MAX).checked_div(100);
-        let allowed = share.unwrap_or(0).max(1);
-        u64::try_from(suspended).unwrap_or(u64::MAX) < allowed
-    }
-
-    pub(crate) fn unsuspend_nodes(&mut self, command: &UnsuspendNodes) -> Reply {
-        let UnsuspendNodes { nodes } = command;
-        for id in nodes {
-            let Ok(mut node) = self.node(*id) else { continue };
-            let Health::Suspended { until, .. } = node.health else { continue };
-            if self.at < until {
-                continue;
-            }
-            node.health = Health::Ok;
-            if node.liveness == Liveness::Ready {
-                self.set_liveness(&mut node, Liveness::Initializing);
-            }
-            node.ready_deadline_at = self.at.saturating_add(limits::READY_MS_MAX);
-            self.event(&mut node, "Suspension is over: readiness is checked again");
-            self.put_node(node);
-        }
-        Reply::Done
-    }
-
     pub(crate) fn set_eligibility(&mut self, command: &SetEligibility) -> Outcome {
         let SetEligibility { node: id, eligible, ref by, ref reason, ref evaluation_ids } =
             *command;
         let eligibility = Eligibility {
             ineligible: !eligible,
-            by: by.clone(),
-            reason: reason.clone(),
+            by_drain: false,
+            by: clip(by),
+            reason: clip(reason),
             at: self.at,
             index: self.index,
         };
         let Ok(mut node) = self.node(id) else {
-            return self.set_early_eligibility(id, eligibility);
+            return self.set_offline(id, eligibility);
         };
         if eligible && node.drain.is_some() {
             return Err(Rejection::Invalid(
                 "can't set node eligibility to eligible while the node is draining".into(),
             ));
         }
-        if node.eligibility.ineligible != eligible {
+        if eligible && !node.eligibility.ineligible {
             return Ok(Self::node_reply(node, Vec::new()));
         }
+        let eligibility = eligibility.after(&node.eligibility);
+        if eligibility == node.eligibility {
+            return Ok(Self::node_reply(node, Vec::new()));
+        }
+        let (change, word) = if eligible {
+            (NodeChange::Eligible, "eligible")
+        } else {
+            (NodeChange::Ineligible, "ineligible")
+        };
+        let mut message = format!("Node marked as {word} for scheduling");
+        if !eligibility.reason.is_empty() {
+            message = format!("{message}: {}", eligibility.reason);
+        }
         node.eligibility = eligibility;
-        let word = if eligible { "eligible" } else { "ineligible" };
-        self.event(&mut node, &format!("Node marked as {word} for scheduling"));
+        self.record(&mut node, change, &message);
         self.put_node(node.clone());
         let mut made = Vec::new();
         if node.is_schedulable() {
@@ -122,16 +66,25 @@ impl Turn<'_> {
         self.node(id).map(|node| Self::node_reply(node, made))
     }
 
-    fn set_early_eligibility(&mut self, node: NodeId, eligibility: Eligibility) -> Outcome {
+    fn set_offline(&mut self, node: NodeId, eligibility: Eligibility) -> Outcome {
         if eligibility.ineligible {
-            if self.state.early_eligibilities.len() >= EARLY_ELIGIBILITIES_MAX {
-                let message = "too many eligibilities wait for nodes that do not exist";
+            let known = self.state.offline_nodes.get(&node).cloned();
+            if known.is_none() && self.state.is_offline_table_full() {
+                let message = format!(
+                    "{} nodes that are not registered are offline, and no more may be: \
+                     bring some online (node status -offline lists them)",
+                    limits::OFFLINE_NODES_MAX
+                );
                 return Err(Rejection::Invalid(message.into()));
             }
-            let row = EarlyEligibility { node, eligibility };
-            self.state.early_eligibilities.put(row, self.changes);
+            let name = known.as_ref().map_or_else(Text::default, |row| row.name.clone());
+            let eligibility = match known {
+                Some(known) => eligibility.after(&known.eligibility),
+                None => eligibility,
+            };
+            self.state.offline_nodes.put(OfflineNode { node, name, eligibility }, self.changes);
         } else {
-            self.state.early_eligibilities.remove(&node, self.changes);
+            self.state.offline_nodes.remove(&node, self.changes);
         }
         Ok(Reply::Node { incarnation: 0, modify_index: self.index, evaluations: Vec::new() })
     }
@@ -150,6 +103,7 @@ impl Turn<'_> {
             if !node.eligibility.ineligible {
                 node.eligibility = Eligibility {
                     ineligible: true,
+                    by_drain: true,
                     by: drain.owner.clone(),
                     reason: "drain".into(),
                     at: self.at,
@@ -157,13 +111,15 @@ impl Turn<'_> {
                 };
             }
             node.drain = Some(drain);
-            self.event(&mut node, "Node drain strategy set");
+            self.record(&mut node, NodeChange::DrainBegan, "Node drain strategy set");
         } else {
             if node.drain.take().is_some() {
-                self.event(&mut node, "Node drain disabled");
+                self.record(&mut node, NodeChange::DrainEnded, "Node drain disabled");
             }
-            if mark_eligible {
+            // The end of a drain gives back what the drain took, not what an operator took.
+            if mark_eligible && node.eligibility.by_drain {
                 node.eligibility = Eligibility::default();
+                self.announce(id, NodeChange::Eligible, "the drain has ended".into());
             }
         }
         self.put_node(node.clone());
@@ -195,7 +151,7 @@ impl Turn<'_> {
             let left = |drain| self.state.left_to_drain(*id, drain).next().is_some();
             if node.drain.as_ref().is_some_and(|drain| !left(drain)) {
                 node.drain = None;
-                self.event(&mut node, "Node drain complete");
+                self.record(&mut node, NodeChange::DrainEnded, "Node drain complete");
                 self.put_node(node);
             }
         }

@@ -1,25 +1,22 @@
-//! Nodes: registration, readiness, liveness, suspension, eligibility, drain, reaping. Each touches
-//! its own axis of the node's state only.
+//! Nodes: registration, liveness, reaping. Each transition touches its own part of the node's state
+//! only; health is in `health.rs`, what operators say in `service.rs`.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    CapacityGain, EarlyEligibility, Eligibility, EvaluateNode, GainKey, Health, Liveness, Node,
-    NodeDescription, NodeEvent, NodeLiveness, NodeReadiness, Readiness, ReapNode, RegisterNode,
-    SuspendReason, Tombstone, TombstoneRow, computed_class,
+    CapacityGain, EvaluateNode, GainKey, Liveness, Node, NodeChange, NodeDescription, NodeEvent,
+    NodeLiveness, OfflineNode, ReapNode, RegisterNode, Tombstone, computed_class,
 };
 use crate::{
     allocation::{Allocation, ClientStatus},
-    apply::{Outcome, Turn, not_found, text},
+    apply::{Outcome, Turn, not_found},
     command::{Rejection, Reply},
     effect::Effect,
     evaluation::Trigger,
-    id::{ClassId, EvaluationId, JobKey, NodeId},
+    id::{EvaluationId, JobKey, NodeId, TimeMs},
     limits,
+    plant::{Plant, is_planted},
 };
-
-/// Eligibilities that may wait for nodes to come.
-pub(super) const EARLY_ELIGIBILITIES_MAX: usize = 10_000;
 
 impl Turn<'_> {
     pub(crate) fn put_node(&mut self, mut node: Node) {
@@ -41,9 +38,8 @@ impl Turn<'_> {
     pub(crate) fn register_node(&mut self, command: &RegisterNode) -> Outcome {
         let RegisterNode { node: id, secret, identity, ref description, ref evaluation_ids } =
             *command;
-        let class = computed_class(description);
         let Some(old) = self.state.nodes.get(&id).cloned() else {
-            let node = self.new_node(id, secret, identity, description, class);
+            let node = self.new_node(id, secret, identity, description);
             return Ok(Self::node_reply(node, Vec::new()));
         };
         if old.secret != secret {
@@ -51,13 +47,15 @@ impl Turn<'_> {
         }
         let mut node = (*old).clone();
         node.description = Arc::clone(description);
-        node.class = class;
+        node.class = computed_class(description);
         let reborn = old.identity != identity;
         let mut jobs = BTreeMap::new();
         if reborn {
             node.identity = identity;
             node.incarnation = node.incarnation.saturating_add(1);
-            self.event(&mut node, "Node re-registered with a new incarnation");
+            (node.check, node.check_sequence) = (None, 0);
+            let message = "Node re-registered with a new incarnation";
+            self.record(&mut node, NodeChange::Registered, message);
             jobs = self.lose_allocations(id, "the agent restarted without its state");
         }
         let returns = matches!(node.liveness, Liveness::Down | Liveness::Disconnected);
@@ -65,7 +63,7 @@ impl Turn<'_> {
             self.set_liveness(&mut node, Liveness::Initializing);
         }
         // The class leaves out what is unique to a node, which constraints may ask for as well.
-        let fits_more = old.class != class
+        let fits_more = old.class != node.class
             || old.description.resources != description.resources
             || old.description.pool != description.pool
             || old.description.name != description.name
@@ -89,75 +87,37 @@ impl Turn<'_> {
         secret: [u8; 16],
         identity: [u8; 16],
         description: &Arc<NodeDescription>,
-        class: ClassId,
     ) -> Node {
         let buried = self.state.tombstones.remove(&id, self.changes);
-        let early = self.state.early_eligibilities.remove(&id, self.changes);
+        let offline = self.state.offline_nodes.remove(&id, self.changes);
         let mut node = Node {
-            id,
             secret,
             identity,
-            incarnation: buried.map_or(0, |row| row.tombstone.incarnation).saturating_add(1),
-            description: Arc::clone(description),
-            class,
-            liveness: Liveness::Initializing,
             liveness_at: self.at,
-            ready_deadline_at: self.at.saturating_add(limits::READY_MS_MAX),
-            lost_at: None,
-            missed_index: 0,
-            synced_index: 0,
-            health: Health::Ok,
-            strikes: 0,
-            strike_at: 0,
-            eligibility: early.map_or_else(Eligibility::default, |row| row.eligibility.clone()),
-            drain: None,
-            instance: None,
-            affinity_key: text(""),
+            ready_deadline_at: self.ready_deadline(),
             create_index: self.index,
-            modify_index: self.index,
-            events: Vec::new(),
+            ..Node::new(id, Arc::clone(description))
         };
-        self.event(&mut node, "Node registered");
+        if let Some(buried) = buried {
+            let Tombstone { incarnation, health, failures, strikes, strike_at, .. } = &*buried;
+            node.incarnation = incarnation.saturating_add(1);
+            node.health = health.clone();
+            node.failures.clone_from(failures);
+            (node.strikes, node.strike_at) = (*strikes, *strike_at);
+        }
+        if let Some(offline) = offline {
+            node.eligibility = offline.eligibility.clone();
+        }
+        self.record(&mut node, NodeChange::Registered, "Node registered");
         self.put_node(node.clone());
         node
     }
 
-    pub(crate) fn node_readiness(&mut self, command: &NodeReadiness) -> Outcome {
-        let NodeReadiness { node: id, incarnation, readiness, ref evaluation_ids } = *command;
-        let mut node = self.node_of(id, incarnation)?;
-        if node.liveness != Liveness::Initializing {
-            return Ok(Self::node_reply(node, Vec::new()));
-        }
-        match readiness {
-            Readiness::Retry => Ok(Self::node_reply(node, Vec::new())),
-            Readiness::Fatal => {
-                self.suspend(id, SuspendReason::ReadinessFailed);
-                self.node(id).map(|node| Self::node_reply(node, Vec::new()))
-            }
-            Readiness::Ok => {
-                if node.missed_index > node.synced_index {
-                    return Err(Rejection::Invalid(
-                        "report the allocations' statuses first: a heartbeat was missed".into(),
-                    ));
-                }
-                self.set_liveness(&mut node, Liveness::Ready);
-                node.lost_at = None;
-                self.event(&mut node, "Node is ready");
-                let jobs = self.jobs_of_node(&node, Trigger::NodeUpdate);
-                self.put_node(node.clone());
-                if node.is_schedulable() {
-                    self.gains.insert(id);
-                }
-                let made = self.evaluate(&jobs, Some(&node), evaluation_ids);
-                self.node(id).map(|node| Self::node_reply(node, made))
-            }
-        }
-    }
-
     pub(crate) fn node_liveness(&mut self, command: &NodeLiveness) -> Reply {
-        let NodeLiveness { changes, evaluation_ids } = command;
+        let NodeLiveness { changes, window_ms, evaluation_ids } = command;
         let mut jobs = BTreeMap::new();
         let mut last = None;
+        let mut missed = Vec::new();
         for change in changes {
             let Ok(mut node) = self.node_of(change.node, change.incarnation) else { continue };
             if !node.liveness.may_become(change.liveness) || change.liveness == Liveness::Ready {
@@ -166,15 +126,18 @@ impl Turn<'_> {
             match change.liveness {
                 Liveness::Down => {
                     node.lost_at = Some(self.at);
-                    node.missed_index = self.index;
-                    self.event(&mut node, "Node heartbeat missed");
+                    self.miss(&mut node, &mut missed);
+                    self.record(&mut node, NodeChange::Down, "Node heartbeat missed");
                     self.end_stopping_allocations(node.id);
                 }
                 Liveness::Disconnected => {
-                    node.missed_index = self.index;
-                    self.event(&mut node, "Node is disconnected");
+                    self.miss(&mut node, &mut missed);
+                    self.record(&mut node, NodeChange::Disconnected, "Node is disconnected");
                 }
-                Liveness::Initializing => self.event(&mut node, "Node is heard from again"),
+                Liveness::Initializing => {
+                    let message = "Node is heard from again";
+                    self.record(&mut node, NodeChange::Initializing, message);
+                }
                 Liveness::Ready => {}
             }
             self.set_liveness(&mut node, change.liveness);
@@ -182,8 +145,21 @@ impl Turn<'_> {
             self.put_node(node.clone());
             last = Some(node);
         }
+        self.notice_mass_loss(&missed, *window_ms);
         let single = if changes.len() == 1 { last.as_ref() } else { None };
         Reply::Evaluations(self.evaluate(&jobs, single, evaluation_ids))
+    }
+
+    /// A heartbeat is missing. A node that is disconnected already was missed before.
+    fn miss(&self, node: &mut Node, missed: &mut Vec<NodeId>) {
+        node.missed_index = self.index;
+        if node.liveness != Liveness::Disconnected {
+            node.missed_at = self.at;
+            node.was_ready = node.liveness == Liveness::Ready;
+            if node.was_ready {
+                missed.push(node.id);
+            }
+        }
     }
 
     pub(crate) fn reap_node(&mut self, command: &ReapNode) -> Outcome {
@@ -192,58 +168,65 @@ impl Turn<'_> {
             Some(incarnation) => self.node_of(id, incarnation)?,
             None => self.node(id)?,
         };
-        if !force {
-            let due = node.lost_at.is_some_and(|at| {
-                node.liveness == Liveness::Down
-                    && at.saturating_add(limits::LOST_GRACE_MS) <= self.at
-            });
-            let busy = self.state.allocations_of_node(id).any(|row| !row.client.is_terminal());
-            if !due || busy || node.instance.is_some() {
-                return Err(Rejection::Invalid("the node is not due to be reaped".into()));
-            }
+        if !force && let Some(why) = self.state.keeps_node(&node, self.at) {
+            return Err(Rejection::Invalid(why.into()));
         }
         let mut jobs = self.lose_allocations(id, "the node was purged");
         jobs.extend(self.per_node_jobs_for(&node, Trigger::NodeUpdate));
-        let tombstone = Tombstone { incarnation: node.incarnation, at: self.at };
         self.bury_old_tombstones();
         if !force {
-            self.keep_eligibility(&node);
+            self.keep_offline(&node);
         }
-        self.state.tombstones.put(TombstoneRow { node: id, tombstone }, self.changes);
+        let (change, detail) = if force {
+            (NodeChange::Purged, "an operator purged it")
+        } else {
+            (NodeChange::Reaped, "it was down for longer than the grace")
+        };
+        self.announce(id, change, detail.into());
+        let tombstone = Tombstone {
+            node: id,
+            incarnation: node.incarnation,
+            at: self.at,
+            health: node.health,
+            failures: node.failures,
+            strikes: node.strikes,
+            strike_at: node.strike_at,
+        };
+        self.state.tombstones.put(tombstone, self.changes);
         if let Some(row) = self.state.nodes.remove(&id, self.changes) {
             self.state.index_node(Some(&row), None);
         }
         self.state.capacity_gains.remove(&GainKey::Node(id), self.changes);
         self.gains.remove(&id);
         self.effects.insert(Effect::Node(id));
-        let made = self.evaluate(&jobs, None, evaluation_ids);
-        Ok(Self::node_reply(node, made))
+        let evaluations = self.evaluate(&jobs, None, evaluation_ids);
+        Ok(Reply::Node {
+            incarnation: node.incarnation,
+            modify_index: node.modify_index,
+            evaluations,
+        })
     }
 
-    /// A node that comes back while its tombstone stands is still out of service if it was: only an
-    /// operator takes that back.
-    fn keep_eligibility(&mut self, node: &Node) {
-        let room = self.state.early_eligibilities.len() < EARLY_ELIGIBILITIES_MAX;
-        if node.eligibility.ineligible && room {
-            let row = EarlyEligibility { node: node.id, eligibility: node.eligibility.clone() };
-            self.state.early_eligibilities.put(row, self.changes);
+    /// A node that comes back is still out of service if an operator took it out.
+    fn keep_offline(&mut self, node: &Node) {
+        if node.eligibility.ineligible && !is_planted(Plant::OfflineExpires) {
+            let name = node.description.name.clone();
+            let row = OfflineNode { node: node.id, name, eligibility: node.eligibility.clone() };
+            self.state.offline_nodes.put(row, self.changes);
         }
     }
 
     fn bury_old_tombstones(&mut self) {
+        let tombstone_ms = self.state.node_life().tombstone_ms;
         let old: Vec<_> = self
             .state
             .tombstones
             .iter()
-            .filter(|row| row.tombstone.at.saturating_add(limits::TOMBSTONE_MS) <= self.at)
-            .cloned()
+            .filter(|row| row.at.saturating_add(tombstone_ms) <= self.at)
+            .map(|row| row.node)
             .collect();
-        for row in old {
-            self.state.tombstones.remove(&row.node, self.changes);
-            let kept = self.state.early_eligibilities.get(&row.node);
-            if kept.is_some_and(|kept| kept.eligibility.at <= row.tombstone.at) {
-                self.state.early_eligibilities.remove(&row.node, self.changes);
-            }
+        for node in old {
+            self.state.tombstones.remove(&node, self.changes);
         }
     }
 
@@ -259,8 +242,12 @@ impl Turn<'_> {
         node.liveness = liveness;
         node.liveness_at = self.at;
         if liveness == Liveness::Initializing {
-            node.ready_deadline_at = self.at.saturating_add(limits::READY_MS_MAX);
+            node.ready_deadline_at = self.ready_deadline();
         }
+    }
+
+    fn ready_deadline(&self) -> TimeMs {
+        self.at.saturating_add(self.state.node_life().ready_deadline_ms)
     }
 
     /// Jobs with allocations on the node that have not ended, and jobs that run once on every node

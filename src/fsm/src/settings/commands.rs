@@ -9,6 +9,8 @@ use crate::id::{Index, Text};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SetSchedulerConfiguration {
     pub configuration: SchedulerConfiguration,
+    /// The caller said nothing of node life (Nomad's clients do not know it): it stays as it is.
+    pub keep_node_life: bool,
     /// Compare-and-set on its modify index.
     pub enforce_index: Option<Index>,
 }

@@ -8,5 +8,5 @@ pub use self::{
     commands::{
         DeleteNamespace, DeleteNodePool, SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
     },
-    row::{Algorithm, Namespace, NodePool, SchedulerConfiguration},
+    row::{Algorithm, Namespace, NodeLife, NodePool, SchedulerConfiguration},
 };

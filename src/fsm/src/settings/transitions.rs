@@ -19,7 +19,8 @@ impl Turn<'_> {
         &mut self,
         command: &SetSchedulerConfiguration,
     ) -> Outcome {
-        let SetSchedulerConfiguration { ref configuration, enforce_index } = *command;
+        let SetSchedulerConfiguration { ref configuration, keep_node_life, enforce_index } =
+            *command;
         let old = self.state.scheduler_configuration();
         if let Some(asked) = enforce_index
             && asked != old.modify_index
@@ -30,6 +31,10 @@ impl Turn<'_> {
             return Err(Rejection::Invalid("NodeLimitForFeasibilityChecks must be above 0".into()));
         }
         let mut row = configuration.clone();
+        if keep_node_life {
+            row.node_life = old.node_life;
+        }
+        row.node_life.check().map_err(|why| Rejection::Invalid(why.into()))?;
         row.create_index = if old.create_index == 0 { self.index } else { old.create_index };
         row.modify_index = self.index;
         self.state.configurations.put(row, self.changes);

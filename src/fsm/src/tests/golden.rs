@@ -32,9 +32,9 @@ use crate::{
         UpdateStrategy,
     },
     node::{
-        AdvanceDrains, CapacityGain, Drain, Driver, EarlyEligibility, Eligibility, EvaluateNode,
-        GainKey, Health, Liveness, LivenessChange, Node, NodeDescription, NodeEvent, NodeLiveness,
-        NodeReadiness, Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendNode,
+        AdvanceDrains, CapacityGain, Drain, Driver, Eligibility, EvaluateNode, GainKey, Health,
+        Liveness, LivenessChange, Node, NodeDescription, NodeEvent, NodeLiveness, NodeReadiness,
+        OfflineNode, Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendNode,
         SuspendReason, Tombstone, TombstoneRow, UnsuspendNodes,
     },
     plan::{
@@ -557,7 +557,7 @@ fn golden() -> Golden {
     let node = NodeId([1; 16]);
     let tombstone = Tombstone { incarnation: 2, at: 3 };
     golden.pin("tombstone", &TombstoneRow { node, tombstone });
-    golden.pin("early-eligibility", &EarlyEligibility { node, eligibility: eligibility() });
+    golden.pin("early-eligibility", &OfflineNode { node, eligibility: eligibility() });
     let class = ClassId([2; 16]);
     golden.pin("capacity-gain-class", &CapacityGain { key: GainKey::Class(class), index: 3 });
     golden.pin("capacity-gain-node", &CapacityGain { key: GainKey::Node(node), index: 3 });
@@ -649,7 +649,7 @@ fn survives_as_everything(payload: &[u8]) {
     survives::<Allocation>(payload);
     survives::<NodePool>(payload);
     survives::<SchedulerConfiguration>(payload);
-    survives::<EarlyEligibility>(payload);
+    survives::<OfflineNode>(payload);
     survives::<CapacityGain>(payload);
     survives::<Session>(payload);
     survives::<Head>(payload);

@@ -236,7 +236,11 @@ impl Machine for Dispatch {
             Effect::SchedulerConfiguration => {
                 self.broker.set_paused(state.scheduler_configuration().pause_eval_broker);
             }
-            Effect::Node(_) | Effect::NodeAllocations(_) | Effect::DigestMark => {}
+            Effect::Node(_)
+            | Effect::NodeChange { .. }
+            | Effect::MassLoss
+            | Effect::NodeAllocations(_)
+            | Effect::DigestMark => {}
         }
     }
 

@@ -9,10 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    Liveness, Node, NodeId, State,
+    Node, NodeId, State,
     command::Command,
-    limits::LOST_GRACE_MS,
-    node::{Health, ReapNode, SuspendNode, SuspendReason, UnsuspendNodes},
+    node::{EndSuspensions, ReapNode, SuspendLateNodes},
 };
 
 use crate::limits;
@@ -32,17 +31,11 @@ impl Due {
     const ALL: [Self; 3] = [Self::Readiness, Self::SuspensionEnd, Self::Reap];
 
     /// When this is due for a node, if ever as it stands.
-    fn at(self, node: &Node) -> Option<u64> {
+    fn at(self, state: &State, node: &Node) -> Option<u64> {
         match self {
             Self::Readiness => node.must_be_ready_at(),
-            Self::SuspensionEnd => match node.health {
-                Health::Ok => None,
-                Health::Suspended { until, .. } => Some(until),
-            },
-            Self::Reap => node
-                .lost_at
-                .filter(|_| node.liveness == Liveness::Down && node.instance.is_none())
-                .map(|lost_at| lost_at.saturating_add(LOST_GRACE_MS)),
+            Self::SuspensionEnd => node.suspension()?.until,
+            Self::Reap => state.reap_due_at(node),
         }
     }
 }
@@ -66,15 +59,15 @@ impl NodeDeadlines {
     /// Takes over the nodes from the state at the start of a leadership.
     pub fn restore(&mut self, state: &State) {
         for node in state.nodes().iter() {
-            self.node_changed(node);
+            self.node_changed(state, node);
         }
     }
 
     /// A node row is new or has changed.
-    pub fn node_changed(&mut self, node: &Node) {
+    pub fn node_changed(&mut self, state: &State, node: &Node) {
         for due in Due::ALL {
             let known = self.wanted.get(&(node.id, due)).copied();
-            match due.at(node) {
+            match due.at(state, node) {
                 Some(at) if known.is_some_and(|timer| timer.due_at == at) => {}
                 Some(at) => self.set(node.id, due, Timer { due_at: at, fires_at: at }),
                 None => self.unset(node.id, due),
@@ -92,41 +85,41 @@ impl NodeDeadlines {
     /// Commands that are due, a bounded batch.
     pub fn poll(&mut self, now: u64, state: &State) -> Vec<Command> {
         let mut commands = Vec::new();
-        let mut unsuspend = Vec::new();
+        let (mut late, mut over) = (Vec::new(), Vec::new());
         for _ in 0..limits::NODES_BATCH_MAX {
             let Some((_, id, due)) = self.timers.first().copied().filter(|(at, ..)| *at <= now)
             else {
                 break;
             };
-            let node =
-                state.nodes().get(&id).filter(|node| due.at(node).is_some_and(|at| at <= now));
-            let Some(node) = node else {
+            let Some(node) = state.nodes().get(&id) else {
                 self.unset(id, due);
-                if let Some(node) = state.nodes().get(&id) {
-                    self.node_changed(node);
-                }
                 continue;
             };
-            let due_at = due.at(node).unwrap_or(now);
+            let Some(due_at) = due.at(state, node).filter(|at| *at <= now) else {
+                self.unset(id, due);
+                self.node_changed(state, node);
+                continue;
+            };
             self.set(id, due, Timer { due_at, fires_at: now + limits::DUE_RETRY_MS });
             match due {
-                Due::Readiness => commands.push(Command::SuspendNode(SuspendNode {
-                    node: id,
-                    incarnation: node.incarnation,
-                    reason: SuspendReason::ReadinessFailed,
-                })),
-                Due::SuspensionEnd => unsuspend.push(id),
-                Due::Reap if is_empty(state, id) => commands.push(Command::ReapNode(ReapNode {
-                    node: id,
-                    incarnation: Some(node.incarnation),
-                    force: false,
-                    evaluation_ids: Vec::new(),
-                })),
+                Due::Readiness => late.push(id),
+                Due::SuspensionEnd => over.push(id),
+                Due::Reap if state.keeps_node(node, now).is_none() => {
+                    commands.push(Command::ReapNode(ReapNode {
+                        node: id,
+                        incarnation: Some(node.incarnation),
+                        force: false,
+                        evaluation_ids: Vec::new(),
+                    }));
+                }
                 Due::Reap => {}
             }
         }
-        if !unsuspend.is_empty() {
-            commands.push(Command::UnsuspendNodes(UnsuspendNodes { nodes: unsuspend }));
+        if !late.is_empty() {
+            commands.push(Command::SuspendLateNodes(SuspendLateNodes { nodes: late }));
+        }
+        if !over.is_empty() {
+            commands.push(Command::EndSuspensions(EndSuspensions { nodes: over }));
         }
         commands
     }
@@ -149,12 +142,14 @@ impl NodeDeadlines {
     }
 }
 
-fn is_empty(state: &State, node: NodeId) -> bool {
-    state.allocations_of_node(node).all(|allocation| allocation.client.is_terminal())
-}
-
 #[cfg(test)]
 mod tests {
+    use fsm::{
+        Liveness,
+        node::{Health, SuspendReason, Suspension},
+        settings::NodeLife,
+    };
+
     use super::*;
     use crate::testing::{allocation, named, node, put_allocation, state_of_nodes};
 
@@ -181,20 +176,16 @@ mod tests {
         let mut machine = machine(&state);
         assert_eq!(machine.next_deadline(), Some(1_000));
         assert_eq!(machine.poll(999, &state), []);
-        let suspend = Command::SuspendNode(SuspendNode {
-            node: id("a"),
-            incarnation: 1,
-            reason: SuspendReason::ReadinessFailed,
-        });
+        let suspend = Command::SuspendLateNodes(SuspendLateNodes { nodes: vec![id("a")] });
         assert_eq!(machine.poll(1_000, &state), std::slice::from_ref(&suspend));
         let mut refused = initializing("a", 1_000);
         refused.modify_index = 5;
-        machine.node_changed(&refused);
+        machine.node_changed(&state, &refused);
         assert_eq!(machine.poll(1_001, &state), [], "a changed row does not make it a loop");
         let again = 1_000 + limits::DUE_RETRY_MS;
         assert_eq!(machine.next_deadline(), Some(again));
         assert_eq!(machine.poll(again, &state), [suspend]);
-        machine.node_changed(&node("a"));
+        machine.node_changed(&state, &node("a"));
         assert_eq!(machine.next_deadline(), None);
     }
 
@@ -202,14 +193,21 @@ mod tests {
     fn suspensions_end_in_one_command() {
         let suspended = |name: &str, until: u64| {
             let mut row = initializing(name, 10);
-            row.health = Health::Suspended { reason: SuspendReason::Flaky, since: 0, until };
+            row.health = Health::Suspended(Suspension {
+                reason: SuspendReason::Flaky,
+                detail: "".into(),
+                by: "".into(),
+                since: 0,
+                until: Some(until),
+                clears_affinity: true,
+            });
             row
         };
         let state = state_of_nodes([suspended("a", 500), suspended("b", 700), suspended("c", 900)]);
         let mut machine = machine(&state);
         assert_eq!(machine.next_deadline(), Some(500), "no readiness while suspended");
         let nodes = vec![id("a"), id("b")];
-        assert_eq!(machine.poll(800, &state), [Command::UnsuspendNodes(UnsuspendNodes { nodes })]);
+        assert_eq!(machine.poll(800, &state), [Command::EndSuspensions(EndSuspensions { nodes })]);
         assert_eq!(machine.next_deadline(), Some(900));
     }
 
@@ -221,7 +219,7 @@ mod tests {
         let mut state = state_of_nodes([lost]);
         put_allocation(&mut state, allocation("x", "job", "a"));
         let mut machine = machine(&state);
-        let due = 5_000 + LOST_GRACE_MS;
+        let due = 5_000 + NodeLife::default().lost_grace_ms;
         assert_eq!(machine.next_deadline(), Some(due));
         assert_eq!(machine.poll(due, &state), [], "an allocation has not ended");
         let mut ended = allocation("x", "job", "a");

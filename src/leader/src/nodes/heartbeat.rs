@@ -174,8 +174,10 @@ impl Heartbeats {
     }
 
     /// The command for what [`Self::poll`] gave. `apply` makes the ids of its evaluations.
-    pub fn command(changes: Vec<LivenessChange>) -> Command {
-        Command::NodeLiveness(NodeLiveness { changes, evaluation_ids: Vec::new() })
+    pub fn command(&self, changes: Vec<LivenessChange>) -> Command {
+        // Nodes that go silent in one moment are missed between one half of this and the whole.
+        let window_ms = 2 * self.ttl_ms_base(self.timers.len()) + self.config.grace_ms;
+        Command::NodeLiveness(NodeLiveness { changes, window_ms, evaluation_ids: Vec::new() })
     }
 
     /// When to poll next.
@@ -189,10 +191,15 @@ impl Heartbeats {
     }
 
     fn ttl_ms_of(&self, node: NodeId, live: usize) -> u64 {
+        let base = self.ttl_ms_base(live);
+        base.saturating_add(jitter::below(node.0, base))
+    }
+
+    /// The shortest time to live with so many live nodes; the longest is twice as long.
+    fn ttl_ms_base(&self, live: usize) -> u64 {
         let live = u64::try_from(live).unwrap_or(u64::MAX);
         let paced = live.saturating_mul(1000) / self.config.per_second_max.max(1);
-        let base = paced.max(self.config.ttl_ms_min);
-        base.saturating_add(jitter::below(node.0, base))
+        paced.max(self.config.ttl_ms_min)
     }
 
     fn arm(&mut self, node: NodeId, deadline: u64) {

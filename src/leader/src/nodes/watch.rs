@@ -3,7 +3,7 @@
 //! It owns the three. It never touches evaluations: `apply` decides what a node's change means for
 //! them.
 
-use fsm::{Effect, Index, NodeId, State};
+use fsm::{Command, Effect, Index, NodeId, State, node::LivenessChange};
 
 use crate::{
     Drainer, Heartbeats, NodeDeadlines,
@@ -34,7 +34,7 @@ impl NodeWatch {
         match state.nodes().get(&id) {
             Some(node) => {
                 self.heartbeats.node_changed(now, node);
-                self.deadlines.node_changed(node);
+                self.deadlines.node_changed(state, node);
                 self.drainer.node_changed(now, node);
             }
             None => {
@@ -53,6 +53,11 @@ impl NodeWatch {
         incarnation: u64,
     ) -> Result<Heard, HeartbeatError> {
         self.heartbeats.heard(now, node, incarnation)
+    }
+
+    /// The command for a node that is heard from again.
+    pub fn returned(&self, change: LivenessChange) -> Command {
+        self.heartbeats.command(vec![change])
     }
 
     /// The time to live of a node's next heartbeat, ms.
@@ -74,9 +79,12 @@ impl Machine for NodeWatch {
         match effect {
             Effect::Node(id) => self.node_changed(now, state, *id),
             Effect::Job(_) | Effect::NodeAllocations(_) => self.drainer.state_changed(now),
+            // The grace of lost nodes is a setting.
+            Effect::SchedulerConfiguration => self.deadlines.restore(state),
             Effect::Evaluation(_)
             | Effect::Capacity { .. }
-            | Effect::SchedulerConfiguration
+            | Effect::NodeChange { .. }
+            | Effect::MassLoss
             | Effect::DigestMark => {}
         }
     }
@@ -86,7 +94,7 @@ impl Machine for NodeWatch {
         if !missed.is_empty() {
             let reports = missed.iter().map(|change| Report::NodeMissed(change.node));
             stepped.reports.extend(reports);
-            stepped.commands.push(Heartbeats::command(missed));
+            stepped.commands.push(self.heartbeats.command(missed));
         }
         stepped.commands.extend(self.deadlines.poll(now, state));
         stepped.commands.extend(self.drainer.poll(now, state));

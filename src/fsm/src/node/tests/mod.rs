@@ -1,7 +1,10 @@
-//! Nodes: the scenarios SC of node life, each also with a leader change at every point (SC-24), and
-//! reaping, drains and suspensions.
+//! Nodes: the scenarios SC of node life, each also with a leader change at every point (SC-24:
+//! deadlines and outcome are the same), and reaping and drains.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
+
+mod health;
+mod mass_loss;
 
 use crate::{
     allocation::ClientStatus,
@@ -11,11 +14,13 @@ use crate::{
     job::JobKind,
     limits,
     node::{
-        AdvanceDrains, Health, Liveness, NodeDescription, NodeReadiness, Readiness, RegisterNode,
-        SetDrain, SetEligibility, SuspendNode, SuspendReason, UnsuspendNodes,
+        AdvanceDrains, Liveness, NodeDescription, NodeReadiness, Readiness, RegisterNode, SetDrain,
+        SetEligibility, SuspendReason,
     },
     plan::DropReason,
-    testing::{Driver, GROUP, START_MS, description, job, job_key, job_with_key, node_id, rows},
+    testing::{
+        AFFINITY, Driver, GROUP, START_MS, description, job, job_key, job_with_key, node_id, rows,
+    },
     tests::with_leader_changes,
 };
 
@@ -37,11 +42,14 @@ fn free(driver: &Driver) -> Vec<String> {
     free
 }
 
-fn suspension(driver: &Driver, name: &str) -> Option<(SuspendReason, u64, u64)> {
-    match driver.node_row(name).health {
-        Health::Ok => None,
-        Health::Suspended { reason, since, until } => Some((reason, since, until)),
-    }
+fn suspension(driver: &Driver, name: &str) -> Option<(SuspendReason, u64, Option<u64>)> {
+    let row = driver.node_row(name);
+    row.suspension().map(|suspension| (suspension.reason, suspension.since, suspension.until))
+}
+
+/// One failure makes a strike, as in Scoot.
+fn strike_at_once(driver: &mut Driver) {
+    driver.node_life(|life| life.strike_failures = 1);
 }
 
 fn drop_reason(driver: &mut Driver, job: &str, node: NodeId) -> DropReason {
@@ -58,7 +66,7 @@ fn add_again(driver: &mut Driver, name: &str) {
     driver.node(name);
 }
 
-/// SC-01.
+/// SC-01: a node without a readiness check is ready, idle and free, and in the affinity group "".
 #[test]
 fn a_node_without_a_check_is_ready_idle_and_free() {
     with_leader_changes(|driver| {
@@ -70,7 +78,7 @@ fn a_node_without_a_check_is_ready_idle_and_free() {
     });
 }
 
-/// SC-02.
+/// SC-02: a node that is not heard from is lost: known, in its affinity group, not assignable.
 #[test]
 fn a_removed_node_is_lost_known_and_not_assignable() {
     with_leader_changes(|driver| {
@@ -85,7 +93,7 @@ fn a_removed_node_is_lost_known_and_not_assignable() {
     });
 }
 
-/// SC-03.
+/// SC-03: the removal of an unknown node changes nothing.
 #[test]
 fn removing_an_unknown_node_changes_nothing() {
     with_leader_changes(|driver| {
@@ -98,7 +106,7 @@ fn removing_an_unknown_node_changes_nothing() {
     });
 }
 
-/// SC-04.
+/// SC-04: a node that registers again keeps what it runs.
 #[test]
 fn adding_a_node_twice_keeps_what_runs_there() {
     with_leader_changes(|driver| {
@@ -114,7 +122,8 @@ fn adding_a_node_twice_keeps_what_runs_there() {
     });
 }
 
-/// SC-05.
+/// SC-05: an offline node gets no new work, keeps its task, and is offline once however often
+/// that is said.
 #[test]
 fn an_offlined_node_gets_no_work_and_keeps_its_task() {
     with_leader_changes(|driver| {
@@ -126,6 +135,15 @@ fn an_offlined_node_gets_no_work_and_keeps_its_task() {
         driver.at_seconds(5);
         driver.eligibility("a", false);
         assert_eq!(*driver.node_row("a"), once, "offlined once only");
+        driver.accept(Command::SetEligibility(SetEligibility {
+            node: a,
+            eligible: false,
+            by: "alice@web1".into(),
+            reason: "fan".into(),
+            evaluation_ids: Vec::new(),
+        }));
+        let twice = driver.node_row("a").eligibility.clone();
+        assert_eq!((&*twice.by, &*twice.reason, twice.at), ("alice@web1", "fan", START_MS));
         assert!(once.eligibility.ineligible);
         assert_eq!((&*once.eligibility.by, once.eligibility.at), ("operator", START_MS));
         assert_eq!(drop_reason(driver, "t", a), DropReason::NodeUnschedulable);
@@ -133,7 +151,7 @@ fn an_offlined_node_gets_no_work_and_keeps_its_task() {
     });
 }
 
-/// SC-06.
+/// SC-06: a node that is brought online twice is ready once.
 #[test]
 fn an_offlined_node_is_reinstated_once() {
     with_leader_changes(|driver| {
@@ -148,7 +166,7 @@ fn an_offlined_node_is_reinstated_once() {
     });
 }
 
-/// SC-07 and SC-08.
+/// SC-07, SC-08: with a readiness check nodes initialize, and one is ready after its own success.
 #[test]
 fn nodes_wait_for_their_readiness_check() {
     with_leader_changes(|driver| {
@@ -228,7 +246,7 @@ fn a_node_that_is_added_with_its_success_is_assignable() {
     });
 }
 
-/// SC-12.
+/// SC-12: affinity groups hold a node once: by its last key, and busy or idle.
 #[test]
 fn busy_and_idle_follow_from_allocations() {
     with_leader_changes(|driver| {
@@ -270,25 +288,27 @@ fn a_short_task_leaves_its_affinity_key() {
     });
 }
 
-/// SC-13.
+/// SC-13: a flaky node is out for 15 minutes, and back only after a check.
 #[test]
 fn a_flaky_node_cools_down_and_is_checked_again() {
     with_leader_changes(|driver| {
-        let a = driver.node("a");
+        strike_at_once(driver);
+        driver.node("a");
+        let a = node_id("a");
         driver.register_job(job_with_key("t", "snapA"));
         let t = driver.run("t", 0, a);
-        driver.report_infrastructure_failure(t);
-        let until = START_MS + 15 * 60 * 1000;
+        driver.report_node_failure(t);
+        let until = Some(START_MS + 15 * 60 * 1000);
         assert_eq!(suspension(driver, "a"), Some((SuspendReason::Flaky, START_MS, until)));
         assert!(free(driver).is_empty());
 
         driver.at_seconds(14 * 60 + 59);
         driver.register_node("a");
-        driver.accept(Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![a] }));
+        driver.end_suspension("a");
         assert!(suspension(driver, "a").is_some(), "neither time nor an addition shortens it");
 
         driver.at_seconds(15 * 60);
-        driver.accept(Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![a] }));
+        driver.end_suspension("a");
         assert_eq!(suspension(driver, "a"), None);
         assert_eq!(driver.node_row("a").liveness, Liveness::Initializing);
         assert!(free(driver).is_empty());
@@ -296,11 +316,13 @@ fn a_flaky_node_cools_down_and_is_checked_again() {
         assert!(free(driver).is_empty());
         driver.readiness("a", Readiness::Ok);
         assert_eq!(free(driver), ["a"]);
-        assert_eq!(idle(driver, "snapA"), ["a"]);
+        assert_eq!(idle(driver, ""), ["a"], "what it last ran may be the cause");
+        assert!(idle(driver, "snapA").is_empty());
     });
 }
 
-/// SC-15.
+/// SC-15: a lost node is back with its affinity within the grace, and gone from every index
+/// after it.
 #[test]
 fn a_lost_node_returns_within_the_grace_and_is_forgotten_after_it() {
     with_leader_changes(|driver| {
@@ -345,34 +367,43 @@ fn the_grace_ends_on_the_millisecond() {
     let mut driver = Driver::default();
     driver.node("c");
     driver.liveness("c", Liveness::Down);
-    driver.at_ms(limits::LOST_GRACE_MS - 1);
+    let grace_ms = driver.state.node_life().lost_grace_ms;
+    driver.at_ms(grace_ms - 1);
     let command = driver.reap("c", false);
     driver.reject(command);
-    driver.at_ms(limits::LOST_GRACE_MS);
+    driver.at_ms(grace_ms);
     let command = driver.reap("c", false);
     driver.accept(command);
 }
 
-/// SC-16.
+/// SC-16: a node that is unhealthy after its task is checked again, and returns when it is healthy
+/// without having to disappear.
 #[test]
 fn an_unhealthy_node_returns_without_disappearing() {
     with_leader_changes(|driver| {
         let a = driver.node("a");
-        let reason = SuspendReason::Unhealthy;
-        driver.accept(Command::SuspendNode(SuspendNode { node: a, incarnation: 1, reason }));
-        assert_eq!(suspension(driver, "a").unwrap().0, SuspendReason::Unhealthy);
+        driver.register_job(job_with_key("t", "snapA"));
+        let t = driver.run("t", 0, a);
+        driver.readiness_as("a", Readiness::Retry, "disk is full");
+        let row = driver.node_row("a").suspension().unwrap().clone();
+        assert_eq!((row.reason, &*row.detail), (SuspendReason::Unhealthy, "disk is full"));
+        assert_eq!((row.since, row.until), (START_MS, None));
+        assert!(driver.node_row("a").wants_check() && driver.allocation(t).is_live());
+        assert_eq!(driver.node_row("a").strikes, 0);
+        driver.report(t, ClientStatus::Complete);
         assert!(free(driver).is_empty());
         driver.at_seconds(100);
         let command = driver.reap("a", false);
         driver.reject(command);
-        driver.at_seconds(15 * 60);
-        driver.accept(Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![a] }));
         driver.readiness("a", Readiness::Ok);
+        assert_eq!(driver.node_row("a").liveness, Liveness::Ready, "at once");
         assert_eq!(free(driver), ["a"]);
+        assert_eq!(idle(driver, ""), ["a"], "its affinity is cleared");
     });
 }
 
-/// SC-17, also over reaping: only an operator takes an operator's word back.
+/// SC-17: an offline node that is added again stays offline, also after it was reaped: only an
+/// operator takes an operator's word back.
 #[test]
 fn an_offlined_node_stays_offlined() {
     with_leader_changes(|driver| {
@@ -398,7 +429,7 @@ fn an_offlined_node_stays_offlined() {
     });
 }
 
-/// SC-18.
+/// SC-18: a node whose task failed while it was lost is idle when it is back, and gets work.
 #[test]
 fn a_node_whose_task_failed_while_it_was_lost_gets_work_again() {
     with_leader_changes(|driver| {
@@ -415,14 +446,17 @@ fn a_node_whose_task_failed_while_it_was_lost_gets_work_again() {
     });
 }
 
-/// SC-20.
+/// SC-20: online gives eligibility back, and a suspension goes on until its own end.
 #[test]
 fn reinstating_does_not_end_a_suspension() {
     with_leader_changes(|driver| {
+        strike_at_once(driver);
         let a = driver.node("a");
-        let reason = SuspendReason::Flaky;
-        driver.accept(Command::SuspendNode(SuspendNode { node: a, incarnation: 1, reason }));
+        driver.register_job(job("t", JobKind::Batch, 1));
+        let t = driver.run("t", 0, a);
+        driver.report_node_failure(t);
         let before = suspension(driver, "a");
+        assert!(before.is_some());
         driver.at_seconds(60);
         driver.eligibility("a", false);
         driver.eligibility("a", true);
@@ -430,13 +464,13 @@ fn reinstating_does_not_end_a_suspension() {
         assert_eq!(suspension(driver, "a"), before);
         assert!(free(driver).is_empty());
         driver.at_seconds(15 * 60);
-        driver.accept(Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![a] }));
+        driver.end_suspension("a");
         driver.readiness("a", Readiness::Ok);
         assert_eq!(free(driver), ["a"]);
     });
 }
 
-/// SC-21.
+/// SC-21: a duplicate completion changes no count, and none falls below zero.
 #[test]
 fn a_duplicate_completion_changes_no_count() {
     with_leader_changes(|driver| {
@@ -456,98 +490,6 @@ fn a_duplicate_completion_changes_no_count() {
         assert_eq!((index.summary[GROUP].complete, index.summary[GROUP].running), (1, 0));
         assert_eq!(*driver.state.usage(a), crate::resources::NodeUsage::default());
     });
-}
-
-/// SC-22.
-#[test]
-fn at_most_a_share_of_the_fleet_is_suspended() {
-    with_leader_changes(|driver| {
-        let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
-        driver.register_job(job("t", JobKind::Batch, 8));
-        for (number, name) in (0..).zip(names) {
-            let node = driver.node(name);
-            let id = driver.run("t", number, node);
-            driver.at_seconds(u64::from(number));
-            driver.report_infrastructure_failure(id);
-        }
-        let suspended = names.map(|name| {
-            driver.state.nodes.get(&node_id(name)).is_some_and(|node| node.health != Health::Ok)
-        });
-        // One of the first to fail, the second once the fleet has 8 nodes.
-        assert_eq!(suspended.iter().filter(|is| **is).count(), 2);
-        let last = driver.node_row("g").events.last().unwrap();
-        assert_eq!(&*last.message, "Not suspended: too many nodes are suspended already");
-    });
-}
-
-#[test]
-fn strikes_double_the_cool_down_and_are_forgiven_by_the_day() {
-    let mut driver = Driver::default();
-    let a = driver.node("a");
-    let minute = 60_000;
-    let suspend = |driver: &mut Driver, at: u64, minutes: u64, strikes: u32| {
-        driver.at_ms(at);
-        let until = START_MS + at + minutes * minute;
-        let reason = SuspendReason::Flaky;
-        driver.accept(Command::SuspendNode(SuspendNode { node: a, incarnation: 1, reason }));
-        assert_eq!(suspension(driver, "a").unwrap().2, until);
-        assert_eq!(driver.node_row("a").strikes, strikes);
-        driver.now = until;
-        driver.accept(Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![a] }));
-        assert_eq!(suspension(driver, "a"), None);
-    };
-    suspend(&mut driver, 0, 15, 1);
-    suspend(&mut driver, 15 * minute, 30, 2);
-    suspend(&mut driver, 60 * minute, 60, 3);
-    suspend(&mut driver, 120 * minute, 120, 4);
-    suspend(&mut driver, 300 * minute, 240, 5);
-    suspend(&mut driver, 600 * minute, 240, 6);
-    suspend(&mut driver, 600 * minute + 5 * limits::STRIKE_DECAY_MS, 30, 2);
-}
-
-#[test]
-fn who_became_ready_or_went_away_before_the_command_came_is_not_suspended() {
-    let mut driver = Driver::default();
-    let a = driver.register_node("a");
-    let reason = SuspendReason::ReadinessFailed;
-    let suspend = Command::SuspendNode(SuspendNode { node: a, incarnation: 1, reason });
-    driver.at_ms(limits::READY_MS_MAX - 1);
-    driver.accept(suspend.clone());
-    assert_eq!(suspension(&driver, "a"), None, "it still has time");
-    driver.at_ms(limits::READY_MS_MAX);
-    driver.liveness("a", Liveness::Down);
-    driver.accept(suspend.clone());
-    assert_eq!(suspension(&driver, "a"), None, "it went away");
-    driver.liveness("a", Liveness::Initializing);
-    driver.accept(suspend.clone());
-    assert_eq!(suspension(&driver, "a"), None, "it came back, and has its time anew");
-    driver.sync("a");
-    driver.readiness("a", Readiness::Ok);
-    assert_eq!(driver.node_row("a").liveness, Liveness::Ready);
-    driver.at_ms(3 * limits::READY_MS_MAX);
-    driver.accept(suspend);
-    assert_eq!(suspension(&driver, "a"), None, "it is ready");
-}
-
-#[test]
-fn a_second_suspension_keeps_the_start_and_the_later_end() {
-    let mut driver = Driver::default();
-    let a = driver.node("a");
-    let suspend =
-        |reason| Command::SuspendNode(SuspendNode { node: node_id("a"), incarnation: 1, reason });
-    driver.accept(suspend(SuspendReason::Flaky));
-    driver.at_seconds(60);
-    driver.accept(suspend(SuspendReason::Unhealthy));
-    let until = START_MS + 60_000 + 30 * 60_000;
-    assert_eq!(suspension(&driver, "a"), Some((SuspendReason::Flaky, START_MS, until)));
-    assert_eq!(
-        driver.reject(Command::SuspendNode(SuspendNode {
-            node: a,
-            incarnation: 2,
-            reason: SuspendReason::Flaky
-        })),
-        Rejection::StaleIncarnation
-    );
 }
 
 #[test]
@@ -605,6 +547,8 @@ fn another_identity_is_another_incarnation_and_loses_what_ran() {
         node: a,
         incarnation: 1,
         readiness: Readiness::Ok,
+        reason: "".into(),
+        sequence: 1_000,
         evaluation_ids,
     });
     assert_eq!(driver.reject(old), Rejection::StaleIncarnation);
@@ -626,7 +570,7 @@ fn an_eligibility_may_come_before_its_node() {
         driver.eligibility("a", false);
         driver.node("a");
         assert!(driver.node_row("a").eligibility.ineligible);
-        assert!(driver.state.early_eligibilities.is_empty());
+        assert!(driver.state.offline_nodes.is_empty());
         driver.eligibility("b", false);
         driver.eligibility("b", true);
         driver.node("b");
@@ -654,8 +598,9 @@ fn a_purged_node_comes_back_as_a_new_incarnation_in_service() {
     });
 }
 
+/// Strikes go with the tombstone; what an operator said stays.
 #[test]
-fn what_is_kept_of_a_reaped_node_goes_with_its_tombstone() {
+fn offline_outlives_the_tombstone() {
     let mut driver = Driver::default();
     for name in ["a", "b"] {
         driver.node(name);
@@ -665,13 +610,15 @@ fn what_is_kept_of_a_reaped_node_goes_with_its_tombstone() {
     driver.at_seconds(61);
     let command = driver.reap("a", false);
     driver.accept(command);
-    assert!(driver.state.early_eligibilities.contains(&node_id("a")));
-    driver.at_ms(61_000 + limits::TOMBSTONE_MS);
+    driver.at_ms(61_000 + driver.state.node_life().tombstone_ms);
     let command = driver.reap("b", false);
     driver.accept(command);
     assert!(!driver.state.tombstones.contains(&node_id("a")));
-    assert!(!driver.state.early_eligibilities.contains(&node_id("a")));
-    assert!(driver.state.early_eligibilities.contains(&node_id("b")));
+    let rows = driver.state.offline_nodes.iter();
+    let names: Vec<_> = rows.map(|row| (&*row.name, &*row.eligibility.reason)).collect();
+    assert_eq!(names, [("a", "maintenance"), ("b", "maintenance")]);
+    driver.node("a");
+    assert!(driver.node_row("a").eligibility.ineligible);
 }
 
 /// L10: a drain makes ineligible, and eligibility cannot be given while it lasts.
