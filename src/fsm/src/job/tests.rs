@@ -225,6 +225,7 @@ fn registrations_are_checked_against_the_cluster() {
     };
     driver.accept(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
         configuration,
+        keep_node_life: true,
         enforce_index: None,
     }));
     let rejection = driver.reject(register(job("t", JobKind::Service, 1), evaluation));
@@ -400,6 +401,7 @@ fn settings_are_guarded() {
         let configuration = configuration.clone();
         Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
             configuration,
+            keep_node_life: true,
             enforce_index,
         })
     };

@@ -11,7 +11,7 @@ use crate::{
     evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger},
     id::{AllocationId, EvaluationId, NodeId},
     job::JobKind,
-    node::{Liveness, SuspendNode, SuspendReason},
+    node::Liveness,
     plan::{ApplyPlans, DropReason, FollowUp, Plan, PlanVerdict},
     resources::Dimension,
     table::ChangeSet,
@@ -210,9 +210,7 @@ fn nodes_out_of_service_get_no_placements() {
     driver.liveness("d", Liveness::Disconnected);
     driver.drain("e", true);
     driver.eligibility("f", false);
-    let suspended = crate::testing::node_id("g");
-    let reason = SuspendReason::Flaky;
-    driver.accept(Command::SuspendNode(SuspendNode { node: suspended, incarnation: 1, reason }));
+    driver.suspend("g", None);
     for name in ["c", "d", "e", "f", "g"] {
         place(&mut driver, crate::testing::node_id(name), DropReason::NodeUnschedulable);
     }

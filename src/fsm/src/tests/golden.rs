@@ -32,10 +32,11 @@ use crate::{
         UpdateStrategy,
     },
     node::{
-        AdvanceDrains, CapacityGain, Drain, Driver, Eligibility, EvaluateNode, GainKey, Health,
-        Liveness, LivenessChange, Node, NodeDescription, NodeEvent, NodeLiveness, NodeReadiness,
-        OfflineNode, Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendNode,
-        SuspendReason, Tombstone, TombstoneRow, UnsuspendNodes,
+        AdvanceDrains, CapacityGain, CheckResult, Drain, Driver, Eligibility, EndMassLoss,
+        EndSuspensions, EvaluateNode, GainKey, Health, Liveness, LivenessChange, MassLoss,
+        MassLossEnd, Node, NodeDescription, NodeEvent, NodeFailure, NodeLiveness, NodeReadiness,
+        OfflineNode, Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
+        SuspendNode, SuspendReason, Suspension, Tombstone, UnsuspendNode,
     },
     plan::{
         ApplyPlans, DropReason, FollowUp, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop,
@@ -110,6 +111,7 @@ fn job_row() -> Job {
 fn eligibility() -> Eligibility {
     Eligibility {
         ineligible: true,
+        by_drain: true,
         by: "operator".into(),
         reason: "repair".into(),
         at: 1000,
@@ -145,6 +147,21 @@ fn drain() -> Drain {
     }
 }
 
+fn suspended() -> Health {
+    Health::Suspended(Suspension {
+        reason: SuspendReason::Unhealthy,
+        detail: "disk".into(),
+        by: "operator".into(),
+        since: 11,
+        until: Some(12),
+        clears_affinity: true,
+    })
+}
+
+fn failures() -> Vec<NodeFailure> {
+    vec![NodeFailure { at: 22, job: job_key("t"), detail: "no executor".into() }]
+}
+
 fn node() -> Node {
     Node {
         id: NodeId([1; 16]),
@@ -158,8 +175,13 @@ fn node() -> Node {
         ready_deadline_at: 7,
         lost_at: Some(8),
         missed_index: 9,
+        missed_at: 19,
+        was_ready: true,
         synced_index: 10,
-        health: Health::Suspended { reason: SuspendReason::Unhealthy, since: 11, until: 12 },
+        check: Some(CheckResult { readiness: Readiness::Retry, reason: "disk".into(), at: 20 }),
+        check_sequence: 21,
+        health: suspended(),
+        failures: failures(),
         strikes: 13,
         strike_at: 14,
         eligibility: eligibility(),
@@ -340,7 +362,7 @@ fn node_report(node: NodeId, evaluation_ids: Vec<EvaluationId>) -> NodeReport {
         status: ClientStatus::Failed,
         description: "exit 1".into(),
         tasks: tasks(),
-        infrastructure_failure: true,
+        node_failure: Some("no executor".into()),
     };
     NodeReport { node, incarnation: 5, updates: vec![update], evaluation_ids }
 }
@@ -383,18 +405,29 @@ pub(super) fn commands() -> Vec<Command> {
             node,
             incarnation: 12,
             readiness: Readiness::Fatal,
+            reason: "disk".into(),
+            sequence: 13,
             evaluation_ids: evaluation_ids.clone(),
         }),
         Command::NodeLiveness(NodeLiveness {
             changes: vec![change],
+            window_ms: 30_000,
             evaluation_ids: evaluation_ids.clone(),
         }),
         Command::SuspendNode(SuspendNode {
             node,
-            incarnation: 13,
-            reason: SuspendReason::ReadinessFailed,
+            by: "operator".into(),
+            reason: "repair".into(),
+            for_ms: Some(13),
         }),
-        Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![node] }),
+        Command::UnsuspendNode(UnsuspendNode {
+            node,
+            by: "operator".into(),
+            reason: "repaired".into(),
+        }),
+        Command::SuspendLateNodes(SuspendLateNodes { nodes: vec![node] }),
+        Command::EndSuspensions(EndSuspensions { nodes: vec![node] }),
+        Command::EndMassLoss(EndMassLoss { by: Some("operator".into()) }),
         Command::SetEligibility(SetEligibility {
             node,
             eligible: false,
@@ -426,6 +459,7 @@ pub(super) fn commands() -> Vec<Command> {
         Command::ApplyPlans(ApplyPlans { plans: vec![Arc::new(plan())] }),
         Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
             configuration: configuration(),
+            keep_node_life: true,
             enforce_index: Some(17),
         }),
         Command::UpsertNodePool(UpsertNodePool { pool: node_pool() }),
@@ -449,7 +483,10 @@ fn command_name(command: &Command) -> &'static str {
         Command::NodeReadiness(_) => "node-readiness",
         Command::NodeLiveness(_) => "node-liveness",
         Command::SuspendNode(_) => "suspend-node",
-        Command::UnsuspendNodes(_) => "unsuspend-nodes",
+        Command::UnsuspendNode(_) => "unsuspend-node",
+        Command::SuspendLateNodes(_) => "suspend-late-nodes",
+        Command::EndSuspensions(_) => "end-suspensions",
+        Command::EndMassLoss(_) => "end-mass-loss",
         Command::SetEligibility(_) => "set-eligibility",
         Command::SetDrain(_) => "set-drain",
         Command::AdvanceDrains(_) => "advance-drains",
@@ -555,9 +592,22 @@ fn golden() -> Golden {
     golden.pin("namespace", &namespace());
     golden.pin("scheduler-configuration", &configuration());
     let node = NodeId([1; 16]);
-    let tombstone = Tombstone { incarnation: 2, at: 3 };
-    golden.pin("tombstone", &TombstoneRow { node, tombstone });
-    golden.pin("early-eligibility", &OfflineNode { node, eligibility: eligibility() });
+    let tombstone = Tombstone {
+        node,
+        incarnation: 2,
+        at: 3,
+        health: suspended(),
+        failures: failures(),
+        strikes: 4,
+        strike_at: 5,
+    };
+    golden.pin("tombstone", &tombstone);
+    let offline = OfflineNode { node, name: "n1".into(), eligibility: eligibility() };
+    golden.pin("offline-node", &offline);
+    let end = Some(MassLossEnd { at: 6, by: "operator".into() });
+    let (create_index, modify_index) = (7, 8);
+    let loss = MassLoss { since: 5, nodes: vec![node], end, create_index, modify_index };
+    golden.pin("mass-loss", &loss);
     let class = ClassId([2; 16]);
     golden.pin("capacity-gain-class", &CapacityGain { key: GainKey::Class(class), index: 3 });
     golden.pin("capacity-gain-node", &CapacityGain { key: GainKey::Node(node), index: 3 });

@@ -24,7 +24,7 @@ fn busy_cluster() -> Driver {
     driver.register_job(job_with_ports("ports", &[("http", 8080)]));
     driver.run("t", 0, a);
     let failed = driver.run("t", 1, b);
-    driver.report_infrastructure_failure(failed);
+    driver.report_node_failure(failed);
     driver.run("sys", 0, a);
     let evaluation = driver.evaluate_job("ports");
     let mut placement = driver.placement(crate::testing::GROUP, 0, a);
@@ -38,8 +38,15 @@ fn busy_cluster() -> Driver {
     let configuration = crate::settings::SchedulerConfiguration::default();
     driver.accept(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
         configuration,
+        keep_node_life: false,
         enforce_index: None,
     }));
+    for name in ["x", "y", "z"] {
+        driver.node(name);
+    }
+    for name in ["x", "y", "z"] {
+        driver.liveness(name, Liveness::Down);
+    }
     driver.commit_request(1, driver.now, Command::Tick);
     driver.accept(Command::MarkDigest);
     driver

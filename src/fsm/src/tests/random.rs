@@ -37,14 +37,14 @@ use crate::{
     invariant,
     job::{DeregisterJob, EvaluateJob, JobKind, JobSpec, Parameterized, RegisterJob},
     node::{
-        AdvanceDrains, Drain, EvaluateNode, Liveness, LivenessChange, NodeLiveness, NodeReadiness,
-        Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendNode, SuspendReason,
-        UnsuspendNodes,
+        AdvanceDrains, Drain, EndMassLoss, EndSuspensions, EvaluateNode, Liveness, LivenessChange,
+        NodeLiveness, NodeReadiness, Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility,
+        SuspendLateNodes, SuspendNode, UnsuspendNode,
     },
     plan::{ApplyPlans, FollowUp, InPlace, Placement, Plan, Stop},
     session::Request,
     settings::{
-        DeleteNamespace, DeleteNodePool, Namespace, NodePool, SchedulerConfiguration,
+        DeleteNamespace, DeleteNodePool, Namespace, NodeLife, NodePool, SchedulerConfiguration,
         SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
     },
     state::State,
@@ -252,6 +252,8 @@ impl Maker<'_> {
                     node,
                     incarnation,
                     readiness,
+                    reason: self.dice.choose(&["".into(), "disk".into()]),
+                    sequence: self.dice.below(1_000),
                     evaluation_ids,
                 })
             }
@@ -269,7 +271,8 @@ impl Maker<'_> {
                         LivenessChange { node, incarnation, liveness: self.dice.choose(&all) }
                     })
                     .collect();
-                Command::NodeLiveness(NodeLiveness { changes, evaluation_ids })
+                let window_ms = self.dice.below(40_000);
+                Command::NodeLiveness(NodeLiveness { changes, window_ms, evaluation_ids })
             }
             10 => {
                 let incarnation = self.dice.one_in(2).then_some(incarnation);
@@ -282,23 +285,17 @@ impl Maker<'_> {
 
     fn operator_command(&mut self) -> Command {
         let node = self.node();
-        let incarnation = self.incarnation(node);
         let evaluation_ids = self.evaluation_ids();
         let text: Text = "text".into();
-        match self.dice.below(9) {
+        match self.dice.below(12) {
             0 => {
-                let all = [
-                    SuspendReason::Flaky,
-                    SuspendReason::Unhealthy,
-                    SuspendReason::ReadinessFailed,
-                ];
-                Command::SuspendNode(SuspendNode {
-                    node,
-                    incarnation,
-                    reason: self.dice.choose(&all),
-                })
+                let for_ms = self.dice.one_in(2).then(|| self.dice.below(20_000));
+                Command::SuspendNode(SuspendNode { node, by: text.clone(), reason: text, for_ms })
             }
-            1 | 2 => Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![node, self.node()] }),
+            1 => Command::EndSuspensions(EndSuspensions { nodes: vec![node, self.node()] }),
+            2 => Command::UnsuspendNode(UnsuspendNode { node, by: text.clone(), reason: text }),
+            9 => Command::SuspendLateNodes(SuspendLateNodes { nodes: vec![node, self.node()] }),
+            10 => Command::EndMassLoss(EndMassLoss { by: self.dice.one_in(3).then_some(text) }),
             3..6 => Command::SetEligibility(SetEligibility {
                 node,
                 eligible: !self.dice.one_in(4),
@@ -355,7 +352,7 @@ impl Maker<'_> {
                 status,
                 description: "".into(),
                 tasks: BTreeMap::new(),
-                infrastructure_failure: self.dice.one_in(9),
+                node_failure: self.dice.one_in(9).then(|| "no room".into()),
             };
             let updates = if self.dice.one_in(5) { Vec::new() } else { vec![update] };
             let incarnation = self.incarnation(node);
@@ -388,11 +385,19 @@ impl Maker<'_> {
                 let configuration = SchedulerConfiguration {
                     reject_job_registration: self.dice.one_in(9),
                     node_limit: u32::try_from(self.dice.below(3)).unwrap(),
+                    node_life: NodeLife {
+                        strike_failures: u32::try_from(self.dice.below(4)).unwrap(),
+                        strike_window_ms: 1 + self.dice.below(20_000),
+                        suspend_ms: 1 + self.dice.below(20_000),
+                        affinity_meta_key: self.dice.choose(&["".into(), "snapshot".into()]),
+                        ..NodeLife::default()
+                    },
                     ..SchedulerConfiguration::default()
                 };
                 let enforce_index = self.dice.one_in(3).then_some(0);
                 Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
                     configuration,
+                    keep_node_life: self.dice.one_in(2),
                     enforce_index,
                 })
             }

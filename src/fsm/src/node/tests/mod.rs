@@ -250,6 +250,7 @@ fn a_node_that_is_added_with_its_success_is_assignable() {
 #[test]
 fn busy_and_idle_follow_from_allocations() {
     with_leader_changes(|driver| {
+        driver.node_life(|life| life.affinity_meta_key = AFFINITY.into());
         let nodes = ["a", "b", "c", "d"].map(|name| driver.node(name));
         for (name, key) in [("one", "snapA"), ("two", "snapA"), ("three", "snapB")] {
             driver.register_job(job_with_key(name, key));
@@ -279,6 +280,7 @@ fn busy_and_idle_follow_from_allocations() {
 #[test]
 fn a_short_task_leaves_its_affinity_key() {
     with_leader_changes(|driver| {
+        driver.node_life(|life| life.affinity_meta_key = AFFINITY.into());
         let a = driver.node("a");
         driver.register_job(job_with_key("one", "snapA"));
         let id = driver.place("one", 0, a);
@@ -292,6 +294,7 @@ fn a_short_task_leaves_its_affinity_key() {
 #[test]
 fn a_flaky_node_cools_down_and_is_checked_again() {
     with_leader_changes(|driver| {
+        driver.node_life(|life| life.affinity_meta_key = AFFINITY.into());
         strike_at_once(driver);
         driver.node("a");
         let a = node_id("a");
@@ -326,6 +329,7 @@ fn a_flaky_node_cools_down_and_is_checked_again() {
 #[test]
 fn a_lost_node_returns_within_the_grace_and_is_forgotten_after_it() {
     with_leader_changes(|driver| {
+        driver.node_life(|life| life.affinity_meta_key = AFFINITY.into());
         let b = driver.node("b");
         let c = driver.node("c");
         driver.register_job(job_with_key("one", "snapA"));
@@ -381,6 +385,7 @@ fn the_grace_ends_on_the_millisecond() {
 #[test]
 fn an_unhealthy_node_returns_without_disappearing() {
     with_leader_changes(|driver| {
+        driver.node_life(|life| life.affinity_meta_key = AFFINITY.into());
         let a = driver.node("a");
         driver.register_job(job_with_key("t", "snapA"));
         let t = driver.run("t", 0, a);
@@ -433,6 +438,7 @@ fn an_offlined_node_stays_offlined() {
 #[test]
 fn a_node_whose_task_failed_while_it_was_lost_gets_work_again() {
     with_leader_changes(|driver| {
+        driver.node_life(|life| life.affinity_meta_key = AFFINITY.into());
         let a = driver.node("a");
         driver.register_job(job_with_key("t", "snapA"));
         let t = driver.run("t", 0, a);
