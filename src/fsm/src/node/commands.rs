@@ -127,8 +127,8 @@ pub struct AdvanceDrains {
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
-/// Forgets a node that is down. With `force` (an operator's purge) also one that is not, and its
-/// allocations are lost.
+/// Forgets a node that is down. With `force` (an operator's purge) also one that is not, with its
+/// allocations, its health and what operators said of it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ReapNode {
     pub node: NodeId,

@@ -4,8 +4,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    CapacityGain, EvaluateNode, GainKey, Liveness, Node, NodeChange, NodeDescription, NodeEvent,
-    NodeLiveness, OfflineNode, ReapNode, RegisterNode, Tombstone, computed_class,
+    CapacityGain, EvaluateNode, GainKey, Health, Liveness, Node, NodeChange, NodeDescription,
+    NodeEvent, NodeLiveness, OfflineNode, ReapNode, RegisterNode, Tombstone, computed_class,
 };
 use crate::{
     allocation::{Allocation, ClientStatus},
@@ -173,25 +173,28 @@ impl Turn<'_> {
         }
         let mut jobs = self.lose_allocations(id, "the node was purged");
         jobs.extend(self.per_node_jobs_for(&node, Trigger::NodeUpdate));
+        let (incarnation, modify_index) = (node.incarnation, node.modify_index);
         self.bury_old_tombstones();
         if !force {
             self.keep_offline(&node);
         }
-        let (change, detail) = if force {
-            (NodeChange::Purged, "an operator purged it")
-        } else {
-            (NodeChange::Reaped, "it was down for longer than the grace")
-        };
-        self.announce(id, change, detail.into());
-        let tombstone = Tombstone {
+        let mut tombstone = Tombstone {
             node: id,
             incarnation: node.incarnation,
             at: self.at,
-            health: node.health,
-            failures: node.failures,
-            strikes: node.strikes,
-            strike_at: node.strike_at,
+            health: Health::Ok,
+            failures: Vec::new(),
+            strikes: 0,
+            strike_at: 0,
         };
+        if force {
+            self.announce(id, NodeChange::Purged, "an operator purged it".into());
+        } else {
+            let detail = "it was down for longer than the grace";
+            self.announce(id, NodeChange::Reaped, detail.into());
+            (tombstone.health, tombstone.failures) = (node.health, node.failures);
+            (tombstone.strikes, tombstone.strike_at) = (node.strikes, node.strike_at);
+        }
         self.state.tombstones.put(tombstone, self.changes);
         if let Some(row) = self.state.nodes.remove(&id, self.changes) {
             self.state.index_node(Some(&row), None);
@@ -200,11 +203,7 @@ impl Turn<'_> {
         self.gains.remove(&id);
         self.effects.insert(Effect::Node(id));
         let evaluations = self.evaluate(&jobs, None, evaluation_ids);
-        Ok(Reply::Node {
-            incarnation: node.incarnation,
-            modify_index: node.modify_index,
-            evaluations,
-        })
+        Ok(Reply::Node { incarnation, modify_index, evaluations })
     }
 
     /// A node that comes back is still out of service if an operator took it out.

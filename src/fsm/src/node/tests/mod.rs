@@ -591,6 +591,7 @@ fn a_purged_node_comes_back_as_a_new_incarnation_in_service() {
         driver.register_job(job("t", JobKind::Service, 1));
         let t = driver.run("t", 0, a);
         driver.eligibility("a", false);
+        driver.suspend("a", None);
         let command = driver.reap("a", false);
         driver.reject(command);
         let command = driver.reap("a", true);
