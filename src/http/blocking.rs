@@ -249,9 +249,9 @@ fn rows_of(state: &State, table: TableId) -> usize {
         TableId::Allocations => state.allocations().len(),
         TableId::NodePools => state.node_pools().len(),
         TableId::Namespaces => state.namespaces().len(),
+        TableId::OfflineNodes => state.offline_nodes().len(),
         TableId::SchedulerConfiguration
         | TableId::Tombstones
-        | TableId::OfflineNodes
         | TableId::CapacityGains
         | TableId::Sessions
         | TableId::DigestMarks

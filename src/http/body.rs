@@ -2,9 +2,13 @@
 //!
 //! Names match as Go's decoder matches them: exactly, or else without regard to case; null is the same as absent.
 
+use fsm::{Text, limits};
 use serde_json::{Map, Value};
 
 use super::{error::Error, time};
+
+/// Who acts when the client of this API does not say.
+const OPERATOR: &str = "operator";
 
 /// One object of a request's body, and where it stands.
 #[derive(Clone)]
@@ -57,6 +61,26 @@ impl<'a> Fields<'a> {
     /// A text.
     pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, Error> {
         self.typed(name, "a text", Value::as_str)
+    }
+
+    /// A line for people that a node's row keeps; empty when there is none.
+    pub(crate) fn note(&self, name: &str) -> Result<Text, Error> {
+        let text = self.text(name)?.unwrap_or("").trim();
+        let (bytes, max) = (text.len(), limits::NODE_REASON_BYTES_MAX);
+        let place = self.place(name);
+        if bytes > max {
+            return Err(Error::bad(format!("{place} has {bytes} bytes, at most {max} may be")));
+        }
+        if text.contains(char::is_control) {
+            return Err(Error::bad(format!("{place} must be one line without control characters")));
+        }
+        Ok(text.into())
+    }
+
+    /// Who acts, as the client says; nothing verifies it.
+    pub(crate) fn actor(&self) -> Result<Text, Error> {
+        let actor = self.note("Actor")?;
+        Ok(if actor.is_empty() { OPERATOR.into() } else { actor })
     }
 
     /// A truth value.

@@ -23,8 +23,10 @@ mod job;
 mod job_bodies;
 mod jobs_bridge;
 mod list;
+mod mass_loss;
 mod namespace;
 mod node;
+mod node_life;
 mod node_pool;
 mod operator;
 mod serve;
@@ -126,6 +128,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         .merge(status::routes())
         .merge(agent::routes())
         .merge(operator::routes())
+        .merge(mass_loss::routes())
         .merge(system::routes())
         .merge(client::routes())
         .merge(unsupported::routes())

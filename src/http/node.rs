@@ -1,14 +1,16 @@
-//! Nodes: `/v1/nodes` and `/v1/node/ID…`.
+//! Nodes: `/v1/nodes…` and `/v1/node/ID…`.
 
 use std::collections::BTreeSet;
 
 use axum::{Router, routing::get};
 use fsm::{
-    Command, EvaluationId, Extent, NodeId, Reply, State,
-    node::{Drain, EvaluateNode, ReapNode, SetDrain, SetEligibility},
+    Command, EvaluationId, Extent, NodeId, Reply, State, Text,
+    node::{
+        Drain, EvaluateNode, ReapNode, SetDrain, SetEligibility, SuspendNode, UnsuspendNode,
+    },
     table::TableId,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     Context, answer::Answer, body::Fields, call::Call, error::Error, list::IdPrefix, view, writes,
@@ -20,16 +22,17 @@ const TABLES: &[TableId] = &[TableId::Nodes];
 const IDS_SLACK: usize = 8;
 /// Evaluation ids in one command; the state machine derives more if it needs them.
 const IDS_MAX: usize = 4_096;
-/// Who acts when it is a client of this API.
-const OPERATOR: &str = "operator";
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
         .route("/v1/nodes", get(list))
+        .route("/v1/nodes/offline", get(offline))
         .route("/v1/node/{id}", get(read))
         .route("/v1/node/{id}/allocations", get(allocations))
         .route("/v1/node/{id}/evaluate", writes(evaluate))
         .route("/v1/node/{id}/eligibility", writes(eligibility))
+        .route("/v1/node/{id}/suspend", writes(suspend))
+        .route("/v1/node/{id}/unsuspend", writes(unsuspend))
         .route("/v1/node/{id}/drain", writes(drain))
         .route("/v1/node/{id}/purge", writes(purge))
 }
@@ -41,6 +44,17 @@ async fn list(call: Call) -> Result<Answer, Error> {
     call.list(TABLES, move |state, list| {
         let rows: Vec<_> = state.nodes().iter().filter(|n| prefix.matches(&n.id.0)).collect();
         list.fill(rows, |n| n.id, |n| view::node_stub(n, with_resources, with_os))
+    })
+    .await
+}
+
+/// Ineligible nodes that are not registered.
+async fn offline(call: Call) -> Result<Answer, Error> {
+    let prefix = IdPrefix::of(&call)?;
+    call.list(&[TableId::OfflineNodes], move |state, list| {
+        let rows = state.offline_nodes().iter();
+        let rows: Vec<_> = rows.filter(|row| prefix.matches(&row.node.0)).collect();
+        list.fill(rows, |row| row.node, |row| view::offline_node(row))
     })
     .await
 }
@@ -79,6 +93,10 @@ fn evaluations_wanted(state: &State, node: NodeId) -> usize {
 }
 
 fn answer_node(call: &Call, written: &Written) -> Result<Answer, Error> {
+    call.answer_write(written, node_answer(written))
+}
+
+fn node_answer(written: &Written) -> Value {
     let (modify_index, made): (u64, &[EvaluationId]) = match &written.reply {
         Reply::Node { incarnation: _, modify_index, evaluations } => (*modify_index, evaluations),
         Reply::Evaluations(made) => (written.index, made),
@@ -89,12 +107,11 @@ fn answer_node(call: &Call, written: &Written) -> Result<Answer, Error> {
         | Reply::Collected(_) => (written.index, &[]),
     };
     let ids: Vec<String> = made.iter().map(ToString::to_string).collect();
-    let answer = json!({
+    json!({
         "NodeModifyIndex": modify_index,
         "EvalCreateIndex": if ids.is_empty() { 0 } else { written.index },
         "EvalIDs": ids,
-    });
-    call.answer_write(written, answer)
+    })
 }
 
 async fn evaluate(call: Call) -> Result<Answer, Error> {
@@ -129,12 +146,64 @@ async fn eligibility(call: Call) -> Result<Answer, Error> {
         }
         None => return Err(Error::bad("Eligibility must be \"eligible\" or \"ineligible\"")),
     };
-    let reason = fields.text("Reason")?.unwrap_or("").into();
+    let (by, reason) = (fields.actor()?, fields.note("Reason")?);
     let evaluation_ids = evaluation_ids(&call, node).await?;
-    let by = OPERATOR.into();
     let command =
         Command::SetEligibility(SetEligibility { node, eligible, by, reason, evaluation_ids });
     let written = call.write(command).await?;
+    let mut answer = node_answer(&written);
+    answer["Warnings"] = if is_unregistered(&written.reply) {
+        let word = if eligible { "eligible" } else { "ineligible" };
+        format!("node {node} is not registered: it will be {word} when it registers").into()
+    } else {
+        "".into()
+    };
+    call.answer_write(&written, answer)
+}
+
+/// The incarnations of nodes that are registered begin with 1.
+fn is_unregistered(reply: &Reply) -> bool {
+    match reply {
+        Reply::Node { incarnation, .. } => *incarnation == 0,
+        Reply::Done
+        | Reply::Rejected(_)
+        | Reply::Job { .. }
+        | Reply::Evaluations(_)
+        | Reply::Plans(_)
+        | Reply::Collected(_) => false,
+    }
+}
+
+async fn suspend(call: Call) -> Result<Answer, Error> {
+    let node: NodeId = call.id(1)?;
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    check_node_id(&fields, node)?;
+    let (by, reason) = (fields.actor()?, fields.note("Reason")?);
+    if reason.is_empty() {
+        return Err(Error::bad("Reason is required: it says why the node gets no work"));
+    }
+    let for_ms = match fields.nanoseconds("For")?.map(u64::try_from) {
+        None => None,
+        Some(Ok(nanoseconds @ 1..)) => Some(nanoseconds.div_ceil(1_000_000)),
+        Some(Ok(0) | Err(_)) => {
+            return Err(Error::bad(
+                "For must be longer than 0; without it the node is suspended until it is unsuspended",
+            ));
+        }
+    };
+    let command = Command::SuspendNode(SuspendNode { node, by, reason, for_ms });
+    let written = call.write(command).await?;
+    answer_node(&call, &written)
+}
+
+async fn unsuspend(call: Call) -> Result<Answer, Error> {
+    let node: NodeId = call.id(1)?;
+    let body = call.json()?;
+    let fields = Fields::of(&body)?;
+    check_node_id(&fields, node)?;
+    let (by, reason) = (fields.actor()?, fields.note("Reason")?);
+    let written = call.write(Command::UnsuspendNode(UnsuspendNode { node, by, reason })).await?;
     answer_node(&call, &written)
 }
 
@@ -151,10 +220,14 @@ async fn drain(call: Call) -> Result<Answer, Error> {
     if fields.object("Meta")?.is_some_and(|meta| meta.entries().next().is_some()) {
         return Err(Error::unsupported("Meta of a drain"));
     }
+    if !fields.note("Reason")?.is_empty() {
+        return Err(Error::unsupported("Reason of a drain"));
+    }
+    let owner = fields.actor()?;
     let mark_eligible = fields.flag("MarkEligible")?;
     let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
     let drain = match fields.object("DrainSpec")? {
-        Some(spec) => Some(drain_of(&spec, snapshot.state.at())?),
+        Some(spec) => Some(drain_of(&spec, snapshot.state.at(), owner)?),
         None => None,
     };
     let evaluation_ids = call.evaluation_ids(evaluations_wanted(&snapshot.state, node));
@@ -164,7 +237,7 @@ async fn drain(call: Call) -> Result<Answer, Error> {
 }
 
 /// A deadline below 0 forces at once, 0 never forces.
-fn drain_of(spec: &Fields<'_>, now: u64) -> Result<Drain, Error> {
+fn drain_of(spec: &Fields<'_>, now: u64, owner: Text) -> Result<Drain, Error> {
     let deadline = spec.nanoseconds("Deadline")?.unwrap_or(0);
     let deadline_at = match u64::try_from(deadline) {
         Ok(0) | Err(_) => None,
@@ -175,7 +248,7 @@ fn drain_of(spec: &Fields<'_>, now: u64) -> Result<Drain, Error> {
         deadline_at,
         force: deadline < 0,
         ignore_system: spec.flag("IgnoreSystemJobs")?,
-        owner: OPERATOR.into(),
+        owner,
         cancelable: true,
     })
 }

@@ -3,13 +3,18 @@
 use axum::{Router, routing::get};
 use fsm::{
     Command, Index, Rejection, Reply,
-    settings::{Algorithm, NodeLife, SchedulerConfiguration, SetSchedulerConfiguration},
+    settings::{Algorithm, SchedulerConfiguration, SetSchedulerConfiguration},
     table::TableId,
 };
 use serde_json::{Value, json};
 
-use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view, writes};
-use crate::api::{MemberInfo, ReadMode};
+use super::{
+    Context, answer::Answer, body::Fields, call::Call, error::Error, node_life, view, writes,
+};
+use crate::api::{MemberInfo, ReadMode, Written};
+
+/// Attempts at a change of node life that others change at the same time.
+const ATTEMPTS_MAX: usize = 4;
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -89,11 +94,53 @@ async fn scheduler_configuration(call: Call) -> Result<Answer, Error> {
 
 async fn set_scheduler_configuration(call: Call) -> Result<Answer, Error> {
     let body = call.json_required()?;
-    let configuration = configuration_of(&Fields::of(&body)?)?;
-    let enforce_index = call.number("cas")?;
+    let fields = Fields::of(&body)?;
+    let configuration = configuration_of(&fields)?;
+    let cas = call.number("cas")?;
+    let Some(life) = fields.object("NodeLife")? else {
+        return set(&call, configuration, true, cas).await.and_then(|set| set.answer(&call));
+    };
+    // The keys that the request leaves out keep their value, also if somebody else changes it now.
+    // Under an idempotency key there is one attempt: another one would be another request.
+    let is_repeatable = cas.is_none() && call.request_id().is_none();
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let read = call.api.read(ReadMode::Linearizable, 0, call.options.timeout).await?;
+        let present = read.state.scheduler_configuration();
+        let node_life = node_life::changed(present.node_life, &life)?;
+        let configuration = SchedulerConfiguration { node_life, ..configuration.clone() };
+        let enforce_index = if is_repeatable { Some(present.modify_index) } else { cas };
+        let set = set(&call, configuration, false, enforce_index).await?;
+        if set.updated || !is_repeatable || attempts == ATTEMPTS_MAX {
+            return set.answer(&call);
+        }
+    }
+}
+
+/// What became of a change of the scheduler configuration.
+struct Set {
+    written: Written,
+    /// False: its index is not the one that was asked for.
+    updated: bool,
+}
+
+impl Set {
+    fn answer(&self, call: &Call) -> Result<Answer, Error> {
+        call.answer_write(&self.written, json!({ "Updated": self.updated }))
+    }
+}
+
+/// Proposes it; with `keep_node_life` whatever node life it has is not looked at.
+async fn set(
+    call: &Call,
+    configuration: SchedulerConfiguration,
+    keep_node_life: bool,
+    enforce_index: Option<Index>,
+) -> Result<Set, Error> {
     let command = Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
         configuration,
-        keep_node_life: true,
+        keep_node_life,
         enforce_index,
     });
     let written =
@@ -108,7 +155,7 @@ async fn set_scheduler_configuration(call: Call) -> Result<Answer, Error> {
         | Reply::Plans(_)
         | Reply::Collected(_) => true,
     };
-    call.answer_write(&written, json!({ "Updated": updated }))
+    Ok(Set { written, updated })
 }
 
 fn configuration_of(fields: &Fields<'_>) -> Result<SchedulerConfiguration, Error> {
@@ -140,7 +187,7 @@ fn configuration_of(fields: &Fields<'_>) -> Result<SchedulerConfiguration, Error
         reject_job_registration: fields.flag("RejectJobRegistration")?,
         pause_eval_broker: fields.flag("PauseEvalBroker")?,
         node_limit,
-        node_life: NodeLife::default(),
+        node_life: default.node_life,
         create_index: 0,
         modify_index: 0,
     })

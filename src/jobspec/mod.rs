@@ -16,7 +16,7 @@ mod duration;
 mod expression;
 mod hcl;
 mod schema;
-mod suggest;
+pub(crate) mod suggest;
 mod view;
 
 #[cfg(test)]

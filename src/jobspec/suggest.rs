@@ -4,7 +4,7 @@
 const LENGTH_MAX: usize = 64;
 
 /// The allowed name that `name` is most likely a slip of.
-pub(super) fn nearest<'n>(
+fn nearest<'n>(
     name: &str,
     allowed: impl IntoIterator<Item = &'n str>,
 ) -> Option<&'n str> {
@@ -24,7 +24,7 @@ pub(super) fn nearest<'n>(
 }
 
 /// `; did you mean …?`, or nothing.
-pub(super) fn did_you_mean<'n>(
+pub(crate) fn did_you_mean<'n>(
     name: &str,
     allowed: impl IntoIterator<Item = &'n str>,
 ) -> Option<String> {

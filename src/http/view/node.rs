@@ -2,12 +2,15 @@
 
 use fsm::{
     Node, Text,
-    node::{Drain, Driver, Health, NodeEvent, NodeResources},
+    node::{Drain, Driver, NodeEvent, NodeResources},
     resources::Resources,
 };
 use serde_json::{Map, Value, json};
 
-use super::{text, text_map};
+use super::{
+    node_state::{eligibility, health, health_stub, readiness, status_description},
+    text, text_map,
+};
 use crate::http::time;
 
 /// A node in a list.
@@ -57,7 +60,9 @@ pub(crate) fn node(node: &Node) -> Value {
         ("CSINodePlugins", json!({})),
         ("NodeMaxAllocs", resources.allocations_max.into()),
         ("Incarnation", node.incarnation.into()),
-        ("Eligibility", eligibility(node)),
+        ("Health", health(node)),
+        ("ReadyDeadline", time::rfc3339(node.must_be_ready_at().unwrap_or(0)).into()),
+        ("Eligibility", eligibility(&node.eligibility)),
     ];
     let mut value = common(node);
     if let Value::Object(object) = &mut value {
@@ -86,37 +91,10 @@ fn common(node: &Node) -> Value {
         "StatusDescription": status_description(node),
         "Drivers": drivers,
         "LastDrain": Value::Null,
-        "Health": health(node),
+        "Health": health_stub(node),
+        "Readiness": readiness(node),
         "CreateIndex": node.create_index,
         "ModifyIndex": node.modify_index,
-    })
-}
-
-fn status_description(node: &Node) -> String {
-    let Some(suspension) = node.suspension() else { return String::new() };
-    let until = suspension.until.map(|until| format!(" until {}", time::rfc3339(until)));
-    format!("suspended ({}){}", suspension.reason.name(), until.unwrap_or_default())
-}
-
-fn health(node: &Node) -> Value {
-    match &node.health {
-        Health::Ok => json!({ "Status": "ok", "Reason": "", "Until": time::ZERO_TIME }),
-        Health::Suspended(suspension) => json!({
-            "Status": "suspended",
-            "Reason": suspension.reason.name(),
-            "Until": time::rfc3339(suspension.until.unwrap_or(0)),
-        }),
-    }
-}
-
-fn eligibility(node: &Node) -> Value {
-    let eligibility = &node.eligibility;
-    json!({
-        "Ineligible": eligibility.ineligible,
-        "By": text(&eligibility.by),
-        "Reason": text(&eligibility.reason),
-        "At": time::rfc3339(eligibility.at),
-        "Index": eligibility.index,
     })
 }
 
@@ -133,6 +111,8 @@ fn drain_strategy(drain: &Drain) -> Value {
         "IgnoreSystemJobs": drain.ignore_system,
         "ForceDeadline": time::rfc3339(force_deadline.unwrap_or(0)),
         "StartedAt": time::rfc3339(drain.started_at),
+        "By": text(&drain.owner),
+        "ByVerified": false,
     })
 }
 

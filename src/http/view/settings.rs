@@ -4,6 +4,7 @@ use fsm::settings::{Algorithm, Namespace, NodePool, SchedulerConfiguration};
 use serde_json::{Value, json};
 
 use super::{text, text_map};
+use crate::http::node_life;
 
 /// A namespace.
 pub(crate) fn namespace(namespace: &Namespace) -> Value {
@@ -49,6 +50,7 @@ pub(crate) fn scheduler_configuration(configuration: &SchedulerConfiguration) ->
         "RejectJobRegistration": configuration.reject_job_registration,
         "PauseEvalBroker": configuration.pause_eval_broker,
         "NodeLimitForFeasibilityChecks": configuration.node_limit,
+        "NodeLife": node_life::shown(&configuration.node_life),
         "CreateIndex": configuration.create_index,
         "ModifyIndex": configuration.modify_index,
     })
