@@ -5,9 +5,7 @@ use std::collections::BTreeSet;
 use axum::{Router, routing::get};
 use fsm::{
     Command, EvaluationId, Extent, NodeId, Reply, State, Text,
-    node::{
-        Drain, EvaluateNode, ReapNode, SetDrain, SetEligibility, SuspendNode, UnsuspendNode,
-    },
+    node::{Drain, EvaluateNode, ReapNode, SetDrain, SetEligibility, SuspendNode, UnsuspendNode},
     table::TableId,
 };
 use serde_json::{Value, json};

@@ -37,7 +37,10 @@ pub(crate) fn shown(life: &NodeLife) -> Value {
         Place::Count(at) => Value::from(*at(&mut life)),
         Place::Name(at) => Value::from(&**at(&mut life)),
     };
-    KEYS.iter().map(|(name, place)| ((*name).to_owned(), value(place))).collect::<Map<_, _>>().into()
+    KEYS.iter()
+        .map(|(name, place)| ((*name).to_owned(), value(place)))
+        .collect::<Map<_, _>>()
+        .into()
 }
 
 /// The settings with the changes that a request asks for: keys that it leaves out keep their value.

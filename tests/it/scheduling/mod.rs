@@ -10,6 +10,7 @@ mod blocked;
 mod garbage;
 mod jobs;
 mod leader_loss;
+mod node_life;
 mod nodes;
 mod scale;
 mod system;
