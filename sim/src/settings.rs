@@ -45,6 +45,7 @@ impl Setting {
                     node_limit: Self::node_limit(value),
                     ..SchedulerConfiguration::default()
                 },
+                keep_node_life: true,
                 enforce_index: None,
             }),
             Self::Namespace => Command::UpsertNamespace(UpsertNamespace {

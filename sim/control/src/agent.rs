@@ -66,6 +66,8 @@ pub(crate) struct Agent {
     silent_until: u64,
     /// Its node is not ready before this.
     unready_until: u64,
+    /// Sequence of the last readiness report.
+    checks: u64,
     pub(crate) dead: bool,
 }
 
@@ -118,6 +120,7 @@ impl Agent {
             beat_at: 0,
             silent_until: 0,
             unready_until: 0,
+            checks: 0,
             dead: false,
         }
     }
@@ -381,9 +384,17 @@ impl World {
             return None;
         }
         let readiness = Readiness::Ok;
+        self.agents[number].checks += 1;
+        let sequence = self.agents[number].checks;
         let evaluation_ids = self.evaluation_ids(2);
-        let command =
-            Command::NodeReadiness(NodeReadiness { node, incarnation, readiness, evaluation_ids });
+        let command = Command::NodeReadiness(NodeReadiness {
+            node,
+            incarnation,
+            readiness,
+            reason: "".into(),
+            sequence,
+            evaluation_ids,
+        });
         Some(self.ask_leader(number, Asked::Ready, command, dice))
     }
 
@@ -408,7 +419,7 @@ impl World {
                 status: one.status,
                 description: "".into(),
                 tasks: one.tasks(),
-                infrastructure_failure: one.infrastructure_failure,
+                node_failure: one.node_failure.clone(),
             })
             .collect();
         let row = self.log.state_at(self.agents[number].seen).nodes().get(&node);

@@ -125,6 +125,7 @@ impl World {
         let configuration = SchedulerConfiguration { pause_eval_broker, ..known };
         self.ask(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
             configuration,
+            keep_node_life: true,
             enforce_index: None,
         }));
     }

@@ -10,7 +10,7 @@ use fsm::{
     evaluation::UpdateEvaluations,
     gc::CollectGarbage,
     job::RegisterJob,
-    node::{AdvanceDrains, Health, NodeLiveness, SuspendNode, SuspendReason},
+    node::{AdvanceDrains, Health, NodeLiveness, SuspendLateNodes},
     plan::{ApplyPlans, DropReason},
     table::ChangeSet,
     testing,
@@ -514,12 +514,13 @@ fn note_command(
                 }
             }
         }
-        Command::SuspendNode(SuspendNode {
-            node, reason: SuspendReason::ReadinessFailed, ..
-        }) => {
-            let is_ok = |state: &State| state.nodes().get(node).map(|row| row.health == Health::Ok);
-            if is_ok(before) == Some(true) && is_ok(&applied.state) == Some(false) {
-                coverage.count(Event::NodeSuspended);
+        Command::SuspendLateNodes(SuspendLateNodes { nodes }) => {
+            let is_ok =
+                |state: &State, node| state.nodes().get(node).map(|row| row.health == Health::Ok);
+            for node in nodes {
+                if is_ok(before, node) == Some(true) && is_ok(&applied.state, node) == Some(false) {
+                    coverage.count(Event::NodeSuspended);
+                }
             }
         }
         Command::SuspendNode(_)
@@ -528,7 +529,9 @@ fn note_command(
         | Command::EvaluateJob(_)
         | Command::RegisterNode(_)
         | Command::NodeReadiness(_)
-        | Command::UnsuspendNodes(_)
+        | Command::UnsuspendNode(_)
+        | Command::EndSuspensions(_)
+        | Command::EndMassLoss(_)
         | Command::SetEligibility(_)
         | Command::SetDrain(_)
         | Command::EvaluateNode(_)

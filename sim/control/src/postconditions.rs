@@ -15,7 +15,7 @@ use fsm::{
     job::{DeregisterJob, RegisterJob},
     node::{
         AdvanceDrains, Drain, GainKey, LivenessChange, NodeLiveness, NodeReadiness, ReapNode,
-        RegisterNode, SetDrain, SetEligibility, SuspendNode,
+        RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
     },
     plan::ApplyPlans,
     settings::{DeleteNamespace, DeleteNodePool, UpsertNamespace, UpsertNodePool},
@@ -93,10 +93,15 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         Command::UpsertNamespace(UpsertNamespace { namespace }) => {
             entry.namespace_made(namespace, found);
         }
-        Command::SuspendNode(SuspendNode { node, reason, .. }) => {
-            entry.node_suspended(*node, *reason, found);
+        Command::SuspendLateNodes(SuspendLateNodes { nodes }) => {
+            for node in nodes {
+                entry.late_node_suspended(*node, found);
+            }
         }
-        Command::UnsuspendNodes(_)
+        Command::SuspendNode(_)
+        | Command::UnsuspendNode(_)
+        | Command::EndSuspensions(_)
+        | Command::EndMassLoss(_)
         | Command::EvaluateNode(_)
         | Command::SetSchedulerConfiguration(_)
         | Command::DeleteNodePool(_)
@@ -474,7 +479,7 @@ impl Entry<'_> {
             found.push(format!("P-node: {id} was reaped and is there"));
         }
         let buried = self.after.tombstones().get(&id);
-        if buried.is_none_or(|row| row.tombstone.incarnation != before.incarnation) {
+        if buried.is_none_or(|row| row.incarnation != before.incarnation) {
             found.push(format!("P-node: nobody remembers the incarnation of {id}"));
         }
         let mut left = self.after.allocations().iter().filter(|row| row.node == id);

@@ -78,7 +78,7 @@ impl World {
         let after = self.log.truth().clone();
         // A suspended node that came back meanwhile is room that nobody slept through.
         let health = |state: &fsm::State| {
-            state.nodes().iter().map(|node| (node.id, node.health)).collect::<Vec<_>>()
+            state.nodes().iter().map(|node| (node.id, node.health.clone())).collect::<Vec<_>>()
         };
         if health(&before) != health(&after) {
             return;

@@ -118,7 +118,10 @@ pub(crate) fn of(command: &Command) -> String {
             classes.len()
         ),
         Command::SuspendNode(_)
-        | Command::UnsuspendNodes(_)
+        | Command::UnsuspendNode(_)
+        | Command::SuspendLateNodes(_)
+        | Command::EndSuspensions(_)
+        | Command::EndMassLoss(_)
         | Command::EvaluateNode(_)
         | Command::SetSchedulerConfiguration(_)
         | Command::UpsertNodePool(_)

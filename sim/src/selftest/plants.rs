@@ -63,7 +63,7 @@ const SERVERS: Finder = Finder::Simulation(&[Tier::Servers]);
 const BOTH: Finder = Finder::Simulation(&[Tier::ControlPlane, Tier::Servers]);
 
 /// All of them.
-pub(super) const PLANTS: [Planted; 30] = [
+pub(super) const PLANTS: [Planted; 34] = [
     Planted::new(
         "M1",
         "skip-log-sync",
@@ -192,6 +192,30 @@ pub(super) const PLANTS: [Planted; 30] = [
         "nothing-wakes",
         "no-capacity-gain",
         "a capacity gain wakes nothing",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "strike-per-failure",
+        "no-strike-window",
+        "each failure of a node is a strike",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "offline-expires",
+        "reaping-forgets-offline",
+        "an offline node that is reaped comes back online",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "reap-in-mass-loss",
+        "no-mass-loss-guard",
+        "nodes are reaped during a mass loss",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "affinity-kept",
+        "keep-affinity-after-cool-down",
+        "a node keeps its affinity key after a cool-down",
         CONTROL_PLANE,
     ),
 ];

@@ -21,7 +21,8 @@ pub(super) struct Local {
     pub(super) reported: u64,
     pub(super) ends_by_itself: bool,
     pub(super) crashes: bool,
-    pub(super) infrastructure_failure: bool,
+    /// It failed by its node's fault: why.
+    pub(super) node_failure: Option<Text>,
     /// Is pending until then.
     pub(super) starts_at: Option<u64>,
     /// Was told to stop, and has until then.
@@ -47,7 +48,7 @@ impl Local {
             reported: row.client_sequence,
             ends_by_itself: false,
             crashes: false,
-            infrastructure_failure: false,
+            node_failure: None,
             starts_at: None,
             stops_at: None,
             restarts_at: None,
@@ -121,7 +122,7 @@ impl World {
         };
         let failed = fails || one.crashes;
         one.end(if failed { ClientStatus::Failed } else { ClientStatus::Complete });
-        one.infrastructure_failure = fails && dice.percent(20);
+        one.node_failure = (fails && dice.percent(20)).then(|| "no executor".into());
         let node = agent.node;
         if fails || ends {
             self.failed_on.insert(node);

@@ -4,7 +4,8 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, DesiredStatus, Evaluation, EvaluationStatus, Job,
-    JobKind, JobSpec, NodeId, State, TaskGroup, node::GainKey,
+    JobKind, JobSpec, Node, NodeId, State, TaskGroup,
+    node::{GainKey, SuspendReason},
 };
 
 use super::{
@@ -350,21 +351,28 @@ impl Step<'_> {
                 out.push(Broken("I7", detail));
             }
         }
-        let count = |state: &State| {
-            state.nodes().iter().filter(|node| node.health != fsm::node::Health::Ok).count()
-        };
-        let (before, after) = (count(self.old), count(self.new));
-        let most = (self.new.nodes().len() / 4).max(1);
-        if self.one_entry && after > before && after > most {
-            let detail = format!("{after} nodes are suspended, {most} may be");
-            out.push(Broken("I50", detail));
-        }
+        self.flaky_share(out);
         for row in self.old.tombstones().iter() {
             let after = self.new.nodes().get(&row.node);
-            if after.is_some_and(|after| after.incarnation <= row.tombstone.incarnation) {
+            if after.is_some_and(|after| after.incarnation <= row.incarnation) {
                 let detail = format!("node {} came back in an old incarnation", row.node);
                 out.push(Broken("I7", detail));
             }
+        }
+    }
+
+    /// I50: at most a share of the nodes is suspended for failures, but one always may be.
+    fn flaky_share(&self, out: &mut Vec<Broken>) {
+        let is_flaky = |node: &&Arc<Node>| {
+            node.suspension().is_some_and(|now| now.reason == SuspendReason::Flaky)
+        };
+        let count = |state: &State| state.nodes().iter().filter(is_flaky).count();
+        let (before, after) = (count(self.old), count(self.new));
+        let percent = self.old.node_life().suspended_percent_max as usize;
+        let most = (self.old.nodes().len() * percent / 100).max(1);
+        if self.one_entry && after > before && after > most {
+            let detail = format!("{after} nodes are suspended as flaky, {most} may be");
+            out.push(Broken("I50", detail));
         }
     }
 

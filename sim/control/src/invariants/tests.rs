@@ -564,14 +564,17 @@ fn i37_an_instance_on_a_node_that_does_not_suit_is_found() {
 fn i50_too_many_suspended_nodes_are_found() {
     let (driver, _) = running();
     let mut bad = later(driver.state.clone());
-    let health = fsm::node::Health::Suspended {
+    let health = fsm::node::Health::Suspended(fsm::node::Suspension {
         reason: fsm::node::SuspendReason::Flaky,
+        detail: "".into(),
+        by: "".into(),
         since: 1,
-        until: 2,
-    };
+        until: Some(2),
+        clears_affinity: true,
+    });
     for name in ["n1", "n2"] {
         let mut row = driver.node_row(name).clone();
-        row.health = health;
+        row.health = health.clone();
         testing::put(&mut bad, &row);
     }
     assert!(numbers_of_step(&driver.state, &bad).contains("I50"));
