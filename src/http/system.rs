@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use leader::GarbageCollector;
 
 use super::{Context, answer::Answer, call::Call, error::Error, time};
+use crate::api::Sample;
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -24,13 +25,17 @@ pub(crate) fn routes() -> Router<Context> {
 }
 
 async fn metrics(call: Call) -> Result<Answer, Error> {
-    let gauges = call.api.gauges();
+    let (gauges, samples) = (call.api.gauges(), call.api.samples());
     match call.parameter("format").unwrap_or("") {
         "prometheus" => {
             let mut text = String::new();
             for (name, value) in &gauges {
                 let name = prometheus_name(name);
                 writeln!(text, "# TYPE {name} gauge\n{name} {value}")
+                    .map_err(|error| Error::internal(error.to_string()))?;
+            }
+            for (name, sample) in &samples {
+                prometheus_histogram(&mut text, &format!("{name}_seconds"), sample)
                     .map_err(|error| Error::internal(error.to_string()))?;
             }
             Ok(Answer {
@@ -50,12 +55,47 @@ async fn metrics(call: Call) -> Result<Answer, Error> {
                 "Gauges": gauges,
                 "Points": [],
                 "Counters": [],
-                "Samples": [],
+                "Samples": samples.iter().map(sample_ms).collect::<Vec<_>>(),
             });
             call.answer(&answer, None)
         }
         other => Err(Error::bad(format!("format must be prometheus or absent, not `{other}`"))),
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown only")]
+fn ms(us: u64) -> f64 {
+    us as f64 / 1_000.0
+}
+
+/// A sample in milliseconds, as Nomad's are, with quantiles beside the mean.
+fn sample_ms((name, sample): (&String, &Sample)) -> Value {
+    let count = sample.count();
+    json!({
+        "Name": name,
+        "Labels": {},
+        "Count": count,
+        "Sum": ms(sample.sum_us),
+        "Mean": ms(sample.sum_us / count.max(1)),
+        "Max": ms(sample.max_us),
+        "P50": ms(sample.quantile_us(50)),
+        "P99": ms(sample.quantile_us(99)),
+    })
+}
+
+/// A histogram in the text format: buckets add up, and bounds are in seconds.
+fn prometheus_histogram(text: &mut String, name: &str, sample: &Sample) -> std::fmt::Result {
+    let name = prometheus_name(name);
+    writeln!(text, "# TYPE {name} histogram")?;
+    let mut total = 0;
+    let bounded = sample.buckets.len().saturating_sub(1);
+    for (bound, count) in sample.buckets.iter().take(bounded) {
+        total += count;
+        writeln!(text, "{name}_bucket{{le=\"{}\"}} {total}", ms(*bound) / 1_000.0)?;
+    }
+    let count = sample.count();
+    writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {count}")?;
+    writeln!(text, "{name}_sum {}\n{name}_count {count}", ms(sample.sum_us) / 1_000.0)
 }
 
 /// Only shown, never decided on.

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     api::{
         AgentApi, Api, ApiError, Caller, Dequeue, Lease, LeaseKey, MemberInfo, PeerApi, ReadMode,
-        Snapshot, WorkerApi, Written, failure,
+        Sample, Snapshot, WorkerApi, Written, failure,
     },
     published::StateCell,
     raft::WatchReceiver,
@@ -105,6 +105,10 @@ impl Api for Core {
 
     fn gauges(&self) -> BTreeMap<String, f64> {
         gauges(self)
+    }
+
+    fn samples(&self) -> BTreeMap<String, Sample> {
+        self.leading().map(|services| services.samples()).unwrap_or_default()
     }
 
     fn stats(&self) -> BTreeMap<String, BTreeMap<String, String>> {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use fsm::{Liveness, State, node::SuspendReason};
+
 use super::core::Core;
 use crate::raft::WatchReceiver;
 
@@ -21,6 +23,27 @@ fn cpu_ms() -> u64 {
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
     let ticks: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
     ticks * 10
+}
+
+/// Nodes by what they are and do. Those by liveness add up to the nodes; `free` and `busy` to the
+/// nodes that may take work or have some.
+fn node_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
+    let census = state.census();
+    for liveness in Liveness::ALL {
+        put(&format!("nodes.{}", liveness.name()), census.of(liveness).into());
+    }
+    put("nodes.free", state.occupancy().free().len() as u64);
+    put("nodes.busy", state.occupancy().busy().len() as u64);
+    for reason in SuspendReason::ALL {
+        let name = reason.name().replace('-', "_");
+        put(&format!("nodes.suspended.{name}"), census.suspended(reason).into());
+    }
+    put("nodes.ineligible", census.ineligible().into());
+    put("nodes.draining", census.draining().into());
+    put("nodes.offline", state.offline_nodes().len() as u64);
+    put("nodes.offline_table_full", state.is_offline_table_full().into());
+    let lost = state.mass_loss().map_or(0, |loss| loss.nodes.len() as u64);
+    put("nodes.mass_loss", lost);
 }
 
 /// Numbers of this server for dashboards.
@@ -52,14 +75,99 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("worker.nacked", core.worker_stats.nacked());
     put("worker.leases", core.worker_stats.held());
     put("worker.invoke_scheduler", core.worker_stats.invoked());
-    put("state.jobs()", state.jobs().len() as u64);
-    put("state.nodes()", state.nodes().len() as u64);
-    put("state.evaluations()", state.evaluations().len() as u64);
-    put("state.allocations()", state.allocations().len() as u64);
+    put("state.jobs", state.jobs().len() as u64);
+    put("state.nodes", state.nodes().len() as u64);
+    put("state.evaluations", state.evaluations().len() as u64);
+    put("state.allocations", state.allocations().len() as u64);
+    node_gauges(&state, &mut put);
     put("process.resident_bytes", resident_bytes());
     put("process.cpu_ms", cpu_ms());
     if let Some(services) = core.leading() {
         services.gauges(&mut put);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use fsm::{
+        ClientStatus, JobKind,
+        node::{Health, Readiness},
+        testing::{Driver, job, node_id},
+    };
+
+    use super::*;
+
+    fn shown(state: &State) -> BTreeMap<String, u64> {
+        let mut out = BTreeMap::new();
+        node_gauges(state, &mut |name, value| {
+            out.insert(name.to_owned(), value);
+        });
+        out
+    }
+
+    /// The same numbers from the rows.
+    fn recounted(state: &State) -> BTreeMap<String, u64> {
+        let mut out: BTreeMap<String, u64> =
+            shown(state).into_keys().map(|name| (name, 0)).collect();
+        let mut add = |name: &str| *out.get_mut(name).expect("a gauge of that name") += 1;
+        for node in state.nodes().iter() {
+            add(&format!("nodes.{}", node.liveness.name()));
+            let mut rows = state.allocations_of_node(node.id);
+            if rows.any(|row| !row.client.is_terminal()) {
+                add("nodes.busy");
+            } else if node.is_schedulable() {
+                add("nodes.free");
+            }
+            if let Health::Suspended(suspension) = &node.health {
+                let reason = suspension.reason.name().replace('-', "_");
+                add(&format!("nodes.suspended.{reason}"));
+            }
+            if node.eligibility.ineligible {
+                add("nodes.ineligible");
+            }
+            if node.drain.is_some() {
+                add("nodes.draining");
+            }
+        }
+        state.offline_nodes().iter().for_each(|_| add("nodes.offline"));
+        let lost = state.mass_loss().map_or(0, |loss| loss.nodes.len());
+        (0..lost).for_each(|_| add("nodes.mass_loss"));
+        out
+    }
+
+    #[test]
+    fn gauges_of_nodes_equal_a_recount() {
+        let mut driver = Driver::default();
+        driver.register_job(job("t", JobKind::Batch, 9));
+        let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+        for (number, name) in (0..).zip(names) {
+            driver.node(name);
+            driver.run("t", number, node_id(name));
+        }
+        let check = |driver: &Driver| assert_eq!(shown(&driver.state), recounted(&driver.state));
+        check(&driver);
+        driver.readiness("a", Readiness::Retry);
+        driver.readiness("b", Readiness::Fatal);
+        driver.suspend("c", None);
+        driver.drain("d", true);
+        driver.eligibility("e", false);
+        driver.eligibility("later", false);
+        driver.register_node("new");
+        let rows: Vec<_> =
+            driver.state.allocations_of_node(node_id("f")).map(|row| row.id).collect();
+        driver.report(rows[0], ClientStatus::Complete);
+        check(&driver);
+        for name in ["f", "g", "h", "i"] {
+            driver.liveness(name, Liveness::Down);
+        }
+        check(&driver);
+        let shown = shown(&driver.state);
+        let seen = ["ready", "initializing", "down", "busy", "mass_loss", "offline", "draining"];
+        for name in seen {
+            assert!(shown[&format!("nodes.{name}")] > 0, "{name}: {shown:?}");
+        }
+        let live = Liveness::ALL.map(|liveness| shown[&format!("nodes.{}", liveness.name())]);
+        assert_eq!(live.iter().sum::<u64>(), driver.state.nodes().len() as u64);
+    }
 }

@@ -3,6 +3,7 @@
 //! term); a call with another epoch is refused.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -12,18 +13,20 @@ use std::{
 
 use fsm::{Command, EvaluationId, JobKind, NodeId, Proposal, State, codec};
 use leader::{
-    Lease, PlanAnswer, Services,
+    Lease, Line, PlanAnswer, Services,
     broker::{Acked, BrokerError, NackReason, Token},
 };
 use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
+use tracing::field::display;
 
 use super::{
     applier::{self, PlanRequest},
+    histogram::Histogram,
     leading::Leading,
     members::{Contact, silent_servers},
 };
 use crate::{
-    api::{ApiError, Limit, Written},
+    api::{ApiError, Limit, Sample, Written},
     clock::{Clock, LogClock},
     published::{EffectBatch, EffectFeed, StateCell},
     raft::{EntryData, Raft, WatchReceiver, convert},
@@ -107,6 +110,8 @@ pub struct LeaderServices {
     log_clock: LogClock,
     machines: Mutex<Services>,
     plan_depth: Arc<AtomicU64>,
+    /// How long a step of the machines took.
+    steps: Histogram,
     /// An evaluation is ready to be leased.
     ready: Notify,
     /// The machines have to step again.
@@ -147,6 +152,7 @@ impl LeaderServices {
             log_clock,
             machines: Mutex::new(Services::new(&settings.services)),
             plan_depth: Arc::default(),
+            steps: Histogram::default(),
             ready: Notify::new(),
             kick: Notify::new(),
             queued: Notify::new(),
@@ -311,18 +317,15 @@ impl LeaderServices {
         let silent = silent_servers(&self.raft);
         let stepped = {
             let mut machines = self.machines();
+            let begun = Instant::now();
             for server in silent {
                 machines.dispatch_mut().server_lost(now, server);
             }
-            machines.step(now, &state, rt::random_id)
+            let stepped = machines.step(now, &state, rt::random_id);
+            self.steps.record(begun.elapsed());
+            stepped
         };
-        for report in stepped.reports {
-            if report.is_warning() {
-                tracing::warn!("{report}");
-            } else {
-                tracing::info!("{report}");
-            }
-        }
+        stepped.reports.iter().for_each(|report| log(&report.line()));
         if stepped.has_ready {
             self.ready.notify_waiters();
         }
@@ -432,5 +435,40 @@ impl LeaderServices {
     pub(super) fn gauges(&self, put: &mut impl FnMut(&str, u64)) {
         self.machines().gauges(self.now(), put);
         put("plan.queue_depth", self.plan_depth.load(Ordering::Relaxed));
+    }
+
+    pub(super) fn samples(&self) -> BTreeMap<String, Sample> {
+        BTreeMap::from([("nomad.leader.step".to_owned(), self.steps.sample())])
+    }
+}
+
+/// Writes the line of a report; a field without a value is left out.
+fn log(line: &Line<'_>) {
+    let (node, evaluation) = (line.node.map(display), line.evaluation.map(display));
+    let Line { message, change, detail, server, deliveries, count, by, .. } = *line;
+    if line.is_warning {
+        tracing::warn!(
+            node,
+            change,
+            detail,
+            evaluation,
+            server,
+            deliveries,
+            count,
+            by,
+            "{message}"
+        );
+    } else {
+        tracing::info!(
+            node,
+            change,
+            detail,
+            evaluation,
+            server,
+            deliveries,
+            count,
+            by,
+            "{message}"
+        );
     }
 }

@@ -8,6 +8,7 @@ pub mod core;
 mod digests;
 mod edges;
 mod gauges;
+mod histogram;
 mod housekeeping;
 mod identity;
 mod leader_link;

@@ -9,7 +9,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fsm::{Command, EvaluationId, Index, JobKey, NodeId, Proposal, session::Request};
+use fsm::{
+    Command, EvaluationId, Index, JobKey, Liveness, NodeId, Proposal, node::NodeLiveness,
+    session::Request,
+};
 use leader::{
     Dispatch, PlanApplier, Report, Services, ServicesConfig,
     broker::Token,
@@ -250,19 +253,19 @@ impl World {
         if let Some(broken) = leadership.judge_paused(&under_plan) {
             self.fail(broken);
         }
-        let (mut expired, mut missed) = (false, Vec::new());
+        let mut expired = false;
         for report in &stepped.reports {
             if let Report::LeaseExpired(lease) = report {
                 leadership.promises.failed(now, lease.evaluation);
                 self.coverage.count(Event::LeaseExpired);
                 expired = true;
             }
-            if let Report::NodeMissed(node) = report {
-                self.check_missed(leadership, state, *node, now);
-                missed.push(*node);
-            }
         }
         let commands = &stepped.commands;
+        let missed = missed_by(commands);
+        for node in &missed {
+            self.check_missed(leadership, state, *node, now);
+        }
         let broken = commands.iter().find_map(|command| order::judge_drains(now, state, command));
         let known = commands.iter().chain(leadership.services.waiting());
         let late = leadership.overdue.looked(now, state, known);
@@ -473,4 +476,16 @@ impl Leadership {
             }
         }
     }
+}
+
+/// The nodes that commands name as not heard from in time.
+fn missed_by(commands: &[Command]) -> Vec<NodeId> {
+    let mut missed = Vec::new();
+    for command in commands {
+        if let Command::NodeLiveness(NodeLiveness { changes, .. }) = command {
+            let down = changes.iter().filter(|change| change.liveness == Liveness::Down);
+            missed.extend(down.map(|change| change.node));
+        }
+    }
+    missed
 }

@@ -25,7 +25,7 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::api::{Api, ApiError, Caller, MemberInfo, ReadMode, Snapshot, Written};
+use crate::api::{Api, ApiError, Caller, MemberInfo, ReadMode, Sample, Snapshot, Written};
 
 const START_MS: u64 = 1_700_000_000_000;
 
@@ -322,6 +322,11 @@ impl Api for TestCluster {
             self.fail()?;
             Ok(to.unwrap_or(2))
         })
+    }
+
+    fn samples(&self) -> BTreeMap<String, Sample> {
+        let buckets = vec![(1, 0), (2, 3), (4, 1)];
+        BTreeMap::from([("nomad.leader.step".to_owned(), Sample { buckets, sum_us: 9, max_us: 3 })])
     }
 
     fn gauges(&self) -> BTreeMap<String, f64> {

@@ -157,14 +157,24 @@ async fn metrics_come_as_json_and_as_prometheus_text() {
     let metrics = server.get("/v1/metrics").await.ok();
     let gauge = json!({ "Name": "nomad.broker.total_ready", "Value": 3.0, "Labels": {} });
     assert_eq!(metrics["Gauges"][0], gauge);
-    for list in ["Points", "Counters", "Samples"] {
+    for list in ["Points", "Counters"] {
         assert_eq!(metrics[list], json!([]));
     }
+    let sample = json!({
+        "Name": "nomad.leader.step", "Labels": {}, "Count": 4, "Sum": 0.009, "Mean": 0.002,
+        "Max": 0.003, "P50": 0.002, "P99": 0.003,
+    });
+    assert_eq!(metrics["Samples"], json!([sample]));
     let text = server.get("/v1/metrics?format=prometheus").await.text;
     assert_eq!(
         text,
         "# TYPE nomad_broker_total_ready gauge\nnomad_broker_total_ready 3\n\
-         # TYPE nomad_raft_appliedIndex gauge\nnomad_raft_appliedIndex 12.5\n"
+         # TYPE nomad_raft_appliedIndex gauge\nnomad_raft_appliedIndex 12.5\n\
+         # TYPE nomad_leader_step_seconds histogram\n\
+         nomad_leader_step_seconds_bucket{le=\"0.000001\"} 0\n\
+         nomad_leader_step_seconds_bucket{le=\"0.000002\"} 3\n\
+         nomad_leader_step_seconds_bucket{le=\"+Inf\"} 4\n\
+         nomad_leader_step_seconds_sum 0.000009\nnomad_leader_step_seconds_count 4\n"
     );
     assert_eq!(server.get("/v1/metrics?format=xml").await.status, 400);
     server.stop().await;

@@ -41,14 +41,14 @@ impl CommandQueue {
 
 #[cfg(test)]
 mod tests {
-    use fsm::{NodeId, node::UnsuspendNodes};
+    use fsm::{NodeId, node::EndSuspensions};
 
     use super::*;
 
     fn unsuspend(number: usize) -> Command {
         let mut id = [0; 16];
         id[..8].copy_from_slice(&number.to_be_bytes());
-        Command::UnsuspendNodes(UnsuspendNodes { nodes: vec![NodeId(id)] })
+        Command::EndSuspensions(EndSuspensions { nodes: vec![NodeId(id)] })
     }
 
     #[test]

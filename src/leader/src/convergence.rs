@@ -279,6 +279,8 @@ impl World {
             node,
             incarnation,
             readiness,
+            reason: "".into(),
+            sequence: self.driver.state.index(),
             evaluation_ids,
         }));
     }
@@ -335,6 +337,7 @@ impl World {
                 let changes = vec![LivenessChange { node, incarnation, liveness: Liveness::Down }];
                 self.commit(Command::NodeLiveness(NodeLiveness {
                     changes,
+                    window_ms: 1,
                     evaluation_ids: Vec::new(),
                 }));
             }

@@ -34,6 +34,10 @@ pub const HEARTBEATS_PER_SECOND_MAX: u64 = 500;
 pub const HEARTBEAT_GRACE_MS: u64 = 10_000;
 /// Nodes found dead, or with something due, in one poll.
 pub const NODES_BATCH_MAX: usize = 256;
+/// Lines in the log about changes of nodes, per second of log time.
+pub const NODE_LINES_MAX: u32 = 20;
+/// Pause between two looks at the nodes of a mass loss.
+pub const MASS_LOSS_LOOK_MS: u64 = 1_000;
 /// A command that is due is offered again after this time if the state still asks for it.
 pub const DUE_RETRY_MS: u64 = 30_000;
 /// Allocations marked for migration in one poll.

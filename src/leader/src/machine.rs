@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use fsm::{Command, Effect, Index, NodeId, State};
+use fsm::{Command, Effect, EvaluationId, Index, NodeId, State, Text, node::NodeChange};
 
 use crate::broker::Expired;
 
@@ -49,36 +49,79 @@ pub struct Stepped {
     pub has_ready: bool,
 }
 
-/// Something that happened at a look. The text is the line in the server's log.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Something that happened, for the server's log.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Report {
     /// A worker did not acknowledge a lease in time; it was taken back.
     LeaseExpired(Expired),
-    /// A node was not heard from in time. A command for it is among the others.
-    NodeMissed(NodeId),
+    NodeChanged {
+        node: NodeId,
+        change: NodeChange,
+        detail: Text,
+    },
+    /// So many changes of nodes in one second had no line of their own.
+    NodeChangesLeftOut(u64),
+    MassLossBegan {
+        nodes: u64,
+    },
+    MassLossEnded {
+        nodes: u64,
+        /// The operator who confirmed it; empty: most nodes are back, or it lasted too long.
+        by: Text,
+    },
+}
+
+/// What a [`Report`] says, field by field; a field that has nothing to say is none.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Line<'a> {
+    /// Unexpected: a warning in the log.
+    pub is_warning: bool,
+    pub message: &'static str,
+    pub node: Option<NodeId>,
+    pub change: Option<&'static str>,
+    pub detail: Option<&'a str>,
+    pub evaluation: Option<EvaluationId>,
+    pub server: Option<u64>,
+    pub deliveries: Option<u32>,
+    pub count: Option<u64>,
+    pub by: Option<&'a str>,
 }
 
 impl Report {
-    /// Whether it is unexpected: a warning in the log.
-    pub fn is_warning(&self) -> bool {
+    /// The line in the log.
+    pub fn line(&self) -> Line<'_> {
+        let line = Line::default();
         match self {
-            Self::LeaseExpired(_) => true,
-            Self::NodeMissed(_) => false,
-        }
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::LeaseExpired(Expired { evaluation, server, deliveries }) => write!(
-                f,
-                "a lease was not acknowledged in time: evaluation={evaluation} server={server} \
-                 deliveries={deliveries}"
-            ),
-            Self::NodeMissed(node) => {
-                write!(f, "a node missed its heartbeat and is down: node={node}")
+            Self::LeaseExpired(Expired { evaluation, server, deliveries }) => Line {
+                is_warning: true,
+                message: "a lease was not acknowledged in time",
+                evaluation: Some(*evaluation),
+                server: Some(*server),
+                deliveries: Some(*deliveries),
+                ..line
+            },
+            Self::NodeChanged { node, change, detail } => Line {
+                message: "node changed",
+                node: Some(*node),
+                change: Some(change.name()),
+                detail: Some(detail),
+                ..line
+            },
+            Self::NodeChangesLeftOut(count) => {
+                Line { message: "more nodes changed in this second", count: Some(*count), ..line }
             }
+            Self::MassLossBegan { nodes } => Line {
+                is_warning: true,
+                message: "mass loss: nodes went silent together; nothing is reaped until most are back",
+                count: Some(*nodes),
+                ..line
+            },
+            Self::MassLossEnded { nodes, by } => Line {
+                message: "the mass loss is over",
+                count: Some(*nodes),
+                by: Some(&**by).filter(|by| !by.is_empty()),
+                ..line
+            },
         }
     }
 }

@@ -1,8 +1,10 @@
-//! Nodes: who was not heard from, what is due, what drains.
+//! Nodes: heartbeats, deadlines, drains, mass losses, and what changed.
 //!
-//! [`watch`] is the machine; it holds the other three together.
+//! [`watch`] is the machine of the first three; [`mass_loss`] and [`changes`] are their own.
 
+pub(crate) mod changes;
 pub mod deadlines;
 pub mod drain;
 pub mod heartbeat;
+pub(crate) mod mass_loss;
 pub mod watch;

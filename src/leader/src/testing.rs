@@ -9,7 +9,6 @@ use fsm::{
     allocation::DesiredTransition,
     id::ClassId,
     job::{MigrateStrategy, RestartPolicy},
-    node::{Eligibility, Health, NodeDescription},
     resources::Resources,
 };
 

@@ -26,6 +26,9 @@ pub enum Liveness {
 }
 
 impl Liveness {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Initializing, Self::Ready, Self::Disconnected, Self::Down];
+
     /// The status name used in the API.
     pub const fn name(self) -> &'static str {
         match self {

@@ -8,7 +8,7 @@ use fsm::{Command, Effect, Index, NodeId, State, node::LivenessChange};
 use crate::{
     Drainer, Heartbeats, NodeDeadlines,
     heartbeat::{Heard, HeartbeatConfig, HeartbeatError},
-    machine::{Ids, Machine, Report, Stepped},
+    machine::{Ids, Machine, Stepped},
 };
 
 /// Heartbeats, deadlines and drains of one leadership.
@@ -81,6 +81,11 @@ impl Machine for NodeWatch {
             Effect::Job(_) | Effect::NodeAllocations(_) => self.drainer.state_changed(now),
             // The grace of lost nodes is a setting.
             Effect::SchedulerConfiguration => self.deadlines.restore(state),
+            // What was due meanwhile is asked for at once when it is over.
+            Effect::MassLoss if state.mass_loss().is_none() => {
+                self.deadlines = NodeDeadlines::default();
+                self.deadlines.restore(state);
+            }
             Effect::Evaluation(_)
             | Effect::Capacity { .. }
             | Effect::NodeChange { .. }
@@ -92,8 +97,6 @@ impl Machine for NodeWatch {
     fn step(&mut self, now: u64, state: &State, _ids: &mut Ids<'_>, stepped: &mut Stepped) {
         let missed = self.heartbeats.poll(now);
         if !missed.is_empty() {
-            let reports = missed.iter().map(|change| Report::NodeMissed(change.node));
-            stepped.reports.extend(reports);
             stepped.commands.push(self.heartbeats.command(missed));
         }
         stepped.commands.extend(self.deadlines.poll(now, state));
