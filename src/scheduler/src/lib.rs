@@ -24,6 +24,7 @@ mod candidates;
 mod constraint;
 mod evaluate;
 mod feasible;
+mod idle;
 mod plan;
 mod rank;
 mod reconcile;
@@ -48,7 +49,7 @@ pub use candidates::Memory;
 use fsm::{Evaluation, Index, JobKey, JobKind, Plan, State, TimeMs};
 
 /// Version of the scheduling rules. Servers that disagree on it must not schedule for each other.
-pub const SCHEDULER_VERSION: u32 = 1;
+pub const SCHEDULER_VERSION: u32 = 2;
 
 /// What one pass looks at.
 #[derive(Clone, Copy)]

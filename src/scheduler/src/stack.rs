@@ -4,6 +4,7 @@
 //!  ring ─► class memo, constraints ─► distinct hosts, properties ─► room ─► score ─► limit (non-positive scores aside) ─► best
 //! ```
 //!
+//! A group with an affinity key is offered idle nodes first, in the order of `idle.rs`, by the same checks and without a score.
 //! Keeps the counts that later choices depend on (instances by node, by property, by spread value) in step with stops and placements of the pass.
 //! Nothing here is allocated per node looked at.
 
@@ -20,6 +21,7 @@ use crate::{
     constraint::{Condition, Distinct},
     evaluate::ClassSummary,
     feasible::{Feasibility, group_constraints},
+    idle::{IdleOrder, Verdict},
     rank::{Affinities, Score, anti_affinity, fitness},
     spread::{SpreadCounts, ValueCounts},
     tally::{Field, Scored, Tally},
@@ -30,8 +32,6 @@ const ASIDE_MAX: usize = 3;
 /// Placements of a group in one pass that carry scores of nodes; later ones carry counts only, which most of them share. Keeps a job of thousands
 /// from storing thousands of score tables.
 const SCORED_PLACEMENTS_MAX: usize = 16;
-/// Key of a job's meta that names what a node keeps warm for the next instance of the same key; the state machine remembers it by node.
-const AFFINITY_KEY: &str = "affinity_key";
 
 const REASON_HOSTS: &str = "distinct_hosts";
 
@@ -42,12 +42,13 @@ pub(crate) struct Choice {
     pub(crate) metrics: Arc<Metrics>,
 }
 
-struct Group {
+struct Group<'a> {
     ask: Ask,
     count: u32,
     distinct_hosts: bool,
     affinities: Affinities,
-    affinity_key: Option<Text>,
+    /// None: the group has no affinity key.
+    idle: Option<IdleOrder<'a>>,
     spreads: Vec<SpreadCounts>,
     limit: usize,
     /// Instances of this group, by position.
@@ -86,6 +87,14 @@ enum Room {
     TooLittle(Dimension),
 }
 
+/// Why a node is not taken for an instance.
+enum Refusal {
+    Infeasible,
+    /// Too many of the job's other instances have the same property.
+    Rivals,
+    NoRoom,
+}
+
 struct Property {
     /// None: of the whole job.
     group: Option<usize>,
@@ -109,7 +118,7 @@ pub(crate) struct Stack<'a> {
     candidates: Candidates<'a>,
     feasibility: Feasibility,
     algorithm: Algorithm,
-    groups: Vec<Group>,
+    groups: Vec<Group<'a>>,
     distinct_hosts: bool,
     /// Instances of the job, by position.
     job_counts: Vec<u32>,
@@ -127,6 +136,7 @@ impl<'a> Stack<'a> {
         memory: &'a mut Memory,
     ) -> Self {
         let configuration = pass.state.scheduler_configuration();
+        let meta_key = &configuration.node_life.affinity_meta_key;
         let candidates = Candidates::new(pass, spec, memory);
         let length = candidates.len();
         let mut properties = Vec::new();
@@ -143,7 +153,11 @@ impl<'a> Stack<'a> {
                     length,
                     &mut properties,
                 );
-                Group::new(spec, group, distinct, length, configuration.node_limit)
+                let key = spec.affinity_key(&group.name, meta_key);
+                Group {
+                    idle: key.map(|key| IdleOrder::new(pass.state.occupancy(), key)),
+                    ..Group::new(spec, group, distinct, length, configuration.node_limit)
+                }
             })
             .collect();
         let mut stack = Self {
@@ -271,11 +285,14 @@ impl<'a> Stack<'a> {
         group: usize,
         penalties: &[NodeId],
     ) -> Result<Choice, Box<Metrics>> {
-        for spread in &mut self.groups[group].spreads {
-            spread.refresh();
-        }
         if self.groups[group].cells.is_empty() {
             self.groups[group].cells = vec![Cell::default(); self.candidates.len()];
+        }
+        if let Some(choice) = self.select_idle(group, penalties) {
+            return Ok(choice);
+        }
+        for spread in &mut self.groups[group].spreads {
+            spread.refresh();
         }
         let limit = self.groups[group].limit;
         let mut tally = Tally::default();
@@ -306,6 +323,30 @@ impl<'a> Stack<'a> {
         let Some(best) = field.best else { return Err(Box::new(self.metrics(&tally, &[]))) };
         let metrics = self.shared_metrics(group, tally, &field.kept);
         Ok(Choice { position: best.position, node: self.node(best.position).id, metrics })
+    }
+
+    /// The first idle node in the order of the group's affinity key, if it has a key. A node on which a predecessor failed is left to the scores.
+    fn select_idle(&mut self, group: usize, penalties: &[NodeId]) -> Option<Choice> {
+        let mut idle = self.groups[group].idle.take()?;
+        let mut tally = Tally::default();
+        let position = idle.first(|id| match self.position(id) {
+            // On a node that is idle in the snapshot the pass can only have placed something.
+            Some(position) if self.candidates.changes(position) == 0 => {
+                if penalties.contains(&id) {
+                    return Verdict::NotNow;
+                }
+                match self.admit(position, group, &mut tally) {
+                    Ok(_) => Verdict::Take(position),
+                    Err(Refusal::Rivals) => Verdict::NotNow,
+                    Err(Refusal::Infeasible | Refusal::NoRoom) => Verdict::Never,
+                }
+            }
+            Some(_) | None => Verdict::Never,
+        });
+        self.groups[group].idle = Some(idle);
+        let position = position?;
+        let metrics = self.shared_metrics(group, tally, &[]);
+        Some(Choice { position, node: self.node(position).id, metrics })
     }
 
     /// Tries exactly one node, without regard to the rest of the group: for jobs with one instance per node.
@@ -356,13 +397,8 @@ impl<'a> Stack<'a> {
         })
     }
 
-    fn consider(
-        &mut self,
-        position: usize,
-        group: usize,
-        penalties: &[NodeId],
-        tally: &mut Tally,
-    ) -> Option<Score> {
+    /// Whether one more instance may go there, with the fitness that it gives.
+    fn admit(&mut self, position: usize, group: usize, tally: &mut Tally) -> Result<f64, Refusal> {
         tally.evaluated += 1;
         let node = self.candidates.node(position);
         let cell = &mut self.groups[group].cells[position];
@@ -372,11 +408,11 @@ impl<'a> Stack<'a> {
         }
         if let Feasible::No(reason) = &cell.feasible {
             tally.filter(node, reason.clone());
-            return None;
+            return Err(Refusal::Infeasible);
         }
         if let Err(reason) = self.distinct(position, group, false) {
             tally.filter(node, reason);
-            return None;
+            return Err(Refusal::Rivals);
         }
         let own = &mut self.groups[group];
         let cell = &mut own.cells[position];
@@ -388,15 +424,28 @@ impl<'a> Stack<'a> {
                 Err(dimension) => Room::TooLittle(dimension),
             };
         }
-        let mut score = Score::default();
         match cell.room {
-            Room::Enough(fitness) => score.set(0, fitness),
+            Room::Enough(fitness) => Ok(fitness),
             Room::TooLittle(dimension) => {
                 tally.exhaust(node, dimension);
-                return None;
+                Err(Refusal::NoRoom)
             }
-            Room::Unknown => return None,
+            Room::Unknown => Err(Refusal::NoRoom),
         }
+    }
+
+    fn consider(
+        &mut self,
+        position: usize,
+        group: usize,
+        penalties: &[NodeId],
+        tally: &mut Tally,
+    ) -> Option<Score> {
+        let mut score = Score::default();
+        score.set(0, self.admit(position, group, tally).ok()?);
+        let node = self.candidates.node(position);
+        let own = &mut self.groups[group];
+        let cell = &mut own.cells[position];
         if own.counts[position] > 0 {
             score.set(1, anti_affinity(own.counts[position], own.count));
         }
@@ -409,16 +458,6 @@ impl<'a> Stack<'a> {
         let boost: f64 = own.spreads.iter_mut().map(|spread| spread.score(position, node)).sum();
         if boost != 0.0 {
             score.set(4, boost);
-        }
-        if let Some(key) = &own.affinity_key {
-            let warm = if node.affinity_key == *key {
-                1.0
-            } else if node.affinity_key.is_empty() {
-                0.5
-            } else {
-                0.0
-            };
-            score.set(5, warm);
         }
         Some(score)
     }
@@ -447,7 +486,7 @@ impl<'a> Stack<'a> {
     }
 }
 
-impl Group {
+impl Group<'_> {
     fn new(
         spec: &JobSpec,
         group: &TaskGroup,
@@ -467,14 +506,13 @@ impl Group {
             .into_iter()
             .map(|spread| SpreadCounts::new(spread, weight_sum, group.count, candidates))
             .collect();
-        let affinity_key = spec.meta.get(AFFINITY_KEY).cloned();
-        let prefers = !affinities.is_empty() || !spreads.is_empty() || affinity_key.is_some();
+        let prefers = !affinities.is_empty() || !spreads.is_empty();
         Self {
             ask: Ask::of(group),
             count: group.count,
             distinct_hosts,
             affinities,
-            affinity_key,
+            idle: None,
             spreads,
             limit: limit(spec.kind, prefers.then_some(group.count.max(node_limit)), candidates),
             counts: vec![0; candidates],

@@ -11,7 +11,7 @@ use fsm::{
         DelayFunction, LogConfig, MigrateStrategy, ReschedulePolicy, RestartPolicy, Task,
         TaskResources, UpdateStrategy,
     },
-    node::{Driver, Eligibility, Health, NodeDescription, NodeResources},
+    node::{Driver, NodeDescription, NodeResources},
     resources::{Dimension, Port, Resources},
 };
 
@@ -28,43 +28,27 @@ pub(crate) fn id(number: u64) -> [u8; 16] {
 pub(crate) fn node(number: u64) -> Node {
     let driver = Driver { detected: true, healthy: true, ..Driver::default() };
     let all = Resources { cpu_mhz: 4000, memory_mb: 8192, disk_mb: 100_000 };
+    let description = Arc::new(NodeDescription {
+        name: format!("node-{number}").into(),
+        datacenter: "dc1".into(),
+        class: "".into(),
+        pool: "default".into(),
+        attributes: BTreeMap::from([("kernel.name".into(), "linux".into())]),
+        resources: NodeResources {
+            total: all,
+            dynamic_port_min: 20_000,
+            dynamic_port_max: 32_000,
+            ..NodeResources::default()
+        },
+        drivers: BTreeMap::from([("mock".into(), driver.clone()), ("raw_exec".into(), driver)]),
+        ..NodeDescription::default()
+    });
     Node {
-        id: NodeId(id(number)),
-        secret: [0; 16],
-        identity: [0; 16],
-        incarnation: 1,
-        description: Arc::new(NodeDescription {
-            name: format!("node-{number}").into(),
-            datacenter: "dc1".into(),
-            class: "".into(),
-            pool: "default".into(),
-            attributes: BTreeMap::from([("kernel.name".into(), "linux".into())]),
-            resources: NodeResources {
-                total: all,
-                dynamic_port_min: 20_000,
-                dynamic_port_max: 32_000,
-                ..NodeResources::default()
-            },
-            drivers: BTreeMap::from([("mock".into(), driver.clone()), ("raw_exec".into(), driver)]),
-            ..NodeDescription::default()
-        }),
         class: ClassId([0; 16]),
         liveness: Liveness::Ready,
-        liveness_at: 0,
-        ready_deadline_at: 0,
-        lost_at: None,
-        missed_index: 0,
-        synced_index: 0,
-        health: Health::Ok,
-        strikes: 0,
-        strike_at: 0,
-        eligibility: Eligibility::default(),
-        drain: None,
-        instance: None,
-        affinity_key: "".into(),
         create_index: 1,
         modify_index: 1,
-        events: Vec::new(),
+        ..Node::new(NodeId(id(number)), description)
     }
 }
 

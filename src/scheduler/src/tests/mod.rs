@@ -2,6 +2,7 @@
 
 mod cluster;
 
+mod affinity;
 mod checker;
 mod feasibility;
 mod model;

@@ -1,4 +1,4 @@
-//! Where instances go among nodes that could take them (S8, S9, S16, F3, SC-25).
+//! Where instances go among nodes that could take them (S8, S9, S16, F3).
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use fsm::{
     settings::{Algorithm, SchedulerConfiguration},
 };
 
-use super::{Cluster, cluster::PlanExt, id, job, node};
+use super::{Cluster, id, job, node};
 
 /// `count` nodes whose datacenter is `dc1` or `dc2` and whose rack is one of three, by number.
 fn racks(count: u64) -> Cluster {
@@ -166,39 +166,6 @@ fn f3_affinities() {
         assert!((best.total - mean).abs() <= 1, "the mean of the parts");
         assert!(metrics.scores.is_sorted_by(|a, b| a.total >= b.total));
     }
-}
-
-/// SC-25: an instance goes to the node that last ran its key, else to one that ran none, else to any.
-#[test]
-fn sc25_warm_nodes_are_preferred() {
-    let mut cluster = Cluster::with_nodes(5);
-    for (number, key) in [(1, "a"), (2, "b"), (3, ""), (4, "c"), (5, "c")] {
-        cluster.change_node(number, |node| node.affinity_key = key.into());
-    }
-    let mut run = |name: &str, key: &str| {
-        let mut spec = job(JobKind::Batch);
-        spec.key.id = name.into();
-        spec.groups[0].count = 1;
-        spec.groups[0].tasks[0].resources.cpu_mhz = 4_000;
-        spec.meta.insert("affinity_key".into(), key.into());
-        cluster.run(&spec).placements[0].node
-    };
-    assert_eq!(run("one", "b"), NodeId(id(2)));
-    assert_eq!(run("two", "a"), NodeId(id(1)));
-    assert_eq!(run("three", "a"), NodeId(id(3)));
-    assert!([NodeId(id(4)), NodeId(id(5))].contains(&run("four", "a")));
-}
-
-/// SC-26.
-#[test]
-fn sc26_ten_tasks_on_five_single_slot_nodes() {
-    let mut cluster = Cluster::with_nodes(5);
-    let mut spec = job(JobKind::Batch);
-    spec.groups[0].tasks[0].resources.cpu_mhz = 4_000;
-    let plan = cluster.run(&spec);
-    assert_eq!((plan.placements.len(), plan.queued()), (5, 5));
-    spec.groups[0].count = 0;
-    assert!(cluster.run(&spec).placements.is_empty());
 }
 
 /// Placements of one group that were decided alike share one record.
