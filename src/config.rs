@@ -18,7 +18,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-pub use agent::{AgentConfig, DriversConfig, PortsConfig, ResourcesConfig};
+pub use agent::{
+    AfterTask, AgentConfig, DriversConfig, PortsConfig, ReadinessConfig, ResourcesConfig,
+};
 pub use document::{ConfigError, Document, Kind, Origin, Schema};
 pub use server::{
     ClusterConfig, GcConfig, HeartbeatConfig, LimitsConfig, RaftConfig, RaftPreset, RpcConfig,

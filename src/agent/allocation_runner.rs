@@ -9,7 +9,8 @@ use proto::v1;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    task_runner::{Action, EventKind, ExitResult, KillReason, Phase, TaskPolicy, TaskRunner},
+    driver::StartError,
+    task_runner::{Action, ExitResult, Fault, KillReason, Phase, TaskPolicy, TaskRunner},
     time::Moment,
 };
 
@@ -156,20 +157,19 @@ impl AllocationRunner {
         &mut self,
         policy: &GroupPolicy,
         task: usize,
-        failure: (&str, bool),
+        error: &StartError,
         now: Moment,
         out: &mut Vec<Action>,
     ) {
         let seed = self.task_seed(task);
-        let (error, recoverable) = failure;
-        self.tasks[task].start_failed(&policy.tasks[task], error, recoverable, now, seed);
+        self.tasks[task].start_failed(&policy.tasks[task], error, now, seed);
         self.settle(policy, now, out);
     }
 
     /// Nothing could be prepared: every task fails.
-    pub(crate) fn setup_failed(&mut self, error: &str, now: Moment) {
+    pub(crate) fn setup_failed(&mut self, error: &str, fault: Fault, now: Moment) {
         for task in self.tasks.iter_mut().filter(|task| !task.is_dead()) {
-            task.setup_failed(error, now);
+            task.setup_failed(error, fault, now);
         }
         self.changed = true;
     }
@@ -335,10 +335,8 @@ impl AllocationRunner {
 
     /// Why a failure is the node's fault, if it is.
     fn node_failure(&self) -> Option<String> {
-        let ends = self.tasks.iter().filter(|task| task.is_dead() && task.failed);
-        let mut last = ends.filter_map(|task| task.events.last());
-        let event = last.find(|event| event.kind == EventKind::NodeFailure)?;
-        Some(event.message.to_string())
+        let mut ends = self.tasks.iter().filter(|task| task.is_dead() && task.failed);
+        ends.find_map(|task| task.node_failure.as_deref()).map(str::to_owned)
     }
 
     fn task_seed(&self, task: usize) -> u64 {

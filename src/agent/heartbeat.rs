@@ -8,9 +8,13 @@
 //! ```
 //! The node is ready only after the servers have every status: otherwise they would judge its allocations by old ones.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use chance::mix;
+use fsm::node::Readiness;
 use futures_util::{FutureExt, StreamExt};
 use prost::Message;
 use proto::v1::{self, Liveness};
@@ -18,10 +22,12 @@ use tonic::{Code, Status};
 
 use super::{
     connection::{Backoff, Connection, is_about_server},
+    readiness::{AfterTask, Checked, Checks, Plan},
     status::Outbox,
+    time::Clock,
 };
 use crate::{
-    rpc::method,
+    rpc::{method, words},
     rt::{self, Instant, Notify, sleep, sleep_until, timeout, watch},
 };
 
@@ -35,6 +41,8 @@ const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 const STANDING_MIN: Duration = Duration::from_secs(10);
 /// How long all statuses may take before a heartbeat goes out in between.
 const STATUSES_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest pause between two tries to report readiness.
+const SAY_RETRY_MAX: Duration = Duration::from_secs(5);
 /// Spread of the heartbeats that follow a change of leader or a broken stream, ms.
 const EPOCH_SPREAD_MS: u64 = 500;
 
@@ -58,6 +66,12 @@ pub(crate) struct Standing<N> {
     pub(crate) unknown: Arc<Notify>,
     /// Asks for a heartbeat at once.
     pub(crate) nudge: Arc<Notify>,
+    pub(crate) clock: Clock,
+    pub(crate) checks: Checks,
+    /// Of the readiness checks.
+    pub(crate) plan: Mutex<Plan>,
+    /// The plan has changed.
+    pub(crate) planned: Notify,
 }
 
 /// A registration that holds.
@@ -94,11 +108,6 @@ impl Seen {
         self.index = index;
         Ok(())
     }
-}
-
-enum Next {
-    Register,
-    Heartbeat,
 }
 
 impl<N: Node> Standing<N> {
@@ -219,9 +228,9 @@ impl<N: Node> Standing<N> {
         let mut backoff = Backoff::new(Duration::from_secs(5), self.seed());
         // What was said of the incarnation before is no news.
         self.unknown.notified().now_or_never();
-        if let Next::Register = self.become_ready(incarnation).await {
-            return;
-        }
+        self.plan().begin();
+        self.become_ready().await;
+        let mut initializes = true;
         let mut due = Instant::now() + self.interval(ttl_ms, beat);
         loop {
             rt::select! {
@@ -251,10 +260,14 @@ impl<N: Node> Standing<N> {
                         } else {
                             self.interval(ttl_ms, beat)
                         };
-                    if reply.liveness() == Liveness::Initializing
-                        && let Next::Register = self.become_ready(incarnation).await
-                    {
-                        return;
+                    let did = std::mem::replace(
+                        &mut initializes,
+                        reply.liveness() == Liveness::Initializing,
+                    );
+                    if initializes && reply.check_readiness && !(did && self.plan().is_wanted()) {
+                        self.become_ready().await;
+                    } else {
+                        self.want_check(reply.check_readiness);
                     }
                 }
                 Err(status) if is_unknown(&status) => {
@@ -272,44 +285,119 @@ impl<N: Node> Standing<N> {
         }
     }
 
-    /// Sends all statuses, then says that the node is ready.
-    async fn become_ready(&self, incarnation: u64) -> Next {
+    /// Sends all statuses, then has readiness checked and said.
+    async fn become_ready(&self) {
         self.node.report_all();
         if timeout(STATUSES_TIMEOUT, self.outbox.empty()).await.is_err() {
             // The heartbeat that follows finds the node still initializing and comes back here.
             self.nudge.notify_one();
-            return Next::Heartbeat;
+            return;
         }
-        let mut answer = self.say_ready(incarnation).await;
-        // After a missed heartbeat the servers first want a report, which a node without allocations has had no reason to send.
-        if answer.as_ref().is_err_and(|status| status.code() == Code::FailedPrecondition) {
-            answer = match self.report_nothing(incarnation).await {
-                Ok(_) => self.say_ready(incarnation).await,
-                Err(status) => Err(status),
+        self.want_check(true);
+    }
+
+    fn want_check(&self, is_wanted: bool) {
+        self.plan().want(is_wanted);
+        self.planned.notify_one();
+    }
+
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks readiness when that is due, one check at a time, for ever.
+    pub(crate) async fn check_readiness(self: Arc<Self>) {
+        let mut registered = self.registered.subscribe();
+        let mut ends = self.outbox.ends();
+        loop {
+            let Some(current) = current(&mut registered).await else { return };
+            let due_at = self.plan().due_at(Instant::now());
+            let due = async {
+                match due_at {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
             };
-        }
-        match answer {
-            Ok(_) => {
-                tracing::info!(node = %node_name(&self.registration), "ready");
-                Next::Heartbeat
+            rt::select! {
+                biased;
+                _ = registered.wait_for(|value| *value != Some(current)) => continue,
+                () = self.planned.notified() => continue,
+                changed = ends.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let (_, has_failed) = *ends.borrow_and_update();
+                    let is_due = match self.checks.after_task {
+                        AfterTask::Never => false,
+                        AfterTask::Failed => has_failed,
+                        AfterTask::Always => true,
+                    };
+                    if is_due {
+                        self.plan().task_ended();
+                    }
+                    continue;
+                }
+                () = due => {}
             }
-            Err(status) if is_unknown(&status) => Next::Register,
-            Err(status) => {
-                tracing::debug!(code = ?status.code(), message = status.message(), "not ready yet");
-                self.nudge.notify_one();
-                sleep(Duration::from_millis(200)).await;
-                Next::Heartbeat
+            let found = match &self.checks.probe {
+                Some(probe) => probe.check().await,
+                None => Checked::new(Readiness::Ok, ""),
+            };
+            if self.plan().found(Instant::now(), &found) {
+                self.say(current, found, &mut registered).await;
             }
         }
     }
 
-    async fn say_ready(&self, incarnation: u64) -> Result<v1::ReadyReply, Status> {
+    /// Tells the servers what a check found, until they have it or the registration is over.
+    async fn say(
+        &self,
+        current: Registered,
+        found: Checked,
+        registered: &mut watch::Receiver<Option<Registered>>,
+    ) {
+        let mut backoff = Backoff::new(SAY_RETRY_MAX, self.seed());
+        loop {
+            let mut answer = self.say_once(current.incarnation, &found).await;
+            // After a missed heartbeat the servers first want a report, which a node without allocations has had no reason to send.
+            if answer.as_ref().is_err_and(|status| status.code() == Code::FailedPrecondition) {
+                answer = match self.report_nothing(current.incarnation).await {
+                    Ok(_) => self.say_once(current.incarnation, &found).await,
+                    Err(status) => Err(status),
+                };
+            }
+            match answer {
+                Ok(_) => {
+                    let Checked { readiness, reason } = &found;
+                    let (node, readiness) = (node_name(&self.registration), readiness.name());
+                    tracing::info!(%node, readiness, reason, "readiness was reported");
+                    self.plan().acknowledged(Instant::now(), found);
+                    return;
+                }
+                Err(status) if is_unknown(&status) => {
+                    self.unknown.notify_one();
+                    return;
+                }
+                Err(status) => {
+                    tracing::debug!(code = ?status.code(), message = status.message(), "readiness was not reported yet");
+                }
+            }
+            rt::select! {
+                biased;
+                _ = registered.wait_for(|value| *value != Some(current)) => return,
+                () = sleep(backoff.next()) => {}
+            }
+        }
+    }
+
+    async fn say_once(&self, incarnation: u64, found: &Checked) -> Result<v1::ReadyReply, Status> {
+        let sequence = self.plan().next_sequence(self.clock.now().since_boot_ms);
         let request = v1::ReadyRequest {
             node_id: self.registration.node_id.clone(),
             incarnation,
-            readiness: v1::Readiness::Ready.into(),
-            reason: String::new(),
-            sequence: crate::clock::wall_ms(),
+            readiness: words::readiness_to_pb(found.readiness).into(),
+            reason: found.reason.clone(),
+            sequence,
         };
         self.connection.call(&method::READY, &request).await
     }

@@ -23,6 +23,7 @@ mod heartbeat;
 mod http;
 mod interpolate;
 mod node;
+mod readiness;
 mod restart;
 mod settings;
 mod shell;
@@ -35,7 +36,10 @@ mod task_runner;
 mod testing;
 mod time;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
 
 use anyhow::Context;
 use proto::v1;
@@ -50,6 +54,7 @@ use self::{
     fingerprint::Fingerprint,
     heartbeat::Standing,
     node::LocalNode,
+    readiness::{Checks, Plan},
     shell::{Order, Shared},
     state::{NodeIdentity, StateDirectory},
     status::{Outbox, send_statuses},
@@ -58,6 +63,7 @@ use self::{
 pub use self::{
     driver::mock::{Process, ProcessTable, RunId},
     executor::{RunSpec, main as executor_main},
+    readiness::{AfterTask, Checked, ReadinessProbe, ReadinessSettings, ScriptedProbe},
     settings::{AgentSettings, ReservedResources, SettingsError},
 };
 use crate::{
@@ -141,6 +147,11 @@ impl Agent {
             clock: Clock::new(),
             found: fingerprint::fingerprint(&settings, state.root(), &offered),
             drivers: Drivers::new(offered),
+            checks: settings.readiness.as_ref().map_or_else(Checks::none, |readiness| Checks {
+                probe: Some(Arc::new(executor::CommandProbe::new(readiness))),
+                interval: readiness.interval,
+                after_task: readiness.after_task,
+            }),
         };
         let (node, shared) =
             start_node(&settings, ground, &identity, state, http_address, &mut work)?;
@@ -169,6 +180,7 @@ impl Agent {
             clock: Clock::of_machine(machine.up_ms),
             found: fingerprint::simulated(&settings),
             drivers: Drivers::simulated(machine.processes),
+            checks: Checks { probe: machine.readiness, ..Checks::none() },
         };
         let mut work = JoinSet::new();
         let http_address = settings.http_address;
@@ -213,6 +225,8 @@ pub struct SimulatedMachine {
     pub up_ms: u64,
     /// What runs on it.
     pub processes: Arc<dyn ProcessTable>,
+    /// None: always ready.
+    pub readiness: Option<Arc<dyn ReadinessProbe>>,
 }
 
 /// What a node stands on.
@@ -221,6 +235,7 @@ struct Ground {
     clock: Clock,
     found: Fingerprint,
     drivers: Drivers,
+    checks: Checks,
 }
 
 type Started = (Arc<LocalNode>, Arc<Shared>);
@@ -233,7 +248,7 @@ fn start_node(
     http_address: SocketAddr,
     work: &mut JoinSet<()>,
 ) -> anyhow::Result<Started> {
-    let Ground { servers, clock, found, drivers } = ground;
+    let Ground { servers, clock, found, drivers, checks } = ground;
     let mut registration = registration(settings, identity, state.boot_id, drivers.offered());
     describe(&mut registration, settings, &found, http_address);
     let binary = match &settings.executor_binary {
@@ -255,18 +270,23 @@ fn start_node(
     rt::spawn_into(work, Arc::clone(&node).tend());
     let seed = u64::from_le_bytes(std::array::from_fn(|i| identity.node_id[i]));
     let connection = Arc::new(Connection::new(servers, 0, seed));
-    stand(Arc::clone(&node), registration, connection, outbox, work);
+    let own = Own { registration, connection, outbox, clock, checks };
+    stand(Arc::clone(&node), own, work);
     Ok((node, shared))
 }
 
-/// Spawns what keeps a node in touch with the servers.
-fn stand<N: heartbeat::Node>(
-    node: Arc<N>,
+/// What each node has for itself.
+struct Own {
     registration: v1::RegisterRequest,
     connection: Arc<Connection>,
     outbox: Arc<Outbox>,
-    work: &mut JoinSet<()>,
-) {
+    clock: Clock,
+    checks: Checks,
+}
+
+/// Spawns what keeps a node in touch with the servers.
+fn stand<N: heartbeat::Node>(node: Arc<N>, own: Own, work: &mut JoinSet<()>) {
+    let Own { registration, connection, outbox, clock, checks } = own;
     let node_id = std::array::from_fn(|i| registration.node_id[i]);
     let standing = Arc::new(Standing {
         node,
@@ -276,10 +296,15 @@ fn stand<N: heartbeat::Node>(
         registered: watch::Sender::new(None),
         unknown: Arc::new(Notify::new()),
         nudge: Arc::new(Notify::new()),
+        clock,
+        plan: Mutex::new(Plan::new(checks.interval)),
+        checks,
+        planned: Notify::new(),
     });
     let registered = standing.registered.subscribe();
     let unknown = Arc::clone(&standing.unknown);
     rt::spawn_into(work, Arc::clone(&standing).keep());
+    rt::spawn_into(work, Arc::clone(&standing).check_readiness());
     rt::spawn_into(work, standing.follow());
     rt::spawn_into(work, send_statuses(node_id, connection, outbox, registered, unknown));
 }

@@ -3,6 +3,8 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
+use super::readiness::{ReadinessSettings, ScriptedProbe};
+
 /// Everything an agent needs to know before it starts.
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
@@ -48,6 +50,10 @@ pub struct AgentSettings {
     pub stop_tasks_on_exit: bool,
     /// Instead of one real node, this many mock nodes.
     pub simulate: Option<u32>,
+    /// What simulated nodes find when they check themselves ([`ScriptedProbe::parse`]).
+    pub simulate_readiness: Option<String>,
+    /// How the machine is checked; without it the node is ready when its statuses are known.
+    pub readiness: Option<ReadinessSettings>,
     /// The binary that runs executors; this process's own when `None`.
     pub executor_binary: Option<PathBuf>,
     /// Deadline of a call to a server.
@@ -92,6 +98,8 @@ impl AgentSettings {
             ended_allocations_max: 50,
             stop_tasks_on_exit: false,
             simulate: None,
+            simulate_readiness: None,
+            readiness: None,
             executor_binary: None,
             rpc_timeout: Duration::from_secs(5),
         }
@@ -115,6 +123,9 @@ impl AgentSettings {
         {
             return Err(SettingsError::Simulate(nodes));
         }
+        if let Some(script) = &self.simulate_readiness {
+            ScriptedProbe::parse(script).map_err(SettingsError::SimulateReadiness)?;
+        }
         Ok(())
     }
 }
@@ -134,6 +145,9 @@ pub enum SettingsError {
     /// Too many or too few simulated nodes.
     #[error("cannot simulate {0} nodes (1 to 20000)")]
     Simulate(u32),
+    /// The script of simulated readiness does not parse.
+    #[error("simulate_readiness: {0}")]
+    SimulateReadiness(String),
     /// A server's address does not parse.
     #[error("`{0}` is not the address of a server (expected host:port)")]
     Address(String),

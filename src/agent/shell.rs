@@ -24,7 +24,7 @@ use super::{
     spec::AllocationSpec,
     state::{AllocationDirectory, StateDirectory, StoredAllocation},
     status::Outbox,
-    task_runner::{Action, ExitResult, Phase},
+    task_runner::{Action, ExitResult, Fault, Phase},
     time::Clock,
 };
 use crate::rt::{self, Notify, mpsc, oneshot, run_blocking, sleep, sleep_until, watch};
@@ -228,7 +228,7 @@ impl Shell {
             }
             Err(error) => {
                 let message = format!("cannot prepare the allocation's directory: {error}");
-                self.runner.setup_failed(&message, now);
+                self.runner.setup_failed(&message, Fault::of(&error), now);
                 return;
             }
         }
@@ -266,7 +266,8 @@ impl Shell {
             match (action, &stored) {
                 (Action::Start { task, .. }, Err(error)) => {
                     let message = format!("cannot store the allocation's state: {error}");
-                    let failed = Err(StartError { message, recoverable: true });
+                    let fault = Fault::of(error);
+                    let failed = Err(StartError { message, recoverable: true, fault });
                     self.happenings.push(async move { Happening::Started(task, failed) }.boxed());
                 }
                 (Action::Start { task, attempt }, Ok(())) => self.start(task, attempt),
@@ -388,13 +389,7 @@ impl Shell {
                 self.watch(task, run);
             }
             Happening::Started(task, Err(error)) => {
-                runner.start_failed(
-                    policy,
-                    task,
-                    (&error.message, error.recoverable),
-                    now,
-                    actions,
-                );
+                runner.start_failed(policy, task, &error, now, actions);
             }
             Happening::Recovered(task, Ok(Recovered::Run(run))) => {
                 if runner.tasks()[task].phase == Phase::Starting {

@@ -17,8 +17,9 @@ use proto::v1;
 use super::{
     allocation_runner::{AllocationRunner, GroupPolicy},
     connection::{Connection, Servers},
-    driver::{Driver, mock::Script},
+    driver::{Driver, StartError, mock::Script},
     heartbeat::Node,
+    readiness::{Checks, ReadinessProbe, ScriptedProbe},
     settings::AgentSettings,
     spec::{group_policy, present},
     state::NodeIdentity,
@@ -67,7 +68,14 @@ pub(crate) fn spawn(
         });
         rt::spawn_into(work, Arc::clone(&node).keep_time());
         let connection = Connection::new(Arc::clone(servers), number - 1, u64::from(number));
-        super::stand(node, registration, Arc::new(connection), outbox, work);
+        let script = settings.simulate_readiness.as_deref();
+        let probe = script.and_then(|script| ScriptedProbe::parse(script).ok());
+        let checks = Checks {
+            probe: probe.map(|probe| Arc::new(probe) as Arc<dyn ReadinessProbe>),
+            ..Checks::none()
+        };
+        let connection = Arc::new(connection);
+        super::stand(node, super::Own { registration, connection, outbox, clock, checks }, work);
     }
 }
 
@@ -338,7 +346,7 @@ impl SimulatedAllocation {
                     Err(error) => self.runner.start_failed(
                         &group.policy,
                         task,
-                        (error, false),
+                        &StartError::impossible(error.as_str()),
                         now,
                         &mut more,
                     ),
@@ -369,9 +377,8 @@ impl SimulatedAllocation {
     fn started(&mut self, task: usize, now: Moment, actions: &mut Vec<Action>) {
         let group = Arc::clone(&self.group);
         let Ok(script) = &group.scripts[task] else { return };
-        if let Some(error) = &script.start_error {
-            let failure = (error.as_str(), script.start_error_recoverable);
-            self.runner.start_failed(&group.policy, task, failure, now, actions);
+        if let Some(error) = script.start_failure() {
+            self.runner.start_failed(&group.policy, task, &error, now, actions);
             return;
         }
         if let Some(run_for_ms) = script.run_for_ms {

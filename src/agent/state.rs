@@ -452,7 +452,9 @@ mod tests {
         for (generation, file) in [(1, r#"{"format":1}"#), (3, r#"{"generation":3,"name":"a"}"#)] {
             fs::write(&path, file).unwrap();
             let text = StateDirectory::open(directory.path()).err().unwrap().to_string();
-            let both = format!("is of generation {generation}, this binary reads generation 2: ");
+            let both = format!(
+                "is of generation {generation}, this binary reads generation {GENERATION}: "
+            );
             assert!(text.contains(&both), "{text}");
             assert_eq!(fs::read_to_string(&path).unwrap(), file);
         }

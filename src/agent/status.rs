@@ -32,22 +32,45 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// What is to be sent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Outbox {
     pending: Mutex<BTreeMap<AllocationId, v1::AllocationStatus>>,
     filled: Notify,
     emptied: Notify,
+    /// Allocations that were reported as ended, and whether the last one has failed.
+    ends: watch::Sender<(u64, bool)>,
+}
+
+impl Default for Outbox {
+    fn default() -> Self {
+        Self {
+            pending: Mutex::default(),
+            filled: Notify::new(),
+            emptied: Notify::new(),
+            ends: watch::Sender::new((0, false)),
+        }
+    }
 }
 
 impl Outbox {
     /// Puts a status in the place of an older one.
     pub(crate) fn report(&self, id: AllocationId, status: v1::AllocationStatus) {
+        let client = status.client_status();
         let mut pending = self.lock();
         if pending.get(&id).is_none_or(|known| known.sequence <= status.sequence) {
             pending.insert(id, status);
         }
         drop(pending);
         self.filled.notify_one();
+        let has_failed = client == v1::ClientStatus::Failed;
+        if has_failed || client == v1::ClientStatus::Complete {
+            self.ends.send_modify(|(ended, failed)| (*ended, *failed) = (*ended + 1, has_failed));
+        }
+    }
+
+    /// Changes with each allocation that ends; true: it has failed.
+    pub(crate) fn ends(&self) -> watch::Receiver<(u64, bool)> {
+        self.ends.subscribe()
     }
 
     /// A status of that allocation is not acknowledged yet.

@@ -7,9 +7,13 @@
 //!                      └─failed─► (as exit)└─kill─► ShutdownDelay ─► Killing ─exit─► Dead
 //! ```
 
+use std::io;
+
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    driver::StartError,
     restart::{Decision, Ending, RestartPolicy, RestartTracker, format_duration},
     time::Moment,
 };
@@ -35,6 +39,43 @@ pub(crate) struct TaskPolicy {
     pub(crate) shutdown_delay_ms: u64,
     /// When this task ends the others are stopped.
     pub(crate) leader: bool,
+}
+
+/// Whose fault it is that a run did not start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Fault {
+    /// What the job asks for: its command, user, or configuration.
+    Task,
+    /// The node's own: driver, executor, directories. The servers judge the node by it.
+    Node,
+    /// The machine is short of something that may come back: another try, and nobody is judged.
+    Shortage,
+}
+
+impl Fault {
+    /// That of an error of the agent's own work on this machine.
+    pub(crate) fn of(error: &io::Error) -> Self {
+        let shortages = [
+            Errno::AGAIN,
+            Errno::DQUOT,
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOBUFS,
+            Errno::NOMEM,
+            Errno::NOSPC,
+        ];
+        let found = Errno::from_io_error(error);
+        if found.is_some_and(|found| shortages.contains(&found)) {
+            return Self::Shortage;
+        }
+        match error.kind() {
+            // Without a number: made in this program, as a timeout is.
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => {
+                Self::Shortage
+            }
+            _ => Self::Node,
+        }
+    }
 }
 
 /// How a run ended.
@@ -209,6 +250,8 @@ pub(crate) struct TaskRunner {
     /// Somebody asked for a restart: the end that follows is no failure.
     restart_wanted: bool,
     tracker: RestartTracker,
+    /// Why the present run could not be started, if that is the node's fault.
+    pub(crate) node_failure: Option<Box<str>>,
 }
 
 impl TaskRunner {
@@ -227,6 +270,7 @@ impl TaskRunner {
             kill: None,
             restart_wanted: false,
             tracker: RestartTracker::default(),
+            node_failure: None,
         };
         runner.event(now, EventKind::Received, "Task received by client");
         runner
@@ -278,6 +322,7 @@ impl TaskRunner {
             return;
         }
         self.phase = Phase::Running;
+        self.node_failure = None;
         self.run_started_at_ms = now.wall_ms;
         if self.started_at_ms == 0 {
             self.started_at_ms = now.wall_ms;
@@ -288,31 +333,35 @@ impl TaskRunner {
         }
     }
 
-    /// The driver could not start it. `recoverable`: another try may help.
+    /// The driver could not start it.
     pub(crate) fn start_failed(
         &mut self,
         policy: &TaskPolicy,
-        error: &str,
-        recoverable: bool,
+        error: &StartError,
         now: Moment,
         seed: u64,
     ) {
         if self.phase != Phase::Starting {
             return;
         }
-        self.event(now, EventKind::DriverFailure, error);
+        let StartError { message, recoverable, fault } = error;
+        self.event(now, EventKind::DriverFailure, message);
+        self.node_failure = (*fault == Fault::Node).then(|| message.as_str().into());
         if self.kill.is_some() {
             self.die(now, false);
             return;
         }
-        let ending = if recoverable { Ending::StartFailed } else { Ending::StartImpossible };
+        let ending = if *recoverable { Ending::StartFailed } else { Ending::StartImpossible };
         self.after_end(policy, ending, now, seed);
     }
 
     /// It could not even be prepared.
-    pub(crate) fn setup_failed(&mut self, error: &str, now: Moment) {
+    pub(crate) fn setup_failed(&mut self, error: &str, fault: Fault, now: Moment) {
         self.event(now, EventKind::SetupFailure, error);
-        self.event(now, EventKind::NodeFailure, "The node could not prepare the task");
+        if fault == Fault::Node {
+            self.event(now, EventKind::NodeFailure, "The node could not prepare the task");
+            self.node_failure = Some(error.into());
+        }
         self.die(now, true);
     }
 

@@ -4,10 +4,11 @@
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use crate::agent::{AgentSettings, ReservedResources};
+use crate::agent::{AfterTask, AgentSettings, ReadinessSettings, ReservedResources};
 use crate::bench::{self, BenchCommand};
-use crate::config::{AgentConfig, ServerConfig};
+use crate::config::{self, AgentConfig, ReadinessConfig, ServerConfig};
 use crate::{task, telemetry};
 
 /// Runs a server until it is told to stop.
@@ -52,12 +53,28 @@ fn agent_settings(config: AgentConfig) -> AgentSettings {
             .collect(),
         dynamic_port_min: config.ports.dynamic_min,
         dynamic_port_max: config.ports.dynamic_max,
+        allocations_max: config.max_allocations,
+        readiness: config.readiness.map(readiness_settings),
+        simulate_readiness: config.simulate_readiness,
         stop_tasks_on_exit: config.stop_tasks_on_exit,
         simulate: config.simulate.map(std::num::NonZeroU32::get),
         ..AgentSettings::new(
             config.data_dir,
             config.servers.iter().map(ToString::to_string).collect(),
         )
+    }
+}
+
+fn readiness_settings(config: ReadinessConfig) -> ReadinessSettings {
+    ReadinessSettings {
+        command: config.command,
+        interval: Duration::from_millis(config.interval_ms),
+        timeout: Duration::from_millis(config.timeout_ms),
+        after_task: match config.after_task {
+            config::AfterTask::Never => AfterTask::Never,
+            config::AfterTask::Failed => AfterTask::Failed,
+            config::AfterTask::Always => AfterTask::Always,
+        },
     }
 }
 

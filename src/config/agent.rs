@@ -12,6 +12,8 @@ use super::{
     listen_address, name, text_map,
 };
 
+/// What an interval or a timeout may be, ms: up to an hour.
+const MS_ALLOWED: std::ops::RangeInclusive<u64> = 1..=60 * 60 * 1000;
 /// Most simulated nodes of one agent process.
 const SIMULATED_NODES_MAX: u64 = 20_000;
 
@@ -25,6 +27,7 @@ pub(super) const SCHEMA: Schema = &[
     ("data_dir", Kind::Text),
     ("servers", Kind::List),
     ("simulate", Kind::Number),
+    ("simulate_readiness", Kind::Text),
     ("stop_tasks_on_exit", Kind::Flag),
     ("log_level", Kind::Text),
     ("log_format", Kind::Text),
@@ -32,9 +35,14 @@ pub(super) const SCHEMA: Schema = &[
     ("resources.cpu_mhz", Kind::Number),
     ("resources.memory_mb", Kind::Number),
     ("resources.disk_mb", Kind::Number),
+    ("resources.max_allocations", Kind::Number),
     ("reserved.cpu_mhz", Kind::Number),
     ("reserved.memory_mb", Kind::Number),
     ("reserved.disk_mb", Kind::Number),
+    ("readiness.command", Kind::List),
+    ("readiness.interval_ms", Kind::Number),
+    ("readiness.timeout_ms", Kind::Number),
+    ("readiness.after_task", Kind::Text),
     ("meta", Kind::Map),
     ("drivers.raw_exec", Kind::Flag),
     ("drivers.mock", Kind::Flag),
@@ -61,6 +69,12 @@ pub struct AgentConfig {
     pub servers: Vec<Address>,
     /// Simulated nodes in this process instead of one real node.
     pub simulate: Option<NonZeroU32>,
+    /// What simulated nodes find when they check whether they are ready.
+    pub simulate_readiness: Option<String>,
+    /// How the machine is checked before it takes work.
+    pub readiness: Option<ReadinessConfig>,
+    /// Allocations at a time; 0: no limit.
+    pub max_allocations: u32,
     /// Stop the tasks with the agent, without failing them; they start again with it. Default false: tasks outlive the agent.
     pub stop_tasks_on_exit: bool,
     /// What is logged and how.
@@ -88,6 +102,53 @@ pub struct ResourcesConfig {
     pub memory_mb: Option<u64>,
     /// Disk, in MiB.
     pub disk_mb: Option<u64>,
+}
+
+/// `[readiness]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadinessConfig {
+    /// Program and arguments. Invariant: not empty.
+    pub command: Vec<String>,
+    pub interval_ms: u64,
+    pub timeout_ms: u64,
+    pub after_task: AfterTask,
+}
+
+/// After which allocations the machine is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AfterTask {
+    Never,
+    Failed,
+    Always,
+}
+
+impl ReadinessConfig {
+    fn from_document(document: &Document) -> Result<Option<Self>, ConfigError> {
+        let command: Vec<String> =
+            document.list("readiness.command").into_iter().map(str::to_owned).collect();
+        let interval_ms = document.number_within("readiness.interval_ms", 5_000, MS_ALLOWED)?;
+        let timeout_ms = document.number_within("readiness.timeout_ms", 10_000, MS_ALLOWED)?;
+        let words = [
+            ("failed", AfterTask::Failed),
+            ("never", AfterTask::Never),
+            ("always", AfterTask::Always),
+        ];
+        let after_task = document.choice("readiness.after_task", &words)?;
+        let keys = ["readiness.interval_ms", "readiness.timeout_ms"];
+        let has_others = keys.iter().any(|key| document.number(key).is_some())
+            || document.text("readiness.after_task").is_some();
+        match command.first().map(String::as_str) {
+            None if has_others => Err(document.missing(
+                "readiness.command",
+                "a list of a program and its arguments, [\"/bin/true\"]",
+            )),
+            None => Ok(None),
+            Some("") => {
+                Err(document.invalid("readiness.command", "a list that begins with a program"))
+            }
+            Some(_) => Ok(Some(Self { command, interval_ms, timeout_ms, after_task })),
+        }
+    }
 }
 
 /// `[drivers]`. Every driver is off unless it is switched on.
@@ -142,6 +203,14 @@ impl AgentConfig {
             data_dir: data_dir(document)?,
             servers,
             simulate: NonZeroU32::new(simulate),
+            simulate_readiness: document.text("simulate_readiness").map(str::to_owned),
+            readiness: ReadinessConfig::from_document(document)?,
+            max_allocations: u32::try_from(document.number_within(
+                "resources.max_allocations",
+                0,
+                0..=u64::from(u32::MAX),
+            )?)
+            .expect("within the bounds"),
             stop_tasks_on_exit: document.flag("stop_tasks_on_exit").unwrap_or(false),
             log: LogConfig::from_document(document)?,
             http_address: listen_address(

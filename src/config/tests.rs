@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{AgentConfig, Flag, LogFormat, LogLevel, RaftPreset, ServerConfig, Sources};
+use super::{AfterTask, AgentConfig, Flag, LogFormat, LogLevel, RaftPreset, ServerConfig, Sources};
 
 const SERVER: &str = r#"
 name = "server-1"
@@ -271,6 +271,24 @@ fn agent_rules() {
     assert_eq!(config.meta["rack"], "r1");
     assert_eq!((config.resources.cpu_mhz, config.reserved.memory_mb), (Some(4000), Some(256)));
     assert_eq!(config.simulate.unwrap().get(), 5);
+    let config = agent(
+        "[readiness]\ncommand = [\"/bin/check\", \"-q\"]\nafter_task = \"always\"\n[resources]\nmax_allocations = 1",
+    )
+    .unwrap();
+    let readiness = config.readiness.unwrap();
+    assert_eq!(readiness.command, ["/bin/check", "-q"]);
+    assert_eq!((readiness.interval_ms, readiness.timeout_ms), (5_000, 10_000));
+    assert_eq!((readiness.after_task, config.max_allocations), (AfterTask::Always, 1));
+    check(
+        agent("[readiness]\ncommand = [\"x\"]\nafter_task = \"sometimes\""),
+        "a.toml:6: readiness.after_task is \"sometimes\"; allowed: failed, never, always",
+    );
+    check(
+        agent("[readiness]\ncommand = [\"x\"]\ntimeout_ms = 0"),
+        "a.toml:6: readiness.timeout_ms is 0; allowed: 1 to 3600000",
+    );
+    let error = agent("[readiness]\ninterval_ms = 5").unwrap_err();
+    assert!(error.to_string().starts_with("readiness.command is not set"), "{error}");
     check(
         agent("[resources]\ncpu_mhz = 0"),
         "a.toml:5: resources.cpu_mhz is 0; allowed: 1 or more; leave it out to use what the host has",

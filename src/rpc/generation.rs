@@ -110,14 +110,15 @@ mod tests {
         assert!(check.call(Stamped.call(Request::new(())).unwrap()).is_ok());
         let cases = [
             (Some("1"), "the caller is of generation 1"),
-            (Some("3"), "the caller is of generation 3"),
+            (Some("9"), "the caller is of generation 9"),
             (Some("two"), "the caller names no generation"),
             (None, "the caller names no generation"),
         ];
         for (named, caller) in cases {
             let status = call(&mut check, named).unwrap_err();
             assert!(is_refusal(&status));
-            let expected = format!("{caller}, this server is of generation 2: {WHAT_TO_DO}");
+            let expected =
+                format!("{caller}, this server is of generation {GENERATION}: {WHAT_TO_DO}");
             assert_eq!(status.message(), expected);
         }
         assert!(!is_refusal(&Status::unimplemented("another method")));

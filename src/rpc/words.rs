@@ -46,6 +46,15 @@ words!(ClientStatus "client status": client_status_to_pb, client_status {
 words!(Liveness "liveness": liveness_to_pb, liveness { Initializing, Ready, Disconnected, Down });
 words!(NackReason "reason": nack_reason_to_pb, nack_reason { Failed, Lag, Shutdown });
 
+/// The number of what a readiness check found.
+pub fn readiness_to_pb(readiness: Readiness) -> pb::Readiness {
+    match readiness {
+        Readiness::Ok => pb::Readiness::Ready,
+        Readiness::Retry => pb::Readiness::NotYet,
+        Readiness::Fatal => pb::Readiness::Fatal,
+    }
+}
+
 /// What a readiness check found.
 pub fn readiness(number: i32) -> Result<Readiness, UnknownWord> {
     match pb::Readiness::try_from(number) {
@@ -84,7 +93,7 @@ mod tests {
         for number in 1..=3 {
             assert_eq!(nack_reason(number).map(|word| nack_reason_to_pb(word).into()), Ok(number));
             assert!(task_phase(number).is_ok());
-            assert!(readiness(number).is_ok());
+            assert_eq!(readiness(number).map(|word| readiness_to_pb(word).into()), Ok(number));
         }
         for number in [-1, 0, 7, 99] {
             assert!(job_kind(number).is_err(), "{number}");

@@ -8,7 +8,11 @@ use serde::Deserialize;
 
 use super::{Recovered, Run, StartError, TaskContext};
 use crate::{
-    agent::{executor::Outcome, task_runner::ExitResult, time::wall_ms},
+    agent::{
+        executor::Outcome,
+        task_runner::{ExitResult, Fault},
+        time::wall_ms,
+    },
     rt::{self, sleep, watch},
 };
 
@@ -52,6 +56,8 @@ pub(crate) struct Script {
     pub(crate) exit_error: Option<String>,
     pub(crate) start_error: Option<String>,
     pub(crate) start_error_recoverable: bool,
+    /// The start fails by the node's fault, with these words.
+    pub(crate) node_failure: Option<String>,
     /// How long starting takes, ms.
     pub(crate) start_block_for_ms: u64,
     /// How long it lives on after a kill, ms; SIGKILL ends it at the timeout all the same.
@@ -67,6 +73,7 @@ struct Config {
     exit_err_msg: Option<String>,
     start_error: Option<String>,
     start_error_recoverable: bool,
+    node_failure: Option<String>,
     start_block_for: Option<DurationValue>,
     kill_after: Option<DurationValue>,
 }
@@ -94,9 +101,19 @@ impl Script {
             exit_error: config.exit_err_msg,
             start_error: config.start_error.filter(|error| !error.is_empty()),
             start_error_recoverable: config.start_error_recoverable,
+            node_failure: config.node_failure.filter(|error| !error.is_empty()),
             start_block_for_ms: duration(config.start_block_for)?.unwrap_or(0),
             kill_after_ms: duration(config.kill_after)?.unwrap_or(0),
         })
+    }
+
+    /// Why it does not start.
+    pub(crate) fn start_failure(&self) -> Option<StartError> {
+        if let Some(message) = self.node_failure.clone() {
+            return Some(StartError { message, recoverable: true, fault: Fault::Node });
+        }
+        let (message, fault) = (self.start_error.clone()?, Fault::Task);
+        Some(StartError { message, recoverable: self.start_error_recoverable, fault })
     }
 
     /// How it ends by itself.
@@ -177,8 +194,8 @@ pub(crate) struct MockRun {
 pub(super) async fn start(context: &TaskContext) -> Result<MockRun, StartError> {
     let script = Script::parse(&context.task.config_json)?;
     sleep(Duration::from_millis(script.start_block_for_ms)).await;
-    if let Some(message) = script.start_error {
-        return Err(StartError { message, recoverable: script.start_error_recoverable });
+    if let Some(error) = script.start_failure() {
+        return Err(error);
     }
     let run = MockRun::new(context, script, wall_ms());
     if let Some((id, processes)) = &run.listed {

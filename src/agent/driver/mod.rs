@@ -12,7 +12,10 @@ use self::{
     mock::{MockRun, ProcessTable, RunId},
     raw_exec::RawExecRun,
 };
-use super::{executor::Outcome, interpolate::Names, spec::TaskSpec, state::AllocationDirectory};
+use super::{
+    executor::Outcome, interpolate::Names, spec::TaskSpec, state::AllocationDirectory,
+    task_runner::Fault,
+};
 
 /// The drivers there are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -92,12 +95,13 @@ pub(crate) struct StartError {
     pub(crate) message: String,
     /// Another try may help.
     pub(crate) recoverable: bool,
+    pub(crate) fault: Fault,
 }
 
 impl StartError {
     /// Another try does not help.
     pub(crate) fn impossible(message: impl Into<String>) -> Self {
-        Self { message: message.into(), recoverable: false }
+        Self { message: message.into(), recoverable: false, fault: Fault::Task }
     }
 }
 

@@ -53,8 +53,8 @@ fn judge(started: Result<(), Outcome>) -> Result<(), StartError> {
     match started {
         // A run that has already ended has started: the wait says how.
         Ok(()) | Err(Outcome::Exited { .. }) => Ok(()),
-        Err(Outcome::StartFailed { error, recoverable }) => {
-            Err(StartError { message: error, recoverable })
+        Err(Outcome::StartFailed { error, recoverable, fault }) => {
+            Err(StartError { message: error, recoverable, fault })
         }
     }
 }

@@ -15,12 +15,16 @@ use tokio::{
 };
 
 use super::{
-    EXIT_FILE, ExecutorIdentity, LOG_FILE, Outcome, RunSpec, SOCKET_FILE, SPEC_FILE, claim,
+    EXIT_FILE, ExecutorIdentity, LOG_FILE, Outcome, RunSpec, SHORTAGE_EXIT, SOCKET_FILE, SPEC_FILE,
+    claim,
     control::{Request, Response},
     process::{KILL_PAUSE, KILL_ROUNDS_MAX},
 };
 use crate::{
-    agent::{files, task_runner::ExitResult},
+    agent::{
+        files,
+        task_runner::{ExitResult, Fault},
+    },
     rt::run_blocking,
 };
 
@@ -53,7 +57,7 @@ impl Executor {
             files::write_json(&directory.join(SPEC_FILE), &spec)
         })
         .await
-        .map_err(|error| start_failed(error.to_string()))?;
+        .map_err(|error| start_failed(error.to_string(), Fault::of(&error)))?;
         let mut command = std::process::Command::new(binary);
         command
             .args(["executor", "launch"])
@@ -66,17 +70,19 @@ impl Executor {
             .process_group(0);
         let launcher = tokio::process::Command::from(command).output();
         let output = timeout(ANSWER_TIMEOUT, launcher).await.map_err(io::Error::from).flatten();
-        let problem = match output {
+        let (problem, fault) = match output {
             Ok(output) if output.status.success() => return self.started().await,
             Ok(output) => {
                 let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-                format!("the executor could not be launched: {said}")
+                let is_short = output.status.code() == Some(SHORTAGE_EXIT.into());
+                let fault = if is_short { Fault::Shortage } else { Fault::Node };
+                (format!("the executor could not be launched: {said}"), fault)
             }
-            Err(error) => error.to_string(),
+            Err(error) => (error.to_string(), Fault::of(&error)),
         };
         // A launcher that failed or is late may have started the executor, or do so yet.
         if self.take_claim().await {
-            return Err(start_failed(problem));
+            return Err(start_failed(problem, fault));
         }
         self.started().await
     }
@@ -108,7 +114,7 @@ impl Executor {
     /// Gives up a start that nobody answers for, if it is not the executor's already.
     async fn give_up(&self) -> Result<(), Outcome> {
         if self.take_claim().await || self.never_began().await {
-            return Err(start_failed(self.last_words()));
+            return Err(start_failed(self.last_words(), Fault::Node));
         }
         Ok(())
     }
@@ -229,8 +235,8 @@ impl Executor {
     }
 }
 
-fn start_failed(error: String) -> Outcome {
-    Outcome::StartFailed { error, recoverable: true }
+fn start_failed(error: String, fault: Fault) -> Outcome {
+    Outcome::StartFailed { error, recoverable: true, fault }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@
 pub(crate) mod client;
 mod control;
 mod logs;
+mod probe;
 pub(crate) mod process;
 mod supervise;
 
@@ -28,8 +29,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub(crate) use logs::indexes as log_indexes;
+pub(crate) use probe::CommandProbe;
 
-use super::{files, task_runner::ExitResult};
+use super::{
+    files,
+    task_runner::{ExitResult, Fault},
+};
 
 /// Written by the agent: what to run.
 pub(crate) const SPEC_FILE: &str = "spec.json";
@@ -78,6 +83,9 @@ pub(crate) struct ExecutorIdentity {
     pub(crate) boot_id: [u8; 16],
 }
 
+/// Exit code of a launcher that failed by a shortage of the machine (`EX_TEMPFAIL` of `sysexits`).
+const SHORTAGE_EXIT: u8 = 75;
+
 /// How a run ended.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Outcome {
@@ -94,6 +102,7 @@ pub(crate) enum Outcome {
         error: String,
         /// Another try may help.
         recoverable: bool,
+        fault: Fault,
     },
 }
 
@@ -108,7 +117,11 @@ pub fn main(args: &[String]) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&error);
-            ExitCode::FAILURE
+            if Fault::of(&error) == Fault::Shortage {
+                ExitCode::from(SHORTAGE_EXIT)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
 }

@@ -28,7 +28,11 @@ use super::{
     process::{self, KILL_PAUSE, KILL_ROUNDS_MAX},
 };
 use crate::{
-    agent::{files, task_runner::ExitResult, time::wall_ms},
+    agent::{
+        files,
+        task_runner::{ExitResult, Fault},
+        time::wall_ms,
+    },
     open_files,
 };
 
@@ -245,8 +249,15 @@ async fn end(
 type Copies = Vec<JoinHandle<()>>;
 
 fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
-    let failed = |recoverable| {
-        move |error: io::Error| Outcome::StartFailed { error: error.to_string(), recoverable }
+    let of_task = |error: io::Error| Outcome::StartFailed {
+        error: error.to_string(),
+        recoverable: false,
+        fault: Fault::Task,
+    };
+    let of_node = |error: io::Error| Outcome::StartFailed {
+        fault: Fault::of(&error),
+        error: error.to_string(),
+        recoverable: true,
     };
     let mut copies = Vec::new();
     let mut output = |kind: &str| -> io::Result<Stdio> {
@@ -261,8 +272,8 @@ fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
         Ok(write.into())
     };
     let (out, err) =
-        output("stdout").and_then(|out| Ok((out, output("stderr")?))).map_err(failed(true))?;
-    let program = find_program(spec).map_err(failed(false))?;
+        output("stdout").and_then(|out| Ok((out, output("stderr")?))).map_err(of_node)?;
+    let program = find_program(spec).map_err(of_task)?;
     // The executor itself needs few.
     if spec.open_files.is_some() {
         open_files::set(spec.open_files);
@@ -278,13 +289,15 @@ fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
         .stderr(err)
         .process_group(0);
     if !spec.user.is_empty() {
-        let (uid, gid) = process::find_user(&spec.user).map_err(failed(false))?;
+        let (uid, gid) = process::find_user(&spec.user).map_err(of_task)?;
         command.uid(uid).gid(gid);
     }
     let child = command.spawn().map_err(|error| {
-        let busy = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory);
+        // Anything but a shortage is about the command that the job names.
+        let busy = Fault::of(&error) == Fault::Shortage;
+        let fault = if busy { Fault::Shortage } else { Fault::Task };
         let error = format!("failed to start `{}`: {error}", spec.command);
-        Outcome::StartFailed { error, recoverable: busy }
+        Outcome::StartFailed { error, recoverable: busy, fault }
     })?;
     let pid =
         i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a process id");

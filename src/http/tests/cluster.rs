@@ -115,10 +115,14 @@ impl TestCluster {
             evaluation_ids: Vec::new(),
         }));
         let Reply::Node { incarnation, .. } = reply else { panic!("{reply:?}") };
+        // Copied out: `must` writes it.
+        let sequence = *self.index.borrow() + 1;
         self.must(Command::NodeReadiness(NodeReadiness {
             node: id,
             incarnation,
             readiness: Readiness::Ok,
+            reason: "".into(),
+            sequence,
             evaluation_ids: Vec::new(),
         }));
     }

@@ -76,6 +76,7 @@ async fn an_agent_that_cannot_be_asked_is_named() {
             incarnation: 1,
             liveness: fsm::Liveness::Down,
         }],
+        window_ms: 1,
         evaluation_ids: Vec::new(),
     }));
     let down = server.get(&path).await;

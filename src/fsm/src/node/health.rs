@@ -38,7 +38,6 @@ impl Turn<'_> {
         if is_silent || sequence <= node.check_sequence {
             return Ok(Self::node_reply(node, Vec::new()));
         }
-        let before = node.clone();
         let reason = clip(reason);
         let last = node.check.take();
         let is_new = last.as_ref().is_none_or(|last| last.readiness != readiness);
@@ -50,7 +49,7 @@ impl Turn<'_> {
         };
         match readiness {
             Readiness::Ok => {
-                return self.check_succeeded(before, node, sequence, &command.evaluation_ids);
+                return self.check_succeeded(node, sequence, &command.evaluation_ids);
             }
             Readiness::Retry if node.liveness == Liveness::Ready => {
                 self.suspend(&mut node, SuspendReason::Unhealthy, reason, "".into(), None);
@@ -65,13 +64,12 @@ impl Turn<'_> {
                 self.suspend(&mut node, cause, reason, "".into(), Some(until));
             }
         }
-        self.put_check(&before, node, sequence);
+        self.put_check(node, sequence);
         self.node(id).map(|node| Self::node_reply(node, Vec::new()))
     }
 
     fn check_succeeded(
         &mut self,
-        before: Node,
         mut node: Node,
         sequence: u64,
         evaluation_ids: &[EvaluationId],
@@ -93,7 +91,7 @@ impl Turn<'_> {
         if recovers {
             self.end_suspension(&mut node, "Suspension is over: the readiness check succeeded");
         }
-        self.put_check(&before, node.clone(), sequence);
+        self.put_check(node.clone(), sequence);
         if !becomes_ready && !recovers {
             return Ok(Self::node_reply(node, Vec::new()));
         }
@@ -105,13 +103,11 @@ impl Turn<'_> {
         self.node(id).map(|node| Self::node_reply(node, made))
     }
 
-    /// A report that says nothing new is not stored, nor is its sequence: an older one that comes
-    /// later says what the row had before that.
-    fn put_check(&mut self, before: &Node, mut node: Node, sequence: u64) {
-        if node != *before {
-            node.check_sequence = sequence;
-            self.put_node(node);
-        }
+    /// Stores what a report changed, and that it was taken: an older one that comes later, also
+    /// after the node has begun to initialize again, changes nothing.
+    fn put_check(&mut self, mut node: Node, sequence: u64) {
+        node.check_sequence = sequence;
+        self.put_node(node);
     }
 
     /// An allocation failed by the node's fault. Failures that come close together make one strike.

@@ -357,9 +357,10 @@ fn late_readiness_reports_are_ignored() {
     assert_eq!(free(&driver), ["a"]);
 }
 
-/// The same result again is no change, so that a check every few seconds does not fill the log.
+/// The same result again changes nothing but the sequence: a copy of it that comes late, after an
+/// operator has ended a suspension, does not make the node ready.
 #[test]
-fn a_result_that_says_nothing_new_changes_no_row() {
+fn a_result_that_says_nothing_new_still_counts_as_taken() {
     let mut driver = Driver::default();
     driver.register_node("a");
     driver.readiness_as("a", Readiness::Retry, "no disk");
@@ -369,10 +370,9 @@ fn a_result_that_says_nothing_new_changes_no_row() {
         (Readiness::Retry, "no disk", START_MS)
     );
     assert_eq!(last_event(&driver, "a"), "Readiness check: not ready: no disk");
-    let before = rows(&driver.state);
     driver.at_seconds(5);
     driver.readiness_as("a", Readiness::Retry, "no disk");
-    assert_eq!(rows(&driver.state), before);
+    assert_eq!(driver.node_row("a").check, Some(check));
     driver.readiness_as("a", Readiness::Retry, &"ä".repeat(200));
     assert_eq!(driver.node_row("a").check.as_ref().unwrap().reason.len(), 256);
 }
@@ -456,4 +456,28 @@ fn settings_that_make_no_sense_are_refused() {
     );
     assert!(check(|life| life.mass_loss_percent = 101).is_err());
     assert!(check(|life| life.affinity_meta_key = "x".repeat(257).into()).is_err());
+}
+
+/// A success that was known already and arrives a second time after an operator's suspension does
+/// not stand for the check that must follow it.
+#[test]
+fn a_late_copy_of_a_success_is_no_new_check() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    let (reason, evaluation_ids) = ("".into(), Vec::new());
+    let (readiness, sequence) = (Readiness::Ok, 5_000);
+    let report = Command::NodeReadiness(NodeReadiness {
+        node,
+        incarnation: 1,
+        readiness,
+        reason,
+        sequence,
+        evaluation_ids,
+    });
+    driver.accept(report.clone());
+    driver.suspend("a", None);
+    let (by, reason) = ("operator".into(), "".into());
+    driver.accept(Command::UnsuspendNode(UnsuspendNode { node, by, reason }));
+    driver.accept(report);
+    assert_eq!(driver.node_row("a").liveness, Liveness::Initializing);
 }
