@@ -32,6 +32,9 @@ use tasks::Local;
 /// Beats come this often, well inside the shortest time to live.
 const BEAT_MS: u64 = 8_000;
 
+/// A check that failed is repeated after this.
+const CHECK_MS: u64 = 5_000;
+
 /// Racks that nodes are in.
 const RACKS: [&str; 2] = ["r1", "r2"];
 /// Who a node belongs to: nothing that its class depends on.
@@ -68,6 +71,16 @@ pub(crate) struct Agent {
     unready_until: u64,
     /// Sequence of the last readiness report.
     checks: u64,
+    /// A check is due after a task.
+    check_due: bool,
+    /// No check that failed is repeated before this.
+    check_at: u64,
+    /// Its checks say this until then.
+    sickness: (Readiness, u64),
+    /// It fails at what it is given until then.
+    broken_until: u64,
+    /// A report of a check that arrives late.
+    late_check: Option<Command>,
     pub(crate) dead: bool,
 }
 
@@ -121,6 +134,11 @@ impl Agent {
             silent_until: 0,
             unready_until: 0,
             checks: 0,
+            check_due: false,
+            check_at: 0,
+            sickness: (Readiness::Ok, 0),
+            broken_until: 0,
+            late_check: None,
             dead: false,
         }
     }
@@ -156,9 +174,22 @@ impl Agent {
         self.incarnation = None;
     }
 
+    /// Its checks fail for a while.
+    pub(crate) fn falls_sick(&mut self, sickness: Readiness, until: u64) {
+        self.sickness = (sickness, until);
+        self.check_due = true;
+    }
+
+    /// What a check says now.
+    fn condition(&self, now: u64) -> Readiness {
+        let (sickness, until) = self.sickness;
+        if until > now { sickness } else { Readiness::Ok }
+    }
+
     /// Back for good.
     pub(crate) fn wake(&mut self) {
         (self.silent_until, self.unready_until) = (0, 0);
+        (self.sickness.1, self.check_at, self.broken_until) = (0, 0, 0);
         for one in self.local.values_mut() {
             one.starts_at = one.starts_at.map(|_| 0);
             one.stops_at = one.stops_at.map(|_| 0);
@@ -210,6 +241,12 @@ impl World {
         if self.agents[number].copy.is_some()
             && dice.percent(10)
             && let Some(command) = self.agents[number].copy.take()
+        {
+            self.propose_for_client(command, None, dice);
+        }
+        if self.agents[number].late_check.is_some()
+            && self.chance.percent(15)
+            && let Some(command) = self.agents[number].late_check.take()
         {
             self.propose_for_client(command, None, dice);
         }
@@ -369,32 +406,42 @@ impl World {
         self.ask_for_readiness(number, incarnation, dice).unwrap_or(false)
     }
 
-    /// Asks for its node to be ready, if it may be and is not yet as far as the agent has seen; whether it could ask.
+    /// Reports what its check says, if one is due as far as the agent has seen; whether it could ask.
     fn ask_for_readiness(
         &mut self,
         number: usize,
         incarnation: u64,
         dice: &mut Dice,
     ) -> Option<bool> {
+        let now = self.clock_ms;
         let agent = &self.agents[number];
         let node = agent.node;
         let row = self.log.state_at(agent.seen).nodes().get(&node);
-        let is_due = row.is_some_and(|row| row.liveness == Liveness::Initializing);
-        if agent.unready_until > self.clock_ms || !is_due {
+        let is_wanted = row.is_some_and(|row| {
+            let is_heard = matches!(row.liveness, Liveness::Initializing | Liveness::Ready);
+            is_heard && row.wants_check() && agent.check_at <= now
+        });
+        if agent.unready_until > now || !(is_wanted || agent.check_due) {
             return None;
         }
-        let readiness = Readiness::Ok;
-        self.agents[number].checks += 1;
-        let sequence = self.agents[number].checks;
+        let readiness = agent.condition(now);
         let evaluation_ids = self.evaluation_ids(2);
+        let agent = &mut self.agents[number];
+        agent.checks += 1;
+        agent.check_due = false;
+        agent.check_at = if readiness == Readiness::Ok { now } else { now + CHECK_MS };
         let command = Command::NodeReadiness(NodeReadiness {
             node,
             incarnation,
             readiness,
-            reason: "".into(),
-            sequence,
+            reason: readiness.name().into(),
+            sequence: agent.checks,
             evaluation_ids,
         });
+        self.note_check(readiness);
+        if self.lives.is_some() && self.chance.percent(20) {
+            self.agents[number].late_check = Some(command.clone());
+        }
         Some(self.ask_leader(number, Asked::Ready, command, dice))
     }
 

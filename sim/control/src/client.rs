@@ -226,6 +226,7 @@ impl World {
             enrich(&mut spec, dice);
         }
         self.divide(&mut spec);
+        self.leave_a_key(&mut spec);
         self.roll(&mut spec);
         for group in &mut spec.groups {
             let healthy_ms_min = self.chance.pick(&[1_000, 1_000, 10_000, 20_000]);

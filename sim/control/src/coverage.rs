@@ -74,6 +74,44 @@ events! {
     AgentReborn => "an agent lost its state",
     /// A node did not become ready in its time.
     NodeSuspended => "a node was suspended because it did not become ready",
+    /// A check of an agent failed.
+    CheckFailed => "an agent's check failed",
+    /// A check of an agent asked for a person.
+    CheckFatal => "an agent's check asked for a person",
+    /// A report of a check came when a newer one was known.
+    CheckIgnored => "an old report of a check was ignored",
+    /// A node got a strike.
+    Strike => "a node got a strike",
+    /// Failures of one node came together.
+    FailuresTogether => "several failures of a node came in one report",
+    /// A strike suspended nobody, for others were suspended.
+    StrikeWithoutSuspension => "a strike did not suspend its node: others were suspended",
+    /// Nodes were suspended for each reason.
+    SuspendedUnhealthy => "a node was suspended as unhealthy",
+    /// By a strike.
+    SuspendedFlaky => "a node was suspended as flaky",
+    /// By a check.
+    SuspendedFatal => "a node was suspended as fatal",
+    /// By a person.
+    SuspendedByOperator => "an operator suspended a node",
+    /// The time of a suspension was over.
+    SuspensionOver => "a suspension ended with its time",
+    /// An operator ended one.
+    Unsuspended => "an operator ended a suspension",
+    /// The end of a suspension cleared what the node last ran.
+    AffinityCleared => "the end of a suspension cleared an affinity key",
+    /// A node that an operator took offline was reaped.
+    OfflineReaped => "a node was reaped while it was offline",
+    /// An operator took a draining node offline.
+    OfflineDraining => "an operator took a draining node offline",
+    /// A mass loss began.
+    MassLoss => "a mass loss began",
+    /// The servers saw that it was over.
+    MassLossOver => "the servers ended a mass loss",
+    /// An operator said that the nodes are lost.
+    MassLossConfirmed => "an operator confirmed a mass loss",
+    /// A node came back although it was due to be reaped, for a mass loss kept it.
+    MassLossKept => "a node came back that a mass loss had kept from being reaped",
     /// A node was reaped.
     NodeReaped => "a node was reaped",
     /// A drain ended with an empty node.

@@ -12,6 +12,7 @@
 
 mod ending;
 pub(crate) mod needs;
+mod nodes;
 mod step;
 #[cfg(test)]
 mod tests;

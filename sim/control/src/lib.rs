@@ -26,7 +26,9 @@ mod failures;
 mod groups;
 pub mod invariants;
 mod leadership;
+mod lives;
 mod log;
+mod node_memory;
 mod oracle;
 mod order;
 mod postconditions;
@@ -73,6 +75,7 @@ pub struct Outcome {
 /// for tests of what applies, stores and ships entries.
 pub fn log_of(seed: u64) -> Vec<(u64, Option<fsm::Proposal>)> {
     let mut world = World::new(seed, false);
+    world.set_first_node_life(seed);
     world.form(&mut Dice::numbered(seed, u64::MAX - 3));
     for number in Steps::default().iter() {
         world.before_step(seed, number);
@@ -85,6 +88,7 @@ pub fn log_of(seed: u64) -> Vec<(u64, Option<fsm::Proposal>)> {
 /// Runs a schedule.
 pub fn run(seed: u64, steps: &Steps, traced: bool) -> Outcome {
     let mut world = World::new(seed, traced);
+    world.set_first_node_life(seed);
     world.form(&mut Dice::numbered(seed, u64::MAX - 3));
     for number in steps.iter() {
         world.before_step(seed, number);

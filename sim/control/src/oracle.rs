@@ -2,6 +2,8 @@
 //! what needs the whole log: requests, terms, the snapshots that plans were made on. It shares no code with what it checks: it sums over rows instead
 //! of trusting derived indexes. `fsm::invariant` runs besides, now and then and at the end, because it is slow.
 
+mod nodes;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
@@ -24,6 +26,7 @@ use crate::{
         needs::{has_ended, is_live},
     },
     log::{Applied, Log},
+    node_memory::NodeMemory,
     postconditions::{self, Entry},
     world::World,
 };
@@ -39,6 +42,7 @@ const NOT_NEEDED: &str = "alloc not needed due to job update";
 pub(crate) struct Oracle {
     /// First reply to each request, and its index.
     requests: BTreeMap<RequestId, Reply>,
+    nodes: NodeMemory,
 }
 
 impl World {
@@ -129,6 +133,9 @@ fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Fou
         let (effects, reply) = (&applied.effects[..], &applied.reply);
         let entry = Entry { before, after, effects, reply };
         postconditions::judge(&entry, &proposal.command, found);
+        if !refused {
+            oracle.nodes.judge(&entry, &proposal.command, found);
+        }
     }
     judge_plans(before, applied, found);
     judge_drains(before, applied, found);
@@ -424,6 +431,7 @@ fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
         }
     }
     note_command(before, applied, &proposal.command, coverage);
+    nodes::note(before, applied, &proposal.command, coverage);
     for effect in &applied.effects {
         let Effect::Evaluation(id) = effect else { continue };
         let Some(row) = applied.state.evaluations().get(id) else { continue };

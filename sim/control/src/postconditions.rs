@@ -14,8 +14,8 @@ use fsm::{
     evaluation::UpdateEvaluations,
     job::{DeregisterJob, RegisterJob},
     node::{
-        AdvanceDrains, Drain, GainKey, LivenessChange, NodeLiveness, NodeReadiness, ReapNode,
-        RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
+        AdvanceDrains, Drain, EndSuspensions, GainKey, LivenessChange, NodeLiveness, ReapNode,
+        RegisterNode, SetDrain, SetEligibility, SuspendLateNodes, UnsuspendNode,
     },
     plan::ApplyPlans,
     settings::{DeleteNamespace, DeleteNodePool, UpsertNamespace, UpsertNodePool},
@@ -39,6 +39,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
     entry.effects(found);
     entry.table_indexes(found);
     entry.extents(found);
+    entry.nodes_live_well(command, found);
     if let Command::RegisterJob(RegisterJob { spec, enforce_index, .. }) = command {
         entry.enforced(&spec.key, *enforce_index, found);
     }
@@ -65,7 +66,10 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
                 found.push(format!("P-node: {node} is not as it registered"));
             }
         }
-        Command::NodeReadiness(NodeReadiness { node, .. }) => entry.node_ready(*node, found),
+        Command::NodeReadiness(report) => {
+            entry.node_ready(report.node, found);
+            entry.check_reported(report, found);
+        }
         Command::NodeLiveness(NodeLiveness { changes, .. }) => {
             entry.liveness_changed(changes, found);
         }
@@ -98,10 +102,16 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
                 entry.late_node_suspended(*node, found);
             }
         }
-        Command::SuspendNode(_)
-        | Command::UnsuspendNode(_)
-        | Command::EndSuspensions(_)
-        | Command::EndMassLoss(_)
+        Command::SuspendNode(command) => entry.node_suspended(command, found),
+        Command::UnsuspendNode(UnsuspendNode { node, .. }) => {
+            entry.checked_again(*node, found);
+        }
+        Command::EndSuspensions(EndSuspensions { nodes }) => {
+            for node in nodes {
+                entry.checked_again(*node, found);
+            }
+        }
+        Command::EndMassLoss(_)
         | Command::EvaluateNode(_)
         | Command::SetSchedulerConfiguration(_)
         | Command::DeleteNodePool(_)
@@ -424,7 +434,9 @@ impl Entry<'_> {
                 }
             }
             (None, None) => {
-                let wanted = if eligible { false } else { before.eligibility.ineligible };
+                // A drain's end gives back what the drain took, and nothing else.
+                let is_back = eligible && before.eligibility.by_drain;
+                let wanted = before.eligibility.ineligible && !is_back;
                 if after.eligibility.ineligible != wanted {
                     found.push(format!("I36: {id} is ineligible: not {wanted}"));
                 }
@@ -472,6 +484,10 @@ impl Entry<'_> {
 
     fn node_reaped(&self, id: NodeId, force: bool, found: &mut Found) {
         let Some(before) = self.before.nodes().get(&id) else { return };
+        let loss = self.before.mass_losses().get(&());
+        if !force && loss.is_some_and(|loss| loss.end.is_none()) {
+            found.push(format!("I50: {id} was reaped during a mass loss"));
+        }
         if before.eligibility.ineligible && !force && !self.after.offline_nodes().contains(&id) {
             found.push(format!("I36: nobody remembers that {id} was taken out of service"));
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use fsm::{ClientStatus, EvaluationStatus, Liveness, State, node::Health};
+use fsm::{ClientStatus, EvaluationStatus, Liveness, State};
 use leader::limits::LOOK_MS_MAX;
 
 use crate::{
@@ -162,7 +162,9 @@ impl World {
         let truth = self.log.truth();
         let pending = truth.evaluations().iter().any(|row| row.status == EvaluationStatus::Pending);
         let draining = truth.nodes().iter().any(|row| row.drain.is_some());
-        let suspended = truth.nodes().iter().any(|row| row.health != Health::Ok);
+        // One that waits for an operator waits for ever.
+        let mut suspended = truth.nodes().iter().filter_map(|row| row.suspension());
+        let suspended = suspended.any(|one| one.until.is_some() || one.reason.ends_with_success());
         let busy = self.workers.iter().any(|worker| !worker.is_idle());
         pending || draining || suspended || busy || !self.operations.is_empty()
     }

@@ -2,7 +2,11 @@
 //! is out of reach for a while or begins anew, an operator drains one and takes back others, a job is evaluated. What has deadlines of minutes, or would
 //! stand still until somebody happens to look, shows only here. From dice of its own: no throw in here moves one of the older dice.
 
-use fsm::{Command, EvaluationId, job::RegisterJob, node::SetDrain};
+use fsm::{
+    Command, EvaluationId,
+    job::RegisterJob,
+    node::{SetDrain, SetEligibility},
+};
 
 use crate::{coverage::Event, extra::Extra, world::World};
 use chance::Dice;
@@ -88,15 +92,23 @@ impl World {
     fn take_back_nodes(&mut self) {
         let nodes = self.log.truth().nodes().iter();
         let done = nodes.filter(|node| node.eligibility.ineligible && node.drain.is_none());
-        let done: Vec<_> = done.map(|node| node.id).collect();
-        for node in done {
+        let done: Vec<_> = done.map(|node| (node.id, node.eligibility.by_drain)).collect();
+        for (node, by_drain) in done {
             let evaluation_ids = self.evaluation_ids(2);
-            self.ask(Command::SetDrain(SetDrain {
-                node,
-                drain: None,
-                mark_eligible: true,
-                evaluation_ids,
-            }));
+            self.ask(if by_drain {
+                let (drain, mark_eligible) = (None, true);
+                Command::SetDrain(SetDrain { node, drain, mark_eligible, evaluation_ids })
+            } else {
+                let (by, reason) = ("operator".into(), "".into());
+                let eligible = true;
+                Command::SetEligibility(SetEligibility {
+                    node,
+                    eligible,
+                    by,
+                    reason,
+                    evaluation_ids,
+                })
+            });
         }
     }
 

@@ -56,8 +56,15 @@ pub(crate) fn of(command: &Command) -> String {
         Command::RegisterNode(RegisterNode { node: id, identity, .. }) => {
             format!("RegisterNode {} identity {}", node(*id), identity[0])
         }
-        Command::NodeReadiness(NodeReadiness { node: id, incarnation, .. }) => {
-            format!("NodeReadiness {} incarnation {incarnation}", node(*id))
+        Command::NodeReadiness(NodeReadiness {
+            node: id,
+            incarnation,
+            readiness,
+            sequence,
+            ..
+        }) => {
+            let word = readiness.name();
+            format!("NodeReadiness {} incarnation {incarnation} {word} {sequence}", node(*id))
         }
         Command::NodeLiveness(NodeLiveness { changes, .. }) => {
             let changes: Vec<_> = changes

@@ -13,6 +13,7 @@ use crate::{
     extra::{self, Extra},
     failures, groups,
     leadership::Leadership,
+    lives,
     log::{Log, Ticket},
     oracle::Oracle,
     stretches::{self, Stretch},
@@ -101,6 +102,8 @@ pub(crate) struct World {
     pub(crate) tenants: u64,
     /// Percent of steps before which instances of a job fail together, or are looked after.
     pub(crate) failures_together: u64,
+    /// What nodes go through; none: nothing new.
+    pub(crate) lives: Option<lives::Lives>,
     /// A long quiet time.
     pub(crate) stretch: Option<Stretch>,
     /// How updates are hurried in the step under way; none: they are not.
@@ -144,6 +147,7 @@ impl World {
             extra: Extra::draw(seed),
             tenants: tenants::draw(seed),
             failures_together: failures::draw(seed),
+            lives: lives::draw(seed),
             stretch: stretches::draw(seed, STEPS),
             hurry: updates::hurry(seed, u64::MAX - 1),
             groups: groups::dice(seed, u64::MAX - 1),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use fsm::{Allocation, AllocationId, ClientStatus, JobKey, NodeId, Text, allocation::TaskState};
 
+use super::Agent;
 use crate::{coverage::Event, world::World};
 use chance::Dice;
 
@@ -11,6 +12,12 @@ use chance::Dice;
 const RESTARTS_MS: (u64, u64) = (100, 12_000);
 /// It waits for so long until it starts again, ms.
 const RESTART_DELAY_MS: (u64, u64) = (50, 4_000);
+
+/// Why a node fails at what it is given.
+const NODE_FAILURE: &str = "no executor";
+
+/// What a broken node starts fails after this, ms: time has to pass, or it is replaced there without end.
+const FAILS_MS: u64 = 1_000;
 
 /// What runs here, or ran and is not forgotten.
 pub(super) struct Local {
@@ -33,6 +40,8 @@ pub(super) struct Local {
     again_at: Option<u64>,
     /// Fails then, whatever its restart policy says.
     pub(super) fails_at: Option<u64>,
+    /// That is its node's fault.
+    fails_by_node: bool,
     /// By the name of each task; the node's clock.
     tasks: BTreeMap<Text, TaskState>,
 }
@@ -54,6 +63,7 @@ impl Local {
             restarts_at: None,
             again_at: None,
             fails_at: None,
+            fails_by_node: false,
             tasks: tasks.into_iter().map(|name| (name, TaskState::default())).collect(),
         }
     }
@@ -122,7 +132,8 @@ impl World {
         };
         let failed = fails || one.crashes;
         one.end(if failed { ClientStatus::Failed } else { ClientStatus::Complete });
-        one.node_failure = (fails && dice.percent(20)).then(|| "no executor".into());
+        one.node_failure = (fails && dice.percent(20)).then(|| NODE_FAILURE.into());
+        agent.check_due = self.lives.is_some();
         let node = agent.node;
         if fails || ends {
             self.failed_on.insert(node);
@@ -145,6 +156,24 @@ impl World {
                 one.fails_at = Some(now + dice.below(within_ms));
                 self.coverage.count(Event::FailedTogether);
             }
+        }
+    }
+
+    /// What an agent runs fails within a time by its node's fault, and what it is given until then does so at once.
+    pub(crate) fn fail_by_node(
+        &mut self,
+        number: usize,
+        broken_until: u64,
+        within_ms: u64,
+        dice: &mut Dice,
+    ) {
+        let now = self.clock_ms;
+        let agent = &mut self.agents[number];
+        agent.broken_until = broken_until;
+        self.failed_on.insert(agent.node);
+        let running = agent.local.values_mut();
+        for one in running.filter(|one| one.status == ClientStatus::Running) {
+            (one.fails_at, one.fails_by_node) = (Some(now + dice.below(within_ms)), true);
         }
     }
 
@@ -178,8 +207,14 @@ impl World {
         let (low, high) = RESTARTS_MS;
         let restarts_at = restarts.then(|| self.clock_ms + self.chance.between(low, high));
         let wall_ms = wall_ms(number, self.clock_ms);
-        if let Some(one) = self.agents[number].local.get_mut(&row.id) {
+        let now = self.clock_ms;
+        let Agent { local, node, broken_until, .. } = &mut self.agents[number];
+        if let Some(one) = local.get_mut(&row.id) {
             one.start(wall_ms, restarts_at);
+            if *broken_until > now {
+                (one.fails_at, one.fails_by_node) = (Some(now + FAILS_MS), true);
+                self.failed_on.insert(*node);
+            }
         }
         self.check_start(number, row);
     }
@@ -191,7 +226,9 @@ impl World {
         let Some(one) = self.agents[number].local.get_mut(&id) else { return false };
         let is_due = |at: Option<u64>| at.is_some_and(|at| at <= now);
         if is_due(one.fails_at) {
+            one.node_failure = one.fails_by_node.then(|| NODE_FAILURE.into());
             one.end(ClientStatus::Failed);
+            self.agents[number].check_due = self.lives.is_some();
             return true;
         }
         if is_due(one.restarts_at) {

@@ -4,13 +4,13 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, DesiredStatus, Evaluation, EvaluationStatus, Job,
-    JobKind, JobSpec, Node, NodeId, State, TaskGroup,
-    node::{GainKey, SuspendReason},
+    JobKind, JobSpec, NodeId, State, TaskGroup, node::GainKey,
 };
 
 use super::{
     Broken,
     needs::{self, has_ended, in_service, is_live},
+    nodes::NodeStep,
 };
 
 /// What is due within this time counts as due now: failures that are due close together are looked at together, at the time of the first.
@@ -36,7 +36,7 @@ pub fn check_step(old: &State, new: &State) -> Vec<Broken> {
     step.evaluations(&mut out);
     step.allocations(&mut out);
     step.jobs(&mut out);
-    step.nodes(&mut out);
+    NodeStep { old, new, one_entry: step.one_entry }.judge(&mut out);
     if step.one_entry {
         step.gains(&mut out);
     }
@@ -339,40 +339,6 @@ impl Step<'_> {
             if back {
                 out.push(Broken("I43", format!("an index of {key} went back")));
             }
-        }
-    }
-
-    /// B14: a node's incarnation never falls.
-    fn nodes(&self, out: &mut Vec<Broken>) {
-        for before in self.old.nodes().iter() {
-            let after = self.new.nodes().get(&before.id);
-            if after.is_some_and(|after| after.incarnation < before.incarnation) {
-                let detail = format!("the incarnation of node {} fell", before.id);
-                out.push(Broken("I7", detail));
-            }
-        }
-        self.flaky_share(out);
-        for row in self.old.tombstones().iter() {
-            let after = self.new.nodes().get(&row.node);
-            if after.is_some_and(|after| after.incarnation <= row.incarnation) {
-                let detail = format!("node {} came back in an old incarnation", row.node);
-                out.push(Broken("I7", detail));
-            }
-        }
-    }
-
-    /// I50: at most a share of the nodes is suspended for failures, but one always may be.
-    fn flaky_share(&self, out: &mut Vec<Broken>) {
-        let is_flaky = |node: &&Arc<Node>| {
-            node.suspension().is_some_and(|now| now.reason == SuspendReason::Flaky)
-        };
-        let count = |state: &State| state.nodes().iter().filter(is_flaky).count();
-        let (before, after) = (count(self.old), count(self.new));
-        let percent = self.old.node_life().suspended_percent_max as usize;
-        let most = (self.old.nodes().len() * percent / 100).max(1);
-        if self.one_entry && after > before && after > most {
-            let detail = format!("{after} nodes are suspended as flaky, {most} may be");
-            out.push(Broken("I50", detail));
         }
     }
 

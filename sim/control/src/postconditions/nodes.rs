@@ -1,13 +1,103 @@
-//! Nodes that are taken out of service by the servers themselves.
+//! Nodes that are suspended and come back: by checks, by deadlines, by operators.
 
 use fsm::{
-    Liveness, NodeId,
-    node::{Health, SuspendReason},
+    Command, Liveness, Node, NodeId,
+    node::{EndSuspensions, Health, NodeReadiness, Readiness, SuspendNode, SuspendReason},
 };
 
 use super::{Entry, Found};
 
 impl Entry<'_> {
+    /// I50: whatever the command is, a node is ready by a successful check alone, and a suspension ends by its time, an operator, or such a check.
+    pub(super) fn nodes_live_well(&self, command: &Command, found: &mut Found) {
+        for after in self.after.nodes().iter() {
+            let Some(before) = self.before.nodes().get(&after.id) else {
+                if after.liveness != Liveness::Initializing {
+                    found.push(format!("I50: {} begins as {:?}", after.id, after.liveness));
+                }
+                continue;
+            };
+            let is_checked = is_success(command, before);
+            let becomes_ready =
+                before.liveness != Liveness::Ready && after.liveness == Liveness::Ready;
+            if becomes_ready && !is_checked {
+                found.push(format!("I50: {} is ready without a successful check", after.id));
+            }
+            let Some(was) = before.suspension().filter(|_| after.health == Health::Ok) else {
+                continue;
+            };
+            let may_end = if let Command::UnsuspendNode(command) = command {
+                command.node == after.id
+            } else if let Command::EndSuspensions(EndSuspensions { nodes }) = command {
+                let is_over = was.until.is_some_and(|until| until <= self.after.at());
+                nodes.contains(&after.id) && is_over
+            } else {
+                is_checked && was.reason.ends_with_success()
+            };
+            if !may_end {
+                let reason = was.reason.name();
+                found.push(format!("I50: the suspension of {} ({reason}) is gone", after.id));
+            }
+        }
+    }
+
+    /// I50: each failed check that counts suspends its node, and a success ends what waits for one.
+    pub(super) fn check_reported(&self, report: &NodeReadiness, found: &mut Found) {
+        let (before, after) =
+            (self.before.nodes().get(&report.node), self.after.nodes().get(&report.node));
+        let (Some(before), Some(after)) = (before, after) else { return };
+        let id = report.node;
+        if !counts(report, before) {
+            if before != after {
+                found.push(format!("I50: {id} changed by a report of a check that is old"));
+            }
+            return;
+        }
+        let reason = after.suspension().map(|now| now.reason);
+        let at_least = match report.readiness {
+            Readiness::Ok => {
+                if reason.is_some_and(SuspendReason::ends_with_success) {
+                    found.push(format!("I50: {id} succeeds and is suspended until it does"));
+                }
+                return;
+            }
+            Readiness::Retry if before.liveness != Liveness::Ready => return,
+            Readiness::Retry => SuspendReason::Unhealthy,
+            Readiness::Fatal => SuspendReason::ReadinessFatal,
+        };
+        if reason.is_none_or(|reason| reason < at_least) {
+            found.push(format!("I50: {id} is not suspended: {reason:?}, its check failed"));
+        }
+    }
+
+    /// I50: an operator's suspension is in force at once, for its time or until it is lifted.
+    pub(super) fn node_suspended(&self, command: &SuspendNode, found: &mut Found) {
+        let SuspendNode { node: id, by, reason, for_ms } = command;
+        let now = self.after.nodes().get(id).and_then(|row| row.suspension());
+        let asked = for_ms.map(|length| self.after.at() + length);
+        let lasts = now.is_some_and(|now| match (now.until, asked) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(until), Some(asked)) => until >= asked,
+        });
+        let is_said = now.is_some_and(|now| {
+            now.reason == SuspendReason::Operator && (&now.by, &now.detail) == (by, reason)
+        });
+        if !lasts || !is_said {
+            found.push(format!("I50: {id} was suspended by {by} until {asked:?}, not as {now:?}"));
+        }
+    }
+
+    /// I50: a live node whose suspension is ended is checked before it is ready.
+    pub(super) fn checked_again(&self, id: NodeId, found: &mut Found) {
+        let (before, after) = (self.before.nodes().get(&id), self.after.nodes().get(&id));
+        let (Some(before), Some(after)) = (before, after) else { return };
+        let ended = before.health != Health::Ok && after.health == Health::Ok;
+        if ended && after.liveness == Liveness::Ready {
+            found.push(format!("I50: {id} is ready at the end of its suspension, unchecked"));
+        }
+    }
+
     /// I50: who is suspended because it did not become ready had its whole time for that since it came, or came back, and is still not ready.
     pub(super) fn late_node_suspended(&self, id: NodeId, found: &mut Found) {
         let (before, after) = (self.before.nodes().get(&id), self.after.nodes().get(&id));
@@ -29,6 +119,18 @@ impl Entry<'_> {
             found.push(format!("I50: {id} is suspended for {reason:?}: it was not ready in time"));
         }
     }
+}
+
+/// Whether a report of a check is news of this incarnation of a node that is heard from.
+fn counts(report: &NodeReadiness, node: &Node) -> bool {
+    let is_heard = matches!(node.liveness, Liveness::Initializing | Liveness::Ready);
+    report.incarnation == node.incarnation && is_heard && report.sequence > node.check_sequence
+}
+
+/// Whether the command is a report of a check that succeeded, of this node, and counts.
+fn is_success(command: &Command, node: &Node) -> bool {
+    let Command::NodeReadiness(report) = command else { return false };
+    report.node == node.id && report.readiness == Readiness::Ok && counts(report, node)
 }
 
 #[cfg(test)]

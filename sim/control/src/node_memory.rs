@@ -1,0 +1,105 @@
+//! What the log has said of nodes, as far as their rows may not tell it any more: which an operator took offline, and which failed when.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use fsm::{
+    AllocationId, ClientStatus, Command, JobKey, Node, NodeId, State, Text,
+    allocation::UpdateAllocations,
+    node::{ReapNode, SetEligibility},
+};
+
+use crate::postconditions::Entry;
+
+/// What is remembered of nodes.
+#[derive(Default)]
+pub(crate) struct NodeMemory {
+    /// Those that an operator took offline, with actor and reason.
+    offline: BTreeMap<NodeId, (Text, Text)>,
+    /// Failures of each node itself: log time and job.
+    failures: BTreeMap<NodeId, Vec<(u64, JobKey)>>,
+}
+
+impl NodeMemory {
+    /// An entry whose command took effect for the first time.
+    pub(crate) fn judge(&mut self, entry: &Entry<'_>, command: &Command, found: &mut Vec<String>) {
+        if let Command::SetEligibility(SetEligibility { node, eligible, by, reason, .. }) = command
+        {
+            if *eligible {
+                self.offline.remove(node);
+            } else {
+                self.offline.insert(*node, (by.clone(), reason.clone()));
+            }
+        }
+        if let Command::ReapNode(ReapNode { node, force: true, .. }) = command {
+            self.offline.remove(node);
+        }
+        if let Command::UpdateAllocations(update) = command {
+            self.note_failures(entry, update);
+        }
+        self.offline_stays(entry.after, found);
+        for after in entry.after.nodes().iter() {
+            let before = entry.before.nodes().get(&after.id);
+            if before.is_some_and(|before| before.strike_at != after.strike_at) {
+                self.strike_has_cause(entry, after, found);
+            }
+        }
+    }
+
+    /// I36: what an operator took offline is offline until an operator brings it back or purges it, and says why.
+    fn offline_stays(&self, state: &State, found: &mut Vec<String>) {
+        for (id, (by, reason)) in &self.offline {
+            let of_node = state.nodes().get(id).map(|row| &row.eligibility);
+            let row = of_node.or_else(|| Some(&state.offline_nodes().get(id)?.eligibility));
+            let Some(row) = row.filter(|row| row.ineligible) else {
+                found.push(format!("I36: {id} was taken offline and is not"));
+                continue;
+            };
+            if row.by_drain || (&row.by, &row.reason) != (by, reason) {
+                let (by_now, reason_now) = (&row.by, &row.reason);
+                found.push(format!(
+                    "I36: {id} was taken offline by {by} ({reason}), not by {by_now} ({reason_now})"
+                ));
+            }
+        }
+    }
+
+    fn note_failures(&mut self, entry: &Entry<'_>, command: &UpdateAllocations) {
+        let at = entry.after.at();
+        let has_failed = |id: &AllocationId| {
+            let before = entry.before.allocations().get(id)?;
+            let after = entry.after.allocations().get(id)?;
+            let failed = after.client == ClientStatus::Failed;
+            (failed && before.client != ClientStatus::Failed).then(|| Arc::clone(after))
+        };
+        let updates = command.reports.iter().flat_map(|report| &report.updates);
+        let ids: BTreeSet<_> =
+            updates.filter(|one| one.node_failure.is_some()).map(|one| one.id).collect();
+        for row in ids.iter().filter_map(has_failed) {
+            self.failures.entry(row.node).or_default().push((at, row.job.clone()));
+        }
+    }
+
+    /// I50: a strike follows on enough failures within the window, of two jobs, or of one that runs elsewhere.
+    fn strike_has_cause(&self, entry: &Entry<'_>, node: &Node, found: &mut Vec<String>) {
+        let (id, life, now) = (node.id, entry.before.node_life(), entry.after.at());
+        let known = self.failures.get(&id).map_or(&[][..], Vec::as_slice);
+        let recent = known.iter().filter(|(at, _)| at + life.strike_window_ms > now);
+        let jobs: Vec<_> = recent.map(|(_, job)| job).collect();
+        let (count, least) = (jobs.len(), life.strike_failures);
+        if count < least as usize {
+            found.push(format!("I50: {id} has a strike for {count} failures of {least}"));
+        }
+        let names: BTreeSet<_> = jobs.into_iter().collect();
+        let runs_elsewhere = |job: &JobKey| {
+            let rows = entry.before.allocations().iter().chain(entry.after.allocations().iter());
+            rows.into_iter()
+                .any(|row| row.job == *job && row.node != id && row.client == ClientStatus::Running)
+        };
+        if least > 1 && names.len() == 1 && !names.iter().any(|job| runs_elsewhere(job)) {
+            found.push(format!("I50: {id} has a strike for one job that runs nowhere else"));
+        }
+    }
+}
