@@ -21,7 +21,7 @@ const OPERATIONS_MAX: usize = 8;
 /// An agent fails its checks for so long, ms.
 const SICK_MS: (u64, u64) = (3_000, 60_000);
 /// A node fails at what it is given for so long, ms.
-const BROKEN_MS: (u64, u64) = (0, 15_000);
+const BROKEN_MS: (u64, u64) = (0, 20_000);
 /// What runs on a node when it breaks has failed within this time, ms.
 const BREAKS_MS: u64 = 3_000;
 /// Nodes are out of reach for so long, ms: a node is called down after 20 s.
@@ -34,6 +34,7 @@ const ROUNDS_MAX: usize = 1_000;
 
 /// What a seed's nodes go through.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a kind of trouble of its own")]
 pub(crate) struct Lives {
     /// Percent of steps before which something happens to a node.
     percent: u64,
@@ -80,7 +81,7 @@ impl World {
         let number = dice.index(self.agents.len());
         match dice.below(14) {
             0..3 if lives.checks => self.fall_sick(number, &mut dice),
-            3..6 if lives.failures => self.break_node(number, &mut dice),
+            3..6 if lives.failures => self.break_nodes(number, &mut dice),
             6..9 if lives.operators => self.lend_a_hand(number, &mut dice),
             9 | 10 if lives.losses => self.lose_many(&mut dice),
             11 if lives.losses => {
@@ -134,11 +135,19 @@ impl World {
         self.trace(|| format!("the checks of agent {number} say {sickness:?} until {until}"));
     }
 
-    /// A node fails at what it runs, and for a while at what it is given.
-    fn break_node(&mut self, number: usize, dice: &mut Dice) {
-        let until = self.clock_ms + dice.between(BROKEN_MS.0, BROKEN_MS.1);
-        self.trace(|| format!("agent {number} fails at what it is given until {until}"));
-        self.fail_by_node(number, until, BREAKS_MS, dice);
+    /// A node, or several, fail at what they run, and for a while at what they are given.
+    fn break_nodes(&mut self, first: usize, dice: &mut Dice) {
+        let share = dice.pick(&[0, 0, 70]).unwrap_or(0);
+        for number in 0..self.agents.len() {
+            if number == first || dice.percent(share) {
+                let until = self.clock_ms + dice.between(BROKEN_MS.0, BROKEN_MS.1);
+                self.trace(|| format!("agent {number} fails at what it is given until {until}"));
+                self.fail_by_node(number, until, BREAKS_MS, dice);
+            }
+        }
+        if dice.percent(50) {
+            self.watch(dice);
+        }
     }
 
     /// An operator does something about a node.
