@@ -74,6 +74,9 @@ pub(crate) struct Agent {
     dice: Dice,
     dice_streams: Dice,
     dice_stalls: Dice,
+    dice_checks: Dice,
+    /// Sequence of the last readiness report.
+    checks: u64,
 }
 
 impl Agent {
@@ -97,6 +100,8 @@ impl Agent {
             dice,
             dice_streams: Dice::named(world.swarm.seed, &format!("streams of a{number}")),
             dice_stalls: Dice::named(world.swarm.seed, &format!("stalls of a{number}")),
+            dice_checks: Dice::named(world.swarm.seed, &format!("checks of a{number}")),
+            checks: 0,
         }
     }
 
@@ -261,12 +266,28 @@ impl Agent {
 
     async fn make_ready(&mut self) -> Result<(), Status> {
         self.report(true).await?;
+        while self.check_fails() {
+            coverage::hit("an agent's check failed");
+            self.say(pb::Readiness::NotYet).await?;
+            rt::sleep(RETRY).await;
+        }
+        self.say(pb::Readiness::Ready).await
+    }
+
+    fn check_fails(&mut self) -> bool {
+        let may = self.world.swarm.has(Class::Checks) && !self.world.is_calm();
+        may && self.dice_checks.below(3) == 0
+    }
+
+    /// Reports what the readiness check says.
+    async fn say(&mut self, readiness: pb::Readiness) -> Result<(), Status> {
+        self.checks += 1;
         let request = pb::ReadyRequest {
             node_id: self.id.clone(),
             incarnation: self.incarnation,
-            readiness: pb::Readiness::Ready.into(),
+            readiness: readiness.into(),
             reason: String::new(),
-            sequence: 1,
+            sequence: self.checks,
         };
         self.ask(&method::READY, &request).await?;
         Ok(())

@@ -83,11 +83,13 @@ pub(crate) enum Class {
     Busy,
     /// No fault: some agents are the project's own, on machines that can boot.
     Machines,
+    /// Agents whose readiness checks fail for a while.
+    Checks,
 }
 
 impl Class {
     /// All of them. A new one goes where it belongs: the order decides nothing.
-    pub(crate) const ALL: [Self; 37] = [
+    pub(crate) const ALL: [Self; 38] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -125,6 +127,7 @@ impl Class {
         Self::Aimed,
         Self::Busy,
         Self::Machines,
+        Self::Checks,
     ];
 
     /// Its name on the command line.
@@ -167,6 +170,7 @@ impl Class {
             Self::Aimed => "aimed",
             Self::Busy => "busy",
             Self::Machines => "machines",
+            Self::Checks => "checks",
         }
     }
 
@@ -192,6 +196,7 @@ impl Class {
                     | Self::Aimed
                     | Self::Busy
                     | Self::Machines
+                    | Self::Checks
             )
     }
 

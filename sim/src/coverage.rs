@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 67] = [
+pub(crate) const REQUIRED: [&str; 68] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -54,6 +54,7 @@ pub(crate) const REQUIRED: [&str; 67] = [
     "an agent met a server behind what it had been shown",
     "a disk was lost again soon after",
     "an agent stood still with its stream open",
+    "an agent's check failed",
     "an agent was killed while its tasks went on",
     "an agent found again what the last one had begun",
     "a machine booted",

@@ -123,7 +123,8 @@ impl Nemesis {
             | Class::Spared
             | Class::Aimed
             | Class::Busy
-            | Class::Machines => {}
+            | Class::Machines
+            | Class::Checks => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),
