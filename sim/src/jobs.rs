@@ -510,15 +510,14 @@ impl Operator {
 
     /// Ends what keeps a node out of service.
     async fn bring_back(&mut self, node: NodeId) -> bool {
-        if !self.rich {
-            return self.set_eligible(node, true).await;
+        if self.rich {
+            let answer = self.ask(&format!("bring {node} back"), drain_command(node, None)).await;
+            if !matches!(answer, Some(Ok(_))) {
+                return false;
+            }
         }
-        let answer = self.ask(&format!("bring {node} back"), drain_command(node, None)).await;
-        let done = matches!(answer, Some(Ok(_)));
-        if done {
-            self.drained.remove(&node);
-        }
-        done
+        // The end of a drain gives back what the drain took, not what the operator took.
+        self.set_eligible(node, true).await
     }
 
     /// Reads everything, linearizably, and judges it.
