@@ -121,6 +121,7 @@ impl Machine {
             boot_id: self.boot_id,
             up_ms: u64::try_from(self.booted_at.elapsed().as_millis()).unwrap_or(u64::MAX),
             processes: Arc::clone(&self.processes) as Arc<dyn ProcessTable>,
+            readiness: None,
         };
         let (settings, name) = (self.settings(), self.name.clone());
         let (orders, mut ordered) = mpsc::channel(ORDERS_MAX);

@@ -23,7 +23,7 @@ use tonic::{Code, Status};
 use super::{
     connection::{Backoff, Connection, is_about_server},
     readiness::{AfterTask, Checked, Checks, Plan},
-    status::Outbox,
+    status::{Ends, Outbox},
     time::Clock,
 };
 use crate::{
@@ -309,6 +309,7 @@ impl<N: Node> Standing<N> {
     pub(crate) async fn check_readiness(self: Arc<Self>) {
         let mut registered = self.registered.subscribe();
         let mut ends = self.outbox.ends();
+        let mut seen = Ends::default();
         loop {
             let Some(current) = current(&mut registered).await else { return };
             let due_at = self.plan().due_at(Instant::now());
@@ -326,11 +327,12 @@ impl<N: Node> Standing<N> {
                     if changed.is_err() {
                         return;
                     }
-                    let (_, has_failed) = *ends.borrow_and_update();
+                    let now = *ends.borrow_and_update();
+                    let seen = std::mem::replace(&mut seen, now);
                     let is_due = match self.checks.after_task {
                         AfterTask::Never => false,
-                        AfterTask::Failed => has_failed,
-                        AfterTask::Always => true,
+                        AfterTask::Failed => now.failed > seen.failed,
+                        AfterTask::Always => now != seen,
                     };
                     if is_due {
                         self.plan().task_ended();
@@ -361,6 +363,10 @@ impl<N: Node> Standing<N> {
             let mut answer = self.say_once(current.incarnation, &found).await;
             // After a missed heartbeat the servers first want a report, which a node without allocations has had no reason to send.
             if answer.as_ref().is_err_and(|status| status.code() == Code::FailedPrecondition) {
+                self.node.report_all();
+                if timeout(STATUSES_TIMEOUT, self.outbox.empty()).await.is_err() {
+                    continue;
+                }
                 answer = match self.report_nothing(current.incarnation).await {
                     Ok(_) => self.say_once(current.incarnation, &found).await,
                     Err(status) => Err(status),

@@ -449,7 +449,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         drop(StateDirectory::open(directory.path()).unwrap());
         let path = directory.path().join("identity.json");
-        for (generation, file) in [(1, r#"{"format":1}"#), (3, r#"{"generation":3,"name":"a"}"#)] {
+        for (generation, file) in [(1, r#"{"format":1}"#), (9, r#"{"generation":9,"name":"a"}"#)] {
             fs::write(&path, file).unwrap();
             let text = StateDirectory::open(directory.path()).err().unwrap().to_string();
             let both = format!(

@@ -37,8 +37,14 @@ pub(crate) struct Outbox {
     pending: Mutex<BTreeMap<AllocationId, v1::AllocationStatus>>,
     filled: Notify,
     emptied: Notify,
-    /// Allocations that were reported as ended, and whether the last one has failed.
-    ends: watch::Sender<(u64, bool)>,
+    ends: watch::Sender<Ends>,
+}
+
+/// Allocations that were reported as ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Ends {
+    pub(crate) completed: u64,
+    pub(crate) failed: u64,
 }
 
 impl Default for Outbox {
@@ -47,7 +53,7 @@ impl Default for Outbox {
             pending: Mutex::default(),
             filled: Notify::new(),
             emptied: Notify::new(),
-            ends: watch::Sender::new((0, false)),
+            ends: watch::Sender::new(Ends::default()),
         }
     }
 }
@@ -62,14 +68,15 @@ impl Outbox {
         }
         drop(pending);
         self.filled.notify_one();
-        let has_failed = client == v1::ClientStatus::Failed;
-        if has_failed || client == v1::ClientStatus::Complete {
-            self.ends.send_modify(|(ended, failed)| (*ended, *failed) = (*ended + 1, has_failed));
+        if client == v1::ClientStatus::Failed {
+            self.ends.send_modify(|ends| ends.failed += 1);
+        } else if client == v1::ClientStatus::Complete {
+            self.ends.send_modify(|ends| ends.completed += 1);
         }
     }
 
-    /// Changes with each allocation that ends; true: it has failed.
-    pub(crate) fn ends(&self) -> watch::Receiver<(u64, bool)> {
+    /// Changes with each report of an allocation that has ended.
+    pub(crate) fn ends(&self) -> watch::Receiver<Ends> {
         self.ends.subscribe()
     }
 

@@ -68,6 +68,10 @@ impl Fault {
         if found.is_some_and(|found| shortages.contains(&found)) {
             return Self::Shortage;
         }
+        // Only root gives files to the user whom a job names.
+        if found == Some(Errno::PERM) {
+            return Self::Task;
+        }
         match error.kind() {
             // Without a number: made in this program, as a timeout is.
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => {
@@ -578,5 +582,31 @@ impl TaskRunner {
             self.events.remove(0);
         }
         self.events.push(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_machine_have_a_fault() {
+        let table = [
+            (Errno::IO, Fault::Node),
+            (Errno::ROFS, Fault::Node),
+            (Errno::ACCESS, Fault::Node),
+            (Errno::NOENT, Fault::Node),
+            (Errno::MFILE, Fault::Shortage),
+            (Errno::NFILE, Fault::Shortage),
+            (Errno::AGAIN, Fault::Shortage),
+            (Errno::NOMEM, Fault::Shortage),
+            (Errno::NOSPC, Fault::Shortage),
+            (Errno::PERM, Fault::Task),
+        ];
+        for (errno, fault) in table {
+            assert_eq!(Fault::of(&io::Error::from(errno)), fault, "{errno:?}");
+        }
+        let late = io::Error::from(io::ErrorKind::TimedOut);
+        assert_eq!(Fault::of(&late), Fault::Shortage);
     }
 }

@@ -68,6 +68,11 @@ fn ms(us: u64) -> f64 {
     us as f64 / 1_000.0
 }
 
+#[expect(clippy::cast_precision_loss, reason = "shown only")]
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1_000_000.0
+}
+
 /// A sample in milliseconds, as Nomad's are, with quantiles beside the mean.
 fn sample_ms((name, sample): (&String, &Sample)) -> Value {
     let count = sample.count();
@@ -91,11 +96,11 @@ fn prometheus_histogram(text: &mut String, name: &str, sample: &Sample) -> std::
     let bounded = sample.buckets.len().saturating_sub(1);
     for (bound, count) in sample.buckets.iter().take(bounded) {
         total += count;
-        writeln!(text, "{name}_bucket{{le=\"{}\"}} {total}", ms(*bound) / 1_000.0)?;
+        writeln!(text, "{name}_bucket{{le=\"{}\"}} {total}", seconds(*bound))?;
     }
     let count = sample.count();
     writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {count}")?;
-    writeln!(text, "{name}_sum {}\n{name}_count {count}", ms(sample.sum_us) / 1_000.0)
+    writeln!(text, "{name}_sum {}\n{name}_count {count}", seconds(sample.sum_us))
 }
 
 /// Only shown, never decided on.

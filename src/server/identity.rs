@@ -223,12 +223,13 @@ mod tests {
         disk.create_dir_all(directory).unwrap();
         save(&disk, directory, &Identity::new(5, None)).unwrap();
         let path = directory.join(IDENTITY_FILE);
-        let newer = br#"{"server_id":5,"generation":3,"place":"a"}"#;
-        let files: [(u32, &[u8]); 2] = [(1, br#"{"server_id":5,"check":"0"}"#), (3, newer)];
+        let newer = br#"{"server_id":5,"generation":9,"place":"a"}"#;
+        let files: [(u32, &[u8]); 2] = [(1, br#"{"server_id":5,"check":"0"}"#), (9, newer)];
         for (generation, file) in files {
             disk.replace(&path, file);
             let text = load(&disk, directory, "10.0.0.1:4647").unwrap_err().to_string();
-            let both = format!("is of generation {generation}, this binary reads generation 2");
+            let both =
+                format!("is of generation {generation}, this binary reads generation {GENERATION}");
             assert_eq!(text, format!("data directory /data {both}: {WHAT_TO_DO}"));
             assert_eq!(disk.read(&path).unwrap(), file);
         }

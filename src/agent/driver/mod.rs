@@ -148,7 +148,8 @@ fn offered(context: &TaskContext) -> Result<Driver, StartError> {
 
 fn not_offered(context: &TaskContext) -> StartError {
     let driver = &context.task.driver;
-    StartError::impossible(format!("driver `{driver}` is not offered by this node"))
+    let message = format!("driver `{driver}` is not offered by this node");
+    StartError { fault: Fault::Node, ..StartError::impossible(message) }
 }
 
 impl Run {

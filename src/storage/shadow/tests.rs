@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, fs};
 
 use fsm::{
+    GENERATION,
     digest::{Digest, row_hash},
     generation::WHAT_TO_DO,
     table::TableId,
@@ -232,7 +233,8 @@ fn an_engine_of_another_generation_is_refused_and_left_as_it_is() {
     write_as_another_binary(&disks[0], |_, frame| frame[4] += 1, |_| ());
     write_as_another_binary(&disks[1], |key, _| key[0] = 99, |_| ());
     write_as_another_binary(&disks[2], |_, _| (), raise);
-    let other = "is of generation 3, this binary reads generation 2: ";
+    let next = GENERATION + 1;
+    let other = &*format!("is of generation {next}, this binary reads generation {GENERATION}: ");
     let says = [other, "key of table 99, which this binary does not have: ", other];
     for (disk, says) in disks.iter().zip(says) {
         let before = disk.files();

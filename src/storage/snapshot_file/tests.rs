@@ -1,7 +1,7 @@
 //! Crashes between every two steps of a snapshot, full disks, every kind of damage to a file, and files of another generation.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use fsm::{generation::WHAT_TO_DO, table::TableId};
+use fsm::{GENERATION, generation::WHAT_TO_DO, table::TableId};
 
 use super::*;
 use crate::{disk::fault::FaultDisk, storage::testing::Life};
@@ -382,9 +382,10 @@ fn a_file_of_another_generation_is_refused_and_no_name_changes() {
         let found = opened.and_then(|directory| directory.newest());
         let error = found.err().unwrap().to_string();
         assert!(error.ends_with(WHAT_TO_DO), "{number}: {error}");
-        let generation = [1, 3, 3].get(number).copied();
+        let generation = [1, GENERATION + 1, GENERATION + 1].get(number).copied();
         if let Some(found) = generation {
-            let both = format!("of generation {found}, this binary reads generation 2: ");
+            let both =
+                format!("of generation {found}, this binary reads generation {GENERATION}: ");
             assert!(error.contains(&both), "{number}: {error}");
         }
         assert!(error.contains("0900-"), "{number}: the file is not named: {error}");

@@ -7,7 +7,7 @@ use super::format::SECTOR;
 use super::*;
 use crate::disk::RealDisk;
 use crate::disk::fault::FaultDisk;
-use fsm::generation::WHAT_TO_DO;
+use fsm::{GENERATION, generation::WHAT_TO_DO};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -482,8 +482,10 @@ fn a_log_of_another_generation_is_refused_and_left_as_it_is() {
     image[8..12].copy_from_slice(&checksum.to_le_bytes());
     disk.replace(&file, &image);
     let text = open_error(&disk).to_string();
-    let both =
-        format!("log file {} is of generation 1, this binary reads generation 2: ", file.display());
+    let both = format!(
+        "log file {} is of generation 1, this binary reads generation {GENERATION}: ",
+        file.display()
+    );
     assert_eq!(text, format!("{both}{WHAT_TO_DO}"));
     assert_eq!(segment_files(&disk), std::slice::from_ref(&file));
     assert_eq!(disk.read(&file).unwrap(), image);

@@ -16,7 +16,7 @@ impl Stage {
     }
 }
 
-fn node(client: &Client, id: &str) -> Value {
+fn node_of(client: &Client, id: &str) -> Value {
     client.get(&format!("/v1/node/{id}")).ok()
 }
 
@@ -50,11 +50,11 @@ fn offline_outlives_everything_but_an_operators_word() {
     one.kill();
     one.restart();
     wait_until("the agent is heard by the new leader", PATIENCE, || {
-        client.get("/v1/status/leader").status == 200 && node(&client, &id)["Status"] == "ready"
+        client.get("/v1/status/leader").status == 200 && node_of(&client, &id)["Status"] == "ready"
     });
     let no_drain = json!({ "DrainSpec": Value::Null, "MarkEligible": true });
     client.put(&format!("/v1/node/{id}/drain"), &no_drain).ok();
-    assert_eq!(node(&client, &id)["SchedulingEligibility"], "ineligible");
+    assert_eq!(node_of(&client, &id)["SchedulingEligibility"], "ineligible");
 
     one.kill();
     wait_until("the node is reaped", PATIENCE, || nodes(&client).is_empty());
@@ -70,7 +70,7 @@ fn offline_outlives_everything_but_an_operators_word() {
         client.get(&format!("/v1/node/{id}")).json["Status"] == "ready"
     });
     for server in stage.cluster.all() {
-        let node = node(&stage.cluster.client(server), &id);
+        let node = node_of(&stage.cluster.client(server), &id);
         assert_eq!(node["SchedulingEligibility"], "ineligible");
         let eligibility = &node["Eligibility"];
         assert_eq!(
@@ -113,9 +113,9 @@ fn a_mass_loss_forgets_nobody() {
     let other = all.iter().find(|node| !is_down(node)).map(|node| text(node, "ID")).unwrap();
     let suspend = json!({ "Reason": "clock", "For": 3 * SECOND });
     stage.client.put(&format!("/v1/node/{other}/suspend"), &suspend).ok();
-    assert_eq!(node(&stage.client, other)["Health"]["Status"], "suspended");
+    assert_eq!(node_of(&stage.client, other)["Health"]["Status"], "suspended");
     wait_until("the suspension is over", PATIENCE, || {
-        node(&stage.client, other)["Health"]["Status"] == "ok"
+        node_of(&stage.client, other)["Health"]["Status"] == "ok"
     });
     assert_eq!(nodes(&stage.client).len(), 20, "nothing was reaped");
 
@@ -123,7 +123,7 @@ fn a_mass_loss_forgets_nobody() {
     wait_until("the mass loss is over", PATIENCE, || mass_loss().json["Active"] == false);
     stage.await_ready_nodes(20);
     for row in &down {
-        let node = node(&stage.client, text(row, "ID"));
+        let node = node_of(&stage.client, text(row, "ID"));
         assert_eq!((&node["Incarnation"], &node["CreateIndex"]), (&json!(1), &row["CreateIndex"]));
     }
 
@@ -132,5 +132,100 @@ fn a_mass_loss_forgets_nobody() {
     stage.client.put("/v1/operator/mass-loss/confirm", &json!({ "Actor": "alice@web1" })).ok();
     assert_eq!(mass_loss().json["EndedBy"], "alice@web1");
     wait_until("they are reaped", PATIENCE, || nodes(&stage.client).len() == 10);
+    stage.finish();
+}
+
+/// Readiness from end to end: a check that fails keeps the node initializing with its reason, one
+/// that succeeds makes it ready without a restart, a fatal one suspends it, and one that begins to
+/// fail after a task suspends it until the next success.
+#[test]
+fn a_node_is_as_ready_as_its_check_says() {
+    let stage = Stage::start(1);
+    let file = stage.cluster.directory().join("check");
+    let say = |text: &str| {
+        let new = file.with_extension("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(&new, &file).unwrap();
+    };
+    say("no disk\n1");
+    let script = format!("head -n 1 {0}; exit $(tail -n 1 {0})", file.display());
+    let command = format!("[\"/bin/sh\", \"-c\", \"{script}\"]");
+    let keys = [
+        ("readiness.command", &*command),
+        ("readiness.interval_ms", "200"),
+        ("readiness.after_task", "\"always\""),
+    ];
+    let _one = stage.cluster.agent_with("one", None, &keys);
+    let state = |wanted: &dyn Fn(&Value) -> bool| {
+        let node = stage.find_node("one").map(|row| text(&row, "ID").to_owned());
+        node.is_some_and(|id| wanted(&node_of(&stage.client, &id)))
+    };
+    wait_until("the node says why it is not ready", PATIENCE, || {
+        state(&|node| node["Status"] == "initializing" && node["Readiness"]["Reason"] == "no disk")
+    });
+    say("fine\n0");
+    wait_until("the node is ready", PATIENCE, || state(&|node| node["Status"] == "ready"));
+
+    say("hot\n1");
+    stage.schedule(&job("batch", "short", 1));
+    wait_until("the node is unhealthy", PATIENCE, || {
+        state(&|node| {
+            let health = &node["Health"];
+            health["Reason"] == "unhealthy"
+                && health["Detail"] == "hot"
+                && node["Status"] == "ready"
+        })
+    });
+    say("fine\n0");
+    wait_until("the node is back", PATIENCE, || state(&|node| node["Health"]["Status"] == "ok"));
+
+    say("memory\n99");
+    stage.schedule(&job("batch", "shorter", 1));
+    wait_until("the node wants a person", PATIENCE, || {
+        state(&|node| {
+            node["Health"]["Reason"] == "readiness-fatal"
+                && text(node, "StatusDescription").contains("memory; tried again at 20")
+        })
+    });
+    say("fine\n0");
+    let id = stage.node_id("one");
+    stage.client.put(&format!("/v1/node/{id}/unsuspend"), &json!({ "Reason": "replaced" })).ok();
+    wait_until("the node is back by hand", PATIENCE, || {
+        state(&|node| node["Health"]["Status"] == "ok" && node["Status"] == "ready")
+    });
+    stage.finish();
+}
+
+/// Many failures that are the nodes' own: one strike each, at most a quarter suspended, and one
+/// comes back by hand.
+#[test]
+fn nodes_that_fail_their_work_are_suspended_up_to_a_share() {
+    let stage = Stage::start(1);
+    let _agent = stage.cluster.agent("sim", Some(8));
+    stage.await_ready_nodes(8);
+    for name in ["bad", "worse"] {
+        let mut bad = job("batch", name, 40);
+        task(&mut bad)["Config"] = json!({ "node_failure": "no executor" });
+        bad["TaskGroups"][0]["ReschedulePolicy"] = json!({ "Attempts": 0, "Unlimited": false });
+        bad["Spreads"] = json!([{ "Attribute": "${node.unique.name}", "Weight": 100 }]);
+        stage.schedule(&bad);
+    }
+    let all = || -> Vec<Value> {
+        let rows = nodes(&stage.client);
+        rows.iter().map(|row| node_of(&stage.client, text(row, "ID"))).collect()
+    };
+    wait_until("every node has its strike", PATIENCE, || {
+        all().iter().all(|node| node["Health"]["Strikes"] == 1)
+    });
+    let is_suspended = |node: &&Value| node["Health"]["Reason"] == "flaky";
+    let now = all();
+    let suspended: Vec<&Value> = now.iter().filter(is_suspended).collect();
+    assert_eq!(suspended.len(), 2, "a quarter of eight");
+    let id = text(suspended[0], "ID");
+    stage.client.put(&format!("/v1/node/{id}/unsuspend"), &json!({ "Reason": "mended" })).ok();
+    wait_until("it is back", PATIENCE, || {
+        let node = node_of(&stage.client, id);
+        node["Status"] == "ready" && node["Health"]["Status"] == "ok"
+    });
     stage.finish();
 }
