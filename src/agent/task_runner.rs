@@ -72,13 +72,12 @@ impl Fault {
         if found == Some(Errno::PERM) {
             return Self::Task;
         }
-        match error.kind() {
-            // Without a number: made in this program, as a timeout is.
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => {
-                Self::Shortage
-            }
-            _ => Self::Node,
-        }
+        // Without a number: made in this program, as a timeout is.
+        let is_passing = matches!(
+            error.kind(),
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory
+        );
+        if is_passing { Self::Shortage } else { Self::Node }
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::context::{Context, Exit, Outcome};
 use super::output::{Style, table};
+use super::time;
 use super::view::Fields;
 
 /// Look after the cluster
@@ -14,6 +15,32 @@ pub(crate) enum OperatorCommand {
     /// Consensus: who takes part, who leads
     #[command(subcommand)]
     Raft(RaftCommand),
+    /// Settings of the whole cluster: scheduling, and the life of nodes
+    #[command(subcommand)]
+    Scheduler(SchedulerCommand),
+}
+
+/// Settings of the whole cluster.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SchedulerCommand {
+    /// Show the settings
+    GetConfig,
+    /// Change settings of node life; the others stay
+    #[command(
+        after_help = "Examples:\n  quorate operator scheduler set-config -node-life LostGraceMs=5m\n  quorate operator scheduler set-config -node-life StrikeFailures=5 -node-life AffinityMetaKey=snapshot\n\nThe names are those of: quorate operator scheduler get-config"
+    )]
+    SetConfig(SetConfigArgs),
+}
+
+/// Flags of `set-config`.
+#[derive(Debug, Args)]
+pub(crate) struct SetConfigArgs {
+    /// A setting of node life; a time may be written as 15m
+    #[arg(long, value_name = "KEY=VALUE", required = true)]
+    node_life: Vec<String>,
+    /// Change nothing if the settings were changed since this index
+    #[arg(long, value_name = "INDEX")]
+    check_index: Option<u64>,
 }
 
 /// Consensus.
@@ -64,7 +91,46 @@ pub(crate) fn run(context: &Context, command: &OperatorCommand) -> Outcome {
         OperatorCommand::Raft(RaftCommand::TransferLeadership(arguments)) => {
             transfer(context, arguments)
         }
+        OperatorCommand::Scheduler(SchedulerCommand::GetConfig) => get_config(context),
+        OperatorCommand::Scheduler(SchedulerCommand::SetConfig(arguments)) => {
+            set_config(context, arguments)
+        }
     }
+}
+
+const CONFIGURATION_PATH: &str = "/v1/operator/scheduler/configuration";
+
+fn get_config(context: &Context) -> Outcome {
+    let answer = context.client.get(CONFIGURATION_PATH, &[])?;
+    context.output.json(answer.get("SchedulerConfig").unwrap_or(&answer))?;
+    Ok(Exit::Success)
+}
+
+fn set_config(context: &Context, arguments: &SetConfigArgs) -> Outcome {
+    let present = context.client.get(CONFIGURATION_PATH, &[])?;
+    let mut body = present.get("SchedulerConfig").cloned().unwrap_or_else(|| json!({}));
+    let mut life = json!({});
+    for setting in &arguments.node_life {
+        let Some((key, value)) = setting.split_once('=') else {
+            bail!("\"{setting}\" is not KEY=VALUE; for example: -node-life LostGraceMs=5m");
+        };
+        life[key] = match (value.parse::<u64>(), time::parse_duration(value)) {
+            (Ok(number), _) => number.into(),
+            (Err(_), Ok(length)) if key.ends_with("Ms") => {
+                u64::try_from(length.as_millis()).unwrap_or(u64::MAX).into()
+            }
+            (Err(_), Ok(_) | Err(_)) => value.into(),
+        };
+    }
+    body["NodeLife"] = life;
+    let index = arguments.check_index.map(|index| index.to_string());
+    let query: Vec<(&str, &str)> = index.iter().map(|index| ("cas", index.as_str())).collect();
+    let answer = context.client.put(CONFIGURATION_PATH, &query, &body)?;
+    if index.is_some() && !answer.flag("Updated") {
+        bail!("the settings were changed meanwhile: look at them, and give their ModifyIndex");
+    }
+    context.line("The settings are changed")?;
+    Ok(Exit::Success)
 }
 
 fn list_peers(context: &Context, arguments: &ListPeersArgs) -> Outcome {

@@ -609,6 +609,54 @@ fn an_id_may_be_typed_without_its_dashes() {
     assert!(ran.out.contains(NODE_B), "{}", ran.out);
 }
 
+/// What an operator says of a node, with reason and actor; and what `node status` makes of it.
+#[test]
+fn operators_take_nodes_out_of_service() {
+    let path = format!("/v1/node/{NODE_B}");
+    let suspended = json!({
+        "ID": NODE_B, "Name": "agent-2", "Status": "ready", "SchedulingEligibility": "ineligible",
+        "Health": { "Status": "suspended", "Reason": "flaky", "Detail": "no executor",
+            "Since": "2026-11-25T10:00:00Z", "Until": "2026-11-25T10:15:00Z", "Strikes": 2 },
+        "Readiness": { "Status": "ready", "Reason": "", "At": "0001-01-01T00:00:00Z" },
+        "Eligibility": { "Ineligible": true, "By": "alice@web1", "Reason": "broken fan",
+            "At": "2026-11-25T09:00:00Z" },
+        "Events": [{ "Timestamp": "2026-11-25T10:00:00Z", "Message": "Node suspended: flaky" }],
+    });
+    let loss =
+        json!({ "Active": true, "Since": "2026-11-25T10:00:00Z", "StillDown": 3, "Count": 4 });
+    let server = Canned::default()
+        .on("GET /v1/nodes", &json!([suspended.clone()]))
+        .on("GET /v1/operator/mass-loss", &loss)
+        .on("PUT /v1/operator/mass-loss/confirm", &json!({}))
+        .on(&format!("GET {path}"), &suspended)
+        .on(&format!("GET {path}/allocations"), &json!([]))
+        .on(&format!("PUT {path}/suspend"), &json!({}))
+        .on(&format!("PUT {path}/unsuspend"), &json!({}))
+        .on(&format!("PUT {path}/eligibility"), &json!({ "Warnings": "it is not registered" }))
+        .start();
+    let out = server.run("node status").out;
+    assert!(out.starts_with("Mass loss since 2026-11-25T10:00:00Z: 3 of 4 nodes"), "{out}");
+    assert!(out.contains("ineligible   flaky   suspended\n"), "{out}");
+    assert!(out.ends_with("1 node: 1 ineligible, 1 suspended (flaky)\n"), "{out}");
+    let out = server.run(&format!("node status {NODE_B}")).out;
+    assert!(out.contains("alice@web1 (unverified)"), "{out}");
+    assert!(out.contains("2026-11-25T10:15:00Z"), "{out}");
+    assert!(out.contains("Node suspended: flaky"), "{out}");
+
+    assert_eq!(server.run(&format!("node suspend -reason fan -for 1h {NODE_B}")).code, 0);
+    let body = server.request("PUT").body;
+    assert!(
+        body.contains("\"For\":3600000000000") && body.contains("\"Reason\":\"fan\""),
+        "{body}"
+    );
+    assert_ne!(server.run(&format!("node suspend {NODE_B}")).code, 0, "a reason is required");
+    assert_eq!(server.run(&format!("node unsuspend {NODE_B}")).code, 0);
+    let ran = server.run(&format!("node offline -reason fan {NODE_B}"));
+    assert_eq!(ran.err, "Warning: it is not registered\n");
+    assert_eq!(ran.out, format!("Node \"{NODE_B}\" is now ineligible for scheduling\n"));
+    assert_eq!(server.run("node confirm-loss").code, 0);
+}
+
 #[test]
 fn node_eligibility_and_drain() {
     let path = format!("/v1/node/{NODE_B}");
@@ -624,6 +672,7 @@ fn node_eligibility_and_drain() {
     let ran = server.run("node eligibility -disable agent-2");
     assert_eq!(ran.out, format!("Node \"{NODE_B}\" is now ineligible for scheduling\n"));
     assert!(server.request("PUT").body.contains("\"Eligibility\":\"ineligible\""));
+    assert!(server.request("PUT").body.contains('@'), "the actor is user@host");
     let ran = server.run("node drain -enable -deadline 10m -ignore-system agent-2");
     assert_eq!(
         ran.out,

@@ -288,7 +288,7 @@ fn agent_rules() {
         "a.toml:6: readiness.timeout_ms is 0; allowed: 1 to 3600000",
     );
     let error = agent("[readiness]\ninterval_ms = 5").unwrap_err();
-    assert!(error.to_string().starts_with("readiness.command is not set"), "{error}");
+    assert!(error.starts_with("readiness.command is not set"), "{error}");
     check(
         agent("[resources]\ncpu_mhz = 0"),
         "a.toml:5: resources.cpu_mhz is 0; allowed: 1 or more; leave it out to use what the host has",

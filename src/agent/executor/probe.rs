@@ -112,10 +112,10 @@ struct Group(Option<Pid>);
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if let Some(group) = self.0 {
-            if let Err(error) = kill_process_group(group, Signal::KILL) {
-                tracing::trace!(%error, "the readiness command's group has ended");
-            }
+        if let Some(group) = self.0
+            && let Err(error) = kill_process_group(group, Signal::KILL)
+        {
+            tracing::trace!(%error, "the readiness command's group has ended");
         }
     }
 }

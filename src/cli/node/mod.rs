@@ -1,9 +1,12 @@
-//! `quorate node …`: status and eligibility; draining is in `drain.rs`.
+//! `quorate node …`: status; draining is in `drain.rs`, what operators say in `service.rs`.
 
 mod drain;
+mod service;
+
+use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::context::{Context, Exit, Outcome};
 use super::monitor;
@@ -21,9 +24,29 @@ pub(crate) enum NodeCommand {
     Status(StatusArgs),
     /// Let the scheduler place on a node, or not
     #[command(
-        after_help = "Examples:\n  quorate node eligibility -disable agent-1\n  quorate node eligibility -enable agent-1"
+        after_help = "Examples:\n  quorate node eligibility -disable -reason \"broken fan\" agent-1\n  quorate node eligibility -enable agent-1"
     )]
-    Eligibility(EligibilityArgs),
+    Eligibility(service::EligibilityArgs),
+    /// Take a node out of service until `node online`: over restarts, drains and reaping
+    #[command(
+        after_help = "Example:\n  quorate node offline -reason \"broken fan\" agent-1\n\nWhat runs there goes on. A whole id may also be of a node that is not registered yet."
+    )]
+    Offline(service::NodeArgs),
+    /// Take a node back into service; a suspension goes on
+    Online(service::NodeArgs),
+    /// Give a node no new work for a while
+    #[command(
+        after_help = "Examples:\n  quorate node suspend -reason \"new kernel\" -for 1h agent-1\n  quorate node suspend -reason \"looks odd\" agent-1       until: quorate node unsuspend agent-1"
+    )]
+    Suspend(service::SuspendArgs),
+    /// End a node's suspension, whatever its reason; readiness is checked again
+    Unsuspend(service::NodeArgs),
+    /// Forget a node at once; its allocations are lost
+    Purge(service::PurgeArgs),
+    /// Show what happened to a node lately
+    Events(service::EventsArgs),
+    /// Say that the nodes of a mass loss are lost for good
+    ConfirmLoss,
     /// Move what runs on a node elsewhere
     #[command(after_help = drain::EXAMPLES)]
     Drain(drain::DrainArgs),
@@ -34,38 +57,28 @@ pub(crate) enum NodeCommand {
 pub(crate) struct StatusArgs {
     /// The node's id, the beginning of it, or its name; without: list all
     node: Option<String>,
+    /// List the ineligible nodes that are not registered
+    #[arg(long, conflicts_with = "node")]
+    offline: bool,
     #[command(flatten)]
     style: Style,
-}
-
-/// Flags of `node eligibility`.
-#[derive(Debug, Args)]
-pub(crate) struct EligibilityArgs {
-    #[command(flatten)]
-    switch: Switch,
-    /// The node's id, the beginning of it, or its name
-    node: String,
-}
-
-/// Exactly one of two.
-#[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
-struct Switch {
-    /// Place new allocations on it
-    #[arg(long)]
-    enable: bool,
-    /// Place nothing new on it
-    #[arg(long)]
-    disable: bool,
 }
 
 pub(crate) fn run(context: &Context, command: &NodeCommand) -> Outcome {
     match command {
         NodeCommand::Status(arguments) => match &arguments.node {
+            None if arguments.offline => offline(context, arguments.style),
             None => list(context, arguments.style),
             Some(typed) => one(context, arguments.style, typed),
         },
-        NodeCommand::Eligibility(arguments) => eligibility(context, arguments),
+        NodeCommand::Eligibility(arguments) => service::eligibility(context, arguments),
+        NodeCommand::Offline(arguments) => service::set_eligibility(context, arguments, false),
+        NodeCommand::Online(arguments) => service::set_eligibility(context, arguments, true),
+        NodeCommand::Suspend(arguments) => service::suspend(context, arguments),
+        NodeCommand::Unsuspend(arguments) => service::unsuspend(context, arguments),
+        NodeCommand::Purge(arguments) => service::purge(context, arguments),
+        NodeCommand::Events(arguments) => service::events(context, arguments),
+        NodeCommand::ConfirmLoss => service::confirm_loss(context),
         NodeCommand::Drain(arguments) => drain::run(context, arguments),
     }
 }
@@ -91,14 +104,85 @@ fn list(context: &Context, style: Style) -> Outcome {
                 row.shown("NodeClass"),
                 row.flag("Drain").to_string(),
                 row.shown("SchedulingEligibility"),
-                row.shown("Status"),
+                health(row),
+                status(row).to_owned(),
             ]
         })
         .collect();
+    if let Some(line) = service::mass_loss_line(context)? {
+        context.line(line)?;
+    }
     context.line(table(
-        &["ID", "Node Pool", "DC", "Name", "Class", "Drain", "Eligibility", "Status"],
+        &["ID", "Node Pool", "DC", "Name", "Class", "Drain", "Eligibility", "Health", "Status"],
         &lines,
     ))?;
+    context.line(counts(rows(&answer)))?;
+    Ok(Exit::Success)
+}
+
+fn is_suspended(node: &Value) -> bool {
+    node.get("Health").is_some_and(|health| health.text("Status") == "suspended")
+}
+
+/// A suspended node is not called ready.
+fn status(node: &Value) -> &str {
+    match node.text("Status") {
+        "ready" if is_suspended(node) => "suspended",
+        status => status,
+    }
+}
+
+fn health(node: &Value) -> String {
+    match node.get("Health") {
+        Some(health) if is_suspended(node) => health.shown("Reason"),
+        Some(health) => health.shown("Status"),
+        None => String::new(),
+    }
+}
+
+/// How many nodes there are of each kind; kinds without nodes are left out.
+fn counts(nodes: &[Value]) -> String {
+    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    let mut count = |kind: &str| *kinds.entry(kind.to_owned()).or_default() += 1;
+    for node in nodes {
+        match status(node) {
+            "suspended" => {}
+            status => count(status),
+        }
+        if is_suspended(node) {
+            count(&format!("suspended ({})", health(node)));
+        }
+        if node.flag("Drain") {
+            count("draining");
+        } else if node.text("SchedulingEligibility") == "ineligible" {
+            count("ineligible");
+        }
+    }
+    let parts: Vec<String> = kinds.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    let word = if nodes.len() == 1 { "node" } else { "nodes" };
+    format!("{} {word}: {}", nodes.len(), parts.join(", "))
+}
+
+/// Ineligible nodes that are not registered.
+fn offline(context: &Context, style: Style) -> Outcome {
+    let answer = context.client.get("/v1/nodes/offline", &[])?;
+    if style.json {
+        context.output.json(&answer)?;
+        return Ok(Exit::Success);
+    }
+    if rows(&answer).is_empty() {
+        context.line("No node is offline without being registered")?;
+        return Ok(Exit::Success);
+    }
+    let lines: Vec<Vec<String>> = rows(&answer)
+        .iter()
+        .map(|row| {
+            let by = format!("{} (unverified)", row.text("By"));
+            let reason = row.shown("Reason");
+            vec![row.shown("ID"), row.shown("Name"), reason, by, row.shown("At")]
+        })
+        .collect();
+    context.line(table(&["ID", "Name", "Reason", "By", "Since"], &lines))?;
     Ok(Exit::Success)
 }
 
@@ -111,7 +195,7 @@ fn one(context: &Context, style: Style, typed: &str) -> Outcome {
         return Ok(Exit::Success);
     }
     let allocations = context.client.get(&format!("{path}/allocations"), &[])?;
-    let mut sections = vec![overview(&node, style), resources(&node)];
+    let mut sections = vec![overview(&node, style), service::conditions(&node), resources(&node)];
     if style.verbose {
         let attributes: Vec<(&str, String)> = ["Attributes", "Meta"]
             .into_iter()
@@ -123,6 +207,7 @@ fn one(context: &Context, style: Style, typed: &str) -> Outcome {
         sections.push(format!("Attributes and Meta\n{}", pairs(&attributes)));
     }
     sections.push(format!("Allocations\n{}", allocation_table(context, &allocations, style)));
+    sections.push(format!("Events\n{}", service::event_table(&node)));
     context.line(sections.join("\n\n"))?;
     Ok(Exit::Success)
 }
@@ -142,7 +227,7 @@ fn overview(node: &Value, style: Style) -> String {
         ("DC", node.shown("Datacenter")),
         ("Drain", node.flag("Drain").to_string()),
         ("Eligibility", node.shown("SchedulingEligibility")),
-        ("Status", node.shown("Status")),
+        ("Status", status(node).to_owned()),
         ("Status Description", node.shown("StatusDescription")),
         ("Drivers", drivers.join(",")),
         ("HTTP Address", node.shown("HTTPAddr")),
@@ -184,14 +269,4 @@ fn allocation_table(context: &Context, allocations: &Value, style: Style) -> Str
         })
         .collect();
     table(&["ID", "Job ID", "Task Group", "Desired", "Status", "Created"], &lines)
-}
-
-fn eligibility(context: &Context, arguments: &EligibilityArgs) -> Outcome {
-    let id = resolve::id(context, resolve::NODE, &arguments.node)?;
-    let eligibility = if arguments.switch.enable { "eligible" } else { "ineligible" };
-    let body = json!({"NodeID": id, "Eligibility": eligibility});
-    let answer = context.client.put(&format!("/v1/node/{id}/eligibility"), &[], &body);
-    monitor::or_missing(answer, "node", &id)?;
-    context.line(format!("Node \"{id}\" is now {eligibility} for scheduling"))?;
-    Ok(Exit::Success)
 }

@@ -156,20 +156,20 @@ fn a_node_is_as_ready_as_its_check_says() {
         ("readiness.after_task", "\"always\""),
     ];
     let _one = stage.cluster.agent_with("one", None, &keys);
-    let state = |wanted: &dyn Fn(&Value) -> bool| {
+    let is = |wanted: &dyn Fn(&Value) -> bool| {
         let node = stage.find_node("one").map(|row| text(&row, "ID").to_owned());
         node.is_some_and(|id| wanted(&node_of(&stage.client, &id)))
     };
     wait_until("the node says why it is not ready", PATIENCE, || {
-        state(&|node| node["Status"] == "initializing" && node["Readiness"]["Reason"] == "no disk")
+        is(&|node| node["Status"] == "initializing" && node["Readiness"]["Reason"] == "no disk")
     });
     say("fine\n0");
-    wait_until("the node is ready", PATIENCE, || state(&|node| node["Status"] == "ready"));
+    wait_until("the node is ready", PATIENCE, || is(&|node| node["Status"] == "ready"));
 
     say("hot\n1");
     stage.schedule(&job("batch", "short", 1));
     wait_until("the node is unhealthy", PATIENCE, || {
-        state(&|node| {
+        is(&|node| {
             let health = &node["Health"];
             health["Reason"] == "unhealthy"
                 && health["Detail"] == "hot"
@@ -177,12 +177,12 @@ fn a_node_is_as_ready_as_its_check_says() {
         })
     });
     say("fine\n0");
-    wait_until("the node is back", PATIENCE, || state(&|node| node["Health"]["Status"] == "ok"));
+    wait_until("the node is back", PATIENCE, || is(&|node| node["Health"]["Status"] == "ok"));
 
     say("memory\n99");
     stage.schedule(&job("batch", "shorter", 1));
     wait_until("the node wants a person", PATIENCE, || {
-        state(&|node| {
+        is(&|node| {
             node["Health"]["Reason"] == "readiness-fatal"
                 && text(node, "StatusDescription").contains("memory; tried again at 20")
         })
@@ -191,7 +191,7 @@ fn a_node_is_as_ready_as_its_check_says() {
     let id = stage.node_id("one");
     stage.client.put(&format!("/v1/node/{id}/unsuspend"), &json!({ "Reason": "replaced" })).ok();
     wait_until("the node is back by hand", PATIENCE, || {
-        state(&|node| node["Health"]["Status"] == "ok" && node["Status"] == "ready")
+        is(&|node| node["Health"]["Status"] == "ok" && node["Status"] == "ready")
     });
     stage.finish();
 }

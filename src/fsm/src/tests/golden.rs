@@ -367,6 +367,26 @@ fn node_report(node: NodeId, evaluation_ids: Vec<EvaluationId>) -> NodeReport {
     NodeReport { node, incarnation: 5, updates: vec![update], evaluation_ids }
 }
 
+/// Those about the health of nodes, in the order of the enum.
+fn health_commands(node: NodeId) -> Vec<Command> {
+    vec![
+        Command::SuspendNode(SuspendNode {
+            node,
+            by: "operator".into(),
+            reason: "repair".into(),
+            for_ms: Some(13),
+        }),
+        Command::UnsuspendNode(UnsuspendNode {
+            node,
+            by: "operator".into(),
+            reason: "repaired".into(),
+        }),
+        Command::SuspendLateNodes(SuspendLateNodes { nodes: vec![node] }),
+        Command::EndSuspensions(EndSuspensions { nodes: vec![node] }),
+        Command::EndMassLoss(EndMassLoss { by: Some("operator".into()) }),
+    ]
+}
+
 /// One of each command, in the order of the enum.
 pub(super) fn commands() -> Vec<Command> {
     let node = NodeId([1; 16]);
@@ -380,7 +400,7 @@ pub(super) fn commands() -> Vec<Command> {
         description: "gave up".into(),
         follow_up: Some((EvaluationId([7; 16]), 8)),
     };
-    vec![
+    let mut commands = vec![
         Command::RegisterJob(RegisterJob {
             spec: Arc::new(spec()),
             enforce_index: Some(9),
@@ -414,20 +434,9 @@ pub(super) fn commands() -> Vec<Command> {
             window_ms: 30_000,
             evaluation_ids: evaluation_ids.clone(),
         }),
-        Command::SuspendNode(SuspendNode {
-            node,
-            by: "operator".into(),
-            reason: "repair".into(),
-            for_ms: Some(13),
-        }),
-        Command::UnsuspendNode(UnsuspendNode {
-            node,
-            by: "operator".into(),
-            reason: "repaired".into(),
-        }),
-        Command::SuspendLateNodes(SuspendLateNodes { nodes: vec![node] }),
-        Command::EndSuspensions(EndSuspensions { nodes: vec![node] }),
-        Command::EndMassLoss(EndMassLoss { by: Some("operator".into()) }),
+    ];
+    commands.extend(health_commands(node));
+    commands.extend([
         Command::SetEligibility(SetEligibility {
             node,
             eligible: false,
@@ -470,7 +479,8 @@ pub(super) fn commands() -> Vec<Command> {
         Command::MarkDigest,
         Command::DigestVerdict(DigestVerdict { mark: 18, digest: Digest(19) }),
         collection(),
-    ]
+    ]);
+    commands
 }
 
 /// The name of a variant. A new one has to be added here and to [`commands`].

@@ -1,0 +1,217 @@
+//! `quorate node suspend|unsuspend|eligibility|offline|online|purge|events|confirm-loss`: what an
+//! operator says of a node. The servers keep who said it and why; until there are tokens the actor
+//! is what this program says, and is shown as unverified.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::cli::context::{Context, Exit, Outcome};
+use crate::cli::output::{Style, table};
+use crate::cli::view::Fields;
+use crate::cli::{monitor, resolve, time};
+
+/// Flags of `node suspend`.
+#[derive(Debug, Args)]
+pub(crate) struct SuspendArgs {
+    /// Why, in a few words; everybody sees it
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    /// End by itself after this time; without it: until `node unsuspend`
+    #[arg(long = "for", value_name = "DURATION", value_parser = time::parse_duration)]
+    length: Option<Duration>,
+    /// The node's id, the beginning of it, or its name
+    node: String,
+}
+
+/// Flags of `node unsuspend`, `node online` and `node offline`.
+#[derive(Debug, Args)]
+pub(crate) struct NodeArgs {
+    /// Why, in a few words; everybody sees it
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    /// The node's id, the beginning of it, or its name
+    node: String,
+}
+
+/// Flags of `node eligibility`.
+#[derive(Debug, Args)]
+pub(crate) struct EligibilityArgs {
+    #[command(flatten)]
+    switch: Switch,
+    #[command(flatten)]
+    node: NodeArgs,
+}
+
+/// Exactly one of two.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct Switch {
+    /// Place new allocations on it
+    #[arg(long)]
+    enable: bool,
+    /// Place nothing new on it
+    #[arg(long)]
+    disable: bool,
+}
+
+/// Flags of `node purge`.
+#[derive(Debug, Args)]
+pub(crate) struct PurgeArgs {
+    /// The node's id, the beginning of it, or its name
+    node: String,
+}
+
+/// Flags of `node events`.
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// The node's id, the beginning of it, or its name
+    node: String,
+    #[command(flatten)]
+    style: Style,
+}
+
+/// Who this program says it acts for: `user@host`.
+fn actor() -> String {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let user = variable("USER").or_else(|| variable("LOGNAME"));
+    let system = rustix::system::uname();
+    let host = system.nodename().to_string_lossy().into_owned();
+    format!("{}@{host}", user.as_deref().unwrap_or("unknown"))
+}
+
+fn put(context: &Context, id: &str, verb: &str, mut body: Value) -> anyhow::Result<Value> {
+    body["Actor"] = actor().into();
+    let answer = context.client.put(&format!("/v1/node/{id}/{verb}"), &[], &body);
+    monitor::or_missing(answer, "node", id)
+}
+
+pub(super) fn suspend(context: &Context, arguments: &SuspendArgs) -> Outcome {
+    let id = resolve::id(context, resolve::NODE, &arguments.node)?;
+    let mut body = json!({ "Reason": arguments.reason });
+    if let Some(length) = arguments.length {
+        body["For"] = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX).into();
+    }
+    put(context, &id, "suspend", body)?;
+    let end = if arguments.length.is_some() { "" } else { ", until: quorate node unsuspend" };
+    context.line(format!("Node \"{id}\" is suspended{end}"))?;
+    Ok(Exit::Success)
+}
+
+pub(super) fn unsuspend(context: &Context, arguments: &NodeArgs) -> Outcome {
+    let id = resolve::id(context, resolve::NODE, &arguments.node)?;
+    let reason = arguments.reason.as_deref().unwrap_or("");
+    put(context, &id, "unsuspend", json!({ "Reason": reason }))?;
+    context.line(format!("Node \"{id}\" is not suspended any more: its readiness is checked"))?;
+    Ok(Exit::Success)
+}
+
+pub(super) fn eligibility(context: &Context, arguments: &EligibilityArgs) -> Outcome {
+    set_eligibility(context, &arguments.node, arguments.switch.enable)
+}
+
+pub(super) fn set_eligibility(context: &Context, node: &NodeArgs, enable: bool) -> Outcome {
+    let id = resolve::id(context, resolve::NODE, &node.node)?;
+    let eligibility = if enable { "eligible" } else { "ineligible" };
+    let reason = node.reason.as_deref().unwrap_or("");
+    let body = json!({ "NodeID": id, "Eligibility": eligibility, "Reason": reason });
+    let answer = put(context, &id, "eligibility", body)?;
+    let warning = answer.text("Warnings");
+    if !warning.is_empty() {
+        context.output.advice(format!("Warning: {warning}"));
+    }
+    context.line(format!("Node \"{id}\" is now {eligibility} for scheduling"))?;
+    Ok(Exit::Success)
+}
+
+pub(super) fn purge(context: &Context, arguments: &PurgeArgs) -> Outcome {
+    let id = resolve::id(context, resolve::NODE, &arguments.node)?;
+    put(context, &id, "purge", json!({}))?;
+    context.line(format!("Node \"{id}\" is forgotten; its allocations are lost"))?;
+    Ok(Exit::Success)
+}
+
+pub(super) fn events(context: &Context, arguments: &EventsArgs) -> Outcome {
+    let id = resolve::id(context, resolve::NODE, &arguments.node)?;
+    let answer = context.client.get(&format!("/v1/node/{id}"), &[]);
+    let node = monitor::or_missing(answer, "node", &id)?;
+    if arguments.style.json {
+        context.output.json(node.present("Events").unwrap_or(&json!([])))?;
+    } else {
+        context.line(event_table(&node))?;
+    }
+    Ok(Exit::Success)
+}
+
+/// The node's last events, newest last.
+pub(super) fn event_table(node: &Value) -> String {
+    let lines: Vec<Vec<String>> = node
+        .items("Events")
+        .iter()
+        .map(|event| vec![event.shown("Timestamp"), event.shown("Message")])
+        .collect();
+    table(&["Time", "Event"], &lines)
+}
+
+pub(super) fn confirm_loss(context: &Context) -> Outcome {
+    let body = json!({ "Actor": actor() });
+    let answer = context.client.put("/v1/operator/mass-loss/confirm", &[], &body);
+    monitor::or_missing(answer, "mass loss", "of the present")?;
+    context.line("The loss is confirmed: its nodes are reaped as any others that are down")?;
+    Ok(Exit::Success)
+}
+
+/// A line about the mass loss that lasts, if one does.
+pub(super) fn mass_loss_line(context: &Context) -> anyhow::Result<Option<String>> {
+    let loss = match context.client.get("/v1/operator/mass-loss", &[]) {
+        Ok(loss) => loss,
+        Err(error) if error.is_not_found() => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    if !loss.flag("Active") {
+        return Ok(None);
+    }
+    Ok(Some(format!(
+        "Mass loss since {}: {} of {} nodes that went silent together are still down; nothing is \
+         reaped.\nIt ends when most are back, or by: quorate node confirm-loss",
+        loss.text("Since"),
+        loss.number("StillDown"),
+        loss.number("Count"),
+    )))
+}
+
+/// Why the node gets work or not, a line for each condition.
+pub(super) fn conditions(node: &Value) -> String {
+    let nothing = Value::Null;
+    let part = |name: &str| node.get(name).unwrap_or(&nothing);
+    let (readiness, health) = (part("Readiness"), part("Health"));
+    let eligibility = part("Eligibility");
+    let time = |value: &Value, name: &str| {
+        let text = value.text(name);
+        if text.starts_with("0001-") { String::new() } else { text.to_owned() }
+    };
+    let by = |value: &Value| match value.text("By") {
+        "" => String::new(),
+        by => format!("{by} (unverified)"),
+    };
+    let suspended = if health.text("Status") == "suspended" { health.text("Reason") } else { "no" };
+    let eligible = if eligibility.flag("Ineligible") { "ineligible" } else { "eligible" };
+    let strikes = health.number("Strikes").to_string();
+    let texts = |row: [&str; 3]| row.map(str::to_owned);
+    let rows = [
+        (texts(["Readiness", readiness.text("Status"), readiness.text("Reason")]), readiness, "At"),
+        (texts(["Suspended", suspended, health.text("Detail")]), health, "Since"),
+        (texts(["Eligibility", eligible, eligibility.text("Reason")]), eligibility, "At"),
+        (texts(["Strikes", &strikes, ""]), &nothing, ""),
+    ];
+    let lines: Vec<Vec<String>> = rows
+        .into_iter()
+        .map(|(texts, value, since)| {
+            let mut line = texts.to_vec();
+            line.extend([by(value), time(value, since), time(value, "Until")]);
+            line
+        })
+        .collect();
+    table(&["Condition", "State", "Reason", "By", "Since", "Until"], &lines)
+}
