@@ -558,7 +558,7 @@ fn a_namespace_in_the_file_goes_over_the_flag_also_to_validate() {
 fn two_nodes() -> Canned {
     let node = |id: &str, name: &str| {
         json!({"ID": id, "Name": name, "Datacenter": "dc1", "NodePool": "default", "Status": "ready",
-            "SchedulingEligibility": "eligible", "Drain": false})
+            "SchedulingEligibility": "eligible", "Drain": false, "Health": { "Status": "ok" }})
     };
     Canned::default()
         .on("GET /v1/nodes", &json!([node(NODE_A, "agent-1"), node(NODE_B, "agent-2")]))
@@ -582,9 +582,10 @@ ID                                    Name     DC   Status
     let ran = server.run("node status");
     assert_eq!(
         ran.out,
-        "ID        Node Pool  DC   Name     Class   Drain  Eligibility  Status
-11111111  default    dc1  agent-1  <none>  false  eligible     ready
-11111111  default    dc1  agent-2  <none>  false  eligible     ready\n"
+        "ID        Node Pool  DC   Name     Class   Drain  Eligibility  Health  Status
+11111111  default    dc1  agent-1  <none>  false  eligible     ok      ready
+11111111  default    dc1  agent-2  <none>  false  eligible     ok      ready
+2 nodes: 2 ready\n"
     );
     assert!(server.run("node status agent-9").err.contains("or that name"));
 }
