@@ -582,8 +582,11 @@ fn a_peer_worker_or_agent_of_another_generation_is_refused_with_what_to_do() {
     });
     for status in statuses {
         let status = status.expect("refused");
-        let expected = "the caller is of generation 1, this server is of generation 2: \
-                        run binaries of one generation on all servers and agents";
-        assert_eq!((status.code(), status.message()), (Code::Unimplemented, expected));
+        let expected = format!(
+            "the caller is of generation 1, this server is of generation {}: run binaries of one \
+             generation on all servers and agents",
+            fsm::GENERATION
+        );
+        assert_eq!((status.code(), status.message()), (Code::Unimplemented, &*expected));
     }
 }
