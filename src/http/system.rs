@@ -73,6 +73,11 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1_000_000.0
 }
 
+#[expect(clippy::cast_precision_loss, reason = "shown only")]
+fn mean_ms(sample: &Sample) -> f64 {
+    ms(sample.sum_us) / sample.count().max(1) as f64
+}
+
 /// A sample in milliseconds, as Nomad's are, with quantiles beside the mean.
 fn sample_ms((name, sample): (&String, &Sample)) -> Value {
     let count = sample.count();
@@ -81,7 +86,7 @@ fn sample_ms((name, sample): (&String, &Sample)) -> Value {
         "Labels": {},
         "Count": count,
         "Sum": ms(sample.sum_us),
-        "Mean": ms(sample.sum_us / count.max(1)),
+        "Mean": mean_ms(sample),
         "Max": ms(sample.max_us),
         "P50": ms(sample.quantile_us(50)),
         "P99": ms(sample.quantile_us(99)),

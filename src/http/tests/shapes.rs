@@ -161,7 +161,7 @@ async fn metrics_come_as_json_and_as_prometheus_text() {
         assert_eq!(metrics[list], json!([]));
     }
     let sample = json!({
-        "Name": "nomad.leader.step", "Labels": {}, "Count": 4, "Sum": 0.009, "Mean": 0.002,
+        "Name": "nomad.leader.step", "Labels": {}, "Count": 4, "Sum": 0.009, "Mean": 0.00225,
         "Max": 0.003, "P50": 0.002, "P99": 0.003,
     });
     assert_eq!(metrics["Samples"], json!([sample]));
