@@ -165,10 +165,17 @@ impl Services {
 
 #[cfg(test)]
 mod tests {
-    use fsm::{EvaluationStatus, Liveness, Trigger, testing::put};
+    use fsm::{
+        EvaluationStatus, Liveness, Trigger,
+        node::{EndMassLoss, MassLoss, NodeChange},
+        testing::put,
+    };
 
     use super::*;
-    use crate::testing::{evaluation, node, state_of_nodes};
+    use crate::{
+        Report,
+        testing::{evaluation, node, state_of_nodes},
+    };
 
     /// When the queue is full a node that is down must not be what is dropped.
     #[test]
@@ -204,5 +211,33 @@ mod tests {
         }
         assert!(matches!(services.next_command(), Some(Command::NodeLiveness(_))));
         assert_eq!(services.next_command(), None);
+    }
+
+    /// The machines that nothing outside asks are among them: one ends mass losses, one logs and
+    /// counts what happens to nodes.
+    #[test]
+    fn a_mass_loss_is_ended_and_changes_of_nodes_are_logged() {
+        let mut state = state_of_nodes([node("a"), node("b"), node("c")]);
+        let nodes = state.nodes().iter().map(|node| node.id).collect();
+        put(&mut state, &MassLoss { since: 0, nodes, end: None, create_index: 7, modify_index: 7 });
+        let mut services = Services::new(&ServicesConfig::default());
+        services.restore(0, &State::default());
+        services.take(1, &state, 7, &Effect::MassLoss);
+        let (id, change) = (node("a").id, NodeChange::Ready);
+        let ready = Effect::NodeChange { node: id, change, detail: "Node is ready".into() };
+        services.take(1, &state, 7, &ready);
+        assert!(services.next_deadline() <= Some(1), "there is something to report");
+        let stepped = services.step(1, &state, || [1; 16]);
+        let began = Report::MassLossBegan { nodes: 3 };
+        let changed = Report::NodeChanged { node: id, change, detail: "Node is ready".into() };
+        assert_eq!(stepped.reports, [began, changed]);
+        assert_eq!(stepped.commands, [Command::EndMassLoss(EndMassLoss { by: None })]);
+        let mut counts = Vec::new();
+        services.gauges(1, &mut |name, value| {
+            if name.starts_with("nodes.changes.") && value > 0 {
+                counts.push((name.to_owned(), value));
+            }
+        });
+        assert_eq!(counts, [("nodes.changes.ready".to_owned(), 1)]);
     }
 }

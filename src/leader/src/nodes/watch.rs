@@ -116,3 +116,58 @@ impl Machine for NodeWatch {
         put("heartbeat.active", self.heartbeats.live() as u64);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fsm::{
+        Liveness, Node,
+        node::{MassLoss, MassLossEnd, ReapNode},
+        settings::NodeLife,
+        testing::put,
+    };
+
+    use super::*;
+    use crate::{
+        limits,
+        testing::{node, state_of_nodes},
+    };
+
+    fn reaped(watch: &mut NodeWatch, now: u64, state: &State) -> Vec<NodeId> {
+        let mut stepped = Stepped::default();
+        watch.step(now, state, &mut || [0; 16], &mut stepped);
+        let node_of = |command: &Command| {
+            let Command::ReapNode(ReapNode { node, .. }) = command else {
+                panic!("unexpected {command:?}")
+            };
+            *node
+        };
+        stepped.commands.iter().map(node_of).collect()
+    }
+
+    /// Nothing is reaped while a mass loss lasts, and the nodes do not come up again and again
+    /// meanwhile. At its end they are reaped at once, not after the pause.
+    #[test]
+    fn the_end_of_a_mass_loss_lets_nodes_be_reaped_at_once() {
+        let silent = |name: &str| Node { liveness: Liveness::Down, lost_at: Some(0), ..node(name) };
+        let nodes = [silent("a"), silent("b"), silent("c")];
+        let ids: Vec<_> = nodes.iter().map(|node| node.id).collect();
+        let mut state = state_of_nodes(nodes);
+        let loss =
+            MassLoss { since: 0, nodes: ids.clone(), end: None, create_index: 7, modify_index: 7 };
+        put(&mut state, &loss);
+        let mut watch = NodeWatch::new(HeartbeatConfig::default());
+        watch.restore(0, &state);
+        let due = NodeLife::default().lost_grace_ms;
+        assert_eq!(watch.next_deadline(), Some(due));
+        assert_eq!(reaped(&mut watch, due, &state), []);
+        assert_eq!(watch.next_deadline(), Some(due + limits::DUE_RETRY_MS));
+        watch.take(due + 1, &state, 8, &Effect::MassLoss);
+        assert_eq!(reaped(&mut watch, due + 1, &state), [], "it has grown, and lasts");
+        let end = Some(MassLossEnd { at: due + 2, by: "".into() });
+        put(&mut state, &MassLoss { end, ..loss });
+        watch.take(due + 2, &state, 9, &Effect::MassLoss);
+        assert_eq!(watch.next_deadline(), Some(due));
+        assert_eq!(reaped(&mut watch, due + 2, &state), ids);
+        assert_eq!(reaped(&mut watch, due + 3, &state), [], "asked for, and not again at once");
+    }
+}
