@@ -6,6 +6,7 @@ mod bad_input;
 mod blocking;
 mod cluster;
 mod mutate;
+mod node_life;
 mod proxy;
 mod random;
 mod shapes;

@@ -108,7 +108,7 @@ fn reads(allocation: &str, evaluation: &str) -> Vec<String> {
         nodes node/pools node/pool/default node/pool/all/nodes node/pool/default/jobs namespaces namespace/default \
         deployments volumes services vars status/leader status/peers regions agent/self agent/members agent/servers \
         agent/health operator/raft/configuration operator/scheduler/configuration operator/state-digest \
-        operator/invariants metrics client/stats search event/stream acl/tokens operator/snapshot";
+        operator/invariants operator/mass-loss nodes/offline metrics client/stats search event/stream acl/tokens operator/snapshot";
     let node = NODE.to_string();
     let by_id = [
         format!("allocation/{allocation}"),
@@ -158,6 +158,13 @@ fn writes(allocation: &str) -> Vec<(&'static str, String, Value)> {
             json!({ "NodeID": node, "DrainSpec": { "Deadline": 3_600_000_000_000_u64, "IgnoreSystemJobs": true },
                 "MarkEligible": false, "Meta": {} }),
         ),
+        (
+            "PUT",
+            format!("node/{node}/suspend"),
+            json!({ "NodeID": node, "Reason": "disk", "For": 3_600_000_000_000_u64, "Actor": "a@b" }),
+        ),
+        ("PUT", format!("node/{node}/unsuspend"), json!({ "Reason": "disk", "Actor": "a@b" })),
+        ("PUT", "operator/mass-loss/confirm".into(), json!({ "Actor": "a@b" })),
         ("PUT", format!("node/{node}/purge"), Value::Null),
         (
             "PUT",
@@ -173,7 +180,8 @@ fn writes(allocation: &str) -> Vec<(&'static str, String, Value)> {
             "PUT",
             "operator/scheduler/configuration".into(),
             json!({ "SchedulerAlgorithm": "spread", "MemoryOversubscriptionEnabled": true,
-                "PreemptionConfig": { "SystemSchedulerEnabled": false }, "NodeLimitForFeasibilityChecks": 50 }),
+                "PreemptionConfig": { "SystemSchedulerEnabled": false }, "NodeLimitForFeasibilityChecks": 50,
+                "NodeLife": { "SuspendMs": 60_000, "StrikeFailures": 5, "AffinityMetaKey": "snapshot" } }),
         ),
         ("PUT", "operator/raft/transfer-leadership".into(), Value::Null),
         ("PUT", "system/reconcile/summaries".into(), Value::Null),
@@ -388,7 +396,7 @@ fn mutate(request: &mut Request, body: &mut Value, chance: &mut Dice) {
 }
 
 /// What clients see of the state: sessions remember refused requests as well.
-fn contents(state: &State) -> [fsm::digest::Digest; 10] {
+fn contents(state: &State) -> [fsm::digest::Digest; 11] {
     [
         state.jobs().digest(),
         state.job_versions().digest(),
@@ -400,6 +408,7 @@ fn contents(state: &State) -> [fsm::digest::Digest; 10] {
         state.configurations().digest(),
         state.offline_nodes().digest(),
         state.tombstones().digest(),
+        state.mass_losses().digest(),
     ]
 }
 

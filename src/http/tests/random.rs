@@ -23,7 +23,7 @@ use super::{
 const NODE: NodeId = NodeId([0x11; 16]);
 const ALLOCATION: &str = "abababab-abab-abab-0000-000000000002";
 
-const SEGMENTS: [&str; 44] = [
+const SEGMENTS: [&str; 49] = [
     "jobs",
     "job",
     "web",
@@ -43,6 +43,11 @@ const SEGMENTS: [&str; 44] = [
     "evaluate",
     "drain",
     "eligibility",
+    "suspend",
+    "unsuspend",
+    "offline",
+    "mass-loss",
+    "confirm",
     "purge",
     "stop",
     "pools",
@@ -108,7 +113,7 @@ const PARAMETERS: [&str; 22] = [
     "format=prometheus",
     "%f0%9f%92%a5=%00",
 ];
-const BODIES: [&str; 16] = [
+const BODIES: [&str; 18] = [
     "",
     "null",
     "[]",
@@ -121,6 +126,8 @@ const BODIES: [&str; 16] = [
     "{\"DrainSpec\":{\"Deadline\":-9223372036854775808}}",
     "{\"DrainSpec\":{\"Deadline\":9223372036854775807}}",
     "{\"Eligibility\":\"eligible\"}",
+    "{\"Reason\":\"x\",\"For\":9223372036854775807}",
+    "{\"NodeLife\":{\"SuspendMs\":1}}",
     "{\"Name\":\"x\",\"Meta\":{\"a\":\"b\"}}",
     "{\"SchedulerAlgorithm\":\"spread\"}",
     "{\"JobHCL\":\"job \\\"a\\\" {}\"}",
