@@ -115,6 +115,8 @@ fn set_config(context: &Context, arguments: &SetConfigArgs) -> Outcome {
             bail!("\"{setting}\" is not KEY=VALUE; for example: -node-life LostGraceMs=5m");
         };
         life[key] = match (value.parse::<u64>(), time::parse_duration(value)) {
+            // The only setting that is a text; a meta key may look like a number.
+            (Ok(_) | Err(_), _) if key == "AffinityMetaKey" => value.into(),
             (Ok(number), _) => number.into(),
             (Err(_), Ok(length)) if key.ends_with("Ms") => {
                 u64::try_from(length.as_millis()).unwrap_or(u64::MAX).into()
@@ -123,11 +125,15 @@ fn set_config(context: &Context, arguments: &SetConfigArgs) -> Outcome {
         };
     }
     body["NodeLife"] = life;
-    let index = arguments.check_index.map(|index| index.to_string());
-    let query: Vec<(&str, &str)> = index.iter().map(|index| ("cas", index.as_str())).collect();
-    let answer = context.client.put(CONFIGURATION_PATH, &query, &body)?;
-    if index.is_some() && !answer.flag("Updated") {
-        bail!("the settings were changed meanwhile: look at them, and give their ModifyIndex");
+    // The other settings are sent as they were read: a change of theirs must not be undone.
+    let index =
+        arguments.check_index.map_or_else(|| present.shown("ModifyIndex"), |i| i.to_string());
+    let answer = context.client.put(CONFIGURATION_PATH, &[("cas", index.as_str())], &body)?;
+    if !answer.flag("Updated") {
+        bail!(
+            "nothing was changed: the settings do not have index {index} any more; look at them \
+             (quorate operator scheduler get-config) and repeat the command"
+        );
     }
     context.line("The settings are changed")?;
     Ok(Exit::Success)

@@ -20,8 +20,8 @@ const MATCHES_SHOWN: usize = 20;
 pub(crate) struct Noun {
     /// As in messages: `node`.
     pub(crate) name: &'static str,
-    /// The list endpoint.
-    pub(crate) list_path: &'static str,
+    /// The list endpoints; what one holds is in no other.
+    pub(crate) list_paths: &'static [&'static str],
     /// Fields that tell matches apart.
     pub(crate) columns: &'static [(&'static str, &'static str)],
     /// Whether the field `Name` may be typed instead of an id.
@@ -31,21 +31,24 @@ pub(crate) struct Noun {
 /// Nodes.
 pub(crate) const NODE: Noun = Noun {
     name: "node",
-    list_path: "/v1/nodes",
+    list_paths: &["/v1/nodes"],
     columns: &[("ID", "ID"), ("Name", "Name"), ("DC", "Datacenter"), ("Status", "Status")],
     by_name: true,
 };
+/// Nodes, also those that are offline and not registered.
+pub(crate) const NODE_OR_OFFLINE: Noun =
+    Noun { list_paths: &["/v1/nodes", "/v1/nodes/offline"], ..NODE };
 /// Allocations.
 pub(crate) const ALLOCATION: Noun = Noun {
     name: "allocation",
-    list_path: "/v1/allocations",
+    list_paths: &["/v1/allocations"],
     columns: &[("ID", "ID"), ("Name", "Name"), ("Status", "ClientStatus")],
     by_name: false,
 };
 /// Evaluations.
 pub(crate) const EVALUATION: Noun = Noun {
     name: "evaluation",
-    list_path: "/v1/evaluations",
+    list_paths: &["/v1/evaluations"],
     columns: &[("ID", "ID"), ("Job", "JobID"), ("Status", "Status")],
     by_name: false,
 };
@@ -62,15 +65,14 @@ pub(crate) fn id(context: &Context, noun: Noun, typed: &str) -> anyhow::Result<S
         let even =
             typed_lower.len() - typed_lower.bytes().filter(u8::is_ascii_hexdigit).count() % 2;
         let sent = typed_lower.get(..even).unwrap_or(&typed_lower);
-        let answer = context.client.get(noun.list_path, &[("prefix", sent)])?;
-        matches = into_rows(answer);
+        matches = list(context, noun, &[("prefix", sent)])?;
         matches.retain(|row| {
             without_dashes(row.text("ID")).starts_with(&without_dashes(&typed_lower))
         });
     }
     // `db` and `12` may be names, and the beginning of the id of something else.
     if noun.by_name && (matches.is_empty() || typed.len() < ID_DIGITS_SHOWN) {
-        let mut named = into_rows(context.client.get(noun.list_path, &[])?);
+        let mut named = list(context, noun, &[])?;
         let is_known = |id: &str| matches.iter().any(|row| row.text("ID") == id);
         named.retain(|row| row.text("Name") == typed && !is_known(row.text("ID")));
         matches.append(&mut named);
@@ -89,6 +91,14 @@ pub(crate) fn id(context: &Context, noun: Noun, typed: &str) -> anyhow::Result<S
         [] => bail!("no {} has an id that starts with \"{typed}\"", noun.name),
         several => bail!("{}", ambiguous(noun, typed, several)),
     }
+}
+
+fn list(context: &Context, noun: Noun, query: &[(&str, &str)]) -> anyhow::Result<Vec<Value>> {
+    let mut found = Vec::new();
+    for path in noun.list_paths {
+        found.append(&mut into_rows(context.client.get(path, query)?));
+    }
+    Ok(found)
 }
 
 fn without_dashes(id: &str) -> String {

@@ -561,6 +561,7 @@ fn two_nodes() -> Canned {
             "SchedulingEligibility": "eligible", "Drain": false, "Health": { "Status": "ok" }})
     };
     Canned::default()
+        .on("GET /v1/nodes/offline", &json!([]))
         .on("GET /v1/nodes", &json!([node(NODE_A, "agent-1"), node(NODE_B, "agent-2")]))
 }
 
@@ -610,6 +611,54 @@ fn an_id_may_be_typed_without_its_dashes() {
     assert!(ran.out.contains(NODE_B), "{}", ran.out);
 }
 
+/// A node that is offline and not registered is named as others are; a prefix of two is refused.
+#[test]
+fn an_offline_node_that_is_not_registered_comes_online_by_its_beginning() {
+    let server = Canned::default()
+        .on("GET /v1/nodes", &json!([]))
+        .on(
+            "GET /v1/nodes/offline",
+            &json!([{ "ID": NODE_A, "Name": "" }, { "ID": BLOCKED, "Name": "old" }]),
+        )
+        .on(
+            &format!("PUT /v1/node/{BLOCKED}/eligibility"),
+            &json!({ "Warnings": "not registered" }),
+        )
+        .start();
+    for typed in ["bbbb", "old"] {
+        let ran = server.run(&format!("node online {typed}"));
+        assert_eq!((ran.code, &*ran.err), (0, "Warning: not registered\n"), "{typed}: {}", ran.out);
+    }
+    let ran = server.run("node offline -reason x 9999");
+    assert!(ran.err.starts_with("Error: no node has an id that starts with"), "{}", ran.err);
+}
+
+/// Settings of node life are changed as they were read: somebody else's change is not undone.
+#[test]
+fn node_life_is_set_with_the_index_that_was_read() {
+    let path = "/v1/operator/scheduler/configuration";
+    let shown = json!({ "ModifyIndex": 7, "SchedulerConfig":
+        { "SchedulerAlgorithm": "spread", "NodeLife": { "SuspendMs": 1, "StrikeFailures": 3 } } });
+    let server = Canned::default()
+        .on(&format!("GET {path}"), &shown)
+        .on(&format!("PUT {path}"), &json!({ "Updated": true }))
+        .on(&format!("PUT {path}"), &json!({ "Updated": false }))
+        .start();
+    let command =
+        "operator scheduler set-config -node-life SuspendMs=15m -node-life AffinityMetaKey=12";
+    let ran = server.run(command);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let sent = server.request("PUT");
+    assert_eq!(sent.line, format!("PUT {path}?cas=7"));
+    let body: Value = serde_json::from_str(&sent.body).unwrap();
+    assert_eq!(body["NodeLife"], json!({ "SuspendMs": 900_000, "AffinityMetaKey": "12" }));
+    assert_eq!(body["SchedulerAlgorithm"], "spread");
+    let ran = server.run(command);
+    assert!(ran.code == 1 && ran.err.contains("do not have index 7 any more"), "{}", ran.err);
+    server.run(&format!("{command} -check-index 5"));
+    assert_eq!(server.lines().last().unwrap(), &format!("PUT {path}?cas=5"));
+}
+
 /// What an operator says of a node, with reason and actor; and what `node status` makes of it.
 #[test]
 fn operators_take_nodes_out_of_service() {
@@ -642,6 +691,8 @@ fn operators_take_nodes_out_of_service() {
     let out = server.run(&format!("node status {NODE_B}")).out;
     assert!(out.contains("alice@web1 (unverified)"), "{out}");
     assert!(out.contains("2026-11-25T10:15:00Z"), "{out}");
+    assert!(out.contains("the servers"), "whose word the suspension is: {out}");
+    assert!(out.contains("Drain        no"), "{out}");
     assert!(out.contains("Node suspended: flaky"), "{out}");
 
     assert_eq!(server.run(&format!("node suspend -reason fan -for 1h {NODE_B}")).code, 0);
@@ -691,6 +742,7 @@ fn node_eligibility_and_drain() {
         .body
         .clone();
     let body: Value = serde_json::from_str(&body).unwrap();
+    assert!(body["Actor"].as_str().unwrap().contains('@'), "{body}");
     assert_eq!(
         body["DrainSpec"],
         json!({"Deadline": 600_000_000_000_u64, "IgnoreSystemJobs": true})

@@ -9,6 +9,7 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::service;
 use crate::cli::context::{Context, Exit, Outcome};
 use crate::cli::view::{Fields, into_rows};
 use crate::cli::{monitor, output, resolve, time};
@@ -99,7 +100,8 @@ pub(super) fn run(context: &Context, arguments: &DrainArgs) -> Outcome {
 
 fn request(arguments: &DrainArgs) -> Value {
     if arguments.disable {
-        return json!({"DrainSpec": null, "MarkEligible": !arguments.keep_ineligible});
+        let mark = !arguments.keep_ineligible;
+        return json!({"DrainSpec": null, "MarkEligible": mark, "Actor": service::actor()});
     }
     let deadline = arguments.deadline.unwrap_or(DEADLINE_DEFAULT);
     // Nomad's encoding: negative stops everything at once, zero waits without limit.
@@ -113,6 +115,7 @@ fn request(arguments: &DrainArgs) -> Value {
     json!({
         "DrainSpec": {"Deadline": deadline, "IgnoreSystemJobs": arguments.ignore_system},
         "MarkEligible": false,
+        "Actor": service::actor(),
     })
 }
 

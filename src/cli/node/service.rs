@@ -73,7 +73,7 @@ pub(crate) struct EventsArgs {
 }
 
 /// Who this program says it acts for: `user@host`.
-fn actor() -> String {
+pub(super) fn actor() -> String {
     let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let user = variable("USER").or_else(|| variable("LOGNAME"));
     let system = rustix::system::uname();
@@ -112,7 +112,7 @@ pub(super) fn eligibility(context: &Context, arguments: &EligibilityArgs) -> Out
 }
 
 pub(super) fn set_eligibility(context: &Context, node: &NodeArgs, enable: bool) -> Outcome {
-    let id = resolve::id(context, resolve::NODE, &node.node)?;
+    let id = resolve::id(context, resolve::NODE_OR_OFFLINE, &node.node)?;
     let eligibility = if enable { "eligible" } else { "ineligible" };
     let reason = node.reason.as_deref().unwrap_or("");
     let body = json!({ "NodeID": id, "Eligibility": eligibility, "Reason": reason });
@@ -187,31 +187,91 @@ pub(super) fn conditions(node: &Value) -> String {
     let part = |name: &str| node.get(name).unwrap_or(&nothing);
     let (readiness, health) = (part("Readiness"), part("Health"));
     let eligibility = part("Eligibility");
-    let time = |value: &Value, name: &str| {
-        let text = value.text(name);
-        if text.starts_with("0001-") { String::new() } else { text.to_owned() }
+    let drain = part("DrainStrategy");
+    let eligible = match (eligibility.flag("Ineligible"), eligibility.flag("ByDrain")) {
+        (false, _) => "eligible",
+        (true, false) => "ineligible",
+        (true, true) => "ineligible by drain",
     };
-    let by = |value: &Value| match value.text("By") {
-        "" => String::new(),
-        by => format!("{by} (unverified)"),
-    };
-    let suspended = if health.text("Status") == "suspended" { health.text("Reason") } else { "no" };
-    let eligible = if eligibility.flag("Ineligible") { "ineligible" } else { "eligible" };
-    let strikes = health.number("Strikes").to_string();
-    let texts = |row: [&str; 3]| row.map(str::to_owned);
+    let empty = String::new;
     let rows = [
-        (texts(["Readiness", readiness.text("Status"), readiness.text("Reason")]), readiness, "At"),
-        (texts(["Suspended", suspended, health.text("Detail")]), health, "Since"),
-        (texts(["Eligibility", eligible, eligibility.text("Reason")]), eligibility, "At"),
-        (texts(["Strikes", &strikes, ""]), &nothing, ""),
+        (
+            "Readiness",
+            [
+                readiness.shown("Status"),
+                readiness.shown("Reason"),
+                empty(),
+                moment(readiness, "At"),
+                moment(node, "ReadyDeadline"),
+            ],
+        ),
+        ("Suspended", suspension(health)),
+        (
+            "Eligibility",
+            [
+                eligible.to_owned(),
+                eligibility.shown("Reason"),
+                by(eligibility),
+                moment(eligibility, "At"),
+                empty(),
+            ],
+        ),
+        (
+            "Drain",
+            [
+                if node.flag("Drain") { "draining" } else { "no" }.to_owned(),
+                empty(),
+                by(drain),
+                moment(drain, "StartedAt"),
+                moment(drain, "ForceDeadline"),
+            ],
+        ),
+        (
+            "Strikes",
+            [
+                health.number("Strikes").to_string(),
+                empty(),
+                empty(),
+                moment(health, "StrikeAt"),
+                empty(),
+            ],
+        ),
     ];
     let lines: Vec<Vec<String>> = rows
         .into_iter()
-        .map(|(texts, value, since)| {
-            let mut line = texts.to_vec();
-            line.extend([by(value), time(value, since), time(value, "Until")]);
-            line
-        })
+        .map(|(name, cells)| std::iter::once(name.to_owned()).chain(cells).collect())
         .collect();
     table(&["Condition", "State", "Reason", "By", "Since", "Until"], &lines)
+}
+
+/// The cells of a suspension: the servers are its actor unless an operator is.
+fn suspension(health: &Value) -> [String; 5] {
+    let is_suspended = health.text("Status") == "suspended";
+    let ended_by = match health.text("Reason") {
+        _ if !is_suspended => "",
+        "operator" => "it is unsuspended",
+        _ => "the check succeeds",
+    };
+    let until = Some(moment(health, "Until")).filter(|until| !until.is_empty());
+    [
+        if is_suspended { health.text("Reason") } else { "no" }.to_owned(),
+        health.shown("Detail"),
+        if is_suspended && by(health).is_empty() { "the servers".to_owned() } else { by(health) },
+        moment(health, "Since"),
+        until.unwrap_or_else(|| ended_by.to_owned()),
+    ]
+}
+
+/// An actor; nothing verifies who that is.
+fn by(value: &Value) -> String {
+    match value.text("By") {
+        "" => String::new(),
+        by => format!("{by} (unverified)"),
+    }
+}
+
+/// A time of the API; empty when there is none.
+fn moment(value: &Value, name: &str) -> String {
+    let text = value.text(name);
+    if text.starts_with("0001-") { String::new() } else { text.to_owned() }
 }
