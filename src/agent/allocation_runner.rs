@@ -413,8 +413,10 @@ mod tests {
     use super::*;
     use crate::agent::{spec::group_policy, testing};
 
-    const OK: ExitResult = ExitResult { exit_code: 0, signal: 0, oom_killed: false, error: None };
-    const BAD: ExitResult = ExitResult { exit_code: 7, signal: 0, oom_killed: false, error: None };
+    const OK: ExitResult =
+        ExitResult { exit_code: 0, signal: 0, oom_killed: false, error: None, lost: false };
+    const BAD: ExitResult =
+        ExitResult { exit_code: 7, signal: 0, oom_killed: false, error: None, lost: false };
 
     struct Bench {
         policy: GroupPolicy,

@@ -22,7 +22,7 @@ use tonic::{Code, Status};
 
 use super::{
     connection::{Backoff, Connection, is_about_server},
-    readiness::{AfterTask, Checked, Checks, Plan},
+    readiness::{AfterTask, CheckTimer, Checked, Checks},
     status::{Ends, Outbox},
     time::Clock,
 };
@@ -69,9 +69,9 @@ pub(crate) struct Standing<N> {
     pub(crate) clock: Clock,
     pub(crate) checks: Checks,
     /// Of the readiness checks.
-    pub(crate) plan: Mutex<Plan>,
-    /// The plan has changed.
-    pub(crate) planned: Notify,
+    pub(crate) timer: Mutex<CheckTimer>,
+    /// The timer of the checks has changed.
+    pub(crate) timer_changed: Notify,
 }
 
 /// A registration that holds.
@@ -228,7 +228,7 @@ impl<N: Node> Standing<N> {
         let mut backoff = Backoff::new(Duration::from_secs(5), self.seed());
         // What was said of the incarnation before is no news.
         self.unknown.notified().now_or_never();
-        self.plan().begin();
+        self.timer().begin();
         self.become_ready().await;
         let mut initializes = true;
         let mut due = Instant::now() + self.interval(ttl_ms, beat);
@@ -264,7 +264,7 @@ impl<N: Node> Standing<N> {
                         &mut initializes,
                         reply.liveness() == Liveness::Initializing,
                     );
-                    if initializes && reply.check_readiness && !(did && self.plan().is_wanted()) {
+                    if initializes && reply.check_readiness && !(did && self.timer().is_wanted()) {
                         self.become_ready().await;
                     } else {
                         self.want_check(reply.check_readiness);
@@ -297,12 +297,12 @@ impl<N: Node> Standing<N> {
     }
 
     fn want_check(&self, is_wanted: bool) {
-        self.plan().want(is_wanted);
-        self.planned.notify_one();
+        self.timer().want(is_wanted);
+        self.timer_changed.notify_one();
     }
 
-    fn plan(&self) -> MutexGuard<'_, Plan> {
-        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    fn timer(&self) -> MutexGuard<'_, CheckTimer> {
+        self.timer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Checks readiness when that is due, one check at a time, for ever.
@@ -312,7 +312,7 @@ impl<N: Node> Standing<N> {
         let mut seen = Ends::default();
         loop {
             let Some(current) = current(&mut registered).await else { return };
-            let due_at = self.plan().due_at(Instant::now());
+            let due_at = self.timer().due_at(Instant::now());
             let due = async {
                 match due_at {
                     Some(at) => sleep_until(at).await,
@@ -322,7 +322,7 @@ impl<N: Node> Standing<N> {
             rt::select! {
                 biased;
                 _ = registered.wait_for(|value| *value != Some(current)) => continue,
-                () = self.planned.notified() => continue,
+                () = self.timer_changed.notified() => continue,
                 changed = ends.changed() => {
                     if changed.is_err() {
                         return;
@@ -335,7 +335,7 @@ impl<N: Node> Standing<N> {
                         AfterTask::Always => now != seen,
                     };
                     if is_due {
-                        self.plan().task_ended();
+                        self.timer().task_ended();
                     }
                     continue;
                 }
@@ -345,7 +345,7 @@ impl<N: Node> Standing<N> {
                 Some(probe) => probe.check().await,
                 None => Checked::new(Readiness::Ok, ""),
             };
-            if self.plan().found(Instant::now(), &found) {
+            if self.timer().found(Instant::now(), &found) {
                 self.say(current, found, &mut registered).await;
             }
         }
@@ -377,7 +377,7 @@ impl<N: Node> Standing<N> {
                     let Checked { readiness, reason } = &found;
                     let (node, readiness) = (node_name(&self.registration), readiness.name());
                     tracing::info!(%node, readiness, reason, "readiness was reported");
-                    self.plan().acknowledged(Instant::now(), found);
+                    self.timer().acknowledged(Instant::now(), found);
                     return;
                 }
                 Err(status) if is_unknown(&status) => {
@@ -397,7 +397,7 @@ impl<N: Node> Standing<N> {
     }
 
     async fn say_once(&self, incarnation: u64, found: &Checked) -> Result<v1::ReadyReply, Status> {
-        let sequence = self.plan().next_sequence(self.clock.now().since_boot_ms);
+        let sequence = self.timer().next_sequence(self.clock.now().since_boot_ms);
         let request = v1::ReadyRequest {
             node_id: self.registration.node_id.clone(),
             incarnation,

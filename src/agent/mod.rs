@@ -54,7 +54,7 @@ use self::{
     fingerprint::Fingerprint,
     heartbeat::Standing,
     node::LocalNode,
-    readiness::{Checks, Plan},
+    readiness::{CheckTimer, Checks},
     shell::{Order, Shared},
     state::{NodeIdentity, StateDirectory},
     status::{Outbox, send_statuses},
@@ -270,13 +270,13 @@ fn start_node(
     rt::spawn_into(work, Arc::clone(&node).tend());
     let seed = u64::from_le_bytes(std::array::from_fn(|i| identity.node_id[i]));
     let connection = Arc::new(Connection::new(servers, 0, seed));
-    let own = Own { registration, connection, outbox, clock, checks };
-    stand(Arc::clone(&node), own, work);
+    let parts = NodeParts { registration, connection, outbox, clock, checks };
+    stand(Arc::clone(&node), parts, work);
     Ok((node, shared))
 }
 
-/// What each node has for itself.
-struct Own {
+/// What a node needs to be in touch with the servers.
+struct NodeParts {
     registration: v1::RegisterRequest,
     connection: Arc<Connection>,
     outbox: Arc<Outbox>,
@@ -285,8 +285,8 @@ struct Own {
 }
 
 /// Spawns what keeps a node in touch with the servers.
-fn stand<N: heartbeat::Node>(node: Arc<N>, own: Own, work: &mut JoinSet<()>) {
-    let Own { registration, connection, outbox, clock, checks } = own;
+fn stand<N: heartbeat::Node>(node: Arc<N>, parts: NodeParts, work: &mut JoinSet<()>) {
+    let NodeParts { registration, connection, outbox, clock, checks } = parts;
     let node_id = std::array::from_fn(|i| registration.node_id[i]);
     let standing = Arc::new(Standing {
         node,
@@ -297,9 +297,9 @@ fn stand<N: heartbeat::Node>(node: Arc<N>, own: Own, work: &mut JoinSet<()>) {
         unknown: Arc::new(Notify::new()),
         nudge: Arc::new(Notify::new()),
         clock,
-        plan: Mutex::new(Plan::new(checks.interval)),
+        timer: Mutex::new(CheckTimer::new(checks.interval)),
         checks,
-        planned: Notify::new(),
+        timer_changed: Notify::new(),
     });
     let registered = standing.registered.subscribe();
     let unknown = Arc::clone(&standing.unknown);

@@ -245,7 +245,7 @@ impl LocalNode {
         description: &str,
     ) {
         let report = not_running(message, status, description);
-        self.shared.outbox.report(id, report);
+        self.shared.outbox.repeat(id, report);
     }
 
     fn forget(&self, inner: &mut Inner, id: AllocationId) {
@@ -303,7 +303,7 @@ impl LocalNode {
             let mut view = entry.view();
             if view.terminal && view.status.sequence <= known {
                 view.status.sequence = known.saturating_add(1);
-                self.shared.outbox.report(*id, view.status.clone());
+                self.shared.outbox.repeat(*id, view.status.clone());
             }
         }
     }
@@ -369,7 +369,7 @@ impl Node for LocalNode {
 
     fn report_all(&self) {
         for (id, entry) in &self.lock().entries {
-            self.shared.outbox.report(*id, entry.view().status.clone());
+            self.shared.outbox.repeat(*id, entry.view().status.clone());
         }
     }
 }

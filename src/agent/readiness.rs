@@ -5,7 +5,7 @@
 //!  a task ended ────┼─► check, one at a time ┤
 //!  not ready yet ───┘   (after the interval) └─ nothing new: said to nobody
 //! ```
-//! [`Plan`] decides, without a clock or a process of its own. What a result means is the servers'
+//! [`CheckTimer`] decides, without a clock or a process of its own. What a result means is the servers'
 //! business. Nothing here may delay a heartbeat, a status or the stream.
 
 use std::{sync::Arc, time::Duration};
@@ -81,7 +81,7 @@ impl Checks {
 
 /// When to check and what to say; a pure machine.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct CheckTimer {
     interval: Duration,
     /// The servers want checks until one succeeds.
     is_wanted: bool,
@@ -94,7 +94,7 @@ pub(crate) struct Plan {
     sequence: u64,
 }
 
-impl Plan {
+impl CheckTimer {
     pub(crate) fn new(interval: Duration) -> Self {
         Self {
             interval,
@@ -228,11 +228,11 @@ mod tests {
     }
 
     /// Checks at `now` and acknowledges what is said; whether something was.
-    fn check(plan: &mut Plan, now: Instant, readiness: Readiness, reason: &str) -> bool {
+    fn check(timer: &mut CheckTimer, now: Instant, readiness: Readiness, reason: &str) -> bool {
         let found = checked(readiness, reason);
-        let is_said = plan.found(now, &found);
+        let is_said = timer.found(now, &found);
         if is_said {
-            plan.acknowledged(now, found);
+            timer.acknowledged(now, found);
         }
         is_said
     }
@@ -241,23 +241,23 @@ mod tests {
     #[test]
     fn a_node_is_checked_until_it_is_ready() {
         let now = Instant::now();
-        let mut plan = Plan::new(INTERVAL);
-        assert_eq!(plan.due_at(now), None);
-        plan.want(true);
-        assert_eq!(plan.due_at(now), Some(now));
-        assert!(check(&mut plan, now, Readiness::Retry, "no disk"));
-        assert_eq!(plan.due_at(now), Some(now + INTERVAL));
-        plan.want(true);
-        assert_eq!(plan.due_at(now), Some(now + INTERVAL), "the same wish again");
-        assert!(!check(&mut plan, now + INTERVAL, Readiness::Retry, "no disk"));
-        assert!(!check(&mut plan, now + INTERVAL, Readiness::Retry, "no disk at 12:01"));
+        let mut timer = CheckTimer::new(INTERVAL);
+        assert_eq!(timer.due_at(now), None);
+        timer.want(true);
+        assert_eq!(timer.due_at(now), Some(now));
+        assert!(check(&mut timer, now, Readiness::Retry, "no disk"));
+        assert_eq!(timer.due_at(now), Some(now + INTERVAL));
+        timer.want(true);
+        assert_eq!(timer.due_at(now), Some(now + INTERVAL), "the same wish again");
+        assert!(!check(&mut timer, now + INTERVAL, Readiness::Retry, "no disk"));
+        assert!(!check(&mut timer, now + INTERVAL, Readiness::Retry, "no disk at 12:01"));
         let later = now + REASON_PAUSE;
-        assert!(check(&mut plan, later, Readiness::Retry, "no disk at 12:02"));
-        assert!(check(&mut plan, later, Readiness::Ok, ""));
-        assert_eq!(plan.due_at(later), None);
-        plan.want(true);
+        assert!(check(&mut timer, later, Readiness::Retry, "no disk at 12:02"));
+        assert!(check(&mut timer, later, Readiness::Ok, ""));
+        assert_eq!(timer.due_at(later), None);
+        timer.want(true);
         assert!(
-            check(&mut plan, later, Readiness::Ok, ""),
+            check(&mut timer, later, Readiness::Ok, ""),
             "success is said whenever it is wanted"
         );
     }
@@ -266,38 +266,38 @@ mod tests {
     #[test]
     fn a_failed_check_after_a_task_is_repeated() {
         let now = Instant::now();
-        let mut plan = Plan::new(INTERVAL);
-        plan.want(true);
-        assert!(check(&mut plan, now, Readiness::Ok, ""));
-        plan.task_ended();
-        assert_eq!(plan.due_at(now), Some(now));
-        assert!(!check(&mut plan, now, Readiness::Ok, ""), "nothing is new");
-        plan.task_ended();
-        assert!(check(&mut plan, now, Readiness::Retry, "hot"));
-        plan.want(false);
-        assert_eq!(plan.due_at(now), Some(now + INTERVAL), "repeated without being asked for");
-        assert!(check(&mut plan, now + INTERVAL, Readiness::Ok, ""));
-        assert_eq!(plan.due_at(now), None);
+        let mut timer = CheckTimer::new(INTERVAL);
+        timer.want(true);
+        assert!(check(&mut timer, now, Readiness::Ok, ""));
+        timer.task_ended();
+        assert_eq!(timer.due_at(now), Some(now));
+        assert!(!check(&mut timer, now, Readiness::Ok, ""), "nothing is new");
+        timer.task_ended();
+        assert!(check(&mut timer, now, Readiness::Retry, "hot"));
+        timer.want(false);
+        assert_eq!(timer.due_at(now), Some(now + INTERVAL), "repeated without being asked for");
+        assert!(check(&mut timer, now + INTERVAL, Readiness::Ok, ""));
+        assert_eq!(timer.due_at(now), None);
     }
 
     /// After a fatal result the servers say when to check again.
     #[test]
     fn a_fatal_result_waits_for_the_servers() {
         let now = Instant::now();
-        let mut plan = Plan::new(INTERVAL);
-        plan.want(true);
-        assert!(check(&mut plan, now, Readiness::Fatal, "memory"));
-        assert_eq!(plan.due_at(now), None);
-        plan.want(true);
-        assert_eq!(plan.due_at(now), Some(now), "at once");
-        plan.begin();
-        assert!(check(&mut plan, now, Readiness::Fatal, "memory"), "said again after registering");
+        let mut timer = CheckTimer::new(INTERVAL);
+        timer.want(true);
+        assert!(check(&mut timer, now, Readiness::Fatal, "memory"));
+        assert_eq!(timer.due_at(now), None);
+        timer.want(true);
+        assert_eq!(timer.due_at(now), Some(now), "at once");
+        timer.begin();
+        assert!(check(&mut timer, now, Readiness::Fatal, "memory"), "said again after registering");
     }
 
     #[test]
     fn sequences_rise_with_time_and_without() {
-        let mut plan = Plan::new(INTERVAL);
-        let sequences = [500, 500, 400, 9_000].map(|ms| plan.next_sequence(ms));
+        let mut timer = CheckTimer::new(INTERVAL);
+        let sequences = [500, 500, 400, 9_000].map(|ms| timer.next_sequence(ms));
         assert_eq!(sequences, [500, 501, 502, 9_000]);
     }
 

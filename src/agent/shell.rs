@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    io,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -31,6 +32,9 @@ use crate::rt::{self, Notify, mpsc, oneshot, run_blocking, sleep, sleep_until, w
 
 /// Pause before a kill that could not be delivered is tried again.
 const KILL_RETRY: Duration = Duration::from_secs(1);
+/// Pauses before a directory is prepared again that a shortage of the machine has spoiled.
+const SHORTAGE_PAUSES: [Duration; 3] =
+    [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
 
 /// What all allocations of a node share.
 pub(crate) struct Shared {
@@ -209,18 +213,21 @@ impl Shell {
             self.end_what_is_left().await;
         }
         let now = self.shared.clock.now();
-        let (directory, spec) = (self.directory.clone(), self.spec.clone());
         let is_new = matches!(origin, Origin::New);
-        let prepared = run_blocking(move || {
-            if is_new {
-                // What an allocation of that id has left whose state was lost would be a second copy.
-                kill_leftovers(&directory.runs())?;
-                directory.remove()?;
+        let again = || prepare(self.directory.clone(), self.spec.clone(), is_new);
+        let mut prepared = again().await;
+        for pause in SHORTAGE_PAUSES {
+            match &prepared {
+                Err(error) if Fault::of(error) == Fault::Shortage => {
+                    tracing::warn!(allocation = %self.spec.id, %error, "the machine is short: its directory is prepared again");
+                    sleep(pause).await;
+                    prepared = again().await;
+                }
+                Ok(()) | Err(_) => break,
             }
-            directory.prepare(&spec)
-        });
+        }
         let may_live = matches!(origin, Origin::Stored { suspended: false, booted: false });
-        match prepared.await {
+        match prepared {
             Ok(()) => {}
             // What its tasks need was prepared when it was received. They may run: that is no reason to give them up.
             Err(error) if may_live => {
@@ -561,6 +568,23 @@ pub(crate) fn view_of(spec: &AllocationSpec, runner: &AllocationRunner) -> View 
         terminal: runner.is_terminal(),
         stopping: runner.is_stopping(),
     }
+}
+
+/// Makes the directories of an allocation.
+async fn prepare(
+    directory: AllocationDirectory,
+    spec: AllocationSpec,
+    is_new: bool,
+) -> io::Result<()> {
+    run_blocking(move || {
+        if is_new {
+            // What an allocation of that id has left whose state was lost would be a second copy.
+            kill_leftovers(&directory.runs())?;
+            directory.remove()?;
+        }
+        directory.prepare(&spec)
+    })
+    .await
 }
 
 #[cfg(test)]

@@ -75,7 +75,11 @@ pub(crate) fn spawn(
             ..Checks::none()
         };
         let connection = Arc::new(connection);
-        super::stand(node, super::Own { registration, connection, outbox, clock, checks }, work);
+        super::stand(
+            node,
+            super::NodeParts { registration, connection, outbox, clock, checks },
+            work,
+        );
     }
 }
 
@@ -255,7 +259,7 @@ impl SimulatedNode {
                 }
                 Err(error) => {
                     let failed = v1::ClientStatus::Failed;
-                    return self.outbox.report(id, not_running(message, failed, &error));
+                    return self.outbox.repeat(id, not_running(message, failed, &error));
                 }
             },
         };
@@ -422,7 +426,7 @@ impl Node for SimulatedNode {
 
     fn report_all(&self) {
         for (id, allocation) in &self.lock().allocations {
-            self.outbox.report(*id, allocation.runner.status(&allocation.group.policy, id.0));
+            self.outbox.repeat(*id, allocation.runner.status(&allocation.group.policy, id.0));
         }
     }
 }

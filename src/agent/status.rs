@@ -59,20 +59,25 @@ impl Default for Outbox {
 }
 
 impl Outbox {
-    /// Puts a status in the place of an older one.
+    /// Puts a new status in the place of an older one.
     pub(crate) fn report(&self, id: AllocationId, status: v1::AllocationStatus) {
         let client = status.client_status();
+        self.repeat(id, status);
+        if client == v1::ClientStatus::Failed {
+            self.ends.send_modify(|ends| ends.failed += 1);
+        } else if client == v1::ClientStatus::Complete {
+            self.ends.send_modify(|ends| ends.completed += 1);
+        }
+    }
+
+    /// Sends a status once more that was reported before.
+    pub(crate) fn repeat(&self, id: AllocationId, status: v1::AllocationStatus) {
         let mut pending = self.lock();
         if pending.get(&id).is_none_or(|known| known.sequence <= status.sequence) {
             pending.insert(id, status);
         }
         drop(pending);
         self.filled.notify_one();
-        if client == v1::ClientStatus::Failed {
-            self.ends.send_modify(|ends| ends.failed += 1);
-        } else if client == v1::ClientStatus::Complete {
-            self.ends.send_modify(|ends| ends.completed += 1);
-        }
     }
 
     /// Changes with each report of an allocation that has ended.

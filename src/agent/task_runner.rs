@@ -21,6 +21,12 @@ use super::{
 /// Events kept per task; the first ones go when there are more.
 pub(crate) const EVENTS_MAX: usize = fsm::limits::TASK_EVENTS_MAX;
 
+/// Starts that a shortage of the machine may spoil before they count as the task's failures.
+const SHORTAGE_TRIES_MAX: u32 = 10;
+/// Pause after the first such start, ms; it doubles with each.
+const SHORTAGE_DELAY_MS: u64 = 1_000;
+const SHORTAGE_DELAY_MS_MAX: u64 = 30_000;
+
 /// Length of an event's message, bytes; what is beyond is cut off.
 const MESSAGE_BYTES_MAX: usize = 512;
 
@@ -92,6 +98,9 @@ pub(crate) struct ExitResult {
     pub(crate) oom_killed: bool,
     /// When the exit code is not known: why.
     pub(crate) error: Option<String>,
+    /// The executor is gone, and with it how the run ended.
+    #[serde(default)]
+    pub(crate) lost: bool,
 }
 
 impl ExitResult {
@@ -253,8 +262,10 @@ pub(crate) struct TaskRunner {
     /// Somebody asked for a restart: the end that follows is no failure.
     restart_wanted: bool,
     tracker: RestartTracker,
-    /// Why the present run could not be started, if that is the node's fault.
+    /// Why the last run did not start, or how it was lost, if that is the node's fault.
     pub(crate) node_failure: Option<Box<str>>,
+    /// Starts that failed one after another by a shortage of the machine.
+    shortages: u32,
 }
 
 impl TaskRunner {
@@ -274,6 +285,7 @@ impl TaskRunner {
             restart_wanted: false,
             tracker: RestartTracker::default(),
             node_failure: None,
+            shortages: 0,
         };
         runner.event(now, EventKind::Received, "Task received by client");
         runner
@@ -326,6 +338,7 @@ impl TaskRunner {
         }
         self.phase = Phase::Running;
         self.node_failure = None;
+        self.shortages = 0;
         self.run_started_at_ms = now.wall_ms;
         if self.started_at_ms == 0 {
             self.started_at_ms = now.wall_ms;
@@ -352,6 +365,16 @@ impl TaskRunner {
         self.node_failure = (*fault == Fault::Node).then(|| message.as_str().into());
         if self.kill.is_some() {
             self.die(now, false);
+            return;
+        }
+        if *fault == Fault::Shortage && self.shortages < SHORTAGE_TRIES_MAX {
+            // The job's restarts are for its own failures.
+            let delay_ms = (SHORTAGE_DELAY_MS << self.shortages).min(SHORTAGE_DELAY_MS_MAX);
+            self.shortages += 1;
+            let delay = format_duration(delay_ms);
+            let message = format!("The machine is short of something, task restarting in {delay}");
+            self.event(now, EventKind::Restarting, &message);
+            self.phase = Phase::Waiting { until_ms: now.since_boot_ms.saturating_add(delay_ms) };
             return;
         }
         let ending = if *recoverable { Ending::StartFailed } else { Ending::StartImpossible };
@@ -397,6 +420,9 @@ impl TaskRunner {
             self.event(now, EventKind::Killed, "Task successfully killed");
             self.die(now, false);
             return;
+        }
+        if exit.lost {
+            self.node_failure = exit.error.as_deref().map(Into::into);
         }
         if std::mem::take(&mut self.restart_wanted) {
             self.phase = Phase::Waiting { until_ms: now.since_boot_ms };
@@ -587,6 +613,46 @@ impl TaskRunner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A shortage of the machine is waited out with growing pauses and takes none of the job's
+    /// restarts; a run that starts ends the count.
+    #[test]
+    fn a_shortage_is_waited_out() {
+        let policy = TaskPolicy {
+            name: "t".to_owned(),
+            restart: RestartPolicy {
+                attempts: 0,
+                interval_ms: 1000,
+                delay_ms: 10,
+                mode: super::super::restart::RestartMode::Fail,
+            },
+            restart_on_success: false,
+            kill_timeout_ms: 0,
+            shutdown_delay_ms: 0,
+            leader: false,
+        };
+        let short = StartError {
+            message: "too many open files".to_owned(),
+            recoverable: true,
+            fault: Fault::Shortage,
+        };
+        let mut now = Moment::default();
+        let mut task = TaskRunner::new(now);
+        let mut out = Vec::new();
+        task.start(0, now, &mut out);
+        let mut pauses = Vec::new();
+        while !task.is_dead() {
+            task.start_failed(&policy, &short, now, 0);
+            let Some(due) = task.next_deadline() else { break };
+            pauses.push(due - now.since_boot_ms);
+            now.since_boot_ms = due;
+            task.tick(0, &policy, now, &mut out);
+        }
+        let seconds = [1, 2, 4, 8, 16, 30, 30, 30, 30, 30];
+        assert_eq!(pauses, seconds.map(|seconds| seconds * 1000));
+        assert!(task.is_dead() && task.failed, "it does not go on for ever");
+        assert_eq!(task.node_failure, None);
+    }
 
     #[test]
     fn errors_of_the_machine_have_a_fault() {

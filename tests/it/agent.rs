@@ -572,6 +572,7 @@ async fn a_task_whose_executor_is_killed_ends_too_and_counts_as_failed() {
     let ended =
         status.tasks["main"].events.iter().find(|event| event.kind == "Terminated").unwrap();
     assert!(ended.message.contains("the executor is gone"), "{status:?}");
+    assert!(status.node_failure.contains("the executor is gone"), "the node is judged by it");
     let task = std::fs::read_to_string(pid).unwrap();
     cluster
         .until("the task is gone", |_| (!super::executor::is_alive(task.trim())).then_some(()))

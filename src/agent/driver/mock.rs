@@ -125,15 +125,15 @@ impl Script {
         ExitResult {
             exit_code,
             signal: self.exit_signal,
-            oom_killed: false,
             error: self.exit_error.clone(),
+            ..ExitResult::default()
         }
     }
 
     /// How it ends by a kill, and how long that takes, ms.
     pub(crate) fn killed_end(&self, timeout_ms: u64) -> (u64, ExitResult) {
         let signal = if self.kill_after_ms > timeout_ms { 9 } else { 2 };
-        let exit = ExitResult { exit_code: 128 + signal, signal, oom_killed: false, error: None };
+        let exit = ExitResult { exit_code: 128 + signal, signal, ..ExitResult::default() };
         (self.kill_after_ms.min(timeout_ms), exit)
     }
 }

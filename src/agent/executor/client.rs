@@ -222,7 +222,7 @@ impl Executor {
 
     fn lost(&self) -> Outcome {
         let error = Some(self.last_words());
-        let result = ExitResult { exit_code: -1, signal: 0, oom_killed: false, error };
+        let result = ExitResult { exit_code: -1, error, lost: true, ..ExitResult::default() };
         Outcome::Exited { result, at_ms: crate::agent::time::wall_ms() }
     }
 

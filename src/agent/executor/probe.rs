@@ -52,7 +52,7 @@ impl CommandProbe {
             Err(error) => return retry(&format!("cannot run `{program}`: {error}")),
         };
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        let _group = Group(group);
+        let _group = GroupGuard(group);
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let mut output = std::pin::pin!(async { tokio::join!(head_of(out), head_of(err)) });
         let mut heads = None;
@@ -108,9 +108,9 @@ async fn head_of(output: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
 }
 
 /// Kills a process group when dropped.
-struct Group(Option<Pid>);
+struct GroupGuard(Option<Pid>);
 
-impl Drop for Group {
+impl Drop for GroupGuard {
     fn drop(&mut self) {
         if let Some(group) = self.0
             && let Err(error) = kill_process_group(group, Signal::KILL)

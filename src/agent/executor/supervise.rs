@@ -193,7 +193,7 @@ impl Supervisor {
             && self.kill_at.is_none()
             && process::oom_kills() > self.oom_kills_before;
         let exit_code = status.code().unwrap_or(128 + signal);
-        ExitResult { exit_code, signal, oom_killed, error: None }
+        ExitResult { exit_code, signal, oom_killed, ..ExitResult::default() }
     }
 }
 
