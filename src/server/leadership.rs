@@ -13,7 +13,7 @@ use std::{
 
 use fsm::{Command, EvaluationId, JobKind, NodeId, Proposal, State, codec};
 use leader::{
-    Lease, Line, PlanAnswer, Services,
+    Lease, LogLine, PlanAnswer, Services,
     broker::{Acked, BrokerError, NackReason, Token},
 };
 use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
@@ -443,32 +443,24 @@ impl LeaderServices {
 }
 
 /// Writes the line of a report; a field without a value is left out.
-fn log(line: &Line<'_>) {
+fn log(line: &LogLine<'_>) {
     let (node, evaluation) = (line.node.map(display), line.evaluation.map(display));
-    let Line { message, change, detail, server, deliveries, count, by, .. } = *line;
-    if line.is_warning {
-        tracing::warn!(
-            node,
-            change,
-            detail,
-            evaluation,
-            server,
-            deliveries,
-            count,
-            by,
-            "{message}"
-        );
-    } else {
-        tracing::info!(
-            node,
-            change,
-            detail,
-            evaluation,
-            server,
-            deliveries,
-            count,
-            by,
-            "{message}"
-        );
+    let LogLine { message, change, detail, server, deliveries, count, by, .. } = *line;
+    // The level of a line is fixed where it is written.
+    macro_rules! write {
+        ($level:ident) => {
+            tracing::$level!(
+                node,
+                change,
+                detail,
+                evaluation,
+                server,
+                deliveries,
+                count,
+                by,
+                "{message}"
+            )
+        };
     }
+    if line.is_warning { write!(warn) } else { write!(info) }
 }

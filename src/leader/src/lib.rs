@@ -40,7 +40,7 @@ pub use evaluations::{
 };
 pub use jobs::gc::{self, GarbageCollector, GcConfig};
 pub use log_time::LogTime;
-pub use machine::{Line, Machine, Report, Stepped};
+pub use machine::{LogLine, Machine, Report, Stepped};
 pub use nodes::{
     deadlines::{self, NodeDeadlines},
     drain::{self, Drainer},

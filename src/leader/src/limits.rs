@@ -34,6 +34,8 @@ pub const HEARTBEATS_PER_SECOND_MAX: u64 = 500;
 pub const HEARTBEAT_GRACE_MS: u64 = 10_000;
 /// Nodes found dead, or with something due, in one poll.
 pub const NODES_BATCH_MAX: usize = 256;
+/// Nodes offered for reaping per second of log time.
+pub const REAPS_PER_SECOND_MAX: u32 = 200;
 /// Lines in the log about changes of nodes, per second of log time.
 pub const NODE_LINES_MAX: u32 = 20;
 /// Pause between two looks at the nodes of a mass loss.

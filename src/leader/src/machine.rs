@@ -65,7 +65,6 @@ pub enum Report {
         nodes: u64,
     },
     MassLossEnded {
-        nodes: u64,
         /// The operator who confirmed it; empty: most nodes are back, or it lasted too long.
         by: Text,
     },
@@ -73,7 +72,7 @@ pub enum Report {
 
 /// What a [`Report`] says, field by field; a field that has nothing to say is none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Line<'a> {
+pub struct LogLine<'a> {
     /// Unexpected: a warning in the log.
     pub is_warning: bool,
     pub message: &'static str,
@@ -89,10 +88,10 @@ pub struct Line<'a> {
 
 impl Report {
     /// The line in the log.
-    pub fn line(&self) -> Line<'_> {
-        let line = Line::default();
+    pub fn line(&self) -> LogLine<'_> {
+        let line = LogLine::default();
         match self {
-            Self::LeaseExpired(Expired { evaluation, server, deliveries }) => Line {
+            Self::LeaseExpired(Expired { evaluation, server, deliveries }) => LogLine {
                 is_warning: true,
                 message: "a lease was not acknowledged in time",
                 evaluation: Some(*evaluation),
@@ -100,25 +99,26 @@ impl Report {
                 deliveries: Some(*deliveries),
                 ..line
             },
-            Self::NodeChanged { node, change, detail } => Line {
+            Self::NodeChanged { node, change, detail } => LogLine {
                 message: "node changed",
                 node: Some(*node),
                 change: Some(change.name()),
                 detail: Some(detail),
                 ..line
             },
-            Self::NodeChangesLeftOut(count) => {
-                Line { message: "more nodes changed in this second", count: Some(*count), ..line }
-            }
-            Self::MassLossBegan { nodes } => Line {
+            Self::NodeChangesLeftOut(count) => LogLine {
+                message: "more nodes changed in this second",
+                count: Some(*count),
+                ..line
+            },
+            Self::MassLossBegan { nodes } => LogLine {
                 is_warning: true,
                 message: "mass loss: nodes went silent together; nothing is reaped until most are back",
                 count: Some(*nodes),
                 ..line
             },
-            Self::MassLossEnded { nodes, by } => Line {
+            Self::MassLossEnded { by } => LogLine {
                 message: "the mass loss is over",
-                count: Some(*nodes),
                 by: Some(&**by).filter(|by| !by.is_empty()),
                 ..line
             },

@@ -35,7 +35,7 @@ impl State {
     }
 
     /// Why a node is not reaped at log time `at`.
-    pub fn keeps_node(&self, node: &Node, at: TimeMs) -> Option<&'static str> {
+    pub fn why_not_reaped(&self, node: &Node, at: TimeMs) -> Option<&'static str> {
         if self.reap_due_at(node).is_none_or(|due| at < due) {
             return Some("the node is not due to be reaped");
         }

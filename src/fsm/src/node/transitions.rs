@@ -168,7 +168,7 @@ impl Turn<'_> {
             Some(incarnation) => self.node_of(id, incarnation)?,
             None => self.node(id)?,
         };
-        if !force && let Some(why) = self.state.keeps_node(&node, self.at) {
+        if !force && let Some(why) = self.state.why_not_reaped(&node, self.at) {
             return Err(Rejection::Invalid(why.into()));
         }
         let mut jobs = self.lose_allocations(id, "the node was purged");

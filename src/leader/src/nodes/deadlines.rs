@@ -51,6 +51,8 @@ struct Timer {
 /// The deadlines of nodes.
 #[derive(Default, Debug)]
 pub struct NodeDeadlines {
+    /// A second of log time, and the nodes that were offered for reaping in it.
+    reaped: (u64, u32),
     wanted: BTreeMap<(NodeId, Due), Timer>,
     timers: BTreeSet<(u64, NodeId, Due)>,
 }
@@ -104,7 +106,13 @@ impl NodeDeadlines {
             match due {
                 Due::Readiness => late.push(id),
                 Due::SuspensionEnd => over.push(id),
-                Due::Reap if state.keeps_node(node, now).is_none() => {
+                // Each is an entry of its own: thousands at once would fill the queue of commands.
+                Due::Reap if !self.may_reap(now) => {
+                    let fires_at = (now / 1000 + 1) * 1000;
+                    self.set(id, due, Timer { due_at, fires_at });
+                }
+                Due::Reap if state.why_not_reaped(node, now).is_none() => {
+                    self.reaped.1 += 1;
                     commands.push(Command::ReapNode(ReapNode {
                         node: id,
                         incarnation: Some(node.incarnation),
@@ -122,6 +130,13 @@ impl NodeDeadlines {
             commands.push(Command::EndSuspensions(EndSuspensions { nodes: over }));
         }
         commands
+    }
+
+    fn may_reap(&mut self, now: u64) -> bool {
+        if self.reaped.0 != now / 1000 {
+            self.reaped = (now / 1000, 0);
+        }
+        self.reaped.1 < limits::REAPS_PER_SECOND_MAX
     }
 
     /// When to poll next.
@@ -235,6 +250,20 @@ mod tests {
         assert_eq!(machine.poll(retry, &state), [reap]);
         machine.node_gone(id("a"));
         assert_eq!(machine.next_deadline(), None);
+    }
+
+    /// Thousands of nodes that are due at once are reaped over some seconds.
+    #[test]
+    fn reaping_is_paced() {
+        let down = |number: u32| {
+            let lost_at = Some(0);
+            Node { liveness: Liveness::Down, lost_at, ..node(&format!("n{number}")) }
+        };
+        let state = state_of_nodes((0..450).map(down));
+        let mut machine = machine(&state);
+        let begin = 100_000;
+        let mut at = |now: u64| machine.poll(now, &state).len() + machine.poll(now, &state).len();
+        assert_eq!([0, 500, 1_000, 1_999, 2_000].map(|ms| at(begin + ms)), [200, 0, 200, 0, 50]);
     }
 
     /// A timer of a row that is not so any more gives nothing.

@@ -3,11 +3,7 @@
 //!
 //! While a mass loss lasts it looks once a second, at the cost of its nodes.
 
-use fsm::{
-    Effect, Index, State,
-    command::Command,
-    node::{EndMassLoss, MassLoss},
-};
+use fsm::{Effect, Index, State, command::Command, node::EndMassLoss};
 
 use crate::{
     limits,
@@ -17,49 +13,54 @@ use crate::{
 /// The watch over a mass loss.
 #[derive(Default, Debug)]
 pub(crate) struct MassLossWatch {
+    /// A leader that takes over says nothing of a mass loss that was there before.
+    has_begun: bool,
     /// Create index of the mass loss that is known.
     known: Option<Index>,
     /// None: there is no mass loss.
     look_at: Option<u64>,
-    report: Option<Report>,
+    /// At most an end and a begin for each entry since the last step.
+    reports: Vec<Report>,
 }
 
 impl MassLossWatch {
-    fn follow(&mut self, now: u64, current: Option<&MassLoss>) {
-        self.known = current.map(|loss| loss.create_index);
-        self.look_at = current.map(|_| self.look_at.unwrap_or(now));
+    /// Compares the state with what is known, and says what is new.
+    fn follow(&mut self, now: u64, state: &State) {
+        let last = state.mass_losses().get(&());
+        let current = state.mass_loss().map(|loss| loss.create_index);
+        if current == self.known {
+            return;
+        }
+        if self.known.is_some() {
+            // A loss that began meanwhile has taken the place of the row that says how this ended.
+            let ended = last.filter(|loss| self.known == Some(loss.create_index));
+            let by = ended.and_then(|loss| loss.end.as_ref()).map(|end| end.by.clone());
+            self.reports.push(Report::MassLossEnded { by: by.unwrap_or_default() });
+        }
+        if let Some(loss) = state.mass_loss() {
+            self.reports.push(Report::MassLossBegan { nodes: loss.nodes.len() as u64 });
+        }
+        (self.known, self.look_at) = (current, current.map(|_| now));
     }
 }
 
 impl Machine for MassLossWatch {
     fn restore(&mut self, now: u64, state: &State) {
-        self.look_at = None;
-        self.follow(now, state.mass_loss().map(AsRef::as_ref));
+        self.follow(now, state);
+        if !self.has_begun {
+            self.has_begun = true;
+            self.reports.clear();
+        }
     }
 
     fn take(&mut self, now: u64, state: &State, _index: Index, effect: &Effect) {
-        if *effect != Effect::MassLoss {
-            return;
+        if *effect == Effect::MassLoss {
+            self.follow(now, state);
         }
-        let current = state.mass_loss();
-        let last = state.mass_losses().get(&());
-        match (self.known, current) {
-            (None, Some(loss)) => {
-                self.report = Some(Report::MassLossBegan { nodes: loss.nodes.len() as u64 });
-            }
-            (Some(_), None) => {
-                let end = last.and_then(|loss| loss.end.as_ref());
-                let by = end.map(|end| end.by.clone()).unwrap_or_default();
-                let nodes = last.map_or(0, |loss| loss.nodes.len() as u64);
-                self.report = Some(Report::MassLossEnded { nodes, by });
-            }
-            (None, None) | (Some(_), Some(_)) => {}
-        }
-        self.follow(now, current.map(AsRef::as_ref));
     }
 
     fn step(&mut self, now: u64, state: &State, _ids: &mut Ids<'_>, stepped: &mut Stepped) {
-        stepped.reports.extend(self.report.take());
+        stepped.reports.append(&mut self.reports);
         if self.look_at.is_none_or(|at| at > now) {
             return;
         }
@@ -77,7 +78,7 @@ impl Machine for MassLossWatch {
     }
 
     fn next_deadline(&self) -> Option<u64> {
-        if self.report.is_some() { Some(0) } else { self.look_at }
+        if self.reports.is_empty() { self.look_at } else { Some(0) }
     }
 }
 
@@ -85,7 +86,7 @@ impl Machine for MassLossWatch {
 mod tests {
     use fsm::{
         Liveness,
-        node::{MassLossEnd, Node},
+        node::{MassLoss, MassLossEnd, Node},
         testing::put,
     };
 
@@ -134,12 +135,13 @@ mod tests {
         let over =
             state([down("a"), node("b"), node("c"), node("d")], Some(MassLossEnd { at: 9, by }));
         machine.take(again, &over, 8, &Effect::MassLoss);
-        let ended = Report::MassLossEnded { nodes: 4, by: "alice@web1".into() };
+        let ended = Report::MassLossEnded { by: "alice@web1".into() };
         assert_eq!(step(&mut machine, again, &over).reports, [ended]);
         assert_eq!(machine.next_deadline(), None);
     }
 
-    /// A new leader finds a mass loss in the state, and says nothing of it.
+    /// A new leader finds a mass loss in the state, and says nothing of it. When effects were missed
+    /// later on, what is new is said.
     #[test]
     fn a_new_leader_goes_on_with_it() {
         let back = state([down("a"), node("b"), node("c"), node("d")], None);
@@ -150,5 +152,12 @@ mod tests {
         let mut machine = MassLossWatch::default();
         machine.restore(50, &State::default());
         assert_eq!(machine.next_deadline(), None);
+        machine.restore(60, &back);
+        assert_eq!(step(&mut machine, 60, &back).reports, [Report::MassLossBegan { nodes: 4 }]);
+        machine.restore(70, &back);
+        assert_eq!(step(&mut machine, 70, &back).reports, []);
+        machine.restore(80, &State::default());
+        let ended = Report::MassLossEnded { by: "".into() };
+        assert_eq!(step(&mut machine, 80, &State::default()).reports, [ended]);
     }
 }
