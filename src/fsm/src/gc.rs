@@ -1,11 +1,11 @@
-//! Garbage collection: what nobody needs any more is forgotten, by the rules of Nomad's core
+//! Garbage collection: deletes rows that are no longer needed, by the rules of Nomad's core
 //! scheduler.
 //!
-//! A file of its own, because one collection is about jobs, allocations, evaluations and node
-//! classes, and its rules look at all of them. The rules are here and only here. Who proposes a
-//! collection finds its candidates by them, and `apply` asks them again, so that a row that has
-//! come back into use in between stays. What a scheduler would still count is never collected: the
-//! completed instance of a batch job that is alive would be run again.
+//! This is a file of its own because one collection covers jobs, allocations, evaluations and node
+//! classes. The rules exist only here. The proposer of a collection uses them to find candidates.
+//! `apply` checks them again, so a row that is in use again stays. A row that a scheduler still
+//! counts is never collected: if the completed instance of a live batch job were deleted, the job
+//! would run again.
 
 use std::collections::BTreeSet;
 
@@ -23,23 +23,23 @@ use crate::{
     state::State,
 };
 
-/// Forgets what has ended long ago. Each row is judged again by the same rules; what is in use
-/// again stays.
+/// Deletes rows that ended long ago. `apply` checks each row again by the same rules, so a row that
+/// is in use again stays.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CollectGarbage {
-    /// What counts as long ago.
     pub cutoffs: Cutoffs,
-    /// Dead jobs, first of all: what they leave behind is free after that.
+    /// Dead jobs. They are collected first: that makes their evaluations and allocations
+    /// collectable.
     pub jobs: Vec<JobKey>,
     /// Ended allocations.
     pub allocations: Vec<AllocationId>,
-    /// Final evaluations; one that still has an allocation stays.
+    /// Final evaluations; an evaluation that still has an allocation stays.
     pub evaluations: Vec<EvaluationId>,
-    /// Node classes without nodes, whose record of capacity gains goes.
+    /// Node classes without nodes, whose records of capacity gains are deleted.
     pub classes: Vec<ClassId>,
 }
 
-/// Log times before which something must have come to its end to be forgotten.
+/// Cut-off times: a row is collected only if it ended before the cut-off of its kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Cutoffs {
     /// Evaluations and allocations of service and system jobs, and of jobs that are gone.
@@ -50,7 +50,7 @@ pub struct Cutoffs {
 }
 
 impl Cutoffs {
-    /// For evaluations and allocations of a job of that kind; none: the job is gone.
+    /// The cut-off for evaluations and allocations of a job of this kind; `None`: the job is gone.
     pub const fn of(&self, kind: Option<JobKind>) -> TimeMs {
         match kind {
             Some(JobKind::Batch | JobKind::Sysbatch) => self.batch_evaluations,
@@ -60,9 +60,10 @@ impl Cutoffs {
 }
 
 impl State {
-    /// Whether a job may be forgotten with all that belongs to it: it is dead, does not wait for a
-    /// user (a service that was not stopped does), was submitted before `before`, and neither its
-    /// evaluations nor its allocations changed since. Cost: one pass over those.
+    /// Whether a job may be deleted with its evaluations and allocations. It must be dead and
+    /// submitted before `before`, and its evaluations and allocations must be final and unchanged
+    /// since then. A service or system job, or a template, must also be stopped. Cost: one pass
+    /// over the evaluations and allocations.
     pub fn is_job_collectable(&self, job: &Job, before: TimeMs) -> bool {
         let over = match job.kind {
             JobKind::Service | JobKind::System => job.stop,
@@ -79,9 +80,9 @@ impl State {
                 .all(|row| row.client.is_terminal() && row.modified_at < before)
     }
 
-    /// Whether an allocation may be forgotten: it has ended, did not change since the cut-off of
-    /// its job's kind, and its job is gone, stopped or another one by now, or no scheduler looks at
-    /// it any more.
+    /// Whether an allocation may be deleted. It must have ended and be unchanged since the cut-off
+    /// of its job's kind. Also its job must be gone, stopped or registered anew, or no scheduler
+    /// may need the allocation any more.
     pub fn is_allocation_collectable(&self, row: &Allocation, cutoffs: &Cutoffs) -> bool {
         let job = self.jobs.get(&row.job).filter(|job| job.create_index == row.job_create_index);
         let kind = job.map(|job| job.kind);
@@ -90,7 +91,8 @@ impl State {
         }
         let Some(job) = job.filter(|job| !job.stop) else { return true };
         if row.is_server_terminal() {
-            // While its predecessor counts as replaced because this one is there, it stays.
+            // Its predecessor counts as replaced only while this allocation exists, so this one
+            // stays.
             return row.previous.and_then(|id| self.allocations.get(&id)).is_none_or(|previous| {
                 previous.is_server_terminal() || previous.next != Some(row.id)
             });
@@ -99,7 +101,7 @@ impl State {
         let outdated = row.job_version != job.version;
         replaced
             || match job.kind {
-                // One that failed counts as an instance, as long as its group is wanted.
+                // A failed allocation counts as an instance as long as its group exists.
                 JobKind::Service => {
                     row.client != ClientStatus::Failed
                         || self
@@ -108,8 +110,8 @@ impl State {
                 }
                 JobKind::System => true,
                 JobKind::Batch => outdated || row.client == ClientStatus::Lost,
-                // It says that the node has had its instance, which nobody asks of a node that does
-                // not come back.
+                // The allocation records that the job has run on this node. That no longer matters
+                // when the node is gone and cannot come back.
                 JobKind::Sysbatch => {
                     let is_gone = !self.nodes.contains(&row.node);
                     outdated
@@ -119,14 +121,14 @@ impl State {
             }
     }
 
-    /// Whether an evaluation may be forgotten once it has no allocations any more: it is final and
-    /// did not change since the cut-off.
+    /// Whether an evaluation may be deleted once it has no allocations: it is final and unchanged
+    /// since the cut-off.
     pub fn is_evaluation_old(&self, row: &Evaluation, cutoffs: &Cutoffs) -> bool {
         let kind = self.jobs.contains(&row.job).then_some(row.kind);
         row.status.is_terminal() && row.modified_at < cutoffs.of(kind)
     }
 
-    /// Node classes that have a recorded gain and no node any more.
+    /// Node classes that have a recorded capacity gain but no nodes.
     pub fn classes_without_nodes(&self) -> Vec<ClassId> {
         let classes: BTreeSet<_> = self.nodes.iter().map(|node| node.class).collect();
         let gains = self.capacity_gains.iter().filter_map(|gain| match gain.key {
@@ -187,7 +189,7 @@ impl Turn<'_> {
         true
     }
 
-    /// The version that an allocation of a purged job ran goes with the last one that ran it.
+    /// Deletes the version that an allocation of a purged job ran, if no other allocation runs it.
     pub(crate) fn drop_orphaned_version(&mut self, row: &Allocation) {
         let version = (row.job_create_index, row.job_version);
         let index = self.state.job_index(&row.job);

@@ -1,9 +1,9 @@
-//! The generation of bytes: one number for everything that outlives a process or travels between
-//! two of them, which is the log, the state on disk, snapshot files, the agent's files and the
-//! messages.
+//! The generation of the byte formats: one number for all data that outlives a process or travels
+//! between two processes. This is the log, the state on disk, snapshot files, the agent's files and
+//! the messages.
 //!
-//! A binary reads and speaks its own generation only. Data and callers of another one are refused,
-//! with what to do about it.
+//! A binary reads and speaks its own generation only. It refuses data and callers of another
+//! generation, and says what to do about it.
 
 use serde::Deserialize;
 
@@ -15,20 +15,20 @@ pub const GENERATION: u16 = 3;
 pub const WHAT_TO_DO: &str =
     "start the binary that wrote it, or move the data directory away and let the server rejoin";
 
-/// The generation of what names none.
+/// The generation of data that names none.
 const FIRST: u32 = 1;
 
-/// Data of another generation than [`GENERATION`].
+/// Found data of another generation than [`GENERATION`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("of generation {0}, this binary reads generation {GENERATION}")]
 pub struct OtherGeneration(pub u32);
 
-/// Checks the generation that data or a caller names.
+/// Checks the generation of data or of a caller.
 pub fn check(found: u32) -> Result<(), OtherGeneration> {
     if found == u32::from(GENERATION) { Ok(()) } else { Err(OtherGeneration(found)) }
 }
 
-/// What a JSON file says of its generation, read before the rest of it.
+/// The generation field of a JSON file; read before the rest of the file.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub struct Stamp {
     #[serde(default = "first")]

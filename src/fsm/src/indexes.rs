@@ -1,10 +1,11 @@
-//! The derived indexes of a [`State`]: what follows from its rows and would cost a scan to find.
+//! The derived indexes of a [`State`]: lookups that follow from its rows and would otherwise need a
+//! scan.
 //!
 //! They are never stored. Each change of a row updates them, [`State::rebuild_derived`] computes
 //! them anew while loading, and [`crate::invariant`] compares the two in tests and in simulation.
-//! An index that lacks what the row says must be there is an error of this program: the replica
-//! stops with the index's name, before it decides anything by it. No command can bring that about,
-//! because the row that goes in is the one that comes out.
+//! An index that disagrees with a row is a bug: the replica stops and names the index before it
+//! decides anything by it. No command can cause this, because a row is removed from the indexes
+//! exactly as it was added.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,36 +23,35 @@ use crate::{
     table::ChangeSet,
 };
 
-/// A name in use: group, number, and the node for jobs that run once per node (the zero id for
-/// others).
+/// A name in use: group, number, and the node for per-node jobs (the zero id for others).
 pub type LiveName = (Text, u32, NodeId);
 
-/// What is derived for one job. A job that was purged keeps its entry while it has allocations or
+/// The derived data of one job. A purged job keeps its entry while it has allocations or
 /// evaluations.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct JobIndex {
     /// Its allocations, of all incarnations.
     pub(crate) allocations: OrdSet<AllocationId>,
     pub(crate) evaluations: OrdSet<EvaluationId>,
-    /// Names in use: wanted and not ended.
+    /// Names of live allocations: wanted and not ended.
     pub live_names: OrdMap<LiveName, AllocationId>,
-    /// Allocations by (job create index, version), so that a version is kept while one refers to
-    /// it.
+    /// Number of allocations by (job create index, version). A version is kept while an allocation
+    /// refers to it.
     pub versions: OrdMap<(Index, u64), u32>,
-    /// Counts by group. `queued` is in the job row.
+    /// Counts by group; `queued` is in the job row instead.
     pub summary: BTreeMap<Text, GroupSummary>,
     /// Evaluations that are pending or blocked.
     pub open_evaluations: OrdSet<EvaluationId>,
 }
 
 impl JobIndex {
-    /// Nothing refers to the job any more.
+    /// Whether the job has no allocations and no evaluations.
     pub fn is_empty(&self) -> bool {
         self.allocations.is_empty() && self.evaluations.is_empty()
     }
 }
 
-/// Ends the replica: a derived index does not agree with a row.
+/// Stops the replica: a derived index does not agree with a row.
 #[track_caller]
 pub(crate) fn broken(index: &str, detail: std::fmt::Arguments<'_>) -> ! {
     panic!("derived index {index} is broken: {detail}")
@@ -92,7 +92,7 @@ impl State {
         }
     }
 
-    /// A job row comes, or replaces `old`.
+    /// Indexes a new job row, or one that replaces `old`.
     pub(crate) fn index_job(&mut self, old: Option<&Job>, job: &Job) {
         if job.kind.is_per_node() {
             let was_there = self.per_node_jobs.insert(job.key.clone()).is_some();
@@ -102,7 +102,7 @@ impl State {
         }
     }
 
-    /// A job row goes.
+    /// Removes a deleted job row from the indexes.
     pub(crate) fn unindex_job(&mut self, job: &Job) {
         let was_there = self.per_node_jobs.remove(&job.key).is_some();
         if was_there != job.kind.is_per_node() {
@@ -110,8 +110,8 @@ impl State {
         }
     }
 
-    /// An evaluation row comes, or replaces `old`. The set is written in both cases: who waits for
-    /// the job's evaluations looks at that.
+    /// Indexes a new evaluation row, or one that replaces `old`. The set is written even if the id
+    /// is in it already: readers that wait for the job's evaluations watch this entry.
     pub(crate) fn index_evaluation(&mut self, old: Option<&Evaluation>, evaluation: &Evaluation) {
         let id = evaluation.id;
         let entry = Arc::make_mut(self.by_job.entry(evaluation.job.clone()).or_default());
@@ -129,7 +129,7 @@ impl State {
         }
     }
 
-    /// An evaluation row goes.
+    /// Removes a deleted evaluation row from the indexes.
     pub(crate) fn unindex_evaluation(&mut self, evaluation: &Evaluation) {
         let (id, key) = (evaluation.id, &evaluation.job);
         let index = job_index(&mut self.by_job, key, "evaluations-by-job");
@@ -158,8 +158,8 @@ impl State {
         if index.allocations.insert(id).is_some() {
             broken("allocations-by-job", format_args!("allocation {id} is there already"));
         }
-        // The invariant of live names says whether another one holds it: the checks of a plan do,
-        // and a planted bug leaves them out.
+        // No check here that the name is free: the checks of a plan do that, and the invariant of
+        // live names verifies it. A planted bug leaves the plan's checks out.
         if allocation.is_live() {
             index.live_names.insert(allocation.live_name(), id);
         }
@@ -168,7 +168,7 @@ impl State {
         let summary = index.summary.entry(allocation.group.clone()).or_default();
         add_one(summary_slot(summary, allocation.client), "summary", id);
         let live = allocation.is_live();
-        // No entry for nothing: what is being stopped and holds no port uses nothing.
+        // An allocation that is being stopped and holds no port uses nothing, so it gets no entry.
         if !allocation.client.is_terminal() && (live || !allocation.ports.is_empty()) {
             let usage = Arc::make_mut(self.usage.entry(allocation.node).or_default());
             if live {
@@ -233,7 +233,7 @@ impl State {
         }
     }
 
-    /// Counts an allocation that comes, changes or goes to what has not ended on its node.
+    /// Updates the count of unfinished allocations when an allocation is added, changed or removed.
     pub(crate) fn count_allocation(&mut self, old: Option<&Allocation>, new: Option<&Allocation>) {
         let Some(row) = new.or(old) else { return };
         let counts = |row: Option<&Allocation>| row.is_some_and(|row| !row.client.is_terminal());
@@ -245,7 +245,7 @@ impl State {
         }
     }
 
-    /// A node row comes, replaces `old`, or goes.
+    /// Indexes a node row that is new, replaces `old`, or is deleted.
     pub(crate) fn index_node(&mut self, old: Option<&Node>, new: Option<&Node>) {
         self.occupancy.node_changed(old, new);
         self.census.node_changed(old, new);
@@ -264,8 +264,8 @@ impl State {
 }
 
 impl NodeUsage {
-    /// Counts a live allocation. A placement whose sum overflows does not fit its node, so that no
-    /// plan comes here with one.
+    /// Adds a live allocation. The sum cannot overflow: the checks of a plan drop a placement whose
+    /// sum would.
     fn add(&mut self, id: AllocationId, resources: Resources) {
         self.resources = self.resources.checked_plus(resources).unwrap_or_else(|dimension| {
             broken("usage", format_args!("{} overflows with {id}", dimension.name()))
@@ -273,7 +273,7 @@ impl NodeUsage {
         add_one(&mut self.allocations, "usage", id);
     }
 
-    /// Takes a live allocation out.
+    /// Subtracts a live allocation.
     pub(crate) fn take(&mut self, id: AllocationId, resources: Resources) {
         self.resources = self.resources.checked_minus(resources).unwrap_or_else(|dimension| {
             broken("usage", format_args!("{} is too small to hold {id}", dimension.name()))

@@ -10,12 +10,10 @@ use crate::id::{AllocationId, EvaluationId, NodeId, Text};
 /// A change of one allocation as its agent reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ClientUpdate {
-    /// Allocation.
     pub id: AllocationId,
     /// Rises with each report of this allocation.
     pub sequence: u64,
     pub status: ClientStatus,
-    /// In words.
     pub description: Text,
     /// By task name.
     pub tasks: BTreeMap<Text, TaskState>,
@@ -23,30 +21,26 @@ pub struct ClientUpdate {
     pub node_failure: Option<Text>,
 }
 
-/// Reports of one node.
+/// Allocation reports of one node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeReport {
     pub node: NodeId,
-    /// Incarnation that reports; another one's reports are ignored.
+    /// Incarnation of the reporting agent; a report of any other incarnation is ignored.
     pub incarnation: u64,
-    /// Changes.
     pub updates: Vec<ClientUpdate>,
     /// One id per job that may need an evaluation, used as needed.
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
-/// Reports of agents, many nodes in one entry.
+/// Reports of agents; one entry carries the reports of many nodes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct UpdateAllocations {
-    /// By node.
     pub reports: Vec<NodeReport>,
 }
 
 /// A user's stop of one allocation: it is replaced elsewhere.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StopAllocation {
-    /// Allocation.
     pub id: AllocationId,
-    /// Id for the evaluation.
     pub evaluation: EvaluationId,
 }

@@ -15,9 +15,9 @@ use crate::{
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum DesiredStatus {
     Run,
-    /// End, no longer wanted.
+    /// The allocation is no longer wanted and must end.
     Stop,
-    /// End, to make room.
+    /// The allocation must end to make room for another.
     Evict,
 }
 
@@ -32,13 +32,13 @@ impl DesiredStatus {
     }
 }
 
-/// What became of an allocation on its node.
+/// The state of an allocation on its node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum ClientStatus {
     /// Not started yet.
     Pending,
     Running,
-    /// Ended well.
+    /// Ended successfully.
     Complete,
     /// Ended with an error.
     Failed,
@@ -65,23 +65,24 @@ impl ClientStatus {
         }
     }
 
-    /// The status of that name.
+    /// The status with that name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.name() == name)
     }
 
-    /// Nothing runs any more, for good.
+    /// Whether the allocation has ended for good.
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Complete | Self::Failed | Self::Lost)
     }
 }
 
-/// Wishes about an allocation that a scheduler has to act on.
+/// Requests about an allocation that a scheduler must act on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct DesiredTransition {
-    /// Move away (drain, or a user's stop).
+    /// Move the allocation to another node (drain, or a user's stop).
     pub migrate: bool,
-    /// Replace even if the job's kind would not (user's stop of a batch allocation).
+    /// Replace the allocation even if the job's kind would not (a user's stop of a batch
+    /// allocation).
     pub reschedule: bool,
 }
 
@@ -92,11 +93,10 @@ pub struct TaskEvent {
     pub kind: Text,
     /// Wall clock of the node, ms.
     pub at_ms: u64,
-    /// In words.
     pub message: Text,
     /// Exit code, when the task ended.
     pub exit_code: Option<i32>,
-    /// Signal, when one ended the task.
+    /// The signal that ended the task, if any.
     pub signal: Option<i32>,
 }
 
@@ -126,7 +126,7 @@ pub struct RescheduleEvent {
     /// The allocation that failed.
     pub previous: AllocationId,
     pub node: NodeId,
-    /// Delay that was waited, ms.
+    /// How long the reschedule was delayed, ms.
     pub delay_ms: u64,
 }
 
@@ -136,11 +136,10 @@ pub struct RescheduleEvent {
 pub struct Allocation {
     pub id: AllocationId,
     pub job: JobKey,
-    /// Incarnation of the job.
+    /// Create index of the job; it identifies the job's incarnation.
     pub job_create_index: Index,
     /// Version of the job that this allocation runs.
     pub job_version: u64,
-    /// Task group.
     pub group: Text,
     /// Number in the name `job.group[number]`.
     pub name_index: u32,
@@ -149,22 +148,16 @@ pub struct Allocation {
     pub node: NodeId,
     /// Evaluation that placed it or changed it last.
     pub evaluation: EvaluationId,
-    /// Resources it holds.
     pub resources: Resources,
-    /// Ports it holds.
     pub ports: Vec<Port>,
-    /// What the servers want.
     pub desired: DesiredStatus,
     pub desired_description: Text,
-    /// Wishes a scheduler has to act on.
     pub transition: DesiredTransition,
-    /// What the agent reports.
     pub client: ClientStatus,
-    /// In words.
     pub client_description: Text,
     /// Log time of the last change of the client status.
     pub client_at: TimeMs,
-    /// Sequence of the last report taken; older ones are ignored.
+    /// Sequence number of the last accepted report; older reports are ignored.
     pub client_sequence: u64,
     /// By task name.
     pub tasks: BTreeMap<Text, TaskState>,
@@ -204,13 +197,13 @@ impl Allocation {
         format!("{}.{}[{}]", self.job.id, self.group, self.name_index)
     }
 
-    /// What must be unique among live allocations of the job.
+    /// The part of the name that must be unique among live allocations of the job.
     pub fn live_name(&self) -> (Text, u32, NodeId) {
         let node = if self.per_node { self.node } else { NodeId::default() };
         (self.group.clone(), self.name_index, node)
     }
 
-    /// The servers want it to end.
+    /// Whether the servers want the allocation to end.
     pub fn is_server_terminal(&self) -> bool {
         match self.desired {
             DesiredStatus::Run => false,
@@ -223,24 +216,26 @@ impl Allocation {
         !self.is_server_terminal() && !self.client.is_terminal()
     }
 
-    /// Log time of the last start of a task of it. None: it does not run, or a task waits for its
-    /// start: it counts as running also while a task has ended and is to be started again.
+    /// The log time since which all tasks have been running, measured from their last start.
+    /// `None`: the allocation does not run, or a task waits for its start. (Such an allocation
+    /// still has the status running while a task has ended and is about to be restarted.)
     pub fn all_running_since(&self) -> Option<TimeMs> {
         let tasks = || self.tasks.values();
         if self.client != ClientStatus::Running || tasks().any(|task| &*task.state == "pending") {
             return None;
         }
-        // The node's clock may be another one, and only tells how long after the first start that
-        // was.
+        // The node's clock may differ from log time, so only differences between its times are
+        // used.
         let first = tasks().map(|task| task.started_at_ms).filter(|at_ms| *at_ms > 0).min();
         let last = tasks().map(|task| task.started_at_ms.max(task.last_restart_ms)).max();
         let later_ms = last.zip(first).map_or(0, |(last, first)| last.saturating_sub(first));
         let since = self.client_at.saturating_add(later_ms);
-        // It was reported by now, whatever that clock did meanwhile.
+        // The report proves that the start is not later than `modified_at`, whatever the node's
+        // clock did.
         Some(since.min(self.modified_at).max(self.client_at))
     }
 
-    /// Ended on its node although nobody asked, and well.
+    /// Whether the allocation ended successfully on its node.
     pub fn ran_successfully(&self) -> bool {
         self.client == ClientStatus::Complete
     }

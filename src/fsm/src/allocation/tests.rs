@@ -22,8 +22,8 @@ fn running(kind: JobKind) -> (Driver, AllocationId) {
     (driver, id)
 }
 
-/// Reports that are late, of another node or of another incarnation, and ends that only servers
-/// decide.
+/// A report is ignored when it is late or comes from another node or incarnation. An agent cannot
+/// report an end that only the servers decide.
 #[test]
 fn reports_that_do_not_count_change_nothing() {
     let (mut driver, id) = running(JobKind::Service);
@@ -134,7 +134,7 @@ fn a_users_stop_marks_the_allocation_and_makes_an_evaluation() {
     });
 }
 
-/// L3: a failed evaluation gets a follow-up, each knowing the other.
+/// L3: a failed evaluation gets a follow-up, and the two refer to each other.
 #[test]
 fn a_failed_evaluation_is_followed_up() {
     with_leader_changes(|driver| {

@@ -60,7 +60,7 @@ impl Turn<'_> {
         Reply::Evaluations(self.evaluate(&jobs, None, &ids))
     }
 
-    /// Takes one report; answers with the job when it needs an evaluation.
+    /// Applies one report. Returns the job if it needs an evaluation.
     fn update_allocation(&mut self, report: &NodeReport, update: &ClientUpdate) -> Option<JobKey> {
         let old = self.state.allocations.get(&update.id).cloned()?;
         let stale = update.sequence <= old.client_sequence || old.client.is_terminal();
@@ -114,7 +114,7 @@ impl Turn<'_> {
         spec.affinity_key(&row.group, &self.state.node_life().affinity_meta_key).cloned()
     }
 
-    /// A node remembers the key that started on it last.
+    /// Stores the affinity key of the last allocation that started on the node.
     fn set_affinity(&mut self, node: NodeId, key: Text) {
         let Some(row) = self.state.nodes.get(&node) else { return };
         if row.affinity_key != key {

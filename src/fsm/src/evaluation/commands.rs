@@ -1,26 +1,22 @@
-//! The command about evaluations.
+//! The command that updates evaluations.
 
 use serde::{Deserialize, Serialize};
 
 use super::EvaluationStatus;
 use crate::id::{EvaluationId, Text, TimeMs};
 
-/// A change of an evaluation's status outside of plans.
+/// A change of an evaluation's status that is not part of a plan.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct EvaluationUpdate {
-    /// Evaluation.
     pub id: EvaluationId,
-    /// New status.
     pub status: EvaluationStatus,
-    /// In words.
     pub description: Text,
-    /// A follow-up to create, not before a log time.
+    /// Id of a follow-up evaluation to create, and the log time before which it must not run.
     pub follow_up: Option<(EvaluationId, TimeMs)>,
 }
 
-/// Status changes of evaluations that no plan carries: failed, canceled.
+/// Status changes of evaluations that are not part of a plan: failed, canceled.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct UpdateEvaluations {
-    /// Changes.
     pub updates: Vec<EvaluationUpdate>,
 }

@@ -10,7 +10,7 @@ use crate::{
     table::{Row, TableId},
 };
 
-/// Where an evaluation stands. Pending and blocked go on; the others are final.
+/// The status of an evaluation. Pending and blocked are open; the others are final.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum EvaluationStatus {
     /// To be processed.
@@ -37,7 +37,7 @@ impl EvaluationStatus {
         }
     }
 
-    /// Never changes again.
+    /// Whether the status is final.
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Complete | Self::Failed | Self::Canceled)
     }
@@ -92,7 +92,8 @@ impl Trigger {
     }
 }
 
-/// What a scheduling pass saw for one group: how many nodes, and why not.
+/// What a scheduling pass found for one group: how many nodes it looked at, and why it rejected
+/// nodes.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Metrics {
     /// Nodes looked at.
@@ -134,40 +135,39 @@ pub struct NodeScore {
 pub struct Evaluation {
     pub id: EvaluationId,
     pub job: JobKey,
-    /// Priority, the job's unless given.
+    /// Priority; the job's unless given.
     pub priority: u16,
-    /// Scheduler.
+    /// Kind of the job, which selects the scheduler.
     pub kind: JobKind,
     pub trigger: Trigger,
-    /// Where it stands.
     pub status: EvaluationStatus,
-    /// In words.
     pub status_description: Text,
-    /// Node it is about: node updates, and blocked records of per-node jobs.
+    /// The node that a node update or a blocked evaluation of a per-node job is about.
     pub node: Option<NodeId>,
     /// Modify index of that node when the evaluation was made.
     pub node_modify_index: Index,
     /// Modify index of the job's spec when the evaluation was made.
     pub job_modify_index: Index,
-    /// Not before this log time; 0: at once.
+    /// The evaluation must not run before this log time; 0: at once.
     pub wait_until: TimeMs,
-    /// Follow-up.
+    /// The follow-up evaluation.
     pub next: Option<EvaluationId>,
-    /// Origin.
+    /// The evaluation that this one follows.
     pub previous: Option<EvaluationId>,
-    /// Blocked evaluation that this one made.
+    /// The blocked evaluation that this one created.
     pub blocked: Option<EvaluationId>,
     /// Groups that could not be placed.
     pub failed_groups: BTreeMap<Text, Metrics>,
-    /// For a blocked evaluation: classes seen, and whether they would do.
+    /// For a blocked evaluation: the classes it met, and whether each is eligible.
     pub class_eligibility: BTreeMap<ClassId, bool>,
-    /// For a blocked evaluation: constraints look at unique properties, so classes say nothing.
+    /// For a blocked evaluation: its constraints look at properties of single nodes, so a class
+    /// tells nothing.
     pub escaped: bool,
     /// Instances not placed, by group.
     pub queued: BTreeMap<Text, u32>,
-    /// Index of the snapshot it was last processed on.
+    /// Index of the snapshot on which the evaluation was last processed.
     pub snapshot_index: Index,
-    /// Failed allocations that it waits to reschedule.
+    /// Failed allocations that this evaluation will reschedule.
     pub reschedules: Vec<AllocationId>,
     pub create_index: Index,
     pub modify_index: Index,

@@ -1,4 +1,4 @@
-//! Evaluations: status changes that no plan carries.
+//! Evaluations: creation, and status changes that are not part of a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -114,7 +114,8 @@ impl Turn<'_> {
         Reply::Evaluations(changed)
     }
 
-    /// Stores an evaluation that a plan made, and cancels the blocked one that it replaces.
+    /// Stores an evaluation that a plan created, and cancels the blocked evaluation that it
+    /// replaces.
     pub(crate) fn create_from_plan(&mut self, mut evaluation: Evaluation, blocked: &mut Blocked) {
         if self.state.evaluations.contains(&evaluation.id) {
             return;
@@ -126,8 +127,8 @@ impl Turn<'_> {
         self.put_evaluation(evaluation);
     }
 
-    /// One blocked evaluation per job, and per (job, node) for jobs that run once per node. The
-    /// newer one is blocked from here on.
+    /// Keeps one blocked evaluation per job, or per (job, node) for per-node jobs: cancels the
+    /// older one. From here on `newer` is the blocked one.
     pub(crate) fn cancel_replaced(&mut self, newer: &Evaluation, blocked: &mut Blocked) {
         let known = blocked.of(self.state, &newer.job);
         let first = (newer.node, EvaluationId::default());
@@ -146,8 +147,8 @@ impl Turn<'_> {
     }
 }
 
-/// Blocked evaluations of jobs, by node. They are looked up once per job: one outcome may block an
-/// evaluation for each of thousands of nodes.
+/// Blocked evaluations of jobs, by node. The map of a job is built once per entry: one outcome may
+/// block an evaluation for each of thousands of nodes.
 ///
 /// Invariant: nothing but [`Turn::cancel_replaced`] blocks or cancels an evaluation of these jobs
 /// while this is in use.

@@ -1,5 +1,5 @@
-//! Garbage collection (G1, G3 to G6 of Nomad's cases; facts 1.11): what goes, what stays, and that
-//! the running totals follow.
+//! Garbage collection (G1 and G3 to G6 of Nomad's cases; facts 1.11): which rows are deleted, which
+//! stay, and that the derived totals stay correct.
 
 use crate::{
     allocation::ClientStatus,
@@ -14,7 +14,7 @@ use crate::{
 
 const HOUR_S: u64 = 3600;
 
-/// Collects what is named, with one cut-off for everything; answers with the number of rows.
+/// Collects the given rows, with one cut-off for all. Returns the number of deleted rows.
 fn collect(
     driver: &mut Driver,
     before: u64,
@@ -52,8 +52,8 @@ fn all_evaluations(driver: &Driver, name: &str) -> Vec<EvaluationId> {
     driver.state.evaluations_of_job(&job_key(name)).map(|row| row.id).collect()
 }
 
-/// G1: an old final evaluation goes with its ended allocations; one with a live allocation stays,
-/// and of it only the ended go.
+/// G1: an old final evaluation is collected with its ended allocations. If one allocation is live,
+/// the evaluation stays and only the ended allocations are collected.
 #[test]
 fn evaluations_go_with_their_ended_allocations() {
     let mut driver = Driver::default();
@@ -78,8 +78,7 @@ fn evaluations_go_with_their_ended_allocations() {
     assert!(driver.state.allocations.contains(&live));
 }
 
-/// G1: neither an open evaluation nor one that an allocation still belongs to goes, whatever is
-/// asked.
+/// G1: an open evaluation is never collected, nor is an evaluation that still has an allocation.
 #[test]
 fn what_is_in_use_stays() {
     let mut driver = Driver::default();
@@ -97,7 +96,7 @@ fn what_is_in_use_stays() {
     );
 }
 
-/// A failed instance of a living service, old enough to be collected and not collected.
+/// A failed instance of a live service: old enough, but not collectable.
 fn failed_instance() -> (Driver, NodeId, AllocationId) {
     let mut driver = Driver::default();
     let node = driver.node("a");
@@ -110,8 +109,7 @@ fn failed_instance() -> (Driver, NodeId, AllocationId) {
     (driver, node, failed)
 }
 
-/// A failed instance waits for its replacement: without it the scheduler would forget that it
-/// failed.
+/// A failed instance stays until it is replaced: without it the scheduler would forget the failure.
 #[test]
 fn a_failed_instance_of_a_living_service_stays_until_it_is_replaced() {
     let (mut driver, node, failed) = failed_instance();
@@ -125,13 +123,13 @@ fn a_failed_instance_of_a_living_service_stays_until_it_is_replaced() {
     stop(&mut driver, "t", next_id);
     driver.at_seconds(2 * HOUR_S);
     let now = driver.now;
-    // While it counts as replaced because the other one is there, the other one stays; then both
-    // are free.
+    // The replacement stays while the failed instance counts as replaced only because of it.
+    // Together they are collectable.
     assert_eq!(collect(&mut driver, now, &[], &[next_id], &[]), 0);
     assert_eq!(collect(&mut driver, now, &[], &[failed, next_id], &[]), 2);
 }
 
-/// What failed of a group that the job has no more is no instance of anything.
+/// A failed instance is collected once its group is no longer in the job.
 #[test]
 fn failed_instances_of_a_removed_group_go() {
     let (mut driver, _, failed) = failed_instance();
@@ -144,8 +142,8 @@ fn failed_instances_of_a_removed_group_go() {
     assert_eq!(collect(&mut driver, now, &[], &[failed], &[]), 1);
 }
 
-/// G3: what a batch job has finished stays while the job is alive, or it would run again; once the
-/// job is stopped it goes.
+/// G3: a completed instance stays while its batch job is alive, or the job would run again. It is
+/// collected once the job is stopped.
 #[test]
 fn finished_batch_instances_stay_with_their_job() {
     for kind in [JobKind::Batch, JobKind::Sysbatch] {
@@ -165,8 +163,8 @@ fn finished_batch_instances_stay_with_their_job() {
     }
 }
 
-/// G3: an instance that says that a node has had its turn goes with the node, once that is not
-/// remembered either.
+/// G3: a completed sysbatch instance records that the job ran on its node. It is collected once the
+/// node is gone and its tombstone too.
 #[test]
 fn finished_sysbatch_instances_go_with_their_node() {
     let mut driver = Driver::default();
@@ -186,7 +184,7 @@ fn finished_sysbatch_instances_go_with_their_node() {
     assert_eq!(collect(&mut driver, now, &[], &[done], &[]), 1);
 }
 
-/// G3: instances of an older version are nothing to a batch job any more.
+/// G3: a batch job does not need instances of its older versions.
 #[test]
 fn instances_of_older_batch_versions_go() {
     let mut driver = Driver::default();
@@ -202,8 +200,8 @@ fn instances_of_older_batch_versions_go() {
     assert_eq!(collect(&mut driver, now, &[], &[done], &[]), 1);
 }
 
-/// G4: a job goes only when it is dead, everything of it has ended and is old, and nobody would
-/// expect it to run again.
+/// G4: a job is collected only when it is dead, everything of it has ended and is old, and it is
+/// not expected to run again.
 #[test]
 fn dead_jobs_go_with_all_that_belongs_to_them() {
     let mut driver = Driver::default();
@@ -226,7 +224,7 @@ fn dead_jobs_go_with_all_that_belongs_to_them() {
     assert!(driver.state.job_index(&job_key("t")).is_none());
 }
 
-/// G4: a service waits for its user, also with nothing running; a template too.
+/// G4: a service or a template stays until a user stops it, even if nothing runs.
 #[test]
 fn services_and_templates_go_only_when_stopped() {
     let template =
@@ -246,7 +244,7 @@ fn services_and_templates_go_only_when_stopped() {
     assert_eq!(collect(&mut driver, now, &["s", "t"], &[], &[]), 2);
 }
 
-/// A job that was registered again since it was named is another one: judged again, it stays.
+/// A job that was registered again after the collection was proposed stays.
 #[test]
 fn a_job_that_came_back_stays() {
     let mut driver = Driver::default();
@@ -260,7 +258,7 @@ fn a_job_that_came_back_stays() {
     assert!(driver.state.jobs.contains(&JobKey::new("default", "t")));
 }
 
-/// The version that an allocation of a purged job ran is kept for it, and goes with it.
+/// The version that an allocation of a purged job runs is kept, and is deleted with the allocation.
 #[test]
 fn versions_of_purged_jobs_go_with_the_last_allocation() {
     let mut driver = Driver::default();
@@ -278,7 +276,7 @@ fn versions_of_purged_jobs_go_with_the_last_allocation() {
     assert_eq!(driver.state.job_versions.len(), 0);
 }
 
-/// A class without nodes needs no record of its gains; one that has a node keeps it.
+/// The record of a class's capacity gains is deleted when the class has no nodes.
 #[test]
 fn gains_of_empty_classes_go() {
     let mut driver = Driver::default();
@@ -304,7 +302,7 @@ fn gains_of_empty_classes_go() {
     assert!(!driver.state.capacity_gains.contains(&GainKey::Class(class)));
 }
 
-/// A canceled evaluation without allocations goes; a blocked one never does.
+/// A canceled evaluation without allocations is collected; a blocked one never is.
 #[test]
 fn only_final_evaluations_go() {
     let mut driver = Driver::default();

@@ -1,4 +1,4 @@
-//! Jobs: what users ask for, and what became of it.
+//! Jobs: what users ask for, and its status.
 
 mod commands;
 mod row;

@@ -1,5 +1,5 @@
-//! Jobs: what users ask for. A [`JobSpec`] is immutable; a [`Job`] row says which version is
-//! current and what became of it.
+//! Jobs: what users ask for. A [`JobSpec`] is immutable; a [`Job`] row holds the current version
+//! and the job's status.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -37,7 +37,7 @@ impl JobKind {
         }
     }
 
-    /// The kind of that name.
+    /// The kind with that name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
@@ -62,7 +62,6 @@ pub struct Constraint {
 /// A weighted preference; the weight is in -100..=100 and not 0.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Affinity {
-    /// The condition.
     pub constraint: Constraint,
     /// Weight in -100..=100; negative repels.
     pub weight: i16,
@@ -92,7 +91,6 @@ pub struct SpreadTarget {
 pub struct RestartPolicy {
     /// Restarts allowed in an interval.
     pub attempts: u32,
-    /// Length of the interval, ms.
     pub interval_ms: u64,
     /// Pause before a restart, ms.
     pub delay_ms: u64,
@@ -120,7 +118,6 @@ pub struct ReschedulePolicy {
     pub interval_ms: u64,
     /// First delay, ms.
     pub delay_ms: u64,
-    /// Growth of the delay.
     pub delay_function: DelayFunction,
     /// Upper bound of the delay, ms.
     pub delay_ms_max: u64,
@@ -159,7 +156,7 @@ pub struct MigrateStrategy {
 pub struct PortAsk {
     /// Label, unique in the group.
     pub label: Text,
-    /// The static port, or 0 for a dynamic one.
+    /// The static port, or 0 for a dynamic port.
     pub value: u16,
     /// Port inside the task's network; 0: the same.
     pub to: u16,
@@ -204,7 +201,6 @@ pub struct Task {
     pub user: Text,
     /// The driver's configuration, a JSON object in canonical form (sorted keys).
     pub config_json: Text,
-    /// Environment.
     pub env: BTreeMap<Text, Text>,
     /// Meta of this task alone.
     pub meta: BTreeMap<Text, Text>,
@@ -219,9 +215,7 @@ pub struct Task {
     pub leader: bool,
     /// Pause before the kill signal, ms.
     pub shutdown_delay_ms: u64,
-    /// Restart policy of this task.
     pub restart: RestartPolicy,
-    /// Log rotation.
     pub logs: LogConfig,
 }
 
@@ -244,7 +238,6 @@ pub struct TaskGroup {
     pub reschedule: Option<ReschedulePolicy>,
     /// Update strategy; none for batch jobs.
     pub update: Option<UpdateStrategy>,
-    /// Migrate strategy.
     pub migrate: MigrateStrategy,
     /// Network, when ports are asked for.
     pub network: Option<Network>,
@@ -277,11 +270,10 @@ pub struct JobSpec {
     pub name: Text,
     /// Region, `global`.
     pub region: Text,
-    /// Scheduler.
     pub kind: JobKind,
     /// 1..=100, default 50.
     pub priority: u16,
-    /// A plan that loses a part loses all.
+    /// If one part of a plan is dropped, the whole plan is dropped.
     pub all_at_once: bool,
     /// Datacenter patterns (globs), default `*`.
     pub datacenters: Vec<Text>,
@@ -293,12 +285,12 @@ pub struct JobSpec {
     /// Groups, at least one.
     pub groups: Vec<TaskGroup>,
     pub meta: BTreeMap<Text, Text>,
-    /// Set for templates: such a job gets no evaluation.
+    /// Set for templates: a template gets no evaluation.
     pub parameterized: Option<Parameterized>,
 }
 
 impl JobSpec {
-    /// The group of that name.
+    /// The group with that name.
     pub fn group(&self, name: &str) -> Option<&TaskGroup> {
         self.groups.iter().find(|group| &*group.name == name)
     }
@@ -314,15 +306,14 @@ impl JobSpec {
     }
 }
 
-/// Whether anything of a job is alive; derived from its evaluations and allocations after each
-/// change.
+/// Whether the job is alive; derived from its evaluations and allocations after each change.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum JobStatus {
     /// Nothing runs yet.
     Pending,
     /// Something runs, or the job is a live template.
     Running,
-    /// Nothing runs and nothing is to come.
+    /// Nothing runs and no evaluation is open.
     Dead,
 }
 
@@ -342,27 +333,23 @@ impl JobStatus {
 pub struct Job {
     /// Namespace and id.
     pub key: JobKey,
-    /// Scheduler of the current version.
     pub kind: JobKind,
-    /// Priority of the current version.
     pub priority: u16,
     /// Current version, from 0.
     pub version: u64,
     /// Stopped by a user; allocations are to end.
     pub stop: bool,
-    /// Derived status.
     pub status: JobStatus,
-    /// Current version is a template.
+    /// The current version is a template.
     pub parameterized: bool,
-    /// Index of the first registration; with the key it names one incarnation of a job.
+    /// Index of the first registration. With the key it identifies one incarnation of a job.
     pub create_index: Index,
     pub modify_index: Index,
     /// Index of the last change of the spec.
     pub job_modify_index: Index,
     /// Index of the entry that applied the last plan of this job.
     ///
-    /// Invariant: never lower than that of any applied plan, so that an older plan is seen to be
-    /// stale.
+    /// Invariant: never lower than that of any applied plan, so a stale plan is recognized.
     pub last_plan_index: Index,
     /// Log time of the last registration.
     pub submitted_at: TimeMs,
@@ -383,9 +370,8 @@ impl Row for Job {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct JobVersion {
     pub spec: Arc<JobSpec>,
-    /// Version number.
     pub version: u64,
-    /// Known to work.
+    /// Whether this version is known to work.
     pub stable: bool,
     /// Index of the job's first registration.
     pub create_index: Index,
@@ -404,12 +390,12 @@ impl Row for JobVersion {
     }
 }
 
-/// Counts of a group's allocations by what became of them, and of instances not placed.
+/// Counts of a group's allocations by status, and of instances not placed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct GroupSummary {
     /// Not placed.
     pub queued: u32,
-    /// Ended well.
+    /// Ended successfully.
     pub complete: u32,
     /// Ended with an error.
     pub failed: u32,

@@ -41,7 +41,7 @@ fn template(name: &str) -> JobSpec {
     JobSpec { parameterized: Some(Parameterized::default()), ..job(name, JobKind::Batch, 1) }
 }
 
-/// D6: the texts are Nomad's, to the letter.
+/// D6: the error texts are exactly Nomad's.
 #[test]
 fn a_registration_enforces_the_index() {
     let mut driver = Driver::default();
@@ -74,7 +74,7 @@ fn a_registration_enforces_the_index() {
     assert_eq!(text(stopped), "Enforcing job modify index 0: job already exists");
 }
 
-/// D6: an unchanged spec makes an evaluation and no version.
+/// D6: registering an unchanged spec creates an evaluation but no version.
 #[test]
 fn an_unchanged_job_keeps_its_version() {
     with_leader_changes(|driver| {
@@ -152,8 +152,8 @@ fn a_stopped_job_that_is_registered_again_gets_a_version() {
     });
 }
 
-/// What still runs of a job that is gone is somebody's to end, however its only evaluation ended,
-/// also when a template has taken its name.
+/// Allocations of a purged job are evaluated until they are stopped, even if the only evaluation
+/// fails or a template takes the job's name.
 #[test]
 fn what_runs_of_a_purged_job_is_evaluated_until_it_is_stopped() {
     for is_name_taken in [false, true] {
@@ -257,7 +257,7 @@ fn the_newest_six_versions_are_kept_and_those_that_run() {
     });
 }
 
-/// Facts 1.17: no error and an empty answer.
+/// Facts 1.17: stopping an unknown job gives no error and an empty answer.
 #[test]
 fn stopping_an_unknown_job_changes_nothing() {
     let mut driver = Driver::default();
@@ -308,7 +308,8 @@ fn a_purge_forgets_the_job_and_keeps_what_runs() {
     });
 }
 
-/// Facts 4.2: live allocation, then open evaluation, then dead; new is pending.
+/// Facts 4.2: a job is running while an allocation is live, then pending while an evaluation is
+/// open, then dead. A new job is pending.
 #[test]
 fn a_jobs_status_follows_from_what_is_alive() {
     with_leader_changes(|driver| {
@@ -438,7 +439,7 @@ fn settings_are_guarded() {
     ));
 }
 
-/// It has evaluations made for it whenever a node comes.
+/// A live per-node job gets evaluations whenever a node joins, so its namespace stays in use.
 #[test]
 fn a_namespace_stays_as_long_as_a_job_in_it_waits_for_nodes() {
     let mut driver = Driver::default();

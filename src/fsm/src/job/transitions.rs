@@ -22,9 +22,9 @@ impl Turn<'_> {
         self.state.jobs.put(job, self.changes);
     }
 
-    /// Nomad's derivation (facts of the state store): jobs that last run until stopped; others run
-    /// while an allocation is live, are pending while an evaluation is open or nothing was made of
-    /// them yet, and are dead after that.
+    /// Nomad's derivation (facts of the state store). A system job or template runs until it is
+    /// stopped. Any other job is running while an allocation is live, pending while an evaluation
+    /// is open or nothing was created for it yet, and dead otherwise.
     pub(crate) fn derive_job_status(&mut self, key: &JobKey) {
         let Some(job) = self.state.jobs.get(key).cloned() else { return };
         let index = self.state.job_index(key).cloned();
@@ -74,7 +74,8 @@ impl Turn<'_> {
             );
             return Err(Rejection::Invalid(message.into()));
         }
-        // Nobody evaluates a template: what the job has made before would run for ever.
+        // A template is never evaluated, so allocations that the job already has would run for
+        // ever.
         if let Some(old) = &old
             && old.parameterized != spec.parameterized.is_some()
         {
@@ -146,7 +147,7 @@ impl Turn<'_> {
         job
     }
 
-    /// Keeps the newest versions and those that an allocation runs.
+    /// Drops old versions, except the newest ones and those that an allocation runs.
     pub(crate) fn drop_old_versions(&mut self, job: &Job) {
         let versions = self.state.versions_of(&job.key, job.create_index);
         let index = self.state.job_index(&job.key).cloned();
@@ -245,7 +246,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Cancels the job's blocked evaluations, but not `except`.
+    /// Cancels the job's blocked evaluations, except `except`.
     pub(crate) fn cancel_blocked(&mut self, key: &JobKey, except: Option<EvaluationId>, why: &str) {
         let Some(index) = self.state.job_index(key).cloned() else { return };
         for id in &index.open_evaluations {

@@ -14,7 +14,6 @@ use crate::{
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NodePool {
     pub name: Text,
-    /// In words.
     pub description: Text,
     pub meta: BTreeMap<Text, Text>,
     pub create_index: Index,
@@ -34,7 +33,6 @@ impl Row for NodePool {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Namespace {
     pub name: Text,
-    /// In words.
     pub description: Text,
     pub meta: BTreeMap<Text, Text>,
     pub create_index: Index,
@@ -53,7 +51,7 @@ impl Row for Namespace {
 /// How nodes are ranked by fullness.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Algorithm {
-    /// Fill nodes up.
+    /// Prefer full nodes (bin packing).
     #[default]
     Binpack,
     /// Prefer empty nodes.
@@ -63,7 +61,6 @@ pub enum Algorithm {
 /// Cluster-wide settings of the schedulers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SchedulerConfiguration {
-    /// Ranking.
     pub algorithm: Algorithm,
     /// Let tasks use more memory than reserved.
     pub memory_oversubscription: bool,
