@@ -35,7 +35,6 @@ pub struct Proposal {
     pub epoch: Option<u64>,
     /// The client's request, for client commands.
     pub request: Option<Request>,
-    /// What to do.
     pub command: Command,
 }
 
@@ -119,12 +118,7 @@ from_structs! {
 pub enum Rejection {
     /// The entry landed in another leadership term.
     #[error("the command belongs to leadership term {expected}, the log is in term {found}")]
-    StaleEpoch {
-        /// Term of the command.
-        expected: u64,
-        /// Term of the entry.
-        found: u64,
-    },
+    StaleEpoch { expected: u64, found: u64 },
     /// The request is too old to know whether it was applied.
     #[error(
         "the request is older than the session window: its outcome is unknown, read before retrying"
@@ -138,7 +132,6 @@ pub enum Rejection {
     JobIndexConflict {
         /// Index that was asked for.
         asked: Index,
-        /// What was found.
         found: IndexConflict,
     },
     /// No such thing.
@@ -167,7 +160,6 @@ pub enum Rejection {
     IndexConflict {
         /// Index that was asked for.
         asked: Index,
-        /// Index found.
         found: Index,
     },
 }
@@ -191,7 +183,7 @@ pub enum IndexConflict {
 pub enum Reply {
     /// Applied; nothing to say.
     Done,
-    /// Nothing was changed.
+    /// The command changed nothing.
     Rejected(Rejection),
     /// A job was registered, stopped or evaluated.
     Job {
@@ -210,7 +202,6 @@ pub enum Reply {
         /// Evaluations that were made.
         evaluations: Vec<EvaluationId>,
     },
-    /// Evaluations were made.
     Evaluations(Vec<EvaluationId>),
     /// Plans were judged, in order.
     Plans(Vec<PlanVerdict>),

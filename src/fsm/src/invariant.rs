@@ -10,9 +10,7 @@ use crate::{
 /// An invariant that does not hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// Which one.
     pub name: &'static str,
-    /// What was found.
     pub detail: String,
 }
 
@@ -83,7 +81,7 @@ fn derived_indexes(state: &State, out: &mut Vec<String>) {
     }
 }
 
-/// I32: what is wanted and has not ended fits the node.
+/// I32: the live allocations of a node fit its resources.
 fn node_capacity(state: &State, out: &mut Vec<String>) {
     for node in state.nodes.iter() {
         let usage: &NodeUsage = &state.usage(node.id);
@@ -129,7 +127,7 @@ fn live_names(state: &State, out: &mut Vec<String>) {
     }
 }
 
-/// I45: what an allocation refers to exists.
+/// I45: the job version and the node that an allocation refers to exist.
 fn references(state: &State, out: &mut Vec<String>) {
     for row in state.allocations.iter() {
         if state.allocation_spec(row).is_none() {
@@ -146,7 +144,7 @@ fn references(state: &State, out: &mut Vec<String>) {
     }
 }
 
-/// I44: creation does not follow a change, and nothing is newer than the log.
+/// I44: no row was created after its last change, and no index is above the log's.
 fn indexes_ordered(state: &State, out: &mut Vec<String>) {
     let last = state.index;
     let mut check = |what: &str, created: Index, modified: Index| {

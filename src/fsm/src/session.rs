@@ -1,6 +1,6 @@
 //! Client sessions: a retried request takes effect once. Replies are kept, bounded by count and log
-//! time; a request older than the floor is refused, because nobody knows any more whether it was
-//! applied.
+//! time; a request older than the floor is refused, because its reply may have been dropped: the
+//! outcome is unknown.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,8 +35,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session with what of a reply is worth keeping: long lists and texts are cut, so that the
-    /// sessions of a window stay bounded.
+    /// A session for a reply. Long lists and texts of the reply are cut, so that the sessions of a
+    /// window stay bounded.
     pub fn new(request: Request, index: Index, reply: &Reply) -> Self {
         Self { request, index, reply: abbreviate(reply) }
     }
@@ -88,7 +88,8 @@ impl State {
             None if request.stamped_at < self.session_floor => {
                 (Reply::Rejected(Rejection::SessionExpired), self.index)
             }
-            // Such a session would outlive all others and raise the floor over them.
+            // A session with a stamp far ahead would outlive all others and raise the floor over
+            // them.
             None if request.stamped_at > self.at.saturating_add(limits::SESSION_MS_MAX) => {
                 let message = "the request is stamped too far in the future";
                 (Reply::Rejected(Rejection::Invalid(message.into())), self.index)

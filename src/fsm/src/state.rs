@@ -328,12 +328,12 @@ impl State {
             .filter_map(|id| self.allocations.get(id))
     }
 
-    /// Whether something on the node has not ended.
+    /// Whether an allocation on the node has not ended.
     pub fn is_busy(&self, node: NodeId) -> bool {
         self.occupancy.is_busy(node)
     }
 
-    /// Nodes, and how many there are of each sort, without a scan.
+    /// Busy, idle and free nodes, without a scan.
     pub fn occupancy(&self) -> &Occupancy {
         &self.occupancy
     }

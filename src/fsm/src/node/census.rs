@@ -64,7 +64,7 @@ impl Census {
         self.lost.range((since, NodeId::default())..).map(|(_, node)| *node)
     }
 
-    /// A node row comes, replaces `old`, or goes.
+    /// Counts a node row that is new, replaces `old`, or is deleted.
     pub(crate) fn node_changed(&mut self, old: Option<&Node>, new: Option<&Node>) {
         if let Some(old) = old {
             self.count(old, |count| count.checked_sub(1));

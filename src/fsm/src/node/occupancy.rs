@@ -1,5 +1,5 @@
-//! Which nodes are busy, idle and free, kept with each change of a node or an allocation, so that
-//! nobody has to scan for them.
+//! Which nodes are busy, idle and free. Updated with each change of a node or an allocation, so that
+//! no reader scans for them.
 //!
 //! A node is busy while an allocation on it has not ended, idle otherwise, and free when it is idle
 //! and may be given work.
@@ -14,7 +14,7 @@ use crate::{
 
 const NAME: &str = "occupancy";
 
-/// Nodes by what is going on there; a derived index.
+/// Nodes by whether something runs there; a derived index.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Occupancy {
     /// Allocations that have not ended, by node. Invariant: no zeros.
@@ -59,7 +59,7 @@ impl Occupancy {
         self.idle_by_key.get(key)
     }
 
-    /// An allocation that has not ended comes to a node, whose row is `row`.
+    /// Counts an unfinished allocation that was added to a node; `row` is the node's row.
     pub(crate) fn begins(&mut self, node: NodeId, row: Option<&Node>) {
         if let Some(count) = self.unfinished.get_mut(&node) {
             let more = count.checked_add(1);
@@ -73,7 +73,7 @@ impl Occupancy {
         }
     }
 
-    /// An allocation of a node ends.
+    /// Takes an allocation of a node out of the count: it ended or was removed.
     pub(crate) fn ends(&mut self, node: NodeId, row: Option<&Node>) {
         let Some(count) = self.unfinished.get_mut(&node) else {
             broken(NAME, format_args!("nothing runs on {node}, and ends there"))
@@ -89,7 +89,7 @@ impl Occupancy {
         }
     }
 
-    /// A node row comes, replaces `old`, or goes.
+    /// Indexes a node row that is new, replaces `old`, or is deleted.
     pub(crate) fn node_changed(&mut self, old: Option<&Node>, new: Option<&Node>) {
         if let (Some(old), Some(new)) = (old, new)
             && old.affinity_key == new.affinity_key

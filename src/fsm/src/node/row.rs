@@ -39,7 +39,7 @@ impl Liveness {
         }
     }
 
-    /// The legal transitions (docs: node life).
+    /// Whether this change of liveness is legal (docs/node-life.md).
     pub const fn may_become(self, next: Self) -> bool {
         matches!(
             (self, next),
@@ -211,28 +211,27 @@ impl Eligibility {
 /// A drain under way.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Drain {
-    /// Start.
     pub started_at: TimeMs,
     /// When the rest is forced; none: never.
     pub deadline_at: Option<TimeMs>,
-    /// Everything at once.
+    /// All allocations are stopped at once.
     pub force: bool,
     /// Leave system jobs running.
     pub ignore_system: bool,
     /// Who drains: an operator's name or a service's.
     pub owner: Text,
-    /// A service may take it back by itself.
+    /// A service may cancel it without an operator.
     pub cancelable: bool,
 }
 
 /// Resources and ports of a node.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct NodeResources {
-    /// All there is.
+    /// Of the whole machine.
     pub total: Resources,
-    /// Kept from tasks.
+    /// Not available to tasks.
     pub reserved: Resources,
-    /// Ports kept from tasks, sorted.
+    /// Ports that tasks do not get, sorted.
     pub reserved_ports: Vec<u16>,
     /// Lowest dynamic port.
     pub dynamic_port_min: u16,
@@ -256,9 +255,7 @@ impl NodeResources {
 /// A driver as the agent found it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Driver {
-    /// Present.
     pub detected: bool,
-    /// Usable.
     pub healthy: bool,
     /// In words.
     pub description: Text,
@@ -273,7 +270,6 @@ pub struct NodeDescription {
     pub datacenter: Text,
     /// Class, free text.
     pub class: Text,
-    /// Node pool.
     pub pool: Text,
     /// Fingerprinted attributes.
     pub attributes: BTreeMap<Text, Text>,
@@ -284,7 +280,6 @@ pub struct NodeDescription {
     pub drivers: BTreeMap<Text, Driver>,
     /// HTTP address of the agent.
     pub http_address: Text,
-    /// Version of the agent.
     pub version: Text,
 }
 
@@ -292,7 +287,6 @@ pub struct NodeDescription {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct NodeEvent {
     pub at: TimeMs,
-    /// At which index.
     pub index: Index,
     pub message: Text,
 }
@@ -309,7 +303,6 @@ pub struct Node {
     ///
     /// Invariant: never falls, also over reaping (the tombstone keeps it).
     pub incarnation: u64,
-    /// What the agent says.
     pub description: Arc<NodeDescription>,
     /// Hash of what scheduling depends on, without unique keys.
     pub class: ClassId,

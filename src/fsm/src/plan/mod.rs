@@ -1,4 +1,4 @@
-//! Plans: what a scheduler proposes, and what became of it.
+//! Plans: what a scheduler proposes, and the verdict on it.
 //!
 //! A worker builds a [`Plan`] on a snapshot; the leader's applier drops what no longer fits and
 //! picks ports; `apply` re-checks what is left against the running state and answers with a

@@ -16,7 +16,6 @@ use crate::{
 pub struct Placement {
     /// Id of the allocation to be.
     pub id: AllocationId,
-    /// Task group.
     pub group: Text,
     /// Number in the name.
     pub name_index: u32,
@@ -27,14 +26,13 @@ pub struct Placement {
     pub previous: Option<AllocationId>,
     /// Past reschedules, this one included.
     pub reschedules: Vec<RescheduleEvent>,
-    /// How it was decided.
+    /// How the scheduler chose the node.
     pub metrics: Option<Arc<Metrics>>,
 }
 
-/// An allocation that is to end.
+/// An allocation that must end.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Stop {
-    /// Allocation.
     pub id: AllocationId,
     /// `Stop` or `Evict`.
     pub desired: DesiredStatus,
@@ -46,20 +44,18 @@ pub struct Stop {
 /// An allocation that stays as it is and moves to the plan's job version.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InPlace {
-    /// Allocation.
     pub id: AllocationId,
 }
 
 /// A failed allocation that an evaluation of this plan will reschedule later.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FollowUp {
-    /// Allocation.
     pub id: AllocationId,
     /// One of `Outcome::evaluations`.
     pub evaluation: EvaluationId,
 }
 
-/// What becomes of the evaluation if the whole plan is applied.
+/// The evaluation's result, taken if the whole plan is applied.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Outcome {
     /// New status; `Blocked` re-blocks a woken blocked evaluation.
@@ -91,22 +87,22 @@ pub struct Plan {
     pub snapshot_index: Index,
     /// Priority in the plan queue.
     pub priority: u16,
-    /// Losing a part loses all.
+    /// If a part is dropped, the whole plan is.
     pub all_at_once: bool,
     /// Allocations to end.
     pub stops: Vec<Stop>,
     /// Allocations that move to the new version as they are.
     pub in_place: Vec<InPlace>,
-    /// Failed allocations with a reschedule to come.
+    /// Failed allocations that a follow-up will reschedule.
     pub follow_ups: Vec<FollowUp>,
     /// New allocations.
     pub placements: Vec<Placement>,
-    /// Taken if nothing of the plan was dropped; none once the applier dropped a part.
+    /// Taken if nothing of the plan was dropped. `None` once the applier has dropped a part.
     pub outcome: Option<Outcome>,
 }
 
 impl Plan {
-    /// Changes no allocation.
+    /// Whether the plan changes no allocation.
     pub fn is_no_op(&self) -> bool {
         self.stops.is_empty()
             && self.in_place.is_empty()
@@ -135,7 +131,7 @@ pub enum DropReason {
     /// The node is not in service.
     #[error("node is not schedulable")]
     NodeUnschedulable,
-    /// The node has too little of something.
+    /// The node lacks room in this dimension.
     #[error("node is full: {}", .0.name())]
     NodeFull(Dimension),
     /// The id exists already, or the name is live.
@@ -149,7 +145,7 @@ pub enum DropReason {
     AllAtOnce,
 }
 
-/// What became of a plan.
+/// The verdict on a plan.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PlanVerdict {
     /// Evaluation of the plan.
@@ -158,7 +154,7 @@ pub struct PlanVerdict {
     pub refused: Option<DropReason>,
     /// Placements and in-place updates that were dropped.
     pub dropped: Vec<(AllocationId, DropReason)>,
-    /// The outcome was taken: the evaluation is done with.
+    /// The outcome was taken: the evaluation needs no other plan.
     pub outcome_taken: bool,
     /// The worker waits for this index before it plans again; 0 when everything was applied.
     pub refresh_index: Index,

@@ -49,8 +49,8 @@ pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
         _ => return Err(DropReason::EvaluationClosed),
     }
     let Some(job) = state.jobs.get(&plan.job) else {
-        // Nothing tells an older plan from a newer one here, so that only what is idempotent may be
-        // taken.
+        // Without a job row an older plan cannot be told from a newer one, so only idempotent
+        // changes may be taken.
         let stops_only =
             plan.placements.is_empty() && plan.in_place.is_empty() && plan.follow_ups.is_empty();
         return if stops_only { Ok(()) } else { Err(DropReason::JobChanged) };

@@ -56,7 +56,7 @@ fn dropped(driver: &mut Driver, plan: Plan, reason: DropReason) {
     assert_eq!(driver.evaluation(verdict.evaluation).status, EvaluationStatus::Pending);
 }
 
-/// P2, P4: allocations, stops and the evaluation change at one index; the stopped one says why and
+/// P2, P4 (one index for a plan; stops say why): allocations, stops and the evaluation change at one index; the stopped one says why and
 /// what became of it.
 #[test]
 fn a_plan_is_written_at_one_index() {
@@ -107,7 +107,7 @@ fn a_plan_of_a_closed_or_unknown_evaluation_is_refused() {
     refused(&mut driver, foreign, DropReason::EvaluationClosed);
 }
 
-/// Partial, so that only the plan index tells the second delivery from the first.
+/// The plan is partial, so that only the plan index tells the second delivery from the first.
 #[test]
 fn a_plan_older_than_the_last_one_of_its_job_is_refused() {
     let (mut driver, node, evaluation) = cluster(2);
@@ -191,7 +191,7 @@ fn a_stopped_job_gets_no_placements_but_its_stops() {
     assert_eq!(driver.allocation(id).desired, DesiredStatus::Stop);
 }
 
-/// P8.
+/// P8: a node that is not there, or not in service for any reason, gets no placement.
 #[test]
 fn nodes_out_of_service_get_no_placements() {
     let (mut driver, node, evaluation) = cluster(1);
@@ -256,7 +256,7 @@ fn a_full_node_gets_no_placements() {
     limit(|node| node.resources.allocations_max = 1, Dimension::Allocations);
 }
 
-/// P5.
+/// P5: what fits of a plan is kept when another part does not fit; the outcome is not taken.
 #[test]
 fn what_fits_of_a_plan_is_kept() {
     let (mut driver, node, evaluation) = cluster(2);
@@ -277,7 +277,7 @@ fn what_fits_of_a_plan_is_kept() {
     assert_eq!(driver.evaluation(evaluation).status, EvaluationStatus::Pending);
 }
 
-/// P6: nothing is kept, neither what fits nor the stops.
+/// P6: an all-at-once plan that loses a part keeps nothing: neither what fits nor the stops.
 #[test]
 fn an_all_at_once_plan_with_a_misfit_changes_nothing() {
     with_leader_changes(|driver| {
@@ -490,7 +490,7 @@ fn an_in_place_update_is_checked() {
     dropped(&mut driver, plan, DropReason::JobChanged);
 }
 
-/// What an agent reported is the agent's: a stop says `lost` or nothing.
+/// Only the agent reports how an allocation ended: a stop sets `lost` or nothing.
 #[test]
 fn a_stop_does_not_make_up_what_became_of_an_allocation() {
     let (mut driver, node, _) = cluster(1);
@@ -510,8 +510,8 @@ fn a_stop_does_not_make_up_what_became_of_an_allocation() {
     assert_eq!(driver.allocation(id).client, ClientStatus::Running);
 }
 
-/// A plan from before its node went down stops an allocation there: nobody is left to say that it
-/// ended, and the node would be busy for ever.
+/// A plan made before a node went down stops an allocation there. No agent can report its end, so
+/// the stop ends it; the node would stay busy for ever otherwise.
 #[test]
 fn a_stop_that_meets_a_dead_node_ends_the_allocation() {
     with_leader_changes(|driver| {
@@ -599,8 +599,9 @@ fn block_on(driver: &mut Driver, evaluation: EvaluationId, nodes: &[NodeId]) -> 
     ids
 }
 
-/// I21: those of an outcome replace older ones of their nodes, and each other; the evaluation
-/// itself, blocked again, replaces one that it made.
+/// I21 (one blocked evaluation per job, or per job and node): blocked evaluations of an outcome
+/// replace older ones of their nodes, and each other. The evaluation itself, blocked again,
+/// replaces one that it created.
 #[test]
 fn blocked_evaluations_are_one_per_node() {
     with_leader_changes(|driver| {
@@ -695,8 +696,8 @@ fn a_failed_allocation_waits_for_its_follow_up() {
     assert_eq!((driver.allocation(id).next, driver.allocation(id).follow_up), (Some(new), None));
 }
 
-/// I47: such a stop frees nothing, and the failure would be forgotten. That of one that runs is
-/// taken: it may have been what made room.
+/// I47 (a failure is not forgotten): the stop of an ended allocation frees nothing, so it is taken
+/// only with its successor. The stop of a running one is taken: it may have made the room.
 #[test]
 fn what_has_ended_is_stopped_only_with_its_successor() {
     let (mut driver, node, _) = cluster(2);

@@ -47,7 +47,7 @@ pub(super) fn mark_replaced(ended: &mut BTreeMap<AllocationId, Replaced>, placem
     }
 }
 
-/// Adds what an all-at-once plan loses because it lost something.
+/// Adds the parts that an all-at-once plan loses because another part was dropped.
 pub(super) fn drop_the_rest(plan: &Plan, dropped: &mut Vec<(AllocationId, DropReason)>) {
     let named: BTreeSet<_> = dropped.iter().map(|(id, _)| *id).collect();
     let updates = plan.in_place.iter().map(|one| one.id);
@@ -145,7 +145,8 @@ impl Turn<'_> {
         }
     }
 
-    /// From here on a copy of the plan is stale: what was answered to be lost is not taken later.
+    /// From here on a copy of this plan is stale: parts that were reported as dropped are not taken
+    /// later.
     pub(super) fn mark_judged(&mut self, plan: &Plan) {
         if !plan.is_no_op()
             && let Some(job) = self.state.jobs.get(&plan.job)
@@ -192,8 +193,8 @@ impl Turn<'_> {
             };
             row.desired_description = stop.description.clone();
         }
-        // What became of an allocation is the agent's to say, unless there is nobody to say it: the
-        // plan knew, or its node went down meanwhile.
+        // Only the agent reports how an allocation ended, unless its node is gone: the plan knew
+        // that, or the node went down meanwhile.
         let nobody =
             self.state.nodes.get(&row.node).is_none_or(|node| node.liveness == Liveness::Down);
         let decided = if nobody { Some(ClientStatus::Lost) } else { stop.client };

@@ -1,5 +1,5 @@
-//! A derived index that does not agree with the rows ends the replica with the index's name, at the
-//! first entry that comes across it.
+//! A derived index that disagrees with the rows stops the replica, with the index's name, at the
+//! first entry that uses it.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -33,7 +33,7 @@ fn cluster() -> Driver {
     driver
 }
 
-/// The words with which the replica ends.
+/// The message of the panic that stops the replica.
 fn ends(damage: impl FnOnce(&mut State), entry: impl FnOnce(&mut Driver)) -> String {
     let mut driver = cluster();
     damage(&mut driver.state);
