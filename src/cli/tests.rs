@@ -707,6 +707,8 @@ fn operators_take_nodes_out_of_service() {
     assert_eq!(ran.err, "Warning: it is not registered\n");
     assert_eq!(ran.out, format!("Node \"{NODE_B}\" is now ineligible for scheduling\n"));
     assert_eq!(server.run("node confirm-loss").code, 0);
+    let ran = Canned::default().start().run("node confirm-loss");
+    assert_eq!((ran.code, &*ran.err), (1, "Error: there is no mass loss to confirm\n"));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -156,8 +157,11 @@ pub(super) fn event_table(node: &Value) -> String {
 
 pub(super) fn confirm_loss(context: &Context) -> Outcome {
     let body = json!({ "Actor": actor() });
-    let answer = context.client.put("/v1/operator/mass-loss/confirm", &[], &body);
-    monitor::or_missing(answer, "mass loss", "of the present")?;
+    match context.client.put("/v1/operator/mass-loss/confirm", &[], &body) {
+        Ok(_) => {}
+        Err(error) if error.is_not_found() => bail!("there is no mass loss to confirm"),
+        Err(error) => return Err(error.into()),
+    }
     context.line("The loss is confirmed: its nodes are reaped as any others that are down")?;
     Ok(Exit::Success)
 }
