@@ -223,12 +223,12 @@ fn set_aside(disk: &dyn Disk, path: &Path, name: &mut String) -> io::Result<()> 
     Ok(())
 }
 
-/// Whether something of the machine was short, of which the engine is not to blame: set aside for it, and once more at the next start, a sound one
+/// Whether something of the machine was short or held, of which the engine is not to blame: set aside for it, and once more at the next start, a sound one
 /// would be gone.
 fn is_shortage(error: &io::Error) -> bool {
     let files = rustix::io::Errno::from_io_error(error);
     is_full(error)
-        || error.kind() == io::ErrorKind::OutOfMemory
+        || matches!(error.kind(), io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock)
         || matches!(files, Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE))
 }
 

@@ -7,9 +7,14 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 
 use super::write_file;
 use crate::{disk::Disk, storage::other_generation};
@@ -43,8 +48,32 @@ struct SledEngine {
     file: std::fs::File,
 }
 
-/// The production engine.
+/// How long the threads of an engine that was closed may hold its file.
+const UNLOCK_WAIT: Duration = Duration::from_secs(10);
+
+/// Waits until nobody holds the engine's file. sled's threads let go of it some time after its handle is dropped, and sled refuses a file that is
+/// held; that says nothing of what is in it.
+fn wait_until_unlocked(directory: &Path) -> io::Result<()> {
+    let file = match std::fs::File::open(directory.join("db")) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let begin = Instant::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(flock(&file, FlockOperation::Unlock)?),
+            Err(Errno::WOULDBLOCK) if begin.elapsed() < UNLOCK_WAIT => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The production engine. An error of the kind `WouldBlock`: something else has it open.
 pub fn open_sled(directory: &Path) -> io::Result<Box<dyn Engine>> {
+    wait_until_unlocked(directory)?;
     let db = sled::Config::new()
         .path(directory)
         .cache_capacity(64 << 20)

@@ -386,6 +386,31 @@ fn an_engine_that_does_not_open_for_want_of_room_stays() {
     assert_eq!(open(&disk).unwrap().1.unwrap().meta, life.meta());
 }
 
+/// sled's threads may hold the file for some time after the engine is dropped.
+#[test]
+fn an_engine_that_is_still_held_is_waited_for() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("state");
+    let (mut directory, _) = open_real(&path);
+    let mut life = Life::new();
+    life.set("kept", 100);
+    write(&mut directory, life.take()).unwrap();
+    directory.barrier().unwrap();
+    let held = fs::File::open(path.join(&directory.name).join("db")).unwrap();
+    drop(directory);
+    while rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {}
+    let opened = std::thread::scope(|threads| {
+        let opening = threads.spawn(|| open_real(&path).1.unwrap().meta);
+        while !path.join("OPENING").exists() {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        drop(held);
+        opening.join().unwrap()
+    });
+    assert_eq!(opened, life.meta());
+}
+
 #[test]
 fn what_was_half_built_beside_an_empty_engine_is_removed() {
     let disk = FaultDisk::new(1);

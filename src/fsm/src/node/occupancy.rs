@@ -1,5 +1,5 @@
-//! Which nodes are busy, idle and free. Updated with each change of a node or an allocation, so that
-//! no reader scans for them.
+//! Which nodes are busy, idle and free. Updated with each change of a node or an allocation, so
+//! that no reader scans for them.
 //!
 //! A node is busy while an allocation on it has not ended, idle otherwise, and free when it is idle
 //! and may be given work.

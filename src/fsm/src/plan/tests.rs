@@ -56,8 +56,8 @@ fn dropped(driver: &mut Driver, plan: Plan, reason: DropReason) {
     assert_eq!(driver.evaluation(verdict.evaluation).status, EvaluationStatus::Pending);
 }
 
-/// P2, P4 (one index for a plan; stops say why): allocations, stops and the evaluation change at one index; the stopped one says why and
-/// what became of it.
+/// P2, P4 (one index for a plan; stops say why): allocations, stops and the evaluation change at
+/// one index; the stopped one says why and what became of it.
 #[test]
 fn a_plan_is_written_at_one_index() {
     with_leader_changes(|driver| {

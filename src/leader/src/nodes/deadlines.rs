@@ -30,12 +30,17 @@ enum Due {
 impl Due {
     const ALL: [Self; 3] = [Self::Readiness, Self::SuspensionEnd, Self::Reap];
 
-    /// When this is due for a node, if ever as it stands.
-    fn at(self, state: &State, node: &Node) -> Option<u64> {
+    /// When this is due for a node, if ever as it stands. Nodes that go silent in one moment are
+    /// missed within `loss_window_ms`: none is reaped before it can be told whether that is a mass
+    /// loss.
+    fn at(self, state: &State, node: &Node, loss_window_ms: u64) -> Option<u64> {
         match self {
             Self::Readiness => node.must_be_ready_at(),
             Self::SuspensionEnd => node.suspension()?.until,
-            Self::Reap => state.reap_due_at(node),
+            Self::Reap => {
+                let due = state.reap_due_at(node)?;
+                Some(due.max(node.missed_at.saturating_add(loss_window_ms)))
+            }
         }
     }
 }
@@ -51,6 +56,8 @@ struct Timer {
 /// The deadlines of nodes.
 #[derive(Default, Debug)]
 pub struct NodeDeadlines {
+    /// See [`Due::at`], ms.
+    loss_window_ms: u64,
     /// A second of log time, and the nodes that were offered for reaping in it.
     reaped: (u64, u32),
     wanted: BTreeMap<(NodeId, Due), Timer>,
@@ -65,11 +72,17 @@ impl NodeDeadlines {
         }
     }
 
+    /// How long it takes until nodes that went silent in one moment are all missed, ms. It grows
+    /// with the number of nodes; deadlines that it puts off are found when they are polled.
+    pub fn set_loss_window(&mut self, loss_window_ms: u64) {
+        self.loss_window_ms = loss_window_ms;
+    }
+
     /// A node row is new or has changed.
     pub fn node_changed(&mut self, state: &State, node: &Node) {
         for due in Due::ALL {
             let known = self.wanted.get(&(node.id, due)).copied();
-            match due.at(state, node) {
+            match due.at(state, node, self.loss_window_ms) {
                 Some(at) if known.is_some_and(|timer| timer.due_at == at) => {}
                 Some(at) => self.set(node.id, due, Timer { due_at: at, fires_at: at }),
                 None => self.unset(node.id, due),
@@ -97,7 +110,8 @@ impl NodeDeadlines {
                 self.unset(id, due);
                 continue;
             };
-            let Some(due_at) = due.at(state, node).filter(|at| *at <= now) else {
+            let due_at = due.at(state, node, self.loss_window_ms);
+            let Some(due_at) = due_at.filter(|at| *at <= now) else {
                 self.unset(id, due);
                 self.node_changed(state, node);
                 continue;

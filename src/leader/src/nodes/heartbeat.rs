@@ -175,9 +175,13 @@ impl Heartbeats {
 
     /// The command for what [`Self::poll`] gave. `apply` makes the ids of its evaluations.
     pub fn command(&self, changes: Vec<LivenessChange>) -> Command {
-        // Nodes that go silent in one moment are missed between one half of this and the whole.
-        let window_ms = 2 * self.ttl_ms_base(self.timers.len()) + self.config.grace_ms;
+        let window_ms = self.loss_window_ms();
         Command::NodeLiveness(NodeLiveness { changes, window_ms, evaluation_ids: Vec::new() })
+    }
+
+    /// Nodes that go silent in one moment are all missed within this, ms.
+    pub fn loss_window_ms(&self) -> u64 {
+        2 * self.ttl_ms_base(self.timers.len()) + self.config.grace_ms
     }
 
     /// When to poll next.

@@ -99,6 +99,7 @@ impl Machine for NodeWatch {
         if !missed.is_empty() {
             stepped.commands.push(self.heartbeats.command(missed));
         }
+        self.deadlines.set_loss_window(self.heartbeats.loss_window_ms());
         stepped.commands.extend(self.deadlines.poll(now, state));
         stepped.commands.extend(self.drainer.poll(now, state));
     }
@@ -122,7 +123,7 @@ mod tests {
     use fsm::{
         Liveness, Node,
         node::{MassLoss, MassLossEnd, ReapNode},
-        settings::NodeLife,
+        settings::{NodeLife, SchedulerConfiguration},
         testing::put,
     };
 
@@ -142,6 +143,24 @@ mod tests {
             *node
         };
         stepped.commands.iter().map(node_of).collect()
+    }
+
+    /// A short grace does not hide a mass loss: a node is not reaped before the others that went
+    /// silent with it are missed, too.
+    #[test]
+    fn a_node_is_not_reaped_before_a_mass_loss_can_be_told() {
+        let silent = Node { liveness: Liveness::Down, lost_at: Some(0), ..node("a") };
+        let mut state = state_of_nodes([silent]);
+        let life = NodeLife { lost_grace_ms: 1_000, ..NodeLife::default() };
+        let settings = SchedulerConfiguration { node_life: life, ..Default::default() };
+        put(&mut state, &settings);
+        let mut watch = NodeWatch::new(HeartbeatConfig::default());
+        watch.restore(0, &state);
+        let window = watch.heartbeats.loss_window_ms();
+        assert_eq!(window, 2 * limits::HEARTBEAT_TTL_MS_MIN + limits::HEARTBEAT_GRACE_MS);
+        assert_eq!(reaped(&mut watch, 1_000, &state), []);
+        assert_eq!(watch.next_deadline(), Some(window));
+        assert_eq!(reaped(&mut watch, window, &state).len(), 1);
     }
 
     /// Nothing is reaped while a mass loss lasts, and the nodes do not come up again and again
