@@ -141,6 +141,7 @@ impl pb::agent_server::Agent for AgentService {
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
         let command = Command::RegisterNode(RegisterNode {
+            instance: None,
             node,
             secret: sixteen(&request.secret, "secret")?,
             identity: sixteen(&request.identity, "identity")?,

@@ -250,7 +250,12 @@ fn rows_of(state: &State, table: TableId) -> usize {
         TableId::NodePools => state.node_pools().len(),
         TableId::Namespaces => state.namespaces().len(),
         TableId::OfflineNodes => state.offline_nodes().len(),
+        TableId::InstancePools => state.instance_pools().len(),
+        TableId::Instances => state.instances().len(),
         TableId::SchedulerConfiguration
+        | TableId::ProviderLimits
+        | TableId::ProviderLists
+        | TableId::Unhelped
         | TableId::Tombstones
         | TableId::CapacityGains
         | TableId::Sessions

@@ -16,6 +16,7 @@ use fsm::{
         AdvanceDrains, EvaluateNode, NodeLiveness, NodeReadiness, ReapNode, RegisterNode, SetDrain,
         SetEligibility,
     },
+    pool::{DestroyOutcome, ObserveInstances, SetInstanceBehavior, ShutDownInstance},
     session::Request,
 };
 use openraft::ReadPolicy;
@@ -315,7 +316,11 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::SetEligibility(SetEligibility { evaluation_ids, .. })
         | Command::AdvanceDrains(AdvanceDrains { evaluation_ids, .. })
         | Command::ReapNode(ReapNode { evaluation_ids, .. })
-        | Command::EvaluateNode(EvaluateNode { evaluation_ids, .. }) => evaluation_ids.clear(),
+        | Command::EvaluateNode(EvaluateNode { evaluation_ids, .. })
+        | Command::ObserveInstances(ObserveInstances { evaluation_ids, .. })
+        | Command::SetInstanceBehavior(SetInstanceBehavior { evaluation_ids, .. })
+        | Command::ShutDownInstance(ShutDownInstance { evaluation_ids, .. })
+        | Command::DestroyOutcome(DestroyOutcome { evaluation_ids, .. }) => evaluation_ids.clear(),
         Command::SetDrain(SetDrain { drain, evaluation_ids, .. }) => {
             evaluation_ids.clear();
             if let Some(drain) = drain {
@@ -340,7 +345,14 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::Tick
         | Command::MarkDigest
         | Command::DigestVerdict(_)
-        | Command::CollectGarbage(_) => {}
+        | Command::CollectGarbage(_)
+        | Command::UpsertInstancePool(_)
+        | Command::DeleteInstancePool(_)
+        | Command::PauseInstancePool(_)
+        | Command::RequestInstances(_)
+        | Command::InstanceOutcome(_)
+        | Command::NoteInstance(_)
+        | Command::NoteUnhelped(_) => {}
     }
     command
 }

@@ -364,6 +364,7 @@ impl World {
         let node = agent.node;
         let Some(incarnation) = agent.incarnation else {
             let command = Command::RegisterNode(RegisterNode {
+                instance: None,
                 node,
                 secret: [7; 16],
                 identity: [agent.identity; 16],

@@ -553,7 +553,18 @@ fn note_command(
         | Command::DeleteNamespace(_)
         | Command::Tick
         | Command::MarkDigest
-        | Command::DigestVerdict(_) => {}
+        | Command::DigestVerdict(_)
+        | Command::UpsertInstancePool(_)
+        | Command::DeleteInstancePool(_)
+        | Command::PauseInstancePool(_)
+        | Command::RequestInstances(_)
+        | Command::InstanceOutcome(_)
+        | Command::ObserveInstances(_)
+        | Command::SetInstanceBehavior(_)
+        | Command::ShutDownInstance(_)
+        | Command::DestroyOutcome(_)
+        | Command::NoteInstance(_)
+        | Command::NoteUnhelped(_) => {}
     }
 }
 

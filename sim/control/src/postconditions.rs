@@ -119,7 +119,18 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         | Command::Tick
         | Command::MarkDigest
         | Command::DigestVerdict(_)
-        | Command::CollectGarbage(_) => {}
+        | Command::CollectGarbage(_)
+        | Command::UpsertInstancePool(_)
+        | Command::DeleteInstancePool(_)
+        | Command::PauseInstancePool(_)
+        | Command::RequestInstances(_)
+        | Command::InstanceOutcome(_)
+        | Command::ObserveInstances(_)
+        | Command::SetInstanceBehavior(_)
+        | Command::ShutDownInstance(_)
+        | Command::DestroyOutcome(_)
+        | Command::NoteInstance(_)
+        | Command::NoteUnhelped(_) => {}
     }
 }
 

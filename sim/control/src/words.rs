@@ -137,7 +137,18 @@ pub(crate) fn of(command: &Command) -> String {
         | Command::DeleteNamespace(_)
         | Command::Tick
         | Command::MarkDigest
-        | Command::DigestVerdict(_) => format!("{command:?}"),
+        | Command::DigestVerdict(_)
+        | Command::UpsertInstancePool(_)
+        | Command::DeleteInstancePool(_)
+        | Command::PauseInstancePool(_)
+        | Command::RequestInstances(_)
+        | Command::InstanceOutcome(_)
+        | Command::ObserveInstances(_)
+        | Command::SetInstanceBehavior(_)
+        | Command::ShutDownInstance(_)
+        | Command::DestroyOutcome(_)
+        | Command::NoteInstance(_)
+        | Command::NoteUnhelped(_) => format!("{command:?}"),
     }
 }
 

@@ -168,6 +168,17 @@ impl<'a> Turn<'a> {
             Command::MarkDigest => Ok(self.mark_digest(digest.unwrap_or_default())),
             Command::DigestVerdict(command) => self.digest_verdict(command),
             Command::CollectGarbage(command) => Ok(self.collect_garbage(command)),
+            Command::UpsertInstancePool(command) => self.upsert_instance_pool(command),
+            Command::DeleteInstancePool(command) => self.delete_instance_pool(command),
+            Command::PauseInstancePool(command) => self.pause_instance_pool(command),
+            Command::RequestInstances(command) => self.request_instances(command),
+            Command::InstanceOutcome(command) => self.instance_outcome(command),
+            Command::ObserveInstances(command) => self.observe_instances(command),
+            Command::SetInstanceBehavior(command) => self.set_instance_behavior(command),
+            Command::ShutDownInstance(command) => self.shut_down_instance(command),
+            Command::DestroyOutcome(command) => self.destroy_outcome(command),
+            Command::NoteInstance(command) => self.note_instance(command),
+            Command::NoteUnhelped(command) => self.note_unhelped(command),
         }
     }
 

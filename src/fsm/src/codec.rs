@@ -180,6 +180,11 @@ frames! {
     13 => crate::state::Head;
     14 => crate::digest::DigestMark;
     15 => crate::node::MassLoss;
+    16 => crate::pool::InstancePool;
+    17 => crate::pool::Instance;
+    18 => crate::pool::ProviderLimit;
+    19 => crate::pool::ProviderList;
+    20 => crate::pool::Unhelped;
     32 => crate::command::Proposal;
     33 => crate::command::Reply;
     34 => crate::plan::Plan;
@@ -206,7 +211,7 @@ mod tests {
         bytes[4..6].copy_from_slice(&9u16.to_le_bytes());
         let error = decode::<Namespace>(&bytes).unwrap_err();
         assert_eq!(error, DecodeError::Generation { kind: 7, other: OtherGeneration(9) });
-        let expected = "frame of kind 7 is of generation 9, this binary reads generation 3";
+        let expected = "frame of kind 7 is of generation 9, this binary reads generation 4";
         assert_eq!(error.to_string(), expected);
     }
 

@@ -19,6 +19,11 @@ use crate::{
         UnsuspendNode,
     },
     plan::{ApplyPlans, PlanVerdict},
+    pool::{
+        DeleteInstancePool, DestroyOutcome, InstanceOutcome, NoteInstance, NoteUnhelped,
+        ObserveInstances, PauseInstancePool, RequestInstances, SetInstanceBehavior,
+        ShutDownInstance, UpsertInstancePool,
+    },
     session::Request,
     settings::{
         DeleteNamespace, DeleteNodePool, SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
@@ -72,6 +77,17 @@ pub enum Command {
     MarkDigest,
     DigestVerdict(DigestVerdict),
     CollectGarbage(CollectGarbage),
+    UpsertInstancePool(UpsertInstancePool),
+    DeleteInstancePool(DeleteInstancePool),
+    PauseInstancePool(PauseInstancePool),
+    RequestInstances(RequestInstances),
+    InstanceOutcome(InstanceOutcome),
+    ObserveInstances(ObserveInstances),
+    SetInstanceBehavior(SetInstanceBehavior),
+    ShutDownInstance(ShutDownInstance),
+    DestroyOutcome(DestroyOutcome),
+    NoteInstance(NoteInstance),
+    NoteUnhelped(NoteUnhelped),
 }
 
 macro_rules! from_structs {
@@ -111,6 +127,17 @@ from_structs! {
     DeleteNamespace,
     DigestVerdict,
     CollectGarbage,
+    UpsertInstancePool,
+    DeleteInstancePool,
+    PauseInstancePool,
+    RequestInstances,
+    InstanceOutcome,
+    ObserveInstances,
+    SetInstanceBehavior,
+    ShutDownInstance,
+    DestroyOutcome,
+    NoteInstance,
+    NoteUnhelped,
 }
 
 /// Why a command changed nothing. The same on every replica.

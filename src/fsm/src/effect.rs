@@ -3,7 +3,7 @@
 //! never correctness.
 
 use crate::{
-    id::{ClassId, EvaluationId, JobKey, NodeId, Text},
+    id::{ClassId, EvaluationId, InstanceId, JobKey, NodeId, Text},
     node::NodeChange,
 };
 
@@ -26,6 +26,10 @@ pub enum Effect {
     Job(JobKey),
     /// The scheduler configuration changed.
     SchedulerConfiguration,
+    /// An instance row is new, changed or went.
+    Instance(InstanceId),
+    /// An instance pool, or a limit in it, changed or went.
+    InstancePool(Text),
     /// A digest mark was set or got its verdict.
     DigestMark,
 }

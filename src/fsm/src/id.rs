@@ -99,6 +99,10 @@ id!(
     EvaluationId
 );
 id!(
+    /// An instance: a machine of a pool, from its intent to its end.
+    InstanceId
+);
+id!(
     /// A client's request, for at-most-once effects under retries.
     RequestId
 );

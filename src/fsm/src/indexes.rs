@@ -17,6 +17,7 @@ use crate::{
     id::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text},
     job::{GroupSummary, Job},
     node::{Census, Node, Occupancy},
+    pool::Instance,
     resources::{NodeUsage, PortHolder, Resources},
     session::Session,
     state::State,
@@ -77,6 +78,11 @@ impl State {
             .filter(|job| job.kind.is_per_node())
             .map(|job| job.key.clone())
             .collect();
+        self.instances_by_pool = OrdMap::new();
+        let instances: Vec<_> = self.instances.iter().cloned().collect();
+        for row in instances {
+            self.index_instance(&row, true);
+        }
         let nodes: Vec<_> = self.nodes.iter().cloned().collect();
         for node in nodes {
             self.index_node(None, Some(&node));
@@ -249,6 +255,27 @@ impl State {
     pub(crate) fn index_node(&mut self, old: Option<&Node>, new: Option<&Node>) {
         self.occupancy.node_changed(old, new);
         self.census.node_changed(old, new);
+    }
+
+    /// Indexes an instance row that is new or changed.
+    pub(crate) fn index_instance(&mut self, row: &Instance, is_new: bool) {
+        let ids = self.instances_by_pool.entry(row.pool.clone()).or_default();
+        if ids.insert(row.id).is_none() != is_new {
+            broken("instances-by-pool", format_args!("{} is new: {is_new}", row.id));
+        }
+    }
+
+    /// Removes a deleted instance row from the indexes.
+    pub(crate) fn unindex_instance(&mut self, row: &Instance) {
+        let Some(ids) = self.instances_by_pool.get_mut(&row.pool) else {
+            broken("instances-by-pool", format_args!("no pool of {}", row.id))
+        };
+        if ids.remove(&row.id).is_none() {
+            broken("instances-by-pool", format_args!("{} is not there", row.id));
+        }
+        if ids.is_empty() {
+            self.instances_by_pool.remove(&row.pool);
+        }
     }
 
     pub(crate) fn put_session(&mut self, session: Session, changes: &mut ChangeSet) {

@@ -73,6 +73,9 @@ fn derived_indexes(state: &State, out: &mut Vec<String>) {
     if fresh.census != state.census {
         out.push(format!("census is {:?}, recomputed {:?}", state.census, fresh.census));
     }
+    if fresh.instances_by_pool != state.instances_by_pool {
+        out.push("instances by pool differ from a recomputation".into());
+    }
     if fresh.per_node_jobs != state.per_node_jobs {
         out.push("per-node jobs differ from a recomputation".into());
     }

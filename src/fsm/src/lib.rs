@@ -33,6 +33,7 @@ pub mod limits;
 pub mod node;
 pub mod plan;
 pub mod plant;
+pub mod pool;
 pub mod resources;
 pub mod session;
 pub mod settings;
@@ -50,8 +51,11 @@ pub use effect::Effect;
 pub use evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger};
 pub use extent::Extent;
 pub use generation::GENERATION;
-pub use id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, RequestId, Text, TimeMs};
+pub use id::{
+    AllocationId, ClassId, EvaluationId, Index, InstanceId, JobKey, NodeId, RequestId, Text, TimeMs,
+};
 pub use job::{Job, JobKind, JobSpec, JobStatus, JobVersion, TaskGroup};
 pub use node::{Liveness, Node};
 pub use plan::{Placement, Plan, PlanVerdict, Stop};
+pub use pool::{Instance, InstancePool, InstanceState};
 pub use state::State;

@@ -44,5 +44,15 @@ pub const NODE_REASON_BYTES_MAX: usize = 256;
 pub const NODE_LIFE_MS_MAX: u64 = 365 * 24 * 60 * 60 * 1000;
 /// A mass loss ends by itself after this time, log time ms.
 pub const MASS_LOSS_MS_MAX: u64 = 24 * 60 * 60 * 1000;
+/// Instances of one pool.
+pub const INSTANCES_MAX: u32 = 10_000;
+/// Types of one pool.
+pub const INSTANCE_TYPES_MAX: usize = 64;
+/// Largest amount or price of an instance type: sums over a pool do not overflow.
+pub const INSTANCE_SIZE_MAX: u64 = 1 << 40;
+/// Lists in a row that an instance must be missing from before it is gone.
+pub const LISTS_MISSING_MIN: u32 = 2;
+/// Longest time that a provider's refusal may hold, log time ms.
+pub const PROVIDER_LIMIT_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 /// Nodes that are offline and not registered. When so many are, an ineligible node is not reaped.
 pub const OFFLINE_NODES_MAX: usize = 10_000;

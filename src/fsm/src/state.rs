@@ -15,10 +15,11 @@ use crate::{
     codec::{self, DecodeError},
     digest::{Digest, DigestMark},
     evaluation::Evaluation,
-    id::{AllocationId, EvaluationId, Index, JobKey, NodeId, RequestId, Text, TimeMs},
+    id::{AllocationId, EvaluationId, Index, InstanceId, JobKey, NodeId, RequestId, Text, TimeMs},
     indexes::JobIndex,
     job::{Job, JobKind, JobSpec, JobVersion},
     node::{CapacityGain, Census, Drain, MassLoss, Node, Occupancy, OfflineNode, Tombstone},
+    pool::{Instance, InstancePool, ProviderLimit, ProviderList, Unhelped},
     resources::NodeUsage,
     session::Session,
     settings::{Namespace, NodeLife, NodePool, SchedulerConfiguration},
@@ -66,6 +67,11 @@ pub struct State {
     pub(crate) sessions: Table<Session>,
     pub(crate) digest_marks: Table<DigestMark>,
     pub(crate) mass_losses: Table<MassLoss>,
+    pub(crate) instance_pools: Table<InstancePool>,
+    pub(crate) instances: Table<Instance>,
+    pub(crate) provider_limits: Table<ProviderLimit>,
+    pub(crate) provider_lists: Table<ProviderList>,
+    pub(crate) unhelped: Table<Unhelped>,
 
     pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
     pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
@@ -76,6 +82,7 @@ pub struct State {
     pub(crate) sessions_by_time: OrdSet<(TimeMs, RequestId)>,
     pub(crate) occupancy: Occupancy,
     pub(crate) census: Census,
+    pub(crate) instances_by_pool: OrdMap<Text, OrdSet<InstanceId>>,
 }
 
 /// Bytes that do not load as a state.
@@ -195,6 +202,31 @@ impl State {
     /// The mass loss that lasts.
     pub fn mass_loss(&self) -> Option<&Arc<MassLoss>> {
         self.mass_losses.get(&()).filter(|loss| loss.end.is_none())
+    }
+
+    /// Instance pools.
+    pub fn instance_pools(&self) -> &Table<InstancePool> {
+        &self.instance_pools
+    }
+
+    /// Instances of pools.
+    pub fn instances(&self) -> &Table<Instance> {
+        &self.instances
+    }
+
+    /// Limits that providers named.
+    pub fn provider_limits(&self) -> &Table<ProviderLimit> {
+        &self.provider_limits
+    }
+
+    /// The last list of each provider.
+    pub fn provider_lists(&self) -> &Table<ProviderList> {
+        &self.provider_lists
+    }
+
+    /// Jobs that types of their pool do not help.
+    pub fn unhelped(&self) -> &Table<Unhelped> {
+        &self.unhelped
     }
 
     /// Digest marks.
@@ -410,6 +442,11 @@ impl State {
             TableId::Sessions => self.sessions.changed(),
             TableId::DigestMarks => self.digest_marks.changed(),
             TableId::MassLosses => self.mass_losses.changed(),
+            TableId::InstancePools => self.instance_pools.changed(),
+            TableId::Instances => self.instances.changed(),
+            TableId::ProviderLimits => self.provider_limits.changed(),
+            TableId::ProviderLists => self.provider_lists.changed(),
+            TableId::Unhelped => self.unhelped.changed(),
         }
     }
 
@@ -431,6 +468,11 @@ impl State {
             self.sessions.digest(),
             self.digest_marks.digest(),
             self.mass_losses.digest(),
+            self.instance_pools.digest(),
+            self.instances.digest(),
+            self.provider_limits.digest(),
+            self.provider_lists.digest(),
+            self.unhelped.digest(),
         ] {
             sum.add(digest.0);
         }
@@ -460,6 +502,11 @@ impl State {
             .chain(self.sessions.stored_rows())
             .chain(self.digest_marks.stored_rows())
             .chain(self.mass_losses.stored_rows())
+            .chain(self.instance_pools.stored_rows())
+            .chain(self.instances.stored_rows())
+            .chain(self.provider_limits.stored_rows())
+            .chain(self.provider_lists.stored_rows())
+            .chain(self.unhelped.stored_rows())
     }
 
     /// Takes one row as it stands on disk. Rows may come in any order; call [`Self::load_done`]
@@ -487,6 +534,11 @@ impl State {
             TableId::Sessions => load!(sessions),
             TableId::DigestMarks => load!(digest_marks),
             TableId::MassLosses => load!(mass_losses),
+            TableId::InstancePools => load!(instance_pools),
+            TableId::Instances => load!(instances),
+            TableId::ProviderLimits => load!(provider_limits),
+            TableId::ProviderLists => load!(provider_lists),
+            TableId::Unhelped => load!(unhelped),
         }
         .map_err(|source| LoadError::Row { table, source })
     }
@@ -508,6 +560,11 @@ impl State {
         self.sessions.set_changed(changed(TableId::Sessions));
         self.digest_marks.set_changed(changed(TableId::DigestMarks));
         self.mass_losses.set_changed(changed(TableId::MassLosses));
+        self.instance_pools.set_changed(changed(TableId::InstancePools));
+        self.instances.set_changed(changed(TableId::Instances));
+        self.provider_limits.set_changed(changed(TableId::ProviderLimits));
+        self.provider_lists.set_changed(changed(TableId::ProviderLists));
+        self.unhelped.set_changed(changed(TableId::Unhelped));
         (self.index, self.term) = (head.index, head.term);
         (self.at, self.session_floor) = (head.at, head.session_floor);
         self.rebuild_derived();

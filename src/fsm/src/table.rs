@@ -8,7 +8,7 @@ use imbl::OrdMap;
 use crate::{
     codec::{self, DecodeError, Frame},
     digest::{Digest, joined_hash, row_hash},
-    id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, RequestId, Text},
+    id::{AllocationId, ClassId, EvaluationId, Index, InstanceId, JobKey, NodeId, RequestId, Text},
 };
 
 /// Number of a table: first byte of its keys on disk.
@@ -29,11 +29,16 @@ pub enum TableId {
     Sessions = 12,
     DigestMarks = 14,
     MassLosses = 15,
+    InstancePools = 16,
+    Instances = 17,
+    ProviderLimits = 18,
+    ProviderLists = 19,
+    Unhelped = 20,
 }
 
 impl TableId {
     /// All tables, in the order of their numbers.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 19] = [
         Self::Jobs,
         Self::JobVersions,
         Self::Nodes,
@@ -48,6 +53,11 @@ impl TableId {
         Self::Sessions,
         Self::DigestMarks,
         Self::MassLosses,
+        Self::InstancePools,
+        Self::Instances,
+        Self::ProviderLimits,
+        Self::ProviderLists,
+        Self::Unhelped,
     ];
 
     /// The byte on disk.
@@ -74,7 +84,7 @@ macro_rules! id_key {
         }
     })*};
 }
-id_key!(NodeId, AllocationId, EvaluationId, RequestId, ClassId);
+id_key!(NodeId, AllocationId, EvaluationId, RequestId, ClassId, InstanceId);
 
 impl Key for Text {
     fn write(&self, out: &mut Vec<u8>) {

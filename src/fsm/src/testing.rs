@@ -205,6 +205,7 @@ impl Driver {
     pub fn register_node_as(&mut self, name: &str, identity: u8, description: NodeDescription) {
         let evaluation_ids = self.evaluation_ids();
         self.accept(Command::RegisterNode(RegisterNode {
+            instance: None,
             node: node_id(name),
             secret: [7; 16],
             identity: [identity; 16],

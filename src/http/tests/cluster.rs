@@ -108,6 +108,7 @@ impl TestCluster {
             version: "0.0.1".into(),
         });
         let reply = self.must(Command::RegisterNode(RegisterNode {
+            instance: None,
             node: id,
             secret: [0xee; 16],
             identity: [0xdd; 16],

@@ -265,6 +265,7 @@ impl World {
         let usable = TaskDriver { detected: true, healthy: true, ..TaskDriver::default() };
         description.drivers.insert("mock".into(), usable);
         self.commit(Command::RegisterNode(RegisterNode {
+            instance: None,
             node: node_id(name),
             secret: [7; 16],
             identity: [1; 16],

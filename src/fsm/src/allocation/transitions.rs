@@ -32,6 +32,7 @@ impl Turn<'_> {
         let row = self.state.allocations.put(allocation, self.changes);
         self.state.index_allocation(&row);
         self.state.count_allocation(old.as_deref(), Some(&row));
+        self.instance_used(old.as_deref(), &row);
     }
 
     pub(crate) fn update_allocations(&mut self, command: &UpdateAllocations) -> Reply {

@@ -217,6 +217,7 @@ impl Turn<'_> {
     pub(crate) fn purge_job(&mut self, job: &Job) {
         self.state.jobs.remove(&job.key, self.changes);
         self.state.unindex_job(job);
+        self.forget_unhelped(&job.key);
         self.effects.insert(Effect::Job(job.key.clone()));
         let index = self.state.job_index(&job.key).cloned();
         for version in self.state.versions_of(&job.key, job.create_index) {

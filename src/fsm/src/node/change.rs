@@ -76,7 +76,7 @@ impl Turn<'_> {
     }
 
     /// Tells the leader of a change.
-    pub(super) fn announce(&mut self, node: NodeId, change: NodeChange, detail: Text) {
+    pub(crate) fn announce(&mut self, node: NodeId, change: NodeChange, detail: Text) {
         self.effects.insert(Effect::NodeChange { node, change, detail });
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{Drain, Liveness, NodeDescription, Readiness};
-use crate::id::{AllocationId, EvaluationId, NodeId, Text};
+use crate::id::{AllocationId, EvaluationId, InstanceId, NodeId, Text};
 
 /// One change of a node's liveness as the leader saw it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -15,6 +15,14 @@ pub struct LivenessChange {
     pub incarnation: u64,
     /// New liveness: `Down`, `Disconnected` or `Initializing`.
     pub liveness: Liveness,
+}
+
+/// What an agent shows to be taken for an instance.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct InstanceProof {
+    pub id: InstanceId,
+    /// Made with the intent, and given to the machine by its provider.
+    pub token: [u8; 16],
 }
 
 /// Registers a node or refreshes what it says of itself.
@@ -27,6 +35,8 @@ pub struct RegisterNode {
     pub identity: [u8; 16],
     /// What it says.
     pub description: Arc<NodeDescription>,
+    /// The instance that it says it is.
+    pub instance: Option<InstanceProof>,
     pub evaluation_ids: Vec<EvaluationId>,
 }
 

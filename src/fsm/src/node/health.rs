@@ -292,7 +292,7 @@ impl Turn<'_> {
 }
 
 /// The text, cut to what a row keeps.
-pub(super) fn clip(text: &Text) -> Text {
+pub(crate) fn clip(text: &Text) -> Text {
     if text.len() <= limits::NODE_REASON_BYTES_MAX {
         return text.clone();
     }

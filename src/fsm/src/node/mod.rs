@@ -18,15 +18,16 @@ pub use self::{
     census::Census,
     change::NodeChange,
     commands::{
-        AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, LivenessChange, NodeLiveness,
-        NodeReadiness, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
-        SuspendNode, UnsuspendNode,
+        AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, InstanceProof, LivenessChange,
+        NodeLiveness, NodeReadiness, ReapNode, RegisterNode, SetDrain, SetEligibility,
+        SuspendLateNodes, SuspendNode, UnsuspendNode,
     },
     occupancy::Occupancy,
     row::{
         CapacityGain, CheckResult, Drain, Driver, Eligibility, GainKey, Health, Liveness, MassLoss,
-        MassLossEnd, Node, NodeDescription, NodeEvent, NodeFailure, NodeResources, OfflineNode,
-        Readiness, SuspendReason, Suspension, Tombstone, glob,
+        MassLossEnd, Node, NodeDescription, NodeEvent, NodeFailure, NodeInstance, NodeResources,
+        OfflineNode, Readiness, SuspendReason, Suspension, Tombstone, glob,
     },
     rules::computed_class,
 };
+pub(crate) use health::clip;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::computed_class;
 use crate::{
-    id::{ClassId, Index, JobKey, NodeId, Text, TimeMs},
+    id::{ClassId, Index, InstanceId, JobKey, NodeId, Text, TimeMs},
     resources::Resources,
     table::{Row, TableId},
 };
@@ -283,6 +283,14 @@ pub struct NodeDescription {
     pub version: Text,
 }
 
+/// The instance that a node is, with what its row says of new work.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct NodeInstance {
+    pub id: InstanceId,
+    /// The instance is given work: not held, not draining, not shut down.
+    pub open: bool,
+}
+
 /// Something that happened to a node, shown to people.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct NodeEvent {
@@ -334,8 +342,8 @@ pub struct Node {
     pub strike_at: TimeMs,
     pub eligibility: Eligibility,
     pub drain: Option<Drain>,
-    /// Machine of a provider that this node runs on.
-    pub instance: Option<Text>,
+    /// The instance that this node is.
+    pub instance: Option<NodeInstance>,
     /// Affinity key of the last allocation started here; empty: none.
     pub affinity_key: Text,
     /// Index of the first registration.
@@ -394,6 +402,7 @@ impl Node {
             && self.health == Health::Ok
             && !self.eligibility.ineligible
             && self.drain.is_none()
+            && self.instance.is_none_or(|instance| instance.open)
     }
 
     /// The suspension in force.

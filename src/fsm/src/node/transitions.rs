@@ -16,6 +16,7 @@ use crate::{
     id::{EvaluationId, JobKey, NodeId, TimeMs},
     limits,
     plant::{Plant, is_planted},
+    pool::Instance,
 };
 
 impl Turn<'_> {
@@ -36,16 +37,28 @@ impl Turn<'_> {
     }
 
     pub(crate) fn register_node(&mut self, command: &RegisterNode) -> Outcome {
-        let RegisterNode { node: id, secret, identity, ref description, ref evaluation_ids } =
-            *command;
-        let Some(old) = self.state.nodes.get(&id).cloned() else {
-            let node = self.new_node(id, secret, identity, description);
-            return Ok(Self::node_reply(node, Vec::new()));
-        };
-        if old.secret != secret {
+        let RegisterNode {
+            node: id,
+            secret,
+            identity,
+            ref description,
+            instance,
+            ref evaluation_ids,
+        } = *command;
+        let known = self.state.nodes.get(&id).cloned();
+        if known.as_ref().is_some_and(|known| known.secret != secret) {
             return Err(Rejection::SecretMismatch);
         }
+        let bind = |proof| self.bind(id, known.as_deref(), &description.pool, proof);
+        let binding = instance.map(bind).transpose()?;
+        let Some(old) = known else {
+            let node = self.new_node(id, secret, identity, description, binding);
+            return Ok(Self::node_reply(node, Vec::new()));
+        };
         let mut node = (*old).clone();
+        if let Some(row) = binding {
+            self.put_binding(row, &mut node);
+        }
         node.description = Arc::clone(description);
         node.class = computed_class(description);
         let reborn = old.identity != identity;
@@ -87,6 +100,7 @@ impl Turn<'_> {
         secret: [u8; 16],
         identity: [u8; 16],
         description: &Arc<NodeDescription>,
+        binding: Option<Instance>,
     ) -> Node {
         let buried = self.state.tombstones.remove(&id, self.changes);
         let offline = self.state.offline_nodes.remove(&id, self.changes);
@@ -107,6 +121,9 @@ impl Turn<'_> {
         }
         if let Some(offline) = offline {
             node.eligibility = offline.eligibility.clone();
+        }
+        if let Some(row) = binding {
+            self.put_binding(row, &mut node);
         }
         self.record(&mut node, NodeChange::Registered, "Node registered");
         self.put_node(node.clone());
@@ -168,6 +185,13 @@ impl Turn<'_> {
             Some(incarnation) => self.node_of(id, incarnation)?,
             None => self.node(id)?,
         };
+        if let Some(instance) = node.instance {
+            let message = format!(
+                "the node is instance {} of pool \"{}\": shut that down instead",
+                instance.id, node.description.pool
+            );
+            return Err(Rejection::InUse(message.into()));
+        }
         if !force && let Some(why) = self.state.why_not_reaped(&node, self.at) {
             return Err(Rejection::Invalid(why.into()));
         }
@@ -196,14 +220,31 @@ impl Turn<'_> {
             (tombstone.strikes, tombstone.strike_at) = (node.strikes, node.strike_at);
         }
         self.state.tombstones.put(tombstone, self.changes);
+        self.remove_node(id);
+        let evaluations = self.evaluate(&jobs, None, evaluation_ids);
+        Ok(Reply::Node { incarnation, modify_index, evaluations })
+    }
+
+    /// Forgets a node whose machine is gone: it cannot come back, so that nothing of it is kept.
+    pub(crate) fn forget_node(
+        &mut self,
+        node: &Node,
+        why: &str,
+        ids: &[EvaluationId],
+    ) -> Vec<EvaluationId> {
+        let mut jobs = self.lose_allocations(node.id, why);
+        jobs.extend(self.per_node_jobs_for(node, Trigger::NodeUpdate));
+        self.remove_node(node.id);
+        self.evaluate(&jobs, None, ids)
+    }
+
+    fn remove_node(&mut self, id: NodeId) {
         if let Some(row) = self.state.nodes.remove(&id, self.changes) {
             self.state.index_node(Some(&row), None);
         }
         self.state.capacity_gains.remove(&GainKey::Node(id), self.changes);
         self.gains.remove(&id);
         self.effects.insert(Effect::Node(id));
-        let evaluations = self.evaluate(&jobs, None, evaluation_ids);
-        Ok(Reply::Node { incarnation, modify_index, evaluations })
     }
 
     /// A node that comes back is still out of service if an operator took it out.
@@ -251,7 +292,7 @@ impl Turn<'_> {
 
     /// Jobs with allocations on the node that have not ended, and jobs that run once on every node
     /// like it.
-    pub(super) fn jobs_of_node(&self, node: &Node, trigger: Trigger) -> BTreeMap<JobKey, Trigger> {
+    pub(crate) fn jobs_of_node(&self, node: &Node, trigger: Trigger) -> BTreeMap<JobKey, Trigger> {
         let mut jobs = self.per_node_jobs_for(node, trigger);
         for row in self.state.allocations_of_node(node.id) {
             if row.is_live() {
@@ -321,7 +362,7 @@ impl Turn<'_> {
         self.put_allocation(row);
     }
 
-    pub(super) fn node(&self, id: NodeId) -> Result<Node, Rejection> {
+    pub(crate) fn node(&self, id: NodeId) -> Result<Node, Rejection> {
         self.state.nodes.get(&id).map(|row| (**row).clone()).ok_or_else(|| not_found("node"))
     }
 
@@ -330,7 +371,7 @@ impl Turn<'_> {
         if node.incarnation == incarnation { Ok(node) } else { Err(Rejection::StaleIncarnation) }
     }
 
-    pub(super) fn event(&self, node: &mut Node, message: &str) {
+    pub(crate) fn event(&self, node: &mut Node, message: &str) {
         node.events.push(NodeEvent { at: self.at, index: self.index, message: message.into() });
         let excess = node.events.len().saturating_sub(limits::NODE_EVENTS_MAX);
         node.events.drain(..excess);

@@ -10,3 +10,4 @@ pub use self::{
     },
     row::{Algorithm, Namespace, NodeLife, NodePool, SchedulerConfiguration},
 };
+pub(crate) use transitions::check_name;

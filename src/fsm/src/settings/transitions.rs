@@ -70,6 +70,10 @@ impl Turn<'_> {
             let message = format!("node pool \"{name}\" is used by node {}", node.id);
             return Err(Rejection::InUse(message.into()));
         }
+        if self.state.instance_pools.contains(name) {
+            let message = format!("node pool \"{name}\" is fed by the instance pool of its name");
+            return Err(Rejection::InUse(message.into()));
+        }
         let used = self.state.jobs.iter().find(|job| {
             !job.stop && self.state.current_spec(job).is_some_and(|spec| spec.node_pool == *name)
         });
@@ -115,7 +119,7 @@ impl Turn<'_> {
     }
 }
 
-fn check_name(what: &str, name: &str) -> Result<(), Rejection> {
+pub(crate) fn check_name(what: &str, name: &str) -> Result<(), Rejection> {
     let ok = !name.is_empty()
         && name.len() <= limits::NAME_BYTES_MAX.min(128)
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'));

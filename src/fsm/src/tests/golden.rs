@@ -25,7 +25,7 @@ use crate::{
     },
     gc::{CollectGarbage, Cutoffs},
     generation::GENERATION,
-    id::{AllocationId, ClassId, EvaluationId, NodeId, RequestId},
+    id::{AllocationId, ClassId, EvaluationId, InstanceId, NodeId, RequestId},
     job::{
         Affinity, Constraint, DelayFunction, DeregisterJob, EvaluateJob, Job, JobKind, JobSpec,
         JobStatus, JobVersion, Parameterized, RegisterJob, ReschedulePolicy, Spread, SpreadTarget,
@@ -33,10 +33,11 @@ use crate::{
     },
     node::{
         AdvanceDrains, CapacityGain, CheckResult, Drain, Driver, Eligibility, EndMassLoss,
-        EndSuspensions, EvaluateNode, GainKey, Health, Liveness, LivenessChange, MassLoss,
-        MassLossEnd, Node, NodeDescription, NodeEvent, NodeFailure, NodeLiveness, NodeReadiness,
-        OfflineNode, Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
-        SuspendNode, SuspendReason, Suspension, Tombstone, UnsuspendNode,
+        EndSuspensions, EvaluateNode, GainKey, Health, InstanceProof, Liveness, LivenessChange,
+        MassLoss, MassLossEnd, Node, NodeDescription, NodeEvent, NodeFailure, NodeInstance,
+        NodeLiveness, NodeReadiness, OfflineNode, Readiness, ReapNode, RegisterNode, SetDrain,
+        SetEligibility, SuspendLateNodes, SuspendNode, SuspendReason, Suspension, Tombstone,
+        UnsuspendNode,
     },
     plan::{
         ApplyPlans, DropReason, FollowUp, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop,
@@ -186,7 +187,7 @@ fn node() -> Node {
         strike_at: 14,
         eligibility: eligibility(),
         drain: Some(drain()),
-        instance: Some("i-1".into()),
+        instance: Some(NodeInstance { id: InstanceId([21; 16]), open: true }),
         affinity_key: "snapA".into(),
         create_index: 15,
         modify_index: 16,
@@ -415,6 +416,7 @@ pub(super) fn commands() -> Vec<Command> {
         }),
         Command::EvaluateJob(EvaluateJob { job: job_key("t"), evaluation }),
         Command::RegisterNode(RegisterNode {
+            instance: Some(InstanceProof { id: InstanceId([21; 16]), token: [22; 16] }),
             node,
             secret: [10; 16],
             identity: [11; 16],

@@ -238,6 +238,7 @@ impl Maker<'_> {
                 let identity = if self.dice.one_in(9) { 2 } else { 1 };
                 let secret = if self.dice.one_in(30) { 8 } else { 7 };
                 Command::RegisterNode(RegisterNode {
+                    instance: None,
                     node,
                     secret: [secret; 16],
                     identity: [identity; 16],

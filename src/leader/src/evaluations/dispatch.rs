@@ -239,6 +239,8 @@ impl Machine for Dispatch {
             Effect::Node(_)
             | Effect::NodeChange { .. }
             | Effect::MassLoss
+            | Effect::Instance(_)
+            | Effect::InstancePool(_)
             | Effect::NodeAllocations(_)
             | Effect::DigestMark => {}
         }

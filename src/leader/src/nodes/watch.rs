@@ -90,6 +90,8 @@ impl Machine for NodeWatch {
             | Effect::Capacity { .. }
             | Effect::NodeChange { .. }
             | Effect::MassLoss
+            | Effect::Instance(_)
+            | Effect::InstancePool(_)
             | Effect::DigestMark => {}
         }
     }

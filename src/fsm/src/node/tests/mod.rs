@@ -560,6 +560,7 @@ fn another_identity_is_another_incarnation_and_loses_what_ran() {
     assert_eq!(driver.reject(old), Rejection::StaleIncarnation);
     assert_eq!(
         driver.reject(Command::RegisterNode(RegisterNode {
+            instance: None,
             node: a,
             secret: [8; 16],
             identity: [2; 16],
@@ -755,6 +756,7 @@ fn a_node_that_comes_back_with_other_words_about_itself_is_a_capacity_gain() {
         let mut description = (*driver.node_row("a").description).clone();
         change(&mut description);
         let command = Command::RegisterNode(RegisterNode {
+            instance: None,
             node: a,
             secret: [7; 16],
             identity: [1; 16],

@@ -1,0 +1,7 @@
+//! Elastic pools: machines that come when jobs wait, and go when they idle.
+//!
+//! Pure: no async, no clock, no randomness, ordered iteration. `now` is an argument (log time,
+//! milliseconds). The truth is in [`fsm::State`]: pools, one row for each instance from its intent
+//! to its end, and the limits that providers named. What is here is built again by the next leader.
+
+pub mod call;

@@ -1,0 +1,16 @@
+//! Instance pools: rows, commands and transitions of machines that come and go by demand.
+
+mod commands;
+mod row;
+mod rules;
+mod transitions;
+
+pub use commands::{
+    CreateOutcome, DeleteInstancePool, DestroyOutcome, InstanceOutcome, Intent, NoteInstance,
+    NoteUnhelped, ObserveInstances, PauseInstancePool, RequestInstances, SeenMachine,
+    SetInstanceBehavior, ShutDownInstance, UpsertInstancePool,
+};
+pub use row::{
+    Behavior, DeclaredNode, Instance, InstancePool, InstanceState, InstanceType, LimitClass,
+    LimitScope, Pause, ProviderLimit, ProviderList, Shutdown, ShutdownCause, Unhelped,
+};

@@ -1,0 +1,205 @@
+//! Questions about pools and instances that transitions, the leader and readers ask alike.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{
+    Behavior, Instance, InstancePool, InstanceState, InstanceType, LimitScope, ProviderLimit,
+    Unhelped,
+};
+use crate::{
+    command::Rejection,
+    digest::row_hash,
+    id::{InstanceId, JobKey, Text, TimeMs},
+    limits,
+    node::{Driver, NodeDescription, NodeResources},
+    resources::Resources,
+    state::State,
+};
+
+impl InstanceType {
+    /// The node that a machine of this type will be, as the pool declares it.
+    pub fn description(&self, pool: &Text) -> NodeDescription {
+        let driver = Driver { detected: true, healthy: true, ..Driver::default() };
+        let mut attributes = self.node.attributes.clone();
+        for name in &self.node.drivers {
+            attributes.entry(format!("driver.{name}").into()).or_insert_with(|| "1".into());
+        }
+        NodeDescription {
+            name: self.name.clone(),
+            datacenter: self.node.datacenter.clone(),
+            class: self.node.class.clone(),
+            pool: pool.clone(),
+            attributes,
+            meta: self.node.meta.clone(),
+            resources: NodeResources {
+                total: self.resources(),
+                dynamic_port_min: 20_000,
+                dynamic_port_max: 32_000,
+                ..NodeResources::default()
+            },
+            drivers: self.node.drivers.iter().map(|name| (name.clone(), driver.clone())).collect(),
+            http_address: "".into(),
+            version: "".into(),
+        }
+    }
+
+    /// What tasks may use.
+    pub fn resources(&self) -> Resources {
+        Resources { cpu_mhz: self.cpu, memory_mb: self.memory_mb, disk_mb: self.disk_mb }
+    }
+
+    /// Scopes of limits that stop creates of this type.
+    pub fn limit_scopes(&self) -> impl Iterator<Item = LimitScope> {
+        let group = (!self.quota_group.is_empty()).then(|| LimitScope::QuotaGroup {
+            group: self.quota_group.clone(),
+            preemptible: self.preemptible,
+        });
+        [LimitScope::All, LimitScope::Type(self.provider_type.clone())].into_iter().chain(group)
+    }
+
+    fn is_in(&self, scope: &LimitScope) -> bool {
+        self.limit_scopes().any(|own| own == *scope)
+    }
+}
+
+impl InstancePool {
+    /// Why a pool cannot be like this, in the words of its file.
+    pub fn check(&self) -> Result<(), String> {
+        if self.provider.is_empty() {
+            return Err("a pool needs a provider".into());
+        }
+        if self.max > limits::INSTANCES_MAX {
+            return Err(format!("max is {}, at most {}", self.max, limits::INSTANCES_MAX));
+        }
+        if self.min > self.max {
+            return Err(format!("min ({}) is above max ({})", self.min, self.max));
+        }
+        if !(1_000..=1_000_000).contains(&self.price_factor_milli) {
+            return Err("price_factor must be from 1 to 1000".into());
+        }
+        if self.types.is_empty() || self.types.len() > limits::INSTANCE_TYPES_MAX {
+            let max = limits::INSTANCE_TYPES_MAX;
+            return Err(format!("a pool has from 1 to {max} types, not {}", self.types.len()));
+        }
+        for (name, ms) in [
+            ("idle_timeout", self.idle_timeout_ms),
+            ("boot_timeout", self.boot_timeout_ms),
+            ("probe_timeout", self.probe_timeout_ms),
+        ] {
+            if !(1..=limits::NODE_LIFE_MS_MAX).contains(&ms) {
+                return Err(format!("{name} must be from 1 ms to a year"));
+            }
+        }
+        for kind in self.types.values() {
+            let name = &kind.name;
+            if kind.provider_type.is_empty() {
+                return Err(format!("type \"{name}\" needs a provider_type"));
+            }
+            if kind.cpu == 0 || kind.memory_mb == 0 {
+                return Err(format!("type \"{name}\" needs cpu and memory above 0"));
+            }
+            let largest = kind.cpu.max(kind.memory_mb).max(kind.disk_mb).max(kind.price_micro);
+            if largest > limits::INSTANCE_SIZE_MAX {
+                let max = limits::INSTANCE_SIZE_MAX;
+                return Err(format!("type \"{name}\": {largest} is above {max}"));
+            }
+            if kind.node.datacenter.is_empty() {
+                return Err(format!("type \"{name}\": node needs a datacenter"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The id of a machine that no row stands for.
+pub(super) fn stray_id(provider: &str, provider_id: &str) -> InstanceId {
+    InstanceId(row_hash(provider.as_bytes(), provider_id.as_bytes()).to_le_bytes())
+}
+
+impl State {
+    /// Instances of a pool, by id; those on their way out included.
+    pub fn instances_of<'a>(&'a self, pool: &str) -> impl Iterator<Item = &'a Arc<Instance>> {
+        let ids = self.instances_by_pool.get(pool).into_iter().flatten();
+        ids.filter_map(|id| self.instances.get(id))
+    }
+
+    /// How many instances a pool has; those on their way out included.
+    pub fn instance_count(&self, pool: &str) -> usize {
+        self.instances_by_pool.get(pool).map_or(0, imbl::OrdSet::len)
+    }
+
+    /// The limit in force at log time `at` for creates of a type; the one that lasts longest.
+    pub fn limit_on(
+        &self,
+        pool: &Text,
+        kind: &InstanceType,
+        at: TimeMs,
+    ) -> Option<&Arc<ProviderLimit>> {
+        let scopes = kind.limit_scopes();
+        let rows = scopes.filter_map(|scope| self.provider_limits.get(&(pool.clone(), scope)));
+        rows.filter(|limit| self.is_in_force(limit, at)).max_by_key(|limit| limit.until)
+    }
+
+    /// Whether a limit still holds at log time `at`. Cost: the instances of its pool.
+    pub fn is_in_force(&self, limit: &ProviderLimit, at: TimeMs) -> bool {
+        let is_counted = |row: &&Arc<Instance>| row.kind.is_in(&limit.scope);
+        at < limit.until
+            && (limit.below == 0
+                || self.instances_of(&limit.pool).filter(is_counted).count()
+                    >= usize::try_from(limit.below).unwrap_or(usize::MAX))
+    }
+
+    /// What is known not to help a job as it is now, in its pool as it is now.
+    pub fn unhelped_by(&self, job: &JobKey, job_modify_index: u64) -> Option<&Arc<Unhelped>> {
+        let row = self.unhelped.get(job)?;
+        let pool = self.instance_pools.get(&row.pool)?;
+        (row.job_modify_index == job_modify_index && row.pool_modify_index == pool.modify_index)
+            .then_some(row)
+    }
+
+    /// Whether nothing runs on an instance's node, or it has none.
+    pub fn is_empty_instance(&self, row: &Instance) -> bool {
+        row.node.is_none_or(|node| !self.is_busy(node))
+    }
+
+    /// Why an instance may not be shut down for `cause` at this time.
+    pub(super) fn why_not_shut_down(
+        &self,
+        row: &Instance,
+        cause: super::ShutdownCause,
+    ) -> Result<(), Rejection> {
+        use super::ShutdownCause::{Idle, Operator, Shrink};
+        let invalid = |why: &str| Err(Rejection::Invalid(why.into()));
+        if cause == Operator {
+            return Ok(());
+        }
+        if row.behavior == Behavior::Hold
+            && !crate::plant::is_planted(crate::plant::Plant::HeldIsShutDown)
+        {
+            return invalid("the instance is held");
+        }
+        if cause.needs_empty() && !self.is_empty_instance(row) {
+            return invalid("allocations on the instance have not ended");
+        }
+        let is_lost = |node| self.mass_loss().is_some_and(|loss| loss.nodes.contains(&node));
+        if row.node.is_some_and(is_lost) {
+            return invalid("no instance is destroyed during a mass loss");
+        }
+        let is_paused =
+            self.instance_pools.get(&row.pool).is_some_and(|pool| pool.paused.is_some());
+        if is_paused && matches!(cause, Idle | Shrink) {
+            return invalid("the pool is paused");
+        }
+        Ok(())
+    }
+
+    /// Instances of a pool by state.
+    pub fn instance_counts(&self, pool: &str) -> BTreeMap<InstanceState, u32> {
+        let mut counts = BTreeMap::new();
+        for row in self.instances_of(pool) {
+            let count: &mut u32 = counts.entry(row.state).or_default();
+            *count = count.saturating_add(1);
+        }
+        counts
+    }
+}
