@@ -352,7 +352,8 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::RequestInstances(_)
         | Command::InstanceOutcome(_)
         | Command::NoteInstance(_)
-        | Command::NoteUnhelped(_) => {}
+        | Command::NoteUnhelped(_)
+        | Command::LimitPool(_) => {}
     }
     command
 }

@@ -31,11 +31,12 @@ const SKIPPED_FOLDERS: [&str; 4] = [".git", "target", "quorate-data", "store"];
 const TEXT_ENDINGS: [&str; 8] = ["rs", "toml", "md", "proto", "hcl", "txt", "json", "yml"];
 
 /// Packages without I/O, and every dependency they may have (docs/style.md 20, ADRs 0001 and 0003).
-const PURE_PACKAGES: [(&str, &[&str]); 5] = [
+const PURE_PACKAGES: [(&str, &[&str]); 6] = [
     ("src/calendar", &[]),
     ("src/chance", &[]),
     ("src/fsm", &["bincode", "blake3", "bytes", "crc32c", "imbl", "serde", "thiserror"]),
-    ("src/leader", &["chance", "fsm", "imbl", "serde", "thiserror"]),
+    ("src/elastic", &["chance", "fsm", "scheduler", "thiserror"]),
+    ("src/leader", &["chance", "elastic", "fsm", "imbl", "serde", "thiserror"]),
     (
         "src/scheduler",
         &["blake3", "chance", "fsm", "imbl", "regex", "semver", "serde", "thiserror"],

@@ -564,7 +564,8 @@ fn note_command(
         | Command::ShutDownInstance(_)
         | Command::DestroyOutcome(_)
         | Command::NoteInstance(_)
-        | Command::NoteUnhelped(_) => {}
+        | Command::NoteUnhelped(_)
+        | Command::LimitPool(_) => {}
     }
 }
 

@@ -130,7 +130,8 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         | Command::ShutDownInstance(_)
         | Command::DestroyOutcome(_)
         | Command::NoteInstance(_)
-        | Command::NoteUnhelped(_) => {}
+        | Command::NoteUnhelped(_)
+        | Command::LimitPool(_) => {}
     }
 }
 

@@ -148,7 +148,8 @@ pub(crate) fn of(command: &Command) -> String {
         | Command::ShutDownInstance(_)
         | Command::DestroyOutcome(_)
         | Command::NoteInstance(_)
-        | Command::NoteUnhelped(_) => format!("{command:?}"),
+        | Command::NoteUnhelped(_)
+        | Command::LimitPool(_) => format!("{command:?}"),
     }
 }
 

@@ -5,3 +5,13 @@
 //! to its end, and the limits that providers named. What is here is built again by the next leader.
 
 pub mod call;
+pub mod demand;
+pub mod fleet;
+pub mod limits;
+pub mod sizes;
+pub mod sync;
+
+#[cfg(test)]
+mod testing;
+
+pub use fleet::{CallId, Fleet, FleetConfig};

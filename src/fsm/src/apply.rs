@@ -179,6 +179,7 @@ impl<'a> Turn<'a> {
             Command::DestroyOutcome(command) => self.destroy_outcome(command),
             Command::NoteInstance(command) => self.note_instance(command),
             Command::NoteUnhelped(command) => self.note_unhelped(command),
+            Command::LimitPool(command) => self.limit_pool(command),
         }
     }
 

@@ -20,7 +20,7 @@ use crate::{
     },
     plan::{ApplyPlans, PlanVerdict},
     pool::{
-        DeleteInstancePool, DestroyOutcome, InstanceOutcome, NoteInstance, NoteUnhelped,
+        DeleteInstancePool, DestroyOutcome, InstanceOutcome, LimitPool, NoteInstance, NoteUnhelped,
         ObserveInstances, PauseInstancePool, RequestInstances, SetInstanceBehavior,
         ShutDownInstance, UpsertInstancePool,
     },
@@ -88,6 +88,7 @@ pub enum Command {
     DestroyOutcome(DestroyOutcome),
     NoteInstance(NoteInstance),
     NoteUnhelped(NoteUnhelped),
+    LimitPool(LimitPool),
 }
 
 macro_rules! from_structs {
@@ -138,6 +139,7 @@ from_structs! {
     DestroyOutcome,
     NoteInstance,
     NoteUnhelped,
+    LimitPool,
 }
 
 /// Why a command changed nothing. The same on every replica.

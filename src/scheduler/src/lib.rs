@@ -22,6 +22,7 @@
 
 mod candidates;
 mod constraint;
+mod declared;
 mod evaluate;
 mod feasible;
 mod idle;
@@ -45,6 +46,7 @@ pub mod check;
 mod tests;
 
 pub use candidates::Memory;
+pub use declared::{Declared, per_node_max};
 
 use fsm::{Evaluation, Index, JobKey, JobKind, Plan, State, TimeMs};
 

@@ -91,6 +91,15 @@ pub struct SeenMachine {
     pub kind: Text,
 }
 
+/// A pool cannot grow for a while, for a reason that is no answer to a create.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LimitPool {
+    pub pool: Text,
+    pub class: LimitClass,
+    pub for_ms: u64,
+    pub detail: Text,
+}
+
 /// How a list differs from the state. A list says nothing of other scopes than its own.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ObserveInstances {

@@ -6,11 +6,12 @@ mod rules;
 mod transitions;
 
 pub use commands::{
-    CreateOutcome, DeleteInstancePool, DestroyOutcome, InstanceOutcome, Intent, NoteInstance,
-    NoteUnhelped, ObserveInstances, PauseInstancePool, RequestInstances, SeenMachine,
+    CreateOutcome, DeleteInstancePool, DestroyOutcome, InstanceOutcome, Intent, LimitPool,
+    NoteInstance, NoteUnhelped, ObserveInstances, PauseInstancePool, RequestInstances, SeenMachine,
     SetInstanceBehavior, ShutDownInstance, UpsertInstancePool,
 };
 pub use row::{
     Behavior, DeclaredNode, Instance, InstancePool, InstanceState, InstanceType, LimitClass,
     LimitScope, Pause, ProviderLimit, ProviderList, Shutdown, ShutdownCause, Unhelped,
 };
+pub use rules::stray_id;

@@ -57,7 +57,7 @@ impl InstanceType {
         [LimitScope::All, LimitScope::Type(self.provider_type.clone())].into_iter().chain(group)
     }
 
-    fn is_in(&self, scope: &LimitScope) -> bool {
+    pub(super) fn is_in(&self, scope: &LimitScope) -> bool {
         self.limit_scopes().any(|own| own == *scope)
     }
 }
@@ -112,7 +112,7 @@ impl InstancePool {
 }
 
 /// The id of a machine that no row stands for.
-pub(super) fn stray_id(provider: &str, provider_id: &str) -> InstanceId {
+pub fn stray_id(provider: &str, provider_id: &str) -> InstanceId {
     InstanceId(row_hash(provider.as_bytes(), provider_id.as_bytes()).to_le_bytes())
 }
 

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use super::{
     Behavior, CreateOutcome, DeleteInstancePool, DestroyOutcome, Instance, InstanceOutcome,
-    InstanceState, InstanceType, Intent, LimitScope, NoteInstance, NoteUnhelped, ObserveInstances,
-    Pause, PauseInstancePool, ProviderLimit, ProviderList, RequestInstances, SeenMachine,
-    SetInstanceBehavior, ShutDownInstance, Shutdown, ShutdownCause, Unhelped, UpsertInstancePool,
-    rules::stray_id,
+    InstanceState, InstanceType, Intent, LimitClass, LimitPool, LimitScope, NoteInstance,
+    NoteUnhelped, ObserveInstances, Pause, PauseInstancePool, ProviderLimit, ProviderList,
+    RequestInstances, SeenMachine, SetInstanceBehavior, ShutDownInstance, Shutdown, ShutdownCause,
+    Unhelped, UpsertInstancePool, rules::stray_id,
 };
 use crate::{
     allocation::Allocation,
@@ -240,30 +240,46 @@ impl Turn<'_> {
                     return invalid("the instance is not being made");
                 }
                 self.remove_instance(&row, &[]);
-                let in_scope = |row: &&Arc<Instance>| {
-                    *scope == LimitScope::All || row.kind.limit_scopes().any(|own| own == *scope)
-                };
-                let count = self.state.instances_of(&row.pool).filter(in_scope).count();
-                let limit = ProviderLimit {
-                    pool: row.pool.clone(),
-                    scope: scope.clone(),
-                    class: *class,
-                    since: self.at,
-                    until: self.at.saturating_add((*for_ms).min(limits::PROVIDER_LIMIT_MS_MAX)),
-                    below: match class {
-                        super::LimitClass::Quota => u32::try_from(count).unwrap_or(u32::MAX),
-                        super::LimitClass::RateLimited
-                        | super::LimitClass::NoCapacity
-                        | super::LimitClass::Fatal => 0,
-                    },
-                    detail: clip(detail),
-                    modify_index: self.index,
-                };
-                self.state.provider_limits.put(limit, self.changes);
-                self.effects.insert(Effect::InstancePool(row.pool));
+                self.put_limit(&row.pool, scope, *class, *for_ms, detail);
             }
         }
         Ok(Reply::Done)
+    }
+
+    pub(crate) fn limit_pool(&mut self, command: &LimitPool) -> Outcome {
+        let LimitPool { pool, class, for_ms, detail } = command;
+        if !self.state.instance_pools.contains(pool) {
+            return Err(not_found("instance pool"));
+        }
+        self.put_limit(pool, &LimitScope::All, *class, *for_ms, detail);
+        Ok(Reply::Done)
+    }
+
+    fn put_limit(
+        &mut self,
+        pool: &Text,
+        scope: &LimitScope,
+        class: LimitClass,
+        for_ms: u64,
+        detail: &Text,
+    ) {
+        let is_counted = |row: &&Arc<Instance>| row.kind.is_in(scope);
+        let count = self.state.instances_of(pool).filter(is_counted).count();
+        let limit = ProviderLimit {
+            pool: pool.clone(),
+            scope: scope.clone(),
+            class,
+            since: self.at,
+            until: self.at.saturating_add(for_ms.min(limits::PROVIDER_LIMIT_MS_MAX)),
+            below: match class {
+                LimitClass::Quota => u32::try_from(count).unwrap_or(u32::MAX),
+                LimitClass::RateLimited | LimitClass::NoCapacity | LimitClass::Fatal => 0,
+            },
+            detail: clip(detail),
+            modify_index: self.index,
+        };
+        self.state.provider_limits.put(limit, self.changes);
+        self.effects.insert(Effect::InstancePool(pool.clone()));
     }
 
     /// A machine is there: by the answer to a create, or by a list.

@@ -1,0 +1,313 @@
+//! What waits for machines: blocked evaluations, and what their groups need.
+//!
+//! Each is looked at once when it, its job or its pool changes; after that it is a few numbers. An
+//! evaluation that is about one node (a system job's) is no demand, and neither is one of
+//! allocations that a mass loss took, while that lasts.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use fsm::{
+    Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, State, Text, Trigger,
+    pool::InstancePool, resources::Resources,
+};
+use scheduler::{Declared, per_node_max};
+
+/// What one group of a blocked evaluation needs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Need {
+    pub group: Text,
+    /// Of one instance of the group.
+    pub resources: Resources,
+    /// Instances that could not be placed.
+    pub count: u32,
+    /// Most of them on one machine, room aside.
+    pub per_machine_max: u32,
+    /// Names of the types that may run it and have room for one of it.
+    pub types: BTreeSet<Text>,
+    /// Why none may, if none may.
+    pub why_none: Option<Text>,
+}
+
+/// A blocked evaluation of a pool's job.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Waiting {
+    pub evaluation: EvaluationId,
+    pub job: JobKey,
+    pub job_modify_index: Index,
+    /// What it has seen.
+    pub snapshot_index: Index,
+    pub needs: Vec<Need>,
+}
+
+type Place = (Reverse<u16>, Index, EvaluationId);
+
+/// The blocked evaluations of all pools.
+#[derive(Default, Debug)]
+pub struct Demand {
+    /// Pool and place in its order: priority, then age.
+    known: BTreeMap<EvaluationId, (Text, Place)>,
+    by_pool: BTreeMap<Text, BTreeMap<Place, Arc<Waiting>>>,
+    by_job: BTreeMap<JobKey, BTreeSet<EvaluationId>>,
+}
+
+impl Demand {
+    /// What waits for a pool, the first in line first.
+    pub fn of(&self, pool: &str) -> impl Iterator<Item = &Arc<Waiting>> {
+        self.by_pool.get(pool).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// How many evaluations wait for a pool.
+    pub fn count(&self, pool: &str) -> usize {
+        self.by_pool.get(pool).map_or(0, BTreeMap::len)
+    }
+
+    /// An evaluation is new, has changed or went. Answers with the pools that are concerned.
+    pub fn evaluation_changed(&mut self, state: &State, id: EvaluationId) -> Vec<Text> {
+        let mut pools = Vec::new();
+        pools.extend(self.forget(id));
+        if let Some(row) = state.evaluations().get(&id)
+            && let Some((pool, waiting)) = waiting(state, row)
+        {
+            let place = (Reverse(row.priority), row.create_index, id);
+            self.known.insert(id, (pool.clone(), place));
+            self.by_job.entry(row.job.clone()).or_default().insert(id);
+            let waiting = Arc::new(waiting);
+            self.by_pool.entry(pool.clone()).or_default().insert(place, waiting);
+            pools.push(pool);
+        }
+        pools
+    }
+
+    /// A job has changed: what its evaluations need may be something else.
+    pub fn job_changed(&mut self, state: &State, job: &JobKey) -> Vec<Text> {
+        let ids = self.by_job.get(job).cloned().unwrap_or_default();
+        ids.into_iter().flat_map(|id| self.evaluation_changed(state, id)).collect()
+    }
+
+    /// A pool is new, has changed or went. Cost: all open evaluations.
+    pub fn pool_changed(&mut self, state: &State, pool: &Text) {
+        let known: Vec<_> =
+            self.by_pool.get(pool).into_iter().flatten().map(|(place, _)| place.2).collect();
+        for id in known {
+            self.forget(id);
+        }
+        for row in state.evaluations().iter() {
+            if row.status == EvaluationStatus::Blocked && !self.known.contains_key(&row.id) {
+                self.evaluation_changed(state, row.id);
+            }
+        }
+    }
+
+    /// Takes everything over from the state.
+    pub fn restore(&mut self, state: &State) {
+        *self = Self::default();
+        for row in state.evaluations().iter() {
+            self.evaluation_changed(state, row.id);
+        }
+    }
+
+    fn forget(&mut self, id: EvaluationId) -> Option<Text> {
+        let (pool, place) = self.known.remove(&id)?;
+        let of_pool = self.by_pool.get_mut(&pool)?;
+        let waiting = of_pool.remove(&place)?;
+        if of_pool.is_empty() {
+            self.by_pool.remove(&pool);
+        }
+        if let Some(ids) = self.by_job.get_mut(&waiting.job) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_job.remove(&waiting.job);
+            }
+        }
+        Some(pool)
+    }
+}
+
+/// What an evaluation needs of which pool; none: it waits for no machine.
+pub fn waiting(state: &State, row: &Evaluation) -> Option<(Text, Waiting)> {
+    if row.status != EvaluationStatus::Blocked || row.node.is_some() || row.kind.is_per_node() {
+        return None;
+    }
+    let job = state.jobs().get(&row.job).filter(|job| !job.stop)?;
+    let spec = state.current_spec(job)?;
+    let pool = state.instance_pools().get(&spec.node_pool)?;
+    let unhelped = state.unhelped_by(&row.job, job.job_modify_index);
+    let mut declared = Declared::new(spec);
+    let mut needs = Vec::new();
+    for (number, group) in spec.groups.iter().enumerate() {
+        let count = row.queued.get(&group.name).copied().unwrap_or(0);
+        if count == 0 {
+            continue;
+        }
+        let resources = Resources::of_group(group);
+        let mut why_not = None;
+        let mut types = BTreeSet::new();
+        for kind in pool.types.values() {
+            let may_run = declared.check(number, kind.description(&pool.name));
+            let is_unhelped = unhelped.is_some_and(|row| row.types.contains(&kind.name));
+            let has_room = resources.exceeds(kind.resources()).is_none();
+            match may_run {
+                Ok(()) if has_room && !is_unhelped => {
+                    types.insert(kind.name.clone());
+                }
+                Ok(()) if has_room => {
+                    why_not = Some(
+                        format!(
+                            "a machine of type \"{}\" came and the job stayed blocked: its \
+                             declared node differs from the real one, or others hold it",
+                            kind.name
+                        )
+                        .into(),
+                    );
+                }
+                Ok(()) => {
+                    why_not.get_or_insert_with(|| crate::sizes::too_small(pool, resources));
+                }
+                Err(why) => {
+                    let text = format!("no type of pool \"{}\" meets: {why}", pool.name);
+                    why_not.get_or_insert_with(|| text.into());
+                }
+            }
+        }
+        needs.push(Need {
+            group: group.name.clone(),
+            resources,
+            count,
+            per_machine_max: per_node_max(spec, group),
+            why_none: why_not.filter(|_| types.is_empty()),
+            types,
+        });
+    }
+    let waiting = Waiting {
+        evaluation: row.id,
+        job: row.job.clone(),
+        job_modify_index: job.job_modify_index,
+        snapshot_index: row.snapshot_index,
+        needs,
+    };
+    Some((pool.name.clone(), waiting))
+}
+
+/// Whether an evaluation waits only for what a mass loss took, while that lasts: its machines are
+/// more likely to come back than to be gone.
+pub fn is_of_mass_loss(state: &State, id: EvaluationId) -> bool {
+    let Some(loss) = state.mass_loss() else { return false };
+    let mut next = Some(id);
+    // A blocked evaluation follows the one that found no room; few are between it and the cause.
+    for _ in 0..4 {
+        let Some(row) = next.and_then(|id| state.evaluations().get(&id)) else { return false };
+        if row.trigger == Trigger::NodeUpdate {
+            return row.create_index >= loss.create_index;
+        }
+        next = row.previous;
+    }
+    false
+}
+
+/// A machine that is there, or is coming, as far as it can take more.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bin {
+    pub kind: Text,
+    pub room: Resources,
+    /// The evaluations that have not seen it are those of older snapshots; none: nobody has.
+    pub gained_at: Option<Index>,
+}
+
+/// What waits and how it is met.
+#[derive(Default, PartialEq, Eq, Debug)]
+pub struct Packed {
+    /// Types of machines to make, in order, with the job that needs each first.
+    pub wanted: Vec<(Text, JobKey)>,
+    /// Bins that something waits for, by place.
+    pub used: BTreeSet<usize>,
+    /// Types that something waits for, met or not.
+    pub types: BTreeSet<Text>,
+    /// Something could run on a type of the pool, and gets no machine now.
+    pub is_stuck: bool,
+}
+
+/// Packs what waits, in order, into the machines that are there or coming and into new ones of the
+/// cheapest type that `may_make` allows. At most `most` new ones.
+pub fn pack<'a>(
+    pool: &InstancePool,
+    waiting: impl IntoIterator<Item = &'a Arc<Waiting>>,
+    mut bins: Vec<Bin>,
+    most: usize,
+    may_make: impl Fn(&Text) -> bool,
+) -> Packed {
+    let mut packed = Packed::default();
+    // Needs of a size for which no bin is left: the next of that size looks at later bins only. One
+    // of an older snapshot may use bins that this one has seen already, and looks at all.
+    let mut searched: BTreeMap<Size<'_>, (usize, Index)> = BTreeMap::new();
+    for one in waiting {
+        for need in &one.needs {
+            let mut left = need.count;
+            packed.types.extend(need.types.iter().cloned());
+            let known = searched.get(&Size::of(need)).copied();
+            let from = known.filter(|(_, snapshot)| *snapshot <= one.snapshot_index);
+            let mut position = from.map_or(0, |(position, _)| position);
+            while left > 0 {
+                let Some(bin) = bins.get_mut(position) else {
+                    let kinds =
+                        crate::sizes::candidates(pool, |kind| need.types.contains(&kind.name));
+                    let kind = kinds.into_iter().find(|kind| may_make(&kind.name));
+                    let Some(kind) = kind.filter(|_| packed.wanted.len() < most) else { break };
+                    packed.wanted.push((kind.name.clone(), one.job.clone()));
+                    let (kind, room) = (kind.name.clone(), kind.resources());
+                    bins.push(Bin { kind, room, gained_at: None });
+                    continue;
+                };
+                let is_new = bin.gained_at.is_none_or(|index| index > one.snapshot_index);
+                if is_new && need.types.contains(&bin.kind) {
+                    let fits = fitting(bin.room, need).min(left);
+                    if fits > 0 {
+                        left -= fits;
+                        bin.room = bin.room.minus(times(need.resources, fits));
+                        packed.used.insert(position);
+                    }
+                }
+                position += 1;
+            }
+            if left > 0 {
+                packed.is_stuck |= !need.types.is_empty();
+                searched.insert(Size::of(need), (bins.len(), one.snapshot_index));
+            }
+        }
+    }
+    packed
+}
+
+/// What needs that fit into the same bins have in common.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Size<'a>(u64, u64, u64, u32, &'a BTreeSet<Text>);
+
+impl<'a> Size<'a> {
+    fn of(need: &'a Need) -> Self {
+        let Resources { cpu_mhz, memory_mb, disk_mb } = need.resources;
+        Self(cpu_mhz, memory_mb, disk_mb, need.per_machine_max, &need.types)
+    }
+}
+
+fn times(one: Resources, count: u32) -> Resources {
+    let count = u64::from(count);
+    Resources {
+        cpu_mhz: one.cpu_mhz.saturating_mul(count),
+        memory_mb: one.memory_mb.saturating_mul(count),
+        disk_mb: one.disk_mb.saturating_mul(count),
+    }
+}
+
+/// How many of a need's instances fit into so much room.
+fn fitting(room: Resources, need: &Need) -> u32 {
+    let of = |room: u64, one: u64| room.checked_div(one).unwrap_or(u64::MAX);
+    let Resources { cpu_mhz, memory_mb, disk_mb } = need.resources;
+    let most = of(room.cpu_mhz, cpu_mhz)
+        .min(of(room.memory_mb, memory_mb))
+        .min(of(room.disk_mb, disk_mb))
+        .min(need.per_machine_max.into());
+    u32::try_from(most).unwrap_or(u32::MAX)
+}
