@@ -90,8 +90,13 @@ impl InstancePool {
                 return Err(format!("{name} must be from 1 ms to a year"));
             }
         }
-        for kind in self.types.values() {
+        for (key, kind) in &self.types {
             let name = &kind.name;
+            if name != key || !is_type_name(name) {
+                return Err(format!(
+                    "type \"{name}\": its name must be 1 to 128 letters, digits, '-', '_' or '.'"
+                ));
+            }
             if kind.provider_type.is_empty() {
                 return Err(format!("type \"{name}\" needs a provider_type"));
             }
@@ -109,6 +114,11 @@ impl InstancePool {
         }
         Ok(())
     }
+}
+
+fn is_type_name(name: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=128).contains(&name.len()) && name.chars().all(is_allowed)
 }
 
 /// The id of a machine that no row stands for.
