@@ -5,3 +5,4 @@
 //! to its end, and the limits that providers named. What is here is built again by the next leader.
 
 pub mod call;
+pub mod explain;
