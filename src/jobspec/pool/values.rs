@@ -119,9 +119,7 @@ fn decimal(count: u64, scale: u32) -> Value {
 }
 
 fn read_pool(value: &Value, name: &str, errors: &mut Vec<FieldError>) -> Option<InstancePool> {
-    let Some(mut fields) = Reader::of(value, String::new(), &POOL_KEYS, errors) else {
-        return None;
-    };
+    let mut fields = Reader::of(value, String::new(), &POOL_KEYS, errors)?;
     let life = limits::NODE_LIFE_MS_MAX;
     let count_max = u64::from(limits::INSTANCES_MAX);
     let given = fields.text("Name");

@@ -12,6 +12,7 @@ use crate::{
     id::{InstanceId, JobKey, Text, TimeMs},
     limits,
     node::{Driver, NodeDescription, NodeResources},
+    plant::{Plant, is_planted},
     resources::Resources,
     state::State,
 };
@@ -183,9 +184,7 @@ impl State {
         if cause == Operator {
             return Ok(());
         }
-        if row.behavior == Behavior::Hold
-            && !crate::plant::is_planted(crate::plant::Plant::HeldIsShutDown)
-        {
+        if row.behavior == Behavior::Hold && !is_planted(Plant::HeldIsShutDown) {
             return invalid("the instance is held");
         }
         if cause.needs_empty() && !self.is_empty_instance(row) {
