@@ -17,14 +17,17 @@ use super::alloc::AllocCommand;
 use super::context::{Context, Exit, GlobalFlags, Outcome};
 use super::demo_web::DemoWebArgs;
 use super::eval::EvalCommand;
+use super::instance::InstanceCommand;
 use super::job::JobCommand;
 use super::node::NodeCommand;
 use super::operator::OperatorCommand;
 use super::output::Output;
+use super::pool::PoolCommand;
 use super::system::SystemCommand;
 use super::up::UpArgs;
 use super::{
-    agent, alloc, argv, bench, demo_web, eval, job, node, operator, process, server, system, up,
+    agent, alloc, argv, bench, demo_web, eval, instance, job, node, operator, pool, process,
+    server, system, up,
 };
 use crate::bench::BenchCommand;
 
@@ -64,6 +67,12 @@ enum Command {
     /// Inspect nodes, take them out of and into service
     #[command(subcommand)]
     Node(NodeCommand),
+    /// Pools of machines that come when jobs wait and go when they idle
+    #[command(subcommand)]
+    Pool(PoolCommand),
+    /// Machines of instance pools: what they do, hold, drain, shut down
+    #[command(subcommand)]
+    Instance(InstanceCommand),
     /// Inspect and stop allocations, read their logs
     #[command(subcommand)]
     Alloc(AllocCommand),
@@ -116,6 +125,8 @@ impl Command {
         match self {
             Self::Job(_)
             | Self::Node(_)
+            | Self::Pool(_)
+            | Self::Instance(_)
             | Self::Alloc(_)
             | Self::Eval(_)
             | Self::Operator(_)
@@ -269,6 +280,8 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Agent(arguments) => agent::start(arguments, region),
         Command::Job(command) => job::run(context, &command),
         Command::Node(command) => node::run(context, &command),
+        Command::Pool(command) => pool::run(context, &command),
+        Command::Instance(command) => instance::run(context, &command),
         Command::Alloc(command) => alloc::run(context, &command),
         Command::Eval(command) => eval::run(context, &command),
         Command::Operator(command) => operator::run(context, &command),

@@ -38,6 +38,13 @@ pub(crate) const NODE: Noun = Noun {
 /// Nodes, also those that are offline and not registered.
 pub(crate) const NODE_OR_OFFLINE: Noun =
     Noun { list_paths: &["/v1/nodes", "/v1/nodes/offline"], ..NODE };
+/// Instances of pools.
+pub(crate) const INSTANCE: Noun = Noun {
+    name: "instance",
+    list_paths: &["/v1/instances"],
+    columns: &[("ID", "ID"), ("Pool", "Pool"), ("Type", "Type"), ("State", "State")],
+    by_name: false,
+};
 /// Allocations.
 pub(crate) const ALLOCATION: Noun = Noun {
     name: "allocation",

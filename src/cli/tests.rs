@@ -1,6 +1,8 @@
 //! The command line against a canned HTTP server: what is asked, what is printed, how it exits.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod pools;
+
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -6,6 +6,7 @@ use fsm::{Text, limits};
 use serde_json::{Map, Value};
 
 use super::{error::Error, time};
+use crate::jobspec::suggest::did_you_mean;
 
 /// Who acts when the client of this API does not say.
 const OPERATOR: &str = "operator";
@@ -56,6 +57,18 @@ impl<'a> Fields<'a> {
     /// Names and values of this object.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
         self.object.into_iter().flatten()
+    }
+
+    /// Refuses names that are not among these.
+    pub(crate) fn known(&self, names: &[&'static str]) -> Result<(), Error> {
+        let is_known = |asked: &str| names.iter().any(|name| name.eq_ignore_ascii_case(asked));
+        let Some((asked, _)) = self.entries().find(|(asked, _)| !is_known(asked)) else {
+            return Ok(());
+        };
+        let hint = did_you_mean(asked, names.iter().copied());
+        let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
+        let shown: String = asked.chars().take(64).collect();
+        Err(Error::bad(format!("{}: unknown key{hint}", self.place(&shown))))
     }
 
     /// A text.

@@ -3,7 +3,7 @@
 //! A page token is the key of the first row of the next page, so pages stay right while rows come and go.
 
 use bytes::Bytes;
-use fsm::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text};
+use fsm::{AllocationId, EvaluationId, Index, InstanceId, JobKey, NodeId, Text};
 use serde_json::Value;
 
 use super::{call::Call, error::Error};
@@ -55,14 +55,17 @@ impl PageKey for Text {
     }
 }
 
-impl PageKey for NodeId {
-    fn token(&self) -> String {
-        self.to_string()
-    }
-    fn parse(token: &str) -> Option<Self> {
-        token.parse().ok()
-    }
+macro_rules! by_id {
+    ($($id:ty),*) => {$(impl PageKey for $id {
+        fn token(&self) -> String {
+            self.to_string()
+        }
+        fn parse(token: &str) -> Option<Self> {
+            token.parse().ok()
+        }
+    })*};
 }
+by_id!(NodeId, InstanceId);
 
 macro_rules! created {
     ($($id:ty),*) => {$(impl PageKey for (Index, $id) {

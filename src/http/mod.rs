@@ -19,6 +19,8 @@ mod call;
 mod client;
 mod error;
 mod evaluation;
+mod instance;
+mod instance_pool;
 mod job;
 mod job_bodies;
 mod jobs_bridge;
@@ -124,6 +126,8 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         .merge(evaluation::routes())
         .merge(node::routes())
         .merge(node_pool::routes())
+        .merge(instance_pool::routes())
+        .merge(instance::routes())
         .merge(namespace::routes())
         .merge(status::routes())
         .merge(agent::routes())

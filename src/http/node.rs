@@ -80,7 +80,7 @@ async fn evaluation_ids(call: &Call, node: NodeId) -> Result<Vec<EvaluationId>, 
     Ok(call.evaluation_ids(evaluations_wanted(&snapshot.state, node)))
 }
 
-fn evaluations_wanted(state: &State, node: NodeId) -> usize {
+pub(super) fn evaluations_wanted(state: &State, node: NodeId) -> usize {
     let on_node: BTreeSet<_> = state.allocations_of_node(node).map(|a| &a.job).collect();
     let per_node = state
         .jobs()

@@ -5,7 +5,6 @@ use fsm::{Text, settings::NodeLife};
 use serde_json::{Map, Value};
 
 use super::{body::Fields, error::Error};
-use crate::jobspec::suggest::did_you_mean;
 
 /// Where the value of a key stands.
 enum Place {
@@ -45,14 +44,7 @@ pub(crate) fn shown(life: &NodeLife) -> Value {
 
 /// The settings with the changes that a request asks for: keys that it leaves out keep their value.
 pub(crate) fn changed(mut life: NodeLife, fields: &Fields<'_>) -> Result<NodeLife, Error> {
-    for (asked, _) in fields.entries() {
-        if !KEYS.iter().any(|(name, _)| name.eq_ignore_ascii_case(asked)) {
-            let hint = did_you_mean(asked, KEYS.iter().map(|(name, _)| *name));
-            let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
-            let shown: String = asked.chars().take(64).collect();
-            return Err(Error::bad(format!("{}: unknown key{hint}", fields.place(&shown))));
-        }
-    }
+    fields.known(&KEYS.map(|(name, _)| name))?;
     for (name, place) in &KEYS {
         match place {
             Place::Ms(at) => {

@@ -7,6 +7,7 @@ mod blocking;
 mod cluster;
 mod mutate;
 mod node_life;
+mod pools;
 mod proxy;
 mod random;
 mod shapes;

@@ -8,6 +8,7 @@ mod job;
 mod member;
 mod node;
 mod node_state;
+mod pool;
 mod settings;
 
 pub(crate) use allocation::{allocation, allocation_stub};
@@ -16,6 +17,7 @@ pub(crate) use job::{current_version, job, job_stub, job_summary, job_version};
 pub(crate) use member::{member, raft_server};
 pub(crate) use node::{node, node_stub};
 pub(crate) use node_state::{mass_loss, offline_node};
+pub(crate) use pool::{instance, instance_pool};
 pub(crate) use settings::{namespace, node_pool, scheduler_configuration};
 
 use std::{collections::BTreeMap, fmt::Display};

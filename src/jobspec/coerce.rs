@@ -27,6 +27,22 @@ pub(super) fn typed(value: Value, kind: Kind) -> Result<Value, String> {
                 .map(Value::from)
                 .ok_or_else(|| format!("expected a duration such as \"30s\", found {found}")),
         },
+        Kind::Milliseconds => {
+            let Some(text) = value.as_str() else {
+                return Err(format!("expected a duration such as \"30s\", found {found}"));
+            };
+            let nanoseconds = duration::parse(text)?;
+            if nanoseconds < 0 || nanoseconds % 1_000_000 != 0 {
+                return Err(format!("expected whole milliseconds, not negative; found {found}"));
+            }
+            Ok(Value::from(nanoseconds / 1_000_000))
+        }
+        Kind::Decimal => value
+            .as_f64()
+            .or_else(|| value.as_str()?.parse().ok())
+            .filter(|number| number.is_finite())
+            .map(Value::from)
+            .ok_or_else(|| format!("expected a number, found {found}")),
         Kind::TextList => {
             let Value::Array(items) = value else {
                 return Err(format!("expected a list such as [\"a\", \"b\"], found {found}"));

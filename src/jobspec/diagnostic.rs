@@ -136,6 +136,11 @@ impl<'s> Sink<'s> {
         self.push(span, Severity::Warning, message.into());
     }
 
+    /// Whether the file cannot be used.
+    pub(super) fn has_errors(&self) -> bool {
+        self.found.iter().any(|(_, severity, _)| *severity == Severity::Error)
+    }
+
     /// Whether a further error would only be counted: what is expensive to say need not be made up.
     pub(super) fn is_full(&self) -> bool {
         // An error must be kept even when warnings filled the list.

@@ -23,8 +23,8 @@ const ASSIGNMENTS_MAX: usize = 20_000;
 /// What Nomad allows at the top of a file and this program does not read yet.
 const TOP_LEVEL_UNSUPPORTED: [&str; 3] = ["variable", "variables", "locals"];
 
-/// The job in a file, or `None` after messages.
-pub(super) fn parse(source: &str, sink: &mut Sink<'_>) -> Option<Value> {
+/// What a file holds, or `None` after messages.
+pub(super) fn body(source: &str, sink: &mut Sink<'_>) -> Option<Body> {
     if source.bytes().filter(|byte| matches!(byte, b'=' | b':')).count() > ASSIGNMENTS_MAX {
         let message = format!(
             "the file has more than {ASSIGNMENTS_MAX} `=` and `:` signs: split the job or move large texts out of it"
@@ -32,16 +32,21 @@ pub(super) fn parse(source: &str, sink: &mut Sink<'_>) -> Option<Value> {
         sink.error(0..0, message);
         return None;
     }
-    let body = match hcl::edit::parser::parse_body(source) {
-        Ok(body) => body,
+    match hcl::edit::parser::parse_body(source) {
+        Ok(body) => Some(body),
         Err(error) => {
             let at = error.location().offset();
             let hint =
                 if error.message().contains("expected `}`") { " (is a `}` missing?)" } else { "" };
             sink.error(at..at, format!("syntax error: {}{hint}", error.message()));
-            return None;
+            None
         }
-    };
+    }
+}
+
+/// The job in a file, or `None` after messages.
+pub(super) fn parse(source: &str, sink: &mut Sink<'_>) -> Option<Value> {
+    let body = body(source, sink)?;
     let mut jobs = Vec::new();
     for structure in &body {
         match structure {
@@ -78,7 +83,7 @@ pub(super) fn parse(source: &str, sink: &mut Sink<'_>) -> Option<Value> {
     }
 }
 
-fn place(ident: &Decorated<Ident>) -> Range<usize> {
+pub(super) fn place(ident: &Decorated<Ident>) -> Range<usize> {
     ident.span().unwrap_or(0..0)
 }
 
@@ -100,7 +105,7 @@ enum Written {
 }
 
 /// Reads one block by its table.
-fn walk(
+pub(super) fn walk(
     block: &Block,
     name: &str,
     table: &'static schema::Block,

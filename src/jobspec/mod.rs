@@ -1,4 +1,4 @@
-//! Job files and the JSON form of jobs. This module owns three translations and the messages for what does not translate:
+//! Job files and the JSON form of jobs; pool files are in `pool.rs`. This module owns three translations and the messages for what does not translate:
 //!
 //! ```text
 //!  job file (HCL or JSON) ── parse ──► API JSON ── to_spec ──► fsm::JobSpec (validated, defaults filled in)
@@ -15,6 +15,7 @@ mod diagnostic;
 mod duration;
 mod expression;
 mod hcl;
+mod pool;
 mod schema;
 pub(crate) mod suggest;
 mod view;
@@ -28,6 +29,7 @@ use serde_json::Value;
 pub(crate) use convert::SIGNALS;
 pub use convert::{Conversion, FieldError, to_spec};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
+pub use pool::{instance_pool_json, instance_pool_of, parse_pool, price_json};
 pub use view::{JobFields, job_json};
 
 use diagnostic::Sink;
@@ -74,9 +76,10 @@ fn is_json(path: &str, source: &str) -> bool {
     extension.eq_ignore_ascii_case("json") || source.trim_start().starts_with('{')
 }
 
-fn parse_json(source: &str, sink: &mut Sink<'_>) -> Option<Value> {
-    let value: Value = match serde_json::from_str(source) {
-        Ok(value) => value,
+/// The JSON of a file, or `None` after a message.
+fn json_value(source: &str, sink: &mut Sink<'_>) -> Option<Value> {
+    match serde_json::from_str(source) {
+        Ok(value) => Some(value),
         Err(error) => {
             let at = sink.offset(error.line(), error.column());
             let text = error.to_string();
@@ -87,9 +90,13 @@ fn parse_json(source: &str, sink: &mut Sink<'_>) -> Option<Value> {
                 format!("not valid JSON: {cause}")
             };
             sink.error(at..at + 1, message);
-            return None;
+            None
         }
-    };
+    }
+}
+
+fn parse_json(source: &str, sink: &mut Sink<'_>) -> Option<Value> {
+    let value = json_value(source, sink)?;
     let Value::Object(mut fields) = value else {
         sink.error(0..1, "expected a JSON object: `{\"Job\": {…}}` or the job itself");
         return None;

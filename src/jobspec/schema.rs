@@ -12,6 +12,10 @@ pub(super) enum Kind {
     Boolean,
     /// `"30s"`, or nanoseconds.
     Duration,
+    /// `"30s"`, in whole milliseconds.
+    Milliseconds,
+    /// A number with a fraction, also as text.
+    Decimal,
     /// A list of texts.
     TextList,
 }
@@ -102,6 +106,12 @@ const fn boolean(name: &'static str, field: &'static str) -> Attribute {
 }
 const fn duration(name: &'static str, field: &'static str) -> Attribute {
     attribute(name, field, Kind::Duration)
+}
+const fn milliseconds(name: &'static str, field: &'static str) -> Attribute {
+    attribute(name, field, Kind::Milliseconds)
+}
+const fn decimal(name: &'static str, field: &'static str) -> Attribute {
+    attribute(name, field, Kind::Decimal)
 }
 const fn texts(name: &'static str, field: &'static str) -> Attribute {
     attribute(name, field, Kind::TextList)
@@ -440,3 +450,47 @@ static CHECK_RESTART: Block = plain(&[
     duration("grace", "Grace"),
     boolean("ignore_warnings", "IgnoreWarnings"),
 ]);
+
+/// An instance pool, root of a pool file.
+pub(super) static POOL: Block = Block {
+    label: Label::Field("Name"),
+    attributes: &[
+        required(text("provider", "Provider")),
+        integer("min", "Min"),
+        required(integer("max", "Max")),
+        decimal("price_factor", "PriceFactor"),
+        milliseconds("idle_timeout", "IdleTimeoutMs"),
+        milliseconds("boot_timeout", "BootTimeoutMs"),
+        milliseconds("probe_timeout", "ProbeTimeoutMs"),
+        integer("max_concurrent_creates", "MaxConcurrentCreates"),
+    ],
+    blocks: &[many("type", "Types", &POOL_TYPE)],
+    unsupported: &[],
+    finish: Finish::None,
+};
+
+static POOL_TYPE: Block = Block {
+    label: Label::Field("Name"),
+    attributes: &[
+        text("provider_type", "ProviderType"),
+        required(integer("cpu", "CPU")),
+        required(integer("memory", "MemoryMB")),
+        integer("disk", "DiskMB"),
+        decimal("price", "Price"),
+        boolean("preemptible", "Preemptible"),
+        text("quota_group", "QuotaGroup"),
+        text("image", "Image"),
+    ],
+    blocks: &[one("node", "Node", &POOL_NODE)],
+    unsupported: &[],
+    finish: Finish::None,
+};
+
+static POOL_NODE: Block = Block {
+    blocks: &[text_map("attributes", "Attributes"), text_map("meta", "Meta")],
+    ..plain(&[
+        text("datacenter", "Datacenter"),
+        text("class", "Class"),
+        texts("drivers", "Drivers"),
+    ])
+};

@@ -275,7 +275,7 @@ async fn run_until_stopped(config: &ServerConfig) -> anyhow::Result<()> {
     let mut terminate = tokio::signal::unix::signal(SignalKind::terminate())?;
     let mut interrupt = tokio::signal::unix::signal(SignalKind::interrupt())?;
     open_files::raise();
-    let server = RunningServer::start(config).await?;
+    let server = Box::pin(RunningServer::start(config)).await?;
     tracing::info!(name = config.name, http = %server.http, rpc = %server.rpc,
         server = %format!("{:x}", server.core.id), "server started");
     let mut failed = server.core.failed();

@@ -3,6 +3,8 @@
 mod drain;
 mod service;
 
+pub(super) use service::actor;
+
 use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
@@ -219,7 +221,12 @@ fn overview(node: &Value, style: Style) -> String {
         .filter(|(_, driver)| driver.flag("Healthy"))
         .map(|(name, _)| name)
         .collect();
-    pairs(&[
+    let instance = node.present("Instance").map(|instance| {
+        let closed = if instance.flag("Open") { "" } else { ", no new work" };
+        let id = style.id(instance.text("ID"));
+        ("Instance", format!("{id} of pool {}{closed}", node.text("NodePool")))
+    });
+    let mut shown = vec![
         ("ID", style.id(node.text("ID"))),
         ("Name", node.shown("Name")),
         ("Node Pool", node.shown("NodePool")),
@@ -231,7 +238,9 @@ fn overview(node: &Value, style: Style) -> String {
         ("Status Description", node.shown("StatusDescription")),
         ("Drivers", drivers.join(",")),
         ("HTTP Address", node.shown("HTTPAddr")),
-    ])
+    ];
+    shown.extend(instance);
+    pairs(&shown)
 }
 
 fn resources(node: &Value) -> String {

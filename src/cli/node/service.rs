@@ -74,7 +74,7 @@ pub(crate) struct EventsArgs {
 }
 
 /// Who this program says it acts for: `user@host`.
-pub(super) fn actor() -> String {
+pub(crate) fn actor() -> String {
     let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let user = variable("USER").or_else(|| variable("LOGNAME"));
     let system = rustix::system::uname();

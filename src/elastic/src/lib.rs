@@ -6,6 +6,7 @@
 
 pub mod call;
 pub mod demand;
+pub mod explain;
 pub mod fleet;
 pub mod limits;
 pub mod sizes;

@@ -57,6 +57,6 @@ mod tests {
             assert_eq!(check(other), Err(OtherGeneration(other)));
         }
         let text = OtherGeneration(1).to_string();
-        assert_eq!(text, "of generation 1, this binary reads generation 3");
+        assert_eq!(text, "of generation 1, this binary reads generation 4");
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::{
     id::Index,
+    pool::{Behavior, InstanceState, ShutdownCause},
     resources::{NodeUsage, PortHolder},
     state::State,
 };
@@ -24,6 +25,8 @@ const CHECKS: &[Check] = &[
     ("references", references),
     ("indexes-ordered", indexes_ordered),
     ("blocked-once", blocked_once),
+    ("instance-binding", instance_binding),
+    ("instance-life", instance_life),
     ("digest", digest),
 ];
 
@@ -167,6 +170,12 @@ fn indexes_ordered(state: &State, out: &mut Vec<String>) {
     for row in state.allocations.iter() {
         check("allocation", row.create_index, row.modify_index);
     }
+    for row in state.instance_pools.iter() {
+        check("instance pool", row.create_index, row.modify_index);
+    }
+    for row in state.instances.iter() {
+        check("instance", row.create_index, row.modify_index);
+    }
 }
 
 /// I21: at most one blocked evaluation per job, and per (job, node) for jobs that run once per
@@ -177,6 +186,58 @@ fn blocked_once(state: &State, out: &mut Vec<String>) {
         let blocked = row.status == crate::evaluation::EvaluationStatus::Blocked;
         if blocked && !seen.insert((row.job.clone(), row.node)) {
             out.push(format!("job {} has two blocked evaluations", row.job));
+        }
+    }
+}
+
+/// An instance and its node name each other, and the node says as the instance does whether it is
+/// given work.
+fn instance_binding(state: &State, out: &mut Vec<String>) {
+    for node in state.nodes.iter() {
+        let Some(named) = node.instance else { continue };
+        let Some(row) = state.instances.get(&named.id) else {
+            out.push(format!("node {} is instance {}, which is gone", node.id, named.id));
+            continue;
+        };
+        if row.node != Some(node.id) {
+            out.push(format!("node {} is instance {} of node {:?}", node.id, row.id, row.node));
+        }
+        if named.open != row.is_open() {
+            let (on_node, on_row) = (named.open, row.is_open());
+            out.push(format!("instance {}: open is {on_node}, the row says {on_row}", row.id));
+        }
+    }
+    for row in state.instances.iter() {
+        let Some(node) = row.node else { continue };
+        let named = state.nodes.get(&node).and_then(|node| node.instance);
+        if named.is_none_or(|named| named.id != row.id) {
+            out.push(format!("instance {} has node {node}, which is {named:?}", row.id));
+        }
+    }
+}
+
+/// An instance has a deadline until it is shut down, which is not done by machine while it is
+/// held.
+fn instance_life(state: &State, out: &mut Vec<String>) {
+    for row in state.instances.iter() {
+        let is_ending = row.state == InstanceState::ShuttingDown;
+        if is_ending != row.shutdown.is_some() {
+            out.push(format!("instance {} is {:?}: {:?}", row.id, row.state, row.shutdown));
+        }
+        if !is_ending && row.deadline_at == 0 {
+            out.push(format!("instance {} has no deadline", row.id));
+        }
+        let Some(shutdown) = &row.shutdown else { continue };
+        let by_machine = match shutdown.cause {
+            ShutdownCause::Operator | ShutdownCause::Unknown | ShutdownCause::Expired => false,
+            ShutdownCause::Idle
+            | ShutdownCause::Drained
+            | ShutdownCause::Shrink
+            | ShutdownCause::BootFailed
+            | ShutdownCause::ProbeFailed => shutdown.by.is_empty(),
+        };
+        if row.behavior == Behavior::Hold && by_machine {
+            out.push(format!("instance {} is held, and shut down: {:?}", row.id, shutdown.cause));
         }
     }
 }

@@ -23,7 +23,14 @@ use super::{
 const NODE: NodeId = NodeId([0x11; 16]);
 const ALLOCATION: &str = "abababab-abab-abab-0000-000000000002";
 
-const SEGMENTS: [&str; 49] = [
+const SEGMENTS: [&str; 56] = [
+    "instances",
+    "instance",
+    "instance-pools",
+    "instance-pool",
+    "behavior",
+    "shutdown",
+    "pause",
     "jobs",
     "job",
     "web",

@@ -59,7 +59,7 @@ fn without_job_details(value: &mut Value) {
 }
 
 #[track_caller]
-fn check(name: &str, response: &TestResponse) {
+pub(super) fn check(name: &str, response: &TestResponse) {
     let mut body = response.json();
     without_job_details(&mut body);
     if let Some(version) = body.pointer_mut("/config/Version/Version") {

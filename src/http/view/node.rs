@@ -2,7 +2,7 @@
 
 use fsm::{
     Node, Text,
-    node::{Drain, Driver, NodeEvent, NodeResources},
+    node::{Drain, Driver, NodeEvent, NodeInstance, NodeResources},
     resources::Resources,
 };
 use serde_json::{Map, Value, json};
@@ -63,12 +63,18 @@ pub(crate) fn node(node: &Node) -> Value {
         ("Health", health(node)),
         ("ReadyDeadline", time::rfc3339(node.must_be_ready_at().unwrap_or(0)).into()),
         ("Eligibility", eligibility(&node.eligibility)),
+        ("Instance", node.instance.map_or(Value::Null, instance)),
     ];
     let mut value = common(node);
     if let Value::Object(object) = &mut value {
         object.extend(more.map(|(name, value)| (name.to_owned(), value)));
     }
     value
+}
+
+/// The instance that a node is.
+fn instance(instance: NodeInstance) -> Value {
+    json!({ "ID": instance.id.to_string(), "Open": instance.open })
 }
 
 fn common(node: &Node) -> Value {

@@ -55,6 +55,15 @@ impl Turn<'_> {
             let node = self.new_node(id, secret, identity, description, binding);
             return Ok(Self::node_reply(node, Vec::new()));
         };
+        if let Some(bound) = old.instance
+            && old.description.pool != description.pool
+        {
+            let message = format!(
+                "the node is instance {} of pool \"{}\" and cannot move to pool \"{}\"",
+                bound.id, old.description.pool, description.pool
+            );
+            return Err(Rejection::Invalid(message.into()));
+        }
         let mut node = (*old).clone();
         if let Some(row) = binding {
             self.put_binding(row, &mut node);

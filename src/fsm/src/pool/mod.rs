@@ -3,6 +3,8 @@
 mod commands;
 mod row;
 mod rules;
+#[cfg(test)]
+mod tests;
 mod transitions;
 
 pub use commands::{

@@ -12,6 +12,7 @@ use crate::{
     id::{InstanceId, JobKey, Text, TimeMs},
     limits,
     node::{Driver, NodeDescription, NodeResources},
+    plant::{Plant, is_planted},
     resources::Resources,
     state::State,
 };
@@ -90,8 +91,13 @@ impl InstancePool {
                 return Err(format!("{name} must be from 1 ms to a year"));
             }
         }
-        for kind in self.types.values() {
+        for (key, kind) in &self.types {
             let name = &kind.name;
+            if name != key || !is_type_name(name) {
+                return Err(format!(
+                    "type \"{name}\": its name must be 1 to 128 letters, digits, '-', '_' or '.'"
+                ));
+            }
             if kind.provider_type.is_empty() {
                 return Err(format!("type \"{name}\" needs a provider_type"));
             }
@@ -109,6 +115,11 @@ impl InstancePool {
         }
         Ok(())
     }
+}
+
+fn is_type_name(name: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=128).contains(&name.len()) && name.chars().all(is_allowed)
 }
 
 /// The id of a machine that no row stands for.
@@ -173,9 +184,7 @@ impl State {
         if cause == Operator {
             return Ok(());
         }
-        if row.behavior == Behavior::Hold
-            && !crate::plant::is_planted(crate::plant::Plant::HeldIsShutDown)
-        {
+        if row.behavior == Behavior::Hold && !is_planted(Plant::HeldIsShutDown) {
             return invalid("the instance is held");
         }
         if cause.needs_empty() && !self.is_empty_instance(row) {

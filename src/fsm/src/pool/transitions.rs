@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use super::{
     Behavior, CreateOutcome, DeleteInstancePool, DestroyOutcome, Instance, InstanceOutcome,
-    InstanceState, InstanceType, Intent, LimitClass, LimitPool, LimitScope, NoteInstance,
-    NoteUnhelped, ObserveInstances, Pause, PauseInstancePool, ProviderLimit, ProviderList,
-    RequestInstances, SeenMachine, SetInstanceBehavior, ShutDownInstance, Shutdown, ShutdownCause,
-    Unhelped, UpsertInstancePool, rules::stray_id,
+    InstancePool, InstanceState, InstanceType, Intent, LimitClass, LimitPool, LimitScope,
+    NoteInstance, NoteUnhelped, ObserveInstances, Pause, PauseInstancePool, ProviderLimit,
+    ProviderList, RequestInstances, SeenMachine, SetInstanceBehavior, ShutDownInstance, Shutdown,
+    ShutdownCause, Unhelped, UpsertInstancePool, rules::stray_id,
 };
 use crate::{
     allocation::Allocation,
@@ -91,16 +91,12 @@ impl Turn<'_> {
         row.modify_index = self.index;
         self.state.instance_pools.put(row, self.changes);
         self.effects.insert(Effect::InstancePool(pool.name.clone()));
-        let stale: Vec<_> =
-            self.state.unhelped.iter().filter(|row| row.pool == pool.name).collect();
-        for job in stale.into_iter().map(|row| row.job.clone()).collect::<Vec<_>>() {
-            self.state.unhelped.remove(&job, self.changes);
-        }
+        self.forget_unhelped_by(&pool.name);
         let left: Vec<_> = self
             .state
             .instances_of(&pool.name)
             .filter(|row| !pool.types.contains_key(&row.kind.name))
-            .filter(|row| row.behavior == Behavior::Run)
+            .filter(|row| row.behavior == Behavior::Run && row.shutdown.is_none())
             .cloned()
             .collect();
         for row in left {
@@ -128,8 +124,16 @@ impl Turn<'_> {
         for scope in limits.map(|row| row.scope.clone()).collect::<Vec<_>>() {
             self.state.provider_limits.remove(&(name.clone(), scope), self.changes);
         }
+        self.forget_unhelped_by(name);
         self.effects.insert(Effect::InstancePool(name.clone()));
         Ok(Reply::Done)
+    }
+
+    fn forget_unhelped_by(&mut self, pool: &Text) {
+        let rows = self.state.unhelped.iter().filter(|row| row.pool == *pool);
+        for job in rows.map(|row| row.job.clone()).collect::<Vec<_>>() {
+            self.state.unhelped.remove(&job, self.changes);
+        }
     }
 
     pub(crate) fn pause_instance_pool(&mut self, command: &PauseInstancePool) -> Outcome {
@@ -143,7 +147,7 @@ impl Turn<'_> {
         Ok(Reply::Done)
     }
 
-    /// Takes as many intents as the pool has room for, in order.
+    /// Takes the intents that the pool has room for, in order; refused if it has for none.
     pub(crate) fn request_instances(&mut self, command: &RequestInstances) -> Outcome {
         let RequestInstances { pool: name, pool_modify_index, intents } = command;
         let found = self.state.instance_pools.get(name).cloned();
@@ -155,33 +159,49 @@ impl Turn<'_> {
         if pool.paused.is_some() {
             return invalid("the pool is paused");
         }
-        for Intent { id, token, kind, wanted_by } in intents {
-            let room = usize::try_from(pool.max).unwrap_or(usize::MAX);
-            if self.state.instance_count(name) >= room {
-                return invalid(format!("pool \"{name}\" has its {} instances", pool.max));
+        let mut refused = None;
+        let mut is_any_taken = false;
+        for intent in intents {
+            match self.request_instance(&pool, intent) {
+                Ok(()) => is_any_taken = true,
+                Err(why) => refused = refused.or(Some(why)),
             }
-            let Some(kind) = pool.types.get(kind) else {
-                return invalid(format!("pool \"{name}\" has no type \"{kind}\""));
-            };
-            if let Some(limit) = self.state.limit_on(name, kind, self.at) {
-                return invalid(format!("{}: {}", limit.class.name(), limit.detail));
-            }
-            if self.state.instances.contains(id) {
-                return invalid("the id of the intent is in use");
-            }
-            let deadline_at = if is_planted(Plant::IntentWithoutDeadline) {
-                u64::MAX
-            } else {
-                self.at.saturating_add(pool.boot_timeout_ms)
-            };
-            self.put_instance(Instance {
-                token: *token,
-                wanted_by: wanted_by.clone(),
-                deadline_at,
-                ..self.new_instance(*id, name, &pool.provider, Arc::clone(kind))
-            });
         }
-        Ok(Reply::Done)
+        // A command that was partly taken is no rejection: that would say that no row changed.
+        match refused {
+            Some(why) if !is_any_taken => Err(why),
+            _ => Ok(Reply::Done),
+        }
+    }
+
+    fn request_instance(&mut self, pool: &InstancePool, intent: &Intent) -> Result<(), Rejection> {
+        let Intent { id, token, kind, wanted_by } = intent;
+        let name = &pool.name;
+        let room = usize::try_from(pool.max).unwrap_or(usize::MAX);
+        if self.state.instance_count(name) >= room {
+            return invalid(format!("pool \"{name}\" has its {} instances", pool.max));
+        }
+        let Some(kind) = pool.types.get(kind) else {
+            return invalid(format!("pool \"{name}\" has no type \"{kind}\""));
+        };
+        if let Some(limit) = self.state.limit_on(name, kind, self.at) {
+            return invalid(format!("{}: {}", limit.class.name(), limit.detail));
+        }
+        if self.state.instances.contains(id) {
+            return invalid("the id of the intent is in use");
+        }
+        let deadline_at = if is_planted(Plant::IntentWithoutDeadline) {
+            u64::MAX
+        } else {
+            self.at.saturating_add(pool.boot_timeout_ms)
+        };
+        self.put_instance(Instance {
+            token: *token,
+            wanted_by: wanted_by.clone(),
+            deadline_at,
+            ..self.new_instance(*id, name, &pool.provider, Arc::clone(kind))
+        });
+        Ok(())
     }
 
     fn new_instance(
@@ -343,8 +363,8 @@ impl Turn<'_> {
         if *epoch <= last {
             return invalid(format!("list {epoch} of \"{provider}\" is not newer than {last}"));
         }
-        let list = ProviderList { provider: provider.clone(), epoch: *epoch, at: self.at };
-        self.state.provider_lists.put(list, self.changes);
+        let row = ProviderList { provider: provider.clone(), epoch: *epoch, at: self.at };
+        self.state.provider_lists.put(row, self.changes);
         for seen in present {
             self.see(provider, scope, seen);
         }
@@ -410,6 +430,7 @@ impl Turn<'_> {
         } else if behavior != Behavior::Drain && is_ours {
             node.drain = None;
         }
+        let reason = clip(&reason.into());
         let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
         self.event(&mut node, &format!("Instance set to {}{why}", behavior.name()));
         self.put_node(node.clone());
@@ -444,7 +465,7 @@ impl Turn<'_> {
             if let Some(instance) = &mut node.instance {
                 instance.open = false;
             }
-            self.event(&mut node, &format!("Instance is shut down: {reason}"));
+            self.event(&mut node, &format!("Instance is shut down: {}", clip(reason)));
             self.put_node(node);
         }
         Ok(Reply::Done)

@@ -14,11 +14,13 @@ use crate::{
     indexes::JobIndex,
     job::{DeregisterJob, JobKind},
     node::Occupancy,
+    pool::{Behavior, DestroyOutcome, SetInstanceBehavior, ShutdownCause},
     state::State,
     testing::{Driver, job, job_key, job_with_ports, node_id, outcome, port},
 };
 
-/// A service with a port runs on node `a`, has an open evaluation, and a job runs once per node.
+/// A service with a port runs on node `a`, has an open evaluation, a job runs once per node, and
+/// of two instances of a pool one is shut down.
 fn cluster() -> Driver {
     let mut driver = Driver::default();
     let node = driver.node("a");
@@ -30,6 +32,10 @@ fn cluster() -> Driver {
     assert!(driver.commit_plan(plan).outcome_taken);
     driver.evaluate_job("t");
     driver.register_job(job("everywhere", JobKind::System, 1));
+    driver.instance_pool("gpu", |_| {});
+    driver.request_instance("gpu", "small");
+    let second = driver.request_instance("gpu", "small");
+    driver.shut_down(second, ShutdownCause::Operator);
     driver
 }
 
@@ -118,4 +124,35 @@ fn a_damaged_index_of_evaluations_jobs_or_sessions_ends_the_replica() {
         let now = driver.now;
         driver.commit_request(1, now, Command::Tick);
     });
+}
+
+/// An instance is held, or its machine is gone.
+#[test]
+fn a_damaged_index_of_instances_ends_the_replica() {
+    let hold = |driver: &mut Driver| {
+        let row = driver.state.instances.iter().find(|row| row.shutdown.is_none()).unwrap();
+        let id = row.id;
+        driver.accept(
+            SetInstanceBehavior {
+                id,
+                behavior: Behavior::Hold,
+                by: "alice".into(),
+                reason: "look".into(),
+                evaluation_ids: Vec::new(),
+            }
+            .into(),
+        );
+    };
+    let gone = |driver: &mut Driver| {
+        let row = driver.state.instances.iter().find(|row| row.shutdown.is_some()).unwrap();
+        let (id, error) = (row.id, "".into());
+        let command = DestroyOutcome { id, gone: true, error, evaluation_ids: Vec::new() };
+        driver.accept(command.into());
+    };
+    check("instances-by-pool", |state| state.instances_by_pool.clear(), hold);
+    check("instances-by-pool", |state| state.instances_by_pool.clear(), gone);
+    let emptied = |state: &mut State| {
+        state.instances_by_pool.insert("gpu".into(), imbl::OrdSet::new());
+    };
+    check("instances-by-pool", emptied, gone);
 }

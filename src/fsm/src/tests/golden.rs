@@ -7,6 +7,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "tests read what is pinned")]
 
+mod pools;
+
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
 use proptest::prelude::*;
@@ -482,6 +484,7 @@ pub(super) fn commands() -> Vec<Command> {
         Command::DigestVerdict(DigestVerdict { mark: 18, digest: Digest(19) }),
         collection(),
     ]);
+    commands.extend(pools::commands());
     commands
 }
 
@@ -517,6 +520,18 @@ fn command_name(command: &Command) -> &'static str {
         Command::MarkDigest => "mark-digest",
         Command::DigestVerdict(_) => "digest-verdict",
         Command::CollectGarbage(_) => "collect-garbage",
+        Command::UpsertInstancePool(_) => "upsert-instance-pool",
+        Command::DeleteInstancePool(_) => "delete-instance-pool",
+        Command::PauseInstancePool(_) => "pause-instance-pool",
+        Command::RequestInstances(_) => "request-instances",
+        Command::InstanceOutcome(_) => "instance-outcome",
+        Command::ObserveInstances(_) => "observe-instances",
+        Command::SetInstanceBehavior(_) => "set-instance-behavior",
+        Command::ShutDownInstance(_) => "shut-down-instance",
+        Command::DestroyOutcome(_) => "destroy-outcome",
+        Command::NoteInstance(_) => "note-instance",
+        Command::NoteUnhelped(_) => "note-unhelped",
+        Command::LimitPool(_) => "limit-pool",
     }
 }
 
@@ -620,6 +635,7 @@ fn golden() -> Golden {
     let (create_index, modify_index) = (7, 8);
     let loss = MassLoss { since: 5, nodes: vec![node], end, create_index, modify_index };
     golden.pin("mass-loss", &loss);
+    pools::pin(&mut golden);
     let class = ClassId([2; 16]);
     golden.pin("capacity-gain-class", &CapacityGain { key: GainKey::Class(class), index: 3 });
     golden.pin("capacity-gain-node", &CapacityGain { key: GainKey::Node(node), index: 3 });

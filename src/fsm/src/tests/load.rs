@@ -10,6 +10,9 @@ use crate::{
     job::JobKind,
     limits,
     node::Liveness,
+    pool::{
+        CreateOutcome, InstanceOutcome, LimitClass, LimitScope, NoteUnhelped, ObserveInstances,
+    },
     settings::SetSchedulerConfiguration,
     state::{LoadError, State},
     table::TableId,
@@ -47,9 +50,48 @@ fn busy_cluster() -> Driver {
     for name in ["x", "y", "z"] {
         driver.liveness(name, Liveness::Down);
     }
+    grow(&mut driver);
     driver.commit_request(1, driver.now, Command::Tick);
     driver.accept(Command::MarkDigest);
     driver
+}
+
+/// A row in each table of instance pools.
+fn grow(driver: &mut Driver) {
+    driver.instance_pool("gpu", |_| {});
+    driver.request_instance("gpu", "small");
+    let id = driver.request_instance("gpu", "small");
+    driver.accept(Command::InstanceOutcome(InstanceOutcome {
+        id,
+        provider: "local".into(),
+        pool: "gpu".into(),
+        kind: "small".into(),
+        outcome: CreateOutcome::Failed {
+            class: LimitClass::Quota,
+            scope: LimitScope::All,
+            for_ms: 1_000,
+            detail: "quota".into(),
+        },
+    }));
+    driver.accept(Command::ObserveInstances(ObserveInstances {
+        provider: "local".into(),
+        epoch: 1,
+        scope: "host".into(),
+        began_at: driver.now,
+        grace_ms: 1_000,
+        present: Vec::new(),
+        missing: Vec::new(),
+        evaluation_ids: Vec::new(),
+    }));
+    let job = driver.state.jobs().iter().next().unwrap().clone();
+    let pool = driver.state.instance_pools().iter().next().unwrap().clone();
+    driver.accept(Command::NoteUnhelped(NoteUnhelped {
+        job: job.key.clone(),
+        job_modify_index: job.job_modify_index,
+        pool: pool.name.clone(),
+        pool_modify_index: pool.modify_index,
+        types: vec!["small".into()],
+    }));
 }
 
 /// L9: every table survives with the same indexes.

@@ -12,6 +12,8 @@
     reason = "a test is told how long to run"
 )]
 
+mod pools;
+
 use std::{
     collections::BTreeMap,
     sync::Arc,
@@ -192,7 +194,8 @@ impl Maker<'_> {
     }
 
     fn command(&mut self) -> Command {
-        match self.dice.below(30) {
+        match self.dice.below(38) {
+            30.. => self.instance_command(),
             0..6 => self.job_command(),
             6..12 => self.node_command(),
             12..14 => self.operator_command(),
@@ -588,6 +591,8 @@ struct Twins {
     restored: u64,
     term: u64,
     taken: u64,
+    /// Registrations of nodes as instances that were taken.
+    bound: u64,
 }
 
 impl Twins {
@@ -604,6 +609,7 @@ impl Twins {
             restored: 0,
             term: 1,
             taken: 0,
+            bound: 0,
         };
         twins.flush();
         twins.save();
@@ -684,6 +690,9 @@ impl Twins {
             return;
         }
         self.taken += 1;
+        if let Command::RegisterNode(RegisterNode { instance: Some(_), .. }) = &proposal.command {
+            self.bound += 1;
+        }
         if let (Command::ApplyPlans(ApplyPlans { plans }), Reply::Plans(verdicts)) =
             (&proposal.command, &applied.reply)
         {
@@ -711,8 +720,9 @@ impl Twins {
     }
 }
 
-/// Runs one seed; answers how many commands were taken, and how many allocations were made.
-fn run(seed: u64, steps: usize) -> (u64, usize) {
+/// Runs one seed; answers how many commands were taken, how many allocations were made, and how many
+/// times a node registered as an instance.
+fn run(seed: u64, steps: usize) -> (u64, usize, u64) {
     let _seed = SeedOnPanic(seed);
     let mut dice = Dice::new(seed);
     let mut twins = Twins::new();
@@ -726,7 +736,7 @@ fn run(seed: u64, steps: usize) -> (u64, usize) {
     assert_eq!(rows(&twins.second), rows(&twins.first), "the rows of two replicas differ");
     assert_eq!(twins.disk, rows(&twins.first), "the changes do not add up to the rows");
     assert!(twins.first.allocations.len() < 100_000);
-    (twins.taken, twins.first.allocations.len())
+    (twins.taken, twins.first.allocations.len(), twins.bound)
 }
 
 /// Says which seed failed.
@@ -752,15 +762,17 @@ fn replicas_agree_on_random_commands() {
     }
     let limit = setting("FSM_RANDOM_SECONDS").map(Duration::from_secs);
     let started = Instant::now();
-    let (mut seed, mut taken, mut placed) = (0, 0, 0);
+    let (mut seed, mut taken, mut placed, mut bound) = (0, 0, 0, 0);
     while limit.map_or(seed < 48, |limit| started.elapsed() < limit) {
-        let (more_taken, more_placed) = run(seed, 300);
+        let (more_taken, more_placed, more_bound) = run(seed, 300);
         taken += more_taken;
         placed += more_placed;
+        bound += more_bound;
         seed += 1;
     }
-    eprintln!("{seed} seeds, {taken} commands taken, {placed} allocations");
+    eprintln!("{seed} seeds, {taken} commands taken, {placed} allocations, {bound} bound");
     // Commands that are all refused would test nothing.
     assert!(taken > seed * 150, "{taken} of {} commands were taken", seed * 300);
     assert!(placed > usize::try_from(seed).unwrap() * 10, "{placed} allocations");
+    assert!(bound > seed, "{bound} nodes registered as instances");
 }

@@ -1,0 +1,96 @@
+//! Instances: `/v1/instances` and `/v1/instance/ID…`. The token of an instance stays out.
+
+use axum::{Router, routing::get};
+use fsm::{
+    Command, InstanceId, State, Text,
+    pool::{Behavior, SetInstanceBehavior, ShutDownInstance, ShutdownCause},
+    table::TableId,
+};
+use serde_json::{Value, json};
+
+use super::{
+    Context, answer::Answer, body::Fields, call::Call, error::Error, list::IdPrefix, node, view,
+    writes,
+};
+use crate::{api::ReadMode, jobspec::suggest::did_you_mean};
+
+/// A sentence about an instance also depends on its pool.
+const TABLES: &[TableId] = &[TableId::Instances, TableId::InstancePools];
+
+pub(crate) fn routes() -> Router<Context> {
+    Router::new()
+        .route("/v1/instances", get(list))
+        .route("/v1/instance/{id}", get(read))
+        .route("/v1/instance/{id}/behavior", writes(behavior))
+        .route("/v1/instance/{id}/shutdown", writes(shut_down))
+}
+
+async fn list(call: Call) -> Result<Answer, Error> {
+    let prefix = IdPrefix::of(&call)?;
+    let pool: Option<Text> = call.parameter("pool").filter(|pool| !pool.is_empty()).map(Into::into);
+    call.list(TABLES, move |state, list| {
+        let rows: Vec<_> = match &pool {
+            Some(pool) => state.instances_of(pool).collect(),
+            None => state.instances().iter().collect(),
+        };
+        let rows = rows.into_iter().filter(|row| prefix.matches(&row.id.0)).collect();
+        list.fill(rows, |row| row.id, |row| view::instance(state, row))
+    })
+    .await
+}
+
+async fn read(call: Call) -> Result<Answer, Error> {
+    let id: InstanceId = call.id(1)?;
+    let index = |state: &State| state.instances().get(&id).map(|row| row.modify_index);
+    let view = |state: &State| state.instances().get(&id).map(|row| view::instance(state, row));
+    call.item("instance", &[TableId::Instances], index, view).await
+}
+
+async fn behavior(call: Call) -> Result<Answer, Error> {
+    let id: InstanceId = call.id(1)?;
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    fields.known(&["Behavior", "Reason", "Actor"])?;
+    let word = fields.text("Behavior")?.unwrap_or("");
+    let behavior = Behavior::ALL.into_iter().find(|behavior| behavior.name() == word);
+    let Some(behavior) = behavior else {
+        let hint = did_you_mean(word, Behavior::ALL.map(Behavior::name));
+        let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
+        let shown: String = word.chars().take(64).collect();
+        let text = format!("Behavior must be run, hold or drain, not \"{shown}\"{hint}");
+        return Err(Error::bad(text));
+    };
+    let (by, reason) = (fields.actor()?, fields.note("Reason")?);
+    let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
+    let node = snapshot.state.instances().get(&id).and_then(|row| row.node);
+    let wanted = node.map_or(0, |node| node::evaluations_wanted(&snapshot.state, node));
+    let evaluation_ids = call.evaluation_ids(wanted);
+    let command = SetInstanceBehavior { id, behavior, by, reason, evaluation_ids };
+    let written = call.write(Command::SetInstanceBehavior(command)).await?;
+    let ids = made(&written.reply);
+    call.answer_write(&written, json!({ "EvalIDs": ids }))
+}
+
+fn made(reply: &fsm::Reply) -> Vec<Value> {
+    match reply {
+        fsm::Reply::Evaluations(made) => made.iter().map(|id| id.to_string().into()).collect(),
+        fsm::Reply::Done
+        | fsm::Reply::Rejected(_)
+        | fsm::Reply::Job { .. }
+        | fsm::Reply::Node { .. }
+        | fsm::Reply::Plans(_)
+        | fsm::Reply::Collected(_) => Vec::new(),
+    }
+}
+
+async fn shut_down(call: Call) -> Result<Answer, Error> {
+    let id: InstanceId = call.id(1)?;
+    let body = call.json()?;
+    let fields = Fields::of(&body)?;
+    fields.known(&["Reason", "Actor"])?;
+    let (by, reason) = (fields.actor()?, fields.note("Reason")?);
+    let cause = ShutdownCause::Operator;
+    let command = ShutDownInstance { id, cause, reason, by, evaluation_ids: Vec::new() };
+    let written = call.write(Command::ShutDownInstance(command)).await?;
+    call.answer_write(&written, json!({}))
+}
