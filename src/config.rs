@@ -10,6 +10,7 @@
 
 mod agent;
 mod document;
+mod provider;
 mod server;
 
 use std::collections::BTreeMap;
@@ -19,9 +20,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 pub use agent::{
-    AfterTask, AgentConfig, DriversConfig, PortsConfig, ReadinessConfig, ResourcesConfig,
+    AfterTask, AgentConfig, DriversConfig, InstanceConfig, PortsConfig, ReadinessConfig, ResourcesConfig,
 };
 pub use document::{ConfigError, Document, Kind, Origin, Schema};
+pub use provider::{ProviderConfig, ProviderKind};
 pub use server::{
     ClusterConfig, GcConfig, HeartbeatConfig, LimitsConfig, RaftConfig, RaftPreset, RpcConfig,
     SchedulerConfig, ServerConfig,

@@ -3,6 +3,8 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
+use fsm::node::InstanceProof;
+
 use super::readiness::{ReadinessSettings, ScriptedProbe};
 
 /// Everything an agent needs to know before it starts.
@@ -54,6 +56,8 @@ pub struct AgentSettings {
     pub simulate_readiness: Option<String>,
     /// How the machine is checked; without it the node is ready when its statuses are known.
     pub readiness: Option<ReadinessSettings>,
+    /// The instance of a pool that this machine is.
+    pub instance: Option<InstanceProof>,
     /// The binary that runs executors; this process's own when `None`.
     pub executor_binary: Option<PathBuf>,
     /// Deadline of a call to a server.
@@ -100,6 +104,7 @@ impl AgentSettings {
             simulate: None,
             simulate_readiness: None,
             readiness: None,
+            instance: None,
             executor_binary: None,
             rpc_timeout: Duration::from_secs(5),
         }

@@ -6,6 +6,8 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use fsm::node::InstanceProof;
+
 use crate::agent::{AfterTask, AgentSettings, ReadinessSettings, ReservedResources};
 use crate::bench::{self, BenchCommand};
 use crate::config::{self, AgentConfig, ReadinessConfig, ServerConfig};
@@ -58,6 +60,7 @@ fn agent_settings(config: AgentConfig) -> AgentSettings {
         simulate_readiness: config.simulate_readiness,
         stop_tasks_on_exit: config.stop_tasks_on_exit,
         simulate: config.simulate.map(std::num::NonZeroU32::get),
+        instance: config.instance.map(|own| InstanceProof { id: own.id, token: own.token }),
         ..AgentSettings::new(
             config.data_dir,
             config.servers.iter().map(ToString::to_string).collect(),

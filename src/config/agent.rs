@@ -7,6 +7,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
+use fsm::InstanceId;
+
 use super::{
     Address, ConfigError, Document, Kind, LogConfig, Schema, Sources, addresses, data_dir,
     listen_address, name, text_map,
@@ -48,6 +50,8 @@ pub(super) const SCHEMA: Schema = &[
     ("drivers.mock", Kind::Flag),
     ("ports.dynamic_min", Kind::Number),
     ("ports.dynamic_max", Kind::Number),
+    ("instance.id", Kind::Text),
+    ("instance.token", Kind::Text),
 ];
 
 /// A validated agent configuration.
@@ -91,6 +95,8 @@ pub struct AgentConfig {
     pub drivers: DriversConfig,
     /// Range of dynamic ports.
     pub ports: PortsConfig,
+    /// The instance of a pool that this machine is; none: it is of no pool of machines.
+    pub instance: Option<InstanceConfig>,
 }
 
 /// `[resources]` and `[reserved]`.
@@ -158,6 +164,20 @@ pub struct DriversConfig {
     pub raw_exec: bool,
     /// Pretends to run tasks.
     pub mock: bool,
+}
+
+/// `[instance]`: what a provider of machines tells the agent that it starts.
+#[derive(Clone, PartialEq, Eq)]
+pub struct InstanceConfig {
+    pub id: InstanceId,
+    /// The servers take the agent for the instance because it knows this.
+    pub token: [u8; 16],
+}
+
+impl std::fmt::Debug for InstanceConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InstanceConfig").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 /// `[ports]`: both ends belong to the range.
@@ -234,6 +254,7 @@ impl AgentConfig {
                 mock: document.flag("drivers.mock").unwrap_or(false),
             },
             ports: PortsConfig::from_document(document)?,
+            instance: InstanceConfig::from_document(document, simulate)?,
         })
     }
 }
@@ -251,6 +272,27 @@ fn positive(document: &Document, key: &str) -> Result<Option<u64>, ConfigError> 
     match document.number(key) {
         Some(0) => Err(document.invalid(key, "1 or more; leave it out to use what the host has")),
         other => Ok(other),
+    }
+}
+
+impl InstanceConfig {
+    fn from_document(document: &Document, simulated: u32) -> Result<Option<Self>, ConfigError> {
+        const ALLOWED: &str = "32 hexadecimal digits, with or without dashes as a UUID has them";
+        let (id, token) = match (document.text("instance.id"), document.text("instance.token")) {
+            (None, None) => return Ok(None),
+            (Some(_), None) => return Err(document.missing("instance.token", ALLOWED)),
+            (None, Some(_)) => return Err(document.missing("instance.id", ALLOWED)),
+            (Some(id), Some(token)) => (id, token),
+        };
+        if simulated > 0 {
+            return Err(document.invalid("instance.id", "no instance together with simulate"));
+        }
+        let id = id.parse().map_err(|_| document.invalid("instance.id", ALLOWED))?;
+        // A token is a secret: the message does not repeat it.
+        let token: InstanceId = token
+            .parse()
+            .map_err(|_| document.invalid_value("instance.token", "(not shown)", ALLOWED))?;
+        Ok(Some(Self { id, token: token.0 }))
     }
 }
 

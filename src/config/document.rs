@@ -1,4 +1,5 @@
-//! A flat view of one configuration: dotted key → value and origin, checked against a schema.
+//! A flat view of one configuration: dotted key → value and origin, checked against a schema. A list of tables (`[[provider]]`) is a
+//! view of its own for each table.
 //!
 //! Owns the layering (a later layer replaces a value of an earlier one), the detection of unknown keys with a suggestion, and types.
 //! Must never interpret a value: what a value means is the business of the typed configurations.
@@ -7,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use toml::de::DeTable;
+use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
 use super::{ENVIRONMENT_PREFIX, Flag, Sources};
@@ -25,6 +26,8 @@ pub enum Kind {
     List,
     /// A table of texts with free keys.
     Map,
+    /// Tables with these keys, `[[key]]`; only in a file. Their dotted keys begin with that of the list.
+    Tables(Schema),
 }
 
 impl Kind {
@@ -35,6 +38,7 @@ impl Kind {
             Self::Flag => "true or false",
             Self::List => "a list of texts, for example [\"127.0.0.1:4647\"]",
             Self::Map => "a table of texts",
+            Self::Tables(_) => "a list of tables, in the file, each under its name in double brackets",
         }
     }
 
@@ -45,6 +49,7 @@ impl Kind {
             Self::Flag => value.is_bool(),
             Self::List => value.as_array().is_some_and(|items| items.iter().all(Value::is_str)),
             Self::Map => value.as_table().is_some_and(|items| items.values().all(Value::is_str)),
+            Self::Tables(_) => value.as_array().is_some_and(|items| items.iter().all(Value::is_table)),
         }
     }
 
@@ -75,6 +80,7 @@ impl Kind {
                 })
                 .collect::<Option<Table>>()
                 .map(Value::Table),
+            Self::Tables(_) => None,
         }
     }
 }
@@ -180,12 +186,16 @@ pub struct Document {
     schema: Schema,
     /// Invariant: every key is in `schema` and its value has the kind written there.
     values: BTreeMap<&'static str, (Value, Origin)>,
+    /// Of keys whose kind is [`Kind::Tables`], in the order of the file.
+    tables: BTreeMap<&'static str, Vec<Document>>,
+    /// Of a table in a list: where it begins.
+    table_origin: Option<Origin>,
 }
 
 impl Document {
     /// Reads all layers.
     pub fn load(schema: Schema, sources: &Sources) -> Result<Self, ConfigError> {
-        let mut document = Self { schema, values: BTreeMap::new() };
+        let mut document = Self::empty(schema, None);
         if let Some(path) = &sources.file {
             let source = std::fs::read_to_string(path)
                 .map_err(|source| ConfigError::Read { path: path.clone(), source })?;
@@ -198,6 +208,10 @@ impl Document {
             document.add_flag(flag)?;
         }
         Ok(document)
+    }
+
+    fn empty(schema: Schema, table_origin: Option<Origin>) -> Self {
+        Self { schema, values: BTreeMap::new(), tables: BTreeMap::new(), table_origin }
     }
 
     /// Adds the text of a TOML file; `path` is for messages.
@@ -226,6 +240,10 @@ impl Document {
             let Some(value) = table.get(segment) else { continue };
             if let Some((known, kind)) = find(self.schema, &key) {
                 self.insert(known, kind, value.clone(), origin)?;
+                if let Kind::Tables(schema) = kind {
+                    let tables = tables_of(file, (known, schema), value_span.get_ref(), value)?;
+                    self.tables.insert(known, tables);
+                }
             } else if let Some(inner) = value_span.get_ref().as_table()
                 && let Some(inner_table) = value.as_table()
                 && is_section(self.schema, &key)
@@ -344,6 +362,12 @@ impl Document {
             .unwrap_or_default()
     }
 
+    /// The tables of a list of tables, in the order of the file; empty if not set.
+    pub fn tables(&self, key: &str) -> &[Self] {
+        debug_assert!(find(self.schema, key).is_some(), "key {key} is not in the schema");
+        self.tables.get(key).map_or(&[], Vec::as_slice)
+    }
+
     /// One of a few words; the first is the default.
     pub fn choice<T: Copy>(&self, key: &str, choices: &[(&str, T)]) -> Result<T, ConfigError> {
         let wanted = self.text(key).unwrap_or(choices[0].0);
@@ -355,7 +379,8 @@ impl Document {
 
     /// Where a key was set.
     pub fn origin(&self, key: &str) -> Origin {
-        self.values.get(key).map_or(Origin::Default, |(_, origin)| origin.clone())
+        let whole = || self.table_origin.clone().unwrap_or(Origin::Default);
+        self.values.get(key).map_or_else(whole, |(_, origin)| origin.clone())
     }
 
     /// The error for a value that is not allowed.
@@ -382,8 +407,31 @@ impl Document {
     /// The error for a key that must be set.
     pub fn missing(&self, key: &str, allowed: &str) -> ConfigError {
         debug_assert!(find(self.schema, key).is_some(), "key {key} is not in the schema");
+        // No variable or flag sets a key of a table in a list.
+        if self.table_origin.is_some() {
+            return self.invalid(key, allowed);
+        }
         ConfigError::Missing { key: key.to_owned(), allowed: allowed.to_owned() }
     }
+}
+
+/// Each table of the list `key` as a document of its own.
+fn tables_of(
+    file: &FileText<'_>,
+    (key, schema): (&'static str, Schema),
+    spans: &DeValue<'_>,
+    value: &Value,
+) -> Result<Vec<Document>, ConfigError> {
+    let mut tables = Vec::new();
+    let values = value.as_array().into_iter().flatten();
+    for (span, value) in spans.as_array().into_iter().flatten().zip(values) {
+        let mut table = Document::empty(schema, Some(file.origin(span)));
+        if let (Some(inner), Some(value)) = (span.get_ref().as_table(), value.as_table()) {
+            table.add_table(file, key, inner, value)?;
+        }
+        tables.push(table);
+    }
+    Ok(tables)
 }
 
 struct FileText<'a> {

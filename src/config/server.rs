@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use super::{
-    Address, ConfigError, Document, Kind, LogConfig, Schema, Sources, addresses, data_dir,
-    listen_address, name,
+    Address, ConfigError, Document, Kind, LogConfig, ProviderConfig, Schema, Sources, addresses,
+    data_dir, listen_address, name, provider,
 };
 
 /// Most servers a cluster may be formed from.
@@ -46,6 +46,7 @@ pub(super) const SCHEMA: Schema = &[
     ("limits.request_bytes_max", Kind::Number),
     ("limits.pending_evaluations_max", Kind::Number),
     ("limits.free_bytes_min", Kind::Number),
+    ("provider", Kind::Tables(provider::SCHEMA)),
 ];
 
 /// A validated server configuration.
@@ -77,6 +78,8 @@ pub struct ServerConfig {
     pub gc: GcConfig,
     /// Bounds.
     pub limits: LimitsConfig,
+    /// Where machines of pools come from. Invariant: names are unique.
+    pub providers: Vec<ProviderConfig>,
 }
 
 /// `[rpc]`.
@@ -226,6 +229,7 @@ impl ServerConfig {
             heartbeat: HeartbeatConfig::from_document(document)?,
             gc: GcConfig::from_document(document)?,
             limits: LimitsConfig::from_document(document)?,
+            providers: ProviderConfig::all(document)?,
         })
     }
 }

@@ -6,9 +6,9 @@ mod stream;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fsm::{
-    AllocationId, Command, Index, NodeId, Reply, State, TaskEvent, TaskState, Text,
+    AllocationId, Command, Index, InstanceId, NodeId, Reply, State, TaskEvent, TaskState, Text,
     allocation::{ClientUpdate, NodeReport},
-    node::{Driver, NodeDescription, NodeReadiness, NodeResources, RegisterNode},
+    node::{Driver, InstanceProof, NodeDescription, NodeReadiness, NodeResources, RegisterNode},
     resources::Resources,
 };
 use futures_util::{StreamExt, stream::BoxStream};
@@ -119,6 +119,16 @@ fn description(request: &pb::RegisterRequest) -> Result<NodeDescription, Status>
     })
 }
 
+/// The instance that the agent says it is; a machine of no pool says nothing.
+fn instance_proof(request: &pb::RegisterRequest) -> Result<Option<InstanceProof>, Status> {
+    if request.instance_id.is_empty() && request.instance_token.is_empty() {
+        return Ok(None);
+    }
+    let id = sixteen(&request.instance_id, "instance id")?;
+    let token = sixteen(&request.instance_token, "instance token")?;
+    Ok(Some(InstanceProof { id: InstanceId(id), token }))
+}
+
 /// The index of a write; an error if it was rejected.
 fn accepted(written: &Written) -> Result<Index, Status> {
     let Reply::Rejected(rejection) = &written.reply else { return Ok(written.index) };
@@ -141,7 +151,7 @@ impl pb::agent_server::Agent for AgentService {
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
         let command = Command::RegisterNode(RegisterNode {
-            instance: None,
+            instance: instance_proof(&request)?,
             node,
             secret: sixteen(&request.secret, "secret")?,
             identity: sixteen(&request.identity, "identity")?,
@@ -297,6 +307,30 @@ mod tests {
     use tonic::Code;
 
     use super::*;
+
+    #[test]
+    fn an_instance_is_proved_by_both_fields_or_not_at_all() {
+        let proof = |id: usize, token: usize| {
+            let request = pb::RegisterRequest {
+                instance_id: vec![1; id].into(),
+                instance_token: vec![2; token].into(),
+                ..Default::default()
+            };
+            instance_proof(&request)
+        };
+        assert!(matches!(proof(0, 0), Ok(None)));
+        let shown = InstanceProof { id: InstanceId([1; 16]), token: [2; 16] };
+        assert!(matches!(proof(16, 16), Ok(Some(found)) if found == shown));
+        for (id, token, message) in [
+            (16, 0, "instance token must be 16 bytes"),
+            (0, 16, "instance id must be 16 bytes"),
+            (15, 16, "instance id must be 16 bytes"),
+            (16, 17, "instance token must be 16 bytes"),
+        ] {
+            let refused = proof(id, token).expect_err("malformed");
+            assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, message));
+        }
+    }
 
     #[test]
     fn a_write_that_was_refused_is_not_acknowledged() {

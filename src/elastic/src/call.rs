@@ -110,7 +110,7 @@ pub struct Description {
     pub state: MachineState,
     /// Empty: none yet.
     pub address: Text,
-    /// For people: why it is like that, at most 256 bytes.
+    /// For people: why it is like that, at most [`DETAIL_BYTES_MAX`].
     pub words: Text,
 }
 
@@ -176,8 +176,24 @@ pub struct ProviderError {
     pub scope: ErrorScope,
     /// When to ask again, ms from now; none: the provider does not say.
     pub retry_after_ms: Option<u64>,
-    /// In the provider's words, at most 256 bytes.
+    /// In the provider's words, at most [`DETAIL_BYTES_MAX`].
     pub detail: Text,
+}
+
+/// Longest [`ProviderError::detail`] and [`Description::words`], bytes.
+pub const DETAIL_BYTES_MAX: usize = 256;
+
+impl ProviderError {
+    /// An error of that class about every create, with the beginning of this detail.
+    pub fn new(class: ErrorClass, detail: &str) -> Self {
+        let (scope, retry_after_ms) = (ErrorScope::All, None);
+        Self { class, scope, retry_after_ms, detail: clip(detail) }
+    }
+}
+
+/// The first [`DETAIL_BYTES_MAX`] bytes of a text, or fewer where a character would be cut.
+pub fn clip(text: &str) -> Text {
+    text[..text.floor_char_boundary(DETAIL_BYTES_MAX)].into()
 }
 
 impl Operation {

@@ -1,0 +1,132 @@
+//! `[[provider]]`: where machines of instance pools come from.
+//!
+//! Only a server's file names providers: an `exec` provider is a program that the server runs, so the API must not be a way to set one.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use super::{ConfigError, Document, Kind, Schema, name};
+
+/// All keys of one table.
+pub(super) const SCHEMA: Schema = &[
+    ("provider.name", Kind::Text),
+    ("provider.kind", Kind::Text),
+    ("provider.directory", Kind::Text),
+    ("provider.binary", Kind::Text),
+    ("provider.command", Kind::List),
+    ("provider.quota", Kind::Number),
+];
+
+/// Providers of one server.
+const PROVIDERS_MAX: usize = 16;
+
+/// One provider of machines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProviderConfig {
+    /// What pools call it. Invariant: unique in the file.
+    pub name: String,
+    /// What it is.
+    pub kind: ProviderKind,
+}
+
+/// What makes the machines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProviderKind {
+    /// Agents on the server's own host, each a process.
+    Process {
+        /// Where their folders are. Servers of one host may share it.
+        directory: PathBuf,
+        /// The program that they run; none: the server's own.
+        binary: Option<PathBuf>,
+    },
+    /// A program that speaks the protocol of docs/providers.md.
+    Exec {
+        /// Program and arguments. Invariant: not empty.
+        command: Vec<String>,
+    },
+    /// Machines that do not exist, in the memory of this server; for trying out pools.
+    Fake {
+        /// Most machines at a time; none: no limit.
+        quota: Option<u32>,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Word {
+    Process,
+    Exec,
+    Fake,
+}
+
+impl ProviderConfig {
+    /// All tables `[[provider]]`.
+    pub(super) fn all(document: &Document) -> Result<Vec<Self>, ConfigError> {
+        let tables = document.tables("provider");
+        if tables.len() > PROVIDERS_MAX {
+            let allowed = format!("at most {PROVIDERS_MAX} tables");
+            return Err(document.invalid_value("provider", tables.len(), &allowed));
+        }
+        let mut names = BTreeSet::new();
+        let mut found = Vec::new();
+        for table in tables {
+            let provider = Self::from_table(table)?;
+            if !names.insert(provider.name.clone()) {
+                return Err(table.invalid("provider.name", "each name at most once"));
+            }
+            found.push(provider);
+        }
+        Ok(found)
+    }
+
+    fn from_table(table: &Document) -> Result<Self, ConfigError> {
+        let name = name(table, "provider.name", None)?;
+        if table.text("provider.kind").is_none() {
+            return Err(table.missing("provider.kind", "process, exec, fake"));
+        }
+        let words = [("process", Word::Process), ("exec", Word::Exec), ("fake", Word::Fake)];
+        let word = table.choice("provider.kind", &words)?;
+        let of_kinds = [
+            ("provider.directory", Word::Process, table.text("provider.directory").is_some()),
+            ("provider.binary", Word::Process, table.text("provider.binary").is_some()),
+            ("provider.command", Word::Exec, !table.list("provider.command").is_empty()),
+            ("provider.quota", Word::Fake, table.number("provider.quota").is_some()),
+        ];
+        for (key, _, _) in of_kinds.iter().filter(|(_, of, set)| *set && *of != word) {
+            let kind = table.text("provider.kind").unwrap_or_default();
+            return Err(table.invalid(key, &format!("no such key with provider.kind = \"{kind}\"")));
+        }
+        let kind = match word {
+            Word::Process => process(table)?,
+            Word::Exec => exec(table)?,
+            Word::Fake => {
+                let quota = table.number_within("provider.quota", 0, 0..=100_000)?;
+                let quota = table.number("provider.quota").and(u32::try_from(quota).ok());
+                ProviderKind::Fake { quota }
+            }
+        };
+        Ok(Self { name, kind })
+    }
+}
+
+fn process(table: &Document) -> Result<ProviderKind, ConfigError> {
+    const ALLOWED: &str = "the folder of the machines' folders";
+    let path = |key, allowed: &str| match table.text(key) {
+        Some(text) if text.trim().is_empty() => Err(table.invalid(key, allowed)),
+        text => Ok(text.map(PathBuf::from)),
+    };
+    let directory = path("provider.directory", ALLOWED)?;
+    let directory = directory.ok_or_else(|| table.missing("provider.directory", ALLOWED))?;
+    let binary = path("provider.binary", "the program quorate")?;
+    Ok(ProviderKind::Process { directory, binary })
+}
+
+fn exec(table: &Document) -> Result<ProviderKind, ConfigError> {
+    const ALLOWED: &str = "a list of a program and its arguments";
+    let command: Vec<String> =
+        table.list("provider.command").into_iter().map(str::to_owned).collect();
+    match command.first().map(|program| program.trim()) {
+        None => Err(table.missing("provider.command", ALLOWED)),
+        Some("") => Err(table.invalid("provider.command", ALLOWED)),
+        Some(_) => Ok(ProviderKind::Exec { command }),
+    }
+}
