@@ -20,13 +20,14 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 pub use agent::{
-    AfterTask, AgentConfig, DriversConfig, InstanceConfig, PortsConfig, ReadinessConfig, ResourcesConfig,
+    AfterTask, AgentConfig, DriversConfig, InstanceConfig, PortsConfig, ReadinessConfig,
+    ResourcesConfig,
 };
 pub use document::{ConfigError, Document, Kind, Origin, Schema};
 pub use provider::{ProviderConfig, ProviderKind};
 pub use server::{
-    ClusterConfig, GcConfig, HeartbeatConfig, LimitsConfig, RaftConfig, RaftPreset, RpcConfig,
-    SchedulerConfig, ServerConfig,
+    ClusterConfig, ElasticConfig, GcConfig, HeartbeatConfig, LimitsConfig, RaftConfig, RaftPreset,
+    RpcConfig, SchedulerConfig, ServerConfig,
 };
 
 /// Variables that begin with this set configuration keys: `QUORATE__RAFT__PRESET` sets `raft.preset`.

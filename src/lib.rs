@@ -15,6 +15,7 @@ mod open_files;
 mod percent;
 pub mod plant;
 pub mod process;
+pub mod provider;
 pub mod published;
 pub mod raft;
 pub mod rpc;

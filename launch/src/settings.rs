@@ -8,6 +8,8 @@ use toml::Value;
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     lines: Vec<(String, String)>,
+    /// Arrays of tables: a name, and the keys of one table.
+    tables: Vec<(String, Settings)>,
 }
 
 impl Settings {
@@ -51,6 +53,12 @@ impl Settings {
         for (key, value) in &other.lines {
             self.set(key, value);
         }
+        self.tables.extend(other.tables.iter().cloned());
+    }
+
+    /// Adds a table `[[name]]`.
+    pub fn add_table(&mut self, name: &str, table: Self) {
+        self.tables.push((name.to_owned(), table));
     }
 
     /// Whether the key is set.
@@ -61,7 +69,9 @@ impl Settings {
     /// The text of the file.
     pub fn text(&self) -> String {
         let lines = self.lines.iter().map(|(key, value)| format!("{key} = {value}\n"));
-        lines.collect::<Vec<_>>().concat()
+        let tables =
+            self.tables.iter().map(|(name, table)| format!("\n[[{name}]]\n{}", table.text()));
+        lines.chain(tables).collect::<Vec<_>>().concat()
     }
 
     /// Writes the file.

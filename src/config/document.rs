@@ -38,7 +38,9 @@ impl Kind {
             Self::Flag => "true or false",
             Self::List => "a list of texts, for example [\"127.0.0.1:4647\"]",
             Self::Map => "a table of texts",
-            Self::Tables(_) => "a list of tables, in the file, each under its name in double brackets",
+            Self::Tables(_) => {
+                "a list of tables, in the file, each under its name in double brackets"
+            }
         }
     }
 
@@ -49,7 +51,9 @@ impl Kind {
             Self::Flag => value.is_bool(),
             Self::List => value.as_array().is_some_and(|items| items.iter().all(Value::is_str)),
             Self::Map => value.as_table().is_some_and(|items| items.values().all(Value::is_str)),
-            Self::Tables(_) => value.as_array().is_some_and(|items| items.iter().all(Value::is_table)),
+            Self::Tables(_) => {
+                value.as_array().is_some_and(|items| items.iter().all(Value::is_table))
+            }
         }
     }
 

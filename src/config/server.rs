@@ -46,6 +46,9 @@ pub(super) const SCHEMA: Schema = &[
     ("limits.request_bytes_max", Kind::Number),
     ("limits.pending_evaluations_max", Kind::Number),
     ("limits.free_bytes_min", Kind::Number),
+    ("elastic.list_interval_ms", Kind::Number),
+    ("elastic.probe_interval_ms", Kind::Number),
+    ("elastic.destroy_retry_ms", Kind::Number),
     ("provider", Kind::Tables(provider::SCHEMA)),
 ];
 
@@ -78,6 +81,8 @@ pub struct ServerConfig {
     pub gc: GcConfig,
     /// Bounds.
     pub limits: LimitsConfig,
+    /// Times of pools.
+    pub elastic: ElasticConfig,
     /// Where machines of pools come from. Invariant: names are unique.
     pub providers: Vec<ProviderConfig>,
 }
@@ -180,6 +185,17 @@ pub struct GcConfig {
     pub job_ms: u64,
 }
 
+/// `[elastic]`: instance pools.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ElasticConfig {
+    /// Between two lists of what a provider has.
+    pub list_interval_ms: u64,
+    /// Between two looks at an instance that boots.
+    pub probe_interval_ms: u64,
+    /// Between two tries to destroy an instance.
+    pub destroy_retry_ms: u64,
+}
+
 /// `[limits]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitsConfig {
@@ -229,6 +245,7 @@ impl ServerConfig {
             heartbeat: HeartbeatConfig::from_document(document)?,
             gc: GcConfig::from_document(document)?,
             limits: LimitsConfig::from_document(document)?,
+            elastic: ElasticConfig::from_document(document)?,
             providers: ProviderConfig::all(document)?,
         })
     }
@@ -422,6 +439,18 @@ impl GcConfig {
             evaluation_ms: threshold("gc.evaluation_ms", 60 * MINUTE_MS)?,
             batch_evaluation_ms: threshold("gc.batch_evaluation_ms", 24 * 60 * MINUTE_MS)?,
             job_ms: threshold("gc.job_ms", 4 * 60 * MINUTE_MS)?,
+        })
+    }
+}
+
+impl ElasticConfig {
+    fn from_document(document: &Document) -> Result<Self, ConfigError> {
+        const HOUR_MS: u64 = 60 * 60_000;
+        let pause = |key, default| document.number_within(key, default, 100..=HOUR_MS);
+        Ok(Self {
+            list_interval_ms: pause("elastic.list_interval_ms", 60_000)?,
+            probe_interval_ms: pause("elastic.probe_interval_ms", 10_000)?,
+            destroy_retry_ms: pause("elastic.destroy_retry_ms", 10_000)?,
         })
     }
 }

@@ -10,6 +10,7 @@ mod testing;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
+use elastic::FleetConfig;
 use futures_util::FutureExt;
 use leader::{GcConfig, ServicesConfig, broker::BrokerConfig, heartbeat::HeartbeatConfig};
 use proto::v1::{
@@ -23,16 +24,16 @@ use tonic::{
 };
 
 use crate::{
-    config::ServerConfig,
+    config::{ProviderConfig, ServerConfig},
     disk::{Disk, RealDisk},
     grpc::{agent::AgentService, cluster::ClusterService, scheduler::SchedulerService},
     http::{self, HttpOptions},
-    open_files,
+    open_files, provider,
     rpc::{
         generation,
         transport::{GrpcTransport, MESSAGE_BYTES_MAX},
     },
-    server::{Core, Parts, RaftTiming, Settings},
+    server::{Core, Parts, RaftTiming, Settings, elastic::Providers},
     storage::{lock::DirectoryLock, shadow, wal},
 };
 
@@ -78,7 +79,23 @@ fn services(config: &ServerConfig) -> ServicesConfig {
             batch_evaluation_ms: config.gc.batch_evaluation_ms,
             job_ms: config.gc.job_ms,
         },
+        fleet: FleetConfig {
+            list_interval_ms: config.elastic.list_interval_ms,
+            probe_interval_ms: config.elastic.probe_interval_ms,
+            destroy_retry_ms: config.elastic.destroy_retry_ms,
+            // What beats is heard of within the longest time to live and the grace.
+            warm_up_ms: 2 * config.heartbeat.ttl_min_ms + config.heartbeat.grace_ms,
+        },
+        providers: config.providers.iter().map(|one| one.name.as_str().into()).collect(),
     }
+}
+
+fn providers(config: &ServerConfig) -> anyhow::Result<Providers> {
+    let open = |one: &ProviderConfig| {
+        let opened = provider::open(one).map_err(|why| anyhow::anyhow!(why))?;
+        Ok((one.name.as_str().into(), opened))
+    };
+    config.providers.iter().map(open).collect()
 }
 
 fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
@@ -122,6 +139,7 @@ impl RunningServer {
             wal: wal::Options::default(),
             snapshot_piece_bytes: crate::raft::network::SNAPSHOT_PIECE_BYTES,
             publish_entries_max: crate::raft::state_machine::PUBLISH_ENTRIES_MAX,
+            providers: Arc::new(providers(config)?),
         };
         let options = HttpOptions {
             request_bytes_max: usize::try_from(config.limits.request_bytes_max)

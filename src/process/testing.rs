@@ -198,5 +198,6 @@ fn parts(disk: &FaultDisk) -> Parts {
         },
         snapshot_piece_bytes: crate::raft::network::SNAPSHOT_PIECE_BYTES,
         publish_entries_max: crate::raft::state_machine::PUBLISH_ENTRIES_MAX,
+        providers: Arc::default(),
     }
 }

@@ -49,7 +49,8 @@ pub fn open(config: &ProviderConfig) -> Result<Arc<Throttled>, String> {
     let inner: Arc<dyn Provider> = match &config.kind {
         ProviderKind::Process { directory, binary } => {
             let opened = process::ProcessProvider::open(directory, binary.clone());
-            let fail = |error| format!("provider {}: {}: {error}", config.name, directory.display());
+            let fail =
+                |error| format!("provider {}: {}: {error}", config.name, directory.display());
             Arc::new(opened.map_err(fail)?)
         }
         ProviderKind::Exec { .. } | ProviderKind::Fake { .. } => {

@@ -132,7 +132,11 @@ impl Throttled {
         }
     }
 
-    async fn await_turn(&self, lane: &Mutex<Lane>, patience: Duration) -> Result<(), ProviderError> {
+    async fn await_turn(
+        &self,
+        lane: &Mutex<Lane>,
+        patience: Duration,
+    ) -> Result<(), ProviderError> {
         let turn = locked(lane).take_turn(Instant::now(), patience)?;
         sleep_until(turn).await;
         // Meanwhile an earlier call may have been told to come later.
@@ -209,7 +213,8 @@ impl Provider for Throttled {
             self.count(name, outcome, now - began);
             if let Err(error) = &result {
                 self.log(name, error, now);
-                if let (ErrorClass::RateLimited, Some(ms @ 1..)) = (error.class, error.retry_after_ms)
+                if let (ErrorClass::RateLimited, Some(ms @ 1..)) =
+                    (error.class, error.retry_after_ms)
                 {
                     let until = now + Duration::from_millis(ms).min(RETRY_AFTER_MAX);
                     locked(lane).refused = Some((until, error.clone()));
@@ -326,7 +331,10 @@ mod tests {
         let provider = throttled(Vec::new(), Duration::from_mins(1));
         let result = provider.call(Operation::List, context(1_000)).await;
         let error = result.expect_err("too late");
-        assert_eq!((error.class, &*error.detail), (ErrorClass::Transient, "no answer within 1000 ms"));
+        assert_eq!(
+            (error.class, &*error.detail),
+            (ErrorClass::Transient, "no answer within 1000 ms")
+        );
         assert_eq!(provider.tallies()[&("list", "transient")].longest, Duration::from_secs(1));
     }
 }

@@ -17,6 +17,7 @@ use super::{
     access::{Reads, Writes},
     bootstrap::Newcomer,
     digests::Comparison,
+    elastic::{Caller, Providers},
     housekeeping::Chores,
     identity::{self, Cluster},
     leadership::{Ingredients, LeaderServices},
@@ -100,6 +101,8 @@ pub struct Parts {
     pub snapshot_piece_bytes: u64,
     /// Entries that are applied before their state is published.
     pub publish_entries_max: usize,
+    /// Where machines of pools come from.
+    pub providers: Arc<Providers>,
 }
 
 /// A running server core. It creates the parts, gives every task what it uses, and answers the
@@ -169,6 +172,7 @@ impl Core {
             stopping: lifecycle.stopping(),
         };
         let settings = Arc::new(settings);
+        let providers = Arc::clone(&parts.providers);
         let contact = Contact::new(Arc::clone(&settings), id, raft.clone(), parts.transport, heard);
         let contact = Arc::new(contact);
         let leading = Arc::new(Leading::default());
@@ -208,7 +212,7 @@ impl Core {
             wal_thread: std::sync::Mutex::new(wal_thread),
             settings,
         });
-        core.start_tasks(clock, &parts.disk, inlets);
+        core.start_tasks(clock, &parts.disk, providers, inlets);
         super::watchdog::start(Watched {
             contact: Arc::clone(&core.contact),
             lifecycle: Arc::clone(&core.lifecycle),
@@ -219,12 +223,25 @@ impl Core {
         Ok(core)
     }
 
-    fn start_tasks(&self, clock: Clock, disk: &Arc<dyn Disk>, inlets: Inlets) {
+    fn start_tasks(
+        &self,
+        clock: Clock,
+        disk: &Arc<dyn Disk>,
+        providers: Arc<Providers>,
+        inlets: Inlets,
+    ) {
         let contact = || Arc::clone(&self.contact);
         let cell = || Arc::clone(&self.cell);
         let leading = || Arc::clone(&self.leading);
         let cluster = || Arc::clone(&self.cluster);
-        let of = Ingredients { contact: contact(), cell: cell(), clock, leading: leading() };
+        let caller = Arc::new(Caller {
+            providers,
+            contact: contact(),
+            writes: self.writes.clone(),
+            cluster: cluster(),
+        });
+        let of =
+            Ingredients { contact: contact(), cell: cell(), clock, leading: leading(), caller };
         rt::spawn(super::leadership::watch(of, self.stopping()));
         let lifecycle = || Arc::clone(&self.lifecycle);
         rt::spawn(watch_recovery(contact(), lifecycle(), inlets.recovered));

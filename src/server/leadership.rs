@@ -11,6 +11,10 @@ use std::{
     time::Duration,
 };
 
+use elastic::{
+    CallId,
+    call::{Answer, ProviderError},
+};
 use fsm::{Command, EvaluationId, JobKind, NodeId, Proposal, State, codec};
 use leader::{
     Lease, LogLine, PlanAnswer, Services,
@@ -21,6 +25,7 @@ use tracing::field::display;
 
 use super::{
     applier::{self, PlanRequest},
+    elastic::Caller,
     histogram::Histogram,
     leading::Leading,
     members::{Contact, silent_servers},
@@ -52,6 +57,7 @@ pub(super) struct Ingredients {
     pub(super) cell: Arc<StateCell>,
     pub(super) clock: Clock,
     pub(super) leading: Arc<Leading>,
+    pub(super) caller: Arc<Caller>,
 }
 
 /// Starts and stops leader services as leadership comes and goes.
@@ -109,6 +115,8 @@ pub struct LeaderServices {
     cell: Arc<StateCell>,
     log_clock: LogClock,
     machines: Mutex<Services>,
+    /// Makes the calls of the machine of pools.
+    caller: Arc<Caller>,
     plan_depth: Arc<AtomicU64>,
     /// How long a step of the machines took.
     steps: Histogram,
@@ -151,6 +159,7 @@ impl LeaderServices {
             cell: Arc::clone(&of.cell),
             log_clock,
             machines: Mutex::new(Services::new(&settings.services)),
+            caller: Arc::clone(&of.caller),
             plan_depth: Arc::default(),
             steps: Histogram::default(),
             ready: Notify::new(),
@@ -284,6 +293,7 @@ impl LeaderServices {
         let mut stop = self.stopped();
         loop {
             self.step_machines();
+            self.start_calls();
             let wait = Duration::from_millis(self.machines().pause_ms(self.now()));
             rt::select! {
                 biased;
@@ -332,6 +342,21 @@ impl LeaderServices {
         if !stepped.commands.is_empty() {
             self.queued.notify_one();
         }
+    }
+
+    fn start_calls(self: &Arc<Self>) {
+        loop {
+            let Some((id, call)) = self.machines().next_call() else { return };
+            self.caller.start(self, id, call);
+        }
+    }
+
+    /// A provider has answered a call.
+    pub(super) fn answered(&self, id: CallId, answer: Result<Answer, ProviderError>) {
+        let (now, state) = (self.now(), self.cell.load());
+        self.machines().answered(now, &state, id, answer);
+        self.queued.notify_one();
+        self.kick.notify_one();
     }
 
     /// Leases evaluations, waiting up to `wait` for the first.

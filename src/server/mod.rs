@@ -7,6 +7,7 @@ mod bootstrap;
 pub mod core;
 mod digests;
 mod edges;
+pub mod elastic;
 mod gauges;
 mod histogram;
 mod housekeeping;

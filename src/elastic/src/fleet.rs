@@ -912,9 +912,8 @@ impl Fleet {
     }
 
     /// Gives each number for dashboards with its name to `put`.
-    pub fn gauges(&self, state: &State, put: &mut dyn FnMut(&str, u64)) {
-        for pool in state.instance_pools().iter() {
-            let name = &pool.name;
+    pub fn gauges(&self, put: &mut dyn FnMut(&str, u64)) {
+        for name in self.pools.keys() {
             put(&format!("pools.{name}.waiting"), self.demand.count(name) as u64);
         }
         if !self.pools.is_empty() {

@@ -15,4 +15,4 @@ pub mod sync;
 #[cfg(test)]
 mod testing;
 
-pub use fleet::{CallId, Fleet, FleetConfig};
+pub use fleet::{CallId, Fleet, FleetConfig, late};

@@ -22,6 +22,7 @@ pub mod log_time;
 pub mod machine;
 mod nodes;
 mod plans;
+mod pools;
 pub mod services;
 
 #[cfg(test)]

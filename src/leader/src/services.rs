@@ -14,7 +14,11 @@
 //! entries, not effects and time, and it has up to two entries in flight, in an order of their own.
 //! It asks only [`Services::dispatch`] whether the lease of a plan is still out.
 
-use fsm::{Command, Effect, Index, NodeId, State};
+use elastic::{
+    CallId, FleetConfig,
+    call::{Answer, Call, ProviderError},
+};
+use fsm::{Command, Effect, Index, NodeId, State, Text};
 
 use crate::{
     Dispatch, GarbageCollector, GcConfig, NodeWatch,
@@ -25,14 +29,18 @@ use crate::{
     log_time::LogTime,
     machine::{Machine, Stepped},
     nodes::{changes::NodeChanges, mass_loss::MassLossWatch},
+    pools::Pools,
 };
 
 /// Settings of all machines.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct ServicesConfig {
     pub broker: BrokerConfig,
     pub heartbeat: HeartbeatConfig,
     pub gc: GcConfig,
+    pub fleet: FleetConfig,
+    /// Names of the providers of machines that this server can call.
+    pub providers: Vec<Text>,
 }
 
 /// The machines of one leadership, and the queue of what they want to propose.
@@ -46,6 +54,8 @@ pub struct Services {
     nodes: NodeWatch,
     /// Workers lease here ([`Services::dispatch_mut`]).
     dispatch: Dispatch,
+    /// Answers of providers come here ([`Services::answered`]).
+    pools: Pools,
     /// Machines that nothing asks but effects and time, in their order.
     others: Vec<Box<dyn Machine>>,
     commands: CommandQueue,
@@ -57,6 +67,7 @@ impl Services {
         Self {
             nodes: NodeWatch::new(config.heartbeat),
             dispatch: Dispatch::new(config.broker),
+            pools: Pools::new(config.fleet, &config.providers),
             others: vec![
                 Box::new(MassLossWatch::default()),
                 Box::new(NodeChanges::default()),
@@ -68,12 +79,12 @@ impl Services {
     }
 
     fn machines(&self) -> impl Iterator<Item = &dyn Machine> {
-        let named: [&dyn Machine; 2] = [&self.nodes, &self.dispatch];
+        let named: [&dyn Machine; 3] = [&self.nodes, &self.dispatch, &self.pools];
         named.into_iter().chain(self.others.iter().map(|machine| &**machine as &dyn Machine))
     }
 
     fn machines_mut(&mut self) -> impl Iterator<Item = &mut dyn Machine> {
-        let named: [&mut dyn Machine; 2] = [&mut self.nodes, &mut self.dispatch];
+        let named: [&mut dyn Machine; 3] = [&mut self.nodes, &mut self.dispatch, &mut self.pools];
         let others = self.others.iter_mut().map(|machine| &mut **machine as &mut dyn Machine);
         named.into_iter().chain(others)
     }
@@ -134,6 +145,24 @@ impl Services {
             self.commands.push(self.nodes.returned(change));
         }
         Ok(heard)
+    }
+
+    /// The next call to a provider of machines.
+    pub fn next_call(&mut self) -> Option<(CallId, Call)> {
+        self.pools.next_call()
+    }
+
+    /// A provider has answered; the commands that follow are queued.
+    pub fn answered(
+        &mut self,
+        now: u64,
+        state: &State,
+        id: CallId,
+        answer: Result<Answer, ProviderError>,
+    ) {
+        for command in self.pools.answered(now, state, id, answer) {
+            self.commands.push(command);
+        }
     }
 
     /// The machines that look at nodes.

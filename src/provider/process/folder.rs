@@ -97,7 +97,9 @@ impl Directory {
     pub(super) fn instances(&self) -> io::Result<Vec<InstanceId>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.root)? {
-            found.extend(entry?.file_name().to_str().and_then(|name| name.parse().ok()));
+            found.extend(
+                entry?.file_name().to_str().and_then(|name| name.parse::<InstanceId>().ok()),
+            );
         }
         found.sort_unstable();
         Ok(found)

@@ -145,8 +145,7 @@ pub(super) fn end(directory: &Path, instance: InstanceId, deadline: Instant) -> 
 }
 
 fn signal(found: &[Living], signal: Signal, wanted: impl Fn(&Living) -> bool) -> io::Result<()> {
-    let wanted: Vec<_> =
-        found.iter().filter(|one| wanted(one)).map(|one| one.process).collect();
+    let wanted: Vec<_> = found.iter().filter(|one| wanted(one)).map(|one| one.process).collect();
     kill_all(&wanted, signal)
 }
 

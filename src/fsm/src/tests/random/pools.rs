@@ -158,7 +158,7 @@ impl Maker<'_> {
         if self.state.instance_pools.is_empty() {
             return self.pool_command();
         }
-        match self.dice.below(14) {
+        match self.dice.below(15) {
             0..3 => {
                 let pool = self.pool_name();
                 let intents = (0..=self.dice.below(3))
@@ -218,7 +218,7 @@ impl Maker<'_> {
                     types,
                 })
             }
-            13 => Command::LimitPool(LimitPool {
+            14 => Command::LimitPool(LimitPool {
                 pool: self.pool_name(),
                 class: LimitClass::RateLimited,
                 for_ms: 5,

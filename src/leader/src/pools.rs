@@ -1,0 +1,58 @@
+//! Instance pools: the machine of package `elastic` among the others. Beside effects and time it
+//! takes the answers of providers; its calls wait in it until the server makes them.
+
+use elastic::{
+    CallId, Fleet, FleetConfig,
+    call::{Answer, Call, ProviderError},
+};
+use fsm::{Command, Effect, Index, State, Text};
+
+use crate::machine::{Ids, Machine, Stepped};
+
+/// The pools of one leadership.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    fleet: Fleet,
+}
+
+impl Pools {
+    pub(crate) fn new(config: FleetConfig, providers: &[Text]) -> Self {
+        Self { fleet: Fleet::new(config, providers.iter().cloned().collect()) }
+    }
+
+    pub(crate) fn next_call(&mut self) -> Option<(CallId, Call)> {
+        self.fleet.next_call()
+    }
+
+    pub(crate) fn answered(
+        &mut self,
+        now: u64,
+        state: &State,
+        id: CallId,
+        answer: Result<Answer, ProviderError>,
+    ) -> Vec<Command> {
+        self.fleet.answered(now, state, id, answer)
+    }
+}
+
+impl Machine for Pools {
+    fn restore(&mut self, now: u64, state: &State) {
+        self.fleet.restore(now, state);
+    }
+
+    fn take(&mut self, _now: u64, state: &State, _index: Index, effect: &Effect) {
+        self.fleet.take(state, effect);
+    }
+
+    fn step(&mut self, now: u64, state: &State, ids: &mut Ids<'_>, stepped: &mut Stepped) {
+        stepped.commands.extend(self.fleet.step(now, state, &mut *ids));
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        self.fleet.next_deadline()
+    }
+
+    fn gauges(&self, _now: u64, put: &mut dyn FnMut(&str, u64)) {
+        self.fleet.gauges(put);
+    }
+}
