@@ -24,7 +24,7 @@ async fn list(call: Call) -> Result<Answer, Error> {
     let matches = selection(&call)?;
     call.list(TABLES, move |state, list| {
         let rows: Vec<_> = state.evaluations().iter().filter(|e| matches(e)).collect();
-        list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation(e, None))
+        list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation_in(state, e, None))
     })
     .await
 }
@@ -62,7 +62,7 @@ async fn read(call: Call) -> Result<Answer, Error> {
     let view = |state: &State| {
         let evaluation = state.evaluations().get(&id)?;
         let related = with_related.then(|| related(state, evaluation));
-        Some(view::evaluation(evaluation, related))
+        Some(view::evaluation_in(state, evaluation, related))
     };
     call.item("eval", TABLES, index, view).await
 }

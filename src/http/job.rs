@@ -214,7 +214,7 @@ async fn evaluations(call: &Call, key: JobKey) -> Result<Answer, Error> {
     let extent = move |state: &State| Extent::evaluations_of_job(state, &watched);
     call.list_within(&[TableId::Evaluations], extent, move |state, list| {
         let rows: Vec<_> = state.evaluations_of_job(&key).collect();
-        list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation(e, None))
+        list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation_in(state, e, None))
     })
     .await
 }

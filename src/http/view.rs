@@ -12,7 +12,7 @@ mod pool;
 mod settings;
 
 pub(crate) use allocation::{allocation, allocation_stub};
-pub(crate) use evaluation::{evaluation, evaluation_stub};
+pub(crate) use evaluation::{evaluation_in, evaluation_stub};
 pub(crate) use job::{current_version, job, job_stub, job_summary, job_version};
 pub(crate) use member::{member, raft_server};
 pub(crate) use node::{node, node_stub};

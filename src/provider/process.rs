@@ -64,6 +64,18 @@ impl ProcessProvider {
         Ok(Self { directory: Directory::open(directory)?, binary })
     }
 
+    /// Ends every machine in the folder, for whoever ends the cluster. Answers with how many there were.
+    pub fn end_all(&self, limit: Duration) -> io::Result<usize> {
+        let deadline = Instant::now() + limit;
+        let mut ended = 0;
+        for instance in self.directory.instances()? {
+            let outcome = self.destroy(instance, deadline);
+            outcome.map_err(|error| io::Error::other(error.to_string()))?;
+            ended += 1;
+        }
+        Ok(ended)
+    }
+
     fn carry_out(&self, operation: &Operation, context: &Context) -> Outcome {
         let deadline = Instant::now() + context.time_left.min(END_TIME_MAX);
         match operation {

@@ -190,7 +190,14 @@ fn blocked(evaluations: &[Value]) -> Option<String> {
     if lines.is_empty() {
         lines.push("Waiting for capacity".to_owned());
     }
-    Some(format!("Placement Failure\n{}", lines.join("\n")))
+    let mut text = format!("Placement Failure\n{}", lines.join("\n"));
+    let waits_for = blocked.items("WaitsFor");
+    if !waits_for.is_empty() {
+        let lines: Vec<String> =
+            waits_for.iter().map(|one| format!("  * {}", one.as_str().unwrap_or(""))).collect();
+        text = format!("{text}\n\nInstances\n{}", lines.join("\n"));
+    }
+    Some(text)
 }
 
 fn evaluations(evaluations: &[Value]) -> String {

@@ -7,6 +7,7 @@
 //! <data>/config/server-1.toml  written once; edits are kept
 //! <data>/server-1/ agent-1/    state
 //! <data>/logs/server-1.log
+//! <data>/machines/             instances of pools, agents each in a folder
 //! ```
 //! Must never overwrite a configuration or touch a folder that it did not make.
 
@@ -42,6 +43,7 @@ const AGENT: &str = "agent-1";
 const MARKER_FILE: &str = "up.json";
 const LOCK_FILE: &str = "up.lock";
 const PID_FILE: &str = "up.pids";
+const MACHINES_FOLDER: &str = "machines";
 
 /// What a process of the cluster is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,6 +183,11 @@ impl Layout {
         self.is_new
     }
 
+    /// Where the servers' provider `local` keeps its machines.
+    pub(super) fn machines(&self) -> PathBuf {
+        self.folder.join(MACHINES_FOLDER)
+    }
+
     pub(super) fn pid_file(&self) -> PathBuf {
         self.folder.join(PID_FILE)
     }
@@ -274,11 +281,30 @@ fn write_files(folder: &Path, files: &[(&str, &str)], servers: usize) -> anyhow:
     for (name, template) in files {
         let path = folder.join("config").join(format!("{name}.toml"));
         if !path.exists() {
-            replace_file(&path, &with_data_dir(template, &folder.join(name)))?;
+            let mut text = with_data_dir(template, &folder.join(name));
+            if *name != AGENT {
+                text.push_str(&machines(folder));
+            }
+            replace_file(&path, &text)?;
         }
     }
     // Last: a folder with the marker has all its files.
     replace_file(&folder.join(MARKER_FILE), &format!("{}\n", json!({"servers": servers})))
+}
+
+/// What a server's file says of pools: a provider `local`, whose machines are agents on this host.
+fn machines(folder: &Path) -> String {
+    let mut table = launch::Settings::default();
+    table.set_text("name", "local");
+    table.set_text("kind", "process");
+    table.set_text("directory", &folder.join(MACHINES_FOLDER).display().to_string());
+    let mut settings = launch::Settings::default();
+    settings.add_table("provider", table);
+    // Lists of one host cost next to nothing.
+    format!(
+        "\n[elastic]\nlist_interval_ms = 5000\nprobe_interval_ms = 2000\ndestroy_retry_ms = 2000\n{}",
+        settings.text()
+    )
 }
 
 /// Writes a file as a whole or not at all.

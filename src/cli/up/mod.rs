@@ -27,6 +27,8 @@ use children::{Children, Death, Launch};
 use layout::{Layout, Role};
 use watch::{Picture, Watcher};
 
+use crate::provider::process::ProcessProvider;
+
 /// How long a cluster may take to elect its first leader.
 const LEADER_TIMEOUT: Duration = Duration::from_mins(2);
 /// How long the agent's node may take to be ready before jobs are registered anyway.
@@ -323,6 +325,26 @@ impl<'a> Up<'a> {
         Ok(true)
     }
 
+    /// Instances of pools outlive their servers; they do not outlive the cluster.
+    fn end_machines(&self) -> bool {
+        let folder = self.layout.machines();
+        if !folder.exists() {
+            return true;
+        }
+        let machines = ProcessProvider::open(&folder, None);
+        match machines.and_then(|machines| machines.end_all(STOP_TIMEOUT)) {
+            Ok(0) => {}
+            Ok(count) => {
+                self.context.line(format!("Ended {count} instances")).ok();
+            }
+            Err(error) => {
+                self.context.output.advice(format!("  instances in {}: {error}", folder.display()));
+                return false;
+            }
+        }
+        true
+    }
+
     /// Agent, then followers, then the leader. True when all ended by themselves and without error.
     fn shut_down(&mut self) -> bool {
         let leader = self.watcher.latest().leader;
@@ -353,6 +375,7 @@ impl<'a> Up<'a> {
                 self.context.output.advice(format!("  {problem}"));
             }
         }
+        clean &= self.end_machines();
         self.children.forget();
         self.context.line("Stopped").ok();
         clean

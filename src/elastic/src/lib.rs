@@ -11,6 +11,7 @@ pub mod fleet;
 pub mod limits;
 pub mod sizes;
 pub mod sync;
+pub mod why;
 
 #[cfg(test)]
 mod testing;

@@ -1,13 +1,13 @@
 //! Evaluations and placement metrics.
 
-use fsm::{Evaluation, Metrics};
+use fsm::{Evaluation, Metrics, State};
 use serde_json::{Map, Value, json};
 
 use super::{count_map, id_or_empty, text};
 use crate::http::time;
 
 /// An evaluation; with `related` also the evaluations it is chained to.
-pub(crate) fn evaluation(evaluation: &Evaluation, related: Option<Vec<Value>>) -> Value {
+fn evaluation(evaluation: &Evaluation, related: Option<Vec<Value>>) -> Value {
     let failed: Map<_, _> = evaluation
         .failed_groups
         .iter()
@@ -31,6 +31,16 @@ pub(crate) fn evaluation(evaluation: &Evaluation, related: Option<Vec<Value>>) -
         if let Some(related) = related {
             object.insert("RelatedEvals".to_owned(), related.into());
         }
+    }
+    value
+}
+
+/// An evaluation, and what it waits for in an instance pool.
+pub(crate) fn evaluation_in(state: &State, row: &Evaluation, related: Option<Vec<Value>>) -> Value {
+    let mut value = evaluation(row, related);
+    let waits_for = elastic::why::evaluation(state, state.at(), row);
+    if let (Value::Object(object), false) = (&mut value, waits_for.is_empty()) {
+        object.insert("WaitsFor".to_owned(), waits_for.into());
     }
     value
 }

@@ -57,7 +57,7 @@ pub struct InstanceType {
     pub cpu: u64,
     /// MiB that tasks may use.
     pub memory_mb: u64,
-    /// MiB that tasks may use.
+    /// MiB that tasks may use; 0: what its agent finds.
     pub disk_mb: u64,
     /// Price of an hour, millionths of the currency.
     pub price_micro: u64,

@@ -46,7 +46,9 @@ impl InstanceType {
 
     /// What tasks may use.
     pub fn resources(&self) -> Resources {
-        Resources { cpu_mhz: self.cpu, memory_mb: self.memory_mb, disk_mb: self.disk_mb }
+        // A type that says nothing of its disk has what its agent finds.
+        let disk_mb = if self.disk_mb == 0 { limits::INSTANCE_SIZE_MAX } else { self.disk_mb };
+        Resources { cpu_mhz: self.cpu, memory_mb: self.memory_mb, disk_mb }
     }
 
     /// Scopes of limits that stop creates of this type.
