@@ -20,6 +20,7 @@ use std::{
 };
 
 use launch::{Group, Log, Member, Settings, Signal};
+use quorate::provider::process::ProcessProvider;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -41,6 +42,8 @@ pub(crate) struct Options {
     servers: usize,
     /// Further lines of every server's configuration.
     settings: Settings,
+    /// The servers have a provider `local`, whose machines are agents.
+    has_machines: bool,
 }
 
 impl Options {
@@ -54,7 +57,13 @@ impl Options {
         settings.set("heartbeat.ttl_min_ms", 1_000);
         settings.set("heartbeat.grace_ms", 1_000);
         settings.set("limits.free_bytes_min", 0);
-        Self { servers, settings }
+        Self { servers, settings, has_machines: false }
+    }
+
+    /// With a provider `local`, whose machines are agents on this host.
+    pub(crate) fn with_machines(mut self) -> Self {
+        self.has_machines = true;
+        self
     }
 
     /// Sets one key, `section.key`, to a TOML value.
@@ -131,7 +140,15 @@ impl Cluster {
         let directory = tempfile::tempdir().unwrap();
         let servers = launch::Cluster::prepare(directory.path(), options.servers).unwrap();
         let expect = servers.rpc_addresses();
-        let plan = || Plan { expect: expect.clone(), settings: options.settings.clone() };
+        let mut settings = options.settings;
+        if options.has_machines {
+            let mut provider = Settings::default();
+            provider.set_text("name", "local");
+            provider.set_text("kind", "process");
+            provider.set_text("directory", &machines(directory.path()).display().to_string());
+            settings.add_table("provider", provider);
+        }
+        let plan = || Plan { expect: expect.clone(), settings: settings.clone() };
         let plans = (0..options.servers).map(|_| plan()).collect();
         Self { servers, plans, directory, _turn: turn }
     }
@@ -317,8 +334,49 @@ impl Cluster {
     }
 }
 
+/// Where the provider `local` of a cluster keeps its machines.
+fn machines(directory: &Path) -> PathBuf {
+    directory.join("machines")
+}
+
+impl Cluster {
+    /// The processes of the agents that run for instances of pools.
+    pub(crate) fn machines(&self) -> Vec<String> {
+        let folder = machines(self.directory.path()).display().to_string();
+        let is_agent = |process: &str| {
+            let line = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            line.contains(" agent ") && line.contains(&folder)
+        };
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let names = processes.filter_map(|one| one.file_name().into_string().ok());
+        let agents: Vec<String> = names.filter(|name| is_agent(name)).collect();
+        // A child that an agent has just forked has its command line until it runs a program.
+        let parent = |process: &String| {
+            let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+            stat.rsplit_once(") ")?.1.split(' ').nth(1).map(str::to_owned)
+        };
+        let is_child = |process: &String| parent(process).is_none_or(|of| agents.contains(&of));
+        agents.iter().filter(|process| !is_child(process)).cloned().collect()
+    }
+}
+
 impl Drop for Cluster {
     fn drop(&mut self) {
+        let machines = machines(self.directory.path());
+        if machines.exists() {
+            // They outlive their servers, which would make new ones.
+            for server in self.all() {
+                if self.member(server).is_running() {
+                    self.member(server).kill().ok();
+                }
+            }
+            let ended = ProcessProvider::open(&machines, None)
+                .and_then(|machines| machines.end_all(Duration::from_mins(1)));
+            if let Err(error) = ended {
+                eprintln!("machines were left behind: {error}");
+            }
+        }
         if thread::panicking() {
             self.servers.servers().iter().for_each(|server| show_log(&server.member));
         }

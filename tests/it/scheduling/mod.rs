@@ -12,6 +12,7 @@ mod jobs;
 mod leader_loss;
 mod node_life;
 mod nodes;
+mod pools;
 mod scale;
 mod system;
 mod workers;
