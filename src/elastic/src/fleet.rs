@@ -90,7 +90,9 @@ pub type CallId = u64;
 /// What is under way with one instance.
 #[derive(Default, Debug)]
 struct Attempt {
-    /// A create, destroy or describe that has not been answered.
+    /// What the rest is about: another state has calls of its own.
+    state: Option<InstanceState>,
+    /// A create, destroy or describe of that state that has not been answered.
     call: Option<CallId>,
     /// Creates that failed.
     failures: u32,
@@ -325,7 +327,7 @@ impl Fleet {
         let row = flight.instance.and_then(|id| state.instances().get(&id)).cloned();
         if let Some(instance) = flight.instance {
             let attempt = self.attempts.entry(instance).or_default();
-            attempt.call = None;
+            attempt.call = attempt.call.filter(|call| *call != id);
             if row.is_none() {
                 self.attempts.remove(&instance);
             }
@@ -343,7 +345,9 @@ impl Fleet {
             }
             Operation::Destroy { instance, .. } => {
                 let pause = self.config.destroy_retry_ms;
-                self.attempts.entry(*instance).or_default().next_at = now.saturating_add(pause);
+                if let Some(attempt) = self.attempts.get_mut(instance) {
+                    attempt.next_at = now.saturating_add(pause);
+                }
                 late(&flight.call, &answer).into_iter().collect()
             }
             Operation::Describe { .. } => {
@@ -604,6 +608,9 @@ impl Fleet {
     /// The call that is due for an instance in its state.
     fn call_for(&mut self, now: u64, row: &Instance, due: &mut Due) {
         let attempt = self.attempts.entry(row.id).or_default();
+        if attempt.state != Some(row.state) {
+            (attempt.state, attempt.call, attempt.next_at) = (Some(row.state), None, 0);
+        }
         if attempt.call.is_some() {
             return;
         }
@@ -664,12 +671,15 @@ impl Fleet {
             most = most.min(at_a_time.saturating_sub(requested));
         }
         let may_make = |kind: &Text| !limited.contains_key(kind);
-        let waiting: Vec<_> = self
+        let mut waiting: Vec<_> = self
             .demand
             .of(&pool.name)
             .filter(|one| !is_of_mass_loss(state, one.evaluation))
             .cloned()
             .collect();
+        self.note_unhelped(now, state, pool, rows, &waiting, commands);
+        // What was noted just now is not in the state yet.
+        waiting.retain(|one| !self.unhelped_asked.contains_key(&one.job));
         let mut packed = pack(pool, &waiting, bins, most, may_make);
         let running = rows.iter().filter(|row| {
             row.state != InstanceState::ShuttingDown && row.behavior == Behavior::Run
@@ -693,7 +703,6 @@ impl Fleet {
             return;
         }
         self.request(now, pool, wanted, ids, due, commands);
-        self.note_unhelped(now, state, pool, rows, &waiting, commands);
         if self.is_warm(now) {
             let used: BTreeSet<InstanceId> =
                 packed.used.iter().filter_map(|place| owners.get(place).copied()).collect();
@@ -821,7 +830,7 @@ impl Fleet {
             rows.iter().filter(alive).filter(|row| state.is_empty_instance(row)).collect();
         // Those that are not there yet first, the newest of them first, then the longest idle.
         spares.sort_by_key(|row| match row.state {
-            InstanceState::Bound => (1, idle_since(row), row.id),
+            InstanceState::Bound => (1, idle_since(state, row), row.id),
             InstanceState::Requested | InstanceState::Booting | InstanceState::ShuttingDown => {
                 (0, u64::MAX - row.create_index, row.id)
             }
@@ -857,20 +866,22 @@ impl Fleet {
             due.at(self.ask(now, row.id, command, commands));
         }
         for row in spares {
-            if !row.is_open() || used.contains(&row.id) || ended.contains(&row.id) {
+            let is_idle = row.is_open() && is_ready(state, row);
+            if !is_idle || used.contains(&row.id) || ended.contains(&row.id) {
                 continue;
             }
             if left <= pool.min || ended.len() >= NOTES_MAX {
                 break;
             }
-            let at = idle_since(row).saturating_add(pool.idle_timeout_ms);
+            let since = idle_since(state, row);
+            let at = since.saturating_add(pool.idle_timeout_ms);
             if at > now {
                 due.at(at);
                 continue;
             }
             left -= 1;
             ended.insert(row.id);
-            let why = format!("it was idle for {} s", now.saturating_sub(idle_since(row)) / 1_000);
+            let why = format!("it was idle for {} s", now.saturating_sub(since) / 1_000);
             let command = shut_down(row.id, ShutdownCause::Idle, &why);
             due.at(self.ask(now, row.id, command, commands));
         }
@@ -1015,8 +1026,16 @@ fn is_in_mass_loss(state: &State, row: &Instance) -> bool {
     row.node.is_some_and(|node| loss.is_some_and(|loss| loss.nodes.contains(&node)))
 }
 
-fn idle_since(row: &Instance) -> u64 {
-    row.last_busy_at.max(row.bound_at)
+/// Its agent is heard. What is not is no spare machine, and goes by the probe timeout.
+fn is_ready(state: &State, row: &Instance) -> bool {
+    let node = row.node.and_then(|node| state.nodes().get(&node));
+    node.is_some_and(|node| node.liveness == Liveness::Ready)
+}
+
+/// Since when nothing runs there although it could. One that was away has its time anew.
+fn idle_since(state: &State, row: &Instance) -> u64 {
+    let node = row.node.and_then(|node| state.nodes().get(&node));
+    row.last_busy_at.max(row.bound_at).max(node.map_or(0, |node| node.liveness_at))
 }
 
 /// Since when a bound instance's node is of no use, and how. What an operator suspended is looked

@@ -15,5 +15,8 @@ pub mod why;
 
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests;
 
 pub use fleet::{CallId, Fleet, FleetConfig, late};

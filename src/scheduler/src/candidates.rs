@@ -4,6 +4,7 @@
 //! handful of nodes. Must never sum over allocations.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -125,6 +126,21 @@ impl Found {
     }
 }
 
+/// The order of an instance pool's nodes: those that run more first, then those that were busy
+/// last, then the cheaper ones, then by id. Of nodes that score alike the first gets the work, so
+/// that the others idle and go.
+fn fullest_first(state: &State, nodes: &[Arc<Node>]) -> Vec<u32> {
+    let rank = |position: &u32| {
+        let node = &nodes[*position as usize];
+        let row = node.instance.and_then(|own| state.instances().get(&own.id));
+        let (last_busy, price) = row.map_or((0, 0), |row| (row.last_busy_at, row.kind.price_micro));
+        (Reverse(state.usage(node.id).allocations), Reverse(last_busy), price, node.id)
+    };
+    let mut order: Vec<u32> = (0..).take(nodes.len()).collect();
+    order.sort_by_cached_key(rank);
+    order
+}
+
 /// The nodes that may get new work in a pass, by id, and what the pass has done to them.
 pub(crate) struct Candidates<'a> {
     state: &'a State,
@@ -148,13 +164,18 @@ impl<'a> Candidates<'a> {
         tail.copy_from_slice(&pass.evaluation.id.0[8..]);
         let seed = u64::from_be_bytes(tail) ^ pass.state.index();
         let length = found.nodes.len();
+        let ring = if pass.state.instance_pools().contains(&spec.node_pool) {
+            Ring::fixed(fullest_first(pass.state, &found.nodes))
+        } else {
+            Ring::new(length, seed)
+        };
         Self {
             state: pass.state,
             nodes: &found.nodes,
             seat_of: vec![0; length],
             seats: Vec::new(),
             changes: vec![0; length],
-            ring: Ring::new(length, seed),
+            ring,
             nodes_in_pool: found.in_pool,
             nodes_available: &found.available,
         }
@@ -171,6 +192,11 @@ impl<'a> Candidates<'a> {
     /// Changes whenever the answer of [`Self::fit`] may change.
     pub(crate) fn changes(&self, position: usize) -> u32 {
         self.changes[position]
+    }
+
+    /// A look for a node begins.
+    pub(crate) fn begin(&mut self) {
+        self.ring.begin();
     }
 
     /// The next position in this pass's order.

@@ -11,13 +11,29 @@ pub(crate) struct Ring {
     /// Invariant: `order[..shuffled]` is final.
     shuffled: usize,
     offset: usize,
+    /// Each look begins with the first.
+    is_fixed: bool,
     chance: Dice,
 }
 
 impl Ring {
     pub(crate) fn new(length: usize, seed: u64) -> Self {
         let length = u32::try_from(length).expect("fewer nodes than u32 holds");
-        Self { order: (0..length).collect(), shuffled: 0, offset: 0, chance: Dice::new(seed) }
+        let order = (0..length).collect();
+        Self { order, shuffled: 0, offset: 0, is_fixed: false, chance: Dice::new(seed) }
+    }
+
+    /// A ring in this order, which begins anew with each look.
+    pub(crate) fn fixed(order: Vec<u32>) -> Self {
+        let shuffled = order.len();
+        Self { order, shuffled, offset: 0, is_fixed: true, chance: Dice::new(0) }
+    }
+
+    /// A look at the nodes begins.
+    pub(crate) fn begin(&mut self) {
+        if self.is_fixed {
+            self.offset = 0;
+        }
     }
 
     /// The next position; after the last one comes the first again.

@@ -139,6 +139,9 @@ impl<'a> Stack<'a> {
         let meta_key = &configuration.node_life.affinity_meta_key;
         let candidates = Candidates::new(pass, spec, memory);
         let length = candidates.len();
+        // Of an instance pool as many are looked at as may be: the fullest must be among them.
+        let is_elastic = pass.state.instance_pools().contains(&spec.node_pool);
+        let node_limit = (configuration.node_limit, is_elastic);
         let mut properties = Vec::new();
         let distinct_hosts =
             collect_distinct(spec.constraints.iter(), None, length, &mut properties);
@@ -156,7 +159,7 @@ impl<'a> Stack<'a> {
                 let key = spec.affinity_key(&group.name, meta_key);
                 Group {
                     idle: key.map(|key| IdleOrder::new(pass.state.occupancy(), key)),
-                    ..Group::new(spec, group, distinct, length, configuration.node_limit)
+                    ..Group::new(spec, group, distinct, length, node_limit)
                 }
             })
             .collect();
@@ -294,6 +297,7 @@ impl<'a> Stack<'a> {
         for spread in &mut self.groups[group].spreads {
             spread.refresh();
         }
+        self.candidates.begin();
         let limit = self.groups[group].limit;
         let mut tally = Tally::default();
         let mut field = Field { best: None, kept: Vec::new(), keeps: self.keeps_scores(group) };
@@ -492,7 +496,7 @@ impl Group<'_> {
         group: &TaskGroup,
         distinct_hosts: bool,
         candidates: usize,
-        node_limit: u32,
+        (node_limit, is_elastic): (u32, bool),
     ) -> Self {
         let affinities = Affinities::new(
             spec.affinities
@@ -506,7 +510,7 @@ impl Group<'_> {
             .into_iter()
             .map(|spread| SpreadCounts::new(spread, weight_sum, group.count, candidates))
             .collect();
-        let prefers = !affinities.is_empty() || !spreads.is_empty();
+        let prefers = is_elastic || !affinities.is_empty() || !spreads.is_empty();
         Self {
             ask: Ask::of(group),
             count: group.count,

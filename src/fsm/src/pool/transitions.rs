@@ -519,7 +519,7 @@ impl Turn<'_> {
             },
             self.changes,
         );
-        self.effects.insert(Effect::InstancePool(pool.clone()));
+        self.effects.insert(Effect::Job(job.clone()));
         Ok(Reply::Done)
     }
 

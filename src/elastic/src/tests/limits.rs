@@ -1,0 +1,221 @@
+//! What providers refuse, and who waits for what.
+
+use fsm::pool::{InstanceType, LimitClass};
+
+use super::*;
+use crate::testing::kind;
+
+/// AR-07 (a quota without an instance holds for its minute, with one wake-up at its end).
+#[test]
+fn a_quota_holds_for_its_time() {
+    let mut world = World::new(9);
+    world.job("web", 1);
+    assert_eq!(world.refuse(ErrorClass::Quota, ErrorScope::All, None), 1);
+    assert_eq!(world.rows(), [], "nothing was made");
+    world.pass(55_000);
+    assert_eq!(world.take_calls("create"), []);
+    let why = world.waits_for("web");
+    assert!(why.contains("not creating any instance: quota until"), "{why}");
+    world.pass(8_000);
+    assert_eq!(world.take_calls("create").len(), 1);
+}
+
+/// A quota ends before its time when one of its instances has gone.
+#[test]
+fn a_quota_ends_when_an_instance_goes() {
+    let mut world = World::new(9);
+    world.job("a", 1);
+    let id = world.make_and_boot()[0];
+    world.job("b", 1);
+    world.refuse(ErrorClass::Quota, ErrorScope::All, Some(60 * MINUTE));
+    world.pass(2 * MINUTE);
+    assert_eq!(world.take_calls("create"), []);
+    let command = world.driver.shut_down_command(id, ShutdownCause::Operator);
+    world.commit(command);
+    world.run();
+    world.destroy();
+    world.pass(2_000);
+    assert!(!world.take_calls("create").is_empty());
+}
+
+/// AR-09 (asked too often, the provider is left alone until its time; a time in the past has no
+/// effect).
+#[test]
+fn a_rate_limit_holds_until_its_time() {
+    let mut world = World::new(9);
+    world.job("web", 1);
+    world.refuse(ErrorClass::RateLimited, ErrorScope::Type, Some(20_000));
+    world.pass(15_000);
+    assert_eq!(world.take_calls("create"), []);
+    world.pass(6_000);
+    assert_eq!(world.refuse(ErrorClass::RateLimited, ErrorScope::Type, Some(0)), 1);
+    world.pass(1_000);
+    assert_eq!(world.take_calls("create").len(), 1);
+}
+
+/// AR-10 (no capacity of a quota group stops its types, not the preemptible ones of that group; one
+/// of a type stops that type; what another type can run goes ahead).
+#[test]
+fn a_lack_of_capacity_stops_its_scope_only() {
+    let mut pool = pool("p", 9);
+    let kinds = [
+        ("a1", "a", false, 10),
+        ("a2", "a", false, 11),
+        ("a1p", "a", true, 12),
+        ("b4p", "b", true, 13),
+    ];
+    pool.types = kinds
+        .into_iter()
+        .map(|(name, group, preemptible, price_micro)| {
+            let quota_group = group.into();
+            let kind = InstanceType { quota_group, preemptible, price_micro, ..kind(name) };
+            (name.into(), kind.into())
+        })
+        .collect();
+    pool.price_factor_milli = 2_000;
+    let mut world = World::with(pool);
+    let asked = |world: &World| -> Vec<Text> {
+        world.rows().iter().map(|row| row.kind.name.clone()).collect()
+    };
+    world.job("web", 1);
+    assert_eq!(asked(&world), ["a1".into()]);
+    world.refuse(ErrorClass::NoCapacity, ErrorScope::QuotaGroup, None);
+    assert_eq!(asked(&world), ["a1p".into()], "a2 is of the group");
+    world.refuse(ErrorClass::NoCapacity, ErrorScope::QuotaGroup, None);
+    assert_eq!(asked(&world), ["b4p".into()]);
+    world.refuse(ErrorClass::NoCapacity, ErrorScope::Type, None);
+    assert_eq!(asked(&world), Vec::<Text>::new());
+    let classes = world.driver.state.provider_limits().iter().map(|row| row.class);
+    assert_eq!(classes.collect::<Vec<_>>(), [LimitClass::NoCapacity; 3]);
+    world.pass(62_000);
+    assert_eq!(asked(&world), ["a1".into()]);
+}
+
+/// AR-11 (so many creates at a time; 0 is no limit).
+#[test]
+fn creates_are_bounded_at_a_time() {
+    let mut pool = pool("p", 9);
+    pool.max_concurrent_creates = 1;
+    let mut world = World::with(pool);
+    world.job("web", 3);
+    assert_eq!(world.rows().len(), 1);
+    world.make();
+    assert_eq!(world.rows().len(), 2, "the first is there");
+    world.set_pool(|pool| pool.max_concurrent_creates = 0);
+    assert_eq!(world.rows().len(), 3);
+}
+
+/// AR-25 (at its quota the pool gives up idle machines of a type that nobody waits for, so that the
+/// next in line fits, and no machine of a type that is waited for).
+#[test]
+fn at_quota_idle_machines_make_room_for_what_waits() {
+    let mut pool = pool("p", 9);
+    pool.idle_timeout_ms = 60 * MINUTE;
+    pool.price_factor_milli = 1_000_000;
+    let large = InstanceType { memory_mb: 4_000, price_micro: 9_000, ..kind("large") };
+    pool.types.insert("large".into(), large.into());
+    let mut world = World::with(pool);
+    world.job("old", 2);
+    world.make_and_boot();
+    world.stop("old");
+    world.register(spec("next", 1, 3_000));
+    world.refuse(ErrorClass::Quota, ErrorScope::All, Some(60 * MINUTE));
+    world.pass(2_000);
+    let gone = world.destroy();
+    assert!(!gone.is_empty(), "a small one made room");
+    world.pass(3_000);
+    let made = world.make_and_boot();
+    assert_eq!((made.len(), world.running("next")), (1, 1));
+}
+
+/// AR-26 (equal jobs at quota: machines are not given up for each other, round after round).
+#[test]
+fn equal_jobs_at_quota_do_not_push_each_other_out() {
+    let mut world = World::new(2);
+    for number in 0..8 {
+        world.job(&format!("j{number}"), 1);
+    }
+    world.make_and_boot();
+    for _ in 0..30 {
+        world.pass(10_000);
+        world.make_and_boot();
+    }
+    let causes: Vec<_> = world.rows().iter().map(|row| row.shutdown.clone()).collect();
+    assert_eq!((causes, world.made), (vec![None, None], 2));
+}
+
+/// AR-32 (a thousand changes are one look).
+#[test]
+fn many_changes_are_one_look() {
+    let mut world = World::new(1);
+    world.job("web", 1);
+    world.make_and_boot();
+    let row = world.rows()[0].id;
+    let now = world.at();
+    assert_eq!(world.fleet.step(now, &world.driver.state, &mut || [0; 16]), []);
+    for _ in 0..1_000 {
+        world.fleet.take(&world.driver.state, &fsm::Effect::Instance(row));
+    }
+    let due = world.fleet.next_deadline().unwrap();
+    assert!(due > now - crate::fleet::COALESCE_MS, "{due} {now}");
+    world.fleet.step(due.max(now), &world.driver.state, &mut || [0; 16]);
+    assert!(world.fleet.next_deadline().unwrap() > due);
+}
+
+/// A job that stays blocked although an idle machine of a type came is not helped by more of them.
+#[test]
+fn a_job_that_is_not_helped_gets_no_second_machine() {
+    let mut pool = pool("p", 9);
+    let mut liar = kind("small");
+    liar.node.attributes.insert("gpu".into(), "1".into());
+    pool.types.insert("small".into(), liar.into());
+    let mut world = World::with(pool);
+    let mut spec = spec("web", 1, 600);
+    spec.constraints = vec![fsm::job::Constraint {
+        left: "${attr.gpu}".into(),
+        operand: "=".into(),
+        right: "1".into(),
+    }];
+    world.register(spec);
+    let ids = world.make_and_boot();
+    assert_eq!((ids.len(), world.running("web")), (1, 0), "the real node has no such attribute");
+    world.pass(5 * MINUTE);
+    world.destroy();
+    world.pass(5 * MINUTE);
+    assert_eq!((world.rows().len(), world.made), (0, 1));
+    let why = world.waits_for("web");
+    assert!(why.contains("a machine of type \"small\" came and the job stayed blocked"), "{why}");
+    world.set_pool(|pool| pool.max = 8);
+    assert_eq!(world.rows().len(), 1, "the pool has changed");
+}
+
+/// A list that is older than one that was taken changes nothing; intents above the pool's max are
+/// not taken, whoever proposes them.
+#[test]
+fn the_state_refuses_what_is_old_or_too_much() {
+    let mut world = World::new(1);
+    world.job("web", 1);
+    world.make();
+    world.pass(2 * MINUTE);
+    let list = |epoch| {
+        Command::ObserveInstances(ObserveInstances {
+            provider: "fake".into(),
+            epoch,
+            scope: SCOPE.into(),
+            began_at: u64::MAX,
+            grace_ms: 0,
+            present: Vec::new(),
+            missing: Vec::new(),
+            evaluation_ids: Vec::new(),
+        })
+    };
+    assert_eq!(world.commit(list(1_000)), Reply::Done);
+    assert!(matches!(world.commit(list(1_000)), Reply::Rejected(_)));
+    let pool = world.driver.state.instance_pools().get(&"p".into()).unwrap().modify_index;
+    let request = Command::RequestInstances(RequestInstances {
+        pool: "p".into(),
+        pool_modify_index: pool,
+        intents: vec![world.driver.intent("p", "small")],
+    });
+    assert!(matches!(world.commit(request), Reply::Rejected(_)));
+}
