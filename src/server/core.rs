@@ -128,6 +128,8 @@ pub struct Core {
     pub(crate) snapshots: SnapshotDirectory,
     raft_service: RaftService,
     hold_apply: watch::Sender<bool>,
+    /// Where machines of pools come from.
+    pub(super) providers: Arc<Providers>,
     wal_thread: std::sync::Mutex<Option<WalThread>>,
 }
 
@@ -209,6 +211,7 @@ impl Core {
             snapshots,
             raft_service,
             hold_apply,
+            providers: Arc::clone(&providers),
             wal_thread: std::sync::Mutex::new(wal_thread),
             settings,
         });

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fsm::{Liveness, State, node::SuspendReason};
+use fsm::{Liveness, State, node::SuspendReason, pool::Behavior, resources::Resources};
 
 use super::core::Core;
 use crate::raft::WatchReceiver;
@@ -46,6 +46,57 @@ fn node_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
     put("nodes.mass_loss", lost);
 }
 
+/// Instance pools: what each has, what that costs in an hour, and how much of it is used.
+fn pool_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
+    for pool in state.instance_pools().iter() {
+        let mut gauge = |name: &str, value: u64| put(&format!("pools.{}.{name}", pool.name), value);
+        let mut words: BTreeMap<&str, u64> =
+            ["requested", "booting", "idle", "running", "shutdown", "held", "draining"]
+                .map(|word| (word, 0))
+                .into();
+        let (mut price, mut capacity, mut used) = (0, Resources::default(), Resources::default());
+        for row in state.instances_of(&pool.name) {
+            *words.entry(elastic::explain::state_word(state, row)).or_default() += 1;
+            match row.behavior {
+                Behavior::Run => {}
+                Behavior::Hold => *words.entry("held").or_default() += 1,
+                Behavior::Drain => *words.entry("draining").or_default() += 1,
+            }
+            price += row.kind.price_micro;
+            if let Some(node) = row.node.and_then(|node| state.nodes().get(&node)) {
+                capacity = capacity.plus(node.description.resources.available());
+                used = used.plus(state.usage(node.id).resources);
+            }
+        }
+        for (word, count) in words {
+            gauge(&format!("instances.{word}"), count);
+        }
+        gauge("max", pool.max.into());
+        gauge("price_per_hour_micro", price);
+        gauge("cpu_mhz", capacity.cpu_mhz);
+        gauge("cpu_mhz_used", used.cpu_mhz);
+        gauge("memory_mb", capacity.memory_mb);
+        gauge("memory_mb_used", used.memory_mb);
+        let limits = state.provider_limits().iter().filter(|limit| limit.pool == pool.name);
+        let limits = limits.filter(|limit| state.is_in_force(limit, state.at()));
+        gauge("limits", limits.count() as u64);
+    }
+}
+
+/// Calls to providers that this server has made, by operation and outcome.
+fn provider_gauges(core: &Core, put: &mut impl FnMut(&str, u64)) {
+    let ms =
+        |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    for (name, provider) in &*core.providers {
+        for ((operation, outcome), tally) in provider.tallies() {
+            let of = format!("providers.{name}.{operation}.{}", outcome.replace('-', "_"));
+            put(&format!("{of}.calls"), tally.calls);
+            put(&format!("{of}.total_ms"), ms(tally.total));
+            put(&format!("{of}.longest_ms"), ms(tally.longest));
+        }
+    }
+}
+
 /// Numbers of this server for dashboards.
 pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     let mut out = BTreeMap::new();
@@ -80,6 +131,8 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("state.evaluations", state.evaluations().len() as u64);
     put("state.allocations", state.allocations().len() as u64);
     node_gauges(&state, &mut put);
+    pool_gauges(&state, &mut put);
+    provider_gauges(core, &mut put);
     put("process.resident_bytes", resident_bytes());
     put("process.cpu_ms", cpu_ms());
     if let Some(services) = core.leading() {

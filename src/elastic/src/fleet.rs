@@ -146,8 +146,10 @@ pub struct Fleet {
     configured: BTreeSet<Text>,
     demand: Demand,
     pools: BTreeMap<Text, PoolWatch>,
-    /// Pool of each instance: an effect about one that went names its id only.
-    homes: BTreeMap<InstanceId, Text>,
+    /// Pool of each instance, and how far it had come: an effect about one that went names its id
+    /// only.
+    homes: BTreeMap<InstanceId, (Text, InstanceState)>,
+    outcomes: Outcomes,
     attempts: BTreeMap<InstanceId, Attempt>,
     providers: BTreeMap<Text, ProviderWatch>,
     flights: BTreeMap<CallId, Flight>,
@@ -169,6 +171,7 @@ impl Fleet {
             demand: Demand::default(),
             pools: BTreeMap::new(),
             homes: BTreeMap::new(),
+            outcomes: Outcomes::default(),
             attempts: BTreeMap::new(),
             providers: BTreeMap::new(),
             flights: BTreeMap::new(),
@@ -189,14 +192,15 @@ impl Fleet {
         self.homes.clear();
         self.attempts.retain(|id, _| state.instances().contains(id));
         for row in state.instances().iter() {
-            self.homes.insert(row.id, row.pool.clone());
+            self.homes.insert(row.id, (row.pool.clone(), row.state));
             if is_first && row.state == InstanceState::Requested {
                 // The leader before may have asked.
                 self.attempts.entry(row.id).or_default().is_unknown = true;
             }
         }
         let names = state.instance_pools().iter().map(|pool| pool.name.clone());
-        let names: BTreeSet<Text> = names.chain(self.homes.values().cloned()).collect();
+        let names: BTreeSet<Text> =
+            names.chain(self.homes.values().map(|(home, _)| home.clone())).collect();
         self.pools.retain(|name, _| names.contains(name));
         names.iter().for_each(|name| self.touch(name));
     }
@@ -208,12 +212,15 @@ impl Fleet {
                 let row = state.instances().get(id);
                 let home = match row {
                     Some(row) => {
-                        self.homes.insert(*id, row.pool.clone());
+                        let known = self.homes.insert(*id, (row.pool.clone(), row.state));
+                        self.outcomes.count(known.map(|(_, state)| state), Some(row));
                         Some(row.pool.clone())
                     }
                     None => {
                         self.attempts.remove(id);
-                        self.homes.remove(id)
+                        let known = self.homes.remove(id);
+                        self.outcomes.count(known.as_ref().map(|(_, state)| *state), None);
+                        known.map(|(home, _)| home)
                     }
                 };
                 if let Some(home) = home {
@@ -240,7 +247,9 @@ impl Fleet {
             Effect::Node(id) | Effect::NodeAllocations(id) => {
                 let node = state.nodes().get(id);
                 let instance = node.and_then(|node| node.instance).map(|instance| instance.id);
-                if let Some(home) = instance.and_then(|id| self.homes.get(&id).cloned()) {
+                if let Some(home) =
+                    instance.and_then(|id| self.homes.get(&id)).map(|(home, _)| home.clone())
+                {
                     self.touch(&home);
                 }
             }
@@ -929,7 +938,61 @@ impl Fleet {
         }
         if !self.pools.is_empty() {
             put("pools.calls", self.flights.len() as u64);
+            self.outcomes.gauges(put);
         }
+    }
+}
+
+/// What became of instances in this leadership.
+#[derive(Default, Debug)]
+struct Outcomes {
+    bound: u64,
+    /// From the intent until the node was bound, ms.
+    bound_ms: u64,
+    bound_ms_max: u64,
+    /// They did not come up.
+    failed: u64,
+    /// They were ended before they came up, for another reason.
+    aborted: u64,
+    /// They went without being ended.
+    disappeared: u64,
+    /// They are gone after they were ended.
+    gone: u64,
+}
+
+impl Outcomes {
+    fn count(&mut self, old: Option<InstanceState>, new: Option<&Instance>) {
+        use InstanceState::{Booting, Bound, Requested, ShuttingDown};
+        let shutdown = new.and_then(|row| row.shutdown.as_ref());
+        match (old, new.map(|row| row.state)) {
+            (Some(Requested | Booting), Some(Bound)) => {
+                let took = new.map_or(0, |row| row.bound_at.saturating_sub(row.requested_at));
+                self.bound += 1;
+                self.bound_ms = self.bound_ms.saturating_add(took);
+                self.bound_ms_max = self.bound_ms_max.max(took);
+            }
+            (Some(Requested | Booting), Some(ShuttingDown)) => {
+                match shutdown.map(|shutdown| shutdown.cause) {
+                    Some(ShutdownCause::Expired | ShutdownCause::BootFailed) => self.failed += 1,
+                    Some(_) | None => self.aborted += 1,
+                }
+            }
+            // The provider refused it.
+            (Some(Requested), None) => self.failed += 1,
+            (Some(Booting | Bound), None) => self.disappeared += 1,
+            (Some(ShuttingDown), None) => self.gone += 1,
+            _ => {}
+        }
+    }
+
+    fn gauges(&self, put: &mut dyn FnMut(&str, u64)) {
+        put("pools.instances.came_up", self.bound);
+        put("pools.instances.came_up_total_ms", self.bound_ms);
+        put("pools.instances.came_up_longest_ms", self.bound_ms_max);
+        put("pools.instances.failed", self.failed);
+        put("pools.instances.aborted", self.aborted);
+        put("pools.instances.disappeared", self.disappeared);
+        put("pools.instances.gone", self.gone);
     }
 }
 
