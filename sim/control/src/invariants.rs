@@ -5,6 +5,8 @@
 //! - [`check_suits`]: one state of a cluster whose nodes never change.
 //! - [`check_waits`]: one state of a whole log, at any time: what a job lacks is waited for.
 //! - [`check_step`]: two states of one log, one after the other.
+//! - [`check_kept`]: the same, by somebody who knows which nodes an operator purged.
+//! - [`Strikes`]: the same, by somebody who knows which failures were reported.
 //! - [`check_quiet`]: the state at the end, when all faults are gone and nothing is left to do.
 //! - [`check_round_trip`]: a state and its own bytes.
 //!
@@ -14,6 +16,7 @@ mod ending;
 pub(crate) mod needs;
 mod nodes;
 mod step;
+mod strikes;
 #[cfg(test)]
 mod tests;
 mod waiting;
@@ -29,7 +32,10 @@ use fsm::{
     table::TableId,
 };
 use needs::{has_ended, is_live};
+pub use nodes::check_kept;
+pub(crate) use nodes::loss_that_is_over;
 pub use step::check_step;
+pub use strikes::Strikes;
 pub use waiting::check_waits;
 pub(crate) use waiting::is_woken;
 

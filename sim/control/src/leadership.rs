@@ -446,6 +446,8 @@ impl Leadership {
         found.extend(promises.looked_at_nodes(now, state, missed));
         found.extend(promises.looked_at_conflicts(seen, dispatch));
         found.extend(promises.looked_at_sleepers(seen, dispatch));
+        let asked = commands.iter().chain(services.waiting());
+        found.extend(promises.looked_at_loss(seen, asked));
         found
     }
 

@@ -6,20 +6,19 @@ use std::{
 };
 
 use fsm::{
-    AllocationId, ClientStatus, Command, JobKey, Node, NodeId, State, Text,
+    AllocationId, ClientStatus, Command, NodeId, State, Text,
     allocation::UpdateAllocations,
     node::{ReapNode, SetEligibility},
 };
 
-use crate::postconditions::Entry;
+use crate::{invariants::Strikes, postconditions::Entry};
 
 /// What is remembered of nodes.
 #[derive(Default)]
 pub(crate) struct NodeMemory {
     /// Those that an operator took offline, with actor and reason.
     offline: BTreeMap<NodeId, (Text, Text)>,
-    /// Failures of each node itself: log time and job.
-    failures: BTreeMap<NodeId, Vec<(u64, JobKey)>>,
+    strikes: Strikes,
 }
 
 impl NodeMemory {
@@ -40,12 +39,8 @@ impl NodeMemory {
             self.note_failures(entry, update);
         }
         self.offline_stays(entry.after, found);
-        for after in entry.after.nodes().iter() {
-            let before = entry.before.nodes().get(&after.id);
-            if before.is_some_and(|before| before.strike_at != after.strike_at) {
-                self.strike_has_cause(entry, after, found);
-            }
-        }
+        let broken = self.strikes.judge(entry.before, entry.after);
+        found.extend(broken.iter().map(ToString::to_string));
     }
 
     /// I36: what an operator took offline is offline until an operator brings it back or purges it, and says why.
@@ -78,28 +73,7 @@ impl NodeMemory {
         let ids: BTreeSet<_> =
             updates.filter(|one| one.node_failure.is_some()).map(|one| one.id).collect();
         for row in ids.iter().filter_map(has_failed) {
-            self.failures.entry(row.node).or_default().push((at, row.job.clone()));
-        }
-    }
-
-    /// I50: a strike follows on enough failures within the window, of two jobs, or of one that runs elsewhere.
-    fn strike_has_cause(&self, entry: &Entry<'_>, node: &Node, found: &mut Vec<String>) {
-        let (id, life, now) = (node.id, entry.before.node_life(), entry.after.at());
-        let known = self.failures.get(&id).map_or(&[][..], Vec::as_slice);
-        let recent = known.iter().filter(|(at, _)| at + life.strike_window_ms > now);
-        let jobs: Vec<_> = recent.map(|(_, job)| job).collect();
-        let (count, least) = (jobs.len(), life.strike_failures);
-        if count < least as usize {
-            found.push(format!("I50: {id} has a strike for {count} failures of {least}"));
-        }
-        let names: BTreeSet<_> = jobs.into_iter().collect();
-        let runs_elsewhere = |job: &JobKey| {
-            let rows = entry.before.allocations().iter().chain(entry.after.allocations().iter());
-            rows.into_iter()
-                .any(|row| row.job == *job && row.node != id && row.client == ClientStatus::Running)
-        };
-        if least > 1 && names.len() == 1 && !names.iter().any(|job| runs_elsewhere(job)) {
-            found.push(format!("I50: {id} has a strike for one job that runs nowhere else"));
+            self.strikes.failed(row.node, at, row.job.clone());
         }
     }
 }

@@ -22,7 +22,10 @@ use fsm::{
     table::TableId,
 };
 
-use crate::invariants::needs::{has_ended, in_service, is_live, is_of_system};
+use crate::invariants::{
+    check_kept,
+    needs::{has_ended, in_service, is_live, is_of_system},
+};
 
 /// One entry: the states around it, what it did, and its command.
 pub(crate) struct Entry<'a> {
@@ -496,10 +499,9 @@ impl Entry<'_> {
 
     fn node_reaped(&self, id: NodeId, force: bool, found: &mut Found) {
         let Some(before) = self.before.nodes().get(&id) else { return };
-        let loss = self.before.mass_losses().get(&());
-        if !force && loss.is_some_and(|loss| loss.end.is_none()) {
-            found.push(format!("I50: {id} was reaped during a mass loss"));
-        }
+        let purged = force.then_some(id).into_iter().collect();
+        let broken = check_kept(self.before, self.after, &purged);
+        found.extend(broken.iter().map(ToString::to_string));
         if before.eligibility.ineligible && !force && !self.after.offline_nodes().contains(&id) {
             found.push(format!("I36: nobody remembers that {id} was taken out of service"));
         }

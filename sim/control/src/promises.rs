@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
     Command, Evaluation, EvaluationId, EvaluationStatus, Index, Liveness, NodeId, Plan, State,
-    Trigger, evaluation::UpdateEvaluations, plan::ApplyPlans,
+    Trigger, evaluation::UpdateEvaluations, node::EndMassLoss, plan::ApplyPlans,
 };
 use leader::{
     Dispatch, Lease,
     broker::Token,
     heartbeat::Heard,
     limits::{
-        DELIVERIES_MAX, HEARTBEAT_GRACE_MS, HEARTBEAT_TTL_MS_MIN, NACK_DELAY_FIRST_MS, NACK_MS,
-        PLAN_ENTRIES_MAX, UNBLOCK_FAILED_MS,
+        DELIVERIES_MAX, DUE_RETRY_MS, HEARTBEAT_GRACE_MS, HEARTBEAT_TTL_MS_MIN, MASS_LOSS_LOOK_MS,
+        NACK_DELAY_FIRST_MS, NACK_MS, PLAN_ENTRIES_MAX, UNBLOCK_FAILED_MS,
     },
 };
 
@@ -23,6 +23,9 @@ use crate::{invariants, world::CallId};
 const WOKEN_MS: u64 = 5_000;
 /// The time to live of a node in a small cluster is below this.
 const TTL_MS_MAX: u64 = 2 * HEARTBEAT_TTL_MS_MIN;
+
+/// Within this time the end of a mass loss that is over is asked for, also when the command was lost once.
+const LOSS_ENDED_MS: u64 = DUE_RETRY_MS + MASS_LOSS_LOOK_MS;
 
 /// A lease and since when its time runs.
 #[derive(Clone, Copy)]
@@ -115,6 +118,8 @@ pub(crate) struct Promises {
     conflicts: Sleepers,
     /// Who waits for room, and there was some.
     overslept: Sleepers,
+    /// A mass loss that is over, by its create index, and since when nobody asks for its end.
+    loss_over: Option<(Index, u64)>,
     /// Entries with plans so far.
     entries: u64,
     entries_settled: u64,
@@ -229,6 +234,7 @@ impl Promises {
         self.expected = live.map(expected).collect();
         self.conflicts = Sleepers::default();
         self.overslept = Sleepers::default();
+        self.loss_over = None;
     }
 
     /// A beat was answered. A node of the state is known, and one that counts as away comes back.
@@ -325,6 +331,34 @@ impl Promises {
         let (id, slept_ms) = self.overslept.looked(seen, dispatch, WOKEN_MS, missed)?;
         Some(format!("I39: {id} waits for room, missed some, and sleeps on for {slept_ms} ms"))
     }
+
+    /// I50. The services looked, and these commands are new or wait to be proposed: the end of a mass loss of which most nodes are heard again is
+    /// asked for in time.
+    pub(crate) fn looked_at_loss<'a>(
+        &mut self,
+        seen: &Seen<'_>,
+        mut commands: impl Iterator<Item = &'a Command>,
+    ) -> Option<String> {
+        let Seen { now, state, truth } = *seen;
+        let is_asked =
+            commands.any(|one| matches!(one, Command::EndMassLoss(EndMassLoss { by: None })));
+        let over = invariants::loss_that_is_over(state).map(|loss| loss.create_index);
+        // It may have ended in an entry that the services have not seen yet.
+        let lasts = |began: &Index| {
+            let loss = truth.mass_losses().get(&());
+            loss.is_some_and(|loss| loss.create_index == *began && loss.end.is_none())
+        };
+        let Some(began) = over.filter(|began| !is_asked && lasts(began)) else {
+            self.loss_over = None;
+            return None;
+        };
+        let known = self.loss_over.filter(|(other, _)| *other == began);
+        let (_, since) = *self.loss_over.insert(known.unwrap_or((began, now)));
+        let waits_ms = now - since;
+        (waits_ms >= LOSS_ENDED_MS).then(|| {
+            format!("I50: the mass loss that began at {began} is over, and nobody ends it for {waits_ms} ms")
+        })
+    }
 }
 
 /// I23: who gives up on an evaluation because of its deliveries has delivered it that often, and tries again later.
@@ -360,7 +394,7 @@ fn is_expected(liveness: Liveness) -> bool {
 mod tests {
     use fsm::{
         JobKind,
-        node::{CapacityGain, GainKey},
+        node::{CapacityGain, GainKey, MassLoss, MassLossEnd},
         testing::{self, Driver},
     };
 
@@ -403,5 +437,47 @@ mod tests {
         promises.restored(14 * WOKEN_MS, &missed);
         let seen = Seen { now: 14 * WOKEN_MS, state: &missed, truth: &missed };
         assert_eq!(promises.looked_at_sleepers(&seen, &dispatch), None);
+    }
+
+    #[test]
+    fn the_end_of_a_mass_loss_that_is_over_is_asked_for_in_time() {
+        let mut driver = Driver::default();
+        let nodes: Vec<_> = ["n1", "n2", "n3"].map(|name| driver.node(name)).into();
+        let loss = |end| MassLoss {
+            since: 1,
+            nodes: nodes.clone(),
+            end,
+            create_index: 7,
+            modify_index: 7,
+        };
+        let with = |state: &State, end| {
+            let mut state = state.clone();
+            testing::put(&mut state, &loss(end));
+            state
+        };
+        let over = with(&driver.state, None);
+        let ended = with(&driver.state, Some(MassLossEnd { at: 2, by: "".into() }));
+        driver.liveness("n1", Liveness::Down);
+        let one_down = with(&driver.state, None);
+        driver.liveness("n2", Liveness::Down);
+        let two_down = with(&driver.state, None);
+        let asks = [Command::EndMassLoss(EndMassLoss { by: None })];
+        let mut promises = Promises::default();
+        let mut look = |now, state: &State, truth: &State, commands: &[Command]| {
+            promises.looked_at_loss(&Seen { now, state, truth }, commands.iter())
+        };
+        assert_eq!(look(0, &two_down, &two_down, &[]), None);
+        assert_eq!(look(LOSS_ENDED_MS, &two_down, &two_down, &[]), None, "most are down");
+        assert_eq!(look(LOSS_ENDED_MS, &over, &over, &[]), None);
+        assert_eq!(look(2 * LOSS_ENDED_MS - 1, &one_down, &one_down, &[]), None);
+        let late = look(2 * LOSS_ENDED_MS, &over, &over, &[]);
+        assert!(late.is_some_and(|late| late.contains("nobody ends it for 31000 ms")));
+        assert_eq!(look(2 * LOSS_ENDED_MS, &over, &over, &asks), None);
+        assert_eq!(look(3 * LOSS_ENDED_MS, &over, &over, &[]), None, "it was asked for since");
+        assert_eq!(look(4 * LOSS_ENDED_MS, &over, &ended, &[]), None, "it has ended in the log");
+        assert_eq!(look(5 * LOSS_ENDED_MS, &over, &over, &[]), None);
+        promises.restored(6 * LOSS_ENDED_MS, &over);
+        let seen = Seen { now: 6 * LOSS_ENDED_MS, state: &over, truth: &over };
+        assert_eq!(promises.looked_at_loss(&seen, [].iter()), None, "a new leader has its time");
     }
 }

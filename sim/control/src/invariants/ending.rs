@@ -11,11 +11,12 @@ use fsm::{
 };
 
 use super::{
-    Broken,
+    Broken, loss_that_is_over,
     needs::{self, has_ended, in_service, is_live},
 };
 
-/// What is wrong with a state in which nothing is left to do: open evaluations (I18, I25, I56), and jobs that are not as they should be (I39, I40, I46).
+/// What is wrong with a state in which nothing is left to do: open evaluations (I18, I25, I56), a mass loss that is over and was not ended (I50), and
+/// jobs that are not as they should be (I39, I40, I46).
 /// On nodes in `forgiven` something failed: a per-node instance that failed is not replaced before somebody asks.
 pub fn check_quiet(state: &State, forgiven: &BTreeSet<NodeId>) -> Vec<Broken> {
     let mut out = Vec::new();
@@ -34,6 +35,10 @@ pub fn check_quiet(state: &State, forgiven: &BTreeSet<NodeId>) -> Vec<Broken> {
             let detail = format!("evaluation {} waits for a node that is gone", row.id);
             out.push(Broken("I39", detail));
         }
+    }
+    if let Some(loss) = loss_that_is_over(state) {
+        let detail = format!("the mass loss that began at {} goes on", loss.create_index);
+        out.push(Broken("I50", detail));
     }
     for row in state.allocations().iter().filter(|row| is_live(row)) {
         if state.jobs().get(&row.job).is_none_or(|job| job.stop) {

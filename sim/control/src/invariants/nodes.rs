@@ -1,11 +1,54 @@
 //! What may happen to a node from one state to a later one of the same log.
 
+use std::collections::BTreeSet;
+
 use fsm::{
     ClientStatus, Liveness, Node, NodeId, State,
     node::{MassLoss, SuspendReason},
 };
 
 use super::Broken;
+
+/// I50: while a mass loss lasts, no node goes but those that an operator `purged`. The states may be several entries apart.
+pub fn check_kept(old: &State, new: &State, purged: &BTreeSet<NodeId>) -> Vec<Broken> {
+    let lasting = |state: &State| {
+        let loss = state.mass_losses().get(&())?;
+        loss.end.is_none().then_some(loss.create_index)
+    };
+    let one_entry = new.index() == old.index() + 1;
+    let Some(began) = lasting(old).filter(|began| one_entry || lasting(new) == Some(*began)) else {
+        return Vec::new();
+    };
+    // One that registered again meanwhile is another row.
+    let is_kept = |before: &Node| {
+        let after = new.nodes().get(&before.id);
+        after.is_some_and(|after| after.create_index == before.create_index)
+    };
+    let gone = old.nodes().iter().filter(|node| !is_kept(node) && !purged.contains(&node.id));
+    gone.map(|node| {
+        let id = node.id;
+        Broken("I50", format!("{id} was reaped during the mass loss that began at {began}"))
+    })
+    .collect()
+}
+
+/// The mass loss that lasts although fewer than half of its nodes are away.
+pub(crate) fn loss_that_is_over(state: &State) -> Option<&MassLoss> {
+    let loss = state.mass_losses().get(&()).filter(|loss| loss.end.is_none())?;
+    (count_away(state, &loss.nodes) * 2 < loss.nodes.len()).then_some(loss)
+}
+
+/// How many of these nodes are registered and not heard.
+fn count_away(state: &State, nodes: &[NodeId]) -> usize {
+    let is_away = |id: &&NodeId| {
+        let node = state.nodes().get(id);
+        node.is_some_and(|node| match node.liveness {
+            Liveness::Disconnected | Liveness::Down => true,
+            Liveness::Initializing | Liveness::Ready => false,
+        })
+    };
+    nodes.iter().filter(is_away).count()
+}
 
 /// A step that is judged.
 pub(super) struct NodeStep<'a> {

@@ -12,6 +12,8 @@ use fsm::{
 
 use super::*;
 
+mod nodes;
+
 /// A node that is ready and has the driver of the tests' jobs.
 fn ready(driver: &mut Driver, name: &str) -> fsm::NodeId {
     let mut description = testing::description(name);
@@ -558,61 +560,6 @@ fn i37_an_instance_on_a_node_that_does_not_suit_is_found() {
         testing::put(&mut bad, &node);
         assert_trips("I37", check_suits(&bad));
     }
-}
-
-#[test]
-fn i50_too_many_suspended_nodes_are_found() {
-    let (driver, _) = running();
-    let mut bad = later(driver.state.clone());
-    let health = fsm::node::Health::Suspended(fsm::node::Suspension {
-        reason: fsm::node::SuspendReason::Flaky,
-        detail: "".into(),
-        by: "".into(),
-        since: 1,
-        until: Some(2),
-        clears_affinity: true,
-    });
-    for name in ["n1", "n2"] {
-        let mut row = driver.node_row(name).clone();
-        row.health = health.clone();
-        testing::put(&mut bad, &row);
-    }
-    assert!(numbers_of_step(&driver.state, &bad).contains("I50"));
-}
-
-/// The state of the driver, one entry later, with one node changed.
-fn node_changed(driver: &Driver, name: &str, change: impl FnOnce(&mut fsm::Node)) -> fsm::State {
-    let mut after = later(driver.state.clone());
-    let mut row = driver.node_row(name).clone();
-    change(&mut row);
-    testing::put(&mut after, &row);
-    after
-}
-
-#[test]
-fn i50_a_step_of_liveness_that_is_none_is_found() {
-    let (mut driver, _) = running();
-    driver.liveness("n1", fsm::Liveness::Down);
-    let good = node_changed(&driver, "n1", |_| {});
-    assert_eq!(check_step(&driver.state, &good), []);
-    let bad = node_changed(&driver, "n1", |row| row.liveness = fsm::Liveness::Ready);
-    assert!(numbers_of_step(&driver.state, &bad).contains("I50"));
-}
-
-#[test]
-fn i50_strikes_that_come_together_are_found() {
-    let (driver, _) = running();
-    let good = node_changed(&driver, "n1", |row| (row.strikes, row.strike_at) = (1, 5));
-    assert!(!numbers_of_step(&driver.state, &good).contains("I50"));
-    let two = node_changed(&driver, "n1", |row| (row.strikes, row.strike_at) = (2, 5));
-    assert!(numbers_of_step(&driver.state, &two).contains("I50"));
-}
-
-#[test]
-fn i50_a_key_that_nothing_brought_is_found() {
-    let (driver, _) = running();
-    let bad = node_changed(&driver, "n1", |row| row.affinity_key = "other".into());
-    assert!(numbers_of_step(&driver.state, &bad).contains("I50"));
 }
 
 #[test]
