@@ -3,18 +3,19 @@
 //! ```text
 //!  leader ──Operation──► Throttled ──► process.rs   agents on this host, each a process
 //!         ◄──Answer────  (rates,       exec.rs      a program that speaks lines of JSON
-//!                         counts)      fake.rs      machines that do not exist
+//!                         counts)
 //! ```
 //! What is asked and answered is in `elastic::call`. Every create has a key, and a second one with the same key answers with the first
 //! machine. Must never decide anything: which machines are wanted, and what an answer means, is the business of `elastic`.
 
+pub mod exec;
 pub mod process;
 mod throttle;
 
 use std::{sync::Arc, time::Duration};
 
-use elastic::call::{Answer, Operation, ProviderError};
-use fsm::Text;
+use elastic::call::{Answer, Create, Operation, ProviderError};
+use fsm::{InstanceId, Text};
 use futures_util::future::BoxFuture;
 
 pub use self::throttle::{Tally, Throttled};
@@ -53,9 +54,42 @@ pub fn open(config: &ProviderConfig) -> Result<Arc<Throttled>, String> {
                 |error| format!("provider {}: {}: {error}", config.name, directory.display());
             Arc::new(opened.map_err(fail)?)
         }
-        ProviderKind::Exec { .. } | ProviderKind::Fake { .. } => {
-            return Err(format!("provider {}: not in this build", config.name));
+        ProviderKind::Exec { command } => {
+            Arc::new(exec::ExecProvider::new(&config.name, command.clone()))
         }
     };
     Ok(Arc::new(Throttled::new(&config.name, inner)))
+}
+
+/// The configuration of the agent of a new machine, but for where it keeps its state.
+fn agent_settings(create: &Create, context: &Context) -> launch::Settings {
+    let kind = &create.kind;
+    let id = create.key.to_string();
+    let mut settings = launch::Settings::default();
+    settings.set_text("name", &format!("{}-{}", create.pool, id.get(..8).unwrap_or(&id)));
+    settings.set_texts("servers", &context.servers);
+    settings.set_text("http.address", "127.0.0.1:0");
+    settings.set_text("datacenter", &kind.node.datacenter);
+    settings.set_text("node_pool", &create.pool);
+    if !kind.node.class.is_empty() {
+        settings.set_text("node_class", &kind.node.class);
+    }
+    settings.set("resources.cpu_mhz", kind.cpu);
+    settings.set("resources.memory_mb", kind.memory_mb);
+    if kind.disk_mb > 0 {
+        settings.set("resources.disk_mb", kind.disk_mb);
+    }
+    for driver in &kind.node.drivers {
+        settings.set(&format!("drivers.{driver}"), true);
+    }
+    if !kind.node.meta.is_empty() {
+        let pairs = kind.node.meta.iter();
+        let meta: toml::Table = pairs
+            .map(|(key, value)| (key.to_string(), toml::Value::String(value.to_string())))
+            .collect();
+        settings.set("meta", toml::Value::Table(meta));
+    }
+    settings.set_text("instance.id", &id);
+    settings.set_text("instance.token", &InstanceId(create.token).to_string());
+    settings
 }
