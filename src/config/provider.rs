@@ -83,7 +83,8 @@ impl ProviderConfig {
             ("provider.binary", Word::Process, table.text("provider.binary").is_some()),
             ("provider.command", Word::Exec, !table.list("provider.command").is_empty()),
         ];
-        for (key, _, _) in of_kinds.iter().filter(|(_, of, set)| *set && *of != word) {
+        let is_foreign = |(_, of, set): &&(&'static str, Word, bool)| *set && *of != word;
+        if let Some((key, ..)) = of_kinds.iter().find(is_foreign) {
             let kind = table.text("provider.kind").unwrap_or_default();
             return Err(table.invalid(key, &format!("no such key with provider.kind = \"{kind}\"")));
         }

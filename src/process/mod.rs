@@ -149,7 +149,7 @@ impl RunningServer {
             ..HttpOptions::default()
         };
         let settings = settings(config, http_address);
-        Self::on(settings, parts, Sockets { http, rpc }, options, Some(lock)).await
+        Box::pin(Self::on(settings, parts, Sockets { http, rpc }, options, Some(lock))).await
     }
 
     /// Serves on these parts and sockets.

@@ -51,7 +51,7 @@ impl Servers {
                 let parts = parts(&disks[number]);
                 let options = HttpOptions::default();
                 let server = RunningServer::on(settings, parts, sockets, options, None);
-                running.push(server.await.unwrap());
+                running.push(Box::pin(server).await.unwrap());
             }
             running
         });
@@ -70,7 +70,8 @@ impl Servers {
             let rpc = TcpListener::bind(rpc).await.unwrap();
             let (settings, parts) = (settings(server, &addresses), parts(&self.disks[server]));
             let sockets = Sockets { http, rpc };
-            RunningServer::on(settings, parts, sockets, HttpOptions::default(), None).await.unwrap()
+            let server = RunningServer::on(settings, parts, sockets, HttpOptions::default(), None);
+            Box::pin(server).await.unwrap()
         });
         self.running.insert(server, new);
     }

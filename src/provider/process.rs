@@ -91,11 +91,7 @@ impl ProcessProvider {
         }
     }
 
-    fn lock(
-        &self,
-        folder: &Folder,
-        deadline: Instant,
-    ) -> Result<Option<FolderLock>, ProviderError> {
+    fn lock(folder: &Folder, deadline: Instant) -> Result<Option<FolderLock>, ProviderError> {
         match folder.lock(deadline).map_err(|error| transient(&error))? {
             Ok(lock) => Ok(Some(lock)),
             Err(NotLocked::Absent) => Ok(None),
@@ -113,7 +109,7 @@ impl ProcessProvider {
             // between and goes on must not bring the machine back.
             self.refuse_destroyed(create.key, None)?;
             folder.make().map_err(|error| transient(&error))?;
-            if let Some(lock) = self.lock(&folder, deadline)? {
+            if let Some(lock) = Self::lock(&folder, deadline)? {
                 break lock;
             }
         };
@@ -260,7 +256,7 @@ impl ProcessProvider {
     fn destroy(&self, instance: InstanceId, deadline: Instant) -> Outcome {
         self.directory.mark_destroyed(instance).map_err(|error| transient(&error))?;
         let folder = self.directory.folder(instance);
-        let lock = self.lock(&folder, deadline)?;
+        let lock = Self::lock(&folder, deadline)?;
         if !end(self.directory.path(), instance, deadline).map_err(|error| transient(&error))? {
             let text = "some of its processes have not ended";
             return Err(ProviderError::new(ErrorClass::Transient, text));
@@ -280,7 +276,7 @@ impl ProcessProvider {
         deadline: Instant,
     ) -> Outcome {
         let folder = self.directory.folder(instance);
-        let lock = self.lock(&folder, deadline)?;
+        let lock = Self::lock(&folder, deadline)?;
         let set = || -> io::Result<bool> {
             let Some(mut machine) = folder.machine()? else { return Ok(false) };
             machine.tags = with_cluster(tags, &context.cluster);

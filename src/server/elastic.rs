@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// How long the command of a late answer may take to find a leader.
-const LATE_TIMEOUT: Duration = Duration::from_secs(60);
+const LATE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The providers of this server's configuration, by name.
 pub type Providers = BTreeMap<Text, Arc<Throttled>>;
@@ -45,7 +45,7 @@ impl Caller {
         let name = call.operation.name();
         match &answer {
             Ok(_) => {
-                tracing::debug!(provider = &*call.provider, call = name, "a provider answered")
+                tracing::debug!(provider = &*call.provider, call = name, "a provider answered");
             }
             Err(error) => {
                 tracing::debug!(provider = &*call.provider, call = name, %error, "a call failed");

@@ -44,6 +44,7 @@ fn job(RegisterJob { spec, evaluation, .. }: &RegisterJob) -> String {
 }
 
 /// A command.
+#[expect(clippy::too_many_lines, reason = "one arm for each command")]
 pub(crate) fn of(command: &Command) -> String {
     match command {
         Command::RegisterJob(command) => job(command),

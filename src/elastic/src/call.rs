@@ -32,7 +32,7 @@ pub struct Call {
 /// What a provider is asked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Operation {
-    Create(Create),
+    Create(Box<Create>),
     /// All machines of this cluster.
     List,
     Destroy {

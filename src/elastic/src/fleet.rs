@@ -202,7 +202,9 @@ impl Fleet {
         let names: BTreeSet<Text> =
             names.chain(self.homes.values().map(|(home, _)| home.clone())).collect();
         self.pools.retain(|name, _| names.contains(name));
-        names.iter().for_each(|name| self.touch(name));
+        for name in &names {
+            self.touch(name);
+        }
     }
 
     /// Takes in an effect; `state` is the newest.
@@ -359,9 +361,7 @@ impl Fleet {
                 }
                 late(&flight.call, &answer).into_iter().collect()
             }
-            Operation::Describe { .. } => {
-                row.map_or_else(Vec::new, |row| self.described(now, &row, answer))
-            }
+            Operation::Describe { .. } => row.map_or_else(Vec::new, |row| described(&row, answer)),
             Operation::SetTags { .. } => Vec::new(),
         }
     }
@@ -403,27 +403,6 @@ impl Fleet {
                 vec![Command::NoteInstance(NoteInstance { id: row.id, address, words })]
             }
         }
-    }
-
-    fn described(
-        &self,
-        _now: u64,
-        row: &Instance,
-        answer: Result<Answer, ProviderError>,
-    ) -> Vec<Command> {
-        let Ok(Answer::Described(description)) = answer else { return Vec::new() };
-        if row.state != InstanceState::Booting {
-            return Vec::new();
-        }
-        if description.state == MachineState::Broken && row.behavior != Behavior::Hold {
-            let reason = format!("the provider says that it is broken: {}", description.words);
-            return vec![shut_down(row.id, ShutdownCause::BootFailed, &reason)];
-        }
-        let is_new = description.words != row.last_words
-            || (!description.address.is_empty() && description.address != row.address);
-        let (address, words) = (description.address, description.words);
-        let note = Command::NoteInstance(NoteInstance { id: row.id, address, words });
-        is_new.then_some(note).into_iter().collect()
     }
 
     fn listed(
@@ -631,7 +610,7 @@ impl Fleet {
         }
         let (instance, provider_id) = (row.id, row.provider_id.clone());
         let operation = match row.state {
-            InstanceState::Requested => Operation::Create(create(row)),
+            InstanceState::Requested => Operation::Create(Box::new(create(row))),
             InstanceState::Booting => {
                 if self.probes.0 != now / 1_000 {
                     self.probes = (now / 1_000, 0);
@@ -670,7 +649,9 @@ impl Fleet {
             .values()
             .filter_map(|kind| Some((&kind.name, state.limit_on(&pool.name, kind, now)?.until)))
             .collect();
-        limited.values().for_each(|until| due.at(*until));
+        for until in limited.values() {
+            due.at(*until);
+        }
         let count = u32::try_from(rows.len()).unwrap_or(u32::MAX);
         let requested = rows.iter().filter(|row| row.state == InstanceState::Requested).count();
         let mut most =
@@ -758,7 +739,12 @@ impl Fleet {
                     kind: (**kind).clone(),
                     tags: tags(intent.id, &pool.name, &kind.name, Behavior::Run),
                 };
-                self.call(now, Some(intent.id), &pool.provider, Operation::Create(create));
+                self.call(
+                    now,
+                    Some(intent.id),
+                    &pool.provider,
+                    Operation::Create(Box::new(create)),
+                );
             }
         }
         commands.push(Command::RequestInstances(RequestInstances {
@@ -898,6 +884,7 @@ impl Fleet {
 
     /// No empty instance is left, and the pool has too many: those with the fewest allocations
     /// drain.
+    #[expect(clippy::too_many_arguments, reason = "one look at one pool")]
     fn drain_excess(
         &mut self,
         now: u64,
@@ -1004,6 +991,23 @@ impl Due {
     fn at(&mut self, at: u64) {
         self.0 = Some(self.0.map_or(at, |known| known.min(at)));
     }
+}
+
+/// What a provider's word about a machine that boots means.
+fn described(row: &Instance, answer: Result<Answer, ProviderError>) -> Vec<Command> {
+    let Ok(Answer::Described(description)) = answer else { return Vec::new() };
+    if row.state != InstanceState::Booting {
+        return Vec::new();
+    }
+    if description.state == MachineState::Broken && row.behavior != Behavior::Hold {
+        let reason = format!("the provider says that it is broken: {}", description.words);
+        return vec![shut_down(row.id, ShutdownCause::BootFailed, &reason)];
+    }
+    let is_new = description.words != row.last_words
+        || (!description.address.is_empty() && description.address != row.address);
+    let (address, words) = (description.address, description.words);
+    let note = Command::NoteInstance(NoteInstance { id: row.id, address, words });
+    is_new.then_some(note).into_iter().collect()
 }
 
 /// What an answer means for the state, whoever asked: an answer to a call of a leadership that is

@@ -22,10 +22,10 @@ fn order(kind: &InstanceType) -> impl Ord + use<> {
 
 /// The types that `fits` takes, the first choice first, up to the pool's price factor times the
 /// price of the cheapest.
-pub fn candidates<'a>(
-    pool: &'a InstancePool,
+pub fn candidates(
+    pool: &InstancePool,
     mut fits: impl FnMut(&InstanceType) -> bool,
-) -> Vec<&'a Arc<InstanceType>> {
+) -> Vec<&Arc<InstanceType>> {
     let mut kinds: Vec<_> = pool.types.values().filter(|kind| fits(kind)).collect();
     kinds.sort_by_cached_key(|kind| order(kind));
     let Some(cheapest) = kinds.first().map(|kind| u128::from(kind.price_micro)) else {
@@ -38,14 +38,17 @@ pub fn candidates<'a>(
 
 /// Why no type has room for so much: what the largest has of what is lacking.
 pub fn too_small(pool: &InstancePool, asked: Resources) -> Text {
-    let largest = |of: fn(&InstanceType) -> u64| pool.types.values().map(|kind| of(kind)).max();
-    let dimensions: [(&str, &str, u64, fn(&InstanceType) -> u64); 3] = [
-        ("memory", "MiB", asked.memory_mb, |kind| kind.memory_mb),
-        ("cpu", "MHz", asked.cpu_mhz, |kind| kind.cpu),
-        ("disk", "MiB", asked.disk_mb, |kind| kind.disk_mb),
+    let kinds = || pool.types.values().map(|kind| kind.resources());
+    let memory = kinds().map(|kind| kind.memory_mb).max();
+    let cpu = kinds().map(|kind| kind.cpu_mhz).max();
+    let disk = kinds().map(|kind| kind.disk_mb).max();
+    let dimensions = [
+        ("memory", "MiB", asked.memory_mb, memory),
+        ("cpu", "MHz", asked.cpu_mhz, cpu),
+        ("disk", "MiB", asked.disk_mb, disk),
     ];
-    for (name, unit, asked, of) in dimensions {
-        let has = largest(of).unwrap_or(0);
+    for (name, unit, asked, has) in dimensions {
+        let has = has.unwrap_or(0);
         if has < asked {
             return format!(
                 "no type of pool \"{}\" fits: {asked} {unit} of {name} are asked, the largest type \

@@ -37,8 +37,8 @@ impl Lists {
         has_creates: bool,
     ) -> Option<ObserveInstances> {
         self.taken += 1;
-        let last = self.counts.insert(list.scope.clone(), list.machines.len());
-        let is_suspect = list.machines.is_empty() && last != Some(0);
+        let before = self.counts.insert(list.scope.clone(), list.machines.len());
+        let is_suspect = list.machines.is_empty() && before != Some(0);
         let of_provider = || state.instances().iter().filter(|row| row.provider == *provider);
         let by_provider_id: BTreeMap<&str, &Instance> =
             of_provider().map(|row| (&*row.provider_id, &**row)).collect();

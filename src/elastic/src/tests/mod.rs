@@ -249,7 +249,9 @@ impl World {
 
     fn make_and_boot(&mut self) -> Vec<InstanceId> {
         let made = self.make();
-        made.iter().for_each(|id| self.boot(*id));
+        for id in &made {
+            self.boot(*id);
+        }
         made
     }
 
