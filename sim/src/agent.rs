@@ -42,6 +42,12 @@ const STREAM_MS: (u64, u64) = (300, 4_000);
 /// Streams in a row that said nothing new, before the agent registers again.
 const VAIN_STREAMS_MAX: u32 = 5;
 
+/// One of so many looks breaks the node.
+const BREAKS_EVERY: u64 = 6;
+/// It fails at what it is given for so long then, ms.
+const BROKEN_MS: (u64, u64) = (0, 5_000);
+const NODE_FAILURE: &str = "the driver does not answer";
+
 /// Racks that nodes are in.
 pub(crate) const RACKS: [&str; 2] = ["r1", "r2"];
 
@@ -75,6 +81,9 @@ pub(crate) struct Agent {
     dice_streams: Dice,
     dice_stalls: Dice,
     dice_checks: Dice,
+    dice_failures: Dice,
+    /// What it is given until then fails.
+    broken_until: Instant,
     /// Sequence of the last readiness report.
     checks: u64,
 }
@@ -101,6 +110,8 @@ impl Agent {
             dice_streams: Dice::named(world.swarm.seed, &format!("streams of a{number}")),
             dice_stalls: Dice::named(world.swarm.seed, &format!("stalls of a{number}")),
             dice_checks: Dice::named(world.swarm.seed, &format!("checks of a{number}")),
+            dice_failures: Dice::named(world.swarm.seed, &format!("failures of a{number}")),
+            broken_until: Instant::now(),
             checks: 0,
         }
     }
@@ -212,6 +223,7 @@ impl Agent {
             }
             self.stand_still().await;
             self.end_tasks();
+            self.break_down();
             self.report(false).await?;
             if Instant::now() >= *beat_at {
                 let ttl_ms = self.beat().await?;
@@ -230,6 +242,22 @@ impl Agent {
             coverage::hit("an agent stood still with its stream open");
             trace::event(&self.name, format_args!("stands still for {lasts:?}"));
             rt::sleep(lasts).await;
+        }
+    }
+
+    /// Sometimes the node breaks for a while: half of what runs there fails, and all that it is given.
+    fn break_down(&mut self) {
+        let may = self.world.swarm.has(Class::Failures) && !self.world.is_calm();
+        if !may || self.dice_failures.below(BREAKS_EVERY) > 0 {
+            return;
+        }
+        let lasts = Duration::from_millis(self.dice_failures.between(BROKEN_MS.0, BROKEN_MS.1));
+        trace::event(&self.name, format_args!("breaks for {lasts:?}"));
+        self.broken_until = Instant::now() + lasts;
+        for (id, one) in &mut self.running {
+            if one.status == ClientStatus::Running && self.dice_failures.below(2) == 0 {
+                one.fails(self.number, id);
+            }
         }
     }
 
@@ -341,13 +369,14 @@ impl Agent {
             // The whole set, or its first part: what is neither in it nor named by it is gone.
             let said = batch.allocations.iter().map(|one| &one.id);
             let present: BTreeSet<&Bytes> = said.chain(&batch.present).collect();
-            let live = self.running.iter().filter(|(_, one)| one.status != ClientStatus::Complete);
+            let live = self.running.iter().filter(|(_, one)| !one.status.is_terminal());
             removed.extend(live.map(|(id, _)| id).filter(|id| !present.contains(id)).cloned());
         }
         for id in &removed {
             self.running.remove(id);
             running::ends(self.number, id_of(id));
         }
+        let is_broken = Instant::now() < self.broken_until && !self.world.is_calm();
         for allocation in batch.allocations {
             let id = allocation.id.clone();
             let names = (&*allocation.job_id, &*allocation.name);
@@ -359,6 +388,11 @@ impl Agent {
                 ends_at: None,
             });
             match known.status {
+                ClientStatus::Pending
+                    if is_broken && allocation.run && allocation.task_starts_allowed =>
+                {
+                    known.fails(self.number, &id);
+                }
                 // One that may not start yet is sent again when it may.
                 ClientStatus::Pending if allocation.run && allocation.task_starts_allowed => {
                     let ends_at =
@@ -405,6 +439,14 @@ impl Agent {
                 id: id.clone(),
                 sequence: one.sequence,
                 client_status: words::client_status_to_pb(one.status).into(),
+                node_failure: match one.status {
+                    ClientStatus::Failed => NODE_FAILURE.to_owned(),
+                    ClientStatus::Pending
+                    | ClientStatus::Running
+                    | ClientStatus::Complete
+                    | ClientStatus::Lost
+                    | ClientStatus::Unknown => String::new(),
+                },
                 ..pb::AllocationStatus::default()
             })
             .collect();
@@ -433,8 +475,15 @@ impl Running {
         self.status = status;
         self.sequence += 1;
         self.reported = false;
-        if status == ClientStatus::Complete {
+        if status.is_terminal() {
             self.ends_at = None;
         }
+    }
+
+    /// By the fault of the node.
+    fn fails(&mut self, agent: usize, id: &[u8]) {
+        coverage::hit("a node failed at what it ran or was given");
+        running::fails(agent, id_of(id));
+        self.becomes(ClientStatus::Failed);
     }
 }

@@ -85,11 +85,15 @@ pub(crate) enum Class {
     Machines,
     /// Agents whose readiness checks fail for a while.
     Checks,
+    /// Nodes that fail at what they run, by their own fault.
+    Failures,
+    /// Several agents are cut off from all servers at once, during the other faults and after them.
+    MassLoss,
 }
 
 impl Class {
     /// All of them. A new one goes where it belongs: the order decides nothing.
-    pub(crate) const ALL: [Self; 38] = [
+    pub(crate) const ALL: [Self; 40] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -128,6 +132,8 @@ impl Class {
         Self::Busy,
         Self::Machines,
         Self::Checks,
+        Self::Failures,
+        Self::MassLoss,
     ];
 
     /// Its name on the command line.
@@ -171,6 +177,8 @@ impl Class {
             Self::Busy => "busy",
             Self::Machines => "machines",
             Self::Checks => "checks",
+            Self::Failures => "failures",
+            Self::MassLoss => "mass-loss",
         }
     }
 
@@ -197,6 +205,8 @@ impl Class {
                     | Self::Busy
                     | Self::Machines
                     | Self::Checks
+                    | Self::Failures
+                    | Self::MassLoss
             )
     }
 

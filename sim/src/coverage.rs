@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 68] = [
+pub(crate) const REQUIRED: [&str; 75] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -55,6 +55,13 @@ pub(crate) const REQUIRED: [&str; 68] = [
     "a disk was lost again soon after",
     "an agent stood still with its stream open",
     "an agent's check failed",
+    "a node failed at what it ran or was given",
+    "a strike suspended a node",
+    "a strike suspended no node, for as many were as may be",
+    "several agents were out of reach at once",
+    "a mass loss began",
+    "the servers ended a mass loss",
+    "a node that was due to be reaped came back from a mass loss",
     "an agent was killed while its tasks went on",
     "an agent found again what the last one had begun",
     "a machine booted",

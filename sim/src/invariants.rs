@@ -11,9 +11,9 @@ pub(crate) mod history;
 mod tests;
 
 pub(crate) use control::invariants::{
-    Broken, check_quiet, check_round_trip, check_state, check_step, check_suits,
+    Broken, check_kept, check_quiet, check_round_trip, check_state, check_step, check_suits,
 };
 pub(crate) use disk::Disks;
-pub(crate) use history::{Applied, Leaders, LogTime, NodeDeaths, Votes};
+pub(crate) use history::{Applied, Leaders, LogTime, NodeDeaths, NodeLosses, NodeStrikes, Votes};
 
 use crate::autopsy::Remains;

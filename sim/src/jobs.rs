@@ -479,6 +479,7 @@ impl Operator {
         let evaluation_ids = (0..8).map(|_| EvaluationId(rt::random_id())).collect();
         let command =
             Command::ReapNode(ReapNode { node, incarnation: None, force: true, evaluation_ids });
+        self.world.is_purged(node);
         if let Some(Ok(_)) = self.ask(&format!("purge {node}"), command).await {
             coverage::hit("a node was purged");
         }

@@ -5,6 +5,7 @@
 //!                                                             │ swarm, class: the plan, drawn from a seed or read from a file
 //!                                                             ├► nemesis: crashes, power cuts, cuts, weather, clocks, disks
 //!                                                             ├► nuisance: faults that came later, from dice of their own
+//!                                                             ├► losses: several agents cut off from all servers at once
 //!                                                             ├► lag: servers that apply nothing for a while
 //!                                                             ├► client ─► oracle: what was acknowledged must hold
 //!                                                             ├► reader: asks any server for what it has
@@ -30,6 +31,7 @@ mod coverage;
 mod invariants;
 mod jobs;
 mod lag;
+mod losses;
 mod machine;
 mod many;
 mod nemesis;

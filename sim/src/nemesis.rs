@@ -124,7 +124,9 @@ impl Nemesis {
             | Class::Aimed
             | Class::Busy
             | Class::Machines
-            | Class::Checks => {}
+            | Class::Checks
+            | Class::Failures
+            | Class::MassLoss => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
             Class::Flapping => self.flap(server),

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use fsm::{
     Command, EvaluationId, JobKey, JobSpec, Reply,
     job::{EvaluateJob, RegisterJob},
+    settings::{NodeLife, SchedulerConfiguration, SetSchedulerConfiguration},
 };
 use quorate::{
     api::Api,
@@ -19,7 +20,7 @@ use crate::{
     client::{self, Ended, REGISTERS, Shared},
     invariants,
     jobs::{self, Operator},
-    lag,
+    lag, losses,
     machine::{Directories, Machine},
     nemesis::Nemesis,
     nuisance::Nuisance,
@@ -102,6 +103,9 @@ async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
     if !world.wait("a leader", CONVERGE, |world| world.leader().is_some()).await {
         return Ok(false);
     }
+    if let Some(node_life) = world.swarm.node_life() {
+        set_node_life(world, node_life).await;
+    }
     let (stop, stopped) = watch::channel(false);
     let mut tasks = Vec::new();
     for number in 0..world.swarm.clients {
@@ -146,6 +150,9 @@ async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
     }
     if world.swarm.has(Class::Aimed) {
         rt::spawn(aimed::run(world.clone()));
+    }
+    if world.swarm.has(Class::MassLoss) {
+        rt::spawn(losses::run(world.clone()));
     }
     Nemesis::new(world.clone()).run().await;
     trace::event("run", format_args!("all faults end"));
@@ -208,12 +215,10 @@ async fn settled(world: &World, operator: &mut Operator) -> anyhow::Result<bool>
     if !operator.settle(SETTLE).await {
         return Ok(false);
     }
-    let ready = |world: &World| {
-        world.newest().is_some_and(|state| {
-            state.nodes().iter().filter(|node| node.is_schedulable()).count() >= world.swarm.agents
-        })
-    };
-    if !world.wait("every node is in service", SETTLE, ready).await {
+    if !world.wait("every node is in service", SETTLE, World::is_every_node_in_service).await {
+        return Ok(false);
+    }
+    if world.swarm.has(Class::MassLoss) && !losses::at_last(world).await {
         return Ok(false);
     }
     let late = service_job("late")?;
@@ -434,6 +439,22 @@ async fn register(world: World, spec: JobSpec) {
             reply,
             Reply::Job { .. } | Reply::Rejected(fsm::Rejection::JobIndexConflict { .. })
         )
+    })
+    .await;
+}
+
+/// Before any other setting is changed. It takes effect once, also when it is sent again.
+async fn set_node_life(world: &World, node_life: NodeLife) {
+    let state = world.newest();
+    let known = state.map(|state| state.scheduler_configuration()).unwrap_or_default();
+    let enforce_index = Some(known.modify_index);
+    let command = Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+        configuration: SchedulerConfiguration { node_life, ..known },
+        keep_node_life: false,
+        enforce_index,
+    });
+    insist(world, "node life", command, |reply| {
+        matches!(reply, Reply::Done | Reply::Rejected(fsm::Rejection::IndexConflict { .. }))
     })
     .await;
 }

@@ -1,6 +1,9 @@
 //! What runs where, by the word of those who run it: simulated agents and simulated machines. Judged against what the servers want (I49).
 
-use std::{cell::RefCell, collections::BTreeMap};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use fsm::{Allocation, AllocationId, ClientStatus, DesiredStatus, State};
 use proto::v1 as pb;
@@ -23,6 +26,8 @@ thread_local! {
     static RUNNING: RefCell<BTreeMap<(usize, AllocationId), Run>> = const { RefCell::new(BTreeMap::new()) };
     /// Restarts that were ordered.
     static RESTARTS: RefCell<BTreeMap<AllocationId, u32>> = const { RefCell::new(BTreeMap::new()) };
+    /// What failed by the fault of its node.
+    static FAILED: RefCell<BTreeSet<AllocationId>> = const { RefCell::new(BTreeSet::new()) };
 }
 
 /// The name that an allocation has on an agent.
@@ -76,12 +81,23 @@ pub(crate) fn ends(agent: usize, id: AllocationId) {
     RUNNING.with_borrow_mut(|running| running.remove(&(agent, id)));
 }
 
+/// It failed, or did not begin, by the fault of its node; the servers are told next.
+pub(crate) fn fails(agent: usize, id: AllocationId) {
+    FAILED.with_borrow_mut(|failed| failed.insert(id));
+    ends(agent, id);
+}
+
+/// Whether it failed by the fault of its node, as the servers know or will be told.
+pub(crate) fn failed_by_node(id: AllocationId) -> bool {
+    FAILED.with_borrow(|failed| failed.contains(&id))
+}
+
 /// Its tasks are to run anew, by order.
 pub(crate) fn restarts(id: AllocationId) {
     RESTARTS.with_borrow_mut(|restarts| *restarts.entry(id).or_default() += 1);
 }
 
-/// I47, I49: no task fails by itself here, none is restarted without an order, and what was to end has ended. One line for each difference.
+/// I47, I49: no task fails but by the fault of its node, none is restarted without an order, and what was to end has ended. One line for each difference.
 pub(crate) fn unasked(state: &State) -> Vec<String> {
     let tells = |row: &Allocation| {
         unasked_of(row).map(|what| format!("I49: {} {} {what}", row.name(), row.id))
@@ -92,8 +108,8 @@ pub(crate) fn unasked(state: &State) -> Vec<String> {
 fn unasked_of(row: &Allocation) -> Option<String> {
     let ordered = RESTARTS.with_borrow(|all| all.get(&row.id).copied().unwrap_or(0));
     let mut events = row.tasks.values().flat_map(|task| &task.events);
-    if row.client == ClientStatus::Failed {
-        Some("failed, and nothing fails here".to_owned())
+    if row.client == ClientStatus::Failed && !failed_by_node(row.id) {
+        Some("failed, and nothing fails there".to_owned())
     } else if row.tasks.values().any(|task| task.restarts > ordered) {
         Some(format!("was restarted more often than by the {ordered} orders to"))
     } else if events.any(|event| &*event.kind == "Restarting") {
@@ -190,8 +206,9 @@ mod tests {
         let stopped = |row: &mut Allocation| row.desired = DesiredStatus::Stop;
         assert!(told(&stopped).contains("was to end"));
         let failed = |row: &mut Allocation| row.client = ClientStatus::Failed;
-        assert!(told(&failed).contains("nothing fails here"));
-        ends_all(0);
-        assert_eq!(strays(&driver.state).len(), 1);
+        assert!(told(&failed).contains("nothing fails there"));
+        fails(0, id);
+        assert_eq!(told(&failed), "", "its node did");
+        assert_eq!(strays(&driver.state).len(), 1, "it does not run any more");
     }
 }

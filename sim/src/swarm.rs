@@ -10,7 +10,7 @@
 use std::{collections::BTreeSet, fmt, fs, path::Path, time::Duration};
 
 use anyhow::Context;
-use fsm::RequestId;
+use fsm::{RequestId, settings::NodeLife};
 use quorate::server::RaftTiming;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,10 @@ use chance::Dice;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The same where clients have little time, at the least.
 const PATIENCE_LEAST: Duration = Duration::from_millis(300);
+
+/// More than this share of the ready nodes, and at least so many, are a mass loss where there are some.
+pub(crate) const LOSS_PERCENT: u32 = 34;
+pub(crate) const LOSS_NODES_MIN: u32 = 2;
 
 /// What the command line changes of a seed's plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,6 +92,32 @@ pub(crate) struct Swarm {
     #[serde(with = "Timing")]
     pub(crate) timing: RaftTiming,
     pub(crate) weather: Weather,
+    #[serde(default)]
+    pub(crate) life: Life,
+}
+
+/// How nodes live where they fail or are lost: so that it comes within a run.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Life {
+    pub(crate) lost_grace_ms: u64,
+    suspend_ms: u64,
+    strike_window_ms: u64,
+    strike_failures: u32,
+    suspended_percent_max: u32,
+}
+
+/// Of plans that are older than these settings.
+impl Default for Life {
+    fn default() -> Self {
+        Self {
+            lost_grace_ms: 2_000,
+            suspend_ms: 1_000,
+            strike_window_ms: 5_000,
+            strike_failures: 2,
+            suspended_percent_max: 25,
+        }
+    }
 }
 
 /// [`RaftTiming`] as a plan's file has it.
@@ -172,6 +202,13 @@ impl Swarm {
                 duplicate_ppm: draw.between("duplicate rate", 1_000, 500_000),
                 late_ppm: draw.between("late rate", 1_000, 20_000),
             },
+            life: Life {
+                lost_grace_ms: draw.pick("lost grace", &[500, 2_000, 4_000]),
+                suspend_ms: draw.pick("suspend", &[1_000, 3_000]),
+                strike_window_ms: draw.pick("strike window", &[2_000, 5_000, 20_000]),
+                strike_failures: draw.pick("strike failures", &[1, 2, 2, 3]),
+                suspended_percent_max: draw.pick("suspended percent", &[0, 25, 50]),
+            },
         }
     }
 
@@ -208,6 +245,25 @@ impl Swarm {
     /// Whether a class is on.
     pub(crate) fn has(&self, class: Class) -> bool {
         self.classes.contains(&class)
+    }
+
+    /// The settings of node life; none: those that a cluster begins with.
+    pub(crate) fn node_life(&self) -> Option<NodeLife> {
+        if !self.has(Class::Failures) && !self.has(Class::MassLoss) {
+            return None;
+        }
+        let life = self.life;
+        Some(NodeLife {
+            lost_grace_ms: life.lost_grace_ms,
+            suspend_ms: life.suspend_ms,
+            suspend_ms_max: 2 * life.suspend_ms,
+            strike_window_ms: life.strike_window_ms,
+            strike_failures: life.strike_failures,
+            suspended_percent_max: life.suspended_percent_max,
+            mass_loss_percent: LOSS_PERCENT,
+            mass_loss_nodes_min: LOSS_NODES_MIN,
+            ..NodeLife::default()
+        })
     }
 
     /// What a server wants to have free on its disk, bytes.
@@ -286,7 +342,9 @@ impl fmt::Display for Swarm {
             self.heartbeat_grace_ms,
             self.snapshot_piece_bytes,
             self.busy_us_max,
-        )
+        )?;
+        // The traces of older plans begin as they did.
+        if self.node_life().is_some() { write!(out, " life={:?}", self.life) } else { Ok(()) }
     }
 }
 

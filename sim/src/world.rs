@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use fsm::{Index, State as Content};
+use fsm::{Index, NodeId, State as Content};
 use leader::{ServicesConfig, broker::BrokerConfig, heartbeat::HeartbeatConfig};
 use quorate::{
     disk::{
@@ -28,7 +28,7 @@ use quorate::{
 use crate::{
     class::Class,
     coverage,
-    invariants::{Applied, Disks, Leaders, LogTime, NodeDeaths},
+    invariants::{Applied, Disks, Leaders, LogTime, NodeDeaths, NodeLosses, NodeStrikes},
     network::Network,
     services::Services,
     swarm::Swarm,
@@ -95,6 +95,8 @@ struct State {
     applied: Applied,
     leaders: Leaders,
     deaths: NodeDeaths,
+    strikes: NodeStrikes,
+    losses: NodeLosses,
     log_time: LogTime,
     disks: Disks,
     appends: u64,
@@ -147,6 +149,8 @@ impl World {
             applied: Applied::default(),
             leaders: Leaders::default(),
             deaths: NodeDeaths::new(patience),
+            strikes: NodeStrikes::default(),
+            losses: NodeLosses::default(),
             log_time: LogTime::default(),
             disks: Disks::default(),
             appends: 0,
@@ -211,6 +215,16 @@ impl World {
     pub(crate) fn acknowledged(&self, index: Index) {
         let mut state = self.lock();
         state.acknowledged = state.acknowledged.max(index);
+    }
+
+    /// An operator is about to purge a node.
+    pub(crate) fn is_purged(&self, node: NodeId) {
+        self.lock().losses.purges(node);
+    }
+
+    /// Whether a node was not back when the last mass loss ended.
+    pub(crate) fn was_late(&self, node: NodeId) -> bool {
+        self.lock().losses.is_late(node)
     }
 
     fn settings(&self, server: usize) -> Settings {
@@ -405,6 +419,8 @@ impl World {
         broken.extend(state.log_time.shows(content.at(), now));
         if let Some(before) = before.filter(|before| before.index() < content.index()) {
             broken.extend(state.deaths.step(&before, content, now));
+            broken.extend(state.strikes.step(&before, content));
+            broken.extend(state.losses.step(&before, content));
             note_changes(&before, content);
         }
         drop(state);
@@ -599,6 +615,13 @@ impl World {
         }
     }
 
+    /// Whether the node of each agent may be given work.
+    pub(crate) fn is_every_node_in_service(&self) -> bool {
+        self.newest().is_some_and(|state| {
+            state.nodes().iter().filter(|node| node.is_schedulable()).count() >= self.swarm.agents
+        })
+    }
+
     /// B15: the configuration is not a joint one, and holds every server as it is now, each a voter, and nobody else.
     pub(crate) fn is_membership_whole(&self) -> bool {
         let Some(leader) = self.leader().and_then(|leader| self.core(leader)) else { return false };
@@ -739,6 +762,33 @@ fn note_changes(old: &Content, new: &Content) {
     if new.allocations().iter().any(|row| row.create_index > old.index() && row.previous.is_some())
     {
         coverage::hit("an allocation was replaced");
+    }
+    note_nodes(old, new);
+}
+
+/// Counts what a step shows of nodes that fail or are lost.
+fn note_nodes(old: &Content, new: &Content) {
+    let is_down = |node: &fsm::Node| node.liveness == fsm::Liveness::Down;
+    for node in new.nodes().iter() {
+        let Some(was) = old.nodes().get(&node.id) else { continue };
+        if node.strikes > was.strikes {
+            let reason = node.suspension().map(|one| one.reason);
+            coverage::hit(if reason == Some(fsm::node::SuspendReason::Flaky) {
+                "a strike suspended a node"
+            } else {
+                "a strike suspended no node, for as many were as may be"
+            });
+        }
+        let due_at = was.lost_at.map(|at| at + old.node_life().lost_grace_ms);
+        let is_due = due_at.is_some_and(|due| due < old.at());
+        if is_down(was) && !is_down(node) && is_due && old.mass_loss().is_some() {
+            coverage::hit("a node that was due to be reaped came back from a mass loss");
+        }
+    }
+    match (old.mass_loss(), new.mass_loss()) {
+        (None, Some(_)) => coverage::hit("a mass loss began"),
+        (Some(_), None) => coverage::hit("the servers ended a mass loss"),
+        (None, None) | (Some(_), Some(_)) => {}
     }
 }
 

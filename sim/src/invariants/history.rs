@@ -1,10 +1,16 @@
 //! Invariants of what servers say over time: votes, leaders, applied states, durable logs, nodes that are called dead.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
-use fsm::{Index, Liveness, State, TimeMs, digest::Digest};
+use control::invariants::Strikes;
+use fsm::{Allocation, ClientStatus, Index, Liveness, NodeId, State, TimeMs, digest::Digest};
 
-use super::{Broken, check_state, check_step, check_suits};
+use super::{Broken, check_kept, check_state, check_step, check_suits};
+use crate::running;
 
 /// I1: a server votes once per term, also when it lost power in between.
 #[derive(Default, Debug)]
@@ -151,6 +157,64 @@ impl NodeDeaths {
             Broken("I50", detail)
         })
         .collect()
+    }
+}
+
+/// I50: nodes have no more strikes than the failures allow that their agents reported.
+#[derive(Default, Debug)]
+pub(crate) struct NodeStrikes {
+    known: Strikes,
+    /// Rows have gone that may have failed unseen: up to this log time a strike may be for them.
+    unseen_until: TimeMs,
+}
+
+impl NodeStrikes {
+    /// A later state of the log was shown.
+    pub(crate) fn step(&mut self, old: &State, new: &State) -> Vec<Broken> {
+        let has_failed = |row: &Allocation| row.client == ClientStatus::Failed;
+        let known = |id| old.allocations().get(id).is_some_and(|row| has_failed(row));
+        let failed = new.allocations().iter().filter(|row| has_failed(row) && !known(&row.id));
+        for row in failed.filter(|row| running::failed_by_node(row.id)) {
+            self.known.failed(row.node, row.client_at, row.job.clone());
+        }
+        let is_one_entry = new.index() == old.index() + 1;
+        let mut gone = old.allocations().iter().filter(|row| !new.allocations().contains(&row.id));
+        if !is_one_entry && gone.any(|row| running::failed_by_node(row.id) && !has_failed(row)) {
+            self.unseen_until = new.at() + new.node_life().strike_window_ms;
+        }
+        if new.at() < self.unseen_until { Vec::new() } else { self.known.judge(old, new) }
+    }
+}
+
+/// I50: during a mass loss nothing is reaped but what an operator purges.
+#[derive(Default, Debug)]
+pub(crate) struct NodeLosses {
+    /// What it ever asked to purge: a request of unknown outcome may take effect later.
+    purged: BTreeSet<NodeId>,
+    /// Nodes of the last mass loss that had not come back when it ended: they may be reaped from then on.
+    late: BTreeSet<NodeId>,
+}
+
+impl NodeLosses {
+    /// An operator asks to purge a node.
+    pub(crate) fn purges(&mut self, node: NodeId) {
+        self.purged.insert(node);
+    }
+
+    /// A later state of the log was shown.
+    pub(crate) fn step(&mut self, old: &State, new: &State) -> Vec<Broken> {
+        if let Some(loss) = old.mass_loss().filter(|_| new.mass_loss().is_none()) {
+            let is_back = |id: &NodeId| {
+                new.nodes().get(id).is_some_and(|node| node.liveness != Liveness::Down)
+            };
+            self.late = loss.nodes.iter().copied().filter(|id| !is_back(id)).collect();
+        }
+        check_kept(old, new, &self.purged)
+    }
+
+    /// Whether this node came back after the last mass loss had ended, or not at all.
+    pub(crate) fn is_late(&self, node: NodeId) -> bool {
+        self.late.contains(&node)
     }
 }
 
