@@ -198,7 +198,7 @@ pub(super) const PLANTS: [Planted; 34] = [
         "strike-per-failure",
         "no-strike-window",
         "each failure of a node is a strike",
-        CONTROL_PLANE,
+        BOTH,
     ),
     Planted::new(
         "offline-expires",
@@ -210,7 +210,7 @@ pub(super) const PLANTS: [Planted; 34] = [
         "reap-in-mass-loss",
         "no-mass-loss-guard",
         "nodes are reaped during a mass loss",
-        CONTROL_PLANE,
+        BOTH,
     ),
     Planted::new(
         "affinity-kept",
