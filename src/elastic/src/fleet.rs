@@ -24,7 +24,6 @@ use fsm::{
     Command, Effect, Instance, InstanceId, InstancePool, InstanceState, JobKey, Liveness, Node,
     State, Text,
     node::{GainKey, SuspendReason},
-    plant::{Plant, is_planted},
     pool::{
         Behavior, CreateOutcome, DestroyOutcome, InstanceOutcome, Intent, LimitClass, LimitPool,
         NoteInstance, NoteUnhelped, RequestInstances, SetInstanceBehavior, ShutDownInstance,
@@ -504,7 +503,7 @@ impl Fleet {
     }
 
     fn is_warm(&self, now: u64) -> bool {
-        self.warm_at.is_some_and(|at| at <= now) || is_planted(Plant::ShrinkBeforeWarmUp)
+        self.warm_at.is_some_and(|at| at <= now)
     }
 
     /// Proposes something about an instance, unless it was proposed a moment ago.
@@ -729,24 +728,6 @@ impl Fleet {
         watch.asked = intents.iter().map(|intent| intent.id).collect();
         watch.asked_until = now.saturating_add(ASK_AGAIN_MS);
         due.at(watch.asked_until);
-        if is_planted(Plant::CallBeforeCommit) {
-            for intent in &intents {
-                let Some(kind) = pool.types.get(&intent.kind) else { continue };
-                let create = Create {
-                    key: intent.id,
-                    token: intent.token,
-                    pool: pool.name.clone(),
-                    kind: (**kind).clone(),
-                    tags: tags(intent.id, &pool.name, &kind.name, Behavior::Run),
-                };
-                self.call(
-                    now,
-                    Some(intent.id),
-                    &pool.provider,
-                    Operation::Create(Box::new(create)),
-                );
-            }
-        }
         commands.push(Command::RequestInstances(RequestInstances {
             pool: pool.name.clone(),
             pool_modify_index: pool.modify_index,

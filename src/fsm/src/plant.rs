@@ -79,21 +79,11 @@ pub enum Plant {
     ReapInMassLoss,
     /// A node keeps its affinity key after a cool-down.
     AffinityKept,
-    /// An instance that one list does not have is gone.
-    OneAbsenceIsGone,
-    /// A held instance is shut down by machine.
-    HeldIsShutDown,
-    /// An intent never expires.
-    IntentWithoutDeadline,
-    /// A provider is asked for a machine before the intent is committed.
-    CallBeforeCommit,
-    /// A new leader shuts instances down before it has heard of them.
-    ShrinkBeforeWarmUp,
 }
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 39] = [
+pub const TABLE: [(Plant, &str, &str); 34] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -128,17 +118,12 @@ pub const TABLE: [(Plant, &str, &str); 39] = [
     (Plant::OfflineExpires, "offline-expires", "reaping-forgets-offline"),
     (Plant::ReapInMassLoss, "reap-in-mass-loss", "no-mass-loss-guard"),
     (Plant::AffinityKept, "affinity-kept", "keep-affinity-after-cool-down"),
-    (Plant::OneAbsenceIsGone, "one-absence", "gone-after-one-list"),
-    (Plant::HeldIsShutDown, "held-shut-down", "hold-is-ignored"),
-    (Plant::IntentWithoutDeadline, "no-intent-deadline", "intent-without-deadline"),
-    (Plant::CallBeforeCommit, "call-before-commit", "create-before-intent"),
-    (Plant::ShrinkBeforeWarmUp, "no-warm-up", "shrink-before-warm-up"),
 ];
 
 #[cfg(feature = "plant")]
 impl Plant {
     /// Those of the pure packages: `fsm`, `leader` and `scheduler`.
-    pub const PURE: [Self; 23] = [
+    pub const PURE: [Self; 18] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
@@ -157,11 +142,6 @@ impl Plant {
         Self::OfflineExpires,
         Self::ReapInMassLoss,
         Self::AffinityKept,
-        Self::OneAbsenceIsGone,
-        Self::HeldIsShutDown,
-        Self::IntentWithoutDeadline,
-        Self::CallBeforeCommit,
-        Self::ShrinkBeforeWarmUp,
     ];
 
     /// The name it is asked for by.

@@ -12,7 +12,6 @@ use crate::{
     id::{InstanceId, JobKey, Text, TimeMs},
     limits,
     node::{Driver, NodeDescription, NodeResources},
-    plant::{Plant, is_planted},
     resources::Resources,
     state::State,
 };
@@ -186,7 +185,7 @@ impl State {
         if cause == Operator {
             return Ok(());
         }
-        if row.behavior == Behavior::Hold && !is_planted(Plant::HeldIsShutDown) {
+        if row.behavior == Behavior::Hold {
             return invalid("the instance is held");
         }
         if cause.needs_empty() && !self.is_empty_instance(row) {

@@ -22,7 +22,6 @@ use crate::{
     id::{EvaluationId, InstanceId, NodeId, Text},
     limits,
     node::{Drain, InstanceProof, Node, NodeChange, NodeInstance, clip},
-    plant::{Plant, is_planted},
     settings::{NodePool, check_name},
 };
 
@@ -190,11 +189,7 @@ impl Turn<'_> {
         if self.state.instances.contains(id) {
             return invalid("the id of the intent is in use");
         }
-        let deadline_at = if is_planted(Plant::IntentWithoutDeadline) {
-            u64::MAX
-        } else {
-            self.at.saturating_add(pool.boot_timeout_ms)
-        };
+        let deadline_at = self.at.saturating_add(pool.boot_timeout_ms);
         self.put_instance(Instance {
             token: *token,
             wanted_by: wanted_by.clone(),
@@ -377,7 +372,7 @@ impl Turn<'_> {
             row.missing = row.missing.saturating_add(1);
             let is_gone = row.missing >= limits::LISTS_MISSING_MIN
                 && row.seen_at.saturating_add(*grace_ms) <= self.at;
-            if is_gone || is_planted(Plant::OneAbsenceIsGone) {
+            if is_gone {
                 self.remove_instance(&row, &command.evaluation_ids);
             } else {
                 self.put_instance(row);
