@@ -14,7 +14,6 @@ pub(super) const SCHEMA: Schema = &[
     ("provider.directory", Kind::Text),
     ("provider.binary", Kind::Text),
     ("provider.command", Kind::List),
-    ("provider.quota", Kind::Number),
 ];
 
 /// Providers of one server.
@@ -44,18 +43,12 @@ pub enum ProviderKind {
         /// Program and arguments. Invariant: not empty.
         command: Vec<String>,
     },
-    /// Machines that do not exist, in the memory of this server; for trying out pools.
-    Fake {
-        /// Most machines at a time; none: no limit.
-        quota: Option<u32>,
-    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Word {
     Process,
     Exec,
-    Fake,
 }
 
 impl ProviderConfig {
@@ -81,15 +74,14 @@ impl ProviderConfig {
     fn from_table(table: &Document) -> Result<Self, ConfigError> {
         let name = name(table, "provider.name", None)?;
         if table.text("provider.kind").is_none() {
-            return Err(table.missing("provider.kind", "process, exec, fake"));
+            return Err(table.missing("provider.kind", "process, exec"));
         }
-        let words = [("process", Word::Process), ("exec", Word::Exec), ("fake", Word::Fake)];
+        let words = [("process", Word::Process), ("exec", Word::Exec)];
         let word = table.choice("provider.kind", &words)?;
         let of_kinds = [
             ("provider.directory", Word::Process, table.text("provider.directory").is_some()),
             ("provider.binary", Word::Process, table.text("provider.binary").is_some()),
             ("provider.command", Word::Exec, !table.list("provider.command").is_empty()),
-            ("provider.quota", Word::Fake, table.number("provider.quota").is_some()),
         ];
         for (key, _, _) in of_kinds.iter().filter(|(_, of, set)| *set && *of != word) {
             let kind = table.text("provider.kind").unwrap_or_default();
@@ -98,11 +90,6 @@ impl ProviderConfig {
         let kind = match word {
             Word::Process => process(table)?,
             Word::Exec => exec(table)?,
-            Word::Fake => {
-                let quota = table.number_within("provider.quota", 0, 0..=100_000)?;
-                let quota = table.number("provider.quota").and(u32::try_from(quota).ok());
-                ProviderKind::Fake { quota }
-            }
         };
         Ok(Self { name, kind })
     }

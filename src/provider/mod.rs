@@ -3,17 +3,20 @@
 //! ```text
 //!  leader ──Operation──► Throttled ──► process.rs   agents on this host, each a process
 //!         ◄──Answer────  (rates,       exec.rs      a program that speaks lines of JSON
-//!                         counts)      fake.rs      machines that do not exist
+//!                         counts)
 //! ```
 //! What is asked and answered is in `elastic::call`. Every create has a key, and a second one with the same key answers with the first
 //! machine. Must never decide anything: which machines are wanted, and what an answer means, is the business of `elastic`.
 
+mod agent_config;
+pub mod check;
+mod exec;
 pub mod process;
 mod throttle;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use elastic::call::{Answer, Operation, ProviderError};
+use elastic::call::{Answer, Operation, ProviderError, TAG_CLUSTER, Tags};
 use fsm::Text;
 use futures_util::future::BoxFuture;
 
@@ -53,9 +56,15 @@ pub fn open(config: &ProviderConfig) -> Result<Arc<Throttled>, String> {
                 |error| format!("provider {}: {}: {error}", config.name, directory.display());
             Arc::new(opened.map_err(fail)?)
         }
-        ProviderKind::Exec { .. } | ProviderKind::Fake { .. } => {
-            return Err(format!("provider {}: not in this build", config.name));
+        ProviderKind::Exec { command } => {
+            Arc::new(exec::ExecProvider::new(&config.name, command.clone()))
         }
     };
     Ok(Arc::new(Throttled::new(&config.name, inner)))
+}
+
+/// The tags of a machine of a cluster.
+fn with_cluster(tags: &Tags, cluster: &str) -> BTreeMap<String, String> {
+    let tags = tags.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+    tags.chain([(TAG_CLUSTER.to_owned(), cluster.to_owned())]).collect()
 }

@@ -29,7 +29,7 @@ use self::{
     },
     living::{Role, end, living},
 };
-use super::{Context, Provider};
+use super::{Context, Provider, agent_config::agent_config, with_cluster};
 use crate::{agent::executor::process::stat, rt::Instant};
 
 /// Ports that agents give to tasks; each machine has an equal part.
@@ -160,7 +160,7 @@ impl ProcessProvider {
                 return Ok(Some(shown(&machine, &process)));
             }
             let Some(range) = self.directory.take_ports(create.key)? else { return Ok(None) };
-            folder.write_agent_config(&self.agent_config(create, context, folder, range))?;
+            folder.write_agent_config(&Self::config_text(create, context, folder, range))?;
             let process = self.spawn(folder)?;
             folder.write_process(&process)?;
             Ok(Some(shown(&machine, &process)))
@@ -194,49 +194,14 @@ impl ProcessProvider {
         Ok(Some(process))
     }
 
-    fn agent_config(
-        &self,
-        create: &Create,
-        context: &Context,
-        folder: &Folder,
-        range: u16,
-    ) -> String {
-        let kind = &create.kind;
-        let id = create.key.to_string();
-        let name = format!("{}-{}", create.pool, id.get(..8).unwrap_or(&id));
-        let mut settings = launch::Settings::default();
-        settings.set_text("name", &name);
-        settings.set_texts("servers", &context.servers);
+    fn config_text(create: &Create, context: &Context, folder: &Folder, range: u16) -> String {
+        let mut settings = agent_config(create, &context.servers);
         settings.set_text("http.address", "127.0.0.1:0");
         settings.set_text("data_dir", &folder.path().join("data").display().to_string());
-        settings.set_text("datacenter", &kind.node.datacenter);
-        settings.set_text("node_pool", &create.pool);
-        if !kind.node.class.is_empty() {
-            settings.set_text("node_class", &kind.node.class);
-        }
-        settings.set("resources.cpu_mhz", kind.cpu);
-        settings.set("resources.memory_mb", kind.memory_mb);
-        if kind.disk_mb > 0 {
-            settings.set("resources.disk_mb", kind.disk_mb);
-        }
-        for driver in &kind.node.drivers {
-            settings.set(&format!("drivers.{driver}"), true);
-        }
-        if !kind.node.meta.is_empty() {
-            let meta: toml::Table = kind
-                .node
-                .meta
-                .iter()
-                .map(|(key, value)| (key.to_string(), toml::Value::String(value.to_string())))
-                .collect();
-            settings.set("meta", toml::Value::Table(meta));
-        }
         let each = (PORTS.end - PORTS.start) / PORT_RANGES;
         let first = PORTS.start + range * each;
         settings.set("ports.dynamic_min", first);
         settings.set("ports.dynamic_max", first + each - 1);
-        settings.set_text("instance.id", &id);
-        settings.set_text("instance.token", &InstanceId(create.token).to_string());
         settings.text()
     }
 
@@ -358,11 +323,6 @@ impl Provider for ProcessProvider {
         }
         .boxed()
     }
-}
-
-fn with_cluster(tags: &Tags, cluster: &str) -> std::collections::BTreeMap<String, String> {
-    let tags = tags.iter().map(|(name, value)| (name.to_string(), value.to_string()));
-    tags.chain([(TAG_CLUSTER.to_owned(), cluster.to_owned())]).collect()
 }
 
 fn shown(machine: &MachineFile, process: &ProcessFile) -> Machine {

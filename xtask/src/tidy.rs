@@ -35,7 +35,7 @@ const PURE_PACKAGES: [(&str, &[&str]); 6] = [
     ("src/calendar", &[]),
     ("src/chance", &[]),
     ("src/fsm", &["bincode", "blake3", "bytes", "crc32c", "imbl", "serde", "thiserror"]),
-    ("src/elastic", &["chance", "fsm", "scheduler", "thiserror"]),
+    ("src/elastic", &["calendar", "chance", "fsm", "scheduler", "thiserror"]),
     ("src/leader", &["chance", "elastic", "fsm", "imbl", "serde", "thiserror"]),
     (
         "src/scheduler",
