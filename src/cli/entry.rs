@@ -23,11 +23,12 @@ use super::node::NodeCommand;
 use super::operator::OperatorCommand;
 use super::output::Output;
 use super::pool::PoolCommand;
+use super::provider::ProviderCommand;
 use super::system::SystemCommand;
 use super::up::UpArgs;
 use super::{
     agent, alloc, argv, bench, demo_web, eval, instance, job, node, operator, pool, process,
-    server, system, up,
+    provider, server, system, up,
 };
 use crate::bench::BenchCommand;
 
@@ -73,6 +74,9 @@ enum Command {
     /// Machines of instance pools: what they do, hold, drain, shut down
     #[command(subcommand)]
     Instance(InstanceCommand),
+    /// Programs that make machines for instance pools
+    #[command(subcommand)]
+    Provider(ProviderCommand),
     /// Inspect and stop allocations, read their logs
     #[command(subcommand)]
     Alloc(AllocCommand),
@@ -141,6 +145,7 @@ impl Command {
             Self::Up(_)
             | Self::Agent(_)
             | Self::Bench(_)
+            | Self::Provider(_)
             | Self::Version
             | Self::Executor { .. }
             | Self::DemoWeb(_) => false,
@@ -282,6 +287,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Node(command) => node::run(context, &command),
         Command::Pool(command) => pool::run(context, &command),
         Command::Instance(command) => instance::run(context, &command),
+        Command::Provider(command) => provider::run(context, command),
         Command::Alloc(command) => alloc::run(context, &command),
         Command::Eval(command) => eval::run(context, &command),
         Command::Operator(command) => operator::run(context, &command),

@@ -25,6 +25,7 @@ mod output;
 mod placement;
 mod pool;
 mod process;
+mod provider;
 mod resolve;
 mod server;
 mod signal;

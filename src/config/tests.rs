@@ -301,3 +301,16 @@ fn agent_rules() {
     let error = AgentConfig::parse(Path::new("a.toml"), "data_dir = \"d\"").unwrap_err();
     assert!(error.to_string().starts_with("servers is not set"), "{error}");
 }
+
+#[test]
+fn providers_are_processes_or_programs() {
+    let with = |lines: &str| server(&format!("\n[[provider]]\nname = \"p\"\n{lines}\n"));
+    let exec = with("kind = \"exec\"\ncommand = [\"prog\", \"-x\"]").unwrap();
+    let command = vec!["prog".to_owned(), "-x".to_owned()];
+    assert_eq!(exec.providers[0].kind, super::ProviderKind::Exec { command });
+    // Machines that do not exist are for simulations, never for a server's file.
+    let fake = with("kind = \"fake\"").unwrap_err();
+    assert!(fake.contains("provider.kind") && fake.contains("process, exec"), "{fake}");
+    let quota = with("kind = \"exec\"\ncommand = [\"prog\"]\nquota = 3").unwrap_err();
+    assert!(quota.contains("unknown key provider.quota"), "{quota}");
+}

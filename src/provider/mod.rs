@@ -8,14 +8,16 @@
 //! What is asked and answered is in `elastic::call`. Every create has a key, and a second one with the same key answers with the first
 //! machine. Must never decide anything: which machines are wanted, and what an answer means, is the business of `elastic`.
 
-pub mod exec;
+mod agent_config;
+pub mod check;
+mod exec;
 pub mod process;
 mod throttle;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use elastic::call::{Answer, Create, Operation, ProviderError};
-use fsm::{InstanceId, Text};
+use elastic::call::{Answer, Operation, ProviderError, TAG_CLUSTER, Tags};
+use fsm::Text;
 use futures_util::future::BoxFuture;
 
 pub use self::throttle::{Tally, Throttled};
@@ -61,35 +63,8 @@ pub fn open(config: &ProviderConfig) -> Result<Arc<Throttled>, String> {
     Ok(Arc::new(Throttled::new(&config.name, inner)))
 }
 
-/// The configuration of the agent of a new machine, but for where it keeps its state.
-fn agent_settings(create: &Create, context: &Context) -> launch::Settings {
-    let kind = &create.kind;
-    let id = create.key.to_string();
-    let mut settings = launch::Settings::default();
-    settings.set_text("name", &format!("{}-{}", create.pool, id.get(..8).unwrap_or(&id)));
-    settings.set_texts("servers", &context.servers);
-    settings.set_text("http.address", "127.0.0.1:0");
-    settings.set_text("datacenter", &kind.node.datacenter);
-    settings.set_text("node_pool", &create.pool);
-    if !kind.node.class.is_empty() {
-        settings.set_text("node_class", &kind.node.class);
-    }
-    settings.set("resources.cpu_mhz", kind.cpu);
-    settings.set("resources.memory_mb", kind.memory_mb);
-    if kind.disk_mb > 0 {
-        settings.set("resources.disk_mb", kind.disk_mb);
-    }
-    for driver in &kind.node.drivers {
-        settings.set(&format!("drivers.{driver}"), true);
-    }
-    if !kind.node.meta.is_empty() {
-        let pairs = kind.node.meta.iter();
-        let meta: toml::Table = pairs
-            .map(|(key, value)| (key.to_string(), toml::Value::String(value.to_string())))
-            .collect();
-        settings.set("meta", toml::Value::Table(meta));
-    }
-    settings.set_text("instance.id", &id);
-    settings.set_text("instance.token", &InstanceId(create.token).to_string());
-    settings
+/// The tags of a machine of a cluster.
+fn with_cluster(tags: &Tags, cluster: &str) -> BTreeMap<String, String> {
+    let tags = tags.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+    tags.chain([(TAG_CLUSTER.to_owned(), cluster.to_owned())]).collect()
 }

@@ -29,7 +29,7 @@ use self::{
     },
     living::{Role, end, living},
 };
-use super::{Context, Provider, agent_settings};
+use super::{Context, Provider, agent_config::agent_config, with_cluster};
 use crate::{agent::executor::process::stat, rt::Instant};
 
 /// Ports that agents give to tasks; each machine has an equal part.
@@ -156,7 +156,7 @@ impl ProcessProvider {
                 return Ok(Some(shown(&machine, &process)));
             }
             let Some(range) = self.directory.take_ports(create.key)? else { return Ok(None) };
-            folder.write_agent_config(&Self::agent_config(create, context, folder, range))?;
+            folder.write_agent_config(&Self::config_text(create, context, folder, range))?;
             let process = self.spawn(folder)?;
             folder.write_process(&process)?;
             Ok(Some(shown(&machine, &process)))
@@ -190,8 +190,9 @@ impl ProcessProvider {
         Ok(Some(process))
     }
 
-    fn agent_config(create: &Create, context: &Context, folder: &Folder, range: u16) -> String {
-        let mut settings = agent_settings(create, context);
+    fn config_text(create: &Create, context: &Context, folder: &Folder, range: u16) -> String {
+        let mut settings = agent_config(create, &context.servers);
+        settings.set_text("http.address", "127.0.0.1:0");
         settings.set_text("data_dir", &folder.path().join("data").display().to_string());
         let each = (PORTS.end - PORTS.start) / PORT_RANGES;
         let first = PORTS.start + range * each;
@@ -318,11 +319,6 @@ impl Provider for ProcessProvider {
         }
         .boxed()
     }
-}
-
-fn with_cluster(tags: &Tags, cluster: &str) -> std::collections::BTreeMap<String, String> {
-    let tags = tags.iter().map(|(name, value)| (name.to_string(), value.to_string()));
-    tags.chain([(TAG_CLUSTER.to_owned(), cluster.to_owned())]).collect()
 }
 
 fn shown(machine: &MachineFile, process: &ProcessFile) -> Machine {

@@ -6,6 +6,7 @@ mod cluster;
 mod executor;
 mod harness;
 mod plants;
+mod providers;
 mod recompute;
 mod recovery;
 mod scheduling;

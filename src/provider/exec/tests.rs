@@ -1,115 +1,222 @@
-//! Programs of a few lines, good and bad.
+//! Small programs in shell: what they do wrong, and what a caller sees of it.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::path::Path;
+use std::{fs, path::Path};
+
+use elastic::call::{
+    Create, Description, Destroyed, ErrorScope, Listing, Machine, MachineState, Tags,
+};
+use fsm::{InstanceId, pool::InstanceType};
 
 use super::*;
 
-const PATIENCE: Duration = Duration::from_mins(1);
+const HELLO: &str = r#"echo '{"quorate_provider":1,"name":"test"}'"#;
+/// Reads a call into `line`, its id into `id`.
+const NEXT: &str = r#"next() { read -r line || exit 0; id=${line#*\"id\":}; id=${id%%[,\}]*}; }"#;
 
-/// A program in Python's place: the shell answers by what it is asked.
 fn program(script: &str) -> ExecProvider {
-    let script =
-        format!("id() {{ echo \"$1\" | sed 's/.*\"id\":\\([0-9]*\\).*/\\1/'; }}\n{script}");
-    ExecProvider::new("test", ["/bin/sh", "-c", &script].map(str::to_owned).to_vec())
+    ExecProvider::new("test", vec!["sh".into(), "-c".into(), script.into()])
 }
 
-const HELLO: &str = "echo '{\"quorate_provider\":1}'\n";
+/// A program that says hello and then does what the script says.
+fn polite(script: &str) -> ExecProvider {
+    program(&format!("{HELLO}\n{NEXT}\n{script}"))
+}
 
 fn context() -> Context {
-    Context { cluster: "c".into(), servers: vec!["127.0.0.1:4647".into()], time_left: PATIENCE }
+    let time_left = Duration::from_mins(2);
+    Context { cluster: "c1".into(), servers: vec!["10.0.0.1:4647".into()], time_left }
 }
 
-async fn describe(provider: &ExecProvider) -> Result<Answer, ProviderError> {
-    let operation = Operation::Describe { instance: InstanceId([1; 16]), provider_id: "m".into() };
-    provider.call(operation, context()).await
+fn describe() -> Operation {
+    Operation::Describe { instance: InstanceId([1; 16]), provider_id: "i-1".into() }
 }
 
-fn up(words: &str) -> Answer {
-    Answer::Described(Description {
-        state: MachineState::Up,
-        address: "".into(),
-        words: words.into(),
-    })
+fn destroy() -> Operation {
+    Operation::Destroy { instance: InstanceId([1; 16]), provider_id: "i-1".into() }
 }
 
-#[tokio::test]
-async fn answers_find_their_questions_in_any_order() {
-    let provider = program(&format!(
-        "{HELLO}read a; read b\n\
-         echo \"{{\\\"id\\\":$(id \"$b\"),\\\"ok\\\":{{\\\"state\\\":\\\"up\\\",\\\"words\\\":\\\"second\\\"}}}}\"\n\
-         echo \"{{\\\"id\\\":$(id \"$a\"),\\\"ok\\\":{{\\\"state\\\":\\\"up\\\",\\\"words\\\":\\\"first\\\"}}}}\"\n\
-         read forever"
-    ));
-    let both = tokio::join!(describe(&provider), describe(&provider));
-    assert_eq!(both, (Ok(up("first")), Ok(up("second"))));
+async fn failure(provider: &ExecProvider, operation: Operation) -> ProviderError {
+    provider.call(operation, context()).await.unwrap_err()
 }
 
 #[tokio::test]
-async fn errors_have_a_class_a_scope_and_a_time() {
-    let provider = program(&format!(
-        "{HELLO}while read a; do echo \"{{\\\"id\\\":$(id \"$a\"),\\\"error\\\":{{\\\"class\\\":\\\"quota\\\",\
-         \\\"scope\\\":\\\"quota-group\\\",\\\"retry_after_ms\\\":7,\\\"detail\\\":\\\"vcpu\\\"}}}}\"; done"
-    ));
-    let expected = ProviderError {
-        class: ErrorClass::Quota,
-        scope: ErrorScope::QuotaGroup,
-        retry_after_ms: Some(7),
-        detail: "vcpu".into(),
-    };
-    assert_eq!(describe(&provider).await, Err(expected));
-}
-
-/// What it was asked has no known outcome, and it is started again.
-#[tokio::test]
-async fn a_program_that_ends_is_started_again() {
-    let directory = tempfile::tempdir().unwrap();
-    let mark = directory.path().join("mark").display().to_string();
-    let provider = program(&format!(
-        "{HELLO}read a\nif [ ! -e {mark} ]; then touch {mark}; exit 3; fi\n\
-         echo \"{{\\\"id\\\":$(id \"$a\"),\\\"ok\\\":{{\\\"state\\\":\\\"up\\\"}}}}\"\nread forever"
-    ));
-    let first = describe(&provider).await.unwrap_err();
-    assert_eq!(first.class, ErrorClass::Transient);
-    assert!(first.detail.contains("the program ended before it answered"), "{first}");
-    assert!(Path::new(&mark).exists());
-    let again = async {
-        loop {
-            if let Ok(answer) = describe(&provider).await {
-                return answer;
-            }
-        }
-    };
-    assert_eq!(timeout(PATIENCE, again).await.unwrap(), up(""));
-}
-
-/// Each breaks the protocol in its way, and the error says how.
-#[tokio::test]
-async fn a_program_that_breaks_the_protocol_is_ended_and_told_why() {
-    let long = format!("{HELLO}read a; head -c 1100000 /dev/zero | tr '\\0' x; echo; read forever");
-    let cases = [
-        ("echo '{\"quorate_provider\":2}'; read a", "speaks version 2"),
-        ("echo welcome; read a", "did not say hello but: welcome"),
-        ("exit 1", "did not say hello: it ended"),
-        (&*format!("{HELLO}read a; echo what; read a"), "what is no answer"),
-        (
-            &*format!("{HELLO}read a; echo \"{{\\\"id\\\":$(id \"$a\")}}\"; read a"),
-            "either ok or error",
-        ),
-        (
-            &*format!(
-                "{HELLO}read a; echo \"{{\\\"id\\\":$(id \"$a\"),\\\"error\\\":{{\\\"class\\\":\\\"bad\\\"}}}}\"; read a"
-            ),
-            "it named an error class \"bad\"",
-        ),
-        (&*long, "a line of more than"),
-    ];
-    for (script, why) in cases {
-        let error = describe(&program(script)).await.unwrap_err();
-        assert_eq!(error.class, ErrorClass::Transient, "{why}");
-        assert!(error.detail.contains(why), "{why}: {error}");
+async fn each_class_of_error_has_its_scope_and_pause() {
+    let provider = polite(
+        r#"for class in rate-limited quota no-capacity transient fatal; do
+             next; echo '{"id":'$id',"error":{"class":"'$class'","scope":"quota-group","retry_after_ms":7,"detail":"no"}}'
+           done
+           next; echo '{"id":'$id',"error":{"class":"quota","scope":"type"}}'
+           next; echo '{"id":'$id',"error":{"class":"odd"}}'; next"#,
+    );
+    for class in ErrorClass::ALL {
+        let error = failure(&provider, Operation::List).await;
+        let (scope, retry_after_ms) = (ErrorScope::QuotaGroup, Some(7));
+        assert_eq!(error, ProviderError { class, scope, retry_after_ms, detail: "no".into() });
     }
-    let missing = ExecProvider::new("test", vec!["/nowhere/program".to_owned()]);
-    let error = describe(&missing).await.unwrap_err();
-    assert!(error.detail.contains("/nowhere/program does not start"), "{error}");
+    let error = failure(&provider, Operation::List).await;
+    assert_eq!((error.scope, error.retry_after_ms, &*error.detail), (ErrorScope::Type, None, ""));
+    let error = failure(&provider, Operation::List).await;
+    assert_eq!(error.class, ErrorClass::Transient);
+    assert!(error.detail.starts_with("its error makes no sense: unknown variant `odd`"), "{error}");
+}
+
+#[tokio::test]
+async fn replies_come_in_any_order() {
+    let provider = polite(
+        r#"next; first=$id; case $line in *'"call":"list"'*) ;; *) exit 9;; esac
+           next
+           echo '{"id":'$id',"result":{"state":"broken","words":"it burns"}}'
+           echo '{"id":'$first',"result":{"scope":"s","machines":[
+             {"provider_id":"i-1","address":"10.0.0.9","tags":{"quorate-cluster":"c1"}},
+             {"provider_id":"i-2","tags":{"quorate-cluster":"c2"}},{"provider_id":"i-3","tags":{}}]}}' | tr -d '\n'
+           echo; next"#,
+    );
+    let (listed, described) = futures_util::join!(
+        provider.call(Operation::List, context()),
+        provider.call(describe(), context())
+    );
+    let tags: Tags = [(TAG_CLUSTER.into(), "c1".into())].into();
+    let (provider_id, address, scope) = ("i-1".into(), "10.0.0.9".into(), "s".into());
+    // What is not of this cluster is left out.
+    let machines = vec![Machine { provider_id, address, scope, tags }];
+    assert_eq!(listed, Ok(Answer::Listed(Listing { scope: "s".into(), machines })));
+    let (state, words) = (MachineState::Broken, "it burns".into());
+    let description = Description { state, address: "".into(), words };
+    assert_eq!(described, Ok(Answer::Described(description)));
+}
+
+#[tokio::test]
+async fn a_killed_program_is_started_again() {
+    let provider = polite(
+        r#"while next; do case $line in
+             *'"call":"destroy"'*) echo '{"id":'$id',"result":{"state":"gone"}}';;
+             *) kill -9 $$;;
+           esac; done"#,
+    );
+    for _ in 0..2 {
+        let gone = provider.call(destroy(), context()).await;
+        assert_eq!(gone, Ok(Answer::Destroyed(Destroyed::Gone)));
+        let error = failure(&provider, describe()).await;
+        assert_eq!(error.class, ErrorClass::Transient);
+        assert_eq!(&*error.detail, "the program ended: signal: 9 (SIGKILL)");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_line_of_the_protocol_ends_the_program() {
+    let wrong = [
+        ("head -c 1048577 /dev/zero | tr '\\0' x", "has more than 1048576 bytes"),
+        ("echo 'making it…'", "is not a JSON object: `making it…`"),
+        ("echo '[1]'", "is not a JSON object: `[1]`"),
+        ("echo '{\"result\":{}}'", "has no id of a call: `{\"result\":{}}`"),
+        ("echo '{\"id\":1}'", "its reply 1 has neither a result nor an error"),
+        ("exit 3", "exit status: 3"),
+    ];
+    for (script, why) in wrong {
+        let error = failure(&polite(&format!("next; {script}; next; next")), describe()).await;
+        assert_eq!(error.class, ErrorClass::Transient);
+        assert!(error.detail.starts_with("the program ended: "), "{error}");
+        assert!(error.detail.contains(why), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_line_may_have_a_mebibyte() {
+    let reply = r#"next; printf '{"id":%s,"result":{"state":"up","more":"' $id
+        head -c 1048000 /dev/zero | tr '\0' x; echo '"}}'; next"#;
+    assert!(polite(reply).call(describe(), context()).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_wrong_hello_is_explained() {
+    let wrong = [
+        (
+            r#"{"quorate_provider":2,"name":"x"}"#,
+            "it speaks version 2 of the protocol, and this server 1",
+        ),
+        (r#"{"quorate_provider":1}"#, "its first line has no name"),
+        (r#"{"id":1}"#, "its first line is not {\"quorate_provider\":1,\"name\":…}"),
+        ("Hi", "a line on its standard output is not a JSON object: `Hi`"),
+    ];
+    for (line, why) in wrong {
+        let error = failure(&program(&format!("echo '{line}'; cat")), Operation::List).await;
+        assert!(error.detail.contains(why), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_that_says_no_hello_is_ended() {
+    let error = failure(&program("exec sleep 1000"), Operation::List).await;
+    assert_eq!(&*error.detail, "the program ended: it said no hello within 10 s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_that_is_not_there_is_tried_again_until_the_deadline() {
+    let provider = ExecProvider::new("test", vec!["/nowhere/at/all".into()]);
+    let began = Instant::now();
+    let error = failure(&provider, Operation::List).await;
+    assert_eq!(error.class, ErrorClass::Transient);
+    assert!(error.detail.contains("/nowhere/at/all: No such file or directory"), "{error}");
+    // 0.2 + 0.4 + … + 25.6 + 30 s, and the next pause would pass the two minutes.
+    assert!((Duration::from_secs(81)..Duration::from_secs(112)).contains(&began.elapsed()));
+}
+
+#[test]
+fn pauses_double_until_a_run_lasts() {
+    let mut slot = Slot::default();
+    let (now, short) = (Instant::now(), Duration::from_secs(59));
+    let pauses: Vec<u128> = (0..9).map(|_| slot.fail(now, short, "").as_millis()).collect();
+    assert_eq!(pauses, [200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 30_000]);
+    assert_eq!(restart_pause(u32::MAX), RESTART_PAUSE_MAX);
+    assert_eq!(slot.fail(now, Duration::from_mins(1), ""), RESTART_PAUSE_MIN);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_provider_ends_its_program_with_whatever_it_started() {
+    let directory = tempfile::tempdir().unwrap();
+    let pids = directory.path().join("pids");
+    let stubborn = format!(
+        r#"trap '' TERM; sleep 1000 & echo $$ $! > '{0}.new'; mv '{0}.new' '{0}'
+           next; echo '{{"id":'$id',"result":{{"state":"up"}}}}'; while :; do sleep 1; done"#,
+        pids.display()
+    );
+    let provider = polite(&stubborn);
+    assert!(provider.call(describe(), context()).await.is_ok());
+    let pids = fs::read_to_string(pids).unwrap();
+    drop(provider);
+    let has_gone = |pid: &str| {
+        let stat = fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
+        stat.map_or(true, |stat| stat.contains(") Z "))
+    };
+    let gone = launch::wait_for(Duration::from_mins(1), || {
+        pids.split_whitespace().all(has_gone).then_some(())
+    });
+    assert!(gone.is_some(), "{pids}");
+}
+
+#[test]
+fn a_create_has_a_whole_configuration_but_the_folder() {
+    let kind = InstanceType {
+        name: "small".into(),
+        provider_type: "t1".into(),
+        cpu: 1_000,
+        memory_mb: 512,
+        price_micro: 50_000,
+        ..InstanceType::default()
+    };
+    let (key, token, pool) = (InstanceId([1; 16]), [2; 16], "gpu".into());
+    let tags: Tags = [("quorate-pool".into(), "gpu".into())].into();
+    let create = Operation::Create(Box::new(Create { key, token, pool, kind, tags }));
+    let line: serde_json::Value =
+        serde_json::from_str(&wire::request(7, &create, &context())).unwrap();
+    assert_eq!((&line["id"], &line["call"]), (&7.into(), &"create".into()));
+    assert_eq!((&line["key"], &line["deadline_ms"]), (&key.to_string().into(), &120_000.into()));
+    assert_eq!(line["tags"], serde_json::json!({"quorate-cluster": "c1", "quorate-pool": "gpu"}));
+    assert_eq!(line["type"]["cpu_mhz"], 1_000);
+    let text = format!("{}data_dir = \"/m\"\n", line["agent_config"].as_str().unwrap());
+    let table: toml::Table = toml::from_str(&text).unwrap();
+    assert_eq!(table["data_dir"].as_str(), Some("/m"));
+    assert_eq!(table["instance"]["id"].as_str(), Some(&*key.to_string()));
+    assert_eq!(table["servers"][0].as_str(), Some("10.0.0.1:4647"));
 }

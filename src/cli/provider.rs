@@ -1,0 +1,112 @@
+//! `quorate provider check`: the report of [`crate::provider::check`].
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::context::{Context, Exit, Outcome};
+use super::output::table;
+use crate::provider::check::{self, Check, Plan, Report, Verdict};
+
+/// Programs that make machines for instance pools
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProviderCommand {
+    /// Test whether a program keeps to the protocol of providers
+    #[command(long_about = ABOUT, after_help = EXAMPLES)]
+    Check(CheckArgs),
+}
+
+const ABOUT: &str = "Test whether a program keeps to the protocol of providers (docs/providers.md).
+
+The program is started as a server would start it, and one machine is made, listed, described, tagged and destroyed. With a program for a cloud \
+this is a real machine, which costs money and needs a type that exists there (-type). Its agent gets an address where no server answers, unless \
+-server names one: the machine then registers as an instance that the cluster does not know, and is refused.
+
+What the program writes to its standard error is shown. The exit code is 1 if a check failed, and the table says why. The machine is destroyed \
+at the end; if that fails too, its key is printed.";
+
+const EXAMPLES: &str = "Examples:
+  quorate provider check -- python3 examples/providers/local.py -directory /tmp/machines
+  quorate provider check -type m5.large -timeout 300 -- ./my-provider -region eu-1
+  quorate provider check -json -- ./my-provider";
+
+/// Flags of `provider check`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The type of the machine, as the provider calls it
+    #[arg(long = "type", value_name = "TYPE", default_value = "check")]
+    provider_type: String,
+    /// gRPC address of a server in the configuration of the machine's agent
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:1")]
+    server: Vec<String>,
+    /// How long a reply, a change of the list and the end of the machine may each take
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// The program and its arguments, behind --
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+pub(crate) fn run(context: &Context, command: ProviderCommand) -> Outcome {
+    let ProviderCommand::Check(arguments) = command;
+    let program = arguments.command.first().cloned().unwrap_or_default();
+    let plan = Plan {
+        command: arguments.command,
+        provider_type: arguments.provider_type,
+        servers: arguments.server,
+        patience: Duration::from_secs(arguments.timeout),
+    };
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let report = runtime.block_on(check::run(&plan));
+    let report = report.map_err(|error| anyhow::anyhow!("{program}: {error}"))?;
+    if arguments.json {
+        context.output.json(&as_json(&report))?;
+    } else {
+        context.line(as_table(&report))?;
+    }
+    if let Some(key) = report.left_behind {
+        context.output.advice(format!("The machine with key {key} may still be there"));
+    }
+    Ok(if report.has_passed() { Exit::Success } else { Exit::Failure })
+}
+
+fn words(check: &Check) -> (&'static str, &str) {
+    match &check.verdict {
+        Verdict::Passed => ("pass", ""),
+        Verdict::Failed { why } => ("FAIL", why),
+        Verdict::Skipped => ("skip", "an earlier check failed"),
+    }
+}
+
+fn as_json(report: &Report) -> Value {
+    let checks = report.checks.iter().map(|check| {
+        let (result, why) = words(check);
+        json!({ "Name": check.name, "Rule": check.rule, "Result": result.to_lowercase(), "Why": why })
+    });
+    let left_behind = report.left_behind.map(|key| key.to_string());
+    json!({
+        "Passed": report.has_passed(),
+        "Checks": checks.collect::<Vec<_>>(),
+        "LeftBehind": left_behind,
+    })
+}
+
+fn as_table(report: &Report) -> String {
+    let rows: Vec<Vec<String>> = report
+        .checks
+        .iter()
+        .map(|check| {
+            let (result, why) = words(check);
+            let why = if why.is_empty() { "-" } else { why };
+            [result, check.name, check.rule, why].map(str::to_owned).to_vec()
+        })
+        .collect();
+    let passed = report.checks.iter().filter(|check| check.verdict == Verdict::Passed).count();
+    let end = format!("{passed} of {} checks passed", report.checks.len());
+    format!("{}\n\n{end}", table(&["Result", "Check", "Rule", "Why"], &rows))
+}
