@@ -11,7 +11,7 @@ use std::{
 };
 
 use fsm::{
-    Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, State, Text, Trigger,
+    ClassId, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, State, Text, Trigger,
     pool::InstancePool, resources::Resources,
 };
 use scheduler::{Declared, per_node_max};
@@ -40,7 +40,31 @@ pub struct Waiting {
     pub job_modify_index: Index,
     /// What it has seen.
     pub snapshot_index: Index,
+    /// Classes of nodes on which it cannot run: a machine of one does not wake it.
+    pub ruled_out: BTreeSet<ClassId>,
     pub needs: Vec<Need>,
+}
+
+/// When a machine that is there last gained room, and the class of its node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gained {
+    pub index: Index,
+    pub class: ClassId,
+}
+
+impl Waiting {
+    /// Whether the evaluation has looked at a machine as it is now, or never will: a gain of a class
+    /// that it has ruled out does not wake it.
+    pub fn has_seen(&self, gained: Gained) -> bool {
+        gained.index <= self.snapshot_index || self.ruled_out.contains(&gained.class)
+    }
+
+    /// Machines of these types are no help.
+    pub fn forget_types(&mut self, types: &[Text]) {
+        for need in &mut self.needs {
+            need.types.retain(|kind| !types.contains(kind));
+        }
+    }
 }
 
 type Place = (Reverse<u16>, Index, EvaluationId);
@@ -187,9 +211,20 @@ pub fn waiting(state: &State, row: &Evaluation) -> Option<(Text, Waiting)> {
         job: row.job.clone(),
         job_modify_index: job.job_modify_index,
         snapshot_index: row.snapshot_index,
+        ruled_out: ruled_out(row),
         needs,
     };
     Some((pool.name.clone(), waiting))
+}
+
+/// Classes whose gains do not wake an evaluation, by the rule of the leader's blocked evaluations.
+/// One that ran out of attempts is tried again after a while, whatever it has ruled out.
+fn ruled_out(row: &Evaluation) -> BTreeSet<ClassId> {
+    if row.escaped || row.trigger == Trigger::MaxPlans {
+        return BTreeSet::new();
+    }
+    let classes = row.class_eligibility.iter();
+    classes.filter(|(_, is_eligible)| !**is_eligible).map(|(class, _)| *class).collect()
 }
 
 /// Whether an evaluation waits only for what a mass loss took, while that lasts: its machines are
@@ -213,8 +248,8 @@ pub fn is_of_mass_loss(state: &State, id: EvaluationId) -> bool {
 pub struct Bin {
     pub kind: Text,
     pub room: Resources,
-    /// The evaluations that have not seen it are those of older snapshots; none: nobody has.
-    pub gained_at: Option<Index>,
+    /// None: no evaluation has seen it.
+    pub gained: Option<Gained>,
 }
 
 /// What waits and how it is met.
@@ -247,7 +282,8 @@ pub fn pack<'a>(
         for need in &one.needs {
             let mut left = need.count;
             packed.types.extend(need.types.iter().cloned());
-            let known = searched.get(&Size::of(need)).copied();
+            let size = || Size::of(need, &one.ruled_out);
+            let known = searched.get(&size()).copied();
             let from = known.filter(|(_, snapshot)| *snapshot <= one.snapshot_index);
             let mut position = from.map_or(0, |(position, _)| position);
             while left > 0 {
@@ -258,10 +294,10 @@ pub fn pack<'a>(
                     let Some(kind) = kind.filter(|_| packed.wanted.len() < most) else { break };
                     packed.wanted.push((kind.name.clone(), one.job.clone()));
                     let (kind, room) = (kind.name.clone(), kind.resources());
-                    bins.push(Bin { kind, room, gained_at: None });
+                    bins.push(Bin { kind, room, gained: None });
                     continue;
                 };
-                let is_new = bin.gained_at.is_none_or(|index| index > one.snapshot_index);
+                let is_new = bin.gained.is_none_or(|gained| !one.has_seen(gained));
                 if is_new && need.types.contains(&bin.kind) {
                     let fits = fitting(bin.room, need).min(left);
                     if fits > 0 {
@@ -274,7 +310,7 @@ pub fn pack<'a>(
             }
             if left > 0 {
                 packed.is_stuck |= !need.types.is_empty();
-                searched.insert(Size::of(need), (bins.len(), one.snapshot_index));
+                searched.insert(size(), (bins.len(), one.snapshot_index));
             }
         }
     }
@@ -283,12 +319,12 @@ pub fn pack<'a>(
 
 /// What needs that fit into the same bins have in common.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Size<'a>(u64, u64, u64, u32, &'a BTreeSet<Text>);
+struct Size<'a>(u64, u64, u64, u32, &'a BTreeSet<Text>, &'a BTreeSet<ClassId>);
 
 impl<'a> Size<'a> {
-    fn of(need: &'a Need) -> Self {
+    fn of(need: &'a Need, ruled_out: &'a BTreeSet<ClassId>) -> Self {
         let Resources { cpu_mhz, memory_mb, disk_mb } = need.resources;
-        Self(cpu_mhz, memory_mb, disk_mb, need.per_machine_max, &need.types)
+        Self(cpu_mhz, memory_mb, disk_mb, need.per_machine_max, &need.types, ruled_out)
     }
 }
 

@@ -21,8 +21,8 @@ use std::{
 };
 
 use fsm::{
-    Command, Effect, Instance, InstanceId, InstancePool, InstanceState, JobKey, Liveness, Node,
-    State, Text,
+    ClassId, Command, Effect, Index, Instance, InstanceId, InstancePool, InstanceState, JobKey,
+    Liveness, Node, State, Text,
     node::{GainKey, SuspendReason},
     pool::{
         Behavior, CreateOutcome, DestroyOutcome, InstanceOutcome, Intent, LimitClass, LimitPool,
@@ -36,7 +36,7 @@ use crate::{
         Answer, Call, Create, Destroyed, MachineState, Operation, ProviderError, TAG_BEHAVIOR,
         TAG_INSTANCE, TAG_POOL, TAG_TYPE, Tags,
     },
-    demand::{Bin, Demand, Packed, is_of_mass_loss, pack},
+    demand::{Bin, Demand, Gained, Packed, Waiting, is_of_mass_loss, pack},
     limits, sizes,
     sync::Lists,
 };
@@ -129,6 +129,13 @@ struct ProviderWatch {
     calls: usize,
 }
 
+/// Types of a pool that were proposed as no help to a job, and until when that is waited for.
+#[derive(Debug)]
+struct AskedNote {
+    types: Vec<Text>,
+    until: u64,
+}
+
 /// A call that has not been answered.
 #[derive(Clone, Debug)]
 struct Flight {
@@ -156,7 +163,8 @@ pub struct Fleet {
     last_call: CallId,
     /// None: no leadership yet.
     warm_at: Option<u64>,
-    unhelped_asked: BTreeMap<JobKey, u64>,
+    /// Notes that were proposed and are not in the state.
+    unhelped: BTreeMap<JobKey, AskedNote>,
     /// A second of log time, and the probes in it.
     probes: (u64, u32),
 }
@@ -177,7 +185,7 @@ impl Fleet {
             outgoing: VecDeque::new(),
             last_call: 0,
             warm_at: None,
-            unhelped_asked: BTreeMap::new(),
+            unhelped: BTreeMap::new(),
             probes: (0, 0),
         }
     }
@@ -241,6 +249,7 @@ impl Fleet {
                 }
             }
             Effect::Job(key) => {
+                self.unhelped.remove(key);
                 for name in self.demand.job_changed(state, key) {
                     self.touch(&name);
                 }
@@ -666,9 +675,7 @@ impl Fleet {
             .filter(|one| !is_of_mass_loss(state, one.evaluation))
             .cloned()
             .collect();
-        self.note_unhelped(now, state, pool, rows, &waiting, commands);
-        // What was noted just now is not in the state yet.
-        waiting.retain(|one| !self.unhelped_asked.contains_key(&one.job));
+        self.note_unhelped(now, state, pool, rows, &mut waiting, due, commands);
         let mut packed = pack(pool, &waiting, bins, most, may_make);
         let running = rows.iter().filter(|row| {
             row.state != InstanceState::ShuttingDown && row.behavior == Behavior::Run
@@ -736,44 +743,52 @@ impl Fleet {
     }
 
     /// An evaluation that has seen an idle machine of a type that should help it, and stays
-    /// blocked, is not helped by more of them.
+    /// blocked, is not helped by more of them. What is noted is taken out of its needs at once: the
+    /// state has it later.
+    #[expect(clippy::too_many_arguments, reason = "one look at one pool")]
     fn note_unhelped(
         &mut self,
         now: u64,
         state: &State,
         pool: &InstancePool,
         rows: &[Arc<Instance>],
-        waiting: &[Arc<crate::demand::Waiting>],
+        waiting: &mut [Arc<Waiting>],
+        due: &mut Due,
         commands: &mut Vec<Command>,
     ) {
-        let mut idle: BTreeMap<&Text, u64> = BTreeMap::new();
-        for row in rows.iter().filter(|row| row.is_open() && state.is_empty_instance(row)) {
-            let Some(node) = row.node.and_then(|node| state.nodes().get(&node)) else { continue };
-            if let Some(gained) = gained_at(state, node).filter(|_| node.is_schedulable()) {
-                let first = idle.entry(&row.kind.name).or_insert(gained);
-                *first = gained.min(*first);
-            }
-        }
-        if idle.is_empty() {
-            return;
-        }
-        self.unhelped_asked.retain(|_, until| *until > now);
+        self.unhelped.retain(|_, note| note.until > now);
+        let idle = idle_machines(state, rows);
         let mut notes = 0;
         for one in waiting {
-            let saw =
-                |kind: &&Text| idle.get(kind).is_some_and(|gained| *gained <= one.snapshot_index);
-            let mut types: Vec<Text> =
-                one.needs.iter().flat_map(|need| &need.types).filter(saw).cloned().collect();
-            if types.is_empty() || self.unhelped_asked.contains_key(&one.job) || notes >= NOTES_MAX
-            {
+            if let Some(note) = self.unhelped.get(&one.job) {
+                due.at(note.until);
+                Arc::make_mut(one).forget_types(&note.types);
                 continue;
             }
+            let saw = |kind: &&Text| {
+                let gains = idle.get(kind).into_iter().flatten();
+                gains
+                    .map(|(class, index)| Gained { class: *class, index: *index })
+                    .any(|gained| one.has_seen(gained))
+            };
+            let mut types: Vec<Text> =
+                one.needs.iter().flat_map(|need| &need.types).filter(saw).cloned().collect();
+            if types.is_empty() {
+                continue;
+            }
+            Arc::make_mut(one).forget_types(&types);
+            if notes >= NOTES_MAX {
+                due.at(now);
+                continue;
+            }
+            notes += 1;
             let known = state.unhelped_by(&one.job, one.job_modify_index);
             types.extend(known.into_iter().flat_map(|row| row.types.iter().cloned()));
             types.sort_unstable();
             types.dedup();
-            notes += 1;
-            self.unhelped_asked.insert(one.job.clone(), now.saturating_add(ASK_AGAIN_MS));
+            let until = now.saturating_add(ASK_AGAIN_MS);
+            due.at(until);
+            self.unhelped.insert(one.job.clone(), AskedNote { types: types.clone(), until });
             commands.push(Command::NoteUnhelped(NoteUnhelped {
                 job: one.job.clone(),
                 job_modify_index: one.job_modify_index,
@@ -1098,8 +1113,27 @@ fn failing_since(row: &Instance, node: Option<&Node>) -> Option<(u64, &'static s
     Some((suspension.since, "suspended"))
 }
 
-fn gained_at(state: &State, node: &Node) -> Option<u64> {
-    Some(state.capacity_gains().get(&GainKey::Node(node.id))?.index)
+fn gained(state: &State, node: &Node) -> Option<Gained> {
+    let index = state.capacity_gains().get(&GainKey::Node(node.id))?.index;
+    Some(Gained { index, class: node.class })
+}
+
+/// Types of which an instance is there, idle and open, and by the class of its node the first gain
+/// of such a one.
+fn idle_machines<'a>(
+    state: &State,
+    rows: &'a [Arc<Instance>],
+) -> BTreeMap<&'a Text, BTreeMap<ClassId, Index>> {
+    let mut idle: BTreeMap<&Text, BTreeMap<ClassId, Index>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.is_open() && state.is_empty_instance(row)) {
+        let node = row.node.and_then(|node| state.nodes().get(&node));
+        let Some(node) = node.filter(|node| node.is_schedulable()) else { continue };
+        if let Some(Gained { index, class }) = gained(state, node) {
+            let first = idle.entry(&row.kind.name).or_default().entry(class).or_insert(index);
+            *first = index.min(*first);
+        }
+    }
+    idle
 }
 
 /// The room of a pool's instances that are there or coming, and whose each is.
@@ -1110,7 +1144,7 @@ fn bins(state: &State, rows: &[Arc<Instance>]) -> (Vec<Bin>, BTreeMap<usize, Ins
         let bin = match row.state {
             InstanceState::ShuttingDown => continue,
             InstanceState::Requested | InstanceState::Booting => {
-                Bin { kind, room: row.kind.resources(), gained_at: None }
+                Bin { kind, room: row.kind.resources(), gained: None }
             }
             InstanceState::Bound => {
                 let Some(node) = row.node.and_then(|node| state.nodes().get(&node)) else {
@@ -1118,11 +1152,11 @@ fn bins(state: &State, rows: &[Arc<Instance>]) -> (Vec<Bin>, BTreeMap<usize, Ins
                 };
                 let available = node.description.resources.available();
                 if node.is_schedulable() {
-                    let Some(gained) = gained_at(state, node) else { continue };
+                    let Some(gained) = gained(state, node) else { continue };
                     let room = available.minus(state.usage(node.id).resources);
-                    Bin { kind, room, gained_at: Some(gained) }
+                    Bin { kind, room, gained: Some(gained) }
                 } else if node.liveness == Liveness::Initializing && node.suspension().is_none() {
-                    Bin { kind, room: available, gained_at: None }
+                    Bin { kind, room: available, gained: None }
                 } else {
                     continue;
                 }

@@ -162,21 +162,66 @@ fn many_changes_are_one_look() {
     assert!(world.fleet.next_deadline().unwrap() > due);
 }
 
-/// A job that stays blocked although an idle machine of a type came is not helped by more of them.
-#[test]
-fn a_job_that_is_not_helped_gets_no_second_machine() {
+/// A pool whose machines do not have what their type declares.
+fn liar() -> InstancePool {
     let mut pool = pool("p", 9);
     let mut liar = kind("small");
     liar.node.attributes.insert("gpu".into(), "1".into());
     pool.types.insert("small".into(), liar.into());
+    pool
+}
+
+/// A job that needs what only the type declares.
+fn picky(name: &str) -> JobSpec {
+    let constraint =
+        fsm::job::Constraint { left: "${attr.gpu}".into(), operand: "=".into(), right: "1".into() };
+    JobSpec { constraints: vec![constraint], ..spec(name, 1, 600) }
+}
+
+/// A job that has ruled out the class of a machine before it came is not woken by it: it is not
+/// helped all the same, and the machine idles out.
+#[test]
+fn a_machine_of_a_class_that_is_ruled_out_is_no_help() {
+    let mut world = World::with(InstancePool { max: 30, ..liar() });
+    world.job("plain", 1);
+    world.make_and_boot();
+    for number in 0..20 {
+        world.register(picky(&format!("web{number}")));
+    }
+    let ids = world.make_and_boot();
+    assert_eq!(ids.len(), 20);
+    world.pass(MINUTE + 2_000);
+    for id in &ids {
+        assert_eq!(world.cause(*id), Some(ShutdownCause::Idle));
+    }
+    while !world.destroy().is_empty() {}
+    world.pass(5 * MINUTE);
+    assert_eq!((world.rows().len(), world.made), (1, 21), "no more are made");
+    for number in 0..20 {
+        let why = world.waits_for(&format!("web{number}"));
+        assert!(why.contains("a machine of type \"small\" came and"), "{why}");
+    }
+}
+
+/// What does not help by one type is given another at once.
+#[test]
+fn a_job_that_one_type_does_not_help_gets_another() {
+    let mut pool = liar();
+    let declared = pool.types["small"].node.clone();
+    let dear = InstanceType { price_micro: 1_200, node: declared, ..kind("dear") };
+    pool.types.insert("dear".into(), dear.into());
     let mut world = World::with(pool);
-    let mut spec = spec("web", 1, 600);
-    spec.constraints = vec![fsm::job::Constraint {
-        left: "${attr.gpu}".into(),
-        operand: "=".into(),
-        right: "1".into(),
-    }];
-    world.register(spec);
+    world.register(picky("web"));
+    world.make_and_boot();
+    let kinds: Vec<Text> = world.rows().iter().map(|row| row.kind.name.clone()).collect();
+    assert_eq!(kinds, ["small".into(), "dear".into()]);
+}
+
+/// A job that stays blocked although an idle machine of a type came is not helped by more of them.
+#[test]
+fn a_job_that_is_not_helped_gets_no_second_machine() {
+    let mut world = World::with(liar());
+    world.register(picky("web"));
     let ids = world.make_and_boot();
     assert_eq!((ids.len(), world.running("web")), (1, 0), "the real node has no such attribute");
     world.pass(5 * MINUTE);

@@ -8,9 +8,9 @@ mod operators;
 use std::collections::{BTreeMap, VecDeque};
 
 use fsm::{
-    Command, EvaluationStatus, Instance, InstanceId, InstancePool, InstanceState, JobKind, JobSpec,
-    Reply, Text,
-    node::{NodeDescription, RegisterNode},
+    Command, Evaluation, EvaluationStatus, Instance, InstanceId, InstancePool, InstanceState,
+    JobKind, JobSpec, Reply, Text,
+    node::{CapacityGain, GainKey, NodeDescription, RegisterNode},
     plan::ApplyPlans,
     pool::{ObserveInstances, RequestInstances, ShutdownCause},
     testing::{Driver, description, job, job_key, node_id},
@@ -145,7 +145,7 @@ impl World {
             .filter(|row| match row.status {
                 EvaluationStatus::Pending => true,
                 EvaluationStatus::Blocked => {
-                    state.capacity_gains().iter().any(|gain| gain.index > row.snapshot_index)
+                    state.capacity_gains().iter().any(|gain| wakes(gain, row))
                 }
                 EvaluationStatus::Complete
                 | EvaluationStatus::Failed
@@ -333,6 +333,15 @@ impl World {
             rows.flat_map(|row| crate::why::evaluation(&self.driver.state, self.at(), row));
         sentences.collect::<Vec<_>>().join("; ")
     }
+}
+
+/// The rule of the leader's blocked evaluations.
+fn wakes(gain: &CapacityGain, row: &Evaluation) -> bool {
+    let is_useful = match gain.key {
+        GainKey::Class(class) => row.escaped || row.class_eligibility.get(&class) != Some(&false),
+        GainKey::Node(_) => false,
+    };
+    is_useful && gain.index > row.snapshot_index
 }
 
 fn fleet() -> Fleet {
