@@ -27,7 +27,7 @@ use fsm::{
     pool::{
         Behavior, CreateOutcome, DestroyOutcome, InstanceOutcome, Intent, LimitClass, LimitPool,
         NoteInstance, NoteUnhelped, RequestInstances, SetInstanceBehavior, ShutDownInstance,
-        ShutdownCause,
+        ShutdownCause, stray_id,
     },
 };
 
@@ -136,6 +136,34 @@ struct AskedNote {
     until: u64,
 }
 
+/// The outcome of a create that is not in the state yet. While it is kept the create is not sent
+/// again.
+#[derive(Debug)]
+struct Kept {
+    outcome: InstanceOutcome,
+    /// When it is proposed again.
+    again_at: u64,
+}
+
+impl Kept {
+    /// Whether the state needs it no more: it has the machine, or a create that made none is not
+    /// waited for any longer.
+    fn is_known(&self, state: &State) -> bool {
+        let InstanceOutcome { id, provider, outcome, .. } = &self.outcome;
+        let row = state.instances().get(id);
+        match outcome {
+            CreateOutcome::Made { provider_id, .. } => {
+                let has_machine = |row: &Arc<Instance>| row.provider_id == *provider_id;
+                row.is_some_and(has_machine)
+                    || state.instances().contains(&stray_id(provider, provider_id))
+            }
+            CreateOutcome::Failed { .. } => {
+                row.is_none_or(|row| row.state != InstanceState::Requested)
+            }
+        }
+    }
+}
+
 /// A call that has not been answered.
 #[derive(Clone, Debug)]
 struct Flight {
@@ -159,6 +187,9 @@ pub struct Fleet {
     attempts: BTreeMap<InstanceId, Attempt>,
     providers: BTreeMap<Text, ProviderWatch>,
     flights: BTreeMap<CallId, Flight>,
+    /// By the key of the create, and the machine that it made: a provider that ignores keys may
+    /// have made several.
+    kept: BTreeMap<(InstanceId, Text), Kept>,
     outgoing: VecDeque<(CallId, Call)>,
     last_call: CallId,
     /// None: no leadership yet.
@@ -182,6 +213,7 @@ impl Fleet {
             attempts: BTreeMap::new(),
             providers: BTreeMap::new(),
             flights: BTreeMap::new(),
+            kept: BTreeMap::new(),
             outgoing: VecDeque::new(),
             last_call: 0,
             warm_at: None,
@@ -218,6 +250,7 @@ impl Fleet {
     pub fn take(&mut self, state: &State, effect: &Effect) {
         match effect {
             Effect::Instance(id) => {
+                self.kept.retain(|_, kept| !kept.is_known(state));
                 let row = state.instances().get(id);
                 let home = match row {
                     Some(row) => {
@@ -288,6 +321,7 @@ impl Fleet {
             return commands;
         }
         self.list(now, state);
+        self.repeat_outcomes(now, state, &mut commands);
         let due = |watch: &PoolWatch| watch.look_at().is_some_and(|at| at <= now);
         let names: Vec<Text> = self
             .pools
@@ -315,7 +349,8 @@ impl Fleet {
         self.warm_at?;
         let pools = self.pools.values().filter_map(PoolWatch::look_at);
         let lists = self.providers.values().filter(|watch| watch.listing.is_none());
-        pools.chain(lists.map(|watch| watch.next_list_at)).min()
+        let kept = self.kept.values().map(|kept| kept.again_at);
+        pools.chain(lists.map(|watch| watch.next_list_at)).chain(kept).min()
     }
 
     /// The next call to make.
@@ -360,7 +395,8 @@ impl Fleet {
                 if let Err(error) = &answer {
                     return self.create_failed(now, row.as_deref(), create, error);
                 }
-                late(&flight.call, &answer).into_iter().collect()
+                let outcome = made(&flight.call.provider, create, &answer);
+                outcome.map(|outcome| self.keep(now, outcome)).into_iter().collect()
             }
             Operation::Destroy { instance, .. } => {
                 let pause = self.config.destroy_retry_ms;
@@ -391,7 +427,7 @@ impl Fleet {
         attempt.next_at = now.saturating_add(pause.min(CREATE_RETRY_MS_MAX));
         match refusal {
             Some(refusal) if !attempt.is_unknown => {
-                vec![Command::InstanceOutcome(InstanceOutcome {
+                let outcome = InstanceOutcome {
                     id: row.id,
                     provider: row.provider.clone(),
                     pool: row.pool.clone(),
@@ -402,7 +438,8 @@ impl Fleet {
                         for_ms: refusal.for_ms,
                         detail: refusal.detail,
                     },
-                })]
+                };
+                vec![self.keep(now, outcome)]
             }
             // A machine may be there from another try: lists tell, after the deadline.
             Some(_) | None => {
@@ -411,6 +448,36 @@ impl Fleet {
                 vec![Command::NoteInstance(NoteInstance { id: row.id, address, words })]
             }
         }
+    }
+
+    /// The command of a create's outcome, which is proposed again until the state has it.
+    fn keep(&mut self, now: u64, outcome: InstanceOutcome) -> Command {
+        let machine = match &outcome.outcome {
+            CreateOutcome::Made { provider_id, .. } => provider_id.clone(),
+            CreateOutcome::Failed { .. } => Text::default(),
+        };
+        let command = Command::InstanceOutcome(outcome.clone());
+        let again_at = now.saturating_add(ASK_AGAIN_MS);
+        self.kept.insert((outcome.id, machine), Kept { outcome, again_at });
+        command
+    }
+
+    /// Proposes again what a create came to.
+    fn repeat_outcomes(&mut self, now: u64, state: &State, commands: &mut Vec<Command>) {
+        if self.kept.values().all(|kept| kept.again_at > now) {
+            return;
+        }
+        self.kept.retain(|_, kept| !kept.is_known(state));
+        for kept in self.kept.values_mut().filter(|kept| kept.again_at <= now) {
+            kept.again_at = now.saturating_add(ASK_AGAIN_MS);
+            commands.push(Command::InstanceOutcome(kept.outcome.clone()));
+        }
+    }
+
+    /// Whether a create of an instance was answered, and the state does not have it yet.
+    fn is_answered(&self, id: InstanceId) -> bool {
+        let from = (id, Text::default());
+        self.kept.range(from..).next().is_some_and(|((kept, _), _)| *kept == id)
     }
 
     fn listed(
@@ -441,7 +508,8 @@ impl Fleet {
             || self.flights.values().any(|flight| {
                 flight.call.provider == *provider
                     && matches!(flight.call.operation, Operation::Create(_))
-            });
+            })
+            || self.kept.values().any(|kept| kept.outcome.provider == *provider);
         let grace_ms = self.config.list_interval_ms.saturating_mul(2);
         let difference =
             watch.lists.compare(state, provider, &list, flight.began_at, grace_ms, has_creates);
@@ -618,6 +686,8 @@ impl Fleet {
         }
         let (instance, provider_id) = (row.id, row.provider_id.clone());
         let operation = match row.state {
+            // It comes with the outcome's entry.
+            InstanceState::Requested if self.is_answered(row.id) => return,
             InstanceState::Requested => Operation::Create(Box::new(create(row))),
             InstanceState::Booting => {
                 if self.probes.0 != now / 1_000 {
@@ -1010,18 +1080,8 @@ fn described(row: &Instance, answer: Result<Answer, ProviderError>) -> Vec<Comma
 /// over is proposed through the next one. Lists and descriptions are of no use by then.
 pub fn late(call: &Call, answer: &Result<Answer, ProviderError>) -> Option<Command> {
     match (&call.operation, answer) {
-        (Operation::Create(create), Ok(Answer::Created(machine))) => {
-            Some(Command::InstanceOutcome(InstanceOutcome {
-                id: create.key,
-                provider: call.provider.clone(),
-                pool: create.pool.clone(),
-                kind: create.kind.name.clone(),
-                outcome: CreateOutcome::Made {
-                    provider_id: machine.provider_id.clone(),
-                    address: machine.address.clone(),
-                    scope: machine.scope.clone(),
-                },
-            }))
+        (Operation::Create(create), answer) => {
+            made(&call.provider, create, answer).map(Command::InstanceOutcome)
         }
         (Operation::Destroy { instance, .. }, answer) => {
             let gone = matches!(answer, Ok(Answer::Destroyed(Destroyed::Gone)));
@@ -1035,6 +1095,27 @@ pub fn late(call: &Call, answer: &Result<Answer, ProviderError>) -> Option<Comma
         }
         _ => None,
     }
+}
+
+/// The outcome of a create that made a machine.
+fn made(
+    provider: &Text,
+    create: &Create,
+    answer: &Result<Answer, ProviderError>,
+) -> Option<InstanceOutcome> {
+    let Ok(Answer::Created(machine)) = answer else { return None };
+    let outcome = CreateOutcome::Made {
+        provider_id: machine.provider_id.clone(),
+        address: machine.address.clone(),
+        scope: machine.scope.clone(),
+    };
+    Some(InstanceOutcome {
+        id: create.key,
+        provider: provider.clone(),
+        pool: create.pool.clone(),
+        kind: create.kind.name.clone(),
+        outcome,
+    })
 }
 
 fn create(row: &Instance) -> Create {

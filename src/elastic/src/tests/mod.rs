@@ -4,6 +4,7 @@
 mod limits;
 mod lives;
 mod operators;
+mod outcomes;
 
 use std::collections::{BTreeMap, VecDeque};
 
