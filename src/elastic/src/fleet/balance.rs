@@ -1,0 +1,466 @@
+//! Grows a pool by what is wanted, and shrinks it by what idles.
+//!
+//! ```text
+//!  blocked evaluations ─┐            ┌─ machines to make ───► RequestInstances
+//!  the pool's min ──────┴─► Wanted ──┤
+//!                                    └─ machines in use ────► what is left idles out or makes room
+//! ```
+//! Each source of demand adds to [`Wanted`] what it lacks beyond what the sources before it take. A
+//! new source is one more function between them; what is made and what goes is decided once, from
+//! the sum.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use fsm::{
+    ClassId, Command, Index, Instance, InstanceId, InstancePool, InstanceState, JobKey, Liveness,
+    Node, State, Text,
+    node::GainKey,
+    pool::{
+        Behavior, Intent, LimitClass, LimitPool, NoteUnhelped, RequestInstances,
+        SetInstanceBehavior, ShutdownCause,
+    },
+};
+
+use super::{ASK_AGAIN_MS, Fleet, Look, shut_down};
+use crate::{
+    demand::{Bin, Gained, Waiting, is_of_mass_loss, pack},
+    limits, sizes,
+};
+
+/// Intents of one pool in one entry.
+const INTENTS_MAX: usize = 64;
+/// Jobs that are noted as not helped, and instances that are shut down or set to drain, in a look.
+const NOTES_MAX: usize = 16;
+
+/// Types of a pool that were proposed as no help to a job, and until when that is waited for.
+#[derive(Debug)]
+pub(super) struct AskedNote {
+    types: Vec<Text>,
+    pub(super) until: u64,
+}
+
+/// What a pool may make in one look.
+struct Room {
+    /// Machines.
+    most: usize,
+    /// Types that a limit of the provider stops.
+    limited: BTreeSet<Text>,
+}
+
+impl Room {
+    fn new(look: &mut Look<'_>, pool: &InstancePool) -> Self {
+        let mut limited = BTreeSet::new();
+        for kind in pool.types.values() {
+            if let Some(limit) = look.state.limit_on(&pool.name, kind, look.now) {
+                look.due(limit.until);
+                limited.insert(kind.name.clone());
+            }
+        }
+        let number = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+        let mut most = number(pool.max).saturating_sub(look.rows.len()).min(INTENTS_MAX);
+        if pool.max_concurrent_creates > 0 {
+            let requested =
+                look.rows.iter().filter(|row| row.state == InstanceState::Requested).count();
+            most = most.min(number(pool.max_concurrent_creates).saturating_sub(requested));
+        }
+        Self { most, limited }
+    }
+
+    fn may_make(&self, kind: &Text) -> bool {
+        !self.limited.contains(kind)
+    }
+}
+
+/// A machine to make.
+struct NewMachine {
+    kind: Text,
+    /// The job that needs it first; none: no job does.
+    wanted_by: Option<JobKey>,
+}
+
+/// What the sources of demand want of a pool.
+#[derive(Default)]
+struct Wanted {
+    /// In order.
+    new: Vec<NewMachine>,
+    /// Instances that are there or coming and that something waits for.
+    used: BTreeSet<InstanceId>,
+    /// Types that something waits for, met or not.
+    types: BTreeSet<Text>,
+    /// Something could run on a type of the pool, and gets no machine now.
+    is_stuck: bool,
+}
+
+impl Fleet {
+    /// Grows the pool by what waits, and shrinks it by what idles.
+    pub(super) fn balance(&mut self, look: &mut Look<'_>, pool: &InstancePool) {
+        let room = Room::new(look, pool);
+        let mut wanted = Wanted::default();
+        self.want_for_jobs(look, pool, &room, &mut wanted);
+        want_minimum(look, pool, &room, &mut wanted);
+        if !self.configured.contains(&pool.provider) {
+            let is_idle = wanted.new.is_empty() && look.rows.is_empty();
+            if !is_idle && room.limited.is_empty() {
+                look.commands.push(not_configured(pool));
+                look.due(look.now.saturating_add(ASK_AGAIN_MS));
+            }
+            return;
+        }
+        self.request(look, pool, std::mem::take(&mut wanted.new));
+        if self.is_warm(look.now) {
+            self.shrink(look, pool, &wanted);
+        }
+    }
+
+    /// What blocked evaluations want: machines for what does not fit on those that are there or
+    /// coming.
+    fn want_for_jobs(
+        &mut self,
+        look: &mut Look<'_>,
+        pool: &InstancePool,
+        room: &Room,
+        wanted: &mut Wanted,
+    ) {
+        let waiting = self.demand.of(&pool.name);
+        let mut waiting: Vec<Arc<Waiting>> =
+            waiting.filter(|one| !is_of_mass_loss(look.state, one.evaluation)).cloned().collect();
+        self.note_unhelped(look, pool, &mut waiting);
+        let (bins, owners) = bins(look.state, look.rows);
+        let most = room.most.saturating_sub(wanted.new.len());
+        let packed = pack(pool, &waiting, bins, most, |kind| room.may_make(kind));
+        let new = packed.wanted.into_iter();
+        wanted.new.extend(new.map(|(kind, job)| NewMachine { kind, wanted_by: Some(job) }));
+        wanted.used.extend(packed.used.iter().filter_map(|place| owners.get(place)));
+        wanted.types.extend(packed.types);
+        wanted.is_stuck |= packed.is_stuck;
+    }
+
+    fn request(&mut self, look: &mut Look<'_>, pool: &InstancePool, new: Vec<NewMachine>) {
+        let is_listed = self.may_call(&pool.provider);
+        let Some(watch) = self.pools.get_mut(&pool.name) else { return };
+        if new.is_empty() || !is_listed {
+            return;
+        }
+        if !watch.asked.is_empty() && watch.asked_until > look.now {
+            return look.due(watch.asked_until);
+        }
+        let intents: Vec<Intent> = new
+            .into_iter()
+            .map(|NewMachine { kind, wanted_by }| Intent {
+                id: InstanceId((look.ids)()),
+                token: (look.ids)(),
+                kind,
+                wanted_by,
+            })
+            .collect();
+        watch.asked = intents.iter().map(|intent| intent.id).collect();
+        watch.asked_until = look.now.saturating_add(ASK_AGAIN_MS);
+        look.due(watch.asked_until);
+        look.commands.push(Command::RequestInstances(RequestInstances {
+            pool: pool.name.clone(),
+            pool_modify_index: pool.modify_index,
+            intents,
+        }));
+    }
+
+    /// An evaluation that has seen an idle machine of a type that should help it, and stays
+    /// blocked, is not helped by more of them. What is noted is taken out of its needs at once: the
+    /// state has it later.
+    fn note_unhelped(
+        &mut self,
+        look: &mut Look<'_>,
+        pool: &InstancePool,
+        waiting: &mut [Arc<Waiting>],
+    ) {
+        let now = look.now;
+        self.unhelped.retain(|_, note| note.until > now);
+        let idle = idle_machines(look.state, look.rows);
+        let mut notes = 0;
+        for one in waiting {
+            if let Some(note) = self.unhelped.get(&one.job) {
+                look.due(note.until);
+                Arc::make_mut(one).forget_types(&note.types);
+                continue;
+            }
+            let mut types = seen_types(&idle, one);
+            if types.is_empty() {
+                continue;
+            }
+            Arc::make_mut(one).forget_types(&types);
+            if notes >= NOTES_MAX {
+                look.due(now);
+                continue;
+            }
+            notes += 1;
+            let known = look.state.unhelped_by(&one.job, one.job_modify_index);
+            types.extend(known.into_iter().flat_map(|row| row.types.iter().cloned()));
+            types.sort_unstable();
+            types.dedup();
+            let until = now.saturating_add(ASK_AGAIN_MS);
+            look.due(until);
+            self.unhelped.insert(one.job.clone(), AskedNote { types: types.clone(), until });
+            look.commands.push(Command::NoteUnhelped(NoteUnhelped {
+                job: one.job.clone(),
+                job_modify_index: one.job_modify_index,
+                pool: pool.name.clone(),
+                pool_modify_index: pool.modify_index,
+                types,
+            }));
+        }
+    }
+
+    /// Shuts down what is too much: above the pool's max, idle and in the way of what waits, or
+    /// idle for too long.
+    fn shrink(&mut self, look: &mut Look<'_>, pool: &InstancePool, wanted: &Wanted) {
+        let mut spares: Vec<&Arc<Instance>> = look
+            .rows
+            .iter()
+            .filter(|row| may_go(row) && look.state.is_empty_instance(row))
+            .collect();
+        // Those that are not there yet first, the newest of them first, then the longest idle.
+        spares.sort_by_key(|row| match row.state {
+            InstanceState::Bound => (1, idle_since(look.state, row), row.id),
+            InstanceState::Requested | InstanceState::Booting | InstanceState::ShuttingDown => {
+                (0, u64::MAX - row.create_index, row.id)
+            }
+        });
+        let mut ending = Ending { running: running(look.rows), ids: BTreeSet::new() };
+        self.end_excess(look, pool, &spares, &mut ending);
+        self.make_room(look, pool, &spares, wanted, &mut ending);
+        self.end_idle(look, pool, &spares, wanted, &mut ending);
+    }
+
+    /// Ends what the pool has above its max: empty instances, and when there are none, those with
+    /// the fewest allocations drain.
+    fn end_excess(
+        &mut self,
+        look: &mut Look<'_>,
+        pool: &InstancePool,
+        spares: &[&Arc<Instance>],
+        ending: &mut Ending,
+    ) {
+        let count = look.rows.iter().filter(|row| may_go(row)).count();
+        let mut excess = u32::try_from(count).unwrap_or(u32::MAX).saturating_sub(pool.max);
+        let why = format!("the pool may have {} instances", pool.max);
+        for row in spares {
+            if excess == 0 || ending.ids.len() >= NOTES_MAX {
+                break;
+            }
+            excess -= 1;
+            ending.add(row);
+            self.ask(look, row.id, shut_down(row.id, ShutdownCause::Shrink, &why));
+        }
+        if excess == 0 {
+            return;
+        }
+        let draining = look.rows.iter().filter(|row| {
+            row.behavior == Behavior::Drain && row.state != InstanceState::ShuttingDown
+        });
+        let draining = u32::try_from(draining.count()).unwrap_or(u32::MAX);
+        let mut busy: Vec<_> = look
+            .rows
+            .iter()
+            .filter(|row| row.is_open() && !look.state.is_empty_instance(row))
+            .map(|row| (row.node.map_or(0, |node| look.state.usage(node).allocations), row))
+            .collect();
+        busy.sort_by_key(|(allocations, row)| (*allocations, Reverse(row.create_index), row.id));
+        let most = usize::try_from(excess.saturating_sub(draining)).unwrap_or(usize::MAX);
+        for (_, row) in busy.into_iter().take(most.min(NOTES_MAX)) {
+            let command = Command::SetInstanceBehavior(SetInstanceBehavior {
+                id: row.id,
+                behavior: Behavior::Drain,
+                by: "pool".into(),
+                reason: why.as_str().into(),
+                evaluation_ids: Vec::new(),
+            });
+            self.ask(look, row.id, command);
+        }
+    }
+
+    /// Something waits that a limit or the pool's max is in the way of: idle machines of types
+    /// that nobody waits for make room for the next in line, one at a time.
+    fn make_room(
+        &mut self,
+        look: &mut Look<'_>,
+        pool: &InstancePool,
+        spares: &[&Arc<Instance>],
+        wanted: &Wanted,
+        ending: &mut Ending,
+    ) {
+        if !wanted.is_stuck || ending.running <= pool.min {
+            return;
+        }
+        let in_the_way = spares.iter().find(|row| {
+            row.is_open() && !wanted.types.contains(&row.kind.name) && !ending.ids.contains(&row.id)
+        });
+        if let Some(row) = in_the_way {
+            ending.add(row);
+            let command = shut_down(row.id, ShutdownCause::Shrink, "another type is waited for");
+            self.ask(look, row.id, command);
+        }
+    }
+
+    /// Ends what nothing waits for and nothing ran on for the pool's idle timeout.
+    fn end_idle(
+        &mut self,
+        look: &mut Look<'_>,
+        pool: &InstancePool,
+        spares: &[&Arc<Instance>],
+        wanted: &Wanted,
+        ending: &mut Ending,
+    ) {
+        for row in spares {
+            let is_idle = row.is_open() && is_ready(look.state, row);
+            if !is_idle || wanted.used.contains(&row.id) || ending.ids.contains(&row.id) {
+                continue;
+            }
+            if ending.running <= pool.min || ending.ids.len() >= NOTES_MAX {
+                break;
+            }
+            let since = idle_since(look.state, row);
+            let at = since.saturating_add(pool.idle_timeout_ms);
+            if at > look.now {
+                look.due(at);
+                continue;
+            }
+            ending.add(row);
+            let why = format!("it was idle for {} s", look.now.saturating_sub(since) / 1_000);
+            self.ask(look, row.id, shut_down(row.id, ShutdownCause::Idle, &why));
+        }
+    }
+}
+
+/// What a look shuts down.
+struct Ending {
+    /// Instances that are given work, without those.
+    running: u32,
+    ids: BTreeSet<InstanceId>,
+}
+
+impl Ending {
+    fn add(&mut self, row: &Instance) {
+        self.running = self.running.saturating_sub(u32::from(row.behavior == Behavior::Run));
+        self.ids.insert(row.id);
+    }
+}
+
+/// What the pool's `min` wants: the cheapest that may be made, for what is lacking.
+fn want_minimum(look: &Look<'_>, pool: &InstancePool, room: &Room, wanted: &mut Wanted) {
+    let planned = u32::try_from(wanted.new.len()).unwrap_or(u32::MAX);
+    let planned = running(look.rows).saturating_add(planned);
+    let lacking = usize::try_from(pool.min.saturating_sub(planned)).unwrap_or(0);
+    let kinds = sizes::candidates(pool, |kind| room.may_make(&kind.name));
+    if let Some(kind) = kinds.first() {
+        let most = room.most.saturating_sub(wanted.new.len());
+        let new =
+            (0..lacking.min(most)).map(|_| NewMachine { kind: kind.name.clone(), wanted_by: None });
+        wanted.new.extend(new);
+    }
+}
+
+/// How many instances are given work, or will be.
+fn running(rows: &[Arc<Instance>]) -> u32 {
+    let running = rows
+        .iter()
+        .filter(|row| row.state != InstanceState::ShuttingDown && row.behavior == Behavior::Run);
+    u32::try_from(running.count()).unwrap_or(u32::MAX)
+}
+
+/// It counts against the pool's max, and nobody keeps it.
+fn may_go(row: &Instance) -> bool {
+    row.state != InstanceState::ShuttingDown && row.behavior != Behavior::Hold
+}
+
+/// Types that should help an evaluation, and of which it has seen an idle machine.
+fn seen_types(idle: &BTreeMap<&Text, BTreeMap<ClassId, Index>>, one: &Waiting) -> Vec<Text> {
+    let saw = |kind: &&Text| {
+        let gains = idle.get(kind).into_iter().flatten();
+        let mut gains = gains.map(|(class, index)| Gained { class: *class, index: *index });
+        gains.any(|gained| one.has_seen(gained))
+    };
+    one.needs.iter().flat_map(|need| &need.types).filter(saw).cloned().collect()
+}
+
+fn not_configured(pool: &InstancePool) -> Command {
+    let detail = format!(
+        "the leader's file has no [[provider]] named \"{}\": add it there, or let another server lead",
+        pool.provider
+    );
+    Command::LimitPool(LimitPool {
+        pool: pool.name.clone(),
+        class: LimitClass::Fatal,
+        for_ms: limits::FATAL_MS,
+        detail: detail.into(),
+    })
+}
+
+/// Its agent is heard. What is not is no spare machine, and goes by the probe timeout.
+fn is_ready(state: &State, row: &Instance) -> bool {
+    let node = row.node.and_then(|node| state.nodes().get(&node));
+    node.is_some_and(|node| node.liveness == Liveness::Ready)
+}
+
+/// Since when nothing runs there although it could. One that was away has its time anew.
+fn idle_since(state: &State, row: &Instance) -> u64 {
+    let node = row.node.and_then(|node| state.nodes().get(&node));
+    row.last_busy_at.max(row.bound_at).max(node.map_or(0, |node| node.liveness_at))
+}
+
+fn gained(state: &State, node: &Node) -> Option<Gained> {
+    let index = state.capacity_gains().get(&GainKey::Node(node.id))?.index;
+    Some(Gained { index, class: node.class })
+}
+
+/// Types of which an instance is there, idle and open, and by the class of its node the first gain
+/// of such a one.
+fn idle_machines<'a>(
+    state: &State,
+    rows: &'a [Arc<Instance>],
+) -> BTreeMap<&'a Text, BTreeMap<ClassId, Index>> {
+    let mut idle: BTreeMap<&Text, BTreeMap<ClassId, Index>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.is_open() && state.is_empty_instance(row)) {
+        let node = row.node.and_then(|node| state.nodes().get(&node));
+        let Some(node) = node.filter(|node| node.is_schedulable()) else { continue };
+        if let Some(Gained { index, class }) = gained(state, node) {
+            let first = idle.entry(&row.kind.name).or_default().entry(class).or_insert(index);
+            *first = index.min(*first);
+        }
+    }
+    idle
+}
+
+/// The room of a pool's instances that are there or coming, and whose each is.
+fn bins(state: &State, rows: &[Arc<Instance>]) -> (Vec<Bin>, BTreeMap<usize, InstanceId>) {
+    let (mut bins, mut owners) = (Vec::new(), BTreeMap::new());
+    for row in rows.iter().filter(|row| row.behavior == Behavior::Run) {
+        let kind = row.kind.name.clone();
+        let bin = match row.state {
+            InstanceState::ShuttingDown => continue,
+            InstanceState::Requested | InstanceState::Booting => {
+                Bin { kind, room: row.kind.resources(), gained: None }
+            }
+            InstanceState::Bound => {
+                let Some(node) = row.node.and_then(|node| state.nodes().get(&node)) else {
+                    continue;
+                };
+                let available = node.description.resources.available();
+                if node.is_schedulable() {
+                    let Some(gained) = gained(state, node) else { continue };
+                    let room = available.minus(state.usage(node.id).resources);
+                    Bin { kind, room, gained: Some(gained) }
+                } else if node.liveness == Liveness::Initializing && node.suspension().is_none() {
+                    Bin { kind, room: available, gained: None }
+                } else {
+                    continue;
+                }
+            }
+        };
+        owners.insert(bins.len(), row.id);
+        bins.push(bin);
+    }
+    (bins, owners)
+}

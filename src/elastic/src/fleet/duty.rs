@@ -1,0 +1,86 @@
+//! What one instance asks for by itself, whatever waits: its deadlines and the end of what drains.
+
+use fsm::{
+    Instance, InstancePool, InstanceState, Liveness, Node, State,
+    node::SuspendReason,
+    pool::{Behavior, ShutdownCause},
+};
+
+use super::{Fleet, Look, shut_down};
+
+impl Fleet {
+    /// Ends an instance whose time is over, or makes the call that is due for it.
+    pub(super) fn duty(
+        &mut self,
+        look: &mut Look<'_>,
+        pool: Option<&InstancePool>,
+        row: &Instance,
+    ) {
+        let is_warm = self.is_warm(look.now);
+        if !is_warm {
+            look.due(self.warm_at.unwrap_or(look.now));
+        }
+        let may_end = row.behavior != Behavior::Hold && !is_in_mass_loss(look.state, row);
+        if let Some(end) = end(look, pool, row).filter(|_| may_end) {
+            if end.at > look.now {
+                look.due(end.at);
+            } else if is_warm || end.cause == ShutdownCause::Drained {
+                return self.ask(look, row.id, shut_down(row.id, end.cause, &end.why));
+            }
+        }
+        self.call_for(look, row);
+    }
+}
+
+/// When an instance is to be shut down, and why.
+struct End {
+    at: u64,
+    cause: ShutdownCause,
+    why: String,
+}
+
+/// The end that waits for an instance as it is now.
+fn end(look: &Look<'_>, pool: Option<&InstancePool>, row: &Instance) -> Option<End> {
+    let is_drained = row.behavior == Behavior::Drain && look.state.is_empty_instance(row);
+    let (at, cause, why) = match row.state {
+        InstanceState::ShuttingDown => return None,
+        _ if is_drained => (look.now, ShutdownCause::Drained, "it drains and is empty".to_owned()),
+        InstanceState::Requested => {
+            let why = format!("the provider did not make it in time{}", words(row));
+            (row.deadline_at, ShutdownCause::Expired, why)
+        }
+        InstanceState::Booting => {
+            let why = format!("its agent did not register in time{}", words(row));
+            (row.deadline_at, ShutdownCause::BootFailed, why)
+        }
+        InstanceState::Bound => {
+            let timeout = pool.map_or(0, |pool| pool.probe_timeout_ms);
+            let node = row.node.and_then(|node| look.state.nodes().get(&node));
+            let (since, what) = failing_since(row, node.map(|node| &**node))?;
+            let why = format!("its node was {what} for too long");
+            (since.saturating_add(timeout), ShutdownCause::ProbeFailed, why)
+        }
+    };
+    Some(End { at, cause, why })
+}
+
+fn words(row: &Instance) -> String {
+    if row.last_words.is_empty() { String::new() } else { format!(": {}", row.last_words) }
+}
+
+fn is_in_mass_loss(state: &State, row: &Instance) -> bool {
+    let loss = state.mass_loss();
+    row.node.is_some_and(|node| loss.is_some_and(|loss| loss.nodes.contains(&node)))
+}
+
+/// Since when a bound instance's node is of no use, and how. What an operator suspended is looked
+/// at by a person.
+fn failing_since(row: &Instance, node: Option<&Node>) -> Option<(u64, &'static str)> {
+    let Some(node) = node else { return Some((row.bound_at, "unknown")) };
+    match node.liveness {
+        Liveness::Down | Liveness::Disconnected => return Some((node.missed_at, "down")),
+        Liveness::Initializing | Liveness::Ready => {}
+    }
+    let suspension = node.suspension().filter(|one| one.reason != SuspendReason::Operator)?;
+    Some((suspension.since, "suspended"))
+}

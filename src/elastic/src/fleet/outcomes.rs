@@ -1,0 +1,271 @@
+//! What answers of providers mean, and the outcomes of creates that the state does not have yet.
+//!
+//! The outcome of a create is kept and proposed again until the state has it; the create is not sent
+//! again meanwhile. It stands in the way of nothing else: an instance that is shut down before the
+//! outcome is committed is destroyed as soon as its machine is known.
+
+use std::sync::Arc;
+
+use fsm::{
+    Command, Instance, InstanceId, InstanceState, State, Text,
+    pool::{
+        Behavior, CreateOutcome, DestroyOutcome, InstanceOutcome, NoteInstance, ShutdownCause,
+        stray_id,
+    },
+};
+
+use super::{ASK_AGAIN_MS, CallId, Fleet, calls::Flight, shut_down};
+use crate::{
+    call::{Answer, Call, Create, Destroyed, MachineState, Operation, ProviderError},
+    limits,
+};
+
+/// Pause after a failed create, doubled with each, ms.
+const CREATE_RETRY_MS: u64 = 1_000;
+const CREATE_RETRY_MS_MAX: u64 = 30_000;
+
+/// The outcome of a create that is not in the state yet. While it is kept the create is not sent
+/// again.
+#[derive(Debug)]
+pub(super) struct Kept {
+    outcome: InstanceOutcome,
+    /// When it is proposed again.
+    pub(super) again_at: u64,
+}
+
+impl Kept {
+    /// Whether the state needs it no more: it has the machine, or a create that made none is not
+    /// waited for any longer.
+    pub(super) fn is_known(&self, state: &State) -> bool {
+        let InstanceOutcome { id, provider, outcome, .. } = &self.outcome;
+        let row = state.instances().get(id);
+        match outcome {
+            CreateOutcome::Made { provider_id, .. } => {
+                let has_machine = |row: &Arc<Instance>| row.provider_id == *provider_id;
+                row.is_some_and(has_machine)
+                    || state.instances().contains(&stray_id(provider, provider_id))
+            }
+            CreateOutcome::Failed { .. } => {
+                row.is_none_or(|row| row.state != InstanceState::Requested)
+            }
+        }
+    }
+}
+
+impl Fleet {
+    /// A call was answered; commands to propose.
+    pub fn answered(
+        &mut self,
+        now: u64,
+        state: &State,
+        id: CallId,
+        answer: Result<Answer, ProviderError>,
+    ) -> Vec<Command> {
+        let Some(flight) = self.flights.remove(&id) else { return Vec::new() };
+        if let Some(watch) = self.providers.get_mut(&flight.call.provider) {
+            watch.calls = watch.calls.saturating_sub(1);
+            if watch.listing == Some(id) {
+                watch.listing = None;
+            }
+        }
+        let row = flight.instance.and_then(|id| state.instances().get(&id)).cloned();
+        if let Some(instance) = flight.instance {
+            let attempt = self.attempts.entry(instance).or_default();
+            attempt.call = attempt.call.filter(|call| *call != id);
+            if row.is_none() {
+                self.attempts.remove(&instance);
+            }
+        }
+        if let Some(home) = row.as_ref().map(|row| row.pool.clone()) {
+            self.touch(&home);
+        }
+        match &flight.call.operation {
+            Operation::List => self.listed(now, state, &flight, answer),
+            Operation::Create(create) => {
+                if let Err(error) = &answer {
+                    return self.create_failed(now, row.as_deref(), create, error);
+                }
+                let outcome = made(&flight.call.provider, create, &answer);
+                outcome.map(|outcome| self.keep(now, outcome)).into_iter().collect()
+            }
+            Operation::Destroy { instance, .. } => {
+                let pause = self.config.destroy_retry_ms;
+                if let Some(attempt) = self.attempts.get_mut(instance) {
+                    attempt.next_at = now.saturating_add(pause);
+                }
+                late(&flight.call, &answer).into_iter().collect()
+            }
+            Operation::Describe { .. } => row.map_or_else(Vec::new, |row| described(&row, answer)),
+            Operation::SetTags { .. } => Vec::new(),
+        }
+    }
+
+    fn create_failed(
+        &mut self,
+        now: u64,
+        row: Option<&Instance>,
+        create: &Create,
+        error: &ProviderError,
+    ) -> Vec<Command> {
+        let Some(row) = row.filter(|row| row.state == InstanceState::Requested) else {
+            return Vec::new();
+        };
+        let attempt = self.attempts.entry(row.id).or_default();
+        let refusal = limits::refusal(&create.kind, error);
+        attempt.failures = attempt.failures.saturating_add(1);
+        let pause = CREATE_RETRY_MS << attempt.failures.min(5).saturating_sub(1);
+        attempt.next_at = now.saturating_add(pause.min(CREATE_RETRY_MS_MAX));
+        match refusal {
+            Some(refusal) if !attempt.is_unknown => {
+                let outcome = InstanceOutcome {
+                    id: row.id,
+                    provider: row.provider.clone(),
+                    pool: row.pool.clone(),
+                    kind: row.kind.name.clone(),
+                    outcome: CreateOutcome::Failed {
+                        class: refusal.class,
+                        scope: refusal.scope,
+                        for_ms: refusal.for_ms,
+                        detail: refusal.detail,
+                    },
+                };
+                vec![self.keep(now, outcome)]
+            }
+            // A machine may be there from another try: lists tell, after the deadline.
+            Some(_) | None => {
+                attempt.is_unknown = true;
+                let (address, words) = (Text::default(), error.to_string().into());
+                vec![Command::NoteInstance(NoteInstance { id: row.id, address, words })]
+            }
+        }
+    }
+
+    /// The command of a create's outcome, which is proposed again until the state has it.
+    fn keep(&mut self, now: u64, outcome: InstanceOutcome) -> Command {
+        let machine = match &outcome.outcome {
+            CreateOutcome::Made { provider_id, .. } => provider_id.clone(),
+            CreateOutcome::Failed { .. } => Text::default(),
+        };
+        let command = Command::InstanceOutcome(outcome.clone());
+        let again_at = now.saturating_add(ASK_AGAIN_MS);
+        self.kept.insert((outcome.id, machine), Kept { outcome, again_at });
+        command
+    }
+
+    /// Proposes again what a create came to.
+    pub(super) fn repeat_outcomes(&mut self, now: u64, state: &State, commands: &mut Vec<Command>) {
+        if self.kept.values().all(|kept| kept.again_at > now) {
+            return;
+        }
+        self.kept.retain(|_, kept| !kept.is_known(state));
+        for kept in self.kept.values_mut().filter(|kept| kept.again_at <= now) {
+            kept.again_at = now.saturating_add(ASK_AGAIN_MS);
+            commands.push(Command::InstanceOutcome(kept.outcome.clone()));
+        }
+    }
+
+    /// Whether a create of an instance was answered, and the state does not have it yet.
+    pub(super) fn is_answered(&self, id: InstanceId) -> bool {
+        let from = (id, Text::default());
+        self.kept.range(from..).next().is_some_and(|((kept, _), _)| *kept == id)
+    }
+
+    fn listed(
+        &mut self,
+        now: u64,
+        state: &State,
+        flight: &Flight,
+        answer: Result<Answer, ProviderError>,
+    ) -> Vec<Command> {
+        let provider = &flight.call.provider;
+        let Some(watch) = self.providers.get_mut(provider) else { return Vec::new() };
+        let is_settling = state.instances().iter().any(|row| {
+            row.provider == *provider
+                && (row.missing > 0 || row.state == InstanceState::ShuttingDown)
+        });
+        let pause = if is_settling {
+            self.config.list_interval_ms.min(self.config.destroy_retry_ms)
+        } else {
+            self.config.list_interval_ms
+        };
+        watch.next_list_at = now.saturating_add(pause);
+        let Ok(Answer::Listed(list)) = answer else { return Vec::new() };
+        let is_first = watch.lists.taken == 0;
+        let has_creates = state
+            .instances()
+            .iter()
+            .any(|row| row.provider == *provider && row.state == InstanceState::Requested)
+            || self.flights.values().any(|flight| {
+                flight.call.provider == *provider
+                    && matches!(flight.call.operation, Operation::Create(_))
+            })
+            || self.kept.values().any(|kept| kept.outcome.provider == *provider);
+        let grace_ms = self.config.list_interval_ms.saturating_mul(2);
+        let difference =
+            watch.lists.compare(state, provider, &list, flight.began_at, grace_ms, has_creates);
+        if is_first {
+            // Creates and destroys waited for it.
+            self.pools.values_mut().for_each(|watch| watch.is_dirty = true);
+        }
+        difference.map(Command::ObserveInstances).into_iter().collect()
+    }
+}
+
+/// What a provider's word about a machine that boots means.
+fn described(row: &Instance, answer: Result<Answer, ProviderError>) -> Vec<Command> {
+    let Ok(Answer::Described(description)) = answer else { return Vec::new() };
+    if row.state != InstanceState::Booting {
+        return Vec::new();
+    }
+    if description.state == MachineState::Broken && row.behavior != Behavior::Hold {
+        let reason = format!("the provider says that it is broken: {}", description.words);
+        return vec![shut_down(row.id, ShutdownCause::BootFailed, &reason)];
+    }
+    let is_new = description.words != row.last_words
+        || (!description.address.is_empty() && description.address != row.address);
+    let (address, words) = (description.address, description.words);
+    let note = Command::NoteInstance(NoteInstance { id: row.id, address, words });
+    is_new.then_some(note).into_iter().collect()
+}
+
+/// What an answer means for the state, whoever asked: an answer to a call of a leadership that is
+/// over is proposed through the next one. Lists and descriptions are of no use by then.
+pub fn late(call: &Call, answer: &Result<Answer, ProviderError>) -> Option<Command> {
+    match (&call.operation, answer) {
+        (Operation::Create(create), answer) => {
+            made(&call.provider, create, answer).map(Command::InstanceOutcome)
+        }
+        (Operation::Destroy { instance, .. }, answer) => {
+            let gone = matches!(answer, Ok(Answer::Destroyed(Destroyed::Gone)));
+            let error: Text = match answer {
+                Err(error) => error.to_string().into(),
+                Ok(_) => "".into(),
+            };
+            let id = *instance;
+            let outcome = DestroyOutcome { id, gone, error, evaluation_ids: Vec::new() };
+            Some(Command::DestroyOutcome(outcome))
+        }
+        _ => None,
+    }
+}
+
+/// The outcome of a create that made a machine.
+fn made(
+    provider: &Text,
+    create: &Create,
+    answer: &Result<Answer, ProviderError>,
+) -> Option<InstanceOutcome> {
+    let Ok(Answer::Created(machine)) = answer else { return None };
+    let outcome = CreateOutcome::Made {
+        provider_id: machine.provider_id.clone(),
+        address: machine.address.clone(),
+        scope: machine.scope.clone(),
+    };
+    Some(InstanceOutcome {
+        id: create.key,
+        provider: provider.clone(),
+        pool: create.pool.clone(),
+        kind: create.kind.name.clone(),
+        outcome,
+    })
+}

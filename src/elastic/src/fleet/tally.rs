@@ -1,0 +1,56 @@
+//! What became of instances in this leadership, for dashboards.
+
+use fsm::{Instance, InstanceState, pool::ShutdownCause};
+
+/// What became of instances in this leadership.
+#[derive(Default, Debug)]
+pub(super) struct Tally {
+    bound: u64,
+    /// From the intent until the node was bound, ms.
+    bound_ms: u64,
+    bound_ms_max: u64,
+    /// They did not come up.
+    failed: u64,
+    /// They were ended before they came up, for another reason.
+    aborted: u64,
+    /// They went without being ended.
+    disappeared: u64,
+    /// They are gone after they were ended.
+    gone: u64,
+}
+
+impl Tally {
+    pub(super) fn count(&mut self, old: Option<InstanceState>, new: Option<&Instance>) {
+        use InstanceState::{Booting, Bound, Requested, ShuttingDown};
+        let shutdown = new.and_then(|row| row.shutdown.as_ref());
+        match (old, new.map(|row| row.state)) {
+            (Some(Requested | Booting), Some(Bound)) => {
+                let took = new.map_or(0, |row| row.bound_at.saturating_sub(row.requested_at));
+                self.bound += 1;
+                self.bound_ms = self.bound_ms.saturating_add(took);
+                self.bound_ms_max = self.bound_ms_max.max(took);
+            }
+            (Some(Requested | Booting), Some(ShuttingDown)) => {
+                match shutdown.map(|shutdown| shutdown.cause) {
+                    Some(ShutdownCause::Expired | ShutdownCause::BootFailed) => self.failed += 1,
+                    Some(_) | None => self.aborted += 1,
+                }
+            }
+            // The provider refused it.
+            (Some(Requested), None) => self.failed += 1,
+            (Some(Booting | Bound), None) => self.disappeared += 1,
+            (Some(ShuttingDown), None) => self.gone += 1,
+            _ => {}
+        }
+    }
+
+    pub(super) fn gauges(&self, put: &mut dyn FnMut(&str, u64)) {
+        put("pools.instances.came_up", self.bound);
+        put("pools.instances.came_up_total_ms", self.bound_ms);
+        put("pools.instances.came_up_longest_ms", self.bound_ms_max);
+        put("pools.instances.failed", self.failed);
+        put("pools.instances.aborted", self.aborted);
+        put("pools.instances.disappeared", self.disappeared);
+        put("pools.instances.gone", self.gone);
+    }
+}
