@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use fsm::{InstanceId, Text, pool::InstanceType};
+use fsm::{Instance, InstanceId, Text, pool::InstanceType};
 
 /// Tag with the id of the cluster that a machine belongs to. A list has only machines of one.
 pub const TAG_CLUSTER: &str = "quorate-cluster";
@@ -18,6 +18,18 @@ pub const TAG_BEHAVIOR: &str = "quorate-behavior";
 
 /// Tags of a machine.
 pub type Tags = BTreeMap<Text, Text>;
+
+/// The tags that the machine of an instance should have, besides that of its cluster.
+pub fn tags(row: &Instance) -> Tags {
+    let Instance { id, pool, kind, behavior, .. } = row;
+    let pairs: [(&str, Text); 4] = [
+        (TAG_INSTANCE, id.to_string().into()),
+        (TAG_POOL, pool.clone()),
+        (TAG_TYPE, kind.name.clone()),
+        (TAG_BEHAVIOR, behavior.name().into()),
+    ];
+    pairs.into_iter().map(|(name, value)| (name.into(), value)).collect()
+}
 
 /// A call to a provider.
 #[derive(Clone, PartialEq, Eq, Debug)]

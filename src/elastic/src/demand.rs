@@ -261,8 +261,10 @@ pub struct Packed {
     pub used: BTreeSet<usize>,
     /// Types that something waits for, met or not.
     pub types: BTreeSet<Text>,
-    /// Something could run on a type of the pool, and gets no machine now.
-    pub is_stuck: bool,
+    /// No type that something could run on may be made.
+    pub is_limited: bool,
+    /// Something could run on a new machine, and there are as many as may be.
+    pub is_full: bool,
 }
 
 /// Packs what waits, in order, into the machines that are there or coming and into new ones of the
@@ -291,7 +293,14 @@ pub fn pack<'a>(
                     let kinds =
                         crate::sizes::candidates(pool, |kind| need.types.contains(&kind.name));
                     let kind = kinds.into_iter().find(|kind| may_make(&kind.name));
-                    let Some(kind) = kind.filter(|_| packed.wanted.len() < most) else { break };
+                    let Some(kind) = kind else {
+                        packed.is_limited |= !need.types.is_empty();
+                        break;
+                    };
+                    if packed.wanted.len() >= most {
+                        packed.is_full = true;
+                        break;
+                    }
                     packed.wanted.push((kind.name.clone(), one.job.clone()));
                     let (kind, room) = (kind.name.clone(), kind.resources());
                     bins.push(Bin { kind, room, gained: None });
@@ -309,7 +318,6 @@ pub fn pack<'a>(
                 position += 1;
             }
             if left > 0 {
-                packed.is_stuck |= !need.types.is_empty();
                 searched.insert(size(), (bins.len(), one.snapshot_index));
             }
         }

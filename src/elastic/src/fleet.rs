@@ -97,6 +97,14 @@ impl PoolWatch {
     }
 }
 
+/// Where an instance belongs, and how far it had come.
+#[derive(Debug)]
+struct Home {
+    pool: Text,
+    provider: Text,
+    state: InstanceState,
+}
+
 /// The pools of one leadership.
 #[derive(Debug)]
 pub struct Fleet {
@@ -105,9 +113,8 @@ pub struct Fleet {
     configured: BTreeSet<Text>,
     demand: Demand,
     pools: BTreeMap<Text, PoolWatch>,
-    /// Pool of each instance, and how far it had come: an effect about one that went names its id
-    /// only.
-    homes: BTreeMap<InstanceId, (Text, InstanceState)>,
+    /// What is known of each instance: an effect about one that went names its id only.
+    homes: BTreeMap<InstanceId, Home>,
     tally: Tally,
     attempts: BTreeMap<InstanceId, Attempt>,
     providers: BTreeMap<Text, ProviderWatch>,
@@ -154,9 +161,15 @@ impl Fleet {
         self.warm_at.get_or_insert(now.saturating_add(self.config.warm_up_ms));
         self.demand.restore(state);
         self.homes.clear();
+        for watch in self.providers.values_mut() {
+            (watch.pools, watch.instances) = (BTreeSet::new(), 0);
+        }
+        for pool in state.instance_pools().iter() {
+            self.provider(&pool.provider).pools.insert(pool.name.clone());
+        }
         self.attempts.retain(|id, _| state.instances().contains(id));
         for row in state.instances().iter() {
-            self.homes.insert(row.id, (row.pool.clone(), row.state));
+            self.settle(row);
             if is_first && row.state == InstanceState::Requested {
                 // The leader before may have asked.
                 self.attempts.entry(row.id).or_default().is_unknown = true;
@@ -164,7 +177,7 @@ impl Fleet {
         }
         let names = state.instance_pools().iter().map(|pool| pool.name.clone());
         let names: BTreeSet<Text> =
-            names.chain(self.homes.values().map(|(home, _)| home.clone())).collect();
+            names.chain(self.homes.values().map(|home| home.pool.clone())).collect();
         self.pools.retain(|name, _| names.contains(name));
         for name in &names {
             self.touch(name);
@@ -179,15 +192,18 @@ impl Fleet {
                 let row = state.instances().get(id);
                 let home = match row {
                     Some(row) => {
-                        let known = self.homes.insert(*id, (row.pool.clone(), row.state));
-                        self.tally.count(known.map(|(_, state)| state), Some(row));
+                        let known = self.settle(row);
+                        self.tally.count(known, Some(row));
                         Some(row.pool.clone())
                     }
                     None => {
                         self.attempts.remove(id);
                         let known = self.homes.remove(id);
-                        self.tally.count(known.as_ref().map(|(_, state)| *state), None);
-                        known.map(|(home, _)| home)
+                        if let Some(known) = &known {
+                            self.provider(&known.provider).instances -= 1;
+                        }
+                        self.tally.count(known.as_ref().map(|known| known.state), None);
+                        known.map(|known| known.pool)
                     }
                 };
                 if let Some(home) = home {
@@ -198,6 +214,12 @@ impl Fleet {
                 }
             }
             Effect::InstancePool(name) => {
+                for watch in self.providers.values_mut() {
+                    watch.pools.remove(name);
+                }
+                if let Some(pool) = state.instance_pools().get(name) {
+                    self.provider(&pool.provider).pools.insert(name.clone());
+                }
                 self.demand.pool_changed(state, name);
                 self.touch(name);
             }
@@ -215,10 +237,9 @@ impl Fleet {
             Effect::Node(id) | Effect::NodeAllocations(id) => {
                 let node = state.nodes().get(id);
                 let instance = node.and_then(|node| node.instance).map(|instance| instance.id);
-                if let Some(home) =
-                    instance.and_then(|id| self.homes.get(&id)).map(|(home, _)| home.clone())
-                {
-                    self.touch(&home);
+                let home = instance.and_then(|id| self.homes.get(&id));
+                if let Some(pool) = home.map(|home| home.pool.clone()) {
+                    self.touch(&pool);
                 }
             }
             Effect::MassLoss => self.pools.values_mut().for_each(|watch| watch.is_dirty = true),
@@ -227,6 +248,20 @@ impl Fleet {
             | Effect::SchedulerConfiguration
             | Effect::DigestMark => {}
         }
+    }
+
+    /// Notes where an instance belongs. Answers with the state that it was known in before.
+    fn settle(&mut self, row: &Instance) -> Option<InstanceState> {
+        let (pool, provider) = (row.pool.clone(), row.provider.clone());
+        let known = self.homes.insert(row.id, Home { pool, provider, state: row.state });
+        if known.is_none() {
+            self.provider(&row.provider).instances += 1;
+        }
+        known.map(|home| home.state)
+    }
+
+    fn provider(&mut self, name: &Text) -> &mut ProviderWatch {
+        self.providers.entry(name.clone()).or_default()
     }
 
     fn touch(&mut self, name: &Text) {
@@ -245,7 +280,7 @@ impl Fleet {
         if self.warm_at.is_none() {
             return commands;
         }
-        self.list(now, state);
+        self.list(now);
         self.repeat_outcomes(now, state, &mut commands);
         let due = |watch: &PoolWatch| watch.look_at().is_some_and(|at| at <= now);
         let names: Vec<Text> = self
@@ -282,9 +317,8 @@ impl Fleet {
     pub fn next_deadline(&self) -> Option<u64> {
         self.warm_at?;
         let pools = self.pools.values().filter_map(PoolWatch::look_at);
-        let lists = self.providers.values().filter(|watch| watch.listing.is_none());
         let kept = self.kept.values().map(|kept| kept.again_at);
-        pools.chain(lists.map(|watch| watch.next_list_at)).chain(kept).min()
+        pools.chain(self.next_list()).chain(kept).min()
     }
 
     fn is_warm(&self, now: u64) -> bool {

@@ -4,14 +4,24 @@
 //! machine is not gone because one list lacks it, and an empty list after a full one is not
 //! believed at once: providers lose sight of their own machines for a while.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use fsm::{
     Instance, InstanceId, InstanceState, Liveness, State, Text,
-    pool::{ObserveInstances, SeenMachine, stray_id},
+    pool::{ObserveInstances, SeenMachine, ShutdownCause, stray_id},
 };
 
-use crate::call::{Listing, Machine, TAG_INSTANCE, TAG_POOL, TAG_TYPE};
+use crate::call::{Listing, Machine, TAG_INSTANCE, TAG_POOL, TAG_TYPE, tags};
+
+/// Machines, and instances that are missing, in one entry. The next list has the others.
+const OBSERVED_MAX: usize = 1_000;
+/// Rows of a provider's machines that nobody wants: those beyond are taken in when these have gone.
+const STRAYS_MAX: usize = 1_000;
+/// Machines that are given their tags after a list.
+const TAGGED_MAX: usize = 16;
 
 /// What is remembered of the lists of one provider. Lost with the leadership: the next one counts
 /// from the state, and needs two lists of its own before it believes an empty one.
@@ -23,19 +33,32 @@ pub struct Lists {
     pub taken: u64,
 }
 
+/// What was asked of a provider.
+#[derive(Debug)]
+pub struct Asked<'a> {
+    pub provider: &'a Text,
+    pub began_at: u64,
+    /// An instance that was seen within this time is not gone, ms.
+    pub grace_ms: u64,
+    /// A create may have made a machine that nobody knows by its id yet.
+    pub has_creates: bool,
+}
+
+/// How a list differs from the state.
+#[derive(Debug)]
+pub struct Difference {
+    /// None: it does not.
+    pub command: Option<ObserveInstances>,
+    /// The command has all of it.
+    pub is_whole: bool,
+    /// Instances whose machines have other tags than their rows say; not all of very many.
+    pub wrong_tags: Vec<InstanceId>,
+}
+
 impl Lists {
-    /// How a list differs from the state; none: it does not.
-    ///
-    /// `has_creates`: a create may have made a machine that nobody knows by its id yet.
-    pub fn compare(
-        &mut self,
-        state: &State,
-        provider: &Text,
-        list: &Listing,
-        began_at: u64,
-        grace_ms: u64,
-        has_creates: bool,
-    ) -> Option<ObserveInstances> {
+    /// How a list differs from the state.
+    pub fn compare(&mut self, state: &State, asked: &Asked<'_>, list: &Listing) -> Difference {
+        let Asked { provider, began_at, grace_ms, has_creates } = *asked;
         self.taken += 1;
         let before = self.counts.insert(list.scope.clone(), list.machines.len());
         let is_suspect = list.machines.is_empty() && before != Some(0);
@@ -43,6 +66,9 @@ impl Lists {
         let by_provider_id: BTreeMap<&str, &Instance> =
             of_provider().map(|row| (&*row.provider_id, &**row)).collect();
         let mut present = Vec::new();
+        // Machines that no row stands for.
+        let mut unknown = Vec::new();
+        let mut wrong_tags = Vec::new();
         let mut found = BTreeSet::new();
         for machine in &list.machines {
             let known = by_provider_id.get(&*machine.provider_id);
@@ -60,9 +86,16 @@ impl Lists {
                     && row.missing == 0
                     && row.scope == list.scope
             });
+            if let Some(row) = row.filter(|row| has_wrong_tags(row, machine)) {
+                wrong_tags.push(row.id);
+            }
             if !is_as_known {
                 let tag = |name: &str| machine.tags.get(name).cloned().unwrap_or_default();
-                present.push(SeenMachine {
+                let is_of_row = |row: &Arc<Instance>| {
+                    row.provider_id.is_empty() || row.provider_id == machine.provider_id
+                };
+                let seen = if row.is_some_and(is_of_row) { &mut present } else { &mut unknown };
+                seen.push(SeenMachine {
                     id,
                     provider_id: machine.provider_id.clone(),
                     address: machine.address.clone(),
@@ -78,16 +111,25 @@ impl Lists {
                 && !found.contains(&row.id)
                 && !is_heard(state, row)
         };
-        let missing: Vec<InstanceId> = if is_suspect {
+        let mut missing: Vec<InstanceId> = if is_suspect {
             Vec::new()
         } else {
             of_provider().map(|row| &**row).filter(is_missing).map(|row| row.id).collect()
         };
-        if present.is_empty() && missing.is_empty() {
-            return None;
+        let strays = of_provider().filter(|row| is_stray(row)).count();
+        let differences = present.len() + unknown.len() + missing.len();
+        unknown.truncate(STRAYS_MAX.saturating_sub(strays));
+        present.append(&mut unknown);
+        if present.len() > OBSERVED_MAX {
+            // What is there comes first: nothing is called missing beside what was left out.
+            missing.clear();
         }
+        present.truncate(OBSERVED_MAX);
+        missing.truncate(OBSERVED_MAX);
+        wrong_tags.truncate(TAGGED_MAX);
+        let is_whole = present.len() + missing.len() == differences;
         let epoch = state.provider_lists().get(provider).map_or(0, |list| list.epoch) + 1;
-        Some(ObserveInstances {
+        let command = ObserveInstances {
             provider: provider.clone(),
             epoch,
             scope: list.scope.clone(),
@@ -96,8 +138,26 @@ impl Lists {
             present,
             missing,
             evaluation_ids: Vec::new(),
-        })
+        };
+        let is_empty = command.present.is_empty() && command.missing.is_empty();
+        Difference { command: (!is_empty).then_some(command), is_whole, wrong_tags }
     }
+}
+
+/// Nobody wanted it: it is there until it is destroyed.
+fn is_stray(row: &Instance) -> bool {
+    row.shutdown.as_ref().is_some_and(|shutdown| shutdown.cause == ShutdownCause::Unknown)
+}
+
+/// Whether a machine that stays has other tags than its row says.
+fn has_wrong_tags(row: &Instance, machine: &Machine) -> bool {
+    let stays = match row.state {
+        InstanceState::Booting | InstanceState::Bound => true,
+        InstanceState::Requested | InstanceState::ShuttingDown => false,
+    };
+    stays
+        && row.provider_id == machine.provider_id
+        && tags(row).iter().any(|(name, value)| machine.tags.get(name) != Some(value))
 }
 
 fn tagged(machine: &Machine) -> Option<InstanceId> {

@@ -47,6 +47,8 @@ pub(super) struct AskedNote {
 struct Room {
     /// Machines.
     most: usize,
+    /// The pool's max is why it is not more: an idle machine is in the way.
+    is_at_max: bool,
     /// Types that a limit of the provider stops.
     limited: BTreeSet<Text>,
 }
@@ -61,13 +63,14 @@ impl Room {
             }
         }
         let number = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
-        let mut most = number(pool.max).saturating_sub(look.rows.len()).min(INTENTS_MAX);
+        let below_max = number(pool.max).saturating_sub(look.rows.len());
+        let mut most = below_max.min(INTENTS_MAX);
         if pool.max_concurrent_creates > 0 {
             let requested =
                 look.rows.iter().filter(|row| row.state == InstanceState::Requested).count();
             most = most.min(number(pool.max_concurrent_creates).saturating_sub(requested));
         }
-        Self { most, limited }
+        Self { most, is_at_max: most == below_max, limited }
     }
 
     fn may_make(&self, kind: &Text) -> bool {
@@ -91,7 +94,7 @@ struct Wanted {
     used: BTreeSet<InstanceId>,
     /// Types that something waits for, met or not.
     types: BTreeSet<Text>,
-    /// Something could run on a type of the pool, and gets no machine now.
+    /// Something could run on a type of the pool, and the pool's max or a limit is in the way.
     is_stuck: bool,
 }
 
@@ -136,11 +139,11 @@ impl Fleet {
         wanted.new.extend(new.map(|(kind, job)| NewMachine { kind, wanted_by: Some(job) }));
         wanted.used.extend(packed.used.iter().filter_map(|place| owners.get(place)));
         wanted.types.extend(packed.types);
-        wanted.is_stuck |= packed.is_stuck;
+        wanted.is_stuck |= packed.is_limited || (packed.is_full && room.is_at_max);
     }
 
     fn request(&mut self, look: &mut Look<'_>, pool: &InstancePool, new: Vec<NewMachine>) {
-        let is_listed = self.may_call(&pool.provider);
+        let is_listed = self.has_listed(&pool.provider);
         let Some(watch) = self.pools.get_mut(&pool.name) else { return };
         if new.is_empty() || !is_listed {
             return;

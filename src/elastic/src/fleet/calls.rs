@@ -5,11 +5,11 @@
 
 use std::collections::BTreeSet;
 
-use fsm::{Instance, InstanceId, InstanceState, State, Text, pool::Behavior};
+use fsm::{Instance, InstanceId, InstanceState, State, Text};
 
 use super::{CallId, Fleet, Look};
 use crate::{
-    call::{Call, Create, Operation, TAG_BEHAVIOR, TAG_INSTANCE, TAG_POOL, TAG_TYPE, Tags},
+    call::{Call, Create, Operation, tags},
     sync::Lists,
 };
 
@@ -43,7 +43,47 @@ pub(super) struct ProviderWatch {
     pub(super) lists: Lists,
     pub(super) next_list_at: u64,
     pub(super) listing: Option<CallId>,
-    pub(super) calls: usize,
+    /// Calls that have not been answered.
+    calls: usize,
+    /// Those of [`Haste::Later`] among them.
+    later_calls: usize,
+    /// Pools of this provider.
+    pub(super) pools: BTreeSet<Text>,
+    /// Instances of this provider.
+    pub(super) instances: usize,
+}
+
+impl ProviderWatch {
+    /// When its next list is due; none: it is being listed, or nothing names it.
+    fn list_at(&self) -> Option<u64> {
+        let is_named = !self.pools.is_empty() || self.instances > 0;
+        (is_named && self.listing.is_none()).then_some(self.next_list_at)
+    }
+
+    fn has_place(&self, haste: Haste) -> bool {
+        let has_place = self.calls < CALLS_MAX;
+        match haste {
+            Haste::Now => has_place,
+            Haste::Later => has_place && self.later_calls < CALLS_MAX / 2,
+        }
+    }
+}
+
+/// How long a call can wait for others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Haste {
+    /// Creates, destroys and lists.
+    Now,
+    /// What is only to know or to show: it has half of the places, so that a provider on which it
+    /// hangs still makes and destroys machines.
+    Later,
+}
+
+fn haste(operation: &Operation) -> Haste {
+    match operation {
+        Operation::Create(_) | Operation::List | Operation::Destroy { .. } => Haste::Now,
+        Operation::SetTags { .. } | Operation::Describe { .. } => Haste::Later,
+    }
 }
 
 /// A call that has not been answered.
@@ -65,28 +105,37 @@ impl Fleet {
         self.flights.contains_key(&id)
     }
 
-    /// Lists each provider that a pool or an instance names.
-    pub(super) fn list(&mut self, now: u64, state: &State) {
-        let pools = state.instance_pools().iter().map(|pool| &pool.provider);
-        let named: BTreeSet<&Text> = if self.pools.is_empty() {
-            BTreeSet::new()
-        } else {
-            pools
-                .chain(
-                    self.homes.keys().filter_map(|id| Some(&state.instances().get(id)?.provider)),
-                )
-                .collect()
-        };
-        for provider in named {
-            if !self.configured.contains(provider) {
-                continue;
+    /// Lists each provider that a pool or an instance names. Cost: the providers.
+    pub(super) fn list(&mut self, now: u64) {
+        let due = |watch: &ProviderWatch| watch.list_at().is_some_and(|at| at <= now);
+        let is_configured = |name: &Text| self.configured.contains(name);
+        let named = self.providers.iter().filter(|(name, watch)| is_configured(name) && due(watch));
+        for provider in named.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            let id = self.call(now, None, &provider, Operation::List);
+            if let Some(watch) = self.providers.get_mut(&provider) {
+                watch.listing = Some(id);
             }
-            let watch = self.providers.entry(provider.clone()).or_default();
-            if watch.listing.is_none() && watch.next_list_at <= now {
-                let id = self.call(now, None, provider, Operation::List);
-                if let Some(watch) = self.providers.get_mut(provider) {
-                    watch.listing = Some(id);
-                }
+        }
+    }
+
+    /// When a provider is to be listed next.
+    pub(super) fn next_list(&self) -> Option<u64> {
+        let providers = self.providers.iter().filter(|(name, _)| self.configured.contains(*name));
+        providers.filter_map(|(_, watch)| watch.list_at()).min()
+    }
+
+    /// Gives machines the tags that their rows say.
+    pub(super) fn retag(&mut self, now: u64, state: &State, ids: &[InstanceId]) {
+        for id in ids {
+            let Some(row) = state.instances().get(id).cloned() else { continue };
+            let is_asked = self.flights.values().any(|flight| {
+                matches!(flight.call.operation, Operation::SetTags { instance, .. } if instance == *id)
+            });
+            if !is_asked && self.may_call(&row.provider, Haste::Later) {
+                let tags = tags(&row);
+                let provider_id = row.provider_id.clone();
+                let operation = Operation::SetTags { instance: *id, provider_id, tags };
+                self.call(now, None, &row.provider, operation);
             }
         }
     }
@@ -108,20 +157,36 @@ impl Fleet {
         if let Some(instance) = instance {
             self.attempts.entry(instance).or_default().call = Some(id);
         }
-        self.providers.entry(provider.clone()).or_default().calls += 1;
+        let watch = self.providers.entry(provider.clone()).or_default();
+        watch.calls += 1;
+        watch.later_calls += usize::from(haste(&call.operation) == Haste::Later);
         self.flights.insert(id, Flight { call: call.clone(), began_at: now, instance });
         self.outgoing.push_back((id, call));
         id
     }
 
-    /// Whether calls about this provider's machines may go out: it is configured here, and has
-    /// listed what there is.
-    pub(super) fn may_call(&self, provider: &Text) -> bool {
-        self.configured.contains(provider)
-            && self
-                .providers
-                .get(provider)
-                .is_some_and(|watch| watch.lists.taken > 0 && watch.calls < CALLS_MAX)
+    /// Whether a provider is configured here, and has listed what there is.
+    pub(super) fn has_listed(&self, provider: &Text) -> bool {
+        let watch = self.providers.get(provider);
+        self.configured.contains(provider) && watch.is_some_and(|watch| watch.lists.taken > 0)
+    }
+
+    /// Whether a call about a provider's machines may go out.
+    fn may_call(&self, provider: &Text, haste: Haste) -> bool {
+        let watch = self.providers.get(provider);
+        self.has_listed(provider) && watch.is_some_and(|watch| watch.has_place(haste))
+    }
+
+    /// A call was answered. Whether that gave another one a place.
+    pub(super) fn land(&mut self, id: CallId, flight: &Flight) -> bool {
+        let Some(watch) = self.providers.get_mut(&flight.call.provider) else { return false };
+        let was_full = !watch.has_place(Haste::Later);
+        watch.calls = watch.calls.saturating_sub(1);
+        if haste(&flight.call.operation) == Haste::Later {
+            watch.later_calls = watch.later_calls.saturating_sub(1);
+        }
+        watch.listing = watch.listing.filter(|listing| *listing != id);
+        was_full
     }
 
     /// The call that is due for an instance in its state.
@@ -137,7 +202,8 @@ impl Fleet {
         if attempt.next_at > now {
             return look.due(attempt.next_at);
         }
-        if !self.may_call(&row.provider) {
+        let haste = if row.state == InstanceState::Booting { Haste::Later } else { Haste::Now };
+        if !self.may_call(&row.provider, haste) {
             return;
         }
         let (instance, provider_id) = (row.id, row.provider_id.clone());
@@ -172,16 +238,6 @@ fn create(row: &Instance) -> Create {
         token: row.token,
         pool: row.pool.clone(),
         kind: (*row.kind).clone(),
-        tags: tags(row.id, &row.pool, &row.kind.name, row.behavior),
+        tags: tags(row),
     }
-}
-
-fn tags(id: InstanceId, pool: &Text, kind: &Text, behavior: Behavior) -> Tags {
-    let pairs: [(&str, Text); 4] = [
-        (TAG_INSTANCE, id.to_string().into()),
-        (TAG_POOL, pool.clone()),
-        (TAG_TYPE, kind.clone()),
-        (TAG_BEHAVIOR, behavior.name().into()),
-    ];
-    pairs.into_iter().map(|(name, value)| (name.into(), value)).collect()
 }

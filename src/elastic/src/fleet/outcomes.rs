@@ -18,6 +18,7 @@ use super::{ASK_AGAIN_MS, CallId, Fleet, calls::Flight, shut_down};
 use crate::{
     call::{Answer, Call, Create, Destroyed, MachineState, Operation, ProviderError},
     limits,
+    sync::Asked,
 };
 
 /// Pause after a failed create, doubled with each, ms.
@@ -62,11 +63,9 @@ impl Fleet {
         answer: Result<Answer, ProviderError>,
     ) -> Vec<Command> {
         let Some(flight) = self.flights.remove(&id) else { return Vec::new() };
-        if let Some(watch) = self.providers.get_mut(&flight.call.provider) {
-            watch.calls = watch.calls.saturating_sub(1);
-            if watch.listing == Some(id) {
-                watch.listing = None;
-            }
+        if self.land(id, &flight) {
+            // Something may have waited for the place.
+            self.pools.values_mut().for_each(|watch| watch.is_dirty = true);
         }
         let row = flight.instance.and_then(|id| state.instances().get(&id)).cloned();
         if let Some(instance) = flight.instance {
@@ -183,11 +182,8 @@ impl Fleet {
             row.provider == *provider
                 && (row.missing > 0 || row.state == InstanceState::ShuttingDown)
         });
-        let pause = if is_settling {
-            self.config.list_interval_ms.min(self.config.destroy_retry_ms)
-        } else {
-            self.config.list_interval_ms
-        };
+        let soon = self.config.list_interval_ms.min(self.config.destroy_retry_ms);
+        let pause = if is_settling { soon } else { self.config.list_interval_ms };
         watch.next_list_at = now.saturating_add(pause);
         let Ok(Answer::Listed(list)) = answer else { return Vec::new() };
         let is_first = watch.lists.taken == 0;
@@ -200,14 +196,22 @@ impl Fleet {
                     && matches!(flight.call.operation, Operation::Create(_))
             })
             || self.kept.values().any(|kept| kept.outcome.provider == *provider);
-        let grace_ms = self.config.list_interval_ms.saturating_mul(2);
-        let difference =
-            watch.lists.compare(state, provider, &list, flight.began_at, grace_ms, has_creates);
+        let asked = Asked {
+            provider,
+            began_at: flight.began_at,
+            grace_ms: self.config.list_interval_ms.saturating_mul(2),
+            has_creates,
+        };
+        let difference = watch.lists.compare(state, &asked, &list);
+        if !difference.is_whole {
+            watch.next_list_at = now.saturating_add(soon);
+        }
         if is_first {
             // Creates and destroys waited for it.
             self.pools.values_mut().for_each(|watch| watch.is_dirty = true);
         }
-        difference.map(Command::ObserveInstances).into_iter().collect()
+        self.retag(now, state, &difference.wrong_tags);
+        difference.command.map(Command::ObserveInstances).into_iter().collect()
     }
 }
 

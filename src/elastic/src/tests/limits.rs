@@ -128,6 +128,26 @@ fn at_quota_idle_machines_make_room_for_what_waits() {
     assert_eq!((made.len(), world.running("next")), (1, 1));
 }
 
+/// A limit on creates at a time is in nobody's way: an idle machine stays for its time.
+#[test]
+fn creates_at_a_time_push_no_idle_machine_out() {
+    let mut pool = pool("p", 9);
+    pool.price_factor_milli = 1_000_000;
+    let large = InstanceType { memory_mb: 4_000, price_micro: 9_000, ..kind("large") };
+    pool.types.insert("large".into(), large.into());
+    pool.max_concurrent_creates = 1;
+    let mut world = World::with(pool);
+    world.job("old", 1);
+    let id = world.make_and_boot()[0];
+    world.stop("old");
+    world.register(spec("next", 3, 3_000));
+    world.pass(30_000);
+    assert_eq!((world.rows().len(), world.cause(id)), (2, None));
+    world.set_pool(|pool| pool.max = 2);
+    world.pass(1_000);
+    assert_eq!(world.cause(id), Some(ShutdownCause::Shrink), "the pool's max is");
+}
+
 /// AR-26 (equal jobs at quota: machines are not given up for each other, round after round).
 #[test]
 fn equal_jobs_at_quota_do_not_push_each_other_out() {

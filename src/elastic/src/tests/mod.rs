@@ -2,6 +2,7 @@
 //! test answers its calls.
 
 mod limits;
+mod lists;
 mod lives;
 mod operators;
 mod outcomes;
