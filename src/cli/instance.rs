@@ -7,6 +7,7 @@ use super::context::{Context, Exit, Outcome};
 use super::monitor;
 use super::node::actor;
 use super::output::{Style, pairs, table};
+use super::pool;
 use super::resolve::{self, INSTANCE};
 use super::view::{Fields, rows};
 
@@ -35,8 +36,10 @@ pub(crate) enum InstanceCommand {
         after_help = "Example:\n  quorate instance shutdown -reason broken 3f2a9c01\n\nTo let its allocations move first: quorate instance drain 3f2a9c01"
     )]
     Shutdown(InstanceArgs),
-    /// Say in a sentence what an instance waits for, or why it stays or goes
-    #[command(after_help = "Example:\n  quorate instance why 3f2a9c01")]
+    /// Say what an instance waits for, or why it stays or goes; of a pool: why it makes none
+    #[command(
+        after_help = "Examples:\n  quorate instance why 3f2a9c01\n  quorate instance why gpu"
+    )]
     Why(WhyArgs),
 }
 
@@ -62,7 +65,7 @@ pub(crate) struct StatusArgs {
 /// Flags of `instance why`.
 #[derive(Debug, Args)]
 pub(crate) struct WhyArgs {
-    /// The instance's id or the beginning of it
+    /// The instance's id or the beginning of it, or the name of a pool
     instance: String,
 }
 
@@ -84,12 +87,20 @@ pub(crate) fn run(context: &Context, command: &InstanceCommand) -> Outcome {
         InstanceCommand::Run(arguments) => behave(context, arguments, "run"),
         InstanceCommand::Drain(arguments) => behave(context, arguments, "drain"),
         InstanceCommand::Shutdown(arguments) => shut_down(context, arguments),
-        InstanceCommand::Why(arguments) => {
-            let (_, row) = read(context, &arguments.instance)?;
-            context.line(format!("{}: {}", row.text("State"), row.text("Reason")))?;
-            Ok(Exit::Success)
-        }
+        InstanceCommand::Why(arguments) => why(context, &arguments.instance),
     }
+}
+
+/// The sentence about an instance, or those about a pool: a create that was refused has no
+/// instance, and the pool says why.
+fn why(context: &Context, typed: &str) -> Outcome {
+    if let Some(pool) = pool::find(context, typed)? {
+        context.line(pool::why(&pool))?;
+    } else {
+        let (_, row) = read(context, typed)?;
+        context.line(format!("{}: {}", row.text("State"), row.text("Reason")))?;
+    }
+    Ok(Exit::Success)
 }
 
 /// An instance by what a person typed: its path and what it shows.

@@ -256,6 +256,28 @@ fn status(context: &Context, arguments: &StatusArgs) -> Outcome {
     Ok(Exit::Success)
 }
 
+/// The pool of this name, if there is one.
+pub(super) fn find(context: &Context, name: &str) -> anyhow::Result<Option<Value>> {
+    match context.client.get(&path_of(name), &[]) {
+        Ok(pool) => Ok(Some(pool)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Why a pool makes no instance, a line for each reason.
+pub(super) fn why(pool: &Value) -> String {
+    let waits: Vec<&str> = pool.items("Waits").iter().filter_map(Value::as_str).collect();
+    if waits.is_empty() {
+        let name = pool.text("Name");
+        let has = counts(pool);
+        return format!(
+            "nothing stops pool \"{name}\" (instances: {has}); what a job waits for: quorate job status JOB"
+        );
+    }
+    waits.join("\n")
+}
+
 fn overview(pool: &Value) -> String {
     let span = |name: &str| super::time::span(pool.number(name) / 1_000);
     let creates = match pool.number("MaxConcurrentCreates") {

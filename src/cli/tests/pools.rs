@@ -149,6 +149,31 @@ fn instances_are_listed_shown_and_explained() {
     assert!(ran.err.contains("no instance has an id that starts with \"99\""), "{}", ran.err);
 }
 
+/// A create that was refused has no instance: the pool says why.
+#[test]
+fn a_pool_says_why_it_makes_nothing() {
+    let mut free = gpu();
+    (free["Name"], free["Waits"]) = ("cpu".into(), json!([]));
+    let server = Canned::default()
+        .on("GET /v1/instance-pool/gpu", &gpu())
+        .on("GET /v1/instance-pool/cpu", &free)
+        .fail("GET /v1/instance-pool/down", 400, "no")
+        .on("GET /v1/instances", &json!([]))
+        .start();
+    let ran = server.run("instance why gpu");
+    let quota = "not creating type small: quota vcpu until 12:03:10: 8 of 8 used\n";
+    assert_eq!((ran.code, &*ran.out), (0, quota));
+    let out = server.run("instance why cpu").out;
+    assert!(
+        out.starts_with("nothing stops pool \"cpu\" (instances: 1 requested, 2 idle)"),
+        "{out}"
+    );
+    let ran = server.run("instance why tpu");
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("no instance has an id that starts with \"tpu\""), "{}", ran.err);
+    assert_eq!(server.run("instance why down").code, 1);
+}
+
 #[test]
 fn an_ambiguous_instance_lists_its_matches() {
     let server = Canned::default().on("GET /v1/instances", &instances()).start();
