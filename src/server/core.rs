@@ -17,7 +17,7 @@ use super::{
     access::{Reads, Writes},
     bootstrap::Newcomer,
     digests::Comparison,
-    elastic::{Caller, Providers},
+    elastic::{CallTimes, Caller, Providers},
     housekeeping::Chores,
     identity::{self, Cluster},
     leadership::{Ingredients, LeaderServices},
@@ -242,6 +242,7 @@ impl Core {
             contact: contact(),
             writes: self.writes.clone(),
             cluster: cluster(),
+            times: CallTimes::default(),
         });
         let of =
             Ingredients { contact: contact(), cell: cell(), clock, leading: leading(), caller };

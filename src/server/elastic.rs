@@ -4,7 +4,11 @@
 //! task; its answer goes to the machine that asked, or, when that leadership is over, as a command
 //! to the next one: a machine that was made must not be forgotten because its leader was.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use elastic::{
     CallId,
@@ -13,10 +17,14 @@ use elastic::{
 };
 use fsm::Text;
 
-use super::{access::Writes, identity::Cluster, leadership::LeaderServices, members::Contact};
+use super::{
+    access::Writes, histogram::Histogram, identity::Cluster, leadership::LeaderServices,
+    members::Contact,
+};
 use crate::{
+    api::Sample,
     provider::{Context, Provider, Throttled},
-    rt,
+    rt::{self, Instant},
 };
 
 /// How long the command of a late answer may take to find a leader.
@@ -32,6 +40,30 @@ pub(super) struct Caller {
     pub(super) writes: Writes,
     /// Its name is on this cluster's machines.
     pub(super) cluster: Arc<Cluster>,
+    pub(super) times: CallTimes,
+}
+
+/// How long calls took, by provider, operation and outcome: `ok` or the name of an error's class.
+#[derive(Debug, Default)]
+pub(super) struct CallTimes(Mutex<BTreeMap<(Text, &'static str, &'static str), Histogram>>);
+
+impl CallTimes {
+    fn record(&self, call: &Call, answer: &Result<Answer, ProviderError>, took: Duration) {
+        let outcome = answer.as_ref().map_or_else(|error| error.class.name(), |_| "ok");
+        let key = (call.provider.clone(), call.operation.name(), outcome);
+        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        times.entry(key).or_default().record(took);
+    }
+
+    fn samples(&self) -> BTreeMap<String, Sample> {
+        let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let samples = times.iter().map(|((provider, operation, outcome), histogram)| {
+            let (operation, outcome) = (operation.replace('-', "_"), outcome.replace('-', "_"));
+            let name = format!("nomad.providers.{provider}.{operation}.{outcome}");
+            (name, histogram.sample())
+        });
+        samples.collect()
+    }
 }
 
 impl Caller {
@@ -40,8 +72,15 @@ impl Caller {
         rt::spawn(Arc::clone(self).make(Arc::clone(services), id, call));
     }
 
+    /// How long the calls of this server took.
+    pub(super) fn samples(&self) -> BTreeMap<String, Sample> {
+        self.times.samples()
+    }
+
     async fn make(self: Arc<Self>, services: Arc<LeaderServices>, id: CallId, call: Call) {
+        let begun = Instant::now();
         let answer = self.ask(&services, &call).await;
+        self.times.record(&call, &answer, begun.elapsed());
         let name = call.operation.name();
         match &answer {
             Ok(_) => {
@@ -82,5 +121,32 @@ impl Caller {
         let context =
             Context { cluster: cluster.into(), servers, time_left: Duration::from_millis(left) };
         provider.call(call.operation.clone(), context).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Calls are counted by provider, operation and class of error, each with its duration.
+    #[test]
+    fn calls_are_timed_by_outcome() {
+        let times = CallTimes::default();
+        let call = |operation| Call { provider: "local".into(), deadline_at: 0, operation };
+        let (instance, provider_id) = (fsm::InstanceId([1; 16]), Text::from("m1"));
+        let tags = elastic::call::Tags::new();
+        let tag = call(Operation::SetTags { instance, provider_id, tags });
+        let list = call(Operation::List);
+        times.record(&tag, &Ok(Answer::Tagged), Duration::from_millis(3));
+        times.record(&tag, &Ok(Answer::Tagged), Duration::from_secs(30));
+        let error = Err(ProviderError::new(ErrorClass::NoCapacity, "none"));
+        times.record(&list, &error, Duration::from_millis(1));
+        let samples = times.samples();
+        let names: Vec<&str> = samples.keys().map(String::as_str).collect();
+        let wanted =
+            ["nomad.providers.local.list.no_capacity", "nomad.providers.local.set_tags.ok"];
+        assert_eq!(names, wanted);
+        let tag = &samples[wanted[1]];
+        assert_eq!((tag.count(), tag.max_us, tag.quantile_us(50)), (2, 30_000_000, 4_096));
     }
 }

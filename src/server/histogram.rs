@@ -8,8 +8,9 @@ use std::{
 
 use crate::api::Sample;
 
-/// Buckets: up to 1 µs, 2 µs, 4 µs … The last one takes what is longer than 2²² µs, about 4 s.
-const BUCKETS: usize = 24;
+/// Buckets: up to 1 µs, 2 µs, 4 µs … The last one takes what is longer than 2²⁶ µs, about 67 s: calls to
+/// providers may take a minute.
+const BUCKETS: usize = 28;
 
 /// Durations, counted.
 #[derive(Debug, Default)]
@@ -52,7 +53,7 @@ mod tests {
         }
         let sample = histogram.sample();
         assert_eq!(sample.buckets[..4], [(1, 2), (2, 1), (4, 2), (8, 1)]);
-        assert_eq!(sample.buckets.last(), Some(&(1 << 23, 1)));
+        assert_eq!(sample.buckets.last(), Some(&(1 << 27, 1)));
         assert_eq!(
             (sample.count(), sample.sum_us, sample.max_us),
             (7, 1_000_000_015, 1_000_000_000)

@@ -463,19 +463,24 @@ impl LeaderServices {
     }
 
     pub(super) fn samples(&self) -> BTreeMap<String, Sample> {
-        BTreeMap::from([("nomad.leader.step".to_owned(), self.steps.sample())])
+        let mut samples = self.caller.samples();
+        samples.insert("nomad.leader.step".to_owned(), self.steps.sample());
+        samples
     }
 }
 
 /// Writes the line of a report; a field without a value is left out.
 fn log(line: &LogLine<'_>) {
     let (node, evaluation) = (line.node.map(display), line.evaluation.map(display));
-    let LogLine { message, change, detail, server, deliveries, count, by, .. } = *line;
+    let instance = line.instance.map(display);
+    let LogLine { message, pool, change, detail, server, deliveries, count, by, .. } = *line;
     // The level of a line is fixed where it is written.
     macro_rules! write {
         ($level:ident) => {
             tracing::$level!(
                 node,
+                instance,
+                pool,
                 change,
                 detail,
                 evaluation,

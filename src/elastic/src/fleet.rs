@@ -20,12 +20,13 @@
 //! | `duty` | what one instance asks for by itself: its deadlines, and the end of what drains |
 //! | `calls` | calls to providers that are due or under way |
 //! | `outcomes` | what answers mean, and outcomes of creates until the state has them |
-//! | `tally` | what became of instances, for dashboards |
+//! | `steps`, `tally` | what happened to instances, for the log and for dashboards |
 
 mod balance;
 mod calls;
 mod duty;
 mod outcomes;
+mod steps;
 mod tally;
 
 use std::{
@@ -35,16 +36,16 @@ use std::{
 
 use fsm::{
     Command, Effect, Instance, InstanceId, InstanceState, JobKey, State, Text,
-    pool::{ShutDownInstance, ShutdownCause},
+    pool::{Behavior, ShutDownInstance, ShutdownCause},
 };
 
-pub use self::outcomes::late;
 use self::{
     balance::AskedNote,
     calls::{Attempt, Flight, ProviderWatch},
     outcomes::Kept,
     tally::Tally,
 };
+pub use self::{outcomes::late, steps::InstanceStep};
 use crate::{call::Call, demand::Demand};
 
 /// Changes of a pool are looked at together when they come within this time, ms.
@@ -103,6 +104,21 @@ struct Home {
     pool: Text,
     provider: Text,
     state: InstanceState,
+    behavior: Behavior,
+    /// Log time; 0: it is not on its way out.
+    shutdown_at: u64,
+}
+
+impl Home {
+    fn of(row: &Instance) -> Self {
+        Self {
+            pool: row.pool.clone(),
+            provider: row.provider.clone(),
+            state: row.state,
+            behavior: row.behavior,
+            shutdown_at: row.shutdown.as_ref().map_or(0, |shutdown| shutdown.at),
+        }
+    }
 }
 
 /// The pools of one leadership.
@@ -116,6 +132,8 @@ pub struct Fleet {
     /// What is known of each instance: an effect about one that went names its id only.
     homes: BTreeMap<InstanceId, Home>,
     tally: Tally,
+    /// What happened to instances and is not in the log yet.
+    steps: Vec<InstanceStep>,
     attempts: BTreeMap<InstanceId, Attempt>,
     providers: BTreeMap<Text, ProviderWatch>,
     flights: BTreeMap<CallId, Flight>,
@@ -142,6 +160,7 @@ impl Fleet {
             pools: BTreeMap::new(),
             homes: BTreeMap::new(),
             tally: Tally::default(),
+            steps: Vec::new(),
             attempts: BTreeMap::new(),
             providers: BTreeMap::new(),
             flights: BTreeMap::new(),
@@ -190,22 +209,19 @@ impl Fleet {
             Effect::Instance(id) => {
                 self.kept.retain(|_, kept| !kept.is_known(state));
                 let row = state.instances().get(id);
-                let home = match row {
-                    Some(row) => {
-                        let known = self.settle(row);
-                        self.tally.count(known, Some(row));
-                        Some(row.pool.clone())
+                let known = if let Some(row) = row {
+                    self.settle(row)
+                } else {
+                    self.attempts.remove(id);
+                    let known = self.homes.remove(id);
+                    if let Some(known) = &known {
+                        self.provider(&known.provider).instances -= 1;
                     }
-                    None => {
-                        self.attempts.remove(id);
-                        let known = self.homes.remove(id);
-                        if let Some(known) = &known {
-                            self.provider(&known.provider).instances -= 1;
-                        }
-                        self.tally.count(known.as_ref().map(|known| known.state), None);
-                        known.map(|known| known.pool)
-                    }
+                    known
                 };
+                self.tally.count(state.at(), known.as_ref(), row.map(|row| &**row));
+                self.steps.extend(steps::between(*id, known.as_ref(), row.map(|row| &**row)));
+                let home = row.map(|row| row.pool.clone()).or(known.map(|known| known.pool));
                 if let Some(home) = home {
                     self.touch(&home);
                     if let Some(watch) = self.pools.get_mut(&home) {
@@ -250,14 +266,13 @@ impl Fleet {
         }
     }
 
-    /// Notes where an instance belongs. Answers with the state that it was known in before.
-    fn settle(&mut self, row: &Instance) -> Option<InstanceState> {
-        let (pool, provider) = (row.pool.clone(), row.provider.clone());
-        let known = self.homes.insert(row.id, Home { pool, provider, state: row.state });
+    /// Notes where an instance belongs. Answers with what was known of it before.
+    fn settle(&mut self, row: &Instance) -> Option<Home> {
+        let known = self.homes.insert(row.id, Home::of(row));
         if known.is_none() {
             self.provider(&row.provider).instances += 1;
         }
-        known.map(|home| home.state)
+        known
     }
 
     fn provider(&mut self, name: &Text) -> &mut ProviderWatch {
@@ -313,6 +328,11 @@ impl Fleet {
         commands
     }
 
+    /// Takes what happened to instances since it was taken last.
+    pub fn take_steps(&mut self) -> Vec<InstanceStep> {
+        std::mem::take(&mut self.steps)
+    }
+
     /// When to step next.
     pub fn next_deadline(&self) -> Option<u64> {
         self.warm_at?;
@@ -347,13 +367,17 @@ impl Fleet {
     }
 
     /// Gives each number for dashboards with its name to `put`.
-    pub fn gauges(&self, put: &mut dyn FnMut(&str, u64)) {
+    pub fn gauges(&self, now: u64, put: &mut dyn FnMut(&str, u64)) {
         for name in self.pools.keys() {
             put(&format!("pools.{name}.waiting"), self.demand.count(name) as u64);
         }
         if !self.pools.is_empty() {
             put("pools.calls", self.flights.len() as u64);
             self.tally.gauges(put);
+            let booting = self.attempts.values();
+            let booting = booting.filter(|one| one.state == Some(InstanceState::Booting));
+            let oldest = booting.map(|one| now.saturating_sub(one.described_at)).max();
+            put("pools.oldest_probe_ms", oldest.unwrap_or(0));
         }
     }
 }

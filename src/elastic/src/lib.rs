@@ -19,4 +19,4 @@ mod testing;
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests;
 
-pub use fleet::{CallId, Fleet, FleetConfig, late};
+pub use fleet::{CallId, Fleet, FleetConfig, InstanceStep, late};

@@ -6,7 +6,10 @@
 
 use std::fmt;
 
-use fsm::{Command, Effect, EvaluationId, Index, NodeId, State, Text, node::NodeChange};
+use elastic::InstanceStep;
+use fsm::{
+    Command, Effect, EvaluationId, Index, InstanceId, NodeId, State, Text, node::NodeChange,
+};
 
 use crate::broker::Expired;
 
@@ -61,6 +64,8 @@ pub enum Report {
     },
     /// So many changes of nodes in one second had no line of their own.
     NodeChangesLeftOut(u64),
+    /// An instance of a pool has come further.
+    Instance(InstanceStep),
     MassLossBegan {
         nodes: u64,
     },
@@ -77,6 +82,8 @@ pub struct LogLine<'a> {
     pub is_warning: bool,
     pub message: &'static str,
     pub node: Option<NodeId>,
+    pub instance: Option<InstanceId>,
+    pub pool: Option<&'a str>,
     pub change: Option<&'static str>,
     pub detail: Option<&'a str>,
     pub evaluation: Option<EvaluationId>,
@@ -109,6 +116,14 @@ impl Report {
             Self::NodeChangesLeftOut(count) => LogLine {
                 message: "more nodes changed in this second",
                 count: Some(*count),
+                ..line
+            },
+            Self::Instance(InstanceStep { instance, pool, step, detail }) => LogLine {
+                message: "instance changed",
+                instance: Some(*instance),
+                pool: Some(pool),
+                change: Some(*step),
+                detail: Some(&**detail).filter(|detail| !detail.is_empty()),
                 ..line
             },
             Self::MassLossBegan { nodes } => LogLine {

@@ -7,7 +7,7 @@ use elastic::{
 };
 use fsm::{Command, Effect, Index, State, Text};
 
-use crate::machine::{Ids, Machine, Stepped};
+use crate::machine::{Ids, Machine, Report, Stepped};
 
 /// The pools of one leadership.
 #[derive(Debug)]
@@ -46,13 +46,14 @@ impl Machine for Pools {
 
     fn step(&mut self, now: u64, state: &State, ids: &mut Ids<'_>, stepped: &mut Stepped) {
         stepped.commands.extend(self.fleet.step(now, state, &mut *ids));
+        stepped.reports.extend(self.fleet.take_steps().into_iter().map(Report::Instance));
     }
 
     fn next_deadline(&self) -> Option<u64> {
         self.fleet.next_deadline()
     }
 
-    fn gauges(&self, _now: u64, put: &mut dyn FnMut(&str, u64)) {
-        self.fleet.gauges(put);
+    fn gauges(&self, now: u64, put: &mut dyn FnMut(&str, u64)) {
+        self.fleet.gauges(now, put);
     }
 }

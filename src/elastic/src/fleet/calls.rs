@@ -33,6 +33,8 @@ pub(super) struct Attempt {
     pub(super) is_unknown: bool,
     /// The next call of its state is not before this.
     pub(super) next_at: u64,
+    /// When a machine that boots was described last, or was made.
+    pub(super) described_at: u64,
     /// Something was proposed; not again before this.
     pub(super) asked_until: u64,
 }
@@ -195,6 +197,7 @@ impl Fleet {
         let attempt = self.attempts.entry(row.id).or_default();
         if attempt.state != Some(row.state) {
             (attempt.state, attempt.call, attempt.next_at) = (Some(row.state), None, 0);
+            attempt.described_at = now;
         }
         if attempt.call.is_some() {
             return;

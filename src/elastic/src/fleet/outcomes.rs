@@ -94,7 +94,12 @@ impl Fleet {
                 }
                 late(&flight.call, &answer).into_iter().collect()
             }
-            Operation::Describe { .. } => row.map_or_else(Vec::new, |row| described(&row, answer)),
+            Operation::Describe { instance, .. } => {
+                if let (Some(attempt), Ok(_)) = (self.attempts.get_mut(instance), &answer) {
+                    attempt.described_at = now;
+                }
+                row.map_or_else(Vec::new, |row| described(&row, answer))
+            }
             Operation::SetTags { .. } => Vec::new(),
         }
     }

@@ -2,6 +2,8 @@
 
 use fsm::{Instance, InstanceState, pool::ShutdownCause};
 
+use super::Home;
+
 /// What became of instances in this leadership.
 #[derive(Default, Debug)]
 pub(super) struct Tally {
@@ -17,13 +19,16 @@ pub(super) struct Tally {
     disappeared: u64,
     /// They are gone after they were ended.
     gone: u64,
+    /// From the shutdown until the provider said that the machine is gone, ms.
+    gone_ms: u64,
+    gone_ms_max: u64,
 }
 
 impl Tally {
-    pub(super) fn count(&mut self, old: Option<InstanceState>, new: Option<&Instance>) {
+    pub(super) fn count(&mut self, at: u64, old: Option<&Home>, new: Option<&Instance>) {
         use InstanceState::{Booting, Bound, Requested, ShuttingDown};
         let shutdown = new.and_then(|row| row.shutdown.as_ref());
-        match (old, new.map(|row| row.state)) {
+        match (old.map(|home| home.state), new.map(|row| row.state)) {
             (Some(Requested | Booting), Some(Bound)) => {
                 let took = new.map_or(0, |row| row.bound_at.saturating_sub(row.requested_at));
                 self.bound += 1;
@@ -39,7 +44,12 @@ impl Tally {
             // The provider refused it.
             (Some(Requested), None) => self.failed += 1,
             (Some(Booting | Bound), None) => self.disappeared += 1,
-            (Some(ShuttingDown), None) => self.gone += 1,
+            (Some(ShuttingDown), None) => {
+                let took = at.saturating_sub(old.map_or(at, |home| home.shutdown_at));
+                self.gone += 1;
+                self.gone_ms = self.gone_ms.saturating_add(took);
+                self.gone_ms_max = self.gone_ms_max.max(took);
+            }
             _ => {}
         }
     }
@@ -52,5 +62,7 @@ impl Tally {
         put("pools.instances.aborted", self.aborted);
         put("pools.instances.disappeared", self.disappeared);
         put("pools.instances.gone", self.gone);
+        put("pools.instances.gone_total_ms", self.gone_ms);
+        put("pools.instances.gone_longest_ms", self.gone_ms_max);
     }
 }
