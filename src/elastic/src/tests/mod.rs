@@ -6,6 +6,7 @@ mod lists;
 mod lives;
 mod operators;
 mod outcomes;
+mod scale;
 mod shown;
 
 use std::collections::{BTreeMap, VecDeque};
