@@ -1,6 +1,11 @@
 //! Work follows changes, not the number of instances and jobs.
 
-#![expect(clippy::disallowed_types, clippy::disallowed_methods, reason = "it measures")]
+#![expect(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    reason = "it measures, and prints what it found"
+)]
 
 use std::time::{Duration, Instant};
 
