@@ -256,6 +256,7 @@ impl World {
             snapshot_log_bytes: swarm.snapshot_log_bytes,
             log_entries_kept: swarm.log_entries_kept(),
             free_bytes_min: swarm.free_bytes_min(),
+            boot: None,
         }
     }
 

@@ -48,6 +48,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
+pub(crate) use self::state::read_boot_id;
 use self::{
     connection::{Connection, Servers},
     driver::{Driver, Drivers},

@@ -5,6 +5,8 @@ mod cluster_tests;
 #[cfg(test)]
 mod disk_tests;
 #[cfg(test)]
+mod host_tests;
+#[cfg(test)]
 mod testing;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -28,7 +30,8 @@ use crate::{
     disk::{Disk, RealDisk},
     grpc::{agent::AgentService, cluster::ClusterService, scheduler::SchedulerService},
     http::{self, HttpOptions},
-    open_files, provider,
+    open_files,
+    provider::{self, process::host_boot},
     rpc::{
         generation,
         transport::{GrpcTransport, MESSAGE_BYTES_MAX},
@@ -118,6 +121,7 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         snapshot_log_bytes: config.raft.snapshot_log_bytes,
         log_entries_kept: config.raft.log_entries_kept,
         free_bytes_min: config.limits.free_bytes_min,
+        boot: host_boot().ok(),
     }
 }
 

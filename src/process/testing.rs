@@ -28,10 +28,19 @@ pub(super) struct Servers {
     runtime: Option<Runtime>,
     pub(super) disks: Vec<FaultDisk>,
     running: Vec<RunningServer>,
+    equip: Equip,
 }
+
+/// What is special about a server, by its number, before it starts.
+type Equip = Box<dyn Fn(usize, &mut Settings, &mut Parts)>;
 
 impl Servers {
     pub(super) fn start(count: usize) -> Self {
+        Self::start_with(count, Box::new(|_, _, _| {}))
+    }
+
+    /// Servers that are made another way than usual.
+    pub(super) fn start_with(count: usize, equip: Equip) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.unwrap();
@@ -47,15 +56,16 @@ impl Servers {
             let addresses: Vec<String> = sockets.iter().map(address).collect();
             let mut running = Vec::new();
             for (number, sockets) in sockets.into_iter().enumerate() {
-                let settings = settings(number, &addresses);
-                let parts = parts(&disks[number]);
+                let mut settings = settings(number, &addresses);
+                let mut parts = parts(&disks[number]);
+                equip(number, &mut settings, &mut parts);
                 let options = HttpOptions::default();
                 let server = RunningServer::on(settings, parts, sockets, options, None);
                 running.push(Box::pin(server).await.unwrap());
             }
             running
         });
-        Self { runtime: Some(runtime), disks, running }
+        Self { runtime: Some(runtime), disks, running, equip }
     }
 
     /// Stops a server, runs `meanwhile`, and starts it again on the same disk and addresses.
@@ -68,7 +78,9 @@ impl Servers {
         let new = self.runtime().block_on(async {
             let http = TcpListener::bind(http).await.unwrap();
             let rpc = TcpListener::bind(rpc).await.unwrap();
-            let (settings, parts) = (settings(server, &addresses), parts(&self.disks[server]));
+            let mut settings = settings(server, &addresses);
+            let mut parts = parts(&self.disks[server]);
+            (self.equip)(server, &mut settings, &mut parts);
             let sockets = Sockets { http, rpc };
             let server = RunningServer::on(settings, parts, sockets, HttpOptions::default(), None);
             Box::pin(server).await.unwrap()
@@ -182,6 +194,7 @@ fn settings(number: usize, addresses: &[String]) -> Settings {
         snapshot_log_bytes: 1 << 30,
         log_entries_kept: 1_000,
         free_bytes_min: FREE_BYTES_MIN,
+        boot: None,
     }
 }
 

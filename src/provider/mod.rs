@@ -45,6 +45,11 @@ pub trait Provider: Send + Sync {
         operation: Operation,
         context: Context,
     ) -> BoxFuture<'_, Result<Answer, ProviderError>>;
+
+    /// Its machines are on the host of the server that makes them: another server of the cluster finds them only on the same host.
+    fn needs_one_host(&self) -> bool {
+        false
+    }
 }
 
 /// The provider that a table of the configuration describes. An error says what is wrong with it, for people.

@@ -19,7 +19,7 @@ use elastic::call::{
     Answer, Create, Description, Destroyed, ErrorClass, Listing, Machine, MachineState, Operation,
     ProviderError, TAG_CLUSTER, Tags, clip,
 };
-use fsm::InstanceId;
+use fsm::{InstanceId, NodeId};
 use futures_util::{FutureExt, future::BoxFuture};
 
 use self::{
@@ -30,7 +30,10 @@ use self::{
     living::{Role, end, living},
 };
 use super::{Context, Provider, agent_config::agent_config, with_cluster};
-use crate::{agent::executor::process::stat, rt::Instant};
+use crate::{
+    agent::{executor::process::stat, read_boot_id},
+    rt::Instant,
+};
 
 /// Ports that agents give to tasks; each machine has an equal part.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
@@ -319,6 +322,10 @@ impl Provider for ProcessProvider {
         }
         .boxed()
     }
+
+    fn needs_one_host(&self) -> bool {
+        true
+    }
 }
 
 fn shown(machine: &MachineFile, process: &ProcessFile) -> Machine {
@@ -333,10 +340,13 @@ fn shown(machine: &MachineFile, process: &ProcessFile) -> Machine {
     }
 }
 
+/// The boot of this host.
+pub fn host_boot() -> io::Result<[u8; 16]> {
+    read_boot_id()
+}
+
 fn boot_id() -> io::Result<String> {
-    let path = Path::new("/proc/sys/kernel/random/boot_id");
-    let text = fs::read_to_string(path).map_err(|error| io_error(path, &error))?;
-    Ok(text.trim().to_owned())
+    Ok(NodeId(host_boot()?).to_string())
 }
 
 /// The last line of an agent's log that is not empty.

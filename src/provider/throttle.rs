@@ -223,6 +223,10 @@ impl Provider for Throttled {
             result
         })
     }
+
+    fn needs_one_host(&self) -> bool {
+        self.inner.needs_one_host()
+    }
 }
 
 #[cfg(test)]

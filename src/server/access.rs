@@ -23,12 +23,14 @@ use openraft::ReadPolicy;
 use proto::v1 as pb;
 
 use super::{
-    leadership::LeaderServices, leading::Leading, members::Contact, read_rounds::ReadRounds,
+    elastic::Providers, hosts, leadership::LeaderServices, leading::Leading, members::Contact,
+    read_rounds::ReadRounds,
 };
 use crate::{
     api::{ApiError, Limit, ReadMode, Snapshot, Written, failure},
     clock::Clock,
     plant::{Plant, is_planted},
+    provider::Provider as _,
     published::StateCell,
     raft::WatchReceiver,
     rpc::{generation, method},
@@ -124,6 +126,8 @@ pub(crate) struct Writes {
     pub(super) clock: Clock,
     pub(super) contact: Arc<Contact>,
     pub(super) leading: Arc<Leading>,
+    /// Where machines of pools come from: some providers do not suit every cluster.
+    pub(super) providers: Arc<Providers>,
 }
 
 impl Writes {
@@ -209,6 +213,11 @@ impl Writes {
                 limit: self.contact.settings.services.broker.evaluations_max as u64,
                 retry_after_ms: 1_000,
             });
+        }
+        if let Command::UpsertInstancePool(upsert) = &command
+            && self.providers.get(&upsert.pool.provider).is_some_and(|one| one.needs_one_host())
+        {
+            hosts::require_one(&self.contact).await.map_err(ApiError::Invalid)?;
         }
         if is_planted(Plant::AcknowledgeBeforeCommit) {
             return Ok(self.acknowledge_before_commit(services, command, request));

@@ -18,6 +18,7 @@ use super::{
     bootstrap::Newcomer,
     digests::Comparison,
     elastic::{CallTimes, Caller, Providers},
+    hosts::BootId,
     housekeeping::Chores,
     identity::{self, Cluster},
     leadership::{Ingredients, LeaderServices},
@@ -87,6 +88,8 @@ pub struct Settings {
     pub log_entries_kept: u64,
     /// Free space below which writes are refused.
     pub free_bytes_min: u64,
+    /// The boot of this server's host; none: it cannot be read.
+    pub boot: Option<BootId>,
 }
 
 /// What a server core is made of: disk, transport and storage, real or simulated.
@@ -198,6 +201,7 @@ impl Core {
                 clock,
                 contact: Arc::clone(&contact),
                 leading: Arc::clone(&leading),
+                providers: Arc::clone(&providers),
             },
             cell,
             contact,

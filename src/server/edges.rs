@@ -193,6 +193,7 @@ impl PeerApi for Core {
                 member: bootstrap::votes(&self.contact, request.from),
                 digest: digests::digest_at(&self.cell, request.digest_mark),
                 disk_full: self.has_full_disk(),
+                boot_id: self.settings.boot.map(|id| id.to_vec()).unwrap_or_default().into(),
             })
         }
         .boxed()

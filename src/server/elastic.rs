@@ -18,7 +18,7 @@ use elastic::{
 use fsm::Text;
 
 use super::{
-    access::Writes, histogram::Histogram, identity::Cluster, leadership::LeaderServices,
+    access::Writes, histogram::Histogram, hosts, identity::Cluster, leadership::LeaderServices,
     members::Contact,
 };
 use crate::{
@@ -106,6 +106,12 @@ impl Caller {
             let text = format!("no provider \"{}\" is configured here", call.provider);
             return Err(ProviderError::new(ErrorClass::Transient, &text));
         };
+        if matches!(call.operation, Operation::Create(_))
+            && provider.needs_one_host()
+            && let Some(why) = hosts::several(&self.contact)
+        {
+            return Err(ProviderError::new(ErrorClass::Fatal, &why));
+        }
         let left = call.deadline_at.saturating_sub(services.now());
         let mut servers: Vec<String> =
             self.contact.member_infos().into_iter().map(|member| member.rpc_address).collect();

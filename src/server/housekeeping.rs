@@ -7,7 +7,7 @@ use super::{
     bootstrap::{finish_membership, is_membership_joint, remove_replaced},
     identity::Cluster,
     leading::Leading,
-    members::{Contact, Heard},
+    members::Contact,
 };
 use crate::{
     disk::Disk,
@@ -22,7 +22,7 @@ use crate::{
 const INTERVAL: Duration = Duration::from_secs(1);
 /// A peer that did not answer for this long is shown as lost.
 pub(super) const PEER_LOST: Duration = Duration::from_secs(4);
-const PROBE_TIMEOUT: Duration = Duration::from_millis(900);
+pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(900);
 /// A membership change that stays joint for this many rounds was left half done by a leader that is
 /// gone, or by a caller.
 const JOINT_ROUNDS_MAX: u32 = 3;
@@ -141,19 +141,11 @@ async fn probe_peers(contact: &Contact, cluster: &Cluster) -> Vec<(ServerId, Ser
     let metrics = contact.raft.metrics().borrow_watched().clone();
     let peers = metrics.membership_config.nodes().filter(|(id, _)| **id != contact.id);
     let probes = peers.map(|(id, member)| async move {
-        let answer = contact.probe(&member.rpc_address, 0, PROBE_TIMEOUT).await;
-        answer.ok().map(|reply| (*id, reply.node_id, reply.disk_full))
+        let answered = contact.hear(*id, &member.rpc_address, PROBE_TIMEOUT).await;
+        answered.map(|answered| (*id, answered))
     });
     let answered = futures_util::future::join_all(probes).await;
-    let mut elsewhere = Vec::new();
-    for (asked, id, disk_full) in answered.into_iter().flatten() {
-        if asked == id {
-            contact.note(id, Heard { at: rt::Instant::now(), disk_full });
-        } else {
-            elsewhere.push((asked, id));
-        }
-    }
-    elsewhere
+    answered.into_iter().flatten().filter(|(asked, answered)| asked != answered).collect()
 }
 
 /// A leader without room hands over to a server with room, so that the cluster goes on taking

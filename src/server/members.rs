@@ -11,7 +11,7 @@ use fsm::Index;
 use proto::v1 as pb;
 use tonic::Status;
 
-use super::core::Settings;
+use super::{core::Settings, hosts::BootId};
 use crate::{
     api::{ApiError, MemberInfo},
     raft::{Member, Metrics, Raft, ServerId, ServerState, WatchReceiver, service::LeaderContact},
@@ -32,6 +32,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 pub(super) struct Heard {
     pub(super) at: rt::Instant,
     pub(super) disk_full: bool,
+    /// The boot of its host; none: it cannot read that.
+    pub(super) boot: Option<BootId>,
 }
 
 /// A server's contact with the others, itself included.
@@ -283,9 +285,30 @@ impl Contact {
         self.call(address, &method::PROBE, &request, timeout).await
     }
 
-    /// Records a peer's answer to a probe.
-    pub(super) fn note(&self, id: ServerId, heard: Heard) {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).insert(id, heard);
+    /// Probes a member and keeps its answer. Returns the server that answered at the address, which
+    /// may be another one.
+    pub(super) async fn hear(
+        &self,
+        id: ServerId,
+        address: &str,
+        timeout: Duration,
+    ) -> Option<ServerId> {
+        let reply = self.probe(address, 0, timeout).await.ok()?;
+        if reply.node_id == id {
+            let (at, disk_full) = (rt::Instant::now(), reply.disk_full);
+            let boot = BootId::try_from(&*reply.boot_id).ok();
+            let heard = Heard { at, disk_full, boot };
+            self.heard.lock().unwrap_or_else(PoisonError::into_inner).insert(id, heard);
+        }
+        Some(reply.node_id)
+    }
+
+    /// The boot of a server's host, which a peer that is silent now may have said before.
+    pub(super) fn boot_of(&self, id: ServerId) -> Option<BootId> {
+        if id == self.id {
+            return self.settings.boot;
+        }
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).get(&id)?.boot
     }
 
     /// Whether this server takes no writes of clients because its disk is nearly full.

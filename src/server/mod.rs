@@ -10,6 +10,7 @@ mod edges;
 pub mod elastic;
 mod gauges;
 mod histogram;
+mod hosts;
 mod housekeeping;
 mod identity;
 mod leader_link;
@@ -25,6 +26,7 @@ pub mod worker;
 
 pub use self::{
     core::{Core, Parts, RaftTiming, Settings},
+    hosts::BootId,
     leadership::LeaderServices,
     lifecycle::Lifecycle,
     members::Contact,
