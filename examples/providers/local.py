@@ -3,12 +3,12 @@
 
 A machine is a folder: machine.json (what lists say), agent.toml, agent.log, data/. What there is follows from the
 folders and from /proc, never from memory: this program may be killed at any time, and several may share a folder.
-"""
-import argparse, fcntl, json, os, shutil, signal, socket, subprocess, sys, time, uuid
+destroyed/ has the keys of destroyed machines: a create that comes after its destroy must not make one again."""
+import argparse, contextlib, fcntl, json, os, shutil, signal, socket, subprocess, sys, time, uuid
 from pathlib import Path
 
-PORTS, PORTS_EACH, MACHINES_MAX = 20000, 100, 100
-AGENT_GRACE, TASK_GRACE = 5.0, 5.0  # seconds
+PORTS, PORTS_EACH, MACHINES_MAX = 10000, 100, 100  # an agent that is not told otherwise has 20000 to 32000
+AGENT_GRACE, TASK_GRACE, KEYS_KEPT = 5.0, 5.0, 86400  # seconds
 
 class Refused(Exception):
     """Class and detail of an error of the protocol."""
@@ -35,28 +35,23 @@ def processes(folder):
             continue
         parents[pid] = int(fields[1])
         words = read(f"/proc/{pid}/cmdline").split(b"\0")
-        try:
+        works_in = b""
+        with contextlib.suppress(OSError):
             works_in = os.fsencode(os.readlink(f"/proc/{pid}/cwd")) + b"/"
-        except OSError:
-            works_in = b""
         if words[1:2] == [b"agent"] and inside + b"agent.toml" in words:
             agents.add(pid)
         elif words[1:2] == [b"executor"] and (works_in.startswith(inside) or words[3:4] and words[3].startswith(inside)):
             others.add(pid)
         elif b"\0NOMAD_ALLOC_DIR=" + inside in b"\0" + read(f"/proc/{pid}/environ"):
             others.add(pid)
-    grew = True
-    while grew:
-        new = {pid for pid, parent in parents.items() if parent in agents | others} - agents - others
-        others, grew = others | new, bool(new)
+    while new := {pid for pid, parent in parents.items() if parent in agents | others} - agents - others:
+        others |= new
     return agents, others
 
 def kill(pids, number):
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 def wait_until(done, seconds):
     end = time.monotonic() + seconds
@@ -66,22 +61,23 @@ def wait_until(done, seconds):
 
 def create(call):
     folder = folder_of(call["key"])
+    if (DESTROYED / folder.name).exists():
+        raise Refused("fatal", "it was destroyed, and is not made again")
     if not (folder / "machine.json").exists():
-        used = {one["slot"] for one in machines().values()}
-        free = [slot for slot in range(MACHINES_MAX) if slot not in used]
+        free = sorted(set(range(MACHINES_MAX)) - {one["slot"] for one in machines().values()})
         if not free:
             raise Refused("quota", f"{MACHINES_MAX} machines are here, and no more may be")
         folder.mkdir(exist_ok=True)
         first = PORTS + free[0] * PORTS_EACH
         ports = f"ports.dynamic_min = {first}\nports.dynamic_max = {first + PORTS_EACH - 1}\n"
-        data_dir = f"data_dir = {json.dumps(str(folder / 'data'))}\n"
-        (folder / "agent.toml").write_text(call["agent_config"] + data_dir + ports)
+        (folder / "agent.toml").write_text(call["agent_config"] + f"data_dir = {json.dumps(str(folder / 'data'))}\n" + ports)
         write(folder, {"tags": call["tags"], "slot": free[0]})
     if not processes(folder)[0]:
         with open(folder / "agent.log", "ab") as log:
             # A session of its own: the server ends this program with its whole process group.
             subprocess.Popen([QUORATE, "agent", "--config", str(folder / "agent.toml")], stdin=subprocess.DEVNULL,
                              stdout=log, stderr=log, start_new_session=True)
+        wait_until(lambda: processes(folder)[0], 2)  # it shows who it is a moment after its start
     return {"provider_id": folder.name, "address": "127.0.0.1", "scope": SCOPE}
 
 def write(folder, machine):
@@ -98,6 +94,9 @@ def list_machines(call):
 
 def destroy(call):
     folder = folder_of(call["provider_id"])
+    for old in (key for key in DESTROYED.iterdir() if key.stat().st_mtime < time.time() - KEYS_KEPT):
+        old.unlink()
+    (DESTROYED / folder.name).touch()
     kill(processes(folder)[0], signal.SIGTERM)
     wait_until(lambda: not processes(folder)[0], AGENT_GRACE)
     kill(processes(folder)[0], signal.SIGKILL)  # before its tasks: it would start them again
@@ -142,7 +141,8 @@ flags.add_argument("-quorate", default=shutil.which("quorate"), help="the progra
 arguments = flags.parse_args()
 QUORATE = arguments.quorate or flags.error("quorate is not in PATH: name it with -quorate")
 ROOT = Path(arguments.directory).resolve()
-ROOT.mkdir(parents=True, exist_ok=True)
+DESTROYED = ROOT / "destroyed"
+DESTROYED.mkdir(parents=True, exist_ok=True)
 SCOPE = f"{socket.gethostname()}:{ROOT}"
 print(json.dumps({"quorate_provider": 1, "name": "local"}), flush=True)
 for line in sys.stdin:  # until the server closes it

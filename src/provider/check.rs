@@ -198,6 +198,7 @@ impl<'a> Run<'a> {
             cluster: self.cluster.clone(),
             servers: self.plan.servers.clone(),
             time_left: self.plan.patience,
+            known: BTreeSet::new(),
         };
         let name = operation.name();
         let call = self.program.call(&operation, &context);

@@ -133,19 +133,20 @@ impl Provider for ExecProvider {
             let time_left = deadline.saturating_duration_since(Instant::now());
             let context = Context { time_left, ..context };
             let answer = program.call(&operation, &context).await?;
-            Ok(of_cluster(answer, &context.cluster))
+            Ok(of_cluster(answer, &context))
         })
     }
 }
 
-/// A list without machines that do not have the tag of this cluster: whatever else a program shows, it is not ours to destroy.
-fn of_cluster(answer: Answer, cluster: &str) -> Answer {
+/// A list without machines that do not have the tag of this cluster: whatever else a program shows, it is not ours to destroy. A known
+/// machine that has no tag of any cluster has lost it, and is there.
+fn of_cluster(answer: Answer, context: &Context) -> Answer {
     match answer {
         Answer::Listed(mut listing) => {
-            let tag = |tags: &elastic::call::Tags| {
-                tags.get(TAG_CLUSTER).map(|text| &**text) == Some(cluster)
-            };
-            listing.machines.retain(|machine| tag(&machine.tags));
+            listing.machines.retain(|machine| match machine.tags.get(TAG_CLUSTER) {
+                Some(cluster) => *cluster == context.cluster,
+                None => context.known.contains(&machine.provider_id),
+            });
             Answer::Listed(listing)
         }
         other @ (Answer::Created(_)

@@ -14,7 +14,11 @@ mod exec;
 pub mod process;
 mod throttle;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use elastic::call::{Answer, Operation, ProviderError, TAG_CLUSTER, Tags};
 use fsm::Text;
@@ -26,12 +30,14 @@ use crate::config::{ProviderConfig, ProviderKind};
 /// What a call needs to know besides what is asked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Context {
-    /// Id of the cluster: the value of `elastic::call::TAG_CLUSTER` on its machines. A list has only those.
+    /// Id of the cluster: the value of `elastic::call::TAG_CLUSTER` on its machines.
     pub cluster: Text,
     /// gRPC addresses of the servers, `host:port`, for the agents of new machines.
     pub servers: Vec<String>,
     /// How long an answer is of use.
     pub time_left: Duration,
+    /// Ids of machines that are known to be this cluster's. A list has those also when they lost the tag of the cluster.
+    pub known: BTreeSet<Text>,
 }
 
 /// Makes, lists and destroys machines.

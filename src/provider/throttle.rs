@@ -267,7 +267,8 @@ mod tests {
 
     fn context(ms: u64) -> Context {
         let time_left = Duration::from_millis(ms);
-        Context { cluster: "c".into(), servers: Vec::new(), time_left }
+        let known = std::collections::BTreeSet::new();
+        Context { cluster: "c".into(), servers: Vec::new(), time_left, known }
     }
 
     fn describe() -> Operation {

@@ -5,7 +5,7 @@
 //! to the next one: a machine that was made must not be forgotten because its leader was.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -15,7 +15,7 @@ use elastic::{
     call::{Answer, Call, ErrorClass, Operation, ProviderError},
     late,
 };
-use fsm::Text;
+use fsm::{State, Text};
 
 use super::{
     access::Writes, histogram::Histogram, hosts, identity::Cluster, leadership::LeaderServices,
@@ -124,10 +124,23 @@ impl Caller {
             let text = "the cluster is not formed yet";
             return Err(ProviderError::new(ErrorClass::Transient, text));
         };
-        let context =
-            Context { cluster: cluster.into(), servers, time_left: Duration::from_millis(left) };
+        let time_left = Duration::from_millis(left);
+        let known = match call.operation {
+            Operation::List => known(&services.cell().load(), &call.provider),
+            Operation::Create(_)
+            | Operation::Destroy { .. }
+            | Operation::SetTags { .. }
+            | Operation::Describe { .. } => BTreeSet::new(),
+        };
+        let context = Context { cluster: cluster.into(), servers, time_left, known };
         provider.call(call.operation.clone(), context).await
     }
+}
+
+/// The ids of a provider's machines that have a row.
+fn known(state: &State, provider: &Text) -> BTreeSet<Text> {
+    let rows = state.instances().iter().filter(|row| row.provider == *provider);
+    rows.map(|row| row.provider_id.clone()).collect()
 }
 
 #[cfg(test)]

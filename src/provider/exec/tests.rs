@@ -25,7 +25,8 @@ fn polite(script: &str) -> ExecProvider {
 
 fn context() -> Context {
     let time_left = Duration::from_mins(2);
-    Context { cluster: "c1".into(), servers: vec!["10.0.0.1:4647".into()], time_left }
+    let (cluster, servers) = ("c1".into(), vec!["10.0.0.1:4647".into()]);
+    Context { cluster, servers, time_left, known: ["i-2".into(), "i-4".into()].into() }
 }
 
 fn describe() -> Operation {
@@ -69,7 +70,8 @@ async fn replies_come_in_any_order() {
            echo '{"id":'$id',"result":{"state":"broken","words":"it burns"}}'
            echo '{"id":'$first',"result":{"scope":"s","machines":[
              {"provider_id":"i-1","address":"10.0.0.9","tags":{"quorate-cluster":"c1"}},
-             {"provider_id":"i-2","tags":{"quorate-cluster":"c2"}},{"provider_id":"i-3","tags":{}}]}}' | tr -d '\n'
+             {"provider_id":"i-2","tags":{"quorate-cluster":"c2"}},{"provider_id":"i-3","tags":{}},
+             {"provider_id":"i-4","tags":{"a":"b"}}]}}' | tr -d '\n'
            echo; next"#,
     );
     let (listed, described) = futures_util::join!(
@@ -78,8 +80,12 @@ async fn replies_come_in_any_order() {
     );
     let tags: Tags = [(TAG_CLUSTER.into(), "c1".into())].into();
     let (provider_id, address, scope) = ("i-1".into(), "10.0.0.9".into(), "s".into());
-    // What is not of this cluster is left out.
-    let machines = vec![Machine { provider_id, address, scope, tags }];
+    // What is not of this cluster is left out. A machine that is known and has lost the tag of its
+    // cluster is not; one that has that of another cluster is another machine.
+    let first = Machine { provider_id, address, scope, tags };
+    let tags = [("a".into(), "b".into())].into();
+    let bare = Machine { provider_id: "i-4".into(), address: "".into(), tags, ..first.clone() };
+    let machines = vec![first, bare];
     assert_eq!(listed, Ok(Answer::Listed(Listing { scope: "s".into(), machines })));
     let (state, words) = (MachineState::Broken, "it burns".into());
     let description = Description { state, address: "".into(), words };
