@@ -16,6 +16,8 @@ mod throttle;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    os::unix::ffi::OsStrExt as _,
+    process::Command,
     sync::Arc,
     time::Duration,
 };
@@ -72,6 +74,18 @@ pub fn open(config: &ProviderConfig) -> Result<Arc<Throttled>, String> {
         }
     };
     Ok(Arc::new(Throttled::new(&config.name, inner)))
+}
+
+/// Variables that begin so set keys of a configuration.
+const SETTING_PREFIX: &[u8] = b"QUORATE__";
+
+/// A command without the variables that set keys of this server's own configuration: an agent would take its `data_dir` from them.
+fn without_settings(command: &mut Command) -> &mut Command {
+    let names = std::env::vars_os().map(|(name, _)| name);
+    for name in names.filter(|name| name.as_bytes().starts_with(SETTING_PREFIX)) {
+        command.env_remove(name);
+    }
+    command
 }
 
 /// The tags of a machine of a cluster.

@@ -6,6 +6,8 @@
 
 mod folder;
 mod living;
+#[cfg(test)]
+mod tests;
 
 use std::{
     fs, io,
@@ -29,14 +31,15 @@ use self::{
     },
     living::{Role, end, living},
 };
-use super::{Context, Provider, agent_config::agent_config, with_cluster};
+use super::{Context, Provider, agent_config::agent_config, with_cluster, without_settings};
 use crate::{
     agent::{executor::process::stat, read_boot_id},
     rt::Instant,
 };
 
-/// Ports that agents give to tasks; each machine has an equal part.
-const PORTS: std::ops::Range<u16> = 20_000..32_000;
+/// Ports that agents give to tasks; each machine has an equal part. Below the range that an agent has which is not told otherwise: one
+/// may be on the same host.
+const PORTS: std::ops::Range<u16> = 10_000..20_000;
 /// How much of an agent's log is read to say why it has ended, bytes.
 const LOG_TAIL_BYTES: usize = 4_096;
 /// Destroys take as long as tasks may need to end.
@@ -84,14 +87,30 @@ impl ProcessProvider {
         match operation {
             Operation::Create(create) => self.create(create, context, deadline),
             Operation::List => self.list(context).map(Answer::Listed).map_err(|e| transient(&e)),
-            Operation::Destroy { instance, .. } => self.destroy(*instance, deadline),
-            Operation::SetTags { instance, tags, .. } => {
+            Operation::Destroy { instance, provider_id } => {
+                self.refuse_elsewhere(provider_id)?;
+                self.destroy(*instance, deadline)
+            }
+            Operation::SetTags { instance, provider_id, tags } => {
+                self.refuse_elsewhere(provider_id)?;
                 self.set_tags(*instance, tags, context, deadline)
             }
-            Operation::Describe { instance, .. } => {
+            Operation::Describe { instance, provider_id } => {
+                self.refuse_elsewhere(provider_id)?;
                 self.describe(*instance).map(Answer::Described).map_err(|e| transient(&e))
             }
         }
+    }
+
+    /// A machine of another host, or of another folder, cannot be seen from here: that it is not found does not mean that it is gone.
+    fn refuse_elsewhere(&self, provider_id: &str) -> Result<(), ProviderError> {
+        let (own, scope) = (self.directory.scope(), scope_of(provider_id));
+        if scope.is_none_or(|scope| scope == own) {
+            return Ok(());
+        }
+        let scope = scope.unwrap_or_default();
+        let text = format!("the machine is one of {scope}, and this server has those of {own}");
+        Err(ProviderError::new(ErrorClass::Transient, &text))
     }
 
     fn lock(folder: &Folder, deadline: Instant) -> Result<Option<FolderLock>, ProviderError> {
@@ -181,7 +200,7 @@ impl ProcessProvider {
             return Ok(Some(process));
         }
         // Its server ended before it could write who it is.
-        let found = living(self.directory.path())?.into_iter();
+        let found = living(&self.directory)?.into_iter();
         let mut agents = found.filter(|one| one.instance == instance && one.role == Role::Agent);
         let Some(agent) = agents.next() else { return Ok(None) };
         let process = ProcessFile {
@@ -209,7 +228,7 @@ impl ProcessProvider {
         let path = folder.path().join(AGENT_LOG);
         let log = fs::File::options().create(true).append(true).open(&path);
         let log = log.map_err(|error| io_error(&path, &error))?;
-        let mut child = Command::new(&self.binary)
+        let mut child = without_settings(&mut Command::new(&self.binary))
             .arg("agent")
             .arg("--config")
             .arg(folder.path().join(AGENT_CONFIG))
@@ -228,7 +247,7 @@ impl ProcessProvider {
 
     fn list(&self, context: &Context) -> io::Result<Listing> {
         self.directory.sweep()?;
-        let living = living(self.directory.path())?;
+        let living = living(&self.directory)?;
         let mut machines = Vec::new();
         for instance in self.directory.instances()? {
             let folder = self.directory.folder(instance);
@@ -261,7 +280,7 @@ impl ProcessProvider {
         self.directory.mark_destroyed(instance).map_err(|error| transient(&error))?;
         let folder = self.directory.folder(instance);
         let lock = Self::lock(&folder, deadline)?;
-        if !end(self.directory.path(), instance, deadline).map_err(|error| transient(&error))? {
+        if !end(&self.directory, instance, deadline).map_err(|error| transient(&error))? {
             let text = "some of its processes have not ended";
             return Err(ProviderError::new(ErrorClass::Transient, text));
         }
@@ -304,11 +323,27 @@ impl ProcessProvider {
         if folder.machine()?.is_none() {
             return Ok(say(MachineState::Gone, ""));
         }
-        let mut living = living(self.directory.path())?.into_iter();
-        if living.any(|one| one.instance == instance && one.role == Role::Agent) {
+        if self.has_agent(instance)? {
             return Ok(say(MachineState::Up, ""));
         }
+        // Whoever starts the agent holds the lock until it runs: only then is it known that none does.
+        let _lock = match folder.lock(Instant::now())? {
+            Ok(lock) => lock,
+            Err(NotLocked::Absent) => return Ok(say(MachineState::Gone, "")),
+            Err(NotLocked::Late) => return Ok(say(MachineState::Booting, "it is being made")),
+        };
+        if self.has_agent(instance)? {
+            return Ok(say(MachineState::Up, ""));
+        }
+        if folder.process()?.is_none() {
+            return Ok(say(MachineState::Booting, "its agent was not started yet"));
+        }
         Ok(say(MachineState::Broken, &last_line(&folder.path().join(AGENT_LOG))))
+    }
+
+    fn has_agent(&self, instance: InstanceId) -> io::Result<bool> {
+        let mut living = living(&self.directory)?.into_iter();
+        Ok(living.any(|one| one.instance == instance && one.role == Role::Agent))
     }
 }
 
@@ -333,11 +368,16 @@ fn shown(machine: &MachineFile, process: &ProcessFile) -> Machine {
     let boot = boot_id.get(..8).unwrap_or(boot_id);
     let tags = machine.tags.iter();
     Machine {
-        provider_id: format!("{boot}-{pid}-{start_ticks}").into(),
+        provider_id: format!("{}/{boot}-{pid}-{start_ticks}", machine.scope).into(),
         address: "127.0.0.1".into(),
         scope: machine.scope.as_str().into(),
         tags: tags.map(|(name, value)| (name.as_str().into(), value.as_str().into())).collect(),
     }
+}
+
+/// The scope in the id of a machine.
+fn scope_of(provider_id: &str) -> Option<&str> {
+    provider_id.rsplit_once('/').map(|(scope, _)| scope)
 }
 
 /// The boot of this host.

@@ -11,7 +11,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use crate::rt;
+use crate::{provider::without_settings, rt};
 
 /// How long a program may take to end after SIGTERM.
 const END_GRACE: Duration = Duration::from_secs(3);
@@ -42,7 +42,7 @@ impl OwnChild {
         let Some((program, arguments)) = command.split_first() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the command is empty"));
         };
-        let child = Command::new(program)
+        let child = without_settings(&mut Command::new(program))
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,7 +1,7 @@
 //! Which processes belong to a machine: its agent, the agent's executors, and all that they run.
 //!
-//! They are found by what `/proc` says of them, not by what was written down: a server may have been killed between starting an agent
-//! and writing who it is. An agent has its configuration file in its command line. An executor has its directory there or works in
+//! They are found by what `/proc` says of them, not only by what was written down: a server may have been killed between starting an
+//! agent and writing who it is. An agent has its configuration file in its command line, but for the moment in which it begins to run. An executor has its directory there or works in
 //! it. A task has it in its environment, and whatever descends from one of these belongs to it. A shell or an editor of a person in a
 //! machine's folder has none of that, and is left alone.
 
@@ -16,7 +16,11 @@ use std::{
 use fsm::InstanceId;
 use rustix::process::Signal;
 
-use super::{folder::AGENT_CONFIG, io_error};
+use super::{
+    boot_id,
+    folder::{AGENT_CONFIG, Directory},
+    io_error,
+};
 use crate::{
     agent::executor::process::{ProcessStat, all, kill_all, kill_leftovers},
     rt::Instant,
@@ -49,12 +53,29 @@ pub(super) struct Living {
 }
 
 /// All processes of all machines whose folders are in a directory.
-pub(super) fn living(directory: &Path) -> io::Result<Vec<Living>> {
+pub(super) fn living(directory: &Directory) -> io::Result<Vec<Living>> {
     let processes: Vec<ProcessStat> = all()?.into_iter().filter(ProcessStat::is_alive).collect();
+    let started = started(directory)?;
     let mut owners: BTreeMap<i32, (InstanceId, Role)> = BTreeMap::new();
     for process in &processes {
-        if let Some(owner) = owner(directory, process.pid) {
+        // A process that has just begun has no command line.
+        let written = started.get(&(process.pid, process.start_ticks));
+        let written = written.map(|instance| (*instance, Role::Agent));
+        if let Some(owner) = owner(directory.path(), process.pid).or(written) {
             owners.insert(process.pid, owner);
+        }
+    }
+    // A child that an agent has just forked has the agent's command line until it runs a program.
+    let agents: BTreeMap<i32, InstanceId> = owners
+        .iter()
+        .filter(|(_, (_, role))| *role == Role::Agent)
+        .map(|(pid, (instance, _))| (*pid, *instance))
+        .collect();
+    for process in &processes {
+        if let Some((instance, role @ Role::Agent)) = owners.get_mut(&process.pid)
+            && agents.get(&process.parent) == Some(instance)
+        {
+            *role = Role::Other;
         }
     }
     loop {
@@ -73,6 +94,19 @@ pub(super) fn living(directory: &Path) -> io::Result<Vec<Living>> {
         Some(Living { instance, role, process })
     });
     Ok(found.collect())
+}
+
+/// The agents that were written down in this boot, by number and start time, dead ones too.
+fn started(directory: &Directory) -> io::Result<BTreeMap<(i32, u64), InstanceId>> {
+    let boot = boot_id()?;
+    let mut started = BTreeMap::new();
+    for instance in directory.instances()? {
+        let written = directory.folder(instance).process()?;
+        if let Some(process) = written.filter(|process| process.boot_id == boot) {
+            started.insert((process.pid, process.start_ticks), instance);
+        }
+    }
+    Ok(started)
 }
 
 /// The machine that a process shows to belong to. A process that is gone, or may not be looked at, shows nothing.
@@ -112,7 +146,11 @@ fn split(directory: &Path, path: &[u8]) -> Option<(InstanceId, String)> {
 
 /// Ends all processes of a machine: first its agent, which would start tasks again, then the rest. True: nothing of it lives. False:
 /// something still does at the deadline.
-pub(super) fn end(directory: &Path, instance: InstanceId, deadline: Instant) -> io::Result<bool> {
+pub(super) fn end(
+    directory: &Directory,
+    instance: InstanceId,
+    deadline: Instant,
+) -> io::Result<bool> {
     let find = || -> io::Result<Vec<Living>> {
         let mut found = living(directory)?;
         found.retain(|one| one.instance == instance);
@@ -133,7 +171,7 @@ pub(super) fn end(directory: &Path, instance: InstanceId, deadline: Instant) -> 
     loop {
         let found = find()?;
         signal(&found, Signal::KILL, |_| true)?;
-        let left = kill_sessions(&directory.join(instance.to_string()))?;
+        let left = kill_sessions(directory.folder(instance).path())?;
         if found.is_empty() && left == 0 {
             return Ok(true);
         }
@@ -185,10 +223,10 @@ mod tests {
 
     #[test]
     fn a_person_in_the_folder_is_left_alone_and_a_task_is_not() {
-        let directory = tempfile::tempdir().unwrap();
-        let directory = directory.path().canonicalize().unwrap();
+        let temporary = tempfile::tempdir().unwrap();
+        let directory = Directory::open(temporary.path()).unwrap();
         let id = InstanceId([7; 16]);
-        let folder = directory.join(id.to_string());
+        let folder = directory.folder(id).path().to_owned();
         fs::create_dir(&folder).unwrap();
         let mut person = std::process::Command::new("tail")
             .args(["-f", "/dev/null"])
