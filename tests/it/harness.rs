@@ -42,8 +42,17 @@ pub(crate) struct Options {
     servers: usize,
     /// Further lines of every server's configuration.
     settings: Settings,
-    /// The servers have a provider `local`, whose machines are agents.
-    has_machines: bool,
+    /// What makes the machines of the provider `local`, if the servers have one.
+    machines: Option<Machines>,
+}
+
+/// What makes machines, which are agents on this host.
+#[derive(Clone, Debug)]
+enum Machines {
+    /// The servers themselves.
+    Processes,
+    /// A program in Python of this text, with the flags of the example.
+    Program(String),
 }
 
 impl Options {
@@ -57,12 +66,18 @@ impl Options {
         settings.set("heartbeat.ttl_min_ms", 1_000);
         settings.set("heartbeat.grace_ms", 1_000);
         settings.set("limits.free_bytes_min", 0);
-        Self { servers, settings, has_machines: false }
+        Self { servers, settings, machines: None }
     }
 
     /// With a provider `local`, whose machines are agents on this host.
     pub(crate) fn with_machines(mut self) -> Self {
-        self.has_machines = true;
+        self.machines = Some(Machines::Processes);
+        self
+    }
+
+    /// With a provider `local` that is a program in Python of this text.
+    pub(crate) fn with_program(mut self, text: String) -> Self {
+        self.machines = Some(Machines::Program(text));
         self
     }
 
@@ -141,12 +156,8 @@ impl Cluster {
         let servers = launch::Cluster::prepare(directory.path(), options.servers).unwrap();
         let expect = servers.rpc_addresses();
         let mut settings = options.settings;
-        if options.has_machines {
-            let mut provider = Settings::default();
-            provider.set_text("name", "local");
-            provider.set_text("kind", "process");
-            provider.set_text("directory", &machines(directory.path()).display().to_string());
-            settings.add_table("provider", provider);
+        if let Some(made_by) = options.machines {
+            settings.add_table("provider", made_by.provider(directory.path()));
         }
         let plan = || Plan { expect: expect.clone(), settings: settings.clone() };
         let plans = (0..options.servers).map(|_| plan()).collect();
@@ -222,7 +233,9 @@ impl Cluster {
         }
         settings.set_text("data_dir", "data");
         settings.extend(&plan.settings);
-        let command = configured("server", server.folder(), &settings);
+        let mut command = configured("server", server.folder(), &settings);
+        // As in its file. An agent has no such key: a machine that took it over would not start.
+        command.env("QUORATE__RPC__ADDRESS", server.rpc().to_string());
         server.member.start(command, Group::Owners).unwrap();
     }
 
@@ -334,12 +347,42 @@ impl Cluster {
     }
 }
 
+impl Machines {
+    /// The table of the provider `local` of a cluster in a directory.
+    fn provider(self, directory: &Path) -> Settings {
+        let machines = machines(directory).display().to_string();
+        let mut provider = Settings::default();
+        provider.set_text("name", "local");
+        match self {
+            Self::Processes => {
+                provider.set_text("kind", "process");
+                provider.set_text("directory", &machines);
+            }
+            Self::Program(text) => {
+                let script = directory.join("provider.py");
+                fs::write(&script, text).unwrap();
+                let script = script.display().to_string();
+                let quorate = env!("CARGO_BIN_EXE_quorate");
+                let command = ["python3", &script, "-directory", &machines, "-quorate", quorate];
+                provider.set_text("kind", "exec");
+                provider.set_texts("command", &command);
+            }
+        }
+        provider
+    }
+}
+
 /// Where the provider `local` of a cluster keeps its machines.
 fn machines(directory: &Path) -> PathBuf {
     directory.join("machines")
 }
 
 impl Cluster {
+    /// Where the provider `local` keeps its machines.
+    pub(crate) fn machines_directory(&self) -> PathBuf {
+        machines(self.directory.path())
+    }
+
     /// The processes of the agents that run for instances of pools.
     pub(crate) fn machines(&self) -> Vec<String> {
         let folder = machines(self.directory.path()).display().to_string();

@@ -22,12 +22,12 @@ struct Subject {
 }
 
 /// The example's text.
-fn example() -> String {
+pub(crate) fn example() -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(EXAMPLE)).unwrap()
 }
 
 /// Whether there is a python3; says so if not.
-fn has_python() -> bool {
+pub(crate) fn has_python() -> bool {
     let found = Command::new("python3").arg("--version").output().is_ok();
     if !found {
         eprintln!("skipped: there is no python3");

@@ -13,6 +13,7 @@ mod leader_loss;
 mod node_life;
 mod nodes;
 mod pools;
+mod programs;
 mod scale;
 mod system;
 mod workers;

@@ -11,18 +11,21 @@ use crate::{
 
 /// Three servers with a provider, and a pool of at most three machines that idle for half a second.
 fn stage() -> Stage {
-    let options = Options::new(3)
-        .with("elastic.list_interval_ms", 1_000)
-        .with("elastic.probe_interval_ms", 500)
-        .with("elastic.destroy_retry_ms", 500)
-        .with("log_level", "\"debug\"")
-        .with_machines();
-    let stage = Stage::of(options);
+    let stage = Stage::of(options().with_machines());
     stage.pool(3, json!([kind("small")]));
     stage
 }
 
-fn kind(name: &str) -> Value {
+/// Three servers that look at their machines often.
+pub(super) fn options() -> Options {
+    Options::new(3)
+        .with("elastic.list_interval_ms", 1_000)
+        .with("elastic.probe_interval_ms", 500)
+        .with("elastic.destroy_retry_ms", 500)
+        .with("log_level", "\"debug\"")
+}
+
+pub(super) fn kind(name: &str) -> Value {
     json!({
         "Name": name, "ProviderType": name, "CPU": 500, "MemoryMB": 256,
         "Node": { "Datacenter": "dc1", "Drivers": ["raw_exec"] },
@@ -30,7 +33,7 @@ fn kind(name: &str) -> Value {
 }
 
 /// A job of tasks that fill a machine each.
-fn job(name: &str, count: u32) -> Value {
+pub(super) fn job(name: &str, count: u32) -> Value {
     let mut job = super::job("service", name, count);
     job["NodePool"] = "burst".into();
     task(&mut job)["Driver"] = "raw_exec".into();
@@ -40,19 +43,19 @@ fn job(name: &str, count: u32) -> Value {
 }
 
 impl Stage {
-    fn pool(&self, max: u32, types: Value) {
+    pub(super) fn pool(&self, max: u32, types: Value) {
         let pool = json!({
             "Provider": "local", "Max": max, "IdleTimeoutMs": 500, "Types": types,
         });
         self.client.put("/v1/instance-pool/burst", &pool).ok();
     }
 
-    fn instances(&self) -> Vec<Value> {
+    pub(super) fn instances(&self) -> Vec<Value> {
         list_of(self.client.get("/v1/instances").ok())
     }
 
     /// Neither rows nor processes are left.
-    fn await_empty(&self) {
+    pub(super) fn await_empty(&self) {
         wait_until("the last machine is gone", PATIENCE, || {
             self.instances().is_empty() && self.cluster.machines().is_empty()
         });
