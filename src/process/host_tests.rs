@@ -79,7 +79,7 @@ fn a_pool_of_processes_is_refused_on_several_hosts() {
         let ApiError::Invalid(why) = error else { panic!("{error}") };
         assert_eq!(
             why,
-            "its machines need one host, and the servers have several: run all servers on one host, or use a provider of kind exec (s0, s1 in boot 01010101; s2 in boot 02020202)"
+            "provider \"local\": its machines need one host, and the servers have several: run all servers on one host, or use a provider of kind exec (s0, s1 in boot 01010101; s2 in boot 02020202)"
         );
     }
     let other = apply(&servers, 0, pool("cloud", 0));

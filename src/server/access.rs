@@ -217,7 +217,10 @@ impl Writes {
         if let Command::UpsertInstancePool(upsert) = &command
             && self.providers.get(&upsert.pool.provider).is_some_and(|one| one.needs_one_host())
         {
-            hosts::require_one(&self.contact).await.map_err(ApiError::Invalid)?;
+            let provider = &upsert.pool.provider;
+            let refused =
+                |why: String| ApiError::Invalid(format!("provider \"{provider}\": {why}"));
+            hosts::require_one(&self.contact).await.map_err(refused)?;
         }
         if is_planted(Plant::AcknowledgeBeforeCommit) {
             return Ok(self.acknowledge_before_commit(services, command, request));

@@ -19,8 +19,10 @@ const SHOWN: usize = 8;
 /// Why machines must not be processes of the servers' host: the servers are known to run on several
 /// hosts. A server that has not said where it runs is no reason.
 pub(super) fn several(contact: &Contact) -> Option<String> {
+    let mut servers = contact.member_infos();
+    servers.sort_by(|one, other| one.name.cmp(&other.name));
     let mut names: BTreeMap<_, Vec<String>> = BTreeMap::new();
-    for server in contact.member_infos() {
+    for server in servers {
         if let Some(boot) = contact.boot_of(server.id) {
             names.entry(boot).or_default().push(server.name);
         }
