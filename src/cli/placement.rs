@@ -35,7 +35,10 @@ pub(crate) fn reasons(metric: &Value) -> Vec<String> {
         }
         let pool = metric.text("NodePool");
         if metric.present("NodesInPool").is_some() && metric.number("NodesInPool") == 0 {
-            reasons.push(format!("No nodes are in node pool \"{pool}\""));
+            reasons.push(match pool {
+                "" => "No nodes are in the node pool of the job".to_owned(),
+                pool => format!("No nodes are in node pool \"{pool}\""),
+            });
         }
     }
     for (class, filtered) in metric.entries("ClassFiltered") {
