@@ -205,7 +205,8 @@ impl Shared {
             | Reply::Node { .. }
             | Reply::Evaluations(_)
             | Reply::Plans(_)
-            | Reply::Collected(_)) => Err(format!("write {value} was answered {other:?}")),
+            | Reply::Collected(_)
+            | Reply::Requirements(_)) => Err(format!("write {value} was answered {other:?}")),
         };
         verdict::note(judged);
         Ended::Done

@@ -438,7 +438,8 @@ impl Operator {
                 | Reply::Node { .. }
                 | Reply::Evaluations(_)
                 | Reply::Plans(_)
-                | Reply::Collected(_)) => {
+                | Reply::Collected(_)
+                | Reply::Requirements(_)) => {
                     verdict::fail(format!("an operation on service-{service} got {other:?}"));
                 }
             },

@@ -64,7 +64,8 @@ impl From<&Rejection> for Answer {
             Rejection::SessionExpired
             | Rejection::RequestIdReused
             | Rejection::InUse(_)
-            | Rejection::IndexConflict { .. } => {
+            | Rejection::IndexConflict { .. }
+            | Rejection::StaleRequirements { .. } => {
                 Self::new(StatusCode::CONFLICT, Code::FailedPrecondition)
             }
             Rejection::StaleIncarnation => Self::new(StatusCode::CONFLICT, Code::NotFound),

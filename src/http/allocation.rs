@@ -57,7 +57,8 @@ async fn stop(call: Call) -> Result<Answer, Error> {
         | Reply::Rejected(_)
         | Reply::Node { .. }
         | Reply::Plans(_)
-        | Reply::Collected(_) => None,
+        | Reply::Collected(_)
+        | Reply::Requirements(_) => None,
     };
     let answer = json!({ "EvalID": evaluation.map_or_else(String::new, |id| id.to_string()) });
     call.answer_write(&written, answer)

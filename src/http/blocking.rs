@@ -252,6 +252,8 @@ fn rows_of(state: &State, table: TableId) -> usize {
         TableId::OfflineNodes => state.offline_nodes().len(),
         TableId::InstancePools => state.instance_pools().len(),
         TableId::Instances => state.instances().len(),
+        TableId::CapacitySources => state.capacity_sources().len(),
+        TableId::CapacityTargets => state.capacity_targets().len(),
         TableId::SchedulerConfiguration
         | TableId::ProviderLimits
         | TableId::ProviderLists

@@ -79,7 +79,8 @@ fn made(reply: &fsm::Reply) -> Vec<Value> {
         | fsm::Reply::Job { .. }
         | fsm::Reply::Node { .. }
         | fsm::Reply::Plans(_)
-        | fsm::Reply::Collected(_) => Vec::new(),
+        | fsm::Reply::Collected(_)
+        | fsm::Reply::Requirements(_) => Vec::new(),
     }
 }
 

@@ -314,7 +314,8 @@ fn job_reply(written: &Written) -> Value {
         | Reply::Rejected(_)
         | Reply::Node { .. }
         | Reply::Plans(_)
-        | Reply::Collected(_) => (None, written.index),
+        | Reply::Collected(_)
+        | Reply::Requirements(_) => (None, written.index),
     };
     json!({
         "EvalID": evaluation.map_or_else(String::new, |id: EvaluationId| id.to_string()),

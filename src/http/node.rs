@@ -102,7 +102,8 @@ fn node_answer(written: &Written) -> Value {
         | Reply::Rejected(_)
         | Reply::Job { .. }
         | Reply::Plans(_)
-        | Reply::Collected(_) => (written.index, &[]),
+        | Reply::Collected(_)
+        | Reply::Requirements(_) => (written.index, &[]),
     };
     let ids: Vec<String> = made.iter().map(ToString::to_string).collect();
     json!({
@@ -168,7 +169,8 @@ fn is_unregistered(reply: &Reply) -> bool {
         | Reply::Job { .. }
         | Reply::Evaluations(_)
         | Reply::Plans(_)
-        | Reply::Collected(_) => false,
+        | Reply::Collected(_)
+        | Reply::Requirements(_) => false,
     }
 }
 

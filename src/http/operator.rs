@@ -153,7 +153,8 @@ async fn set(
         | Reply::Node { .. }
         | Reply::Evaluations(_)
         | Reply::Plans(_)
-        | Reply::Collected(_) => true,
+        | Reply::Collected(_)
+        | Reply::Requirements(_) => true,
     };
     Ok(Set { written, updated })
 }

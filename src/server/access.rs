@@ -10,6 +10,7 @@ use std::{sync::Arc, time::Duration};
 use fsm::{
     Command, Index, Proposal, Reply, RequestId,
     allocation::StopAllocation,
+    capacity::MoveMembers,
     codec,
     job::{DeregisterJob, EvaluateJob, RegisterJob},
     node::{
@@ -332,7 +333,8 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::ObserveInstances(ObserveInstances { evaluation_ids, .. })
         | Command::SetInstanceBehavior(SetInstanceBehavior { evaluation_ids, .. })
         | Command::ShutDownInstance(ShutDownInstance { evaluation_ids, .. })
-        | Command::DestroyOutcome(DestroyOutcome { evaluation_ids, .. }) => evaluation_ids.clear(),
+        | Command::DestroyOutcome(DestroyOutcome { evaluation_ids, .. })
+        | Command::MoveMembers(MoveMembers { evaluation_ids, .. }) => evaluation_ids.clear(),
         Command::SetDrain(SetDrain { drain, evaluation_ids, .. }) => {
             evaluation_ids.clear();
             if let Some(drain) = drain {
@@ -365,7 +367,10 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::InstanceOutcome(_)
         | Command::NoteInstance(_)
         | Command::NoteUnhelped(_)
-        | Command::LimitPool(_) => {}
+        | Command::LimitPool(_)
+        | Command::SetRequirements(_)
+        | Command::ExpireRequirements(_)
+        | Command::DecideCapacity(_) => {}
     }
     command
 }

@@ -565,7 +565,11 @@ fn note_command(
         | Command::DestroyOutcome(_)
         | Command::NoteInstance(_)
         | Command::NoteUnhelped(_)
-        | Command::LimitPool(_) => {}
+        | Command::LimitPool(_)
+        | Command::SetRequirements(_)
+        | Command::ExpireRequirements(_)
+        | Command::DecideCapacity(_)
+        | Command::MoveMembers(_) => {}
     }
 }
 

@@ -134,7 +134,11 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         | Command::DestroyOutcome(_)
         | Command::NoteInstance(_)
         | Command::NoteUnhelped(_)
-        | Command::LimitPool(_) => {}
+        | Command::LimitPool(_)
+        | Command::SetRequirements(_)
+        | Command::ExpireRequirements(_)
+        | Command::DecideCapacity(_)
+        | Command::MoveMembers(_) => {}
     }
 }
 

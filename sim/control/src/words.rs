@@ -150,7 +150,11 @@ pub(crate) fn of(command: &Command) -> String {
         | Command::DestroyOutcome(_)
         | Command::NoteInstance(_)
         | Command::NoteUnhelped(_)
-        | Command::LimitPool(_) => format!("{command:?}"),
+        | Command::LimitPool(_)
+        | Command::SetRequirements(_)
+        | Command::ExpireRequirements(_)
+        | Command::DecideCapacity(_)
+        | Command::MoveMembers(_) => format!("{command:?}"),
     }
 }
 
@@ -208,6 +212,7 @@ pub(crate) fn reply(reply: &Reply, state: &State) -> String {
         }
         Reply::Rejected(rejection) => format!("rejected: {rejection}"),
         Reply::Collected(count) => format!("{count} collected"),
+        Reply::Requirements(verdicts) => format!("{verdicts:?}"),
         Reply::Done | Reply::Job { .. } | Reply::Node { .. } | Reply::Evaluations(_) => {
             String::new()
         }

@@ -262,6 +262,9 @@ impl Fleet {
             Effect::Capacity { .. }
             | Effect::NodeChange { .. }
             | Effect::SchedulerConfiguration
+            | Effect::CapacityGroup(_)
+            | Effect::CapacitySource(_)
+            | Effect::CapacityExpired { .. }
             | Effect::DigestMark => {}
         }
     }

@@ -36,6 +36,7 @@ pub(crate) fn pool(name: &str, max: u32) -> InstancePool {
         probe_timeout_ms: 600_000,
         max_concurrent_creates: 0,
         types: [(small.name.clone(), Arc::new(small))].into(),
+        groups: [].into(),
         paused: None,
         create_index: 0,
         modify_index: 0,

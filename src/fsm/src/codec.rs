@@ -185,6 +185,8 @@ frames! {
     18 => crate::pool::ProviderLimit;
     19 => crate::pool::ProviderList;
     20 => crate::pool::Unhelped;
+    21 => crate::capacity::CapacitySource;
+    22 => crate::capacity::CapacityTarget;
     32 => crate::command::Proposal;
     33 => crate::command::Reply;
     34 => crate::plan::Plan;
@@ -211,7 +213,7 @@ mod tests {
         bytes[4..6].copy_from_slice(&9u16.to_le_bytes());
         let error = decode::<Namespace>(&bytes).unwrap_err();
         assert_eq!(error, DecodeError::Generation { kind: 7, other: OtherGeneration(9) });
-        let expected = "frame of kind 7 is of generation 9, this binary reads generation 4";
+        let expected = "frame of kind 7 is of generation 9, this binary reads generation 5";
         assert_eq!(error.to_string(), expected);
     }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     allocation::{StopAllocation, UpdateAllocations},
+    capacity::{DecideCapacity, ExpireRequirements, MoveMembers, SetRequirements},
     digest::DigestVerdict,
     evaluation::UpdateEvaluations,
     gc::CollectGarbage,
@@ -89,6 +90,10 @@ pub enum Command {
     NoteInstance(NoteInstance),
     NoteUnhelped(NoteUnhelped),
     LimitPool(LimitPool),
+    SetRequirements(SetRequirements),
+    ExpireRequirements(ExpireRequirements),
+    DecideCapacity(DecideCapacity),
+    MoveMembers(MoveMembers),
 }
 
 macro_rules! from_structs {
@@ -140,6 +145,10 @@ from_structs! {
     NoteInstance,
     NoteUnhelped,
     LimitPool,
+    SetRequirements,
+    ExpireRequirements,
+    DecideCapacity,
+    MoveMembers,
 }
 
 /// Why a command changed nothing. The same on every replica.
@@ -191,6 +200,15 @@ pub enum Rejection {
         asked: Index,
         found: Index,
     },
+    /// A source of requirements has said something newer.
+    #[error("source \"{name}\" has said something newer: epoch {epoch}, sequence {seq}")]
+    StaleRequirements {
+        /// Of the source.
+        name: Text,
+        /// The newest that is known.
+        epoch: u64,
+        seq: u64,
+    },
 }
 
 /// What a job registration found instead of the index asked for.
@@ -236,4 +254,6 @@ pub enum Reply {
     Plans(Vec<PlanVerdict>),
     /// So many rows were forgotten.
     Collected(u64),
+    /// The words of several sources, in order; none: taken.
+    Requirements(Vec<Option<Rejection>>),
 }

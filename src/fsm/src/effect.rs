@@ -30,6 +30,12 @@ pub enum Effect {
     Instance(InstanceId),
     /// An instance pool, or a limit in it, changed or went.
     InstancePool(Text),
+    /// What a capacity group wants, or who asks it for how much, changed.
+    CapacityGroup(Text),
+    /// A source of requirements spoke, or its row went.
+    CapacitySource(Text),
+    /// A source of requirements fell silent.
+    CapacityExpired { source: Text, ttl_ms: u64 },
     /// A digest mark was set or got its verdict.
     DigestMark,
 }

@@ -17,7 +17,7 @@ use crate::{
     id::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text},
     job::{GroupSummary, Job},
     node::{Census, Node, Occupancy},
-    pool::Instance,
+    pool::{Instance, InstancePool},
     resources::{NodeUsage, PortHolder, Resources},
     session::Session,
     state::State,
@@ -79,6 +79,12 @@ impl State {
             .map(|job| job.key.clone())
             .collect();
         self.instances_by_pool = OrdMap::new();
+        self.members_by_group = OrdMap::new();
+        self.capacity_pools = self
+            .instance_pools
+            .iter()
+            .flat_map(|pool| pool.groups.keys().map(|name| (name.clone(), pool.name.clone())))
+            .collect();
         let instances: Vec<_> = self.instances.iter().cloned().collect();
         for row in instances {
             self.index_instance(&row, true);
@@ -263,6 +269,34 @@ impl State {
         if ids.insert(row.id).is_none() != is_new {
             broken("instances-by-pool", format_args!("{} is new: {is_new}", row.id));
         }
+        let Some(group) = row.group() else { return };
+        let ids = self.members_by_group.entry(group.clone()).or_default();
+        if ids.insert(row.id).is_none() != is_new {
+            broken("members-by-group", format_args!("{} is new: {is_new}", row.id));
+        }
+    }
+
+    /// Indexes the capacity groups of a pool row that is new, replaces `old`, or is deleted.
+    pub(crate) fn index_capacity(
+        &mut self,
+        old: Option<&InstancePool>,
+        new: Option<&InstancePool>,
+    ) {
+        let names = |pool: Option<&InstancePool>| {
+            let groups = pool.map(|pool| pool.groups.keys().cloned().collect::<Vec<_>>());
+            groups.unwrap_or_default()
+        };
+        for name in names(old) {
+            if self.capacity_pools.remove(&name).is_none() {
+                broken("capacity-pools", format_args!("group {name} is not there"));
+            }
+        }
+        for name in names(new) {
+            let pool = new.map(|pool| pool.name.clone()).unwrap_or_default();
+            if self.capacity_pools.insert(name.clone(), pool).is_some() {
+                broken("capacity-pools", format_args!("group {name} is there already"));
+            }
+        }
     }
 
     /// Removes a deleted instance row from the indexes.
@@ -275,6 +309,16 @@ impl State {
         }
         if ids.is_empty() {
             self.instances_by_pool.remove(&row.pool);
+        }
+        let Some(group) = row.group() else { return };
+        let Some(ids) = self.members_by_group.get_mut(group) else {
+            broken("members-by-group", format_args!("no group of {}", row.id))
+        };
+        if ids.remove(&row.id).is_none() {
+            broken("members-by-group", format_args!("{} is not there", row.id));
+        }
+        if ids.is_empty() {
+            self.members_by_group.remove(group);
         }
     }
 

@@ -27,6 +27,8 @@ const CHECKS: &[Check] = &[
     ("blocked-once", blocked_once),
     ("instance-binding", instance_binding),
     ("instance-life", instance_life),
+    ("capacity-sums", capacity_sums),
+    ("capacity-members", capacity_members),
     ("digest", digest),
 ];
 
@@ -78,6 +80,12 @@ fn derived_indexes(state: &State, out: &mut Vec<String>) {
     }
     if fresh.instances_by_pool != state.instances_by_pool {
         out.push("instances by pool differ from a recomputation".into());
+    }
+    if fresh.members_by_group != state.members_by_group {
+        out.push("members by group differ from a recomputation".into());
+    }
+    if fresh.capacity_pools != state.capacity_pools {
+        out.push("pools of capacity groups differ from a recomputation".into());
     }
     if fresh.per_node_jobs != state.per_node_jobs {
         out.push("per-node jobs differ from a recomputation".into());
@@ -176,6 +184,9 @@ fn indexes_ordered(state: &State, out: &mut Vec<String>) {
     for row in state.instances.iter() {
         check("instance", row.create_index, row.modify_index);
     }
+    for row in state.capacity_targets.iter() {
+        check("capacity group", row.create_index, row.modify_index);
+    }
 }
 
 /// I21: at most one blocked evaluation per job, and per (job, node) for jobs that run once per
@@ -234,10 +245,57 @@ fn instance_life(state: &State, out: &mut Vec<String>) {
             | ShutdownCause::Drained
             | ShutdownCause::Shrink
             | ShutdownCause::BootFailed
-            | ShutdownCause::ProbeFailed => shutdown.by.is_empty(),
+            | ShutdownCause::ProbeFailed
+            | ShutdownCause::Released => shutdown.by.is_empty(),
         };
         if row.behavior == Behavior::Hold && by_machine {
             out.push(format!("instance {} is held, and shut down: {:?}", row.id, shutdown.cause));
+        }
+    }
+}
+
+/// A group's sum is that of its sources, who name declared groups only, and its last decision is
+/// about requirements that were there.
+fn capacity_sums(state: &State, out: &mut Vec<String>) {
+    let mut sums: std::collections::BTreeMap<_, (u64, u32)> = std::collections::BTreeMap::new();
+    for source in state.capacity_sources.iter() {
+        if source.expired_at > 0 && !source.amounts.is_empty() {
+            out.push(format!("source {} has expired and asks for more", source.name));
+        }
+        for (group, asked) in &source.amounts {
+            let (sum, sources) = sums.entry(group.clone()).or_default();
+            *sum = sum.saturating_add(asked.amount);
+            *sources = sources.saturating_add(1);
+            if state.capacity_targets.get(group).is_none_or(|row| row.deleted) {
+                out.push(format!("source {} names group {group}, which is gone", source.name));
+            }
+        }
+    }
+    for row in state.capacity_targets.iter() {
+        let (required, sources) = sums.get(&row.name).copied().unwrap_or_default();
+        if (required, sources) != (row.required, row.sources) {
+            out.push(format!(
+                "group {} needs {} of {} sources, they say {required} of {sources}",
+                row.name, row.required, row.sources
+            ));
+        }
+        if row.deleted == state.capacity_group(&row.name).is_some() {
+            out.push(format!("group {}: deleted is {}", row.name, row.deleted));
+        }
+        let Some(decision) = row.decision else { continue };
+        if decision.requirements_index > row.requirements_index {
+            out.push(format!("group {}: {decision:?} is ahead of {row:?}", row.name));
+        }
+    }
+}
+
+/// A member has a group's row beside it, and is of the group's pool.
+fn capacity_members(state: &State, out: &mut Vec<String>) {
+    for row in state.instances.iter() {
+        let Some(group) = row.group() else { continue };
+        let target = state.capacity_targets.get(group);
+        if target.is_none_or(|target| target.pool != row.pool) {
+            out.push(format!("instance {} of {} is of {group}: {target:?}", row.id, row.pool));
         }
     }
 }

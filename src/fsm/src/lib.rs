@@ -17,6 +17,7 @@
 
 pub mod allocation;
 pub mod apply;
+pub mod capacity;
 pub mod codec;
 pub mod command;
 pub mod digest;
@@ -46,6 +47,7 @@ mod tests;
 
 pub use allocation::{Allocation, ClientStatus, DesiredStatus, TaskEvent, TaskState};
 pub use apply::Applied;
+pub use capacity::{CapacityGroup, CapacitySource, CapacityTarget};
 pub use command::{Command, Proposal, Rejection, Reply};
 pub use effect::Effect;
 pub use evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger};

@@ -54,5 +54,34 @@ pub const INSTANCE_SIZE_MAX: u64 = 1 << 40;
 pub const LISTS_MISSING_MIN: u32 = 2;
 /// Longest time that a provider's refusal may hold, log time ms.
 pub const PROVIDER_LIMIT_MS_MAX: u64 = 24 * 60 * 60 * 1000;
+/// Capacity groups of all pools.
+pub const CAPACITY_GROUPS_MAX: usize = 1_000;
+/// Sources of requirements.
+pub const CAPACITY_SOURCES_MAX: usize = 10_000;
+/// Length of the name of a source, bytes.
+pub const SOURCE_NAME_BYTES_MAX: usize = 128;
+/// Sources of one capacity group.
+pub const CAPACITY_GROUP_SOURCES_MAX: u32 = 5_000;
+/// Capacity groups that one source may name.
+pub const CAPACITY_SOURCE_GROUPS_MAX: usize = 100;
+/// Words of sources in one entry.
+pub const CAPACITY_WORDS_MAX: usize = 1_000;
+/// Most that a source may need of a group: sums over all sources do not overflow.
+pub const CAPACITY_AMOUNT_MAX: u64 = 1 << 40;
+/// Longest time that a setting of a capacity group may have, ms: a day.
+pub const CAPACITY_MS_MAX: u64 = 24 * 60 * 60 * 1000;
+/// How long a requirement holds that names no time and no group, ms.
+pub const REQUIREMENT_TTL_MS: u64 = 10_000;
+/// How long an expired source, or a capacity group that nothing is left of, is remembered, log time
+/// ms.
+pub const CAPACITY_KEPT_MS: u64 = 60 * 60 * 1000;
+/// Most that a predictor may add to a sum, percent of it.
+pub const HEADROOM_PERCENT_MAX: u32 = 1_000;
+/// Past values that a capacity group keeps of one kind.
+pub const PEAKS_MAX: usize = 16;
+/// From the deadline of a hard drain until the machine goes although something runs, ms.
+pub const HARD_STOP_MS: u64 = 30_000;
+/// Members that one entry drains or takes back.
+pub const CAPACITY_MOVES_MAX: usize = 1_000;
 /// Nodes that are offline and not registered. When so many are, an ineligible node is not reaped.
 pub const OFFLINE_NODES_MAX: usize = 10_000;

@@ -79,11 +79,19 @@ pub enum Plant {
     ReapInMassLoss,
     /// A node keeps its affinity key after a cool-down.
     AffinityKept,
+    /// An older word of a source of requirements is taken.
+    OlderSequence,
+    /// A capacity group follows the sum of its requirements in place of what is desired.
+    WantedForDesired,
+    /// The deadline of a member's drain is set again with each message.
+    DrainAnew,
+    /// A member that vanished still counts.
+    VanishedCounts,
 }
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 34] = [
+pub const TABLE: [(Plant, &str, &str); 38] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -118,6 +126,10 @@ pub const TABLE: [(Plant, &str, &str); 34] = [
     (Plant::OfflineExpires, "offline-expires", "reaping-forgets-offline"),
     (Plant::ReapInMassLoss, "reap-in-mass-loss", "no-mass-loss-guard"),
     (Plant::AffinityKept, "affinity-kept", "keep-affinity-after-cool-down"),
+    (Plant::OlderSequence, "older-sequence", "older-requirements-taken"),
+    (Plant::WantedForDesired, "wanted-for-desired", "no-predictor"),
+    (Plant::DrainAnew, "drain-anew", "drain-deadline-moves"),
+    (Plant::VanishedCounts, "vanished-counts", "vanished-member-counts"),
 ];
 
 #[cfg(feature = "plant")]

@@ -54,9 +54,14 @@ fn abbreviate(reply: &Reply) -> Reply {
         },
         Reply::Evaluations(evaluations) => Reply::Evaluations(first(evaluations)),
         Reply::Rejected(Rejection::Invalid(text)) => Reply::Rejected(Rejection::Invalid(cut(text))),
+        Reply::Rejected(Rejection::StaleRequirements { name, epoch, seq }) => {
+            let (name, epoch, seq) = (cut(name), *epoch, *seq);
+            Reply::Rejected(Rejection::StaleRequirements { name, epoch, seq })
+        }
         Reply::Rejected(Rejection::InUse(text)) => Reply::Rejected(Rejection::InUse(cut(text))),
-        // Plans are proposed by the leader, never by a client with a request id.
-        Reply::Plans(_) => Reply::Done,
+        // Plans are proposed by the leader, and requirements of several sources by a server, never
+        // by a client with a request id.
+        Reply::Plans(_) | Reply::Requirements(_) => Reply::Done,
         Reply::Done | Reply::Rejected(_) | Reply::Job { .. } | Reply::Collected(_) => reply.clone(),
     }
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     allocation::Allocation,
+    capacity::{CapacitySource, CapacityTarget},
     codec::{self, DecodeError},
     digest::{Digest, DigestMark},
     evaluation::Evaluation,
@@ -72,6 +73,8 @@ pub struct State {
     pub(crate) provider_limits: Table<ProviderLimit>,
     pub(crate) provider_lists: Table<ProviderList>,
     pub(crate) unhelped: Table<Unhelped>,
+    pub(crate) capacity_sources: Table<CapacitySource>,
+    pub(crate) capacity_targets: Table<CapacityTarget>,
 
     pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
     pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
@@ -83,6 +86,9 @@ pub struct State {
     pub(crate) occupancy: Occupancy,
     pub(crate) census: Census,
     pub(crate) instances_by_pool: OrdMap<Text, OrdSet<InstanceId>>,
+    pub(crate) members_by_group: OrdMap<Text, OrdSet<InstanceId>>,
+    /// The pool that declares each capacity group.
+    pub(crate) capacity_pools: OrdMap<Text, Text>,
 }
 
 /// Bytes that do not load as a state.
@@ -227,6 +233,16 @@ impl State {
     /// Jobs that types of their pool do not help.
     pub fn unhelped(&self) -> &Table<Unhelped> {
         &self.unhelped
+    }
+
+    /// Sources of requirements.
+    pub fn capacity_sources(&self) -> &Table<CapacitySource> {
+        &self.capacity_sources
+    }
+
+    /// What is wanted of capacity groups.
+    pub fn capacity_targets(&self) -> &Table<CapacityTarget> {
+        &self.capacity_targets
     }
 
     /// Digest marks.
@@ -447,6 +463,8 @@ impl State {
             TableId::ProviderLimits => self.provider_limits.changed(),
             TableId::ProviderLists => self.provider_lists.changed(),
             TableId::Unhelped => self.unhelped.changed(),
+            TableId::CapacitySources => self.capacity_sources.changed(),
+            TableId::CapacityTargets => self.capacity_targets.changed(),
         }
     }
 
@@ -473,6 +491,8 @@ impl State {
             self.provider_limits.digest(),
             self.provider_lists.digest(),
             self.unhelped.digest(),
+            self.capacity_sources.digest(),
+            self.capacity_targets.digest(),
         ] {
             sum.add(digest.0);
         }
@@ -507,6 +527,8 @@ impl State {
             .chain(self.provider_limits.stored_rows())
             .chain(self.provider_lists.stored_rows())
             .chain(self.unhelped.stored_rows())
+            .chain(self.capacity_sources.stored_rows())
+            .chain(self.capacity_targets.stored_rows())
     }
 
     /// Takes one row as it stands on disk. Rows may come in any order; call [`Self::load_done`]
@@ -539,6 +561,8 @@ impl State {
             TableId::ProviderLimits => load!(provider_limits),
             TableId::ProviderLists => load!(provider_lists),
             TableId::Unhelped => load!(unhelped),
+            TableId::CapacitySources => load!(capacity_sources),
+            TableId::CapacityTargets => load!(capacity_targets),
         }
         .map_err(|source| LoadError::Row { table, source })
     }
@@ -565,6 +589,8 @@ impl State {
         self.provider_limits.set_changed(changed(TableId::ProviderLimits));
         self.provider_lists.set_changed(changed(TableId::ProviderLists));
         self.unhelped.set_changed(changed(TableId::Unhelped));
+        self.capacity_sources.set_changed(changed(TableId::CapacitySources));
+        self.capacity_targets.set_changed(changed(TableId::CapacityTargets));
         (self.index, self.term) = (head.index, head.term);
         (self.at, self.session_floor) = (head.at, head.session_floor);
         self.rebuild_derived();

@@ -34,11 +34,13 @@ pub enum TableId {
     ProviderLimits = 18,
     ProviderLists = 19,
     Unhelped = 20,
+    CapacitySources = 21,
+    CapacityTargets = 22,
 }
 
 impl TableId {
     /// All tables, in the order of their numbers.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::Jobs,
         Self::JobVersions,
         Self::Nodes,
@@ -58,6 +60,8 @@ impl TableId {
         Self::ProviderLimits,
         Self::ProviderLists,
         Self::Unhelped,
+        Self::CapacitySources,
+        Self::CapacityTargets,
     ];
 
     /// The byte on disk.

@@ -21,6 +21,10 @@ use crate::{
         Allocation, ClientStatus, ClientUpdate, DesiredStatus, NodeReport, UpdateAllocations,
     },
     apply::Applied,
+    capacity::{
+        BusyRule, CapacityGroup, DecideCapacity, DecidedCapacity, Dimension, Prediction,
+        Requirements, SetRequirements,
+    },
     codec,
     command::{Command, Proposal, Rejection, Reply},
     evaluation::{Evaluation, EvaluationStatus},
@@ -363,7 +367,7 @@ impl Driver {
     pub fn intent(&mut self, pool: &str, kind: &str) -> Intent {
         let id = InstanceId(self.id());
         assert!(self.state.instance_pools.contains(&pool.into()), "there is no pool {pool}");
-        Intent { id, token: proof(id).token, kind: kind.into(), wanted_by: None }
+        Intent { id, token: proof(id).token, kind: kind.into(), wanted_by: None, group: None }
     }
 
     /// The command that asks for instances of a pool as it is.
@@ -600,6 +604,27 @@ impl Driver {
         self.report_update(update)
     }
 
+    /// A source says what it needs, in epoch 1.
+    pub fn require(&mut self, source: &str, seq: u64, amounts: &[(&str, u64)]) {
+        let words = vec![requirements(source, seq, amounts)];
+        self.accept(Command::SetRequirements(SetRequirements { words }));
+    }
+
+    /// Decides how much a group is to give, from what is required of it now.
+    pub fn decide(&mut self, group: &str, desired: u64) {
+        let row = self.state.capacity_targets().get(&group.into());
+        let (required, requirements_index) =
+            row.map_or((0, 0), |row| (row.required, row.requirements_index));
+        let decision = DecidedCapacity {
+            group: group.into(),
+            desired,
+            required,
+            predicted: required,
+            requirements_index,
+        };
+        self.accept(Command::DecideCapacity(DecideCapacity { decisions: vec![decision] }));
+    }
+
     /// Reports an update as the allocation's node would.
     pub fn report_update(&mut self, update: ClientUpdate) -> Vec<EvaluationId> {
         let node = self.allocation(update.id).node;
@@ -709,10 +734,38 @@ pub fn instance_pool(name: &str) -> InstancePool {
         probe_timeout_ms: 600_000,
         max_concurrent_creates: 0,
         types: BTreeMap::from([kind("small", 50_000), kind("large", 100_000)]),
+        groups: BTreeMap::new(),
         paused: None,
         create_index: 0,
         modify_index: 0,
     }
+}
+
+/// A capacity group of up to three members of 4,096 MB.
+pub fn capacity_group(name: &str) -> CapacityGroup {
+    CapacityGroup {
+        name: name.into(),
+        dimension: Dimension::MemoryMb,
+        unit: 4096,
+        min: 0,
+        max: 3,
+        predictor: Prediction::Identity,
+        step: 20,
+        step_interval_ms: 1_000,
+        drain_ms: 50_000,
+        busy: BusyRule::Deadline,
+        hard: false,
+        cooldown_up_ms: 0,
+        cooldown_down_ms: 60_000,
+        requirement_ttl_ms: 10_000,
+        member_port: 8080,
+    }
+}
+
+/// What a source says, in epoch 1.
+pub fn requirements(source: &str, seq: u64, amounts: &[(&str, u64)]) -> Requirements {
+    let amounts = amounts.iter().map(|(group, amount)| ((*group).into(), *amount)).collect();
+    Requirements { source: source.into(), epoch: 1, seq, ttl_ms: None, amounts }
 }
 
 /// What the agent of an instance shows that a [`Driver`] asked for.

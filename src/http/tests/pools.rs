@@ -46,7 +46,8 @@ async fn with_pool() -> TestServer {
 fn request(cluster: &TestCluster, id: InstanceId) {
     let pool_modify_index =
         cluster.state().instance_pools().get(&"gpu".into()).unwrap().modify_index;
-    let intent = Intent { id, token: proof(id).token, kind: "small".into(), wanted_by: None };
+    let intent =
+        Intent { id, token: proof(id).token, kind: "small".into(), wanted_by: None, group: None };
     cluster.must(Command::RequestInstances(RequestInstances {
         pool: "gpu".into(),
         pool_modify_index,

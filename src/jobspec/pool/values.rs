@@ -140,6 +140,7 @@ fn read_pool(value: &Value, name: &str, errors: &mut Vec<FieldError>) -> Option<
         probe_timeout_ms: fields.whole("ProbeTimeoutMs", PROBE_TIMEOUT_MS, (1, life)),
         max_concurrent_creates: fields.count("MaxConcurrentCreates", 0, count_max),
         types: BTreeMap::new(),
+        groups: BTreeMap::new(),
         paused: None,
         create_index: 0,
         modify_index: 0,

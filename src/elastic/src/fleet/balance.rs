@@ -158,6 +158,7 @@ impl Fleet {
                 token: (look.ids)(),
                 kind,
                 wanted_by,
+                group: None,
             })
             .collect();
         watch.asked = intents.iter().map(|intent| intent.id).collect();

@@ -39,6 +39,8 @@ pub struct Intent {
     /// Name of the type in the pool.
     pub kind: Text,
     pub wanted_by: Option<JobKey>,
+    /// The capacity group that it will be a member of.
+    pub group: Option<Text>,
 }
 
 /// Commits intents. The provider is called only after this is applied.

@@ -16,4 +16,5 @@ pub use row::{
     Behavior, DeclaredNode, Instance, InstancePool, InstanceState, InstanceType, LimitClass,
     LimitScope, Pause, ProviderLimit, ProviderList, Shutdown, ShutdownCause, Unhelped,
 };
+pub(crate) use rules::is_name;
 pub use rules::stray_id;

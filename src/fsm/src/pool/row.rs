@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    capacity::{CapacityGroup, Member},
     id::{AllocationId, Index, InstanceId, JobKey, NodeId, Text, TimeMs},
     table::{Row, TableId},
 };
@@ -32,6 +33,8 @@ pub struct InstancePool {
     pub max_concurrent_creates: u32,
     /// By name.
     pub types: BTreeMap<Text, Arc<InstanceType>>,
+    /// Capacity groups that it feeds, by name.
+    pub groups: BTreeMap<Text, Arc<CapacityGroup>>,
     /// No instance is made or shut down by machine while it is set.
     pub paused: Option<Pause>,
     pub create_index: Index,
@@ -153,11 +156,13 @@ pub enum ShutdownCause {
     /// It was found at the provider, and no row stands for it.
     Unknown,
     Operator,
+    /// Its capacity group drained it, and the drain is over.
+    Released,
 }
 
 impl ShutdownCause {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Idle,
         Self::Drained,
         Self::Shrink,
@@ -166,6 +171,7 @@ impl ShutdownCause {
         Self::ProbeFailed,
         Self::Unknown,
         Self::Operator,
+        Self::Released,
     ];
 
     /// The name used in the API.
@@ -179,6 +185,7 @@ impl ShutdownCause {
             Self::ProbeFailed => "probe-failed",
             Self::Unknown => "unknown",
             Self::Operator => "operator",
+            Self::Released => "released",
         }
     }
 
@@ -190,7 +197,9 @@ impl ShutdownCause {
             | Self::BootFailed
             | Self::ProbeFailed
             | Self::Unknown
-            | Self::Operator => false,
+            | Self::Operator
+            // A drain has a deadline.
+            | Self::Released => false,
         }
     }
 }
@@ -228,6 +237,8 @@ pub struct Instance {
     pub behavior_reason: Text,
     /// The job that it was made for first; none: for the pool's minimum.
     pub wanted_by: Option<JobKey>,
+    /// What it is to a capacity group; none: it is a member of none.
+    pub member: Option<Member>,
     /// Empty: not known.
     pub provider_id: Text,
     pub address: Text,
@@ -268,7 +279,9 @@ impl Row for Instance {
 impl Instance {
     /// Whether its node may be given work.
     pub fn is_open(&self) -> bool {
-        self.state == InstanceState::Bound && self.behavior == Behavior::Run
+        self.state == InstanceState::Bound
+            && self.behavior == Behavior::Run
+            && self.member_drain().is_none()
     }
 }
 

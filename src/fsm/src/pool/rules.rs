@@ -94,7 +94,7 @@ impl InstancePool {
         }
         for (key, kind) in &self.types {
             let name = &kind.name;
-            if name != key || !is_type_name(name) {
+            if name != key || !is_name(name) {
                 return Err(format!(
                     "type \"{name}\": its name must be 1 to 128 letters, digits, '-', '_' or '.'"
                 ));
@@ -114,11 +114,15 @@ impl InstancePool {
                 return Err(format!("type \"{name}\": node needs a datacenter"));
             }
         }
+        for (key, group) in &self.groups {
+            group.check(key)?;
+        }
         Ok(())
     }
 }
 
-fn is_type_name(name: &str) -> bool {
+/// Whether a type or a capacity group may be called so.
+pub(crate) fn is_name(name: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     (1..=128).contains(&name.len()) && name.chars().all(is_allowed)
 }
@@ -180,7 +184,7 @@ impl State {
         row: &Instance,
         cause: super::ShutdownCause,
     ) -> Result<(), Rejection> {
-        use super::ShutdownCause::{Idle, Operator, Shrink};
+        use super::ShutdownCause::{Drained, Idle, Operator, Released, Shrink};
         let invalid = |why: &str| Err(Rejection::Invalid(why.into()));
         if cause == Operator {
             return Ok(());
@@ -191,13 +195,21 @@ impl State {
         if cause.needs_empty() && !self.is_empty_instance(row) {
             return invalid("allocations on the instance have not ended");
         }
+        let is_empty = self.is_empty_instance(row);
+        let is_over = row.member_drain().is_some_and(|drain| drain.is_over(is_empty, self.at()));
+        if row.member.is_some() && !is_over && matches!(cause, Idle | Drained | Shrink | Released) {
+            return invalid("a member of a capacity group drains before it is shut down");
+        }
+        if row.member.is_none() && cause == Released {
+            return invalid("the instance is no member of a capacity group");
+        }
         let is_lost = |node| self.mass_loss().is_some_and(|loss| loss.nodes.contains(&node));
         if row.node.is_some_and(is_lost) {
             return invalid("no instance is destroyed during a mass loss");
         }
         let is_paused =
             self.instance_pools.get(&row.pool).is_some_and(|pool| pool.paused.is_some());
-        if is_paused && matches!(cause, Idle | Shrink) {
+        if is_paused && matches!(cause, Idle | Shrink | Released) {
             return invalid("the pool is paused");
         }
         Ok(())

@@ -4,7 +4,7 @@
 //! and what came of it is an entry as well. An answer for which there is no row is a machine that
 //! nobody wants: it gets a row, so that it is destroyed, and is never ignored.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     Behavior, CreateOutcome, DeleteInstancePool, DestroyOutcome, Instance, InstanceOutcome,
@@ -16,6 +16,7 @@ use super::{
 use crate::{
     allocation::Allocation,
     apply::{Outcome, Turn, not_found},
+    capacity::{Member, Strength},
     command::{Rejection, Reply},
     effect::Effect,
     evaluation::Trigger,
@@ -41,7 +42,7 @@ impl Turn<'_> {
         self.state.instances.put(row, self.changes);
     }
 
-    fn instance(&self, id: InstanceId) -> Result<Instance, Rejection> {
+    pub(crate) fn instance(&self, id: InstanceId) -> Result<Instance, Rejection> {
         self.state
             .instances
             .get(&id)
@@ -56,6 +57,7 @@ impl Turn<'_> {
             return invalid("pool \"all\" stands for all nodes and has no machines of its own");
         }
         pool.check().or_else(invalid)?;
+        self.check_groups(pool)?;
         let old = self.state.instance_pools.get(&pool.name).cloned();
         let found = old.as_ref().map_or(0, |old| old.modify_index);
         if let Some(asked) = *enforce_index
@@ -86,9 +88,10 @@ impl Turn<'_> {
         }
         let mut row = pool.clone();
         row.create_index = old.as_ref().map_or(self.index, |old| old.create_index);
-        row.paused = old.and_then(|old| old.paused.clone());
+        row.paused = old.as_ref().and_then(|old| old.paused.clone());
         row.modify_index = self.index;
-        self.state.instance_pools.put(row, self.changes);
+        let row = self.state.instance_pools.put(row, self.changes);
+        self.groups_changed(old.as_deref(), Some(&row));
         self.effects.insert(Effect::InstancePool(pool.name.clone()));
         self.forget_unhelped_by(&pool.name);
         let left: Vec<_> = self
@@ -107,9 +110,8 @@ impl Turn<'_> {
 
     pub(crate) fn delete_instance_pool(&mut self, command: &DeleteInstancePool) -> Outcome {
         let DeleteInstancePool { name } = command;
-        if !self.state.instance_pools.contains(name) {
-            return Err(not_found("instance pool"));
-        }
+        let old = self.state.instance_pools.get(name).cloned();
+        let old = old.ok_or_else(|| not_found("instance pool"))?;
         let count = self.state.instance_count(name);
         if count > 0 {
             let message = format!(
@@ -119,6 +121,7 @@ impl Turn<'_> {
             return Err(Rejection::InUse(message.into()));
         }
         self.state.instance_pools.remove(name, self.changes);
+        self.groups_changed(Some(&old), None);
         let limits = self.state.provider_limits.iter().filter(|row| row.pool == *name);
         for scope in limits.map(|row| row.scope.clone()).collect::<Vec<_>>() {
             self.state.provider_limits.remove(&(name.clone(), scope), self.changes);
@@ -160,8 +163,9 @@ impl Turn<'_> {
         }
         let mut refused = None;
         let mut is_any_taken = false;
+        let mut strengths = BTreeMap::new();
         for intent in intents {
-            match self.request_instance(&pool, intent) {
+            match self.request_instance(&pool, intent, &mut strengths) {
                 Ok(()) => is_any_taken = true,
                 Err(why) => refused = refused.or(Some(why)),
             }
@@ -173,8 +177,13 @@ impl Turn<'_> {
         }
     }
 
-    fn request_instance(&mut self, pool: &InstancePool, intent: &Intent) -> Result<(), Rejection> {
-        let Intent { id, token, kind, wanted_by } = intent;
+    fn request_instance(
+        &mut self,
+        pool: &InstancePool,
+        intent: &Intent,
+        strengths: &mut BTreeMap<Text, Strength>,
+    ) -> Result<(), Rejection> {
+        let Intent { id, token, kind, wanted_by, group } = intent;
         let name = &pool.name;
         let room = usize::try_from(pool.max).unwrap_or(usize::MAX);
         if self.state.instance_count(name) >= room {
@@ -189,10 +198,21 @@ impl Turn<'_> {
         if self.state.instances.contains(id) {
             return invalid("the id of the intent is in use");
         }
+        if let Some(name) = group {
+            let now = strengths.get(name).copied().unwrap_or_else(|| {
+                pool.groups.get(name).map_or_else(Strength::default, |group| self.strength(group))
+            });
+            let group = self.check_intent(pool, name, now)?;
+            let amount = now.amount.saturating_add(group.expected(kind));
+            let count = now.count.saturating_add(1);
+            strengths.insert(name.clone(), Strength { amount, count });
+            self.note_step(&group);
+        }
         let deadline_at = self.at.saturating_add(pool.boot_timeout_ms);
         self.put_instance(Instance {
             token: *token,
             wanted_by: wanted_by.clone(),
+            member: group.clone().map(|group| Member { group, drain: None }),
             deadline_at,
             ..self.new_instance(*id, name, &pool.provider, Arc::clone(kind))
         });
@@ -217,6 +237,7 @@ impl Turn<'_> {
             behavior_by: "".into(),
             behavior_reason: "".into(),
             wanted_by: None,
+            member: None,
             provider_id: "".into(),
             address: "".into(),
             scope: "".into(),
@@ -402,32 +423,50 @@ impl Turn<'_> {
         row.behavior = behavior;
         row.behavior_by = clip(&by.into());
         row.behavior_reason = clip(&reason.into());
-        let node = row.node;
-        let is_open = row.is_open();
         if behavior == Behavior::Run {
             row.last_busy_at = self.at;
         }
+        self.member_behaves(&mut row);
+        let reason = clip(&reason.into());
+        let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+        self.put_service(row, &format!("Instance set to {}{why}", behavior.name()), ids)
+    }
+
+    /// Stores an instance whose behavior or drain has changed, and what that means for its node.
+    pub(crate) fn put_service(
+        &mut self,
+        row: Instance,
+        event: &str,
+        ids: &[EvaluationId],
+    ) -> Vec<EvaluationId> {
+        let (node, is_open) = (row.node, row.is_open());
+        let hard = row.member_drain().filter(|drain| drain.hard);
+        let wanted = match row.behavior {
+            Behavior::Drain => Some(None),
+            Behavior::Run => hard.map(|drain| Some(drain.deadline_at)),
+            Behavior::Hold => None,
+        };
         self.put_instance(row);
         let Some(Ok(mut node)) = node.map(|node| self.node(node)) else { return Vec::new() };
         if let Some(instance) = &mut node.instance {
             instance.open = is_open;
         }
         let is_ours = node.drain.as_ref().is_some_and(|drain| &*drain.owner == DRAIN_OWNER);
-        if behavior == Behavior::Drain && node.drain.is_none() {
-            node.drain = Some(Drain {
-                started_at: self.at,
-                deadline_at: None,
-                force: false,
-                ignore_system: false,
-                owner: DRAIN_OWNER.into(),
-                cancelable: true,
-            });
-        } else if behavior != Behavior::Drain && is_ours {
-            node.drain = None;
+        match wanted {
+            Some(deadline_at) if node.drain.is_none() => {
+                node.drain = Some(Drain {
+                    started_at: self.at,
+                    deadline_at,
+                    force: false,
+                    ignore_system: false,
+                    owner: DRAIN_OWNER.into(),
+                    cancelable: true,
+                });
+            }
+            None if is_ours => node.drain = None,
+            Some(_) | None => {}
         }
-        let reason = clip(&reason.into());
-        let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-        self.event(&mut node, &format!("Instance set to {}{why}", behavior.name()));
+        self.event(&mut node, event);
         self.put_node(node.clone());
         if node.is_schedulable() {
             self.gains.insert(node.id);
@@ -522,6 +561,10 @@ impl Turn<'_> {
     fn remove_instance(&mut self, row: &Instance, ids: &[EvaluationId]) -> Vec<EvaluationId> {
         self.state.instances.remove(&row.id, self.changes);
         self.state.unindex_instance(row);
+        if let Some(group) = row.group() {
+            self.forget_deleted(group);
+            self.effects.insert(Effect::CapacityGroup(group.clone()));
+        }
         self.effects.insert(Effect::Instance(row.id));
         let Some(Ok(node)) = row.node.map(|node| self.node(node)) else { return Vec::new() };
         self.announce(node.id, NodeChange::Reaped, "its machine is gone".into());

@@ -7,6 +7,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "tests read what is pinned")]
 
+mod capacity;
 mod pools;
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
@@ -485,6 +486,7 @@ pub(super) fn commands() -> Vec<Command> {
         collection(),
     ]);
     commands.extend(pools::commands());
+    commands.extend(capacity::commands());
     commands
 }
 
@@ -532,6 +534,10 @@ fn command_name(command: &Command) -> &'static str {
         Command::NoteInstance(_) => "note-instance",
         Command::NoteUnhelped(_) => "note-unhelped",
         Command::LimitPool(_) => "limit-pool",
+        Command::SetRequirements(_) => "set-requirements",
+        Command::ExpireRequirements(_) => "expire-requirements",
+        Command::DecideCapacity(_) => "decide-capacity",
+        Command::MoveMembers(_) => "move-members",
     }
 }
 
@@ -561,6 +567,7 @@ fn rejections() -> Vec<Rejection> {
         Rejection::SecretMismatch,
         Rejection::StaleIncarnation,
         Rejection::IndexConflict { asked: 1, found: 2 },
+        Rejection::StaleRequirements { name: "lb1".into(), epoch: 1, seq: 2 },
     ]
 }
 
@@ -575,6 +582,7 @@ fn replies() -> Vec<Reply> {
     ];
     replies.extend(rejections().into_iter().map(Reply::Rejected));
     replies.push(Reply::Collected(26));
+    replies.push(Reply::Requirements(vec![None, Some(Rejection::SessionExpired)]));
     replies
 }
 
@@ -636,6 +644,7 @@ fn golden() -> Golden {
     let loss = MassLoss { since: 5, nodes: vec![node], end, create_index, modify_index };
     golden.pin("mass-loss", &loss);
     pools::pin(&mut golden);
+    capacity::pin(&mut golden);
     let class = ClassId([2; 16]);
     golden.pin("capacity-gain-class", &CapacityGain { key: GainKey::Class(class), index: 3 });
     golden.pin("capacity-gain-node", &CapacityGain { key: GainKey::Node(node), index: 3 });

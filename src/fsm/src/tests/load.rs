@@ -1,6 +1,8 @@
 //! Saving and loading: a loaded state is the same to its digest and goes on the same; damage and
 //! unknown tables are refused. Digest marks.
 
+use std::sync::Arc;
+
 use crate::{
     allocation::ClientStatus,
     codec::DecodeError,
@@ -16,7 +18,7 @@ use crate::{
     settings::SetSchedulerConfiguration,
     state::{LoadError, State},
     table::TableId,
-    testing::{Driver, job, job_with_ports, port, reload, rows},
+    testing::{Driver, capacity_group, job, job_with_ports, port, reload, rows},
 };
 
 fn busy_cluster() -> Driver {
@@ -58,7 +60,12 @@ fn busy_cluster() -> Driver {
 
 /// A row in each table of instance pools.
 fn grow(driver: &mut Driver) {
-    driver.instance_pool("gpu", |_| {});
+    driver.instance_pool("gpu", |pool| {
+        let group = capacity_group("web");
+        pool.groups.insert(group.name.clone(), Arc::new(group));
+    });
+    driver.require("lb1", 1, &[("web", 5_000)]);
+    driver.decide("web", 5_000);
     driver.request_instance("gpu", "small");
     let id = driver.request_instance("gpu", "small");
     driver.accept(Command::InstanceOutcome(InstanceOutcome {

@@ -773,6 +773,6 @@ fn replicas_agree_on_random_commands() {
     eprintln!("{seed} seeds, {taken} commands taken, {placed} allocations, {bound} bound");
     // Commands that are all refused would test nothing.
     assert!(taken > seed * 150, "{taken} of {} commands were taken", seed * 300);
-    assert!(placed > usize::try_from(seed).unwrap() * 10, "{placed} allocations");
+    assert!(placed > usize::try_from(seed).unwrap() * 8, "{placed} allocations");
     assert!(bound > seed, "{bound} nodes registered as instances");
 }

@@ -242,6 +242,9 @@ impl Machine for Dispatch {
             | Effect::Instance(_)
             | Effect::InstancePool(_)
             | Effect::NodeAllocations(_)
+            | Effect::CapacityGroup(_)
+            | Effect::CapacitySource(_)
+            | Effect::CapacityExpired { .. }
             | Effect::DigestMark => {}
         }
     }

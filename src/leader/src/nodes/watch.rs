@@ -92,6 +92,9 @@ impl Machine for NodeWatch {
             | Effect::MassLoss
             | Effect::Instance(_)
             | Effect::InstancePool(_)
+            | Effect::CapacityGroup(_)
+            | Effect::CapacitySource(_)
+            | Effect::CapacityExpired { .. }
             | Effect::DigestMark => {}
         }
     }

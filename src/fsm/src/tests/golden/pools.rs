@@ -51,6 +51,7 @@ fn pool() -> InstancePool {
         probe_timeout_ms: 300_000,
         max_concurrent_creates: 2,
         types: BTreeMap::from([("small".into(), Arc::new(kind()))]),
+        groups: BTreeMap::from([("web".into(), Arc::new(super::capacity::group()))]),
         paused: Some(Pause { by: "alice".into(), reason: "repair".into(), at: 4 }),
         create_index: 5,
         modify_index: 6,
@@ -69,6 +70,7 @@ fn instance() -> Instance {
         behavior_by: "alice".into(),
         behavior_reason: "old".into(),
         wanted_by: Some(job_key("t")),
+        member: Some(super::capacity::member()),
         provider_id: "i-1".into(),
         address: "127.0.0.1".into(),
         scope: "host".into(),
@@ -129,8 +131,13 @@ pub(super) fn pin(golden: &mut Golden) {
 /// In the order of the enum.
 pub(super) fn commands() -> Vec<Command> {
     let evaluation_ids = vec![EvaluationId([2; 16])];
-    let intent =
-        Intent { id: ID, token: [22; 16], kind: "small".into(), wanted_by: Some(job_key("t")) };
+    let intent = Intent {
+        id: ID,
+        token: [22; 16],
+        kind: "small".into(),
+        wanted_by: Some(job_key("t")),
+        group: Some("web".into()),
+    };
     let seen = SeenMachine {
         id: ID,
         provider_id: "i-1".into(),

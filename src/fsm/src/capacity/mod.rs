@@ -1,0 +1,29 @@
+//! Capacity groups: machines that follow what sources outside the cluster say they need.
+//!
+//! ```text
+//!  SetRequirements ─► CapacitySource (amounts by group) ─► sum in CapacityTarget
+//!                                                            │ predictor, min and max (leader)
+//!  DecideCapacity ◄──────────────────────────────────────────┘
+//!       └─► desired ─► MoveMembers (drain, take back), RequestInstances with a group
+//! ```
+//!
+//! It owns who needs how much, the last decision of each group, and how fast a group may grow. It
+//! must never count a source twice, take an older word over a newer one, or move the deadline of a
+//! drain that has begun.
+
+mod commands;
+mod peaks;
+mod row;
+mod rules;
+mod transitions;
+
+pub use commands::{
+    DecideCapacity, DecidedCapacity, ExpireRequirements, MoveMembers, Requirements, SetRequirements,
+};
+pub use peaks::Peaks;
+pub use row::{
+    Asked, BusyRule, CapacityDecision, CapacityGroup, CapacitySource, CapacityTarget, Dimension,
+    Expiry, Member, MemberDrain, Pace, Prediction,
+};
+pub use rules::MemberPhase;
+pub(crate) use transitions::Strength;
