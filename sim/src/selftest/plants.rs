@@ -60,10 +60,13 @@ impl Planted {
 
 const CONTROL_PLANE: Finder = Finder::Simulation(&[Tier::ControlPlane]);
 const SERVERS: Finder = Finder::Simulation(&[Tier::Servers]);
+/// Nothing simulates balancers yet.
+const BALANCERS: Finder =
+    Finder::Other("`cargo test -p elastic groups` with the bug written into the source");
 const BOTH: Finder = Finder::Simulation(&[Tier::ControlPlane, Tier::Servers]);
 
 /// All of them.
-pub(super) const PLANTS: [Planted; 34] = [
+pub(super) const PLANTS: [Planted; 38] = [
     Planted::new(
         "M1",
         "skip-log-sync",
@@ -217,6 +220,30 @@ pub(super) const PLANTS: [Planted; 34] = [
         "keep-affinity-after-cool-down",
         "a node keeps its affinity key after a cool-down",
         CONTROL_PLANE,
+    ),
+    Planted::new(
+        "older-sequence",
+        "older-requirements-taken",
+        "an older word of a source of requirements is taken",
+        BALANCERS,
+    ),
+    Planted::new(
+        "wanted-for-desired",
+        "no-predictor",
+        "a capacity group follows the sum in place of what is desired",
+        BALANCERS,
+    ),
+    Planted::new(
+        "drain-anew",
+        "drain-deadline-moves",
+        "the deadline of a member's drain is set again",
+        BALANCERS,
+    ),
+    Planted::new(
+        "vanished-counts",
+        "vanished-member-counts",
+        "a member that vanished still counts",
+        BALANCERS,
     ),
 ];
 

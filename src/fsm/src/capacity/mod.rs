@@ -12,18 +12,22 @@
 //! drain that has begun.
 
 mod commands;
+mod declared;
+mod members;
 mod peaks;
 mod row;
 mod rules;
+#[cfg(test)]
+mod tests;
 mod transitions;
 
 pub use commands::{
     DecideCapacity, DecidedCapacity, ExpireRequirements, MoveMembers, Requirements, SetRequirements,
 };
+pub(crate) use members::Strength;
 pub use peaks::Peaks;
 pub use row::{
     Asked, BusyRule, CapacityDecision, CapacityGroup, CapacitySource, CapacityTarget, Dimension,
     Expiry, Member, MemberDrain, Pace, Prediction,
 };
 pub use rules::MemberPhase;
-pub(crate) use transitions::Strength;

@@ -41,7 +41,7 @@ impl Dimension {
         match self {
             Self::MemoryMb => " MB",
             Self::CpuMhz => " MHz",
-            Self::Instances => "",
+            Self::Instances => " machines",
         }
     }
 }

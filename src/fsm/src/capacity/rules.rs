@@ -227,17 +227,17 @@ impl State {
         shortest.or_else(last).unwrap_or(limits::REQUIREMENT_TTL_MS)
     }
 
-    /// Whether nothing is left of a group that is worth a row, and has not been for a while.
-    pub fn is_forgettable(&self, name: &Text, at: TimeMs) -> bool {
-        let Some(row) = self.capacity_targets.get(name) else { return false };
+    /// When the row of a group that nothing is left of may go; none: something is.
+    pub fn forgettable_at(&self, name: &Text) -> Option<TimeMs> {
+        let row = self.capacity_targets.get(name)?;
         let has_minimum = self.capacity_group(name).is_some_and(|(_, group)| group.min > 0);
         let decision = row.decision.as_ref();
         let last = row.changed_at.max(decision.map_or(0, |decision| decision.at));
-        row.sources == 0
+        let is_empty = row.sources == 0
             && !has_minimum
             && decision.is_none_or(|decision| decision.desired == 0)
-            && self.members_of(name).next().is_none()
-            && last.saturating_add(limits::CAPACITY_KEPT_MS) <= at
+            && self.members_of(name).next().is_none();
+        is_empty.then(|| last.saturating_add(limits::CAPACITY_KEPT_MS))
     }
 
     /// How far a member is.

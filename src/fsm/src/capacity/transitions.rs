@@ -1,4 +1,4 @@
-//! Transitions of sources, of what is wanted of groups, and of their members.
+//! Transitions of sources, and of what is wanted of groups.
 //!
 //! The sums are kept as words come in; nothing here looks at all sources but the end of a group.
 
@@ -8,18 +8,17 @@ use std::{
 };
 
 use super::{
-    Asked, CapacityDecision, CapacityGroup, CapacitySource, CapacityTarget, DecideCapacity,
-    DecidedCapacity, ExpireRequirements, Expiry, MemberDrain, MemberPhase, MoveMembers, Pace,
-    Requirements, SetRequirements,
+    Asked, CapacityDecision, CapacitySource, CapacityTarget, DecideCapacity, DecidedCapacity,
+    ExpireRequirements, Expiry, Pace, Requirements, SetRequirements,
 };
 use crate::{
     apply::{Outcome, Turn, not_found},
     command::{Rejection, Reply},
     effect::Effect,
-    id::{EvaluationId, InstanceId, Text},
+    id::Text,
     limits,
     plant::{Plant, is_planted},
-    pool::{Behavior, Instance, InstancePool, InstanceState},
+    pool::Instance,
 };
 
 fn invalid<T>(why: impl Into<Text>) -> Result<T, Rejection> {
@@ -31,22 +30,15 @@ fn is_source_name(name: &str) -> bool {
     (1..=limits::SOURCE_NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(is_allowed)
 }
 
-/// What a group's members give, those that are on their way included.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Strength {
-    pub(crate) amount: u64,
-    pub(crate) count: u32,
-}
-
 impl Turn<'_> {
-    fn put_target(&mut self, mut row: CapacityTarget) {
+    pub(super) fn put_target(&mut self, mut row: CapacityTarget) {
         row.modify_index = self.index;
         self.effects.insert(Effect::CapacityGroup(row.name.clone()));
         self.state.capacity_targets.put(row, self.changes);
     }
 
     /// The row of a group; a new one where there is none.
-    fn target(&self, name: &Text) -> CapacityTarget {
+    pub(super) fn target(&self, name: &Text) -> CapacityTarget {
         if let Some(row) = self.state.capacity_targets.get(name) {
             return (**row).clone();
         }
@@ -110,6 +102,9 @@ impl Turn<'_> {
         for group in groups {
             let amount = |amounts: &BTreeMap<Text, Asked>| Some(amounts.get(group)?.amount);
             self.adjust(group, amount(&old), amount(&asked));
+            if is_planted(Plant::DrainAnew) {
+                self.drain_anew(group);
+            }
         }
         self.effects.insert(Effect::CapacitySource(source.clone()));
         let row = CapacitySource {
@@ -125,6 +120,16 @@ impl Turn<'_> {
         };
         self.state.capacity_sources.put(row, self.changes);
         Ok(())
+    }
+
+    /// Only ever planted: drains that last begin again.
+    fn drain_anew(&mut self, name: &Text) {
+        let declared = self.state.capacity_group(name).map(|(_, group)| Arc::clone(group));
+        let drained = self.state.members_of(name).filter(|row| row.member_drain().is_some());
+        let drained: Vec<Instance> = drained.map(|row| (**row).clone()).collect();
+        for (group, row) in drained.into_iter().filter_map(|row| Some((declared.as_ref()?, row))) {
+            self.drain_member(row, group, 0, &[]);
+        }
     }
 
     /// A word that comes twice is taken twice: whoever did not hear the answer says it again.
@@ -236,7 +241,7 @@ impl Turn<'_> {
             }
         }
         for name in groups {
-            if self.state.is_forgettable(name, self.at) {
+            if self.state.forgettable_at(name).is_some_and(|at| at <= self.at) {
                 self.state.capacity_targets.remove(name, self.changes);
                 self.effects.insert(Effect::CapacityGroup(name.clone()));
             }
@@ -312,291 +317,5 @@ impl Turn<'_> {
         });
         self.put_target(row);
         Ok(())
-    }
-
-    pub(crate) fn move_members(&mut self, command: &MoveMembers) -> Outcome {
-        let MoveMembers { group: name, decision_index, drain, take_back, evaluation_ids } = command;
-        if drain.len().saturating_add(take_back.len()) > limits::CAPACITY_MOVES_MAX {
-            let most = limits::CAPACITY_MOVES_MAX;
-            return invalid(format!("an entry moves at most {most} members"));
-        }
-        let declared = self.state.capacity_group(name).map(|(_, group)| Arc::clone(group));
-        let Some(group) = declared else {
-            return Err(not_found(&format!("capacity group \"{name}\"")));
-        };
-        let mut row = self.target(name);
-        let Some(decision) = row.decision.filter(|decision| decision.index == *decision_index)
-        else {
-            return invalid("another decision has been taken since");
-        };
-        let mut made = Vec::new();
-        let mut refused = None;
-        let mut moved = 0_u32;
-        let mut count = self.strength(&group).count;
-        for id in take_back {
-            match self.take_back(&group, *id, &mut count, evaluation_ids) {
-                Ok(ids) => {
-                    made.extend(ids);
-                    moved = moved.saturating_add(1);
-                }
-                Err(why) => refused = refused.or(Some(why)),
-            }
-        }
-        if moved > 0 {
-            row.grown_at = self.at;
-            self.put_target(row);
-        }
-        let mut left = self.strength(&group);
-        for id in drain {
-            match self.release(&group, *id, decision.desired, &mut left, moved, evaluation_ids) {
-                Ok(ids) => {
-                    made.extend(ids);
-                    moved = moved.saturating_add(1);
-                }
-                Err(why) => refused = refused.or(Some(why)),
-            }
-        }
-        match refused {
-            Some(why) if moved == 0 => Err(why),
-            _ => Ok(Reply::Evaluations(made)),
-        }
-    }
-
-    /// What the members of a group give, those that are on their way included.
-    pub(crate) fn strength(&self, group: &CapacityGroup) -> Strength {
-        let mut strength = Strength::default();
-        for row in self.state.members_of(&group.name) {
-            if self.state.member_phase(row).counts() {
-                strength.count = strength.count.saturating_add(1);
-                let amount = self.state.member_amount(group, row);
-                strength.amount = strength.amount.saturating_add(amount);
-            }
-        }
-        strength
-    }
-
-    fn member_of(&self, group: &Text, id: InstanceId) -> Result<Instance, Rejection> {
-        let row = self.instance(id)?;
-        if row.group() == Some(group) {
-            return Ok(row);
-        }
-        invalid(format!("the instance is no member of capacity group \"{group}\""))
-    }
-
-    fn take_back(
-        &mut self,
-        group: &CapacityGroup,
-        id: InstanceId,
-        count: &mut u32,
-        ids: &[EvaluationId],
-    ) -> Result<Vec<EvaluationId>, Rejection> {
-        let mut row = self.member_of(&group.name, id)?;
-        if self.state.member_phase(&row) != MemberPhase::Draining {
-            return invalid("the member does not drain");
-        }
-        if *count >= group.max {
-            return invalid(format!("the group may have {} members", group.max));
-        }
-        *count = count.saturating_add(1);
-        if let Some(member) = &mut row.member {
-            member.drain = None;
-        }
-        Ok(self.put_service(row, "Taken back by its capacity group", ids))
-    }
-
-    /// Begins the drain of a member that the group can do without.
-    fn release(
-        &mut self,
-        group: &CapacityGroup,
-        id: InstanceId,
-        desired: u64,
-        left: &mut Strength,
-        place: u32,
-        ids: &[EvaluationId],
-    ) -> Result<Vec<EvaluationId>, Rejection> {
-        let row = self.member_of(&group.name, id)?;
-        if is_planted(Plant::DrainAnew) && row.member_drain().is_some() {
-            return Ok(self.drain_member(row, group, place, ids));
-        }
-        if !self.state.member_phase(&row).counts() {
-            return invalid("the member neither serves nor is on its way");
-        }
-        let amount = left.amount.saturating_sub(self.state.member_amount(group, &row));
-        let count = left.count.saturating_sub(1);
-        if amount < desired || count < group.min {
-            return invalid("the group needs the member");
-        }
-        *left = Strength { amount, count };
-        Ok(self.drain_member(row, group, place, ids))
-    }
-
-    /// Begins the drain of a member. Its deadline is never moved afterwards.
-    pub(crate) fn drain_member(
-        &mut self,
-        mut row: Instance,
-        group: &CapacityGroup,
-        place: u32,
-        ids: &[EvaluationId],
-    ) -> Vec<EvaluationId> {
-        let Some(member) = &mut row.member else { return Vec::new() };
-        member.drain = Some(MemberDrain {
-            since: self.at,
-            order: (self.index, place),
-            deadline_at: self.at.saturating_add(group.drain_ms),
-            busy: group.busy,
-            hard: group.hard,
-        });
-        self.put_service(row, "Drained by its capacity group", ids)
-    }
-
-    /// Whether an intent may be for a group, and what its member will give.
-    pub(crate) fn check_intent(
-        &self,
-        pool: &InstancePool,
-        name: &Text,
-        asked: Strength,
-    ) -> Result<Arc<CapacityGroup>, Rejection> {
-        let Some(group) = pool.groups.get(name) else {
-            return invalid(format!("pool \"{}\" has no capacity group \"{name}\"", pool.name));
-        };
-        let target = self.state.capacity_targets.get(name);
-        let Some((target, decision)) = target.and_then(|row| Some((row, row.decision?))) else {
-            return invalid(format!("nothing is decided for capacity group \"{name}\""));
-        };
-        if asked.count >= group.max {
-            return invalid(format!("capacity group \"{name}\" may have {} members", group.max));
-        }
-        if asked.amount >= decision.desired && asked.count >= group.min {
-            return invalid(format!("capacity group \"{name}\" has what it wants"));
-        }
-        if target.asked_lately(group, self.at) >= group.step {
-            return invalid(format!("capacity group \"{name}\" has made its step"));
-        }
-        Ok(Arc::clone(group))
-    }
-
-    /// Notes that a member was asked for.
-    pub(crate) fn note_step(&mut self, group: &CapacityGroup) {
-        let mut row = self.target(&group.name);
-        let asked = row.asked_lately(group, self.at).saturating_add(1);
-        row.pace = Pace { last_at: self.at, asked };
-        row.grown_at = self.at;
-        self.put_target(row);
-    }
-
-    /// A pool was stored with other groups than before.
-    pub(crate) fn groups_changed(
-        &mut self,
-        old: Option<&InstancePool>,
-        new: Option<&InstancePool>,
-    ) {
-        self.state.index_capacity(old, new);
-        let none = BTreeMap::new();
-        let before = old.map_or(&none, |pool| &pool.groups);
-        let after = new.map_or(&none, |pool| &pool.groups);
-        for (name, group) in after {
-            if before.get(name) == Some(group) {
-                continue;
-            }
-            self.effects.insert(Effect::CapacityGroup(name.clone()));
-            if let Some(row) = self.state.capacity_targets.get(name) {
-                let mut row = (**row).clone();
-                row.deleted = false;
-                row.requirements_index = self.index;
-                self.put_target(row);
-            }
-        }
-        for (name, group) in before {
-            if !after.contains_key(name) {
-                self.retire(group);
-            }
-        }
-    }
-
-    /// A group is declared no more: nobody asks for it, and its members drain.
-    fn retire(&mut self, group: &CapacityGroup) {
-        let name = &group.name;
-        self.effects.insert(Effect::CapacityGroup(name.clone()));
-        if !self.state.capacity_targets.contains(name) {
-            return;
-        }
-        let named = |row: &&Arc<CapacitySource>| row.amounts.contains_key(name);
-        let sources: Vec<_> = self.state.capacity_sources.iter().filter(named).cloned().collect();
-        for source in sources {
-            let mut row = (*source).clone();
-            row.amounts.remove(name);
-            row.modify_index = self.index;
-            self.state.capacity_sources.put(row, self.changes);
-        }
-        let mut row = self.target(name);
-        (row.deleted, row.required, row.sources) = (true, 0, 0);
-        (row.requirements_index, row.changed_at) = (self.index, self.at);
-        row.decision = None;
-        (row.sums, row.wants) = (super::Peaks::default(), super::Peaks::default());
-        self.put_target(row);
-        let members: Vec<_> = self.state.members_of(name).cloned().collect();
-        for (place, row) in members.into_iter().enumerate() {
-            let place = u32::try_from(place).unwrap_or(u32::MAX);
-            if row.state != InstanceState::ShuttingDown && row.member_drain().is_none() {
-                self.drain_member((*row).clone(), group, place, &[]);
-            }
-        }
-        self.forget_deleted(name);
-    }
-
-    /// The row of a deleted group goes with its last member.
-    pub(crate) fn forget_deleted(&mut self, name: &Text) {
-        let is_deleted = self.state.capacity_targets.get(name).is_some_and(|row| row.deleted);
-        if is_deleted && self.state.members_of(name).next().is_none() {
-            self.state.capacity_targets.remove(name, self.changes);
-            self.effects.insert(Effect::CapacityGroup(name.clone()));
-        }
-    }
-
-    /// Whether a pool may declare its groups.
-    pub(crate) fn check_groups(&self, pool: &InstancePool) -> Result<(), Rejection> {
-        let in_use = |why: String| Err(Rejection::InUse(why.into()));
-        for name in pool.groups.keys() {
-            if let Some(other) = self.state.capacity_pools.get(name)
-                && *other != pool.name
-            {
-                return in_use(format!("pool \"{other}\" has a capacity group \"{name}\" already"));
-            }
-            if let Some(row) = self.state.capacity_targets.get(name)
-                && row.pool != pool.name
-            {
-                let other = &row.pool;
-                return in_use(format!(
-                    "members of a capacity group \"{name}\" still drain in pool \"{other}\""
-                ));
-            }
-        }
-        let own = self.state.instance_pools.get(&pool.name).map_or(0, |old| old.groups.len());
-        let others = self.state.capacity_pools.len().saturating_sub(own);
-        if others.saturating_add(pool.groups.len()) > limits::CAPACITY_GROUPS_MAX {
-            let most = limits::CAPACITY_GROUPS_MAX;
-            return invalid(format!("all pools have at most {most} capacity groups"));
-        }
-        Ok(())
-    }
-
-    /// An operator drains or takes back an instance: a member's drain begins and ends with it, so
-    /// that work of others has its time to go.
-    pub(crate) fn member_behaves(&self, row: &mut Instance) {
-        let Some(member) = &mut row.member else { return };
-        let group = self.state.capacity_group(&member.group).map(|(_, group)| group);
-        match (row.behavior, group) {
-            (Behavior::Drain, Some(group)) if member.drain.is_none() => {
-                member.drain = Some(MemberDrain {
-                    since: self.at,
-                    order: (self.index, 0),
-                    deadline_at: self.at.saturating_add(group.drain_ms),
-                    busy: group.busy,
-                    hard: group.hard,
-                });
-            }
-            (Behavior::Run, Some(_)) => member.drain = None,
-            (Behavior::Run | Behavior::Hold | Behavior::Drain, _) => {}
-        }
     }
 }

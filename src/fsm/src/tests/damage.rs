@@ -16,7 +16,7 @@ use crate::{
     node::Occupancy,
     pool::{Behavior, DestroyOutcome, SetInstanceBehavior, ShutdownCause},
     state::State,
-    testing::{Driver, job, job_key, job_with_ports, node_id, outcome, port},
+    testing::{Driver, capacity_group, job, job_key, job_with_ports, node_id, outcome, port},
 };
 
 /// A service with a port runs on node `a`, has an open evaluation, a job runs once per node, and
@@ -32,7 +32,11 @@ fn cluster() -> Driver {
     assert!(driver.commit_plan(plan).outcome_taken);
     driver.evaluate_job("t");
     driver.register_job(job("everywhere", JobKind::System, 1));
-    driver.instance_pool("gpu", |_| {});
+    driver.instance_pool("gpu", |pool| {
+        pool.groups.insert("web".into(), Arc::new(capacity_group("web")));
+    });
+    driver.require("lb1", 1, &[("web", 5)]);
+    driver.decide("web", 5);
     driver.request_instance("gpu", "small");
     let second = driver.request_instance("gpu", "small");
     driver.shut_down(second, ShutdownCause::Operator);
@@ -124,6 +128,47 @@ fn a_damaged_index_of_evaluations_jobs_or_sessions_ends_the_replica() {
         let now = driver.now;
         driver.commit_request(1, now, Command::Tick);
     });
+}
+
+/// A member is asked for or its machine is gone, a pool declares its groups anew, a source says
+/// less than it said.
+#[test]
+fn a_damaged_index_of_capacity_groups_ends_the_replica() {
+    let member = |driver: &mut Driver| {
+        let mut intent = driver.intent("gpu", "small");
+        intent.group = Some("web".into());
+        let id = intent.id;
+        let command = driver.request("gpu", vec![intent]);
+        driver.accept(command);
+        id
+    };
+    let gone = |damage: fn(&mut State)| {
+        let mut driver = cluster();
+        let id = member(&mut driver);
+        driver.shut_down(id, ShutdownCause::Operator);
+        damage(&mut driver.state);
+        let ended = catch_unwind(AssertUnwindSafe(|| driver.destroyed(id)));
+        let words = ended.expect_err("the entry was applied on a damaged index");
+        words.downcast_ref::<String>().expect("a panic with words").clone()
+    };
+    for damage in [
+        |state: &mut State| state.members_by_group.clear(),
+        |state: &mut State| {
+            state.members_by_group.insert("web".into(), imbl::OrdSet::new());
+        },
+    ] {
+        let words = gone(damage);
+        assert!(words.starts_with("derived index members-by-group is broken: "), "{words}");
+    }
+    let again = |driver: &mut Driver| driver.instance_pool("gpu", |_| {});
+    check("capacity-pools", |state| state.capacity_pools.clear(), again);
+    let less = |driver: &mut Driver| driver.require("lb1", 2, &[]);
+    let damage = |state: &mut State| {
+        let mut row = (**state.capacity_targets.get(&"web".into()).unwrap()).clone();
+        row.required = 1;
+        crate::testing::put(state, &row);
+    };
+    check("capacity-sums", damage, less);
 }
 
 /// An instance is held, or its machine is gone.

@@ -90,7 +90,7 @@ impl Maker<'_> {
             probe_timeout_ms: if self.dice.one_in(12) { 0 } else { 600_000 },
             max_concurrent_creates: 0,
             types,
-            groups: BTreeMap::new(),
+            groups: self.groups(),
             paused: None,
             create_index: 0,
             modify_index: 0,
@@ -171,7 +171,7 @@ impl Maker<'_> {
                             token: [9; 16],
                             kind,
                             wanted_by: None,
-                            group: None,
+                            group: self.group_of(&pool),
                         }
                     })
                     .collect();
