@@ -3,11 +3,15 @@
 //! Pure: `now` is log time, ms. A sentence decides nothing; what it announces (an end, a limit) is
 //! read from the rows that the deciding machines read as well.
 
+mod group;
+
 use calendar::DateTime;
 use fsm::{
     Liveness, Node, State,
     pool::{Behavior, Instance, InstancePool, InstanceState, InstanceType, LimitScope, Shutdown},
 };
+
+pub use group::group;
 
 /// The state of an instance in a word: `requested`, `booting`, `idle`, `running` or `shutdown`.
 pub fn state_word(state: &State, row: &Instance) -> &'static str {
@@ -37,6 +41,12 @@ pub fn instance(state: &State, now: u64, row: &Instance) -> String {
     let is_coming = matches!(row.state, InstanceState::Requested | InstanceState::Booting);
     if is_coming && !row.last_words.is_empty() {
         sentence = format!("{sentence}: {}", row.last_words);
+    }
+    if let Some(member) = &row.member
+        && let Some(drain) = &member.drain
+    {
+        let until = clock(now, drain.ends_at());
+        sentence = format!("drained by capacity group {} until {until}; {sentence}", member.group);
     }
     match row.behavior {
         Behavior::Hold => format!("{}; {sentence}", told("held", row)),
@@ -190,6 +200,11 @@ fn idle(state: &State, now: u64, row: &Instance, pool: Option<&InstancePool>) ->
     match row.behavior {
         Behavior::Hold => waits,
         Behavior::Drain => format!("{waits}, goes when nothing runs on it"),
+        Behavior::Run if row.member_drain().is_some() => waits,
+        Behavior::Run if row.member.is_some() => {
+            let group = row.group().cloned().unwrap_or_default();
+            format!("{waits}, stays: a member of capacity group {group}")
+        }
         Behavior::Run if pool.paused.is_some() => {
             format!("{waits}, stays while the pool is paused")
         }

@@ -17,6 +17,7 @@
 //! | file | what it has |
 //! |---|---|
 //! | `balance` | how many machines of which types a pool should have: sources of demand, growing, shrinking |
+//! | `groups` | capacity groups: decisions, drains, machines for what is lacking |
 //! | `duty` | what one instance asks for by itself: its deadlines, and the end of what drains |
 //! | `calls` | calls to providers that are due or under way |
 //! | `outcomes` | what answers mean, and outcomes of creates until the state has them |
@@ -25,6 +26,7 @@
 mod balance;
 mod calls;
 mod duty;
+mod groups;
 mod outcomes;
 mod steps;
 mod tally;
@@ -42,11 +44,12 @@ use fsm::{
 use self::{
     balance::AskedNote,
     calls::{Attempt, Flight, ProviderWatch},
+    groups::GroupWatch,
     outcomes::Kept,
     tally::Tally,
 };
 pub use self::{outcomes::late, steps::InstanceStep};
-use crate::{call::Call, demand::Demand};
+use crate::{call::Call, demand::Demand, requirements::Sources};
 
 /// Changes of a pool are looked at together when they come within this time, ms.
 pub const COALESCE_MS: u64 = 100;
@@ -128,6 +131,8 @@ pub struct Fleet {
     /// Providers in the configuration of this server.
     configured: BTreeSet<Text>,
     demand: Demand,
+    sources: Sources,
+    groups: BTreeMap<Text, GroupWatch>,
     pools: BTreeMap<Text, PoolWatch>,
     /// What is known of each instance: an effect about one that went names its id only.
     homes: BTreeMap<InstanceId, Home>,
@@ -157,6 +162,8 @@ impl Fleet {
             config,
             configured,
             demand: Demand::default(),
+            sources: Sources::default(),
+            groups: BTreeMap::new(),
             pools: BTreeMap::new(),
             homes: BTreeMap::new(),
             tally: Tally::default(),
@@ -179,6 +186,8 @@ impl Fleet {
         let is_first = self.warm_at.is_none();
         self.warm_at.get_or_insert(now.saturating_add(self.config.warm_up_ms));
         self.demand.restore(state);
+        self.sources.restore(now, state);
+        self.groups.retain(|name, _| state.capacity_group(name).is_some());
         self.homes.clear();
         for watch in self.providers.values_mut() {
             (watch.pools, watch.instances) = (BTreeSet::new(), 0);
@@ -258,12 +267,12 @@ impl Fleet {
                     self.touch(&pool);
                 }
             }
+            Effect::CapacityGroup(name) => self.group_changed(state, name),
+            Effect::CapacitySource(name) => self.sources.changed(state, name),
             Effect::MassLoss => self.pools.values_mut().for_each(|watch| watch.is_dirty = true),
             Effect::Capacity { .. }
             | Effect::NodeChange { .. }
             | Effect::SchedulerConfiguration
-            | Effect::CapacityGroup(_)
-            | Effect::CapacitySource(_)
             | Effect::CapacityExpired { .. }
             | Effect::DigestMark => {}
         }
@@ -300,6 +309,7 @@ impl Fleet {
         }
         self.list(now);
         self.repeat_outcomes(now, state, &mut commands);
+        commands.extend(self.sources.step(now));
         let due = |watch: &PoolWatch| watch.look_at().is_some_and(|at| at <= now);
         let names: Vec<Text> = self
             .pools
@@ -341,7 +351,8 @@ impl Fleet {
         self.warm_at?;
         let pools = self.pools.values().filter_map(PoolWatch::look_at);
         let kept = self.kept.values().map(|kept| kept.again_at);
-        pools.chain(self.next_list()).chain(kept).min()
+        let sources = self.sources.next_deadline();
+        pools.chain(self.next_list()).chain(kept).chain(sources).min()
     }
 
     fn is_warm(&self, now: u64) -> bool {
@@ -382,6 +393,7 @@ impl Fleet {
             let oldest = booting.map(|one| now.saturating_sub(one.described_at)).max();
             put("pools.oldest_probe_ms", oldest.unwrap_or(0));
         }
+        self.group_gauges(put);
     }
 }
 

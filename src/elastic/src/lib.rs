@@ -5,10 +5,12 @@
 //! to its end, and the limits that providers named. What is here is built again by the next leader.
 
 pub mod call;
+pub mod capacity;
 pub mod demand;
 pub mod explain;
 pub mod fleet;
 pub mod limits;
+mod requirements;
 pub mod sizes;
 pub mod sync;
 pub mod why;

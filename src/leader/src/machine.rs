@@ -73,6 +73,11 @@ pub enum Report {
         /// The operator who confirmed it; empty: most nodes are back, or it lasted too long.
         by: Text,
     },
+    /// A source of requirements of capacity groups has not spoken for its time.
+    SourceSilent {
+        source: Text,
+        ttl_ms: u64,
+    },
 }
 
 /// What a [`Report`] says, field by field; a field that has nothing to say is none.
@@ -135,6 +140,13 @@ impl Report {
             Self::MassLossEnded { by } => LogLine {
                 message: "the mass loss is over",
                 by: Some(&**by).filter(|by| !by.is_empty()),
+                ..line
+            },
+            Self::SourceSilent { source, ttl_ms } => LogLine {
+                is_warning: true,
+                message: "a source of capacity requirements fell silent",
+                detail: Some(source),
+                count: Some(*ttl_ms),
                 ..line
             },
         }

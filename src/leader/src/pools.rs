@@ -9,15 +9,21 @@ use fsm::{Command, Effect, Index, State, Text};
 
 use crate::machine::{Ids, Machine, Report, Stepped};
 
+/// Lines of log that wait for a step.
+const REPORTS_MAX: usize = 100;
+
 /// The pools of one leadership.
 #[derive(Debug)]
 pub(crate) struct Pools {
     fleet: Fleet,
+    /// For the log.
+    reports: Vec<Report>,
 }
 
 impl Pools {
     pub(crate) fn new(config: FleetConfig, providers: &[Text]) -> Self {
-        Self { fleet: Fleet::new(config, providers.iter().cloned().collect()) }
+        let fleet = Fleet::new(config, providers.iter().cloned().collect());
+        Self { fleet, reports: Vec::new() }
     }
 
     pub(crate) fn next_call(&mut self) -> Option<(CallId, Call)> {
@@ -42,11 +48,18 @@ impl Machine for Pools {
 
     fn take(&mut self, _now: u64, state: &State, _index: Index, effect: &Effect) {
         self.fleet.take(state, effect);
+        if let Effect::CapacityExpired { source, ttl_ms } = effect
+            && self.reports.len() < REPORTS_MAX
+        {
+            let (source, ttl_ms) = (source.clone(), *ttl_ms);
+            self.reports.push(Report::SourceSilent { source, ttl_ms });
+        }
     }
 
     fn step(&mut self, now: u64, state: &State, ids: &mut Ids<'_>, stepped: &mut Stepped) {
         stepped.commands.extend(self.fleet.step(now, state, &mut *ids));
         stepped.reports.extend(self.fleet.take_steps().into_iter().map(Report::Instance));
+        stepped.reports.append(&mut self.reports);
     }
 
     fn next_deadline(&self) -> Option<u64> {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  blocked evaluations ─┐            ┌─ machines to make ───► RequestInstances
+//!  capacity groups ─────┤
 //!  the pool's min ──────┴─► Wanted ──┤
 //!                                    └─ machines in use ────► what is left idles out or makes room
 //! ```
@@ -44,11 +45,11 @@ pub(super) struct AskedNote {
 }
 
 /// What a pool may make in one look.
-struct Room {
+pub(super) struct Room {
     /// Machines.
-    most: usize,
+    pub(super) most: usize,
     /// The pool's max is why it is not more: an idle machine is in the way.
-    is_at_max: bool,
+    pub(super) is_at_max: bool,
     /// Types that a limit of the provider stops.
     limited: BTreeSet<Text>,
 }
@@ -73,29 +74,31 @@ impl Room {
         Self { most, is_at_max: most == below_max, limited }
     }
 
-    fn may_make(&self, kind: &Text) -> bool {
+    pub(super) fn may_make(&self, kind: &Text) -> bool {
         !self.limited.contains(kind)
     }
 }
 
 /// A machine to make.
-struct NewMachine {
-    kind: Text,
+pub(super) struct NewMachine {
+    pub(super) kind: Text,
     /// The job that needs it first; none: no job does.
-    wanted_by: Option<JobKey>,
+    pub(super) wanted_by: Option<JobKey>,
+    /// The capacity group that it will be a member of.
+    pub(super) group: Option<Text>,
 }
 
 /// What the sources of demand want of a pool.
 #[derive(Default)]
-struct Wanted {
+pub(super) struct Wanted {
     /// In order.
-    new: Vec<NewMachine>,
+    pub(super) new: Vec<NewMachine>,
     /// Instances that are there or coming and that something waits for.
     used: BTreeSet<InstanceId>,
     /// Types that something waits for, met or not.
     types: BTreeSet<Text>,
     /// Something could run on a type of the pool, and the pool's max or a limit is in the way.
-    is_stuck: bool,
+    pub(super) is_stuck: bool,
 }
 
 impl Fleet {
@@ -104,6 +107,7 @@ impl Fleet {
         let room = Room::new(look, pool);
         let mut wanted = Wanted::default();
         self.want_for_jobs(look, pool, &room, &mut wanted);
+        self.want_for_groups(look, pool, &room, &mut wanted);
         want_minimum(look, pool, &room, &mut wanted);
         if !self.configured.contains(&pool.provider) {
             let is_idle = wanted.new.is_empty() && look.rows.is_empty();
@@ -136,7 +140,11 @@ impl Fleet {
         let most = room.most.saturating_sub(wanted.new.len());
         let packed = pack(pool, &waiting, bins, most, |kind| room.may_make(kind));
         let new = packed.wanted.into_iter();
-        wanted.new.extend(new.map(|(kind, job)| NewMachine { kind, wanted_by: Some(job) }));
+        wanted.new.extend(new.map(|(kind, job)| NewMachine {
+            kind,
+            wanted_by: Some(job),
+            group: None,
+        }));
         wanted.used.extend(packed.used.iter().filter_map(|place| owners.get(place)));
         wanted.types.extend(packed.types);
         wanted.is_stuck |= packed.is_limited || (packed.is_full && room.is_at_max);
@@ -153,17 +161,20 @@ impl Fleet {
         }
         let intents: Vec<Intent> = new
             .into_iter()
-            .map(|NewMachine { kind, wanted_by }| Intent {
+            .map(|NewMachine { kind, wanted_by, group }| Intent {
                 id: InstanceId((look.ids)()),
                 token: (look.ids)(),
                 kind,
                 wanted_by,
-                group: None,
+                group,
             })
             .collect();
         watch.asked = intents.iter().map(|intent| intent.id).collect();
         watch.asked_until = look.now.saturating_add(ASK_AGAIN_MS);
         look.due(watch.asked_until);
+        for group in intents.iter().filter_map(|intent| intent.group.as_ref()) {
+            self.count_asked(group);
+        }
         look.commands.push(Command::RequestInstances(RequestInstances {
             pool: pool.name.clone(),
             pool_modify_index: pool.modify_index,
@@ -224,6 +235,8 @@ impl Fleet {
             .rows
             .iter()
             .filter(|row| may_go(row) && look.state.is_empty_instance(row))
+            // Members of capacity groups drain first, however idle they are.
+            .filter(|row| row.member.is_none())
             .collect();
         // Those that are not there yet first, the newest of them first, then the longest idle.
         spares.sort_by_key(|row| match row.state {
@@ -262,13 +275,18 @@ impl Fleet {
             return;
         }
         let draining = look.rows.iter().filter(|row| {
-            row.behavior == Behavior::Drain && row.state != InstanceState::ShuttingDown
+            let drains = row.behavior == Behavior::Drain || row.member_drain().is_some();
+            drains && may_go(row)
         });
         let draining = u32::try_from(draining.count()).unwrap_or(u32::MAX);
         let mut busy: Vec<_> = look
             .rows
             .iter()
-            .filter(|row| row.is_open() && !look.state.is_empty_instance(row))
+            .filter(|row| row.member_drain().is_none() && row.behavior == Behavior::Run)
+            .filter(|row| {
+                let is_busy = row.is_open() && !look.state.is_empty_instance(row);
+                is_busy || (row.member.is_some() && may_go(row))
+            })
             .map(|row| (row.node.map_or(0, |node| look.state.usage(node).allocations), row))
             .collect();
         busy.sort_by_key(|(allocations, row)| (*allocations, Reverse(row.create_index), row.id));
@@ -360,17 +378,22 @@ fn want_minimum(look: &Look<'_>, pool: &InstancePool, room: &Room, wanted: &mut 
     let kinds = sizes::candidates(pool, |kind| room.may_make(&kind.name));
     if let Some(kind) = kinds.first() {
         let most = room.most.saturating_sub(wanted.new.len());
-        let new =
-            (0..lacking.min(most)).map(|_| NewMachine { kind: kind.name.clone(), wanted_by: None });
+        let new = (0..lacking.min(most)).map(|_| NewMachine {
+            kind: kind.name.clone(),
+            wanted_by: None,
+            group: None,
+        });
         wanted.new.extend(new);
     }
 }
 
 /// How many instances are given work, or will be.
 fn running(rows: &[Arc<Instance>]) -> u32 {
-    let running = rows
-        .iter()
-        .filter(|row| row.state != InstanceState::ShuttingDown && row.behavior == Behavior::Run);
+    let running = rows.iter().filter(|row| {
+        row.state != InstanceState::ShuttingDown
+            && row.behavior == Behavior::Run
+            && row.member_drain().is_none()
+    });
     u32::try_from(running.count()).unwrap_or(u32::MAX)
 }
 
@@ -440,7 +463,8 @@ fn idle_machines<'a>(
 /// The room of a pool's instances that are there or coming, and whose each is.
 fn bins(state: &State, rows: &[Arc<Instance>]) -> (Vec<Bin>, BTreeMap<usize, InstanceId>) {
     let (mut bins, mut owners) = (Vec::new(), BTreeMap::new());
-    for row in rows.iter().filter(|row| row.behavior == Behavior::Run) {
+    let open = rows.iter().filter(|row| row.behavior == Behavior::Run);
+    for row in open.filter(|row| row.member_drain().is_none()) {
         let kind = row.kind.name.clone();
         let bin = match row.state {
             InstanceState::ShuttingDown => continue,

@@ -39,9 +39,31 @@ struct End {
     why: String,
 }
 
-/// The end that waits for an instance as it is now.
+/// The end that waits for an instance: that of its member's drain or another one, whichever comes
+/// first.
 fn end(look: &Look<'_>, pool: Option<&InstancePool>, row: &Instance) -> Option<End> {
-    let is_drained = row.behavior == Behavior::Drain && look.state.is_empty_instance(row);
+    let released = released(look, pool, row);
+    let other = other_end(look, pool, row);
+    [released, other].into_iter().flatten().min_by_key(|end| end.at)
+}
+
+/// The end of a member that its capacity group drained.
+fn released(look: &Look<'_>, pool: Option<&InstancePool>, row: &Instance) -> Option<End> {
+    let drain = row.member_drain().filter(|_| row.state != InstanceState::ShuttingDown)?;
+    if pool.is_some_and(|pool| pool.paused.is_some()) {
+        return None;
+    }
+    let is_over = drain.is_over(look.state.is_empty_instance(row), look.now);
+    let at = if is_over { look.now } else { drain.ends_at() };
+    let why = "its capacity group drained it, and the drain is over".to_owned();
+    Some(End { at, cause: ShutdownCause::Released, why })
+}
+
+/// The end that waits for an instance as it is now, be it a member or not.
+fn other_end(look: &Look<'_>, pool: Option<&InstancePool>, row: &Instance) -> Option<End> {
+    let is_drained = row.behavior == Behavior::Drain
+        && look.state.is_empty_instance(row)
+        && row.member.is_none();
     let (at, cause, why) = match row.state {
         InstanceState::ShuttingDown => return None,
         _ if is_drained => (look.now, ShutdownCause::Drained, "it drains and is empty".to_owned()),

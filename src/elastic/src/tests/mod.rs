@@ -1,6 +1,7 @@
 //! The fleet over the real state machine and the real scheduler; only the provider is scripted: a
 //! test answers its calls.
 
+mod groups;
 mod limits;
 mod lists;
 mod lives;
@@ -41,7 +42,7 @@ struct World {
     /// What the provider has, by the number of its machine.
     machines: BTreeMap<Text, Machine>,
     made: u64,
-    ids: u8,
+    ids: u32,
     /// Lists are answered by themselves.
     lists: bool,
     now: u64,
@@ -111,7 +112,11 @@ impl World {
             let mut next = self.ids;
             let mut ids = || {
                 next += 1;
-                [next; 16]
+                let mut id = [0; 16];
+                for (slot, byte) in id.iter_mut().zip(next.to_be_bytes().into_iter().cycle()) {
+                    *slot = byte;
+                }
+                id
             };
             let commands = self.fleet.step(now, &self.driver.state, &mut ids);
             self.ids = next;
