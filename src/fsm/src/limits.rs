@@ -77,8 +77,8 @@ pub const REQUIREMENT_TTL_MS: u64 = 10_000;
 pub const CAPACITY_KEPT_MS: u64 = 60 * 60 * 1000;
 /// Most that a predictor may add to a sum, percent of it.
 pub const HEADROOM_PERCENT_MAX: u32 = 1_000;
-/// Past values that a capacity group keeps of one kind.
-pub const PEAKS_MAX: usize = 16;
+/// Parts of a window of which a capacity group keeps one past value each.
+pub const PEAKS_MAX: u64 = 16;
 /// From the deadline of a hard drain until the machine goes although something runs, ms.
 pub const HARD_STOP_MS: u64 = 30_000;
 /// Members that one entry drains or takes back.

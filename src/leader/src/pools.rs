@@ -70,3 +70,44 @@ impl Machine for Pools {
         self.fleet.gauges(now, put);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fsm::testing::{Driver, capacity_group};
+
+    use super::*;
+
+    fn step(pools: &mut Pools, driver: &Driver) -> Stepped {
+        let mut stepped = Stepped::default();
+        pools.step(driver.now, &driver.state, &mut || [1; 16], &mut stepped);
+        stepped
+    }
+
+    /// FN-08 (a silent source is dropped once, with a line in the log).
+    #[test]
+    fn a_source_that_falls_silent_has_one_line_in_the_log() {
+        let mut driver = Driver::default();
+        driver.instance_pool("gpu", |pool| {
+            pool.groups.insert("web".into(), capacity_group("web").into());
+        });
+        driver.require("lb1", 1, &[("web", 0)]);
+        let mut pools = Pools::new(FleetConfig::default(), &[]);
+        pools.restore(driver.now, &driver.state);
+        let mut lines = Vec::new();
+        for second in 0..60 {
+            driver.at_seconds(second);
+            let stepped = step(&mut pools, &driver);
+            lines.extend(stepped.reports);
+            for command in stepped.commands {
+                let applied = driver.commit(command);
+                for effect in &applied.effects {
+                    pools.take(driver.now, &driver.state, applied.index, effect);
+                }
+            }
+        }
+        assert_eq!(lines, [Report::SourceSilent { source: "lb1".into(), ttl_ms: 10_000 }]);
+        let line = lines[0].line();
+        assert!(line.is_warning);
+        assert_eq!((line.detail, line.count), (Some("lb1"), Some(10_000)));
+    }
+}

@@ -30,6 +30,26 @@ fn is_source_name(name: &str) -> bool {
     (1..=limits::SOURCE_NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(is_allowed)
 }
 
+/// A word that comes twice is taken twice: whoever did not hear the answer says it again.
+fn check_order(known: Option<&CapacitySource>, word: &Requirements) -> Result<(), Rejection> {
+    let Some(known) = known else { return Ok(()) };
+    let (newest, this) = ((known.epoch, known.seq), (word.epoch, word.seq));
+    let is_same = || {
+        known.expired_at == 0
+            && known
+                .amounts
+                .iter()
+                .map(|(name, asked)| (name, asked.amount))
+                .eq(word.amounts.iter().map(|(name, amount)| (name, *amount)))
+    };
+    let is_newer = this > newest || (this == newest && is_same());
+    if is_newer || is_planted(Plant::OlderSequence) {
+        return Ok(());
+    }
+    let (epoch, seq) = newest;
+    Err(Rejection::StaleRequirements { name: known.name.clone(), epoch, seq })
+}
+
 impl Turn<'_> {
     pub(super) fn put_target(&mut self, mut row: CapacityTarget) {
         row.modify_index = self.index;
@@ -82,7 +102,7 @@ impl Turn<'_> {
         if !is_source_name(source) {
             return invalid("the name of a source has 1 to 128 letters, digits or \"-_.:/@\"");
         }
-        self.check_order(known.as_deref(), word)?;
+        check_order(known.as_deref(), word)?;
         self.check_amounts(known.as_deref(), amounts)?;
         let ttl_ms = ttl_ms.unwrap_or_else(|| self.state.requirement_ttl(source, amounts));
         if !(1..=limits::CAPACITY_MS_MAX).contains(&ttl_ms) {
@@ -130,30 +150,6 @@ impl Turn<'_> {
         for (group, row) in drained.into_iter().filter_map(|row| Some((declared.as_ref()?, row))) {
             self.drain_member(row, group, 0, &[]);
         }
-    }
-
-    /// A word that comes twice is taken twice: whoever did not hear the answer says it again.
-    fn check_order(
-        &self,
-        known: Option<&CapacitySource>,
-        word: &Requirements,
-    ) -> Result<(), Rejection> {
-        let Some(known) = known else { return Ok(()) };
-        let (newest, this) = ((known.epoch, known.seq), (word.epoch, word.seq));
-        let is_same = || {
-            known.expired_at == 0
-                && known
-                    .amounts
-                    .iter()
-                    .map(|(name, asked)| (name, asked.amount))
-                    .eq(word.amounts.iter().map(|(name, amount)| (name, *amount)))
-        };
-        let is_newer = this > newest || (this == newest && is_same());
-        if is_newer || is_planted(Plant::OlderSequence) {
-            return Ok(());
-        }
-        let (epoch, seq) = newest;
-        Err(Rejection::StaleRequirements { name: known.name.clone(), epoch, seq })
     }
 
     fn check_amounts(
@@ -290,10 +286,10 @@ impl Turn<'_> {
         let window_ms = group.cooldown_down_ms;
         let (least, most) = (group.amount_min(), group.amount_max());
         let mut row = self.target(name);
-        let last = row.decision.map_or(0, |last| last.requirements_index);
-        if *requirements_index < last {
+        let decided = row.decision.map_or(0, |last| last.requirements_index);
+        if *requirements_index < decided {
             return invalid(format!(
-                "the decision is about index {requirements_index}, the last one about {last}"
+                "the decision is about index {requirements_index}, the last one about {decided}"
             ));
         }
         if *requirements_index > row.requirements_index {
