@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use launch::{Group, Log, Member, Signal};
+use launch::{Group, Log, Member, Settings, Signal};
 
 use crate::checker::crash::Exit;
 use crate::client::HttpClient;
@@ -60,7 +60,9 @@ pub(crate) struct Setup {
     pub(crate) loop_disks: bool,
     /// The library with which clocks can jump.
     pub(crate) faketime: Option<PathBuf>,
-    /// Notes what has to be undone; needed for namespaces and disks.
+    /// Further lines of every server's configuration.
+    pub(crate) settings: Settings,
+    /// Notes what has to be undone; needed for namespaces, disks and machines.
     pub(crate) ledger: Option<Arc<Mutex<Ledger>>>,
     /// Kills the servers if the harness dies.
     pub(crate) guard: Option<Guard>,
@@ -640,7 +642,8 @@ impl Cluster {
             rpc: self.endpoints[peer].rpc,
             dial: self.network.detour(server, peer),
         });
-        let settings = settings(endpoint, directory, peers, self.setup.snapshot_log_bytes);
+        let mut settings = settings(endpoint, directory, peers, self.setup.snapshot_log_bytes);
+        settings.extend(&self.setup.settings);
         let path = directory.join("server.toml");
         settings.write(&path).with_context(|| format!("cannot write {}", path.display()))?;
         let clock = self.clock_file(server);
@@ -706,6 +709,7 @@ pub(crate) fn test_setup() -> Setup {
         namespaces: false,
         loop_disks: false,
         faketime: None,
+        settings: Settings::default(),
         ledger: None,
         guard: None,
     }

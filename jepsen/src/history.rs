@@ -114,6 +114,14 @@ pub(crate) enum Function {
     RestoreNode,
     /// Let a node take allocations, or not.
     MarkNode,
+    /// Create or change an instance pool.
+    ApplyPool,
+    /// Let an instance run, hold it, or drain it.
+    SetBehavior,
+    /// Shut an instance down.
+    ShutDownInstance,
+    /// The agents of instances that live, by the kernel's word.
+    Machines,
     /// SIGKILL an agent process.
     KillAgent,
     /// SIGTERM to an agent process.
@@ -150,6 +158,10 @@ impl Function {
             Self::DrainNode => "drain-node",
             Self::RestoreNode => "restore-node",
             Self::MarkNode => "mark-node",
+            Self::ApplyPool => "apply-pool",
+            Self::SetBehavior => "set-behavior",
+            Self::ShutDownInstance => "shut-down-instance",
+            Self::Machines => "machines",
             Self::KillAgent => "kill-agent",
             Self::StopAgent => "stop-agent",
             Self::StartAgent => "start-agent",

@@ -22,6 +22,7 @@ mod history;
 mod html;
 mod loop_disk;
 mod machine;
+mod machines;
 mod nemesis;
 mod netns;
 mod network;

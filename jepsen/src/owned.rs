@@ -1,4 +1,4 @@
-//! What the harness owns outside its run directory: mounts, frozen file systems, network namespaces, links.
+//! What the harness owns outside its run directory: mounts, frozen file systems, network namespaces, links, agents that servers have started.
 //!
 //! Every such thing is written into a ledger file *before* it is made and taken out after it is undone. The file outlives the
 //! harness: the guard undoes what is left in it when the harness dies, and the next run does so when the guard died too.
@@ -11,6 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+
+use crate::machines;
 
 /// Where ledgers are, below the store.
 const DIRECTORY: &str = ".owned";
@@ -29,6 +31,8 @@ pub(crate) enum Thing {
     Namespace(String),
     /// A network link in the root namespace.
     Link(String),
+    /// The agents in this record of machines. Undone only when no server lives that could start others.
+    Agents(PathBuf),
 }
 
 impl Thing {
@@ -38,6 +42,7 @@ impl Thing {
             Self::Frozen(path) => format!("frozen {}", path.display()),
             Self::Namespace(name) => format!("namespace {name}"),
             Self::Link(name) => format!("link {name}"),
+            Self::Agents(record) => format!("agents {}", record.display()),
         }
     }
 
@@ -47,6 +52,7 @@ impl Thing {
             Some(("frozen", path)) => Ok(Self::Frozen(path.into())),
             Some(("namespace", name)) => Ok(Self::Namespace(name.to_owned())),
             Some(("link", name)) => Ok(Self::Link(name.to_owned())),
+            Some(("agents", record)) => Ok(Self::Agents(record.into())),
             Some(_) | None => bail!("bad line {line:?} in a ledger"),
         }
     }
@@ -66,6 +72,7 @@ impl Thing {
             Self::Link(name) if Path::new("/sys/class/net").join(name).exists() => {
                 run("ip", &["link", "del", name])
             }
+            Self::Agents(record) => machines::end(record).map(|_| ()),
             Self::Frozen(_) | Self::Namespace(_) | Self::Link(_) => Ok(()),
         }
     }
@@ -228,6 +235,7 @@ mod tests {
             Thing::Frozen("/x".into()),
             Thing::Namespace("n1".to_owned()),
             Thing::Link("br".to_owned()),
+            Thing::Agents("/x/machines.log".into()),
         ] {
             assert_eq!(Thing::parse(&thing.line()).unwrap(), thing);
         }

@@ -27,8 +27,9 @@ use crate::fault::FaultClass;
 use crate::guard::Guard;
 use crate::history::{Recorder, read_jsonl};
 use crate::html;
+use crate::machines::{self, Machines};
 use crate::nemesis::{Nemesis, Schedule, Turns};
-use crate::owned::Ledger;
+use crate::owned::{Ledger, Thing};
 use crate::replicas;
 use crate::report::Reporter;
 use crate::store::{
@@ -36,7 +37,7 @@ use crate::store::{
 };
 use crate::system::System;
 use crate::task::Place;
-use crate::workload::{Drive, LastPhase, Load, ReadMode, Target, WorkloadKind, clients};
+use crate::workload::{Drive, Ground, LastPhase, Load, ReadMode, Target, WorkloadKind, clients};
 use chance::Dice;
 
 /// How long the servers may take to be ready, at the start and after the heal.
@@ -79,7 +80,10 @@ pub(crate) fn run(record: &TestRecord, store: &Path, check_time_max: Duration) -
     ));
     let mut aftermath = Aftermath::default();
     {
-        let cluster = start_cluster(record, &directory, store, &reporter)?;
+        let machines = workload_of(record)?.has_machines();
+        let machines =
+            machines.then(|| Machines::create(&directory, &record.binary)).transpose()?;
+        let cluster = start_cluster(record, &directory, store, machines.as_ref(), &reporter)?;
         let endpoints = cluster.endpoints().to_vec();
         let capture = if record.tcpdump {
             Some(Capture::start(&directory, &cluster, start_guard()?)?)
@@ -88,9 +92,17 @@ pub(crate) fn run(record: &TestRecord, store: &Path, check_time_max: Duration) -
         };
         let tasks = workload_of(record)?.agents().real > 0;
         let tasks = tasks.then(|| Place::create(&directory, &recorder)).transpose()?;
-        let mut agents = Agents { fleet: start_agents(record, &directory, &endpoints)?, tasks };
+        let fleet = start_agents(record, &directory, &endpoints)?;
+        let machines = machines.as_ref();
+        let mut agents = Agents { fleet, tasks, machines };
         let cluster = Mutex::new(cluster);
-        conduct(record, &cluster, &endpoints, &mut agents, &recorder, &reporter, &mut aftermath);
+        let watched = watched(machines, &recorder, || {
+            let (agents, aftermath) = (&mut agents, &mut aftermath);
+            conduct(record, &cluster, &endpoints, agents, &recorder, &reporter, aftermath);
+        });
+        if let Err(error) = watched {
+            aftermath.harness_failures.push(format!("processes of machines: {error:#}"));
+        }
         if record.leave_running {
             hold(&endpoints, &reporter);
         }
@@ -103,6 +115,14 @@ pub(crate) fn run(record: &TestRecord, store: &Path, check_time_max: Duration) -
             Ok(slow) if slow.is_empty() => {}
             Ok(slow) => reporter.line(&format!("killed, deaf to SIGTERM: {}", slow.join(", "))),
             Err(error) => aftermath.harness_failures.push(format!("stop: {error:#}")),
+        }
+        // Nobody makes machines any more.
+        match machines.map(|machines| machines::end(machines.record())) {
+            None | Some(Ok(0)) => {}
+            Some(Ok(left)) => reporter.line(&format!("killed, agents of machines: {left}")),
+            Some(Err(error)) => {
+                aftermath.harness_failures.push(format!("end of the machines: {error:#}"));
+            }
         }
         if let Some(Err(error)) = capture.map(Capture::stop) {
             aftermath.harness_failures.push(format!("stop of tcpdump: {error:#}"));
@@ -189,13 +209,14 @@ fn start_cluster(
     record: &TestRecord,
     directory: &Path,
     store: &Path,
+    machines: Option<&Machines>,
     reporter: &Reporter,
 ) -> Result<Cluster> {
     let injected = record.injected();
     let loop_disks =
         injected.contains(&FaultClass::Power) || injected.contains(&FaultClass::Freeze);
     let mut guard = start_guard()?;
-    let ledger = if loop_disks || record.namespaces {
+    let ledger = if loop_disks || record.namespaces || machines.is_some() {
         let (ledger, undone) = Ledger::open(store)?;
         for thing in undone {
             reporter.line(&format!("undone, left by a harness that died: {thing}"));
@@ -205,6 +226,10 @@ fn start_cluster(
     } else {
         None
     };
+    if let (Some(ledger), Some(machines)) = (&ledger, machines) {
+        let mut ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        ledger.add(Thing::Agents(machines.record().to_owned()))?;
+    }
     for (class, why) in &record.unavailable {
         reporter.line(&format!("skipped: {} ({why})", class.name()));
     }
@@ -219,6 +244,7 @@ fn start_cluster(
         namespaces: record.namespaces,
         loop_disks,
         faketime: record.faketime.clone().filter(|_| injected.contains(&FaultClass::Clock)),
+        settings: machines.map(Machines::settings).unwrap_or_default(),
         ledger,
         guard: Some(guard),
     };
@@ -267,10 +293,27 @@ fn start_agents(record: &TestRecord, directory: &Path, endpoints: &[Endpoint]) -
     })
 }
 
-/// The agents and, if some are real, the place of their tasks.
-struct Agents {
+/// The agents, if some are real the place of their tasks, and the agents that servers start.
+struct Agents<'a> {
     fleet: Fleet,
     tasks: Option<Place>,
+    machines: Option<&'a Machines>,
+}
+
+/// Does all of a run while the processes of its machines, if it has any, are looked at.
+fn watched(machines: Option<&Machines>, recorder: &Recorder, run: impl FnOnce()) -> Result<()> {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let told = Told(&stop);
+        let watcher = machines.map(|machines| scope.spawn(|| machines.watch(recorder, &stop)));
+        run();
+        drop(told);
+        match watcher.map(ScopedJoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(outcome)) => outcome,
+            Some(Err(_)) => bail!("the thread that looks at them panicked"),
+        }
+    })
 }
 
 /// Clients and faults, then the heal and the last phase.
@@ -278,7 +321,7 @@ fn conduct(
     record: &TestRecord,
     cluster: &Mutex<Cluster>,
     endpoints: &[Endpoint],
-    Agents { fleet, tasks }: &mut Agents,
+    Agents { fleet, tasks, machines }: &mut Agents<'_>,
     recorder: &Recorder,
     reporter: &Reporter,
     aftermath: &mut Aftermath,
@@ -307,7 +350,8 @@ fn conduct(
             return;
         }
     };
-    let clients = clients(workload, &targets, load, record.ops_per_key, recorder, real_task);
+    let ground = Ground { real_task: real_task.as_ref(), machines: *machines };
+    let clients = clients(workload, &targets, load, record.ops_per_key, recorder, ground);
     let turns = Turns::new(&record.injected());
     let nemesis = Nemesis::new(cluster, endpoints, recorder, &turns, record.seed);
     let (ready_ms, not_ready) = (Mutex::new(Vec::new()), Mutex::new(None));
@@ -549,6 +593,9 @@ fn cycles_line(cycles: Cycles, ready_ms: &[u64]) -> String {
 
 /// A good run's data is of no use and may be large.
 fn remove_data(directory: &Path, nodes: &[String], reporter: &Reporter) {
+    if let Err(error) = Machines::remove(directory) {
+        reporter.line(&format!("cannot remove the machines' folders: {error}"));
+    }
     for node in nodes {
         let node = directory.join(node);
         let Ok(entries) = fs::read_dir(&node) else { continue };

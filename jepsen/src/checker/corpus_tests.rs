@@ -16,7 +16,8 @@ use super::foreign::{Model, judge};
 use super::judgement::Judgement;
 use super::task_records::Tasks;
 use super::{
-    Verdict, allocations, capacity, evaluations, job_versions, list_append, set_full, watch,
+    Verdict, allocations, capacity, elastic, evaluations, job_versions, list_append, set_full,
+    watch,
 };
 use crate::edn::read_history;
 use crate::history::{Function, Kind, Op, Process};
@@ -42,6 +43,7 @@ fn judge_file(folder: &str, path: &Path) -> Judgement {
         "capacity" => capacity::check(&history, TIME_MAX),
         "allocations" => allocations::check(&history, None),
         "watch" => watch::check(&history),
+        "elastic" => elastic::check(&history),
         other => panic!("no checker for {other}"),
     };
     judgement.unwrap_or_else(|error| panic!("{}: {error:#}", path.display()))
@@ -121,6 +123,11 @@ fn watches_are_judged_as_known() {
 }
 
 #[test]
+fn elastic_pools_are_judged_as_known() {
+    assert_eq!(check("elastic"), [5, 12, 2]);
+}
+
+#[test]
 fn agents_must_run_what_the_servers_say() {
     let path = corpus().join("allocations/good-replaced.edn");
     let history = read_history(&path).unwrap();
@@ -163,6 +170,7 @@ fn every_folder_of_the_corpus_is_judged() {
         "allocations",
         "capacity",
         "cas-register",
+        "elastic",
         "evaluations",
         "jobs",
         "list-append",

@@ -11,6 +11,7 @@ pub(crate) mod capacity;
 pub(crate) mod coverage;
 pub(crate) mod crash;
 pub(crate) mod cycles;
+pub(crate) mod elastic;
 pub(crate) mod evaluations;
 pub(crate) mod final_workload;
 pub(crate) mod foreign;
@@ -193,6 +194,7 @@ fn check_workload(evidence: &Evidence<'_>) -> Result<Judgement> {
         WorkloadKind::Bank => capacity::check(history, evidence.time_max),
         WorkloadKind::Jobs => job_versions::check(history, evidence.time_max),
         WorkloadKind::Watch => watch::check(history),
+        WorkloadKind::Elastic => elastic::check(history),
         WorkloadKind::Allocs => {
             let logs: Vec<(String, PathBuf)> = agent_logs(evidence).collect();
             let tasks = task_records::read(&task::journal(evidence.directory))?;

@@ -42,7 +42,7 @@ impl Pace {
             | WorkloadKind::Jobs
             | WorkloadKind::Watch => 0.5,
             // Each answer holds all nodes and allocations, and the agents need the same cores.
-            WorkloadKind::Bank | WorkloadKind::Allocs => 0.2,
+            WorkloadKind::Bank | WorkloadKind::Allocs | WorkloadKind::Elastic => 0.2,
         };
         Self { expected: rate.min(ENOUGH_PER_SECOND).min(clients * PER_CLIENT), share_min }
     }

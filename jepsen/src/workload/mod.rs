@@ -10,6 +10,7 @@ pub(crate) mod answer;
 pub(crate) mod append;
 pub(crate) mod bank;
 pub(crate) mod body;
+pub(crate) mod elastic;
 mod etcd;
 #[cfg(test)]
 mod fake_server;
@@ -30,6 +31,7 @@ use serde_json::Value;
 
 use crate::client::HttpClient;
 use crate::history::{Function, Kind, Op, Process, Recorder};
+use crate::machines::Machines;
 use crate::system::System;
 use answer::Completion;
 use chance::Dice;
@@ -152,6 +154,8 @@ pub(crate) enum WorkloadKind {
     Allocs,
     /// Change jobs under the eyes of blocking queries, lists and stale reads.
     Watch,
+    /// Ask for more machines and for fewer, of a pool whose machines are processes.
+    Elastic,
 }
 
 impl WorkloadKind {
@@ -166,6 +170,7 @@ impl WorkloadKind {
             Self::Jobs => "jobs",
             Self::Allocs => "allocs",
             Self::Watch => "watch",
+            Self::Elastic => "elastic",
         }
     }
 
@@ -177,9 +182,12 @@ impl WorkloadKind {
     /// The agents it needs.
     pub(crate) fn agents(self) -> Agents {
         match self {
-            Self::Register | Self::Set | Self::Append | Self::Jobs | Self::Watch => {
-                Agents { simulating: 0, nodes: 0, real: 0 }
-            }
+            Self::Register
+            | Self::Set
+            | Self::Append
+            | Self::Jobs
+            | Self::Watch
+            | Self::Elastic => Agents { simulating: 0, nodes: 0, real: 0 },
             Self::Queue => Agents { simulating: 1, nodes: 4, real: 0 },
             Self::Bank => Agents { simulating: 3, nodes: 3, real: 0 },
             Self::Allocs => Agents { simulating: 3, nodes: 3, real: 2 },
@@ -189,28 +197,41 @@ impl WorkloadKind {
     /// Whether agents crash and freeze during the main phase.
     pub(crate) fn torments_agents(self) -> bool {
         match self {
-            Self::Register | Self::Set | Self::Append | Self::Jobs | Self::Queue | Self::Watch => {
-                false
-            }
+            Self::Register
+            | Self::Set
+            | Self::Append
+            | Self::Jobs
+            | Self::Queue
+            | Self::Watch
+            | Self::Elastic => false,
             Self::Bank | Self::Allocs => true,
         }
+    }
+
+    /// Whether the servers have a provider, whose machines are agents that they start.
+    pub(crate) fn has_machines(self) -> bool {
+        self == Self::Elastic
     }
 
     /// Whether its reads can be asked for in another mode; the others mix modes, or read many things as one state.
     pub(crate) fn has_read_modes(self) -> bool {
         match self {
             Self::Register | Self::Set => true,
-            Self::Append | Self::Queue | Self::Bank | Self::Jobs | Self::Allocs | Self::Watch => {
-                false
-            }
+            Self::Append
+            | Self::Queue
+            | Self::Bank
+            | Self::Jobs
+            | Self::Allocs
+            | Self::Watch
+            | Self::Elastic => false,
         }
     }
 
     /// The functions that must have succeeded at least once for a run to prove anything.
     pub(crate) fn required(self) -> &'static [Function] {
         use Function::{
-            Add, Cas, Drain, DrainNode, Enqueue, Evaluate, MarkNode, Purge, Read, RestoreNode,
-            Scale, Stop, Txn, Versions, Watch, Write,
+            Add, ApplyPool, Cas, Drain, DrainNode, Enqueue, Evaluate, MarkNode, Purge, Read,
+            RestoreNode, Scale, SetBehavior, ShutDownInstance, Stop, Txn, Versions, Watch, Write,
         };
         match self {
             Self::Register => &[Read, Write, Cas],
@@ -221,15 +242,20 @@ impl WorkloadKind {
             Self::Jobs => &[Write, Cas, Stop, Purge, Read, Versions],
             Self::Allocs => &[Scale, Stop, Read],
             Self::Watch => &[Write, Stop, Purge, Read, Watch],
+            Self::Elastic => &[ApplyPool, Scale, Purge, SetBehavior, ShutDownInstance, Read],
         }
     }
 
     /// The function that every server must answer in the last phase; the register workload asks for more.
     pub(crate) fn last_function(self) -> Function {
         match self {
-            Self::Register | Self::Set | Self::Bank | Self::Jobs | Self::Allocs | Self::Watch => {
-                Function::Read
-            }
+            Self::Register
+            | Self::Set
+            | Self::Bank
+            | Self::Jobs
+            | Self::Allocs
+            | Self::Watch
+            | Self::Elastic => Function::Read,
             Self::Append => Function::Txn,
             Self::Queue => Function::Drain,
         }
@@ -285,14 +311,23 @@ pub(crate) trait Drive: Sync {
     fn last_phase(&self, deadline: Instant);
 }
 
-/// Clients of this workload that have done nothing yet. `real_task`: what real nodes are given to run, if there are any.
+/// What a run has besides servers, if its workload needs it.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Ground<'a> {
+    /// What real nodes are given to run.
+    pub(crate) real_task: Option<&'a Value>,
+    /// The machines of the servers' provider.
+    pub(crate) machines: Option<&'a Machines>,
+}
+
+/// Clients of this workload that have done nothing yet.
 pub(crate) fn clients<'a>(
     kind: WorkloadKind,
     targets: &'a [Target],
     load: Load,
     ops_per_key: u64,
     recorder: &'a Recorder,
-    real_task: Option<Value>,
+    ground: Ground<'a>,
 ) -> Box<dyn Drive + 'a> {
     let random = Dice::numbered(load.seed, 1);
     match kind {
@@ -321,12 +356,17 @@ pub(crate) fn clients<'a>(
             Box::new(Clients { targets, load, recorder, workload })
         }
         WorkloadKind::Allocs => {
-            let workload = allocs::Allocs::new(random, real_task);
+            let workload = allocs::Allocs::new(random, ground.real_task.cloned());
             Box::new(Clients { targets, load, recorder, workload })
         }
         WorkloadKind::Watch => {
             let workload = watch::Watches::new(random, ops_per_key);
             Box::new(watch::Watchers(Clients { targets, load, recorder, workload }))
+        }
+        WorkloadKind::Elastic => {
+            let machines = ground.machines.expect("a run of this workload has machines");
+            let workload = elastic::Elastic::new(random, machines);
+            Box::new(Clients { targets, load, recorder, workload })
         }
     }
 }

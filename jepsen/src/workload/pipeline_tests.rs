@@ -12,8 +12,8 @@ use super::*;
 use crate::checker::Verdict;
 use crate::checker::judgement::Judgement;
 use crate::checker::{
-    allocations, capacity, evaluations, final_workload, job_versions, linearizable, list_append,
-    set_full, stats, watch,
+    allocations, capacity, elastic, evaluations, final_workload, job_versions, linearizable,
+    list_append, set_full, stats, watch,
 };
 use crate::store::Readiness;
 
@@ -73,7 +73,7 @@ fn run_under(
 ) -> Vec<Op> {
     let server = FakeServer::start(bug);
     let recorder = Recorder::in_memory();
-    let clients = clients(kind, &server.targets, load, ops_per_key, &recorder, None);
+    let clients = clients(kind, &server.targets, load, ops_per_key, &recorder, Ground::default());
     let (clients, stop) = (&*clients, &AtomicBool::new(false));
     let begin = Instant::now();
     std::thread::scope(|scope| {
@@ -116,6 +116,7 @@ fn judge(kind: WorkloadKind, history: &[Op]) -> Judgement {
         WorkloadKind::Jobs => job_versions::check(history, time_max),
         WorkloadKind::Allocs => allocations::check(history, None),
         WorkloadKind::Watch => watch::check(history),
+        WorkloadKind::Elastic => elastic::check(history),
     };
     judgement.expect("clients write histories that can be judged")
 }
@@ -156,7 +157,8 @@ fn catches(kind: WorkloadKind, bugs: &[Bug]) {
         | WorkloadKind::Append
         | WorkloadKind::Queue
         | WorkloadKind::Bank
-        | WorkloadKind::Jobs => 60,
+        | WorkloadKind::Jobs
+        | WorkloadKind::Elastic => 60,
     };
     catches_with(kind, hunted(bugs), Duration::from_secs(last_phase));
 }

@@ -292,6 +292,12 @@ pub(crate) fn read_converged(client: &HttpClient) -> Result<Snapshot, Completion
     Ok(snapshot)
 }
 
+/// The count that each job asks for, of those that ask for any.
+pub(crate) fn asked(client: &HttpClient) -> Result<BTreeMap<String, u64>, Completion> {
+    let counts = read_jobs(client)?.into_iter().map(|(job, (count, _))| (job, count));
+    Ok(counts.filter(|(_, count)| *count > 0).collect())
+}
+
 /// The count that each job asks for, and its version.
 fn read_jobs(client: &HttpClient) -> Result<BTreeMap<String, (u64, u64)>, Completion> {
     let (rows, _) = answer::read::<Vec<JobRow>>(&client.get("/v1/jobs?meta=true"))?;
