@@ -350,3 +350,49 @@ impl Workload for Elastic<'_> {
         action.clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(id: &str, state: &str, behavior: &str) -> Row {
+        let text = str::to_owned;
+        Row { id: text(id), state: text(state), behavior: text(behavior) }
+    }
+
+    /// The requests of a whole turn of busy and quiet, with these instances.
+    fn turn(instances: &[Row]) -> Vec<Action> {
+        let random = Dice::numbered(7, 1);
+        let instances = instances.to_vec();
+        let mut generator = Generator { random, requests: 0, is_applied: false, instances };
+        assert_eq!(generator.next(), Action::Apply);
+        generator.is_applied = true;
+        (0..BUSY + QUIET).map(|_| generator.next()).collect()
+    }
+
+    #[test]
+    fn jobs_are_scaled_up_and_then_to_nothing() {
+        let requests = turn(&[]);
+        let busy = usize::try_from(BUSY).expect("it is small");
+        let asks = |action: &Action| matches!(action, Action::Scale(_, count) if *count > 0);
+        assert!(requests[..busy].iter().any(asks));
+        assert!(!requests[busy..].iter().any(asks));
+        assert!(requests.contains(&Action::Purge(0)) && requests.contains(&Action::Read));
+    }
+
+    #[test]
+    fn one_instance_at_a_time_is_held_and_nothing_else_is_done_to_it() {
+        let holds = |action: &Action| matches!(action, Action::Behave(_, "hold"));
+        let free = turn(&[row("a", "running", "run"), row("b", "booting", "run")]);
+        let held: Vec<&Action> = free.iter().filter(|action| holds(action)).collect();
+        assert!(held.iter().all(|action| **action == Action::Behave("a".to_owned(), "hold")));
+        assert!(!held.is_empty());
+        assert!(free.contains(&Action::ShutDown("b".to_owned())));
+
+        let requests = turn(&[row("a", "running", "hold"), row("b", "idle", "run")]);
+        let of_a = |action: &&Action| matches!(action, Action::Behave(id, _) | Action::ShutDown(id) if id == "a");
+        let of_a: Vec<&Action> = requests.iter().filter(of_a).collect();
+        assert!(of_a.iter().all(|action| **action == Action::Behave("a".to_owned(), "run")));
+        assert!(!requests.iter().any(holds));
+    }
+}
