@@ -167,7 +167,9 @@ fn shrink(
     let falls_at = target.and_then(|row| row.wants.falls_at(desired, now, window_ms));
     let mut members: Vec<_> =
         state.members_of(&group.name).filter(|row| state.member_phase(row).counts()).collect();
-    members.sort_by_key(|row| Reverse((row.create_index, row.id)));
+    // Who is not bound yet goes first, then the end of the list that readers have of members: a
+    // jump hash over what is left moves nothing else.
+    members.sort_by_key(|row| Reverse((row.bound_at == 0, row.bound_at, row.create_index, row.id)));
     let too_many = |floor: u64| {
         let (mut amount, mut count) = (plan.amount, plan.count);
         let mut ids = Vec::new();

@@ -143,6 +143,27 @@ fn a_group_shrinks_from_the_newest_after_the_cool_down() {
     assert_eq!(active.iter().map(|row| row.id).collect::<Vec<_>>(), [first]);
 }
 
+/// The newest is the last of the list of members, whoever was asked for first: a jump hash over the
+/// list moves no more than the share of those that went.
+#[test]
+fn a_group_shrinks_from_the_end_of_its_list_of_members() {
+    let mut world = World::group(|group| group.cooldown_down_ms = 0);
+    world.need(3 * UNIT);
+    for id in world.make().into_iter().rev() {
+        world.pass(1_000);
+        world.boot(id);
+    }
+    let list = |world: &World| -> Vec<InstanceId> {
+        world.driver.state.active_members("web").iter().map(|row| row.id).collect()
+    };
+    let all = list(&world);
+    assert_eq!(all.len(), 3);
+    world.need(2 * UNIT);
+    assert_eq!(list(&world), all[..2]);
+    world.need(UNIT);
+    assert_eq!(list(&world), all[..1]);
+}
+
 /// What is wanted again within the cool-down never drained.
 #[test]
 fn a_need_that_swings_faster_than_the_cool_down_moves_nothing() {
