@@ -12,6 +12,7 @@ pub mod fleet;
 pub mod limits;
 mod requirements;
 pub mod sizes;
+pub mod sums;
 pub mod sync;
 pub mod why;
 
