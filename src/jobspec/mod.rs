@@ -29,7 +29,7 @@ use serde_json::Value;
 pub(crate) use convert::SIGNALS;
 pub use convert::{Conversion, FieldError, to_spec};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
-pub use pool::{instance_pool_json, instance_pool_of, parse_pool, price_json};
+pub use pool::{capacity_group_json, instance_pool_json, instance_pool_of, parse_pool, price_json};
 pub use view::{JobFields, job_json};
 
 use diagnostic::Sink;

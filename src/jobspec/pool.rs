@@ -8,6 +8,7 @@
 //!
 //! Never drops what a user wrote: an unknown name is an error with its place and the nearest name.
 
+mod capacity;
 mod values;
 
 use std::{collections::BTreeMap, ops::Range};
@@ -27,6 +28,7 @@ use super::{
     schema::{self, Label, Shape},
     suggest::did_you_mean,
 };
+pub use capacity::capacity_group_json;
 pub use values::{instance_pool_json, instance_pool_of, price_json};
 
 /// Where the value of each JSON path stands in the file.

@@ -464,7 +464,7 @@ pub(super) static POOL: Block = Block {
         milliseconds("probe_timeout", "ProbeTimeoutMs"),
         integer("max_concurrent_creates", "MaxConcurrentCreates"),
     ],
-    blocks: &[many("type", "Types", &POOL_TYPE)],
+    blocks: &[many("type", "Types", &POOL_TYPE), many("capacity", "Capacity", &POOL_CAPACITY)],
     unsupported: &[],
     finish: Finish::None,
 };
@@ -494,3 +494,30 @@ static POOL_NODE: Block = Block {
         texts("drivers", "Drivers"),
     ])
 };
+
+static POOL_CAPACITY: Block = Block {
+    label: Label::Field("Name"),
+    attributes: &[
+        text("dimension", "Dimension"),
+        required(integer("unit", "Unit")),
+        integer("min", "Min"),
+        required(integer("max", "Max")),
+        text("predictor", "Predictor"),
+        integer("step", "Step"),
+        milliseconds("step_interval", "StepIntervalMs"),
+        milliseconds("drain", "DrainMs"),
+        text("busy", "Busy"),
+        boolean("hard", "Hard"),
+        milliseconds("cooldown_up", "CooldownUpMs"),
+        milliseconds("cooldown_down", "CooldownDownMs"),
+        milliseconds("requirement_ttl", "RequirementTTLms"),
+        required(integer("member_port", "MemberPort")),
+    ],
+    blocks: &[one("headroom", "Headroom", &HEADROOM), one("peak", "Peak", &PEAK)],
+    unsupported: &[],
+    finish: Finish::None,
+};
+
+static HEADROOM: Block = plain(&[required(integer("percent", "Percent"))]);
+
+static PEAK: Block = plain(&[required(milliseconds("window", "WindowMs"))]);

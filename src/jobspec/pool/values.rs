@@ -9,9 +9,10 @@ use fsm::{
 };
 use serde_json::{Map, Value, json};
 
+use super::capacity::{capacity_group_json, read_groups};
 use crate::jobspec::{FieldError, suggest::did_you_mean};
 
-const POOL_KEYS: [&str; 15] = [
+const POOL_KEYS: [&str; 16] = [
     "Name",
     "Provider",
     "Min",
@@ -22,6 +23,7 @@ const POOL_KEYS: [&str; 15] = [
     "ProbeTimeoutMs",
     "MaxConcurrentCreates",
     "Types",
+    "Capacity",
     // What the servers say of a pool; they are not read, so that an answer can be sent back.
     "Paused",
     "Counts",
@@ -65,6 +67,8 @@ pub fn instance_pool_of(value: &Value, name: &str) -> Result<InstancePool, Vec<F
 /// The settings of a pool as JSON.
 pub fn instance_pool_json(pool: &InstancePool) -> Map<String, Value> {
     let types: Vec<Value> = pool.types.values().map(|kind| type_json(kind)).collect();
+    let groups: Vec<Value> =
+        pool.groups.values().map(|group| capacity_group_json(group).into()).collect();
     let value = json!({
         "Name": &*pool.name,
         "Provider": &*pool.provider,
@@ -76,6 +80,7 @@ pub fn instance_pool_json(pool: &InstancePool) -> Map<String, Value> {
         "ProbeTimeoutMs": pool.probe_timeout_ms,
         "MaxConcurrentCreates": pool.max_concurrent_creates,
         "Types": types,
+        "Capacity": groups,
     });
     let Value::Object(object) = value else { unreachable!("an object was just made") };
     object
@@ -163,7 +168,8 @@ fn read_pool(value: &Value, name: &str, errors: &mut Vec<FieldError>) -> Option<
             fields.errors.push(FieldError { path, message });
         }
     }
-    Some(InstancePool { types, ..pool })
+    let groups = read_groups(&fields.list("Capacity"), fields.errors);
+    Some(InstancePool { types, groups, ..pool })
 }
 
 fn read_type(value: &Value, path: &str, errors: &mut Vec<FieldError>) -> Option<InstanceType> {
@@ -203,14 +209,14 @@ fn read_node(value: &Value, path: String, errors: &mut Vec<FieldError>) -> Optio
 }
 
 /// One object, and where its errors go. Names match without regard to case, null is absent, as in the rest of the API.
-struct Reader<'a, 'e> {
+pub(super) struct Reader<'a, 'e> {
     object: &'a Map<String, Value>,
     path: String,
-    errors: &'e mut Vec<FieldError>,
+    pub(super) errors: &'e mut Vec<FieldError>,
 }
 
 impl<'a, 'e> Reader<'a, 'e> {
-    fn of(
+    pub(super) fn of(
         value: &'a Value,
         path: String,
         keys: &[&'static str],
@@ -233,16 +239,16 @@ impl<'a, 'e> Reader<'a, 'e> {
         Some(fields)
     }
 
-    fn place(&self, name: &str) -> String {
+    pub(super) fn place(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
-    fn error(&mut self, name: &str, message: impl Into<String>) {
+    pub(super) fn error(&mut self, name: &str, message: impl Into<String>) {
         let path = self.place(name);
         self.errors.push(FieldError { path, message: message.into() });
     }
 
-    fn value(&self, name: &str) -> Option<&'a Value> {
+    pub(super) fn value(&self, name: &str) -> Option<&'a Value> {
         let found = self.object.get(name).or_else(|| {
             let same = |(key, _): &(&'a String, &'a Value)| key.eq_ignore_ascii_case(name);
             self.object.iter().find(same).map(|(_, value)| value)
@@ -251,7 +257,7 @@ impl<'a, 'e> Reader<'a, 'e> {
     }
 
     /// Reads a field that must be there.
-    fn required<T>(&mut self, name: &str, read: impl FnOnce(&mut Self) -> T) -> T {
+    pub(super) fn required<T>(&mut self, name: &str, read: impl FnOnce(&mut Self) -> T) -> T {
         let is_empty = |value: &Value| value.as_str().is_some_and(str::is_empty);
         if self.value(name).is_none_or(is_empty) {
             self.error(name, "is required");
@@ -272,7 +278,7 @@ impl<'a, 'e> Reader<'a, 'e> {
         })
     }
 
-    fn text(&mut self, name: &str) -> Text {
+    pub(super) fn text(&mut self, name: &str) -> Text {
         let text = self.typed(name, "a text", |value| value.as_str().map(str::to_owned));
         if text.len() > limits::NAME_BYTES_MAX {
             let max = limits::NAME_BYTES_MAX;
@@ -281,11 +287,11 @@ impl<'a, 'e> Reader<'a, 'e> {
         text.into()
     }
 
-    fn flag(&mut self, name: &str) -> bool {
+    pub(super) fn flag(&mut self, name: &str) -> bool {
         self.typed(name, "true or false", Value::as_bool)
     }
 
-    fn whole(&mut self, name: &str, default: u64, (min, max): (u64, u64)) -> u64 {
+    pub(super) fn whole(&mut self, name: &str, default: u64, (min, max): (u64, u64)) -> u64 {
         let expected = "a whole number that is not negative";
         let number = self.typed(name, expected, |value| value.as_u64().map(Some));
         let Some(number) = number else { return default };
@@ -295,7 +301,7 @@ impl<'a, 'e> Reader<'a, 'e> {
         number
     }
 
-    fn count(&mut self, name: &str, default: u64, max: u64) -> u32 {
+    pub(super) fn count(&mut self, name: &str, default: u64, max: u64) -> u32 {
         u32::try_from(self.whole(name, default, (0, max))).unwrap_or(u32::MAX)
     }
 

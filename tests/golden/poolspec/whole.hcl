@@ -35,4 +35,35 @@ pool "gpu" {
     memory = 8192
     price  = 1
   }
+
+  capacity "web" {
+    dimension       = "cpu_mhz"
+    unit            = 1000
+    min             = 1
+    max             = 3
+    predictor       = "headroom"
+    step            = 5
+    step_interval   = "2s"
+    drain           = "10s"
+    busy            = "allocations"
+    hard            = true
+    cooldown_up     = "1s"
+    cooldown_down   = "30s"
+    requirement_ttl = "5s"
+    member_port     = 8081
+
+    headroom {
+      percent = 20
+    }
+  }
+
+  capacity "api" {
+    unit        = 4096
+    max         = 10
+    member_port = 8080
+
+    peak {
+      window = "5m"
+    }
+  }
 }
