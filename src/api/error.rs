@@ -41,6 +41,10 @@ pub enum Limit {
     Proposals,
     /// Reports of nodes that wait for their entry.
     NodeReports,
+    /// Requirements of sources of capacity that wait for their entry.
+    Requirements,
+    /// Streams of requirements over gRPC.
+    RequirementStreams,
     /// Bodies of all HTTP requests under way.
     RequestBytes,
     /// Bodies of all HTTP answers under way.
@@ -55,6 +59,8 @@ impl fmt::Display for Limit {
             Self::PendingEvaluations => "pending evaluations",
             Self::Proposals => "proposals under way",
             Self::NodeReports => "waiting node reports",
+            Self::Requirements => "waiting capacity requirements",
+            Self::RequirementStreams => "streams of capacity requirements",
             Self::RequestBytes => "request body bytes",
             Self::ResponseBytes => "response body bytes",
             Self::LargeLists => "large lists",

@@ -223,6 +223,13 @@ impl Writes {
                 |why: String| ApiError::Invalid(format!("provider \"{provider}\": {why}"));
             hosts::require_one(&self.contact).await.map_err(refused)?;
         }
+        if let Command::SetRequirements(command) = command {
+            // Another leader may have heard more than this one, which does not know of it.
+            if !self.contact.is_in_touch() {
+                return Err(ApiError::NoLeader);
+            }
+            return services.requirements().take(&services, command, timeout).await;
+        }
         if is_planted(Plant::AcknowledgeBeforeCommit) {
             return Ok(self.acknowledge_before_commit(services, command, request));
         }

@@ -8,9 +8,9 @@ use std::{
 
 use crate::api::Sample;
 
-/// Buckets: up to 1 µs, 2 µs, 4 µs … The last one takes what is longer than 2²⁶ µs, about 67 s: calls to
-/// providers may take a minute.
-const BUCKETS: usize = 28;
+/// Buckets: up to 1 µs, 2 µs, 4 µs … The last one takes what is longer than 2³⁰ µs, about 18 min: machines may
+/// take minutes to come.
+const BUCKETS: usize = 32;
 
 /// Durations, counted.
 #[derive(Debug, Default)]
@@ -48,18 +48,18 @@ mod tests {
     #[test]
     fn a_duration_is_counted_in_the_bucket_that_just_holds_it() {
         let histogram = Histogram::default();
-        for us in [0, 1, 2, 3, 4, 5, 1_000_000_000] {
+        for us in [0, 1, 2, 3, 4, 5, 5_000_000_000] {
             histogram.record(Duration::from_micros(us));
         }
         let sample = histogram.sample();
         assert_eq!(sample.buckets[..4], [(1, 2), (2, 1), (4, 2), (8, 1)]);
-        assert_eq!(sample.buckets.last(), Some(&(1 << 27, 1)));
+        assert_eq!(sample.buckets.last(), Some(&(1 << 31, 1)));
         assert_eq!(
             (sample.count(), sample.sum_us, sample.max_us),
-            (7, 1_000_000_015, 1_000_000_000)
+            (7, 5_000_000_015, 5_000_000_000)
         );
         assert_eq!(sample.quantile_us(50), 4);
-        assert_eq!(sample.quantile_us(100), 1_000_000_000);
+        assert_eq!(sample.quantile_us(100), 5_000_000_000);
         assert_eq!(Histogram::default().sample().quantile_us(99), 0);
     }
 }

@@ -28,7 +28,9 @@ use super::{
     elastic::Caller,
     histogram::Histogram,
     leading::Leading,
+    member_times::MemberTimes,
     members::{Contact, silent_servers},
+    requirements,
 };
 use crate::{
     api::{ApiError, Limit, Sample, Written},
@@ -120,6 +122,8 @@ pub struct LeaderServices {
     plan_depth: Arc<AtomicU64>,
     /// How long a step of the machines took.
     steps: Histogram,
+    /// From a requirement of capacity until a member serves.
+    member_times: Mutex<MemberTimes>,
     /// An evaluation is ready to be leased.
     ready: Notify,
     /// The machines have to step again.
@@ -128,6 +132,8 @@ pub struct LeaderServices {
     queued: Notify,
     proposals: Semaphore,
     plans: mpsc::Sender<PlanRequest>,
+    /// Where words of sources of capacity go in.
+    requirements: requirements::Inlet,
     stop: watch::Sender<bool>,
 }
 
@@ -152,6 +158,7 @@ impl LeaderServices {
         let settings = &of.contact.settings;
         let (state, feed) = of.cell.subscribe();
         let (plans, plan_queue) = mpsc::channel(PLANS_WAITING_MAX);
+        let (requirements, words) = requirements::Inlet::new();
         let log_clock = LogClock::new(of.clock, state.at());
         let services = Arc::new(Self {
             epoch,
@@ -162,16 +169,19 @@ impl LeaderServices {
             caller: Arc::clone(&of.caller),
             plan_depth: Arc::default(),
             steps: Histogram::default(),
+            member_times: Mutex::default(),
             ready: Notify::new(),
             kick: Notify::new(),
             queued: Notify::new(),
             proposals: Semaphore::new(PROPOSALS_MAX),
             plans,
+            requirements,
             stop: watch::channel(false).0,
         });
         services.restore(&state);
         rt::spawn(Arc::clone(&services).serve(feed));
         rt::spawn(Arc::clone(&services).propose_commands());
+        rt::spawn(requirements::run(Arc::clone(&services), words));
         let depth = Arc::clone(&services.plan_depth);
         rt::spawn(applier::run(Arc::clone(&services), plan_queue, depth));
         services
@@ -181,6 +191,7 @@ impl LeaderServices {
     fn restore(&self, state: &State) {
         let now = self.now();
         self.machines().restore(now, state);
+        self.member_times().restore(state);
         self.ready.notify_waiters();
         self.kick.notify_one();
     }
@@ -204,6 +215,10 @@ impl LeaderServices {
         self.machines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn member_times(&self) -> MutexGuard<'_, MemberTimes> {
+        self.member_times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The token of the lease on an evaluation.
     pub(super) fn outstanding(&self, id: EvaluationId) -> Option<Token> {
         self.machines().dispatch().outstanding(id)
@@ -211,6 +226,11 @@ impl LeaderServices {
 
     pub(super) fn cell(&self) -> &Arc<StateCell> {
         &self.cell
+    }
+
+    /// Where words of sources of capacity go in.
+    pub(super) fn requirements(&self) -> &requirements::Inlet {
+        &self.requirements
     }
 
     /// Hands a command to Raft in this leadership, and waits for it to be applied.
@@ -316,6 +336,7 @@ impl LeaderServices {
         }
         let now = self.now();
         for (index, effect) in batch.effects {
+            self.member_times().take(now, &state, &effect);
             // Locked for each effect, so that workers get in between.
             self.machines().take(now, &state, index, &effect);
         }
@@ -465,6 +486,8 @@ impl LeaderServices {
     pub(super) fn samples(&self) -> BTreeMap<String, Sample> {
         let mut samples = self.caller.samples();
         samples.insert("nomad.leader.step".to_owned(), self.steps.sample());
+        let member_times = self.member_times().sample();
+        samples.insert("nomad.capacity.requirement_to_member".to_owned(), member_times);
         samples
     }
 }
