@@ -54,6 +54,13 @@ impl<'a> Fields<'a> {
         self.value(name).map(|value| Self::at(value, self.place(name))).transpose()
     }
 
+    /// A list of objects.
+    pub(crate) fn objects(&self, name: &str) -> Result<Option<Vec<Self>>, Error> {
+        let Some(list) = self.typed(name, "a list", Value::as_array)? else { return Ok(None) };
+        let at = |(position, value)| Self::at(value, format!("{}[{position}]", self.place(name)));
+        list.iter().enumerate().map(at).collect::<Result<_, _>>().map(Some)
+    }
+
     /// Names and values of this object.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
         self.object.into_iter().flatten()

@@ -16,6 +16,7 @@ mod answer;
 mod blocking;
 mod body;
 mod call;
+mod capacity;
 mod client;
 mod error;
 mod evaluation;
@@ -128,6 +129,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         .merge(node_pool::routes())
         .merge(instance_pool::routes())
         .merge(instance::routes())
+        .merge(capacity::routes())
         .merge(namespace::routes())
         .merge(status::routes())
         .merge(agent::routes())

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod blocking;
+mod capacity;
 mod cluster;
 mod mutate;
 mod node_life;

@@ -3,6 +3,7 @@
 //! Must never return a node's secret, and never read anything but the state it is given.
 
 mod allocation;
+mod capacity;
 mod evaluation;
 mod job;
 mod member;
@@ -12,6 +13,7 @@ mod pool;
 mod settings;
 
 pub(crate) use allocation::{allocation, allocation_stub};
+pub(crate) use capacity::{capacity_group, capacity_groups, capacity_members, is_capacity_group};
 pub(crate) use evaluation::{evaluation_in, evaluation_stub};
 pub(crate) use job::{current_version, job, job_stub, job_summary, job_version};
 pub(crate) use member::{member, raft_server};

@@ -2,15 +2,16 @@
 //! part can tell it from any other change.
 //!
 //! Compared by identity of the derived indexes, which are copied when one of their rows is written:
-//! O(1), whatever the size. A held extent keeps the ids of its part alive, not the state.
+//! O(1), whatever the size (but for the members of a capacity group). A held extent keeps the ids of its part alive, not the state.
 
 use std::sync::Arc;
 
 use imbl::OrdSet;
 
 use crate::{
-    id::{AllocationId, EvaluationId, Index, JobKey, NodeId},
+    id::{AllocationId, EvaluationId, Index, InstanceId, JobKey, NodeId, Text, TimeMs},
     indexes::JobIndex,
+    pool::Instance,
     state::State,
 };
 
@@ -25,8 +26,20 @@ pub enum Extent {
     Allocations(OrdSet<AllocationId>),
     /// Evaluations of a job.
     Evaluations(OrdSet<EvaluationId>),
+    /// Who serves in a capacity group: compared row by row, as it has no index of its own.
+    Members(Vec<MemberExtent>),
     /// A job with all that is derived for it, and the index of its last change.
     Job(Option<Arc<JobIndex>>, Index),
+}
+
+/// What a reader of a capacity group's members is told of one of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemberExtent {
+    id: InstanceId,
+    node: Option<NodeId>,
+    address: Text,
+    port: u16,
+    since: TimeMs,
 }
 
 impl Extent {
@@ -36,6 +49,7 @@ impl Extent {
             (Self::Nothing, Self::Nothing) => true,
             (Self::Allocations(one), Self::Allocations(two)) => one.ptr_eq(two),
             (Self::Evaluations(one), Self::Evaluations(two)) => one.ptr_eq(two),
+            (Self::Members(one), Self::Members(two)) => one == two,
             (Self::Job(one, index), Self::Job(two, other)) => {
                 one.as_ref().map(Arc::as_ptr) == two.as_ref().map(Arc::as_ptr) && index == other
             }
@@ -44,10 +58,24 @@ impl Extent {
                 | Self::Nothing
                 | Self::Allocations(_)
                 | Self::Evaluations(_)
+                | Self::Members(_)
                 | Self::Job(..),
                 _,
             ) => false,
         }
+    }
+
+    /// Who serves in a capacity group.
+    pub fn members(state: &State, group: &str) -> Self {
+        let port = state.capacity_group(group).map_or(0, |(_, group)| group.member_port);
+        let member = |row: &Arc<Instance>| MemberExtent {
+            id: row.id,
+            node: row.node,
+            address: row.address.clone(),
+            port,
+            since: row.bound_at,
+        };
+        Self::Members(state.active_members(group).iter().map(member).collect())
     }
 
     /// Allocations of a job, of all its incarnations.

@@ -44,7 +44,7 @@ async fn a_blocking_query_on_an_item_sleeps_through_other_changes() {
 }
 
 /// Waits until the query under way has looked at the state for the first time.
-async fn begun(cluster: &TestCluster) {
+pub(super) async fn begun(cluster: &TestCluster) {
     let deadline = Instant::now() + Duration::from_mins(1);
     while cluster.reads.lock().unwrap().is_empty() {
         assert!(Instant::now() < deadline, "the query did not arrive");
