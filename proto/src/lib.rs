@@ -1,8 +1,17 @@
-//! Generated gRPC code: messages, clients and services of `quorate.v1`.
+//! Generated gRPC code: messages, clients and services of `quorate.v1`, which servers and agents of one generation speak, and of
+//! `quorate.capacity.v1`, which load balancers speak.
 
 /// Messages, clients and servers of package `quorate.v1`.
 pub mod v1 {
     tonic::include_proto!("quorate.v1");
+}
+
+/// Messages, clients and servers of package `quorate.capacity.v1`.
+pub mod capacity {
+    /// The first version.
+    pub mod v1 {
+        tonic::include_proto!("quorate.capacity.v1");
+    }
 }
 
 /// The encoded file descriptor set, for reflection.

@@ -2,6 +2,7 @@
 //! `raft::service`.
 
 pub mod agent;
+pub mod capacity;
 pub mod cluster;
 pub mod scheduler;
 

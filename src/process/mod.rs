@@ -1,6 +1,8 @@
 //! A server process: configuration in, sockets open, signals out. It puts the edges around a core.
 
 #[cfg(test)]
+mod capacity_tests;
+#[cfg(test)]
 mod cluster_tests;
 #[cfg(test)]
 mod disk_tests;
@@ -15,20 +17,26 @@ use anyhow::Context;
 use elastic::FleetConfig;
 use futures_util::FutureExt;
 use leader::{GcConfig, ServicesConfig, broker::BrokerConfig, heartbeat::HeartbeatConfig};
+use proto::capacity::v1::capacity_server::CapacityServer;
 use proto::v1::{
     agent_server::AgentServer, cluster_server::ClusterServer, raft_server::RaftServer,
     scheduler_server::SchedulerServer,
 };
 use tokio::{net::TcpListener, signal::unix::SignalKind, task::JoinHandle};
 use tonic::{
-    service::InterceptorLayer,
+    service::interceptor::InterceptedService,
     transport::{Server, server::TcpIncoming},
 };
 
 use crate::{
     config::{ProviderConfig, ServerConfig},
     disk::{Disk, RealDisk},
-    grpc::{agent::AgentService, cluster::ClusterService, scheduler::SchedulerService},
+    grpc::{
+        agent::AgentService,
+        capacity::{self, CapacityService},
+        cluster::ClusterService,
+        scheduler::SchedulerService,
+    },
     http::{self, HttpOptions},
     open_files,
     provider::{self, process::host_boot},
@@ -165,7 +173,7 @@ impl RunningServer {
         lock: Option<DirectoryLock>,
     ) -> anyhow::Result<Self> {
         let (http, rpc) = (sockets.http.local_addr()?, sockets.rpc.local_addr()?);
-        let core = Core::start(settings, parts).await?;
+        let core = Box::pin(Core::start(settings, parts)).await?;
         let tasks = vec![
             tokio::spawn(serve_rpc(Arc::clone(&core), sockets.rpc)),
             tokio::spawn(serve_http(Arc::clone(&core), sockets.http, options)),
@@ -231,27 +239,36 @@ async fn stopped(core: &Core) {
 }
 
 async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
+    let check = generation::Check::default();
     let served = Server::builder()
         .initial_stream_window_size(4 << 20)
         .initial_connection_window_size(8 << 20)
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
-        .layer(InterceptorLayer::new(generation::Check::default()))
-        .add_service(
+        .add_service(InterceptedService::new(
             RaftServer::new(core.raft_service()).max_decoding_message_size(MESSAGE_BYTES_MAX),
-        )
-        .add_service(
+            check.clone(),
+        ))
+        .add_service(InterceptedService::new(
             SchedulerServer::new(SchedulerService(core.clone()))
                 .max_decoding_message_size(MESSAGE_BYTES_MAX),
-        )
-        .add_service(
+            check.clone(),
+        ))
+        .add_service(InterceptedService::new(
             ClusterServer::new(ClusterService(core.clone()))
                 .max_decoding_message_size(MESSAGE_BYTES_MAX),
-        )
-        .add_service(
+            check.clone(),
+        ))
+        .add_service(InterceptedService::new(
             // A status alone may be larger than tonic's 4 MiB: 1,000 tasks with ten events each.
             AgentServer::new(AgentService(core.clone()))
                 .max_decoding_message_size(MESSAGE_BYTES_MAX),
+            check,
+        ))
+        // For clients that know no generation.
+        .add_service(
+            CapacityServer::new(CapacityService::new(core.clone(), capacity::STREAMS_MAX))
+                .max_decoding_message_size(capacity::MESSAGE_BYTES_MAX),
         )
         .serve_with_incoming_shutdown(
             TcpIncoming::from(listener).with_nodelay(Some(true)),
