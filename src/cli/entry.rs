@@ -14,6 +14,7 @@ use clap::{
 };
 
 use super::alloc::AllocCommand;
+use super::capacity::CapacityCommand;
 use super::context::{Context, Exit, GlobalFlags, Outcome};
 use super::demo_web::DemoWebArgs;
 use super::eval::EvalCommand;
@@ -27,8 +28,8 @@ use super::provider::ProviderCommand;
 use super::system::SystemCommand;
 use super::up::UpArgs;
 use super::{
-    agent, alloc, argv, bench, demo_web, eval, instance, job, node, operator, pool, process,
-    provider, server, system, up,
+    agent, alloc, argv, bench, capacity, demo_web, eval, instance, job, node, operator, pool,
+    process, provider, server, system, up,
 };
 use crate::bench::BenchCommand;
 
@@ -71,6 +72,9 @@ enum Command {
     /// Pools of machines that come when jobs wait and go when they idle
     #[command(subcommand)]
     Pool(PoolCommand),
+    /// Groups of machines that follow what load balancers need
+    #[command(subcommand)]
+    Capacity(CapacityCommand),
     /// Machines of instance pools: what they do, hold, drain, shut down
     #[command(subcommand)]
     Instance(InstanceCommand),
@@ -130,6 +134,7 @@ impl Command {
             Self::Job(_)
             | Self::Node(_)
             | Self::Pool(_)
+            | Self::Capacity(_)
             | Self::Instance(_)
             | Self::Alloc(_)
             | Self::Eval(_)
@@ -286,6 +291,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Job(command) => job::run(context, &command),
         Command::Node(command) => node::run(context, &command),
         Command::Pool(command) => pool::run(context, &command),
+        Command::Capacity(command) => capacity::run(context, &command),
         Command::Instance(command) => instance::run(context, &command),
         Command::Provider(command) => provider::run(context, command),
         Command::Alloc(command) => alloc::run(context, &command),

@@ -11,6 +11,7 @@ mod agent;
 mod alloc;
 mod argv;
 mod bench;
+mod capacity;
 mod client;
 mod context;
 mod demo_web;

@@ -1,6 +1,7 @@
 //! The command line against a canned HTTP server: what is asked, what is printed, how it exits.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod capacity;
 mod pools;
 
 use std::collections::BTreeMap;
