@@ -81,6 +81,12 @@ impl Options {
         self
     }
 
+    /// With a table `[[name]]` in every server's configuration.
+    pub(crate) fn with_table(mut self, name: &str, table: Settings) -> Self {
+        self.settings.add_table(name, table);
+        self
+    }
+
     /// Sets one key, `section.key`, to a TOML value.
     pub(crate) fn with(mut self, key: &str, value: impl ToString) -> Self {
         self.settings.set(key, value.to_string());

@@ -8,6 +8,7 @@ mod agents;
 mod bad_input;
 mod blocked;
 mod garbage;
+mod groups;
 mod jobs;
 mod leader_loss;
 mod node_life;
