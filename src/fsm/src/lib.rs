@@ -17,6 +17,7 @@
 
 pub mod allocation;
 pub mod apply;
+pub mod bounds;
 pub mod capacity;
 pub mod codec;
 pub mod command;

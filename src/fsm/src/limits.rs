@@ -8,6 +8,34 @@ pub const JOB_COUNT_MAX: u64 = 50_000;
 pub const JOB_PRIORITY_MAX: u16 = 100;
 /// Encoded size of a job, bytes.
 pub const JOB_BYTES_MAX: usize = 1 << 20;
+/// Groups of a job, tasks and ports of a group, entries of a map of a node, namespace or pool.
+pub const LIST_MAX: usize = 1_000;
+/// Largest amount of cpu, memory or disk of a task, a group or a node: sums do not overflow.
+pub const SIZE_MAX: u64 = 1 << 40;
+/// Longest time in a job, ms: Nomad counts nanoseconds in 63 bits.
+pub const JOB_TIME_MS_MAX: u64 = 9_223_372_036_854;
+/// Log files of a task.
+pub const LOG_FILES_MAX: u64 = 1_000;
+/// Size of one log file, MiB.
+pub const LOG_FILE_MB_MAX: u64 = 1 << 20;
+/// One of the texts in which a node names itself, bytes.
+pub const NODE_TEXT_BYTES_MAX: usize = 4_096;
+/// Drivers of a node.
+pub const NODE_DRIVERS_MAX: usize = 64;
+/// Attributes, meta and drivers of a node, bytes.
+pub const NODE_BYTES_MAX: usize = 256 << 10;
+/// Namespaces, and node pools.
+pub const NAMESPACES_MAX: usize = 10_000;
+/// Instance pools.
+pub const INSTANCE_POOLS_MAX: usize = 1_000;
+/// Description of a namespace or node pool, bytes.
+pub const DESCRIPTION_BYTES_MAX: usize = 4_096;
+/// Meta of a namespace or node pool, bytes.
+pub const META_BYTES_MAX: usize = 64 << 10;
+/// Attributes, and meta, of an instance type, bytes.
+pub const TYPE_BYTES_MAX: usize = 16 << 10;
+/// A text that an agent reports of an allocation, bytes; longer ones are cut.
+pub const REPORT_TEXT_BYTES_MAX: usize = 4_096;
 /// Length of a job id, group or task name, bytes.
 pub const NAME_BYTES_MAX: usize = 256;
 /// Events kept for people on a node (Nomad's `MaxRetainedNodeEvents`).

@@ -1,12 +1,14 @@
 //! Allocations: reports of agents, and a user's stop.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Allocation, ClientStatus, ClientUpdate, NodeReport, StopAllocation, UpdateAllocations,
+    Allocation, ClientStatus, ClientUpdate, NodeReport, StopAllocation, TaskEvent, TaskState,
+    UpdateAllocations,
 };
 use crate::{
     apply::{Outcome, Turn, not_found},
+    bounds::cut,
     command::{Rejection, Reply},
     effect::Effect,
     evaluation::{Evaluation, Trigger},
@@ -74,12 +76,8 @@ impl Turn<'_> {
             row.client_at = self.at;
         }
         row.client = update.status;
-        row.client_description = update.description.clone();
-        row.tasks = update.tasks.clone();
-        for task in row.tasks.values_mut() {
-            let excess = task.events.len().saturating_sub(limits::TASK_EVENTS_MAX);
-            task.events.drain(..excess);
-        }
+        row.client_description = cut(&update.description, limits::REPORT_TEXT_BYTES_MAX);
+        row.tasks = self.kept_tasks(&row, &update.tasks);
         // A short task may have ended before its start was reported.
         let started = old.client == ClientStatus::Pending
             && matches!(row.client, ClientStatus::Running | ClientStatus::Complete);
@@ -107,6 +105,30 @@ impl Turn<'_> {
             JobKind::System | JobKind::Sysbatch => false,
         };
         (ended && wanted && replace).then_some(key)
+    }
+
+    /// What a row keeps of the states that an agent reports: those of the tasks of its group, with
+    /// their last events and texts of bounded length.
+    fn kept_tasks(
+        &self,
+        row: &Allocation,
+        reported: &BTreeMap<Text, TaskState>,
+    ) -> BTreeMap<Text, TaskState> {
+        let group = self.state.allocation_spec(row).and_then(|spec| spec.group(&row.group));
+        let names: BTreeSet<&Text> =
+            group.iter().flat_map(|group| &group.tasks).map(|task| &task.name).collect();
+        let known = reported.iter().filter(|(name, _)| names.contains(name));
+        let kept = known.map(|(name, task)| {
+            let skipped = task.events.len().saturating_sub(limits::TASK_EVENTS_MAX);
+            let events = task.events.iter().skip(skipped).map(|event| TaskEvent {
+                kind: cut(&event.kind, limits::REPORT_TEXT_BYTES_MAX),
+                message: cut(&event.message, limits::REPORT_TEXT_BYTES_MAX),
+                ..*event
+            });
+            let state = cut(&task.state, limits::REPORT_TEXT_BYTES_MAX);
+            (name.clone(), TaskState { state, events: events.collect(), ..*task })
+        });
+        kept.collect()
     }
 
     /// The affinity key of an allocation, in the version that it runs.

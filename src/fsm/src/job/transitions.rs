@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     apply::{Outcome, Turn, not_found},
+    bounds::refused,
     command::{IndexConflict, Rejection, Reply},
     effect::Effect,
     evaluation::{Evaluation, EvaluationStatus, Trigger},
@@ -53,6 +54,8 @@ impl Turn<'_> {
         if self.state.scheduler_configuration().reject_job_registration {
             return Err(Rejection::RegistrationDisabled);
         }
+        spec.check().map_err(refused)?;
+        check_priority(evaluation_priority)?;
         let old = self.state.jobs.get(&spec.key).cloned();
         check_enforced(enforce_index, old.as_deref())?;
         if !self.state.namespaces.contains(&spec.key.namespace) {
@@ -180,6 +183,7 @@ impl Turn<'_> {
 
     pub(crate) fn deregister_job(&mut self, command: &DeregisterJob) -> Outcome {
         let DeregisterJob { job: ref key, purge, evaluation, evaluation_priority } = *command;
+        check_priority(evaluation_priority)?;
         let Some(old) = self.state.jobs.get(key).cloned() else {
             return Ok(Reply::Job { evaluation: None, job_modify_index: 0, found: false });
         };
@@ -262,6 +266,17 @@ impl Turn<'_> {
                 self.put_evaluation(row);
             }
         }
+    }
+}
+
+/// The priority that a client asks for in an evaluation.
+fn check_priority(priority: Option<u16>) -> Result<(), Rejection> {
+    match priority {
+        Some(asked) if asked > limits::JOB_PRIORITY_MAX => {
+            let max = limits::JOB_PRIORITY_MAX;
+            Err(refused(format!("evaluation priority is {asked}, at most {max} may be")))
+        }
+        Some(_) | None => Ok(()),
     }
 }
 

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     allocation::ClientStatus,
     apply::{Outcome, Turn},
+    bounds,
     command::{Rejection, Reply},
     evaluation::Trigger,
     id::{EvaluationId, JobKey, NodeId, Text, TimeMs},
@@ -293,9 +294,5 @@ impl Turn<'_> {
 
 /// The text, cut to what a row keeps.
 pub(crate) fn clip(text: &Text) -> Text {
-    if text.len() <= limits::NODE_REASON_BYTES_MAX {
-        return text.clone();
-    }
-    let end = text.floor_char_boundary(limits::NODE_REASON_BYTES_MAX);
-    text.get(..end).unwrap_or_default().into()
+    bounds::cut(text, limits::NODE_REASON_BYTES_MAX)
 }

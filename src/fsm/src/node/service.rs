@@ -94,6 +94,7 @@ impl Turn<'_> {
         let mut node = self.node(id)?;
         if let Some(drain) = drain {
             let mut drain = drain.clone();
+            drain.owner = clip(&drain.owner);
             // The proposer's times say how long, not when: its state may be hours old on an idle
             // cluster.
             let length = |until: u64| until.saturating_sub(drain.started_at);

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     allocation::{Allocation, ClientStatus},
     apply::{Outcome, Turn, not_found},
+    bounds::refused,
     command::{Rejection, Reply},
     effect::Effect,
     evaluation::Trigger,
@@ -49,6 +50,7 @@ impl Turn<'_> {
         if known.as_ref().is_some_and(|known| known.secret != secret) {
             return Err(Rejection::SecretMismatch);
         }
+        description.check().map_err(refused)?;
         let bind = |proof| self.bind(id, known.as_deref(), &description.pool, proof);
         let binding = instance.map(bind).transpose()?;
         let Some(old) = known else {

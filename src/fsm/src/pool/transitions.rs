@@ -16,6 +16,7 @@ use super::{
 use crate::{
     allocation::Allocation,
     apply::{Outcome, Turn, not_found},
+    bounds::check_room,
     capacity::{Member, Strength},
     command::{Rejection, Reply},
     effect::Effect,
@@ -56,9 +57,16 @@ impl Turn<'_> {
         if &*pool.name == "all" {
             return invalid("pool \"all\" stands for all nodes and has no machines of its own");
         }
-        pool.check().or_else(invalid)?;
+        pool.check().and_then(|()| pool.check_bytes()).or_else(invalid)?;
         self.check_groups(pool)?;
         let old = self.state.instance_pools.get(&pool.name).cloned();
+        if old.is_none() {
+            check_room(
+                "instance pools",
+                self.state.instance_pools.len(),
+                limits::INSTANCE_POOLS_MAX,
+            )?;
+        }
         let found = old.as_ref().map_or(0, |old| old.modify_index);
         if let Some(asked) = *enforce_index
             && asked != found

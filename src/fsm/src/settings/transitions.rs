@@ -5,6 +5,7 @@ use super::{
 };
 use crate::{
     apply::{Outcome, Turn, not_found},
+    bounds::{check_room, refused},
     command::{Rejection, Reply},
     effect::Effect,
     job::JobStatus,
@@ -49,7 +50,11 @@ impl Turn<'_> {
             let message = format!("node pool \"{}\" is built in and cannot be changed", pool.name);
             return Err(Rejection::Invalid(message.into()));
         }
+        pool.check().map_err(refused)?;
         let old = self.state.node_pools.get(&pool.name).cloned();
+        if old.is_none() {
+            check_room("node pools", self.state.node_pools.len(), limits::NAMESPACES_MAX)?;
+        }
         let mut row = pool.clone();
         row.create_index = old.map_or(self.index, |old| old.create_index);
         row.modify_index = self.index;
@@ -88,7 +93,11 @@ impl Turn<'_> {
     pub(crate) fn upsert_namespace(&mut self, command: &UpsertNamespace) -> Outcome {
         let UpsertNamespace { namespace } = command;
         check_name("namespace", &namespace.name)?;
+        namespace.check().map_err(refused)?;
         let old = self.state.namespaces.get(&namespace.name).cloned();
+        if old.is_none() {
+            check_room("namespaces", self.state.namespaces.len(), limits::NAMESPACES_MAX)?;
+        }
         let mut row = namespace.clone();
         row.create_index = old.map_or(self.index, |old| old.create_index);
         row.modify_index = self.index;

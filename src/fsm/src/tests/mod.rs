@@ -6,6 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod bounds;
 mod damage;
 mod golden;
 mod load;

@@ -1,0 +1,274 @@
+//! What a row may be: the bounds of jobs, nodes, namespaces and pools. The edges check earlier, to
+//! say more; `apply` checks here whatever way a command came, because a row that is too large costs
+//! every server.
+//!
+//! Each check says what is too much, how much it is, and the bound.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    codec,
+    command::Rejection,
+    id::Text,
+    job::{Affinity, JobSpec, Spread, Task, TaskGroup},
+    limits,
+    node::NodeDescription,
+    pool::InstancePool,
+    resources::Resources,
+    settings::{Namespace, NodePool},
+};
+
+/// Why a row cannot be like this.
+type Checked = Result<(), String>;
+
+/// The rejection of a row that is over a bound.
+pub(crate) fn refused(why: String) -> Rejection {
+    Rejection::Invalid(why.into())
+}
+
+/// Refuses one more row of a table that is full.
+pub(crate) fn check_room(what: &str, rows: usize, max: usize) -> Result<(), Rejection> {
+    if rows < max {
+        return Ok(());
+    }
+    Err(refused(format!("there are {rows} {what}, at most {max} may be: delete some")))
+}
+
+/// A text, cut to so many bytes.
+pub(crate) fn cut(text: &Text, bytes_max: usize) -> Text {
+    if text.len() <= bytes_max {
+        return text.clone();
+    }
+    let end = text.floor_char_boundary(bytes_max);
+    text.get(..end).unwrap_or_default().into()
+}
+
+fn at_most(what: &str, has: u64, max: u64) -> Checked {
+    if has <= max { Ok(()) } else { Err(format!("{what} is {has}, at most {max} may be")) }
+}
+
+fn few(what: &str, has: usize, max: usize) -> Checked {
+    if has <= max { Ok(()) } else { Err(format!("{has} {what}, at most {max} may be")) }
+}
+
+fn short(what: &str, text: &str, max: usize) -> Checked {
+    let has = text.len();
+    if has <= max { Ok(()) } else { Err(format!("{what} has {has} bytes, at most {max} may be")) }
+}
+
+fn named(what: &str, name: &str) -> Checked {
+    if name.is_empty() {
+        return Err(format!("{what} has no name"));
+    }
+    short(what, name, limits::NAME_BYTES_MAX)
+}
+
+fn bytes_of(map: &BTreeMap<Text, Text>) -> usize {
+    map.iter()
+        .fold(0, |sum, (key, value)| sum.saturating_add(key.len()).saturating_add(value.len()))
+}
+
+/// Entries and bytes of a map that people fill.
+fn check_map(what: &str, map: &BTreeMap<Text, Text>, bytes_max: usize) -> Checked {
+    few(&format!("entries of {what}"), map.len(), limits::LIST_MAX)?;
+    let bytes = bytes_of(map);
+    if bytes > bytes_max {
+        return Err(format!("{what} has {bytes} bytes, at most {bytes_max} may be"));
+    }
+    Ok(())
+}
+
+fn check_resources(what: &str, resources: Resources) -> Checked {
+    let Resources { cpu_mhz, memory_mb, disk_mb } = resources;
+    for (name, amount) in [("cpu", cpu_mhz), ("memory", memory_mb), ("disk", disk_mb)] {
+        at_most(&format!("{name} of {what}"), amount, limits::SIZE_MAX)?;
+    }
+    Ok(())
+}
+
+fn check_times(what: &str, times: &[u64]) -> Checked {
+    let longest = times.iter().copied().max().unwrap_or_default();
+    at_most(&format!("a time of {what}, in ms,"), longest, limits::JOB_TIME_MS_MAX)
+}
+
+fn check_weights(affinities: &[Affinity], spreads: &[Spread]) -> Checked {
+    if let Some(wrong) = affinities.iter().find(|one| !(-100..=100).contains(&one.weight)) {
+        return Err(format!("weight of an affinity is {}, from -100 to 100 may be", wrong.weight));
+    }
+    for spread in spreads {
+        at_most("weight of a spread", spread.weight.into(), 100)?;
+        for target in &spread.targets {
+            at_most("percent of a spread", target.percent.into(), 100)?;
+        }
+    }
+    Ok(())
+}
+
+impl JobSpec {
+    /// Why a job cannot be like this.
+    pub fn check(&self) -> Checked {
+        named("job", &self.key.id)?;
+        short("name of the job", &self.name, limits::NAME_BYTES_MAX)?;
+        at_most("priority", self.priority.into(), limits::JOB_PRIORITY_MAX.into())?;
+        few("task groups in the job", self.groups.len(), limits::LIST_MAX)?;
+        let count = self.groups.iter().map(|group| u64::from(group.count)).sum();
+        at_most("count of all groups", count, limits::JOB_COUNT_MAX)?;
+        check_weights(&self.affinities, &self.spreads)?;
+        let mut names = BTreeSet::new();
+        for group in &self.groups {
+            named("a task group", &group.name)?;
+            if !names.insert(&group.name) {
+                return Err(format!("two task groups are called \"{}\"", group.name));
+            }
+            group.check().map_err(|why| format!("group \"{}\": {why}", group.name))?;
+        }
+        let bytes = codec::encoded_len(self);
+        if bytes > limits::JOB_BYTES_MAX {
+            let max = limits::JOB_BYTES_MAX;
+            return Err(format!("the job has {bytes} bytes, at most {max} may be"));
+        }
+        Ok(())
+    }
+}
+
+impl TaskGroup {
+    fn check(&self) -> Checked {
+        few("tasks", self.tasks.len(), limits::LIST_MAX)?;
+        let ports = self.network.as_ref().map_or(0, |network| network.ports.len());
+        few("ports", ports, limits::LIST_MAX)?;
+        at_most("disk", self.disk_mb, limits::SIZE_MAX)?;
+        check_weights(&self.affinities, &self.spreads)?;
+        let migrate = &self.migrate;
+        check_times(
+            "the group",
+            &[
+                self.shutdown_delay_ms,
+                self.restart.interval_ms,
+                self.restart.delay_ms,
+                migrate.healthy_ms_min,
+                migrate.healthy_deadline_ms,
+            ],
+        )?;
+        if let Some(update) = &self.update {
+            check_times(
+                "update",
+                &[
+                    update.stagger_ms,
+                    update.healthy_ms_min,
+                    update.healthy_deadline_ms,
+                    update.progress_deadline_ms,
+                ],
+            )?;
+        }
+        if let Some(policy) = &self.reschedule {
+            let times = [policy.interval_ms, policy.delay_ms, policy.delay_ms_max];
+            check_times("reschedule", &times)?;
+        }
+        let mut names = BTreeSet::new();
+        for task in &self.tasks {
+            named("a task", &task.name)?;
+            if !names.insert(&task.name) {
+                return Err(format!("two tasks are called \"{}\"", task.name));
+            }
+            task.check().map_err(|why| format!("task \"{}\": {why}", task.name))?;
+        }
+        Ok(())
+    }
+}
+
+impl Task {
+    fn check(&self) -> Checked {
+        let resources = &self.resources;
+        for (what, amount) in [
+            ("cpu", resources.cpu_mhz),
+            ("memory", resources.memory_mb),
+            ("memory_max", resources.memory_mb_max),
+        ] {
+            at_most(what, amount, limits::SIZE_MAX)?;
+        }
+        let restart = &self.restart;
+        check_times(
+            "the task",
+            &[self.kill_timeout_ms, self.shutdown_delay_ms, restart.interval_ms, restart.delay_ms],
+        )?;
+        at_most("max_files of logs", self.logs.files_max.into(), limits::LOG_FILES_MAX)?;
+        at_most("max_file_size of logs", self.logs.file_mb_max.into(), limits::LOG_FILE_MB_MAX)?;
+        check_weights(&self.affinities, &[])
+    }
+}
+
+impl NodeDescription {
+    /// Why a node cannot be like this.
+    pub fn check(&self) -> Checked {
+        let texts = [
+            &self.name,
+            &self.datacenter,
+            &self.class,
+            &self.pool,
+            &self.http_address,
+            &self.version,
+            &self.resources.address,
+        ];
+        for text in texts {
+            short("a text of the node", text, limits::NODE_TEXT_BYTES_MAX)?;
+        }
+        few("drivers of the node", self.drivers.len(), limits::NODE_DRIVERS_MAX)?;
+        few("attributes of the node", self.attributes.len(), limits::LIST_MAX)?;
+        few("meta entries of the node", self.meta.len(), limits::LIST_MAX)?;
+        let ports = usize::from(u16::MAX).saturating_add(1);
+        few("reserved ports of the node", self.resources.reserved_ports.len(), ports)?;
+        let mut bytes = bytes_of(&self.attributes).saturating_add(bytes_of(&self.meta));
+        for (name, driver) in &self.drivers {
+            few("attributes of a driver", driver.attributes.len(), limits::LIST_MAX)?;
+            let texts = name.len().saturating_add(driver.description.len());
+            bytes = bytes.saturating_add(texts).saturating_add(bytes_of(&driver.attributes));
+        }
+        if bytes > limits::NODE_BYTES_MAX {
+            let max = limits::NODE_BYTES_MAX;
+            return Err(format!(
+                "attributes, meta and drivers of the node have {bytes} bytes, at most {max} may be"
+            ));
+        }
+        check_resources("the node", self.resources.total)?;
+        check_resources("the node's reserve", self.resources.reserved)
+    }
+}
+
+impl Namespace {
+    /// Why a namespace cannot be like this.
+    pub fn check(&self) -> Checked {
+        short("description", &self.description, limits::DESCRIPTION_BYTES_MAX)?;
+        check_map("meta", &self.meta, limits::META_BYTES_MAX)
+    }
+}
+
+impl NodePool {
+    /// Why a node pool cannot be like this.
+    pub fn check(&self) -> Checked {
+        short("description", &self.description, limits::DESCRIPTION_BYTES_MAX)?;
+        check_map("meta", &self.meta, limits::META_BYTES_MAX)
+    }
+}
+
+impl InstancePool {
+    /// Refuses texts that are longer than a pool file has any use for.
+    pub(crate) fn check_bytes(&self) -> Checked {
+        short("provider", &self.provider, limits::NAME_BYTES_MAX)?;
+        for (name, kind) in &self.types {
+            let node = &kind.node;
+            let texts = [&kind.provider_type, &kind.quota_group, &kind.image];
+            for text in texts.into_iter().chain([&node.datacenter, &node.class]) {
+                short(&format!("a text of type \"{name}\""), text, limits::NAME_BYTES_MAX)?;
+            }
+            few("drivers of a type", node.drivers.len(), limits::NODE_DRIVERS_MAX)?;
+            for driver in &node.drivers {
+                short("a driver of a type", driver, limits::NAME_BYTES_MAX)?;
+            }
+            for (what, map) in [("attributes", &node.attributes), ("meta", &node.meta)] {
+                let what = format!("{what} of type \"{name}\"");
+                check_map(&what, map, limits::TYPE_BYTES_MAX)?;
+            }
+        }
+        Ok(())
+    }
+}
