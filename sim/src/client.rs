@@ -346,6 +346,7 @@ pub(crate) fn is_certain(error: &ApiError) -> bool {
         | ApiError::Overloaded { .. }
         | ApiError::NotReady(_)
         | ApiError::DiskFull(_)
+        | ApiError::Forbidden(_)
         | ApiError::Invalid(_) => true,
         ApiError::Unknown => false,
     }

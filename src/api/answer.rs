@@ -49,6 +49,7 @@ impl From<&ApiError> for Answer {
             ApiError::DiskFull(_) => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, Code::Unavailable).retry_after(30_000)
             }
+            ApiError::Forbidden(_) => Self::new(StatusCode::FORBIDDEN, Code::PermissionDenied),
             ApiError::Invalid(_) => Self::new(StatusCode::BAD_REQUEST, Code::InvalidArgument),
         }
     }
@@ -95,6 +96,7 @@ mod tests {
                 ApiError::Overloaded { .. } => (429, Code::ResourceExhausted, Some(250)),
                 ApiError::NotReady(_) => (503, Code::Unavailable, Some(1_000)),
                 ApiError::DiskFull(_) => (503, Code::Unavailable, Some(30_000)),
+                ApiError::Forbidden(_) => (403, Code::PermissionDenied, None),
                 ApiError::Invalid(_) => (400, Code::InvalidArgument, None),
             };
             let answer = Answer::from(&error);

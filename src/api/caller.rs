@@ -16,6 +16,8 @@ pub enum Way {
     Http,
     /// The protocol between the parts of Quorate.
     Grpc,
+    /// The service for agents of that protocol.
+    Agent,
 }
 
 /// The caller of an edge; every call that changes something carries it.
@@ -42,6 +44,7 @@ impl fmt::Display for Caller {
         let way = match self.way {
             Way::Http => "HTTP",
             Way::Grpc => "gRPC",
+            Way::Agent => "gRPC for agents",
         };
         match self.address {
             Some(address) => write!(f, "{who} by {way} from {address}"),

@@ -27,6 +27,9 @@ pub enum ApiError {
     /// The disk is almost full. Nothing was changed.
     #[error("writes are turned away: {0}")]
     DiskFull(String),
+    /// Nobody may send this by this edge. Nothing was changed.
+    #[error("{0}")]
+    Forbidden(String),
     /// The request is invalid. Nothing was changed.
     #[error("{0}")]
     Invalid(String),

@@ -55,6 +55,7 @@ impl From<&ApiError> for pb::Failure {
             }
             ApiError::NotReady(why) => Kind::NotReady(why.clone()),
             ApiError::DiskFull(why) => Kind::DiskFull(why.clone()),
+            ApiError::Forbidden(why) => Kind::Forbidden(why.clone()),
             ApiError::Invalid(why) => Kind::Invalid(why.clone()),
         };
         Self { kind: Some(kind) }
@@ -74,6 +75,7 @@ pub fn error_of(failure: pb::Failure) -> Option<ApiError> {
         },
         Kind::NotReady(why) => ApiError::NotReady(why),
         Kind::DiskFull(why) => ApiError::DiskFull(why),
+        Kind::Forbidden(why) => ApiError::Forbidden(why),
         Kind::Invalid(why) => ApiError::Invalid(why),
     })
 }
@@ -110,6 +112,7 @@ pub(crate) mod testing {
             ApiError::NotReady(_) => 4,
             ApiError::DiskFull(_) => 5,
             ApiError::Invalid(_) => 6,
+            ApiError::Forbidden(_) => 7,
         }
     }
 
@@ -135,10 +138,11 @@ pub(crate) mod testing {
             ApiError::NotReady("the server is stopping".to_owned()),
             ApiError::DiskFull("/data has 0 MiB free".to_owned()),
             ApiError::Invalid("no such job".to_owned()),
+            ApiError::Forbidden("command Tick is not taken from a client".to_owned()),
         ];
         all.extend(overloaded);
         let numbers: std::collections::BTreeSet<usize> = all.iter().map(number).collect();
-        assert_eq!(numbers, (0..7).collect(), "a variant is not listed");
+        assert_eq!(numbers, (0..8).collect(), "a variant is not listed");
         all
     }
 }

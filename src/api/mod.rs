@@ -9,6 +9,7 @@ mod caller;
 mod error;
 pub mod failure;
 mod lease;
+pub mod senders;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status};
 
 use super::caller_of;
 use crate::{
-    api::{AgentApi, Answer, ReadMode, Written},
+    api::{AgentApi, Answer, ReadMode, Way, Written},
     rpc::words,
     rt::mpsc,
 };
@@ -147,7 +147,7 @@ impl pb::agent_server::Agent for AgentService {
         &self,
         request: Request<pb::RegisterRequest>,
     ) -> Result<Response<pb::RegisterReply>, Status> {
-        let caller = caller_of(&request);
+        let caller = caller_of(Way::Agent, &request);
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
         let command = Command::RegisterNode(RegisterNode {
@@ -184,7 +184,7 @@ impl pb::agent_server::Agent for AgentService {
         &self,
         request: Request<pb::ReadyRequest>,
     ) -> Result<Response<pb::ReadyReply>, Status> {
-        let caller = caller_of(&request);
+        let caller = caller_of(Way::Agent, &request);
         let request = request.into_inner();
         let command = Command::NodeReadiness(NodeReadiness {
             node: node_id(&request.node_id)?,

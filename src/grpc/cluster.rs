@@ -8,7 +8,7 @@ use proto::v1 as pb;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::caller_of;
-use crate::api::{ApiError, Caller, PeerApi};
+use crate::api::{ApiError, Caller, PeerApi, Way};
 
 /// Writes of one stream that are under way at a time.
 const STREAM_WRITES_MAX: usize = 1_024;
@@ -42,7 +42,7 @@ impl pb::cluster_server::Cluster for ClusterService {
         &self,
         request: Request<pb::WriteRequest>,
     ) -> Result<Response<pb::WriteReply>, Status> {
-        Ok(Response::new(self.write_one(caller_of(&request), request.get_ref()).await?))
+        Ok(Response::new(self.write_one(caller_of(Way::Grpc, &request), request.get_ref()).await?))
     }
 
     type WriteStreamStream = BoxStream<'static, Result<pb::WriteReply, Status>>;
@@ -51,7 +51,7 @@ impl pb::cluster_server::Cluster for ClusterService {
         &self,
         request: Request<Streaming<pb::WriteRequest>>,
     ) -> Result<Response<Self::WriteStreamStream>, Status> {
-        let (service, caller) = (self.clone(), caller_of(&request));
+        let (service, caller) = (self.clone(), caller_of(Way::Grpc, &request));
         let replies = request
             .into_inner()
             .map(move |request| {
@@ -91,7 +91,7 @@ impl pb::cluster_server::Cluster for ClusterService {
         &self,
         request: Request<pb::JoinRequest>,
     ) -> Result<Response<pb::JoinReply>, Status> {
-        let caller = caller_of(&request);
+        let caller = caller_of(Way::Grpc, &request);
         self.0.admit(caller, request.into_inner()).await.map(Response::new)
     }
 
@@ -99,7 +99,7 @@ impl pb::cluster_server::Cluster for ClusterService {
         &self,
         request: Request<pb::TransferLeadershipRequest>,
     ) -> Result<Response<pb::TransferLeadershipReply>, Status> {
-        let to = self.0.hand_over(caller_of(&request), request.get_ref().to).await?;
+        let to = self.0.hand_over(caller_of(Way::Grpc, &request), request.get_ref().to).await?;
         Ok(Response::new(pb::TransferLeadershipReply { to }))
     }
 }

@@ -11,6 +11,6 @@ use tonic::Request;
 use crate::api::{Caller, Way};
 
 /// The caller of a request. A simulated network has no addresses.
-fn caller_of<M>(request: &Request<M>) -> Caller {
-    Caller::anonymous(Way::Grpc, request.remote_addr())
+fn caller_of<M>(way: Way, request: &Request<M>) -> Caller {
+    Caller::anonymous(way, request.remote_addr())
 }

@@ -418,6 +418,7 @@ fn next(error: &ApiError, is_forwarded: bool) -> Next {
         ApiError::NotReady(_)
         | ApiError::Overloaded { .. }
         | ApiError::DiskFull(_)
+        | ApiError::Forbidden(_)
         | ApiError::Invalid(_) => Next::GiveUp,
     }
 }

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     api::{
         AgentApi, Api, ApiError, Caller, Dequeue, Lease, LeaseKey, MemberInfo, PeerApi, ReadMode,
-        Sample, Snapshot, WorkerApi, Written, failure,
+        Sample, Snapshot, WorkerApi, Written, failure, senders,
     },
     published::StateCell,
     raft::WatchReceiver,
@@ -47,8 +47,14 @@ impl Api for Core {
         request: Option<RequestId>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Written, ApiError>> {
-        tracing::debug!(%caller, "a write");
-        self.writes.write(command, request, timeout).boxed()
+        async move {
+            senders::check_caller(caller, &command).inspect_err(|error| {
+                tracing::warn!(%caller, %error, "refused a command");
+            })?;
+            tracing::debug!(%caller, "a write");
+            self.writes.write(command, request, timeout).await
+        }
+        .boxed()
     }
 
     fn changed(
@@ -156,6 +162,9 @@ impl PeerApi for Core {
                 // hash itself.
                 self.write(caller, command, request.map(|request| request.id), timeout).await
             } else if self.leading().is_some() {
+                senders::check_forwarded(&command).inspect_err(|error| {
+                    tracing::warn!(%caller, %error, "refused a command");
+                })?;
                 self.writes.write_as_leader(command, request, timeout).await
             } else {
                 Err(ApiError::NoLeader)
