@@ -9,6 +9,8 @@ mod disk_tests;
 #[cfg(test)]
 mod host_tests;
 #[cfg(test)]
+mod hostile_tests;
+#[cfg(test)]
 mod testing;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};

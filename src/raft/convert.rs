@@ -6,7 +6,9 @@ use openraft::{EntryPayload, entry::RaftEntry, vote::RaftLeaderIdExt};
 use proto::v1 as pb;
 use tonic::Status;
 
-use super::{Entry, EntryData, LogId, Member, Membership, StoredMembership, TypeConfig, Vote};
+use super::{
+    Entry, EntryData, LogId, Member, Membership, StoredMembership, TypeConfig, Vote, edge::number,
+};
 
 type LeaderId = openraft::impls::leader_id_std::LeaderId<u64, u64>;
 
@@ -26,8 +28,8 @@ pub fn log_id_to_pb(id: &LogId) -> pb::LogId {
 }
 
 /// Log id of a message.
-pub fn log_id_from_pb(id: &pb::LogId) -> LogId {
-    log_id(id.term, id.index)
+pub fn log_id_from_pb(id: &pb::LogId) -> Result<LogId, Status> {
+    Ok(log_id(number("term", id.term)?, number("index", id.index)?))
 }
 
 /// Message of a vote.
@@ -43,7 +45,8 @@ pub fn vote_to_pb(vote: &Vote) -> pb::Vote {
 pub fn vote_from_pb(vote: Option<&pb::Vote>) -> Result<Vote, Status> {
     let missing = || Status::invalid_argument("vote is missing");
     let vote = vote.ok_or_else(missing)?;
-    let leader_id = LeaderId { term: vote.term, voted_for: vote.voted_for.ok_or_else(missing)? };
+    let term = number("term", vote.term)?;
+    let leader_id = LeaderId { term, voted_for: vote.voted_for.ok_or_else(missing)? };
     Ok(Vote { leader_id, committed: vote.committed })
 }
 
@@ -93,7 +96,7 @@ pub fn stored_membership_from_pb(
     membership: Option<&pb::Membership>,
 ) -> Result<StoredMembership, Status> {
     let membership = membership.map_or_else(|| Ok(Membership::default()), membership_from_pb)?;
-    Ok(StoredMembership::new(id.map(log_id_from_pb), membership))
+    Ok(StoredMembership::new(id.map(log_id_from_pb).transpose()?, membership))
 }
 
 /// Message of a log entry.
@@ -119,7 +122,7 @@ pub fn entry_from_pb(entry: pb::Entry) -> Result<Entry, Status> {
         }
         None => return Err(Status::invalid_argument("entry without a payload")),
     };
-    Ok(<Entry as RaftEntry>::new(log_id_from_pb(&id), payload))
+    Ok(<Entry as RaftEntry>::new(log_id_from_pb(&id)?, payload))
 }
 
 /// openraft's append request of a message.
@@ -128,8 +131,8 @@ pub fn append_from_pb(
 ) -> Result<openraft::raft::AppendEntriesRequest<TypeConfig>, Status> {
     Ok(openraft::raft::AppendEntriesRequest {
         vote: vote_from_pb(message.vote.as_ref())?,
-        prev_log_id: message.prev_log_id.as_ref().map(log_id_from_pb),
+        prev_log_id: message.prev_log_id.as_ref().map(log_id_from_pb).transpose()?,
         entries: message.entries.into_iter().map(entry_from_pb).collect::<Result<_, _>>()?,
-        leader_commit: message.leader_commit.as_ref().map(log_id_from_pb),
+        leader_commit: message.leader_commit.as_ref().map(log_id_from_pb).transpose()?,
     })
 }

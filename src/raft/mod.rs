@@ -4,6 +4,7 @@ pub mod applied;
 pub mod convert;
 #[cfg(test)]
 mod crash;
+mod edge;
 #[cfg(test)]
 mod kill;
 pub mod log_store;

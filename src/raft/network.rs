@@ -26,7 +26,7 @@ use proto::v1 as pb;
 use tonic::{Code, Status};
 
 use super::{
-    Member, ServerId, Snapshot, TypeConfig, Vote, applied, convert, outstanding::Outstanding,
+    Member, ServerId, Snapshot, TypeConfig, Vote, applied, convert, edge, outstanding::Outstanding,
     state_machine::SnapshotFile,
 };
 use crate::{
@@ -124,18 +124,20 @@ pub(crate) fn stream_result_to_pb(
     pb::AppendEntriesReply { outcome: Some(outcome) }
 }
 
+/// The reply to one append, sent in `term`, of a stream.
 fn stream_result_from_pb(
+    term: u64,
     reply: pb::AppendEntriesReply,
 ) -> Result<StreamAppendResult<TypeConfig>, Status> {
     use pb::append_entries_reply::Outcome;
     match reply.outcome {
-        Some(Outcome::StreamSuccess(id)) => Ok(Ok(Some(convert::log_id_from_pb(&id)))),
+        Some(Outcome::StreamSuccess(id)) => Ok(Ok(Some(convert::log_id_from_pb(&id)?))),
         Some(Outcome::StreamSuccessEmpty(_)) => Ok(Ok(None)),
         Some(Outcome::StreamConflict(id)) => {
-            Ok(Err(StreamAppendError::Conflict(convert::log_id_from_pb(&id))))
+            Ok(Err(StreamAppendError::Conflict(convert::log_id_from_pb(&id)?)))
         }
         Some(Outcome::HigherVote(vote)) => {
-            Ok(Err(StreamAppendError::HigherVote(convert::vote_from_pb(Some(&vote))?)))
+            Ok(Err(StreamAppendError::HigherVote(edge::vote_of_reply(term, Some(&vote))?)))
         }
         Some(
             Outcome::Success(_)
@@ -164,19 +166,21 @@ pub(crate) fn append_result_to_pb(
     pb::AppendEntriesReply { outcome: Some(outcome) }
 }
 
+/// The reply to a single append, sent in `term`.
 fn append_result_from_pb(
+    term: u64,
     reply: pb::AppendEntriesReply,
 ) -> Result<AppendEntriesResponse<TypeConfig>, Status> {
     use pb::append_entries_reply::Outcome;
     match reply.outcome {
         Some(Outcome::Success(_)) => Ok(AppendEntriesResponse::Success),
         Some(Outcome::PartialSuccess(id)) => {
-            Ok(AppendEntriesResponse::PartialSuccess(Some(convert::log_id_from_pb(&id))))
+            Ok(AppendEntriesResponse::PartialSuccess(Some(convert::log_id_from_pb(&id)?)))
         }
         Some(Outcome::StreamSuccessEmpty(_)) => Ok(AppendEntriesResponse::PartialSuccess(None)),
         Some(Outcome::Conflict(_)) => Ok(AppendEntriesResponse::Conflict),
         Some(Outcome::HigherVote(vote)) => {
-            Ok(AppendEntriesResponse::HigherVote(convert::vote_from_pb(Some(&vote))?))
+            Ok(AppendEntriesResponse::HigherVote(edge::vote_of_reply(term, Some(&vote))?))
         }
         Some(Outcome::StreamSuccess(_) | Outcome::StreamConflict(_) | Outcome::LogError(_))
         | None => Err(Status::internal("unexpected reply to an append")),
@@ -224,9 +228,9 @@ impl Peer {
         };
         let reply = self.call(method, &message, timeout).await?;
         Ok(VoteResponse {
-            vote: convert::vote_from_pb(reply.vote.as_ref())?,
+            vote: edge::vote_of_reply(request.vote.leader_id.term, reply.vote.as_ref())?,
             vote_granted: reply.granted,
-            last_log_id: reply.last_log_id.as_ref().map(convert::log_id_from_pb),
+            last_log_id: reply.last_log_id.as_ref().map(convert::log_id_from_pb).transpose()?,
         })
     }
 
@@ -239,7 +243,7 @@ impl Peer {
         }
     }
 
-    async fn send_snapshot(&self, vote: Vote, snapshot: Snapshot) -> Result<Vote, Status> {
+    async fn send_snapshot(&self, sender: Vote, snapshot: Snapshot) -> Result<Vote, Status> {
         let failed = |error: io::Error| Status::internal(format!("snapshot file: {error}"));
         let SnapshotFile { path } = &snapshot.snapshot;
         let file = self.network.disk.open(path, OpenMode::Read).map_err(failed)?;
@@ -255,7 +259,7 @@ impl Peer {
             let done = offset + length == size;
             let message = pb::SnapshotChunkRequest {
                 header: Some(header(&self.network, self.to)),
-                vote: Some(convert::vote_to_pb(&vote)),
+                vote: Some(convert::vote_to_pb(&sender)),
                 last_log_id: snapshot.meta.last_log_id.as_ref().map(convert::log_id_to_pb),
                 membership_log_id: membership.log_id().as_ref().map(convert::log_id_to_pb),
                 membership: Some(convert::membership_to_pb(membership.membership())),
@@ -293,7 +297,7 @@ impl Peer {
                 }
             }
             if let Some(vote) = &reply.vote {
-                return convert::vote_from_pb(Some(vote));
+                return edge::vote_of_reply(sender.leader_id.term, Some(vote));
             }
             if reply.next_offset > size {
                 return Err(Status::internal("the receiver asks for bytes beyond the end"));
@@ -318,7 +322,8 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         let message = append_to_pb(header(&self.network, self.to), &request);
         let timeout = option.hard_ttl();
         let result = async {
-            append_result_from_pb(self.call(&method::APPEND_ENTRIES, &message, timeout).await?)
+            let reply = self.call(&method::APPEND_ENTRIES, &message, timeout).await?;
+            append_result_from_pb(request.vote.leader_id.term, reply)
         };
         result.await.map_err(|status| self.error(&status, RPCTypes::AppendEntries, timeout))
     }
@@ -345,14 +350,17 @@ impl RaftNetworkV2<TypeConfig> for Peer {
             let (network, to) = (self.network.clone(), self.to);
             let outstanding = Outstanding::default();
             let sent = outstanding.clone();
-            let mut input = input.map(move |request| {
-                sent.sent(&request);
-                Bytes::from(append_to_pb(header(&network, to), &request).encode_to_vec())
-            });
+            let mut input = input;
             // openraft's pause after errors is in this stream: taking the first request before connecting keeps a peer that is down from being
             // dialled thousands of times a second.
             let Some(first) = input.next().await else { return Ok(stream::empty().boxed()) };
-            let input = stream::iter([first]).chain(input).boxed();
+            // One stream serves one leadership.
+            let term = first.vote.leader_id.term;
+            let input = stream::iter([first]).chain(input).map(move |request| {
+                sent.sent(&request);
+                Bytes::from(append_to_pb(header(&network, to), &request).encode_to_vec())
+            });
+            let input = input.boxed();
             let path = method::STREAM_APPEND.path();
             let replies = self
                 .network
@@ -362,10 +370,10 @@ impl RaftNetworkV2<TypeConfig> for Peer {
                 .map_err(|status| self.error(&status, RPCTypes::AppendEntries, timeout))?;
             let peer: &'s Self = self;
             let replies = replies.filter_map(move |reply| {
-                let decode = |bytes: Bytes| {
+                let decode = move |bytes: Bytes| {
                     let reply = pb::AppendEntriesReply::decode(bytes)
                         .map_err(|error| Status::internal(error.to_string()))?;
-                    stream_result_from_pb(reply)
+                    stream_result_from_pb(term, reply)
                 };
                 let reply = reply
                     .and_then(decode)

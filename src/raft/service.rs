@@ -9,12 +9,13 @@ use std::{
 };
 
 use futures_util::{FutureExt, StreamExt, stream::BoxStream};
-use openraft::raft::{TransferLeaderRequest, VoteRequest, VoteResponse};
+use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest, VoteResponse};
 use proto::v1 as pb;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    Raft, ServerId, Snapshot, SnapshotMeta, TypeConfig, WatchReceiver, applied, convert,
+    Raft, ServerId, Snapshot, SnapshotMeta, TypeConfig, Vote, WatchReceiver, applied, convert,
+    edge::{self, Known, Sent},
     network::{append_result_to_pb, stream_result_to_pb},
     state_machine::SnapshotFile,
 };
@@ -101,9 +102,24 @@ impl RaftService {
         Ok(())
     }
 
+    fn known(&self) -> Known {
+        Known::new(self.id, &self.raft.metrics().borrow_watched())
+    }
+
+    /// The request of a leader, checked in full.
+    fn append_request(
+        &self,
+        message: pb::AppendEntriesRequest,
+    ) -> Result<AppendEntriesRequest<TypeConfig>, Status> {
+        self.check(message.header.as_ref())?;
+        let append = convert::append_from_pb(message)?;
+        self.known().check_append(&append)?;
+        self.hear(append.vote.leader_id.term);
+        Ok(append)
+    }
+
     /// Who led in an older term, and does not know that it leads no more, says nothing about now.
-    fn hear(&self, vote: Option<&pb::Vote>) {
-        let term = vote.map_or(0, |vote| vote.term);
+    fn hear(&self, term: u64) {
         if term >= self.raft.metrics().borrow_watched().current_term {
             self.contact.heard(term);
         }
@@ -121,12 +137,7 @@ impl RaftService {
         let refusal = Arc::new(OnceLock::new());
         let refuse = Arc::clone(&refusal);
         let input = requests
-            .map(move |message| {
-                let message = message?;
-                service.check(message.header.as_ref())?;
-                service.hear(message.vote.as_ref());
-                convert::append_from_pb(message)
-            })
+            .map(move |message| service.append_request(message?))
             .scan((), move |(), request: Result<_, Status>| {
                 if let Err(status) = &request {
                     refuse.get_or_init(|| status.clone());
@@ -143,11 +154,42 @@ impl RaftService {
         replies.chain(last.into_stream().filter_map(futures_util::future::ready)).boxed()
     }
 
-    fn vote_request(message: &pb::VoteRequest) -> Result<VoteRequest<TypeConfig>, Status> {
-        let last = message.last_log_id.as_ref().map(convert::log_id_from_pb);
-        let mut request = VoteRequest::new(convert::vote_from_pb(message.vote.as_ref())?, last);
+    fn vote_request(&self, message: &pb::VoteRequest) -> Result<VoteRequest<TypeConfig>, Status> {
+        self.check(message.header.as_ref())?;
+        let vote = convert::vote_from_pb(message.vote.as_ref())?;
+        self.known().check_vote(&vote, Sent::ByCandidate)?;
+        let last = message.last_log_id.as_ref().map(convert::log_id_from_pb).transpose()?;
+        let mut request = VoteRequest::new(vote, last);
         request.leadership_transfer = message.leadership_transfer;
         Ok(request)
+    }
+
+    /// What is announced with a piece of a snapshot, checked before a byte of it is stored.
+    fn announced(
+        &self,
+        message: &pb::SnapshotChunkRequest,
+    ) -> Result<(Vote, SnapshotMeta), Status> {
+        self.check(message.header.as_ref())?;
+        let vote = convert::vote_from_pb(message.vote.as_ref())?;
+        let known = self.known();
+        known.check_vote(&vote, Sent::ByLeader)?;
+        let last = message.last_log_id.as_ref().map(convert::log_id_from_pb).transpose()?;
+        if let Some(last) = &last {
+            known.check_leaders_id(&vote, last)?;
+        }
+        let size = edge::number("size", message.size)?;
+        let offset = edge::number("offset", message.offset)?;
+        let end = offset.saturating_add(message.data.len() as u64);
+        if end > size || (message.done && end != size) {
+            return Err(Status::invalid_argument(format!(
+                "a piece from {offset} to {end} is none of a file of {size} bytes"
+            )));
+        }
+        let last_membership = convert::stored_membership_from_pb(
+            message.membership_log_id.as_ref(),
+            message.membership.as_ref(),
+        )?;
+        Ok((vote, SnapshotMeta { last_log_id: last, last_membership }))
     }
 
     fn store_piece(&self, message: &pb::SnapshotChunkRequest) -> Result<Received, Status> {
@@ -178,10 +220,7 @@ impl pb::raft_server::Raft for RaftService {
         &self,
         request: Request<pb::AppendEntriesRequest>,
     ) -> Result<Response<pb::AppendEntriesReply>, Status> {
-        let message = request.into_inner();
-        self.check(message.header.as_ref())?;
-        self.hear(message.vote.as_ref());
-        let request = convert::append_from_pb(message)?;
+        let request = self.append_request(request.into_inner())?;
         let result = self.raft.append_entries(request).await.map_err(failed)?;
         Ok(Response::new(append_result_to_pb(&result)))
     }
@@ -190,9 +229,8 @@ impl pb::raft_server::Raft for RaftService {
         &self,
         request: Request<pb::VoteRequest>,
     ) -> Result<Response<pb::VoteReply>, Status> {
-        let message = request.into_inner();
-        self.check(message.header.as_ref())?;
-        let reply = self.raft.vote(Self::vote_request(&message)?).await.map_err(failed)?;
+        let request = self.vote_request(request.get_ref())?;
+        let reply = self.raft.vote(request).await.map_err(failed)?;
         Ok(Response::new(vote_reply(&reply)))
     }
 
@@ -200,9 +238,8 @@ impl pb::raft_server::Raft for RaftService {
         &self,
         request: Request<pb::VoteRequest>,
     ) -> Result<Response<pb::VoteReply>, Status> {
-        let message = request.into_inner();
-        self.check(message.header.as_ref())?;
-        let reply = self.raft.pre_vote(Self::vote_request(&message)?).await.map_err(failed)?;
+        let request = self.vote_request(request.get_ref())?;
+        let reply = self.raft.pre_vote(request).await.map_err(failed)?;
         Ok(Response::new(vote_reply(&reply)))
     }
 
@@ -212,8 +249,9 @@ impl pb::raft_server::Raft for RaftService {
     ) -> Result<Response<pb::TransferLeaderReply>, Status> {
         let message = request.into_inner();
         self.check(message.header.as_ref())?;
-        let last = message.last_log_id.as_ref().map(convert::log_id_from_pb);
+        let last = message.last_log_id.as_ref().map(convert::log_id_from_pb).transpose()?;
         let from = convert::vote_from_pb(message.from_leader.as_ref())?;
+        self.known().check_vote(&from, Sent::ByLeader)?;
         let request = TransferLeaderRequest::new(from, message.to_node, last);
         self.raft
             .handle_transfer_leader(request)
@@ -228,20 +266,12 @@ impl pb::raft_server::Raft for RaftService {
         request: Request<pb::SnapshotChunkRequest>,
     ) -> Result<Response<pb::SnapshotChunkReply>, Status> {
         let message = request.into_inner();
-        self.check(message.header.as_ref())?;
+        let (vote, meta) = self.announced(&message)?;
         let path = match self.store_piece(&message)? {
             Received::Part(next_offset) => {
                 return Ok(Response::new(pb::SnapshotChunkReply { next_offset, vote: None }));
             }
             Received::Whole(path) => path,
-        };
-        let vote = convert::vote_from_pb(message.vote.as_ref())?;
-        let meta = SnapshotMeta {
-            last_log_id: message.last_log_id.as_ref().map(convert::log_id_from_pb),
-            last_membership: convert::stored_membership_from_pb(
-                message.membership_log_id.as_ref(),
-                message.membership.as_ref(),
-            )?,
         };
         // Checked in full before openraft hears of it.
         let (snapshots, received) = (self.snapshots.clone(), path.clone());
@@ -251,7 +281,8 @@ impl pb::raft_server::Raft for RaftService {
         })
         .await
         .map_err(|error| Status::data_loss(error.to_string()))?;
-        if applied::log_id(&whole.meta) != meta.last_log_id {
+        let membership = applied::membership(&whole.meta).map_err(failed)?;
+        if applied::log_id(&whole.meta) != meta.last_log_id || membership != meta.last_membership {
             return Err(Status::data_loss("the snapshot is not the one that was announced"));
         }
         drop(whole);
