@@ -10,6 +10,7 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
+use super::beneath::read_whole;
 use crate::rpc::transport::MESSAGE_BYTES_MAX;
 
 /// Largest file that [`read_json`] takes, bytes: whatever [`write_json`] makes of an allocation, in which JSON needs up to six bytes for one of the message.
@@ -40,15 +41,13 @@ pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T) -> io::Result<()>
 
 /// The value in a file, or `None` when there is no file.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
-    let length = match fs::metadata(path) {
-        Ok(metadata) => metadata.len(),
+    // A task may have put a pipe in its place.
+    let bytes = match read_whole(path, FILE_BYTES_MAX) {
+        Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    if length > FILE_BYTES_MAX {
-        return Err(io::Error::other(format!("{} is too large ({length} bytes)", path.display())));
-    }
-    let value = serde_json::from_slice(&fs::read(path)?).map_err(|error| {
+    let value = serde_json::from_slice(&bytes).map_err(|error| {
         io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", path.display()))
     })?;
     Ok(Some(value))

@@ -5,6 +5,7 @@ mod files;
 mod logs;
 mod orders;
 mod query;
+mod work;
 
 use std::sync::Arc;
 
@@ -18,6 +19,8 @@ use fsm::AllocationId;
 use serde_json::json;
 use tokio::net::TcpListener;
 
+pub(crate) use work::FileWork;
+
 use super::{node::LocalNode, shell::Shared, state::AllocationDirectory};
 
 /// What files are served from; a simulation has none.
@@ -25,6 +28,7 @@ use super::{node::LocalNode, shell::Shared, state::AllocationDirectory};
 pub(crate) struct Files {
     pub(crate) node: Arc<LocalNode>,
     pub(crate) shared: Arc<Shared>,
+    pub(crate) work: FileWork,
 }
 
 /// Why a request is refused, with the status that says so.
@@ -34,6 +38,10 @@ pub(super) enum HttpError {
     BadRequest(String),
     #[error("{0}")]
     NotFound(String),
+    #[error("the agent's threads for files are all busy: try again later")]
+    Busy,
+    #[error("the file system takes too long")]
+    Slow,
     #[error("cannot read: {0}")]
     Io(#[from] std::io::Error),
 }
@@ -43,6 +51,8 @@ impl IntoResponse for HttpError {
         let status = match &self {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Slow => StatusCode::GATEWAY_TIMEOUT,
             Self::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 StatusCode::NOT_FOUND
             }

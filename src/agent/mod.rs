@@ -12,6 +12,7 @@
 //! forget is on disk before it acts on it. With `simulate`, many mock nodes share this process and none of the I/O.
 
 mod allocation_runner;
+mod beneath;
 mod collected;
 mod connection;
 mod driver;
@@ -156,7 +157,8 @@ impl Agent {
         };
         let (node, shared) =
             start_node(&settings, ground, &identity, state, http_address, &mut work)?;
-        let files = http::Files { node: Arc::clone(&node), shared };
+        let files =
+            http::Files { node: Arc::clone(&node), shared, work: http::FileWork::default() };
         rt::spawn_into(&mut work, http::serve(listener, Some(files)));
         let handle = LocalHandle { node, stop_tasks: settings.stop_tasks_on_exit };
         Ok(Self {

@@ -140,15 +140,15 @@ impl agent_server::Agent for Server {
     }
 }
 
-struct Cluster {
+pub(crate) struct Cluster {
     server: Server,
     address: String,
     serving: JoinHandle<()>,
-    directory: tempfile::TempDir,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 impl Cluster {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let server = Server {
@@ -167,7 +167,7 @@ impl Cluster {
         Self { server, address, serving, directory: tempfile::tempdir().unwrap() }
     }
 
-    fn settings(&self) -> AgentSettings {
+    pub(crate) fn settings(&self) -> AgentSettings {
         // The first address leads nowhere: the agent has to find the other.
         let servers = vec!["127.0.0.1:1".to_owned(), self.address.clone()];
         let mut settings = AgentSettings::new(self.directory.path().join("agent"), servers);
@@ -176,7 +176,7 @@ impl Cluster {
     }
 
     /// An agent; the one before, which was dropped, may take a moment to let go of the directory.
-    async fn agent(&self) -> Agent {
+    pub(crate) async fn agent(&self) -> Agent {
         Self::agent_of(self.settings()).await
     }
 
@@ -193,15 +193,15 @@ impl Cluster {
         started.await.unwrap()
     }
 
-    fn want(&self, allocations: Vec<v1::Allocation>) {
+    pub(crate) fn want(&self, allocations: Vec<v1::Allocation>) {
         self.server.allocations.send_replace(allocations);
     }
 
-    fn status(&self, id: u8) -> Option<v1::AllocationStatus> {
+    pub(crate) fn status(&self, id: u8) -> Option<v1::AllocationStatus> {
         self.server.known.lock().unwrap().statuses.get(&vec![id; 16]).cloned()
     }
 
-    async fn until<T>(&self, what: &str, mut look: impl FnMut(&Self) -> Option<T>) -> T {
+    pub(crate) async fn until<T>(&self, what: &str, mut look: impl FnMut(&Self) -> Option<T>) -> T {
         let found = timeout(PATIENCE, async {
             loop {
                 if let Some(found) = look(self) {
@@ -219,12 +219,12 @@ impl Cluster {
         }
     }
 
-    async fn until_status(&self, id: u8, wanted: &str) -> v1::AllocationStatus {
+    pub(crate) async fn until_status(&self, id: u8, wanted: &str) -> v1::AllocationStatus {
         self.until(wanted, |cluster| cluster.status(id).filter(|status| name(status) == wanted))
             .await
     }
 
-    fn allocation_directory(&self, id: u8) -> PathBuf {
+    pub(crate) fn allocation_directory(&self, id: u8) -> PathBuf {
         let id = quorate_id(id);
         self.directory.path().join("agent/allocs").join(id)
     }
@@ -244,11 +244,11 @@ impl Drop for Cluster {
     }
 }
 
-fn quorate_id(id: u8) -> String {
+pub(crate) fn quorate_id(id: u8) -> String {
     fsm::AllocationId([id; 16]).to_string()
 }
 
-fn shell_task(name: &str, script: &str) -> v1::Task {
+pub(crate) fn shell_task(name: &str, script: &str) -> v1::Task {
     v1::Task {
         name: name.to_owned(),
         driver: "raw_exec".to_owned(),
@@ -263,7 +263,7 @@ fn name(status: &v1::AllocationStatus) -> &'static str {
     words::client_status(status.client_status).unwrap().name()
 }
 
-fn allocation(id: u8, kind: &str, tasks: Vec<v1::Task>) -> v1::Allocation {
+pub(crate) fn allocation(id: u8, kind: &str, tasks: Vec<v1::Task>) -> v1::Allocation {
     v1::Allocation {
         id: vec![id; 16].into(),
         namespace: "default".to_owned(),
@@ -290,7 +290,7 @@ fn kinds(status: &v1::AllocationStatus, task: &str) -> Vec<String> {
     status.tasks[task].events.iter().map(|event| event.kind.clone()).collect()
 }
 
-fn lines(path: &Path) -> usize {
+pub(crate) fn lines(path: &Path) -> usize {
     std::fs::read_to_string(path).unwrap_or_default().lines().count()
 }
 

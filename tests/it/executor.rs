@@ -110,11 +110,22 @@ pub(crate) fn kill(run: &Path) {
     let Some(pid) = identity.and_then(|identity| identity["pid"].as_u64()) else { return };
     let works_in = fs::read_link(format!("/proc/{pid}/cwd"));
     if works_in.is_ok_and(|at| fs::canonicalize(run).is_ok_and(|run| at == run)) {
-        let all = fs::read_dir("/proc").unwrap().flatten();
-        let members = all.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        let members: Vec<String> = members.filter(|other| session(other) == Some(pid)).collect();
-        Command::new("kill").arg("-9").args(members).status().unwrap();
+        kill_session(pid);
     }
+}
+
+/// Kills the session of a process, which is that of its executor.
+pub(crate) fn kill_session_of(pid: &str) {
+    if let Some(session) = session(pid) {
+        kill_session(session);
+    }
+}
+
+fn kill_session(number: u64) {
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let members = all.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let members: Vec<String> = members.filter(|other| session(other) == Some(number)).collect();
+    Command::new("kill").arg("-9").args(members).status().unwrap();
 }
 
 fn session(pid: &str) -> Option<u64> {

@@ -5,6 +5,7 @@ mod bench;
 mod cluster;
 mod executor;
 mod harness;
+mod hostile_tasks;
 mod plants;
 mod providers;
 mod recompute;

@@ -1,27 +1,29 @@
 //! The agent's side of an executor: launch it, find it again, ask it, and read what it wrote when it is gone.
 
 use std::{
-    fs, io,
-    os::{fd::AsRawFd, unix::process::CommandExt},
+    io,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Stdio,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::UnixStream,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
     EXIT_FILE, ExecutorIdentity, LOG_FILE, Outcome, RunSpec, SHORTAGE_EXIT, SOCKET_FILE, SPEC_FILE,
     claim,
     control::{Request, Response},
-    process::{KILL_PAUSE, KILL_ROUNDS_MAX},
+    process::{KILL_PAUSE, KILL_ROUNDS_MAX, parse_signal},
 };
 use crate::{
     agent::{
+        beneath::{Folder, read_tail},
         files,
         task_runner::{ExitResult, Fault},
     },
@@ -34,6 +36,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
 /// Between two tries to find out who has a run's claim.
 const CLAIM_PAUSE: Duration = Duration::from_secs(1);
+/// How long an executor may take to answer when its task is to end: within the 5 s after the kill timeout.
+const KILL_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// The end of an executor's own log that is looked at, bytes.
+const LAST_WORDS_BYTES_MAX: u64 = 4_096;
 /// Longest reply, bytes.
 const REPLY_BYTES_MAX: u64 = 64 * 1024;
 
@@ -41,12 +47,14 @@ const REPLY_BYTES_MAX: u64 = 64 * 1024;
 #[derive(Clone, Debug)]
 pub(crate) struct Executor {
     directory: PathBuf,
+    /// Who it is, once that was read: a task can remove the file.
+    known: Arc<OnceLock<ExecutorIdentity>>,
 }
 
 impl Executor {
     /// The executor whose files are there, if there is one.
     pub(crate) fn at(directory: PathBuf) -> Self {
-        Self { directory }
+        Self { directory, known: Arc::default() }
     }
 
     /// Starts a run and returns when the task runs, or says why it does not and never will.
@@ -95,7 +103,11 @@ impl Executor {
                 Err(outcome)
             }
             // Also when it has already ended: the wait that follows says how.
-            Ok(Ok(Response::Running { .. } | Response::Ended { .. })) => Ok(()),
+            Ok(Ok(Response::Running { .. } | Response::Ended { .. })) => {
+                // Remembered as long as it can be read.
+                drop(self.identity());
+                Ok(())
+            }
             Ok(Ok(Response::Done | Response::Refused { .. }) | Err(_)) | Err(_) => {
                 match self.read_outcome() {
                     Some(outcome @ Outcome::StartFailed { .. }) => Err(outcome),
@@ -108,7 +120,9 @@ impl Executor {
 
     /// Finds a run again after the agent was restarted. False: it never happened and never will.
     pub(crate) async fn recover(&self) -> bool {
-        !self.take_claim().await
+        let is_claimed = !self.take_claim().await;
+        drop(self.identity());
+        is_claimed
     }
 
     /// Gives up a start that nobody answers for, if it is not the executor's already.
@@ -177,9 +191,35 @@ impl Executor {
         }
     }
 
-    /// Asks for the end of the task. The end itself is seen by [`Self::wait`].
+    /// Asks for the end of the task. The end itself is seen by [`Self::wait`]. An executor that does not answer (a task can remove its
+    /// socket, or stop it) is killed with its task after the timeout.
     pub(crate) async fn kill(&self, signal: &str, timeout_ms: u64) -> io::Result<()> {
-        self.order(&Request::Kill { signal: signal.to_owned(), timeout_ms }).await
+        let request = Request::Kill { signal: signal.to_owned(), timeout_ms };
+        let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+        let mut is_signaled = false;
+        loop {
+            let error = match timeout(KILL_ANSWER_TIMEOUT, self.ask(&request)).await {
+                Ok(Ok(response)) => return done(response),
+                Ok(Err(error)) => error,
+                Err(late) => late.into(),
+            };
+            let Some(identity) = self.identity()? else { return Err(error) };
+            if !identity.is_alive()? {
+                return Ok(());
+            }
+            if !is_signaled {
+                let directory = self.directory.display();
+                tracing::warn!(%directory, %error, "an executor does not answer: its task is ended without it");
+                if let Some(signal) = parse_signal(signal) {
+                    run_blocking(move || identity.signal_family(signal)).await?;
+                }
+                is_signaled = true;
+            }
+            if Instant::now() >= deadline {
+                return run_blocking(move || identity.kill_run()).await;
+            }
+            sleep(LOOK_PAUSE).await;
+        }
     }
 
     /// Sends a signal to the task.
@@ -188,18 +228,13 @@ impl Executor {
     }
 
     async fn order(&self, request: &Request) -> io::Result<()> {
-        match timeout(ANSWER_TIMEOUT, self.ask(request)).await?? {
-            Response::Done | Response::Ended { .. } => Ok(()),
-            Response::Refused { error } => Err(io::Error::new(io::ErrorKind::InvalidInput, error)),
-            Response::Running { .. } => Err(io::Error::other("the executor gave a wrong answer")),
-        }
+        done(timeout(ANSWER_TIMEOUT, self.ask(request)).await??)
     }
 
     async fn connect(&self) -> io::Result<UnixStream> {
         // The path of a socket is at most 107 bytes long; through the directory's descriptor it always fits.
-        let directory = fs::File::open(&self.directory)?;
-        let path = format!("/proc/self/fd/{}/{SOCKET_FILE}", directory.as_raw_fd());
-        UnixStream::connect(path).await
+        let directory = Folder::open(&self.directory)?;
+        UnixStream::connect(directory.link(SOCKET_FILE)).await
     }
 
     async fn ask(&self, request: &Request) -> io::Result<Response> {
@@ -213,7 +248,14 @@ impl Executor {
     }
 
     fn identity(&self) -> io::Result<Option<ExecutorIdentity>> {
-        ExecutorIdentity::read(&self.directory)
+        if let Some(known) = self.known.get() {
+            return Ok(Some(*known));
+        }
+        let read = ExecutorIdentity::read(&self.directory)?;
+        if let Some(read) = read {
+            self.known.get_or_init(|| read);
+        }
+        Ok(read)
     }
 
     fn read_outcome(&self) -> Option<Outcome> {
@@ -227,11 +269,20 @@ impl Executor {
     }
 
     fn last_words(&self) -> String {
-        let log = fs::read_to_string(self.directory.join(LOG_FILE)).unwrap_or_default();
+        let log = self.directory.join(LOG_FILE);
+        let log = read_tail(&log, LAST_WORDS_BYTES_MAX).unwrap_or_default();
         match log.lines().last() {
             Some(line) => format!("the executor is gone: {line}"),
             None => "the executor is gone and left no exit status".to_owned(),
         }
+    }
+}
+
+fn done(response: Response) -> io::Result<()> {
+    match response {
+        Response::Done | Response::Ended { .. } => Ok(()),
+        Response::Refused { error } => Err(io::Error::new(io::ErrorKind::InvalidInput, error)),
+        Response::Running { .. } => Err(io::Error::other("the executor gave a wrong answer")),
     }
 }
 
@@ -242,6 +293,8 @@ fn start_failed(error: String, fault: Fault) -> Outcome {
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::fs;
 
     use tokio::net::UnixListener;
 

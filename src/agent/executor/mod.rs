@@ -9,7 +9,7 @@
 //! ```
 //! Invariants: who creates `claim` decides whether the run happens: the executor before it starts anything, or an agent that gives the
 //! run up. The executor says who it is in `executor.json` before it starts the task. `exit.json` is durable before anybody is told of the
-//! end, and the executor ends only after it.
+//! end, and the executor ends only after it; when the disk is full it tells first, and goes on trying for a minute.
 
 pub(crate) mod client;
 mod control;

@@ -140,18 +140,39 @@ pub(crate) fn kill_run(directory: &Path) -> io::Result<usize> {
 }
 
 fn kill_once(directory: &Path) -> io::Result<usize> {
-    let Some(identity) = ExecutorIdentity::read(directory)? else { return Ok(0) };
-    let mut family = Vec::new();
-    if let Some(executor) = stat(identity.pid)?
-        && identity.is_alive()?
-    {
-        family.push(executor);
-        family.extend(descendants(identity.pid)?);
+    ExecutorIdentity::read(directory)?.map_or(Ok(0), |identity| identity.kill_once())
+}
+
+impl ExecutorIdentity {
+    /// Sends a signal to all that the executor runs, and not to itself.
+    pub(crate) fn signal_family(&self, signal: Signal) -> io::Result<()> {
+        if self.is_alive()? { kill_all(&descendants(self.pid)?, signal) } else { Ok(()) }
     }
-    let sent = kill_all(&family, Signal::KILL);
-    let others = identity.kill_session();
-    sent?;
-    Ok(family.len() + others?)
+
+    /// Kills the executor, and all that it runs, also what is forked meanwhile. Blocks for 5 s at most.
+    pub(crate) fn kill_run(&self) -> io::Result<()> {
+        for _ in 0..KILL_ROUNDS_MAX {
+            if self.kill_once()? == 0 {
+                break;
+            }
+            std::thread::sleep(KILL_PAUSE);
+        }
+        Ok(())
+    }
+
+    fn kill_once(&self) -> io::Result<usize> {
+        let mut family = Vec::new();
+        if let Some(executor) = stat(self.pid)?
+            && self.is_alive()?
+        {
+            family.push(executor);
+            family.extend(descendants(self.pid)?);
+        }
+        let sent = kill_all(&family, Signal::KILL);
+        let others = self.kill_session();
+        sent?;
+        Ok(family.len() + others?)
+    }
 }
 
 /// What is in a directory; nothing when it is none.

@@ -29,6 +29,7 @@ use super::{
 };
 use crate::{
     agent::{
+        beneath::is_spoiled,
         files,
         task_runner::{ExitResult, Fault},
         time::wall_ms,
@@ -102,9 +103,7 @@ pub(super) async fn supervise(spec: RunSpec) -> io::Result<()> {
     };
     let result = supervisor.result(status);
     kill_descendants().await;
-    for copy in copies {
-        drop(timeout(DRAIN, copy).await);
-    }
+    drop(timeout(DRAIN, futures_util::future::join_all(copies)).await);
     let outcome = Outcome::Exited { result, at_ms: wall_ms() };
     end(&outcome, supervisor.waiters, &mut commands).await
 }
@@ -221,29 +220,42 @@ fn kill_family() -> io::Result<bool> {
     Ok(!family.is_empty())
 }
 
-/// Writes the end down (a full disk is waited for, up to a minute), then tells those who wait, then those whose request is still in the queue.
+/// Writes the end down and tells it to all who ask. A full disk is waited for, up to a minute, for an agent that comes later: the one that waits is told at once.
 async fn end(
     outcome: &Outcome,
     waiters: Vec<oneshot::Sender<Response>>,
     commands: &mut mpsc::Receiver<control::Command>,
 ) -> io::Result<()> {
-    let mut written = files::write_json(&Path::new(".").join(EXIT_FILE), outcome);
-    for _ in 0..WRITE_TRIES_MAX {
-        let Err(error) = &written else { break };
-        super::complain(error);
-        sleep(WRITE_PAUSE).await;
-        written = files::write_json(&Path::new(".").join(EXIT_FILE), outcome);
-    }
+    let write = || files::write_json(&Path::new(".").join(EXIT_FILE), outcome);
+    let mut written = write();
     let response = Response::Ended { outcome: outcome.clone() };
     for waiter in waiters {
         drop(waiter.send(response.clone()));
     }
+    for _ in 0..WRITE_TRIES_MAX {
+        let Err(error) = &written else { break };
+        super::complain(error);
+        if Fault::of(error) != Fault::Shortage {
+            break;
+        }
+        tell(&response, commands, WRITE_PAUSE).await;
+        written = write();
+    }
     // Who asks from now on finds the socket closed and reads the file.
-    while let Ok(Some((_, reply))) = timeout(KILL_PAUSE, commands.recv()).await {
+    tell(&response, commands, KILL_PAUSE).await;
+    written
+}
+
+/// Answers whoever asks, until nobody has asked for so long.
+async fn tell(
+    response: &Response,
+    commands: &mut mpsc::Receiver<control::Command>,
+    pause: Duration,
+) {
+    while let Ok(Some((_, reply))) = timeout(pause, commands.recv()).await {
         drop(reply.send(response.clone()));
         tokio::task::yield_now().await;
     }
-    written
 }
 
 type Copies = Vec<JoinHandle<()>>;
@@ -266,7 +278,15 @@ fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
         }
         let name = format!("{}.{kind}", spec.log_name);
         let (files_max, bytes_max) = (spec.log_files_max, spec.log_file_bytes_max);
-        let log = RotatingLog::open(&spec.logs_directory, &name, files_max, bytes_max)?;
+        let log = match RotatingLog::open(&spec.logs_directory, &name, files_max, bytes_max) {
+            Ok(log) => log,
+            // An earlier run has removed or replaced the folder: it has no log then, and the node is not to blame.
+            Err(error) if is_spoiled(&error) => {
+                super::complain(&error);
+                return Ok(Stdio::null());
+            }
+            Err(error) => return Err(error),
+        };
         let (read, write) = io::pipe()?;
         copies.push(copy(read, log)?);
         Ok(write.into())

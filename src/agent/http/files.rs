@@ -4,8 +4,12 @@
 
 use std::{
     fs, io,
-    os::fd::{AsRawFd, OwnedFd},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::FileExt,
+    },
     path::{Component, Path, PathBuf},
+    sync::Arc,
     time::UNIX_EPOCH,
 };
 
@@ -17,12 +21,12 @@ use axum::{
 };
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Files, HttpError, query::Parameters};
-use crate::rt::run_blocking;
+use super::{FileWork, Files, HttpError, query::Parameters};
 
+/// Bytes of a file that are read at a time.
+const CHUNK_BYTES: usize = 64 * 1024;
 /// Entries in a listing.
 const ENTRIES_MAX: usize = 10_000;
 
@@ -32,9 +36,9 @@ pub(super) async fn list(
     query: Parameters,
 ) -> Result<Json<Value>, HttpError> {
     let directory = files.directory(&allocation)?;
-    let found = resolve(directory.root(), query.text("path"))?;
-    let root = directory.root().to_owned();
-    let entries = run_blocking(move || {
+    let (root, asked) = (directory.root().to_owned(), query.text("path").to_owned());
+    let entries = files.work.run(move || {
+        let found = resolve(&root, &asked)?;
         let mut entries = Vec::new();
         for entry in fs::read_dir(found.link())?.take(ENTRIES_MAX) {
             let entry = entry?;
@@ -43,7 +47,7 @@ pub(super) async fn list(
             }
         }
         entries.sort_by_key(|entry| entry["Name"].as_str().map(str::to_owned));
-        Ok::<_, io::Error>(entries)
+        Ok(entries)
     });
     Ok(Json(Value::Array(entries.await?)))
 }
@@ -53,9 +57,14 @@ pub(super) async fn stat(
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Json<Value>, HttpError> {
-    let found = resolve(files.directory(&allocation)?.root(), query.text("path"))?;
-    let name = found.path.file_name().map(|name| name.to_string_lossy().into_owned());
-    Ok(Json(describe(&name.unwrap_or_default(), &found.metadata()?)))
+    let root = files.directory(&allocation)?.root().to_owned();
+    let asked = query.text("path").to_owned();
+    let described = files.work.run(move || {
+        let found = resolve(&root, &asked)?;
+        let name = found.path.file_name().map(|name| name.to_string_lossy().into_owned());
+        Ok(describe(&name.unwrap_or_default(), &found.metadata()?))
+    });
+    Ok(Json(described.await?))
 }
 
 pub(super) async fn cat(
@@ -63,8 +72,8 @@ pub(super) async fn cat(
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Response, HttpError> {
-    let found = file(&files, &allocation, &query)?;
-    copy(found, 0, u64::MAX).await
+    let found = file(&files, &allocation, &query).await?;
+    copy(files.work, found, 0, u64::MAX).await
 }
 
 /// `limit` bytes from `offset`; all that follows without a limit.
@@ -73,24 +82,28 @@ pub(super) async fn read_at(
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Response, HttpError> {
-    let found = file(&files, &allocation, &query)?;
+    let found = file(&files, &allocation, &query).await?;
     let offset = query.number("offset")?.unwrap_or(0);
     let limit = query.number("limit")?.filter(|limit| *limit > 0);
-    copy(found, offset, limit.unwrap_or(u64::MAX)).await
+    copy(files.work, found, offset, limit.unwrap_or(u64::MAX)).await
 }
 
 /// The file that `path` asks for.
-pub(super) fn file(
+pub(super) async fn file(
     files: &Files,
     allocation: &str,
     query: &Parameters,
 ) -> Result<Found, HttpError> {
-    let asked = query.text("path");
-    let found = resolve(files.directory(allocation)?.root(), asked)?;
-    if found.metadata()?.is_file() {
-        return Ok(found);
-    }
-    Err(HttpError::BadRequest(format!("`{asked}` is not a file")))
+    let root = files.directory(allocation)?.root().to_owned();
+    let asked = query.text("path").to_owned();
+    let held = files.work.run(move || {
+        let found = resolve(&root, &asked)?;
+        if found.metadata()?.is_file() {
+            return Ok(found);
+        }
+        Err(HttpError::BadRequest(format!("`{asked}` is not a file")))
+    });
+    held.await
 }
 
 /// What a path led to, by its descriptor. A task can rename what it owns and put a link or a pipe in its place at any time: what was judged is
@@ -130,25 +143,42 @@ impl Found {
     }
 }
 
-async fn copy(found: Found, offset: u64, limit: u64) -> Result<Response, HttpError> {
-    let mut file = tokio::fs::File::open(found.link()).await?;
-    // Some places behind the end cannot even be sought.
-    let length = file.metadata().await?.len();
-    file.seek(io::SeekFrom::Start(offset.min(length))).await?;
-    let mut file = file.take(limit);
+/// Copies from a place in a file, or its end, to whoever asked, as fast as that one takes it.
+async fn copy(
+    work: FileWork,
+    found: Found,
+    offset: u64,
+    limit: u64,
+) -> Result<Response, HttpError> {
+    let opened = work.run(move || {
+        let file = fs::File::open(found.link())?;
+        // Some places behind the end cannot even be read from.
+        let start = offset.min(file.metadata()?.len());
+        Ok((Arc::new(file), start))
+    });
+    let (file, mut at) = opened.await?;
     let (chunks_in, chunks) = tokio::sync::mpsc::channel::<io::Result<bytes::Bytes>>(4);
     tokio::spawn(async move {
-        let mut buffer = vec![0; 64 * 1024];
-        loop {
-            let read = file.read(&mut buffer).await;
-            if matches!(read, Ok(0)) {
+        let mut left = limit;
+        while left > 0 {
+            let length = usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK_BYTES);
+            let file = Arc::clone(&file);
+            let read = work.run(move || {
+                let mut buffer = vec![0; length];
+                let have = file.read_at(&mut buffer, at)?;
+                buffer.truncate(have);
+                Ok(bytes::Bytes::from(buffer))
+            });
+            let read = read.await.map_err(io::Error::other);
+            let have = read.as_ref().map_or(0, bytes::Bytes::len);
+            if matches!(&read, Ok(chunk) if chunk.is_empty()) {
                 return;
             }
-            let ends = read.is_err();
-            let chunk = read.map(|length| bytes::Bytes::copy_from_slice(&buffer[..length]));
-            if chunks_in.send(chunk).await.is_err() || ends {
+            if chunks_in.send(read).await.is_err() || have == 0 {
                 return;
             }
+            at = at.saturating_add(have as u64);
+            left = left.saturating_sub(have as u64);
         }
     });
     Ok(Body::from_stream(ReceiverStream::new(chunks)).into_response())

@@ -4,13 +4,7 @@
 //! `plain=true` gives the bytes; otherwise Nomad's frames: JSON objects with the bytes in base64, the file's name and the offset
 //! behind them, and an empty object as a sign of life.
 
-use std::{
-    fs::File,
-    io::{self, Read, Seek, SeekFrom},
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -24,10 +18,15 @@ use tokio::{sync::mpsc, time::sleep};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{Files, HttpError, files::Found, query::Parameters};
-use crate::agent::executor::log_indexes;
+use crate::agent::{
+    beneath::{Folder, is_spoiled},
+    executor::log_indexes,
+};
 
 /// Bytes read at a time.
 const CHUNK_BYTES: usize = 32 * 1024;
+/// Log files that are shown: the newest, as many as a task may have.
+const FILES_MAX: usize = 1_000;
 /// Between two looks at a log that is followed.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
 /// Looks without news after which a frame says that the stream lives.
@@ -58,7 +57,7 @@ pub(super) async fn logs(
     }
     let source = Source::Logs { directory: directory.logs(), name: format!("{task}.{kind}") };
     let follow = query.flag("follow", false)?;
-    answer(files, source, follow, Watched { id, task: Some(task.to_owned()) }, &query)
+    answer(files, source, follow, Watched { id, task: Some(task.to_owned()) }, &query).await
 }
 
 /// One file from an offset, followed (unless told not to) until the allocation's tasks have ended.
@@ -67,18 +66,18 @@ pub(super) async fn stream(
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Response, HttpError> {
-    let file = Arc::new(super::files::file(&files, &allocation, &query)?);
+    let file = Arc::new(super::files::file(&files, &allocation, &query).await?);
     let shown = query.text("path").trim_start_matches('/').to_owned();
     let follow = query.flag("follow", true)?;
     let watched = Watched { id: id(&allocation)?, task: None };
-    answer(files, Source::File { file, shown }, follow, watched, &query)
+    answer(files, Source::File { file, shown }, follow, watched, &query).await
 }
 
 fn id(allocation: &str) -> Result<AllocationId, HttpError> {
     allocation.parse().map_err(|_| HttpError::NotFound(allocation.to_owned()))
 }
 
-fn answer(
+async fn answer(
     files: Files,
     source: Source,
     follow: bool,
@@ -96,7 +95,8 @@ fn answer(
     };
     let offset = query.number("offset")?.unwrap_or(0);
     let plain = query.flag("plain", false)?;
-    let position = source.position(from_end, offset)?;
+    let of_source = source.clone();
+    let position = files.work.run(move || Ok(of_source.position(from_end, offset)?)).await?;
     let (chunks_in, chunks) = mpsc::channel(4);
     let reader = Reader { files, watched, source, follow, plain, chunks: chunks_in };
     tokio::spawn(reader.copy(position));
@@ -127,17 +127,29 @@ struct Position {
 }
 
 impl Source {
-    fn path(&self, index: u64) -> PathBuf {
-        match self {
-            Self::Logs { directory, name } => directory.join(format!("{name}.{index}")),
-            Self::File { file, .. } => file.link(),
+    /// The file of this number. Nothing when it is gone, or when something that is no file of the task's own is in its place.
+    fn open(&self, index: u64) -> io::Result<Option<File>> {
+        let opened = match self {
+            Self::Logs { directory, name } => {
+                Folder::open(directory).and_then(|folder| folder.read(&format!("{name}.{index}")))
+            }
+            Self::File { file, .. } => File::open(file.link()),
+        };
+        match opened {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if is_spoiled(&error) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
-    /// Numbers of the files there are, in order.
+    /// Numbers of the files there are, in order: the newest of them.
     fn indexes(&self) -> io::Result<Vec<u64>> {
         match self {
-            Self::Logs { directory, name } => log_indexes(directory, name),
+            Self::Logs { directory, name } => {
+                let mut found = log_indexes(&Folder::open(directory)?, name)?;
+                found.drain(..found.len().saturating_sub(FILES_MAX));
+                Ok(found)
+            }
             Self::File { .. } => Ok(vec![0]),
         }
     }
@@ -154,14 +166,13 @@ impl Source {
     fn position(&self, from_end: bool, offset: u64) -> io::Result<Position> {
         let mut sizes = Vec::new();
         for index in self.indexes()? {
-            match std::fs::metadata(self.path(index)) {
-                Ok(metadata) => sizes.push((index, metadata.len())),
-                // Rotated away since it was listed.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
+            // One may have been rotated away since it was listed.
+            if let Some(file) = self.open(index)? {
+                sizes.push((index, file.metadata()?.len()));
             }
         }
-        let total: u64 = sizes.iter().map(|(_, size)| size).sum();
+        // A file can say that it is as long as the type allows.
+        let total = sizes.iter().fold(0_u64, |sum, (_, size)| sum.saturating_add(*size));
         let mut left = if from_end { total.saturating_sub(offset) } else { offset };
         for (index, size) in &sizes {
             if left < *size {
@@ -180,6 +191,7 @@ impl Source {
         self.read_by(at, || self.indexes())
     }
 
+    /// The files are listed once, however many of them are empty.
     fn read_by(
         &self,
         at: Position,
@@ -188,29 +200,31 @@ impl Source {
         if let Some(read) = self.read_file(at)? {
             return Ok(Some(read));
         }
-        let Some(index) = list()?.into_iter().find(|index| *index > at.index) else {
+        let later: Vec<u64> = list()?.into_iter().filter(|index| *index > at.index).collect();
+        if later.is_empty() {
             return Ok(None);
-        };
+        }
         // Only a file that has a later one is complete: the rest of it may have come after the read above.
         if let Some(read) = self.read_file(at)? {
             return Ok(Some(read));
         }
         // Also when the file was rotated away: go on with the oldest that is left.
-        self.read_by(Position { index, offset: 0 }, list)
+        for index in later {
+            if let Some(read) = self.read_file(Position { index, offset: 0 })? {
+                return Ok(Some(read));
+            }
+        }
+        Ok(None)
     }
 
     /// What follows a place in its file; nothing at the file's end, or when it is gone.
     fn read_file(&self, at: Position) -> io::Result<Option<(Vec<u8>, Position)>> {
-        let mut file = match File::open(self.path(at.index)) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        file.seek(SeekFrom::Start(at.offset))?;
-        let mut data = Vec::new();
-        file.take(CHUNK_BYTES as u64).read_to_end(&mut data)?;
-        let offset = at.offset + data.len() as u64;
-        Ok((!data.is_empty()).then_some((data, Position { offset, ..at })))
+        let Some(file) = self.open(at.index)? else { return Ok(None) };
+        let mut data = vec![0; CHUNK_BYTES];
+        let have = file.read_at(&mut data, at.offset)?;
+        data.truncate(have);
+        let offset = at.offset.saturating_add(have as u64);
+        Ok((have > 0).then_some((data, Position { offset, ..at })))
     }
 }
 
@@ -230,8 +244,8 @@ impl Reader {
             // Asked before the read: what a task wrote before its end is then in what is read.
             let dead = self.is_dead();
             let source = self.source.clone();
-            let read = tokio::task::spawn_blocking(move || source.read(at)).await;
-            match read.map_err(io::Error::other).flatten() {
+            let read = self.files.work.run(move || Ok(source.read(at)?)).await;
+            match read.map_err(io::Error::other) {
                 Ok(Some((data, next))) => {
                     quiet = 0;
                     at = next;
@@ -310,6 +324,11 @@ mod tests {
         }
     }
 
+    fn path(source: &Source, index: u64) -> PathBuf {
+        let Source::Logs { directory, name } = source else { panic!() };
+        directory.join(format!("{name}.{index}"))
+    }
+
     fn source(directory: &tempfile::TempDir) -> Source {
         Source::Logs { directory: directory.path().to_owned(), name: "t.stdout".to_owned() }
     }
@@ -319,8 +338,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let source = source(&directory);
         assert_eq!(source.position(true, 5).unwrap(), Position { index: 0, offset: 0 });
-        std::fs::write(source.path(3), "abcd").unwrap();
-        std::fs::write(source.path(4), "ef").unwrap();
+        std::fs::write(path(&source, 3), "abcd").unwrap();
+        std::fs::write(path(&source, 4), "ef").unwrap();
         for (from_end, offset, expected) in [
             (false, 0, (3, 0)),
             (false, 5, (4, 1)),
@@ -344,10 +363,10 @@ mod tests {
     fn what_is_written_between_a_file_s_end_and_its_rotation_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let source = source(&directory);
-        std::fs::write(source.path(3), "abcd").unwrap();
+        std::fs::write(path(&source, 3), "abcd").unwrap();
         let list_after_rotation = || {
-            std::fs::write(source.path(3), "abcdef")?;
-            std::fs::write(source.path(4), "gh")?;
+            std::fs::write(path(&source, 3), "abcdef")?;
+            std::fs::write(path(&source, 4), "gh")?;
             source.indexes()
         };
         let end = Position { index: 3, offset: 4 };
@@ -363,13 +382,76 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let source = source(&directory);
         // A link to nothing is listed, and no file is found.
-        std::os::unix::fs::symlink("nothing", source.path(2)).unwrap();
-        std::fs::write(source.path(3), "abcd").unwrap();
+        std::os::unix::fs::symlink("nothing", path(&source, 2)).unwrap();
+        std::fs::write(path(&source, 3), "abcd").unwrap();
         for (from_end, offset) in [(false, 1), (true, 3)] {
             let found = source.position(from_end, offset).unwrap();
             assert_eq!(found, Position { index: 3, offset: 1 }, "{from_end} {offset}");
         }
         let (data, _) = source.read(Position { index: 2, offset: 7 }).unwrap().unwrap();
         assert_eq!(data, b"abcd");
+    }
+
+    #[test]
+    fn what_is_no_log_of_the_task_is_neither_shown_nor_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = source(&directory);
+        let secret = directory.path().join("secret");
+        std::fs::write(&secret, "secret").unwrap();
+        std::os::unix::fs::symlink(&secret, path(&source, 0)).unwrap();
+        std::fs::hard_link(&secret, path(&source, 1)).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            path(&source, 2),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        std::fs::write(path(&source, 3), "own").unwrap();
+        std::fs::write(path(&source, u64::MAX), "no log").unwrap();
+        let start = source.position(false, 0).unwrap();
+        assert_eq!(start, Position { index: 3, offset: 0 });
+        let (data, at) = source.read(Position { index: 0, offset: 0 }).unwrap().unwrap();
+        assert_eq!(data, b"own");
+        assert_eq!(source.read(at).unwrap(), None);
+    }
+
+    #[test]
+    fn sizes_near_the_end_of_their_type_are_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = source(&directory);
+        for index in 0..3 {
+            let file = File::create(path(&source, index)).unwrap();
+            // The largest that the file system takes: some take less than others.
+            let mut sizes = (40..63).rev().map(|bits| (1_u64 << bits) - 1);
+            sizes.find(|size| file.set_len(*size).is_ok()).unwrap();
+        }
+        for (from_end, offset) in [(true, 0), (true, u64::MAX), (false, u64::MAX), (false, 1 << 63)]
+        {
+            let at = source.position(from_end, offset).unwrap();
+            assert!(source.read(at).is_ok(), "{at:?}");
+        }
+    }
+
+    #[test]
+    fn thousands_of_empty_logs_are_listed_once_for_a_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = source(&directory);
+        for index in 0..12_000 {
+            File::create(path(&source, index)).unwrap();
+        }
+        let listed = std::cell::Cell::new(0);
+        let list = || {
+            listed.set(listed.get() + 1);
+            source.indexes()
+        };
+        let start = source.position(false, 0).unwrap();
+        assert_eq!(source.read_by(Position { index: 0, ..start }, list).unwrap(), None);
+        assert_eq!(listed.get(), 1);
+        assert_eq!(source.indexes().unwrap().len(), FILES_MAX);
+        std::fs::write(path(&source, 11_999), "end").unwrap();
+        let (data, _) = source.read(Position { index: 0, offset: 0 }).unwrap().unwrap();
+        assert_eq!(data, b"end");
     }
 }

@@ -189,7 +189,7 @@ fn an_agents_report_is_kept_for_the_tasks_of_its_group_and_cut() {
     let row = driver.allocation(id);
     assert_eq!(row.client_description.len(), limits::REPORT_TEXT_BYTES_MAX);
     let kept: Vec<_> = row.tasks.keys().cloned().collect();
-    assert_eq!(kept, [task.clone()]);
+    assert_eq!(kept, std::slice::from_ref(&task));
     let events = &row.tasks[&task].events;
     assert_eq!(events.len(), limits::TASK_EVENTS_MAX);
     assert!(events.iter().all(|one| one.message.len() == limits::REPORT_TEXT_BYTES_MAX));
