@@ -6,6 +6,10 @@ use std::sync::OnceLock;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+/// What to do when a process cannot start its threads.
+pub(crate) const NO_THREADS: &str = "cannot start threads: there are too few processes, descriptors or too little memory \
+     (see ulimit -u, -n and -v, and the limits of its unit or container)";
+
 /// The soft limit before it was raised.
 static BEFORE: OnceLock<Option<u64>> = OnceLock::new();
 

@@ -57,7 +57,7 @@ impl Services {
             raft: core.raft_service(),
             cluster: ClusterService(core.clone()),
             scheduler: SchedulerService(core.clone()),
-            agent: AgentService(core.clone()),
+            agent: AgentService::new(core.clone(), None),
         }
     }
 

@@ -19,6 +19,7 @@ use fsm::AllocationId;
 use serde_json::json;
 use tokio::net::TcpListener;
 
+use query::Parameters;
 pub(crate) use work::FileWork;
 
 use super::{node::LocalNode, shell::Shared, state::AllocationDirectory};
@@ -76,13 +77,25 @@ impl Files {
     }
 }
 
-/// Serves for ever.
-pub(crate) async fn serve(listener: TcpListener, files: Option<Files>) {
+/// Says that the agent lives, and by its start which one it is.
+fn health(start: Option<[u8; 16]>, rival: &str) -> serde_json::Value {
+    if !rival.is_empty() {
+        tracing::warn!(
+            rival,
+            "another agent wants to register as this node: its folder is a copy of this agent's. It is refused while this agent runs"
+        );
+    }
+    let start = start.map(|id| fsm::NodeId(id).to_string());
+    json!({"client": {"ok": true, "message": "ok"}, "start": start})
+}
+
+/// Serves for ever. `start` is the nonce of this start of the agent.
+pub(crate) async fn serve(listener: TcpListener, start: Option<[u8; 16]>, files: Option<Files>) {
     let stats = files.clone();
     let mut router = Router::new()
         .route(
             "/v1/agent/health",
-            get(|| async { Json(json!({"client": {"ok": true, "message": "ok"}})) }),
+            get(move |query: Parameters| async move { Json(health(start, query.text("rival"))) }),
         )
         .route("/v1/client/stats", get(move || async move { Json(statistics(stats.as_ref())) }));
     if let Some(files) = files {

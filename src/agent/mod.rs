@@ -79,7 +79,7 @@ pub fn run(settings: AgentSettings) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .context("cannot start the runtime")?;
+        .context(open_files::NO_THREADS)?;
     // Each task that runs takes one.
     open_files::raise();
     runtime.block_on(async {
@@ -137,14 +137,16 @@ impl Agent {
         if let Some(nodes) = settings.simulate {
             let nodes = (nodes, http_address);
             simulate::spawn(&settings, &servers, &identity, state.boot_id, nodes, &mut work);
-            rt::spawn_into(&mut work, http::serve(listener, None));
+            rt::spawn_into(&mut work, http::serve(listener, None, None));
             let guard = Some(Arc::new(StateDirectoryGuard(state)));
             let node_id = fsm::NodeId(identity.node_id);
             return Ok(Self { http_address, node_id, work, node: None, _state: guard });
         }
         let offered: Arc<[Driver]> =
             settings.drivers.iter().filter_map(|name| Driver::parse(name)).collect();
+        let start = rt::random_id();
         let ground = Ground {
+            start: Some(start),
             servers,
             clock: Clock::new(),
             found: fingerprint::fingerprint(&settings, state.root(), &offered),
@@ -159,7 +161,7 @@ impl Agent {
             start_node(&settings, ground, &identity, state, http_address, &mut work)?;
         let files =
             http::Files { node: Arc::clone(&node), shared, work: http::FileWork::default() };
-        rt::spawn_into(&mut work, http::serve(listener, Some(files)));
+        rt::spawn_into(&mut work, http::serve(listener, Some(start), Some(files)));
         let handle = LocalHandle { node, stop_tasks: settings.stop_tasks_on_exit };
         Ok(Self {
             http_address,
@@ -179,6 +181,7 @@ impl Agent {
         let servers = Servers::new(&settings.servers, machine.transport, settings.rpc_timeout)?;
         let (state, identity) = StateDirectory::open_in_boot(&settings.data_dir, machine.boot_id)?;
         let ground = Ground {
+            start: None,
             servers,
             clock: Clock::of_machine(machine.up_ms),
             found: fingerprint::simulated(&settings),
@@ -234,6 +237,8 @@ pub struct SimulatedMachine {
 
 /// What a node stands on.
 struct Ground {
+    /// The nonce of this start, if the agent can be asked for it.
+    start: Option<[u8; 16]>,
     servers: Arc<Servers>,
     clock: Clock,
     found: Fingerprint,
@@ -251,8 +256,9 @@ fn start_node(
     http_address: SocketAddr,
     work: &mut JoinSet<()>,
 ) -> anyhow::Result<Started> {
-    let Ground { servers, clock, found, drivers, checks } = ground;
+    let Ground { start, servers, clock, found, drivers, checks } = ground;
     let mut registration = registration(settings, identity, state.boot_id, drivers.offered());
+    registration.start = start.map(|nonce| nonce.to_vec().into()).unwrap_or_default();
     describe(&mut registration, settings, &found, http_address);
     let binary = match &settings.executor_binary {
         Some(binary) => binary.clone(),

@@ -8,10 +8,13 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use fsm::{
     AllocationId, Command, Index, InstanceId, NodeId, Reply, State, TaskEvent, TaskState, Text,
     allocation::{ClientUpdate, NodeReport},
-    node::{Driver, InstanceProof, NodeDescription, NodeReadiness, NodeResources, RegisterNode},
+    node::{
+        AgentStart, Driver, InstanceProof, NodeDescription, NodeReadiness, NodeResources,
+        RegisterNode,
+    },
     resources::Resources,
 };
-use futures_util::{StreamExt, stream::BoxStream};
+use futures_util::{StreamExt, future::BoxFuture, stream::BoxStream};
 use proto::v1 as pb;
 use tonic::{Request, Response, Status};
 
@@ -30,9 +33,18 @@ const TEXT_BYTES_MAX: usize = 4_096;
 /// Attributes or meta entries of a node.
 const MAP_MAX: usize = 1_000;
 
+/// Asks the agent at an address for its start; the second address is that of another agent, which
+/// wants to register as the same node.
+pub type AskStart =
+    Arc<dyn Fn(String, String) -> BoxFuture<'static, Option<[u8; 16]>> + Send + Sync>;
+
 /// The gRPC service for node agents.
 #[derive(Clone)]
-pub struct AgentService(pub Arc<dyn AgentApi>);
+pub struct AgentService {
+    api: Arc<dyn AgentApi>,
+    /// A simulated network has no agents to ask.
+    ask_start: Option<AskStart>,
+}
 
 fn node_id(bytes: &[u8]) -> Result<NodeId, Status> {
     NodeId::from_slice(bytes).ok_or_else(|| Status::invalid_argument("node id must be 16 bytes"))
@@ -116,7 +128,12 @@ fn description(request: &pb::RegisterRequest) -> Result<NodeDescription, Status>
         drivers,
         http_address: text(&request.http_address, "http address")?,
         version: text(&request.version, "version")?,
+        start: AgentStart { nonce: start(&request.start)?, rival: Text::default() },
     })
+}
+
+fn start(bytes: &[u8]) -> Result<[u8; 16], Status> {
+    if bytes.is_empty() { Ok([0; 16]) } else { sixteen(bytes, "start") }
 }
 
 /// The instance that the agent says it is; a machine of no pool says nothing.
@@ -136,8 +153,27 @@ fn accepted(written: &Written) -> Result<Index, Status> {
 }
 
 impl AgentService {
+    /// The service over a server.
+    pub fn new(api: Arc<dyn AgentApi>, ask_start: Option<AskStart>) -> Self {
+        Self { api, ask_start }
+    }
+
+    /// The address of the agent that is this node and lives, when it is another start than the one
+    /// that registers. An agent that was started again finds its own predecessor gone.
+    async fn rival(&self, node: NodeId, description: &NodeDescription) -> Option<Text> {
+        let ask = self.ask_start.as_ref()?;
+        let known = self.api.published().load().nodes().get(&node)?.description.clone();
+        let (old, new) = (known.start.nonce, description.start.nonce);
+        if old == new || old == [0; 16] || known.http_address.is_empty() {
+            return None;
+        }
+        let address = known.http_address.to_string();
+        let answer = ask(address, description.http_address.to_string()).await;
+        (answer == Some(old)).then(|| known.http_address.clone())
+    }
+
     fn servers(&self) -> Vec<String> {
-        self.0.members().into_iter().map(|member| member.rpc_address).collect()
+        self.api.members().into_iter().map(|member| member.rpc_address).collect()
     }
 }
 
@@ -150,21 +186,28 @@ impl pb::agent_server::Agent for AgentService {
         let caller = caller_of(Way::Agent, &request);
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
+        let mut described = description(&request)?;
+        if let Some(rival) = self.rival(node, &described).await {
+            let newcomer = &*described.http_address;
+            tracing::warn!(%node, newcomer, rival = &*rival,
+                "two agents have one folder: the one that registers is refused");
+            described.start.rival = rival;
+        }
         let command = Command::RegisterNode(RegisterNode {
             instance: instance_proof(&request)?,
             node,
             secret: sixteen(&request.secret, "secret")?,
             identity: sixteen(&request.identity, "identity")?,
-            description: Arc::new(description(&request)?),
+            description: Arc::new(described),
             evaluation_ids: Vec::new(),
         });
-        let written = self.0.write(caller, command, None, TIMEOUT).await?;
+        let written = self.api.write(caller, command, None, TIMEOUT).await?;
         let index = accepted(&written)?;
         let Reply::Node { incarnation, .. } = written.reply else {
             return Err(Status::internal("unexpected reply to a registration"));
         };
         // The exact TTL comes with the heartbeat that follows, once the leader knows the node.
-        let heartbeat_ttl_ms = self.0.heartbeat_ttl_ms_min();
+        let heartbeat_ttl_ms = self.api.heartbeat_ttl_ms_min();
         Ok(Response::new(pb::RegisterReply {
             incarnation,
             heartbeat_ttl_ms,
@@ -177,7 +220,7 @@ impl pb::agent_server::Agent for AgentService {
         &self,
         request: Request<pb::HeartbeatRequest>,
     ) -> Result<Response<pb::HeartbeatReply>, Status> {
-        self.0.heartbeat(request.into_inner()).await.map(Response::new)
+        self.api.heartbeat(request.into_inner()).await.map(Response::new)
     }
 
     async fn ready(
@@ -194,7 +237,7 @@ impl pb::agent_server::Agent for AgentService {
             sequence: request.sequence,
             evaluation_ids: Vec::new(),
         });
-        let written = self.0.write(caller, command, None, TIMEOUT).await?;
+        let written = self.api.write(caller, command, None, TIMEOUT).await?;
         Ok(Response::new(pb::ReadyReply { index: accepted(&written)? }))
     }
 
@@ -207,7 +250,7 @@ impl pb::agent_server::Agent for AgentService {
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
         let (sender, receiver) = mpsc::channel(BATCHES_MAX);
-        let api = Arc::clone(&self.0);
+        let api = Arc::clone(&self.api);
         crate::rt::spawn(async move {
             if let Err(status) = stream::push_allocations(&*api, node, &request, &sender).await {
                 drop(sender.send(Err(status)).await);
@@ -222,7 +265,7 @@ impl pb::agent_server::Agent for AgentService {
     ) -> Result<Response<pb::UpdateAllocationsReply>, Status> {
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
-        drop(state_that_knows(&*self.0, node, request.incarnation).await?);
+        drop(state_that_knows(&*self.api, node, request.incarnation).await?);
         let updates =
             request.statuses.into_iter().map(client_update).collect::<Result<Vec<_>, _>>()?;
         let report = NodeReport {
@@ -231,7 +274,7 @@ impl pb::agent_server::Agent for AgentService {
             updates,
             evaluation_ids: Vec::new(),
         };
-        let written = self.0.report(report).await?;
+        let written = self.api.report(report).await?;
         // The entry holds the reports of many nodes and is rejected only as a whole: each agent
         // then sends its report again.
         Ok(Response::new(pb::UpdateAllocationsReply { index: accepted(&written)? }))

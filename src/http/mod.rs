@@ -32,6 +32,7 @@ mod node;
 mod node_life;
 mod node_pool;
 mod operator;
+pub mod rival;
 mod serve;
 mod status;
 mod system;

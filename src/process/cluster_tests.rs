@@ -264,7 +264,7 @@ fn register(servers: &Servers, server: usize) -> (u64, u64) {
         datacenter: "dc1".to_owned(),
         ..pb::RegisterRequest::default()
     };
-    let agents = AgentService(servers.core(server));
+    let agents = AgentService::new(servers.core(server), None);
     let reply = servers.runtime().block_on(agents.register(Request::new(request)));
     let reply = reply.unwrap().into_inner();
     (reply.incarnation, reply.index)
@@ -273,7 +273,7 @@ fn register(servers: &Servers, server: usize) -> (u64, u64) {
 fn stream(servers: &Servers, server: usize, incarnation: u64, index_min: u64) -> Stream {
     let node_id = vec![1; 16].into();
     let request = pb::StreamAllocationsRequest { node_id, incarnation, index_min };
-    let agents = AgentService(servers.core(server));
+    let agents = AgentService::new(servers.core(server), None);
     let opened = servers.runtime().block_on(agents.stream_allocations(Request::new(request)));
     opened.unwrap().into_inner()
 }

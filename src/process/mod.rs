@@ -7,9 +7,12 @@ mod cluster_tests;
 #[cfg(test)]
 mod disk_tests;
 #[cfg(test)]
+mod fuzz_tests;
+#[cfg(test)]
 mod host_tests;
 #[cfg(test)]
 mod hostile_tests;
+mod incoming;
 #[cfg(test)]
 mod testing;
 
@@ -24,7 +27,7 @@ use proto::v1::{
     agent_server::AgentServer, cluster_server::ClusterServer, raft_server::RaftServer,
     scheduler_server::SchedulerServer,
 };
-use tokio::{net::TcpListener, signal::unix::SignalKind, task::JoinHandle};
+use tokio::{net::TcpListener, signal::unix::SignalKind, sync::Semaphore, task::JoinHandle};
 use tonic::{
     service::interceptor::InterceptedService,
     transport::{Server, server::TcpIncoming},
@@ -39,7 +42,7 @@ use crate::{
         cluster::ClusterService,
         scheduler::SchedulerService,
     },
-    http::{self, HttpOptions},
+    http::{self, HttpOptions, rival},
     open_files,
     provider::{self, process::host_boot},
     rpc::{
@@ -263,7 +266,7 @@ async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
         ))
         .add_service(InterceptedService::new(
             // A status alone may be larger than tonic's 4 MiB: 1,000 tasks with ten events each.
-            AgentServer::new(AgentService(core.clone()))
+            AgentServer::new(AgentService::new(core.clone(), Some(Arc::new(rival::start_at))))
                 .max_decoding_message_size(MESSAGE_BYTES_MAX),
             check,
         ))
@@ -273,7 +276,10 @@ async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
                 .max_decoding_message_size(capacity::MESSAGE_BYTES_MAX),
         )
         .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            incoming::bounded(
+                TcpIncoming::from(listener).with_nodelay(Some(true)),
+                rpc_connections_max(open_files::max()),
+            ),
             stopped(&core),
         )
         .await;
@@ -295,6 +301,12 @@ fn http_connections_max(open_files_max: u64) -> usize {
     half.clamp(1, http::CONNECTIONS_MAX)
 }
 
+/// Servers, agents and workers may use a quarter of the open files. The last quarter is for the log,
+/// the state, and the connections that this server makes.
+fn rpc_connections_max(open_files_max: u64) -> usize {
+    usize::try_from(open_files_max / 4).unwrap_or(usize::MAX).clamp(8, Semaphore::MAX_PERMITS)
+}
+
 async fn join(core: Arc<Core>) {
     if let Err(error) = core.join_cluster().await {
         core.lifecycle.fail(format!("{error:#}"));
@@ -303,7 +315,10 @@ async fn join(core: Arc<Core>) {
 
 /// Runs a server until it is told to stop or cannot go on.
 pub fn run(config: &ServerConfig) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context(open_files::NO_THREADS)?;
     let ended = runtime.block_on(run_until_stopped(config).boxed());
     if ended.is_err() {
         // A thread may hang in a disk call: do not wait for it.

@@ -59,6 +59,9 @@ pub(super) async fn join_cluster(newcomer: Newcomer) -> anyhow::Result<()> {
                 own.get().is_some(),
                 "the log has entries but server.json names no cluster: restore server.json"
             );
+            if let Some(why) = belongs_elsewhere(&contact) {
+                anyhow::bail!(why);
+            }
             if votes(&contact, contact.id) {
                 return refuse_foreign_peers(&contact, &own, stop).await;
             }
@@ -86,6 +89,29 @@ pub(super) async fn join_cluster(newcomer: Newcomer) -> anyhow::Result<()> {
             return Ok(());
         }
     }
+}
+
+/// Why the data directory is not for this server: the configuration in it has its number at another
+/// address, and another server at this one. Peers would refuse each other's requests for ever.
+fn belongs_elsewhere(contact: &Contact) -> Option<String> {
+    let metrics = contact.raft.metrics().borrow_watched().clone();
+    let members = metrics.membership_config.membership();
+    let settings = &contact.settings;
+    let own = members.nodes().find(|(id, _)| **id == contact.id)?.1;
+    let at = |member: &Member| format!("server {} at {}", member.name, member.rpc_address);
+    let here = members
+        .nodes()
+        .find(|(id, member)| **id != contact.id && member.rpc_address == settings.rpc_address)?;
+    (own.rpc_address != settings.rpc_address).then(|| {
+        format!(
+            "the data directory {} belongs to {}, and this is {} at {}: move it there, and bring back the directory of {}",
+            settings.data_directory.display(),
+            at(own),
+            settings.name,
+            settings.rpc_address,
+            at(here.1),
+        )
+    })
 }
 
 /// Fails if every other configured server is a member of another cluster: then the data directory

@@ -493,6 +493,20 @@ impl Agent {
         agent
     }
 
+    /// A second agent with a copy of this one's folder, started beside it.
+    pub(crate) fn copy(&self, root: &Path, name: &str) -> Self {
+        let directory = root.join(name);
+        let mut copy = std::process::Command::new("cp");
+        let copied = copy.arg("-a").args([&self.directory, &directory]).status().unwrap();
+        assert!(copied.success());
+        let log = directory.join("log.txt");
+        fs::write(&log, "").unwrap();
+        let (member, settings) = (Member::new(name, Log::new(log)), self.settings.clone());
+        let mut agent = Self { member, directory, settings };
+        agent.restart();
+        agent
+    }
+
     /// Kills the agent if it runs and starts it again.
     pub(crate) fn restart(&mut self) {
         if self.member.is_running() {

@@ -18,7 +18,7 @@ const ATTACKS: [&str; 9] = [
     // No folder any more, not even that of its executor.
     "rm -rf ../.run ../alloc ../main",
     // The executor answers nobody.
-    "kill -STOP $PPID",
+    "sleep 1; kill -STOP $PPID",
     // Its children leave group and session.
     "for i in 1 2 3; do setsid sh -c 'trap \"\" TERM INT; while :; do sleep 0.1; done' & done",
     "exec >&- 2>&-",
@@ -31,7 +31,7 @@ const ATTACKS: [&str; 9] = [
      : > main.stdout.18446744073709551615; i=10; \
      while [ $i -lt 1000 ]; do ln -s /etc/passwd main.stdout.$i; i=$((i+1)); done",
     "chmod 000 ../alloc/logs ../alloc . ../.run",
-    "cd ../alloc/logs; (i=0; while :; do : > main.stdout.$i; i=$((i+1)); done) & :",
+    "cd ../alloc/logs; (i=0; while :; do : > main.stdout.$i; i=$((i+1)); sleep 0.001; done) & :",
 ];
 
 /// Some remove the files by which a test finds what it has to end.

@@ -409,3 +409,33 @@ fn a_full_disk_turns_writes_away_and_answers_reads() {
     cluster.client(1).put("/v1/jobs", &stored_job("after", "1")).ok();
     cluster.await_equal(&cluster.all());
 }
+
+/// Two servers with each other's directory refuse each other's requests, and there is no leader.
+#[test]
+fn swapped_data_directories_are_named_and_work_again_where_they_belong() {
+    let mut cluster = Cluster::start(Options::new(3));
+    cluster.client(0).put("/v1/jobs", &stored_job("before", "v")).ok();
+    let swap = |cluster: &Cluster| {
+        let (one, two) = (cluster.data(0), cluster.data(1));
+        let aside = one.with_extension("aside");
+        fs::rename(&one, &aside).unwrap();
+        fs::rename(&two, &one).unwrap();
+        fs::rename(&aside, &two).unwrap();
+    };
+    cluster.kill_together(&[0, 1]);
+    swap(&cluster);
+    for server in [0, 1] {
+        cluster.start_one(server);
+        assert!(!cluster.await_exit(server).success());
+        let log = cluster.log(server);
+        let belongs = format!("at {}: move it there", cluster.rpc(server));
+        assert!(log.contains("belongs to server") && log.contains(&belongs), "{log}");
+        assert!(log.contains(&cluster.rpc(1 - server).to_string()), "{log}");
+    }
+    swap(&cluster);
+    for server in [0, 1] {
+        cluster.start_one(server);
+    }
+    cluster.await_ready_all();
+    cluster.client(1).get("/v1/job/before").ok();
+}

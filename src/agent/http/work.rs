@@ -57,8 +57,8 @@ mod tests {
     async fn work_that_hangs_costs_its_thread_and_a_limited_time() {
         let places = Arc::new(Semaphore::new(2));
         let work = FileWork { places, time_max: Duration::from_millis(50) };
-        let (go_on, hang) = mpsc::channel::<()>();
-        let (release, hang_too) = mpsc::channel::<()>();
+        let (go_on, hang) = mpsc::sync_channel::<()>(1);
+        let (release, hang_too) = mpsc::sync_channel::<()>(1);
         let first = work.run(move || Ok(hang.recv().is_err())).await;
         assert!(matches!(first, Err(HttpError::Slow)), "{first:?}");
         assert_eq!(work.run(|| Ok(7)).await.unwrap(), 7, "the other thread");
@@ -67,7 +67,7 @@ mod tests {
         let third = work.run(|| Ok(7)).await;
         assert!(matches!(third, Err(HttpError::Busy)), "{third:?}");
         drop((go_on, release));
-        let patient = FileWork { time_max: Duration::from_secs(60), ..work };
+        let patient = FileWork { time_max: Duration::from_mins(1), ..work };
         assert_eq!(patient.run(|| Ok(7)).await.unwrap(), 7, "the threads are free again");
     }
 }

@@ -207,6 +207,7 @@ impl NodeDescription {
             &self.pool,
             &self.http_address,
             &self.version,
+            &self.start.rival,
             &self.resources.address,
         ];
         for text in texts {

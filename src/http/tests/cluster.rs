@@ -106,6 +106,7 @@ impl TestCluster {
             )]),
             http_address: http_address.into(),
             version: "0.0.1".into(),
+            ..NodeDescription::default()
         });
         let reply = self.must(Command::RegisterNode(RegisterNode {
             instance: None,

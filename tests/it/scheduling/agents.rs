@@ -162,3 +162,38 @@ fn logs_come_through_every_server() {
     assert!(answer.text.contains("is down: its agent cannot be asked"), "{}", answer.text);
     stage.finish();
 }
+
+/// Two agents with one folder would be one node, and run what is wanted once twice.
+#[test]
+fn a_copy_of_an_agents_folder_is_refused_while_the_agent_lives() {
+    let stage = patient_stage(1);
+    let mut agent = stage.node("one", &[]);
+    let starts = stage.cluster.directory().join("starts");
+    let mut web = job("service", "web", 1);
+    run_script(&mut web, &format!("echo start >> {}; exec sleep 600", starts.display()));
+    stage.schedule(&web);
+    stage.await_running("web", 1);
+
+    let mut copy = agent.copy(stage.cluster.directory(), "copy");
+    wait_until("the copy says why it waits", PATIENCE, || {
+        copy.log().contains("it has a copy of this node's folder")
+    });
+    assert!(agent.log().contains("its folder is a copy of this agent's"), "{}", agent.log());
+    assert!(stage.cluster.log(0).contains("two agents have one folder"));
+    let node = text(&stage.cluster.client(0).get("/v1/nodes").ok()[0], "ID").to_owned();
+    let events =
+        || stage.cluster.client(0).get(&format!("/v1/node/{node}")).ok()["Events"].to_string();
+    assert!(events().contains("has a copy of this node's folder"), "{}", events());
+    agent.restart();
+    let mut second = job("service", "second", 1);
+    run_script(&mut second, "exec sleep 600");
+    copy.kill();
+    stage.schedule(&second);
+    stage.await_running("second", 1);
+    assert_eq!(fs::read_to_string(&starts).unwrap().lines().count(), 1, "it runs once");
+    stage.stop("web", false);
+    stage.stop("second", false);
+    stage.await_ended("web");
+    stage.await_ended("second");
+    stage.finish();
+}

@@ -24,9 +24,10 @@ pub use self::{
     },
     occupancy::Occupancy,
     row::{
-        CapacityGain, CheckResult, Drain, Driver, Eligibility, GainKey, Health, Liveness, MassLoss,
-        MassLossEnd, Node, NodeDescription, NodeEvent, NodeFailure, NodeInstance, NodeResources,
-        OfflineNode, Readiness, SuspendReason, Suspension, Tombstone, glob,
+        AgentStart, CapacityGain, CheckResult, Drain, Driver, Eligibility, GainKey, Health,
+        Liveness, MassLoss, MassLossEnd, Node, NodeDescription, NodeEvent, NodeFailure,
+        NodeInstance, NodeResources, OfflineNode, Readiness, SuspendReason, Suspension, Tombstone,
+        glob,
     },
     rules::computed_class,
 };

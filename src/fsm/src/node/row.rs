@@ -281,6 +281,17 @@ pub struct NodeDescription {
     /// HTTP address of the agent.
     pub http_address: Text,
     pub version: Text,
+    pub start: AgentStart,
+}
+
+/// One start of an agent.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct AgentStart {
+    /// Another one at each start; all zero: the agent has none, as one of many simulated nodes.
+    pub nonce: [u8; 16],
+    /// Set by the server that takes the registration: the address of the agent of another start,
+    /// which lives. Empty in every row, because such a registration is refused.
+    pub rival: Text,
 }
 
 /// The instance that a node is, with what its row says of new work.

@@ -51,6 +51,12 @@ impl Turn<'_> {
             return Err(Rejection::SecretMismatch);
         }
         description.check().map_err(refused)?;
+        if let Some(old) = &known
+            && !description.start.rival.is_empty()
+            && old.description.start.nonce != description.start.nonce
+        {
+            return Ok(Reply::Rejected(self.refuse_copy(old, description)));
+        }
         let bind = |proof| self.bind(id, known.as_deref(), &description.pool, proof);
         let binding = instance.map(bind).transpose()?;
         let Some(old) = known else {
@@ -103,6 +109,21 @@ impl Turn<'_> {
         let made = self.evaluate(&jobs, Some(&node), evaluation_ids);
         let node = self.state.nodes.get(&id).map_or(node, |row| (**row).clone());
         Ok(Self::node_reply(node, made))
+    }
+
+    /// A copied folder makes two agents one node, and what is wanted once would run twice. The
+    /// refusal is an event of the node, so that people who look at it see it.
+    fn refuse_copy(&mut self, old: &Node, description: &NodeDescription) -> Rejection {
+        let (newcomer, rival) = (&description.http_address, &description.start.rival);
+        let message = format!(
+            "The agent at {newcomer} is refused: it has a copy of this node's folder, and the agent at {rival} runs"
+        );
+        if old.events.last().is_none_or(|last| *last.message != *message) {
+            let mut node = old.clone();
+            self.event(&mut node, &message);
+            self.put_node(node);
+        }
+        Rejection::InUse(message.into())
     }
 
     fn new_node(

@@ -11,7 +11,7 @@ use crate::{
     digest::row_hash,
     id::{InstanceId, JobKey, Text, TimeMs},
     limits,
-    node::{Driver, NodeDescription, NodeResources},
+    node::{AgentStart, Driver, NodeDescription, NodeResources},
     resources::Resources,
     state::State,
 };
@@ -40,6 +40,7 @@ impl InstanceType {
             drivers: self.node.drivers.iter().map(|name| (name.clone(), driver.clone())).collect(),
             http_address: "".into(),
             version: "".into(),
+            start: AgentStart::default(),
         }
     }
 

@@ -6,16 +6,19 @@
 mod health;
 mod mass_loss;
 
+use std::sync::Arc;
+
 use crate::{
     allocation::ClientStatus,
+    apply::Applied,
     command::{Command, Rejection, Reply},
     effect::Effect,
     id::NodeId,
     job::JobKind,
     limits,
     node::{
-        AdvanceDrains, Liveness, NodeDescription, NodeReadiness, Readiness, RegisterNode, SetDrain,
-        SetEligibility, SuspendReason,
+        AdvanceDrains, AgentStart, Liveness, NodeDescription, NodeReadiness, Readiness,
+        RegisterNode, SetDrain, SetEligibility, SuspendReason,
     },
     plan::DropReason,
     testing::{
@@ -815,4 +818,36 @@ fn a_drains_deadline_counts_from_log_time() {
     driver.accept(drain(5, 50));
     let row = driver.node_row("a").drain.clone().unwrap();
     assert_eq!((row.started_at, row.deadline_at), (START_MS, Some(START_MS + 150)));
+}
+
+/// The server that takes the registration has asked the agent of the last start, and it answered.
+#[test]
+fn another_start_is_refused_while_the_first_lives() {
+    let mut driver = Driver::default();
+    let register = |driver: &mut Driver, nonce: u8, rival: &str| {
+        let mut description = description("a");
+        description.http_address = format!("10.0.0.{nonce}:4646").into();
+        description.start = AgentStart { nonce: [nonce; 16], rival: rival.into() };
+        driver.commit(Command::RegisterNode(RegisterNode {
+            node: node_id("a"),
+            secret: [1; 16],
+            identity: [1; 16],
+            description: Arc::new(description),
+            instance: None,
+            evaluation_ids: Vec::new(),
+        }))
+    };
+    let accepted = |applied: Applied| !matches!(applied.reply, Reply::Rejected(_));
+    assert!(accepted(register(&mut driver, 1, "")));
+    assert!(accepted(register(&mut driver, 1, "10.0.0.1:4646")), "the same start is no rival");
+    for _ in 0..2 {
+        let refused = register(&mut driver, 2, "10.0.0.1:4646").reply;
+        assert!(matches!(refused, Reply::Rejected(Rejection::InUse(_))), "{refused:?}");
+    }
+    let row = driver.node_row("a");
+    assert_eq!(row.description.start.nonce, [1; 16]);
+    let said = row.events.iter().filter(|event| event.message.contains("10.0.0.2:4646 is refused"));
+    assert_eq!(said.count(), 1, "a repetition is no news");
+    assert!(accepted(register(&mut driver, 2, "")), "the first has ended");
+    assert_eq!(driver.node_row("a").description.start.nonce, [2; 16]);
 }
