@@ -117,7 +117,11 @@ pub(crate) fn spoil(command: &mut Command, truth: &State, dice: &mut Dice) {
     let Some(plan) = plans.first_mut().map(std::sync::Arc::make_mut) else { return };
     let is_service = truth.jobs().get(&plan.job).is_some_and(|job| job.kind == JobKind::Service);
     let stopped = |id| plan.stops.iter().any(|stop| stop.id == id);
-    let rows = truth.allocations().iter().filter(|row| row.job == plan.job && is_live(row));
+    // A name is a group's and a number's: one that lives in another group only is a good name here.
+    let group = plan.placements.last().map(|placement| placement.group.clone());
+    let rows = truth.allocations().iter().filter(|row| {
+        row.job == plan.job && Some(&row.group) == group.as_ref() && is_live(row)
+    });
     let names: Vec<u32> = rows.filter(|row| !stopped(row.id)).map(|row| row.name_index).collect();
     if dice.percent(50) {
         let name = dice.pick(&names).filter(|_| is_service);
@@ -345,6 +349,32 @@ mod tests {
         });
         assert!(judge_drains(early, &state, &command).is_some(), "nobody would be left");
         assert_eq!(judge_drains(early + 1, &state, &command), None);
+    }
+
+    /// A name is a group's and a number's: one that lives in another group is a good one, of which `apply` makes an instance that nobody asked for.
+    #[test]
+    fn a_plan_is_spoiled_with_a_name_that_lives_in_its_own_group() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        let mut spec = testing::job("web", JobKind::Service, 1);
+        spec.groups.push(fsm::TaskGroup { name: "api".into(), ..spec.groups[0].clone() });
+        let evaluation = driver.register_job(spec);
+        driver.run("web", 0, node);
+        let spoiled = |driver: &mut Driver, group: &str| {
+            let placement = driver.placement(group, 7, node);
+            let plan = driver.plan(evaluation).with(placement);
+            let plan = std::sync::Arc::new(plan);
+            let names = (0..64).map(|number| {
+                let mut command =
+                    Command::ApplyPlans(ApplyPlans { plans: vec![std::sync::Arc::clone(&plan)] });
+                spoil(&mut command, &driver.state, &mut Dice::numbered(7, number));
+                let Command::ApplyPlans(ApplyPlans { plans }) = command else { return 7 };
+                plans[0].placements[0].name_index
+            });
+            names.collect::<std::collections::BTreeSet<u32>>()
+        };
+        assert_eq!(spoiled(&mut driver, "web"), [0, 7].into(), "name 0 lives there");
+        assert_eq!(spoiled(&mut driver, "api"), [7].into(), "no name of it lives");
     }
 
     #[test]
