@@ -8,6 +8,7 @@ pub mod call;
 pub mod capacity;
 pub mod demand;
 pub mod explain;
+pub mod fake;
 pub mod fleet;
 pub mod limits;
 mod requirements;
