@@ -26,7 +26,7 @@ use fsm::{
     },
 };
 
-use super::{ASK_AGAIN_MS, Fleet, Look, shut_down};
+use super::{ASK_AGAIN_MS, Fleet, Look, duty::is_in_mass_loss, shut_down};
 use crate::{
     demand::{Bin, Gained, Waiting, is_of_mass_loss, pack},
     limits, sizes,
@@ -234,7 +234,7 @@ impl Fleet {
         let mut spares: Vec<&Arc<Instance>> = look
             .rows
             .iter()
-            .filter(|row| may_go(row) && look.state.is_empty_instance(row))
+            .filter(|row| may_go(look.state, row) && look.state.is_empty_instance(row))
             // Members of capacity groups drain first, however idle they are.
             .filter(|row| row.member.is_none())
             .collect();
@@ -260,7 +260,7 @@ impl Fleet {
         spares: &[&Arc<Instance>],
         ending: &mut Ending,
     ) {
-        let count = look.rows.iter().filter(|row| may_go(row)).count();
+        let count = look.rows.iter().filter(|row| may_go(look.state, row)).count();
         let mut excess = u32::try_from(count).unwrap_or(u32::MAX).saturating_sub(pool.max);
         let why = format!("the pool may have {} instances", pool.max);
         for row in spares {
@@ -397,9 +397,11 @@ fn running(rows: &[Arc<Instance>]) -> u32 {
     u32::try_from(running.count()).unwrap_or(u32::MAX)
 }
 
-/// It counts against the pool's max, and nobody keeps it.
-fn may_go(row: &Instance) -> bool {
-    row.state != InstanceState::ShuttingDown && row.behavior != Behavior::Hold
+/// It counts against the pool's max, and nothing keeps it: no operator, and no mass loss.
+fn may_go(state: &State, row: &Instance) -> bool {
+    row.state != InstanceState::ShuttingDown
+        && row.behavior != Behavior::Hold
+        && !is_in_mass_loss(state, row)
 }
 
 /// Types that should help an evaluation, and of which it has seen an idle machine.

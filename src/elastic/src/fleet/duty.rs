@@ -90,7 +90,8 @@ fn words(row: &Instance) -> String {
     if row.last_words.is_empty() { String::new() } else { format!(": {}", row.last_words) }
 }
 
-fn is_in_mass_loss(state: &State, row: &Instance) -> bool {
+/// Its node went silent with others, and that lasts: nothing ends it by machine.
+pub(super) fn is_in_mass_loss(state: &State, row: &Instance) -> bool {
     let loss = state.mass_loss();
     row.node.is_some_and(|node| loss.is_some_and(|loss| loss.nodes.contains(&node)))
 }

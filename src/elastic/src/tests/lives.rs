@@ -305,7 +305,12 @@ fn a_mass_loss_makes_and_destroys_nothing() {
     let down = fsm::node::NodeLiveness { changes, window_ms: 30_000, evaluation_ids: Vec::new() };
     world.commit(Command::NodeLiveness(down));
     assert!(world.driver.state.mass_loss().is_some());
+    world.set_pool(|pool| pool.max = 1);
+    world.pass(MINUTE);
+    let index = world.driver.state.index();
     world.pass(20 * MINUTE);
+    assert_eq!(world.driver.state.index(), index, "what would be refused is not proposed");
+    world.set_pool(|pool| pool.max = 9);
     assert_eq!((world.rows().len(), world.made), (3, 3));
     assert!(world.rows().iter().all(|row| row.shutdown.is_none()));
     assert!(world.waits_for("web").contains("a mass loss lasts"), "{}", world.waits_for("web"));
