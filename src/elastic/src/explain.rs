@@ -295,6 +295,7 @@ mod tests {
             driver.accept(
                 DestroyOutcome {
                     id,
+                    provider_id: format!("i-{id}").into(),
                     gone: false,
                     error: "busy".into(),
                     evaluation_ids: Vec::new(),

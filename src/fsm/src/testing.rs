@@ -446,8 +446,11 @@ impl Driver {
 
     /// The provider says that an instance's machine is gone.
     pub fn destroyed(&mut self, id: InstanceId) -> Reply {
-        let (error, evaluation_ids) = ("".into(), self.evaluation_ids());
-        self.commit(DestroyOutcome { id, gone: true, error, evaluation_ids }.into()).reply
+        let row = self.state.instances.get(&id);
+        let provider_id = row.map_or_else(|| "".into(), |row| row.provider_id.clone());
+        let (gone, error, evaluation_ids) = (true, "".into(), self.evaluation_ids());
+        let outcome = DestroyOutcome { id, provider_id, gone, error, evaluation_ids };
+        self.commit(outcome.into()).reply
     }
 
     /// An instance's row.

@@ -179,6 +179,7 @@ async fn a_pool_is_written_with_its_index_and_read_back() {
     server.put(&format!("/v1/instance/{FIRST}/shutdown"), &json!({})).await.ok();
     server.cluster.must(Command::DestroyOutcome(fsm::pool::DestroyOutcome {
         id: FIRST,
+        provider_id: "".into(),
         gone: true,
         error: "".into(),
         evaluation_ids: Vec::new(),

@@ -276,7 +276,7 @@ impl Fleet {
         }
         let draining = look.rows.iter().filter(|row| {
             let drains = row.behavior == Behavior::Drain || row.member_drain().is_some();
-            drains && may_go(row)
+            drains && may_go(look.state, row)
         });
         let draining = u32::try_from(draining.count()).unwrap_or(u32::MAX);
         let mut busy: Vec<_> = look
@@ -285,7 +285,7 @@ impl Fleet {
             .filter(|row| row.member_drain().is_none() && row.behavior == Behavior::Run)
             .filter(|row| {
                 let is_busy = row.is_open() && !look.state.is_empty_instance(row);
-                is_busy || (row.member.is_some() && may_go(row))
+                is_busy || (row.member.is_some() && may_go(look.state, row))
             })
             .map(|row| (row.node.map_or(0, |node| look.state.usage(node).allocations), row))
             .collect();

@@ -244,15 +244,19 @@ pub fn late(call: &Call, answer: &Result<Answer, ProviderError>) -> Option<Comma
         (Operation::Create(create), answer) => {
             made(&call.provider, create, answer).map(Command::InstanceOutcome)
         }
-        (Operation::Destroy { instance, .. }, answer) => {
+        (Operation::Destroy { instance, provider_id }, answer) => {
             let gone = matches!(answer, Ok(Answer::Destroyed(Destroyed::Gone)));
             let error: Text = match answer {
                 Err(error) => error.to_string().into(),
                 Ok(_) => "".into(),
             };
-            let id = *instance;
-            let outcome = DestroyOutcome { id, gone, error, evaluation_ids: Vec::new() };
-            Some(Command::DestroyOutcome(outcome))
+            Some(Command::DestroyOutcome(DestroyOutcome {
+                id: *instance,
+                provider_id: provider_id.clone(),
+                gone,
+                error,
+                evaluation_ids: Vec::new(),
+            }))
         }
         _ => None,
     }

@@ -146,6 +146,8 @@ pub struct ShutDownInstance {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DestroyOutcome {
     pub id: InstanceId,
+    /// The machine that was to go. A late create may have made another one for the instance since.
+    pub provider_id: Text,
     /// The provider says that there is no such machine any more.
     pub gone: bool,
     /// Empty: it was accepted.

@@ -509,12 +509,20 @@ fn a_destroy_is_asked_until_the_machine_is_gone() {
     with_leader_changes(|driver| {
         driver.instance_pool("gpu", |_| {});
         let id = driver.instance("gpu", "small", "a");
-        let early: Command =
-            DestroyOutcome { id, gone: true, error: "".into(), evaluation_ids: Vec::new() }.into();
+        let outcome = |machine: &str, gone: bool| DestroyOutcome {
+            id,
+            provider_id: machine.into(),
+            gone,
+            error: if gone { "" } else { "busy" }.into(),
+            evaluation_ids: Vec::new(),
+        };
+        let machine = driver.instance_row(id).provider_id.clone();
+        let early: Command = outcome(&machine, true).into();
         assert_eq!(refused(driver, early.clone()), "the instance is not being shut down");
         driver.shut_down(id, ShutdownCause::Operator);
-        let fails =
-            DestroyOutcome { id, gone: false, error: "busy".into(), evaluation_ids: Vec::new() };
+        let of_another = outcome("i-old", true).into();
+        assert_eq!(refused(driver, of_another), "the instance has another machine by now");
+        let fails = outcome(&machine, false);
         driver.accept(fails.clone().into());
         driver.accept(fails.into());
         let shutdown = driver.instance_row(id).shutdown.clone().unwrap();

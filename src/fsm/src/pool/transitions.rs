@@ -514,10 +514,13 @@ impl Turn<'_> {
     }
 
     pub(crate) fn destroy_outcome(&mut self, command: &DestroyOutcome) -> Outcome {
-        let DestroyOutcome { id, gone, error, evaluation_ids } = command;
+        let DestroyOutcome { id, provider_id, gone, error, evaluation_ids } = command;
         let mut row = self.instance(*id)?;
         if row.state != InstanceState::ShuttingDown {
             return invalid("the instance is not being shut down");
+        }
+        if row.provider_id != *provider_id {
+            return invalid("the instance has another machine by now");
         }
         if *gone {
             let made = self.remove_instance(&row, evaluation_ids);

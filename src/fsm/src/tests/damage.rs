@@ -190,8 +190,9 @@ fn a_damaged_index_of_instances_ends_the_replica() {
     };
     let gone = |driver: &mut Driver| {
         let row = driver.state.instances.iter().find(|row| row.shutdown.is_some()).unwrap();
-        let (id, error) = (row.id, "".into());
-        let command = DestroyOutcome { id, gone: true, error, evaluation_ids: Vec::new() };
+        let (id, provider_id) = (row.id, row.provider_id.clone());
+        let (gone, error, evaluation_ids) = (true, "".into(), Vec::new());
+        let command = DestroyOutcome { id, provider_id, gone, error, evaluation_ids };
         driver.accept(command.into());
     };
     check("instances-by-pool", |state| state.instances_by_pool.clear(), hold);

@@ -197,6 +197,7 @@ pub(super) fn commands() -> Vec<Command> {
         }),
         Command::DestroyOutcome(DestroyOutcome {
             id: ID,
+            provider_id: "i-1".into(),
             gone: false,
             error: "busy".into(),
             evaluation_ids,

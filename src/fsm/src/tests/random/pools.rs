@@ -195,12 +195,18 @@ impl Maker<'_> {
                     evaluation_ids: self.evaluation_ids(),
                 })
             }
-            10 => Command::DestroyOutcome(DestroyOutcome {
-                id: self.instance(),
-                gone: !self.dice.one_in(3),
-                error: "busy".into(),
-                evaluation_ids: self.evaluation_ids(),
-            }),
+            10 => {
+                let id = self.instance();
+                let row = self.state.instances.get(&id);
+                let provider_id = row.map_or_else(Text::default, |row| row.provider_id.clone());
+                Command::DestroyOutcome(DestroyOutcome {
+                    id,
+                    provider_id,
+                    gone: !self.dice.one_in(3),
+                    error: "busy".into(),
+                    evaluation_ids: self.evaluation_ids(),
+                })
+            }
             11 => {
                 let address = self.dice.choose(&["".into(), "127.0.0.2".into()]);
                 let words = "boots".into();
