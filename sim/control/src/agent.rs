@@ -10,9 +10,9 @@ use std::{
 };
 
 use fsm::{
-    AllocationId, ClientStatus, Command, EvaluationId, Index, JobKind, Liveness, NodeId,
+    AllocationId, ClientStatus, Command, EvaluationId, Index, JobKind, Liveness, NodeId, State,
     allocation::{ClientUpdate, NodeReport, UpdateAllocations},
-    node::{Driver, NodeDescription, NodeReadiness, Readiness, RegisterNode},
+    node::{Driver, InstanceProof, NodeDescription, NodeReadiness, Readiness, RegisterNode},
     resources::Resources,
     testing,
 };
@@ -34,6 +34,11 @@ const BEAT_MS: u64 = 8_000;
 
 /// A check that failed is repeated after this.
 const CHECK_MS: u64 = 5_000;
+
+/// An agent whose registration was refused tries again after this.
+const REFUSED_MS: u64 = 5_000;
+/// Agents of machines are numbered from here.
+const MACHINES_FROM: usize = 10;
 
 /// Racks that nodes are in.
 const RACKS: [&str; 2] = ["r1", "r2"];
@@ -82,6 +87,8 @@ pub(crate) struct Agent {
     /// A report of a check that arrives late.
     late_check: Option<Command>,
     pub(crate) dead: bool,
+    /// What it shows to be taken for an instance, and the number of its machine; none: it is of no pool.
+    instance: Option<(InstanceProof, u64)>,
 }
 
 impl Agent {
@@ -140,7 +147,33 @@ impl Agent {
             broken_until: 0,
             late_check: None,
             dead: false,
+            instance: None,
         }
+    }
+
+    /// The agent of a machine of the fake cloud.
+    pub(crate) fn of_machine(
+        machine: u64,
+        proof: InstanceProof,
+        description: NodeDescription,
+    ) -> Self {
+        let node = testing::node_id(&description.name);
+        let number = usize::try_from(machine).unwrap_or(0) + MACHINES_FROM;
+        let mut agent = Self::new(number, false, false);
+        (agent.node, agent.description) = (node, Arc::new(description));
+        agent.instance = Some((proof, machine));
+        agent
+    }
+
+    /// Another machine of its instance registered first: its provider ignores keys.
+    pub(crate) fn is_too_late(&self, state: &State) -> bool {
+        let row = self.instance.and_then(|(proof, _)| state.instances().get(&proof.id));
+        row.and_then(|row| row.node).is_some_and(|node| node != self.node)
+    }
+
+    /// Number of its machine, if the fake cloud made it.
+    pub(crate) fn machine(&self) -> Option<u64> {
+        self.instance.map(|(_, machine)| machine)
     }
 
     fn is_away(&self, now: u64) -> bool {
@@ -287,6 +320,12 @@ impl World {
                     }
                 }
             }
+            // It is no instance, or not any more: its machine is not wanted.
+            (Some((Asked::Register, _)), Some(fsm::Reply::Rejected(_)))
+                if agent.instance.is_some() =>
+            {
+                agent.silent_until = self.clock_ms + REFUSED_MS;
+            }
             (Some((Asked::Register | Asked::Ready | Asked::Report(_), _)) | None, _) => {}
         }
         true
@@ -364,7 +403,7 @@ impl World {
         let node = agent.node;
         let Some(incarnation) = agent.incarnation else {
             let command = Command::RegisterNode(RegisterNode {
-                instance: None,
+                instance: agent.instance.map(|(proof, _)| proof),
                 node,
                 secret: [7; 16],
                 identity: [agent.identity; 16],
@@ -504,7 +543,7 @@ impl World {
             return false;
         }
         let known = self.beat(to, node, incarnation);
-        let stagger = number as u64 * 100;
+        let stagger = number as u64 % 10 * 100;
         let agent = &mut self.agents[number];
         if known == Some(false) && self.log.leader == to {
             agent.incarnation = None;

@@ -170,6 +170,62 @@ events! {
     UpdateHurried => "a job was evaluated while a step of its update waited",
     /// A job came with several groups.
     SeveralGroups => "a job of several groups was registered",
+    /// An intent was taken.
+    IntentTaken => "an instance was asked for",
+    /// A machine's agent registered as its instance.
+    InstanceBound => "an instance was bound to its node",
+    /// An operator held an instance.
+    InstanceHeld => "an instance was held",
+    /// An instance idled out.
+    InstanceIdle => "an idle instance was shut down",
+    /// An instance drained.
+    InstanceDrained => "a drained instance was shut down",
+    /// There were more than the pool may have, or another type was waited for.
+    PoolShrunk => "a pool was shrunk",
+    /// A create did not succeed in time.
+    InstanceExpired => "an intent ran out",
+    /// An agent did not register, or its machine broke.
+    BootFailed => "an instance did not boot",
+    /// A node was away for too long.
+    ProbeFailed => "an instance whose node was away was shut down",
+    /// An operator ended an instance.
+    InstanceEnded => "an operator shut an instance down",
+    /// A machine that no intent stands for came to light.
+    StrayFound => "a machine without a row was found",
+    /// A list lacked an instance.
+    InstanceMissing => "a list lacked an instance",
+    /// Two lists lacked an instance that was gone.
+    InstanceDisappeared => "an instance was gone by itself",
+    /// A job stayed blocked although a machine came.
+    JobUnhelped => "a job was not helped by a machine that came",
+    /// A provider refused creates for a while.
+    PoolLimited => "a provider refused creates for a while",
+    /// A call was refused.
+    CallRefused => "a call to a provider was refused",
+    /// A create made a second machine for its key.
+    KeyIgnored => "a provider ignored a key",
+    /// A machine got the id of one that is gone.
+    IdReused => "a provider used an id again",
+    /// A machine came without tags.
+    TagsLost => "a machine lost its tags",
+    /// A list lacked what was there.
+    ListHid => "a list hid a machine",
+    /// A list had what was not there.
+    ListInvented => "a list invented a machine",
+    /// A destroy was answered before it was done.
+    DestroyedLater => "a destroy was to be done later",
+    /// A machine was made after its caller had given up.
+    MadeLate => "a machine was made after its deadline",
+    /// A call was carried out and its answer was lost.
+    AnswerLost => "the answer of a provider was lost",
+    /// A leader that was deposed went on calling.
+    DeposedCalled => "a deposed leader called a provider",
+    /// A server crashed with a call under way.
+    CallerCrashed => "a server crashed with a call under way",
+    /// What came of an old leader's call went to the next one.
+    LateAnswer => "the answer to a deposed leader was proposed to the next one",
+    /// A provider took a machine back.
+    Preempted => "a provider took a machine back",
     /// A follower scheduled on a state behind the leader's.
     FollowerLagged => "a follower scheduled behind the leader",
 }

@@ -15,6 +15,7 @@
 mod ending;
 pub(crate) mod needs;
 mod nodes;
+mod pools;
 mod step;
 mod strikes;
 #[cfg(test)]
@@ -65,6 +66,7 @@ pub fn check_state(state: &State) -> Vec<Broken> {
     nodes(state, &mut out);
     blocked_once(state, &mut out);
     distinct_hosts(state, &mut out);
+    pools::bindings(state, &mut out);
     out
 }
 
@@ -370,7 +372,9 @@ fn nodes(state: &State, out: &mut Vec<Broken>) {
     let mut classes = BTreeMap::new();
     let mut kinds = BTreeMap::new();
     for node in state.nodes().iter() {
-        if node.drain.is_some() && !node.eligibility.ineligible {
+        // An instance that drains is out of service by what it is set to.
+        let is_open = node.instance.is_none_or(|instance| instance.open);
+        if node.drain.is_some() && !node.eligibility.ineligible && is_open {
             out.push(Broken("I36", format!("node {} drains and is eligible", node.id)));
         }
         let shared = |map: &BTreeMap<fsm::Text, fsm::Text>| {

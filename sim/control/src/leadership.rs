@@ -23,6 +23,7 @@ use crate::{
     coverage::Event,
     log::{Fate, Ticket},
     order::{self, History, Overdue},
+    pools::promises::PoolPromises,
     promises::{self, Promises, Seen},
     world::{CallId, World},
 };
@@ -72,6 +73,7 @@ pub(crate) struct Leadership {
     history: History,
     overdue: Overdue,
     pub(crate) promises: Promises,
+    pool_promises: PoolPromises,
     /// The applier stands still until then.
     stalled_until: u64,
 }
@@ -118,10 +120,7 @@ impl World {
             server,
             started_ms: self.clock_ms,
             anchor: state.at(),
-            services: Services::new(&ServicesConfig {
-                gc: self.swarm.gc,
-                ..ServicesConfig::default()
-            }),
+            services: Services::new(&self.configuration(server)),
             applier: PlanApplier::new(self.plan_queue_limits()),
             fed: applied,
             outcomes: VecDeque::new(),
@@ -135,6 +134,7 @@ impl World {
             history: History::default(),
             overdue: Overdue::default(),
             promises: Promises::default(),
+            pool_promises: PoolPromises::default(),
             stalled_until: 0,
         };
         let now = leadership.now(self.clock_ms);
@@ -144,6 +144,15 @@ impl World {
         self.servers[server].leadership = Some(Box::new(leadership));
         self.servers[server].established = term;
         true
+    }
+
+    /// Settings of a server's services.
+    fn configuration(&self, server: usize) -> ServicesConfig {
+        let config = ServicesConfig { gc: self.swarm.gc, ..ServicesConfig::default() };
+        match &self.pools {
+            Some(pools) => pools.configure(server, config),
+            None => config,
+        }
     }
 
     /// A server notices that its term is over: its services stop and answer what they hold.
@@ -273,7 +282,8 @@ impl World {
         let broken = broken.into_iter().chain(late);
         let seen = Seen { now, state, truth: self.log.truth() };
         let late = leadership.judge_promises(&seen, &missed, commands);
-        for broken in broken.chain(late) {
+        let of_pools = leadership.pool_promises.looked(now, leadership.anchor, state, commands);
+        for broken in broken.chain(late).chain(of_pools) {
             self.fail(broken);
         }
         !commands.is_empty() || expired

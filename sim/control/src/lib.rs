@@ -31,6 +31,7 @@ mod log;
 mod node_memory;
 mod oracle;
 mod order;
+mod pools;
 mod postconditions;
 mod promises;
 mod quiet;
@@ -76,6 +77,7 @@ pub struct Outcome {
 pub fn log_of(seed: u64) -> Vec<(u64, Option<fsm::Proposal>)> {
     let mut world = World::new(seed, false);
     world.set_first_node_life(seed);
+    world.set_first_pool(seed);
     world.form(&mut Dice::numbered(seed, u64::MAX - 3));
     for number in Steps::default().iter() {
         world.before_step(seed, number);
@@ -89,6 +91,7 @@ pub fn log_of(seed: u64) -> Vec<(u64, Option<fsm::Proposal>)> {
 pub fn run(seed: u64, steps: &Steps, traced: bool) -> Outcome {
     let mut world = World::new(seed, traced);
     world.set_first_node_life(seed);
+    world.set_first_pool(seed);
     world.form(&mut Dice::numbered(seed, u64::MAX - 3));
     for number in steps.iter() {
         world.before_step(seed, number);

@@ -208,7 +208,7 @@ impl World {
     }
 
     /// The cluster runs for a while.
-    fn watch(&mut self, dice: &mut Dice) {
+    pub(crate) fn watch(&mut self, dice: &mut Dice) {
         let until = self.clock_ms + dice.between(WATCHED_MS.0, WATCHED_MS.1);
         for _ in 0..ROUNDS_MAX {
             if self.clock_ms >= until || !self.failures.is_empty() {

@@ -38,6 +38,14 @@ impl NodeMemory {
         if let Command::UpdateAllocations(update) = command {
             self.note_failures(entry, update);
         }
+        // With its machine a node is gone for good.
+        for row in
+            entry.before.instances().iter().filter(|row| !entry.after.instances().contains(&row.id))
+        {
+            if let Some(node) = row.node {
+                self.offline.remove(&node);
+            }
+        }
         self.offline_stays(entry.after, found);
         let broken = self.strikes.judge(entry.before, entry.after);
         found.extend(broken.iter().map(ToString::to_string));

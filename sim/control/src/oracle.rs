@@ -3,6 +3,7 @@
 //! of trusting derived indexes. `fsm::invariant` runs besides, now and then and at the end, because it is slow.
 
 mod nodes;
+mod pools;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -63,6 +64,11 @@ impl World {
             found.extend(waits.iter().map(ToString::to_string));
             judge_passes(&before, applied, &self.log, &mut found);
             judge_garbage(&before, applied, &self.swarm.gc, &mut found);
+            if let Some(pools) = &mut self.pools {
+                pools::judge(&before, &applied.state, pools, self.clock_ms, &mut found);
+                pools.note_intents(&before, &applied.state);
+                pools::note(&before, applied, &mut self.coverage);
+            }
             note(&before, applied, &mut self.coverage);
         }
         if index.is_multiple_of(WHOLE_EVERY) {

@@ -119,9 +119,10 @@ pub(crate) fn spoil(command: &mut Command, truth: &State, dice: &mut Dice) {
     let stopped = |id| plan.stops.iter().any(|stop| stop.id == id);
     // A name is a group's and a number's: one that lives in another group only is a good name here.
     let group = plan.placements.last().map(|placement| placement.group.clone());
-    let rows = truth.allocations().iter().filter(|row| {
-        row.job == plan.job && Some(&row.group) == group.as_ref() && is_live(row)
-    });
+    let rows = truth
+        .allocations()
+        .iter()
+        .filter(|row| row.job == plan.job && Some(&row.group) == group.as_ref() && is_live(row));
     let names: Vec<u32> = rows.filter(|row| !stopped(row.id)).map(|row| row.name_index).collect();
     if dice.percent(50) {
         let name = dice.pick(&names).filter(|_| is_service);

@@ -11,6 +11,7 @@ use crate::{
     invariants::{check_quiet, check_round_trip, check_state},
     leadership::Leadership,
     oracle::live_on,
+    pools::Pools,
     worker::Worker,
     world::World,
 };
@@ -44,6 +45,10 @@ impl World {
         for agent in &mut self.agents {
             agent.wake();
         }
+        if let Some(pools) = &mut self.pools {
+            pools.calm();
+        }
+        self.lead_with_a_provider(dice);
         self.trace(|| "quiet from here".to_owned());
         self.quieten(dice);
         if self.failures.is_empty() && self.swarm.rich_nodes {
@@ -152,6 +157,7 @@ impl World {
             acted |= self.live(number, dice);
             acted |= self.end_task(number, dice, false);
         }
+        acted |= self.serve_pools();
         while !self.operations.is_empty() && self.look_after(dice) {
             acted = true;
         }
@@ -161,12 +167,15 @@ impl World {
     fn has_open_work(&self) -> bool {
         let truth = self.log.truth();
         let pending = truth.evaluations().iter().any(|row| row.status == EvaluationStatus::Pending);
-        let draining = truth.nodes().iter().any(|row| row.drain.is_some());
+        // One that waits for room, and has no end, waits for ever.
+        let mut drains = truth.nodes().iter().filter_map(|row| row.drain.as_ref());
+        let draining = drains.any(|drain| drain.force || drain.deadline_at.is_some());
         // One that waits for an operator waits for ever.
         let mut suspended = truth.nodes().iter().filter_map(|row| row.suspension());
         let suspended = suspended.any(|one| one.until.is_some() || one.reason.ends_with_success());
+        let unsettled = !self.unsettled_pools().is_empty();
         let busy = self.workers.iter().any(|worker| !worker.is_idle());
-        pending || draining || suspended || busy || !self.operations.is_empty()
+        pending || draining || suspended || unsettled || busy || !self.operations.is_empty()
     }
 
     /// When something happens by itself.
@@ -175,7 +184,13 @@ impl World {
         let leaders = leaders.filter_map(|leadership| Leadership::next_look_ms(leadership));
         let workers = self.workers.iter().map(Worker::next_look_ms);
         let agents = self.agents.iter().filter_map(Agent::next_look_ms);
-        let next = leaders.chain(workers).chain(agents).filter(|at| *at > self.clock_ms).min();
+        let cloud = self.pools.as_ref().and_then(Pools::next_look_ms);
+        let next = leaders
+            .chain(workers)
+            .chain(agents)
+            .chain(cloud)
+            .filter(|at| *at > self.clock_ms)
+            .min();
         // Idle workers ask twice a second; a cluster in which nothing else is due is looked at every two seconds, as the server does.
         let idle = self.workers.iter().all(Worker::is_idle);
         let step = if idle { LOOK_MS_MAX } else { 500 };
@@ -190,6 +205,7 @@ impl World {
         judge_evaluations(&truth, &mut found);
         self.judge_broker(&truth, &mut found);
         self.judge_agents(&truth, &mut found);
+        found.extend(self.unsettled_pools());
         let broken = check_quiet(&truth, &self.failed_on).into_iter();
         let broken = broken.chain(check_round_trip(&truth)).chain(check_state(&truth));
         found.extend(broken.map(|broken| broken.to_string()));
@@ -240,6 +256,9 @@ impl World {
                 }
                 continue;
             }
+            if agent.is_too_late(truth) {
+                continue;
+            }
             if node.is_none_or(|row| row.liveness != Liveness::Ready) {
                 let liveness = node.map(|row| row.liveness);
                 found.push(format!(
@@ -247,7 +266,8 @@ impl World {
                     agent.number()
                 ));
             }
-            if node.is_some_and(|row| row.drain.is_some()) {
+            let ends = |drain: &fsm::node::Drain| drain.force || drain.deadline_at.is_some();
+            if node.is_some_and(|row| row.drain.as_ref().is_some_and(ends)) {
                 found.push(format!("I48: the drain of {} did not end", agent.node));
             }
             let running: BTreeSet<_> = agent.running().collect();

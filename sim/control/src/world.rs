@@ -16,6 +16,7 @@ use crate::{
     lives,
     log::{Log, Ticket},
     oracle::Oracle,
+    pools::{self, Pools},
     stretches::{self, Stretch},
     swarm::Swarm,
     tenants, updates,
@@ -104,6 +105,8 @@ pub(crate) struct World {
     pub(crate) failures_together: u64,
     /// What nodes go through; none: nothing new.
     pub(crate) lives: Option<lives::Lives>,
+    /// Instance pools and the cloud that makes their machines; none: the seed has none.
+    pub(crate) pools: Option<Pools>,
     /// A long quiet time.
     pub(crate) stretch: Option<Stretch>,
     /// How updates are hurried in the step under way; none: they are not.
@@ -148,6 +151,7 @@ impl World {
             tenants: tenants::draw(seed),
             failures_together: failures::draw(seed),
             lives: lives::draw(seed),
+            pools: pools::draw(seed, swarm.servers),
             stretch: stretches::draw(seed, STEPS),
             hurry: updates::hurry(seed, u64::MAX - 1),
             groups: groups::dice(seed, u64::MAX - 1),
@@ -202,6 +206,7 @@ impl World {
         if self.mail.len() > MAIL_MAX {
             self.deliver(dice);
         }
+        self.serve_pools();
     }
 
     fn try_step(&mut self, dice: &mut Dice) -> bool {

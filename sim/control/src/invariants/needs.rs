@@ -58,11 +58,12 @@ pub(crate) fn is_of_system(state: &State, row: &Allocation) -> bool {
 
 /// New work may be placed on the node.
 pub(crate) fn in_service(node: &Node) -> bool {
-    let Node { liveness, health, eligibility, drain, .. } = node;
+    let Node { liveness, health, eligibility, drain, instance, .. } = node;
     *liveness == Liveness::Ready
         && *health == Health::Ok
         && !eligibility.ineligible
         && drain.is_none()
+        && instance.is_none_or(|instance| instance.open)
 }
 
 /// Cpu, memory and disk.

@@ -1,0 +1,367 @@
+//! Instance pools: in a part of the seeds a fake cloud makes the machines of a pool, jobs wait for
+//! them, and operators do with pool and instances what operators do. The cloud hangs, forgets and
+//! lies as [`Trouble`] says; what became of its calls when their leader is gone is played in
+//! [`cloud`]. From dice of its own: no throw in here moves one of the older dice, and the other
+//! seeds have none of it.
+//!
+//! What is owed is judged where it can be seen: rows by [`crate::invariants`], each entry by
+//! [`crate::oracle`], a leader's looks by [`promises`], what is sent to the cloud in [`cloud`], and
+//! the end in [`ending`].
+
+mod cloud;
+mod ending;
+pub(crate) mod promises;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use elastic::{FleetConfig, fake::FakeCloud};
+use fsm::{
+    Command, EvaluationId, InstanceId, State, Text,
+    job::{DeregisterJob, EvaluateJob, RegisterJob},
+    node::NodeDescription,
+    pool::{
+        Behavior, DeleteInstancePool, InstancePool, InstanceType, PauseInstancePool,
+        SetInstanceBehavior, ShutDownInstance, ShutdownCause, UpsertInstancePool,
+    },
+    testing,
+};
+use leader::{
+    ServicesConfig,
+    limits::{HEARTBEAT_GRACE_MS, HEARTBEAT_TTL_MS_MIN},
+};
+
+use self::cloud::Flight;
+use crate::{coverage::Event, world::World};
+use chance::Dice;
+
+/// Makes these dice others than all older ones.
+const LABEL: u64 = 0x696e_7374_616e_6365;
+/// The pool, and the node pool that it feeds.
+pub(crate) const POOL: &str = "gpu";
+/// The provider, as the servers' files name it.
+pub(crate) const PROVIDER: &str = "fake";
+/// What its lists speak for.
+const SCOPE: &str = "zone";
+/// Jobs of the pool, and the jobs that they are drawn as.
+const JOBS: [(&str, &str); 3] = [("render", "job3"), ("train", "job1"), ("serve", "job3")];
+/// Operations under way above which nobody asks for more.
+const OPERATIONS_MAX: usize = 8;
+/// Between two lists, and until a leader judges by time, ms.
+const LIST_MS: u64 = 10_000;
+pub(crate) const WARM_UP_MS: u64 = 2 * HEARTBEAT_TTL_MS_MIN + HEARTBEAT_GRACE_MS;
+/// Between two descriptions, or destroys, of a machine, ms.
+const AGAIN_MS: u64 = 3_000;
+/// The cloud makes nothing, or destroys nothing, for so long, ms.
+const OUTAGE_MS: (u64, u64) = (5_000, 120_000);
+
+/// How often a call goes wrong in each way, in percent.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Trouble {
+    /// Creates, lists, destroys and descriptions that are refused.
+    refuses: u64,
+    /// Calls that are answered late, or carried out after their caller has given up.
+    hangs: u64,
+    /// Calls that are carried out and answered with an error.
+    loses_answers: u64,
+    ignores_keys: u64,
+    reuses_ids: u64,
+    loses_tags: u64,
+    /// Lists that lack a machine, or all.
+    hides: u64,
+    invents: u64,
+    says_later: u64,
+    /// Machines whose agent never registers.
+    never_boots: u64,
+    /// Machines that are not as their type declares.
+    differs: u64,
+    /// Calls of a leadership that is over of which nothing is ever heard.
+    crashes: u64,
+    /// The provider takes a machine back.
+    preempts: u64,
+}
+
+/// The pools of a seed.
+pub(crate) struct Pools {
+    /// Percent of steps before which somebody wants something of the pool.
+    percent: u64,
+    trouble: Trouble,
+    /// The server whose file lacks the provider.
+    without: Option<usize>,
+    pub(crate) cloud: FakeCloud,
+    flights: Vec<Flight>,
+    /// Agents of machines that boot, by when they start.
+    boots: Vec<(u64, Boot)>,
+    /// Machines that a list has hidden: no list hides one again, since two absences are enough.
+    hidden: BTreeSet<Text>,
+    /// Ids of machines that are gone, and since when.
+    freed: Vec<(Text, u64)>,
+    /// When each machine was made, by its number; the driver's clock.
+    made_at: BTreeMap<u64, u64>,
+    /// Creates and destroys fail until then.
+    outage_until: u64,
+    /// Instances whose intent is in the log.
+    intents: BTreeSet<InstanceId>,
+    /// Dice of the step under way.
+    dice: Dice,
+}
+
+/// A machine's agent, before it starts.
+struct Boot {
+    provider_id: Text,
+    number: u64,
+    description: NodeDescription,
+}
+
+/// The pools of a seed; none: it has no instance pool.
+pub(crate) fn draw(seed: u64, servers: usize) -> Option<Pools> {
+    let mut dice = dice(seed, u64::MAX);
+    if dice.percent(50) {
+        return None;
+    }
+    let mut sometimes = |low, high| if dice.percent(50) { dice.between(low, high) } else { 0 };
+    let trouble = Trouble {
+        refuses: sometimes(2, 30),
+        hangs: sometimes(2, 30),
+        loses_answers: sometimes(2, 25),
+        ignores_keys: sometimes(10, 60),
+        reuses_ids: sometimes(20, 80),
+        loses_tags: sometimes(5, 30),
+        hides: sometimes(10, 50),
+        invents: sometimes(2, 15),
+        says_later: sometimes(10, 50),
+        never_boots: sometimes(5, 30),
+        differs: sometimes(5, 20),
+        crashes: sometimes(20, 80),
+        preempts: sometimes(1, 4),
+    };
+    let lacks = servers > 1 && dice.percent(15);
+    let percent = dice.between(3, 15);
+    let without = lacks.then(|| dice.index(servers));
+    Some(Pools { percent, without, ..Pools::new(trouble, dice) })
+}
+
+fn dice(seed: u64, step: u64) -> Dice {
+    Dice::numbered(seed ^ LABEL, step)
+}
+
+impl Pools {
+    /// A cloud without machines, of which nobody wants anything.
+    fn new(trouble: Trouble, dice: Dice) -> Self {
+        Self {
+            percent: 0,
+            trouble,
+            without: None,
+            cloud: FakeCloud::new(SCOPE),
+            flights: Vec::new(),
+            boots: Vec::new(),
+            hidden: BTreeSet::new(),
+            freed: Vec::new(),
+            made_at: BTreeMap::new(),
+            outage_until: 0,
+            intents: BTreeSet::new(),
+            dice,
+        }
+    }
+
+    /// One that keeps its word, for tests.
+    #[cfg(test)]
+    pub(crate) fn calm_one() -> Self {
+        Self::new(Trouble::default(), dice(0, 0))
+    }
+
+    /// The cloud keeps its word from now on; what it began to hang on goes on.
+    pub(crate) fn calm(&mut self) {
+        self.trouble = Trouble::default();
+    }
+
+    /// Intents that an entry took.
+    pub(crate) fn note_intents(&mut self, before: &State, after: &State) {
+        let new = after.instances().iter().filter(|row| !before.instances().contains(&row.id));
+        self.intents.extend(new.map(|row| row.id));
+    }
+
+    /// How long ago a machine was made, ms.
+    pub(crate) fn age_ms(&self, number: u64, clock_ms: u64) -> u64 {
+        clock_ms - self.made_at.get(&number).copied().unwrap_or(clock_ms)
+    }
+
+    /// Settings of the services of a server.
+    pub(crate) fn configure(&self, server: usize, config: ServicesConfig) -> ServicesConfig {
+        let is_there = self.without != Some(server);
+        ServicesConfig {
+            fleet: FleetConfig {
+                list_interval_ms: LIST_MS,
+                probe_interval_ms: AGAIN_MS,
+                destroy_retry_ms: AGAIN_MS,
+                warm_up_ms: WARM_UP_MS,
+            },
+            providers: is_there.then(|| PROVIDER.into()).into_iter().collect(),
+            ..config
+        }
+    }
+}
+
+impl World {
+    /// Before the cluster forms: the pool, if the seed has one.
+    pub(crate) fn set_first_pool(&mut self, seed: u64) {
+        if self.pools.is_some() {
+            let mut dice = dice(seed, u64::MAX - 1);
+            self.apply_pool(&mut dice);
+            self.want_machines(&mut dice);
+        }
+    }
+
+    /// Before a step: sometimes somebody wants something of the pool, or the cloud does something
+    /// by itself.
+    pub(crate) fn use_pools(&mut self, seed: u64, step: u32) {
+        let mut dice = dice(seed, u64::from(step));
+        let Some(pools) = &mut self.pools else { return };
+        pools.dice = dice.clone();
+        let (percent, preempts) = (pools.percent, pools.trouble.preempts);
+        if dice.percent(preempts) {
+            self.take_back_a_machine(&mut dice);
+        }
+        if !dice.percent(percent) || self.operations.len() > OPERATIONS_MAX {
+            return;
+        }
+        match dice.below(20) {
+            0..7 => self.want_machines(&mut dice),
+            7..9 => self.apply_pool(&mut dice),
+            9 => {
+                let (name, by, reason) = (POOL.into(), "ann@desk".into(), "".into());
+                let is_paused = |pool: &Arc<InstancePool>| pool.paused.is_some();
+                let paused = self.log.truth().instance_pools().iter().any(is_paused);
+                let pause = !paused;
+                self.ask(Command::PauseInstancePool(PauseInstancePool { name, pause, by, reason }));
+            }
+            10 => self.ask(Command::DeleteInstancePool(DeleteInstancePool { name: POOL.into() })),
+            11..16 => self.treat_an_instance(&mut dice),
+            16 => self.watch(&mut dice),
+            17 => {
+                self.elect(&mut dice);
+            }
+            _ => self.begin_an_outage(&mut dice),
+        }
+    }
+
+    /// The servers whose file has the provider may lead from now on.
+    pub(crate) fn lead_with_a_provider(&mut self, dice: &mut Dice) {
+        let Some(without) = self.pools.as_ref().and_then(|pools| pools.without) else { return };
+        while self.log.leader == without {
+            self.elect(dice);
+        }
+    }
+
+    fn begin_an_outage(&mut self, dice: &mut Dice) {
+        let until = self.clock_ms + dice.between(OUTAGE_MS.0, OUTAGE_MS.1);
+        if let Some(pools) = self.pools.as_mut().filter(|pools| pools.trouble.refuses > 0) {
+            pools.outage_until = until;
+            self.trace(|| format!("the cloud is out of order until {until}"));
+        }
+    }
+
+    /// The pool as an operator's file has it.
+    fn apply_pool(&mut self, dice: &mut Dice) {
+        let pool = draw_pool(dice);
+        self.ask(Command::UpsertInstancePool(UpsertInstancePool { pool, enforce_index: None }));
+    }
+
+    /// A job of the pool comes, changes or goes.
+    fn want_machines(&mut self, dice: &mut Dice) {
+        let (name, drawn_as) = dice.pick(&JOBS).unwrap_or(JOBS[0]);
+        let evaluation = EvaluationId(self.ids.next());
+        let job = testing::job_key(name);
+        let is_known = self.log.truth().jobs().contains(&job);
+        let choice = if is_known { dice.below(10) } else { 0 };
+        let evaluation_priority = None;
+        let command = match choice {
+            0..6 => {
+                let mut spec = self.draw_job(drawn_as, dice);
+                (spec.key, spec.node_pool) = (job, POOL.into());
+                let (spec, enforce_index) = (spec.into(), None);
+                Command::RegisterJob(RegisterJob {
+                    spec,
+                    enforce_index,
+                    evaluation,
+                    evaluation_priority,
+                })
+            }
+            6..9 => {
+                let purge = dice.percent(40);
+                Command::DeregisterJob(DeregisterJob {
+                    job,
+                    purge,
+                    evaluation,
+                    evaluation_priority,
+                })
+            }
+            _ => Command::EvaluateJob(EvaluateJob { job, evaluation }),
+        };
+        self.ask(command);
+    }
+
+    /// An operator holds, drains or ends an instance, or lets it go on.
+    fn treat_an_instance(&mut self, dice: &mut Dice) {
+        let rows = self.log.truth().instances().iter();
+        let ids: Vec<_> = rows.map(|row| (row.id, row.behavior)).collect();
+        let Some((id, was)) = dice.pick(&ids) else { return };
+        let (by, reason) = (Text::from("ann@desk"), Text::default());
+        let evaluation_ids = self.evaluation_ids(2);
+        if dice.percent(15) {
+            let cause = ShutdownCause::Operator;
+            return self.ask(Command::ShutDownInstance(ShutDownInstance {
+                id,
+                cause,
+                reason,
+                by,
+                evaluation_ids,
+            }));
+        }
+        let behavior = match dice.below(10) {
+            _ if was == Behavior::Hold && dice.percent(50) => Behavior::Run,
+            0..6 => Behavior::Hold,
+            6..8 => Behavior::Drain,
+            _ => Behavior::Run,
+        };
+        if behavior == Behavior::Hold {
+            self.coverage.count(Event::InstanceHeld);
+        }
+        self.ask(Command::SetInstanceBehavior(SetInstanceBehavior {
+            id,
+            behavior,
+            by,
+            reason,
+            evaluation_ids,
+        }));
+    }
+}
+
+/// A pool with times that come within a schedule.
+fn draw_pool(dice: &mut Dice) -> InstancePool {
+    let mut pool = testing::instance_pool(POOL);
+    let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    pool.provider = PROVIDER.into();
+    pool.max = small(dice.between(0, 5));
+    pool.min = small(dice.pick(&[0, 0, 0, 1]).unwrap_or(0)).min(pool.max);
+    pool.idle_timeout_ms = dice.pick(&[5_000, 20_000, 60_000]).unwrap_or(5_000);
+    pool.boot_timeout_ms = dice.pick(&[15_000, 40_000, 120_000]).unwrap_or(15_000);
+    pool.probe_timeout_ms = dice.pick(&[10_000, 60_000]).unwrap_or(10_000);
+    pool.max_concurrent_creates = small(dice.pick(&[0, 0, 1]).unwrap_or(0));
+    let kinds = pool.types.values().map(|kind| {
+        let mut kind = InstanceType::clone(kind);
+        let (cpu, memory_mb) = if &*kind.name == "small" { (1_000, 4_000) } else { (2_500, 9_000) };
+        (kind.cpu, kind.memory_mb) = (cpu, memory_mb);
+        kind.node.meta.insert("rack".into(), "r1".into());
+        kind.node.attributes.insert("kind".into(), "big".into());
+        kind
+    });
+    let mut kinds: Vec<_> = kinds.collect();
+    if dice.percent(30) {
+        kinds.remove(dice.index(kinds.len()));
+    }
+    pool.types = kinds.into_iter().map(|kind| (kind.name.clone(), Arc::new(kind))).collect();
+    pool
+}

@@ -1,0 +1,301 @@
+//! What must be so when the cloud keeps its word and nothing is left to do: every machine has its
+//! row and every row its machine, what idles is gone, and what waits waits for a reason.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fsm::{
+    Evaluation, EvaluationStatus, Instance, InstancePool, InstanceState, Liveness, Node, State,
+    pool::Behavior, testing,
+};
+
+use super::{POOL, PROVIDER, Pools};
+use crate::{
+    invariants::needs::{self, is_live},
+    world::World,
+};
+
+/// Looks of a leader may come so late, ms.
+const SLACK_MS: u64 = 30_000;
+
+impl World {
+    /// What of the pool is not as it has to be in the end; while there is anything, the quiet goes
+    /// on.
+    pub(crate) fn unsettled_pools(&self) -> Vec<String> {
+        let Some(pools) = &self.pools else { return Vec::new() };
+        let mut found = Vec::new();
+        if pools.is_busy() {
+            found.push("pool: the cloud has something to do".to_owned());
+        }
+        let truth = self.log.truth();
+        let leader = self.servers[self.log.leader].leadership.as_ref();
+        let now = leader.map_or(truth.at(), |one| one.now(self.clock_ms));
+        let ending = Ending { truth, now };
+        ending.machines(pools, &mut found);
+        for row in truth.instances().iter() {
+            found.extend(ending.unsettled(row).map(|why| format!("pool: {} {why}", row.id)));
+        }
+        if let Some(pool) = truth.instance_pools().get(&POOL.into()) {
+            ending.size(pool, &mut found);
+            ending.demand(pool, &mut found);
+        }
+        found
+    }
+}
+
+struct Ending<'a> {
+    truth: &'a State,
+    /// Log time as the leader stamps it.
+    now: u64,
+}
+
+impl Ending<'_> {
+    /// Made less ended = machines = rows, one to one, and none twice for an intent.
+    fn machines(&self, pools: &Pools, found: &mut Vec<String>) {
+        let cloud = &pools.cloud;
+        let there = cloud.machines().count() as u64;
+        let rows = self.truth.instances().iter().filter(|row| &*row.provider == PROVIDER);
+        let rows = rows.filter(|row| !is_waiting(row)).count() as u64;
+        if cloud.made() - cloud.ended() != there || there != rows {
+            let (made, ended) = (cloud.made(), cloud.ended());
+            found.push(format!(
+                "pool-count: {made} made, {ended} ended, {there} are there, {rows} have rows"
+            ));
+        }
+        let mut owners = BTreeMap::new();
+        for row in self.truth.instances().iter().filter(|row| !row.provider_id.is_empty()) {
+            owners.insert(&row.provider_id, row.id);
+        }
+        let mut keys = BTreeSet::new();
+        for machine in cloud.machines() {
+            let id = &machine.described.provider_id;
+            if !owners.contains_key(id) {
+                found.push(format!("pool-leak: no row stands for machine {id}"));
+            }
+            if !keys.insert(machine.create.key) {
+                let key = machine.create.key;
+                found.push(format!("pool-twice: two machines are there for intent {key}"));
+            }
+        }
+        for (id, owner) in owners {
+            if cloud.machine(id).is_none() {
+                found.push(format!("pool-lost: {owner} has no machine {id}"));
+            }
+        }
+    }
+
+    /// Why an instance cannot stay as it is.
+    fn unsettled(&self, row: &Instance) -> Option<&'static str> {
+        if row.behavior == Behavior::Hold && row.state != InstanceState::ShuttingDown {
+            return None;
+        }
+        let node = row.node.and_then(|node| self.truth.nodes().get(&node));
+        let is_lost = |node| self.truth.mass_loss().is_some_and(|loss| loss.nodes.contains(&node));
+        match row.state {
+            InstanceState::Requested => Some("is being made"),
+            InstanceState::Booting => Some("boots"),
+            InstanceState::ShuttingDown => Some("is being destroyed"),
+            InstanceState::Bound if row.node.is_some_and(is_lost) => None,
+            InstanceState::Bound => {
+                let is_ready = node.is_some_and(|node| node.liveness == Liveness::Ready);
+                (row.behavior == Behavior::Drain && self.is_empty(row))
+                    .then_some("drains and is empty")
+                    .or_else(|| (!is_ready).then_some("has a node that is not there"))
+            }
+        }
+    }
+
+    /// Nothing is to run there, or runs still.
+    fn is_empty(&self, row: &Instance) -> bool {
+        let mut rows = self.truth.allocations().iter();
+        !rows.any(|one| Some(one.node) == row.node && (is_live(one) || !needs::has_ended(one)))
+    }
+
+    /// A pool is no larger than it may be, and what idles goes.
+    fn size(&self, pool: &InstancePool, found: &mut Vec<String>) {
+        if pool.paused.is_some() || self.truth.mass_loss().is_some() {
+            return;
+        }
+        let rows = self.truth.instances().iter().filter(|row| row.pool == pool.name);
+        // One that drains stays for as long as something on it has nowhere to go.
+        let stays = |row: &Instance| match row.behavior {
+            Behavior::Run => false,
+            Behavior::Drain => !self.is_empty(row),
+            Behavior::Hold => true,
+        };
+        let rows: Vec<_> = rows.filter(|row| !stays(row)).collect();
+        let max = pool.max as usize;
+        if rows.len() > max {
+            let count = rows.len();
+            found.push(format!("pool-max: {count} instances are there, {max} may be"));
+        }
+        let runs = |row: &&&std::sync::Arc<Instance>| row.behavior == Behavior::Run;
+        let running = rows.iter().filter(runs).count();
+        let idle = rows.iter().find(|row| {
+            let node = row.node.and_then(|node| self.truth.nodes().get(&node));
+            let since = row.last_busy_at.max(row.bound_at);
+            let since = since.max(node.map_or(0, |node| node.liveness_at));
+            row.is_open()
+                && self.is_empty(row)
+                && since + pool.idle_timeout_ms + SLACK_MS < self.now
+        });
+        if let Some(row) = idle.filter(|_| running > pool.min as usize) {
+            found.push(format!("pool-idle: {} is idle and stays", row.id));
+        }
+        if running < (pool.min as usize).min(self.room(pool)) {
+            found.push(format!("pool-min: {running} instances run, {} are to", pool.min));
+        }
+    }
+
+    /// How many instances that run the pool has room for.
+    fn room(&self, pool: &InstancePool) -> usize {
+        let rows = self.truth.instances().iter().filter(|row| row.pool == pool.name);
+        let others = rows.filter(|row| row.behavior != Behavior::Run).count();
+        (pool.max as usize).saturating_sub(others)
+    }
+
+    /// No job waits for a machine that could be made.
+    fn demand(&self, pool: &InstancePool, found: &mut Vec<String>) {
+        let count = self.truth.instance_count(&pool.name);
+        if pool.paused.is_some() || count >= pool.max as usize || self.truth.mass_loss().is_some() {
+            return;
+        }
+        let blocked = self.truth.evaluations().iter();
+        for row in blocked.filter(|row| row.status == EvaluationStatus::Blocked) {
+            if self.would_help(pool, row) {
+                let job = &row.job;
+                found.push(format!("pool-demand: {job} waits, and a machine would help it"));
+            }
+        }
+    }
+
+    /// Some machine that nobody has tried would take what an evaluation could not place.
+    fn would_help(&self, pool: &InstancePool, row: &Evaluation) -> bool {
+        let job = self.truth.jobs().get(&row.job).filter(|job| !job.stop);
+        let Some(job) = job else { return false };
+        let Some(spec) = self.truth.current_spec(job) else { return false };
+        let tried = self.truth.unhelped_by(&row.job, job.job_modify_index);
+        if spec.node_pool != pool.name || spec.kind.is_per_node() || row.node.is_some() {
+            return false;
+        }
+        // Who may have only so many in a datacenter has them there.
+        if needs::most_in_datacenter(spec).is_some() || spec.all_at_once {
+            return false;
+        }
+        let missing = |name| row.queued.get(name).copied().unwrap_or(0) > 0;
+        spec.groups.iter().filter(|group| missing(&group.name)).any(|group| {
+            pool.types.values().any(|kind| {
+                let mut node = template();
+                node.description = std::sync::Arc::new(kind.description(&pool.name));
+                let is_tried = tried.is_some_and(|row| row.types.contains(&kind.name));
+                let fits = needs::room_of(&node).into_iter().zip(needs::ask_of(group));
+                !is_tried
+                    && fits.into_iter().all(|((_, room), (_, ask))| ask <= room)
+                    && needs::suits(spec, group, &node).is_ok()
+            })
+        })
+    }
+}
+
+/// A row that no machine stands for yet: an operator holds it.
+fn is_waiting(row: &Instance) -> bool {
+    row.state == InstanceState::Requested
+}
+
+/// A node, of which the description is to be replaced.
+fn template() -> Node {
+    let mut driver = testing::Driver::default();
+    driver.register_node("template");
+    driver.node_row("template").clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use elastic::{
+        call::{Answer, Create, Machine, Operation, Tags},
+        fake::Fault,
+    };
+    use fsm::{InstanceId, testing::Driver};
+
+    use super::*;
+
+    /// A pool with one instance that is bound to node `a`, and its machine at the cloud.
+    fn settled() -> (Driver, InstanceId, Pools) {
+        let mut driver = Driver::default();
+        driver.instance_pool(POOL, |pool| pool.provider = PROVIDER.into());
+        let id = driver.instance(POOL, "small", "a");
+        driver.sync("a");
+        driver.readiness("a", fsm::node::Readiness::Ok);
+        let mut pools = Pools::calm_one();
+        let machine = make(&mut pools, &driver, id, &[]);
+        let mut row = driver.instance_row(id).clone();
+        row.provider_id = machine.provider_id;
+        testing::put(&mut driver.state, &row);
+        (driver, id, pools)
+    }
+
+    fn make(pools: &mut Pools, driver: &Driver, id: InstanceId, faults: &[Fault]) -> Machine {
+        let kind = (*driver.instance_row(id).kind).clone();
+        let (token, pool, tags) = ([1; 16], POOL.into(), Tags::new());
+        let create = Create { key: id, token, pool, kind, tags };
+        match pools.cloud.call(&Operation::Create(Box::new(create)), faults) {
+            Ok(Answer::Created(machine)) => machine,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn found(driver: &Driver, pools: &Pools, later_ms: u64) -> Vec<String> {
+        let ending = Ending { truth: &driver.state, now: driver.state.at() + later_ms };
+        let mut found = Vec::new();
+        ending.machines(pools, &mut found);
+        let pool = driver.state.instance_pools().get(&POOL.into()).expect("it is there");
+        ending.size(pool, &mut found);
+        ending.demand(pool, &mut found);
+        found.into_iter().map(|one| one.split(':').next().unwrap_or("").to_owned()).collect()
+    }
+
+    #[test]
+    fn machines_without_rows_twice_made_and_lost_are_found() {
+        let (driver, id, mut pools) = settled();
+        assert_eq!(found(&driver, &pools, 0), [] as [&str; 0]);
+        let second = make(&mut pools, &driver, id, &[Fault::IgnoresKey]);
+        assert_eq!(found(&driver, &pools, 0), ["pool-count", "pool-leak", "pool-twice"]);
+        pools.cloud.end(&second.provider_id);
+        let first = driver.instance_row(id).provider_id.clone();
+        pools.cloud.end(&first);
+        assert_eq!(found(&driver, &pools, 0), ["pool-count", "pool-lost"]);
+    }
+
+    #[test]
+    fn what_idles_for_too_long_or_is_too_much_is_found() {
+        let (mut driver, id, pools) = settled();
+        let patience_ms = 60_000 + SLACK_MS;
+        assert_eq!(found(&driver, &pools, patience_ms), [] as [&str; 0]);
+        assert_eq!(found(&driver, &pools, patience_ms + 1), ["pool-idle"]);
+        driver.instance_pool(POOL, |pool| {
+            pool.provider = PROVIDER.into();
+            pool.max = 0;
+        });
+        assert_eq!(found(&driver, &pools, 0), ["pool-max"]);
+        driver.behave(id, Behavior::Hold);
+        assert_eq!(found(&driver, &pools, patience_ms + 1), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn a_pool_below_its_min_and_a_job_that_a_machine_would_help_are_found() {
+        let (mut driver, _, pools) = settled();
+        driver.instance_pool(POOL, |pool| {
+            pool.provider = PROVIDER.into();
+            pool.min = 2;
+        });
+        assert_eq!(found(&driver, &pools, 0), ["pool-min"]);
+        driver.instance_pool(POOL, |pool| pool.provider = PROVIDER.into());
+        let mut spec = testing::job("web", fsm::JobKind::Service, 1);
+        spec.node_pool = POOL.into();
+        let evaluation = driver.register_job(spec);
+        let mut row = driver.evaluation(evaluation).clone();
+        row.status = EvaluationStatus::Blocked;
+        row.queued = [(testing::GROUP.into(), 1)].into();
+        testing::put(&mut driver.state, &row);
+        assert_eq!(found(&driver, &pools, 0), ["pool-demand"]);
+    }
+}
