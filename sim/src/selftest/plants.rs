@@ -66,7 +66,7 @@ const BALANCERS: Finder =
 const BOTH: Finder = Finder::Simulation(&[Tier::ControlPlane, Tier::Servers]);
 
 /// All of them.
-pub(super) const PLANTS: [Planted; 38] = [
+pub(super) const PLANTS: [Planted; 43] = [
     Planted::new(
         "M1",
         "skip-log-sync",
@@ -219,6 +219,36 @@ pub(super) const PLANTS: [Planted; 38] = [
         "affinity-kept",
         "keep-affinity-after-cool-down",
         "a node keeps its affinity key after a cool-down",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "call-before-commit",
+        "create-before-intent",
+        "a provider is asked for a machine before its intent is in the log",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "one-absence",
+        "missing-once-is-gone",
+        "an instance that one list lacks is gone",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "held-shut-down",
+        "hold-is-forgotten",
+        "a held instance is shut down",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "no-warm-up",
+        "shrink-before-warm-up",
+        "a new leader shuts instances down before it is warm",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "no-intent-deadline",
+        "intent-without-deadline",
+        "an intent has no deadline",
         CONTROL_PLANE,
     ),
     Planted::new(

@@ -38,6 +38,7 @@ use std::{
 
 use fsm::{
     Command, Effect, Instance, InstanceId, InstanceState, JobKey, State, Text,
+    plant::{Plant, is_planted},
     pool::{Behavior, ShutDownInstance, ShutdownCause},
 };
 
@@ -356,7 +357,7 @@ impl Fleet {
     }
 
     fn is_warm(&self, now: u64) -> bool {
-        self.warm_at.is_some_and(|at| at <= now)
+        self.warm_at.is_some_and(|at| at <= now || is_planted(Plant::NoWarmUp))
     }
 
     /// Does what is due in a pool.

@@ -79,6 +79,16 @@ pub enum Plant {
     ReapInMassLoss,
     /// A node keeps its affinity key after a cool-down.
     AffinityKept,
+    /// A provider is asked for a machine before its intent is in the log.
+    CallBeforeCommit,
+    /// An instance that one list lacks is gone.
+    OneAbsence,
+    /// A held instance is shut down.
+    HeldShutDown,
+    /// A new leader shuts instances down before it is warm.
+    NoWarmUp,
+    /// An intent has no deadline.
+    NoIntentDeadline,
     /// An older word of a source of requirements is taken.
     OlderSequence,
     /// A capacity group follows the sum of its requirements in place of what is desired.
@@ -91,7 +101,7 @@ pub enum Plant {
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 38] = [
+pub const TABLE: [(Plant, &str, &str); 43] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -126,6 +136,11 @@ pub const TABLE: [(Plant, &str, &str); 38] = [
     (Plant::OfflineExpires, "offline-expires", "reaping-forgets-offline"),
     (Plant::ReapInMassLoss, "reap-in-mass-loss", "no-mass-loss-guard"),
     (Plant::AffinityKept, "affinity-kept", "keep-affinity-after-cool-down"),
+    (Plant::CallBeforeCommit, "call-before-commit", "create-before-intent"),
+    (Plant::OneAbsence, "one-absence", "missing-once-is-gone"),
+    (Plant::HeldShutDown, "held-shut-down", "hold-is-forgotten"),
+    (Plant::NoWarmUp, "no-warm-up", "shrink-before-warm-up"),
+    (Plant::NoIntentDeadline, "no-intent-deadline", "intent-without-deadline"),
     (Plant::OlderSequence, "older-sequence", "older-requirements-taken"),
     (Plant::WantedForDesired, "wanted-for-desired", "no-predictor"),
     (Plant::DrainAnew, "drain-anew", "drain-deadline-moves"),
@@ -134,8 +149,8 @@ pub const TABLE: [(Plant, &str, &str); 38] = [
 
 #[cfg(feature = "plant")]
 impl Plant {
-    /// Those of the pure packages: `fsm`, `leader` and `scheduler`.
-    pub const PURE: [Self; 18] = [
+    /// Those of the pure packages: `fsm`, `leader`, `elastic` and `scheduler`.
+    pub const PURE: [Self; 23] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
@@ -154,6 +169,11 @@ impl Plant {
         Self::OfflineExpires,
         Self::ReapInMassLoss,
         Self::AffinityKept,
+        Self::CallBeforeCommit,
+        Self::OneAbsence,
+        Self::HeldShutDown,
+        Self::NoWarmUp,
+        Self::NoIntentDeadline,
     ];
 
     /// The name it is asked for by.

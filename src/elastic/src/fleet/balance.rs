@@ -20,6 +20,7 @@ use fsm::{
     ClassId, Command, Index, Instance, InstanceId, InstancePool, InstanceState, JobKey, Liveness,
     Node, State, Text,
     node::GainKey,
+    plant::{Plant, is_planted},
     pool::{
         Behavior, Intent, LimitClass, LimitPool, NoteUnhelped, RequestInstances,
         SetInstanceBehavior, ShutdownCause,
@@ -174,6 +175,9 @@ impl Fleet {
         look.due(watch.asked_until);
         for group in intents.iter().filter_map(|intent| intent.group.as_ref()) {
             self.count_asked(group);
+        }
+        if is_planted(Plant::CallBeforeCommit) {
+            self.create_early(look.now, pool, &intents);
         }
         look.commands.push(Command::RequestInstances(RequestInstances {
             pool: pool.name.clone(),

@@ -5,11 +5,11 @@
 
 use std::collections::BTreeSet;
 
-use fsm::{Instance, InstanceId, InstanceState, State, Text};
+use fsm::{Instance, InstanceId, InstancePool, InstanceState, State, Text, pool::Intent};
 
 use super::{CallId, Fleet, Look};
 use crate::{
-    call::{Call, Create, Operation, tags},
+    call::{Call, Create, Operation, TAG_INSTANCE, TAG_POOL, TAG_TYPE, tags},
     sync::Lists,
 };
 
@@ -232,6 +232,26 @@ impl Fleet {
             InstanceState::Bound => return,
         };
         self.call(now, Some(row.id), &row.provider, operation);
+    }
+
+    /// A planted bug: creates of intents that are not in the log.
+    pub(super) fn create_early(&mut self, now: u64, pool: &InstancePool, intents: &[Intent]) {
+        for Intent { id, token, kind, .. } in intents {
+            let Some(kind) = pool.types.get(kind) else { continue };
+            let create = Create {
+                key: *id,
+                token: *token,
+                pool: pool.name.clone(),
+                kind: (**kind).clone(),
+                tags: [
+                    (TAG_INSTANCE.into(), id.to_string().into()),
+                    (TAG_POOL.into(), pool.name.clone()),
+                    (TAG_TYPE.into(), kind.name.clone()),
+                ]
+                .into(),
+            };
+            self.call(now, Some(*id), &pool.provider, Operation::Create(Box::new(create)));
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use fsm::{
     Instance, InstancePool, InstanceState, Liveness, Node, State,
     node::SuspendReason,
+    plant::{Plant, is_planted},
     pool::{Behavior, ShutdownCause},
 };
 
@@ -20,7 +21,8 @@ impl Fleet {
         if !is_warm {
             look.due(self.warm_at.unwrap_or(look.now));
         }
-        let may_end = row.behavior != Behavior::Hold && !is_in_mass_loss(look.state, row);
+        let is_held = row.behavior == Behavior::Hold && !is_planted(Plant::HeldShutDown);
+        let may_end = !is_held && !is_in_mass_loss(look.state, row);
         if let Some(end) = end(look, pool, row).filter(|_| may_end) {
             if end.at > look.now {
                 look.due(end.at);
@@ -67,6 +69,7 @@ fn other_end(look: &Look<'_>, pool: Option<&InstancePool>, row: &Instance) -> Op
     let (at, cause, why) = match row.state {
         InstanceState::ShuttingDown => return None,
         _ if is_drained => (look.now, ShutdownCause::Drained, "it drains and is empty".to_owned()),
+        InstanceState::Requested if is_planted(Plant::NoIntentDeadline) => return None,
         InstanceState::Requested => {
             let why = format!("the provider did not make it in time{}", words(row));
             (row.deadline_at, ShutdownCause::Expired, why)

@@ -12,6 +12,7 @@ use crate::{
     id::{InstanceId, JobKey, Text, TimeMs},
     limits,
     node::{AgentStart, Driver, NodeDescription, NodeResources},
+    plant::{Plant, is_planted},
     resources::Resources,
     state::State,
 };
@@ -190,7 +191,7 @@ impl State {
         if cause == Operator {
             return Ok(());
         }
-        if row.behavior == Behavior::Hold {
+        if row.behavior == Behavior::Hold && !is_planted(Plant::HeldShutDown) {
             return invalid("the instance is held");
         }
         if cause.needs_empty() && !self.is_empty_instance(row) {

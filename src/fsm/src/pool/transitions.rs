@@ -24,6 +24,7 @@ use crate::{
     id::{EvaluationId, InstanceId, NodeId, Text},
     limits,
     node::{Drain, InstanceProof, Node, NodeChange, NodeInstance, clip},
+    plant::{Plant, is_planted},
     settings::{NodePool, check_name},
 };
 
@@ -401,7 +402,7 @@ impl Turn<'_> {
             row.missing = row.missing.saturating_add(1);
             let is_gone = row.missing >= limits::LISTS_MISSING_MIN
                 && row.seen_at.saturating_add(*grace_ms) <= self.at;
-            if is_gone {
+            if is_gone || is_planted(Plant::OneAbsence) {
                 self.remove_instance(&row, &command.evaluation_ids);
             } else {
                 self.put_instance(row);
