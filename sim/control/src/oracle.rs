@@ -66,7 +66,7 @@ impl World {
             judge_garbage(&before, applied, &self.swarm.gc, &mut found);
             if let Some(pools) = &mut self.pools {
                 pools::judge(&before, &applied.state, pools, self.clock_ms, &mut found);
-                pools.note_intents(&before, &applied.state);
+                pools.note_rows(&before, &applied.state);
                 pools::note(&before, applied, &mut self.coverage);
             }
             note(&before, applied, &mut self.coverage);

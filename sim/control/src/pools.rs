@@ -98,6 +98,8 @@ pub(crate) struct Pools {
     hidden: BTreeSet<Text>,
     /// Ids of machines that are gone, and since when.
     freed: Vec<(Text, u64)>,
+    /// Ids of machines that had a row at some time.
+    known: BTreeSet<Text>,
     /// When each machine was made, by its number; the driver's clock.
     made_at: BTreeMap<u64, u64>,
     /// Creates and destroys fail until then.
@@ -159,6 +161,7 @@ impl Pools {
             boots: Vec::new(),
             hidden: BTreeSet::new(),
             freed: Vec::new(),
+            known: BTreeSet::new(),
             made_at: BTreeMap::new(),
             outage_until: 0,
             intents: BTreeSet::new(),
@@ -177,10 +180,11 @@ impl Pools {
         self.trouble = Trouble::default();
     }
 
-    /// Intents that an entry took.
-    pub(crate) fn note_intents(&mut self, before: &State, after: &State) {
+    /// Intents and machines of which an entry tells.
+    pub(crate) fn note_rows(&mut self, before: &State, after: &State) {
         let new = after.instances().iter().filter(|row| !before.instances().contains(&row.id));
         self.intents.extend(new.map(|row| row.id));
+        self.known.extend(after.instances().iter().map(|row| row.provider_id.clone()));
     }
 
     /// How long ago a machine was made, ms.

@@ -26,7 +26,7 @@ const HANGS_MS: (u64, u64) = (5_000, 150_000);
 /// From the create until its agent starts, ms.
 const BOOTS_MS: (u64, u64) = (200, 12_000);
 /// The id of a machine is not used again before it is gone for so long, ms.
-const REUSED_MS: u64 = 30_000;
+const REUSED_MS: u64 = 120_000;
 /// A refusal holds for so long, ms.
 const REFUSED_MS: (u64, u64) = (1_000, 30_000);
 
@@ -130,6 +130,7 @@ impl Pools {
                 if self.dice.percent(self.trouble.reuses_ids) {
                     let free = |(id, since): &&(Text, u64)| {
                         since + REUSED_MS < clock_ms
+                            && self.known.contains(id)
                             && !in_use.contains(id)
                             && !self.flights.iter().any(|one| one.is_about(id))
                     };
