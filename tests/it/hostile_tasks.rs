@@ -12,9 +12,11 @@ use crate::agent::{Cluster, allocation, lines, quorate_id, shell_task};
 const END_MAX: Duration = Duration::from_secs(20);
 
 /// What each task does first. It never ends by itself, and no signal but SIGKILL ends it.
-const ATTACKS: [&str; 8] = [
+const ATTACKS: [&str; 9] = [
     // Pipes in the place of the logs, of those to come too.
     "cd ../alloc/logs; rm -f main.*; for i in 0 1 2 3; do mkfifo main.stdout.$i main.stderr.$i; done",
+    // No folder any more, not even that of its executor.
+    "rm -rf ../.run ../alloc ../main",
     // The executor answers nobody.
     "sleep 1; kill -STOP $PPID",
     // Its children leave group and session.

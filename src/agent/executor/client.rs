@@ -47,7 +47,7 @@ const REPLY_BYTES_MAX: u64 = 64 * 1024;
 #[derive(Clone, Debug)]
 pub(crate) struct Executor {
     directory: PathBuf,
-    /// Who it is, once that was read: a task can remove the file.
+    /// Who it is, once that was said or read: a task can remove the file.
     known: Arc<OnceLock<ExecutorIdentity>>,
 }
 
@@ -73,13 +73,18 @@ impl Executor {
             // What the agent knows by its environment is none of the task's business.
             .env_clear()
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
         let launcher = tokio::process::Command::from(command).output();
         let output = timeout(ANSWER_TIMEOUT, launcher).await.map_err(io::Error::from).flatten();
         let (problem, fault) = match output {
-            Ok(output) if output.status.success() => return self.started().await,
+            Ok(output) if output.status.success() => {
+                if let Ok(identity) = serde_json::from_slice(&output.stdout) {
+                    self.known.get_or_init(|| identity);
+                }
+                return self.started().await;
+            }
             Ok(output) => {
                 let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
                 let is_short = output.status.code() == Some(SHORTAGE_EXIT.into());
@@ -127,6 +132,10 @@ impl Executor {
 
     /// Gives up a start that nobody answers for, if it is not the executor's already.
     async fn give_up(&self) -> Result<(), Outcome> {
+        if self.lives() && !self.directory.exists() {
+            // Its task has removed the files: it has begun, and is waited for and ended without them.
+            return Ok(());
+        }
         if self.take_claim().await || self.never_began().await {
             return Err(start_failed(self.last_words(), Fault::Node));
         }
@@ -157,7 +166,8 @@ impl Executor {
         let nobody = |error: io::Error| {
             matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
         };
-        self.connect().await.is_err_and(nobody) && matches!(self.identity(), Ok(None))
+        let unsaid = matches!(ExecutorIdentity::read(&self.directory), Ok(None));
+        self.connect().await.is_err_and(nobody) && unsaid && !self.lives()
     }
 
     /// Waits for the end. May be dropped and called again.
@@ -258,13 +268,21 @@ impl Executor {
         Ok(read)
     }
 
+    /// Whether it is known, and runs.
+    fn lives(&self) -> bool {
+        self.known.get().is_some_and(|known| known.is_alive().is_ok_and(|lives| lives))
+    }
+
     fn read_outcome(&self) -> Option<Outcome> {
         files::read_json(&self.directory.join(EXIT_FILE)).ok().flatten()
     }
 
     fn lost(&self) -> Outcome {
-        let error = Some(self.last_words());
-        let result = ExitResult { exit_code: -1, error, lost: true, ..ExitResult::default() };
+        // The node is not to blame for a task that removes the files of its executor.
+        let lost = self.directory.exists();
+        let removed = || "the task has removed the folder of its executor".to_owned();
+        let error = Some(if lost { self.last_words() } else { removed() });
+        let result = ExitResult { exit_code: -1, error, lost, ..ExitResult::default() };
         Outcome::Exited { result, at_ms: crate::agent::time::wall_ms() }
     }
 

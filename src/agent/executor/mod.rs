@@ -20,7 +20,7 @@ mod supervise;
 
 use std::{
     fs::{self, File, OpenOptions},
-    io,
+    io::{self, Write},
     os::unix::{fs::OpenOptionsExt, net::UnixListener, process::CommandExt},
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
@@ -144,8 +144,10 @@ fn launch(directory: &Path) -> io::Result<()> {
         .stdout(log.try_clone()?)
         .stderr(log)
         .spawn()?;
-    drop(executor);
-    Ok(())
+    // The agent learns it from here: a task can remove the file as soon as it runs.
+    let pid = i32::try_from(executor.id()).map_err(io::Error::other)?;
+    let identity = process::identity_of(pid)?;
+    writeln!(io::stdout(), "{}", serde_json::to_string(&identity)?)
 }
 
 fn run(directory: &Path) -> io::Result<()> {
@@ -189,7 +191,6 @@ pub(crate) fn own_binary() -> io::Result<PathBuf> {
 
 /// The executor's standard error is its log file; a full disk is no reason to end.
 fn complain(error: &io::Error) {
-    use io::Write;
     if writeln!(io::stderr(), "executor: {error}").is_err() {
         // There is nobody left to tell.
     }

@@ -75,9 +75,13 @@ pub(crate) fn all() -> io::Result<Vec<ProcessStat>> {
 
 /// Who this process is.
 pub(super) fn own_identity() -> io::Result<ExecutorIdentity> {
-    let pid = i32::try_from(std::process::id()).map_err(io::Error::other)?;
-    let own = stat(pid)?.ok_or_else(|| io::Error::other("this process is not in /proc"))?;
-    Ok(ExecutorIdentity { pid, start_ticks: own.start_ticks, boot_id: read_boot_id()? })
+    identity_of(i32::try_from(std::process::id()).map_err(io::Error::other)?)
+}
+
+/// Who the process with that id is.
+pub(super) fn identity_of(pid: i32) -> io::Result<ExecutorIdentity> {
+    let found = stat(pid)?.ok_or_else(|| io::Error::other("the process is not in /proc"))?;
+    Ok(ExecutorIdentity { pid, start_ticks: found.start_ticks, boot_id: read_boot_id()? })
 }
 
 impl ExecutorIdentity {
