@@ -121,6 +121,17 @@ impl StateCell {
         }
     }
 
+    /// Publishes a state of which nobody is told: the wake-up is lost.
+    #[cfg(test)]
+    pub(crate) fn publish_unheard(&self, state: State) {
+        let index = state.index();
+        self.state.store(Arc::new(state));
+        self.applied.send_if_modified(|applied| {
+            *applied = index;
+            false
+        });
+    }
+
     /// Notified when allocations of the node, or the node itself, changed.
     pub fn watch_node(&self, node: NodeId) -> Arc<Notify> {
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use fsm::{Index, NodeId, State as Content};
+use fsm::{Index, JobKind, NodeId, State as Content};
 use leader::{ServicesConfig, broker::BrokerConfig, heartbeat::HeartbeatConfig};
 use quorate::{
     disk::{
@@ -240,6 +240,8 @@ impl World {
             join: Vec::new(),
             timing: swarm.timing,
             workers: swarm.workers,
+            kinds: JobKind::ALL.to_vec(),
+            leader_share: 1_000,
             services: ServicesConfig {
                 broker: BrokerConfig {
                     nack_ms: swarm.nack_ms,

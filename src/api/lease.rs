@@ -6,6 +6,7 @@ use fsm::{Evaluation, EvaluationId, Index, JobKind};
 use leader::broker::Token;
 
 /// An evaluation handed to a worker.
+#[derive(Clone)]
 pub struct Lease {
     pub evaluation: Arc<Evaluation>,
     pub token: Token,

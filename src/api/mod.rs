@@ -10,6 +10,7 @@ mod error;
 pub mod failure;
 mod lease;
 pub mod senders;
+mod workers;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -28,6 +29,7 @@ pub use self::{
     caller::{Caller, Way, Who},
     error::{ApiError, Limit},
     lease::{Dequeue, Lease, LeaseKey},
+    workers::{WorkerChange, WorkerInfo, WorkerSettings, WorkerStatus, Workload},
 };
 
 /// How fresh a read must be.
@@ -147,6 +149,16 @@ pub trait Api: Send + Sync + 'static {
         caller: Caller,
         to: Option<u64>,
     ) -> BoxFuture<'_, Result<u64, ApiError>>;
+
+    /// The scheduling workers of this server.
+    fn workers(&self) -> Vec<WorkerInfo>;
+
+    /// How many scheduling workers this server has, and what they take.
+    fn worker_settings(&self) -> WorkerSettings;
+
+    /// Changes the scheduling workers of this server until it restarts; answers with the settings
+    /// once no worker leases against them any more.
+    fn set_workers(&self, caller: Caller, change: WorkerChange) -> BoxFuture<'_, WorkerSettings>;
 
     /// Numbers for people and dashboards: name (Nomad's where one exists) to value.
     fn gauges(&self) -> BTreeMap<String, f64>;

@@ -129,6 +129,11 @@ impl Client {
         Ok(Self { agent, streaming, target })
     }
 
+    /// A client of another server for the same user.
+    pub(crate) fn at(&self, address: &str) -> Result<Self, ClientError> {
+        Self::new(Target { address: address.to_owned(), ..self.target.clone() })
+    }
+
     /// The namespace of requests that name none themselves.
     pub(crate) fn namespace(&self) -> Option<&str> {
         self.target.namespace.as_deref()

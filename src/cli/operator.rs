@@ -4,8 +4,9 @@ use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use super::client::Client;
 use super::context::{Context, Exit, Outcome};
-use super::output::{Style, table};
+use super::output::{Style, pairs, table};
 use super::time;
 use super::view::Fields;
 
@@ -15,12 +16,12 @@ pub(crate) enum OperatorCommand {
     /// Consensus: who takes part, who leads
     #[command(subcommand)]
     Raft(RaftCommand),
-    /// Settings of the whole cluster: scheduling, and the life of nodes
+    /// Scheduling: settings of the whole cluster and of nodes' life, workers of a server
     #[command(subcommand)]
     Scheduler(SchedulerCommand),
 }
 
-/// Settings of the whole cluster.
+/// Settings of the whole cluster, and the workers of one server.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SchedulerCommand {
     /// Show the settings
@@ -30,6 +31,27 @@ pub(crate) enum SchedulerCommand {
         after_help = "Examples:\n  quorate operator scheduler set-config -node-life LostGraceMs=5m\n  quorate operator scheduler set-config -node-life StrikeFailures=5 -node-life AffinityMetaKey=snapshot\n\nThe names are those of: quorate operator scheduler get-config"
     )]
     SetConfig(SetConfigArgs),
+    /// Show or set the scheduling workers of one server, until it restarts
+    #[command(
+        after_help = "Examples:\n  quorate operator scheduler workers\n  quorate operator scheduler workers -num 0 -server server-2\n  quorate operator scheduler workers -num 4 -kinds batch,sysbatch\n\nThe number 0 pauses: what the workers have is finished, and nothing new is taken. A server starts\nwith scheduler.workers and scheduler.enabled of its file"
+    )]
+    Workers(WorkersArgs),
+}
+
+/// Flags of `workers`.
+#[derive(Debug, Args)]
+pub(crate) struct WorkersArgs {
+    /// How many workers there are to be, 0 to 256
+    #[arg(long, value_name = "N")]
+    num: Option<u64>,
+    /// What they schedule: service, batch, system, sysbatch
+    #[arg(long, value_name = "KIND", value_delimiter = ',')]
+    kinds: Vec<String>,
+    /// The server by its name; default: the one that is asked
+    #[arg(long, value_name = "NAME")]
+    server: Option<String>,
+    #[command(flatten)]
+    style: Style,
 }
 
 /// Flags of `set-config`.
@@ -95,7 +117,61 @@ pub(crate) fn run(context: &Context, command: &OperatorCommand) -> Outcome {
         OperatorCommand::Scheduler(SchedulerCommand::SetConfig(arguments)) => {
             set_config(context, arguments)
         }
+        OperatorCommand::Scheduler(SchedulerCommand::Workers(arguments)) => {
+            workers(context, arguments)
+        }
     }
+}
+
+/// Workers are those of a server, so that its own address is asked.
+fn workers(context: &Context, arguments: &WorkersArgs) -> Outcome {
+    const CONFIG: &str = "/v1/agent/schedulers/config";
+    let client = match &arguments.server {
+        Some(name) => client_of(context, name)?,
+        None => context.client.clone(),
+    };
+    let mut change = json!({});
+    if let Some(number) = arguments.num {
+        change["num_schedulers"] = number.into();
+    }
+    if !arguments.kinds.is_empty() {
+        change["enabled_schedulers"] = arguments.kinds.clone().into();
+    }
+    let settings = if change == json!({}) {
+        client.get(CONFIG, &[])?
+    } else {
+        client.put(CONFIG, &[], &change)?
+    };
+    let answer = client.get("/v1/agent/schedulers", &[])?;
+    if arguments.style.json {
+        context.output.json(&answer)?;
+        return Ok(Exit::Success);
+    }
+    let kinds = settings.items("enabled_schedulers").iter().filter_map(Value::as_str);
+    let head = [
+        ("Server", client.address().to_owned()),
+        ("Workers", settings.shown("num_schedulers")),
+        ("Kinds", kinds.collect::<Vec<_>>().join(", ")),
+    ];
+    context.line(pairs(&head))?;
+    let line = |worker: &Value| {
+        ["id", "status", "workload_status", "started"].map(|key| worker.shown(key)).to_vec()
+    };
+    let lines: Vec<Vec<String>> = answer.items("schedulers").iter().map(line).collect();
+    context.line("")?;
+    context.line(table(&["ID", "Status", "Workload", "Since"], &lines))?;
+    Ok(Exit::Success)
+}
+
+/// A client of the server with that name, at the address that the others know.
+fn client_of(context: &Context, name: &str) -> anyhow::Result<Client> {
+    let answer = context.client.get("/v1/agent/members", &[])?;
+    let members = answer.items("Members");
+    let Some(member) = members.iter().find(|member| member.shown("Name") == name) else {
+        let names: Vec<String> = members.iter().map(|member| member.shown("Name")).collect();
+        bail!("no server is called \"{name}\"; there are: {}", names.join(", "));
+    };
+    Ok(context.client.at(member["Tags"].text("http_addr"))?)
 }
 
 const CONFIGURATION_PATH: &str = "/v1/operator/scheduler/configuration";

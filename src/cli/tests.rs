@@ -818,6 +818,37 @@ server-1  1   127.0.0.1:4647  leader  true   3\n"
     assert_eq!(server.lines().last().unwrap(), "GET /v1/evaluations?status=complete");
 }
 
+/// Workers belong to one server: its own address is asked, and what no flag names is not sent.
+#[test]
+fn workers_of_a_named_server_are_set_at_its_address() {
+    let config = json!({"server_id": "2", "num_schedulers": 0, "enabled_schedulers": ["batch"]});
+    let workers = json!({"server_id": "2", "schedulers": [{"id": "0", "status": "paused",
+        "workload_status": "paused", "started": "2026-11-25T19:00:00Z", "enabled_schedulers": ["batch"]}]});
+    let second = Canned::default()
+        .on("GET /v1/agent/schedulers/config", &config)
+        .on("PUT /v1/agent/schedulers/config", &config)
+        .on("GET /v1/agent/schedulers", &workers)
+        .start();
+    let members = json!({"Members": [{"Name": "server-2",
+        "Tags": {"http_addr": second.address.trim_start_matches("http://")}}]});
+    let first = Canned::default().on("GET /v1/agent/members", &members).start();
+    let ran = first.run("operator scheduler workers -num 0 -kinds batch,_core -server server-2");
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let sent: Value = serde_json::from_str(&second.request("PUT").body).unwrap();
+    assert_eq!(sent, json!({"num_schedulers": 0, "enabled_schedulers": ["batch", "_core"]}));
+    let expected = format!(
+        "Server  = {}\nWorkers = 0\nKinds   = batch\n\n\
+         ID  Status  Workload  Since\n0   paused  paused    2026-11-25T19:00:00Z\n",
+        second.address
+    );
+    assert_eq!(ran.out, expected);
+    assert_eq!(second.run("operator scheduler workers").out, expected);
+    assert_eq!(second.lines().iter().filter(|line| line.starts_with("PUT")).count(), 1);
+    let ran = first.run("operator scheduler workers -server other");
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("no server is called \"other\"; there are: server-2"), "{}", ran.err);
+}
+
 #[test]
 fn a_page_of_evaluations_says_how_to_get_the_next() {
     let server = Canned::default()

@@ -20,6 +20,8 @@ pub enum Kind {
     Text,
     /// A whole number that is not negative.
     Number,
+    /// A number from 0 to 1.
+    Fraction,
     /// `true` or `false`.
     Flag,
     /// A list of texts.
@@ -35,6 +37,7 @@ impl Kind {
         match self {
             Self::Text => "a text in quotes",
             Self::Number => "a whole number, 0 or more",
+            Self::Fraction => "a number from 0 to 1",
             Self::Flag => "true or false",
             Self::List => "a list of texts, for example [\"127.0.0.1:4647\"]",
             Self::Map => "a table of texts",
@@ -48,6 +51,9 @@ impl Kind {
         match self {
             Self::Text => value.is_str(),
             Self::Number => value.as_integer().is_some_and(|number| number >= 0),
+            Self::Fraction => {
+                fraction(value).is_some_and(|fraction| (0.0..=1.0).contains(&fraction))
+            }
             Self::Flag => value.is_bool(),
             Self::List => value.as_array().is_some_and(|items| items.iter().all(Value::is_str)),
             Self::Map => value.as_table().is_some_and(|items| items.values().all(Value::is_str)),
@@ -64,6 +70,7 @@ impl Kind {
             Self::Number => {
                 text.trim().replace('_', "").parse().ok().filter(|n| *n >= 0).map(Value::Integer)
             }
+            Self::Fraction => text.trim().parse().ok().map(Value::Float),
             Self::Flag => text.trim().parse().ok().map(Value::Boolean),
             Self::List if text.trim_start().starts_with('[') => parse_toml_value(text),
             Self::List => Some(Value::Array(
@@ -87,6 +94,12 @@ impl Kind {
             Self::Tables(_) => None,
         }
     }
+}
+
+/// A number that may be written as a whole one.
+fn fraction(value: &Value) -> Option<f64> {
+    let whole = |number: i64| i32::try_from(number).ok().map(f64::from);
+    value.as_float().or_else(|| value.as_integer().and_then(whole))
 }
 
 fn parse_toml_value(text: &str) -> Option<Value> {
@@ -338,6 +351,14 @@ impl Document {
             return Ok(number);
         }
         Err(self.invalid(key, &format!("{} to {}", bounds.start(), bounds.end())))
+    }
+
+    /// A fraction in thousandths, rounded to the nearest, or the default.
+    pub fn thousandths(&self, key: &str, default: u32) -> u32 {
+        // Invariant of the document: 0 to 1.
+        let thousandths =
+            |fraction: f64| (0..=1_000).find(|n| f64::from(*n) + 0.5 > fraction * 1_000.0);
+        self.value(key).and_then(fraction).and_then(thousandths).unwrap_or(default)
     }
 
     /// A flag, if set.

@@ -6,15 +6,19 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use fsm::{JobKind, limits::WORKERS_MAX};
+
 use super::{
-    Address, ConfigError, Document, Kind, LogConfig, ProviderConfig, Schema, Sources, addresses,
-    data_dir, listen_address, name, provider,
+    Address, ConfigError, Document, Kind, LogConfig, Origin, ProviderConfig, Schema, Sources,
+    addresses, data_dir, listen_address, name, provider,
 };
 
 /// Most servers a cluster may be formed from.
 const SERVERS_MAX: usize = 9;
 const HTTP_PORT_DEFAULT: u16 = 4646;
 const RPC_PORT_DEFAULT: u16 = 4647;
+/// All of them (docs/performance.md).
+const LEADER_SHARE_DEFAULT: u32 = 1_000;
 
 /// All keys of a server's file.
 pub(super) const SCHEMA: Schema = &[
@@ -37,6 +41,8 @@ pub(super) const SCHEMA: Schema = &[
     ("raft.snapshot_log_bytes", Kind::Number),
     ("raft.log_entries_kept", Kind::Number),
     ("scheduler.workers", Kind::Number),
+    ("scheduler.enabled", Kind::List),
+    ("scheduler.leader_share", Kind::Fraction),
     ("heartbeat.ttl_min_ms", Kind::Number),
     ("heartbeat.grace_ms", Kind::Number),
     ("gc.interval_ms", Kind::Number),
@@ -45,6 +51,7 @@ pub(super) const SCHEMA: Schema = &[
     ("gc.job_ms", Kind::Number),
     ("limits.request_bytes_max", Kind::Number),
     ("limits.pending_evaluations_max", Kind::Number),
+    ("limits.plans_max", Kind::Number),
     ("limits.free_bytes_min", Kind::Number),
     ("elastic.list_interval_ms", Kind::Number),
     ("elastic.probe_interval_ms", Kind::Number),
@@ -156,11 +163,15 @@ pub struct RaftConfig {
     pub log_entries_kept: u64,
 }
 
-/// `[scheduler]`.
+/// `[scheduler]`: what this server begins with; it can be set otherwise while it runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchedulerConfig {
     /// Scheduling workers of this server; 0: this server does not schedule.
     pub workers: usize,
+    /// Kinds of jobs that they schedule, in the order of [`JobKind::ALL`].
+    pub kinds: Vec<JobKind>,
+    /// The share of the workers that works while this server leads others, in thousandths.
+    pub leader_share: u32,
 }
 
 /// `[heartbeat]`.
@@ -203,6 +214,8 @@ pub struct LimitsConfig {
     pub request_bytes_max: u64,
     /// Pending evaluations above which new work is turned away with 429.
     pub pending_evaluations_max: u64,
+    /// Plans that wait at the leader, beyond which workers wait with theirs.
+    pub plans_max: u64,
     /// Free bytes on the disk below which writes are turned away.
     pub free_bytes_min: u64,
 }
@@ -411,10 +424,31 @@ impl RaftConfig {
 impl SchedulerConfig {
     fn from_document(document: &Document) -> Result<Self, ConfigError> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let cores = u64::try_from(cores).unwrap_or(1).min(256);
-        let workers = document.number_within("scheduler.workers", cores, 0..=256)?;
-        Ok(Self { workers: usize::try_from(workers).expect("at most 256") })
+        let most = u64::try_from(WORKERS_MAX).unwrap_or(u64::MAX);
+        let cores = u64::try_from(cores).unwrap_or(1).min(most);
+        let workers = document.number_within("scheduler.workers", cores, 0..=most)?;
+        let leader_share = document.thousandths("scheduler.leader_share", LEADER_SHARE_DEFAULT);
+        Ok(Self {
+            workers: usize::try_from(workers).expect("at most 256"),
+            kinds: kinds(document)?,
+            leader_share,
+        })
     }
+}
+
+/// The kinds of jobs in `scheduler.enabled`; all if it is not set. Nomad's `_core` names work that
+/// is not done by workers here.
+fn kinds(document: &Document) -> Result<Vec<JobKind>, ConfigError> {
+    const KEY: &str = "scheduler.enabled";
+    let words = document.list(KEY);
+    if words.is_empty() && document.origin(KEY) == Origin::Default {
+        return Ok(JobKind::ALL.to_vec());
+    }
+    if words.is_empty() {
+        return Err(document.invalid(KEY, "a list with a kind; scheduler.workers = 0 pauses"));
+    }
+    JobKind::parse_all(&words)
+        .map_err(|unknown| document.invalid_value(KEY, unknown, "service, batch, system, sysbatch"))
 }
 
 impl HeartbeatConfig {
@@ -468,6 +502,7 @@ impl LimitsConfig {
                 100_000,
                 1..=100_000_000,
             )?,
+            plans_max: document.number_within("limits.plans_max", 4_096, 1..=1_000_000)?,
             free_bytes_min: document.number_within(
                 "limits.free_bytes_min",
                 512 << 20,

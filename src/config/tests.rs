@@ -86,6 +86,31 @@ fn defaults() {
 }
 
 #[test]
+fn workers_at_the_start() {
+    let section = |lines: &str| server(&format!("[scheduler]\n{lines}"));
+    let scheduler = section("").unwrap().scheduler;
+    assert_eq!((scheduler.kinds.len(), scheduler.leader_share), (4, 1_000));
+    let lines = "workers = 0\nenabled = [\"sysbatch\", \"_core\", \"batch\"]\nleader_share = 0.25";
+    let scheduler = section(lines).unwrap().scheduler;
+    assert_eq!((scheduler.workers, scheduler.leader_share), (0, 250));
+    assert_eq!(scheduler.kinds, [fsm::JobKind::Batch, fsm::JobKind::Sysbatch]);
+    for (share, thousandths) in [("0", 0), ("1", 1_000), ("0.3333", 333), ("1.0", 1_000)] {
+        let scheduler = section(&format!("leader_share = {share}")).unwrap().scheduler;
+        assert_eq!(scheduler.leader_share, thousandths, "{share}");
+    }
+    for (wrong, allowed) in [
+        ("workers = 257", "0 to 256"),
+        ("leader_share = 1.5", "a number from 0 to 1"),
+        ("leader_share = -1", "a number from 0 to 1"),
+        ("enabled = [\"services\"]", "service, batch, system, sysbatch"),
+        ("enabled = []", "a list with a kind; scheduler.workers = 0 pauses"),
+    ] {
+        let error = section(wrong).unwrap_err();
+        assert!(error.ends_with(&format!("allowed: {allowed}")), "{error}");
+    }
+}
+
+#[test]
 fn presets_and_single_values() {
     for (preset, timings) in [
         ("default", (100, 400, 600)),

@@ -51,7 +51,9 @@ fn answer_to_pb(answer: PlanAnswer) -> pb::SubmitPlanReply {
         PlanAnswer::Rejected { closed: false, refresh_index, reason } => {
             reply(Outcome::Rejected, 0, refresh_index.max(1), reason)
         }
-        PlanAnswer::Unknown => reply(Outcome::Unknown, 0, 0, "outcome unknown".to_owned()),
+        PlanAnswer::Unknown | PlanAnswer::QueueFull => {
+            reply(Outcome::Unknown, 0, 0, "outcome unknown".to_owned())
+        }
     }
 }
 

@@ -136,6 +136,12 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A list of texts.
+    pub(crate) fn texts(&self, name: &str) -> Result<Option<Vec<&'a str>>, Error> {
+        let texts = |value: &'a Value| value.as_array()?.iter().map(Value::as_str).collect();
+        self.typed(name, "a list of texts", texts)
+    }
+
     /// A map of texts.
     pub(crate) fn text_map(&self, name: &str) -> Result<Vec<(&'a str, &'a str)>, Error> {
         let Some(map) = self.object(name)? else { return Ok(Vec::new()) };

@@ -11,6 +11,7 @@
 //! seen. Reads are linearizable on every server unless `stale` is given.
 
 mod agent;
+mod agent_schedulers;
 mod allocation;
 mod answer;
 mod blocking;
@@ -134,6 +135,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         .merge(namespace::routes())
         .merge(status::routes())
         .merge(agent::routes())
+        .merge(agent_schedulers::routes())
         .merge(operator::routes())
         .merge(mass_loss::routes())
         .merge(system::routes())

@@ -11,6 +11,7 @@ mod node_life;
 mod pools;
 mod proxy;
 mod random;
+mod schedulers;
 mod shapes;
 mod socket;
 mod writes;

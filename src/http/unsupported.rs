@@ -21,7 +21,7 @@ const EMPTY: [&str; 6] = [
 ];
 
 /// Paths that are refused by name.
-const REFUSED: [&str; 38] = [
+const REFUSED: [&str; 36] = [
     "/v1/acl/{*rest}",
     "/v1/agent/force-leave",
     "/v1/agent/host",
@@ -29,8 +29,6 @@ const REFUSED: [&str; 38] = [
     "/v1/agent/keyring/{*rest}",
     "/v1/agent/monitor",
     "/v1/agent/pprof/{*rest}",
-    "/v1/agent/schedulers",
-    "/v1/agent/schedulers/config",
     "/v1/allocation/{id}/checks",
     "/v1/deployment/fail/{id}",
     "/v1/deployment/pause/{id}",

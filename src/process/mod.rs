@@ -21,7 +21,9 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use anyhow::Context;
 use elastic::FleetConfig;
 use futures_util::FutureExt;
-use leader::{GcConfig, ServicesConfig, broker::BrokerConfig, heartbeat::HeartbeatConfig};
+use leader::{
+    GcConfig, PlanQueueLimits, ServicesConfig, broker::BrokerConfig, heartbeat::HeartbeatConfig,
+};
 use proto::capacity::v1::capacity_server::CapacityServer;
 use proto::v1::{
     agent_server::AgentServer, cluster_server::ClusterServer, raft_server::RaftServer,
@@ -102,6 +104,10 @@ fn services(config: &ServerConfig) -> ServicesConfig {
             // What beats is heard of within the longest time to live and the grace.
             warm_up_ms: 2 * config.heartbeat.ttl_min_ms + config.heartbeat.grace_ms,
         },
+        plans: PlanQueueLimits {
+            plans_max: usize::try_from(config.limits.plans_max).unwrap_or(usize::MAX),
+            ..PlanQueueLimits::default()
+        },
         providers: config.providers.iter().map(|one| one.name.as_str().into()).collect(),
     }
 }
@@ -130,6 +136,8 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
             election_ms_max: config.raft.election_max_ms,
         },
         workers: config.scheduler.workers,
+        kinds: config.scheduler.kinds.clone(),
+        leader_share: config.scheduler.leader_share,
         services: services(config),
         snapshot_log_bytes: config.raft.snapshot_log_bytes,
         log_entries_kept: config.raft.log_entries_kept,

@@ -4,7 +4,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use fsm::{
-    Reply,
+    JobKind, Reply,
     settings::{Namespace, UpsertNamespace},
 };
 use leader::{ServicesConfig, broker::BrokerConfig};
@@ -187,6 +187,8 @@ fn settings(number: usize, addresses: &[String]) -> Settings {
         join: Vec::new(),
         timing: RaftTiming { heartbeat_ms: 250, election_ms_min: 1_000, election_ms_max: 1_500 },
         workers: 1,
+        kinds: JobKind::ALL.to_vec(),
+        leader_share: 1_000,
         services: ServicesConfig {
             broker: BrokerConfig { evaluations_max: 1_000, ..BrokerConfig::default() },
             ..ServicesConfig::default()

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use fsm::{Command, Plan, Reply};
+use fsm::{Command, Index, Plan, Reply};
 use leader::{
     PlanAnswer, PlanApplier, PlanQueueLimits,
     applier::{EntryOutcome, Next, Request},
@@ -20,13 +20,15 @@ use leader::{
 use super::leadership::{LeaderServices, RETRY_PAUSE};
 use crate::{
     api::{ApiError, Written},
+    published::StateCell,
     rt::{self, mpsc, oneshot},
 };
 
 /// How long an entry may take before its outcome counts as unknown.
 const ENTRY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the applier waits for the local state to reach a plan's snapshot.
-const SNAPSHOT_WAIT: Duration = Duration::from_secs(10);
+
+/// Pause between two looks at a plan that waits for the local state, beside the wake-up.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A queued plan, with the channel for its answer.
 pub type PlanRequest = Request<oneshot::Sender<PlanAnswer>>;
@@ -51,23 +53,26 @@ struct Shell {
 /// Runs until the leadership ends.
 pub(super) async fn run(
     services: Arc<LeaderServices>,
+    limits: PlanQueueLimits,
     mut submitted: mpsc::Receiver<PlanRequest>,
     depth: Arc<AtomicU64>,
 ) {
     let mut stop = services.stopped();
-    let applier = PlanApplier::new(PlanQueueLimits::default());
+    let cell = Arc::clone(services.cell());
+    let applier = PlanApplier::new(limits);
     let mut shell = Shell { services, applier, outcomes: VecDeque::new() };
     loop {
         while let Ok(request) = submitted.try_recv() {
             shell.submit(request);
         }
-        shell.propose_what_fits().await;
+        shell.propose_what_fits();
         shell.answer();
         depth.store(shell.applier.depth() as u64, Ordering::Relaxed);
         rt::select! {
             biased;
             () = rt::until_true(&mut stop) => break,
             outcome = next_outcome(&mut shell.outcomes) => shell.settle(outcome),
+            () = until_applied(&cell, shell.applier.parked_until()) => {}
             request = submitted.recv() => match request {
                 Some(request) => shell.submit(request),
                 None => break,
@@ -82,6 +87,15 @@ async fn next_outcome(
 ) -> Result<Written, ApiError> {
     match outcomes.front_mut() {
         Some(first) => first.await.unwrap_or(Err(ApiError::Unknown)),
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits for the index of a plan that is parked, if one is.
+async fn until_applied(cell: &StateCell, index: Option<Index>) {
+    match index {
+        // Returning for nothing is no harm: the plans are looked at again.
+        Some(index) => drop(cell.wait_for(index, LOOK_AGAIN).await),
         None => std::future::pending().await,
     }
 }
@@ -118,25 +132,15 @@ impl Shell {
         send(self.applier.answers(self.services.cell().applied()));
     }
 
-    async fn propose_what_fits(&mut self) {
-        let mut waited = false;
+    fn propose_what_fits(&mut self) {
         loop {
-            let next = {
-                let state = self.services.cell().load();
-                let services = &self.services;
-                self.applier.next(&state, |id| services.outstanding(id), waited)
-            };
-            waited = match next {
+            let last = self.services.last_index();
+            let state = self.services.cell().load();
+            let services = &self.services;
+            match self.applier.next(&state, last, |id| services.outstanding(id)) {
                 Next::Idle => return,
-                Next::WaitFor(index) => {
-                    self.services.cell().wait_for(index, SNAPSHOT_WAIT).await;
-                    true
-                }
-                Next::Propose(command) => {
-                    self.propose(command);
-                    false
-                }
-            };
+                Next::Propose(command) => self.propose(command),
+            }
         }
     }
 

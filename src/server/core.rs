@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Context;
-use fsm::Index;
+use fsm::{Index, JobKind};
 use futures_util::future::Either;
 use leader::ServicesConfig;
 use openraft::SnapshotPolicy;
@@ -26,9 +26,10 @@ use super::{
     lifecycle::Lifecycle,
     members::Contact,
     watchdog::Watched,
-    worker::{WorkerStats, Workplace},
+    worker::{self, Control, WorkerStats, Workplace},
 };
 use crate::{
+    api::WorkerSettings,
     clock::Clock,
     disk::{Disk, watched::DiskWatch},
     published::StateCell,
@@ -79,7 +80,12 @@ pub struct Settings {
     /// Servers of a running cluster to join.
     pub join: Vec<String>,
     pub timing: RaftTiming,
+    /// Scheduling workers at the start.
     pub workers: usize,
+    /// Kinds of jobs that they schedule, in the order of [`JobKind::ALL`].
+    pub kinds: Vec<JobKind>,
+    /// The share of them that works while this server leads others, in thousandths.
+    pub leader_share: u32,
     /// Configuration of the leader services.
     pub services: ServicesConfig,
     /// Log bytes after which a snapshot is written.
@@ -124,6 +130,7 @@ pub struct Core {
     pub(crate) writes: Writes,
     pub(super) reports: super::reports::Reports,
     pub(super) worker_stats: Arc<WorkerStats>,
+    pub(super) workers: Arc<Control>,
     pub(crate) shadow: Shadow,
     pub(super) wal: Wal,
     /// What opening the log found.
@@ -186,6 +193,7 @@ impl Core {
         let (recovered_sender, recovered) = watch::channel(false);
         let inlets =
             Inlets { recovered: recovered_sender, reports: report_queue, reads: read_queue };
+        let workers = WorkerSettings { number: settings.workers, kinds: settings.kinds.clone() };
         let core = Arc::new(Self {
             id,
             cluster: Arc::new(cluster),
@@ -209,6 +217,7 @@ impl Core {
             leading,
             reports,
             worker_stats: Arc::default(),
+            workers: Arc::new(Control::new(workers, settings.leader_share)),
             shadow,
             wal,
             log_recovery: recovery,
@@ -279,11 +288,10 @@ impl Core {
             cell: cell(),
             leading: leading(),
             stats: Arc::clone(&self.worker_stats),
+            control: Arc::clone(&self.workers),
             stop: self.stopping(),
         };
-        for number in 0..self.settings.workers {
-            rt::spawn(super::worker::run(place.clone(), number));
-        }
+        rt::spawn(worker::run(place));
     }
 
     fn newcomer(&self) -> Newcomer {
@@ -360,6 +368,8 @@ impl Core {
             }
         }
         self.lifecycle.stop();
+        // While Raft still knows the leader.
+        self.workers.until_done(worker::GIVE_BACK_MAX).await;
         self.leading.set(None);
         if let Err(error) = self.raft.shutdown().await {
             tracing::warn!(%error, "raft did not stop cleanly");

@@ -17,7 +17,8 @@ use super::{
 use crate::{
     api::{
         AgentApi, Api, ApiError, Caller, Dequeue, Lease, LeaseKey, MemberInfo, PeerApi, ReadMode,
-        Sample, Snapshot, WorkerApi, Written, failure, senders,
+        Sample, Snapshot, WorkerApi, WorkerChange, WorkerInfo, WorkerSettings, Written, failure,
+        senders,
     },
     published::StateCell,
     raft::WatchReceiver,
@@ -113,8 +114,28 @@ impl Api for Core {
         gauges(self)
     }
 
+    fn workers(&self) -> Vec<WorkerInfo> {
+        self.workers.workers()
+    }
+
+    fn worker_settings(&self) -> WorkerSettings {
+        self.workers.settings()
+    }
+
+    fn set_workers(&self, caller: Caller, change: WorkerChange) -> BoxFuture<'_, WorkerSettings> {
+        async move {
+            let settings = self.workers.set(change).await;
+            let kinds: Vec<_> = settings.kinds.iter().map(|kind| kind.name()).collect();
+            tracing::info!(%caller, workers = settings.number, ?kinds, "workers are set");
+            settings
+        }
+        .boxed()
+    }
+
     fn samples(&self) -> BTreeMap<String, Sample> {
-        self.leading().map(|services| services.samples()).unwrap_or_default()
+        let mut samples = self.worker_stats.samples();
+        samples.extend(self.leading().into_iter().flat_map(|services| services.samples()));
+        samples
     }
 
     fn stats(&self) -> BTreeMap<String, BTreeMap<String, String>> {

@@ -11,7 +11,7 @@ use leader::{PlanAnswer, broker::NackReason};
 use proto::v1 as pb;
 use tonic::Status;
 
-use super::{leading::Leading, members::Contact, services};
+use super::{leadership::LeaderServices, leading::Leading, members::Contact, services};
 use crate::{
     api::{Dequeue, Lease, LeaseKey},
     raft::ServerId,
@@ -19,7 +19,6 @@ use crate::{
         method::{self, Method},
         words,
     },
-    rt::{self, watch},
 };
 
 const RPC_TIMEOUT: Duration = Duration::from_secs(10);
@@ -51,6 +50,7 @@ async fn ask<Q: prost::Message, P: prost::Message + Default>(
 }
 
 /// The connection of a server's workers to the leader.
+#[derive(Clone)]
 pub(super) struct LeaderLink {
     pub(super) contact: Arc<Contact>,
     pub(super) leading: Arc<Leading>,
@@ -62,15 +62,14 @@ impl LeaderLink {
         self.contact.id
     }
 
-    /// Leases from the leader; none if the server stops first.
-    pub(super) async fn dequeue(
-        &self,
-        request: &Dequeue,
-        stop: &mut watch::Receiver<bool>,
-    ) -> Result<Vec<Lease>, Status> {
-        if let Some(services) = self.leading.services() {
-            return services::dequeue(&services, request).await;
-        }
+    /// The services of this server's leadership, if it leads.
+    pub(super) fn services(&self) -> Option<Arc<LeaderServices>> {
+        self.leading.services()
+    }
+
+    /// Leases from a leader that is another server. When the future is dropped, leases that are on
+    /// their way come back to the broker by their nack timer only.
+    pub(super) async fn dequeue(self, request: Dequeue) -> Result<Vec<Lease>, Status> {
         let message = pb::DequeueRequest {
             server: request.server,
             kinds: request.kinds.iter().map(|kind| words::job_kind_to_pb(*kind).into()).collect(),
@@ -78,13 +77,8 @@ impl LeaderLink {
             timeout_ms: u32::try_from(request.wait.as_millis()).unwrap_or(u32::MAX),
             scheduler_version: request.scheduler_version,
         };
-        let asked = ask(&self.contact, &method::DEQUEUE, &message, RPC_TIMEOUT);
-        // A lease that arrives after the server stopped comes back to the broker by its nack timer.
-        let reply: pb::DequeueReply = rt::select! {
-            biased;
-            () = rt::until_true(stop) => return Ok(Vec::new()),
-            reply = asked => reply?,
-        };
+        let reply: pb::DequeueReply =
+            ask(&self.contact, &method::DEQUEUE, &message, RPC_TIMEOUT).await?;
         reply.leases.into_iter().map(decode_lease).collect()
     }
 

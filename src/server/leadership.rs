@@ -15,7 +15,7 @@ use elastic::{
     CallId,
     call::{Answer, ProviderError},
 };
-use fsm::{Command, EvaluationId, JobKind, NodeId, Proposal, State, codec};
+use fsm::{Command, EvaluationId, Index, JobKind, NodeId, Proposal, State, codec};
 use leader::{
     Lease, LogLine, PlanAnswer, Services,
     broker::{Acked, BrokerError, NackReason, Token},
@@ -92,6 +92,7 @@ pub(super) async fn watch(of: Ingredients, mut stopping: watch::Receiver<bool>) 
                 }
             }
         }
+        leading.set_has_others(contact.has_others());
         rt::select! {
             biased;
             changed = stopping.changed() => {
@@ -120,6 +121,8 @@ pub struct LeaderServices {
     /// Makes the calls of the machine of pools.
     caller: Arc<Caller>,
     plan_depth: Arc<AtomicU64>,
+    /// Plans that found the queue full.
+    plans_turned_away: AtomicU64,
     /// How long a step of the machines took.
     steps: Histogram,
     /// From a requirement of capacity until a member serves.
@@ -168,6 +171,7 @@ impl LeaderServices {
             machines: Mutex::new(Services::new(&settings.services)),
             caller: Arc::clone(&of.caller),
             plan_depth: Arc::default(),
+            plans_turned_away: AtomicU64::new(0),
             steps: Histogram::default(),
             member_times: Mutex::default(),
             ready: Notify::new(),
@@ -183,7 +187,8 @@ impl LeaderServices {
         rt::spawn(Arc::clone(&services).propose_commands());
         rt::spawn(requirements::run(Arc::clone(&services), words));
         let depth = Arc::clone(&services.plan_depth);
-        rt::spawn(applier::run(Arc::clone(&services), plan_queue, depth));
+        let limits = settings.services.plans;
+        rt::spawn(applier::run(Arc::clone(&services), limits, plan_queue, depth));
         services
     }
 
@@ -222,6 +227,12 @@ impl LeaderServices {
     /// The token of the lease on an evaluation.
     pub(super) fn outstanding(&self, id: EvaluationId) -> Option<Token> {
         self.machines().dispatch().outstanding(id)
+    }
+
+    /// The last index of this leader's log.
+    pub(super) fn last_index(&self) -> Index {
+        let logged = self.raft.metrics().borrow_watched().last_log_index.unwrap_or(0);
+        logged.max(self.cell.applied())
     }
 
     pub(super) fn cell(&self) -> &Arc<StateCell> {
@@ -441,7 +452,11 @@ impl LeaderServices {
         if self.plans.send(request).await.is_err() {
             return Err(BrokerError::Disabled);
         }
-        answer.await.map_err(|_| BrokerError::Disabled)
+        let answer = answer.await.map_err(|_| BrokerError::Disabled)?;
+        if answer == PlanAnswer::QueueFull {
+            self.plans_turned_away.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(answer)
     }
 
     /// A node's heartbeat.
@@ -481,6 +496,7 @@ impl LeaderServices {
     pub(super) fn gauges(&self, put: &mut impl FnMut(&str, u64)) {
         self.machines().gauges(self.now(), put);
         put("plan.queue_depth", self.plan_depth.load(Ordering::Relaxed));
+        put("plan.queue_full", self.plans_turned_away.load(Ordering::Relaxed));
     }
 
     pub(super) fn samples(&self) -> BTreeMap<String, Sample> {

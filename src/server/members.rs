@@ -132,6 +132,13 @@ impl Contact {
             .collect()
     }
 
+    /// Whether the cluster has more than one voter.
+    pub(super) fn has_others(&self) -> bool {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        metrics.membership_config.membership().voter_ids().nth(1).is_some()
+    }
+
     /// Index of the entry with the current members, which need not be committed yet; 0 if there is
     /// none.
     pub fn membership_index(&self) -> Index {

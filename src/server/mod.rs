@@ -35,11 +35,6 @@ pub use self::{
 };
 
 impl Core {
-    /// Pauses or resumes this server's workers.
-    pub fn pause_workers(&self, paused: bool) {
-        self.worker_stats.pause(paused);
-    }
-
     /// Leases that this server released because its state lagged.
     pub fn leases_released_for_lag(&self) -> u64 {
         self.worker_stats.released_for_lag()

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fsm::Plan;
 use leader::{
-    PlanAnswer,
+    PlanAnswer, PlanQueueError,
     broker::{BrokerError, NackReason},
 };
 use tonic::Status;
@@ -73,7 +73,8 @@ pub(super) fn nack(
     services.nack(lease.evaluation, lease.token, why).map_err(status_of)
 }
 
-/// Queues a plan; for the bounds of the queue and the entry it counts as `bytes`, the length of its
+/// Queues a plan and waits for its outcome; a full queue is an error, after which the same plan is
+/// to be submitted again. For the bounds of the queue and the entry it counts as `bytes`, the length of its
 /// frame.
 pub(super) async fn submit_plan(
     services: &LeaderServices,
@@ -82,5 +83,9 @@ pub(super) async fn submit_plan(
     bytes: usize,
 ) -> Result<PlanAnswer, Status> {
     check_epoch(services, lease.epoch)?;
-    services.submit_plan(plan, bytes, lease.token).await.map_err(status_of)
+    let answer = services.submit_plan(plan, bytes, lease.token).await.map_err(status_of)?;
+    if answer == PlanAnswer::QueueFull {
+        return Err(Status::resource_exhausted(PlanQueueError::Full.to_string()));
+    }
+    Ok(answer)
 }

@@ -142,6 +142,8 @@ events! {
     PlanQueueFull => "a plan found no room in the queue",
     /// A worker was gone with its leases.
     WorkerDied => "a worker died with a lease",
+    /// A scheduling pass took long.
+    SlowPass => "a scheduling pass took long",
     /// A stopped task took its time.
     SlowStop => "a task took its time to stop",
     /// An allocation was pending for a while.

@@ -36,6 +36,8 @@ pub(crate) struct Extra {
     pub(crate) slow_starts: bool,
     /// Tasks fail soon after their start, and start again where they are.
     pub(crate) restarts: bool,
+    /// Percent of scheduling passes that take long.
+    pub(crate) slow_passes: u64,
 }
 
 impl Extra {
@@ -62,6 +64,7 @@ impl Extra {
             pauses: dice.percent(20),
             slow_starts: dice.percent(50),
             restarts: dice.percent(50),
+            slow_passes: if dice.percent(50) { dice.between(5, 60) } else { 0 },
         }
     }
 }
@@ -146,6 +149,15 @@ impl World {
             self.log_stalled_until = self.clock_ms + self.chance.between(100, 5_000);
         }
         self.clock_ms < self.log_stalled_until
+    }
+
+    /// How long a scheduling pass takes.
+    pub(crate) fn pass_takes_ms(&mut self) -> u64 {
+        if self.extra.slow_passes == 0 || !self.chance.percent(self.extra.slow_passes) {
+            return 0;
+        }
+        self.coverage.count(Event::SlowPass);
+        self.chance.between(1_000, 25_000)
     }
 
     /// Whether a proposal of a leader's service never comes into the log: it timed out, or Raft refused it.

@@ -31,9 +31,6 @@ use chance::Dice;
 
 mod plans;
 
-/// How long the applier waits for a plan's snapshot.
-const SNAPSHOT_WAIT_MS: u64 = 10_000;
-
 /// Where a plan's answer goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ReplyTo {
@@ -55,8 +52,6 @@ pub(crate) struct Leadership {
     fed: Index,
     /// The applier's entries in flight.
     outcomes: VecDeque<Ticket>,
-    /// The applier waits for this index until then.
-    waiting: Option<(Index, u64)>,
     /// The command of a machine that is under way.
     commanding: Option<Ticket>,
     /// Leases given out: job of each, for the oracle.
@@ -124,7 +119,6 @@ impl World {
             applier: PlanApplier::new(self.plan_queue_limits()),
             fed: applied,
             outcomes: VecDeque::new(),
-            waiting: None,
             commanding: None,
             granted: BTreeMap::new(),
             deliveries: BTreeMap::new(),
@@ -266,6 +260,7 @@ impl World {
         for report in &stepped.reports {
             if let Report::LeaseExpired(lease) = report {
                 leadership.promises.failed(now, lease.evaluation);
+                self.check_expired(leadership, lease.evaluation);
                 self.coverage.count(Event::LeaseExpired);
                 expired = true;
             }
@@ -287,6 +282,15 @@ impl World {
             self.fail(broken);
         }
         !commands.is_empty() || expired
+    }
+
+    /// I23: no lease runs out while its worker is at another one of the batch.
+    fn check_expired(&mut self, leadership: &Leadership, evaluation: EvaluationId) {
+        let Some(token) = leadership.promises.token_of(evaluation) else { return };
+        if self.workers.iter().any(|worker| worker.keeps_waiting(token, self.clock_ms)) {
+            let text = "ran out while its worker was at the one before it";
+            self.fail(format!("I23: the lease on {evaluation} {text}"));
+        }
     }
 
     /// I50: no node is called down before its time to live and the grace are over, counted from
@@ -367,10 +371,11 @@ impl World {
                 self.fail(format!("broker-paused: {id} is leased while the broker is paused"));
             }
         }
-        for lease in &leases {
+        for (position, lease) in leases.iter().enumerate() {
             self.lessees.insert(lease.token, server as u64);
             leadership.history.leased(lease);
-            if let Some(broken) = leadership.promises.leased(now, lease) {
+            let before = position.checked_sub(1).map(|before| leases[before].token);
+            if let Some(broken) = leadership.promises.leased(now, lease, before) {
                 self.fail(broken);
             }
             self.check_grant(leadership, state, lease);

@@ -32,6 +32,8 @@ const LOSS_ENDED_MS: u64 = DUE_RETRY_MS + MASS_LOSS_LOOK_MS;
 struct Lent {
     token: Token,
     since: u64,
+    /// The lease before it in its batch: its time runs once that one has ended.
+    before: Option<Token>,
     snapshot_index: Index,
 }
 
@@ -184,10 +186,15 @@ impl Promises {
             .then(|| "I29: nothing is left of a plan, and why is not known yet".to_owned())
     }
 
-    /// A lease was given. The second delivery comes after a pause.
-    pub(crate) fn leased(&mut self, now: u64, lease: &Lease) -> Option<String> {
+    /// A lease was given, behind another one of its batch. The second delivery comes after a pause.
+    pub(crate) fn leased(
+        &mut self,
+        now: u64,
+        lease: &Lease,
+        before: Option<Token>,
+    ) -> Option<String> {
         let (id, snapshot_index) = (lease.evaluation.id, lease.evaluation.snapshot_index);
-        self.lent.insert(id, Lent { token: lease.token, since: now, snapshot_index });
+        self.lent.insert(id, Lent { token: lease.token, since: now, before, snapshot_index });
         let (failed_at, of) = self.failed_at.remove(&id)?;
         let paused_ms = now - failed_at;
         // One that was blocked again meanwhile begins anew.
@@ -202,10 +209,16 @@ impl Promises {
         }
     }
 
+    /// The token of the last lease on an evaluation.
+    pub(crate) fn token_of(&self, id: EvaluationId) -> Option<Token> {
+        self.lent.get(&id).map(|lent| lent.token)
+    }
+
     /// A plan was answered: its lease has a whole time again.
     pub(crate) fn answered(&mut self, now: u64, id: EvaluationId, token: Token) {
         if let Some(lent) = self.lent.get_mut(&id).filter(|lent| lent.token == token) {
             lent.since = now;
+            lent.before = None;
         }
     }
 
@@ -218,9 +231,17 @@ impl Promises {
     ) -> Option<String> {
         self.lent.retain(|id, lent| dispatch.outstanding(*id) == Some(lent.token));
         self.failed_at.retain(|id, _| dispatch.holds(*id));
+        let out: BTreeSet<Token> = self.lent.values().map(|lent| lent.token).collect();
+        for lent in self.lent.values_mut() {
+            if lent.before.is_some_and(|before| !out.contains(&before)) {
+                lent.before = None;
+                lent.since = now;
+            }
+        }
         let mut late = self.lent.iter();
         let (id, lent) = late.find(|(id, lent)| {
-            now - lent.since >= NACK_MS && !queued.contains(&(**id, lent.token))
+            let is_over = lent.before.is_none() && now - lent.since >= NACK_MS;
+            is_over && !queued.contains(&(**id, lent.token))
         })?;
         Some(format!("I23: the lease on {id} is out after {} ms", now - lent.since))
     }

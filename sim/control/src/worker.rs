@@ -1,6 +1,6 @@
 //! Workers: the real turn and the real schedulers, with the driver in place of the async shell.
 //!
-//! Modelled of the shell (`src/server/worker.rs`): one lease after the other; an index wait of five seconds, then the lease is released and no worker
+//! Modelled of the shell (`src/server/worker.rs`): one lease after the other; a pass may take up to 25 s; an index wait of five seconds, then the lease is released and no worker
 //! of that server leases until it caught up; a call that got no answer in time is made again with the same plan; a refusal or an unknown outcome
 //! lets the lease go. Messages to and from the leader go through [`crate::world::Mail`], which loses, delays and repeats them.
 
@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 
 use fsm::{EvaluationStatus, Index, Plan};
 use leader::{
-    BrokerError, Lease, NackReason, PlanAnswer,
+    BrokerError, Lease, NackReason, PlanAnswer, Token,
+    limits::NACK_MS,
     turn::{After, Begin, Turn},
 };
 use scheduler::Pass;
@@ -43,6 +44,8 @@ enum Doing {
     Asking(CallId, u64),
     /// Waits for its server to apply an index; gives up at this time.
     Waiting(Box<Held>, Index, u64),
+    /// Has made a plan by this time.
+    Scheduling(Box<Held>, Box<Plan>, u64),
     /// Plans again at this time: nobody knows what became of the last plan.
     Pausing(Box<Held>, u64),
     /// Submitted a plan; asks again at this time.
@@ -57,17 +60,29 @@ pub(crate) struct Worker {
     doing: Doing,
     /// Leases of the last answer that were not begun.
     leases: VecDeque<(Lease, u64)>,
+    /// When that answer came.
+    given_at: u64,
+    /// When the lease in hand was begun.
+    begun_at: u64,
 }
 
 impl Worker {
     /// A worker of a server.
     pub(crate) fn new(server: usize) -> Self {
-        Self { server, doing: Doing::Idle(0), leases: VecDeque::new() }
+        let (doing, leases) = (Doing::Idle(0), VecDeque::new());
+        Self { server, doing, leases, given_at: 0, begun_at: 0 }
     }
 
     /// Has nothing in its hands.
     pub(crate) fn is_idle(&self) -> bool {
         self.leases.is_empty() && matches!(self.doing, Doing::Idle(_) | Doing::Asking(..))
+    }
+
+    /// Whether a lease waits behind the one in hand, and neither that one nor the batch has taken so long that it may run out. When a message that ends
+    /// a lease is lost, those behind it have twice the time of a lease.
+    pub(crate) fn keeps_waiting(&self, token: Token, now: u64) -> bool {
+        let waits = self.leases.iter().any(|(lease, _)| lease.token == token);
+        waits && now - self.begun_at < NACK_MS && now - self.given_at < 2 * NACK_MS - CALL_WAIT_MS
     }
 
     /// When something happens here by itself.
@@ -76,6 +91,7 @@ impl Worker {
             Doing::Idle(at)
             | Doing::Asking(_, at)
             | Doing::Waiting(_, _, at)
+            | Doing::Scheduling(_, _, at)
             | Doing::Pausing(_, at)
             | Doing::Submitted(_, _, _, at)
             | Doing::Resubmitting(_, _, at) => *at,
@@ -111,6 +127,9 @@ impl World {
                     (Doing::Waiting(held, index, until), false)
                 }
             }
+            Doing::Scheduling(held, plan, at) if at > now => {
+                (Doing::Scheduling(held, plan, at), false)
+            }
             Doing::Pausing(held, at) if at > now => (Doing::Pausing(held, at), false),
             Doing::Pausing(held, _) => (self.plan(number, held, dice), true),
             Doing::Submitted(held, plan, call, until) if until > now => {
@@ -123,7 +142,9 @@ impl World {
             Doing::Resubmitting(held, plan, at) if at > now => {
                 (Doing::Resubmitting(held, plan, at), false)
             }
-            Doing::Resubmitting(held, plan, _) => (self.submit(number, held, plan, dice), true),
+            Doing::Scheduling(held, plan, _) | Doing::Resubmitting(held, plan, _) => {
+                (self.submit(number, held, plan, dice), true)
+            }
         };
         self.workers[number].doing = doing;
         acted
@@ -141,7 +162,11 @@ impl World {
         worker.leases.clear();
         match std::mem::replace(&mut worker.doing, Doing::Idle(self.clock_ms)) {
             Doing::Asking(call, _) | Doing::Submitted(_, _, call, _) => self.hang_up(call),
-            Doing::Idle(_) | Doing::Waiting(..) | Doing::Pausing(..) | Doing::Resubmitting(..) => {}
+            Doing::Idle(_)
+            | Doing::Waiting(..)
+            | Doing::Scheduling(..)
+            | Doing::Pausing(..)
+            | Doing::Resubmitting(..) => {}
         }
     }
 
@@ -150,6 +175,7 @@ impl World {
         let server = self.workers[number].server;
         if let Some((lease, epoch)) = self.workers[number].leases.pop_front() {
             let index = lease.wait_index;
+            self.workers[number].begun_at = now;
             let attempts_max = scheduler::attempts_max(lease.evaluation.kind);
             let turn = Turn::new(lease.evaluation.id, attempts_max);
             let lags = self.servers[server].applied < self.servers[server].caught_up_at;
@@ -224,7 +250,10 @@ impl World {
             let index = state.index();
             format!("worker {number} of server {server} at {index}: {}", crate::words::plan(&plan))
         });
-        self.submit(number, held, Box::new(plan), dice)
+        match self.pass_takes_ms() {
+            0 => self.submit(number, held, Box::new(plan), dice),
+            ms => Doing::Scheduling(held, Box::new(plan), now + ms),
+        }
     }
 
     fn submit(
@@ -378,6 +407,8 @@ impl World {
             let pause =
                 if reply.as_ref().is_ok_and(|list| !list.is_empty()) { 0 } else { BACKOFF_MS };
             worker.leases = reply.unwrap_or_default().into();
+            worker.given_at = now;
+            worker.begun_at = now;
             worker.doing = Doing::Idle(now + pause);
         }
     }
@@ -394,6 +425,7 @@ impl World {
             other @ (Doing::Idle(_)
             | Doing::Asking(..)
             | Doing::Waiting(..)
+            | Doing::Scheduling(..)
             | Doing::Pausing(..)
             | Doing::Submitted(..)
             | Doing::Resubmitting(..)) => other,
@@ -419,7 +451,7 @@ impl World {
             return;
         }
         match answer {
-            Err(BrokerError::Disabled) => {
+            Err(BrokerError::Disabled) | Ok(PlanAnswer::QueueFull) => {
                 self.workers[number].doing = Doing::Resubmitting(held, plan, now + BACKOFF_MS);
             }
             // Somebody else has the evaluation by now.
@@ -475,14 +507,15 @@ impl World {
                     PlanAnswer::Partial { index, .. } => *refresh_index >= *index,
                     PlanAnswer::Applied { .. }
                     | PlanAnswer::Rejected { .. }
-                    | PlanAnswer::Unknown => true,
+                    | PlanAnswer::Unknown
+                    | PlanAnswer::QueueFull => true,
                 };
                 if *refresh_index > last || !shown {
                     let id = plan.evaluation;
                     self.fail(format!("I29: the plan of {id} is to wait for {refresh_index}, the log ends at {last}"));
                 }
             }
-            PlanAnswer::Unknown => {}
+            PlanAnswer::Unknown | PlanAnswer::QueueFull => {}
         }
     }
 }
@@ -493,6 +526,6 @@ fn shown_by(answer: &PlanAnswer) -> Index {
         PlanAnswer::Partial { refresh_index, .. } | PlanAnswer::Rejected { refresh_index, .. } => {
             *refresh_index
         }
-        PlanAnswer::Applied { .. } | PlanAnswer::Unknown => 0,
+        PlanAnswer::Applied { .. } | PlanAnswer::Unknown | PlanAnswer::QueueFull => 0,
     }
 }

@@ -66,7 +66,7 @@ const BALANCERS: Finder =
 const BOTH: Finder = Finder::Simulation(&[Tier::ControlPlane, Tier::Servers]);
 
 /// All of them.
-pub(super) const PLANTS: [Planted; 43] = [
+pub(super) const PLANTS: [Planted; 44] = [
     Planted::new(
         "M1",
         "skip-log-sync",
@@ -274,6 +274,12 @@ pub(super) const PLANTS: [Planted; 43] = [
         "vanished-member-counts",
         "a member that vanished still counts",
         BALANCERS,
+    ),
+    Planted::new(
+        "batch-clocks",
+        "clock-behind-a-long-first",
+        "the leases of a batch run out while their worker is at the first",
+        CONTROL_PLANE,
     ),
 ];
 

@@ -113,3 +113,5 @@ pub const HARD_STOP_MS: u64 = 30_000;
 pub const CAPACITY_MOVES_MAX: usize = 1_000;
 /// Nodes that are offline and not registered. When so many are, an ineligible node is not reaped.
 pub const OFFLINE_NODES_MAX: usize = 10_000;
+/// Scheduling workers of one server.
+pub const WORKERS_MAX: usize = 256;

@@ -97,11 +97,13 @@ pub enum Plant {
     DrainAnew,
     /// A member that vanished still counts.
     VanishedCounts,
+    /// The leases of a batch run out while their worker is at the first.
+    BatchClocksTogether,
 }
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 43] = [
+pub const TABLE: [(Plant, &str, &str); 44] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -145,12 +147,13 @@ pub const TABLE: [(Plant, &str, &str); 43] = [
     (Plant::WantedForDesired, "wanted-for-desired", "no-predictor"),
     (Plant::DrainAnew, "drain-anew", "drain-deadline-moves"),
     (Plant::VanishedCounts, "vanished-counts", "vanished-member-counts"),
+    (Plant::BatchClocksTogether, "batch-clocks", "clock-behind-a-long-first"),
 ];
 
 #[cfg(feature = "plant")]
 impl Plant {
     /// Those of the pure packages: `fsm`, `leader`, `elastic` and `scheduler`.
-    pub const PURE: [Self; 23] = [
+    pub const PURE: [Self; 24] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
@@ -174,6 +177,7 @@ impl Plant {
         Self::HeldShutDown,
         Self::NoWarmUp,
         Self::NoIntentDeadline,
+        Self::BatchClocksTogether,
     ];
 
     /// The name it is asked for by.

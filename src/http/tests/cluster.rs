@@ -11,8 +11,8 @@ use std::{
 };
 
 use fsm::{
-    AllocationId, ClientStatus, Command, EvaluationId, EvaluationStatus, Index, JobKey, NodeId,
-    Placement, Plan, Proposal, Reply, RequestId, State, TaskEvent, TaskState,
+    AllocationId, ClientStatus, Command, EvaluationId, EvaluationStatus, Index, JobKey, JobKind,
+    NodeId, Placement, Plan, Proposal, Reply, RequestId, State, TaskEvent, TaskState,
     allocation::{ClientUpdate, NodeReport, UpdateAllocations},
     evaluation::{Metrics, NodeScore},
     node::{Driver, NodeDescription, NodeReadiness, NodeResources, Readiness, RegisterNode},
@@ -25,7 +25,10 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::api::{Api, ApiError, Caller, MemberInfo, ReadMode, Sample, Snapshot, Written};
+use crate::api::{
+    Api, ApiError, Caller, MemberInfo, ReadMode, Sample, Snapshot, WorkerChange, WorkerInfo,
+    WorkerSettings, WorkerStatus, Workload, Written,
+};
 
 const START_MS: u64 = 1_700_000_000_000;
 
@@ -37,6 +40,7 @@ pub(super) struct TestCluster {
     pub(super) failure: Mutex<Option<ApiError>>,
     /// Reads that were asked for.
     pub(super) reads: Mutex<Vec<(ReadMode, Index)>>,
+    workers: Mutex<WorkerSettings>,
 }
 
 impl TestCluster {
@@ -49,6 +53,7 @@ impl TestCluster {
             ids_made: AtomicU64::new(0),
             failure: Mutex::new(None),
             reads: Mutex::new(Vec::new()),
+            workers: Mutex::new(WorkerSettings { number: 2, kinds: JobKind::ALL.to_vec() }),
         })
     }
 
@@ -327,6 +332,31 @@ impl Api for TestCluster {
         Box::pin(async move {
             self.fail()?;
             Ok(to.unwrap_or(2))
+        })
+    }
+
+    fn workers(&self) -> Vec<WorkerInfo> {
+        let settings = self.worker_settings();
+        let worker = |id| WorkerInfo {
+            id,
+            kinds: settings.kinds.clone(),
+            since_ms: START_MS,
+            status: WorkerStatus::Started,
+            workload: Workload::WaitingToDequeue,
+        };
+        (0..settings.number).map(worker).collect()
+    }
+
+    fn worker_settings(&self) -> WorkerSettings {
+        self.workers.lock().unwrap().clone()
+    }
+
+    fn set_workers(&self, _caller: Caller, change: WorkerChange) -> BoxFuture<'_, WorkerSettings> {
+        Box::pin(async move {
+            let mut workers = self.workers.lock().unwrap();
+            workers.number = change.number.unwrap_or(workers.number);
+            workers.kinds = change.kinds.unwrap_or_else(|| workers.kinds.clone());
+            workers.clone()
         })
     }
 

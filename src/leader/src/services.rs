@@ -21,7 +21,7 @@ use elastic::{
 use fsm::{Command, Effect, Index, NodeId, State, Text};
 
 use crate::{
-    Dispatch, GarbageCollector, GcConfig, NodeWatch,
+    Dispatch, GarbageCollector, GcConfig, NodeWatch, PlanQueueLimits,
     broker::BrokerConfig,
     commands::CommandQueue,
     heartbeat::{Heard, HeartbeatConfig, HeartbeatError},
@@ -41,6 +41,8 @@ pub struct ServicesConfig {
     pub fleet: FleetConfig,
     /// Names of the providers of machines that this server can call.
     pub providers: Vec<Text>,
+    /// Bounds of the plans that wait.
+    pub plans: PlanQueueLimits,
 }
 
 /// The machines of one leadership, and the queue of what they want to propose.

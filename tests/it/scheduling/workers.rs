@@ -11,7 +11,11 @@ use proto::v1::{
     scheduler_client::SchedulerClient,
 };
 use quorate::{
-    config::ServerConfig, process::RunningServer, rpc::generation::Stamped, server::Core,
+    api::{Api, Caller, Way, WorkerChange},
+    config::ServerConfig,
+    process::RunningServer,
+    rpc::generation::Stamped,
+    server::Core,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -33,6 +37,8 @@ const NOTHING_HAPPENS: Duration = Duration::from_millis(500);
 /// Rounds of what a busy machine may turn into something else.
 const ROUNDS_MAX: u64 = 10;
 
+mod control;
+
 type Stamping = InterceptedService<Channel, Stamped>;
 
 /// Servers of this process, and simulated nodes in another.
@@ -47,8 +53,13 @@ struct Servers {
 }
 
 impl Servers {
-    /// Servers with one worker each, all paused, and four nodes.
+    /// Servers without workers, and four nodes.
     fn start(count: usize) -> Self {
+        Self::start_with(count, "")
+    }
+
+    /// The same with further lines of configuration.
+    fn start_with(count: usize, more: &str) -> Self {
         let turn = Turn::take();
         let directory = tempfile::tempdir().unwrap();
         let ports: Vec<Port> = (0..2 * count).map(|_| Port::reserve().unwrap()).collect();
@@ -61,7 +72,7 @@ impl Servers {
             let source = format!(
                 "name = \"server-{number}\"\ndata_dir = \"{}\"\nhttp.address = \"{http}\"\n\
                  rpc.address = \"{rpc}\"\ncluster.bootstrap_expect = [{}]\n\
-                 raft.preset = \"test\"\nscheduler.workers = 1\nlimits.free_bytes_min = 0\n",
+                 raft.preset = \"test\"\nscheduler.workers = 0\nlimits.free_bytes_min = 0\n{more}",
                 data.display(),
                 expect.join(", ")
             );
@@ -93,8 +104,14 @@ impl Servers {
 
     fn start_one(&mut self, number: usize) {
         let server = self.runtime.block_on(RunningServer::start(&self.configs[number])).unwrap();
-        server.core.pause_workers(true);
         self.running.insert(number, server);
+    }
+
+    /// Sets how many workers a server has.
+    fn set_workers(&self, number: usize, workers: usize) {
+        let change = WorkerChange { number: Some(workers), kinds: None };
+        let caller = Caller::anonymous(Way::Http, None);
+        self.runtime.block_on(self.core(number).set_workers(caller, change));
     }
 
     fn stop_one(&mut self, number: usize) {
@@ -185,7 +202,7 @@ fn a_held_follower(count: usize) {
 
     // Let go before 5 s have passed: it places the job itself. On a busy machine they may have passed,
     // and then the lease was released and came to it once more.
-    core.pause_workers(false);
+    servers.set_workers(held, 1);
     let mut placed = 0;
     let released = loop {
         let released = core.leases_released_for_lag();
@@ -212,7 +229,7 @@ fn a_held_follower(count: usize) {
     core.hold_apply(true);
     let evaluation = servers.register("other");
     servers.await_lease();
-    servers.core(other).pause_workers(false);
+    servers.set_workers(other, 1);
     servers.await_placed("other", &evaluation);
     assert_eq!(core.scheduler_invocations(), placed, "still behind");
     assert!(core.leases_released_for_lag() > released);
@@ -241,7 +258,7 @@ fn releases_for_lag_are_no_deliveries() {
     let followers = servers.followers();
     for follower in &followers {
         servers.core(*follower).hold_apply(true);
-        servers.core(*follower).pause_workers(false);
+        servers.set_workers(*follower, 1);
     }
     let evaluation = servers.register("web");
     let released = |follower: &usize| servers.core(*follower).leases_released_for_lag();
@@ -250,7 +267,7 @@ fn releases_for_lag_are_no_deliveries() {
     });
     assert!(followers.iter().all(|one| servers.core(*one).scheduler_invocations() == 0));
     let leader = servers.leader();
-    servers.core(leader).pause_workers(false);
+    servers.set_workers(leader, 1);
     servers.await_placed("web", &evaluation);
     assert_eq!(servers.core(leader).evaluations_acknowledged(), 1);
     for follower in followers {
@@ -338,17 +355,17 @@ fn paused_workers_take_nothing() {
     let servers = Servers::start(3);
     let leader = servers.leader();
     // Its long poll is under way when the pause comes.
-    servers.core(leader).pause_workers(false);
+    servers.set_workers(leader, 1);
     let evaluation = servers.register("first");
     servers.await_placed("first", &evaluation);
-    servers.core(leader).pause_workers(true);
+    servers.set_workers(leader, 0);
     let evaluation = servers.register("second");
     let client = servers.client(leader);
     thread::sleep(NOTHING_HAPPENS);
     assert_eq!(client.get(&format!("/v1/evaluation/{evaluation}")).ok()["Status"], "pending");
     let invoked: u64 = servers.running.values().map(|one| one.core.scheduler_invocations()).sum();
     assert_eq!(invoked, 1);
-    servers.core(leader).pause_workers(false);
+    servers.set_workers(leader, 1);
     servers.await_placed("second", &evaluation);
 }
 
@@ -356,14 +373,16 @@ fn paused_workers_take_nothing() {
 #[test]
 fn a_server_with_paused_workers_stops() {
     let mut servers = Servers::start(3);
-    let evaluation = servers.register("web");
     let stopping = servers.followers()[0];
+    servers.set_workers(stopping, 1);
+    servers.set_workers(stopping, 0);
+    let evaluation = servers.register("web");
     let begin = std::time::Instant::now();
     servers.stop_one(stopping);
     assert!(begin.elapsed() < PATIENCE, "{:?}", begin.elapsed());
     let leader = servers.leader();
     assert_eq!(servers.core(leader).scheduler_invocations(), 0);
-    servers.core(leader).pause_workers(false);
+    servers.set_workers(leader, 1);
     servers.await_placed("web", &evaluation);
 }
 
@@ -373,10 +392,10 @@ fn a_stopping_server_gives_its_lease_back() {
     let mut servers = Servers::start(3);
     let (stopping, other) = (servers.followers()[0], servers.followers()[1]);
     servers.core(stopping).hold_apply(true);
-    servers.core(stopping).pause_workers(false);
+    servers.set_workers(stopping, 1);
     let evaluation = servers.register("web");
     servers.await_lease();
-    servers.core(other).pause_workers(false);
+    servers.set_workers(other, 1);
     let begin = std::time::Instant::now();
     servers.core(stopping).hold_apply(false);
     servers.stop_one(stopping);
@@ -521,7 +540,7 @@ fn the_leases_of_a_dead_server_are_taken_back() {
     let begin = std::time::Instant::now();
     servers.stop_one(follower);
     let leader = servers.leader();
-    servers.core(leader).pause_workers(false);
+    servers.set_workers(leader, 1);
     servers.await_placed("web", &evaluation);
     assert!(begin.elapsed() < Duration::from_secs(50), "the lease itself would last 60 s");
 }
@@ -533,7 +552,7 @@ fn a_plan_without_a_leader_is_applied_once_when_there_is_one() {
     let leader = servers.leader();
     let (worker, third) = (servers.followers()[0], servers.followers()[1]);
     servers.core(worker).hold_apply(true);
-    servers.core(worker).pause_workers(false);
+    servers.set_workers(worker, 1);
     let evaluation = servers.register("web");
     servers.await_lease();
     // Without a majority nobody leads; the plan is made from what is committed and finds nobody to go to.

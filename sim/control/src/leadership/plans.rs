@@ -8,7 +8,7 @@ use leader::{
     broker::Token,
 };
 
-use super::{Leadership, ReplyTo, SNAPSHOT_WAIT_MS};
+use super::{Leadership, ReplyTo};
 use crate::{
     coverage::Event,
     log::Fate,
@@ -49,26 +49,11 @@ impl World {
             }
             let mut acted = world.settle(leadership, applied, lost);
             let state = world.log.state_at(applied).clone();
-            let mut waited = false;
-            if let Some((index, until)) = leadership.waiting {
-                if applied < index && world.clock_ms < until {
-                    return acted;
-                }
-                leadership.waiting = None;
-                waited = true;
-            }
             loop {
                 let Leadership { applier, services, .. } = &mut *leadership;
                 let outstanding = |id| services.dispatch().outstanding(id);
-                let next = applier.next(&state, outstanding, waited);
-                waited = false;
-                match next {
+                match applier.next(&state, world.log.last(), outstanding) {
                     Next::Idle => break,
-                    Next::WaitFor(index) => {
-                        world.coverage.count(Event::AheadOfLeader);
-                        leadership.waiting = Some((index, world.clock_ms + SNAPSHOT_WAIT_MS));
-                        break;
-                    }
                     Next::Propose(mut command) => {
                         if world.swarm.bad_plans && dice.percent(10) {
                             order::spoil(&mut command, world.log.truth(), dice);
@@ -86,6 +71,9 @@ impl World {
                         acted = true;
                     }
                 }
+            }
+            if leadership.applier.parked_until().is_some() {
+                world.coverage.count(Event::AheadOfLeader);
             }
             let answers = leadership.applier.answers(applied);
             acted |= !answers.is_empty();
@@ -141,7 +129,7 @@ impl World {
                     self.fail(broken);
                 }
             }
-            if matches!(&answer, PlanAnswer::Rejected { reason, .. } if reason.contains("full")) {
+            if answer == PlanAnswer::QueueFull {
                 self.coverage.count(Event::PlanQueueFull);
             }
             if matches!(&answer, PlanAnswer::Rejected { reason, .. } if reason.contains("older")) {

@@ -42,6 +42,18 @@ impl JobKind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
+    /// The kinds that these words name, in the order of [`Self::ALL`]; an error is the first word
+    /// that names none. Nomad's word for its own upkeep is taken and names nothing: no worker does
+    /// such work here.
+    pub fn parse_all<'a>(words: &[&'a str]) -> Result<Vec<Self>, &'a str> {
+        const UPKEEP: &str = "_core";
+        let is_known = |word: &str| word == UPKEEP || Self::parse(word).is_some();
+        match words.iter().find(|word| !is_known(word)) {
+            Some(unknown) => Err(unknown),
+            None => Ok(Self::ALL.into_iter().filter(|kind| words.contains(&kind.name())).collect()),
+        }
+    }
+
     /// Whether one instance per node is wanted instead of `count` instances.
     pub const fn is_per_node(self) -> bool {
         matches!(self, Self::System | Self::Sysbatch)

@@ -18,6 +18,9 @@
 //! by acknowledgement, by becoming terminal, or when the broker is disabled; none is leased while
 //! one that it supersedes, and that a scheduler would rely on, is still open.
 //!
+//! The leases of one dequeue are a batch, which its worker goes through in order: the clock of each
+//! begins when the one before it ends, so that none runs out while its worker is at another one.
+//!
 //! Time moves only in [`EvalBroker::poll`]: a lease is good until a poll took it back. Cost: each
 //! operation is a handful of ordered-map updates, O(log n); 100 k evaluations/s on one core are 10
 //! µs each.
@@ -35,8 +38,8 @@ mod queues;
 #[cfg(test)]
 mod tests;
 
+use queues::{Clock, Entry, Lease, Place, Queues, Rank};
 pub use queues::{Count, Stats};
-use queues::{Entry, Lease, Place, Queues, Rank};
 
 /// Names a lease; new at each delivery.
 pub type Token = [u8; 16];
@@ -321,10 +324,14 @@ impl EvalBroker {
         if !self.enabled {
             return Err(BrokerError::Disabled);
         }
-        let mut deliveries = Vec::new();
+        let mut deliveries: Vec<Delivery> = Vec::new();
         while !self.paused && deliveries.len() < max.min(limits::LEASES_MAX) {
             let Some(id) = self.queues.first_ready(kinds) else { break };
-            deliveries.extend(self.lease(now, id, server, token(), false));
+            let Some(delivery) = self.lease(now, id, server, token(), false) else { break };
+            if let Some(before) = deliveries.last() {
+                self.chain(before.evaluation, id);
+            }
+            deliveries.push(delivery);
         }
         Ok(deliveries)
     }
@@ -387,8 +394,8 @@ impl EvalBroker {
         token: Token,
     ) -> Result<(), BrokerError> {
         let lease = self.check(id, token)?;
-        if lease.nack_at.is_some() {
-            self.set_timer(id, lease, Some(now + self.config.nack_ms));
+        if matches!(lease.clock, Clock::Until(_)) {
+            self.set_clock(id, lease, Clock::Until(now + self.config.nack_ms));
         }
         Ok(())
     }
@@ -397,7 +404,7 @@ impl EvalBroker {
     /// worker's.
     pub fn pause_nack(&mut self, id: EvaluationId, token: Token) -> Result<(), BrokerError> {
         let lease = self.check(id, token)?;
-        self.set_timer(id, lease, None);
+        self.set_clock(id, lease, Clock::Stopped);
         Ok(())
     }
 
@@ -409,7 +416,7 @@ impl EvalBroker {
         token: Token,
     ) -> Result<(), BrokerError> {
         let lease = self.check(id, token)?;
-        self.set_timer(id, lease, Some(now + self.config.nack_ms));
+        self.set_clock(id, lease, Clock::Until(now + self.config.nack_ms));
         Ok(())
     }
 
@@ -421,7 +428,7 @@ impl EvalBroker {
             let lease = self.entries.get(&id).and_then(Entry::lease);
             if let Some(lease) = lease
                 && lease.server == server
-                && lease.nack_at.is_some()
+                && lease.clock != Clock::Stopped
             {
                 self.take_back(now, id, lease, NackReason::Shutdown);
             }
@@ -443,6 +450,9 @@ impl EvalBroker {
             if let Some(lease) = entry.lease() {
                 let (server, deliveries) = (lease.server, entry.deliveries);
                 expired.push(Expired { evaluation: id, server, deliveries });
+                // Its worker may be gone, or may be at a later one of the batch, whose end would
+                // begin the clock of the next.
+                self.begin_all_behind(now, lease);
                 self.take_back(now, id, lease, NackReason::Failed);
             } else {
                 self.admit_to_job(now, id);
@@ -534,8 +544,8 @@ impl EvalBroker {
         entry.deliveries += u32::from(!failed);
         let (deliveries, index) = (entry.deliveries, entry.modify_index);
         let wait_index = self.jobs.get(&entry.job).map_or(0, |slot| slot.index).max(index);
-        let nack_at = Some(now + self.config.nack_ms);
-        self.put(id, Place::Outstanding(Lease { token, server, nack_at, failed }));
+        let clock = Clock::Until(now + self.config.nack_ms);
+        self.put(id, Place::Outstanding(Lease { token, server, clock, next: None, failed }));
         Some(Delivery { evaluation: id, token, wait_index, deliveries })
     }
 
@@ -552,8 +562,38 @@ impl EvalBroker {
         }
     }
 
-    fn set_timer(&mut self, id: EvaluationId, lease: Lease, nack_at: Option<u64>) {
-        self.put(id, Place::Outstanding(Lease { nack_at, ..lease }));
+    fn set_clock(&mut self, id: EvaluationId, lease: Lease, clock: Clock) {
+        self.put(id, Place::Outstanding(Lease { clock, ..lease }));
+    }
+
+    /// Lets the clock of one lease begin when the other one ends.
+    fn chain(&mut self, before: EvaluationId, after: EvaluationId) {
+        if is_planted(Plant::BatchClocksTogether) {
+            return;
+        }
+        let lease_of = |entry: &Entry| entry.lease().expect("it was leased just now");
+        let (first, second) = (lease_of(self.entry(before)), lease_of(self.entry(after)));
+        self.put(before, Place::Outstanding(Lease { next: Some(after), ..first }));
+        self.set_clock(after, second, Clock::Behind(first.token));
+    }
+
+    /// A lease has ended: the clock of the one behind it begins. That one's lease, if it is still
+    /// of the same batch.
+    fn begin_behind(&mut self, now: u64, ended: Lease) -> Option<Lease> {
+        let next = ended.next?;
+        let lease = self.entries.get(&next)?.lease()?;
+        if lease.clock != Clock::Behind(ended.token) {
+            return None;
+        }
+        self.set_clock(next, lease, Clock::Until(now + self.config.nack_ms));
+        Some(lease)
+    }
+
+    fn begin_all_behind(&mut self, now: u64, ended: Lease) {
+        let mut last = Some(ended);
+        while let Some(lease) = last {
+            last = self.begin_behind(now, lease);
+        }
     }
 
     /// Ends a lease without success. The evaluation keeps its job: a newer one of that job must not
@@ -579,6 +619,7 @@ impl EvalBroker {
             }
         };
         self.put(id, place);
+        self.begin_behind(now, lease);
     }
 
     /// Takes an evaluation out, gives its job on, and takes in what was kept aside for it.
@@ -597,6 +638,9 @@ impl EvalBroker {
         if held {
             slot.holder = None;
             self.promote(now, &entry.job);
+        }
+        if let Some(lease) = entry.lease() {
+            self.begin_behind(now, lease);
         }
         if let Some(again) = entry.again {
             let (again, wait_until) = *again;

@@ -35,9 +35,9 @@ pub enum After {
     Acknowledge,
     /// Wait for the index, then begin again.
     WaitFor(Index),
-    /// Whether the plan was applied is unknown: wait a while, then begin again. If it was applied,
-    /// the evaluation is done with by then. If not, the lease is good as long as the leader is the
-    /// same, and another leader refuses it.
+    /// Whether the plan was applied is unknown, or it was not taken in: wait a while, then begin
+    /// again. If it was applied, the evaluation is done with by then. If not, the lease is good as
+    /// long as the leader is the same, and another leader refuses it.
     Pause,
 }
 
@@ -86,7 +86,7 @@ impl Turn {
                 self.attempts += 1;
                 After::WaitFor(*refresh_index)
             }
-            PlanAnswer::Unknown => After::Pause,
+            PlanAnswer::Unknown | PlanAnswer::QueueFull => After::Pause,
         }
     }
 }

@@ -25,7 +25,7 @@ use fsm::{
     resources::{Dimension, Port},
 };
 
-use crate::{PlanQueue, PlanQueueLimits, Refused, broker::Token, limits, ports};
+use crate::{PlanQueue, PlanQueueError, PlanQueueLimits, Refused, broker::Token, limits, ports};
 
 #[cfg(test)]
 mod tests;
@@ -65,16 +65,15 @@ pub enum PlanAnswer {
     },
     /// The outcome of its entry is unknown.
     Unknown,
+    /// It was not taken in: too many wait. The same plan is submitted again after a while.
+    QueueFull,
 }
 
 /// What to do next.
 #[derive(Debug)]
 pub enum Next {
-    /// Nothing, until a plan or an outcome comes.
+    /// Nothing, until a plan, an outcome, or the index of [`PlanApplier::parked_until`] comes.
     Idle,
-    /// Wait until the local state has reached a plan's snapshot, for a while; then ask again with
-    /// `waited`.
-    WaitFor(Index),
     /// Propose this; its outcome goes to [`PlanApplier::settle`], in the order of the proposals.
     Propose(Command),
 }
@@ -150,25 +149,32 @@ impl<R> PlanApplier<R> {
         if let Err(Refused { plan: request, error }) =
             self.queue.enqueue(now, priority, bytes, request)
         {
-            let reason = error.to_string();
-            let answer = PlanAnswer::Rejected { closed: false, refresh_index: 0, reason };
-            self.answers.push((request.reply, answer));
+            self.answers.push((
+                request.reply,
+                match error {
+                    PlanQueueError::Full => PlanAnswer::QueueFull,
+                    PlanQueueError::Disabled | PlanQueueError::Flushed => PlanAnswer::Unknown,
+                },
+            ));
         }
     }
 
     /// The next entry to propose, if one may be. `outstanding` gives the token of the lease on an
-    /// evaluation; `waited` says that the wait that was asked for last is over, whether or not the
-    /// index came.
+    /// evaluation; `last` is the last index of this leader's log.
+    ///
+    /// A plan whose snapshot is newer than the local state is parked until the state is there: it
+    /// will be, as long as this server leads, for the index is in its log.
     pub fn next(
         &mut self,
         state: &State,
+        last: Index,
         outstanding: impl Fn(EvaluationId) -> Option<Token>,
-        mut waited: bool,
     ) -> Next {
+        self.queue.unpark(state.index());
         if self.settling || self.in_flight.len() >= limits::PLAN_ENTRIES_MAX {
             return Next::Idle;
         }
-        if self.queue.depth() == 0 {
+        if self.queue.peek().is_none() {
             return Next::Idle;
         }
         let mut overlay = self.overlay(state);
@@ -178,25 +184,25 @@ impl<R> PlanApplier<R> {
             if !entry.is_empty() && bytes + next.bytes > limits::PLAN_ENTRY_BYTES_MAX {
                 break;
             }
-            if next.plan.snapshot_index > state.index() && !waited {
-                if entry.is_empty() {
-                    return Next::WaitFor(next.plan.snapshot_index);
-                }
-                break;
-            }
-            waited = false;
-            let Some(request) = self.queue.dequeue() else { break };
-            bytes += request.bytes;
             // Lease tokens are the leader's alone and checked last, just before proposing.
-            let holds = outstanding(request.plan.evaluation) == Some(request.token);
-            let below = if entry.is_empty() { self.last_in_flight() } else { self.number + 1 };
-            let judged = if holds {
-                self.judge(state, &mut overlay, request, below)
-            } else {
+            let holds = outstanding(next.plan.evaluation) == Some(next.token);
+            let snapshot = next.plan.snapshot_index;
+            if holds && snapshot > state.index() && snapshot <= last {
+                self.queue.park(snapshot);
+                continue;
+            }
+            let Some(request) = self.queue.dequeue() else { break };
+            if !holds {
                 self.close(request);
-                None
-            };
-            entry.extend(judged);
+                continue;
+            }
+            if snapshot > last {
+                self.refuse_snapshot(request, state.index(), last);
+                continue;
+            }
+            bytes += request.bytes;
+            let below = if entry.is_empty() { self.last_in_flight() } else { self.number + 1 };
+            entry.extend(self.judge(state, &mut overlay, request, below));
         }
         if entry.is_empty() {
             return Next::Idle;
@@ -205,6 +211,11 @@ impl<R> PlanApplier<R> {
         self.number += 1;
         self.in_flight.push_back(InFlight { number: self.number, plans: entry });
         Next::Propose(Command::ApplyPlans(ApplyPlans { plans }))
+    }
+
+    /// The lowest index of the local state that a parked plan waits for.
+    pub fn parked_until(&self) -> Option<Index> {
+        self.queue.parked_until()
     }
 
     /// Takes the outcome of the oldest entry in flight.
@@ -278,6 +289,14 @@ impl<R> PlanApplier<R> {
 
     fn last_in_flight(&self) -> u64 {
         self.in_flight.back().map_or(0, |entry| entry.number)
+    }
+
+    /// No server has such a snapshot: what is applied anywhere is in the leader's log.
+    fn refuse_snapshot(&mut self, request: Request<R>, applied: Index, last: Index) {
+        let snapshot = request.plan.snapshot_index;
+        let reason = format!("the plan's snapshot {snapshot} is above the last index {last}");
+        let answer = PlanAnswer::Rejected { closed: false, refresh_index: applied, reason };
+        self.answers.push((request.reply, answer));
     }
 
     fn close(&mut self, request: Request<R>) {

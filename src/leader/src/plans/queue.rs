@@ -1,13 +1,18 @@
 //! Plans that wait for the applier: higher priority first, first come first served inside a
 //! priority, bounded by count and bytes.
 //!
+//! A plan that cannot be looked at yet is parked, so that it holds up none behind it. It counts as
+//! waiting, and comes back to its own place.
+//!
 //! The queue never answers a plan itself: what it refuses or flushes goes back to the caller, who
 //! holds the way to the worker.
 //!
-//! Invariant: `bytes` is the sum over the queued plans, and both maps hold the same sequence
-//! numbers.
+//! Invariant: `bytes` is the sum over the queued and the parked plans, and `arrivals` holds the
+//! sequence numbers of both.
 
 use std::{cmp::Reverse, collections::BTreeMap};
+
+use fsm::Index;
 
 use crate::limits;
 
@@ -53,6 +58,9 @@ struct Queued<P> {
     bytes: usize,
 }
 
+/// Higher priority first, then the order of arrival.
+type Place = (Reverse<u16>, u64);
+
 /// The plan queue. Starts disabled.
 #[derive(Debug)]
 pub struct PlanQueue<P> {
@@ -60,7 +68,9 @@ pub struct PlanQueue<P> {
     enabled: bool,
     bytes: usize,
     sequence: u64,
-    queued: BTreeMap<(Reverse<u16>, u64), Queued<P>>,
+    queued: BTreeMap<Place, Queued<P>>,
+    /// Until an index is there.
+    parked: BTreeMap<(Index, Place), Queued<P>>,
     arrivals: BTreeMap<u64, u64>,
 }
 
@@ -73,6 +83,7 @@ impl<P> PlanQueue<P> {
             bytes: 0,
             sequence: 0,
             queued: BTreeMap::new(),
+            parked: BTreeMap::new(),
             arrivals: BTreeMap::new(),
         }
     }
@@ -89,6 +100,7 @@ impl<P> PlanQueue<P> {
         self.enabled = false;
         self.bytes = 0;
         self.arrivals.clear();
+        self.unpark(Index::MAX);
         std::mem::take(&mut self.queued).into_values().map(|queued| queued.plan).collect()
     }
 
@@ -109,8 +121,8 @@ impl<P> PlanQueue<P> {
             return Err(Refused { plan, error: PlanQueueError::Disabled });
         }
         let bytes_after = self.bytes.saturating_add(bytes);
-        let too_many = self.queued.len() >= self.limits.plans_max;
-        if too_many || (bytes_after > self.limits.bytes_max && !self.queued.is_empty()) {
+        let too_many = self.depth() >= self.limits.plans_max;
+        if too_many || (bytes_after > self.limits.bytes_max && self.depth() > 0) {
             return Err(Refused { plan, error: PlanQueueError::Full });
         }
         self.bytes = bytes_after;
@@ -128,6 +140,26 @@ impl<P> PlanQueue<P> {
         Some(queued.plan)
     }
 
+    /// Sets the next plan aside until `index` is there ([`Self::unpark`]).
+    pub fn park(&mut self, index: Index) {
+        if let Some((place, queued)) = self.queued.pop_first() {
+            self.parked.insert((index, place), queued);
+        }
+    }
+
+    /// Gives parked plans their places back, up to those of `index`.
+    pub fn unpark(&mut self, index: Index) {
+        while let Some(first) = self.parked.first_entry().filter(|first| first.key().0 <= index) {
+            let ((_, place), queued) = first.remove_entry();
+            self.queued.insert(place, queued);
+        }
+    }
+
+    /// The lowest index that a parked plan waits for.
+    pub fn parked_until(&self) -> Option<Index> {
+        Some(self.parked.first_key_value()?.0.0)
+    }
+
     /// The plan that [`Self::dequeue`] would give.
     pub fn peek(&self) -> Option<&P> {
         Some(&self.queued.first_key_value()?.1.plan)
@@ -139,9 +171,9 @@ impl<P> PlanQueue<P> {
         Some(self.queued.first_key_value()?.1.bytes)
     }
 
-    /// Number of plans that wait.
+    /// Number of plans that wait, parked ones too.
     pub fn depth(&self) -> usize {
-        self.queued.len()
+        self.queued.len() + self.parked.len()
     }
 
     /// Encoded size of the plans that wait.
@@ -193,6 +225,14 @@ mod tests {
                 }
             }
             "dequeue" => queue.dequeue().unwrap_or_else(|| "nothing".into()),
+            "park" => {
+                queue.park(line.number("index"));
+                format!("until {:?}", queue.parked_until())
+            }
+            "unpark" => {
+                queue.unpark(line.number("index"));
+                format!("until {:?}", queue.parked_until())
+            }
             "stats" => format!(
                 "depth={} bytes={} next_bytes={:?} oldest={}",
                 queue.depth(),

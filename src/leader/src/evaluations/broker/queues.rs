@@ -26,12 +26,24 @@ pub(super) struct Rank {
 /// Order of ready evaluations: higher priority first, then first created first.
 type Turn = (Reverse<u16>, Index, EvaluationId);
 
+/// The time of a lease: only that in which its worker is to work on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Clock {
+    /// The lease is taken back then.
+    Until(u64),
+    /// Its plan waits at the leader.
+    Stopped,
+    /// Its worker has the lease with this token in hand before it.
+    Behind(Token),
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Lease {
     pub(super) token: Token,
     pub(super) server: u64,
-    /// None: paused.
-    pub(super) nack_at: Option<u64>,
+    pub(super) clock: Clock,
+    /// The lease after this one in its batch: its clock begins when this one ends.
+    pub(super) next: Option<EvaluationId>,
     /// Leased by the reaper of failed evaluations.
     pub(super) failed: bool,
 }
@@ -123,7 +135,10 @@ impl Entry {
     fn timer(&self) -> Option<u64> {
         match self.place {
             Place::Waiting { until } => Some(until),
-            Place::Outstanding(lease) => lease.nack_at,
+            Place::Outstanding(lease) => match lease.clock {
+                Clock::Until(at) => Some(at),
+                Clock::Stopped | Clock::Behind(_) => None,
+            },
             Place::Nowhere
             | Place::Pending
             | Place::Held

@@ -215,6 +215,77 @@ fn a_new_leader_takes_pending_evaluations() {
     assert!(broker.has_ready(&[JobKind::Service]) && !broker.has_ready(&[JobKind::Batch]));
 }
 
+fn expired(broker: &mut EvalBroker, now: u64) -> Vec<String> {
+    broker.poll(now).iter().map(|one| name_of(one.evaluation.0)).collect()
+}
+
+/// A batch of three, and the tokens of its leases.
+fn batch_of_three() -> (EvalBroker, Vec<(EvaluationId, Token)>) {
+    let mut broker = EvalBroker::default();
+    broker.enable();
+    for (index, id) in (1..).zip(["a", "b", "c"]) {
+        broker.enqueue(0, &evaluation(id, id, index));
+    }
+    let mut number = 0;
+    let fresh = || {
+        number += 1;
+        named(&format!("t{number}"))
+    };
+    let given = broker.dequeue(0, &JobKind::ALL, 3, SERVER, fresh).unwrap();
+    (broker, given.iter().map(|one| (one.evaluation, one.token)).collect())
+}
+
+/// Three passes of 25 s each, one after the other: none is delivered twice, although the last ends
+/// 75 s after its delivery.
+#[test]
+fn a_lease_does_not_run_out_behind_a_long_first() {
+    let (mut broker, batch) = batch_of_three();
+    let mut now = 0;
+    for (id, token) in batch {
+        now += 25_000;
+        assert_eq!(expired(&mut broker, now), [""; 0], "after {now} ms");
+        assert_eq!(broker.ack(now, id, token), Ok(Acked::Now));
+    }
+    assert!(broker.is_empty());
+}
+
+/// A worker that is gone holds a batch for two nack timeouts at most: when the first lease runs
+/// out, the clocks of all others begin.
+#[test]
+fn a_batch_whose_worker_is_gone_comes_back() {
+    let (mut broker, _) = batch_of_three();
+    assert_eq!(expired(&mut broker, 59_999), [""; 0]);
+    assert_eq!(expired(&mut broker, 60_000), ["a"]);
+    assert_eq!(expired(&mut broker, 119_999), [""; 0]);
+    assert_eq!(expired(&mut broker, 120_000), ["b", "c"]);
+    let (mut broker, _) = batch_of_three();
+    broker.server_lost(1, SERVER);
+    assert_eq!(broker.stats().total, Count { ready: 3, ..Count::default() });
+}
+
+/// Leases of a batch that end out of turn, or are given back, let no other one run out early.
+#[test]
+fn the_clock_of_a_lease_begins_with_the_end_of_the_one_before() {
+    let (mut broker, batch) = batch_of_three();
+    let [(a, first), (b, second), (c, third)] = batch[..] else { panic!("{batch:?}") };
+    broker.remove(30_000, b);
+    assert_eq!(expired(&mut broker, 60_000), ["a"], "its clock was never stopped");
+    assert_eq!(broker.outstanding(c), Some(third), "begun at 30,000, when what was before it went");
+    assert_eq!(expired(&mut broker, 90_000), ["c"]);
+    assert!(broker.ack(90_000, a, first).is_err() && broker.ack(90_000, b, second).is_ok());
+
+    let (mut broker, batch) = batch_of_three();
+    let [(a, first), (b, second), (c, _)] = batch[..] else { panic!("{batch:?}") };
+    broker.pause_nack(a, first).unwrap();
+    assert_eq!(expired(&mut broker, 500_000), [""; 0], "the plan of the first is at the leader");
+    broker.nack(500_000, a, first, NackReason::Lag).unwrap();
+    broker.pause_nack(b, second).unwrap();
+    broker.resume_nack(550_000, b, second).unwrap();
+    assert_eq!(expired(&mut broker, 609_999), [""; 0]);
+    assert_eq!(expired(&mut broker, 610_000), ["b"]);
+    assert!(broker.outstanding(c).is_some());
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Operation {
     Enqueue { id: u8, job: u8, priority: u16, wait_ms: u64, blocked: bool },

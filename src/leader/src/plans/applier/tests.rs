@@ -40,12 +40,14 @@ impl Bench {
         self.applier.submit(0, Request { plan, bytes: 100, token: TOKEN, reply });
     }
 
-    fn next(&mut self, waited: bool) -> Next {
-        self.applier.next(&self.driver.state, |_| Some(TOKEN), waited)
+    /// With `ahead` entries in the log that are not applied.
+    fn next(&mut self, ahead: u64) -> Next {
+        let last = self.driver.state.index() + ahead;
+        self.applier.next(&self.driver.state, last, |_| Some(TOKEN))
     }
 
     fn propose(&mut self) -> Command {
-        let next = self.next(false);
+        let next = self.next(0);
         let Next::Propose(command) = next else { panic!("nothing to propose: {next:?}") };
         command
     }
@@ -99,10 +101,10 @@ fn an_unknown_outcome_stops_the_applier() {
     bench.submit(2, two);
     let second = bench.propose();
     bench.submit(3, three);
-    assert!(matches!(bench.next(false), Next::Idle), "two entries are in flight");
+    assert!(matches!(bench.next(0), Next::Idle), "two entries are in flight");
     bench.applier.settle(EntryOutcome::Unknown);
     assert_eq!(bench.answers(), [(1, PlanAnswer::Unknown)]);
-    assert!(matches!(bench.next(false), Next::Idle), "the second outcome is not in");
+    assert!(matches!(bench.next(0), Next::Idle), "the second outcome is not in");
     let outcome = bench.commit(second);
     bench.applier.settle(outcome);
     let Command::ApplyPlans(ApplyPlans { plans }) = bench.propose() else { panic!("not plans") };
@@ -110,17 +112,73 @@ fn an_unknown_outcome_stops_the_applier() {
     assert_eq!(bench.answers().len(), 1);
 }
 
-/// A follower may be ahead: its plan waits for the local state, and is judged as it is when that
-/// does not come.
+fn jobs_of(command: &Command) -> Vec<String> {
+    let Command::ApplyPlans(ApplyPlans { plans }) = command else { panic!("not plans") };
+    plans.iter().map(|plan| plan.job.id.to_string()).collect()
+}
+
+/// A follower may be ahead: its plan waits for the local state, while others go.
 #[test]
-fn a_plan_of_a_newer_snapshot_waits() {
+fn a_plan_of_a_newer_snapshot_holds_up_no_other() {
     let mut bench = Bench::new();
-    let mut plan = bench.plan("one", 1);
-    let ahead = bench.driver.state.index() + 1;
-    plan.snapshot_index = ahead;
-    bench.submit(1, plan);
-    assert!(matches!(bench.next(false), Next::WaitFor(index) if index == ahead));
-    assert!(matches!(bench.next(true), Next::Propose(_)));
+    let [mut ahead, second, third] =
+        [bench.plan("one", 1), bench.plan("two", 1), bench.plan("three", 1)];
+    let index = bench.driver.state.index() + 1;
+    ahead.snapshot_index = index;
+    bench.submit(1, ahead);
+    bench.submit(2, second);
+    let Next::Propose(command) = bench.next(5) else { panic!("nothing goes") };
+    assert_eq!(jobs_of(&command), ["two"]);
+    assert_eq!((bench.applier.parked_until(), bench.applier.depth()), (Some(index), 1));
+    assert!(matches!(bench.next(5), Next::Idle));
+    bench.submit(3, third);
+    let outcome = bench.commit(command);
+    bench.applier.settle(outcome);
+    assert_eq!(bench.driver.state.index(), index);
+    assert_eq!(jobs_of(&bench.propose()), ["one", "three"], "back in its place");
+    assert_eq!((bench.applier.parked_until(), bench.applier.depth()), (None, 0));
+}
+
+/// No server can have a snapshot above the leader's last index.
+#[test]
+fn a_plan_of_a_forged_snapshot_is_refused() {
+    let mut bench = Bench::new();
+    let [mut forged, other] = [bench.plan("one", 1), bench.plan("two", 1)];
+    forged.snapshot_index = 1 << 60;
+    let index = bench.driver.state.index();
+    let mut stale = forged.clone();
+    stale.priority += 1;
+    bench.submit(1, forged);
+    bench.submit(2, other);
+    assert_eq!(jobs_of(&bench.propose()), ["two"]);
+    let answers = bench.answers();
+    let [(1, PlanAnswer::Rejected { closed: false, refresh_index, reason })] = &answers[..] else {
+        panic!("{answers:?}")
+    };
+    assert_eq!(*refresh_index, index);
+    assert!(reason.contains("above the last index"), "{reason}");
+    // The token is looked at before the snapshot.
+    bench.submit(3, stale);
+    let next = bench.applier.next(&bench.driver.state, index, |_| Some([9; 16]));
+    assert!(matches!(next, Next::Idle));
+    let answers = bench.answers();
+    assert!(matches!(answers[..], [(3, PlanAnswer::Rejected { closed: true, .. })]), "{answers:?}");
+}
+
+/// A plan that is not taken in, because too many wait, has had no outcome.
+#[test]
+fn a_full_queue_is_no_outcome() {
+    let mut bench = Bench::new();
+    let limits = PlanQueueLimits { plans_max: 1, ..PlanQueueLimits::default() };
+    bench.applier = PlanApplier::new(limits);
+    let [mut first, second] = [bench.plan("one", 1), bench.plan("two", 1)];
+    first.snapshot_index = bench.driver.state.index() + 1;
+    bench.submit(1, first);
+    assert!(matches!(bench.next(1), Next::Idle));
+    bench.submit(2, second);
+    assert_eq!(bench.answers(), [(2, PlanAnswer::QueueFull)], "what is parked counts");
+    let mut turn = crate::turn::Turn::new(fsm::EvaluationId([0; 16]), 1);
+    assert_eq!(turn.answered(&PlanAnswer::QueueFull), crate::turn::After::Pause);
 }
 
 #[test]
@@ -128,7 +186,7 @@ fn a_plan_without_its_lease_is_closed() {
     let mut bench = Bench::new();
     let plan = bench.plan("one", 1);
     bench.submit(1, plan);
-    let next = bench.applier.next(&bench.driver.state, |_| Some([9; 16]), false);
+    let next = bench.applier.next(&bench.driver.state, u64::MAX, |_| Some([9; 16]));
     assert!(matches!(next, Next::Idle));
     let answers = bench.answers();
     assert!(matches!(answers[..], [(1, PlanAnswer::Rejected { closed: true, .. })]), "{answers:?}");
@@ -160,7 +218,7 @@ fn a_plan_closed_by_one_in_flight_waits_for_it() {
     bench.submit(1, plan.clone());
     let command = bench.propose();
     bench.submit(2, plan);
-    assert!(matches!(bench.next(false), Next::Idle));
+    assert!(matches!(bench.next(0), Next::Idle));
     assert_eq!(bench.answers(), []);
     let outcome = bench.commit(command);
     let index = bench.driver.state.index();
