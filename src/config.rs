@@ -166,6 +166,9 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
+    /// All levels, the most severe first.
+    pub const ALL: [Self; 5] = [Self::Error, Self::Warn, Self::Info, Self::Debug, Self::Trace];
+
     /// The level's name as `tracing` spells it.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,36 +1,104 @@
-//! Logging of a process: to standard error, for people or as JSON.
+//! Logging of a process: to standard error, for people or as JSON, at a level that can be changed
+//! while it runs.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogConfig, LogFormat, LogLevel};
 
+/// How the filter of the one subscriber is replaced.
+type Reload = dyn Fn(EnvFilter) -> Result<(), tracing_subscriber::reload::Error> + Send + Sync;
+
+/// The logging of this process.
+struct Running {
+    level: Mutex<LogLevel>,
+    reload: Box<Reload>,
+}
+
+static RUNNING: OnceLock<Running> = OnceLock::new();
+
+/// Why the level was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum LevelError {
+    /// There is no such level.
+    #[error("the level must be error, warn, info, debug or trace, not \"{0}\"")]
+    Unknown(String),
+    /// This process does not log through this module.
+    #[error("this process has no log whose level could be changed")]
+    NotStarted,
+    /// The subscriber is gone.
+    #[error("the level was not changed")]
+    Reload(#[source] tracing_subscriber::reload::Error),
+}
+
 /// Starts logging; `RUST_LOG` overrides the configured level.
 pub fn start(config: &LogConfig) {
-    let level = match config.level {
-        LogLevel::Error => "error",
-        LogLevel::Warn => "warn",
-        LogLevel::Info => "info",
-        LogLevel::Debug => "debug",
-        LogLevel::Trace => "trace",
-    };
-    // openraft warns ten times a second about a peer that is down; what matters of it is logged here as well.
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-        let quiet = if matches!(config.level, LogLevel::Trace) { "debug" } else { "error" };
-        // Thousands of simulated allocations are for those who ask for them.
-        let simulated = match config.level {
-            LogLevel::Debug | LogLevel::Trace => "info",
-            LogLevel::Error | LogLevel::Warn | LogLevel::Info => "warn",
-        };
-        EnvFilter::new(format!(
-            "{level},openraft={quiet},quorate::agent::simulate={simulated},sled=warn,h2=warn,hyper=warn,tower=warn"
-        ))
-    });
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| filter_of(config.level));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let started = match config.format {
-        LogFormat::Human => builder.with_target(false).with_ansi(colours).try_init(),
-        LogFormat::Json => builder.json().try_init(),
+    let (started, reload): (_, Box<Reload>) = match config.format {
+        LogFormat::Human => {
+            let builder = builder.with_target(false).with_ansi(colours).with_filter_reloading();
+            let handle = builder.reload_handle();
+            (builder.try_init(), Box::new(move |filter| handle.reload(filter)))
+        }
+        LogFormat::Json => {
+            let builder = builder.json().with_filter_reloading();
+            let handle = builder.reload_handle();
+            (builder.try_init(), Box::new(move |filter| handle.reload(filter)))
+        }
     };
     // A second start in one process keeps the first subscriber.
-    drop(started);
+    if started.is_ok() {
+        RUNNING.get_or_init(|| Running { level: Mutex::new(config.level), reload });
+    }
+}
+
+/// The level now; none before the start.
+pub fn level() -> Option<LogLevel> {
+    RUNNING.get().map(|running| *running.level.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Changes the level by its name, until the process ends. It replaces what `RUST_LOG` said.
+pub fn set_level(name: &str) -> Result<LogLevel, LevelError> {
+    let level = LogLevel::ALL.into_iter().find(|level| level.as_str() == name.to_lowercase());
+    let level = level.ok_or_else(|| LevelError::Unknown(name.chars().take(64).collect()))?;
+    let running = RUNNING.get().ok_or(LevelError::NotStarted)?;
+    let mut known = running.level.lock().unwrap_or_else(PoisonError::into_inner);
+    (running.reload)(filter_of(level)).map_err(LevelError::Reload)?;
+    *known = level;
+    Ok(level)
+}
+
+fn filter_of(level: LogLevel) -> EnvFilter {
+    // openraft warns ten times a second about a peer that is down; what matters of it is logged
+    // here as well.
+    let quiet = if matches!(level, LogLevel::Trace) { "debug" } else { "error" };
+    // Thousands of simulated allocations are for those who ask for them.
+    let simulated = match level {
+        LogLevel::Debug | LogLevel::Trace => "info",
+        LogLevel::Error | LogLevel::Warn | LogLevel::Info => "warn",
+    };
+    let level = level.as_str();
+    EnvFilter::new(format!(
+        "{level},openraft={quiet},quorate::agent::simulate={simulated},sled=warn,h2=warn,\
+         hyper=warn,tower=warn"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_that_is_not_known_or_cannot_be_set_is_refused() {
+        let error = set_level("loud").expect_err("no level");
+        assert_eq!(
+            error.to_string(),
+            "the level must be error, warn, info, debug or trace, not \"loud\""
+        );
+        assert!(matches!(set_level("DEBUG"), Err(LevelError::NotStarted)));
+        assert_eq!(level(), None);
+    }
 }

@@ -3,8 +3,11 @@
 use axum::{Router, http::StatusCode, routing::get};
 use serde_json::{Value, json};
 
-use super::{Context, answer::Answer, call::Call, error::Error, view};
-use crate::api::ReadMode;
+use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view};
+use crate::{
+    api::ReadMode,
+    telemetry::{self, LevelError},
+};
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -12,6 +15,7 @@ pub(crate) fn routes() -> Router<Context> {
         .route("/v1/agent/members", get(members))
         .route("/v1/agent/servers", get(servers))
         .route("/v1/agent/health", get(health))
+        .route("/v1/agent/log-level", get(log_level).put(set_log_level).post(set_log_level))
 }
 
 async fn this(call: Call) -> Result<Answer, Error> {
@@ -49,6 +53,22 @@ async fn servers(call: Call) -> Result<Answer, Error> {
     let addresses: Vec<_> =
         call.api.members().into_iter().map(|member| member.rpc_address).collect();
     call.answer(&json!(addresses), None)
+}
+
+/// The level of the log of the server that is asked.
+async fn log_level(call: Call) -> Result<Answer, Error> {
+    let level = telemetry::level().ok_or(LevelError::NotStarted)?;
+    call.answer(&json!({ "Level": level.as_str() }), None)
+}
+
+async fn set_log_level(call: Call) -> Result<Answer, Error> {
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    fields.known(&["Level"])?;
+    let name = fields.text("Level")?.ok_or_else(|| Error::bad("Level is missing"))?;
+    let level = telemetry::set_level(name)?.as_str();
+    tracing::info!(caller = %call.caller, level, "the log level is set");
+    call.answer(&json!({ "Level": level }), None)
 }
 
 /// 500 with the same body when not healthy.

@@ -8,7 +8,10 @@ use axum::{
 use fsm::Rejection;
 
 use super::answer::Meta;
-use crate::api::{Answer, ApiError};
+use crate::{
+    api::{Answer, ApiError},
+    telemetry::LevelError,
+};
 
 /// A failed request: what the client sees of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -106,6 +109,15 @@ impl From<ApiError> for Error {
 impl From<Rejection> for Error {
     fn from(rejection: Rejection) -> Self {
         Self::answering(Answer::from(&rejection), rejection.to_string())
+    }
+}
+
+impl From<LevelError> for Error {
+    fn from(error: LevelError) -> Self {
+        match error {
+            LevelError::Unknown(_) => Self::bad(error.to_string()),
+            LevelError::NotStarted | LevelError::Reload(_) => Self::internal(error.to_string()),
+        }
     }
 }
 

@@ -317,6 +317,8 @@ fn job_reply(written: &Written) -> Value {
         | Reply::Collected(_)
         | Reply::Requirements(_) => (None, written.index),
     };
+    let made = evaluation.map(tracing::field::display);
+    tracing::debug!(evaluation = made, index = written.index, "a job is evaluated");
     json!({
         "EvalID": evaluation.map_or_else(String::new, |id: EvaluationId| id.to_string()),
         "EvalCreateIndex": if evaluation.is_some() { written.index } else { 0 },

@@ -52,6 +52,7 @@ use axum::{
     routing::{MethodRouter, post},
 };
 use tokio::sync::Semaphore;
+use tracing::Instrument;
 
 pub use serve::{CONNECTIONS_MAX, serve};
 
@@ -169,14 +170,13 @@ async fn log(
     next: axum::middleware::Next,
 ) -> axum::response::Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let started = tokio::time::Instant::now();
-    let response = next.run(request).await;
-    tracing::debug!(
-        %method,
-        path,
-        status = response.status().as_u16(),
-        took_ms = started.elapsed().as_millis(),
-        "request answered"
-    );
-    response
+    let span = tracing::debug_span!("request", %method, path);
+    let answered = async {
+        let started = tokio::time::Instant::now();
+        let response = next.run(request).await;
+        let took_ms = started.elapsed().as_millis();
+        tracing::debug!(status = response.status().as_u16(), took_ms, "request answered");
+        response
+    };
+    answered.instrument(span).await
 }

@@ -30,8 +30,8 @@ async fn metrics(call: Call) -> Result<Answer, Error> {
         "prometheus" => {
             let mut text = String::new();
             for (name, value) in &gauges {
-                let name = prometheus_name(name);
-                writeln!(text, "# TYPE {name} gauge\n{name} {value}")
+                let (help, name) = (help_of(name), prometheus_name(name));
+                writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}")
                     .map_err(|error| Error::internal(error.to_string()))?;
             }
             for (name, sample) in &samples {
@@ -95,8 +95,8 @@ fn sample_ms((name, sample): (&String, &Sample)) -> Value {
 
 /// A histogram in the text format: buckets add up, and bounds are in seconds.
 fn prometheus_histogram(text: &mut String, name: &str, sample: &Sample) -> std::fmt::Result {
-    let name = prometheus_name(name);
-    writeln!(text, "# TYPE {name} histogram")?;
+    let (help, name) = (help_of(name), prometheus_name(name));
+    writeln!(text, "# HELP {name} {help}\n# TYPE {name} histogram")?;
     let mut total = 0;
     let bounded = sample.buckets.len().saturating_sub(1);
     for (bound, count) in sample.buckets.iter().take(bounded) {
@@ -106,6 +106,30 @@ fn prometheus_histogram(text: &mut String, name: &str, sample: &Sample) -> std::
     let count = sample.count();
     writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {count}")?;
     writeln!(text, "{name}_sum {}\n{name}_count {count}", seconds(sample.sum_us))
+}
+
+/// What a family of metrics is about, by the beginning of their names; docs/operations.md has each.
+const HELP: [(&str, &str); 15] = [
+    ("nomad.raft.log.", "Writes of the log on disk since the start."),
+    ("nomad.raft.", "Consensus: term, indexes, whether this server leads."),
+    ("nomad.state.", "The state: its rows, its copy on disk."),
+    ("nomad.disk.", "Whether the disk is nearly full."),
+    ("nomad.worker.", "Scheduling workers of this server since the start."),
+    ("nomad.nodes.changes.", "Changes of nodes since this server leads."),
+    ("nomad.nodes.", "Nodes by what they are and do."),
+    ("nomad.broker.", "Evaluations in the leader's broker."),
+    ("nomad.blocked_evals.", "Evaluations that wait for capacity."),
+    ("nomad.plan.", "Plans at the leader."),
+    ("nomad.heartbeat.", "Heartbeats that the leader expects."),
+    ("nomad.pools.", "Instance pools: machines, price, use."),
+    ("nomad.providers.", "Calls of this server to providers of machines."),
+    ("nomad.process.", "Memory and processor time of this process."),
+    ("nomad.leader.", "The machines of the leader."),
+];
+
+fn help_of(name: &str) -> &'static str {
+    let family = HELP.iter().find(|(beginning, _)| name.starts_with(beginning));
+    family.map_or("See docs/operations.md.", |(_, help)| help)
 }
 
 /// Only shown, never decided on.

@@ -17,7 +17,10 @@ use leader::{
     broker::Token,
 };
 
-use super::leadership::{LeaderServices, RETRY_PAUSE};
+use super::{
+    histogram::Histogram,
+    leadership::{LeaderServices, RETRY_PAUSE},
+};
 use crate::{
     api::{ApiError, Written},
     published::StateCell,
@@ -48,6 +51,22 @@ struct Shell {
     applier: PlanApplier<oneshot::Sender<PlanAnswer>>,
     /// Outcomes of the entries in flight, oldest first.
     outcomes: VecDeque<oneshot::Receiver<Result<Written, ApiError>>>,
+    stats: Arc<PlanStats>,
+}
+
+/// Numbers of the plans of one leadership.
+#[derive(Debug, Default)]
+pub(super) struct PlanStats {
+    /// Plans that wait.
+    pub(super) depth: AtomicU64,
+    /// Plans that found the queue full.
+    pub(super) turned_away: AtomicU64,
+    /// Placements that did not fit any more.
+    pub(super) dropped: AtomicU64,
+    /// How long it took to make an entry of plans.
+    pub(super) evaluate: Histogram,
+    /// From the proposal of an entry to its outcome.
+    pub(super) apply: Histogram,
 }
 
 /// Runs until the leadership ends.
@@ -55,19 +74,20 @@ pub(super) async fn run(
     services: Arc<LeaderServices>,
     limits: PlanQueueLimits,
     mut submitted: mpsc::Receiver<PlanRequest>,
-    depth: Arc<AtomicU64>,
+    stats: Arc<PlanStats>,
 ) {
     let mut stop = services.stopped();
     let cell = Arc::clone(services.cell());
     let applier = PlanApplier::new(limits);
-    let mut shell = Shell { services, applier, outcomes: VecDeque::new() };
+    let mut shell = Shell { services, applier, outcomes: VecDeque::new(), stats: stats.clone() };
     loop {
         while let Ok(request) = submitted.try_recv() {
             shell.submit(request);
         }
         shell.propose_what_fits();
         shell.answer();
-        depth.store(shell.applier.depth() as u64, Ordering::Relaxed);
+        stats.depth.store(shell.applier.depth() as u64, Ordering::Relaxed);
+        stats.dropped.store(shell.applier.dropped(), Ordering::Relaxed);
         rt::select! {
             biased;
             () = rt::until_true(&mut stop) => break,
@@ -137,18 +157,25 @@ impl Shell {
             let last = self.services.last_index();
             let state = self.services.cell().load();
             let services = &self.services;
+            let begun = rt::Instant::now();
             match self.applier.next(&state, last, |id| services.outstanding(id)) {
                 Next::Idle => return,
-                Next::Propose(command) => self.propose(command),
+                Next::Propose(command) => {
+                    self.stats.evaluate.record(begun.elapsed());
+                    self.propose(command);
+                }
             }
         }
     }
 
     fn propose(&mut self, command: Command) {
         let (sender, outcome) = oneshot::channel();
-        let services = Arc::clone(&self.services);
+        let (services, stats) = (Arc::clone(&self.services), Arc::clone(&self.stats));
         rt::spawn(async move {
-            drop(sender.send(propose_within(&services, command).await));
+            let begun = rt::Instant::now();
+            let outcome = propose_within(&services, command).await;
+            stats.apply.record(begun.elapsed());
+            drop(sender.send(outcome));
         });
         self.outcomes.push_back(outcome);
     }

@@ -52,8 +52,10 @@ impl Api for Core {
             senders::check_caller(caller, &command).inspect_err(|error| {
                 tracing::warn!(%caller, %error, "refused a command");
             })?;
-            tracing::debug!(%caller, "a write");
-            self.writes.write(command, request, timeout).await
+            let written = self.writes.write(command, request, timeout).await;
+            let index = written.as_ref().map(|written| written.index);
+            tracing::debug!(%caller, ?index, "a write");
+            written
         }
         .boxed()
     }

@@ -121,11 +121,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("raft.log.entries", wal.entries);
     put("raft.log.bytes", wal.bytes);
     put("disk.full", u64::from(core.contact.has_full_disk()));
-    put("worker.acknowledged", core.worker_stats.acknowledged());
-    put("worker.released_for_lag", core.worker_stats.released_for_lag());
-    put("worker.nacked", core.worker_stats.nacked());
-    put("worker.leases", core.worker_stats.held());
-    put("worker.invoke_scheduler", core.worker_stats.invoked());
+    core.worker_stats.gauges(&mut put);
     put("state.jobs", state.jobs().len() as u64);
     put("state.nodes", state.nodes().len() as u64);
     put("state.evaluations", state.evaluations().len() as u64);

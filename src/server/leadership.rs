@@ -4,10 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -24,7 +21,7 @@ use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
 use tracing::field::display;
 
 use super::{
-    applier::{self, PlanRequest},
+    applier::{self, PlanRequest, PlanStats},
     elastic::Caller,
     histogram::Histogram,
     leading::Leading,
@@ -120,9 +117,7 @@ pub struct LeaderServices {
     machines: Mutex<Services>,
     /// Makes the calls of the machine of pools.
     caller: Arc<Caller>,
-    plan_depth: Arc<AtomicU64>,
-    /// Plans that found the queue full.
-    plans_turned_away: AtomicU64,
+    plan_stats: Arc<PlanStats>,
     /// How long a step of the machines took.
     steps: Histogram,
     /// From a requirement of capacity until a member serves.
@@ -170,8 +165,7 @@ impl LeaderServices {
             log_clock,
             machines: Mutex::new(Services::new(&settings.services)),
             caller: Arc::clone(&of.caller),
-            plan_depth: Arc::default(),
-            plans_turned_away: AtomicU64::new(0),
+            plan_stats: Arc::default(),
             steps: Histogram::default(),
             member_times: Mutex::default(),
             ready: Notify::new(),
@@ -186,9 +180,9 @@ impl LeaderServices {
         rt::spawn(Arc::clone(&services).serve(feed));
         rt::spawn(Arc::clone(&services).propose_commands());
         rt::spawn(requirements::run(Arc::clone(&services), words));
-        let depth = Arc::clone(&services.plan_depth);
+        let numbers = Arc::clone(&services.plan_stats);
         let limits = settings.services.plans;
-        rt::spawn(applier::run(Arc::clone(&services), limits, plan_queue, depth));
+        rt::spawn(applier::run(Arc::clone(&services), limits, plan_queue, numbers));
         services
     }
 
@@ -454,7 +448,7 @@ impl LeaderServices {
         }
         let answer = answer.await.map_err(|_| BrokerError::Disabled)?;
         if answer == PlanAnswer::QueueFull {
-            self.plans_turned_away.fetch_add(1, Ordering::Relaxed);
+            self.plan_stats.turned_away.fetch_add(1, Ordering::Relaxed);
         }
         Ok(answer)
     }
@@ -495,15 +489,21 @@ impl LeaderServices {
 
     pub(super) fn gauges(&self, put: &mut impl FnMut(&str, u64)) {
         self.machines().gauges(self.now(), put);
-        put("plan.queue_depth", self.plan_depth.load(Ordering::Relaxed));
-        put("plan.queue_full", self.plans_turned_away.load(Ordering::Relaxed));
+        let PlanStats { depth, turned_away, dropped, .. } = &*self.plan_stats;
+        put("plan.queue_depth", depth.load(Ordering::Relaxed));
+        put("plan.queue_full", turned_away.load(Ordering::Relaxed));
+        put("plan.node_rejected", dropped.load(Ordering::Relaxed));
     }
 
     pub(super) fn samples(&self) -> BTreeMap<String, Sample> {
         let mut samples = self.caller.samples();
-        samples.insert("nomad.leader.step".to_owned(), self.steps.sample());
-        let member_times = self.member_times().sample();
-        samples.insert("nomad.capacity.requirement_to_member".to_owned(), member_times);
+        let own = [
+            ("nomad.leader.step", self.steps.sample()),
+            ("nomad.plan.evaluate", self.plan_stats.evaluate.sample()),
+            ("nomad.plan.apply", self.plan_stats.apply.sample()),
+            ("nomad.capacity.requirement_to_member", self.member_times().sample()),
+        ];
+        samples.extend(own.map(|(name, sample)| (name.to_owned(), sample)));
         samples
     }
 }

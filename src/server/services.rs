@@ -11,6 +11,7 @@ use leader::{
     broker::{BrokerError, NackReason},
 };
 use tonic::Status;
+use tracing::Instrument;
 
 use super::leadership::LeaderServices;
 use crate::api::{Dequeue, Lease, LeaseKey};
@@ -83,7 +84,15 @@ pub(super) async fn submit_plan(
     bytes: usize,
 ) -> Result<PlanAnswer, Status> {
     check_epoch(services, lease.epoch)?;
-    let answer = services.submit_plan(plan, bytes, lease.token).await.map_err(status_of)?;
+    let (evaluation, snapshot) = (plan.evaluation, plan.snapshot_index);
+    let span = tracing::debug_span!("plan", %evaluation, snapshot, bytes);
+    let answered = async {
+        tracing::debug!("a plan is queued");
+        let answer = services.submit_plan(plan, bytes, lease.token).await;
+        tracing::debug!(?answer, "a plan is answered");
+        answer
+    };
+    let answer = answered.instrument(span).await.map_err(status_of)?;
     if answer == PlanAnswer::QueueFull {
         return Err(Status::resource_exhausted(PlanQueueError::Full.to_string()));
     }

@@ -6,6 +6,7 @@ mod cluster;
 mod executor;
 mod harness;
 mod hostile_tasks;
+mod log_level;
 mod plants;
 mod providers;
 mod recompute;

@@ -16,8 +16,9 @@ use leader::{
 };
 use scheduler::{Memory, Pass};
 use tonic::{Code, Status};
+use tracing::Instrument;
 
-use super::{Worker, backoff};
+use super::{Worker, backoff, stats::Made};
 use crate::{
     api::{Lease, Workload},
     published::StateCell,
@@ -54,7 +55,15 @@ pub(super) async fn until_applied(cell: &StateCell, index: Index, limit: Duratio
 }
 
 impl Worker {
+    /// Works on a lease in a span of its own, with a line for each step.
     pub(super) async fn process(&mut self, lease: &Lease) {
+        let Evaluation { id, job, .. } = &*lease.evaluation;
+        let span = tracing::debug_span!("lease", evaluation = %id, %job, index = lease.wait_index);
+        self.work(lease).instrument(span).await;
+    }
+
+    async fn work(&mut self, lease: &Lease) {
+        tracing::debug!("leased");
         // This server is known to lag: release the lease without another wait.
         let wait = if self.lags_behind().is_some() { Duration::ZERO } else { INDEX_WAIT };
         let done = match self.wait_for(lease.wait_index, wait).await {
@@ -76,6 +85,7 @@ impl Worker {
         let is_there = until_applied(&self.cell, index, wait).await;
         self.stats.times.wait_for_index.record(begun.elapsed());
         if is_there {
+            tracing::debug!(index, "the state is there");
             return Ok(());
         }
         self.stats.lags_behind(index);
@@ -99,10 +109,22 @@ impl Worker {
                     return Done::Nack(NackReason::Failed);
                 }
             };
+            tracing::debug!(
+                snapshot = plan.snapshot_index,
+                places = plan.placements.len(),
+                stops = plan.stops.len(),
+                status = ?plan.outcome.as_ref().map(|outcome| outcome.status),
+                "planned"
+            );
+            let made = Made::of(&plan);
             let answer = match self.submit(lease, plan).await {
                 Ok(answer) => answer,
                 Err(done) => return done,
             };
+            tracing::debug!(?answer, "the plan is answered");
+            if matches!(answer, PlanAnswer::Applied { .. }) {
+                self.stats.outcomes.add(made);
+            }
             match turn.answered(&answer) {
                 After::Acknowledge => return Done::Acknowledge,
                 After::Pause => {
@@ -170,6 +192,7 @@ impl Worker {
         if let Err(status) = self.link.ack(lease.key()).await {
             tracing::debug!(%status, "an acknowledgement was not taken");
         }
+        tracing::debug!("acknowledged");
         self.stats.times.acknowledge.record(begun.elapsed());
     }
 
@@ -182,6 +205,7 @@ impl Worker {
         if let Err(status) = self.link.nack(lease.key(), why).await {
             tracing::debug!(%status, "a lease was not given back");
         }
+        tracing::debug!(?why, "given back");
     }
 }
 

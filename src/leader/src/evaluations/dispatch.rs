@@ -286,7 +286,14 @@ impl Machine for Dispatch {
     }
 
     fn gauges(&self, now: u64, put: &mut dyn FnMut(&str, u64)) {
-        let total = self.broker.stats().total;
+        let Stats { total, by_kind } = self.broker.stats();
+        for kind in JobKind::ALL {
+            let count = by_kind.get(&kind).copied().unwrap_or_default();
+            put(&format!("broker.{}.ready", kind.name()), count.ready as u64);
+            put(&format!("broker.{}.unacked", kind.name()), count.unacked as u64);
+            put(&format!("broker.{}.waiting", kind.name()), count.waiting as u64);
+            put(&format!("broker.{}.pending", kind.name()), count.pending as u64);
+        }
         put("broker.total_ready", total.ready as u64);
         put("broker.total_unacked", total.unacked as u64);
         put("broker.total_pending", total.pending as u64);

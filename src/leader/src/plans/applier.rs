@@ -126,6 +126,8 @@ pub struct PlanApplier<R> {
     number: u64,
     /// An outcome was not as evaluated: nothing is proposed until all are in.
     settling: bool,
+    /// Placements that did not fit any more, so far.
+    dropped: u64,
 }
 
 impl<R> PlanApplier<R> {
@@ -140,6 +142,7 @@ impl<R> PlanApplier<R> {
             answers: Vec::new(),
             number: 0,
             settling: false,
+            dropped: 0,
         }
     }
 
@@ -272,6 +275,11 @@ impl<R> PlanApplier<R> {
         self.queue.depth()
     }
 
+    /// Placements that did not fit on their nodes any more, so far.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
     /// Entries proposed whose outcome is not known.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
@@ -321,7 +329,9 @@ impl<R> PlanApplier<R> {
             self.answers.push((reply, PlanAnswer::Rejected { closed, refresh_index, reason }));
             return None;
         }
-        let reason = match overlay.try_plan(&plan, &ports::pick) {
+        let tried = overlay.try_plan(&plan, &ports::pick);
+        self.dropped += tried.as_ref().map_or(0, |trial| trial.dropped.len() as u64);
+        let reason = match tried {
             Err(reason) => reason.to_string(),
             Ok(Trial { plan: left, dropped }) if dropped.is_empty() || !left.is_no_op() => {
                 let has_outcome = plan.outcome.is_some();
