@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::caller_of;
 use crate::{
-    api::{AgentApi, Answer, ApiError, Caller, Limit},
+    api::{AgentApi, Answer, ApiError, Caller, Limit, Way},
     rt::{self, Semaphore},
 };
 
@@ -96,7 +96,7 @@ fn refused(rejection: &Rejection, heard: impl Fn(pb::Outcome) -> pb::Heard) -> p
 
 fn failed(error: &ApiError, heard: impl Fn(pb::Outcome) -> pb::Heard) -> pb::Heard {
     let outcome = match error {
-        ApiError::Invalid(_) => pb::Outcome::Invalid,
+        ApiError::Invalid(_) | ApiError::Forbidden(_) => pb::Outcome::Invalid,
         ApiError::NoLeader
         | ApiError::Timeout { .. }
         | ApiError::Unknown
@@ -120,7 +120,7 @@ impl pb::capacity_server::Capacity for CapacityService {
             let (what, limit) = (Limit::RequirementStreams, self.streams_max as u64);
             return Err(ApiError::Overloaded { what, limit, retry_after_ms: 1_000 }.into());
         };
-        let (service, caller) = (self.clone(), caller_of(&request));
+        let (service, caller) = (self.clone(), caller_of(Way::Grpc, &request));
         let mut stop = self.api.stopping();
         // One after the other: a source's next word waits for the answer to the last.
         let answers = request

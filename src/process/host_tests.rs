@@ -57,6 +57,7 @@ fn pool(provider: &str, min: u32) -> Command {
         probe_timeout_ms: 60_000,
         max_concurrent_creates: 0,
         types,
+        groups: BTreeMap::new(),
         paused: None,
         create_index: 0,
         modify_index: 0,

@@ -15,7 +15,7 @@ use fsm::{
     job::{DeregisterJob, RegisterJob},
     node::{
         AdvanceDrains, Drain, EndSuspensions, GainKey, LivenessChange, NodeLiveness, ReapNode,
-        RegisterNode, SetDrain, SetEligibility, SuspendLateNodes, UnsuspendNode,
+        RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
     },
     plan::ApplyPlans,
     settings::{DeleteNamespace, DeleteNodePool, UpsertNamespace, UpsertNodePool},
@@ -106,9 +106,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
             }
         }
         Command::SuspendNode(command) => entry.node_suspended(command, found),
-        Command::UnsuspendNode(UnsuspendNode { node, .. }) => {
-            entry.checked_again(*node, found);
-        }
+        Command::UnsuspendNode(command) => entry.checked_again(command.node, found),
         Command::EndSuspensions(EndSuspensions { nodes }) => {
             for node in nodes {
                 entry.checked_again(*node, found);

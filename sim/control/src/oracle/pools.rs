@@ -140,7 +140,7 @@ fn event_of(cause: Option<ShutdownCause>) -> Event {
         Some(ShutdownCause::BootFailed) => Event::BootFailed,
         Some(ShutdownCause::ProbeFailed) => Event::ProbeFailed,
         Some(ShutdownCause::Unknown) => Event::StrayFound,
-        Some(ShutdownCause::Operator) | None => Event::InstanceEnded,
+        Some(ShutdownCause::Operator | ShutdownCause::Released) | None => Event::InstanceEnded,
     }
 }
 

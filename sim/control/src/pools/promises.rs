@@ -70,7 +70,10 @@ fn is_by_time(cause: ShutdownCause) -> bool {
         | ShutdownCause::Expired
         | ShutdownCause::BootFailed
         | ShutdownCause::ProbeFailed => true,
-        ShutdownCause::Drained | ShutdownCause::Unknown | ShutdownCause::Operator => false,
+        ShutdownCause::Drained
+        | ShutdownCause::Released
+        | ShutdownCause::Unknown
+        | ShutdownCause::Operator => false,
     }
 }
 
