@@ -296,7 +296,7 @@ impl World {
         };
         let world = self.clone();
         rt::spawn_in(group, async move {
-            match Core::start(settings, parts).await {
+            match Box::pin(Core::start(settings, parts)).await {
                 Ok(core) => world.serve(server, (group, incarnation), core).await,
                 Err(error) => world.does_not_start(server, &error),
             }
