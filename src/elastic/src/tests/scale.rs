@@ -30,6 +30,7 @@ fn crowd() -> World {
             token: [1; 16],
             kind: "small".into(),
             wanted_by: None,
+            group: None,
         })
         .collect();
     world.driver.accept(RequestInstances { pool: "p".into(), pool_modify_index, intents }.into());
