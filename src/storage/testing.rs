@@ -52,8 +52,10 @@ impl Life {
     pub(crate) fn set(&mut self, name: &str, bytes: usize) {
         let mark = self.state.index().to_string();
         let description = mark.repeat(bytes.div_ceil(mark.len())).into();
-        let namespace = Namespace { name: name.into(), description, ..Namespace::default() };
+        let namespace = Namespace { name: name.into(), ..Namespace::default() };
         self.apply(Command::UpsertNamespace(UpsertNamespace { namespace }));
+        let changes = &mut self.changes;
+        fsm::testing::describe_namespace(&mut self.state, &name.into(), description, changes);
     }
 
     /// Removes a row.

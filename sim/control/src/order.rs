@@ -327,7 +327,7 @@ mod tests {
             last_restart_ms: 7 + RESTART_MS,
             ..TaskState::default()
         };
-        update.tasks.insert("web".into(), task);
+        update.tasks.insert("server".into(), task);
         driver.report_update(update);
         (driver.state, goes)
     }
@@ -384,9 +384,9 @@ mod tests {
         let stays = state.allocations().iter().find(|row| row.id != goes);
         let mut stays = (**stays.expect("there are two")).clone();
         assert_eq!(runs_since(&stays), Some(state.at()));
-        stays.tasks.entry("web".into()).or_default().last_restart_ms = 0;
+        stays.tasks.entry("server".into()).or_default().last_restart_ms = 0;
         assert_eq!(runs_since(&stays), Some(stays.client_at));
-        stays.tasks.entry("web".into()).or_default().state = "pending".into();
+        stays.tasks.entry("server".into()).or_default().state = "pending".into();
         assert_eq!(runs_since(&stays), None, "it waits to start again");
     }
 }

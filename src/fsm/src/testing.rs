@@ -28,7 +28,7 @@ use crate::{
     codec,
     command::{Command, Proposal, Rejection, Reply},
     evaluation::{Evaluation, EvaluationStatus},
-    id::{AllocationId, EvaluationId, InstanceId, JobKey, NodeId, RequestId, TimeMs},
+    id::{AllocationId, EvaluationId, InstanceId, JobKey, NodeId, RequestId, Text, TimeMs},
     invariant,
     job::{
         DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, LogConfig, MigrateStrategy, Network,
@@ -47,7 +47,7 @@ use crate::{
     },
     resources::{Port, Resources},
     session::Request,
-    settings::{NodeLife, SetSchedulerConfiguration},
+    settings::{Namespace, NodeLife, SetSchedulerConfiguration},
     state::State,
     table::{ChangeSet, Row, disk_key},
 };
@@ -905,6 +905,19 @@ pub fn payload_hash(command: &Command) -> u64 {
 pub fn put<R: Row>(state: &mut State, row: &R) {
     let key = disk_key::<R>(&row.key());
     state.load_row(&key, &codec::encode(row)).expect("a row that was encoded loads");
+}
+
+/// Gives a namespace a description of any length, beside the bounds of commands: what stores rows
+/// must keep long ones too.
+pub fn describe_namespace(
+    state: &mut State,
+    name: &Text,
+    description: Text,
+    changes: &mut ChangeSet,
+) {
+    let row = state.namespaces.get(name).expect("the namespace is there");
+    let row = Namespace { description, ..(**row).clone() };
+    state.namespaces.put(row, changes);
 }
 
 /// The state without a row, as another process would load it.
