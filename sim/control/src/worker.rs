@@ -60,8 +60,8 @@ pub(crate) struct Worker {
     doing: Doing,
     /// Leases of the last answer that were not begun.
     leases: VecDeque<(Lease, u64)>,
-    /// When that answer came.
-    given_at: u64,
+    /// When that answer was asked for: the leases began after it, however late it came.
+    asked_at: u64,
     /// When the lease in hand was begun.
     begun_at: u64,
 }
@@ -70,7 +70,7 @@ impl Worker {
     /// A worker of a server.
     pub(crate) fn new(server: usize) -> Self {
         let (doing, leases) = (Doing::Idle(0), VecDeque::new());
-        Self { server, doing, leases, given_at: 0, begun_at: 0 }
+        Self { server, doing, leases, asked_at: 0, begun_at: 0 }
     }
 
     /// Has nothing in its hands.
@@ -81,8 +81,9 @@ impl Worker {
     /// Whether a lease waits behind the one in hand, and neither that one nor the batch has taken so long that it may run out. When a message that ends
     /// a lease is lost, those behind it have twice the time of a lease.
     pub(crate) fn keeps_waiting(&self, token: Token, now: u64) -> bool {
-        let waits = self.leases.iter().any(|(lease, _)| lease.token == token);
-        waits && now - self.begun_at < NACK_MS && now - self.given_at < 2 * NACK_MS - CALL_WAIT_MS
+        let is_at_one = !matches!(self.doing, Doing::Idle(_) | Doing::Asking(..));
+        let waits = is_at_one && self.leases.iter().any(|(lease, _)| lease.token == token);
+        waits && now - self.begun_at < NACK_MS && now - self.asked_at < 2 * NACK_MS - CALL_WAIT_MS
     }
 
     /// When something happens here by itself.
@@ -196,6 +197,7 @@ impl World {
             return (Doing::Idle(now + BACKOFF_MS), false);
         };
         let call = self.call(number, to, Ask::Dequeue, dice);
+        self.workers[number].asked_at = now;
         (Doing::Asking(call, now + CALL_WAIT_MS), true)
     }
 
@@ -407,7 +409,6 @@ impl World {
             let pause =
                 if reply.as_ref().is_ok_and(|list| !list.is_empty()) { 0 } else { BACKOFF_MS };
             worker.leases = reply.unwrap_or_default().into();
-            worker.given_at = now;
             worker.begun_at = now;
             worker.doing = Doing::Idle(now + pause);
         }
