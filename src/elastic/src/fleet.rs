@@ -106,7 +106,6 @@ impl PoolWatch {
 #[derive(Debug)]
 struct Home {
     pool: Text,
-    provider: Text,
     state: InstanceState,
     behavior: Behavior,
     /// Log time; 0: it is not on its way out.
@@ -117,7 +116,6 @@ impl Home {
     fn of(row: &Instance) -> Self {
         Self {
             pool: row.pool.clone(),
-            provider: row.provider.clone(),
             state: row.state,
             behavior: row.behavior,
             shutdown_at: row.shutdown.as_ref().map_or(0, |shutdown| shutdown.at),
@@ -191,7 +189,10 @@ impl Fleet {
         self.groups.retain(|name, _| state.capacity_group(name).is_some());
         self.homes.clear();
         for watch in self.providers.values_mut() {
-            (watch.pools, watch.instances) = (BTreeSet::new(), 0);
+            watch.pools = BTreeSet::new();
+        }
+        for list in state.provider_lists().iter() {
+            self.provider(&list.provider).is_used = true;
         }
         for pool in state.instance_pools().iter() {
             self.provider(&pool.provider).pools.insert(pool.name.clone());
@@ -223,11 +224,7 @@ impl Fleet {
                     self.settle(row)
                 } else {
                     self.attempts.remove(id);
-                    let known = self.homes.remove(id);
-                    if let Some(known) = &known {
-                        self.provider(&known.provider).instances -= 1;
-                    }
-                    known
+                    self.homes.remove(id)
                 };
                 self.tally.count(state.at(), known.as_ref(), row.map(|row| &**row));
                 self.steps.extend(steps::between(*id, known.as_ref(), row.map(|row| &**row)));
@@ -281,11 +278,8 @@ impl Fleet {
 
     /// Notes where an instance belongs. Answers with what was known of it before.
     fn settle(&mut self, row: &Instance) -> Option<Home> {
-        let known = self.homes.insert(row.id, Home::of(row));
-        if known.is_none() {
-            self.provider(&row.provider).instances += 1;
-        }
-        known
+        self.provider(&row.provider).is_used = true;
+        self.homes.insert(row.id, Home::of(row))
     }
 
     fn provider(&mut self, name: &Text) -> &mut ProviderWatch {

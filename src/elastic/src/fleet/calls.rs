@@ -51,15 +51,16 @@ pub(super) struct ProviderWatch {
     later_calls: usize,
     /// Pools of this provider.
     pub(super) pools: BTreeSet<Text>,
-    /// Instances of this provider.
-    pub(super) instances: usize,
+    /// It was asked for a machine once, by whichever leader: a create that hangs may make one when
+    /// its instance and its pool have gone, and only a list shows it.
+    pub(super) is_used: bool,
 }
 
 impl ProviderWatch {
-    /// When its next list is due; none: it is being listed, or nothing names it.
+    /// When its next list is due; none: it is being listed, or no pool has it and none ever used it.
     fn list_at(&self) -> Option<u64> {
-        let is_named = !self.pools.is_empty() || self.instances > 0;
-        (is_named && self.listing.is_none()).then_some(self.next_list_at)
+        let is_listed = self.is_used || !self.pools.is_empty();
+        (is_listed && self.listing.is_none()).then_some(self.next_list_at)
     }
 
     fn has_place(&self, haste: Haste) -> bool {
@@ -107,7 +108,7 @@ impl Fleet {
         self.flights.contains_key(&id)
     }
 
-    /// Lists each provider that a pool or an instance names. Cost: the providers.
+    /// Lists each provider that a pool has or ever used. Cost: the providers.
     pub(super) fn list(&mut self, now: u64) {
         let due = |watch: &ProviderWatch| watch.list_at().is_some_and(|at| at <= now);
         let is_configured = |name: &Text| self.configured.contains(name);

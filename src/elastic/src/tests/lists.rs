@@ -145,16 +145,10 @@ fn missing_machines_are_noted_by_a_thousand() {
     assert_eq!((difference.command.unwrap().missing.len(), difference.is_whole), (1_000, false));
 }
 
-/// A provider that no pool and no instance names any more is not listed, and nothing is due.
+/// A provider that no pool ever used is not listed, and nothing is due.
 #[test]
-fn what_nothing_names_is_not_listed() {
+fn what_was_never_used_is_not_listed() {
     let mut world = World::new(9);
-    world.job("web", 1);
-    world.make_and_boot();
-    world.stop("web");
-    world.pass(2 * MINUTE);
-    world.destroy();
-    assert_eq!(world.rows().len(), 0);
     world.commit(Command::DeleteInstancePool(fsm::pool::DeleteInstancePool { name: "p".into() }));
     world.lists = false;
     world.pass(MINUTE);
@@ -162,6 +156,31 @@ fn what_nothing_names_is_not_listed() {
     world.pass(5 * MINUTE);
     assert_eq!(world.take_calls("list"), []);
     assert_eq!(world.fleet.next_deadline(), None);
+}
+
+/// A create that hangs may make its machine when its pool is long gone: the provider is listed for
+/// good, by the next leader as well, and the machine is destroyed.
+#[test]
+fn a_machine_that_comes_after_its_pool_has_gone_is_destroyed() {
+    for is_new_leader in [false, true] {
+        let mut world = World::new(9);
+        world.job("web", 1);
+        let creates = world.take_calls("create");
+        let Operation::Create(create) = &creates[0].1.operation else { unreachable!() };
+        world.stop("web");
+        world.pass(60 * MINUTE);
+        assert_eq!(world.rows().len(), 0, "it expired");
+        let command = fsm::pool::DeleteInstancePool { name: "p".into() };
+        assert_eq!(world.commit(Command::DeleteInstancePool(command)), Reply::Done);
+        world.pass(60 * MINUTE);
+        if is_new_leader {
+            world.lead();
+        }
+        world.machine(create);
+        world.pass(2 * MINUTE);
+        assert_eq!(world.destroy(), [create.key]);
+        assert_eq!((world.rows().len(), world.machines.len()), (0, 0));
+    }
 }
 
 /// Descriptions that are never answered leave places for creates and destroys.

@@ -364,11 +364,13 @@ impl crate::table::Key for (Text, LimitScope) {
     }
 }
 
-/// The last list of a provider that changed anything.
+/// The last list of a provider that changed anything. It is there from the first intent on, and
+/// stays: a create may come to an end when its instance and its pool have gone, so what was asked
+/// for a machine once is listed for good.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ProviderList {
     pub provider: Text,
-    /// Rises with each; an older one is refused.
+    /// Rises with each; an older one is refused. 0: none changed anything yet.
     pub epoch: u64,
     pub at: TimeMs,
 }

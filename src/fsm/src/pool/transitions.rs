@@ -217,6 +217,10 @@ impl Turn<'_> {
             strengths.insert(name.clone(), Strength { amount, count });
             self.note_step(&group);
         }
+        if !self.state.provider_lists.contains(&pool.provider) {
+            let row = ProviderList { provider: pool.provider.clone(), epoch: 0, at: self.at };
+            self.state.provider_lists.put(row, self.changes);
+        }
         let deadline_at = self.at.saturating_add(pool.boot_timeout_ms);
         self.put_instance(Instance {
             token: *token,
