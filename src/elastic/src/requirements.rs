@@ -38,17 +38,15 @@ impl Sources {
             }
             self.watch(row);
         }
-        let began_at = self.began_at.unwrap_or(now);
-        self.unheard.retain(|name, _| {
-            state.capacity_sources().get(name).is_some_and(|row| !has_spoken(row, began_at))
-        });
+        let sources = state.capacity_sources();
+        self.unheard.retain(|name, _| sources.get(name).is_some_and(|row| is_unheard(state, row)));
     }
 
     /// A source spoke, expired or was forgotten.
     pub(crate) fn changed(&mut self, state: &State, name: &Text) {
         match state.capacity_sources().get(name) {
             Some(row) => {
-                if has_spoken(row, self.began_at.unwrap_or(0)) {
+                if !is_unheard(state, row) {
                     self.unheard.remove(name);
                 }
                 self.watch(row);
@@ -111,15 +109,16 @@ impl Sources {
     }
 }
 
-/// Nothing is waited for from a source: it has spoken since, or has expired.
-fn has_spoken(row: &CapacitySource, began_at: u64) -> bool {
-    row.heard_at > began_at || row.expired_at > 0
+/// Whether the leader waits for a source: it has neither spoken in the leader's term nor expired. The
+/// time of its word does not tell: that of a leadership begins at the last entry before it.
+pub(crate) fn is_unheard(state: &State, row: &CapacitySource) -> bool {
+    row.heard_term != state.term() && row.expired_at == 0
 }
 
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
-    use fsm::testing::{Driver, START_MS, capacity_group};
+    use fsm::testing::{Driver, Interruption, START_MS, capacity_group};
 
     use super::*;
 
@@ -166,6 +165,7 @@ mod tests {
         let mut driver = with_source(10_000);
         driver.require("lb2", 1, &[("web", 5)]);
         let took_over = START_MS + 60_000;
+        driver.interrupt(Interruption::NewLeader);
         let mut sources = Sources::default();
         sources.restore(took_over, &driver.state);
         let until = |sources: &Sources, state: &State, now: u64| {
@@ -182,11 +182,29 @@ mod tests {
         sources.changed(&driver.state, &"lb2".into());
         assert_eq!(until(&sources, &driver.state, driver.now), None);
 
+        driver.interrupt(Interruption::NewLeader);
         let mut sources = Sources::default();
         sources.restore(took_over + 100_000, &driver.state);
         let end = took_over + 110_000;
         assert!(until(&sources, &driver.state, end - 1).is_some());
         assert_eq!(until(&sources, &driver.state, end), None);
         assert_eq!(names(sources.step(end)), ["lb1".into(), "lb2".into()]);
+    }
+
+    /// The words of a leadership are told from those before it by the term: its time may begin with
+    /// that of the last entry.
+    #[test]
+    fn a_source_that_speaks_in_the_moment_of_an_election_is_heard() {
+        let mut driver = with_source(10_000);
+        driver.interrupt(Interruption::NewLeader);
+        let mut sources = Sources::default();
+        sources.restore(START_MS, &driver.state);
+        let until = |sources: &Sources, state: &State| {
+            sources.unheard_until(START_MS, state, &"web".into())
+        };
+        assert!(until(&sources, &driver.state).is_some(), "it spoke to the leader before");
+        driver.require("lb1", 2, &[("web", 5)]);
+        sources.changed(&driver.state, &"lb1".into());
+        assert_eq!(until(&sources, &driver.state), None);
     }
 }

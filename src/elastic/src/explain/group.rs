@@ -9,10 +9,13 @@ use fsm::{
 };
 
 use super::{clock, pool, span};
-use crate::capacity::{
-    Plan, Stay,
-    plan::{kind_for, plan},
-    wanted,
+use crate::{
+    capacity::{
+        Plan, Stay,
+        plan::{kind_for, plan},
+        wanted,
+    },
+    requirements::is_unheard,
 };
 
 /// Sources and members that have a sentence of their own.
@@ -195,12 +198,21 @@ fn next(
     let may_make = |name: &fsm::Text| of.types.get(name).is_some_and(|kind| !is_limited(kind));
     let kind = kind_for(of, group, may_make);
     let each = kind.map_or(group.unit, |kind| group.expected(kind));
-    let plan = plan(state, now, group, each, true);
+    let unheard = unheard(state, group);
+    let plan = plan(state, now, group, each, unheard.is_none());
     if plan.create > 0 || of.paused.is_some() {
         sentences.extend(pool(state, now, of));
     }
     sentences.extend(moves(&plan));
-    sentences.extend(plan.stay.map(|stay| stays(now, group, &plan, stay)));
+    sentences.extend(plan.stay.map(|stay| stays(now, group, &plan, stay, unheard)));
+}
+
+/// The source of a group that the leader waits for longest, of those that it has not heard.
+fn unheard<'a>(state: &'a State, group: &CapacityGroup) -> Option<&'a CapacitySource> {
+    let rows = state.capacity_sources().iter().map(|row| &**row);
+    let unheard =
+        rows.filter(|row| row.amounts.contains_key(&group.name) && is_unheard(state, row));
+    unheard.max_by_key(|row| (row.ttl_ms, Reverse(&row.name)))
 }
 
 fn moves(plan: &Plan) -> Vec<String> {
@@ -213,16 +225,18 @@ fn moves(plan: &Plan) -> Vec<String> {
         sentences.push(format!("next: {} to be made", counted_number(plan.create, "member")));
     }
     if !plan.drain.is_empty() {
-        sentences.push(format!(
-            "next: {} to drain; a new leader waits until every source has spoken, at most for its \
-             time to live",
-            count(plan.drain.len())
-        ));
+        sentences.push(format!("next: {} to drain", count(plan.drain.len())));
     }
     sentences
 }
 
-fn stays(now: u64, group: &CapacityGroup, plan: &Plan, stay: Stay) -> String {
+fn stays(
+    now: u64,
+    group: &CapacityGroup,
+    plan: &Plan,
+    stay: Stay,
+    unheard: Option<&CapacitySource>,
+) -> String {
     match stay {
         Stay::Hysteresis => format!(
             "nothing drains: less than a unit of {} is too much (hysteresis)",
@@ -235,11 +249,14 @@ fn stays(now: u64, group: &CapacityGroup, plan: &Plan, stay: Stay) -> String {
             span(group.cooldown_down_ms)
         ),
         Stay::WarmUp => {
-            "nothing drains until every source has spoken to the new leader (warm-up)".to_owned()
+            let of = unheard.map_or(String::new(), |row| {
+                format!(": {} has not, and has {} for it", row.name, span(row.ttl_ms))
+            });
+            format!("nothing drains until every source has spoken to the new leader (warm-up){of}")
         }
         Stay::Least => format!(
             "nothing drains: without another member less than what is desired, or fewer than {} \
-             would be left",
+             would be left (least)",
             counted_number(group.min, "member")
         ),
         Stay::CoolDownUp { until } => format!(

@@ -18,7 +18,7 @@ use fsm::{
     node::{CapacityGain, GainKey, NodeDescription, RegisterNode},
     plan::ApplyPlans,
     pool::{ObserveInstances, RequestInstances, ShutdownCause},
-    testing::{Driver, description, job, job_key, node_id},
+    testing::{Driver, Interruption, description, job, job_key, node_id},
 };
 use scheduler::{Pass, schedule};
 
@@ -76,6 +76,7 @@ impl World {
     fn lead(&mut self) {
         self.fleet = fleet();
         self.calls.clear();
+        self.driver.interrupt(Interruption::NewLeader);
         let now = self.at();
         self.fleet.restore(now, &self.driver.state);
         self.run();

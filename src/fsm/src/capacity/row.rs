@@ -167,6 +167,8 @@ pub struct CapacitySource {
     /// How long its word holds.
     pub ttl_ms: u64,
     pub heard_at: TimeMs,
+    /// Term of its word: a source that spoke in an earlier one has not spoken to the leader.
+    pub heard_term: u64,
     pub expires_at: TimeMs,
     /// When it was found silent; 0: it was not. It is kept for a while, so that a word that comes
     /// late is known to be late.

@@ -133,6 +133,7 @@ impl Turn<'_> {
             seq: *seq,
             ttl_ms,
             heard_at: self.at,
+            heard_term: self.state.term,
             expires_at: self.at.saturating_add(ttl_ms),
             expired_at: 0,
             amounts: asked,

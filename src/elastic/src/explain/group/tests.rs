@@ -7,7 +7,7 @@ use fsm::{
     capacity::{BusyRule, DecideCapacity, DecidedCapacity, MoveMembers},
     node::Readiness,
     pool::{Behavior, CreateOutcome, InstanceOutcome, LimitClass, LimitScope, PauseInstancePool},
-    testing::{Driver, START_MS, capacity_group, proof},
+    testing::{Driver, Interruption, START_MS, capacity_group, proof},
 };
 
 use super::*;
@@ -146,9 +146,13 @@ fn why_a_group_does_not_shrink() {
     let cool_down = "nothing drains before 01:48:00: 24576 MB were wanted less than 60 s ago \
                      (cool-down)";
     says(&driver, 31, cool_down);
-    let next = "next: 2 members to drain; a new leader waits until every source has spoken, at \
-                most for its time to live";
-    says(&driver, 95, next);
+    says(&driver, 95, "next: 2 members to drain");
+    driver.interrupt(Interruption::NewLeader);
+    let warm_up = "nothing drains until every source has spoken to the new leader (warm-up): lb1 \
+                   has not, and has 10 s for it";
+    says(&driver, 95, warm_up);
+    driver.require("lb1", 4, &[("web", UNIT)]);
+    says(&driver, 95, "next: 2 members to drain");
     driver.at_seconds(95);
     drain(&mut driver, &[ids[2]]);
     let told = |id| {

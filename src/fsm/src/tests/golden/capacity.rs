@@ -52,10 +52,11 @@ pub(super) fn pin(golden: &mut Golden) {
         seq: 2,
         ttl_ms: 3,
         heard_at: 4,
-        expires_at: 5,
-        expired_at: 6,
-        amounts: BTreeMap::from([("web".into(), Asked { amount: 7, since: 8 })]),
-        modify_index: 9,
+        heard_term: 5,
+        expires_at: 6,
+        expired_at: 7,
+        amounts: BTreeMap::from([("web".into(), Asked { amount: 8, since: 9 })]),
+        modify_index: 10,
     };
     golden.pin("capacity-source", &source);
     let mut sums = Peaks::default();
