@@ -70,13 +70,18 @@ impl Lists {
         let mut unknown = Vec::new();
         let mut wrong_tags = Vec::new();
         let mut found = BTreeSet::new();
+        // Machines without a tag, each of which may be that of a row whose machine nobody knows.
+        let mut is_unclear = false;
         for machine in &list.machines {
             let known = by_provider_id.get(&*machine.provider_id);
             let id = match (known, tagged(machine)) {
                 (Some(row), _) => row.id,
                 (None, Some(id)) => id,
                 // It may be what a create under way has just made, before its tags are there.
-                (None, None) if has_creates => continue,
+                (None, None) if has_creates => {
+                    is_unclear = true;
+                    continue;
+                }
                 (None, None) => stray_id(provider, &machine.provider_id),
             };
             found.insert(id);
@@ -109,6 +114,7 @@ impl Lists {
                 && row.state != InstanceState::Requested
                 && row.seen_at < began_at
                 && !found.contains(&row.id)
+                && !(is_unclear && row.provider_id.is_empty())
                 && !is_heard(state, row)
         };
         let mut missing: Vec<InstanceId> = if is_suspect {

@@ -199,3 +199,25 @@ fn descriptions_that_hang_stop_no_create() {
     world.register(spec("late", 10, 600));
     assert_eq!(world.make().len(), 10);
 }
+
+/// The answer of a create was lost and its machine has no tags: while creates are under way no list
+/// tells whose machine it is, and the instance whose agent was there is not called gone.
+#[test]
+fn an_unclear_machine_may_be_that_of_any_instance_without_one() {
+    let mut world = World::new(9);
+    world.job("web", 1);
+    let (call, create) = world.take_calls("create").pop().unwrap();
+    let Operation::Create(create) = create.operation else { panic!("{create:?}") };
+    let machine = world.machine(&create);
+    world.machines.values_mut().for_each(|machine| machine.tags.clear());
+    world.boot(create.key);
+    world.driver.liveness(&name(create.key), fsm::Liveness::Down);
+    let now = world.at();
+    world.fleet.restore(now, &world.driver.state);
+    world.pass(5 * MINUTE);
+    let row = world.row(create.key);
+    assert_eq!((row.state, &*row.provider_id, row.missing), (InstanceState::Bound, "", 0));
+    world.answer(call, Ok(Answer::Created(machine)));
+    world.run();
+    assert_eq!(&*world.row(create.key).provider_id, "m1");
+}
