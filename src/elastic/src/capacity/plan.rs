@@ -35,6 +35,21 @@ pub enum Stay {
     Most,
 }
 
+impl Stay {
+    /// The reason's name in numbers for dashboards.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hysteresis => "hysteresis",
+            Self::CoolDown { .. } => "cool_down",
+            Self::WarmUp => "warm_up",
+            Self::Least => "least",
+            Self::CoolDownUp { .. } => "cool_down_up",
+            Self::Step { .. } => "step",
+            Self::Most => "most",
+        }
+    }
+}
+
 /// What is to be done in a group.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Plan {
@@ -52,6 +67,33 @@ pub struct Plan {
     pub stay: Option<Stay>,
     /// When to look again.
     pub due_at: Option<u64>,
+}
+
+impl Plan {
+    /// Names of all that [`Self::reasons`] may have.
+    pub const REASONS: [&'static str; 10] = [
+        "drain",
+        "take_back",
+        "create",
+        "hysteresis",
+        "cool_down",
+        "warm_up",
+        "least",
+        "cool_down_up",
+        "step",
+        "most",
+    ];
+
+    /// What it does, and why it does no more, by name.
+    pub fn reasons(&self) -> impl Iterator<Item = &'static str> {
+        let moves = [
+            (!self.drain.is_empty(), "drain"),
+            (!self.take_back.is_empty(), "take_back"),
+            (self.create > 0, "create"),
+        ];
+        let moves = moves.into_iter().filter_map(|(is_done, name)| is_done.then_some(name));
+        moves.chain(self.stay.map(Stay::name))
+    }
 }
 
 /// The type of machine that is made for a group: the first choice of those that give a unit, of all

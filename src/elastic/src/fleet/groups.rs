@@ -1,6 +1,8 @@
 //! Capacity groups as a source of demand: decides what they are to give, moves their members, and
 //! wants machines for what is lacking.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use fsm::{
     CapacityGroup, Command, Index, InstanceId, InstancePool, State, Text,
     capacity::{CapacityDecision, DecideCapacity, ExpireRequirements, MemberPhase, MoveMembers},
@@ -26,6 +28,22 @@ pub(super) struct GroupWatch {
     moved: (Vec<InstanceId>, Vec<InstanceId>),
     moved_until: u64,
     numbers: Numbers,
+    /// Reasons of the last plan.
+    reasons: BTreeSet<&'static str>,
+    /// How often each came up since the leadership began.
+    came_up: BTreeMap<&'static str, u64>,
+}
+
+impl GroupWatch {
+    /// Counts a plan's reasons that the one before did not have: how often a group is looked at
+    /// tells nothing.
+    fn count(&mut self, plan: &Plan) {
+        let reasons: BTreeSet<_> = plan.reasons().collect();
+        for reason in reasons.difference(&self.reasons) {
+            *self.came_up.entry(reason).or_insert(0) += 1;
+        }
+        self.reasons = reasons;
+    }
 }
 
 /// A group in numbers, as it was looked at last.
@@ -75,7 +93,9 @@ impl Fleet {
         let mut forgotten = Vec::new();
         for group in pool.groups.values() {
             let name = &group.name;
-            decisions.extend(self.decide(look, group));
+            let decision = self.decide(look, group);
+            let is_decided = decision.is_none();
+            decisions.extend(decision);
             if let Some(at) = look.state.forgettable_at(name) {
                 if at <= look.now {
                     forgotten.push(name.clone());
@@ -91,6 +111,10 @@ impl Fleet {
             let plan = plan(look.state, look.now, group, each, unheard.is_none());
             if let Some(at) = plan.due_at {
                 look.due(at);
+            }
+            // A move that meets a new decision is refused.
+            if is_decided {
+                self.groups.entry(name.clone()).or_default().count(&plan);
             }
             self.move_members(look, group, &plan);
             let lacking = usize::try_from(plan.create).unwrap_or(usize::MAX);
@@ -197,6 +221,10 @@ impl Fleet {
                 ("members_drained", numbers.drained),
             ] {
                 put(&format!("capacity.{name}.{what}"), number);
+            }
+            for reason in Plan::REASONS {
+                let count = watch.came_up.get(reason).copied().unwrap_or(0);
+                put(&format!("capacity.{name}.decisions.{reason}"), count);
             }
         }
     }
