@@ -81,6 +81,11 @@ impl World {
         self.operations.push(Operation { request, command, ticket: None });
     }
 
+    /// Nobody asks again for these.
+    pub(crate) fn forget_operations(&mut self, is_one: impl Fn(&Command) -> bool) {
+        self.operations.retain(|one| !is_one(&one.command));
+    }
+
     /// An operator drains the node that runs most, in one way or another.
     pub(crate) fn drain_a_busy_node(&mut self, dice: &mut Dice) {
         let truth = self.log.truth();
@@ -120,7 +125,7 @@ impl World {
 
     /// An operator pauses the broker, or lets it go on. What was asked for before and is not in the log does not come after it.
     pub(crate) fn pause(&mut self, pause_eval_broker: bool) {
-        self.operations.retain(|one| !matches!(one.command, Command::SetSchedulerConfiguration(_)));
+        self.forget_operations(|command| matches!(command, Command::SetSchedulerConfiguration(_)));
         let known = self.log.truth().scheduler_configuration().clone();
         let configuration = SchedulerConfiguration { pause_eval_broker, ..known };
         self.ask(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {

@@ -228,6 +228,22 @@ events! {
     LateAnswer => "the answer to a deposed leader was proposed to the next one",
     /// A provider took a machine back.
     Preempted => "a provider took a machine back",
+    /// A word of a source of requirements was taken.
+    WordTaken => "a source of requirements was heard",
+    /// An older word came late.
+    OldWord => "an older word of a source of requirements was refused",
+    /// A source did not speak in its time.
+    SourceSilent => "a source of requirements fell silent",
+    /// A source began a new epoch.
+    SourceRestarted => "a source of requirements started anew",
+    /// A group did without a member.
+    MemberDrained => "a member of a capacity group was drained",
+    /// A group needed it again.
+    MemberTakenBack => "a drained member was taken back",
+    /// Its drain was over.
+    MemberReleased => "a drained member was shut down",
+    /// The leader that decided was gone before the member was asked for.
+    DecisionInherited => "a member was asked for on the decision of an earlier leader",
     /// A follower scheduled on a state behind the leader's.
     FollowerLagged => "a follower scheduled behind the leader",
 }

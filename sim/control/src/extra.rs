@@ -101,6 +101,7 @@ impl World {
         self.hurry_updates();
         self.fail_together(seed, number);
         self.live_and_die(seed, number);
+        self.balance(seed, number);
         self.use_pools(seed, number);
         self.chance = dice(seed, u64::from(number));
         if self.extra.pauses && self.chance.percent(3) {

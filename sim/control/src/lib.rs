@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod balancers;
 mod client;
 mod coverage;
 mod extra;

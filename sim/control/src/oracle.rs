@@ -2,6 +2,7 @@
 //! what needs the whole log: requests, terms, the snapshots that plans were made on. It shares no code with what it checks: it sums over rows instead
 //! of trusting derived indexes. `fsm::invariant` runs besides, now and then and at the end, because it is slow.
 
+pub(crate) mod capacity;
 mod nodes;
 mod pools;
 
@@ -44,6 +45,7 @@ pub(crate) struct Oracle {
     /// First reply to each request, and its index.
     requests: BTreeMap<RequestId, Reply>,
     nodes: NodeMemory,
+    capacity: capacity::Account,
 }
 
 impl World {
@@ -68,6 +70,7 @@ impl World {
                 pools::judge(&before, &applied.state, pools, self.clock_ms, &mut found);
                 pools.note_rows(&before, &applied.state);
                 pools::note(&before, applied, &mut self.coverage);
+                self.oracle.capacity.judge(&before, applied, &mut self.coverage, &mut found);
             }
             note(&before, applied, &mut self.coverage);
         }

@@ -268,8 +268,11 @@ impl World {
     }
 
     /// The pool as an operator's file has it.
-    fn apply_pool(&mut self, dice: &mut Dice) {
-        let pool = draw_pool(dice);
+    pub(crate) fn apply_pool(&mut self, dice: &mut Dice) {
+        let mut pool = draw_pool(dice);
+        if let Some(balancers) = &mut self.balancers {
+            balancers.declare(&mut pool);
+        }
         self.ask(Command::UpsertInstancePool(UpsertInstancePool { pool, enforce_index: None }));
     }
 

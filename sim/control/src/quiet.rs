@@ -49,6 +49,7 @@ impl World {
             pools.calm();
         }
         self.lead_with_a_provider(dice);
+        self.declare_groups_for_good();
         self.trace(|| "quiet from here".to_owned());
         self.quieten(dice);
         if self.failures.is_empty() && self.swarm.rich_nodes {
@@ -158,6 +159,7 @@ impl World {
             acted |= self.end_task(number, dice, false);
         }
         acted |= self.serve_pools();
+        acted |= self.hear_balancers();
         while !self.operations.is_empty() && self.look_after(dice) {
             acted = true;
         }
@@ -173,7 +175,7 @@ impl World {
         // One that waits for an operator waits for ever.
         let mut suspended = truth.nodes().iter().filter_map(|row| row.suspension());
         let suspended = suspended.any(|one| one.until.is_some() || one.reason.ends_with_success());
-        let unsettled = !self.unsettled_pools().is_empty();
+        let unsettled = !self.unsettled_pools().is_empty() || !self.unsettled_groups().is_empty();
         let busy = self.workers.iter().any(|worker| !worker.is_idle());
         pending || draining || suspended || unsettled || busy || !self.operations.is_empty()
     }
@@ -206,6 +208,7 @@ impl World {
         self.judge_broker(&truth, &mut found);
         self.judge_agents(&truth, &mut found);
         found.extend(self.unsettled_pools());
+        found.extend(self.unsettled_groups());
         let broken = check_quiet(&truth, &self.failed_on).into_iter();
         let broken = broken.chain(check_round_trip(&truth)).chain(check_state(&truth));
         found.extend(broken.map(|broken| broken.to_string()));

@@ -8,6 +8,7 @@ use leader::{BrokerError, Lease, NackReason, PlanAnswer, Token};
 use crate::{
     Coverage, STEPS,
     agent::Agent,
+    balancers::{self, Balancers},
     client::Operation,
     coverage::Event,
     extra::{self, Extra},
@@ -107,6 +108,8 @@ pub(crate) struct World {
     pub(crate) lives: Option<lives::Lives>,
     /// Instance pools and the cloud that makes their machines; none: the seed has none.
     pub(crate) pools: Option<Pools>,
+    /// Sources of requirements for groups of the pool; none: it has no groups.
+    pub(crate) balancers: Option<Balancers>,
     /// A long quiet time.
     pub(crate) stretch: Option<Stretch>,
     /// How updates are hurried in the step under way; none: they are not.
@@ -146,12 +149,14 @@ impl World {
         let agents = (0..swarm.agents)
             .map(|number| Agent::new(number, swarm.scarce, swarm.rich_nodes))
             .collect();
+        let pools = pools::draw(seed, swarm.servers);
         let mut world = Self {
             extra: Extra::draw(seed),
             tenants: tenants::draw(seed),
             failures_together: failures::draw(seed),
             lives: lives::draw(seed),
-            pools: pools::draw(seed, swarm.servers),
+            balancers: balancers::draw(seed, pools.is_some()),
+            pools,
             stretch: stretches::draw(seed, STEPS),
             hurry: updates::hurry(seed, u64::MAX - 1),
             groups: groups::dice(seed, u64::MAX - 1),

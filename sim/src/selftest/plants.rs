@@ -60,9 +60,6 @@ impl Planted {
 
 const CONTROL_PLANE: Finder = Finder::Simulation(&[Tier::ControlPlane]);
 const SERVERS: Finder = Finder::Simulation(&[Tier::Servers]);
-/// Nothing simulates balancers yet.
-const BALANCERS: Finder =
-    Finder::Other("`cargo test -p elastic groups` with the bug written into the source");
 const BOTH: Finder = Finder::Simulation(&[Tier::ControlPlane, Tier::Servers]);
 
 /// All of them.
@@ -255,25 +252,25 @@ pub(super) const PLANTS: [Planted; 44] = [
         "older-sequence",
         "older-requirements-taken",
         "an older word of a source of requirements is taken",
-        BALANCERS,
+        CONTROL_PLANE,
     ),
     Planted::new(
         "wanted-for-desired",
         "no-predictor",
         "a capacity group follows the sum in place of what is desired",
-        BALANCERS,
+        CONTROL_PLANE,
     ),
     Planted::new(
         "drain-anew",
         "drain-deadline-moves",
         "the deadline of a member's drain is set again",
-        BALANCERS,
+        CONTROL_PLANE,
     ),
     Planted::new(
         "vanished-counts",
         "vanished-member-counts",
         "a member that vanished still counts",
-        BALANCERS,
+        CONTROL_PLANE,
     ),
     Planted::new(
         "batch-clocks",

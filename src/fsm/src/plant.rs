@@ -153,7 +153,7 @@ pub const TABLE: [(Plant, &str, &str); 44] = [
 #[cfg(feature = "plant")]
 impl Plant {
     /// Those of the pure packages: `fsm`, `leader`, `elastic` and `scheduler`.
-    pub const PURE: [Self; 24] = [
+    pub const PURE: [Self; 28] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
@@ -177,6 +177,10 @@ impl Plant {
         Self::HeldShutDown,
         Self::NoWarmUp,
         Self::NoIntentDeadline,
+        Self::OlderSequence,
+        Self::WantedForDesired,
+        Self::DrainAnew,
+        Self::VanishedCounts,
         Self::BatchClocksTogether,
     ];
 

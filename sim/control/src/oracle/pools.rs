@@ -140,7 +140,8 @@ fn event_of(cause: Option<ShutdownCause>) -> Event {
         Some(ShutdownCause::BootFailed) => Event::BootFailed,
         Some(ShutdownCause::ProbeFailed) => Event::ProbeFailed,
         Some(ShutdownCause::Unknown) => Event::StrayFound,
-        Some(ShutdownCause::Operator | ShutdownCause::Released) | None => Event::InstanceEnded,
+        Some(ShutdownCause::Released) => Event::MemberReleased,
+        Some(ShutdownCause::Operator) | None => Event::InstanceEnded,
     }
 }
 

@@ -95,6 +95,8 @@ impl Ending<'_> {
             InstanceState::Booting => Some("boots"),
             InstanceState::ShuttingDown => Some("is being destroyed"),
             InstanceState::Bound if row.node.is_some_and(is_lost) => None,
+            // A member's drain has a deadline, which a pool that is paused lets pass.
+            InstanceState::Bound if row.member_drain().is_some() => None,
             InstanceState::Bound => {
                 let is_ready = node.is_some_and(|node| node.liveness == Liveness::Ready);
                 (row.behavior == Behavior::Drain && self.is_empty(row))
@@ -134,7 +136,9 @@ impl Ending<'_> {
             let node = row.node.and_then(|node| self.truth.nodes().get(&node));
             let since = row.last_busy_at.max(row.bound_at);
             let since = since.max(node.map_or(0, |node| node.liveness_at));
+            // Members of capacity groups drain first.
             row.is_open()
+                && row.member.is_none()
                 && self.is_empty(row)
                 && since + pool.idle_timeout_ms + SLACK_MS < self.now
         });
