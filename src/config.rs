@@ -210,12 +210,13 @@ impl LogConfig {
 
 /// A name that may stand in paths, tables and metrics.
 fn name(document: &Document, key: &str, default: Option<&str>) -> Result<String, ConfigError> {
-    const ALLOWED: &str = "a name without spaces, slashes or control characters, 1 to 128 bytes";
+    const ALLOWED: &str =
+        "a name without spaces, control characters, or any of /\\{}=,\", 1 to 128 bytes";
     let Some(text) = document.text(key).or(default) else {
         return Err(document.missing(key, ALLOWED));
     };
     let bad = |letter: char| {
-        letter.is_whitespace() || letter.is_control() || letter == '/' || letter == '\\'
+        letter.is_whitespace() || letter.is_control() || "/\\{}=,\"".contains(letter)
     };
     if text.is_empty() || text.len() > NAME_BYTES_MAX || text.contains(bad) {
         return Err(document.invalid(key, ALLOWED));

@@ -213,7 +213,7 @@ fn server_rules() {
         assert_eq!(
             replaced("name = \"server-1\"", &format!("name = \"{bad}\"")),
             format!(
-                "s.toml:2: name is \"{bad}\"; allowed: a name without spaces, slashes or control characters, 1 to 128 bytes"
+                "s.toml:2: name is \"{bad}\"; allowed: a name without spaces, control characters, or any of /\\{{}}=,\", 1 to 128 bytes"
             )
         );
     }

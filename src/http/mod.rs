@@ -28,6 +28,7 @@ mod job_bodies;
 mod jobs_bridge;
 mod list;
 mod mass_loss;
+mod metrics;
 mod namespace;
 mod node;
 mod node_life;
@@ -139,6 +140,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         .merge(agent_schedulers::routes())
         .merge(operator::routes())
         .merge(mass_loss::routes())
+        .merge(metrics::routes())
         .merge(system::routes())
         .merge(client::routes())
         .merge(unsupported::routes())

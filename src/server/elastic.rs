@@ -58,9 +58,8 @@ impl CallTimes {
     fn samples(&self) -> BTreeMap<String, Sample> {
         let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let samples = times.iter().map(|((provider, operation, outcome), histogram)| {
-            let (operation, outcome) = (operation.replace('-', "_"), outcome.replace('-', "_"));
-            let name = format!("nomad.providers.{provider}.{operation}.{outcome}");
-            (name, histogram.sample())
+            let of = format!("operation={operation},outcome={outcome},provider={provider}");
+            (format!("nomad.providers.call{{{of}}}"), histogram.sample())
         });
         samples.collect()
     }
@@ -162,8 +161,10 @@ mod tests {
         times.record(&list, &error, Duration::from_millis(1));
         let samples = times.samples();
         let names: Vec<&str> = samples.keys().map(String::as_str).collect();
-        let wanted =
-            ["nomad.providers.local.list.no_capacity", "nomad.providers.local.set_tags.ok"];
+        let wanted = [
+            "nomad.providers.call{operation=list,outcome=no-capacity,provider=local}",
+            "nomad.providers.call{operation=set-tags,outcome=ok,provider=local}",
+        ];
         assert_eq!(names, wanted);
         let tag = &samples[wanted[1]];
         assert_eq!((tag.count(), tag.max_us, tag.quantile_us(50)), (2, 30_000_000, 4_096));

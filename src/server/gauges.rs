@@ -49,7 +49,6 @@ fn node_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
 /// Instance pools: what each has, what that costs in an hour, and how much of it is used.
 fn pool_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
     for pool in state.instance_pools().iter() {
-        let mut gauge = |name: &str, value: u64| put(&format!("pools.{}.{name}", pool.name), value);
         let mut words: BTreeMap<&str, u64> =
             ["requested", "booting", "idle", "running", "shutdown", "held", "draining"]
                 .map(|word| (word, 0))
@@ -69,14 +68,17 @@ fn pool_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
             }
         }
         for (word, count) in words {
-            gauge(&format!("instances.{word}"), count);
+            let labels = format!("{{pool={},state={word}}}", pool.name);
+            put(&format!("pools.instances.by_state{labels}"), count);
         }
+        let mut gauge =
+            |name: &str, value: u64| put(&format!("pools.{name}{{pool={}}}", pool.name), value);
         gauge("max", pool.max.into());
         gauge("price_per_hour_micro", price);
         gauge("cpu_mhz", capacity.cpu_mhz);
-        gauge("cpu_mhz_used", used.cpu_mhz);
+        gauge("cpu_used_mhz", used.cpu_mhz);
         gauge("memory_mb", capacity.memory_mb);
-        gauge("memory_mb_used", used.memory_mb);
+        gauge("memory_used_mb", used.memory_mb);
         let limits = state.provider_limits().iter().filter(|limit| limit.pool == pool.name);
         let limits = limits.filter(|limit| state.is_in_force(limit, state.at()));
         gauge("limits", limits.count() as u64);
@@ -89,10 +91,10 @@ fn provider_gauges(core: &Core, put: &mut impl FnMut(&str, u64)) {
         |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     for (name, provider) in &*core.providers {
         for ((operation, outcome), tally) in provider.tallies() {
-            let of = format!("providers.{name}.{operation}.{}", outcome.replace('-', "_"));
-            put(&format!("{of}.calls"), tally.calls);
-            put(&format!("{of}.total_ms"), ms(tally.total));
-            put(&format!("{of}.longest_ms"), ms(tally.longest));
+            let of = format!("{{operation={operation},outcome={outcome},provider={name}}}");
+            put(&format!("providers.calls{of}"), tally.calls);
+            put(&format!("providers.call_total_ms{of}"), ms(tally.total));
+            put(&format!("providers.call_longest_ms{of}"), ms(tally.longest));
         }
     }
 }

@@ -378,7 +378,7 @@ impl Fleet {
     /// Gives each number for dashboards with its name to `put`.
     pub fn gauges(&self, now: u64, put: &mut dyn FnMut(&str, u64)) {
         for name in self.pools.keys() {
-            put(&format!("pools.{name}.waiting"), self.demand.count(name) as u64);
+            put(&format!("pools.waiting{{pool={name}}}"), self.demand.count(name) as u64);
         }
         if !self.pools.is_empty() {
             put("pools.calls", self.flights.len() as u64);

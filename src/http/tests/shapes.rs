@@ -170,14 +170,14 @@ async fn metrics_come_as_json_and_as_prometheus_text() {
         text,
         "# HELP nomad_broker_total_ready Evaluations in the leader's broker.\n\
          # TYPE nomad_broker_total_ready gauge\nnomad_broker_total_ready 3\n\
-         # HELP nomad_raft_appliedIndex Consensus: term, indexes, whether this server leads.\n\
-         # TYPE nomad_raft_appliedIndex gauge\nnomad_raft_appliedIndex 12.5\n\
-         # HELP nomad_leader_step_seconds The machines of the leader.\n\
+         # HELP nomad_leader_step_seconds How long a step of the leader's machines took.\n\
          # TYPE nomad_leader_step_seconds histogram\n\
+         nomad_leader_step_seconds_sum 0.000009\nnomad_leader_step_seconds_count 4\n\
          nomad_leader_step_seconds_bucket{le=\"0.000001\"} 0\n\
          nomad_leader_step_seconds_bucket{le=\"0.000002\"} 3\n\
          nomad_leader_step_seconds_bucket{le=\"+Inf\"} 4\n\
-         nomad_leader_step_seconds_sum 0.000009\nnomad_leader_step_seconds_count 4\n"
+         # HELP nomad_raft_appliedIndex Consensus: term, indexes, whether this server leads.\n\
+         # TYPE nomad_raft_appliedIndex gauge\nnomad_raft_appliedIndex 12.5\n"
     );
     assert_eq!(server.get("/v1/metrics?format=xml").await.status, 400);
     server.stop().await;

@@ -108,8 +108,13 @@ impl Drop for Balancer {
 }
 
 impl Stage {
-    /// Declares the group `web`, with these settings beside the usual ones.
+    /// Declares the group `web` in the pool `burst`, with these settings beside the usual ones.
     fn declare(&self, port: u16, group: &Value) {
+        self.declare_in("burst", port, group);
+    }
+
+    /// The same in any pool.
+    pub(super) fn declare_in(&self, pool: &str, port: u16, group: &Value) {
         let mut web = json!({
             "Name": "web", "Unit": UNIT, "Max": 4, "MemberPort": port,
             "DrainMs": 1_000, "CooldownDownMs": 500, "RequirementTTLms": 3_000,
@@ -121,10 +126,10 @@ impl Stage {
             "Name": "node", "CPU": 500, "MemoryMB": UNIT,
             "Node": { "Datacenter": "dc1", "Drivers": ["raw_exec"] },
         });
-        let pool = json!({
+        let body = json!({
             "Provider": "local", "Max": 8, "IdleTimeoutMs": 500, "Types": [kind], "Capacity": [web],
         });
-        self.client.put("/v1/instance-pool/burst", &pool).ok();
+        self.client.put(&format!("/v1/instance-pool/{pool}"), &body).ok();
     }
 
     fn group(&self) -> Value {

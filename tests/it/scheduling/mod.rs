@@ -11,6 +11,7 @@ mod garbage;
 mod groups;
 mod jobs;
 mod leader_loss;
+mod metrics;
 mod node_life;
 mod nodes;
 mod pools;

@@ -220,7 +220,7 @@ impl Fleet {
                 ("members_taken_back", numbers.taken_back),
                 ("members_drained", numbers.drained),
             ] {
-                put(&format!("capacity.{name}.{what}"), number);
+                put(&format!("capacity.{what}{{group={name}}}"), number);
             }
             for reason in Plan::REASONS {
                 let count = watch.came_up.get(reason).copied().unwrap_or(0);

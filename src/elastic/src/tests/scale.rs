@@ -88,7 +88,7 @@ fn a_step_at_rest_costs_nothing_however_much_there_is() {
     let mut ids = || [9; 16];
     let now = world.at();
     world.fleet.step(now, &world.driver.state, &mut ids);
-    assert_eq!(world.shown("pools.p.waiting"), 10_000);
+    assert_eq!(world.shown("pools.waiting{pool=p}"), 10_000);
     let mut rest = Vec::new();
     for _ in 0..100 {
         let begun = Instant::now();

@@ -496,9 +496,9 @@ impl EvalBroker {
         self.entries.len() > self.config.evaluations_max
     }
 
-    /// How long the oldest ready evaluation has been ready, ms; 0 when none is.
-    pub fn oldest_ready_age_ms(&self, now: u64) -> u64 {
-        self.queues.oldest_ready().map_or(0, |since| now.saturating_sub(since))
+    /// How long the oldest ready evaluation of a kind has been ready, ms; 0 when none is.
+    pub fn oldest_ready_age_ms(&self, now: u64, kind: JobKind) -> u64 {
+        self.queues.oldest_ready(kind).map_or(0, |since| now.saturating_sub(since))
     }
 
     fn entry(&self, id: EvaluationId) -> &Entry {

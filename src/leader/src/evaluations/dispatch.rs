@@ -287,19 +287,23 @@ impl Machine for Dispatch {
 
     fn gauges(&self, now: u64, put: &mut dyn FnMut(&str, u64)) {
         let Stats { total, by_kind } = self.broker.stats();
+        let mut oldest_ms = 0;
         for kind in JobKind::ALL {
             let count = by_kind.get(&kind).copied().unwrap_or_default();
             put(&format!("broker.{}.ready", kind.name()), count.ready as u64);
             put(&format!("broker.{}.unacked", kind.name()), count.unacked as u64);
             put(&format!("broker.{}.waiting", kind.name()), count.waiting as u64);
             put(&format!("broker.{}.pending", kind.name()), count.pending as u64);
+            let age_ms = self.broker.oldest_ready_age_ms(now, kind);
+            put(&format!("broker.{}.oldest_ready_ms", kind.name()), age_ms);
+            oldest_ms = oldest_ms.max(age_ms);
         }
         put("broker.total_ready", total.ready as u64);
         put("broker.total_unacked", total.unacked as u64);
         put("broker.total_pending", total.pending as u64);
         put("broker.total_waiting", total.waiting as u64);
         put("broker.total_cancelable", total.cancelable as u64);
-        put("broker.oldest_ready_ms", self.broker.oldest_ready_age_ms(now));
+        put("broker.oldest_ready_ms", oldest_ms);
         let blocked = self.blocked.stats();
         put("blocked_evals.total_blocked", blocked.blocked as u64);
         put("blocked_evals.total_escaped", blocked.escaped as u64);
@@ -332,6 +336,8 @@ fn is_open(state: &State, id: EvaluationId) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use fsm::{
         Trigger,
         evaluation::UpdateEvaluations,
@@ -411,6 +417,50 @@ mod tests {
             }
             names
         }
+    }
+
+    /// What waits, and how long the oldest has been ready, is told by kind of job.
+    #[test]
+    fn what_waits_is_told_by_kind() {
+        let mut world = World::new();
+        let mut batch = evaluation("a", "nightly", 1);
+        batch.kind = JobKind::Batch;
+        world.put(batch);
+        let mut later = evaluation("b", "web", 2);
+        later.wait_until = NOW + 30;
+        world.put(later);
+        world.put(evaluation("c", "api", 3));
+        world.put(evaluation("d", "api", 4));
+        let mut shown = BTreeMap::new();
+        let mut look = |world: &World, at: u64| {
+            world.dispatch.gauges(at, &mut |name, value| {
+                shown.insert(name.to_owned(), value);
+            });
+            shown.clone()
+        };
+        let at_first = look(&world, NOW + 20);
+        let expected = [
+            ("batch.ready", 1),
+            ("batch.oldest_ready_ms", 20),
+            ("service.ready", 1),
+            ("service.pending", 1),
+            ("service.waiting", 1),
+            ("service.oldest_ready_ms", 20),
+            ("system.oldest_ready_ms", 0),
+            ("oldest_ready_ms", 20),
+        ];
+        for (name, value) in expected {
+            assert_eq!(at_first[&format!("broker.{name}")], value, "{name}");
+        }
+        let leased =
+            world.dispatch.dequeue(NOW + 20, &world.state, &[JobKind::Batch], 1, 1, || [1; 16]);
+        assert_eq!(leased.map(|leases| leases.len()), Ok(1));
+        world.dispatch.step(NOW + 40, &world.state, &mut || [9; 16], &mut Stepped::default());
+        let at_last = look(&world, NOW + 50);
+        assert_eq!(at_last["broker.batch.oldest_ready_ms"], 0);
+        assert_eq!(at_last["broker.batch.unacked"], 1);
+        assert_eq!(at_last["broker.service.ready"], 2, "its time has come");
+        assert_eq!(at_last["broker.service.oldest_ready_ms"], 50);
     }
 
     #[test]

@@ -178,7 +178,7 @@ pub struct Stats {
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(super) struct Queues {
     ready: BTreeMap<JobKind, BTreeSet<Turn>>,
-    ready_since: BTreeSet<(u64, EvaluationId)>,
+    ready_since: BTreeMap<JobKind, BTreeSet<(u64, EvaluationId)>>,
     failed: BTreeSet<Turn>,
     outstanding: BTreeSet<EvaluationId>,
     cancelable: BTreeSet<EvaluationId>,
@@ -198,7 +198,7 @@ impl Queues {
             Place::Nowhere | Place::Waiting { .. } | Place::Pending | Place::Held => {}
             Place::Ready { since } => {
                 self.ready.entry(entry.kind).or_default().insert(entry.turn());
-                self.ready_since.insert((since, entry.id));
+                self.ready_since.entry(entry.kind).or_default().insert((since, entry.id));
             }
             Place::Outstanding(_) => {
                 self.outstanding.insert(entry.id);
@@ -223,7 +223,7 @@ impl Queues {
             Place::Nowhere | Place::Waiting { .. } | Place::Pending | Place::Held => {}
             Place::Ready { since } => {
                 self.ready.entry(entry.kind).or_default().remove(&entry.turn());
-                self.ready_since.remove(&(since, entry.id));
+                self.ready_since.entry(entry.kind).or_default().remove(&(since, entry.id));
             }
             Place::Outstanding(_) => {
                 self.outstanding.remove(&entry.id);
@@ -276,8 +276,9 @@ impl Queues {
         Some(self.timers.first()?.0)
     }
 
-    pub(super) fn oldest_ready(&self) -> Option<u64> {
-        Some(self.ready_since.first()?.0)
+    /// Since when the oldest ready evaluation of a kind has been ready.
+    pub(super) fn oldest_ready(&self, kind: JobKind) -> Option<u64> {
+        Some(self.ready_since.get(&kind)?.first()?.0)
     }
 
     pub(super) fn stats(&self) -> Stats {

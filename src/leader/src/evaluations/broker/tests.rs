@@ -147,10 +147,11 @@ fn step(broker: &mut EvalBroker, tokens: &mut u32, line: &Arguments<'_>) -> Stri
         "stats" => {
             let Count { waiting, pending, ready, unacked, failed, cancelable } =
                 broker.stats().total;
+            let oldest = JobKind::ALL.map(|kind| broker.oldest_ready_age_ms(now, kind));
             format!(
                 "waiting={waiting} pending={pending} ready={ready} unacked={unacked} failed={failed} \
                  cancelable={cancelable} oldest={}",
-                broker.oldest_ready_age_ms(now)
+                oldest.into_iter().max().unwrap_or(0)
             )
         }
         other => panic!("unknown command `{other}`"),
