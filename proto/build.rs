@@ -7,10 +7,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let files = ["words.proto", "raft.proto", "scheduler.proto", "agent.proto", "cluster.proto"];
     let files = files.map(|f| format!("quorate/v1/{f}"));
     let for_clients = "quorate/capacity/v1/capacity.proto".to_owned();
-    let descriptors = protox::compile(files.into_iter().chain([for_clients]), ["."])?;
+    let for_collectors = "opentelemetry/trace.proto".to_owned();
+    let files = files.into_iter().chain([for_clients, for_collectors]);
+    let descriptors = protox::compile(files, ["."])?;
     let path = PathBuf::from(env::var("OUT_DIR")?).join("quorate_descriptor.bin");
     fs::write(path, descriptors.encode_to_vec())?;
     tonic_prost_build::configure().bytes(".").btree_map(".").compile_fds(descriptors)?;
     println!("cargo:rerun-if-changed=quorate");
+    println!("cargo:rerun-if-changed=opentelemetry");
     Ok(())
 }

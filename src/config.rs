@@ -27,7 +27,7 @@ pub use document::{ConfigError, Document, Kind, Origin, Schema};
 pub use provider::{ProviderConfig, ProviderKind};
 pub use server::{
     ClusterConfig, ElasticConfig, GcConfig, HeartbeatConfig, LimitsConfig, RaftConfig, RaftPreset,
-    RpcConfig, SchedulerConfig, ServerConfig,
+    RpcConfig, SchedulerConfig, ServerConfig, TelemetryConfig,
 };
 
 /// Variables that begin with this set configuration keys: `QUORATE__RAFT__PRESET` sets `raft.preset`.

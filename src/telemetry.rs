@@ -1,11 +1,25 @@
 //! Logging of a process: to standard error, for people or as JSON, at a level that can be changed
-//! while it runs.
+//! while it runs. Beside it traces, if a collector is configured; without one nothing of them is set up.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+mod export;
+mod traces;
 
-use tracing_subscriber::EnvFilter;
+use std::{
+    io::{IsTerminal, stderr},
+    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::Ordering},
+};
 
-use crate::config::{LogConfig, LogFormat, LogLevel};
+use tracing_subscriber::{
+    EnvFilter, Layer, Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt,
+    util::TryInitError,
+};
+
+use crate::{
+    config::{Address, LogConfig, LogFormat, LogLevel},
+    rt::mpsc,
+};
+pub use export::{Exporter, Exporting};
+use traces::{Counts, Traces};
 
 /// How the filter of the one subscriber is replaced.
 type Reload = dyn Fn(EnvFilter) -> Result<(), tracing_subscriber::reload::Error> + Send + Sync;
@@ -14,6 +28,8 @@ type Reload = dyn Fn(EnvFilter) -> Result<(), tracing_subscriber::reload::Error>
 struct Running {
     level: Mutex<LogLevel>,
     reload: Box<Reload>,
+    /// None: there are no traces.
+    traces: Option<Arc<Counts>>,
 }
 
 static RUNNING: OnceLock<Running> = OnceLock::new();
@@ -34,25 +50,64 @@ pub enum LevelError {
 
 /// Starts logging; `RUST_LOG` overrides the configured level.
 pub fn start(config: &LogConfig) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| filter_of(config.level));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let filter = initial_filter(*config);
+    let builder = fmt().with_env_filter(filter).with_writer(stderr);
     let (started, reload): (_, Box<Reload>) = match config.format {
         LogFormat::Human => {
-            let builder = builder.with_target(false).with_ansi(colours).with_filter_reloading();
+            let builder = builder.with_target(false).with_ansi(stderr().is_terminal());
+            let builder = builder.with_filter_reloading();
             let handle = builder.reload_handle();
-            (builder.try_init(), Box::new(move |filter| handle.reload(filter)))
+            (builder.try_init().is_ok(), Box::new(move |filter| handle.reload(filter)))
         }
         LogFormat::Json => {
             let builder = builder.json().with_filter_reloading();
             let handle = builder.reload_handle();
-            (builder.try_init(), Box::new(move |filter| handle.reload(filter)))
+            (builder.try_init().is_ok(), Box::new(move |filter| handle.reload(filter)))
         }
     };
-    // A second start in one process keeps the first subscriber.
-    if started.is_ok() {
-        RUNNING.get_or_init(|| Running { level: Mutex::new(config.level), reload });
+    keep(started, Running { level: Mutex::new(config.level), reload, traces: None });
+}
+
+/// Starts logging, and traces for a collector; `server` is what they say they are from. What is returned
+/// sends them once it is started.
+pub fn start_with_traces(config: &LogConfig, collector: Address, server: &str) -> Exporter {
+    let (spans, ended) = mpsc::channel(export::SPANS_MAX);
+    let counts = Arc::new(Counts::default());
+    let traces = Traces::new(spans, Arc::clone(&counts));
+    let (started, reload) = start_beside(*config, traces);
+    let traces = Some(Arc::clone(&counts));
+    keep(started.is_ok(), Running { level: Mutex::new(config.level), reload, traces });
+    Exporter::new(ended, counts, collector, server)
+}
+
+/// The spans of traces are made at every level of the log: each of the two has a filter of its own.
+fn start_beside(config: LogConfig, traces: Traces) -> (Result<(), TryInitError>, Box<Reload>) {
+    let (filter, handle) = reload::Layer::new(initial_filter(config));
+    let lines = fmt::layer().with_writer(stderr);
+    let lines = match config.format {
+        LogFormat::Human => lines.with_target(false).with_ansi(stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    };
+    let traces = traces.with_filter(traces::filter());
+    let subscriber = Registry::default().with(traces).with(lines.with_filter(filter));
+    (subscriber.try_init(), Box::new(move |filter| handle.reload(filter)))
+}
+
+/// A second start in one process keeps the first subscriber.
+fn keep(started: bool, running: Running) {
+    if started {
+        RUNNING.get_or_init(|| running);
     }
+}
+
+fn initial_filter(config: LogConfig) -> EnvFilter {
+    EnvFilter::try_from_default_env().unwrap_or_else(|_| filter_of(config.level))
+}
+
+/// Spans that the collector has taken, and that were dropped; none if there are no traces.
+pub fn traced() -> Option<(u64, u64)> {
+    let counts = RUNNING.get()?.traces.as_ref()?;
+    Some((counts.sent.load(Ordering::Relaxed), counts.dropped.load(Ordering::Relaxed)))
 }
 
 /// The level now; none before the start.

@@ -1,5 +1,5 @@
-//! Generated gRPC code: messages, clients and services of `quorate.v1`, which servers and agents of one generation speak, and of
-//! `quorate.capacity.v1`, which load balancers speak.
+//! Generated gRPC code: messages, clients and services of `quorate.v1`, which servers and agents of one generation speak, of
+//! `quorate.capacity.v1`, which load balancers speak, and of OTLP, which collectors of traces speak.
 
 /// Messages, clients and servers of package `quorate.v1`.
 pub mod v1 {
@@ -12,6 +12,11 @@ pub mod capacity {
     pub mod v1 {
         tonic::include_proto!("quorate.capacity.v1");
     }
+}
+
+/// Messages, client and server of OpenTelemetry's protocol for traces.
+pub mod otlp {
+    tonic::include_proto!("opentelemetry.proto.collector.trace.v1");
 }
 
 /// The encoded file descriptor set, for reflection.

@@ -15,11 +15,17 @@ use crate::{task, telemetry};
 
 /// Runs a server until it is told to stop.
 pub(crate) fn server(config: ServerConfig) -> anyhow::Result<()> {
-    telemetry::start(&config.log);
+    let exporter = match &config.telemetry.otlp_endpoint {
+        Some(to) => Some(telemetry::start_with_traces(&config.log, to.clone(), &config.name)),
+        None => {
+            telemetry::start(&config.log);
+            None
+        }
+    };
     #[cfg(feature = "plant")]
     crate::plant::select()?;
     task::install_panic_hook();
-    crate::process::run(&config)
+    crate::process::run(&config, exporter)
 }
 
 /// Runs an agent until it is told to stop.

@@ -28,6 +28,7 @@ pub(super) const SCHEMA: Schema = &[
     ("data_dir", Kind::Text),
     ("log_level", Kind::Text),
     ("log_format", Kind::Text),
+    ("telemetry.otlp_endpoint", Kind::Text),
     ("http.address", Kind::Text),
     ("rpc.address", Kind::Text),
     ("rpc.advertise", Kind::Text),
@@ -72,6 +73,8 @@ pub struct ServerConfig {
     pub data_dir: PathBuf,
     /// What is logged and how.
     pub log: LogConfig,
+    /// Where traces go.
+    pub telemetry: TelemetryConfig,
     /// Where the HTTP API listens; port 0 lets the system choose.
     pub http_address: SocketAddr,
     /// Where gRPC listens and how others reach it.
@@ -92,6 +95,13 @@ pub struct ServerConfig {
     pub elastic: ElasticConfig,
     /// Where machines of pools come from. Invariant: names are unique.
     pub providers: Vec<ProviderConfig>,
+}
+
+/// `[telemetry]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TelemetryConfig {
+    /// The collector that traces are sent to by OTLP over gRPC; none: there are no traces.
+    pub otlp_endpoint: Option<Address>,
 }
 
 /// `[rpc]`.
@@ -250,6 +260,7 @@ impl ServerConfig {
             datacenter: name(document, "datacenter", Some("dc1"))?,
             data_dir: data_dir(document)?,
             log: LogConfig::from_document(document)?,
+            telemetry: TelemetryConfig::from_document(document)?,
             http_address,
             rpc,
             cluster,
@@ -266,6 +277,21 @@ impl ServerConfig {
 
 fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+impl TelemetryConfig {
+    fn from_document(document: &Document) -> Result<Self, ConfigError> {
+        const KEY: &str = "telemetry.otlp_endpoint";
+        const ALLOWED: &str = "http://host:port of a collector that takes OTLP over gRPC, for example \
+                               http://127.0.0.1:4317 (TLS is not built in)";
+        let parse = |text: String| {
+            let address = text.strip_prefix("http://").and_then(|rest| rest.parse().ok());
+            address.ok_or_else(|| document.invalid(KEY, ALLOWED))
+        };
+        Ok(Self {
+            otlp_endpoint: document.text(KEY).map(|text| parse(text.to_owned())).transpose()?,
+        })
+    }
 }
 
 impl RpcConfig {

@@ -241,6 +241,17 @@ fn server_rules() {
         server("[http]\naddress = \"127.0.0.1:4647\""),
         "s.toml:9: http.address is \"127.0.0.1:4647\"; allowed: another address than rpc.address",
     );
+    for bad in ["https://127.0.0.1:4317", "127.0.0.1:4317", "http://127.0.0.1", "http://a:1/v1"] {
+        check(
+            server(&format!("[telemetry]\notlp_endpoint = \"{bad}\"")),
+            &format!(
+                "s.toml:9: telemetry.otlp_endpoint is \"{bad}\"; allowed: http://host:port of a collector that takes OTLP over gRPC, for example \
+                 http://127.0.0.1:4317 (TLS is not built in)"
+            ),
+        );
+    }
+    let config = server("[telemetry]\notlp_endpoint = \"http://collector:4317\"").unwrap();
+    assert_eq!(config.telemetry.otlp_endpoint, Some("collector:4317".parse().unwrap()));
 }
 
 #[test]

@@ -272,8 +272,15 @@ impl Call {
         self.request_id
     }
 
-    /// An id for a new evaluation: random, or under an idempotency key the same at each retry.
+    /// An id for the evaluation that this request makes, which the request's span names from now on.
     pub(crate) fn evaluation_id(&self) -> EvaluationId {
+        let id = self.new_evaluation();
+        tracing::Span::current().record("evaluation", tracing::field::display(id));
+        id
+    }
+
+    /// An id for an evaluation: random, or under an idempotency key the same at each retry.
+    fn new_evaluation(&self) -> EvaluationId {
         let Some(RequestId(request)) = self.request_id else {
             return EvaluationId(self.api.new_id());
         };
@@ -284,7 +291,7 @@ impl Call {
     /// Ids for the evaluations of `count` jobs; under an idempotency key their number does not depend on the state.
     pub(crate) fn evaluation_ids(&self, count: usize) -> Vec<EvaluationId> {
         let count = if self.request_id.is_some() { KEYED_IDS } else { count };
-        (0..count).map(|_| self.evaluation_id()).collect()
+        (0..count).map(|_| self.new_evaluation()).collect()
     }
 
     /// An answer with a JSON body.

@@ -20,14 +20,18 @@ use axum::{Router, http::StatusCode, routing::get};
 use serde_json::{Value, json};
 
 use super::{Context, answer::Answer, call::Call, error::Error, time};
-use crate::api::Sample;
+use crate::{api::Sample, telemetry};
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new().route("/v1/metrics", get(metrics))
 }
 
 async fn metrics(call: Call) -> Result<Answer, Error> {
-    let (gauges, samples) = (call.api.gauges(), call.api.samples());
+    let (mut gauges, samples) = (call.api.gauges(), call.api.samples());
+    if let Some((sent, dropped)) = telemetry::traced() {
+        gauges.insert("nomad.traces.sent".to_owned(), number(sent));
+        gauges.insert("nomad.traces.dropped".to_owned(), number(dropped));
+    }
     match call.parameter("format").unwrap_or("") {
         "prometheus" => Ok(Answer {
             status: StatusCode::OK,
@@ -64,6 +68,11 @@ fn split(key: &str) -> (&str, BTreeMap<&str, &str>) {
     let Some((name, labels)) = key.split_once('{') else { return (key, BTreeMap::new()) };
     let labels = labels.strip_suffix('}').unwrap_or(labels);
     (name, labels.split(',').filter_map(|label| label.split_once('=')).collect())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown only")]
+fn number(count: u64) -> f64 {
+    count as f64
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown only")]
@@ -241,14 +250,13 @@ fn write_line(lines: &mut String, name: &str, labels: &BTreeMap<&str, &str>, val
 }
 
 /// Buckets add up, and bounds are in seconds.
-#[expect(clippy::cast_precision_loss, reason = "shown only")]
 fn write_histogram(
     lines: &mut String,
     name: &str,
     mut labels: BTreeMap<&str, &str>,
     sample: &Sample,
 ) {
-    let count = sample.count() as f64;
+    let count = number(sample.count());
     write_line(lines, &format!("{name}_sum"), &labels, seconds(sample.sum_us));
     write_line(lines, &format!("{name}_count"), &labels, count);
     let bucket = format!("{name}_bucket");
@@ -259,7 +267,7 @@ fn write_histogram(
         let bound = seconds(*bound).to_string();
         let mut labels = labels.clone();
         labels.insert("le", &bound);
-        write_line(lines, &bucket, &labels, total as f64);
+        write_line(lines, &bucket, &labels, number(total));
     }
     labels.insert("le", "+Inf");
     write_line(lines, &bucket, &labels, count);

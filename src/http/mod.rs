@@ -172,7 +172,7 @@ async fn log(
     next: axum::middleware::Next,
 ) -> axum::response::Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let span = tracing::debug_span!("request", %method, path);
+    let span = tracing::debug_span!("request", %method, path, evaluation = tracing::field::Empty);
     let answered = async {
         let started = tokio::time::Instant::now();
         let response = next.run(request).await;

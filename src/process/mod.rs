@@ -53,6 +53,7 @@ use crate::{
     },
     server::{Core, Parts, RaftTiming, Settings, elastic::Providers},
     storage::{lock::DirectoryLock, shadow, wal},
+    telemetry::Exporter,
 };
 
 /// How long connections may take to end when the server stops.
@@ -321,13 +322,13 @@ async fn join(core: Arc<Core>) {
     }
 }
 
-/// Runs a server until it is told to stop or cannot go on.
-pub fn run(config: &ServerConfig) -> anyhow::Result<()> {
+/// Runs a server until it is told to stop or cannot go on; its traces go to the exporter's collector.
+pub fn run(config: &ServerConfig, exporter: Option<Exporter>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context(open_files::NO_THREADS)?;
-    let ended = runtime.block_on(run_until_stopped(config).boxed());
+    let ended = runtime.block_on(run_until_stopped(config, exporter).boxed());
     if ended.is_err() {
         // A thread may hang in a disk call: do not wait for it.
         runtime.shutdown_background();
@@ -335,7 +336,11 @@ pub fn run(config: &ServerConfig) -> anyhow::Result<()> {
     ended
 }
 
-async fn run_until_stopped(config: &ServerConfig) -> anyhow::Result<()> {
+async fn run_until_stopped(
+    config: &ServerConfig,
+    exporter: Option<Exporter>,
+) -> anyhow::Result<()> {
+    let exporting = exporter.map(Exporter::start);
     let mut terminate = tokio::signal::unix::signal(SignalKind::terminate())?;
     let mut interrupt = tokio::signal::unix::signal(SignalKind::interrupt())?;
     open_files::raise();
@@ -356,6 +361,9 @@ async fn run_until_stopped(config: &ServerConfig) -> anyhow::Result<()> {
     }
     tracing::info!("stopping");
     server.stop_within(STOP_MAX).await?;
+    if let Some(exporting) = exporting {
+        exporting.stop().await;
+    }
     tracing::info!("stopped");
     Ok(())
 }

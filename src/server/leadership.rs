@@ -12,13 +12,18 @@ use elastic::{
     CallId,
     call::{Answer, ProviderError},
 };
-use fsm::{Command, EvaluationId, Index, JobKind, NodeId, Proposal, State, codec};
+use fsm::{
+    Command, EvaluationId, Index, JobKind, NodeId, Proposal, State,
+    allocation::StopAllocation,
+    codec,
+    job::{DeregisterJob, EvaluateJob, RegisterJob},
+};
 use leader::{
     Lease, LogLine, PlanAnswer, Services,
     broker::{Acked, BrokerError, NackReason, Token},
 };
 use openraft::{ReadPolicy, errors::ClientWriteError, impls::ProgressResponder};
-use tracing::field::display;
+use tracing::{Instrument, field::display};
 
 use super::{
     applier::{self, PlanRequest, PlanStats},
@@ -240,6 +245,19 @@ impl LeaderServices {
 
     /// Hands a command to Raft in this leadership, and waits for it to be applied.
     pub async fn propose(
+        &self,
+        command: Command,
+        request: Option<fsm::session::Request>,
+        timeout: Duration,
+    ) -> Result<Written, ApiError> {
+        let span = match evaluation_of(&command) {
+            Some(evaluation) => tracing::debug_span!("log entry", %evaluation),
+            None => tracing::Span::none(),
+        };
+        self.propose_untraced(command, request, timeout).instrument(span).await
+    }
+
+    async fn propose_untraced(
         &self,
         command: Command,
         request: Option<fsm::session::Request>,
@@ -506,6 +524,18 @@ impl LeaderServices {
         samples.extend(own.map(|(name, sample)| (name.to_owned(), sample)));
         samples
     }
+}
+
+/// The evaluation of a job that a command makes.
+fn evaluation_of(command: &Command) -> Option<EvaluationId> {
+    if let Command::RegisterJob(RegisterJob { evaluation, .. })
+    | Command::DeregisterJob(DeregisterJob { evaluation, .. })
+    | Command::EvaluateJob(EvaluateJob { evaluation, .. })
+    | Command::StopAllocation(StopAllocation { evaluation, .. }) = command
+    {
+        return Some(*evaluation);
+    }
+    None
 }
 
 /// Writes the line of a report; a field without a value is left out.

@@ -12,3 +12,4 @@ mod providers;
 mod recompute;
 mod recovery;
 mod scheduling;
+mod traces;

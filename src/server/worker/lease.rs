@@ -152,7 +152,8 @@ impl Worker {
         self.stats.invoked.fetch_add(1, Ordering::Relaxed);
         let (begun, kind) = (Instant::now(), evaluation.kind);
         let memory = Arc::clone(&self.memory);
-        let plan = schedule(state, evaluation, pass, exhausted, memory).await;
+        let span = tracing::debug_span!("pass", kind = kind.name(), attempt = pass);
+        let plan = schedule(state, evaluation, pass, exhausted, memory).instrument(span).await;
         self.stats.times.invoke(kind).record(begun.elapsed());
         plan
     }
@@ -189,7 +190,8 @@ impl Worker {
     async fn acknowledge(&self, lease: &Lease) {
         let begun = Instant::now();
         self.stats.acknowledged.fetch_add(1, Ordering::Relaxed);
-        if let Err(status) = self.link.ack(lease.key()).await {
+        let acknowledged = self.link.ack(lease.key());
+        if let Err(status) = acknowledged.instrument(tracing::debug_span!("acknowledge")).await {
             tracing::debug!(%status, "an acknowledgement was not taken");
         }
         tracing::debug!("acknowledged");
