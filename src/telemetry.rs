@@ -144,7 +144,20 @@ fn filter_of(level: LogLevel) -> EnvFilter {
 
 #[cfg(test)]
 mod tests {
+    use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
+
     use super::*;
+
+    /// No feature of `tracing` may leave the lines of `debug`, or the spans of traces, out of a build: then
+    /// the level could not be changed to it.
+    #[test]
+    fn lines_of_debug_are_in_every_build() {
+        assert!(STATIC_MAX_LEVEL >= LevelFilter::DEBUG);
+        let manifest = include_str!("../Cargo.toml");
+        let levels: Vec<&str> =
+            manifest.split('"').filter(|word| word.contains("max_level_")).collect();
+        assert_eq!(levels, ["release_max_level_debug"]);
+    }
 
     #[test]
     fn a_level_that_is_not_known_or_cannot_be_set_is_refused() {

@@ -124,8 +124,14 @@ fn a_registration_is_one_trace() {
     assert_eq!(request.server, name(follower));
     assert_eq!(named(&trace, "log entry").server, name(leader));
     assert_eq!(named(&trace, "plan").server, name(leader));
-    // They are made at the level `info`, at which the log has none of their lines.
+    // They are made at the level `info`, at which the log has none of their lines; it can be changed all the same.
     assert!(!cluster.log(leader).contains("a plan is queued"));
+    let level = serde_json::json!({ "Level": "debug" });
+    cluster.client(leader).put("/v1/agent/log-level", &level).ok();
+    cluster.client(follower).put("/v1/jobs", &service_job("more", 1)).ok();
+    wait_until("the log has lines of debug", PATIENCE, || {
+        cluster.log(leader).contains("a plan is queued")
+    });
     let metrics = cluster.client(leader).get("/v1/metrics?format=prometheus").text;
     assert!(metrics.contains("nomad_traces_sent_total "), "{metrics}");
 
