@@ -116,7 +116,7 @@ use Kind::{Counter, Gauge};
 
 /// What metrics are about, by the beginning of their names behind `nomad.`; the first that fits holds. docs/operations.md,
 /// docs/pools.md and docs/capacity.md have each.
-const DESCRIBED: [(&str, Kind, &str); 34] = [
+const DESCRIBED: [(&str, Kind, &str); 35] = [
     ("raft.log.first_index", Gauge, "First index in the log on disk."),
     ("raft.log.", Counter, "Writes of the log on disk since the start."),
     ("raft.", Gauge, "Consensus: term, indexes, whether this server leads."),
@@ -158,6 +158,7 @@ const DESCRIBED: [(&str, Kind, &str); 34] = [
         Counter,
         "What members of a capacity group were told since this server leads.",
     ),
+    ("capacity.decisions", Counter, "What a capacity group came to, by reason."),
     ("capacity.", Gauge, "Capacity groups: what is required, decided and there."),
     ("process.cpu_ms", Counter, "Processor time of this process."),
     ("process.", Gauge, "Memory of this process."),

@@ -224,7 +224,7 @@ impl Fleet {
             }
             for reason in Plan::REASONS {
                 let count = watch.came_up.get(reason).copied().unwrap_or(0);
-                put(&format!("capacity.{name}.decisions.{reason}"), count);
+                put(&format!("capacity.decisions{{group={name},reason={reason}}}"), count);
             }
         }
     }

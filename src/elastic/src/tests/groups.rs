@@ -471,7 +471,8 @@ fn a_new_leader_drains_nobody_before_it_has_heard_every_source() {
     assert_eq!(world.phases(), [3, 1, 0], "growing waits for nobody");
     world.say("lb2", &[("web", UNIT)], None);
     assert_eq!(world.phases(), [2, 0, 2]);
-    let came_up = |reason: &str| world.shown(&format!("capacity.web.decisions.{reason}"));
+    let came_up =
+        |reason: &str| world.shown(&format!("capacity.decisions{{group=web,reason={reason}}}"));
     assert_eq!(["warm_up", "create", "drain", "most"].map(came_up), [1, 1, 1, 0]);
 
     let mut world = World::group(|web| web.cooldown_down_ms = 0);
