@@ -27,6 +27,7 @@ fn row(command: &Command) -> (&'static str, Senders) {
         Command::EvaluateJob(_) => ("EvaluateJob", Clients),
         Command::RegisterNode(_) => ("RegisterNode", Agents),
         Command::NodeReadiness(_) => ("NodeReadiness", Agents),
+        Command::NodeShortage(_) => ("NodeShortage", Agents),
         Command::NodeLiveness(_) => ("NodeLiveness", Leader),
         Command::SuspendNode(_) => ("SuspendNode", Clients),
         Command::UnsuspendNode(_) => ("UnsuspendNode", Clients),

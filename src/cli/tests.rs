@@ -671,6 +671,7 @@ fn operators_take_nodes_out_of_service() {
         "Health": { "Status": "suspended", "Reason": "flaky", "Detail": "no executor",
             "Since": "2026-11-25T10:00:00Z", "Until": "2026-11-25T10:15:00Z", "Strikes": 2 },
         "Readiness": { "Status": "ready", "Reason": "", "At": "0001-01-01T00:00:00Z" },
+        "Shortage": { "Reason": "disk: 3 MiB left", "Since": "2026-11-25T09:30:00Z" },
         "Eligibility": { "Ineligible": true, "By": "alice@web1", "Reason": "broken fan",
             "At": "2026-11-25T09:00:00Z" },
         "Events": [{ "Timestamp": "2026-11-25T10:00:00Z", "Message": "Node suspended: flaky" }],
@@ -690,12 +691,14 @@ fn operators_take_nodes_out_of_service() {
     let out = server.run("node status").out;
     assert!(out.starts_with("Mass loss since 2026-11-25T10:00:00Z: 3 of 4 nodes"), "{out}");
     assert!(out.contains("ineligible   flaky   suspended\n"), "{out}");
-    assert!(out.ends_with("1 node: 1 ineligible, 1 suspended (flaky)\n"), "{out}");
+    let counts = "1 node: 1 ineligible, 1 short of resources, 1 suspended (flaky)\n";
+    assert!(out.ends_with(counts), "{out}");
     let out = server.run(&format!("node status {NODE_B}")).out;
     assert!(out.contains("alice@web1 (unverified)"), "{out}");
     assert!(out.contains("2026-11-25T10:15:00Z"), "{out}");
     assert!(out.contains("the servers"), "whose word the suspension is: {out}");
     assert!(out.contains("Drain        no"), "{out}");
+    assert!(out.contains("Short        refuses new work  disk: 3 MiB left"), "{out}");
     assert!(out.contains("Node suspended: flaky"), "{out}");
 
     assert_eq!(server.run(&format!("node suspend -reason fan -for 1h {NODE_B}")).code, 0);

@@ -14,8 +14,8 @@ use fsm::{
     codec,
     job::{DeregisterJob, EvaluateJob, RegisterJob},
     node::{
-        AdvanceDrains, EvaluateNode, NodeLiveness, NodeReadiness, ReapNode, RegisterNode, SetDrain,
-        SetEligibility,
+        AdvanceDrains, EvaluateNode, NodeLiveness, NodeReadiness, NodeShortage, ReapNode,
+        RegisterNode, SetDrain, SetEligibility,
     },
     pool::{DestroyOutcome, ObserveInstances, SetInstanceBehavior, ShutDownInstance},
     session::Request,
@@ -332,6 +332,7 @@ fn without_fresh_ids(mut command: Command) -> Command {
         }
         Command::RegisterNode(RegisterNode { evaluation_ids, .. })
         | Command::NodeReadiness(NodeReadiness { evaluation_ids, .. })
+        | Command::NodeShortage(NodeShortage { evaluation_ids, .. })
         | Command::NodeLiveness(NodeLiveness { evaluation_ids, .. })
         | Command::SetEligibility(SetEligibility { evaluation_ids, .. })
         | Command::AdvanceDrains(AdvanceDrains { evaluation_ids, .. })

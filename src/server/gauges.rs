@@ -40,6 +40,7 @@ fn node_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
     }
     put("nodes.ineligible", census.ineligible().into());
     put("nodes.draining", census.draining().into());
+    put("nodes.short", census.short().into());
     put("nodes.offline", state.offline_nodes().len() as u64);
     put("nodes.offline_table_full", state.is_offline_table_full().into());
     let lost = state.mass_loss().map_or(0, |loss| loss.nodes.len() as u64);
@@ -179,6 +180,9 @@ mod tests {
             }
             if node.drain.is_some() {
                 add("nodes.draining");
+            }
+            if node.shortage.is_some() {
+                add("nodes.short");
             }
         }
         state.offline_nodes().iter().for_each(|_| add("nodes.offline"));

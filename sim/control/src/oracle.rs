@@ -546,6 +546,7 @@ fn note_command(
         | Command::EvaluateJob(_)
         | Command::RegisterNode(_)
         | Command::NodeReadiness(_)
+        | Command::NodeShortage(_)
         | Command::UnsuspendNode(_)
         | Command::EndSuspensions(_)
         | Command::EndMassLoss(_)

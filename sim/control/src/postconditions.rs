@@ -113,6 +113,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
             }
         }
         Command::EndMassLoss(_)
+        | Command::NodeShortage(_)
         | Command::EvaluateNode(_)
         | Command::SetSchedulerConfiguration(_)
         | Command::DeleteNodePool(_)

@@ -131,6 +131,7 @@ pub(crate) fn of(command: &Command) -> String {
         | Command::EndSuspensions(_)
         | Command::EndMassLoss(_)
         | Command::EvaluateNode(_)
+        | Command::NodeShortage(_)
         | Command::SetSchedulerConfiguration(_)
         | Command::UpsertNodePool(_)
         | Command::DeleteNodePool(_)

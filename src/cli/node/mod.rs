@@ -126,6 +126,10 @@ fn is_suspended(node: &Value) -> bool {
     node.get("Health").is_some_and(|health| health.text("Status") == "suspended")
 }
 
+fn is_short(node: &Value) -> bool {
+    node.get("Shortage").is_some_and(|shortage| !shortage.text("Reason").is_empty())
+}
+
 /// A suspended node is not called ready.
 fn status(node: &Value) -> &str {
     match node.text("Status") {
@@ -137,6 +141,7 @@ fn status(node: &Value) -> &str {
 fn health(node: &Value) -> String {
     match node.get("Health") {
         Some(health) if is_suspended(node) => health.shown("Reason"),
+        Some(_) if is_short(node) => "short".to_owned(),
         Some(health) => health.shown("Status"),
         None => String::new(),
     }
@@ -153,6 +158,9 @@ fn counts(nodes: &[Value]) -> String {
         }
         if is_suspended(node) {
             count(&format!("suspended ({})", health(node)));
+        }
+        if is_short(node) {
+            count("short of resources");
         }
         if node.flag("Drain") {
             count("draining");

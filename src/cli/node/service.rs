@@ -210,6 +210,7 @@ pub(super) fn conditions(node: &Value) -> String {
             ],
         ),
         ("Suspended", suspension(health)),
+        ("Short", shortage(part("Shortage"))),
         (
             "Eligibility",
             [
@@ -264,6 +265,16 @@ fn suspension(health: &Value) -> [String; 5] {
         moment(health, "Since"),
         until.unwrap_or_else(|| ended_by.to_owned()),
     ]
+}
+
+/// The cells of a shortage of the machine.
+fn shortage(shortage: &Value) -> [String; 5] {
+    let reason = shortage.text("Reason").to_owned();
+    let is_short = !reason.is_empty();
+    let word = |is: &str| if is_short { is.to_owned() } else { String::new() };
+    let state = if is_short { "refuses new work" } else { "no" };
+    let since = moment(shortage, "Since");
+    [state.to_owned(), reason, word("the agent"), since, word("the machine has enough")]
 }
 
 /// An actor; nothing verifies who that is.

@@ -142,6 +142,7 @@ impl<'a> Turn<'a> {
             Command::EvaluateJob(command) => self.evaluate_job(command),
             Command::RegisterNode(command) => self.register_node(command),
             Command::NodeReadiness(command) => self.node_readiness(command),
+            Command::NodeShortage(command) => self.node_shortage(command),
             Command::NodeLiveness(command) => Ok(self.node_liveness(command)),
             Command::SuspendNode(command) => self.suspend_node(command),
             Command::UnsuspendNode(command) => self.unsuspend_node(command),

@@ -16,8 +16,8 @@ use crate::{
     job::{DeregisterJob, EvaluateJob, RegisterJob},
     node::{
         AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, NodeLiveness, NodeReadiness,
-        ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendLateNodes, SuspendNode,
-        UnsuspendNode,
+        NodeShortage, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
+        SuspendNode, UnsuspendNode,
     },
     plan::{ApplyPlans, PlanVerdict},
     pool::{
@@ -52,6 +52,7 @@ pub enum Command {
     EvaluateJob(EvaluateJob),
     RegisterNode(RegisterNode),
     NodeReadiness(NodeReadiness),
+    NodeShortage(NodeShortage),
     NodeLiveness(NodeLiveness),
     SuspendNode(SuspendNode),
     UnsuspendNode(UnsuspendNode),
@@ -111,6 +112,7 @@ from_structs! {
     EvaluateJob,
     RegisterNode,
     NodeReadiness,
+    NodeShortage,
     NodeLiveness,
     SuspendNode,
     UnsuspendNode,

@@ -8,7 +8,7 @@ use fsm::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    node_state::{eligibility, health, health_stub, readiness, status_description},
+    node_state::{eligibility, health, health_stub, readiness, shortage, status_description},
     text, text_map,
 };
 use crate::http::time;
@@ -99,6 +99,7 @@ fn common(node: &Node) -> Value {
         "LastDrain": Value::Null,
         "Health": health_stub(node),
         "Readiness": readiness(node),
+        "Shortage": shortage(node),
         "CreateIndex": node.create_index,
         "ModifyIndex": node.modify_index,
     })

@@ -16,7 +16,7 @@ use crate::http::time;
 /// Why a node gets no work, in one sentence; empty if nothing is in the way.
 pub(super) fn status_description(node: &Node) -> String {
     let trust = node.suspension().map(suspended).or_else(|| initializing(node));
-    let parts = [silent(node), trust, out_of_service(node)];
+    let parts = [silent(node), trust, short(node), out_of_service(node)];
     parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
@@ -56,6 +56,10 @@ fn initializing(node: &Node) -> Option<String> {
         Some(check) => format!("initializing: readiness check: {}", check.readiness.name()),
         None => "initializing: the agent has not reported that it is ready".to_owned(),
     })
+}
+
+fn short(node: &Node) -> Option<String> {
+    node.shortage.as_ref().map(|shortage| format!("short of resources: {}", shortage.reason))
 }
 
 fn out_of_service(node: &Node) -> Option<String> {
@@ -116,6 +120,15 @@ pub(super) fn readiness(node: &Node) -> Value {
             "At": time::rfc3339(check.at),
         }),
     }
+}
+
+/// What the machine is short of.
+pub(super) fn shortage(node: &Node) -> Value {
+    let shortage = node.shortage.as_ref();
+    json!({
+        "Reason": shortage.map_or_else(|| "".into(), |shortage| text(&shortage.reason)),
+        "Since": time::rfc3339(shortage.map_or(0, |shortage| shortage.since)),
+    })
 }
 
 /// Whether an operator allows new work.

@@ -59,6 +59,8 @@ struct Found {
     nodes: Vec<Arc<Node>>,
     /// Nodes of the pool, schedulable or not.
     in_pool: u32,
+    /// Nodes of the pool and the datacenters whose machine is short of something.
+    short: u32,
     /// `nodes` by datacenter.
     available: BTreeMap<Text, u32>,
 }
@@ -99,16 +101,19 @@ impl Found {
     fn new(state: &State, spec: &JobSpec) -> Self {
         let mut datacenters: BTreeMap<&Text, (bool, u32)> = BTreeMap::new();
         let mut nodes = Vec::with_capacity(state.nodes().len());
-        let mut in_pool = 0;
+        let (mut in_pool, mut short) = (0, 0);
         for node in state.nodes().iter() {
             if !self::in_pool(node, spec) {
                 continue;
             }
             in_pool += 1;
+            let datacenter = &node.description.datacenter;
             if !node.is_schedulable() {
+                if node.shortage.is_some() && matches_datacenter(spec, datacenter) {
+                    short += 1;
+                }
                 continue;
             }
-            let datacenter = &node.description.datacenter;
             let (wanted, count) = datacenters
                 .entry(datacenter)
                 .or_insert_with(|| (matches_datacenter(spec, datacenter), 0));
@@ -122,7 +127,7 @@ impl Found {
             .filter(|(_, (wanted, _))| *wanted)
             .map(|(name, (_, count))| (name.clone(), count))
             .collect();
-        Self { nodes, in_pool, available }
+        Self { nodes, in_pool, short, available }
     }
 }
 
@@ -153,6 +158,8 @@ pub(crate) struct Candidates<'a> {
     ring: Ring,
     /// Nodes of the pool, schedulable or not.
     pub(crate) nodes_in_pool: u32,
+    /// Nodes that would be looked at if their machine were not short of something.
+    pub(crate) nodes_short: u32,
     /// Candidates by datacenter.
     pub(crate) nodes_available: &'a BTreeMap<Text, u32>,
 }
@@ -177,6 +184,7 @@ impl<'a> Candidates<'a> {
             changes: vec![0; length],
             ring,
             nodes_in_pool: found.in_pool,
+            nodes_short: found.short,
             nodes_available: &found.available,
         }
     }

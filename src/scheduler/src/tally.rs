@@ -11,6 +11,9 @@ use crate::{
     rank::{Score, millionths},
 };
 
+/// Why a node is not looked at whose machine is short of something.
+const SHORT: &str = "machine is short of resources (see node status)";
+
 /// Counts of one choice.
 #[derive(Clone, Default, PartialEq)]
 pub(crate) struct Tally {
@@ -42,14 +45,18 @@ impl Tally {
 
     /// As it is stored, with the scores of `kept`.
     pub(crate) fn metrics(&self, candidates: &Candidates<'_>, kept: &[Scored]) -> Metrics {
+        let mut constraint_filtered = self.constraint_filtered.clone();
+        if candidates.nodes_short > 0 {
+            constraint_filtered.insert(SHORT.into(), candidates.nodes_short);
+        }
         Metrics {
-            nodes_evaluated: self.evaluated,
-            nodes_filtered: self.filtered,
+            nodes_evaluated: self.evaluated + candidates.nodes_short,
+            nodes_filtered: self.filtered + candidates.nodes_short,
             nodes_in_pool: candidates.nodes_in_pool,
             nodes_available: candidates.nodes_available.clone(),
             nodes_exhausted: self.exhausted,
             class_filtered: self.class_filtered.clone(),
-            constraint_filtered: self.constraint_filtered.clone(),
+            constraint_filtered,
             class_exhausted: self.class_exhausted.clone(),
             dimension_exhausted: self
                 .dimension_exhausted

@@ -23,6 +23,7 @@ pub struct Census {
     operator: u32,
     ineligible: u32,
     draining: u32,
+    short: u32,
     /// Silent nodes that were ready before, by the time at which they were missed.
     lost: OrdSet<(TimeMs, NodeId)>,
 }
@@ -57,6 +58,11 @@ impl Census {
     /// Nodes with a drain.
     pub fn draining(&self) -> u32 {
         self.draining
+    }
+
+    /// Nodes whose machine is short of something.
+    pub fn short(&self) -> u32 {
+        self.short
     }
 
     /// Silent nodes that were ready when they were missed, at `since` or later, oldest first.
@@ -109,6 +115,9 @@ impl Census {
         }
         if node.drain.is_some() {
             step(&mut self.draining);
+        }
+        if node.shortage.is_some() {
+            step(&mut self.short);
         }
     }
 }

@@ -18,6 +18,9 @@ pub enum NodeChange {
     Down,
     Suspended,
     SuspensionEnded,
+    /// Its machine is short of something.
+    Short,
+    ShortageEnded,
     /// A strike that does not suspend is one as well.
     Strike,
     Ineligible,
@@ -30,7 +33,7 @@ pub enum NodeChange {
 
 impl NodeChange {
     /// All changes.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Registered,
         Self::Initializing,
         Self::Ready,
@@ -38,6 +41,8 @@ impl NodeChange {
         Self::Down,
         Self::Suspended,
         Self::SuspensionEnded,
+        Self::Short,
+        Self::ShortageEnded,
         Self::Strike,
         Self::Ineligible,
         Self::Eligible,
@@ -57,6 +62,8 @@ impl NodeChange {
             Self::Down => "down",
             Self::Suspended => "suspended",
             Self::SuspensionEnded => "suspension_ended",
+            Self::Short => "short",
+            Self::ShortageEnded => "shortage_ended",
             Self::Strike => "strike",
             Self::Ineligible => "ineligible",
             Self::Eligible => "eligible",

@@ -54,6 +54,17 @@ pub struct NodeReadiness {
     pub evaluation_ids: Vec<EvaluationId>,
 }
 
+/// What an agent says of its machine with a heartbeat, when that is new.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeShortage {
+    pub node: NodeId,
+    /// Incarnation that reports.
+    pub incarnation: u64,
+    /// What the machine is short of, at most `limits::NODE_REASON_BYTES_MAX`; empty: of nothing.
+    pub reason: Text,
+    pub evaluation_ids: Vec<EvaluationId>,
+}
+
 /// Nodes that were not heard from, or are heard from again.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeLiveness {

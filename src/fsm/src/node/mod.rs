@@ -9,6 +9,7 @@ mod occupancy;
 mod row;
 mod rules;
 mod service;
+mod shortage;
 mod transitions;
 
 #[cfg(test)]
@@ -19,15 +20,15 @@ pub use self::{
     change::NodeChange,
     commands::{
         AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, InstanceProof, LivenessChange,
-        NodeLiveness, NodeReadiness, ReapNode, RegisterNode, SetDrain, SetEligibility,
-        SuspendLateNodes, SuspendNode, UnsuspendNode,
+        NodeLiveness, NodeReadiness, NodeShortage, ReapNode, RegisterNode, SetDrain,
+        SetEligibility, SuspendLateNodes, SuspendNode, UnsuspendNode,
     },
     occupancy::Occupancy,
     row::{
         AgentStart, CapacityGain, CheckResult, Drain, Driver, Eligibility, GainKey, Health,
         Liveness, MassLoss, MassLossEnd, Node, NodeDescription, NodeEvent, NodeFailure,
-        NodeInstance, NodeResources, OfflineNode, Readiness, SuspendReason, Suspension, Tombstone,
-        glob,
+        NodeInstance, NodeResources, OfflineNode, Readiness, Shortage, SuspendReason, Suspension,
+        Tombstone, glob,
     },
     rules::computed_class,
 };

@@ -1,5 +1,5 @@
-//! Nodes. A node's state is five orthogonal parts (liveness, health, eligibility, drain, instance),
-//! never one enum: an operator's wish survives a flap, a suspension survives an operator's wish.
+//! Nodes. A node's state is six orthogonal parts (liveness, health, shortage, eligibility, drain,
+//! instance), never one enum: an operator's wish survives a flap, a suspension survives an operator's wish.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -183,6 +183,16 @@ pub struct CheckResult {
     pub at: TimeMs,
 }
 
+/// The machine is short of something that it cannot work without: its agent refuses new work and
+/// goes on with what runs. The node is not to blame, and is not suspended.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Shortage {
+    /// Of what, in the agent's words; not empty.
+    pub reason: Text,
+    /// When it began; the reason may have changed since.
+    pub since: TimeMs,
+}
+
 /// Whether an operator allows new work. Sticky: only an operator changes it back.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Eligibility {
@@ -345,6 +355,8 @@ pub struct Node {
     /// Sequence of the last readiness report taken; older ones are ignored.
     pub check_sequence: u64,
     pub health: Health,
+    /// As the agent's last heartbeat said it.
+    pub shortage: Option<Shortage>,
     /// Newest last, at most `limits::NODE_FAILURES_MAX`; emptied by a strike.
     pub failures: Vec<NodeFailure>,
     /// Not yet forgiven.
@@ -394,6 +406,7 @@ impl Node {
             check: None,
             check_sequence: 0,
             health: Health::Ok,
+            shortage: None,
             failures: Vec::new(),
             strikes: 0,
             strike_at: 0,
@@ -411,6 +424,7 @@ impl Node {
     pub fn is_schedulable(&self) -> bool {
         self.liveness == Liveness::Ready
             && self.health == Health::Ok
+            && self.shortage.is_none()
             && !self.eligibility.ineligible
             && self.drain.is_none()
             && self.instance.is_none_or(|instance| instance.open)

@@ -83,7 +83,7 @@ impl Turn<'_> {
         if reborn {
             node.identity = identity;
             node.incarnation = node.incarnation.saturating_add(1);
-            (node.check, node.check_sequence) = (None, 0);
+            (node.check, node.check_sequence, node.shortage) = (None, 0, None);
             let message = "Node re-registered with a new incarnation";
             self.record(&mut node, NodeChange::Registered, message);
             jobs = self.lose_allocations(id, "the agent restarted without its state");

@@ -38,9 +38,9 @@ use crate::{
         AdvanceDrains, CapacityGain, CheckResult, Drain, Driver, Eligibility, EndMassLoss,
         EndSuspensions, EvaluateNode, GainKey, Health, InstanceProof, Liveness, LivenessChange,
         MassLoss, MassLossEnd, Node, NodeDescription, NodeEvent, NodeFailure, NodeInstance,
-        NodeLiveness, NodeReadiness, OfflineNode, Readiness, ReapNode, RegisterNode, SetDrain,
-        SetEligibility, SuspendLateNodes, SuspendNode, SuspendReason, Suspension, Tombstone,
-        UnsuspendNode,
+        NodeLiveness, NodeReadiness, NodeShortage, OfflineNode, Readiness, ReapNode, RegisterNode,
+        SetDrain, SetEligibility, Shortage, SuspendLateNodes, SuspendNode, SuspendReason,
+        Suspension, Tombstone, UnsuspendNode,
     },
     plan::{
         ApplyPlans, DropReason, FollowUp, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop,
@@ -185,6 +185,7 @@ fn node() -> Node {
         check: Some(CheckResult { readiness: Readiness::Retry, reason: "disk".into(), at: 20 }),
         check_sequence: 21,
         health: suspended(),
+        shortage: Some(Shortage { reason: "threads".into(), since: 23 }),
         failures: failures(),
         strikes: 13,
         strike_at: 14,
@@ -371,6 +372,11 @@ fn node_report(node: NodeId, evaluation_ids: Vec<EvaluationId>) -> NodeReport {
     NodeReport { node, incarnation: 5, updates: vec![update], evaluation_ids }
 }
 
+fn shortage(node: NodeId, evaluation_ids: Vec<EvaluationId>) -> Command {
+    let reason = "short of disk".into();
+    Command::NodeShortage(NodeShortage { node, incarnation: 12, reason, evaluation_ids })
+}
+
 /// Those about the health of nodes, in the order of the enum.
 fn health_commands(node: NodeId) -> Vec<Command> {
     vec![
@@ -434,6 +440,7 @@ pub(super) fn commands() -> Vec<Command> {
             sequence: 13,
             evaluation_ids: evaluation_ids.clone(),
         }),
+        shortage(node, evaluation_ids.clone()),
         Command::NodeLiveness(NodeLiveness {
             changes: vec![change],
             window_ms: 30_000,
@@ -498,6 +505,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::EvaluateJob(_) => "evaluate-job",
         Command::RegisterNode(_) => "register-node",
         Command::NodeReadiness(_) => "node-readiness",
+        Command::NodeShortage(_) => "node-shortage",
         Command::NodeLiveness(_) => "node-liveness",
         Command::SuspendNode(_) => "suspend-node",
         Command::UnsuspendNode(_) => "unsuspend-node",

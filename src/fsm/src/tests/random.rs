@@ -41,8 +41,8 @@ use crate::{
     job::{DeregisterJob, EvaluateJob, JobKind, JobSpec, Parameterized, RegisterJob},
     node::{
         AdvanceDrains, Drain, EndMassLoss, EndSuspensions, EvaluateNode, Liveness, LivenessChange,
-        NodeLiveness, NodeReadiness, Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility,
-        SuspendLateNodes, SuspendNode, UnsuspendNode,
+        NodeLiveness, NodeReadiness, NodeShortage, Readiness, ReapNode, RegisterNode, SetDrain,
+        SetEligibility, SuspendLateNodes, SuspendNode, UnsuspendNode,
     },
     plan::{ApplyPlans, FollowUp, InPlace, Placement, Plan, Stop},
     session::Request,
@@ -238,7 +238,7 @@ impl Maker<'_> {
         let node = self.node();
         let incarnation = self.incarnation(node);
         let evaluation_ids = self.evaluation_ids();
-        match self.dice.below(12) {
+        match self.dice.below(13) {
             0..3 => {
                 let identity = if self.dice.one_in(9) { 2 } else { 1 };
                 let secret = if self.dice.one_in(30) { 8 } else { 7 };
@@ -263,7 +263,13 @@ impl Maker<'_> {
                     evaluation_ids,
                 })
             }
-            8 | 9 => {
+            8 => Command::NodeShortage(NodeShortage {
+                node,
+                incarnation,
+                reason: self.dice.choose(&["".into(), "short of disk".into()]),
+                evaluation_ids,
+            }),
+            9 | 10 => {
                 let all = [
                     Liveness::Initializing,
                     Liveness::Ready,
@@ -280,7 +286,7 @@ impl Maker<'_> {
                 let window_ms = self.dice.below(40_000);
                 Command::NodeLiveness(NodeLiveness { changes, window_ms, evaluation_ids })
             }
-            10 => {
+            11 => {
                 let incarnation = self.dice.one_in(2).then_some(incarnation);
                 let force = self.dice.one_in(3);
                 Command::ReapNode(ReapNode { node, incarnation, force, evaluation_ids })

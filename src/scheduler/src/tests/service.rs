@@ -89,6 +89,25 @@ fn s2_class_eligibility_tells_what_would_do() {
     assert_eq!(metrics.coalesced_failures, 1);
 }
 
+/// A node whose machine is short of something gets nothing, and the evaluation says why.
+#[test]
+fn a_node_that_is_short_gets_nothing_and_is_named_in_the_metrics() {
+    let mut cluster = Cluster::new();
+    for number in [1, 2, 3] {
+        let mut row = node(number);
+        if number > 1 {
+            row.shortage = Some(fsm::node::Shortage { reason: "disk".into(), since: 1 });
+        }
+        cluster.put_node(row);
+    }
+    let plan = cluster.run(&job(JobKind::Service));
+    assert!(plan.placements.iter().all(|placement| placement.node == NodeId(id(1))));
+    let metrics = &plan.outcome.as_ref().unwrap().failed_groups["web"];
+    let short = &metrics.constraint_filtered["machine is short of resources (see node status)"];
+    assert_eq!((*short, metrics.nodes_evaluated, metrics.nodes_filtered), (2, 3, 2));
+    assert_eq!(metrics.nodes_available.values().sum::<u32>(), 1);
+}
+
 /// S3.
 #[test]
 fn s3_one_group_fits_and_the_other_does_not() {

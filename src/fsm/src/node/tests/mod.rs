@@ -5,6 +5,7 @@
 
 mod health;
 mod mass_loss;
+mod shortage;
 
 use std::sync::Arc;
 
