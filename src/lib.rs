@@ -1,6 +1,7 @@
 //! Quorate: a Raft-replicated cluster scheduler that speaks Nomad's HTTP API. ARCHITECTURE.md is
 //! the map.
 
+mod address_space;
 pub mod agent;
 pub mod api;
 pub mod bench;
@@ -20,6 +21,7 @@ pub mod published;
 pub mod raft;
 pub mod rpc;
 pub mod rt;
+pub mod serve;
 pub mod server;
 pub mod storage;
 pub mod task;

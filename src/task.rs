@@ -5,7 +5,12 @@ use std::{
     cell::Cell,
     panic::{self, AssertUnwindSafe},
     process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
 };
+
+use crate::open_files;
+
+static WANTED_MEMORY: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
@@ -13,17 +18,42 @@ thread_local! {
 
 /// Exit code of a process that broke an invariant.
 const INVARIANT_EXIT: i32 = 70;
+/// What to do when there is no memory.
+pub const MEMORY_REMEDY: &str =
+    "free some, or raise the limit (ulimit -v, and those of its unit or container)";
+/// Exit code of a process that gets no thread or no memory (`EX_OSERR` of `sysexits`).
+const SHORTAGE_EXIT: i32 = 71;
 
 /// Makes every panic outside [`contained`] end the process. Only `main` calls this.
 pub fn install_panic_hook() {
     let default = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        default(info);
-        if !CONTAINED.get() {
-            tracing::error!("QUORATE-INVARIANT: panic, this process ends");
-            exit_now(INVARIANT_EXIT);
+        if CONTAINED.get() {
+            default(info);
+            return;
         }
+        if info.payload_as_str().is_some_and(is_want_of_threads) {
+            tracing::error!("{}", open_files::NO_THREADS);
+            exit_now(SHORTAGE_EXIT);
+        }
+        default(info);
+        if WANTED_MEMORY.load(Ordering::Relaxed) {
+            tracing::error!("there is no memory: {MEMORY_REMEDY}");
+            exit_now(SHORTAGE_EXIT);
+        }
+        tracing::error!("QUORATE-INVARIANT: panic, this process ends");
+        exit_now(INVARIANT_EXIT);
     }));
+}
+
+/// Whether a panic of the runtime or the standard library is for want of threads: of the machine then, and of no invariant.
+fn is_want_of_threads(text: &str) -> bool {
+    text.starts_with("OS can't spawn worker thread") || text.starts_with("failed to spawn thread")
+}
+
+/// A call for memory was refused: a panic that follows is for want of it.
+pub fn note_want_of_memory() {
+    WANTED_MEMORY.store(true, Ordering::Relaxed);
 }
 
 /// Runs one scheduling turn; a panic in it becomes its message.

@@ -336,8 +336,11 @@ impl Agent {
 
     /// Beats, through another server when one does not answer; answers with the time to live.
     async fn beat(&mut self) -> Result<u64, Status> {
-        let request =
-            pb::HeartbeatRequest { node_id: self.id.clone(), incarnation: self.incarnation };
+        let request = pb::HeartbeatRequest {
+            node_id: self.id.clone(),
+            incarnation: self.incarnation,
+            shortage: String::new(),
+        };
         let mut failures = 0;
         let reply: pb::HeartbeatReply = loop {
             match self.ask(&method::HEARTBEAT, &request).await {

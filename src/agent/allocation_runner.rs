@@ -166,6 +166,14 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
+    /// Nothing can be prepared at the moment.
+    pub(crate) fn waits(&mut self, why: &str, now: Moment) {
+        for task in self.tasks.iter_mut().filter(|task| !task.is_dead()) {
+            task.waits(why, now);
+        }
+        self.changed = true;
+    }
+
     /// Nothing could be prepared: every task fails.
     pub(crate) fn setup_failed(&mut self, error: &str, fault: Fault, now: Moment) {
         for task in self.tasks.iter_mut().filter(|task| !task.is_dead()) {

@@ -23,6 +23,7 @@ use tonic::{Code, Status};
 use super::{
     connection::{Backoff, Connection, is_about_server},
     readiness::{AfterTask, CheckTimer, Checked, Checks},
+    shortage::Shortages,
     status::{Ends, Outbox},
     time::Clock,
 };
@@ -68,6 +69,8 @@ pub(crate) struct Standing<N> {
     pub(crate) nudge: Arc<Notify>,
     pub(crate) clock: Clock,
     pub(crate) checks: Checks,
+    /// What the machine is short of: each heartbeat says it, and news of it are said at once.
+    pub(crate) shortages: Arc<Shortages>,
     /// Of the readiness checks.
     pub(crate) timer: Mutex<CheckTimer>,
     /// The timer of the checks has changed.
@@ -232,11 +235,23 @@ impl<N: Node> Standing<N> {
         self.become_ready().await;
         let mut initializes = true;
         let mut due = Instant::now() + self.interval(ttl_ms, beat);
+        let mut shortage = self.shortages.subscribe();
+        if self.shortages.is_short() {
+            // A new incarnation is short of nothing yet, as far as the servers know.
+            shortage.mark_changed();
+        }
         loop {
             rt::select! {
                 biased;
                 () = self.unknown.notified() => return,
                 () = sleep_until(due) => {}
+                changed = shortage.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    due = due.min(Instant::now() + self.spread(beat));
+                    continue;
+                }
                 () = self.nudge.notified() => {
                     // Spread: when a server dies all its nodes come here.
                     due = due.min(Instant::now() + self.spread(beat));
@@ -245,8 +260,11 @@ impl<N: Node> Standing<N> {
                 }
             }
             beat += 1;
-            let request =
-                v1::HeartbeatRequest { node_id: self.registration.node_id.clone(), incarnation };
+            let request = v1::HeartbeatRequest {
+                node_id: self.registration.node_id.clone(),
+                incarnation,
+                shortage: self.shortages.reason(),
+            };
             match self.connection.call(&method::HEARTBEAT, &request).await {
                 Ok(reply) => {
                     backoff.reset();

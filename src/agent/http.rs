@@ -11,18 +11,29 @@ use std::sync::Arc;
 
 use axum::{
     Json, Router,
+    extract::DefaultBodyLimit,
     http::{Method, StatusCode, Uri},
     response::{IntoResponse, Response},
     routing::{get, put},
 };
 use fsm::AllocationId;
 use serde_json::json;
-use tokio::net::TcpListener;
 
 use query::Parameters;
-pub(crate) use work::FileWork;
+pub(crate) use work::{FileWork, Readers};
 
 use super::{node::LocalNode, shell::Shared, state::AllocationDirectory};
+use crate::serve::{self, Door};
+
+/// Connections served at a time, at most a quarter of the open files: tasks need the rest.
+const CONNECTIONS_MAX: u64 = 1_024;
+/// Size of a request's body, bytes: a signal's or a restart's.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+
+/// How many connections an agent serves that may have so many files open.
+pub(crate) fn connections_max(open_files_max: u64) -> usize {
+    usize::try_from((open_files_max / 4).clamp(4, CONNECTIONS_MAX)).unwrap_or(usize::MAX)
+}
 
 /// What files are served from; a simulation has none.
 #[derive(Clone)]
@@ -30,6 +41,7 @@ pub(crate) struct Files {
     pub(crate) node: Arc<LocalNode>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) work: FileWork,
+    pub(crate) readers: Readers,
 }
 
 /// Why a request is refused, with the status that says so.
@@ -41,6 +53,8 @@ pub(super) enum HttpError {
     NotFound(String),
     #[error("the agent's threads for files are all busy: try again later")]
     Busy,
+    #[error("too many requests read files of this agent: try again later")]
+    Crowded,
     #[error("the file system takes too long")]
     Slow,
     #[error("cannot read: {0}")]
@@ -52,7 +66,7 @@ impl IntoResponse for HttpError {
         let status = match &self {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
-            Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Busy | Self::Crowded => StatusCode::SERVICE_UNAVAILABLE,
             Self::Slow => StatusCode::GATEWAY_TIMEOUT,
             Self::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 StatusCode::NOT_FOUND
@@ -90,7 +104,7 @@ fn health(start: Option<[u8; 16]>, rival: &str) -> serde_json::Value {
 }
 
 /// Serves for ever. `start` is the nonce of this start of the agent.
-pub(crate) async fn serve(listener: TcpListener, start: Option<[u8; 16]>, files: Option<Files>) {
+pub(crate) async fn serve(door: Door, start: Option<[u8; 16]>, files: Option<Files>) {
     let stats = files.clone();
     let mut router = Router::new()
         .route(
@@ -99,13 +113,16 @@ pub(crate) async fn serve(listener: TcpListener, start: Option<[u8; 16]>, files:
         )
         .route("/v1/client/stats", get(move || async move { Json(statistics(stats.as_ref())) }));
     if let Some(files) = files {
-        let of_allocations = Router::new()
+        let readers = files.readers.clone();
+        let of_files = Router::new()
             .route("/v1/client/fs/logs/{allocation}", get(logs::logs))
             .route("/v1/client/fs/ls/{allocation}", get(files::list))
             .route("/v1/client/fs/stat/{allocation}", get(files::stat))
             .route("/v1/client/fs/cat/{allocation}", get(files::cat))
             .route("/v1/client/fs/readat/{allocation}", get(files::read_at))
             .route("/v1/client/fs/stream/{allocation}", get(logs::stream))
+            .layer(axum::middleware::from_fn_with_state(readers, work::take_place));
+        let orders = Router::new()
             .route(
                 "/v1/client/allocation/{allocation}/signal",
                 put(orders::signal).post(orders::signal),
@@ -114,13 +131,11 @@ pub(crate) async fn serve(listener: TcpListener, start: Option<[u8; 16]>, files:
                 "/v1/client/allocation/{allocation}/restart",
                 put(orders::restart).post(orders::restart),
             )
-            .with_state(files);
-        router = router.merge(of_allocations);
+            .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX));
+        router = router.merge(of_files.merge(orders).with_state(files));
     }
     let router = router.fallback(unsupported).method_not_allowed_fallback(wrong_method);
-    if let Err(error) = axum::serve(listener, router).await {
-        tracing::error!(%error, "the agent's http service ended");
-    }
+    serve::serve(door, router, std::future::pending()).await;
 }
 
 async fn unsupported(uri: Uri) -> Response {
@@ -140,6 +155,7 @@ fn statistics(files: Option<&Files>) -> serde_json::Value {
         line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
             * 1024
     };
+    let shortage = files.map(|files| files.shared.shortages.reason()).unwrap_or_default();
     let (live, all) = files.map_or((0, 0), |files| files.node.counts());
     let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
     let uptime: u64 =
@@ -152,5 +168,43 @@ fn statistics(files: Option<&Files>) -> serde_json::Value {
         "Uptime": uptime,
         "Timestamp": super::time::wall_ms().saturating_mul(1_000_000),
         "Allocations": {"Live": live, "Known": all},
+        "Shortage": shortage,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+
+    #[test]
+    fn tasks_get_most_of_the_open_files() {
+        assert_eq!(connections_max(1_024), 256);
+        assert_eq!(connections_max(u64::MAX), 1_024);
+        assert_eq!(connections_max(0), 4);
+    }
+
+    #[tokio::test]
+    async fn a_connection_over_the_bound_is_told_to_come_back() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let served = tokio::spawn(serve(Door::new(listener, 1, "test"), None, None));
+        let mut first = TcpStream::connect(address).await.unwrap();
+        let request = b"GET /v1/agent/health HTTP/1.1\r\nhost: x\r\n\r\n";
+        first.write_all(request).await.unwrap();
+        let mut head = [0; 12];
+        first.read_exact(&mut head).await.unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200");
+        let mut second = TcpStream::connect(address).await.unwrap();
+        let mut answer = String::new();
+        second.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 429"), "{answer}");
+        served.abort();
+    }
 }

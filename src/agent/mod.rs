@@ -28,6 +28,7 @@ mod readiness;
 mod restart;
 mod settings;
 mod shell;
+mod shortage;
 mod simulate;
 mod spec;
 mod state;
@@ -40,6 +41,7 @@ mod time;
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use anyhow::Context;
@@ -58,6 +60,7 @@ use self::{
     node::LocalNode,
     readiness::{CheckTimer, Checks},
     shell::{Order, Shared},
+    shortage::Shortages,
     state::{NodeIdentity, StateDirectory},
     status::{Outbox, send_statuses},
     time::Clock,
@@ -72,17 +75,24 @@ use crate::{
     open_files,
     rpc::transport::{GrpcTransport, Transport},
     rt::{self, JoinSet, Notify, watch},
+    serve::Door,
 };
+
+/// How long a thread for file work stays idle.
+const THREAD_KEEP_ALIVE: Duration = Duration::from_hours(24);
 
 /// Runs an agent until SIGTERM or SIGINT. Blocks; has its own runtime.
 pub fn run(settings: AgentSettings) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        // Threads for file work stay, for the time when no more can be had.
+        .thread_keep_alive(THREAD_KEEP_ALIVE)
         .build()
         .context(open_files::NO_THREADS)?;
     // Each task that runs takes one.
     open_files::raise();
     runtime.block_on(async {
+        shortage::keep_threads();
         let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
         let agent = Agent::start(settings).await?;
@@ -103,6 +113,8 @@ pub struct Agent {
     node_id: fsm::NodeId,
     work: JoinSet<()>,
     node: Option<LocalHandle>,
+    /// Looks at the machine as long as the agent lives; simulated ones lack nothing.
+    _watch: Option<shortage::Watch>,
     /// Held last: nobody else may open the directory before everything has ended.
     _state: Option<Arc<StateDirectoryGuard>>,
 }
@@ -133,14 +145,22 @@ impl Agent {
             .await
             .with_context(|| format!("cannot listen on {}", settings.http_address))?;
         let http_address = listener.local_addr().context("the listener has no address")?;
+        let door = Door::new(listener, http::connections_max(open_files::max()), "agent's HTTP");
         let mut work = JoinSet::new();
         if let Some(nodes) = settings.simulate {
             let nodes = (nodes, http_address);
             simulate::spawn(&settings, &servers, &identity, state.boot_id, nodes, &mut work);
-            rt::spawn_into(&mut work, http::serve(listener, None, None));
+            rt::spawn_into(&mut work, http::serve(door, None, None));
             let guard = Some(Arc::new(StateDirectoryGuard(state)));
             let node_id = fsm::NodeId(identity.node_id);
-            return Ok(Self { http_address, node_id, work, node: None, _state: guard });
+            return Ok(Self {
+                http_address,
+                node_id,
+                work,
+                node: None,
+                _watch: None,
+                _state: guard,
+            });
         }
         let offered: Arc<[Driver]> =
             settings.drivers.iter().filter_map(|name| Driver::parse(name)).collect();
@@ -157,17 +177,25 @@ impl Agent {
                 after_task: readiness.after_task,
             }),
         };
+        let allocations = state.allocations();
         let (node, shared) =
             start_node(&settings, ground, &identity, state, http_address, &mut work)?;
-        let files =
-            http::Files { node: Arc::clone(&node), shared, work: http::FileWork::default() };
-        rt::spawn_into(&mut work, http::serve(listener, Some(start), Some(files)));
+        let watch = shared.shortages.watch(allocations, settings.free_bytes_min);
+        let watch = watch.context(open_files::NO_THREADS)?;
+        let files = http::Files {
+            node: Arc::clone(&node),
+            shared,
+            work: http::FileWork::default(),
+            readers: http::Readers::default(),
+        };
+        rt::spawn_into(&mut work, http::serve(door, Some(start), Some(files)));
         let handle = LocalHandle { node, stop_tasks: settings.stop_tasks_on_exit };
         Ok(Self {
             http_address,
             node_id: fsm::NodeId(identity.node_id),
             work,
             node: Some(handle),
+            _watch: Some(watch),
             _state: None,
         })
     }
@@ -193,7 +221,7 @@ impl Agent {
         let (node, _) = start_node(&settings, ground, &identity, state, http_address, &mut work)?;
         let node = Some(LocalHandle { node, stop_tasks: settings.stop_tasks_on_exit });
         let node_id = fsm::NodeId(identity.node_id);
-        Ok(Self { http_address, node_id, work, node, _state: None })
+        Ok(Self { http_address, node_id, work, node, _watch: None, _state: None })
     }
 
     /// Where logs and files are served.
@@ -272,6 +300,7 @@ fn start_node(
         node_names: Arc::new(node_names(&registration, &settings.region)),
         executor_binary: binary.into(),
         drivers,
+        shortages: Arc::default(),
         ended: Notify::new(),
     });
     let node = LocalNode::restore(Arc::clone(&shared), settings.ended_allocations_max)
@@ -279,7 +308,8 @@ fn start_node(
     rt::spawn_into(work, Arc::clone(&node).tend());
     let seed = u64::from_le_bytes(std::array::from_fn(|i| identity.node_id[i]));
     let connection = Arc::new(Connection::new(servers, 0, seed));
-    let parts = NodeParts { registration, connection, outbox, clock, checks };
+    let shortages = Arc::clone(&shared.shortages);
+    let parts = NodeParts { registration, connection, outbox, clock, checks, shortages };
     stand(Arc::clone(&node), parts, work);
     Ok((node, shared))
 }
@@ -291,11 +321,12 @@ struct NodeParts {
     outbox: Arc<Outbox>,
     clock: Clock,
     checks: Checks,
+    shortages: Arc<Shortages>,
 }
 
 /// Spawns what keeps a node in touch with the servers.
 fn stand<N: heartbeat::Node>(node: Arc<N>, parts: NodeParts, work: &mut JoinSet<()>) {
-    let NodeParts { registration, connection, outbox, clock, checks } = parts;
+    let NodeParts { registration, connection, outbox, clock, checks, shortages } = parts;
     let node_id = std::array::from_fn(|i| registration.node_id[i]);
     let standing = Arc::new(Standing {
         node,
@@ -308,6 +339,7 @@ fn stand<N: heartbeat::Node>(node: Arc<N>, parts: NodeParts, work: &mut JoinSet<
         clock,
         timer: Mutex::new(CheckTimer::new(checks.interval)),
         checks,
+        shortages,
         timer_changed: Notify::new(),
     });
     let registered = standing.registered.subscribe();

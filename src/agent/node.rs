@@ -64,6 +64,8 @@ struct Waiting {
     spec: AllocationSpec,
     sequence: u64,
     starts_allowed: bool,
+    /// The servers were told that it waits for the end of a shortage.
+    is_told: bool,
 }
 
 impl Entry {
@@ -104,8 +106,17 @@ impl LocalNode {
 
     /// Tidies up whenever an allocation has ended, for ever.
     pub(crate) async fn tend(self: Arc<Self>) {
+        let mut shortage = self.shared.shortages.subscribe();
         loop {
-            self.shared.ended.notified().await;
+            rt::select! {
+                biased;
+                () = self.shared.ended.notified() => {}
+                changed = shortage.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+            }
             self.settle();
         }
     }
@@ -230,7 +241,10 @@ impl LocalNode {
         let (sequence, starts_allowed) = (message.client_sequence, message.task_starts_allowed);
         match AllocationSpec::parse(message.clone()) {
             Ok(spec) => {
-                inner.waiting.insert(id, Waiting { spec, sequence, starts_allowed });
+                let known = inner.waiting.get(&id);
+                let is_told = known.is_some_and(|known| known.is_told);
+                let sequence = known.map_or(0, |known| known.sequence).max(sequence);
+                inner.waiting.insert(id, Waiting { spec, sequence, starts_allowed, is_told });
             }
             Err(error) => self.answer(id, &message, v1::ClientStatus::Failed, &error.to_string()),
         }
@@ -263,11 +277,18 @@ impl LocalNode {
         let inner = &mut *guard;
         self.insist(inner);
         while inner.shells.try_join_next().is_some() {}
+        let shortage = self.shared.shortages.reason();
         let ready: Vec<_> = inner.waiting.keys().copied().collect();
         for id in ready {
-            let blocked =
-                inner.waiting.get(&id).is_some_and(|waiting| is_blocked(&inner.entries, waiting));
-            if !blocked && let Some(waiting) = inner.waiting.remove(&id) {
+            let Some(waiting) = inner.waiting.get_mut(&id) else { continue };
+            if is_blocked(&inner.entries, waiting) {
+                continue;
+            }
+            if !shortage.is_empty() {
+                self.refuse(id, waiting, &shortage);
+                continue;
+            }
+            if let Some(waiting) = inner.waiting.remove(&id) {
                 let now = self.shared.clock.now();
                 let runner =
                     AllocationRunner::new(&waiting.spec.policy, id.0, waiting.sequence, now);
@@ -293,6 +314,20 @@ impl LocalNode {
                 }
             }));
         }
+    }
+
+    /// Tells the servers, once, why an allocation is not started yet: the machine is short of something.
+    fn refuse(&self, id: AllocationId, waiting: &mut Waiting, why: &str) {
+        if std::mem::replace(&mut waiting.is_told, true) {
+            return;
+        }
+        tracing::info!(allocation = %id, why, "new work is refused until the machine is short no more");
+        let (policy, now) = (&waiting.spec.policy, self.shared.clock.now());
+        let mut runner = AllocationRunner::new(policy, id.0, waiting.sequence, now);
+        runner.waits(&format!("Waits, the machine is short: {why}"), now);
+        runner.take_changed();
+        waiting.sequence = runner.sequence;
+        self.shared.outbox.report(id, runner.status(policy, id.0));
     }
 
     /// Reports ends again that the servers took for older than what they know of: an agent that could not store what it had reported counts from
@@ -398,6 +433,7 @@ mod tests {
             node_names: Arc::default(),
             executor_binary: Path::new("no executor is needed").into(),
             drivers: Drivers::new([Driver::Mock]),
+            shortages: Arc::default(),
             ended: Notify::new(),
         };
         LocalNode::restore(Arc::new(shared), 10).unwrap()
@@ -526,6 +562,32 @@ mod tests {
         node.suspend().await;
         node.apply(whole(vec![endless(2)], &[1, 2])).await;
         assert_eq!((node.counts(), started(&node)), ((1, 1), vec![(1, false)]));
+    }
+
+    #[tokio::test]
+    async fn new_work_waits_while_the_machine_is_short_and_starts_when_it_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        let id = AllocationId([2; 16]);
+        node.apply(whole(vec![endless(1)], &[1])).await;
+        node.shared.shortages.met_as("too many open files");
+        node.apply(whole(vec![endless(1), endless(2)], &[1, 2])).await;
+        assert_eq!(started(&node), [(1, false)], "what runs goes on");
+        assert_eq!(node.counts(), (2, 2));
+        assert!(node.shared.outbox.is_pending(id), "the servers are told why");
+        node.shared.outbox.forget(id);
+        node.settle();
+        assert!(!node.shared.outbox.is_pending(id), "once");
+        let tending = tokio::spawn(Arc::clone(&node).tend());
+        tokio::task::yield_now().await;
+        node.shared.shortages.started();
+        let starts = async {
+            while started(&node).len() < 2 {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(Duration::from_mins(1), starts).await.unwrap();
+        tending.abort();
     }
 
     /// The servers give a port away once its holder is to stop, and leave the wait for its end to the agent.

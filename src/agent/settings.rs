@@ -46,6 +46,8 @@ pub struct AgentSettings {
     pub dynamic_port_max: u16,
     /// Allocations at a time; 0: no limit.
     pub allocations_max: u32,
+    /// Free bytes on the disk of `data_dir` below which no new work is taken.
+    pub free_bytes_min: u64,
     /// Ended allocations whose directories are kept.
     pub ended_allocations_max: usize,
     /// Stop the tasks when the agent is asked to end. They are not failed: they start again with the agent, as the same allocations.
@@ -99,6 +101,7 @@ impl AgentSettings {
             dynamic_port_min: 20_000,
             dynamic_port_max: 32_000,
             allocations_max: 0,
+            free_bytes_min: 128 << 20,
             ended_allocations_max: 50,
             stop_tasks_on_exit: false,
             simulate: None,

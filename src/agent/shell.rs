@@ -22,6 +22,7 @@ use super::{
         Outcome,
         process::{kill_leftovers, kill_run},
     },
+    shortage::Shortages,
     spec::AllocationSpec,
     state::{AllocationDirectory, StateDirectory, StoredAllocation},
     status::Outbox,
@@ -32,9 +33,9 @@ use crate::rt::{self, Notify, mpsc, oneshot, run_blocking, sleep, sleep_until, w
 
 /// Pause before a kill that could not be delivered is tried again.
 const KILL_RETRY: Duration = Duration::from_secs(1);
-/// Pauses before a directory is prepared again that a shortage of the machine has spoiled.
-const SHORTAGE_PAUSES: [Duration; 3] =
-    [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
+/// Pause before a directory is prepared again that a shortage of the machine has spoiled; it doubles up to the longest.
+const SHORTAGE_PAUSE: Duration = Duration::from_secs(1);
+const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// What all allocations of a node share.
 pub(crate) struct Shared {
@@ -45,6 +46,7 @@ pub(crate) struct Shared {
     pub(crate) node_names: Arc<BTreeMap<String, String>>,
     pub(crate) executor_binary: Arc<Path>,
     pub(crate) drivers: Drivers,
+    pub(crate) shortages: Arc<Shortages>,
     /// Told when an allocation has ended.
     pub(crate) ended: Notify,
 }
@@ -212,33 +214,24 @@ impl Shell {
         if matches!(origin, Origin::Stored { suspended: true, booted: false }) {
             self.end_what_is_left().await;
         }
-        let now = self.shared.clock.now();
         let is_new = matches!(origin, Origin::New);
-        let again = || prepare(self.directory.clone(), self.spec.clone(), is_new);
-        let mut prepared = again().await;
-        for pause in SHORTAGE_PAUSES {
-            match &prepared {
-                Err(error) if Fault::of(error) == Fault::Shortage => {
-                    tracing::warn!(allocation = %self.spec.id, %error, "the machine is short: its directory is prepared again");
-                    sleep(pause).await;
-                    prepared = again().await;
-                }
-                Ok(()) | Err(_) => break,
-            }
-        }
         let may_live = matches!(origin, Origin::Stored { suspended: false, booted: false });
-        match prepared {
+        match self.prepare(is_new, may_live).await {
             Ok(()) => {}
             // What its tasks need was prepared when it was received. They may run: that is no reason to give them up.
             Err(error) if may_live => {
                 tracing::warn!(allocation = %self.spec.id, %error, "cannot prepare the directory of an allocation again");
             }
+            // It is to end before it has begun, which the wish says.
+            Err(error) if is_new && Fault::of(&error) == Fault::Shortage => return,
+            Err(error) if Fault::of(&error) == Fault::Shortage => {}
             Err(error) => {
                 let message = format!("cannot prepare the allocation's directory: {error}");
-                self.runner.setup_failed(&message, Fault::of(&error), now);
+                self.runner.setup_failed(&message, Fault::of(&error), self.shared.clock.now());
                 return;
             }
         }
+        let now = self.shared.clock.now();
         match origin {
             Origin::New => self.runner.start(now, &mut self.actions),
             Origin::Stored { suspended, booted } if suspended || booted => {
@@ -260,14 +253,47 @@ impl Shell {
         }
     }
 
+    /// Makes the directory. A shortage of the machine is waited out, until the allocation is to end or its agent does; where processes may
+    /// live that need the directory no more, it is not.
+    async fn prepare(&mut self, is_new: bool, may_live: bool) -> io::Result<()> {
+        let mut pause = SHORTAGE_PAUSE;
+        loop {
+            let prepared = prepare(self.directory.clone(), self.spec.clone(), is_new).await;
+            let Err(error) = &prepared else { return prepared };
+            if may_live || Fault::of(error) != Fault::Shortage {
+                return prepared;
+            }
+            if pause == SHORTAGE_PAUSE {
+                tracing::warn!(allocation = %self.spec.id, %error, "the machine is short: an allocation's directory is prepared later");
+                let words = format!("Waits, the machine is short: {error}");
+                self.runner.waits(&words, self.shared.clock.now());
+                self.runner.take_changed();
+                self.report();
+            }
+            self.shared.shortages.met(error);
+            rt::select! {
+                biased;
+                // Without its sender the agent is gone.
+                _ = self.wishes.wait_for(|wish| wish.stop || wish.suspend) => return prepared,
+                () = sleep(pause) => {}
+            }
+            pause = (pause * 2).min(SHORTAGE_PAUSE_MAX);
+        }
+    }
+
+    /// Tells the servers how it fares, and shows it.
+    fn report(&self) {
+        let view = view_of(&self.spec, &self.runner);
+        self.shared.outbox.report(self.spec.id, view.status.clone());
+        *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
+    }
+
     /// Stores and reports what changed, then does what is asked for.
     async fn publish(&mut self) {
         let mut stored = Ok(());
         if self.runner.take_changed() {
             stored = self.store(self.held).await;
-            let view = view_of(&self.spec, &self.runner);
-            self.shared.outbox.report(self.spec.id, view.status.clone());
-            *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
+            self.report();
         }
         for action in std::mem::take(&mut self.actions) {
             match (action, &stored) {
@@ -291,6 +317,7 @@ impl Shell {
         let stored = run_blocking(move || directory.store(&stored)).await;
         if let Err(error) = &stored {
             tracing::warn!(allocation = %self.spec.id, %error, "cannot store the state of an allocation");
+            self.shared.shortages.met(error);
         }
         stored
     }
@@ -393,9 +420,19 @@ impl Shell {
             Happening::Started(task, Ok(run)) => {
                 self.runs[task] = Some(run.clone());
                 runner.started(policy, task, now, actions);
+                self.shared.shortages.started();
                 self.watch(task, run);
             }
-            Happening::Started(task, Err(error)) => {
+            Happening::Started(task, Err(mut error)) => {
+                if error.fault == Fault::Shortage {
+                    self.shared.shortages.met_as(&error.message);
+                } else if error.fault == Fault::Node
+                    && error.recoverable
+                    && self.shared.shortages.is_seen()
+                {
+                    // What a machine lacks shows in many ways.
+                    error.fault = Fault::Shortage;
+                }
                 runner.start_failed(policy, task, &error, now, actions);
             }
             Happening::Recovered(task, Ok(Recovered::Run(run))) => {
@@ -426,6 +463,10 @@ impl Shell {
             Happening::Exited(task, outcome) => {
                 self.runs[task] = None;
                 let exit = match outcome {
+                    // The kernel may have killed the executor for want of memory.
+                    Outcome::Exited { result, .. } if self.shared.shortages.is_seen() => {
+                        ExitResult { lost: false, ..result }
+                    }
                     Outcome::Exited { result, .. } => result,
                     Outcome::StartFailed { error, .. } => {
                         ExitResult { exit_code: -1, error: Some(error), ..ExitResult::default() }

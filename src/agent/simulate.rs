@@ -77,7 +77,14 @@ pub(crate) fn spawn(
         let connection = Arc::new(connection);
         super::stand(
             node,
-            super::NodeParts { registration, connection, outbox, clock, checks },
+            super::NodeParts {
+                registration,
+                connection,
+                outbox,
+                clock,
+                checks,
+                shortages: Arc::default(),
+            },
             work,
         );
     }

@@ -170,9 +170,14 @@ impl StateDirectory {
         Ok((Self { root, _lock: lock, boot_id }, identity))
     }
 
+    /// Where the directories of all allocations are.
+    pub(crate) fn allocations(&self) -> PathBuf {
+        self.root.join("allocs")
+    }
+
     /// The directory of an allocation.
     pub(crate) fn allocation(&self, id: AllocationId) -> AllocationDirectory {
-        AllocationDirectory { root: self.root.join("allocs").join(id.to_string()) }
+        AllocationDirectory { root: self.allocations().join(id.to_string()) }
     }
 
     /// All stored allocations. What cannot be read is left where it is.
@@ -182,7 +187,7 @@ impl StateDirectory {
 
     fn load_by(&self, delete: impl Fn(&Path) -> io::Result<()>) -> io::Result<Loaded> {
         let (mut stored, mut unreadable) = (Vec::new(), Vec::new());
-        for entry in fs::read_dir(self.root.join("allocs"))? {
+        for entry in fs::read_dir(self.allocations())? {
             let directory = entry?.path();
             match files::read_json::<StoredAllocation>(&directory.join(STATE_FILE)) {
                 Ok(Some(allocation)) => match generation::check(u32::from(allocation.generation)) {

@@ -21,8 +21,8 @@ use super::{
 /// Events kept per task; the first ones go when there are more.
 pub(crate) const EVENTS_MAX: usize = fsm::limits::TASK_EVENTS_MAX;
 
-/// Starts that a shortage of the machine may spoil before they count as the task's failures.
-const SHORTAGE_TRIES_MAX: u32 = 10;
+/// Starts that something passing may spoil before they count as the task's failures.
+const PASSING_TRIES_MAX: u32 = 10;
 /// Pause after the first such start, ms; it doubles with each.
 const SHORTAGE_DELAY_MS: u64 = 1_000;
 const SHORTAGE_DELAY_MS_MAX: u64 = 30_000;
@@ -54,8 +54,11 @@ pub(crate) enum Fault {
     Task,
     /// The node's own: driver, executor, directories. The servers judge the node by it.
     Node,
-    /// The machine is short of something that may come back: another try, and nobody is judged.
+    /// The machine is short of something: it is waited for, however long that takes, and nobody is judged.
     Shortage,
+    /// Something that may pass, such as a timeout or a limit of the task's user: a few more tries before it counts, and the node is not
+    /// judged.
+    Passing,
 }
 
 impl Fault {
@@ -79,11 +82,14 @@ impl Fault {
             return Self::Task;
         }
         // Without a number: made in this program, as a timeout is.
-        let is_passing = matches!(
-            error.kind(),
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory
-        );
-        if is_passing { Self::Shortage } else { Self::Node }
+        let kind = error.kind();
+        if kind == io::ErrorKind::OutOfMemory {
+            Self::Shortage
+        } else if matches!(kind, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) {
+            Self::Passing
+        } else {
+            Self::Node
+        }
     }
 }
 
@@ -264,7 +270,7 @@ pub(crate) struct TaskRunner {
     tracker: RestartTracker,
     /// Why the last run did not start, or how it was lost, if that is the node's fault.
     pub(crate) node_failure: Option<Box<str>>,
-    /// Starts that failed one after another by a shortage of the machine.
+    /// Starts that failed one after another by a shortage or something passing.
     shortages: u32,
 }
 
@@ -367,18 +373,29 @@ impl TaskRunner {
             self.die(now, false);
             return;
         }
-        if *fault == Fault::Shortage && self.shortages < SHORTAGE_TRIES_MAX {
+        let why = match fault {
+            Fault::Shortage => Some("The machine is short of something"),
+            Fault::Passing => Some("It may pass").filter(|_| self.shortages < PASSING_TRIES_MAX),
+            Fault::Task | Fault::Node => None,
+        };
+        if let Some(why) = why {
             // The job's restarts are for its own failures.
-            let delay_ms = (SHORTAGE_DELAY_MS << self.shortages).min(SHORTAGE_DELAY_MS_MAX);
-            self.shortages += 1;
+            let doubled = SHORTAGE_DELAY_MS.checked_shl(self.shortages.min(10));
+            let delay_ms = doubled.unwrap_or(u64::MAX).min(SHORTAGE_DELAY_MS_MAX);
+            self.shortages = self.shortages.saturating_add(1);
             let delay = format_duration(delay_ms);
-            let message = format!("The machine is short of something, task restarting in {delay}");
+            let message = format!("{why}, task restarting in {delay}");
             self.event(now, EventKind::Restarting, &message);
             self.phase = Phase::Waiting { until_ms: now.since_boot_ms.saturating_add(delay_ms) };
             return;
         }
         let ending = if *recoverable { Ending::StartFailed } else { Ending::StartImpossible };
         self.after_end(policy, ending, now, seed);
+    }
+
+    /// It cannot be prepared at the moment.
+    pub(crate) fn waits(&mut self, why: &str, now: Moment) {
+        self.event(now, EventKind::TaskSetup, why);
     }
 
     /// It could not even be prepared.
@@ -614,10 +631,8 @@ impl TaskRunner {
 mod tests {
     use super::*;
 
-    /// A shortage of the machine is waited out with growing pauses and takes none of the job's
-    /// restarts; a run that starts ends the count.
-    #[test]
-    fn a_shortage_is_waited_out() {
+    /// The pauses between the starts of a task that all fail by this fault, up to twenty, and the task at the end.
+    fn pauses(fault: Fault) -> (Vec<u64>, TaskRunner) {
         let policy = TaskPolicy {
             name: "t".to_owned(),
             restart: RestartPolicy {
@@ -631,25 +646,35 @@ mod tests {
             shutdown_delay_ms: 0,
             leader: false,
         };
-        let short = StartError {
-            message: "too many open files".to_owned(),
-            recoverable: true,
-            fault: Fault::Shortage,
-        };
+        let short =
+            StartError { message: "too many open files".to_owned(), recoverable: true, fault };
         let mut now = Moment::default();
         let mut task = TaskRunner::new(now);
         let mut out = Vec::new();
         task.start(0, now, &mut out);
         let mut pauses = Vec::new();
-        while !task.is_dead() {
+        while !task.is_dead() && pauses.len() < 20 {
             task.start_failed(&policy, &short, now, 0);
             let Some(due) = task.next_deadline() else { break };
-            pauses.push(due - now.since_boot_ms);
+            pauses.push((due - now.since_boot_ms) / 1000);
             now.since_boot_ms = due;
             task.tick(0, &policy, now, &mut out);
         }
-        let seconds = [1, 2, 4, 8, 16, 30, 30, 30, 30, 30];
-        assert_eq!(pauses, seconds.map(|seconds| seconds * 1000));
+        (pauses, task)
+    }
+
+    /// A shortage of the machine is waited out with growing pauses, however long it lasts, and takes none of the job's restarts.
+    #[test]
+    fn a_shortage_is_waited_out() {
+        let (pauses, task) = pauses(Fault::Shortage);
+        assert_eq!(pauses[..7], [1, 2, 4, 8, 16, 30, 30]);
+        assert_eq!((pauses.len(), task.is_dead()), (20, false));
+    }
+
+    #[test]
+    fn what_may_pass_is_tried_a_few_times() {
+        let (pauses, task) = pauses(Fault::Passing);
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30, 30, 30]);
         assert!(task.is_dead() && task.failed, "it does not go on for ever");
         assert_eq!(task.node_failure, None);
     }
@@ -672,6 +697,6 @@ mod tests {
             assert_eq!(Fault::of(&io::Error::from(errno)), fault, "{errno:?}");
         }
         let late = io::Error::from(io::ErrorKind::TimedOut);
-        assert_eq!(Fault::of(&late), Fault::Shortage);
+        assert_eq!(Fault::of(&late), Fault::Passing);
     }
 }

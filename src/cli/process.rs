@@ -11,7 +11,7 @@ use fsm::node::InstanceProof;
 use crate::agent::{AfterTask, AgentSettings, ReadinessSettings, ReservedResources};
 use crate::bench::{self, BenchCommand};
 use crate::config::{self, AgentConfig, ReadinessConfig, ServerConfig};
-use crate::{task, telemetry};
+use crate::{address_space, task, telemetry};
 
 /// Runs a server until it is told to stop.
 pub(crate) fn server(config: ServerConfig) -> anyhow::Result<()> {
@@ -22,6 +22,7 @@ pub(crate) fn server(config: ServerConfig) -> anyhow::Result<()> {
             None
         }
     };
+    address_space::check()?;
     #[cfg(feature = "plant")]
     crate::plant::select()?;
     task::install_panic_hook();
@@ -31,6 +32,7 @@ pub(crate) fn server(config: ServerConfig) -> anyhow::Result<()> {
 /// Runs an agent until it is told to stop.
 pub(crate) fn agent(config: AgentConfig) -> anyhow::Result<()> {
     telemetry::start(&config.log);
+    address_space::check()?;
     task::install_panic_hook();
     crate::agent::run(agent_settings(config))
 }
@@ -62,6 +64,7 @@ fn agent_settings(config: AgentConfig) -> AgentSettings {
         dynamic_port_min: config.ports.dynamic_min,
         dynamic_port_max: config.ports.dynamic_max,
         allocations_max: config.max_allocations,
+        free_bytes_min: config.free_bytes_min,
         readiness: config.readiness.map(readiness_settings),
         simulate_readiness: config.simulate_readiness,
         stop_tasks_on_exit: config.stop_tasks_on_exit,

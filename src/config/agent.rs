@@ -41,6 +41,7 @@ pub(super) const SCHEMA: Schema = &[
     ("reserved.cpu_mhz", Kind::Number),
     ("reserved.memory_mb", Kind::Number),
     ("reserved.disk_mb", Kind::Number),
+    ("limits.free_bytes_min", Kind::Number),
     ("readiness.command", Kind::List),
     ("readiness.interval_ms", Kind::Number),
     ("readiness.timeout_ms", Kind::Number),
@@ -79,6 +80,8 @@ pub struct AgentConfig {
     pub readiness: Option<ReadinessConfig>,
     /// Allocations at a time; 0: no limit.
     pub max_allocations: u32,
+    /// Free bytes on the disk of `data_dir` below which no new work is taken.
+    pub free_bytes_min: u64,
     /// Stop the tasks with the agent, without failing them; they start again with it. Default false: tasks outlive the agent.
     pub stop_tasks_on_exit: bool,
     /// What is logged and how.
@@ -231,6 +234,11 @@ impl AgentConfig {
                 0..=u64::from(u32::MAX),
             )?)
             .expect("within the bounds"),
+            free_bytes_min: document.number_within(
+                "limits.free_bytes_min",
+                128 << 20,
+                0..=1 << 60,
+            )?,
             stop_tasks_on_exit: document.flag("stop_tasks_on_exit").unwrap_or(false),
             log: LogConfig::from_document(document)?,
             http_address: listen_address(

@@ -8,9 +8,10 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use fsm::{
     AllocationId, Command, Index, InstanceId, NodeId, Reply, State, TaskEvent, TaskState, Text,
     allocation::{ClientUpdate, NodeReport},
+    limits,
     node::{
         AgentStart, Driver, InstanceProof, NodeDescription, NodeReadiness, NodeResources,
-        RegisterNode,
+        NodeShortage, RegisterNode,
     },
     resources::Resources,
 };
@@ -20,12 +21,14 @@ use tonic::{Request, Response, Status};
 
 use super::caller_of;
 use crate::{
-    api::{AgentApi, Answer, ReadMode, Way, Written},
+    api::{AgentApi, Answer, Caller, ReadMode, Way, Written},
     rpc::words,
     rt::mpsc,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a heartbeat's answer waits for the entry of what it says: less than an agent waits for the answer.
+const SHORTAGE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Batches that wait for a slow agent.
 const BATCHES_MAX: usize = 4;
 /// Longest text an agent may send in a field, bytes.
@@ -172,6 +175,31 @@ impl AgentService {
         (answer == Some(old)).then(|| known.http_address.clone())
     }
 
+    /// Proposes what a heartbeat says of the machine, if that is new here. What does not become an entry comes again with the next
+    /// heartbeat.
+    async fn note_shortage(&self, caller: Caller, request: &pb::HeartbeatRequest) {
+        let Some(node) = NodeId::from_slice(&request.node_id) else { return };
+        let said = &request.shortage;
+        let said = &said[..said.floor_char_boundary(limits::NODE_REASON_BYTES_MAX)];
+        let state = self.api.published().load();
+        let Some(row) = state.nodes().get(&node) else { return };
+        let known = row.shortage.as_ref().map_or("", |shortage| &*shortage.reason);
+        if row.incarnation != request.incarnation || known == said {
+            return;
+        }
+        let command = Command::NodeShortage(NodeShortage {
+            node,
+            incarnation: request.incarnation,
+            reason: said.into(),
+            evaluation_ids: Vec::new(),
+        });
+        match self.api.write(caller, command, None, SHORTAGE_TIMEOUT).await.map(|done| done.reply) {
+            Ok(Reply::Rejected(why)) => tracing::debug!(%node, %why, "a shortage is not noted"),
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%node, %error, "a shortage is not noted yet"),
+        }
+    }
+
     fn servers(&self) -> Vec<String> {
         self.api.members().into_iter().map(|member| member.rpc_address).collect()
     }
@@ -220,7 +248,11 @@ impl pb::agent_server::Agent for AgentService {
         &self,
         request: Request<pb::HeartbeatRequest>,
     ) -> Result<Response<pb::HeartbeatReply>, Status> {
-        self.api.heartbeat(request.into_inner()).await.map(Response::new)
+        let caller = caller_of(Way::Agent, &request);
+        let request = request.into_inner();
+        let reply = self.api.heartbeat(request.clone()).await?;
+        self.note_shortage(caller, &request).await;
+        Ok(Response::new(reply))
     }
 
     async fn ready(

@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::error::Error;
 use crate::api::{ApiError, Limit, Snapshot};
 
-/// Longest body that is not counted, bytes: [`super::CONNECTIONS_MAX`] of them are 256 MiB.
+/// Longest body that is not counted, bytes: [`crate::serve::CONNECTIONS_MAX`] of them are 256 MiB.
 const BODY_BYTES_UNCOUNTED: usize = 64 << 10;
 
 /// What the headers say of the state an answer was read from.

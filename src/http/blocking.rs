@@ -23,10 +23,12 @@ use super::{
     call::Call,
     error::Error,
     list::{List, Paging},
-    serve::Closing,
     time,
 };
-use crate::api::{ApiError, Limit, ReadMode, Snapshot};
+use crate::{
+    api::{ApiError, Limit, ReadMode, Snapshot},
+    serve::Closing,
+};
 
 /// Longest and default wait (Nomad's `MaxBlockingRPCQueryTime`).
 const WAIT_MAX: Duration = Duration::from_mins(5);

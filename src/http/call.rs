@@ -27,11 +27,11 @@ use super::{
     answer::{Answer, AnswerBodies, Meta},
     error::Error,
     job_bodies::JobBodies,
-    serve::{Closing, Remote},
 };
 use crate::{
     api::{Api, ApiError, Caller, Limit, ReadMode, Snapshot, Way, Written},
     percent,
+    serve::{Closing, Remote},
 };
 
 /// Bytes of an oversized body that are read and thrown away, so that the client gets to read the answer.

@@ -35,7 +35,6 @@ mod node_life;
 mod node_pool;
 mod operator;
 pub mod rival;
-mod serve;
 mod status;
 mod system;
 #[cfg(test)]
@@ -54,8 +53,6 @@ use axum::{
 };
 use tokio::sync::Semaphore;
 use tracing::Instrument;
-
-pub use serve::{CONNECTIONS_MAX, serve};
 
 use crate::api::Api;
 use answer::AnswerBodies;

@@ -84,7 +84,11 @@ fn a_leader_that_nobody_answers_takes_no_heartbeats() {
         servers.runtime().block_on(core.raft.shutdown()).unwrap();
     }
     let core = servers.core(leader);
-    let beat = pb::HeartbeatRequest { node_id: vec![1; 16].into(), incarnation: 1 };
+    let beat = pb::HeartbeatRequest {
+        node_id: vec![1; 16].into(),
+        incarnation: 1,
+        shortage: String::new(),
+    };
     servers.wait("heartbeats are refused", || {
         let answer = servers.runtime().block_on(core.heartbeat(beat.clone()));
         (answer.unwrap_err().code() == Code::Unavailable).then_some(())

@@ -228,7 +228,9 @@ impl Services {
         };
         call!(dice, self.agent, register, register);
         let node_id = id.clone();
-        call!(dice, self.agent, heartbeat, pb::HeartbeatRequest { node_id, incarnation: 1 });
+        let shortage = "disk".to_owned();
+        let beat = pb::HeartbeatRequest { node_id, incarnation: 1, shortage };
+        call!(dice, self.agent, heartbeat, beat);
         let ready = pb::ReadyRequest { node_id: id.clone(), incarnation: 1, ..Default::default() };
         call!(dice, self.agent, ready, ready);
         let stream =

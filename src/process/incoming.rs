@@ -1,53 +1,39 @@
-//! Connections of servers, agents and workers: no more of them than leave descriptors for the log and
-//! the state. A connection over the bound is closed at once, and whoever made it tries again.
+//! Connections of servers, agents and workers, as gRPC takes them: no more than a [`Door`] has places. A
+//! connection over the bound is closed at once, and whoever made it tries again.
 
 use std::{
     io,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll},
 };
 
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    sync::{OwnedSemaphorePermit, Semaphore},
 };
 use tonic::transport::server::{Connected, TcpConnectInfo};
+
+use crate::serve::{Door, Place};
 
 /// A connection that has one of the places.
 pub(super) struct Counted {
     stream: TcpStream,
     /// Given back with the connection.
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
-/// The first so many connections that are open at a time.
-pub(super) fn bounded(
-    incoming: impl Stream<Item = io::Result<TcpStream>>,
-    connections_max: usize,
-) -> impl Stream<Item = io::Result<Counted>> {
-    let places = Arc::new(Semaphore::new(connections_max));
-    let mut said = false;
-    incoming.filter_map(move |accepted| {
-        let counted = match accepted {
-            Ok(stream) => match Arc::clone(&places).try_acquire_owned() {
-                Ok(place) => Some(Ok(Counted { stream, _place: place })),
-                Err(_) => {
-                    if !said {
-                        tracing::warn!(
-                            connections_max,
-                            "gRPC connections are refused: raise the limit of open files (ulimit -n)"
-                        );
-                    }
-                    said = true;
-                    None
-                }
-            },
-            Err(error) => Some(Err(error)),
-        };
-        std::future::ready(counted)
+/// The connections that get a place.
+pub(super) fn counted(door: Door) -> impl Stream<Item = io::Result<Counted>> {
+    stream::unfold(door, async |mut door| {
+        loop {
+            let (stream, _, place) = door.next().await;
+            let Some(place) = place else { continue };
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%error, "TCP_NODELAY could not be set");
+            }
+            return Some((Ok(Counted { stream, _place: place }), door));
+        }
     })
 }
 
@@ -103,8 +89,8 @@ impl AsyncWrite for Counted {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
+    use futures_util::StreamExt;
     use tokio::{io::AsyncReadExt, net::TcpListener};
-    use tokio_stream::wrappers::TcpListenerStream;
 
     use super::*;
 
@@ -112,7 +98,7 @@ mod tests {
     async fn a_connection_over_the_bound_is_closed_and_its_place_comes_back() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut accepted = Box::pin(bounded(TcpListenerStream::new(listener), 2));
+        let mut accepted = Box::pin(counted(Door::new(listener, 2, "test")));
         let mut clients = Vec::new();
         let mut taken = Vec::new();
         for _ in 0..2 {

@@ -30,10 +30,7 @@ use proto::v1::{
     scheduler_server::SchedulerServer,
 };
 use tokio::{net::TcpListener, signal::unix::SignalKind, sync::Semaphore, task::JoinHandle};
-use tonic::{
-    service::interceptor::InterceptedService,
-    transport::{Server, server::TcpIncoming},
-};
+use tonic::{service::interceptor::InterceptedService, transport::Server};
 
 use crate::{
     config::{ProviderConfig, ServerConfig},
@@ -51,6 +48,7 @@ use crate::{
         generation,
         transport::{GrpcTransport, MESSAGE_BYTES_MAX},
     },
+    serve::{self, Door},
     server::{Core, Parts, RaftTiming, Settings, elastic::Providers},
     storage::{lock::DirectoryLock, shadow, wal},
     telemetry::Exporter,
@@ -285,10 +283,7 @@ async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
                 .max_decoding_message_size(capacity::MESSAGE_BYTES_MAX),
         )
         .serve_with_incoming_shutdown(
-            incoming::bounded(
-                TcpIncoming::from(listener).with_nodelay(Some(true)),
-                rpc_connections_max(open_files::max()),
-            ),
+            incoming::counted(Door::new(listener, rpc_connections_max(open_files::max()), "gRPC")),
             stopped(&core),
         )
         .await;
@@ -299,15 +294,15 @@ async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
 
 async fn serve_http(core: Arc<Core>, listener: TcpListener, options: HttpOptions) {
     let router = http::router(core.clone(), options);
-    let connections_max = http_connections_max(open_files::max());
-    http::serve(listener, router, connections_max, async move { stopped(&core).await }).await;
+    let door = Door::new(listener, http_connections_max(open_files::max()), "HTTP");
+    serve::serve(door, router, async move { stopped(&core).await }).await;
 }
 
 /// Clients may use half of the files that this process may have open, so that the log, the state
 /// and the peers always find some free.
 fn http_connections_max(open_files_max: u64) -> usize {
     let half = usize::try_from(open_files_max / 2).unwrap_or(usize::MAX);
-    half.clamp(1, http::CONNECTIONS_MAX)
+    half.clamp(1, serve::CONNECTIONS_MAX)
 }
 
 /// Servers, agents and workers may use a quarter of the open files. The last quarter is for the log,
@@ -375,7 +370,7 @@ mod tests {
     #[test]
     fn clients_get_half_of_the_open_files() {
         assert_eq!(http_connections_max(1_024), 512);
-        assert_eq!(http_connections_max(u64::MAX), http::CONNECTIONS_MAX);
+        assert_eq!(http_connections_max(u64::MAX), serve::CONNECTIONS_MAX);
         assert_eq!(http_connections_max(1), 1);
     }
 }

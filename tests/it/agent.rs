@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    net::SocketAddr,
     path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, Mutex},
@@ -44,6 +45,8 @@ struct Known {
     index: u64,
     /// Streams of allocations that were opened.
     streams: u32,
+    /// What the last heartbeat said that the machine is short of.
+    shortage: String,
 }
 
 #[derive(Clone)]
@@ -83,7 +86,9 @@ impl agent_server::Agent for Server {
             return Err(Status::not_found("unknown node"));
         }
         known.heartbeats += 1;
-        let waits = known.initializing.contains(&request.into_inner().node_id);
+        let request = request.into_inner();
+        let waits = known.initializing.contains(&request.node_id);
+        known.shortage = request.shortage;
         let liveness = if waits { v1::Liveness::Initializing } else { v1::Liveness::Ready }.into();
         Ok(Response::new(v1::HeartbeatReply {
             heartbeat_ttl_ms: self.ttl_ms,
@@ -165,6 +170,15 @@ impl Cluster {
                 .unwrap();
         });
         Self { server, address, serving, directory: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address.parse().unwrap()
+    }
+
+    /// What the agent says that its machine is short of.
+    pub(crate) fn shortage(&self) -> String {
+        self.server.known.lock().unwrap().shortage.clone()
     }
 
     pub(crate) fn settings(&self) -> AgentSettings {

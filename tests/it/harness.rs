@@ -44,6 +44,8 @@ pub(crate) struct Options {
     settings: Settings,
     /// What makes the machines of the provider `local`, if the servers have one.
     machines: Option<Machines>,
+    /// Files that each server may have open.
+    open_files: Option<u32>,
 }
 
 /// What makes machines, which are agents on this host.
@@ -66,7 +68,13 @@ impl Options {
         settings.set("heartbeat.ttl_min_ms", 1_000);
         settings.set("heartbeat.grace_ms", 1_000);
         settings.set("limits.free_bytes_min", 0);
-        Self { servers, settings, machines: None }
+        Self { servers, settings, machines: None, open_files: None }
+    }
+
+    /// With servers that may have no more files open than this.
+    pub(crate) fn with_open_files(mut self, files: u32) -> Self {
+        self.open_files = Some(files);
+        self
     }
 
     /// With a provider `local`, whose machines are agents on this host.
@@ -99,6 +107,7 @@ pub(crate) struct Cluster {
     servers: launch::Cluster,
     /// What each server is configured with at its next start.
     plans: Vec<Plan>,
+    open_files: Option<u32>,
     /// Kept for its removal at the end.
     directory: TempDir,
     _turn: Rc<Turn>,
@@ -167,7 +176,7 @@ impl Cluster {
         }
         let plan = || Plan { expect: expect.clone(), settings: settings.clone() };
         let plans = (0..options.servers).map(|_| plan()).collect();
-        Self { servers, plans, directory, _turn: turn }
+        Self { servers, plans, open_files: options.open_files, directory, _turn: turn }
     }
 
     /// How many servers there are.
@@ -242,6 +251,9 @@ impl Cluster {
         let mut command = configured("server", server.folder(), &settings);
         // As in its file. An agent has no such key: a machine that took it over would not start.
         command.env("QUORATE__RPC__ADDRESS", server.rpc().to_string());
+        if let Some(files) = self.open_files {
+            command = limited(&command, &format!("-n {files}"));
+        }
         server.member.start(command, Group::Owners).unwrap();
     }
 
@@ -444,8 +456,25 @@ pub(crate) fn program() -> Command {
     command
 }
 
+/// The command under a limit of the shell: `ulimit` with these flags.
+pub(crate) fn limited(command: &Command, flags: &str) -> Command {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", &format!("ulimit {flags}; exec \"$0\" \"$@\"")]);
+    shell.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    if let Some(directory) = command.get_current_dir() {
+        shell.current_dir(directory);
+    }
+    shell
+}
+
 /// `quorate server` or `quorate agent` in a directory, with a configuration that is written there.
-fn configured(noun: &str, directory: &Path, settings: &Settings) -> Command {
+pub(crate) fn configured(noun: &str, directory: &Path, settings: &Settings) -> Command {
     let file = directory.join(format!("{noun}.toml"));
     settings.write(&file).unwrap();
     let mut command = program();
@@ -519,6 +548,11 @@ impl Agent {
     /// Kills the agent with SIGKILL; its tasks go on.
     pub(crate) fn kill(&mut self) {
         self.member.kill().unwrap();
+    }
+
+    /// The number of its process.
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.member.pid().unwrap()).unwrap()
     }
 
     /// What the agent has logged so far.

@@ -12,4 +12,5 @@ mod providers;
 mod recompute;
 mod recovery;
 mod scheduling;
+mod shortages;
 mod traces;

@@ -117,7 +117,7 @@ pub fn main(args: &[String]) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&error);
-            if Fault::of(&error) == Fault::Shortage {
+            if matches!(Fault::of(&error), Fault::Shortage | Fault::Passing) {
                 ExitCode::from(SHORTAGE_EXIT)
             } else {
                 ExitCode::FAILURE
@@ -160,12 +160,24 @@ fn run(directory: &Path) -> io::Result<()> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let own = process::own_identity()?;
     files::write_json(Path::new("./executor.json"), &own)?;
+    match begin() {
+        Ok((spec, runtime)) => runtime.block_on(supervise::supervise(spec)),
+        Err(error) => {
+            // The agent would take an executor that ends without a word for one that was killed.
+            let fault = Fault::of(&error);
+            let failed =
+                Outcome::StartFailed { error: error.to_string(), recoverable: true, fault };
+            files::write_json(Path::new("./exit.json"), &failed)?;
+            Err(error)
+        }
+    }
+}
+
+/// What a run needs before its task is started.
+fn begin() -> io::Result<(RunSpec, tokio::runtime::Runtime)> {
     let spec = files::read_json::<RunSpec>(Path::new(SPEC_FILE))?
         .ok_or_else(|| io::Error::other("there is no spec.json"))?;
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?
-        .block_on(supervise::supervise(spec))
+    Ok((spec, tokio::runtime::Builder::new_current_thread().enable_all().build()?))
 }
 
 /// Takes the decision over a run: true for exactly one caller.

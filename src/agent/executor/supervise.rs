@@ -313,9 +313,13 @@ fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
         command.uid(uid).gid(gid);
     }
     let child = command.spawn().map_err(|error| {
-        // Anything but a shortage is about the command that the job names.
-        let busy = Fault::of(&error) == Fault::Shortage;
-        let fault = if busy { Fault::Shortage } else { Fault::Task };
+        // Anything but a shortage is about the command that the job names. A user may have limits of its own.
+        let busy = matches!(Fault::of(&error), Fault::Shortage | Fault::Passing);
+        let fault = match (busy, spec.user.is_empty()) {
+            (true, true) => Fault::Shortage,
+            (true, false) => Fault::Passing,
+            (false, _) => Fault::Task,
+        };
         let error = format!("failed to start `{}`: {error}", spec.command);
         Outcome::StartFailed { error, recoverable: busy, fault }
     })?;

@@ -1,9 +1,21 @@
 //! File work of requests: few threads, and a limited time for each piece. A file system that hangs, or
-//! a folder that takes for ever to read, costs those who ask for it, and nothing else of the agent.
+//! a folder that takes for ever to read, costs those who ask for it, and nothing else of the agent. So many
+//! answers of files are under way at a time, each until its client has taken the last of it.
 
 use std::{io, sync::Arc, time::Duration};
 
-use tokio::{sync::Semaphore, time::timeout};
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 use super::HttpError;
 
@@ -11,6 +23,46 @@ use super::HttpError;
 const WORKERS_MAX: usize = 16;
 /// How long a piece may wait for a thread, and then take.
 const TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Requests for files at a time: a log that is followed for hours is one of them.
+const READERS_MAX: usize = 256;
+
+/// Places of requests for files.
+#[derive(Clone)]
+pub(crate) struct Readers(Arc<Semaphore>);
+
+impl Default for Readers {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(READERS_MAX)))
+    }
+}
+
+/// Answers a request that finds a place. The parts of the answer hold it until they are written.
+pub(super) async fn take_place(
+    State(readers): State<Readers>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let Ok(place) = readers.0.try_acquire_owned() else {
+        return HttpError::Crowded.into_response();
+    };
+    let place = Arc::new(place);
+    let (head, body) = next.run(request).await.into_parts();
+    let keep_place = move |part| Bytes::from_owner(Part { part, _place: Arc::clone(&place) });
+    Response::from_parts(head, Body::from_stream(body.into_data_stream().map_ok(keep_place)))
+}
+
+/// Bytes of an answer, and the place of the request.
+struct Part {
+    part: Bytes,
+    _place: Arc<OwnedSemaphorePermit>,
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        &self.part
+    }
+}
 
 /// Threads for file work.
 #[derive(Clone)]
@@ -51,7 +103,27 @@ mod tests {
 
     use std::sync::mpsc;
 
+    use axum::{Router, http::StatusCode, middleware::from_fn_with_state, routing::get};
+    use hyper::service::Service as _;
+    use hyper_util::service::TowerToHyperService;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_request_has_its_place_until_the_last_part_of_the_answer_is_gone() {
+        let readers = Readers(Arc::new(Semaphore::new(1)));
+        let router = Router::new()
+            .route("/", get(async || "text"))
+            .layer(from_fn_with_state(readers, take_place));
+        let service = TowerToHyperService::new(router);
+        let ask = async || service.call(Request::new(Body::empty())).await.unwrap();
+        let first = ask().await;
+        assert_eq!(ask().await.status(), StatusCode::SERVICE_UNAVAILABLE, "it is not read yet");
+        let text = axum::body::to_bytes(first.into_body(), 99).await.unwrap();
+        assert_eq!(text, "text");
+        drop(text);
+        assert_eq!(ask().await.status(), StatusCode::OK);
+    }
 
     #[tokio::test]
     async fn work_that_hangs_costs_its_thread_and_a_limited_time() {

@@ -36,6 +36,7 @@ fn shell_of(message: proto::v1::Allocation) -> (Shell, tempfile::TempDir) {
         node_names: Arc::default(),
         executor_binary: Path::new("/bin/false").into(),
         drivers: Drivers::default(),
+        shortages: Arc::default(),
         ended: Notify::new(),
     });
     let now = shared.clock.now();

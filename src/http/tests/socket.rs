@@ -12,7 +12,10 @@ use tokio::{
 };
 
 use super::cluster::TestCluster;
-use crate::http::{CONNECTIONS_MAX, HttpOptions, router, serve};
+use crate::{
+    http::{HttpOptions, router},
+    serve::{CONNECTIONS_MAX, Door, serve},
+};
 
 /// No test waits longer than this for an answer.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -60,7 +63,8 @@ impl TestServer {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let router = router(cluster.clone(), options);
-        let task = tokio::spawn(serve(listener, router, CONNECTIONS_MAX, async {
+        let door = Door::new(listener, CONNECTIONS_MAX, "HTTP");
+        let task = tokio::spawn(serve(door, router, async {
             stopped.await.unwrap_or_default();
         }));
         Self { address, cluster, stop: Some(stop), task }

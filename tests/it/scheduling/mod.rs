@@ -17,6 +17,7 @@ mod nodes;
 mod pools;
 mod programs;
 mod scale;
+mod shortages;
 mod system;
 mod workers;
 

@@ -1,5 +1,5 @@
-//! Connections: accepts them within a bound, serves HTTP/1.1 on each, and ends them when the server stops or their client takes nothing any more.
-//! Knows no endpoint.
+//! Connections of servers and agents: accepts them within a bound ([`Door`]), serves HTTP/1.1 on each, and ends them when the process stops or their
+//! client takes nothing any more. Knows no endpoint.
 
 use std::{
     io,
@@ -19,7 +19,7 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
     time::{Sleep, sleep, timeout},
 };
@@ -40,6 +40,62 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const TURN_AWAY: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\ncontent-type: text/plain; charset=utf-8\r\n\
 retry-after: 1\r\ncontent-length: 41\r\nconnection: close\r\n\r\nconnection limit reached; retry after 1 s";
 
+/// A listener with so many places for connections: a process that gives all its descriptors away cannot write its log any more.
+pub struct Door {
+    listener: TcpListener,
+    places: Arc<Semaphore>,
+    connections_max: usize,
+    /// Whose connections, for the log.
+    what: &'static str,
+    is_failing: bool,
+    was_full: bool,
+}
+
+/// A connection's place; it is free again with the drop.
+pub struct Place(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit);
+
+impl Door {
+    /// A listener for so many connections at a time.
+    pub fn new(listener: TcpListener, connections_max: usize, what: &'static str) -> Self {
+        let places = Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS)));
+        Self { listener, places, connections_max, what, is_failing: false, was_full: false }
+    }
+
+    /// The next connection; without a place if all are taken. May be dropped and called again.
+    pub async fn next(&mut self) -> (TcpStream, SocketAddr, Option<Place>) {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, address)) => {
+                    self.is_failing = false;
+                    let place = Arc::clone(&self.places).try_acquire_owned().ok().map(Place);
+                    self.note_full(place.is_none());
+                    return (stream, address, place);
+                }
+                Err(error) => {
+                    if !self.is_failing {
+                        let what = self.what;
+                        tracing::warn!(%error, what, "connections cannot be accepted at the moment");
+                    }
+                    self.is_failing = true;
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn note_full(&mut self, is_full: bool) {
+        if is_full && !self.was_full {
+            let Self { what, connections_max, .. } = *self;
+            tracing::warn!(
+                what,
+                connections_max,
+                "connections are refused: close some, or raise the limit of open files (ulimit -n)"
+            );
+        }
+        self.was_full = is_full;
+    }
+}
+
 /// Tells requests that the server stops.
 #[derive(Clone)]
 pub(crate) struct Closing(watch::Receiver<bool>);
@@ -58,43 +114,23 @@ impl Closing {
 #[derive(Clone, Copy)]
 pub(crate) struct Remote(pub(crate) SocketAddr);
 
-/// Serves `router` on `listener`, to `connections_max` connections at a time, until `shutdown` resolves; requests that wait for a change end at once then, others may finish.
+/// Serves `router` to the connections of a door, until `shutdown` resolves; requests that wait for a change end at once then, others may finish.
 ///
 /// Dropping the future closes every connection.
-pub async fn serve(
-    listener: TcpListener,
-    router: Router,
-    connections_max: usize,
-    shutdown: impl Future<Output = ()>,
-) {
+pub async fn serve(mut door: Door, router: Router, shutdown: impl Future<Output = ()>) {
     let (closing, closing_receiver) = watch::channel(false);
     let router = router.layer(Extension(Closing(closing_receiver.clone())));
-    let places = Arc::new(Semaphore::new(connections_max));
     let turned_away = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
-    let mut failing = false;
     loop {
-        let accepted = tokio::select! {
+        let (stream, address, place) = tokio::select! {
             () = &mut shutdown => break,
             Some(_) = connections.join_next() => continue,
-            accepted = listener.accept() => accepted,
+            accepted = door.next() => accepted,
         };
-        let (stream, remote) = match accepted {
-            Ok((stream, address)) => {
-                failing = false;
-                (stream, Remote(address))
-            }
-            Err(error) => {
-                if !failing {
-                    tracing::warn!(%error, "connections cannot be accepted at the moment");
-                }
-                failing = true;
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
+        if let Some(place) = place {
+            let remote = Remote(address);
             let socket = Socket { stream, patience: WRITE_TIMEOUT, stalled: None };
             let closing = Closing(closing_receiver.clone());
             let connection = connection(socket, remote, router.clone(), closing);
@@ -109,7 +145,7 @@ pub async fn serve(
             });
         }
     }
-    drop(listener);
+    drop(door);
     closing.send_replace(true);
     let drained =
         timeout(DRAIN_TIMEOUT, async { while connections.join_next().await.is_some() {} });
@@ -224,10 +260,19 @@ async fn turn_away(mut stream: TcpStream) {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
     use axum::routing::get;
+    use bytes::Bytes;
     use tokio::{io::AsyncReadExt, sync::oneshot, task::JoinHandle};
 
     use super::*;
-    use crate::http::answer::AnswerBodies;
+
+    /// Bytes of an answer, and a share of something that they hold.
+    struct Held(Vec<u8>, #[expect(dead_code, reason = "held")] Arc<()>);
+
+    impl AsRef<[u8]> for Held {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
 
     async fn request(stream: &mut TcpStream) -> String {
         stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -241,13 +286,13 @@ mod tests {
     /// A client that asks for an answer of this many bytes and reads nothing of it, and the end of its connection.
     async fn unread(
         bytes: usize,
-        bodies: &AnswerBodies,
+        share: &Arc<()>,
         patience: Duration,
     ) -> (TcpStream, JoinHandle<()>) {
-        let bodies = bodies.clone();
+        let share = Arc::clone(share);
         let answer = move || {
-            let bodies = bodies.clone();
-            async move { bodies.hold(vec![b'x'; bytes].into()) }
+            let held = Held(vec![b'x'; bytes], Arc::clone(&share));
+            async move { Bytes::from_owner(held) }
         };
         let router = Router::new().route("/", get(answer));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -270,21 +315,21 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_counts_until_it_is_written_or_its_client_is_gone() {
-        let bodies = AnswerBodies::new(LARGE);
-        let (client, server) = unread(LARGE, &bodies, WRITE_TIMEOUT).await;
-        let another = || bodies.hold(vec![b'x'; 1 << 20].into());
-        assert!(another().is_err(), "the first is not written yet");
+        let share = Arc::new(());
+        let (client, server) = unread(LARGE, &share, WRITE_TIMEOUT).await;
+        // Its own, that of the route, and that of the answer.
+        assert_eq!(Arc::strong_count(&share), 3, "it is not written yet");
         drop(client);
         timeout(DRAIN_TIMEOUT, server).await.unwrap().unwrap();
-        assert!(another().is_ok());
+        assert_eq!(Arc::strong_count(&share), 1);
     }
 
     #[tokio::test]
     async fn a_client_that_takes_nothing_of_its_answer_is_cut_off() {
-        let bodies = AnswerBodies::new(LARGE);
-        let (client, server) = unread(LARGE, &bodies, Duration::from_millis(50)).await;
+        let share = Arc::new(());
+        let (client, server) = unread(LARGE, &share, Duration::from_millis(50)).await;
         timeout(DRAIN_TIMEOUT, server).await.expect("it waits for the client").unwrap();
-        assert!(bodies.hold(vec![b'x'; LARGE].into()).is_ok());
+        assert_eq!(Arc::strong_count(&share), 1);
         drop(client);
     }
 
@@ -295,7 +340,7 @@ mod tests {
         let (stop, stopped) = oneshot::channel::<()>();
         let router = Router::new().route("/", get(async || "hello"));
         let shutdown = async { stopped.await.unwrap_or_default() };
-        let server = tokio::spawn(serve(listener, router, 1, shutdown));
+        let server = tokio::spawn(serve(Door::new(listener, 1, "test"), router, shutdown));
 
         let mut first = TcpStream::connect(address).await.unwrap();
         assert!(request(&mut first).await.starts_with("HTTP/1.1 200"));
