@@ -19,7 +19,7 @@ use super::{
     EXIT_FILE, ExecutorIdentity, LOG_FILE, Outcome, RunSpec, SHORTAGE_EXIT, SOCKET_FILE, SPEC_FILE,
     claim,
     control::{Request, Response},
-    process::{KILL_PAUSE, KILL_ROUNDS_MAX, parse_signal},
+    process::{KILL_PAUSE, KILL_ROUNDS_MAX, Marker, parse_signal},
 };
 use crate::{
     agent::{
@@ -182,13 +182,7 @@ impl Executor {
                 if let Some(outcome) = self.read_outcome() {
                     return outcome;
                 }
-                // Also what is forked meanwhile. What cannot be killed is no longer ours to judge; the end is reported all the same.
-                for _ in 0..KILL_ROUNDS_MAX {
-                    if identity.kill_session().is_ok_and(|killed| killed == 0) {
-                        break;
-                    }
-                    sleep(KILL_PAUSE).await;
-                }
+                self.kill_rest(identity).await;
                 return self.lost();
             }
             if let Ok(Response::Ended { outcome }) = self.ask(&Request::Wait).await {
@@ -198,6 +192,23 @@ impl Executor {
                 return self.lost();
             }
             sleep(LOOK_PAUSE).await;
+        }
+    }
+
+    /// Kills what an executor that is gone has left: its session, what has left the session, and what is forked meanwhile. What cannot be
+    /// killed is no longer ours to judge; the end is reported all the same.
+    async fn kill_rest(&self, identity: ExecutorIdentity) {
+        let marker = Marker::of_run(&self.directory);
+        for _ in 0..KILL_ROUNDS_MAX {
+            let marker = marker.clone();
+            let killed = run_blocking(move || -> io::Result<usize> {
+                let session = identity.kill_session()?;
+                Ok(session + marker.map_or(Ok(0), |marker| marker.kill())?)
+            });
+            if killed.await.is_ok_and(|killed| killed == 0) {
+                break;
+            }
+            sleep(KILL_PAUSE).await;
         }
     }
 

@@ -3,7 +3,9 @@
 
 use std::{
     collections::HashSet,
-    fs, io,
+    fs,
+    io::{self, Read},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -20,6 +22,9 @@ use crate::agent::{files, state::read_boot_id};
 pub(super) const KILL_PAUSE: Duration = Duration::from_millis(10);
 /// Looks for processes that are being killed: a process in an uninterruptible wait is given up after this many.
 pub(super) const KILL_ROUNDS_MAX: u32 = 500;
+
+/// The beginning of an environment that is looked at, bytes.
+const ENVIRONMENT_BYTES_MAX: u64 = 1 << 20;
 
 /// One line of `/proc/<pid>/stat`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,6 +119,37 @@ impl ExecutorIdentity {
             all()?.into_iter().filter(|p| p.session == self.pid && p.is_alive()).collect();
         kill_all(&members, Signal::KILL)?;
         Ok(members.len())
+    }
+}
+
+/// What the environment of a task's processes says, unless they have changed it: the task's own folder.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Marker(Vec<u8>);
+
+impl Marker {
+    /// That of the run whose files are in `<allocation>/.run/<task>/<attempt>`.
+    pub(crate) fn of_run(directory: &Path) -> Option<Self> {
+        let task = directory.parent()?;
+        let folder = task.parent()?.parent()?.join(task.file_name()?).join("local");
+        Some(Self([b"NOMAD_TASK_DIR=", folder.as_os_str().as_bytes()].concat()))
+    }
+
+    /// Kills whatever of the task still runs, in whatever session: for a task whose executor is gone, which could have told.
+    pub(crate) fn kill(&self) -> io::Result<usize> {
+        let marked: Vec<_> =
+            all()?.into_iter().filter(|p| p.is_alive() && self.is_on(p.pid)).collect();
+        kill_all(&marked, Signal::KILL)?;
+        Ok(marked.len())
+    }
+
+    fn is_on(&self, pid: i32) -> bool {
+        // What may not be looked at is somebody else's.
+        let Ok(file) = fs::File::open(format!("/proc/{pid}/environ")) else { return false };
+        let mut environment = Vec::new();
+        if file.take(ENVIRONMENT_BYTES_MAX).read_to_end(&mut environment).is_err() {
+            return false;
+        }
+        environment.split(|byte| *byte == 0).any(|line| line == self.0)
     }
 }
 
@@ -317,7 +353,6 @@ mod tests {
     use std::{
         ffi::OsStr,
         os::unix::{
-            ffi::OsStrExt,
             fs::symlink,
             process::{CommandExt, ExitStatusExt},
         },
