@@ -357,12 +357,14 @@ impl LocalNode {
     }
 }
 
-/// Another allocation of this node must end first: it holds one of the ports, or is the one that is replaced.
+/// Another allocation of this node must end first: it holds one of the ports, is the one that is
+/// replaced, or is evicted for this one.
 fn is_blocked(entries: &BTreeMap<AllocationId, Entry>, waiting: &Waiting) -> bool {
     let by_other = entries.iter().find(|(id, entry)| {
         let shares = waiting.spec.ports.iter().any(|port| entry.ports.contains(&port.value));
         let replaced = waiting.spec.previous == Some(**id) && entry.is_stopping();
-        (shares || replaced) && !entry.is_terminal()
+        let evicted = waiting.spec.preempted.contains(*id) && entry.is_stopping();
+        (shares || replaced || evicted) && !entry.is_terminal()
     });
     if let Some((id, _)) = by_other {
         tracing::debug!(allocation = %waiting.spec.id, other = %id, "waits for the end of another allocation");

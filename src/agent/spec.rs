@@ -35,6 +35,8 @@ pub(crate) struct AllocationSpec {
     pub(crate) name_index: u32,
     pub(crate) evaluation: Option<EvaluationId>,
     pub(crate) previous: Option<AllocationId>,
+    /// Evicted from this node to make room for this one.
+    pub(crate) preempted: Vec<AllocationId>,
     pub(crate) region: String,
     pub(crate) datacenter: String,
     pub(crate) address: String,
@@ -126,6 +128,11 @@ impl AllocationSpec {
             name_index: message.name_index,
             evaluation: EvaluationId::from_slice(&message.eval_id),
             previous: AllocationId::from_slice(&message.previous_id),
+            preempted: message
+                .preempted_ids
+                .iter()
+                .filter_map(|id| AllocationId::from_slice(id))
+                .collect(),
             region: message.region,
             datacenter: message.datacenter,
             address: message.address,

@@ -26,9 +26,9 @@ pub(crate) enum OperatorCommand {
 pub(crate) enum SchedulerCommand {
     /// Show the settings
     GetConfig,
-    /// Change settings of node life; the others stay
+    /// Change settings; those that are not named stay
     #[command(
-        after_help = "Examples:\n  quorate operator scheduler set-config -node-life LostGraceMs=5m\n  quorate operator scheduler set-config -node-life StrikeFailures=5 -node-life AffinityMetaKey=snapshot\n\nThe names are those of: quorate operator scheduler get-config"
+        after_help = "Examples:\n  quorate operator scheduler set-config -scheduler-algorithm spread -preempt-service-scheduler=true\n  quorate operator scheduler set-config -node-life LostGraceMs=5m\n  quorate operator scheduler set-config -node-life StrikeFailures=5 -node-life AffinityMetaKey=snapshot\n\nThe names are those of: quorate operator scheduler get-config"
     )]
     SetConfig(SetConfigArgs),
     /// Show or set the scheduling workers of one server, until it restarts
@@ -57,8 +57,32 @@ pub(crate) struct WorkersArgs {
 /// Flags of `set-config`.
 #[derive(Debug, Args)]
 pub(crate) struct SetConfigArgs {
+    /// binpack (prefer full nodes) or spread (prefer empty ones)
+    #[arg(long, value_name = "NAME")]
+    scheduler_algorithm: Option<String>,
+    /// Let tasks use more memory than they reserve
+    #[arg(long, value_name = "true|false")]
+    memory_oversubscription: Option<bool>,
+    /// Refuse new jobs and changes of jobs
+    #[arg(long, value_name = "true|false")]
+    reject_job_registration: Option<bool>,
+    /// Hand out no evaluations: nothing is scheduled
+    #[arg(long, value_name = "true|false")]
+    pause_eval_broker: Option<bool>,
+    /// Let system jobs evict allocations whose priority is lower by ten or more
+    #[arg(long, value_name = "true|false")]
+    preempt_system_scheduler: Option<bool>,
+    /// The same for sysbatch jobs
+    #[arg(long, value_name = "true|false")]
+    preempt_sysbatch_scheduler: Option<bool>,
+    /// The same for batch jobs
+    #[arg(long, value_name = "true|false")]
+    preempt_batch_scheduler: Option<bool>,
+    /// The same for service jobs
+    #[arg(long, value_name = "true|false")]
+    preempt_service_scheduler: Option<bool>,
     /// A setting of node life; a time may be written as 15m
-    #[arg(long, value_name = "KEY=VALUE", required = true)]
+    #[arg(long, value_name = "KEY=VALUE")]
     node_life: Vec<String>,
     /// Change nothing if the settings were changed since this index
     #[arg(long, value_name = "INDEX")]
@@ -182,9 +206,52 @@ fn get_config(context: &Context) -> Outcome {
     Ok(Exit::Success)
 }
 
+impl SetConfigArgs {
+    /// Puts what was asked for into the settings as they were read; answers whether it was
+    /// anything.
+    fn change(&self, body: &mut Value) -> bool {
+        let flags = [
+            ("MemoryOversubscriptionEnabled", self.memory_oversubscription),
+            ("RejectJobRegistration", self.reject_job_registration),
+            ("PauseEvalBroker", self.pause_eval_broker),
+        ];
+        let preemption = [
+            ("SystemSchedulerEnabled", self.preempt_system_scheduler),
+            ("SysBatchSchedulerEnabled", self.preempt_sysbatch_scheduler),
+            ("BatchSchedulerEnabled", self.preempt_batch_scheduler),
+            ("ServiceSchedulerEnabled", self.preempt_service_scheduler),
+        ];
+        let mut changes = false;
+        let mut set = |place: &mut Value, value: Value| {
+            *place = value;
+            changes = true;
+        };
+        if let Some(algorithm) = &self.scheduler_algorithm {
+            set(&mut body["SchedulerAlgorithm"], algorithm.as_str().into());
+        }
+        for (name, flag) in flags {
+            if let Some(flag) = flag {
+                set(&mut body[name], flag.into());
+            }
+        }
+        for (name, flag) in preemption {
+            if let Some(flag) = flag {
+                set(&mut body["PreemptionConfig"][name], flag.into());
+            }
+        }
+        changes
+    }
+}
+
 fn set_config(context: &Context, arguments: &SetConfigArgs) -> Outcome {
     let present = context.client.get(CONFIGURATION_PATH, &[])?;
     let mut body = present.get("SchedulerConfig").cloned().unwrap_or_else(|| json!({}));
+    if !arguments.change(&mut body) && arguments.node_life.is_empty() {
+        bail!(
+            "name a setting to change, for example -preempt-service-scheduler=true; all flags: \
+             quorate operator scheduler set-config -help"
+        );
+    }
     let mut life = json!({});
     for setting in &arguments.node_life {
         let Some((key, value)) = setting.split_once('=') else {

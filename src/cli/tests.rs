@@ -923,3 +923,25 @@ fn a_page_that_is_not_ours_is_explained() {
     let ran = server.run("job status");
     assert!(ran.err.contains("Is that the HTTP address of a Quorate server?"), "{}", ran.err);
 }
+
+/// Nomad's flags of the scheduler's settings; without any there is nothing to do.
+#[test]
+fn settings_of_the_scheduler_are_changed_by_flags() {
+    let path = "/v1/operator/scheduler/configuration";
+    let shown = json!({ "ModifyIndex": 7, "SchedulerConfig": { "SchedulerAlgorithm": "binpack",
+        "PreemptionConfig": { "SystemSchedulerEnabled": true, "ServiceSchedulerEnabled": false } } });
+    let server = Canned::default()
+        .on(&format!("GET {path}"), &shown)
+        .on(&format!("PUT {path}"), &json!({ "Updated": true }))
+        .start();
+    let ran = server.run("operator scheduler set-config");
+    assert!(ran.code == 1 && ran.err.contains("name a setting to change"), "{}", ran.err);
+    let ran = server.run(
+        "operator scheduler set-config -scheduler-algorithm=spread -preempt-service-scheduler=true",
+    );
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let body: Value = serde_json::from_str(&server.request("PUT").body).unwrap();
+    assert_eq!(body["SchedulerAlgorithm"], "spread");
+    let preemption = json!({ "SystemSchedulerEnabled": true, "ServiceSchedulerEnabled": true });
+    assert_eq!(body["PreemptionConfig"], preemption);
+}

@@ -3,7 +3,7 @@
 use axum::{Router, routing::get};
 use fsm::{
     Command, Index, Rejection, Reply,
-    settings::{Algorithm, SchedulerConfiguration, SetSchedulerConfiguration},
+    settings::{Algorithm, Preemption, SchedulerConfiguration, SetSchedulerConfiguration},
     table::TableId,
 };
 use serde_json::{Value, json};
@@ -169,14 +169,15 @@ fn configuration_of(fields: &Fields<'_>) -> Result<SchedulerConfiguration, Error
             return Err(Error::bad(text));
         }
     };
-    if let Some(preemption) = fields.object("PreemptionConfig")? {
-        for (name, _) in preemption.entries() {
-            if preemption.flag(name)? {
-                let text = format!("PreemptionConfig.{name}: preemption is not supported");
-                return Err(Error::bad(text));
-            }
-        }
-    }
+    let preemption = match fields.object("PreemptionConfig")? {
+        None => default.preemption,
+        Some(flags) => Preemption {
+            system: flags.flag("SystemSchedulerEnabled")?,
+            sysbatch: flags.flag("SysBatchSchedulerEnabled")?,
+            batch: flags.flag("BatchSchedulerEnabled")?,
+            service: flags.flag("ServiceSchedulerEnabled")?,
+        },
+    };
     let node_limit = match fields.number("NodeLimitForFeasibilityChecks")? {
         None | Some(0) => default.node_limit,
         Some(limit) => u32::try_from(limit)
@@ -184,6 +185,7 @@ fn configuration_of(fields: &Fields<'_>) -> Result<SchedulerConfiguration, Error
     };
     Ok(SchedulerConfiguration {
         algorithm,
+        preemption,
         memory_oversubscription: fields.flag("MemoryOversubscriptionEnabled")?,
         reject_job_registration: fields.flag("RejectJobRegistration")?,
         pause_eval_broker: fields.flag("PauseEvalBroker")?,

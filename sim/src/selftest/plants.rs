@@ -63,7 +63,7 @@ const SERVERS: Finder = Finder::Simulation(&[Tier::Servers]);
 const BOTH: Finder = Finder::Simulation(&[Tier::ControlPlane, Tier::Servers]);
 
 /// All of them.
-pub(super) const PLANTS: [Planted; 44] = [
+pub(super) const PLANTS: [Planted; 47] = [
     Planted::new(
         "M1",
         "skip-log-sync",
@@ -276,6 +276,24 @@ pub(super) const PLANTS: [Planted; 44] = [
         "batch-clocks",
         "clock-behind-a-long-first",
         "the leases of a batch run out while their worker is at the first",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "equal-priority",
+        "preempt-an-equal",
+        "an allocation is evicted for a job of the same priority",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "victim-without-evaluation",
+        "victims-forgotten",
+        "the job of an evicted allocation is not evaluated",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "no-second-look",
+        "wake-up-alone",
+        "a wait for an index ends by its wake-up alone",
         CONTROL_PLANE,
     ),
 ];

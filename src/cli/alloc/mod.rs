@@ -156,10 +156,16 @@ fn overview(allocation: &Value, now: i64, style: Style) -> String {
         ("Previous Alloc", "PreviousAllocation"),
         ("Replacement Alloc", "NextAllocation"),
         ("Follow Up Eval", "FollowupEvalID"),
+        ("Preempted By", "PreemptedByAllocation"),
     ] {
         if !allocation.text(field).is_empty() {
             lines.push((title, style.id(allocation.text(field))));
         }
+    }
+    let preempted = allocation.items("PreemptedAllocations").iter().filter_map(Value::as_str);
+    let preempted: Vec<String> = preempted.map(|id| style.id(id)).collect();
+    if !preempted.is_empty() {
+        lines.push(("Preempted Allocs", preempted.join(", ")));
     }
     pairs(&lines)
 }

@@ -351,6 +351,14 @@ impl NodeUsage {
         });
         take_one(&mut self.allocations, "usage", id);
     }
+
+    /// Counts a live allocation as one that is being stopped.
+    pub(crate) fn evict(&mut self, row: &Allocation) {
+        self.take(row.id, row.resources);
+        for port in &row.ports {
+            self.ports.insert((port.value, row.id), PortHolder::Stopping);
+        }
+    }
 }
 
 fn job_index<'a>(

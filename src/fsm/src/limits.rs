@@ -115,3 +115,8 @@ pub const CAPACITY_MOVES_MAX: usize = 1_000;
 pub const OFFLINE_NODES_MAX: usize = 10_000;
 /// Scheduling workers of one server.
 pub const WORKERS_MAX: usize = 256;
+/// Allocations that one placement may evict.
+pub const PREEMPTED_MAX: usize = 64;
+/// By how much the priority of a job must be above that of one whose allocations it evicts
+/// (Nomad's rule).
+pub const PREEMPTION_PRIORITY_DISTANCE: u16 = 10;

@@ -99,11 +99,17 @@ pub enum Plant {
     VanishedCounts,
     /// The leases of a batch run out while their worker is at the first.
     BatchClocksTogether,
+    /// An allocation is evicted for a job of the same priority.
+    EqualPriority,
+    /// The job of an evicted allocation is not evaluated.
+    VictimWithoutEvaluation,
+    /// A wait for an index ends by its wake-up alone.
+    NoSecondLook,
 }
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 44] = [
+pub const TABLE: [(Plant, &str, &str); 47] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -148,12 +154,15 @@ pub const TABLE: [(Plant, &str, &str); 44] = [
     (Plant::DrainAnew, "drain-anew", "drain-deadline-moves"),
     (Plant::VanishedCounts, "vanished-counts", "vanished-member-counts"),
     (Plant::BatchClocksTogether, "batch-clocks", "clock-behind-a-long-first"),
+    (Plant::EqualPriority, "equal-priority", "preempt-an-equal"),
+    (Plant::VictimWithoutEvaluation, "victim-without-evaluation", "victims-forgotten"),
+    (Plant::NoSecondLook, "no-second-look", "wake-up-alone"),
 ];
 
 #[cfg(feature = "plant")]
 impl Plant {
     /// Those of the pure packages: `fsm`, `leader`, `elastic` and `scheduler`.
-    pub const PURE: [Self; 28] = [
+    pub const PURE: [Self; 31] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
@@ -182,6 +191,9 @@ impl Plant {
         Self::DrainAnew,
         Self::VanishedCounts,
         Self::BatchClocksTogether,
+        Self::EqualPriority,
+        Self::VictimWithoutEvaluation,
+        Self::NoSecondLook,
     ];
 
     /// The name it is asked for by.

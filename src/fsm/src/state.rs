@@ -4,7 +4,10 @@
 //! `apply` goes on. Derived indexes are never stored; they are rebuilt while loading and checked
 //! against a recomputation in tests ([`crate::invariant`]).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use imbl::{OrdMap, OrdSet};
@@ -422,6 +425,20 @@ impl State {
     /// What is used of a node.
     pub fn usage(&self, node: NodeId) -> Arc<NodeUsage> {
         self.usage.get(&node).cloned().unwrap_or_default()
+    }
+
+    /// What is used of a node once some of its live allocations are evicted; others are left out
+    /// of account.
+    pub fn usage_without(&self, node: NodeId, evicted: &[AllocationId]) -> Arc<NodeUsage> {
+        let mut usage = self.usage(node);
+        let evicted: BTreeSet<_> = evicted.iter().collect();
+        for id in evicted {
+            let Some(row) = self.allocations.get(id) else { continue };
+            if row.is_live() && row.node == node {
+                Arc::make_mut(&mut usage).evict(row);
+            }
+        }
+        usage
     }
 
     /// The allocation that holds a name, if one does. `node` is given for jobs that run once per

@@ -17,9 +17,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 
 use crate::{
-    allocation::{
-        Allocation, ClientStatus, ClientUpdate, DesiredStatus, NodeReport, UpdateAllocations,
-    },
+    allocation::{Allocation, ClientStatus, ClientUpdate, NodeReport, UpdateAllocations},
     apply::Applied,
     capacity::{
         BusyRule, CapacityGroup, DecideCapacity, DecidedCapacity, Dimension, Prediction,
@@ -540,6 +538,7 @@ impl Driver {
             node,
             ports: Vec::new(),
             previous: None,
+            preempts: Vec::new(),
             reschedules: Vec::new(),
             metrics: None,
         }
@@ -652,7 +651,7 @@ impl Plan {
     #[must_use]
     pub fn stopping(mut self, id: AllocationId, client: Option<ClientStatus>) -> Self {
         let description = "not wanted any more".into();
-        self.stops.push(Stop { id, desired: DesiredStatus::Stop, description, client });
+        self.stops.push(Stop { id, description, client });
         self
     }
 

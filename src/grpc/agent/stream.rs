@@ -267,6 +267,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
         region: spec.region.to_string(),
         datacenter: node.description.datacenter.to_string(),
         job_parent_id: String::new(),
+        preempted_ids: row.preempted.iter().map(|id| id.0.to_vec().into()).collect(),
         previous_id: row.previous.map(|id| id.0.to_vec()).unwrap_or_default().into(),
         eval_id: row.evaluation.0.to_vec().into(),
         meta: strings(&[&spec.meta, group.map_or(&spec.meta, |group| &group.meta)]),

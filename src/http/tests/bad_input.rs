@@ -121,9 +121,9 @@ fn bodies() -> Vec<Case> {
         case(
             "PUT",
             "/v1/operator/scheduler/configuration",
-            r#"{"PreemptionConfig": {"BatchSchedulerEnabled": true}}"#,
+            r#"{"PreemptionConfig": {"BatchSchedulerEnabled": "yes"}}"#,
             400,
-            "preemption is not supported",
+            "PreemptionConfig.BatchSchedulerEnabled",
         ),
     ]
 }

@@ -187,6 +187,7 @@ impl TestCluster {
                 node,
                 ports: Vec::new(),
                 previous: None,
+                preempts: Vec::new(),
                 reschedules: Vec::new(),
                 metrics: Some(Arc::new(metrics)),
             }],

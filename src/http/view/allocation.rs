@@ -41,6 +41,9 @@ pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
     };
     let spec = version.map(|version| &*version.spec);
     let transition = allocation.transition;
+    let group = spec.and_then(|spec| spec.group(&allocation.group));
+    let metrics = allocation.metrics.as_deref();
+    let placed_by = metrics.map_or(Value::Null, |metrics| placement_metrics(metrics, group));
     let mut value = common(state, allocation);
     if let Value::Object(object) = &mut value {
         let resources = allocation.resources;
@@ -57,7 +60,7 @@ pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
             ),
             ("TaskResources", task_resources(allocation, spec)),
             ("AllocatedResources", allocated_resources(state, allocation, spec)),
-            ("Metrics", allocation.metrics.as_ref().map_or(Value::Null, |m| placement_metrics(m))),
+            ("Metrics", placed_by),
             (
                 "DesiredTransition",
                 json!({
@@ -103,8 +106,9 @@ fn common(state: &State, allocation: &Allocation) -> Value {
         "FollowupEvalID": id_or_empty(allocation.follow_up),
         "NextAllocation": id_or_empty(allocation.next),
         "RescheduleTracker": reschedule_tracker(allocation),
-        "PreemptedAllocations": [],
-        "PreemptedByAllocation": "",
+        "PreemptedAllocations":
+            allocation.preempted.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "PreemptedByAllocation": id_or_empty(allocation.preempted_by),
         "CreateIndex": allocation.create_index,
         "ModifyIndex": allocation.modify_index,
         "CreateTime": time::nanoseconds(allocation.created_at),

@@ -1,17 +1,21 @@
 //! Evaluations and placement metrics.
 
-use fsm::{Evaluation, Metrics, State};
+use fsm::{Evaluation, Metrics, State, TaskGroup, resources::Dimension};
 use serde_json::{Map, Value, json};
 
 use super::{count_map, id_or_empty, text};
 use crate::http::time;
 
 /// An evaluation; with `related` also the evaluations it is chained to.
-fn evaluation(evaluation: &Evaluation, related: Option<Vec<Value>>) -> Value {
+fn evaluation(state: &State, evaluation: &Evaluation, related: Option<Vec<Value>>) -> Value {
+    let spec = state.jobs().get(&evaluation.job).and_then(|job| state.current_spec(job));
     let failed: Map<_, _> = evaluation
         .failed_groups
         .iter()
-        .map(|(group, metrics)| (group.to_string(), placement_metrics(metrics)))
+        .map(|(group, metrics)| {
+            let asks = spec.and_then(|spec| spec.group(group));
+            (group.to_string(), placement_metrics(metrics, asks))
+        })
         .collect();
     let classes: Map<_, _> = evaluation
         .class_eligibility
@@ -37,7 +41,7 @@ fn evaluation(evaluation: &Evaluation, related: Option<Vec<Value>>) -> Value {
 
 /// An evaluation, and what it waits for in an instance pool.
 pub(crate) fn evaluation_in(state: &State, row: &Evaluation, related: Option<Vec<Value>>) -> Value {
-    let mut value = evaluation(row, related);
+    let mut value = evaluation(state, row, related);
     let waits_for = elastic::why::evaluation(state, state.at(), row);
     if let (Value::Object(object), false) = (&mut value, waits_for.is_empty()) {
         object.insert("WaitsFor".to_owned(), waits_for.into());
@@ -71,8 +75,8 @@ pub(crate) fn evaluation_stub(evaluation: &Evaluation) -> Value {
     })
 }
 
-/// What a scheduling pass saw for a group.
-pub(super) fn placement_metrics(metrics: &Metrics) -> Value {
+/// What a scheduling pass saw for a group, which may be gone.
+pub(super) fn placement_metrics(metrics: &Metrics, group: Option<&TaskGroup>) -> Value {
     let scores: Vec<Value> = metrics
         .scores
         .iter()
@@ -100,12 +104,32 @@ pub(super) fn placement_metrics(metrics: &Metrics) -> Value {
         "ClassExhausted": count_map(&metrics.class_exhausted),
         "DimensionExhausted": count_map(&metrics.dimension_exhausted),
         "QuotaExhausted": [],
-        "ResourcesExhausted": {},
+        "ResourcesExhausted": resources_exhausted(metrics, group),
         "Scores": {},
         "ScoreMetaData": scores,
         "AllocationTime": 0,
         "CoalescedFailures": metrics.coalesced_failures,
     })
+}
+
+/// What each task asks of the resources that ran out.
+fn resources_exhausted(metrics: &Metrics, group: Option<&TaskGroup>) -> Value {
+    let ran_out = |dimension: Dimension| metrics.dimension_exhausted.contains_key(dimension.name());
+    let (cpu, memory) = (ran_out(Dimension::Cpu), ran_out(Dimension::Memory));
+    let tasks = group.map_or(&[][..], |group| &group.tasks);
+    let asked: Map<_, _> = tasks
+        .iter()
+        .filter(|_| cpu || memory)
+        .map(|task| {
+            let asks = task.resources;
+            let shown = json!({
+                "CPU": if cpu { asks.cpu_mhz } else { 0 },
+                "MemoryMB": if memory { asks.memory_mb } else { 0 },
+            });
+            (task.name.to_string(), shown)
+        })
+        .collect();
+    asked.into()
 }
 
 /// Scores are integers in the state; Nomad shows fractions.

@@ -41,10 +41,10 @@ pub(crate) fn scheduler_configuration(configuration: &SchedulerConfiguration) ->
     json!({
         "SchedulerAlgorithm": algorithm,
         "PreemptionConfig": {
-            "SystemSchedulerEnabled": false,
-            "SysBatchSchedulerEnabled": false,
-            "BatchSchedulerEnabled": false,
-            "ServiceSchedulerEnabled": false,
+            "SystemSchedulerEnabled": configuration.preemption.system,
+            "SysBatchSchedulerEnabled": configuration.preemption.sysbatch,
+            "BatchSchedulerEnabled": configuration.preemption.batch,
+            "ServiceSchedulerEnabled": configuration.preemption.service,
         },
         "MemoryOversubscriptionEnabled": configuration.memory_oversubscription,
         "RejectJobRegistration": configuration.reject_job_registration,

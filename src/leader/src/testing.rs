@@ -198,6 +198,8 @@ pub(crate) fn allocation(name: &str, job: &str, node: &str) -> Allocation {
         tasks: BTreeMap::new(),
         previous: None,
         next: None,
+        preempted: Vec::new(),
+        preempted_by: None,
         follow_up: None,
         reschedules: Vec::new(),
         metrics: None,

@@ -37,6 +37,11 @@ impl Ask {
         let dynamic_ports = u32::try_from(ports.len() - static_ports.len()).unwrap_or(u32::MAX);
         Self { resources: Resources::of_group(group), static_ports, dynamic_ports }
     }
+
+    /// Whether it asks for this port by number.
+    pub(crate) fn wants_port(&self, port: u16) -> bool {
+        self.static_ports.contains(&port)
+    }
 }
 
 /// What is used of a node, this pass included.
@@ -235,6 +240,18 @@ impl<'a> Candidates<'a> {
         }
         let number = self.seat_of[position] - 1;
         &mut self.seats[number as usize]
+    }
+
+    /// What is used there, and of how much.
+    pub(crate) fn load(&mut self, position: usize) -> (Resources, Resources) {
+        let seat = self.seat(position);
+        (seat.used, seat.available)
+    }
+
+    /// Whether the pass has stopped this allocation of the node.
+    pub(crate) fn is_released(&self, position: usize, id: AllocationId) -> bool {
+        let number = self.seat_of[position] as usize;
+        number > 0 && self.seats[number - 1].released.contains(&id)
     }
 
     /// What would be used, and of how much, with one more instance; or what there is too little of.

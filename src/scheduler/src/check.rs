@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    Allocation, AllocationId, JobSpec, Liveness, Node, NodeId, Plan, State, TaskGroup, Text,
-    job::Constraint,
+    Allocation, AllocationId, JobKind, JobSpec, Liveness, Node, NodeId, Plan, State, TaskGroup,
+    Text, job::Constraint,
 };
 
 /// A rule that a plan breaks.
@@ -27,6 +27,8 @@ pub enum Violation {
     Infeasible(NodeId, Text),
     /// A node gets more than it has.
     OverCommitted(NodeId, &'static str),
+    /// Something is evicted that may not be, or twice.
+    BadEviction(AllocationId),
     /// A static port is given twice, or more dynamic ports are promised than there are.
     Ports(NodeId),
     /// A name is live twice after the plan.
@@ -38,7 +40,9 @@ pub enum Violation {
 /// What the plan breaks; empty for a good one.
 pub fn check(state: &State, plan: &Plan) -> Vec<Violation> {
     let mut found = Vec::new();
-    let ended: BTreeSet<AllocationId> = plan.stops.iter().map(|stop| stop.id).collect();
+    let stopped = plan.stops.iter().map(|stop| stop.id);
+    let evicted = plan.placements.iter().flat_map(|placement| placement.preempts.iter().copied());
+    let ended: BTreeSet<AllocationId> = stopped.chain(evicted).collect();
     check_changes(state, plan, &mut found);
     if plan.placements.is_empty() && plan.in_place.is_empty() {
         return found;
@@ -57,6 +61,7 @@ pub fn check(state: &State, plan: &Plan) -> Vec<Violation> {
         return found;
     };
     check_placements(state, plan, spec, &mut found);
+    check_evictions(state, plan, spec, &mut found);
     check_names(state, plan, spec, &ended, &mut found);
     check_room(state, plan, spec, &ended, &mut found);
     found
@@ -105,6 +110,34 @@ fn check_placements(state: &State, plan: &Plan, spec: &JobSpec, found: &mut Vec<
             found.push(Violation::NodeNotWanted(node.id));
         }
         check_feasible(spec, group, node, found);
+    }
+}
+
+/// What is evicted runs on the placement's node, for another job whose priority is lower by ten,
+/// and goes once; and the job's kind may do that.
+fn check_evictions(state: &State, plan: &Plan, spec: &JobSpec, found: &mut Vec<Violation>) {
+    let settings = state.scheduler_configuration().preemption;
+    let may = match spec.kind {
+        JobKind::System => settings.system,
+        JobKind::Sysbatch => settings.sysbatch,
+        JobKind::Batch => settings.batch,
+        JobKind::Service => settings.service,
+    };
+    let mut seen = BTreeSet::new();
+    for placement in &plan.placements {
+        for id in &placement.preempts {
+            let is_lower = state.allocations().get(id).is_some_and(|row| {
+                let job = state.job_spec(&row.job, row.job_create_index, row.job_version);
+                runs(row)
+                    && row.node == placement.node
+                    && row.job != plan.job
+                    && job
+                        .is_some_and(|job| u32::from(job.priority) + 10 <= u32::from(spec.priority))
+            });
+            if !may || !is_lower || !seen.insert(*id) {
+                found.push(Violation::BadEviction(*id));
+            }
+        }
     }
 }
 

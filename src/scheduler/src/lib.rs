@@ -20,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+mod annotate;
 mod candidates;
 mod constraint;
 mod declared;
@@ -27,6 +28,7 @@ mod evaluate;
 mod feasible;
 mod idle;
 mod plan;
+mod preempt;
 mod rank;
 mod reconcile;
 mod reschedule;
@@ -45,6 +47,7 @@ pub mod check;
 #[expect(clippy::unwrap_used, reason = "a test that finds nothing to unwrap fails")]
 mod tests;
 
+pub use annotate::{Annotations, GroupAnnotation, annotate};
 pub use candidates::Memory;
 pub use declared::{Declared, per_node_max};
 

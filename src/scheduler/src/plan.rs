@@ -7,7 +7,6 @@ use std::{collections::BTreeMap, sync::Arc};
 use fsm::{
     Allocation, AllocationId, ClientStatus, Evaluation, EvaluationId, EvaluationStatus, Index, Job,
     JobKind, JobSpec, Metrics, Placement, Plan, Stop, Text,
-    allocation::DesiredStatus,
     limits::PLAN_PLACEMENTS_MAX,
     plan::{FollowUp, InPlace, Outcome},
 };
@@ -22,6 +21,7 @@ const FAILURE_BYTES_MAX: usize = 4 << 20;
 /// A placement without its texts and its past reschedules, and one of those, about, bytes.
 const PLACEMENT_BYTES: usize = 128;
 const RESCHEDULE_BYTES: usize = 64;
+const ID_BYTES: usize = 16;
 
 /// The job that is evaluated, and what it wants.
 #[derive(Clone, Copy)]
@@ -139,7 +139,6 @@ impl<'a> Draft<'a> {
         }
         self.plan.stops.push(Stop {
             id: allocation.id,
-            desired: DesiredStatus::Stop,
             description: why.clone(),
             client: lost.then_some(ClientStatus::Lost),
         });
@@ -167,6 +166,7 @@ impl<'a> Draft<'a> {
         self.bytes += PLACEMENT_BYTES
             + placement.group.len()
             + placement.reschedules.len() * RESCHEDULE_BYTES
+            + placement.preempts.len() * ID_BYTES
             + placement.metrics.as_deref().map_or(0, bytes_of);
         self.plan.placements.push(placement);
     }

@@ -8,12 +8,13 @@ use crate::constraint::Condition;
 const FITNESS_MAX: f64 = 18.0;
 
 /// Components of a score, in the order in which they are shown.
-pub(crate) const COMPONENTS: [&str; 5] = [
+pub(crate) const COMPONENTS: [&str; 6] = [
     "binpack",
     "job-anti-affinity",
     "node-reschedule-penalty",
     "node-affinity",
     "allocation-spread",
+    "preemption",
 ];
 
 /// The score of one node: components that apply to it.

@@ -288,7 +288,7 @@ impl<'a> Work<'a> {
         };
         match stack.select(number, &penalties) {
             Ok(choice) => {
-                stack.take(number, choice.position);
+                stack.take(number, &choice);
                 let placement = Placement {
                     id: self.draft.next_allocation_id(),
                     group: group.name.clone(),
@@ -296,6 +296,7 @@ impl<'a> Work<'a> {
                     node: choice.node,
                     ports: Vec::new(),
                     previous: wish.previous.map(|previous| previous.id),
+                    preempts: choice.preempted_ids(),
                     reschedules: wish.history.clone(),
                     metrics: Some(choice.metrics),
                 };

@@ -11,8 +11,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use fsm::{
-    Allocation, JobKind, JobSpec, Metrics, Node, NodeId, State, TaskGroup, Text, job::Constraint,
-    resources::Dimension, settings::Algorithm,
+    Allocation, AllocationId, JobKind, JobSpec, Metrics, Node, NodeId, State, TaskGroup, Text,
+    job::Constraint,
+    resources::{Dimension, Resources},
+    settings::Algorithm,
 };
 
 use crate::{
@@ -22,6 +24,7 @@ use crate::{
     evaluate::ClassSummary,
     feasible::{Feasibility, group_constraints},
     idle::{IdleOrder, Verdict},
+    preempt::Preemptor,
     rank::{Affinities, Score, anti_affinity, fitness},
     spread::{SpreadCounts, ValueCounts},
     tally::{Field, Scored, Tally},
@@ -36,10 +39,19 @@ const SCORED_PLACEMENTS_MAX: usize = 16;
 const REASON_HOSTS: &str = "distinct_hosts";
 
 /// A node for an instance.
-pub(crate) struct Choice {
+pub(crate) struct Choice<'a> {
     pub(crate) position: usize,
     pub(crate) node: NodeId,
     pub(crate) metrics: Arc<Metrics>,
+    /// Allocations of other jobs that must go for it.
+    pub(crate) preempts: Vec<&'a Allocation>,
+}
+
+impl Choice<'_> {
+    /// The ids of what must go.
+    pub(crate) fn preempted_ids(&self) -> Vec<AllocationId> {
+        self.preempts.iter().map(|row| row.id).collect()
+    }
 }
 
 struct Group<'a> {
@@ -125,6 +137,8 @@ pub(crate) struct Stack<'a> {
     /// The same on nodes that are no candidates, by node and group; kept only for those who must not share a host.
     elsewhere: BTreeMap<NodeId, BTreeMap<usize, u32>>,
     properties: Vec<Property>,
+    /// None: jobs of this kind preempt nothing.
+    preemptor: Option<Preemptor<'a>>,
 }
 
 impl<'a> Stack<'a> {
@@ -179,6 +193,10 @@ impl<'a> Stack<'a> {
             job_counts: vec![0; length],
             elsewhere: BTreeMap::new(),
             properties,
+            preemptor: configuration
+                .preemption
+                .allows(spec.kind)
+                .then(|| Preemptor::new(pass.state, &spec.key, spec.priority)),
         };
         for allocation in allocations.iter().filter(|allocation| allocation.is_live()) {
             stack.count(allocation, true);
@@ -234,8 +252,15 @@ impl<'a> Stack<'a> {
         }
     }
 
-    /// Gives a chosen node to an instance.
-    pub(crate) fn take(&mut self, group: usize, position: usize) {
+    /// Gives a chosen node to an instance, and takes what must go for it from the node.
+    pub(crate) fn take(&mut self, group: usize, choice: &Choice<'a>) {
+        let position = choice.position;
+        for row in &choice.preempts {
+            self.candidates.release(row);
+        }
+        if let Some(preemptor) = &mut self.preemptor {
+            preemptor.take(&choice.preempts);
+        }
         self.candidates.take(position, &self.groups[group].ask);
         self.job_counts[position] += 1;
         self.groups[group].counts[position] += 1;
@@ -287,7 +312,7 @@ impl<'a> Stack<'a> {
         &mut self,
         group: usize,
         penalties: &[NodeId],
-    ) -> Result<Choice, Box<Metrics>> {
+    ) -> Result<Choice<'a>, Box<Metrics>> {
         if self.groups[group].cells.is_empty() {
             self.groups[group].cells = vec![Cell::default(); self.candidates.len()];
         }
@@ -324,13 +349,70 @@ impl<'a> Stack<'a> {
         for scored in aside.into_iter().flatten().take(limit.saturating_sub(seen)) {
             field.offer(scored);
         }
-        let Some(best) = field.best else { return Err(Box::new(self.metrics(&tally, &[]))) };
+        let Some(best) = field.best else {
+            let refused = Box::new(self.metrics(&tally, &[]));
+            return self.select_preempting(group, penalties).ok_or(refused);
+        };
         let metrics = self.shared_metrics(group, tally, &field.kept);
-        Ok(Choice { position: best.position, node: self.node(best.position).id, metrics })
+        let node = self.node(best.position).id;
+        Ok(Choice { position: best.position, node, metrics, preempts: Vec::new() })
+    }
+
+    /// The best node on which an instance fits once others have gone, if jobs of this kind may
+    /// preempt.
+    fn select_preempting(&mut self, group: usize, penalties: &[NodeId]) -> Option<Choice<'a>> {
+        self.preemptor.as_ref()?;
+        self.candidates.begin();
+        let limit = self.groups[group].limit;
+        let mut tally = Tally::default();
+        let mut field = Field { best: None, kept: Vec::new(), keeps: self.keeps_scores(group) };
+        let mut best_victims = Vec::new();
+        let mut seen = 0;
+        for _ in 0..self.candidates.len() {
+            let Some(position) = self.candidates.next() else { break };
+            let Err(Refusal::NoRoom) = self.admit(position, group, &mut tally) else { continue };
+            let Some((fitness, victims)) = self.room_by_preemption(position, group) else {
+                continue;
+            };
+            let mut score = self.preferences(position, group, penalties);
+            score.set(0, fitness);
+            score.set(5, self.preemption_score(&victims));
+            let scored = Scored { position, score, total: score.mean() };
+            if field.best.is_none_or(|best| scored.total > best.total) {
+                best_victims = victims;
+            }
+            field.offer(scored);
+            seen += 1;
+            if seen >= limit {
+                break;
+            }
+        }
+        let best = field.best?;
+        let metrics = self.shared_metrics(group, tally, &field.kept);
+        let node = self.node(best.position).id;
+        Some(Choice { position: best.position, node, metrics, preempts: best_victims })
+    }
+
+    /// What must go from a node so that an instance fits, and the fitness that the node has then.
+    fn room_by_preemption(
+        &mut self,
+        position: usize,
+        group: usize,
+    ) -> Option<(f64, Vec<&'a Allocation>)> {
+        let ask = &self.groups[group].ask;
+        let victims = self.preemptor.as_ref()?.victims(&mut self.candidates, position, ask)?;
+        let (used, available) = self.candidates.load(position);
+        let freed = victims.iter().fold(Resources::default(), |sum, row| sum.plus(row.resources));
+        let used = used.minus(freed).plus(ask.resources);
+        Some((fitness(self.algorithm, used, available), victims))
+    }
+
+    fn preemption_score(&self, victims: &[&Allocation]) -> f64 {
+        self.preemptor.as_ref().map_or(0.0, |preemptor| preemptor.score(victims))
     }
 
     /// The first idle node in the order of the group's affinity key, if it has a key. A node on which a predecessor failed is left to the scores.
-    fn select_idle(&mut self, group: usize, penalties: &[NodeId]) -> Option<Choice> {
+    fn select_idle(&mut self, group: usize, penalties: &[NodeId]) -> Option<Choice<'a>> {
         let mut idle = self.groups[group].idle.take()?;
         let mut tally = Tally::default();
         let position = idle.first(|id| match self.position(id) {
@@ -350,7 +432,7 @@ impl<'a> Stack<'a> {
         self.groups[group].idle = Some(idle);
         let position = position?;
         let metrics = self.shared_metrics(group, tally, &[]);
-        Some(Choice { position, node: self.node(position).id, metrics })
+        Some(Choice { position, node: self.node(position).id, metrics, preempts: Vec::new() })
     }
 
     /// Tries exactly one node, without regard to the rest of the group: for jobs with one instance per node.
@@ -358,7 +440,7 @@ impl<'a> Stack<'a> {
         &mut self,
         group: usize,
         position: usize,
-    ) -> Result<Choice, (Obstacle, Box<Metrics>)> {
+    ) -> Result<Choice<'a>, (Obstacle, Box<Metrics>)> {
         let node = self.candidates.node(position);
         let mut tally = Tally::default();
         tally.evaluated = 1;
@@ -368,12 +450,24 @@ impl<'a> Stack<'a> {
             tally.filter(node, reason);
             return Err((Obstacle::Filtered, Box::new(self.metrics(&tally, &[]))));
         }
-        if let Err(dimension) = self.candidates.fit(position, &self.groups[group].ask) {
-            tally.exhaust(node, dimension);
-            return Err((Obstacle::Exhausted, Box::new(self.metrics(&tally, &[]))));
+        let mut score = Score::default();
+        let mut preempts = Vec::new();
+        match self.candidates.fit(position, &self.groups[group].ask) {
+            Ok((used, available)) => score.set(0, fitness(self.algorithm, used, available)),
+            Err(dimension) => {
+                tally.exhaust(node, dimension);
+                let Some((fitness, victims)) = self.room_by_preemption(position, group) else {
+                    return Err((Obstacle::Exhausted, Box::new(self.metrics(&tally, &[]))));
+                };
+                score.set(0, fitness);
+                score.set(5, self.preemption_score(&victims));
+                preempts = victims;
+            }
         }
-        let metrics = self.shared_metrics(group, tally, &[]);
-        Ok(Choice { position, node: node.id, metrics })
+        let scored = [Scored { position, score, total: score.mean() }];
+        let kept = if self.keeps_scores(group) { &scored[..] } else { &[] };
+        let metrics = self.shared_metrics(group, tally, kept);
+        Ok(Choice { position, node: node.id, metrics, preempts })
     }
 
     /// Whether the job's other instances let one be there; the reason if not.
@@ -445,8 +539,15 @@ impl<'a> Stack<'a> {
         penalties: &[NodeId],
         tally: &mut Tally,
     ) -> Option<Score> {
+        let fitness = self.admit(position, group, tally).ok()?;
+        let mut score = self.preferences(position, group, penalties);
+        score.set(0, fitness);
+        Some(score)
+    }
+
+    /// The parts of a node's score that do not depend on its room.
+    fn preferences(&mut self, position: usize, group: usize, penalties: &[NodeId]) -> Score {
         let mut score = Score::default();
-        score.set(0, self.admit(position, group, tally).ok()?);
         let node = self.candidates.node(position);
         let own = &mut self.groups[group];
         let cell = &mut own.cells[position];
@@ -463,7 +564,7 @@ impl<'a> Stack<'a> {
         if boost != 0.0 {
             score.set(4, boost);
         }
-        Some(score)
+        score
     }
 
     fn keeps_scores(&self, group: usize) -> bool {

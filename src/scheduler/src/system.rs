@@ -300,7 +300,7 @@ impl<'a> Work<'a> {
     ) -> bool {
         match self.stack.try_node(number, position) {
             Ok(choice) => {
-                self.stack.take(number, choice.position);
+                self.stack.take(number, &choice);
                 let placement = Placement {
                     id: self.draft.next_allocation_id(),
                     group: group.name.clone(),
@@ -308,6 +308,7 @@ impl<'a> Work<'a> {
                     node: choice.node,
                     ports: Vec::new(),
                     previous: previous.map(|previous| previous.id),
+                    preempts: choice.preempted_ids(),
                     reschedules: Vec::new(),
                     metrics: Some(choice.metrics),
                 };

@@ -152,3 +152,44 @@ fn every_exhausted_node_waits_for_itself() {
     wait_until("nothing is blocked", PATIENCE, || stage.blocked("logger").is_empty());
     stage.finish();
 }
+
+/// On full nodes a system job of higher priority evicts the fewest of the lowest priority, which
+/// block with their reason and come back once there is room (NS-09, S18).
+#[test]
+fn a_system_job_evicts_what_has_a_lower_priority() {
+    const NODES: usize = 10;
+    let stage = Stage::start(3);
+    let _crowd = stage.cluster.agent("crowd", Some(u32::try_from(NODES).unwrap()));
+    stage.await_ready_nodes(NODES);
+    let nodes = list_of(stage.client.get("/v1/nodes?resources=true").ok());
+    let cpu = nodes[0]["NodeResources"]["Cpu"]["CpuShares"].as_u64().unwrap();
+    for (name, priority, mhz) in [("big", 50, cpu - 400), ("little", 30, 300)] {
+        let mut filler = job("service", name, NODES.try_into().unwrap());
+        filler["Priority"] = priority.into();
+        task(&mut filler)["Resources"]["CPU"] = mhz.into();
+        stage.schedule(&filler);
+        stage.await_running(name, NODES);
+    }
+    let mut logger = job("system", "logger", 1);
+    logger["Priority"] = 80.into();
+    task(&mut logger)["Resources"]["CPU"] = 350.into();
+    stage.schedule(&logger);
+    let placed = stage.await_running("logger", NODES);
+    assert_eq!(stage.live("big").len(), NODES, "the higher priority stays");
+    for row in &placed {
+        let own = stage.client.get(&format!("/v1/allocation/{}", text(row, "ID"))).ok();
+        let victims = own["PreemptedAllocations"].as_array().unwrap();
+        assert_eq!(victims.len(), 1, "{own}");
+        let path = format!("/v1/allocation/{}", victims[0].as_str().unwrap());
+        let victim = stage.client.get(&path).ok();
+        assert_eq!(victim["PreemptedByAllocation"], row["ID"]);
+        assert_eq!((text(&victim, "DesiredStatus"), text(&victim, "JobID")), ("evict", "little"));
+    }
+    stage.await_settled();
+    let blocked = stage.blocked("little");
+    assert_eq!(blocked.len(), 1);
+    assert_eq!(blocked[0]["FailedTGAllocs"]["group"]["DimensionExhausted"]["cpu"], NODES);
+    stage.stop("logger", true);
+    stage.await_running("little", NODES);
+    stage.finish();
+}

@@ -165,6 +165,10 @@ pub struct Allocation {
     pub previous: Option<AllocationId>,
     /// The allocation that replaced this one.
     pub next: Option<AllocationId>,
+    /// Allocations of this node that were evicted to make room for this one.
+    pub preempted: Vec<AllocationId>,
+    /// The allocation that this one was evicted for.
+    pub preempted_by: Option<AllocationId>,
     /// Evaluation that waits to reschedule this failed allocation.
     pub follow_up: Option<EvaluationId>,
     /// Past reschedules, newest last.

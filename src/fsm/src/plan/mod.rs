@@ -16,6 +16,6 @@ mod tests;
 pub use self::{
     commands::ApplyPlans,
     parts::{DropReason, FollowUp, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
-    rules::{check_fit, check_placement, check_plan},
+    rules::{check_fit, check_placement, check_plan, is_preemptible},
     trial::{PickPorts, Trial},
 };

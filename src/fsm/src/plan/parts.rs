@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    allocation::{ClientStatus, DesiredStatus, RescheduleEvent},
+    allocation::{ClientStatus, RescheduleEvent},
     evaluation::{Evaluation, EvaluationStatus, Metrics},
     id::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text},
     resources::{Dimension, Port},
@@ -24,18 +24,19 @@ pub struct Placement {
     pub ports: Vec<Port>,
     /// The allocation it replaces.
     pub previous: Option<AllocationId>,
+    /// Allocations of jobs with a lower priority on this node that are evicted for it, at most
+    /// `limits::PREEMPTED_MAX`. They go only together with this placement.
+    pub preempts: Vec<AllocationId>,
     /// Past reschedules, this one included.
     pub reschedules: Vec<RescheduleEvent>,
     /// How the scheduler chose the node.
     pub metrics: Option<Arc<Metrics>>,
 }
 
-/// An allocation that must end.
+/// An allocation of the plan's job that must end.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Stop {
     pub id: AllocationId,
-    /// `Stop` or `Evict`.
-    pub desired: DesiredStatus,
     pub description: Text,
     /// Client status decided by the servers: `Lost` when the node is gone.
     pub client: Option<ClientStatus>,
@@ -137,6 +138,9 @@ pub enum DropReason {
     /// The id exists already, or the name is live.
     #[error("an allocation of this name or id is live")]
     NameTaken,
+    /// An allocation to preempt is gone or is not to be evicted for this job.
+    #[error("an allocation to preempt is gone or may not be preempted")]
+    NotPreemptible,
     /// The allocation to be changed is not there any more or is final.
     #[error("the allocation to change is gone")]
     AllocationGone,

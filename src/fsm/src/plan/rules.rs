@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 
 use super::{DropReason, Placement, Plan};
 use crate::{
-    id::{AllocationId, NodeId},
+    allocation::Allocation,
+    id::{AllocationId, JobKey, NodeId},
     job::{Job, JobSpec},
+    limits,
     node::Node,
     plant::{Plant, is_planted},
     resources::{Dimension, NodeUsage, Port, PortHolder, Resources},
@@ -86,7 +88,8 @@ pub fn check_placement(
     if holder.is_some() {
         return Err(DropReason::NameTaken);
     }
-    let usage = state.usage(placement.node);
+    check_preempted(state, placement, job)?;
+    let usage = state.usage_without(placement.node, &placement.preempts);
     check_fit(node, &usage, Resources::of_group(group), &placement.ports)
         .map_err(DropReason::NodeFull)?;
     let asks = group.network.as_ref().map_or(&[][..], |network| &network.ports);
@@ -95,4 +98,33 @@ pub fn check_placement(
             ask.label == port.label && (ask.value == 0 || ask.value == port.value)
         });
     if as_asked { Ok(()) } else { Err(DropReason::NodeFull(Dimension::Ports)) }
+}
+
+/// Whether what a placement evicts may be evicted for it: live allocations of its node, of other
+/// jobs, whose priority is lower by [`limits::PREEMPTION_PRIORITY_DISTANCE`].
+fn check_preempted(state: &State, placement: &Placement, job: &Job) -> Result<(), DropReason> {
+    if placement.preempts.is_empty() {
+        return Ok(());
+    }
+    let is_allowed = state.scheduler_configuration().preemption.allows(job.kind)
+        && placement.preempts.len() <= limits::PREEMPTED_MAX;
+    let mut seen = BTreeSet::new();
+    let all = placement.preempts.iter().all(|id| {
+        seen.insert(id)
+            && state.allocations.get(id).is_some_and(|row| {
+                row.is_live()
+                    && row.node == placement.node
+                    && is_preemptible(state, row, &job.key, job.priority)
+            })
+    });
+    if is_allowed && all { Ok(()) } else { Err(DropReason::NotPreemptible) }
+}
+
+/// Whether an allocation may be evicted for a job of this priority (Nomad's rule: its own job's
+/// priority is lower by at least ten).
+pub fn is_preemptible(state: &State, row: &Allocation, by: &JobKey, priority: u16) -> bool {
+    let distance =
+        if is_planted(Plant::EqualPriority) { 0 } else { limits::PREEMPTION_PRIORITY_DISTANCE };
+    let own = state.allocation_spec(row).map(|spec| spec.priority);
+    row.job != *by && own.is_some_and(|own| own.saturating_add(distance) <= priority)
 }

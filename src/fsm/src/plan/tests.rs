@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod preemption;
+
 use std::collections::BTreeMap;
 
 use crate::{
@@ -350,8 +352,7 @@ fn what_exists_may_be_updated_and_stopped_on_nodes_out_of_service() {
 /// P8: what is to be stopped or evicted does not count.
 #[test]
 fn room_of_what_is_being_stopped_may_be_given_again() {
-    let (mut driver, node, _) = cluster(8);
-    let ids: Vec<_> = (0..8).map(|number| driver.run("t", number, node)).collect();
+    let (mut driver, node, ids) = full_node();
     let evaluation = driver.evaluate_job("t");
     let ninth = driver.placement(GROUP, 8, node);
     let plan = driver.plan(evaluation).with(ninth);
@@ -364,14 +365,17 @@ fn room_of_what_is_being_stopped_may_be_given_again() {
     driver.register_job(job("urgent", JobKind::Service, 1));
     let evaluation = driver.evaluate_job("urgent");
     let placement = driver.placement(GROUP, 0, node);
-    let mut plan = driver.plan(evaluation).with(placement).stopping(ids[1], None);
-    let verdict = driver.commit_plan(plan.clone());
-    assert_eq!(verdict.dropped.len(), 1, "another job's allocation may be evicted only");
+    let plan = driver.plan(evaluation).with(placement).stopping(ids[1], None);
+    let verdict = driver.commit_plan(plan);
+    assert_eq!(verdict.dropped.len(), 1, "a stop concerns the plan's own job only");
     assert!(driver.allocation(ids[1]).is_live());
-    plan.stops[0].desired = DesiredStatus::Evict;
-    plan.snapshot_index = driver.state.index;
-    assert!(driver.commit_plan(plan).outcome_taken);
-    assert_eq!(driver.allocation(ids[1]).desired, DesiredStatus::Evict);
+}
+
+/// A node that eight allocations of a job with priority 50 fill.
+fn full_node() -> (Driver, NodeId, Vec<AllocationId>) {
+    let (mut driver, node, _) = cluster(8);
+    let ids = (0..8).map(|number| driver.run("t", number, node)).collect();
+    (driver, node, ids)
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::{
     apply::Turn,
     command::Reply,
     effect::Effect,
-    evaluation::{Blocked, EvaluationStatus},
+    evaluation::{Blocked, EvaluationStatus, Trigger},
     id::{AllocationId, JobKey, NodeId},
     job::{Job, JobSpec},
     limits,
@@ -121,14 +121,21 @@ impl Turn<'_> {
                     verdict.dropped.push((update.id, reason));
                 }
             }
+            let mut preempted = BTreeMap::new();
             for placement in &plan.placements {
                 match self.place(plan, placement, &job, &spec) {
-                    Ok(()) => mark_replaced(&mut ended, placement),
+                    Ok(()) => {
+                        mark_replaced(&mut ended, placement);
+                        preempted.extend(self.jobs_of(&placement.preempts));
+                    }
                     Err(reason) => verdict.dropped.push((placement.id, reason)),
                 }
             }
             self.stop_the_ended(plan, &ended);
             self.mark_judged(plan);
+            if !is_planted(Plant::VictimWithoutEvaluation) {
+                self.evaluate(&preempted, None, &[]);
+            }
             if !plan.in_place.is_empty() {
                 self.drop_old_versions(&job);
             }
@@ -182,15 +189,12 @@ impl Turn<'_> {
 
     fn stop(&mut self, plan: &Plan, stop: &Stop) {
         let Some(old) = self.state.allocations.get(&stop.id).cloned() else { return };
-        if old.job != plan.job && stop.desired != DesiredStatus::Evict {
+        if old.job != plan.job {
             return;
         }
         let mut row = (*old).clone();
         if row.desired == DesiredStatus::Run {
-            row.desired = match stop.desired {
-                DesiredStatus::Evict => DesiredStatus::Evict,
-                DesiredStatus::Stop | DesiredStatus::Run => DesiredStatus::Stop,
-            };
+            row.desired = DesiredStatus::Stop;
             row.desired_description = stop.description.clone();
         }
         // Only the agent reports how an allocation ended, unless its node is gone: the plan knew
@@ -239,6 +243,11 @@ impl Turn<'_> {
         let mut usage = (*self.state.usage(row.node)).clone();
         usage.take(old.id, old.resources);
         check_fit(node, &usage, row.resources, &[]).map_err(DropReason::NodeFull)?;
+        let was = self.state.allocation_spec(&old).map_or(0, |old| old.priority);
+        if spec.priority < was {
+            // From now on it can be evicted for jobs that have waited.
+            self.gains.insert(row.node);
+        }
         self.put_allocation(row);
         if old.job_create_index != plan.job_create_index {
             self.drop_orphaned_version(&old);
@@ -282,6 +291,8 @@ impl Turn<'_> {
             tasks: BTreeMap::new(),
             previous: placement.previous,
             next: None,
+            preempted: placement.preempts.clone(),
+            preempted_by: None,
             follow_up: None,
             reschedules,
             metrics: placement.metrics.clone(),
@@ -291,9 +302,29 @@ impl Turn<'_> {
             created_at: self.at,
             modified_at: self.at,
         };
+        // First those that make room: what is used of the node never exceeds what it has.
+        for victim in &placement.preempts {
+            self.evict(*victim, placement.id);
+        }
         self.put_allocation(row);
         self.link_previous(placement, &job.key);
         Ok(())
+    }
+
+    fn evict(&mut self, victim: AllocationId, by: AllocationId) {
+        let Some(row) = self.state.allocations.get(&victim) else { return };
+        let mut row = (**row).clone();
+        row.desired = DesiredStatus::Evict;
+        row.desired_description = format!("Preempted by alloc ID {by}").into();
+        row.preempted_by = Some(by);
+        row.server_modify_index = self.index;
+        self.put_allocation(row);
+    }
+
+    /// The jobs of allocations that were preempted.
+    fn jobs_of(&self, preempted: &[AllocationId]) -> Vec<(JobKey, Trigger)> {
+        let rows = preempted.iter().filter_map(|id| self.state.allocations.get(id));
+        rows.map(|row| (row.job.clone(), Trigger::Preemption)).collect()
     }
 
     fn link_previous(&mut self, placement: &Placement, job: &JobKey) {

@@ -8,6 +8,6 @@ pub use self::{
     commands::{
         DeleteNamespace, DeleteNodePool, SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
     },
-    row::{Algorithm, Namespace, NodeLife, NodePool, SchedulerConfiguration},
+    row::{Algorithm, Namespace, NodeLife, NodePool, Preemption, SchedulerConfiguration},
 };
 pub(crate) use transitions::check_name;

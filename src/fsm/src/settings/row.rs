@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     id::{Index, Text},
+    job::JobKind,
     limits,
     table::{Row, TableId},
 };
@@ -58,10 +59,40 @@ pub enum Algorithm {
     Spread,
 }
 
+/// Kinds of jobs that may evict allocations of lower priority where they find no room (Nomad's
+/// `PreemptionConfig`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "one flag per kind of job, as in Nomad's API")]
+pub struct Preemption {
+    pub system: bool,
+    pub sysbatch: bool,
+    pub batch: bool,
+    pub service: bool,
+}
+
+impl Default for Preemption {
+    fn default() -> Self {
+        Self { system: true, sysbatch: false, batch: false, service: false }
+    }
+}
+
+impl Preemption {
+    /// Whether jobs of this kind may preempt.
+    pub const fn allows(self, kind: JobKind) -> bool {
+        match kind {
+            JobKind::System => self.system,
+            JobKind::Sysbatch => self.sysbatch,
+            JobKind::Batch => self.batch,
+            JobKind::Service => self.service,
+        }
+    }
+}
+
 /// Cluster-wide settings of the schedulers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SchedulerConfiguration {
     pub algorithm: Algorithm,
+    pub preemption: Preemption,
     /// Let tasks use more memory than reserved.
     pub memory_oversubscription: bool,
     /// Refuse job registrations.
@@ -87,6 +118,7 @@ impl Default for SchedulerConfiguration {
     fn default() -> Self {
         Self {
             algorithm: Algorithm::Binpack,
+            preemption: Preemption::default(),
             memory_oversubscription: false,
             reject_job_registration: false,
             pause_eval_broker: false,

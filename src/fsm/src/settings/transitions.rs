@@ -8,7 +8,7 @@ use crate::{
     bounds::{check_room, refused},
     command::{Rejection, Reply},
     effect::Effect,
-    job::JobStatus,
+    job::{JobKind, JobStatus},
     limits,
 };
 
@@ -38,6 +38,12 @@ impl Turn<'_> {
         row.node_life.check().map_err(|why| Rejection::Invalid(why.into()))?;
         row.create_index = if old.create_index == 0 { self.index } else { old.create_index };
         row.modify_index = self.index;
+        let may_now = |kind: JobKind| row.preemption.allows(kind) && !old.preemption.allows(kind);
+        if JobKind::ALL.into_iter().any(may_now) {
+            // Whoever waits for room may evict for it now.
+            let nodes = self.state.nodes.iter().filter(|node| node.is_schedulable());
+            self.gains.extend(nodes.map(|node| node.id));
+        }
         self.state.configurations.put(row, self.changes);
         self.effects.insert(Effect::SchedulerConfiguration);
         Ok(Reply::Done)

@@ -26,9 +26,7 @@ use chance::Dice;
 use super::golden::commands;
 use crate::{
     Applied,
-    allocation::{
-        ClientStatus, ClientUpdate, DesiredStatus, NodeReport, StopAllocation, UpdateAllocations,
-    },
+    allocation::{ClientStatus, ClientUpdate, NodeReport, StopAllocation, UpdateAllocations},
     codec,
     command::{Command, Proposal, Reply},
     digest::{Digest, DigestVerdict},
@@ -38,17 +36,17 @@ use crate::{
     gc::{CollectGarbage, Cutoffs},
     id::{AllocationId, EvaluationId, NodeId, RequestId, Text},
     invariant,
-    job::{DeregisterJob, EvaluateJob, JobKind, JobSpec, Parameterized, RegisterJob},
+    job::{DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, Parameterized, RegisterJob},
     node::{
         AdvanceDrains, Drain, EndMassLoss, EndSuspensions, EvaluateNode, Liveness, LivenessChange,
         NodeLiveness, NodeReadiness, NodeShortage, Readiness, ReapNode, RegisterNode, SetDrain,
         SetEligibility, SuspendLateNodes, SuspendNode, UnsuspendNode,
     },
-    plan::{ApplyPlans, FollowUp, InPlace, Placement, Plan, Stop},
+    plan::{ApplyPlans, FollowUp, InPlace, Placement, Plan, Stop, is_preemptible},
     session::Request,
     settings::{
-        DeleteNamespace, DeleteNodePool, Namespace, NodeLife, NodePool, SchedulerConfiguration,
-        SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
+        DeleteNamespace, DeleteNodePool, Namespace, NodeLife, NodePool, Preemption,
+        SchedulerConfiguration, SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
     },
     state::State,
     table::ChangeSet,
@@ -142,7 +140,7 @@ impl Maker<'_> {
             4 => spec.groups[0].tasks[0].resources.cpu_mhz = self.dice.choose(&[0, 900, u64::MAX]),
             5 => spec.groups[0].name = "renamed".into(),
             6 => spec.parameterized = Some(Parameterized::default()),
-            _ => spec.priority = u16::try_from(self.dice.below(3)).unwrap(),
+            _ => spec.priority = 10 * u16::try_from(self.dice.below(3)).unwrap(),
         }
         spec
     }
@@ -396,6 +394,12 @@ impl Maker<'_> {
             0 => {
                 let configuration = SchedulerConfiguration {
                     reject_job_registration: self.dice.one_in(9),
+                    preemption: Preemption {
+                        system: self.dice.one_in(2),
+                        sysbatch: self.dice.one_in(2),
+                        batch: self.dice.one_in(2),
+                        service: !self.dice.one_in(3),
+                    },
                     node_limit: u32::try_from(self.dice.below(3)).unwrap(),
                     node_life: NodeLife {
                         strike_failures: u32::try_from(self.dice.below(4)).unwrap(),
@@ -494,10 +498,8 @@ impl Maker<'_> {
         let id = self.dice.pick(of_job).filter(|_| !self.dice.one_in(9)).unwrap_or(any);
         match self.dice.below(6) {
             0..3 => {
-                let all = [DesiredStatus::Stop, DesiredStatus::Evict, DesiredStatus::Run];
                 let client = self.dice.one_in(3).then(|| self.dice.choose(&ClientStatus::ALL));
-                let desired = self.dice.choose(&all);
-                plan.stops.push(Stop { id, desired, description: "".into(), client });
+                plan.stops.push(Stop { id, description: "".into(), client });
             }
             3 | 4 => plan.in_place.push(InPlace { id }),
             _ => plan.follow_ups.push(FollowUp { id, evaluation: self.evaluation() }),
@@ -529,9 +531,27 @@ impl Maker<'_> {
             node,
             ports,
             previous: self.dice.pick(of_job),
+            preempts: self.preempts(node, key),
             reschedules: Vec::new(),
             metrics: None,
         }
+    }
+
+    fn preempts(&mut self, node: NodeId, key: &crate::JobKey) -> Vec<AllocationId> {
+        match self.dice.below(30) {
+            0 => return vec![self.allocation()],
+            1..10 => {}
+            _ => return Vec::new(),
+        }
+        let job = self.state.jobs.get(key);
+        let may = |job: &Arc<Job>| self.state.scheduler_configuration().preemption.allows(job.kind);
+        let Some(priority) = job.filter(|job| may(job)).map(|job| job.priority) else {
+            return Vec::new();
+        };
+        let there = self.state.allocations_of_node(node);
+        let lower =
+            there.filter(|row| row.is_live() && is_preemptible(self.state, row, key, priority));
+        lower.map(|row| row.id).take(2).collect()
     }
 
     fn outcome(&mut self, key: &crate::JobKey) -> crate::plan::Outcome {
@@ -730,7 +750,7 @@ impl Twins {
 
 /// Runs one seed; answers how many commands were taken, how many allocations were made, and how many
 /// times a node registered as an instance.
-fn run(seed: u64, steps: usize) -> (u64, usize, u64) {
+fn run(seed: u64, steps: usize) -> (u64, usize, u64, usize) {
     let _seed = SeedOnPanic(seed);
     let mut dice = Dice::new(seed);
     let mut twins = Twins::new();
@@ -744,7 +764,8 @@ fn run(seed: u64, steps: usize) -> (u64, usize, u64) {
     assert_eq!(rows(&twins.second), rows(&twins.first), "the rows of two replicas differ");
     assert_eq!(twins.disk, rows(&twins.first), "the changes do not add up to the rows");
     assert!(twins.first.allocations.len() < 100_000);
-    (twins.taken, twins.first.allocations.len(), twins.bound)
+    let evicted = twins.first.allocations.iter().filter(|row| row.preempted_by.is_some()).count();
+    (twins.taken, twins.first.allocations.len(), twins.bound, evicted)
 }
 
 /// Says which seed failed.
@@ -770,17 +791,21 @@ fn replicas_agree_on_random_commands() {
     }
     let limit = setting("FSM_RANDOM_SECONDS").map(Duration::from_secs);
     let started = Instant::now();
-    let (mut seed, mut taken, mut placed, mut bound) = (0, 0, 0, 0);
+    let (mut seed, mut taken, mut placed, mut bound, mut evicted) = (0, 0, 0, 0, 0);
     while limit.map_or(seed < 48, |limit| started.elapsed() < limit) {
-        let (more_taken, more_placed, more_bound) = run(seed, 360);
+        let (more_taken, more_placed, more_bound, more_evicted) = run(seed, 360);
         taken += more_taken;
         placed += more_placed;
         bound += more_bound;
+        evicted += more_evicted;
         seed += 1;
     }
-    eprintln!("{seed} seeds, {taken} commands taken, {placed} allocations, {bound} bound");
+    eprintln!(
+        "{seed} seeds, {taken} commands taken, {placed} allocations, {bound} bound, {evicted} evicted"
+    );
     // Commands that are all refused would test nothing.
     assert!(taken > seed * 150, "{taken} of {} commands were taken", seed * 360);
-    assert!(placed > usize::try_from(seed).unwrap() * 7, "{placed} allocations");
+    assert!(placed > usize::try_from(seed).unwrap() * 6, "{placed} allocations");
     assert!(bound > seed, "{bound} nodes registered as instances");
+    assert!(evicted > 0, "nothing was preempted");
 }

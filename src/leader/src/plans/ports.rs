@@ -18,13 +18,13 @@ pub fn pick(
     let Some(network) = &group.network else { return Ok(Vec::new()) };
     let Some(node) = state.nodes().get(&placement.node) else { return Ok(Vec::new()) };
     let resources = &node.description.resources;
-    let usage = state.usage(placement.node);
+    let usage = state.usage_without(placement.node, &placement.preempts);
     let mut taken = BTreeSet::new();
     let forgets = is_planted(Plant::ReservedPortsForgotten);
     let reserved = |port: u16| !forgets && resources.reserved_ports.binary_search(&port).is_ok();
     for ask in network.ports.iter().filter(|ask| ask.value != 0) {
-        // A port whose holder is being stopped is free for its successor, which the agent starts
-        // after the holder has ended.
+        // A port whose holder is being stopped, or evicted for this placement, is free for its
+        // successor, which the agent starts after the holder has ended.
         let held = usage.port(ask.value) == Some(PortHolder::Live);
         if held || reserved(ask.value) || !taken.insert(ask.value) {
             return Err(Dimension::Ports);

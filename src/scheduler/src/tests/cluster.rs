@@ -254,6 +254,8 @@ impl Cluster {
             tasks: BTreeMap::new(),
             previous: None,
             next: None,
+            preempted: Vec::new(),
+            preempted_by: None,
             follow_up: None,
             reschedules: Vec::new(),
             metrics: None,

@@ -3,9 +3,11 @@
 mod cluster;
 
 mod affinity;
+mod annotate;
 mod checker;
 mod feasibility;
 mod model;
+mod preempt;
 mod random;
 mod ranking;
 mod reconcile;

@@ -1,0 +1,84 @@
+//! What a plan would do, group by group, in the words of `job plan`. Derived from a finished plan,
+//! so that it costs nothing where nobody asks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fsm::{AllocationId, JobSpec, Plan, State, Text};
+
+use crate::reconcile::Reason;
+
+/// Counts of one group (Nomad's `DesiredUpdates`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct GroupAnnotation {
+    /// New instances that replace nothing which runs. A node that a constraint filters is not among
+    /// them.
+    pub place: u32,
+    /// Instances that end without a successor in the plan.
+    pub stop: u32,
+    /// Instances that move to another node.
+    pub migrate: u32,
+    /// Instances that take the new version as they run.
+    pub in_place_update: u32,
+    /// Instances that are stopped and started anew for the new version.
+    pub destructive_update: u32,
+    /// Instances that go on as they are.
+    pub ignore: u32,
+    /// Allocations of other jobs that are evicted.
+    pub preemptions: u32,
+}
+
+/// What a plan would do.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Annotations {
+    /// By group, those that only end included.
+    pub groups: BTreeMap<Text, GroupAnnotation>,
+    /// What would be evicted, by id.
+    pub preempted: BTreeSet<AllocationId>,
+}
+
+impl Annotations {
+    fn group(&mut self, name: &Text) -> &mut GroupAnnotation {
+        self.groups.entry(name.clone()).or_default()
+    }
+}
+
+/// What `plan` would do to the job's groups on the snapshot that it was made from. `spec` is the
+/// version that it runs; none: the job ends.
+pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotations {
+    let mut made = Annotations::default();
+    for group in spec.into_iter().flat_map(|spec| &spec.groups) {
+        made.groups.entry(group.name.clone()).or_default();
+    }
+    let replaced: BTreeSet<AllocationId> =
+        plan.placements.iter().filter_map(|placement| placement.previous).collect();
+    let updated: BTreeSet<AllocationId> = plan.in_place.iter().map(|one| one.id).collect();
+    let stopped: BTreeMap<AllocationId, &str> =
+        plan.stops.iter().map(|stop| (stop.id, &*stop.description)).collect();
+    let (updating, migrating) = (Reason::Updating.text(), Reason::Migrating.text());
+    for row in state.allocations_of_job(&plan.job) {
+        let is_replaced = replaced.contains(&row.id);
+        let why = stopped.get(&row.id).copied();
+        let group = &row.group;
+        if is_replaced && why == Some(updating) {
+            made.group(group).destructive_update += 1;
+        } else if is_replaced && why == Some(migrating) {
+            made.group(group).migrate += 1;
+        } else if why.is_some() && row.is_live() && !is_replaced {
+            made.group(group).stop += 1;
+        } else if why.is_none() && updated.contains(&row.id) {
+            made.group(group).in_place_update += 1;
+        } else if why.is_none() && row.is_live() {
+            made.group(group).ignore += 1;
+        }
+    }
+    for placement in &plan.placements {
+        let why = placement.previous.and_then(|previous| stopped.get(&previous));
+        let group = made.group(&placement.group);
+        if why.is_none_or(|why| *why != updating && *why != migrating) {
+            group.place += 1;
+        }
+        group.preemptions += u32::try_from(placement.preempts.len()).unwrap_or(u32::MAX);
+        made.preempted.extend(&placement.preempts);
+    }
+    made
+}

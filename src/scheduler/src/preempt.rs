@@ -1,0 +1,211 @@
+//! Preemption: which allocations of jobs with a lower priority must go so that one instance fits on
+//! a node.
+//!
+//! ```text
+//!  what may go ─► greedily: lowest priority, closest to what is missing ─► spare what is not needed
+//! ```
+//!
+//! The rules are Nomad's: a victim's priority is lower by at least
+//! [`fsm::limits::PREEMPTION_PRIORITY_DISTANCE`]; lower priorities go first; of one priority the
+//! allocation that comes closest to what is missing; a group of which `migrate.max_parallel` go
+//! already is left alone as long as others do. Whether an instance fits is asked of [`Candidates`]
+//! alone, so ports and the node's other bounds hold here as everywhere.
+
+use std::{cmp::Ordering, collections::BTreeMap};
+
+use fsm::{
+    Allocation, JobKey, NodeId, State, Text, limits::PREEMPTED_MAX, plan::is_preemptible,
+    resources::Dimension,
+};
+
+use crate::{
+    candidates::{Ask, Candidates},
+    rank::real,
+};
+
+/// Added to the distance for each allocation above its group's `max_parallel` (Nomad's
+/// `maxParallelPenalty`).
+const MAX_PARALLEL_PENALTY: f64 = 50.0;
+/// The curve of the preemption score (Nomad's).
+const SCORE_RATE: f64 = 0.0048;
+const SCORE_ORIGIN: f64 = 2048.0;
+
+/// For which job allocations are preempted, and how many of each group go already in this pass.
+pub(crate) struct Preemptor<'a> {
+    state: &'a State,
+    job: &'a JobKey,
+    priority: u16,
+    gone: BTreeMap<(JobKey, Text), u32>,
+}
+
+/// An allocation that may go.
+struct Victim<'a> {
+    row: &'a Allocation,
+    priority: u16,
+    /// `migrate.max_parallel` of its group; 0: no limit.
+    parallel_max: u32,
+}
+
+impl<'a> Preemptor<'a> {
+    pub(crate) fn new(state: &'a State, job: &'a JobKey, priority: u16) -> Self {
+        Self { state, job, priority, gone: BTreeMap::new() }
+    }
+
+    /// What must go so that `ask` fits there, or none if nothing helps. The candidates are left as
+    /// they were.
+    pub(crate) fn victims(
+        &self,
+        candidates: &mut Candidates<'_>,
+        position: usize,
+        ask: &Ask,
+    ) -> Option<Vec<&'a Allocation>> {
+        let mut left = self.preemptible(candidates, position);
+        let mut chosen: Vec<Victim<'a>> = Vec::new();
+        let mut gone = self.gone.clone();
+        let fits = loop {
+            let Err(dimension) = candidates.fit(position, ask) else { break true };
+            if chosen.len() >= PREEMPTED_MAX {
+                break false;
+            }
+            let missing = Missing::of(candidates, position, ask);
+            let helps = |victim: &Victim<'_>| match dimension {
+                Dimension::Ports => victim.row.ports.iter().any(|port| ask.wants_port(port.value)),
+                Dimension::Cpu => victim.row.resources.cpu_mhz > 0,
+                Dimension::Memory => victim.row.resources.memory_mb > 0,
+                Dimension::Disk => victim.row.resources.disk_mb > 0,
+                Dimension::Allocations => true,
+            };
+            let cost = |victim: &Victim<'_>| missing.distance(victim, &gone);
+            let best = (0..left.len())
+                .filter(|number| helps(&left[*number]))
+                .min_by(|one, other| compare(&left[*one], &left[*other], &cost));
+            let Some(best) = best else { break false };
+            let victim = left.swap_remove(best);
+            candidates.release(victim.row);
+            *gone.entry(victim.group()).or_default() += 1;
+            chosen.push(victim);
+        };
+        if fits {
+            spare(candidates, position, ask, &mut chosen);
+        }
+        for victim in &chosen {
+            candidates.restore(victim.row);
+        }
+        fits.then(|| chosen.into_iter().map(|victim| victim.row).collect())
+    }
+
+    /// The live allocations of a node that may go for this job.
+    fn preemptible(&self, candidates: &Candidates<'_>, position: usize) -> Vec<Victim<'a>> {
+        let node: NodeId = candidates.node(position).id;
+        let mut found = Vec::new();
+        for row in self.state.allocations_of_node(node) {
+            let is_there = row.is_live() && !candidates.is_released(position, row.id);
+            if !is_there || !is_preemptible(self.state, row, self.job, self.priority) {
+                continue;
+            }
+            let Some(spec) = self.state.allocation_spec(row) else { continue };
+            let parallel_max = spec.group(&row.group).map_or(0, |group| group.migrate.max_parallel);
+            found.push(Victim { row, priority: spec.priority, parallel_max });
+        }
+        found
+    }
+
+    /// Counts allocations as gone: a placement of the pass needs their room.
+    pub(crate) fn take(&mut self, victims: &[&Allocation]) {
+        for row in victims {
+            *self.gone.entry((row.job.clone(), row.group.clone())).or_default() += 1;
+        }
+    }
+
+    /// How good it is to evict these, from 1 (nobody of weight) to 0: Nomad's logistic curve over
+    /// the highest priority and how much there is of it.
+    pub(crate) fn score(&self, victims: &[&Allocation]) -> f64 {
+        let priority = |row: &&Allocation| {
+            self.state.allocation_spec(row).map_or(0, |spec| u64::from(spec.priority))
+        };
+        let sum: u64 = victims.iter().map(priority).sum();
+        let Some(max) = victims.iter().map(priority).max().filter(|max| *max > 0) else {
+            return 1.0;
+        };
+        let net = real(max) + real(sum) / real(max);
+        1.0 / (1.0 + (SCORE_RATE * (net - SCORE_ORIGIN)).exp())
+    }
+}
+
+impl Victim<'_> {
+    fn group(&self) -> (JobKey, Text) {
+        (self.row.job.clone(), self.row.group.clone())
+    }
+
+    fn size(&self) -> (u64, u64, u64) {
+        let own = self.row.resources;
+        (own.memory_mb, own.cpu_mhz, own.disk_mb)
+    }
+}
+
+/// The better victim first.
+fn compare(one: &Victim<'_>, other: &Victim<'_>, cost: &impl Fn(&Victim<'_>) -> f64) -> Ordering {
+    let by_priority = one.priority.cmp(&other.priority);
+    let by_cost = || cost(one).total_cmp(&cost(other));
+    by_priority.then_with(by_cost).then_with(|| one.row.id.cmp(&other.row.id))
+}
+
+/// Lets those go on that the others make superfluous: those of high priority first, then the small
+/// ones, so that few are left.
+fn spare(
+    candidates: &mut Candidates<'_>,
+    position: usize,
+    ask: &Ask,
+    chosen: &mut Vec<Victim<'_>>,
+) {
+    chosen.sort_by(|one, other| {
+        let by_priority = other.priority.cmp(&one.priority);
+        by_priority.then(one.size().cmp(&other.size())).then(one.row.id.cmp(&other.row.id))
+    });
+    chosen.retain(|victim| {
+        candidates.restore(victim.row);
+        let is_needed = candidates.fit(position, ask).is_err();
+        if is_needed {
+            candidates.release(victim.row);
+        }
+        is_needed
+    });
+}
+
+/// What the node lacks for an instance, by dimension.
+struct Missing {
+    cpu_mhz: u64,
+    memory_mb: u64,
+    disk_mb: u64,
+}
+
+impl Missing {
+    fn of(candidates: &mut Candidates<'_>, position: usize, ask: &Ask) -> Self {
+        let (used, available) = candidates.load(position);
+        let wanted = used.plus(ask.resources);
+        let missing = wanted.minus(available);
+        Self { cpu_mhz: missing.cpu_mhz, memory_mb: missing.memory_mb, disk_mb: missing.disk_mb }
+    }
+
+    /// How far a victim is from just what is missing, with a penalty when too many of its group go.
+    /// A dimension of which nothing is missing does not count.
+    fn distance(&self, victim: &Victim<'_>, gone: &BTreeMap<(JobKey, Text), u32>) -> f64 {
+        let own = victim.row.resources;
+        let pairs = [
+            (self.cpu_mhz, own.cpu_mhz),
+            (self.memory_mb, own.memory_mb),
+            (self.disk_mb, own.disk_mb),
+        ];
+        let squares = pairs.into_iter().map(|(missing, given)| {
+            if missing == 0 {
+                return 0.0;
+            }
+            let share = (real(missing) - real(given)) / real(missing);
+            share * share
+        });
+        let already = gone.get(&victim.group()).copied().unwrap_or(0);
+        let is_over = victim.parallel_max > 0 && already >= victim.parallel_max;
+        let over = if is_over { f64::from(already + 1 - victim.parallel_max) } else { 0.0 };
+        squares.sum::<f64>().sqrt() + MAX_PARALLEL_PENALTY * over
+    }
+}

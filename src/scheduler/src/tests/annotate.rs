@@ -1,0 +1,84 @@
+//! What a plan would do, told by group.
+
+use fsm::{JobKind, JobSpec, Trigger};
+
+use super::{Cluster, cluster::update, job};
+use crate::{GroupAnnotation, annotate};
+
+fn told(cluster: &mut Cluster, spec: &JobSpec, trigger: Trigger) -> GroupAnnotation {
+    let plan = cluster.plan(spec, trigger);
+    let made = annotate(&cluster.state, &plan, Some(spec));
+    cluster.apply(&plan);
+    made.groups["web"]
+}
+
+const NOTHING: GroupAnnotation = GroupAnnotation {
+    place: 0,
+    stop: 0,
+    migrate: 0,
+    in_place_update: 0,
+    destructive_update: 0,
+    ignore: 0,
+    preemptions: 0,
+};
+
+#[test]
+fn each_change_of_a_service_is_counted_once() {
+    let mut cluster = Cluster::with_nodes(5);
+    let mut spec = job(JobKind::Service);
+    cluster.register(&spec);
+    let first = told(&mut cluster, &spec, Trigger::JobRegister);
+    assert_eq!(first, GroupAnnotation { place: 10, ..NOTHING });
+    let again = told(&mut cluster, &spec, Trigger::JobRegister);
+    assert_eq!(again, GroupAnnotation { ignore: 10, ..NOTHING });
+
+    spec.priority = 60;
+    cluster.register(&spec);
+    let in_place = told(&mut cluster, &spec, Trigger::JobRegister);
+    assert_eq!(in_place, GroupAnnotation { in_place_update: 10, ..NOTHING });
+
+    spec.groups[0].update = Some(update(3));
+    spec.groups[0].tasks[0].config_json = "{\"v\":2}".into();
+    cluster.register(&spec);
+    let rolling = told(&mut cluster, &spec, Trigger::JobRegister);
+    assert_eq!(rolling, GroupAnnotation { destructive_update: 3, ignore: 7, ..NOTHING });
+
+    spec.groups[0].count = 4;
+    cluster.register(&spec);
+    let fewer = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!(annotate(&cluster.state, &fewer, Some(&spec)).groups["web"].stop, 6);
+
+    cluster.change_job(&spec.key.clone(), |job| job.stop = true);
+    let ended = cluster.plan(&spec, Trigger::JobDeregister);
+    assert_eq!(annotate(&cluster.state, &ended, None).groups["web"].stop, 10);
+}
+
+#[test]
+fn what_migrates_is_not_placed() {
+    let mut cluster = Cluster::with_nodes(3);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 1;
+    cluster.run(&spec);
+    let id = cluster.live(&spec)[0].id;
+    cluster.change(id, |row| row.transition.migrate = true);
+    let moved = told(&mut cluster, &spec, Trigger::NodeDrain);
+    assert_eq!(moved, GroupAnnotation { migrate: 1, ..NOTHING });
+}
+
+/// A filtered node lowers what is placed, and what is evicted is counted and named.
+#[test]
+fn a_system_job_is_told_by_node() {
+    let mut cluster = Cluster::with_nodes(4);
+    cluster.change_node(4, |node| node.eligibility.ineligible = true);
+    let mut low =
+        JobSpec { key: fsm::JobKey::new("default", "low"), priority: 20, ..job(JobKind::Service) };
+    low.groups[0].tasks[0].resources.cpu_mhz = 4_000;
+    cluster.register(&low);
+    let victim = cluster.allocation(&low, 0, 1);
+    let spec = job(JobKind::System);
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    let made = annotate(&cluster.state, &plan, Some(&spec));
+    assert_eq!(made.groups["web"], GroupAnnotation { place: 3, preemptions: 1, ..NOTHING });
+    assert_eq!(made.preempted, [victim].into());
+}
