@@ -5,5 +5,6 @@
 pub mod blocked;
 pub mod broker;
 pub mod dispatch;
+pub mod index_wait;
 pub mod reap;
 pub mod turn;

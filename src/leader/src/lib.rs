@@ -37,6 +37,7 @@ pub use evaluations::{
     blocked::{self, BlockedEvals, Wake},
     broker::{self, BrokerError, Delivery, EvalBroker, NackReason, Token},
     dispatch::{self, Dispatch, Lease},
+    index_wait::{self, IndexWait, Looked},
     reap, turn,
 };
 pub use jobs::gc::{self, GarbageCollector, GcConfig};

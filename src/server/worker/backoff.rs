@@ -58,12 +58,6 @@ impl Default for Backoffs {
     }
 }
 
-/// Looks at the state while a worker waits for an index, beside the wake-up: after 20, 80, 320,
-/// 1000 ms, then each second.
-pub(super) const fn looks() -> Backoff {
-    Backoff::new(Duration::from_millis(20), Duration::from_secs(1))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,7 +74,6 @@ mod tests {
         assert_eq!(waits(unknown), waits(resubmit));
         assert_eq!(waits(dequeue), [20, 80, 320, 1280, 5120, 10_000, 10_000]);
         assert_eq!(waits(full_queue)[..5], [20, 80, 320, 1000, 1000]);
-        assert_eq!(waits(looks())[..5], [20, 80, 320, 1000, 1000]);
         let mut backoff = resubmit;
         for _ in 0..100 {
             backoff.next_wait();

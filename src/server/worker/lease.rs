@@ -10,7 +10,7 @@ use std::{
 
 use fsm::{Evaluation, Index, Plan, State};
 use leader::{
-    PlanAnswer,
+    IndexWait, Looked, PlanAnswer,
     broker::NackReason,
     turn::{After, Begin, Turn},
 };
@@ -18,7 +18,7 @@ use scheduler::{Memory, Pass};
 use tonic::{Code, Status};
 use tracing::Instrument;
 
-use super::{Worker, backoff, stats::Made};
+use super::{Worker, stats::Made};
 use crate::{
     api::{Lease, Workload},
     published::StateCell,
@@ -41,15 +41,20 @@ enum Done {
 /// Waits until an index is applied, but not longer than `limit`. It is woken by apply; beside that
 /// it looks by itself, so that a wake-up that is lost costs a second and not a lease.
 pub(super) async fn until_applied(cell: &StateCell, index: Index, limit: Duration) -> bool {
-    let deadline = Instant::now() + limit;
-    let mut looks = backoff::looks();
+    let begun = Instant::now();
+    let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+    let mut wait = IndexWait::new(index, 0, limit_ms);
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if cell.wait_for(index, looks.next_wait().min(left)).await || cell.applied() >= index {
-            return true;
-        }
-        if left.is_zero() {
-            return false;
+        let passed = begun.elapsed();
+        let passed_ms = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
+        match wait.look(passed_ms, cell.applied()) {
+            Looked::There => return true,
+            Looked::Over => return false,
+            Looked::Until(at_ms) => {
+                let pause = Duration::from_millis(at_ms).saturating_sub(passed);
+                // Woken or not: the next look says what is there.
+                cell.wait_for(index, pause).await;
+            }
         }
     }
 }
