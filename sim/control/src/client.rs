@@ -231,6 +231,7 @@ impl World {
             enrich(&mut spec, dice);
         }
         self.divide(&mut spec);
+        self.rank(&mut spec);
         self.leave_a_key(&mut spec);
         self.roll(&mut spec);
         for group in &mut spec.groups {

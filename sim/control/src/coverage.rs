@@ -140,6 +140,12 @@ events! {
     LogStalled => "the log stood still",
     /// The queue of plans was full.
     PlanQueueFull => "a plan found no room in the queue",
+    /// A server applied nothing for a while.
+    ApplyStalled => "a server applied nothing for a while",
+    /// A worker was not told that its server had applied what it waited for.
+    WakeUpLost => "the wake-up of a worker was lost",
+    /// An operator set what the workers of a server take.
+    WorkersOrdered => "workers were told to take other kinds of evaluations, or none",
     /// A worker was gone with its leases.
     WorkerDied => "a worker died with a lease",
     /// A scheduling pass took long.
@@ -244,6 +250,12 @@ events! {
     MemberReleased => "a drained member was shut down",
     /// The leader that decided was gone before the member was asked for.
     DecisionInherited => "a member was asked for on the decision of an earlier leader",
+    /// A placement took the room of what was of lower priority.
+    Evicted => "an allocation was evicted",
+    /// A job that lost something to another one took the room of a third.
+    EvictedInTurn => "a job that had lost an allocation evicted another one",
+    /// What a placement was to evict had changed meanwhile, or was never to go.
+    NotPreemptible => "a placement was dropped because of what it was to evict",
     /// A follower scheduled on a state behind the leader's.
     FollowerLagged => "a follower scheduled behind the leader",
 }

@@ -38,6 +38,12 @@ pub(crate) struct Extra {
     pub(crate) restarts: bool,
     /// Percent of scheduling passes that take long.
     pub(crate) slow_passes: u64,
+    /// Percent of steps before which a follower begins to stand still.
+    pub(crate) apply_stalls: u64,
+    /// Percent of wake-ups of workers that are lost.
+    pub(crate) lost_wake_ups: u64,
+    /// Percent of steps before which workers get other orders.
+    pub(crate) orders: u64,
 }
 
 impl Extra {
@@ -65,6 +71,9 @@ impl Extra {
             slow_starts: dice.percent(50),
             restarts: dice.percent(50),
             slow_passes: if dice.percent(50) { dice.between(5, 60) } else { 0 },
+            apply_stalls: if dice.percent(60) { dice.between(2, 10) } else { 0 },
+            lost_wake_ups: if dice.percent(50) { dice.between(50, 100) } else { 0 },
+            orders: if dice.percent(50) { dice.between(1, 5) } else { 0 },
         }
     }
 }
@@ -103,11 +112,14 @@ impl World {
         self.live_and_die(seed, number);
         self.balance(seed, number);
         self.use_pools(seed, number);
+        self.change_preemption(seed, number);
         self.chance = dice(seed, u64::from(number));
         if self.extra.pauses && self.chance.percent(3) {
             let pauses = self.chance.percent(50);
             self.pause(pauses);
         }
+        self.order_workers();
+        self.fall_behind();
         self.stretch(seed, number);
         if !self.chance.percent(self.extra.calms) {
             return;
@@ -115,6 +127,7 @@ impl World {
         let mut dice = self.chance.clone();
         self.coverage.count(Event::Calm);
         self.trace(|| "a calm spell begins".to_owned());
+        self.let_all_work();
         let (swarm, extra) = (self.swarm.clone(), self.extra.clone());
         self.swarm = swarm.calm();
         let Extra { slow_stops, slow_starts, restarts, .. } = extra;
@@ -150,6 +163,25 @@ impl World {
             self.log_stalled_until = self.clock_ms + self.chance.between(100, 5_000);
         }
         self.clock_ms < self.log_stalled_until
+    }
+
+    /// Whether a server stands still and applies nothing.
+    pub(crate) fn is_behind(&self, server: usize) -> bool {
+        self.clock_ms < self.servers[server].stalled_until
+    }
+
+    /// Before a step: sometimes a follower begins to stand still, so that its workers have to wait
+    /// for what they need to see.
+    fn fall_behind(&mut self) {
+        if !self.chance.percent(self.extra.apply_stalls) {
+            return;
+        }
+        let server = self.chance.index(self.servers.len());
+        if self.servers[server].leadership.is_none() && !self.is_behind(server) {
+            self.coverage.count(Event::ApplyStalled);
+            let stalled_until = self.clock_ms + self.chance.between(500, 5_000);
+            self.servers[server].stalled_until = stalled_until;
+        }
     }
 
     /// How long a scheduling pass takes.

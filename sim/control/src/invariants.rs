@@ -1,4 +1,4 @@
-//! The invariants of a cluster that rows show, each with its number in the list of promises (I1 to I56), as far as they can be seen from outside of
+//! The invariants of a cluster that rows show, each with its number in the list of promises (I1 to I57), as far as they can be seen from outside of
 //! the code that is meant to keep them. They look at rows only, never at derived indexes, and share no code with `apply` or the planner.
 //!
 //! - [`check_state`]: one state, seen anywhere, at any time.
@@ -13,6 +13,7 @@
 //! Both simulations use them: the control plane's after each entry, the one of whole nodes on what servers show.
 
 mod ending;
+pub(crate) mod evictions;
 pub(crate) mod needs;
 mod nodes;
 mod pools;
@@ -57,6 +58,7 @@ pub fn check_state(state: &State) -> Vec<Broken> {
     ports(state, &mut out);
     names_and_counts(state, &mut out);
     chains(state, &mut out);
+    evictions::both_ends(state, &mut out);
     indexes(state, &mut out);
     references(state, &mut out);
     summaries(state, &mut out);

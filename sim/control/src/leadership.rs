@@ -350,16 +350,17 @@ impl World {
         leadership: &mut Leadership,
         state: &fsm::State,
         server: usize,
+        kinds: &[fsm::JobKind],
     ) -> Result<Vec<leader::Lease>, leader::BrokerError> {
         let now = leadership.now(self.clock_ms);
         let ids = &mut self.ids;
-        let kinds = fsm::JobKind::ALL;
         // What the services were not told yet they cannot know.
         let told = state.index() == leadership.fed;
         let mut ready = if told { order::waiting(state) } else { Vec::new() };
+        ready.retain(|one| kinds.contains(&one.kind()));
         ready.retain(|one| leadership.is_fresh(one.id()) && !leadership.history.is_passed(one));
         let dispatch = leadership.services.dispatch_mut();
-        let leases = dispatch.dequeue(now, state, &kinds, 4, server as u64, || ids.next())?;
+        let leases = dispatch.dequeue(now, state, kinds, 4, server as u64, || ids.next())?;
         if let Some(broken) = order::judge_leases(&ready, &leases, &leadership.history) {
             self.fail(broken);
         }
@@ -370,6 +371,12 @@ impl World {
                 let id = lease.evaluation.id;
                 self.fail(format!("broker-paused: {id} is leased while the broker is paused"));
             }
+        }
+        if let Some(lease) = leases.iter().find(|one| !kinds.contains(&one.evaluation.kind)) {
+            let (id, kind) = (lease.evaluation.id, lease.evaluation.kind);
+            self.fail(format!(
+                "NW-03: {id} of kind {kind:?} is leased to one that takes {kinds:?}"
+            ));
         }
         for (position, lease) in leases.iter().enumerate() {
             self.lessees.insert(lease.token, server as u64);

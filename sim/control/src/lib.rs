@@ -22,6 +22,7 @@ mod agent;
 mod balancers;
 mod client;
 mod coverage;
+mod evictions;
 mod extra;
 mod failures;
 mod groups;
@@ -32,6 +33,7 @@ mod log;
 mod node_memory;
 mod oracle;
 mod order;
+mod orders;
 mod pools;
 mod postconditions;
 mod promises;
@@ -79,6 +81,7 @@ pub fn log_of(seed: u64) -> Vec<(u64, Option<fsm::Proposal>)> {
     let mut world = World::new(seed, false);
     world.set_first_node_life(seed);
     world.set_first_pool(seed);
+    world.set_first_preemption();
     world.form(&mut Dice::numbered(seed, u64::MAX - 3));
     for number in Steps::default().iter() {
         world.before_step(seed, number);
@@ -93,6 +96,7 @@ pub fn run(seed: u64, steps: &Steps, traced: bool) -> Outcome {
     let mut world = World::new(seed, traced);
     world.set_first_node_life(seed);
     world.set_first_pool(seed);
+    world.set_first_preemption();
     world.form(&mut Dice::numbered(seed, u64::MAX - 3));
     for number in steps.iter() {
         world.before_step(seed, number);

@@ -23,6 +23,7 @@ use leader::GcConfig;
 
 use crate::{
     coverage::Event,
+    evictions,
     invariants::{
         check_round_trip, check_state, check_step, check_waits, needs,
         needs::{has_ended, is_live},
@@ -73,6 +74,7 @@ impl World {
                 self.oracle.capacity.judge(&before, applied, &mut self.coverage, &mut found);
             }
             note(&before, applied, &mut self.coverage);
+            evictions::note(&before, applied, &mut self.coverage);
         }
         if index.is_multiple_of(WHOLE_EVERY) {
             let broken = check_round_trip(self.log.truth()).into_iter();

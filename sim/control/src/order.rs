@@ -9,7 +9,10 @@ use fsm::{
 };
 use leader::Lease;
 
-use crate::invariants::needs::{has_ended, is_live, is_of_system, runs_since};
+use crate::invariants::{
+    evictions,
+    needs::{has_ended, is_live, is_of_system, runs_since},
+};
 use chance::Dice;
 
 /// A drain past its deadline is acted on within this time, also when a command was lost.
@@ -20,6 +23,7 @@ const DRAIN_LATE_MS: u64 = 32_000;
 pub(crate) struct Waiting {
     id: EvaluationId,
     job: JobKey,
+    kind: JobKind,
     priority: u16,
     create_index: Index,
 }
@@ -36,6 +40,7 @@ pub(crate) fn waiting(state: &State) -> Vec<Waiting> {
     let rank = |row: &std::sync::Arc<fsm::Evaluation>| Waiting {
         id: row.id,
         job: row.job.clone(),
+        kind: row.kind,
         priority: row.priority,
         create_index: row.create_index,
     };
@@ -45,6 +50,10 @@ pub(crate) fn waiting(state: &State) -> Vec<Waiting> {
 impl Waiting {
     pub(crate) fn id(&self) -> EvaluationId {
         self.id
+    }
+
+    pub(crate) fn kind(&self) -> JobKind {
+        self.kind
     }
 }
 
@@ -111,7 +120,8 @@ pub(crate) fn judge_plans(command: &Command) -> Option<String> {
     Some(format!("I26: the plan of {} is taken before a more urgent one", bad[0].evaluation))
 }
 
-/// Makes a plan wrong in a way that `apply` must not take: a name that lives already, or a port given twice. As from a worker with other rules.
+/// Makes a plan wrong in a way that `apply` must not take: a name that lives already, a port given twice, or what may not be evicted. As from a worker
+/// with other rules.
 pub(crate) fn spoil(command: &mut Command, truth: &State, dice: &mut Dice) {
     let Command::ApplyPlans(ApplyPlans { plans }) = command else { return };
     let Some(plan) = plans.first_mut().map(std::sync::Arc::make_mut) else { return };
@@ -131,6 +141,10 @@ pub(crate) fn spoil(command: &mut Command, truth: &State, dice: &mut Dice) {
         }
         return;
     }
+    if dice.percent(40) {
+        evict_wrongly(plan, truth, dice);
+        return;
+    }
     let first = plan.placements.first().map(|one| (one.node, one.ports.clone()));
     let others = plan.placements.iter_mut().skip(1);
     for placement in others {
@@ -140,6 +154,16 @@ pub(crate) fn spoil(command: &mut Command, truth: &State, dice: &mut Dice) {
             placement.ports.clone_from(ports);
         }
     }
+}
+
+/// The last placement is to evict what is of too high a priority, or what has ended.
+fn evict_wrongly(plan: &mut Plan, truth: &State, dice: &mut Dice) {
+    let Some(placement) = plan.placements.last_mut() else { return };
+    let priority = truth.jobs().get(&plan.job).map_or(0, |job| job.priority);
+    let here = truth.allocations().iter().filter(|row| row.node == placement.node);
+    let wrong = here.filter(|row| !is_live(row) || !evictions::is_below(truth, row, priority));
+    let wrong: Vec<AllocationId> = wrong.map(|row| row.id).collect();
+    placement.preempts.extend(dice.pick(&wrong));
 }
 
 /// Drains past their deadline, and since when nobody acts on them.

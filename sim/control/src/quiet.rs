@@ -1,8 +1,8 @@
 //! The end of a schedule: nothing goes wrong any more, everything is delivered, time passes, and what was promised must come true.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
-use fsm::{ClientStatus, EvaluationStatus, Liveness, State};
+use fsm::{Allocation, ClientStatus, EvaluationStatus, JobKey, Liveness, NodeId, State};
 use leader::limits::LOOK_MS_MAX;
 
 use crate::{
@@ -37,6 +37,7 @@ impl World {
     /// Ends all trouble and runs until nothing changes any more, then judges.
     pub(crate) fn end(&mut self, dice: &mut Dice) {
         self.swarm = self.swarm.calm();
+        self.let_all_work();
         if self.extra.pauses {
             self.pause(false);
         }
@@ -91,17 +92,16 @@ impl World {
         }
         let mut found = Vec::new();
         judge_evaluations(&after, &mut found);
+        let moved = Moved::because_of(&before, &after, &self.failed_on);
         for row in before.allocations().iter().filter(|row| row.is_live()) {
-            if after.allocations().get(&row.id).is_none_or(|row| !row.is_live()) {
+            let now = after.allocations().get(&row.id);
+            if now.is_none_or(|row| !row.is_live() && !moved.explains_end(row)) {
                 found.push(format!("I39: {} goes because somebody asked", row.name()));
             }
         }
         let new = after.allocations().iter().filter(|row| !before.allocations().contains(&row.id));
-        for row in new {
-            // A per-node instance that ended is replaced when somebody asks.
-            if !row.per_node || !self.failed_on.contains(&row.node) {
-                found.push(format!("I39: {} comes because somebody asked", row.name()));
-            }
+        for row in new.filter(|row| !moved.explains(row)) {
+            found.push(format!("I39: {} comes because somebody asked", row.name()));
         }
         for one in found {
             self.fail(format!("evaluated in the quiet: {one}"));
@@ -286,6 +286,43 @@ impl World {
                 }
             }
         }
+    }
+}
+
+/// What may come and go when every job is evaluated once more: a per-node instance that ended is
+/// replaced when somebody asks, may evict others for it, and these find another place.
+struct Moved<'a> {
+    replaced_on: &'a BTreeSet<NodeId>,
+    /// Jobs that lost something to what came.
+    jobs: BTreeSet<JobKey>,
+}
+
+impl<'a> Moved<'a> {
+    fn because_of(before: &State, after: &State, replaced_on: &'a BTreeSet<NodeId>) -> Self {
+        let mut moved = Self { replaced_on, jobs: BTreeSet::new() };
+        let new = |row: &&Arc<Allocation>| !before.allocations().contains(&row.id);
+        let new: Vec<_> = after.allocations().iter().filter(new).collect();
+        loop {
+            let came = new.iter().filter(|row| moved.explains(row));
+            let gone = came.flat_map(|row| &row.preempted);
+            let gone = gone.filter_map(|id| after.allocations().get(id));
+            let jobs: BTreeSet<_> = gone.map(|row| row.job.clone()).collect();
+            if jobs.is_subset(&moved.jobs) {
+                return moved;
+            }
+            moved.jobs.extend(jobs);
+        }
+    }
+
+    /// Why this one came.
+    fn explains(&self, row: &Allocation) -> bool {
+        let is_replacement = row.per_node && self.replaced_on.contains(&row.node);
+        is_replacement || self.jobs.contains(&row.job)
+    }
+
+    /// Why this one went.
+    fn explains_end(&self, row: &Allocation) -> bool {
+        row.preempted_by.is_some() && self.jobs.contains(&row.job)
     }
 }
 

@@ -46,6 +46,7 @@ impl World {
         let mut dice = Dice::numbered(seed ^ LABEL, u64::from(number));
         self.coverage.count(Event::Stretch);
         self.trace(|| format!("a quiet time of {length_ms} ms begins"));
+        self.let_all_work();
         let (swarm, extra) = (self.swarm.calm(), Extra { restarts: true, ..Extra::default() });
         let swarm = std::mem::replace(&mut self.swarm, swarm);
         let extra = std::mem::replace(&mut self.extra, extra);

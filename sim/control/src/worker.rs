@@ -1,14 +1,14 @@
 //! Workers: the real turn and the real schedulers, with the driver in place of the async shell.
 //!
-//! Modelled of the shell (`src/server/worker.rs`): one lease after the other; a pass may take up to 25 s; an index wait of five seconds, then the lease is released and no worker
-//! of that server leases until it caught up; a call that got no answer in time is made again with the same plan; a refusal or an unknown outcome
+//! Modelled of the shell (`src/server/worker.rs`): one lease after the other; a pass may take up to 25 s; an index wait of five seconds, woken by apply (or not: then it looks by itself),
+//! then the lease is released and no worker of that server leases until it caught up; new orders (`orders.rs`) at any step; a call that got no answer in time is made again with the same plan; a refusal or an unknown outcome
 //! lets the lease go. Messages to and from the leader go through [`crate::world::Mail`], which loses, delays and repeats them.
 
 use std::collections::VecDeque;
 
 use fsm::{EvaluationStatus, Index, Plan};
 use leader::{
-    BrokerError, Lease, NackReason, PlanAnswer, Token,
+    BrokerError, IndexWait, Lease, Looked, NackReason, PlanAnswer, Token,
     limits::NACK_MS,
     turn::{After, Begin, Turn},
 };
@@ -23,6 +23,8 @@ use chance::Dice;
 const INDEX_WAIT_MS: u64 = 5_000;
 const CALL_WAIT_MS: u64 = 10_000;
 const PLAN_WAIT_MS: u64 = 60_000;
+/// Pause between two looks of a worker that waits for an index, at most.
+const LOOK_MS_MAX: u64 = 1_000;
 /// After a call that failed.
 const BACKOFF_MS: u64 = 100;
 
@@ -42,8 +44,8 @@ enum Doing {
     Idle(u64),
     /// Asked for leases; gives up at this time.
     Asking(CallId, u64),
-    /// Waits for its server to apply an index; gives up at this time.
-    Waiting(Box<Held>, Index, u64),
+    /// Waits for its server to apply an index.
+    Waiting(Box<Held>, IndexWait),
     /// Has made a plan by this time.
     Scheduling(Box<Held>, Box<Plan>, u64),
     /// Plans again at this time: nobody knows what became of the last plan.
@@ -64,13 +66,18 @@ pub(crate) struct Worker {
     asked_at: u64,
     /// When the lease in hand was begun.
     begun_at: u64,
+    /// Its server's apply told it that the index is there that it waits for.
+    is_woken: bool,
+    /// Since when that index is there.
+    there_since: Option<u64>,
 }
 
 impl Worker {
     /// A worker of a server.
     pub(crate) fn new(server: usize) -> Self {
         let (doing, leases) = (Doing::Idle(0), VecDeque::new());
-        Self { server, doing, leases, asked_at: 0, begun_at: 0 }
+        let (is_woken, there_since) = (false, None);
+        Self { server, doing, leases, asked_at: 0, begun_at: 0, is_woken, there_since }
     }
 
     /// Has nothing in its hands.
@@ -91,11 +98,11 @@ impl Worker {
         match &self.doing {
             Doing::Idle(at)
             | Doing::Asking(_, at)
-            | Doing::Waiting(_, _, at)
             | Doing::Scheduling(_, _, at)
             | Doing::Pausing(_, at)
             | Doing::Submitted(_, _, _, at)
             | Doing::Resubmitting(_, _, at) => *at,
+            Doing::Waiting(_, wait) => wait.next_look(),
         }
     }
 }
@@ -104,7 +111,6 @@ impl World {
     /// Lets a worker go on.
     pub(crate) fn work(&mut self, number: usize, dice: &mut Dice) -> bool {
         let now = self.clock_ms;
-        let server = self.workers[number].server;
         self.die(number);
         let doing = std::mem::replace(&mut self.workers[number].doing, Doing::Idle(0));
         let (doing, acted) = match doing {
@@ -115,19 +121,7 @@ impl World {
                 self.hang_up(call);
                 (Doing::Idle(now + BACKOFF_MS), true)
             }
-            Doing::Waiting(held, index, until) => {
-                if self.servers[server].applied >= index {
-                    (self.plan(number, held, dice), true)
-                } else if until <= now {
-                    let lag = &mut self.servers[server].caught_up_at;
-                    *lag = (*lag).max(index);
-                    self.coverage.count(Event::LeaseReleased);
-                    self.nack(number, &held, NackReason::Lag, dice);
-                    (Doing::Idle(now), true)
-                } else {
-                    (Doing::Waiting(held, index, until), false)
-                }
-            }
+            Doing::Waiting(held, wait) => self.look_for_index(number, held, wait, dice),
             Doing::Scheduling(held, plan, at) if at > now => {
                 (Doing::Scheduling(held, plan, at), false)
             }
@@ -180,15 +174,13 @@ impl World {
             let attempts_max = scheduler::attempts_max(lease.evaluation.kind);
             let turn = Turn::new(lease.evaluation.id, attempts_max);
             let lags = self.servers[server].applied < self.servers[server].caught_up_at;
-            let until = if lags { now } else { now + INDEX_WAIT_MS };
-            return (
-                Doing::Waiting(
-                    Box::new(Held { lease, epoch, turn, must_see: index }),
-                    index,
-                    until,
-                ),
-                true,
-            );
+            let limit_ms = if lags { 0 } else { INDEX_WAIT_MS };
+            let held = Box::new(Held { lease, epoch, turn, must_see: index });
+            return (self.wait(number, held, index, limit_ms), true);
+        }
+        let kinds = self.servers[server].kinds_taken();
+        if kinds.is_empty() {
+            return (Doing::Idle(now), false);
         }
         if self.servers[server].applied < self.servers[server].caught_up_at {
             return (Doing::Idle(now), false);
@@ -196,9 +188,75 @@ impl World {
         let Some(to) = self.believed_leader(server, dice) else {
             return (Doing::Idle(now + BACKOFF_MS), false);
         };
-        let call = self.call(number, to, Ask::Dequeue, dice);
+        let call = self.call(number, to, Ask::Dequeue(kinds), dice);
         self.workers[number].asked_at = now;
         (Doing::Asking(call, now + CALL_WAIT_MS), true)
+    }
+
+    /// New orders: a pause between two questions for work is over.
+    pub(crate) fn end_waits_for_work(&mut self, server: usize) {
+        let now = self.clock_ms;
+        for worker in self.workers.iter_mut().filter(|worker| worker.server == server) {
+            if let Doing::Idle(at) = &mut worker.doing {
+                *at = (*at).min(now);
+            }
+        }
+    }
+
+    fn wait(&mut self, number: usize, held: Box<Held>, index: Index, limit_ms: u64) -> Doing {
+        let worker = &mut self.workers[number];
+        (worker.is_woken, worker.there_since) = (false, None);
+        Doing::Waiting(held, IndexWait::new(index, self.clock_ms, limit_ms))
+    }
+
+    /// Its server applied something: workers that wait for it are woken, unless the wake-up is lost.
+    pub(crate) fn wake_workers(&mut self, server: usize, before: Index) {
+        let (applied, now) = (self.servers[server].applied, self.clock_ms);
+        for number in 0..self.workers.len() {
+            let worker = &self.workers[number];
+            let Doing::Waiting(_, wait) = &worker.doing else { continue };
+            if worker.server != server || wait.index() <= before || wait.index() > applied {
+                continue;
+            }
+            let is_lost = self.chance.percent(self.extra.lost_wake_ups);
+            if is_lost {
+                self.coverage.count(Event::WakeUpLost);
+            }
+            let worker = &mut self.workers[number];
+            (worker.is_woken, worker.there_since) = (!is_lost, Some(now));
+        }
+    }
+
+    /// A worker that waits for an index is woken, or looks by itself. NW-05: a wake-up that is lost
+    /// costs a second at most.
+    fn look_for_index(
+        &mut self,
+        number: usize,
+        held: Box<Held>,
+        mut wait: IndexWait,
+        dice: &mut Dice,
+    ) -> (Doing, bool) {
+        let now = self.clock_ms;
+        let server = self.workers[number].server;
+        if !self.workers[number].is_woken && wait.next_look() > now {
+            let since = self.workers[number].there_since;
+            if let Some(since) = since.filter(|since| now - since >= LOOK_MS_MAX) {
+                let (index, ms) = (wait.index(), now - since);
+                self.fail(format!("NW-05: {index} is there for {ms} ms, its worker waits on"));
+            }
+            return (Doing::Waiting(held, wait), false);
+        }
+        match wait.look(now, self.servers[server].applied) {
+            Looked::There => (self.plan(number, held, dice), true),
+            Looked::Until(_) => (Doing::Waiting(held, wait), false),
+            Looked::Over => {
+                let lag = &mut self.servers[server].caught_up_at;
+                *lag = (*lag).max(wait.index());
+                self.coverage.count(Event::LeaseReleased);
+                self.nack(number, &held, NackReason::Lag, dice);
+                (Doing::Idle(now), true)
+            }
+        }
     }
 
     /// One pass: the wait index is reached.
@@ -330,8 +388,8 @@ impl World {
             let epoch = leadership.epoch;
             let is_old = |of: u64| of != epoch;
             match ask {
-                Ask::Dequeue => {
-                    let leases = world.grant(leadership, &state, from);
+                Ask::Dequeue(kinds) => {
+                    let leases = world.grant(leadership, &state, from, &kinds);
                     let reply =
                         leases.map(|list| list.into_iter().map(|one| (one, epoch)).collect());
                     world.mail.push(Mail::Leases { worker, call, reply });
@@ -466,8 +524,7 @@ impl World {
                         self.workers[number].doing = Doing::Pausing(held, now + BACKOFF_MS);
                     }
                     After::WaitFor(index) => {
-                        let until = now + INDEX_WAIT_MS;
-                        self.workers[number].doing = Doing::Waiting(held, index, until);
+                        self.workers[number].doing = self.wait(number, held, index, INDEX_WAIT_MS);
                     }
                 }
             }

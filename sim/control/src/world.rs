@@ -11,6 +11,7 @@ use crate::{
     balancers::{self, Balancers},
     client::Operation,
     coverage::Event,
+    evictions,
     extra::{self, Extra},
     failures, groups,
     leadership::Leadership,
@@ -38,7 +39,8 @@ pub(crate) type CallId = u64;
 /// What a worker asks of a leader.
 #[derive(Clone, Debug)]
 pub(crate) enum Ask {
-    Dequeue,
+    /// Leases of these kinds.
+    Dequeue(Vec<fsm::JobKind>),
     Plan(Box<Plan>, Token, u64),
     Ack(EvaluationId, Token, u64),
     Nack(EvaluationId, Token, u64, NackReason),
@@ -81,8 +83,12 @@ pub(crate) struct Server {
     pub(crate) leadership: Option<Box<Leadership>>,
     /// The newest term that it served in.
     pub(crate) established: u64,
+    /// It applies nothing before this time.
+    pub(crate) stalled_until: u64,
     /// No worker leases before this is applied.
     pub(crate) caught_up_at: Index,
+    /// What its workers were told not to take.
+    pub(crate) left_out: Vec<fsm::JobKind>,
     pub(crate) memory: scheduler::Memory,
 }
 
@@ -116,6 +122,8 @@ pub(crate) struct World {
     pub(crate) hurry: Option<updates::Hurry>,
     /// Dice of how jobs are divided, for the step under way; none: each has one group.
     pub(crate) groups: Option<Dice>,
+    /// Dice of who evicts whom, for the step under way; none: as by default.
+    pub(crate) ranks: Option<Dice>,
     /// Dice of what is extra, for the step under way.
     pub(crate) chance: Dice,
     pub(crate) log_stalled_until: u64,
@@ -141,7 +149,8 @@ pub(crate) struct World {
 impl World {
     /// The world of a seed before its first step.
     pub(crate) fn new(seed: u64, traced: bool) -> Self {
-        let swarm = Swarm::draw(seed);
+        let mut swarm = Swarm::draw(seed);
+        evictions::crowd(seed, &mut swarm);
         let servers = (0..swarm.servers).map(|_| Server::default()).collect();
         let workers = (0..swarm.servers)
             .flat_map(|server| (0..swarm.workers_per_server).map(move |_| Worker::new(server)))
@@ -160,6 +169,7 @@ impl World {
             stretch: stretches::draw(seed, STEPS),
             hurry: updates::hurry(seed, u64::MAX - 1),
             groups: groups::dice(seed, u64::MAX - 1),
+            ranks: evictions::dice(seed, u64::MAX - 1),
             chance: extra::dice(seed, u64::MAX - 1),
             log_stalled_until: 0,
             clock_ms: 0,
@@ -252,6 +262,7 @@ impl World {
                 committed
             }
             2 => self.elect(dice),
+            3 if self.is_behind(server) => false,
             3 => self.apply_some(server, dice),
             4 => self.feed(self.acting(server, dice), dice),
             5 => self.apply_plans(self.acting(server, dice), dice),
@@ -306,9 +317,10 @@ impl World {
     /// A server applies what is committed, up to an index.
     pub(crate) fn apply_up_to(&mut self, server: usize, index: Index) -> bool {
         let index = index.min(self.log.last());
-        let moved = index > self.servers[server].applied;
-        self.servers[server].applied = index.max(self.servers[server].applied);
-        moved
+        let before = self.servers[server].applied;
+        self.servers[server].applied = index.max(before);
+        self.wake_workers(server, before);
+        index > before
     }
 
     fn pass_time(&mut self, dice: &mut Dice) -> bool {

@@ -11,7 +11,7 @@ use fsm::{
 };
 
 use super::{
-    Broken, loss_that_is_over,
+    Broken, evictions, loss_that_is_over,
     needs::{self, has_ended, in_service, is_live},
 };
 
@@ -187,13 +187,19 @@ impl Ending<'_> {
         }
     }
 
-    /// First fit, by hand.
+    /// First fit, by hand. What the job may evict takes no room.
     fn has_room(&self, node: &Node, group: &TaskGroup) -> bool {
         if !in_service(node) || needs::suits(self.spec, group, node).is_err() {
             return false;
         }
         let here = || self.state.allocations().iter().filter(|row| row.node == node.id);
-        let live: Vec<_> = here().filter(|row| is_live(row)).collect();
+        let may_evict = evictions::may_evict(self.state, self.job.kind);
+        let yields = |row: &Allocation| {
+            may_evict
+                && row.job != self.job.key
+                && evictions::is_below(self.state, row, self.spec.priority)
+        };
+        let live: Vec<_> = here().filter(|row| is_live(row) && !yields(row)).collect();
         let (of_job, of_group) = needs::wants_own_host(self.spec, group);
         let taken = live.iter().any(|row| {
             let of_this_job = row.job == self.job.key;

@@ -8,7 +8,7 @@ use fsm::{
 };
 
 use super::{
-    Broken,
+    Broken, evictions,
     needs::{self, has_ended, in_service, is_live},
     nodes::NodeStep,
 };
@@ -39,6 +39,7 @@ pub fn check_step(old: &State, new: &State) -> Vec<Broken> {
     NodeStep { old, new, one_entry: step.one_entry }.judge(&mut out);
     if step.one_entry {
         step.gains(&mut out);
+        evictions::of_entry(old, new, &mut out);
     }
     out
 }
@@ -349,7 +350,11 @@ impl Step<'_> {
         for row in self.old.allocations().iter().filter(|row| !has_ended(row)) {
             let Some(after) = self.new.allocations().get(&row.id) else { continue };
             let frees = (is_live(row) && !is_live(after)) || (has_ended(after) && !is_live(row));
-            if frees {
+            // What falls in priority makes room for those who may evict it now.
+            let priority =
+                |state: &State, row| state.allocation_spec(row).map(|spec| spec.priority);
+            let falls = priority(self.new, after) < priority(self.old, row);
+            if frees || falls {
                 gained.insert(row.node);
             }
         }
@@ -358,6 +363,10 @@ impl Step<'_> {
             if before.is_none_or(|before| before.class != node.class) {
                 gained.insert(node.id);
             }
+        }
+        let may = |state: &State, kind| evictions::may_evict(state, kind);
+        if JobKind::ALL.into_iter().any(|kind| may(self.new, kind) && !may(self.old, kind)) {
+            gained.extend(self.new.nodes().iter().map(|node| node.id));
         }
         for id in gained {
             let Some(node) = self.new.nodes().get(&id).filter(|node| in_service(node)) else {

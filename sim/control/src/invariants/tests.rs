@@ -12,6 +12,7 @@ use fsm::{
 
 use super::*;
 
+mod evictions;
 mod nodes;
 
 /// A node that is ready and has the driver of the tests' jobs.

@@ -1,6 +1,7 @@
 //! Instances after each entry, with the fake cloud beside the rows: what the machine of pools may
 //! do, and what must not be forgotten.
 
+use elastic::{call::TAG_INSTANCE, fake::FakeMachine};
 use fsm::{
     Command, Instance, InstanceState, State, Text,
     pool::{Behavior, ShutdownCause},
@@ -82,7 +83,9 @@ fn judge_change(before: &State, was: &Instance, now: &Instance, found: &mut Vec<
 fn judge_end(after: &State, row: &Instance, pools: &Pools, clock_ms: u64, found: &mut Vec<String>) {
     let is_kept = |id: &Text| after.instances().iter().any(|other| other.provider_id == *id);
     let left = if row.provider_id.is_empty() {
-        let old = pools.cloud.machine_of(row.id);
+        // One without tags is nobody's as far as lists say: it is a stray from then on.
+        let is_known = |machine: &&FakeMachine| machine.described.tags.contains_key(TAG_INSTANCE);
+        let old = pools.cloud.machine_of(row.id).filter(is_known);
         old.filter(|machine| pools.age_ms(machine.number, clock_ms) > YOUNG_MS)
     } else {
         pools.cloud.machine(&row.provider_id)

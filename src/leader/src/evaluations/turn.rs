@@ -93,7 +93,7 @@ impl Turn {
 
 #[cfg(test)]
 mod tests {
-    use fsm::EvaluationStatus;
+    use fsm::{EvaluationStatus, JobKind};
 
     use super::*;
     use crate::testing;
@@ -111,10 +111,38 @@ mod tests {
             };
             assert_eq!(pass, number);
             assert_eq!(turn.answered(&PlanAnswer::Unknown), After::Pause);
+            assert_eq!(turn.answered(&PlanAnswer::QueueFull), After::Pause);
         }
         // It was applied after all.
         evaluation.status = EvaluationStatus::Complete;
         fsm::testing::put(&mut state, &evaluation);
         assert!(matches!(turn.begin(&state), Begin::Acknowledge));
+    }
+
+    /// Plans that are always rejected: five tries for a system job and two for a sysbatch job, then
+    /// the evaluation fails; each progress begins the count anew (NS-10).
+    #[test]
+    fn tries_without_progress_are_counted() {
+        let mut state = State::default();
+        let evaluation = testing::evaluation("one", "job", 50);
+        fsm::testing::put(&mut state, &evaluation);
+        let reason = String::new;
+        let rejected =
+            || PlanAnswer::Rejected { closed: false, refresh_index: 7, reason: reason() };
+        let progress = || PlanAnswer::Partial { index: 7, refresh_index: 7, reason: reason() };
+        let nothing = || PlanAnswer::Partial { index: 0, refresh_index: 7, reason: reason() };
+        for (kind, tries) in [(JobKind::System, 5), (JobKind::Sysbatch, 2)] {
+            let mut turn = Turn::new(evaluation.id, scheduler::attempts_max(kind));
+            let mut tried = |answer: PlanAnswer| {
+                let begun = turn.begin(&state);
+                let Begin::Plan { exhausted, .. } = begun else { panic!("{begun:?}") };
+                assert_eq!(turn.answered(&answer), After::WaitFor(7));
+                !exhausted
+            };
+            assert!((0..tries - 1).all(|_| tried(rejected())));
+            assert!(tried(progress()), "the last try makes progress");
+            assert!((0..tries).all(|_| tried(nothing())), "{kind:?} has as many tries again");
+            assert!(!tried(nothing()), "{kind:?} has no further try");
+        }
     }
 }

@@ -1,0 +1,107 @@
+//! Preemption: which kinds of jobs may evict what is of lower priority, and what came of it. From
+//! dice of its own: no throw in here moves one of the older dice. What must hold is in
+//! [`crate::invariants`] (I57).
+
+use fsm::{
+    Command, JobSpec, Plan, Reply, State, Trigger,
+    plan::{ApplyPlans, DropReason, PlanVerdict},
+    settings::{Preemption, SchedulerConfiguration, SetSchedulerConfiguration},
+};
+
+use crate::{Coverage, coverage::Event, log::Applied, swarm::Swarm, world::World};
+use chance::Dice;
+
+/// Makes these dice others than all older ones.
+const LABEL: u64 = 0x6576_6963_745f_6131;
+/// Percent of steps before which an operator sets anew who may evict.
+const CHANGES: u64 = 1;
+
+/// Priorities of jobs: any two are far enough apart.
+const PRIORITIES: [u16; 5] = [10, 30, 50, 70, 90];
+/// Jobs of such a seed: a chain needs three.
+const JOBS: usize = 4;
+/// Percent of jobs that want more instances than others.
+const LARGE: u64 = 60;
+
+/// Dice of one step, if the seed has jobs of other kinds evict than those that may by default.
+pub(crate) fn dice(seed: u64, step: u64) -> Option<Dice> {
+    let others = Dice::numbered(seed ^ LABEL, u64::MAX).percent(50);
+    others.then(|| Dice::numbered(seed ^ LABEL, step))
+}
+
+/// Makes room scarce in such a seed: where all have room nobody is evicted.
+pub(crate) fn crowd(seed: u64, swarm: &mut Swarm) {
+    if dice(seed, 0).is_some() {
+        (swarm.scarce, swarm.jobs) = (true, JOBS);
+    }
+}
+
+impl World {
+    /// Before the cluster forms: who may evict.
+    pub(crate) fn set_first_preemption(&mut self) {
+        if self.ranks.is_some() {
+            self.set_preemption();
+        }
+    }
+
+    /// Before a step: sometimes others may evict from now on.
+    pub(crate) fn change_preemption(&mut self, seed: u64, step: u32) {
+        self.ranks = dice(seed, u64::from(step));
+        if self.ranks.as_mut().is_some_and(|dice| dice.percent(CHANGES)) {
+            self.set_preemption();
+        }
+    }
+
+    /// Gives a job a priority of many, and sometimes so many instances that others lack room.
+    pub(crate) fn rank(&mut self, spec: &mut JobSpec) {
+        let Some(dice) = &mut self.ranks else { return };
+        spec.priority = dice.pick(&PRIORITIES).unwrap_or(spec.priority);
+        if !spec.kind.is_per_node() && dice.percent(LARGE) {
+            let group = &mut spec.groups[0];
+            group.count = group.count.saturating_add(3);
+        }
+    }
+
+    fn set_preemption(&mut self) {
+        let Some(dice) = &mut self.ranks else { return };
+        let mut may = || dice.percent(75);
+        let preemption =
+            Preemption { system: may(), sysbatch: may(), batch: may(), service: may() };
+        self.trace(|| format!("an operator sets {preemption:?}"));
+        let known = self.log.truth().scheduler_configuration();
+        self.ask(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+            configuration: SchedulerConfiguration { preemption, ..known },
+            keep_node_life: true,
+            enforce_index: None,
+        }));
+    }
+}
+
+/// Counts what was evicted in an entry, and what was not.
+pub(crate) fn note(before: &State, applied: &Applied, coverage: &mut Coverage) {
+    let Some(proposal) = &applied.entry.proposal else { return };
+    let (Command::ApplyPlans(ApplyPlans { plans }), Reply::Plans(verdicts)) =
+        (&proposal.command, &applied.reply)
+    else {
+        return;
+    };
+    for (plan, verdict) in plans.iter().zip(verdicts) {
+        note_plan(before, plan, verdict, coverage);
+    }
+}
+
+fn note_plan(before: &State, plan: &Plan, verdict: &PlanVerdict, coverage: &mut Coverage) {
+    if verdict.dropped.iter().any(|(_, why)| *why == DropReason::NotPreemptible) {
+        coverage.count(Event::NotPreemptible);
+    }
+    let is_dropped = |id| verdict.dropped.iter().any(|(other, _)| *other == id);
+    let evicts = |one: &fsm::Placement| !one.preempts.is_empty() && !is_dropped(one.id);
+    if verdict.refused.is_some() || !plan.placements.iter().any(evicts) {
+        return;
+    }
+    coverage.count(Event::Evicted);
+    let evaluation = before.evaluations().get(&plan.evaluation);
+    if evaluation.is_some_and(|row| row.trigger == Trigger::Preemption) {
+        coverage.count(Event::EvictedInTurn);
+    }
+}
