@@ -321,6 +321,27 @@ fn leniency_of_the_api() {
     let group = &spec.groups[0];
     assert_eq!((group.tasks[0].kill_timeout_ms, group.tasks[0].shutdown_delay_ms), (1, 90_000));
     assert_eq!(group.network.as_ref().unwrap().ports[0].to, 0);
+    let conversion = job(|job| {
+        job["priority"] = 70.into();
+        job["NewThing"] = json!({"A": [1]});
+        job["Meta"] = Value::Null;
+        job["TaskGroups"][0]["count"] = 3.into();
+        job["TaskGroups"][0]["Constraint"] = Value::Null;
+        job["TaskGroups"][0]["Networks"] = json!([{"DynamicPorts": [{"Label": "a"}]}]);
+        job["TaskGroups"][0]["Services"] = json!([{"Name": "s", "PortLabel": "a", "Checks": [
+            {"Name": "c", "Type": "tcp", "Advertise": "", "Interval": 1, "Timeout": 1},
+        ]}]);
+    });
+    let Conversion { spec, warnings } = conversion.unwrap();
+    assert_eq!((spec.priority, spec.groups[0].count), (70, 3));
+    for words in [
+        "Job.NewThing: unknown field, it is ignored",
+        "Job.TaskGroups[0].Constraint: unknown field, it is ignored; did you mean \"Constraints\"?",
+        "service \"s\": checks are stored but not run yet",
+    ] {
+        assert!(warnings.iter().any(|warning| warning == words), "{words} in {warnings:?}");
+    }
+    assert!(!warnings.iter().any(|warning| warning.contains("Advertise")), "{warnings:?}");
     for not_a_job in [json!(null), json!([]), json!("x"), json!({})] {
         assert!(to_spec(&not_a_job).is_err(), "{not_a_job}");
     }

@@ -1,5 +1,5 @@
-//! Reading one JSON object of the API: typed fields, each at most once, the rest reported as unknown. Owns the leniency of the API
-//! (null is absent, `10.0` is 10, durations as text); never gives a field a default.
+//! Reading one JSON object of the API: typed fields, each at most once; the rest is ignored with a warning. Owns the leniency of the
+//! API (null is absent, names in any case, `10.0` is 10, durations as text); never gives a field a default.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,7 +66,11 @@ impl<'v> Fields<'v> {
     /// The value of a field; null is absent.
     pub(super) fn value(&mut self, name: &'static str) -> Option<&'v Value> {
         self.known.push(name);
-        self.map.get(name).filter(|value| !value.is_null())
+        let in_any_case = || {
+            let mut entries = self.map.iter();
+            entries.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+        };
+        self.map.get(name).or_else(in_any_case).filter(|value| !value.is_null())
     }
 
     /// Fields that may be present and mean nothing.
@@ -241,19 +245,19 @@ impl<'v> Fields<'v> {
         }
     }
 
-    /// Reports every field that was not asked for.
+    /// Warns of every field that was not asked for: newer clients send fields that are not known here.
     pub(super) fn finish(self, report: &mut Report) {
         for key in self.map.keys() {
-            if report.is_full() {
+            if report.warnings.len() >= MESSAGES_MAX {
                 return;
             }
-            if self.known.contains(&key.as_str()) {
+            if self.known.iter().any(|name| name.eq_ignore_ascii_case(key)) {
                 continue;
             }
-            let hint = did_you_mean(key, self.known.iter().copied())
-                .unwrap_or_else(|| "remove it".to_owned());
+            let hint = did_you_mean(key, self.known.iter().copied());
+            let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
             let key: String = key.chars().take(SHOWN_CHARS_MAX).collect();
-            report.error(format!("{}.{key}", self.path), format!("unknown field, {hint}"));
+            report.warning(format!("{}.{key}: unknown field, it is ignored{hint}", self.path));
         }
     }
 

@@ -1,5 +1,5 @@
 //! The API's JSON of a job into a validated [`JobSpec`] with Nomad's defaults. Owns what is a valid job; reports everything that is
-//! wrong at once, each with its JSON path; never accepts a field it does not act on, except those that only a server writes.
+//! wrong at once, each with its JSON path. A field that is not known is ignored with a warning; one that is known and not built yet is refused.
 
 mod condition;
 mod fields;

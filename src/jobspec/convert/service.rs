@@ -33,7 +33,8 @@ const KEPT: [&str; 17] = [
 ];
 
 /// Fields of a check that are kept as they are.
-const CHECK_KEPT: [&str; 25] = [
+const CHECK_KEPT: [&str; 26] = [
+    "Advertise",
     "Id",
     "Name",
     "Command",
@@ -115,6 +116,9 @@ impl<'g> Services<'g> {
         fields.ignore(&KEPT);
         self.check_port(fields, report);
         let checks = fields.list("Checks", report);
+        if !checks.is_empty() {
+            report.warning(format!("{owner}: checks are stored but not run yet"));
+        }
         for (path, check) in bounded(checks, &fields.at("Checks"), report) {
             let Some(mut check) = Fields::new(check, path, report) else { continue };
             let path = check.at("Type");

@@ -60,7 +60,7 @@ fn bodies() -> Vec<Case> {
             400,
             "Multiregion",
         ),
-        put(job_with(|job| job["Colour"] = "red".into()), 400, "Colour"),
+        put(job_with(|job| job["Datacenters"] = "dc1".into()), 400, "Datacenters"),
         (
             "PUT",
             "/v1/jobs",
