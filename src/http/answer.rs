@@ -116,7 +116,8 @@ impl Meta {
     /// Adds the headers.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
         let last_contact_ms = u64::try_from(self.last_contact.as_millis()).unwrap_or(u64::MAX);
-        headers.insert(HeaderName::from_static("x-nomad-index"), self.index.into());
+        // A client takes 0 for "not set" and would not wait for it.
+        headers.insert(HeaderName::from_static("x-nomad-index"), self.index.max(1).into());
         headers.insert(HeaderName::from_static("x-nomad-lastcontact"), last_contact_ms.into());
         headers.insert(
             HeaderName::from_static("x-nomad-knownleader"),

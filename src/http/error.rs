@@ -64,6 +64,11 @@ impl Error {
         Self::new(StatusCode::NOT_IMPLEMENTED, format!("{what} is not supported by this server"))
     }
 
+    /// An endpoint that only Nomad Enterprise has, in Nomad's words.
+    pub(crate) fn enterprise_only() -> Self {
+        Self::new(StatusCode::NOT_IMPLEMENTED, "Nomad Enterprise only endpoint")
+    }
+
     /// The request's body is too large.
     pub(crate) fn body_too_large(bytes_max: usize) -> Self {
         Self::new(

@@ -209,11 +209,17 @@ async fn allocations(call: &Call, key: JobKey) -> Result<Answer, Error> {
     .await
 }
 
+/// Evaluations of the current incarnation; with `all` those of older ones too.
 async fn evaluations(call: &Call, key: JobKey) -> Result<Answer, Error> {
+    let all = call.flag("all")?;
     let watched = key.clone();
     let extent = move |state: &State| Extent::evaluations_of_job(state, &watched);
     call.list_within(&[TableId::Evaluations], extent, move |state, list| {
-        let rows: Vec<_> = state.evaluations_of_job(&key).collect();
+        let current = state.jobs().get(&key).map(|job| job.create_index);
+        let rows: Vec<_> = state
+            .evaluations_of_job(&key)
+            .filter(|e| all || current.is_none_or(|current| e.create_index >= current))
+            .collect();
         list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation_in(state, e, None))
     })
     .await

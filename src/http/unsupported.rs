@@ -21,7 +21,7 @@ const EMPTY: [&str; 6] = [
 ];
 
 /// Paths that are refused by name.
-const REFUSED: [&str; 36] = [
+const REFUSED: [&str; 29] = [
     "/v1/acl/{*rest}",
     "/v1/agent/force-leave",
     "/v1/agent/host",
@@ -40,24 +40,30 @@ const REFUSED: [&str; 36] = [
     "/v1/operator/autopilot/configuration",
     "/v1/operator/autopilot/health",
     "/v1/operator/keyring/{*rest}",
-    "/v1/operator/license",
     "/v1/operator/raft/peer",
     "/v1/operator/snapshot",
-    "/v1/operator/upgrade-check/{*rest}",
-    "/v1/operator/utilization",
     "/v1/plugin/{*rest}",
-    "/v1/quotas",
-    "/v1/quota/{*rest}",
-    "/v1/recommendations",
     "/v1/scaling/policy/{id}",
     "/v1/search",
     "/v1/search/fuzzy",
-    "/v1/sentinel/{*rest}",
     "/v1/service/{*rest}",
     "/v1/var/{*rest}",
     "/v1/volume/{*rest}",
     "/v1/volumes/{*rest}",
     "/.well-known/{*rest}",
+];
+
+/// What only Nomad Enterprise has, refused in its words, which clients know.
+const ENTERPRISE: [&str; 9] = [
+    "/v1/operator/license",
+    "/v1/operator/upgrade-check/{*rest}",
+    "/v1/operator/utilization",
+    "/v1/quota-usages",
+    "/v1/quota/{*rest}",
+    "/v1/quotas",
+    "/v1/recommendation/{*rest}",
+    "/v1/recommendations",
+    "/v1/sentinel/{*rest}",
 ];
 
 pub(crate) fn routes() -> Router<Context> {
@@ -70,6 +76,9 @@ pub(crate) fn routes() -> Router<Context> {
     for path in REFUSED {
         router = router.route(path, any(refused));
     }
+    for path in ENTERPRISE {
+        router = router.route(path, any(enterprise));
+    }
     router
 }
 
@@ -79,6 +88,10 @@ async fn empty(call: Call) -> Result<Answer, Error> {
 
 async fn deployment() -> Error {
     Error::not_found("deployment")
+}
+
+async fn enterprise() -> Error {
+    Error::enterprise_only()
 }
 
 async fn refused(uri: Uri) -> Error {

@@ -281,7 +281,8 @@ fn references(state: &State, out: &mut Vec<Broken>) {
 fn summaries(state: &State, out: &mut Vec<Broken>) {
     let mut counted: BTreeMap<_, [u32; 6]> = BTreeMap::new();
     for row in state.allocations().iter() {
-        let counts = counted.entry((row.job.clone(), row.group.clone())).or_default();
+        let key = (row.job_create_index, row.group.clone());
+        let counts = counted.entry((row.job.clone(), key)).or_default();
         counts[row.client as usize] += 1;
     }
     for job in state.jobs().iter() {
@@ -290,8 +291,9 @@ fn summaries(state: &State, out: &mut Vec<Broken>) {
             counted.entry((job.key.clone(), group)).or_default();
         }
     }
-    for ((job, group), counts) in counted {
-        let summary = state.job_index(&job).and_then(|index| index.summary.get(&group).copied());
+    for ((job, key), counts) in counted {
+        let summary = state.job_index(&job).and_then(|index| index.summary.get(&key).copied());
+        let group = key.1;
         let summary = summary.unwrap_or_default();
         let stored = [
             summary.starting,

@@ -39,8 +39,8 @@ pub struct JobIndex {
     /// Number of allocations by (job create index, version). A version is kept while an allocation
     /// refers to it.
     pub versions: OrdMap<(Index, u64), u32>,
-    /// Counts by group; `queued` is in the job row instead.
-    pub summary: BTreeMap<Text, GroupSummary>,
+    /// Counts by incarnation (the job's create index) and group; `queued` is in the job row instead.
+    pub summary: BTreeMap<(Index, Text), GroupSummary>,
     /// Evaluations that are pending or blocked.
     pub open_evaluations: OrdSet<EvaluationId>,
 }
@@ -50,6 +50,18 @@ impl JobIndex {
     pub fn is_empty(&self) -> bool {
         self.allocations.is_empty() && self.evaluations.is_empty()
     }
+
+    /// Counts by group of the incarnation of this create index.
+    pub fn summary_of(&self, create_index: Index) -> impl Iterator<Item = (&Text, &GroupSummary)> {
+        let from = (create_index, Text::default());
+        let of_it =
+            self.summary.range(from..).take_while(move |((index, _), _)| *index == create_index);
+        of_it.map(|((_, group), counts)| (group, counts))
+    }
+}
+
+fn summary_key(allocation: &Allocation) -> (Index, Text) {
+    (allocation.job_create_index, allocation.group.clone())
 }
 
 /// Stops the replica: a derived index does not agree with a row.
@@ -177,7 +189,7 @@ impl State {
         }
         let version = (allocation.job_create_index, allocation.job_version);
         add_one(index.versions.entry(version).or_insert(0), "versions", id);
-        let summary = index.summary.entry(allocation.group.clone()).or_default();
+        let summary = index.summary.entry(summary_key(allocation)).or_default();
         add_one(summary_slot(summary, allocation.client), "summary", id);
         let live = allocation.is_live();
         // An allocation that is being stopped and holds no port uses nothing, so it gets no entry.
@@ -218,11 +230,12 @@ impl State {
         if *count == 0 {
             index.versions.remove(&version);
         }
-        let summary = index.summary.get_mut(&allocation.group);
+        let key = summary_key(allocation);
+        let summary = index.summary.get_mut(&key);
         let summary = summary.unwrap_or_else(|| broken("summary", format_args!("none of {id}")));
         take_one(summary_slot(summary, allocation.client), "summary", id);
         if *summary == GroupSummary::default() {
-            index.summary.remove(&allocation.group);
+            index.summary.remove(&key);
         }
         if index.is_empty() {
             self.by_job.remove(&allocation.job);

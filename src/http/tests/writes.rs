@@ -54,6 +54,63 @@ async fn a_job_is_registered_changed_stopped_and_purged() {
     server.stop().await;
 }
 
+/// A job that is registered after a purge is another one: what is shown of it is its own, and that
+/// of the purged one comes with `all`.
+#[tokio::test]
+async fn a_purged_job_is_another_job() {
+    let cluster = TestCluster::new();
+    cluster.add_node(NODE, "10.0.0.7:4646");
+    let server = TestServer::start(cluster.clone()).await;
+    let key = JobKey::new("default", "web");
+    let old = server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    let evaluation: EvaluationId = old["EvalID"].as_str().unwrap().parse().unwrap();
+    let allocation = cluster.place(&key, evaluation, NODE).to_string();
+    let summary = server.get("/v1/job/web/summary").await.ok();
+    assert_eq!(summary["Summary"]["web"]["Running"], json!(1));
+    server.delete("/v1/job/web?purge=true").await.ok();
+    let ids = |list: Value| -> Vec<String> {
+        let list = list.as_array().unwrap().iter();
+        list.map(|row| row["ID"].as_str().unwrap().to_owned()).collect()
+    };
+    let left = ids(server.get("/v1/job/web/allocations").await.ok());
+    assert_eq!(left, [allocation.as_str()], "nobody else has the name");
+
+    let new = server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    let new = new["EvalID"].as_str().unwrap();
+    let summary = server.get("/v1/job/web/summary").await.ok();
+    assert_eq!(summary["Summary"]["web"]["Running"], json!(0));
+    let stub = server.get("/v1/jobs").await.ok();
+    assert_eq!(stub[0]["JobSummary"]["Summary"]["web"]["Running"], json!(0));
+    assert_eq!(ids(server.get("/v1/job/web/allocations").await.ok()), Vec::<String>::new());
+    assert_eq!(ids(server.get("/v1/job/web/allocations?all=true").await.ok()), [allocation]);
+    assert_eq!(ids(server.get("/v1/job/web/evaluations").await.ok()), [new]);
+    assert!(ids(server.get("/v1/job/web/evaluations?all=true").await.ok()).len() >= 2);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_clients_read_is_never_null_or_zero_where_nomad_has_a_value() {
+    let cluster = TestCluster::new();
+    cluster.add_node(NODE, "10.0.0.7:4646");
+    let server = TestServer::start(cluster.clone()).await;
+    assert_eq!(server.get("/v1/allocations").await.headers["x-nomad-index"], "1");
+    let nobody = NodeId([0x22; 16]);
+    assert_eq!(server.get(&format!("/v1/node/{nobody}/allocations")).await.ok(), json!([]));
+    assert_eq!(server.get(&format!("/v1/node/{NODE}")).await.ok()["SecretID"], json!(""));
+    let registered = server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    let evaluation: EvaluationId = registered["EvalID"].as_str().unwrap().parse().unwrap();
+    let id = cluster.place(&JobKey::new("default", "web"), evaluation, NODE);
+    let row = server.get(&format!("/v1/allocation/{id}")).await.ok();
+    assert!(row["NetworkStatus"].is_object(), "{row}");
+    assert_eq!(row["EvalID"], registered["EvalID"]);
+    for path in ["/v1/quotas", "/v1/operator/license", "/v1/sentinel/policies"] {
+        let refused = server.get(path).await;
+        assert_eq!(refused.status, 501, "{path}");
+        assert!(refused.text.contains("Nomad Enterprise only endpoint"), "{}", refused.text);
+    }
+    server.stop().await;
+}
+
 fn body(job: &Value) -> String {
     json!({ "Job": job }).to_string()
 }

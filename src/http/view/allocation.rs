@@ -72,7 +72,11 @@ pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
             ),
             ("DeploymentID", "".into()),
             ("PreviousAllocation", id_or_empty(allocation.previous)),
-            ("NetworkStatus", Value::Null),
+            // Tasks have the network of their host.
+            (
+                "NetworkStatus",
+                json!({ "InterfaceName": "", "Address": "", "AddressIPv6": "", "DNS": null }),
+            ),
             ("AllocModifyIndex", allocation.server_modify_index.into()),
             ("AllocStates", json!([])),
         ];

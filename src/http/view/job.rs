@@ -53,19 +53,19 @@ pub(crate) fn job_stub(state: &State, job: &Job, with_meta: bool) -> Option<Valu
     Some(stub)
 }
 
-/// Counts of a job's allocations by group.
+/// Counts by group of the allocations of a job's incarnation.
 pub(crate) fn job_summary(state: &State, job: &Job) -> Option<Value> {
     Some(summary_of(state, job, state.current_spec(job)?))
 }
 
 fn summary_of(state: &State, job: &Job, spec: &JobSpec) -> Value {
     let index = state.job_index(&job.key);
-    let counted = index.map(|index| &index.summary);
+    let counted = index.into_iter().flat_map(|index| index.summary_of(job.create_index));
     let mut groups = Map::new();
     for group in &spec.groups {
         groups.insert(group.name.to_string(), group_summary(GroupSummary::default()));
     }
-    for (group, summary) in counted.into_iter().flatten() {
+    for (group, summary) in counted {
         groups.insert(group.to_string(), group_summary(*summary));
     }
     for (group, queued) in &job.queued {

@@ -191,6 +191,7 @@ fn a_stopped_job_gets_no_placements_but_its_stops() {
     let plan = driver.plan(evaluation).stopping(id, None);
     assert!(driver.commit_plan(plan).outcome_taken);
     assert_eq!(driver.allocation(id).desired, DesiredStatus::Stop);
+    assert_ne!(driver.allocation(id).evaluation, evaluation, "it stays that of its placement");
 }
 
 /// P8: a node that is not there, or not in service for any reason, gets no placement.

@@ -213,7 +213,6 @@ impl Turn<'_> {
         if row == *old {
             return;
         }
-        row.evaluation = plan.evaluation;
         row.server_modify_index = self.index;
         self.put_allocation(row);
     }
