@@ -469,6 +469,7 @@ impl Operator {
         let id = live[self.dice.index(live.len())];
         let command = Command::StopAllocation(StopAllocation {
             id,
+            reschedule: true,
             evaluation: EvaluationId(rt::random_id()),
         });
         drop(self.ask("stop an allocation", command).await);

@@ -48,7 +48,9 @@ async fn stop(call: Call) -> Result<Answer, Error> {
     if call.flag("no_shutdown_delay")? {
         return Err(Error::unsupported("no_shutdown_delay"));
     }
-    let command = Command::StopAllocation(StopAllocation { id, evaluation: call.evaluation_id() });
+    let reschedule = call.flag("reschedule")?;
+    let evaluation = call.evaluation_id();
+    let command = Command::StopAllocation(StopAllocation { id, reschedule, evaluation });
     let written = call.write(command).await?;
     let evaluation = match &written.reply {
         Reply::Evaluations(made) => made.first().copied(),

@@ -215,7 +215,10 @@ impl World {
                 let ids: Vec<_> =
                     self.log.truth().allocations_of_job(&job).map(|row| row.id).collect();
                 match dice.pick(&ids) {
-                    Some(id) => Command::StopAllocation(StopAllocation { id, evaluation }),
+                    Some(id) => {
+                        let reschedule = evaluation.0[0].is_multiple_of(2);
+                        Command::StopAllocation(StopAllocation { id, reschedule, evaluation })
+                    }
                     None => Command::EvaluateJob(EvaluateJob { job, evaluation }),
                 }
             }

@@ -206,7 +206,8 @@ fn is_counted(state: &State, row: &Allocation) -> bool {
             let node = &row.node;
             let is_gone = !state.nodes().contains(node) && !state.tombstones().contains(node);
             let is_asked = job.kind == JobKind::Batch || !is_gone;
-            current && is_asked && (failed || row.client == ClientStatus::Complete)
+            let has_ended = failed || row.client == ClientStatus::Complete;
+            current && is_asked && (has_ended || row.is_ended_by_request())
         }
         JobKind::Service => {
             let spec = state.current_spec(job);
@@ -214,7 +215,9 @@ fn is_counted(state: &State, row: &Allocation) -> bool {
         }
         JobKind::System => false,
     };
-    counts && !replaced && row.desired == fsm::allocation::DesiredStatus::Run
+    let is_run_once = matches!(job.kind, JobKind::Batch | JobKind::Sysbatch);
+    let is_ended = is_run_once && row.is_ended_by_request();
+    counts && !replaced && (is_ended || row.desired == fsm::allocation::DesiredStatus::Run)
 }
 
 /// I37, I38, I46: what a plan does is right in the state that it was made on.

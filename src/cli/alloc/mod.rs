@@ -28,9 +28,9 @@ pub(crate) enum AllocCommand {
     /// Print what a task wrote
     #[command(after_help = logs::EXAMPLES)]
     Logs(LogsArgs),
-    /// Stop an allocation; the scheduler replaces it if the job still wants it
+    /// Stop an allocation; the scheduler replaces it if the job still wants it. One of a batch or sysbatch job is replaced with -reschedule only
     #[command(
-        after_help = "Examples:\n  quorate alloc stop 5b98a6ea\n  quorate alloc stop -detach 5b98a6ea"
+        after_help = "Examples:\n  quorate alloc stop 5b98a6ea\n  quorate alloc stop -detach 5b98a6ea\n  quorate alloc stop -reschedule 5b98a6ea"
     )]
     Stop(StopArgs),
 }
@@ -55,6 +55,9 @@ pub(crate) struct StopArgs {
     /// Do not follow the evaluation
     #[arg(long)]
     detach: bool,
+    /// Run an instance of a batch or sysbatch job again, also when it has been stopped already
+    #[arg(long)]
+    reschedule: bool,
     /// Nomad's; refused
     #[arg(long, hide = true)]
     no_shutdown_delay: bool,
@@ -269,7 +272,8 @@ fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
         bail!("-no-shutdown-delay is a flag of Nomad's that is not built here yet");
     }
     let id = resolve::id(context, resolve::ALLOCATION, &arguments.allocation)?;
-    let answer = context.client.put(&format!("/v1/allocation/{id}/stop"), &[], &json!({}));
+    let query = [("reschedule", if arguments.reschedule { "true" } else { "false" })];
+    let answer = context.client.put(&format!("/v1/allocation/{id}/stop"), &query, &json!({}));
     let answer = monitor::or_missing(answer, "allocation", &id)?;
     if arguments.style.json {
         context.output.json(&answer)?;

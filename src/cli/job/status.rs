@@ -129,6 +129,7 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     sections.push(format!("Summary\n{}", summary(&job.summary)));
     if !arguments.short {
         sections.extend(blocked(&job.evaluations));
+        sections.extend(ended(&job));
         if style.verbose {
             sections.push(format!("Evaluations\n{}", evaluations(&job.evaluations)));
         }
@@ -137,6 +138,24 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     }
     context.line(sections.join("\n\n"))?;
     Ok(Exit::Success)
+}
+
+/// What became of instances that a drain or a user ended, and how they run again.
+fn ended(job: &Job) -> Option<String> {
+    let is_run_once = matches!(job.specification.text("Type"), "batch" | "sysbatch");
+    let version = job.specification.number("Version");
+    let is_ended = |row: &&Value| {
+        row.text("DesiredDescription") == fsm::allocation::ENDED_BY_REQUEST
+            && row.number("JobVersion") == version
+    };
+    let rows: Vec<_> = job.allocations.iter().filter(is_ended).collect();
+    let first = rows.first().filter(|_| is_run_once)?;
+    Some(format!(
+        "Stopped\n{} of its instances were stopped by a drain or a user, and are not run again by themselves.\n\
+         Run one again with: quorate alloc stop -reschedule {}",
+        rows.len(),
+        first.text("ID").get(..8).unwrap_or_default()
+    ))
 }
 
 fn overview(job: &Value) -> String {

@@ -90,7 +90,10 @@ impl State {
             return false;
         }
         let Some(job) = job.filter(|job| !job.stop) else { return true };
-        if row.is_server_terminal() {
+        // It counts as an instance that finished does.
+        let is_ended =
+            matches!(job.kind, JobKind::Batch | JobKind::Sysbatch) && row.is_ended_by_request();
+        if row.is_server_terminal() && !is_ended {
             // Its predecessor counts as replaced only while this allocation exists, so this one
             // stays.
             return row.previous.and_then(|id| self.allocations.get(&id)).is_none_or(|previous| {
@@ -99,6 +102,7 @@ impl State {
         }
         let replaced = row.next.is_some_and(|next| self.allocations.contains(&next));
         let outdated = row.job_version != job.version;
+        let is_lost = row.client == ClientStatus::Lost && !is_ended;
         replaced
             || match job.kind {
                 // A failed allocation counts as an instance as long as its group exists.
@@ -109,14 +113,12 @@ impl State {
                             .is_none_or(|spec| spec.group(&row.group).is_none())
                 }
                 JobKind::System => true,
-                JobKind::Batch => outdated || row.client == ClientStatus::Lost,
+                JobKind::Batch => outdated || is_lost,
                 // The allocation records that the job has run on this node. That no longer matters
                 // when the node is gone and cannot come back.
                 JobKind::Sysbatch => {
                     let is_gone = !self.nodes.contains(&row.node);
-                    outdated
-                        || row.client == ClientStatus::Lost
-                        || (is_gone && !self.tombstones.contains(&row.node))
+                    outdated || is_lost || (is_gone && !self.tombstones.contains(&row.node))
                 }
             }
     }

@@ -478,9 +478,11 @@ impl World {
                     assert!(here <= wanted, "{here} of {name} on {node}");
                     // What ended by itself is the agent's to restart: no evaluation is made for it.
                     let ended = state.allocations_of_job(&key).any(|one| {
+                        let is_run_once = kind_of(number) == JobKind::Sysbatch;
+                        let has_ended = !one.is_server_terminal()
+                            && matches!(one.client, ClientStatus::Failed | ClientStatus::Complete);
                         one.node == node_id(node)
-                            && !one.is_server_terminal()
-                            && matches!(one.client, ClientStatus::Failed | ClientStatus::Complete)
+                            && (has_ended || (is_run_once && one.is_ended_by_request()))
                             && (one.job_create_index, one.job_version)
                                 == (row.create_index, row.version)
                     });
@@ -495,8 +497,11 @@ impl World {
             }
             let done = state
                 .allocations_of_job(&key)
-                .filter(|one| kind_of(number) == JobKind::Batch && !one.is_server_terminal())
-                .filter(|one| one.client == ClientStatus::Complete)
+                .filter(|_| kind_of(number) == JobKind::Batch)
+                .filter(|one| {
+                    let has_ended = !one.is_server_terminal();
+                    one.is_ended_by_request() || (has_ended && one.client == ClientStatus::Complete)
+                })
                 .filter(|one| {
                     (one.job_create_index, one.job_version) == (row.create_index, row.version)
                 })

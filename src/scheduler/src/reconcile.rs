@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, JobKind, Liveness, TaskGroup, TimeMs,
-    allocation::RescheduleEvent,
+    allocation::{ENDED_BY_REQUEST, RescheduleEvent},
 };
 
 use crate::{
@@ -28,6 +28,8 @@ pub(crate) enum Reason {
     NotNeeded,
     Lost,
     Migrating,
+    /// A drain or a user ends an instance of a job that is not run again for that.
+    Ended,
     Updating,
     Rescheduled,
     /// Another allocation has replaced it.
@@ -43,6 +45,7 @@ impl Reason {
             Self::NotNeeded => "alloc not needed due to job update",
             Self::Lost => "alloc is lost since its node is down",
             Self::Migrating => "alloc is being migrated",
+            Self::Ended => ENDED_BY_REQUEST,
             Self::Updating => "alloc is being updated due to job update",
             Self::Rescheduled => "alloc was rescheduled because it failed",
             Self::Superseded => "alloc was replaced by another allocation",
@@ -88,6 +91,8 @@ struct Sorted<'a> {
     /// Count towards the wanted number: running, finished for good, or failed and waiting.
     kept: Vec<&'a Allocation>,
     migrating: Vec<&'a Allocation>,
+    /// Those of the kept ones that are to end and are not run again.
+    ending: Vec<&'a Allocation>,
     lost: Vec<&'a Allocation>,
     failed_now: Vec<&'a Allocation>,
     later: Vec<(TimeMs, AllocationId)>,
@@ -111,7 +116,11 @@ pub(crate) fn group<'a>(
         .map(|allocation| allocation.name_index)
         .collect();
     let mut changes = Changes { later: std::mem::take(&mut sorted.later), ..Changes::default() };
-    for (list, reason) in [(&sorted.superseded, Reason::Superseded), (&sorted.lost, Reason::Lost)] {
+    for (list, reason) in [
+        (&sorted.superseded, Reason::Superseded),
+        (&sorted.lost, Reason::Lost),
+        (&sorted.ending, Reason::Ended),
+    ] {
         let stops = list.iter().map(|allocation| StopWish { allocation, reason });
         changes.stops.extend(stops);
     }
@@ -125,7 +134,7 @@ pub(crate) fn group<'a>(
     place(pass, group, &sorted, names, &mut changes);
 
     let healthy_ms_min = group.update.map_or(0, |update| update.healthy_ms_min);
-    for allocation in sorted.kept {
+    for allocation in sorted.kept.into_iter().filter(|row| !is_over(row)) {
         if (allocation.job_create_index, allocation.job_version) != version {
             changes.outdated.push(allocation);
         } else if !is_healthy(allocation, healthy_ms_min, pass.now) {
@@ -169,6 +178,11 @@ pub(crate) fn is_lost(pass: &Pass<'_>, allocation: &Allocation) -> bool {
     pass.state.nodes().get(&allocation.node).is_none_or(|node| node.liveness == Liveness::Down)
 }
 
+/// Whether one that counts is not to run any more.
+fn is_over(allocation: &Allocation) -> bool {
+    allocation.transition.migrate && !allocation.transition.reschedule
+}
+
 /// Whether one that is not wanted any more is to be stopped: also one that has failed, which would count again when its group or name is wanted again.
 pub(crate) fn is_to_stop(allocation: &Allocation) -> bool {
     let has_failed = allocation.client == ClientStatus::Failed && !allocation.is_server_terminal();
@@ -186,6 +200,12 @@ fn sort<'a>(
     for allocation in allocations {
         let superseded =
             allocation.next.is_some_and(|next| pass.state.allocations().contains(&next));
+        let current = (allocation.job_create_index, allocation.job_version) == version;
+        let is_run_once = kind == JobKind::Batch && current;
+        if is_run_once && !superseded && allocation.is_ended_by_request() {
+            sorted.kept.push(allocation);
+            continue;
+        }
         if allocation.is_server_terminal() || (superseded && allocation.client.is_terminal()) {
             continue;
         }
@@ -195,11 +215,10 @@ fn sort<'a>(
             }
             continue;
         }
-        let current = (allocation.job_create_index, allocation.job_version) == version;
         match allocation.client {
             ClientStatus::Lost => {}
             ClientStatus::Complete => {
-                if kind == JobKind::Batch && current {
+                if is_run_once {
                     if allocation.transition.reschedule {
                         sorted.failed_now.push(allocation);
                     } else {
@@ -227,6 +246,9 @@ fn sort<'a>(
                     &mut sorted.superseded
                 } else if is_lost(pass, allocation) {
                     &mut sorted.lost
+                } else if is_run_once && is_over(allocation) {
+                    sorted.ending.push(allocation);
+                    &mut sorted.kept
                 } else if allocation.transition.migrate || allocation.transition.reschedule {
                     &mut sorted.migrating
                 } else {
@@ -252,7 +274,8 @@ fn drop_excess<'a>(sorted: &mut Sorted<'a>, wanted: usize, changes: &mut Changes
         {
             excess -= 1;
             changes.later.retain(|(_, id)| *id != allocation.id);
-            if is_to_stop(allocation) {
+            let is_ending = sorted.ending.iter().any(|ending| ending.id == allocation.id);
+            if is_to_stop(allocation) && !is_ending {
                 changes.stops.push(StopWish { allocation, reason: Reason::NotNeeded });
             }
         }

@@ -143,7 +143,11 @@ impl<'a> Work<'a> {
                         return None;
                     }
                     // Replaced only where the job still wants it: a migrating one on a node in service.
-                    standing.previous.insert(node, allocation);
+                    if reason == Reason::Ended {
+                        standing.settled.insert(node);
+                    } else {
+                        standing.previous.insert(node, allocation);
+                    }
                 }
                 Fate::InPlace => {
                     if !self.draft.update_in_place(allocation) {
@@ -164,12 +168,13 @@ impl<'a> Work<'a> {
         (allocation.job_create_index, allocation.job_version) == self.version
     }
 
-    /// A sysbatch instance that ended by itself is done until the job changes.
+    /// A sysbatch instance that ended by itself, or by a drain or a user, is done until the job changes.
     fn has_finished(&self, allocation: &Allocation) -> bool {
+        let has_ended = !allocation.is_server_terminal()
+            && matches!(allocation.client, ClientStatus::Complete | ClientStatus::Failed);
         self.kind == JobKind::Sysbatch
             && self.is_current(allocation)
-            && !allocation.is_server_terminal()
-            && matches!(allocation.client, ClientStatus::Complete | ClientStatus::Failed)
+            && (has_ended || allocation.is_ended_by_request())
     }
 
     fn fate(
@@ -186,8 +191,11 @@ impl<'a> Work<'a> {
         if group.count == 0 || !allocation.per_node {
             return Fate::Stop(Reason::NotNeeded);
         }
-        if allocation.transition.migrate || allocation.transition.reschedule {
-            return Fate::Stop(Reason::Migrating);
+        let transition = allocation.transition;
+        if transition.migrate || transition.reschedule {
+            let is_run_once = self.kind == JobKind::Sysbatch && self.is_current(allocation);
+            let is_over = is_run_once && !transition.reschedule;
+            return Fate::Stop(if is_over { Reason::Ended } else { Reason::Migrating });
         }
         let state = self.draft.pass.state;
         let Some(node) = state.nodes().get(&allocation.node) else {

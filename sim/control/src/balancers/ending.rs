@@ -94,7 +94,9 @@ mod tests {
     fn settled() -> (Driver, [InstanceId; 2]) {
         let mut driver = Driver::default();
         driver.instance_pool("gpu", |pool| {
-            pool.groups.insert("web".into(), testing::capacity_group("web").into());
+            // A member gives a unit.
+            let web = CapacityGroup { unit: 8_192, ..testing::capacity_group("web") };
+            pool.groups.insert("web".into(), web.into());
         });
         driver.require("lb1", 1, &[("web", 12_000)]);
         driver.decide("web", 12_000);

@@ -142,6 +142,9 @@ impl Ending<'_> {
         if is_live(row) {
             return true;
         }
+        if self.job.kind == JobKind::Batch && self.is_current(row) && row.is_ended_by_request() {
+            return true;
+        }
         if row.desired != DesiredStatus::Run || row.per_node || row.transition.reschedule {
             return false;
         }

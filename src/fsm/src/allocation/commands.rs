@@ -38,9 +38,11 @@ pub struct UpdateAllocations {
     pub reports: Vec<NodeReport>,
 }
 
-/// A user's stop of one allocation: it is replaced elsewhere.
+/// A user's stop of one allocation: it is replaced elsewhere. An instance of a batch or sysbatch job
+/// is replaced only if that is asked for, also when it has been stopped already.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StopAllocation {
     pub id: AllocationId,
+    pub reschedule: bool,
     pub evaluation: EvaluationId,
 }

@@ -11,6 +11,10 @@ use crate::{
     table::{Row, TableId},
 };
 
+/// Why an instance of a batch or sysbatch job ended: what is shown of it, and nothing is decided by.
+pub const ENDED_BY_REQUEST: &str =
+    "alloc was stopped by a drain or a user, and is not run again by itself";
+
 /// What the servers want of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum DesiredStatus {
@@ -79,10 +83,10 @@ impl ClientStatus {
 /// Requests about an allocation that a scheduler must act on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct DesiredTransition {
-    /// Move the allocation to another node (drain, or a user's stop).
+    /// Move the allocation to another node (drain, or a user's stop). That ends an instance of a
+    /// batch or sysbatch job, which is not run again by itself.
     pub migrate: bool,
-    /// Replace the allocation even if the job's kind would not (a user's stop of a batch
-    /// allocation).
+    /// Replace the allocation even if the job's kind would not (a user's stop that asks for it).
     pub reschedule: bool,
 }
 
@@ -213,6 +217,12 @@ impl Allocation {
             DesiredStatus::Run => false,
             DesiredStatus::Stop | DesiredStatus::Evict => true,
         }
+    }
+
+    /// A drain or a user ended it, and nobody asked for another: an instance of a batch or sysbatch
+    /// job that is not run again until the job changes.
+    pub fn is_ended_by_request(&self) -> bool {
+        self.is_server_terminal() && self.transition.migrate && !self.transition.reschedule
     }
 
     /// Wanted, and not ended: it holds resources and its name.

@@ -122,16 +122,40 @@ fn a_users_stop_marks_the_allocation_and_makes_an_evaluation() {
         driver.register_job(job("t", JobKind::Batch, 1));
         let id = driver.run("t", 0, node);
         let evaluation = driver.evaluation_id();
-        driver.accept(Command::StopAllocation(StopAllocation { id, evaluation }));
+        let command = StopAllocation { id, reschedule: false, evaluation };
+        driver.accept(Command::StopAllocation(command.clone()));
         let row = driver.allocation(id);
-        assert!(row.transition.migrate && row.transition.reschedule && row.is_live());
+        assert!(row.transition.migrate && !row.transition.reschedule && row.is_live());
         assert_eq!(driver.evaluation(evaluation).trigger, Trigger::AllocStop);
-        let again = Command::StopAllocation(StopAllocation { id, evaluation });
+        let again = Command::StopAllocation(command.clone());
         assert!(matches!(driver.reject(again), Rejection::Invalid(_)));
-        let unknown =
-            Command::StopAllocation(StopAllocation { id: AllocationId([9; 16]), evaluation });
+        let unknown = StopAllocation { id: AllocationId([9; 16]), ..command.clone() };
+        let unknown = Command::StopAllocation(unknown);
         assert_eq!(driver.reject(unknown).to_string(), "alloc not found");
+        let plan = driver.plan(evaluation).stopping(id, None);
+        assert!(driver.commit_plan(plan).outcome_taken);
+        assert!(driver.allocation(id).is_ended_by_request());
+        let evaluation = driver.evaluation_id();
+        let again = StopAllocation { reschedule: true, evaluation, ..command };
+        driver.accept(Command::StopAllocation(again));
+        assert!(driver.allocation(id).transition.reschedule, "also what has ended is run again");
     });
+}
+
+/// What is lost before it was stopped did not end by request: it is made up for.
+#[test]
+fn what_is_lost_before_its_stop_has_not_ended_by_request() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", JobKind::Batch, 1));
+    let id = driver.run("t", 0, node);
+    let evaluation = driver.evaluation_id();
+    let command = StopAllocation { id, reschedule: false, evaluation };
+    driver.accept(Command::StopAllocation(command));
+    let plan = driver.plan(evaluation).stopping(id, Some(ClientStatus::Lost));
+    assert!(driver.commit_plan(plan).outcome_taken);
+    assert!(driver.allocation(id).is_server_terminal());
+    assert!(!driver.allocation(id).is_ended_by_request());
 }
 
 /// L3: a failed evaluation gets a follow-up, and the two refer to each other.

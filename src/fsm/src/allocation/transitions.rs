@@ -148,7 +148,7 @@ impl Turn<'_> {
     }
 
     pub(crate) fn stop_allocation(&mut self, command: &StopAllocation) -> Outcome {
-        let StopAllocation { id, evaluation } = *command;
+        let StopAllocation { id, reschedule, evaluation } = *command;
         let old = self.state.allocations.get(&id).cloned().ok_or_else(|| not_found("alloc"))?;
         let Some(job) = self.state.jobs.get(&old.job).cloned() else {
             return Err(Rejection::Invalid("the allocation's job was purged".into()));
@@ -156,10 +156,10 @@ impl Turn<'_> {
         if self.state.evaluations.contains(&evaluation) {
             return Err(Rejection::Invalid("evaluation id exists already".into()));
         }
-        if old.is_live() {
+        if old.is_live() || (reschedule && old.is_ended_by_request()) {
             let mut row = (*old).clone();
             row.transition.migrate = true;
-            row.transition.reschedule = true;
+            row.transition.reschedule |= reschedule;
             row.server_modify_index = self.index;
             self.put_allocation(row);
         }

@@ -2,13 +2,13 @@
 //! stay, and that the derived totals stay correct.
 
 use crate::{
-    allocation::ClientStatus,
+    allocation::{ClientStatus, StopAllocation},
     command::{Command, Reply},
     evaluation::EvaluationStatus,
     gc::{CollectGarbage, Cutoffs},
     id::{AllocationId, EvaluationId, JobKey, NodeId},
     job::{JobKind, JobSpec, JobStatus, Parameterized},
-    node::GainKey,
+    node::{GainKey, Liveness},
     testing::{Driver, GROUP, job, job_key},
 };
 
@@ -160,6 +160,29 @@ fn finished_batch_instances_stay_with_their_job() {
         assert_eq!(collect(&mut driver, now, &["t"], &[done], &[evaluation]), 0, "{kind:?}");
         driver.deregister_job("t", false);
         assert_eq!(collect(&mut driver, now, &["t"], &[done], &[evaluation]), 2, "{kind:?}");
+    }
+}
+
+/// G3: an instance that a drain or a user ended is not run again, which is known only as long as it is there.
+#[test]
+fn batch_instances_that_were_ended_by_request_stay_with_their_job() {
+    for kind in [JobKind::Batch, JobKind::Sysbatch] {
+        let mut driver = Driver::default();
+        let node = driver.node("a");
+        driver.register_job(job("t", kind, 2));
+        let ended = driver.run("t", 0, node);
+        let evaluation = driver.evaluation_id();
+        let command = StopAllocation { id: ended, reschedule: false, evaluation };
+        driver.accept(Command::StopAllocation(command));
+        let plan = driver.plan(evaluation).stopping(ended, None);
+        assert!(driver.commit_plan(plan).outcome_taken);
+        driver.liveness("a", Liveness::Down);
+        assert_eq!(driver.allocation(ended).client, ClientStatus::Lost, "while it was stopped");
+        driver.at_seconds(HOUR_S);
+        let now = driver.now;
+        assert_eq!(collect(&mut driver, now, &[], &[ended], &[]), 0, "{kind:?}");
+        driver.deregister_job("t", false);
+        assert_eq!(collect(&mut driver, now, &[], &[ended], &[]), 1, "{kind:?}");
     }
 }
 

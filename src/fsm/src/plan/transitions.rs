@@ -209,6 +209,8 @@ impl Turn<'_> {
             row.client = client;
             row.client_at = self.at;
             row.client_description = stop.description.clone();
+            // What is lost before it was stopped did not end by request.
+            row.transition.reschedule |= client == ClientStatus::Lost && row.transition.migrate;
         }
         if row == *old {
             return;

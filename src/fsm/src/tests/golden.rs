@@ -477,7 +477,11 @@ pub(super) fn commands() -> Vec<Command> {
         }),
         Command::EvaluateNode(EvaluateNode { node, evaluation_ids }),
         Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }),
-        Command::StopAllocation(StopAllocation { id: AllocationId([16; 16]), evaluation }),
+        Command::StopAllocation(StopAllocation {
+            id: AllocationId([16; 16]),
+            reschedule: true,
+            evaluation,
+        }),
         Command::UpdateEvaluations(UpdateEvaluations { updates: vec![evaluation_update] }),
         Command::ApplyPlans(ApplyPlans { plans: vec![Arc::new(plan())] }),
         Command::SetSchedulerConfiguration(SetSchedulerConfiguration {

@@ -375,7 +375,9 @@ impl Maker<'_> {
     fn evaluation_command(&mut self) -> Command {
         if self.dice.one_in(2) {
             let evaluation = self.new_evaluation();
-            return Command::StopAllocation(StopAllocation { id: self.allocation(), evaluation });
+            let reschedule = self.dice.one_in(2);
+            let id = self.allocation();
+            return Command::StopAllocation(StopAllocation { id, reschedule, evaluation });
         }
         let updates = (0..self.dice.below(3))
             .map(|_| EvaluationUpdate {

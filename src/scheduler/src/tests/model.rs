@@ -274,6 +274,11 @@ fn check_stops(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) {
             "alloc is being migrated" => {
                 assert!(row.transition.migrate || row.transition.reschedule);
             }
+            fsm::allocation::ENDED_BY_REQUEST => {
+                assert!(row.transition.migrate && !row.transition.reschedule);
+                assert!(matches!(spec.kind, JobKind::Batch | JobKind::Sysbatch));
+                assert_eq!(row.job_version, plan.job_version);
+            }
             "alloc was rescheduled because it failed" => {
                 assert!(matches!(row.client, ClientStatus::Failed | ClientStatus::Complete));
             }
@@ -318,6 +323,9 @@ fn check_stops(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) {
 
 /// Whether a row counts towards what its group wants: it lives where it can, has done its work, or has failed and not been made up for.
 fn counts(state: &State, row: &Allocation, spec: &JobSpec, plan: &Plan) -> bool {
+    if is_over(state, row, spec, plan) {
+        return true;
+    }
     if row.desired != DesiredStatus::Run {
         return false;
     }
@@ -332,6 +340,20 @@ fn counts(state: &State, row: &Allocation, spec: &JobSpec, plan: &Plan) -> bool 
             !is_lost(state, row)
         }
     }
+}
+
+/// Whether a drain or a user has ended an instance that is not run again for that, or this plan does.
+fn is_over(state: &State, row: &Allocation, spec: &JobSpec, plan: &Plan) -> bool {
+    let is_asked = row.transition.migrate && !row.transition.reschedule;
+    let ends = plan
+        .stops
+        .iter()
+        .any(|stop| stop.id == row.id && &*stop.description == fsm::allocation::ENDED_BY_REQUEST);
+    matches!(spec.kind, JobKind::Batch | JobKind::Sysbatch)
+        && row.job_version == plan.job_version
+        && is_asked
+        && row.next.is_none_or(|next| !state.allocations().contains(&next))
+        && (ends || row.desired != DesiredStatus::Run)
 }
 
 fn check_places(after: &After<'_>, plan: &Plan) {
@@ -354,7 +376,10 @@ fn check_counted(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) 
             .allocations()
             .iter()
             .filter(|row| row.job == spec.key && row.group == group.name)
-            .filter(|row| !row.is_live() && !stopped.contains(&row.id))
+            .filter(|row| {
+                let has_ended = !row.is_live() && !stopped.contains(&row.id);
+                has_ended || is_over(state, row, spec, plan)
+            })
             .filter(|row| counts(state, row, spec, plan))
             .count();
         let there = after.count(&group.name) + ended;
@@ -385,9 +410,13 @@ fn check_per_node(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan)
                 && state.allocations_of_node(node.id).any(|row| {
                     row.job == spec.key
                         && row.group == group.name
-                        && row.desired == DesiredStatus::Run
-                        && row.job_version == plan.job_version
-                        && matches!(row.client, ClientStatus::Complete | ClientStatus::Failed)
+                        && (is_over(state, row, spec, plan)
+                            || row.desired == DesiredStatus::Run
+                                && row.job_version == plan.job_version
+                                && matches!(
+                                    row.client,
+                                    ClientStatus::Complete | ClientStatus::Failed
+                                ))
                 });
             if group.count > 0 && here.is_empty() && !finished && !replaces {
                 assert!(!after.could_take_one_more(group, node), "{}", node.description.name);

@@ -443,6 +443,35 @@ fn s14_migration_is_by_flag() {
     assert_eq!(plan.names(), [2]);
 }
 
+/// An instance of a batch job that a drain or a user stops is not run again by itself: it keeps its place until the job changes, or somebody
+/// asks for another. That its node is lost while it stops changes nothing.
+#[test]
+fn a_batch_instance_that_was_stopped_is_not_run_again() {
+    let mut cluster = Cluster::with_nodes(4);
+    let mut spec = job(JobKind::Batch);
+    spec.groups[0].count = 3;
+    cluster.register(&spec);
+    let ids: Vec<_> =
+        (0..3).map(|name| cluster.allocation(&spec, name, u64::from(name) + 1)).collect();
+    cluster.change(ids[1], |row| row.transition.migrate = true);
+    let plan = cluster.plan(&spec, Trigger::NodeDrain);
+    check(&plan, 0, 1, 0);
+    assert_eq!(&*plan.stops[0].description, fsm::allocation::ENDED_BY_REQUEST);
+    cluster.apply(&plan);
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op(), "while it stops");
+    for end in [ClientStatus::Lost, ClientStatus::Failed, ClientStatus::Complete] {
+        cluster.change(ids[1], |row| row.client = end);
+        assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op(), "{end:?}");
+    }
+    cluster.change(ids[1], |row| row.transition.reschedule = true);
+    let plan = cluster.plan(&spec, Trigger::AllocStop);
+    check(&plan, 1, 0, 0);
+    assert_eq!(plan.names(), [1]);
+    cluster.change(ids[1], |row| row.transition.reschedule = false);
+    let plan = cluster.run(&destructive(&spec));
+    check(&plan, 3, 2, 0);
+}
+
 type Edit = fn(&mut JobSpec);
 
 /// 2.8.1: what of a job's changes needs new instances, field by field.

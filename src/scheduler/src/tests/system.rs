@@ -253,6 +253,24 @@ fn y5_sysbatch_runs_once_per_version() {
     assert_eq!(plan.counts(), (2, 0, 1));
 }
 
+/// A sysbatch instance that a drain or a user stops is not run again when its node is back; a user can ask for it.
+#[test]
+fn a_sysbatch_instance_that_was_stopped_is_not_run_again() {
+    let mut cluster = Cluster::with_nodes(3);
+    let spec = job(JobKind::Sysbatch);
+    let plan = cluster.run(&spec);
+    let stopped = plan.placements[1].id;
+    cluster.change(stopped, |row| row.transition.migrate = true);
+    let plan = cluster.plan(&spec, Trigger::NodeDrain);
+    assert_eq!(plan.counts(), (0, 1, 0));
+    assert_eq!(&*plan.stops[0].description, fsm::allocation::ENDED_BY_REQUEST);
+    cluster.apply(&plan);
+    cluster.change(stopped, |row| row.client = ClientStatus::Complete);
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+    cluster.change(stopped, |row| row.transition.reschedule = true);
+    assert_eq!(cluster.plan(&spec, Trigger::AllocStop).counts(), (1, 0, 0));
+}
+
 /// A system instance that failed for good is replaced on its node.
 #[test]
 fn a_failed_system_instance_is_replaced_where_it_was() {
