@@ -26,3 +26,4 @@ pub mod server;
 pub mod storage;
 pub mod task;
 pub mod telemetry;
+pub mod version;

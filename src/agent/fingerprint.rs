@@ -72,8 +72,8 @@ pub(crate) fn fingerprint(
         operating_system(&fs::read_to_string("/etc/os-release").unwrap_or_default());
     set("os.name", os_name);
     set("os.version", os_version);
-    set("nomad.version", env!("CARGO_PKG_VERSION").to_owned());
-    set("quorate.version", env!("CARGO_PKG_VERSION").to_owned());
+    set("nomad.version", crate::version::NOMAD.to_owned());
+    set("quorate.version", crate::version::QUORATE.to_owned());
     if let Ok(binary) = super::executor::own_binary() {
         set("unique.quorate.binary", binary.display().to_string());
     }

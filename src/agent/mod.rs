@@ -382,7 +382,7 @@ fn registration(
             ports: reserved.ports.iter().copied().map(u32::from).collect(),
         }),
         drivers: drivers.collect(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: crate::version::QUORATE.to_owned(),
         allocations_max: settings.allocations_max,
         instance_id: settings.instance.map(|own| own.id.0.to_vec().into()).unwrap_or_default(),
         instance_token: settings.instance.map(|own| own.token.to_vec().into()).unwrap_or_default(),

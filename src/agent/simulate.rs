@@ -109,7 +109,7 @@ fn describe(
         ("unique.hostname", registration.name.clone()),
         ("driver.mock", "1".to_owned()),
         ("quorate.version", registration.version.clone()),
-        ("nomad.version", registration.version.clone()),
+        ("nomad.version", crate::version::NOMAD.to_owned()),
         ("quorate.simulated", "1".to_owned()),
     ];
     registration.attributes = attributes.map(|(key, value)| (key.to_owned(), value)).into();

@@ -306,7 +306,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Validate(arguments) => job::run(context, &JobCommand::Validate(arguments)),
         Command::Logs(arguments) => alloc::run(context, &AllocCommand::Logs(arguments)),
         Command::Version => {
-            context.line(format!("Quorate v{}", env!("CARGO_PKG_VERSION")))?;
+            context.line(format!("Quorate v{}", crate::version::QUORATE))?;
             Ok(Exit::Success)
         }
         Command::Executor { .. } => {

@@ -883,7 +883,7 @@ fn help_and_usage() {
     let ran = run("job stats", &|_| None);
     assert_eq!(ran.code, 1);
     assert!(ran.err.starts_with("Error: unrecognized subcommand 'stats'"), "{}", ran.err);
-    assert_eq!(run("version", &|_| None).out, format!("Quorate v{}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(run("version", &|_| None).out, format!("Quorate v{}\n", crate::version::QUORATE));
     assert_eq!(run("up --servers 4", &|_| None).code, 1);
 }
 

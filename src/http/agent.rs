@@ -25,7 +25,7 @@ async fn this(call: Call) -> Result<Answer, Error> {
             "Region": call.options.region,
             "Datacenter": call.options.datacenter,
             "NodeName": this.name,
-            "Version": { "Version": env!("CARGO_PKG_VERSION") },
+            "Version": { "Version": crate::version::QUORATE },
             "AdvertiseAddrs": { "HTTP": this.http_address, "RPC": this.rpc_address },
             "Server": { "Enabled": true },
             "Client": { "Enabled": false },

@@ -4,7 +4,10 @@
 const LENGTH_MAX: usize = 64;
 
 /// The allowed name that `name` is most likely a slip of.
-fn nearest<'n>(name: &str, allowed: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
+pub(crate) fn nearest<'n>(
+    name: &str,
+    allowed: impl IntoIterator<Item = &'n str>,
+) -> Option<&'n str> {
     if name.len() > LENGTH_MAX {
         return None;
     }

@@ -155,7 +155,7 @@ impl Api for Core {
         ];
         let quorate = [
             ("server", self.contact.leads().map_or("follower", |_| "leader").to_owned()),
-            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("version", crate::version::QUORATE.to_owned()),
             ("cluster_id", self.cluster_id().unwrap_or_default()),
             ("server_id", format!("{:x}", self.id)),
         ];

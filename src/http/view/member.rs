@@ -17,7 +17,7 @@ pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {
             "region": options.region,
             "dc": options.datacenter,
             "id": member.id.to_string(),
-            "build": env!("CARGO_PKG_VERSION"),
+            "build": crate::version::QUORATE,
             "port": port.to_string(),
             "rpc_addr": host,
             "http_addr": member.http_address,

@@ -37,12 +37,12 @@ pub(crate) fn node_stub(node: &Node, with_resources: bool, with_os: bool) -> Val
 pub(crate) fn node(node: &Node) -> Value {
     let description = &node.description;
     let resources = &description.resources;
-    let mut attributes = description.attributes.clone();
-    attributes.entry("nomad.version".into()).or_insert_with(|| description.version.clone());
     let more = [
         ("HTTPAddr", text(&description.http_address)),
+        // The agent's own, which nobody is shown.
+        ("SecretID", "".into()),
         ("TLSEnabled", false.into()),
-        ("Attributes", text_map(&attributes)),
+        ("Attributes", text_map(&description.attributes)),
         ("Resources", plain_resources(resources.total)),
         ("Reserved", plain_resources(resources.reserved)),
         ("NodeResources", node_resources(resources)),

@@ -1,23 +1,18 @@
 //! Constraints, affinities and spreads. Owns which operands exist and what their targets must look like; never evaluates one.
 
-use std::sync::LazyLock;
-
 use fsm::{
     JobKind, Text,
     job::{Affinity, Constraint, Spread, SpreadTarget},
 };
-use regex::{Regex, RegexBuilder};
 
 use super::{
     bounded,
     fields::{Fields, Report, is_empty, quoted},
 };
-use crate::jobspec::suggest::did_you_mean;
+use crate::jobspec::suggest::{did_you_mean, nearest};
 
 /// Weight of an affinity or spread that has none.
 const WEIGHT_DEFAULT: i64 = 50;
-/// Compiled size of a regular expression, bytes.
-const REGEX_BYTES_MAX: usize = 1 << 20;
 /// Different regular expressions of a job: each is compiled while the request is read, in up to some 10 ms.
 const PATTERNS_MAX: usize = 100;
 
@@ -122,7 +117,11 @@ fn check_operand(
         let message = "is missing: name what is compared, for example \"${attr.kernel.name}\"";
         report.error(fields.at("LTarget"), message);
     }
-    let resolved_later = right.contains("${");
+    if operand != "distinct_hosts"
+        && let Some(problem) = target_problem(left)
+    {
+        report.error(fields.at("LTarget"), problem);
+    }
     let problem = match operand {
         "is_set" | "is_not_set" if !right.is_empty() => {
             Some(format!("must be empty for {operand}, is {}", quoted(right)))
@@ -136,18 +135,69 @@ fn check_operand(
             let valid = right.is_empty() || right.parse::<u32>().is_ok_and(|count| count > 0);
             (!valid).then(|| format!("must be a whole number of at least 1, is {}", quoted(right)))
         }
-        _ if resolved_later => None,
+        _ if scheduler::is_target(right) => None,
         "regexp" => regex_problem(right, report),
-        "version" => versions_problem(right, &LENIENT, "\">= 1.2, < 2.0\""),
-        "semver" => versions_problem(right, &STRICT, "\">= 1.2.0\""),
+        "version" | "semver" => scheduler::pattern_problem(operand, right),
         _ if right.is_empty() && !matches!(operand, "=" | "==" | "is" | "!=" | "not") => {
             Some(format!("is missing: {operand} needs a value to compare with"))
         }
-        _ => None,
+        _ => target_problem(right),
     };
     if let Some(problem) = problem {
         report.error(fields.at("RTarget"), problem);
     }
+}
+
+/// Why a text that looks like a value of a node can never be one. None: it can, or it is a literal.
+fn target_problem(text: &str) -> Option<String> {
+    let is_plain = ["node.", "attr.", "meta."]
+        .iter()
+        .any(|kind| text.strip_prefix('$').unwrap_or(text).starts_with(kind));
+    if scheduler::is_target(text) || !(is_plain || text.contains("${")) {
+        return None;
+    }
+    let name = text.trim_start_matches('$');
+    let name = name.strip_prefix('{').unwrap_or(name);
+    let (name, is_whole) = match name.split_once('}') {
+        Some((name, rest)) => (name, rest.is_empty() && text.starts_with("${")),
+        None => (name, true),
+    };
+    let what = format!("{} is no value of a node", quoted(text));
+    if !is_whole {
+        return Some(format!("{what}: write \"${{…}}\" alone, without text around it"));
+    }
+    Some(match nearest_target(name) {
+        Some(name) => format!("{what}: did you mean \"${{{name}}}\"?"),
+        None => format!(
+            "{what}: use one of {}, or ${{attr.NAME}}, ${{meta.NAME}}",
+            scheduler::NODE_TARGETS.map(|name| format!("${{{name}}}")).join(", ")
+        ),
+    })
+}
+
+/// A text that is the same on all nodes, where they must differ.
+fn no_target(text: &str) -> String {
+    format!("{} is the same on all nodes: write for example \"${{node.datacenter}}\"", quoted(text))
+}
+
+/// The target that `name` is most likely meant to be.
+fn nearest_target(name: &str) -> Option<String> {
+    let name = name.trim();
+    let inner = name.strip_prefix("node.").unwrap_or(name);
+    if let Some((kind, key)) = inner.split_once('.').filter(|(_, key)| !key.is_empty()) {
+        let kind = match kind {
+            "attr" | "attribute" | "attributes" | "attrs" => Some("attr"),
+            "meta" | "metadata" | "metas" => Some("meta"),
+            _ => None,
+        };
+        if let Some(kind) = kind {
+            return Some(format!("{kind}.{key}"));
+        }
+    }
+    let last = name.rsplit('.').next().unwrap_or(name);
+    let same_end = |target: &&&str| target.rsplit('.').next() == Some(last);
+    let found = scheduler::NODE_TARGETS.iter().find(same_end).copied();
+    found.or_else(|| nearest(name, scheduler::NODE_TARGETS)).map(str::to_owned)
 }
 
 fn regex_problem(pattern: &str, report: &mut Report) -> Option<String> {
@@ -160,26 +210,8 @@ fn regex_problem(pattern: &str, report: &mut Report) -> Option<String> {
         ));
     }
     report.patterns.insert(pattern.to_owned());
-    let error = RegexBuilder::new(pattern).size_limit(REGEX_BYTES_MAX).build().err()?;
-    let text = error.to_string();
-    let cause = text.lines().last().unwrap_or(&text).trim_start_matches("error: ").to_owned();
+    let cause = scheduler::pattern_problem("regexp", pattern)?;
     Some(format!("{} is not a regular expression: {cause}", quoted(pattern)))
-}
-
-static LENIENT: LazyLock<Regex> = LazyLock::new(|| {
-    let pattern = r"^\s*(|=|!=|>|<|>=|<=|~>)\s*v?[0-9]{1,9}(\.[0-9]{1,18})*(-?[0-9A-Za-z~][0-9A-Za-z~-]*(\.[0-9A-Za-z~-]+)*)?(\+[0-9A-Za-z~.-]+)?\s*$";
-    Regex::new(pattern).expect("a constant pattern that a test compiles")
-});
-static STRICT: LazyLock<Regex> = LazyLock::new(|| {
-    let pattern = r"^\s*(|=|!=|>|<|>=|<=)\s*[0-9]{1,18}(\.[0-9]{1,18}){0,2}(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?(\+[0-9A-Za-z.-]+)?\s*$";
-    Regex::new(pattern).expect("a constant pattern that a test compiles")
-});
-
-fn versions_problem(text: &str, grammar: &Regex, example: &str) -> Option<String> {
-    let valid = text.split(',').all(|part| grammar.is_match(part));
-    (!valid).then(|| {
-        format!("{} is not a version condition: write for example {example}", quoted(text))
-    })
 }
 
 /// The `Spreads` of a job or group.
@@ -196,6 +228,9 @@ pub(super) fn spreads(fields: &mut Fields<'_>, kind: JobKind, report: &mut Repor
                 path,
                 "is missing: name what is spread over, for example \"${node.datacenter}\"",
             );
+        } else if !scheduler::is_target(attribute) {
+            let problem = target_problem(attribute);
+            report.error(path, problem.unwrap_or_else(|| no_target(attribute)));
         } else if out.iter().any(|other| &*other.attribute == attribute) {
             report.error(path, format!("another spread is over {}: merge them", quoted(attribute)));
         }
@@ -274,6 +309,78 @@ mod tests {
         read_pattern("^b$", &mut report);
         assert_eq!((report.errors.len(), report.patterns.len()), (1, PATTERNS_MAX));
         assert!(report.errors[0].message.contains("split the job"), "{:?}", report.errors);
+    }
+
+    /// What is said of a constraint, if it is refused.
+    fn problem(left: &str, operand: &str, right: &str) -> Option<String> {
+        let mut report = Report::default();
+        let value = json!({"LTarget": left, "Operand": operand, "RTarget": right});
+        let mut fields = Fields::new(&value, "c".to_owned(), &mut report).unwrap();
+        drop(constraint(&mut fields, true, &mut report));
+        report.errors.first().map(|error| format!("{}: {}", error.path, error.message))
+    }
+
+    /// A target that no node can have is refused in each place, with what was meant.
+    #[test]
+    fn targets_that_can_never_be_resolved_are_refused() {
+        for (text, meant) in [
+            ("$meta.rack", "${meta.rack}"),
+            ("meta.rack", "${meta.rack}"),
+            ("attr.kernel.name", "${attr.kernel.name}"),
+            ("node.class", "${node.class}"),
+            ("${node.meta.rack}", "${meta.rack}"),
+            ("${node.attr.arch}", "${attr.arch}"),
+            ("${attributes.arch}", "${attr.arch}"),
+            ("${node.name}", "${node.unique.name}"),
+            ("${node.id}", "${node.unique.id}"),
+            ("${datacenter}", "${node.datacenter}"),
+            ("${node.classs}", "${node.class}"),
+            ("${node.class", "${node.class}"),
+            ("${node.region}", "use one of"),
+            ("${env.HOME}", "use one of"),
+            ("${NOMAD_DC}", "use one of"),
+            ("${meta.}", "use one of"),
+            ("${meta.rack}-${meta.row}", "alone"),
+            ("x-${meta.rack}", "alone"),
+        ] {
+            let left = problem(text, "=", "x").unwrap_or_else(|| panic!("{text} is taken"));
+            assert!(left.starts_with("c.LTarget") && left.contains(meant), "{text}: {left}");
+            let right =
+                problem("${attr.x}", "!=", text).unwrap_or_else(|| panic!("{text} is taken"));
+            assert!(right.starts_with("c.RTarget") && right.contains(meant), "{text}: {right}");
+            assert!(problem(text, "is_set", "").is_some(), "{text}");
+            assert!(problem(text, "distinct_property", "2").is_some(), "{text}");
+        }
+        for text in
+            ["${node.unique.id}", "${attr.unique.x}", "${meta.a.b}", "literal", "metadata", "$5"]
+        {
+            assert_eq!(problem(text, "=", text), None);
+        }
+        assert_eq!(problem("${attr.x}", "regexp", "^node.[0-9]$"), None);
+    }
+
+    #[test]
+    fn patterns_are_judged_as_the_scheduler_reads_them() {
+        for (operand, right) in [
+            ("regexp", "(?i)^CLASS[0-9]$"),
+            ("regexp", r"\Qa.b\E"),
+            ("regexp", "{r"),
+            ("version", "~> 1.2, != 1.3"),
+            ("semver", ">= 1.7"),
+            ("semver", "${meta.wanted}"),
+        ] {
+            assert_eq!(problem("${attr.x}", operand, right), None);
+        }
+        for (operand, right, words) in [
+            ("regexp", "a**", "nested repetition"),
+            ("regexp", "(?=a)", "look-around"),
+            ("version", "== 1.2", "not a version condition"),
+            ("semver", "~> 1.2", "has no ~>"),
+            ("semver", "", "not a version condition"),
+        ] {
+            let problem = problem("${attr.x}", operand, right).unwrap_or_default();
+            assert!(problem.starts_with("c.RTarget") && problem.contains(words), "{problem}");
+        }
     }
 
     #[test]

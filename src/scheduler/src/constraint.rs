@@ -5,12 +5,13 @@
 use std::{borrow::Cow, cell::RefCell, cmp::Ordering, collections::BTreeMap};
 
 use fsm::{Node, Text, job::Constraint};
-use regex::{Regex, RegexBuilder};
+use regex::Regex;
 
-use crate::version::{LenientRequirement, StrictRequirement};
+use crate::{regexp, version::Requirement};
 
-/// Compiled size of one regular expression, bytes.
-const REGEX_BYTES_MAX: usize = 1 << 20;
+/// What `${…}` may name of a node, besides `attr.NAME` and `meta.NAME`.
+pub const NODE_TARGETS: [&str; 5] =
+    ["node.unique.id", "node.unique.name", "node.datacenter", "node.class", "node.pool"];
 
 /// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,15 +43,13 @@ impl Target {
             "node.datacenter" => Self::Datacenter,
             "node.class" => Self::Class,
             "node.pool" => Self::Pool,
-            _ => {
-                if let Some(key) = name.strip_prefix("attr.") {
-                    Self::Attribute(key.into())
-                } else if let Some(key) = name.strip_prefix("meta.") {
-                    Self::Meta(key.into())
-                } else {
-                    Self::Unknown
-                }
-            }
+            _ => match name.split_once('.') {
+                // `${meta.a}-${meta.b}` is no target.
+                _ if name.contains('}') => Self::Unknown,
+                Some(("attr", key)) if !key.is_empty() => Self::Attribute(key.into()),
+                Some(("meta", key)) if !key.is_empty() => Self::Meta(key.into()),
+                Some(_) | None => Self::Unknown,
+            },
         }
     }
 
@@ -138,20 +137,18 @@ pub(crate) enum Distinct {
 /// A right side that is compiled once per value.
 enum Pattern {
     Regex(Regex),
-    Lenient(LenientRequirement),
-    Strict(StrictRequirement),
+    Version(Requirement),
     /// Does not compile: never matches.
     Broken,
 }
 
 impl Pattern {
-    fn compile(operand: Operand, text: &str) -> Self {
-        let compiled = match operand {
-            Operand::Regexp => {
-                RegexBuilder::new(text).size_limit(REGEX_BYTES_MAX).build().ok().map(Self::Regex)
-            }
-            Operand::Version => LenientRequirement::parse(text).map(Self::Lenient),
-            Operand::Semver => StrictRequirement::parse(text).map(Self::Strict),
+    /// The pattern of an operand that has one, or why the text is none.
+    fn compile(operand: Operand, text: &str) -> Result<Option<Self>, String> {
+        let pattern = match operand {
+            Operand::Regexp => Self::Regex(regexp::compile(text)?),
+            Operand::Version => Self::Version(Requirement::version(text)?),
+            Operand::Semver => Self::Version(Requirement::semver(text)?),
             Operand::Equal
             | Operand::NotEqual
             | Operand::Less
@@ -164,19 +161,28 @@ impl Pattern {
             | Operand::SetContainsAny
             | Operand::DistinctHosts
             | Operand::DistinctProperty
-            | Operand::Unknown => None,
+            | Operand::Unknown => return Ok(None),
         };
-        compiled.unwrap_or(Self::Broken)
+        Ok(Some(pattern))
     }
 
     fn matches(&self, text: &str) -> bool {
         match self {
             Self::Regex(regex) => regex.is_match(text),
-            Self::Lenient(requirement) => requirement.met_by(text),
-            Self::Strict(requirement) => requirement.met_by(text),
+            Self::Version(requirement) => requirement.met_by(text),
             Self::Broken => false,
         }
     }
+}
+
+/// Whether `text` is `${…}` of something that nodes have. False also of a literal.
+pub fn is_target(text: &str) -> bool {
+    !matches!(Target::parse(&text.into()), Target::Unknown | Target::Literal(_))
+}
+
+/// Why `right` cannot be the pattern of `operand`, be it a regular expression or a condition on versions.
+pub fn pattern_problem(operand: &str, right: &str) -> Option<String> {
+    Pattern::compile(Operand::parse(operand), right).err()
 }
 
 /// A compiled constraint.
@@ -274,7 +280,8 @@ impl Condition {
             Operand::Version | Operand::Semver | Operand::Regexp => {
                 let mut patterns = self.patterns.borrow_mut();
                 if !patterns.contains_key(right) {
-                    patterns.insert(right.to_owned(), Pattern::compile(self.operand, right));
+                    let pattern = Pattern::compile(self.operand, right).ok().flatten();
+                    patterns.insert(right.to_owned(), pattern.unwrap_or(Pattern::Broken));
                 }
                 patterns.get(right).is_some_and(|pattern| pattern.matches(left))
             }

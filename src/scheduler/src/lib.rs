@@ -31,6 +31,7 @@ mod plan;
 mod preempt;
 mod rank;
 mod reconcile;
+mod regexp;
 mod reschedule;
 mod service;
 mod shuffle;
@@ -49,12 +50,13 @@ mod tests;
 
 pub use annotate::{Annotations, GroupAnnotation, annotate};
 pub use candidates::Memory;
+pub use constraint::{NODE_TARGETS, is_target, pattern_problem};
 pub use declared::{Declared, per_node_max};
 
 use fsm::{Evaluation, Index, JobKey, JobKind, Plan, State, TimeMs};
 
 /// Version of the scheduling rules. Servers that disagree on it must not schedule for each other.
-pub const SCHEDULER_VERSION: u32 = 2;
+pub const SCHEDULER_VERSION: u32 = 3;
 
 /// What one pass looks at.
 #[derive(Clone, Copy)]

@@ -2,7 +2,7 @@
 //!
 //! Values are numbered once per pass, and each candidate remembers its number, so that scoring a node costs no text comparison.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{Node, Text, job::Spread};
 
@@ -11,9 +11,14 @@ use crate::{constraint::Target, rank::real};
 const UNSEEN: u32 = u32::MAX;
 const MISSING: u32 = u32::MAX - 1;
 
+/// Stands for all values that no target of a spread lists (Nomad's implicit target).
+const OTHERS: &str = "*";
+
 /// Instances by value of `target`.
 pub(crate) struct ValueCounts {
     target: Target,
+    /// Values with a count of their own; the others share that of [`OTHERS`]. None: each has its own.
+    listed: Option<BTreeSet<Text>>,
     numbers: BTreeMap<Text, u32>,
     counts: Vec<u32>,
     /// Number of each candidate's value, by position.
@@ -24,14 +29,22 @@ impl ValueCounts {
     pub(crate) fn new(target: Target, candidates: usize) -> Self {
         Self {
             target,
+            listed: None,
             numbers: BTreeMap::new(),
             counts: Vec::new(),
             of_candidate: vec![UNSEEN; candidates],
         }
     }
 
+    /// Counts together what is not `listed`.
+    fn listing(self, listed: BTreeSet<Text>) -> Self {
+        Self { listed: Some(listed), ..self }
+    }
+
     fn number(&mut self, node: &Node) -> Option<u32> {
         let value = self.target.read(node)?;
+        let is_other = self.listed.as_ref().is_some_and(|listed| !listed.contains(&*value));
+        let value = if is_other { OTHERS.into() } else { value };
         if let Some(number) = self.numbers.get(&*value) {
             return Some(*number);
         }
@@ -99,7 +112,7 @@ pub(crate) struct SpreadCounts {
     weight: f64,
     /// Wanted instances by value; empty asks for an even spread.
     wanted: BTreeMap<Text, f64>,
-    /// Wanted instances for values without a target, if a share is left for them.
+    /// Wanted instances on all values without a target together, if a share is left for them.
     wanted_other: Option<f64>,
     /// By value number.
     wanted_of: Vec<Wanted>,
@@ -111,8 +124,13 @@ impl SpreadCounts {
     pub(crate) fn new(spread: &Spread, weight_sum: u32, count: u32, candidates: usize) -> Self {
         let percent_sum: u32 = spread.targets.iter().map(|target| u32::from(target.percent)).sum();
         let wanted = |percent: u32| f64::from(percent) / 100.0 * f64::from(count);
+        let values = ValueCounts::new(Target::parse(&spread.attribute), candidates);
         Self {
-            values: ValueCounts::new(Target::parse(&spread.attribute), candidates),
+            values: if spread.targets.is_empty() {
+                values
+            } else {
+                values.listing(spread.targets.iter().map(|target| target.value.clone()).collect())
+            },
             weight: f64::from(spread.weight) / f64::from(weight_sum.max(1)),
             wanted: spread
                 .targets

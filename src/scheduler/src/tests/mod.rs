@@ -6,6 +6,7 @@ mod affinity;
 mod annotate;
 mod checker;
 mod feasibility;
+mod language;
 mod model;
 mod preempt;
 mod random;
@@ -13,6 +14,7 @@ mod ranking;
 mod reconcile;
 mod reschedule;
 mod service;
+mod shares;
 mod system;
 
 pub(crate) use cluster::{Cluster, id, job, node};
