@@ -48,7 +48,16 @@ pub fn install_panic_hook() {
 
 /// Whether a panic of the runtime or the standard library is for want of threads: of the machine then, and of no invariant.
 fn is_want_of_threads(text: &str) -> bool {
-    text.starts_with("OS can't spawn worker thread") || text.starts_with("failed to spawn thread")
+    text.starts_with("OS can't spawn worker thread")
+        || text.starts_with("failed to spawn thread")
+        // A library that takes a thread's start for granted.
+        || text.contains("Os { code: 11,")
+}
+
+/// An error with what is short, if a thread could not be started (`EAGAIN`).
+pub fn explained(error: anyhow::Error) -> anyhow::Error {
+    let is_refused = format!("{error:#}").contains("(os error 11)");
+    if is_refused { error.context(open_files::NO_THREADS) } else { error }
 }
 
 /// A call for memory was refused: a panic that follows is for want of it.
@@ -83,6 +92,17 @@ pub fn failure() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_does_not_start_is_explained() {
+        let refused = std::io::Error::from_raw_os_error(11);
+        let shown = format!("{:#}", explained(anyhow::Error::new(refused).context("the state")));
+        assert!(shown.contains("ulimit -u") && shown.contains("the state"), "{shown}");
+        let other = format!("{:#}", explained(anyhow::anyhow!("the port is in use")));
+        assert_eq!(other, "the port is in use");
+        let text = "called `Result::unwrap()` on an `Err` value: Os { code: 11, kind: WouldBlock }";
+        assert!(is_want_of_threads(text));
+    }
 
     /// NW-08: the panic of one turn is an error of that turn.
     #[test]

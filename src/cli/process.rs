@@ -26,7 +26,7 @@ pub(crate) fn server(config: ServerConfig) -> anyhow::Result<()> {
     #[cfg(feature = "plant")]
     crate::plant::select()?;
     task::install_panic_hook();
-    crate::process::run(&config, exporter)
+    crate::process::run(&config, exporter).map_err(task::explained)
 }
 
 /// Runs an agent until it is told to stop.
@@ -34,7 +34,7 @@ pub(crate) fn agent(config: AgentConfig) -> anyhow::Result<()> {
     telemetry::start(&config.log);
     address_space::check()?;
     task::install_panic_hook();
-    crate::agent::run(agent_settings(config))
+    crate::agent::run(agent_settings(config)).map_err(task::explained)
 }
 
 fn agent_settings(config: AgentConfig) -> AgentSettings {
