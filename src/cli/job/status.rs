@@ -129,7 +129,7 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     sections.push(format!("Summary\n{}", summary(&job.summary)));
     if !arguments.short {
         sections.extend(blocked(&job.evaluations));
-        sections.extend(ended(&job));
+        sections.extend(ended(&job.specification, &job.allocations));
         if style.verbose {
             sections.push(format!("Evaluations\n{}", evaluations(&job.evaluations)));
         }
@@ -141,19 +141,27 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
 }
 
 /// What became of instances that a drain or a user ended, and how they run again.
-fn ended(job: &Job) -> Option<String> {
-    let is_run_once = matches!(job.specification.text("Type"), "batch" | "sysbatch");
-    let version = job.specification.number("Version");
+fn ended(job: &Value, allocations: &[Value]) -> Option<String> {
+    let is_run_once = matches!(job.text("Type"), "batch" | "sysbatch");
+    let version = job.number("Version");
+    let runs_again = |row: &Value| {
+        allocations.iter().any(|other| {
+            other.text("Name") == row.text("Name")
+                && other.number("CreateIndex") > row.number("CreateIndex")
+        })
+    };
     let is_ended = |row: &&Value| {
         row.text("DesiredDescription") == fsm::allocation::ENDED_BY_REQUEST
             && row.number("JobVersion") == version
+            && !runs_again(row)
     };
-    let rows: Vec<_> = job.allocations.iter().filter(is_ended).collect();
+    let rows: Vec<_> = allocations.iter().filter(is_ended).collect();
     let first = rows.first().filter(|_| is_run_once)?;
+    let count = rows.len();
+    let what = if count == 1 { "instance was" } else { "instances were" };
     Some(format!(
-        "Stopped\n{} of its instances were stopped by a drain or a user, and are not run again by themselves.\n\
+        "Stopped\n{count} {what} stopped by a drain or a user: nothing runs again by itself for that.\n\
          Run one again with: quorate alloc stop -reschedule {}",
-        rows.len(),
         first.text("ID").get(..8).unwrap_or_default()
     ))
 }
@@ -290,7 +298,7 @@ fn allocations(context: &Context, allocations: &[Value], style: Style) -> String
 mod tests {
     use serde_json::json;
 
-    use super::{blocked, job_type};
+    use super::{blocked, ended, job_type};
 
     #[test]
     fn periodic_and_parameterized_show_in_the_type() {
@@ -314,5 +322,21 @@ mod tests {
             "Placement Failure\nTask group \"web\" (1 allocation could not be placed):\n  * Resources exhausted on 1 node"
         );
         assert_eq!(blocked(&evaluations[..1]), None);
+    }
+    #[test]
+    fn what_was_ended_and_runs_again_nowhere_is_told_with_the_remedy() {
+        let job = json!({"Type": "batch", "Version": 1});
+        let row = |id: &str, index: u64, version: u64| {
+            json!({"ID": id, "Name": "sum.g[0]", "JobVersion": version, "CreateIndex": index,
+                "DesiredDescription": fsm::allocation::ENDED_BY_REQUEST})
+        };
+        let mut rows = vec![row("bfc63bd7-1", 7, 1)];
+        let told = ended(&job, &rows).unwrap_or_default();
+        assert!(told.starts_with("Stopped\n1 instance was stopped"), "{told}");
+        assert!(told.ends_with("quorate alloc stop -reschedule bfc63bd7"), "{told}");
+        assert_eq!(ended(&json!({"Type": "service", "Version": 1}), &rows), None);
+        assert_eq!(ended(&json!({"Type": "batch", "Version": 2}), &rows), None);
+        rows.push(json!({"ID": "c", "Name": "sum.g[0]", "JobVersion": 1, "CreateIndex": 9}));
+        assert_eq!(ended(&job, &rows), None, "it runs again");
     }
 }
