@@ -44,5 +44,10 @@ fn a_node_that_is_short_gets_nothing_new_and_is_not_suspended() {
     };
     assert!(said("refuses new work") && said("short of nothing any more"), "{node}");
     stage.finish();
+    // Tasks outlive their agent.
+    for name in ["running", "new"] {
+        stage.stop(name, false);
+        stage.await_ended(name);
+    }
     drop(agent);
 }
