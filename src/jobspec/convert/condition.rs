@@ -360,6 +360,25 @@ mod tests {
     }
 
     #[test]
+    fn a_spread_needs_what_differs_between_nodes() {
+        for (attribute, words) in [
+            ("dc1", "the same on all nodes"),
+            ("${node.region}", "is no value of a node"),
+            ("${meta.rack}", ""),
+        ] {
+            let mut report = Report::default();
+            let value = json!({"Spreads": [{"Attribute": attribute}]});
+            let mut fields = Fields::new(&value, "Job".to_owned(), &mut report).unwrap();
+            drop(spreads(&mut fields, JobKind::Service, &mut report));
+            let said = report.errors.first().map_or("", |error| &*error.message);
+            assert!(
+                said.contains(words) && said.is_empty() == words.is_empty(),
+                "{attribute}: {said}"
+            );
+        }
+    }
+
+    #[test]
     fn patterns_are_judged_as_the_scheduler_reads_them() {
         for (operand, right) in [
             ("regexp", "(?i)^CLASS[0-9]$"),

@@ -134,7 +134,10 @@ pub(crate) fn group<'a>(
     place(pass, group, &sorted, names, &mut changes);
 
     let healthy_ms_min = group.update.map_or(0, |update| update.healthy_ms_min);
-    for allocation in sorted.kept.into_iter().filter(|row| !is_over(row)) {
+    for allocation in sorted.kept {
+        if kind == JobKind::Batch && is_over(allocation) {
+            continue; // No update waits for it.
+        }
         if (allocation.job_create_index, allocation.job_version) != version {
             changes.outdated.push(allocation);
         } else if !is_healthy(allocation, healthy_ms_min, pass.now) {
@@ -178,7 +181,7 @@ pub(crate) fn is_lost(pass: &Pass<'_>, allocation: &Allocation) -> bool {
     pass.state.nodes().get(&allocation.node).is_none_or(|node| node.liveness == Liveness::Down)
 }
 
-/// Whether one that counts is not to run any more.
+/// Whether a drain or a user has asked for its end, and nobody for another one.
 fn is_over(allocation: &Allocation) -> bool {
     allocation.transition.migrate && !allocation.transition.reschedule
 }
@@ -274,6 +277,7 @@ fn drop_excess<'a>(sorted: &mut Sorted<'a>, wanted: usize, changes: &mut Changes
         {
             excess -= 1;
             changes.later.retain(|(_, id)| *id != allocation.id);
+            // It has a stop already.
             let is_ending = sorted.ending.iter().any(|ending| ending.id == allocation.id);
             if is_to_stop(allocation) && !is_ending {
                 changes.stops.push(StopWish { allocation, reason: Reason::NotNeeded });

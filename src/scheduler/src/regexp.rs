@@ -459,6 +459,7 @@ mod tests {
         (r"^\P{Greek}$", "l", "λ"),
         (r"^\p{^Greek}$", "l", "λ"),
         (r"^\P{^Lu}$", "A", "a"),
+        (r"^\p{Uppercase_Letter}$", "A", "a"),
         (r"^[\p{Lu}\d]$", "A", "a"),
         // Escapes.
         (r"^\Qa.b\E$", "a.b", "axb"),
