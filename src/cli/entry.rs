@@ -29,7 +29,7 @@ use super::system::SystemCommand;
 use super::up::UpArgs;
 use super::{
     agent, alloc, argv, bench, capacity, demo_web, eval, instance, job, node, operator, pool,
-    process, provider, server, system, up,
+    process, provider, server, status, system, up,
 };
 use crate::bench::BenchCommand;
 
@@ -102,8 +102,7 @@ enum Command {
     /// As `job stop`
     #[command(hide = true)]
     Stop(job::StopArgs),
-    /// As `job status`
-    #[command(hide = true)]
+    /// Show whatever has an id: a job, allocation, node or evaluation; without an id: the jobs
     Status(job::StatusArgs),
     /// As `job inspect`
     #[command(hide = true)]
@@ -301,7 +300,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Bench(command) => bench::run(context, &command),
         Command::Run(arguments) => job::run(context, &JobCommand::Run(arguments)),
         Command::Stop(arguments) => job::run(context, &JobCommand::Stop(arguments)),
-        Command::Status(arguments) => job::run(context, &JobCommand::Status(arguments)),
+        Command::Status(arguments) => status::run(context, arguments),
         Command::Inspect(arguments) => job::run(context, &JobCommand::Inspect(arguments)),
         Command::Validate(arguments) => job::run(context, &JobCommand::Validate(arguments)),
         Command::Logs(arguments) => alloc::run(context, &AllocCommand::Logs(arguments)),

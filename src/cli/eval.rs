@@ -58,6 +58,13 @@ pub(crate) struct StatusArgs {
     style: Style,
 }
 
+impl StatusArgs {
+    /// The status of one evaluation.
+    pub(crate) fn of(id: String, style: Style) -> Self {
+        Self { evaluation: id, monitor: false, style }
+    }
+}
+
 pub(crate) fn run(context: &Context, command: &EvalCommand) -> Outcome {
     match command {
         EvalCommand::List(arguments) => list(context, arguments),

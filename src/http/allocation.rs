@@ -27,10 +27,11 @@ async fn list(call: Call) -> Result<Answer, Error> {
             .iter()
             .filter(|a| namespaces.contains(&a.job.namespace) && prefix.matches(&a.id.0))
             .collect();
-        list.fill(
+        list.fill_stubs(
             rows,
             |a| (a.create_index, a.id),
             |a| view::allocation_stub(state, a, with_resources, with_task_states),
+            |a| view::allocation(state, a),
         )
     })
     .await

@@ -112,36 +112,21 @@ impl Call {
         extent: impl Fn(&State) -> Extent + Send + Sync,
         fill: impl FnOnce(&State, &mut List) -> Result<(), Error> + Send + 'static,
     ) -> Result<Answer, Error> {
-        let paging = Paging::of(self)?;
+        let (paging, filter) = (Paging::of(self)?, self.filter()?);
         let pretty = self.flag("pretty")?;
         let index = |state: &State| tables_index(state, tables);
         let snapshot = self.snapshot(tables, &index, &extent).await?;
         let mut meta = Meta::of(&snapshot, index(&snapshot.state));
-        let mut list = List::new(paging, self.options.response_bytes_max);
+        let mut list = List::new(paging, filter, self.options.response_bytes_max);
         let state = snapshot.state;
         let rows = tables.iter().map(|table| rows_of(&state, *table)).max().unwrap_or(0);
         let answers = self.answers.clone();
         let finish = move || {
             fill(&state, &mut list)?;
             let (body, next_token) = list.finish(pretty)?;
-            Ok::<_, Error>((answers.hold(body)?, next_token))
+            Ok((answers.hold(body)?, next_token))
         };
-        let (body, next_token) = if rows > ROWS_INLINE_MAX {
-            let turn = Arc::clone(&self.lists).acquire_owned();
-            let turn = tokio::time::timeout(self.options.timeout, turn).await;
-            let Ok(Ok(turn)) = turn else { return Err(self.lists_overloaded()) };
-            let build = move || {
-                let built = finish();
-                // A list is built to its end also when its client is gone, and its turn lasts as long.
-                drop(turn);
-                built
-            };
-            tokio::task::spawn_blocking(build)
-                .await
-                .map_err(|error| Error::internal(format!("building the list failed: {error}")))??
-        } else {
-            finish()?
-        };
+        let (body, next_token) = self.in_turn(rows, finish).await?;
         meta.next_token = next_token;
         Ok(Answer {
             status: axum::http::StatusCode::OK,
@@ -149,6 +134,29 @@ impl Call {
             body,
             meta: Some(meta),
         })
+    }
+
+    /// Runs what reads `rows` rows: here when they are few, on a thread of its own and in its turn when they are many.
+    pub(crate) async fn in_turn<T: Send + 'static>(
+        &self,
+        rows: usize,
+        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        if rows <= ROWS_INLINE_MAX {
+            return work();
+        }
+        let turn = Arc::clone(&self.lists).acquire_owned();
+        let turn = tokio::time::timeout(self.options.timeout, turn).await;
+        let Ok(Ok(turn)) = turn else { return Err(self.lists_overloaded()) };
+        let build = move || {
+            let built = work();
+            // A list is built to its end also when its client is gone, and its turn lasts as long.
+            drop(turn);
+            built
+        };
+        tokio::task::spawn_blocking(build)
+            .await
+            .map_err(|error| Error::internal(format!("building the list failed: {error}")))?
     }
 
     fn lists_overloaded(&self) -> Error {

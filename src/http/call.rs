@@ -26,6 +26,7 @@ use super::{
     Context, HttpOptions,
     answer::{Answer, AnswerBodies, Meta},
     error::Error,
+    filter::Filter,
     job_bodies::JobBodies,
 };
 use crate::{
@@ -134,9 +135,6 @@ impl FromRequest<Context> for Call {
 
 impl Call {
     fn check_common(&self) -> Result<(), Error> {
-        if self.parameter("filter").is_some_and(|filter| !filter.is_empty()) {
-            return Err(Error::bad("filter expressions are not supported by this server"));
-        }
         if self.parameter("region").is_some_and(|r| !r.is_empty() && r != self.options.region) {
             return Err(Error::no_region());
         }
@@ -209,6 +207,11 @@ impl Call {
                 ))
             }),
         }
+    }
+
+    /// The expression that rows of a list have to satisfy.
+    pub(crate) fn filter(&self) -> Result<Option<Filter>, Error> {
+        self.parameter("filter").filter(|text| !text.is_empty()).map(Filter::parse).transpose()
     }
 
     /// Namespaces that a list is asked for.

@@ -31,8 +31,16 @@ async fn list(call: Call) -> Result<Answer, Error> {
 
 async fn count(call: Call) -> Result<Answer, Error> {
     let matches = selection(&call)?;
+    let filter = call.filter()?;
     let count = |state: &State| {
-        Ok(json!({ "Count": state.evaluations().iter().filter(|e| matches(e)).count() }))
+        let mut count: usize = 0;
+        for evaluation in state.evaluations().iter().filter(|e| matches(e)) {
+            let selected = filter.as_ref().map_or(Ok(true), |filter| {
+                filter.selects(&view::evaluation_in(state, evaluation, None), None)
+            });
+            count += usize::from(selected?);
+        }
+        Ok(json!({ "Count": count }))
     };
     call.document(TABLES, count).await
 }
@@ -91,10 +99,11 @@ async fn allocations(call: Call) -> Result<Answer, Error> {
     let extent = move |state: &State| Extent::allocations_of_evaluation(state, id);
     call.list_within(&[TableId::Allocations], extent, move |state, list| {
         let rows: Vec<_> = state.allocations_of_evaluation(id).collect();
-        list.fill(
+        list.fill_stubs(
             rows,
             |a| (a.create_index, a.id),
             |a| view::allocation_stub(state, a, false, true),
+            |a| view::allocation(state, a),
         )
     })
     .await

@@ -124,10 +124,11 @@ async fn list(call: Call) -> Result<Answer, Error> {
                 state.jobs().iter().filter(|job| job.key.id.starts_with(&prefix)).collect()
             }
         };
-        list.fill(
+        list.fill_stubs(
             rows,
             |job| job.key.clone(),
             |job| view::job_stub(state, job, with_meta).unwrap_or(Value::Null),
+            |job| view::job(state, job).unwrap_or(Value::Null),
         )
     })
     .await
@@ -200,10 +201,11 @@ async fn allocations(call: &Call, key: JobKey) -> Result<Answer, Error> {
             .allocations_of_job(&key)
             .filter(|a| all || current.is_none_or(|current| a.job_create_index == current))
             .collect();
-        list.fill(
+        list.fill_stubs(
             rows,
             |a| (a.create_index, a.id),
             |a| view::allocation_stub(state, a, with_resources, true),
+            |a| view::allocation(state, a),
         )
     })
     .await

@@ -1,4 +1,4 @@
-//! Lists: order, pages, and the bound on their size. Rows are encoded one by one, so that a list costs its bytes and not its tree.
+//! Lists: order, filter, pages, and the bound on their size. Rows are encoded one by one, so that a list costs its bytes and not its tree.
 //!
 //! A page token is the key of the first row of the next page, so pages stay right while rows come and go.
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use fsm::{AllocationId, EvaluationId, Index, InstanceId, JobKey, NodeId, Text};
 use serde_json::Value;
 
-use super::{call::Call, error::Error};
+use super::{call::Call, error::Error, filter::Filter};
 use crate::percent;
 
 /// What `per_page`, `next_token` and `reverse` say.
@@ -83,22 +83,45 @@ created!(AllocationId, EvaluationId);
 /// The body of a list under construction.
 pub(crate) struct List {
     paging: Paging,
+    filter: Option<Filter>,
     bytes_max: usize,
     bytes: Vec<u8>,
     next_token: Option<String>,
 }
 
 impl List {
-    pub(crate) fn new(paging: Paging, bytes_max: usize) -> Self {
-        Self { paging, bytes_max, bytes: b"[".to_vec(), next_token: None }
+    pub(crate) fn new(paging: Paging, filter: Option<Filter>, bytes_max: usize) -> Self {
+        Self { paging, filter, bytes_max, bytes: b"[".to_vec(), next_token: None }
     }
 
     /// Adds the rows of the page that was asked for, in the order of their keys.
     pub(crate) fn fill<T, K: PageKey>(
         &mut self,
+        rows: Vec<T>,
+        key: impl Fn(&T) -> K,
+        view: impl Fn(&T) -> Value,
+    ) -> Result<(), Error> {
+        self.fill_with(rows, key, view, None::<fn(&T) -> Value>)
+    }
+
+    /// As [`Self::fill`], of rows that are shown in part: a filter may ask for any field of `whole`.
+    pub(crate) fn fill_stubs<T, K: PageKey>(
+        &mut self,
+        rows: Vec<T>,
+        key: impl Fn(&T) -> K,
+        stub: impl Fn(&T) -> Value,
+        whole: impl Fn(&T) -> Value,
+    ) -> Result<(), Error> {
+        self.fill_with(rows, key, stub, Some(whole))
+    }
+
+    /// A page ends where its rows are full: no row behind the first of the next page is looked at.
+    fn fill_with<T, K: PageKey>(
+        &mut self,
         mut rows: Vec<T>,
         key: impl Fn(&T) -> K,
         view: impl Fn(&T) -> Value,
+        whole: Option<impl Fn(&T) -> Value>,
     ) -> Result<(), Error> {
         rows.sort_by_key(&key);
         if self.paging.reverse {
@@ -117,12 +140,27 @@ impl List {
                 )
             }
         };
-        for (position, row) in rows.iter().skip(first).enumerate() {
-            if self.paging.per_page > 0 && position == self.paging.per_page {
+        let mut shown = 0;
+        for row in rows.iter().skip(first) {
+            let is_full = self.paging.per_page > 0 && shown == self.paging.per_page;
+            if is_full && self.filter.is_none() {
                 self.next_token = Some(key(row).token());
                 break;
             }
-            self.push(&view(row))?;
+            let value = view(row);
+            if let Some(filter) = &self.filter {
+                let whole = whole.as_ref().map(|whole| move || whole(row));
+                let whole = whole.as_ref().map(|whole| whole as &dyn Fn() -> Value);
+                if !filter.selects(&value, whole)? {
+                    continue;
+                }
+            }
+            if is_full {
+                self.next_token = Some(key(row).token());
+                break;
+            }
+            self.push(&value)?;
+            shown += 1;
         }
         Ok(())
     }
@@ -159,17 +197,27 @@ impl IdPrefix {
     /// What `prefix` asks for; everything when it is absent.
     pub(crate) fn of(call: &Call) -> Result<Self, Error> {
         let text = call.parameter("prefix").unwrap_or("");
+        Self::parse(text)
+            .ok_or_else(|| Error::bad(format!("prefix: `{text}` is not the beginning of a UUID")))
+    }
+
+    /// The prefix that a text is, if it begins a UUID.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let digits: Option<Vec<u8>> = text
             .chars()
             .filter(|c| *c != '-')
             .map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
             .collect();
-        match digits {
-            Some(digits) if digits.len() <= 32 => Ok(Self(digits)),
-            Some(_) | None => {
-                Err(Error::bad(format!("prefix: `{text}` is not the beginning of a UUID")))
-            }
+        digits.filter(|digits| digits.len() <= 32).map(Self)
+    }
+
+    /// The first id that begins with it.
+    pub(crate) fn first(&self) -> [u8; 16] {
+        let mut id = [0; 16];
+        for (position, digit) in self.0.iter().enumerate() {
+            id[position / 2] |= if position % 2 == 0 { digit << 4 } else { *digit };
         }
+        id
     }
 
     /// Whether an id begins with it.
@@ -201,14 +249,31 @@ mod tests {
     }
 
     fn pages(names: &[&str], per_page: usize, reverse: bool) -> Vec<Vec<String>> {
+        filtered_pages(names, per_page, reverse, || None)
+    }
+
+    fn filtered_pages(
+        names: &[&str],
+        per_page: usize,
+        reverse: bool,
+        filter: impl Fn() -> Option<Filter>,
+    ) -> Vec<Vec<String>> {
         let mut out = Vec::new();
         let mut token = None;
         loop {
-            let mut list = List::new(Paging { per_page, token, reverse }, 1_000);
+            let mut list = List::new(Paging { per_page, token, reverse }, filter(), 1_000);
             let rows: Vec<Text> = names.iter().map(|name| Text::from(*name)).collect();
-            list.fill(rows, Clone::clone, |row| Value::from(&**row)).unwrap();
+            list.fill_stubs(
+                rows,
+                Clone::clone,
+                |row| serde_json::json!({ "ID": &**row }),
+                |row| serde_json::json!({ "Length": row.len() }),
+            )
+            .unwrap();
             let (body, next) = list.finish(false).unwrap();
-            out.push(serde_json::from_slice(&body).unwrap());
+            let page: Vec<Value> = serde_json::from_slice(&body).unwrap();
+            let id = |row: &Value| row["ID"].as_str().unwrap().to_owned();
+            out.push(page.iter().map(id).collect());
             if next.is_none() {
                 return out;
             }
@@ -226,9 +291,22 @@ mod tests {
     }
 
     #[test]
+    fn pages_are_full_of_rows_that_the_filter_selects() {
+        let names = ["a", "bb", "c", "dd", "e", "ff"];
+        let of = |text: &str, per_page, reverse| {
+            filtered_pages(&names, per_page, reverse, || Some(Filter::parse(text).unwrap()))
+        };
+        assert_eq!(of("Length == 2", 2, false), [vec!["bb", "dd"], vec!["ff"]]);
+        assert_eq!(of("Length == 2", 3, false), [["bb", "dd", "ff"]]);
+        assert_eq!(of("Length == 2", 2, true), [vec!["ff", "dd"], vec!["bb"]]);
+        assert_eq!(of("ID == c or ID == \"ff\"", 1, false), [["c"], ["ff"]]);
+        assert_eq!(of("Length == 3", 1, false), [Vec::<String>::new()]);
+    }
+
+    #[test]
     fn a_list_larger_than_its_bound_is_refused() {
         let paging = Paging { per_page: 0, token: None, reverse: false };
-        let mut list = List::new(paging, 16);
+        let mut list = List::new(paging, None, 16);
         let rows: Vec<Text> = vec!["0123456789".into(), "abcdefghij".into()];
         let error = list.fill(rows, Clone::clone, |row| Value::from(&**row)).unwrap_err();
         assert_eq!(error, Error::answer_too_large(16));
@@ -241,5 +319,6 @@ mod tests {
         assert!(prefix(&[]).matches(&id));
         assert!(prefix(&[1, 2, 3]).matches(&id));
         assert!(!prefix(&[1, 2, 4]).matches(&id));
+        assert_eq!(prefix(&[1, 2, 3]).first()[..3], [0x12, 0x30, 0]);
     }
 }

@@ -21,6 +21,7 @@ mod capacity;
 mod client;
 mod error;
 mod evaluation;
+mod filter;
 mod instance;
 mod instance_pool;
 mod job;
@@ -35,6 +36,7 @@ mod node_life;
 mod node_pool;
 mod operator;
 pub mod rival;
+mod search;
 mod status;
 mod system;
 #[cfg(test)]
@@ -127,6 +129,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         .merge(allocation::routes())
         .merge(evaluation::routes())
         .merge(node::routes())
+        .merge(search::routes())
         .merge(node_pool::routes())
         .merge(instance_pool::routes())
         .merge(instance::routes())

@@ -41,7 +41,12 @@ async fn list(call: Call) -> Result<Answer, Error> {
     let with_os = call.flag("os")?;
     call.list(TABLES, move |state, list| {
         let rows: Vec<_> = state.nodes().iter().filter(|n| prefix.matches(&n.id.0)).collect();
-        list.fill(rows, |n| n.id, |n| view::node_stub(n, with_resources, with_os))
+        list.fill_stubs(
+            rows,
+            |n| n.id,
+            |n| view::node_stub(n, with_resources, with_os),
+            |n| view::node(n),
+        )
     })
     .await
 }

@@ -82,7 +82,12 @@ async fn nodes(call: Call) -> Result<Answer, Error> {
             .iter()
             .filter(|node| &*name == "all" || node.description.pool == name)
             .collect();
-        list.fill(rows, |node| node.id, |node| view::node_stub(node, false, false))
+        list.fill_stubs(
+            rows,
+            |node| node.id,
+            |node| view::node_stub(node, false, false),
+            |node| view::node(node),
+        )
     })
     .await
 }
@@ -99,10 +104,11 @@ async fn jobs(call: Call) -> Result<Answer, Error> {
             .filter(|job| namespaces.contains(&job.key.namespace))
             .filter(|job| state.current_spec(job).is_some_and(|spec| spec.node_pool == name))
             .collect();
-        list.fill(
+        list.fill_stubs(
             rows,
             |job| job.key.clone(),
             |job| view::job_stub(state, job, false).unwrap_or(Value::Null),
+            |job| view::job(state, job).unwrap_or(Value::Null),
         )
     })
     .await

@@ -12,6 +12,7 @@ mod pools;
 mod proxy;
 mod random;
 mod schedulers;
+mod search;
 mod shapes;
 mod socket;
 mod writes;

@@ -21,7 +21,7 @@ const EMPTY: [&str; 6] = [
 ];
 
 /// Paths that are refused by name.
-const REFUSED: [&str; 29] = [
+const REFUSED: [&str; 27] = [
     "/v1/acl/{*rest}",
     "/v1/agent/force-leave",
     "/v1/agent/host",
@@ -44,8 +44,6 @@ const REFUSED: [&str; 29] = [
     "/v1/operator/snapshot",
     "/v1/plugin/{*rest}",
     "/v1/scaling/policy/{id}",
-    "/v1/search",
-    "/v1/search/fuzzy",
     "/v1/service/{*rest}",
     "/v1/var/{*rest}",
     "/v1/volume/{*rest}",

@@ -47,6 +47,13 @@ pub(crate) struct StatusArgs {
     style: Style,
 }
 
+impl StatusArgs {
+    /// The status of one allocation.
+    pub(crate) fn of(id: String, style: Style) -> Self {
+        Self { allocation: Some(id), short: false, style }
+    }
+}
+
 /// Flags of `alloc stop`.
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {

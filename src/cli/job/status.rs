@@ -13,7 +13,7 @@ use crate::percent::encode;
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
     /// The job's id or the beginning of it; without: list all jobs
-    job: Option<String>,
+    pub(crate) job: Option<String>,
     /// Only the summary, no allocations
     #[arg(long)]
     short: bool,
@@ -21,7 +21,7 @@ pub(crate) struct StatusArgs {
     #[arg(long)]
     all_allocs: bool,
     #[command(flatten)]
-    style: Style,
+    pub(crate) style: Style,
 }
 
 pub(super) fn run(context: &Context, arguments: &StatusArgs) -> Outcome {

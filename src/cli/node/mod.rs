@@ -66,6 +66,13 @@ pub(crate) struct StatusArgs {
     style: Style,
 }
 
+impl StatusArgs {
+    /// The status of one node.
+    pub(crate) fn of(id: String, style: Style) -> Self {
+        Self { node: Some(id), offline: false, style }
+    }
+}
+
 pub(crate) fn run(context: &Context, command: &NodeCommand) -> Outcome {
     match command {
         NodeCommand::Status(arguments) => match &arguments.node {

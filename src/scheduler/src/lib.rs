@@ -52,6 +52,7 @@ pub use annotate::{Annotations, GroupAnnotation, annotate};
 pub use candidates::Memory;
 pub use constraint::{NODE_TARGETS, is_target, pattern_problem};
 pub use declared::{Declared, per_node_max};
+pub use regexp::compile as compile_pattern;
 
 use fsm::{Evaluation, Index, JobKey, JobKind, Plan, State, TimeMs};
 

@@ -21,8 +21,8 @@ const CLASSES: [&str; 14] = [
     "space", "upper", "word", "xdigit",
 ];
 
-/// The compiled expression, or why there is none.
-pub(crate) fn compile(pattern: &str) -> Result<Regex, String> {
+/// The compiled expression of a pattern in Go's syntax, or why there is none.
+pub fn compile(pattern: &str) -> Result<Regex, String> {
     let mut reader = Reader {
         rest: pattern,
         out: String::new(),

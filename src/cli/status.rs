@@ -1,0 +1,81 @@
+//! `quorate status ID`: whatever has that id, as its own command shows it.
+
+use serde_json::{Value, json};
+
+use super::alloc::{self, AllocCommand};
+use super::context::{Context, Outcome};
+use super::eval::{self, EvalCommand};
+use super::job::{self, JobCommand};
+use super::node::{self, NodeCommand};
+use super::output::table;
+use super::view::{Fields, texts};
+
+/// Contexts of a search whose things have a status, and what one is called.
+const CONTEXTS: [(&str, &str); 4] =
+    [("jobs", "job"), ("allocs", "allocation"), ("nodes", "node"), ("evals", "evaluation")];
+
+/// Finds what the id names and shows it; without an id the jobs are listed.
+pub(crate) fn run(context: &Context, arguments: job::StatusArgs) -> Outcome {
+    let Some(typed) = &arguments.job else {
+        return job::run(context, &JobCommand::Status(arguments));
+    };
+    let style = arguments.style;
+    let found =
+        context.client.put("/v1/search", &[], &json!({ "Prefix": typed, "Context": "all" }))?;
+    let id = typed.clone();
+    match noun(&found, typed)? {
+        "allocation" => {
+            alloc::run(context, &AllocCommand::Status(alloc::StatusArgs::of(id, style)))
+        }
+        "node" => node::run(context, &NodeCommand::Status(node::StatusArgs::of(id, style))),
+        "evaluation" => eval::run(context, &EvalCommand::Status(eval::StatusArgs::of(id, style))),
+        // A job, or nothing, which the job command explains.
+        _ => job::run(context, &JobCommand::Status(arguments)),
+    }
+}
+
+/// What the text names: a job of exactly this id comes first, as in Nomad; else it must be one kind of thing.
+fn noun(found: &Value, typed: &str) -> anyhow::Result<&'static str> {
+    let matches: Vec<(&str, Vec<&str>)> = CONTEXTS
+        .into_iter()
+        .map(|(context, noun)| (noun, texts(found["Matches"].items(context))))
+        .filter(|(_, ids)| !ids.is_empty())
+        .collect();
+    let is_exact = |(_, ids): &&(&'static str, Vec<&str>)| ids.contains(&typed);
+    if let Some((noun, _)) = matches.iter().find(is_exact) {
+        return Ok(*noun);
+    }
+    match matches.as_slice() {
+        [] => Ok("job"),
+        [(noun, _)] => Ok(*noun),
+        several => {
+            let lines: Vec<Vec<String>> = several
+                .iter()
+                .flat_map(|(noun, ids)| {
+                    ids.iter().map(|id| vec![(*noun).to_owned(), (*id).to_owned()])
+                })
+                .collect();
+            let shown = table(&["Kind", "ID"], &lines);
+            anyhow::bail!("\"{typed}\" matches several things; type more of the id:\n{shown}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_one_thing_that_matches_is_shown_and_a_job_of_that_id_first() {
+        let of = |typed: &str, matches: Value| {
+            noun(&json!({ "Matches": matches }), typed).map_err(|error| error.to_string())
+        };
+        assert_eq!(of("ab12", json!({ "allocs": ["ab12f"], "jobs": [] })), Ok("allocation"));
+        assert_eq!(of("ab", json!({ "nodes": ["ab12f", "ab3"] })), Ok("node"));
+        assert_eq!(of("ab", json!({ "jobs": ["ab", "abc"], "evals": ["ab12f"] })), Ok("job"));
+        assert_eq!(of("web", json!({})), Ok("job"));
+        let several = of("ab", json!({ "jobs": ["abc"], "evals": ["ab12f"] }));
+        let text = several.unwrap_err();
+        assert!(text.contains("job         abc\nevaluation  ab12f"), "{text}");
+    }
+}

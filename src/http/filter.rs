@@ -1,0 +1,224 @@
+//! Filter expressions of lists: Nomad's bexpr language.
+//!
+//! ```text
+//!  ClientStatus == "running" and not (Meta["rack"] is empty or Name matches "^web")
+//! ```
+//!
+//! A selector names a field of the object that the list shows, or of the whole object when the list shows less. The first part of a selector must be a
+//! field; what a map does not have is not equal to anything, not in anything, and empty. What is wrong is refused with its column.
+
+mod evaluate;
+mod parse;
+
+use regex::Regex;
+use serde_json::Value;
+
+use super::error::Error;
+
+/// Length of an expression, bytes.
+const BYTES_MAX: usize = 8 << 10;
+/// How deep parentheses and `not` may be nested.
+const DEPTH_MAX: usize = 64;
+
+/// A parsed expression.
+#[derive(Debug)]
+pub(crate) struct Filter(Expression);
+
+#[derive(Debug)]
+enum Expression {
+    And(Box<Expression>, Box<Expression>),
+    Or(Box<Expression>, Box<Expression>),
+    Not(Box<Expression>),
+    Match(Selector, Operator),
+}
+
+/// Where a value is, from the object down.
+#[derive(Debug)]
+struct Selector {
+    path: Vec<String>,
+    /// Column of its first character, from 1.
+    column: usize,
+}
+
+#[derive(Debug)]
+enum Operator {
+    Equals(String),
+    DoesNotEqual(String),
+    /// `value in selector` and `selector contains value`.
+    Contains(String),
+    DoesNotContain(String),
+    Matches(Regex),
+    DoesNotMatch(Regex),
+    IsEmpty,
+    IsNotEmpty,
+}
+
+impl Filter {
+    /// Parses an expression.
+    pub(crate) fn parse(text: &str) -> Result<Self, Error> {
+        if text.len() > BYTES_MAX {
+            return Err(Error::bad(format!("filter: longer than {BYTES_MAX} bytes")));
+        }
+        parse::expression(text).map(Self)
+    }
+
+    /// Whether a row is selected: `shown` is what the list shows of it, `whole` makes the whole object, where the list shows less.
+    pub(crate) fn selects(
+        &self,
+        shown: &Value,
+        whole: Option<&dyn Fn() -> Value>,
+    ) -> Result<bool, Error> {
+        evaluate::Row::new(shown, whole).satisfies(&self.0)
+    }
+}
+
+/// An error at a column.
+fn wrong(column: usize, what: impl std::fmt::Display) -> Error {
+    Error::bad(format!("filter: column {column}: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use std::cell::Cell;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn row() -> Value {
+        json!({
+            "Name": "web-1", "Priority": 50, "Weight": 0.5, "Stop": false, "Parent": null,
+            "Datacenters": ["dc1", "dc2"], "Ports": [80, 443], "Events": [],
+            "Meta": { "rack": "r1", "a b": "x", "empty": "" },
+            "Job": { "Meta": { "owner": "ops" }, "Type": "service" },
+            "Groups": [{ "Name": "g" }],
+        })
+    }
+
+    fn selects(text: &str) -> Result<bool, String> {
+        let filter = Filter::parse(text).map_err(|error| format!("{error:?}"))?;
+        filter.selects(&row(), None).map_err(|error| format!("{error:?}"))
+    }
+
+    #[test]
+    fn expressions_select_as_in_nomad() {
+        for (text, expected) in [
+            (r#"Name == "web-1""#, true),
+            ("Name == `web-1`", true),
+            (r#"Name != "web-1""#, false),
+            ("Priority == 50", true),
+            ("Priority == \"50\"", true),
+            ("Priority != 51", true),
+            ("Weight == 0.5", true),
+            ("Stop == false", true),
+            ("Stop == F", true),
+            ("Stop != true", true),
+            ("Job.Type == service", true),
+            (r#"Job.Meta.owner == "ops""#, true),
+            (r#""/Job/Meta/owner" == "ops""#, true),
+            (r#"Meta["a b"] == "x""#, true),
+            (r#"Meta.rack == "r1""#, true),
+            // What a map does not have.
+            (r#"Meta.row == "r1""#, false),
+            (r#"Meta.row != "r1""#, true),
+            ("Meta.row is empty", true),
+            ("Meta.row is not empty", false),
+            ("\"r\" in Meta.row", false),
+            ("\"r\" not in Meta.row", true),
+            ("Meta.row matches \".*\"", false),
+            ("Meta.row not matches \".*\"", true),
+            ("Meta.row.deeper is empty", true),
+            // Null.
+            ("Parent is empty", true),
+            ("Parent == \"x\"", false),
+            ("Parent != \"x\"", true),
+            // Lists, maps and parts of texts.
+            ("dc1 in Datacenters", true),
+            ("\"dc3\" in Datacenters", false),
+            ("dc3 not in Datacenters", true),
+            ("Datacenters contains dc2", true),
+            ("Datacenters not contains dc2", false),
+            ("443 in Ports", true),
+            ("444 in Ports", false),
+            ("rack in Meta", true),
+            ("row in Meta", false),
+            ("\"eb-\" in Name", true),
+            ("Name contains \"xx\"", false),
+            ("Events is empty", true),
+            ("Datacenters is not empty", true),
+            ("Meta.empty is empty", true),
+            ("Groups.0.Name == g", true),
+            ("Groups.1.Name is empty", true),
+            // Patterns.
+            (r#"Name matches "^web-[0-9]$""#, true),
+            (r#"Name not matches "^db""#, true),
+            ("Name matches `(?i)^WEB`", true),
+            // Logic: `and` binds closer than `or`, `not` closest.
+            ("Stop == true and Stop == true or Priority == 50", true),
+            ("Priority == 50 or Stop == true and Stop == true", true),
+            ("(Priority == 50 or Stop == true) and Stop == true", false),
+            ("not Stop == true", true),
+            ("not not Stop == true", false),
+            ("not (Stop == false and Priority == 50)", false),
+            ("  Stop==false   and(Priority==50)", true),
+        ] {
+            assert_eq!(selects(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_with_its_column() {
+        let nested = format!("{}Stop == true{}", "(".repeat(65), ")".repeat(65));
+        for (text, column, what) in [
+            ("", 1, "a field"),
+            ("Name", 5, "an operator"),
+            ("Name =", 6, "an operator"),
+            ("Name == ", 9, "a value"),
+            ("Name == web-1", 12, "quotes"),
+            ("Name == \"web", 9, "never closed"),
+            ("Name == `web", 9, "never closed"),
+            ("Name == \"a\\q\"", 11, "escape"),
+            ("(Name == a", 11, "`)`"),
+            ("Name == a)", 10, "`and`"),
+            ("Name == a Stop == true", 11, "`and`"),
+            ("Name is full", 9, "`empty`"),
+            ("Name not like x", 10, "`in`"),
+            ("Name matches \"(\"", 14, "unclosed"),
+            ("Nmae == a", 1, "`Name`"),
+            ("Priority == high", 1, "whole number"),
+            ("Stop == maybe", 1, "true or false"),
+            ("Datacenters == dc1", 1, "list"),
+            ("Meta == x", 1, "map"),
+            ("Priority is empty", 1, "number"),
+            ("5 in Priority", 6, "number"),
+            ("Priority matches x", 1, "number"),
+            ("x in Groups", 6, "objects"),
+            ("Name.First == x", 1, "no parts"),
+            ("Groups.Name == g", 1, "position"),
+            ("any Groups as g { g.Name == x }", 1, "`any`"),
+            ("Priority > 5", 10, "an operator"),
+            (&nested, 65, "deep"),
+        ] {
+            let error = selects(text).unwrap_err();
+            assert!(error.contains(&format!("column {column}:")), "{text}: {error}");
+            assert!(error.contains(what), "{text}: {error}");
+        }
+        assert!(Filter::parse(&"x".repeat(BYTES_MAX + 1)).is_err());
+    }
+
+    #[test]
+    fn the_whole_object_is_made_once_and_only_for_fields_that_are_not_shown() {
+        let made = Cell::new(0);
+        let whole = || {
+            made.set(made.get() + 1);
+            json!({ "Name": "other", "Links": { "a": "1" } })
+        };
+        let filter = Filter::parse("Name == \"web-1\"").unwrap();
+        assert!(filter.selects(&row(), Some(&whole)).unwrap());
+        assert_eq!(made.get(), 0);
+        let filter = Filter::parse("Links.a == 1 and \"a\" in Links").unwrap();
+        assert!(filter.selects(&row(), Some(&whole)).unwrap());
+        assert_eq!(made.get(), 1);
+    }
+}

@@ -1,0 +1,173 @@
+//! Whether a row satisfies an expression.
+
+use std::cell::OnceCell;
+
+use serde_json::{Map, Value};
+
+use super::{Expression, Operator, Selector, wrong};
+use crate::{http::error::Error, jobspec::suggest::nearest};
+
+/// A row that is looked at.
+pub(super) struct Row<'a> {
+    shown: &'a Value,
+    whole: Option<&'a dyn Fn() -> Value>,
+    made: OnceCell<Value>,
+}
+
+impl<'a> Row<'a> {
+    pub(super) fn new(shown: &'a Value, whole: Option<&'a dyn Fn() -> Value>) -> Self {
+        Self { shown, whole, made: OnceCell::new() }
+    }
+
+    pub(super) fn satisfies(&self, expression: &Expression) -> Result<bool, Error> {
+        Ok(match expression {
+            Expression::And(left, right) => self.satisfies(left)? && self.satisfies(right)?,
+            Expression::Or(left, right) => self.satisfies(left)? || self.satisfies(right)?,
+            Expression::Not(inside) => !self.satisfies(inside)?,
+            Expression::Match(selector, operator) => {
+                let found = self.find(selector)?;
+                matches(found, operator).map_err(|what| wrong(selector.column, what))?
+            }
+        })
+    }
+
+    /// The value that a selector names; none where a map or list has nothing of that name.
+    fn find(&self, selector: &Selector) -> Result<Option<&Value>, Error> {
+        let Some((field, rest)) = selector.path.split_first() else { return Ok(None) };
+        let Some(mut value) = self.field(field) else {
+            return Err(wrong(selector.column, self.unknown(field)));
+        };
+        for part in rest {
+            let inside = match value {
+                Value::Object(object) => object.get(part),
+                Value::Array(list) => {
+                    let position: usize = part.parse().map_err(|_| {
+                        wrong(selector.column, format!("a list has positions, not `{part}`: write the position of an element, from 0"))
+                    })?;
+                    list.get(position)
+                }
+                Value::Null => None,
+                Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+                    let text = format!("{} has no parts, and `{part}` asks for one", kind(value));
+                    return Err(wrong(selector.column, text));
+                }
+            };
+            let Some(inside) = inside else { return Ok(None) };
+            value = inside;
+        }
+        Ok(Some(value))
+    }
+
+    fn field(&self, name: &str) -> Option<&Value> {
+        self.shown.get(name).or_else(|| self.whole()?.get(name))
+    }
+
+    fn whole(&self) -> Option<&Value> {
+        let whole = self.whole?;
+        Some(self.made.get_or_init(whole))
+    }
+
+    /// The error about a field that does not exist, with the nearest that does.
+    fn unknown(&self, name: &str) -> String {
+        let fields = [Some(self.shown), self.whole()];
+        let known = fields.into_iter().flatten().filter_map(Value::as_object).flat_map(Map::keys);
+        match nearest(name, known.map(String::as_str)) {
+            Some(nearest) => format!("there is no field `{name}`; did you mean `{nearest}`?"),
+            None => format!("there is no field `{name}`"),
+        }
+    }
+}
+
+fn matches(found: Option<&Value>, operator: &Operator) -> Result<bool, String> {
+    let found = found.filter(|value| !value.is_null());
+    Ok(match operator {
+        Operator::Equals(expected) => found.map_or(Ok(false), |v| equals(v, expected))?,
+        Operator::DoesNotEqual(expected) => !found.map_or(Ok(false), |v| equals(v, expected))?,
+        Operator::Contains(item) => found.map_or(Ok(false), |v| contains(v, item))?,
+        Operator::DoesNotContain(item) => !found.map_or(Ok(false), |v| contains(v, item))?,
+        Operator::Matches(pattern) => found.map_or(Ok(false), |v| fits(v, pattern))?,
+        Operator::DoesNotMatch(pattern) => !found.map_or(Ok(false), |v| fits(v, pattern))?,
+        Operator::IsEmpty => found.map_or(Ok(true), is_empty)?,
+        Operator::IsNotEmpty => !found.map_or(Ok(true), is_empty)?,
+    })
+}
+
+fn equals(value: &Value, expected: &str) -> Result<bool, String> {
+    match value {
+        Value::String(text) => Ok(text == expected),
+        Value::Bool(value) => match expected {
+            "1" | "t" | "T" | "true" | "True" | "TRUE" => Ok(*value),
+            "0" | "f" | "F" | "false" | "False" | "FALSE" => Ok(!*value),
+            _ => Err(format!("this field is true or false, not `{expected}`")),
+        },
+        Value::Number(number) if number.is_f64() => expected
+            .parse::<f64>()
+            .map(|expected| number.as_f64() == Some(expected))
+            .map_err(|_| format!("this field is a number, not `{expected}`")),
+        Value::Number(number) => expected
+            .parse::<i128>()
+            .map(|expected| {
+                number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
+                    == Some(expected)
+            })
+            .map_err(|_| format!("this field is a whole number, not `{expected}`")),
+        Value::Null => Ok(false),
+        Value::Array(_) | Value::Object(_) => {
+            Err(format!("{} cannot be compared: use `in` or `is empty`", kind(value)))
+        }
+    }
+}
+
+fn contains(value: &Value, item: &str) -> Result<bool, String> {
+    match value {
+        Value::String(text) => Ok(text.contains(item)),
+        Value::Object(map) => Ok(map.contains_key(item)),
+        Value::Array(list) => {
+            for element in list {
+                if element.is_object() || element.is_array() {
+                    return Err(
+                        "this list holds objects: select a field of one by its position".to_owned()
+                    );
+                }
+                if equals(element, item)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        }
+        Value::Null => Ok(false),
+        Value::Bool(_) | Value::Number(_) => {
+            Err(format!("{} holds nothing: use `==`", kind(value)))
+        }
+    }
+}
+
+fn fits(value: &Value, pattern: &regex::Regex) -> Result<bool, String> {
+    match value {
+        Value::String(text) => Ok(pattern.is_match(text)),
+        other => Err(format!("{} cannot be matched: only a text can", kind(other))),
+    }
+}
+
+fn is_empty(value: &Value) -> Result<bool, String> {
+    match value {
+        Value::String(text) => Ok(text.is_empty()),
+        Value::Array(list) => Ok(list.is_empty()),
+        Value::Object(map) => Ok(map.is_empty()),
+        Value::Null => Ok(true),
+        Value::Bool(_) | Value::Number(_) => {
+            Err(format!("{} is never empty: use `==`", kind(value)))
+        }
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "a map",
+    }
+}
