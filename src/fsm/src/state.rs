@@ -311,6 +311,15 @@ impl State {
         versions
     }
 
+    /// The newest version of a job's incarnation that is marked as stable.
+    pub fn last_stable_version(
+        &self,
+        job: &JobKey,
+        create_index: Index,
+    ) -> Option<Arc<JobVersion>> {
+        self.versions_of(job, create_index).into_iter().find(|version| version.stable)
+    }
+
     /// What is derived for a job.
     pub fn job_index(&self, job: &JobKey) -> Option<&Arc<JobIndex>> {
         self.by_job.get(job)

@@ -474,3 +474,30 @@ fn a_namespace_stays_as_long_as_a_job_in_it_waits_for_nodes() {
         driver.accept(delete.clone());
     }
 }
+
+/// What a revert goes back to: the newest version with the mark, of this incarnation only.
+#[test]
+fn the_last_stable_version_is_the_newest_one_that_is_marked() {
+    let mut driver = Driver::default();
+    for count in 1..=4 {
+        driver.register_job(job("t", JobKind::Service, count));
+    }
+    let created = driver.job_row("t").create_index;
+    let stable = |driver: &Driver| {
+        let found = driver.state.last_stable_version(&job_key("t"), created);
+        found.map(|version| version.version)
+    };
+    let mark = |driver: &mut Driver, version, stable| {
+        let index = driver.state.index();
+        let mut changes = crate::table::ChangeSet::default();
+        let mut turn = crate::apply::Turn::new(&mut driver.state, &mut changes, index);
+        turn.set_version_stable(&job_key("t"), created, version, stable)
+    };
+    assert_eq!(stable(&driver), None);
+    assert!(mark(&mut driver, 2, true) && mark(&mut driver, 0, true));
+    assert_eq!(stable(&driver), Some(2));
+    assert!(mark(&mut driver, 2, false));
+    assert_eq!(stable(&driver), Some(0));
+    assert!(!mark(&mut driver, 9, true), "there is no such version");
+    assert_eq!(driver.state.last_stable_version(&job_key("t"), created + 1), None);
+}

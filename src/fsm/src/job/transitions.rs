@@ -150,6 +150,27 @@ impl Turn<'_> {
         job
     }
 
+    /// Marks a stored version as stable, or takes the mark back. Returns whether the version exists.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "deployments, which come next, mark versions")
+    )]
+    pub(crate) fn set_version_stable(
+        &mut self,
+        job: &JobKey,
+        create_index: Index,
+        version: u64,
+        stable: bool,
+    ) -> bool {
+        let key = (job.clone(), create_index, version);
+        let Some(row) = self.state.job_versions.get(&key).cloned() else { return false };
+        if row.stable != stable {
+            self.state.job_versions.put(JobVersion { stable, ..(*row).clone() }, self.changes);
+            self.effects.insert(Effect::Job(job.clone()));
+        }
+        true
+    }
+
     /// Drops old versions, except the newest ones and those that an allocation runs.
     pub(crate) fn drop_old_versions(&mut self, job: &Job) {
         let versions = self.state.versions_of(&job.key, job.create_index);
