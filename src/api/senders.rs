@@ -25,6 +25,7 @@ fn row(command: &Command) -> (&'static str, Senders) {
         Command::RegisterJob(_) => ("RegisterJob", Clients),
         Command::DeregisterJob(_) => ("DeregisterJob", Clients),
         Command::EvaluateJob(_) => ("EvaluateJob", Clients),
+        Command::MarkJobVersion(_) => ("MarkJobVersion", Clients),
         Command::RegisterNode(_) => ("RegisterNode", Agents),
         Command::NodeReadiness(_) => ("NodeReadiness", Agents),
         Command::NodeShortage(_) => ("NodeShortage", Agents),

@@ -21,10 +21,12 @@ const READ_FAILURE_MAX: Duration = Duration::from_mins(1);
 pub(crate) enum Exit {
     /// 0.
     Success,
-    /// 1: done as asked, but the answer is no (validation, a failed allocation).
+    /// 1: done as asked, but the answer is no (validation, a failed allocation), or a plan creates or ends allocations.
     Failure,
     /// 2: registered, but not all of it could be placed.
     NotPlaced,
+    /// 255: there is no plan.
+    PlanError,
 }
 
 impl Exit {
@@ -33,6 +35,7 @@ impl Exit {
             Self::Success => 0,
             Self::Failure => 1,
             Self::NotPlaced => 2,
+            Self::PlanError => 255,
         }
     }
 }

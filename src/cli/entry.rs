@@ -99,6 +99,9 @@ enum Command {
     /// As `job run`
     #[command(hide = true)]
     Run(job::RunArgs),
+    /// As `job plan`
+    #[command(hide = true)]
+    Plan(job::PlanArgs),
     /// As `job stop`
     #[command(hide = true)]
     Stop(job::StopArgs),
@@ -140,6 +143,7 @@ impl Command {
             | Self::Operator(_)
             | Self::System(_)
             | Self::Run(_)
+            | Self::Plan(_)
             | Self::Stop(_)
             | Self::Status(_)
             | Self::Inspect(_)
@@ -225,7 +229,7 @@ fn parse(arguments: Vec<OsString>, output: &Output) -> anyhow::Result<Option<Com
 }
 
 /// Nomad's commands that do not exist here.
-const UNBUILT: [&str; 42] = [
+const UNBUILT: [&str; 40] = [
     "acl",
     "action",
     "allocs",
@@ -251,7 +255,6 @@ const UNBUILT: [&str; 42] = [
     "monitor",
     "namespace",
     "periodic",
-    "plan",
     "plugin",
     "pool",
     "promote",
@@ -259,7 +262,6 @@ const UNBUILT: [&str; 42] = [
     "quota",
     "recommendation",
     "restart",
-    "revert",
     "scale",
     "scaling",
     "secrets",
@@ -299,6 +301,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::System(command) => system::run(context, &command),
         Command::Bench(command) => bench::run(context, &command),
         Command::Run(arguments) => job::run(context, &JobCommand::Run(arguments)),
+        Command::Plan(arguments) => job::run(context, &JobCommand::Plan(arguments)),
         Command::Stop(arguments) => job::run(context, &JobCommand::Stop(arguments)),
         Command::Status(arguments) => status::run(context, arguments),
         Command::Inspect(arguments) => job::run(context, &JobCommand::Inspect(arguments)),

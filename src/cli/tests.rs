@@ -484,7 +484,7 @@ fn nomads_short_forms_work_and_what_is_not_built_is_named() {
     assert!(server.run("job inspect -version 7 web").err.contains("has no version 7"));
     let ran = server.run("job eval -detach web");
     assert_eq!((ran.code, ran.out.contains(EVALUATION)), (0, true), "{}", ran.err);
-    for line in ["job plan web.hcl", "plan web.hcl", "node pool list", "alloc exec x"] {
+    for line in ["job scale web 3", "ui", "node pool list", "alloc exec x"] {
         let ran = server.run(line);
         let named = ran.err.contains("is a command of Nomad's that is not built here yet");
         assert!(ran.code == 1 && named, "{line}: {}", ran.err);

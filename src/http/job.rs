@@ -16,19 +16,22 @@ use super::{
     body::Fields,
     call::{Call, Namespaces},
     error::Error,
-    jobs_bridge, view, writes,
+    job_plan, job_versions, jobs_bridge, view, writes,
 };
 use crate::api::Written;
 
 const JOB_TABLES: &[TableId] = &[TableId::Jobs];
 const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocations];
-const VERSION_TABLES: &[TableId] = &[TableId::Jobs, TableId::JobVersions];
 /// The region of jobs that name none; in a request it stands, as in Nomad, for the region of whoever is asked.
 const REGION_ANY: &str = "global";
 
 /// Verbs behind a job id that are answered, with the methods they take.
-const VERBS: [(&str, &str); 8] = [
+const VERBS: [(&str, &str); 12] = [
     ("evaluate", "write"),
+    ("plan", "write"),
+    ("revert", "write"),
+    ("stable", "write"),
+    ("tag", "tag"),
     ("allocations", "read"),
     ("evaluations", "read"),
     ("summary", "read"),
@@ -38,10 +41,8 @@ const VERBS: [(&str, &str); 8] = [
     ("submission", "read"),
 ];
 /// Nomad's other verbs.
-const VERBS_UNSUPPORTED: [&str; 10] = [
-    "plan", "dispatch", "revert", "stable", "scale", "services", "actions", "action", "force",
-    "tag",
-];
+const VERBS_UNSUPPORTED: [&str; 6] =
+    ["dispatch", "scale", "services", "actions", "action", "force"];
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -52,9 +53,11 @@ pub(crate) fn routes() -> Router<Context> {
 }
 
 /// A job's id and verb in the path; the verb is empty for the job itself.
-struct Target {
-    id: String,
+pub(super) struct Target {
+    pub(super) id: String,
     verb: String,
+    /// The name of a version in `versions/NAME/tag`.
+    pub(super) tag: String,
 }
 
 impl Target {
@@ -76,9 +79,10 @@ impl Target {
                 _ => before,
             };
             let verb = if before.len() == path.len() { "" } else { verb };
-            Self { id: before.join("/"), verb: verb.to_owned() }
+            let tag = if verb == "tag" { path[path.len() - 2].clone() } else { String::new() };
+            Self { id: before.join("/"), verb: verb.to_owned(), tag }
         } else {
-            Self { id: path.join("/"), verb: String::new() }
+            Self { id: path.join("/"), verb: String::new(), tag: String::new() }
         };
         if target.id.is_empty() {
             return Err(Error::bad("missing job ID"));
@@ -92,6 +96,7 @@ impl Target {
             return Err(Error::unsupported(&format!("job {}", self.verb)));
         }
         match VERBS.iter().find(|(name, _)| *name == self.verb) {
+            Some((_, "tag")) if kind != "read" => Ok(()),
             Some((_, takes)) if *takes != kind => {
                 Err(Error::wrong_method(&call.method, call.uri.path()))
             }
@@ -99,7 +104,7 @@ impl Target {
         }
     }
 
-    fn key(&self, call: &Call) -> Result<JobKey, Error> {
+    pub(super) fn key(&self, call: &Call) -> Result<JobKey, Error> {
         Ok(JobKey::new(call.namespace()?, self.id.as_str()))
     }
 }
@@ -143,7 +148,7 @@ async fn read(call: Call) -> Result<Answer, Error> {
         "allocations" => allocations(&call, key).await,
         "evaluations" => evaluations(&call, key).await,
         "summary" => summary(&call, &key).await,
-        "versions" => versions(&call, &key).await,
+        "versions" => job_versions::list(&call, &key).await,
         "deployments" => call.document(&[], |_| Ok(json!([]))).await,
         "deployment" => call.document(&[], |_| Ok(Value::Null)).await,
         "submission" => Err(Error::not_found("job source")),
@@ -170,23 +175,6 @@ async fn summary(call: &Call, key: &JobKey) -> Result<Answer, Error> {
     let view = |state: &State| view::job_summary(state, state.jobs().get(key)?);
     let extent = |state: &State| Extent::job(state, key);
     call.derived("job", JOB_AND_ALLOCATION_TABLES, extent, view).await
-}
-
-async fn versions(call: &Call, key: &JobKey) -> Result<Answer, Error> {
-    if call.flag("diffs")? {
-        return Err(Error::unsupported("diffs between job versions"));
-    }
-    let view = |state: &State| {
-        let job = state.jobs().get(key)?;
-        let versions: Vec<_> = state
-            .versions_of(key, job.create_index)
-            .iter()
-            .map(|version| view::job_version(job, version))
-            .collect();
-        Some(json!({ "Versions": versions, "Diffs": [] }))
-    };
-    let index = |state: &State| state.jobs().get(key).map(|job| job.modify_index);
-    call.item("job versions", VERSION_TABLES, index, view).await
 }
 
 /// Allocations of the current incarnation; with `all` those of older ones too.
@@ -233,6 +221,10 @@ async fn write(call: Call) -> Result<Answer, Error> {
     match target.verb.as_str() {
         "" => register_as(&call, Some(&target.id)).await,
         "evaluate" => evaluate(&call, &target).await,
+        "plan" => job_plan::plan(&call, &target.id).await,
+        "revert" => job_versions::revert(&call, &target).await,
+        "stable" => job_versions::stable(&call, &target).await,
+        "tag" => job_versions::tag(&call, &target).await,
         other => Err(Error::unsupported(&format!("job {other}"))),
     }
 }
@@ -275,7 +267,7 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
 }
 
 /// The job of a request's body, in the namespace of the query unless it names one. A job of another region is none of this server's.
-fn job_of(call: &Call, fields: &Fields<'_>) -> Result<Value, Error> {
+pub(super) fn job_of(call: &Call, fields: &Fields<'_>) -> Result<Value, Error> {
     let job = fields.object("Job")?.ok_or_else(|| Error::bad("Job must be specified"))?;
     let region = job.text("Region")?.unwrap_or("");
     if !["", REGION_ANY, call.options.region.as_str()].contains(&region) {
@@ -314,7 +306,7 @@ fn priority(given: Option<u64>) -> Result<Option<u16>, Error> {
     }
 }
 
-fn job_reply(written: &Written) -> Value {
+pub(super) fn job_reply(written: &Written) -> Value {
     let (evaluation, job_modify_index) = match &written.reply {
         Reply::Job { evaluation, job_modify_index, found: _ } => (*evaluation, *job_modify_index),
         Reply::Evaluations(made) => (made.first().copied(), written.index),
@@ -357,6 +349,7 @@ async fn deregister(call: Call) -> Result<Answer, Error> {
     let target = Target::of(&call)?;
     if !target.verb.is_empty() {
         target.check(&call, "delete")?;
+        return job_versions::untag(&call, &target).await;
     }
     if call.flag("no_shutdown_delay")? {
         return Err(Error::unsupported("no_shutdown_delay"));

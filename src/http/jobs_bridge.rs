@@ -33,10 +33,10 @@ pub(crate) fn parse(source: &str) -> Result<Value, Error> {
 /// A version of a job. The current one shows the job's own index, which a stop raises too: it is the one that `EnforceIndex` asks for.
 pub(crate) fn job_json(job: &Job, version: &JobVersion) -> Value {
     let is_current = version.version == job.version;
-    with_constant_fields(jobspec::job_json(
+    let json = jobspec::job_json(
         &version.spec,
         &JobFields {
-            stop: job.stop,
+            stop: version.stop,
             status: job.status,
             stable: version.stable,
             version: version.version,
@@ -49,7 +49,8 @@ pub(crate) fn job_json(job: &Job, version: &JobVersion) -> Value {
             },
             submitted_at_ms: version.submitted_at,
         },
-    ))
+    );
+    with_constant_fields(with_tag(json, version))
 }
 
 /// A version that outlived its job: allocations of a purged job still show it.
@@ -67,6 +68,17 @@ pub(crate) fn purged_job_json(version: &JobVersion) -> Value {
             submitted_at_ms: version.submitted_at,
         },
     ))
+}
+
+fn with_tag(mut job: Value, version: &JobVersion) -> Value {
+    if let Some(tag) = &version.tag {
+        job["VersionTag"] = json!({
+            "Name": &*tag.name,
+            "Description": &*tag.description,
+            "TaggedTime": super::time::nanoseconds(tag.tagged_at),
+        });
+    }
+    job
 }
 
 /// Fields that Nomad's clients read and that have one value here.

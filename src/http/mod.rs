@@ -26,6 +26,8 @@ mod instance;
 mod instance_pool;
 mod job;
 mod job_bodies;
+mod job_plan;
+mod job_versions;
 mod jobs_bridge;
 mod list;
 mod mass_loss;

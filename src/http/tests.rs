@@ -15,4 +15,5 @@ mod schedulers;
 mod search;
 mod shapes;
 mod socket;
+mod versions;
 mod writes;

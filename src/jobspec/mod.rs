@@ -12,6 +12,7 @@
 mod coerce;
 mod convert;
 mod diagnostic;
+mod diff;
 mod duration;
 mod expression;
 mod hcl;
@@ -29,6 +30,7 @@ use serde_json::Value;
 pub(crate) use convert::SIGNALS;
 pub use convert::{Conversion, FieldError, to_spec};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
+pub use diff::job_diff;
 pub use pool::{capacity_group_json, instance_pool_json, instance_pool_of, parse_pool, price_json};
 pub use view::{JobFields, job_json};
 

@@ -378,7 +378,8 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::LimitPool(_)
         | Command::SetRequirements(_)
         | Command::ExpireRequirements(_)
-        | Command::DecideCapacity(_) => {}
+        | Command::DecideCapacity(_)
+        | Command::MarkJobVersion(_) => {}
     }
     command
 }

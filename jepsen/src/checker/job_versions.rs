@@ -1,8 +1,8 @@
 //! Is the life of each job one sequence of versions?
 //!
 //! A linearizability check (see [`super::wgl`]) against a job as the promise describes it: a registration that
-//! changes the spec, or follows a stop, makes version + 1; an equal one changes nothing; a stop keeps the
-//! version; after a purge the count begins again at 0, under a new create index. The index of the job rises
+//! changes the spec, or follows a stop, makes version + 1; an equal one changes nothing; a stop makes
+//! version + 1 of the same spec, unless the job is stopped already; after a purge the count begins again at 0, under a new create index. The index of the job rises
 //! with every change, whatever life it is in. Jobs are independent, so each is judged alone.
 
 use std::collections::BTreeMap;
@@ -145,13 +145,9 @@ impl State {
         let change = self.change(index)?;
         match &mut self.life {
             Some(life) => {
-                life.version += 1;
                 life.stop = false;
                 life.modify = change;
-                life.values.push(value);
-                if life.values.len() > VERSIONS_KEPT {
-                    life.values.remove(0);
-                }
+                life.add(value);
             }
             None => {
                 self.life = Some(Life {
@@ -175,6 +171,9 @@ impl State {
         if purge {
             self.life = None;
         } else if let Some(life) = &mut self.life {
+            if let (false, Some(value)) = (life.stop, life.values.last().copied()) {
+                life.add(value);
+            }
             life.stop = true;
             life.modify = change;
         }
@@ -199,6 +198,15 @@ impl State {
 }
 
 impl Life {
+    /// The next version.
+    fn add(&mut self, value: u64) {
+        self.version += 1;
+        self.values.push(value);
+        if self.values.len() > VERSIONS_KEPT {
+            self.values.remove(0);
+        }
+    }
+
     fn versions(&self) -> Vec<(u64, u64)> {
         let newest_first = self.values.iter().rev();
         (0..).zip(newest_first).map(|(back, value)| (self.version - back, *value)).collect()

@@ -628,7 +628,14 @@ impl Server {
         let Some(job) = self.state.jobs.get_mut(id) else {
             return (200, json!({"EvalID": "", "JobModifyIndex": 0}).to_string());
         };
-        (job.stop, job.modify) = (true, index);
+        if !job.stop {
+            job.version += 1;
+            job.stop = true;
+            let version = job_view(id, job);
+            job.versions.insert(0, version);
+            job.versions.truncate(6);
+        }
+        job.modify = index;
         let version = job.version;
         self.schedule(id, bug);
         if purge {

@@ -549,6 +549,7 @@ fn note_command(
         | Command::RegisterJob(_)
         | Command::DeregisterJob(_)
         | Command::EvaluateJob(_)
+        | Command::MarkJobVersion(_)
         | Command::RegisterNode(_)
         | Command::NodeReadiness(_)
         | Command::NodeShortage(_)

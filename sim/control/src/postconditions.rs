@@ -113,6 +113,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
             }
         }
         Command::EndMassLoss(_)
+        | Command::MarkJobVersion(_)
         | Command::NodeShortage(_)
         | Command::EvaluateNode(_)
         | Command::SetSchedulerConfiguration(_)
@@ -306,7 +307,9 @@ impl Entry<'_> {
         let Some(before) = self.before.jobs().get(key) else { return };
         let after = self.after.jobs().get(key);
         let ended = match after {
-            Some(row) => !purge && row.stop && row.version == before.version,
+            Some(row) => {
+                !purge && row.stop && row.version == before.version + u64::from(!before.stop)
+            }
             None => purge,
         };
         if !ended {

@@ -5,7 +5,7 @@ use fsm::{
     allocation::{StopAllocation, UpdateAllocations},
     evaluation::UpdateEvaluations,
     gc::CollectGarbage,
-    job::{DeregisterJob, EvaluateJob, RegisterJob},
+    job::{DeregisterJob, EvaluateJob, MarkJobVersion, RegisterJob},
     node::{
         AdvanceDrains, NodeLiveness, NodeReadiness, ReapNode, RegisterNode, SetDrain,
         SetEligibility,
@@ -53,6 +53,9 @@ pub(crate) fn of(command: &Command) -> String {
         }
         Command::EvaluateJob(EvaluateJob { job, evaluation }) => {
             format!("EvaluateJob {} evaluation {}", job.id, short(evaluation))
+        }
+        Command::MarkJobVersion(MarkJobVersion { job, mark }) => {
+            format!("MarkJobVersion {} {mark:?}", job.id)
         }
         Command::RegisterNode(RegisterNode { node: id, identity, .. }) => {
             format!("RegisterNode {} identity {}", node(*id), identity[0])

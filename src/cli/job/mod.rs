@@ -2,8 +2,11 @@
 //!
 //! Must never change a job that was named by a prefix without `-yes`.
 
+mod diff;
+mod plan;
 mod run;
 mod status;
+mod versions;
 
 use std::io::Read;
 use std::path::Path;
@@ -14,11 +17,12 @@ use serde_json::{Value, json};
 
 use super::context::{Context, Exit, Outcome};
 use super::monitor;
-use super::output::{Style, pairs};
+use super::output::Style;
+use super::resolve;
 use super::view::Fields;
-use super::{resolve, time};
 use crate::percent::encode;
 
+pub(crate) use plan::PlanArgs;
 pub(crate) use run::{RunArgs, register};
 pub(crate) use status::StatusArgs;
 
@@ -43,9 +47,20 @@ pub(crate) enum JobCommand {
     Stop(StopArgs),
     /// List the versions of a job
     #[command(
-        after_help = "Examples:\n  quorate job history web\n  quorate job history -version 2 -json web"
+        after_help = "Examples:\n  quorate job history web\n  quorate job history -p web                what each version changed\n  quorate job history -version 2 -json web"
     )]
-    History(HistoryArgs),
+    History(versions::HistoryArgs),
+    /// Show what running a job file would change, without running it
+    #[command(after_help = plan::EXAMPLES)]
+    Plan(plan::PlanArgs),
+    /// Run an earlier version of a job again, as a new version
+    #[command(
+        after_help = "Examples:\n  quorate job revert web 3\n  quorate job revert web good               the version with that tag"
+    )]
+    Revert(versions::RevertArgs),
+    /// Name versions of a job; a named one is kept
+    #[command(subcommand)]
+    Tag(versions::TagCommand),
     /// Print a job as the API has it
     #[command(after_help = "Examples:\n  quorate job inspect web > web.json")]
     Inspect(InspectArgs),
@@ -80,18 +95,6 @@ pub(crate) struct StopArgs {
     /// Priority of the evaluation, 1 to 100
     #[arg(long, value_name = "N")]
     eval_priority: Option<u32>,
-    #[command(flatten)]
-    style: Style,
-}
-
-/// Flags of `job history`.
-#[derive(Debug, Args)]
-pub(crate) struct HistoryArgs {
-    /// The job's id
-    job: String,
-    /// Only this version
-    #[arg(long, value_name = "N")]
-    version: Option<i64>,
     #[command(flatten)]
     style: Style,
 }
@@ -136,7 +139,10 @@ pub(crate) fn run(context: &Context, command: &JobCommand) -> Outcome {
         JobCommand::Run(arguments) => run::run(context, arguments),
         JobCommand::Status(arguments) => status::run(context, arguments),
         JobCommand::Stop(arguments) => stop(context, arguments),
-        JobCommand::History(arguments) => history(context, arguments),
+        JobCommand::History(arguments) => versions::history(context, arguments),
+        JobCommand::Plan(arguments) => plan::run(context, arguments),
+        JobCommand::Revert(arguments) => versions::revert(context, arguments),
+        JobCommand::Tag(command) => versions::tag(context, command),
         JobCommand::Inspect(arguments) => inspect(context, arguments),
         JobCommand::Eval(arguments) => evaluate(context, arguments),
         JobCommand::Validate(arguments) => validate(context, arguments),
@@ -230,52 +236,6 @@ fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
     }
     // A stopped job places nothing: the only failure left is that of the evaluation itself.
     monitor::follow_write(context, &answer, arguments.detach, arguments.style)
-}
-
-fn history(context: &Context, arguments: &HistoryArgs) -> Outcome {
-    let job = resolve::job(context, &arguments.job)?;
-    let path = format!("/v1/job/{}/versions", encode(&job.id));
-    let answer = context.client.get(&path, &[("namespace", job.namespace.as_str())])?;
-    let versions: Vec<&Value> = answer
-        .items("Versions")
-        .iter()
-        .filter(|version| {
-            arguments.version.is_none_or(|wanted| version.number("Version") == wanted)
-        })
-        .collect();
-    if versions.is_empty() {
-        match arguments.version {
-            Some(version) => bail!("job \"{}\" has no version {version}", job.id),
-            None => bail!("job \"{}\" has no versions", job.id),
-        }
-    }
-    if arguments.style.json {
-        context.output.json(&json!(versions))?;
-        return Ok(Exit::Success);
-    }
-    let shown: Vec<String> = versions
-        .into_iter()
-        .map(|version| {
-            let mut lines = vec![
-                ("Version", version.shown("Version")),
-                ("Stable", version.flag("Stable").to_string()),
-                ("Submit Date", time::timestamp(version.number("SubmitTime"))),
-            ];
-            if let Some(tag) = version.present("VersionTag") {
-                lines.push(("Tag Name", tag.shown("Name")));
-            }
-            if arguments.style.verbose {
-                let groups = version.items("TaskGroups").iter();
-                let counts: Vec<String> = groups
-                    .map(|group| format!("{} × {}", group.text("Name"), group.number("Count")))
-                    .collect();
-                lines.push(("Task Groups", counts.join(", ")));
-            }
-            pairs(&lines)
-        })
-        .collect();
-    context.line(shown.join("\n\n"))?;
-    Ok(Exit::Success)
 }
 
 /// Prints `{"Job": …}`, which `job run -json` takes as it is.

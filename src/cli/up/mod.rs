@@ -132,7 +132,7 @@ impl<'a> Up<'a> {
         let clean = self.shut_down();
         match outcome? {
             Exit::Success if clean => Ok(Exit::Success),
-            Exit::Success | Exit::Failure | Exit::NotPlaced => Ok(Exit::Failure),
+            Exit::Success | Exit::Failure | Exit::NotPlaced | Exit::PlanError => Ok(Exit::Failure),
         }
     }
 

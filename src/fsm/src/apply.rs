@@ -140,6 +140,7 @@ impl<'a> Turn<'a> {
             Command::RegisterJob(command) => self.register_job(command),
             Command::DeregisterJob(command) => self.deregister_job(command),
             Command::EvaluateJob(command) => self.evaluate_job(command),
+            Command::MarkJobVersion(command) => self.mark_job_version(command),
             Command::RegisterNode(command) => self.register_node(command),
             Command::NodeReadiness(command) => self.node_readiness(command),
             Command::NodeShortage(command) => self.node_shortage(command),

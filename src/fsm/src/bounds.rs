@@ -43,6 +43,13 @@ pub(crate) fn cut(text: &Text, bytes_max: usize) -> Text {
     text.get(..end).unwrap_or_default().into()
 }
 
+/// Refuses a tag of a version that has no name, or one too long.
+pub(crate) fn check_tag(name: &Text, description: &Text) -> Result<(), Rejection> {
+    named("the tag", name).map_err(refused)?;
+    let bytes_max = limits::DESCRIPTION_BYTES_MAX;
+    short("the description of the tag", description, bytes_max).map_err(refused)
+}
+
 fn at_most(what: &str, has: u64, max: u64) -> Checked {
     if has <= max { Ok(()) } else { Err(format!("{what} is {has}, at most {max} may be")) }
 }

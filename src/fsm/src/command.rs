@@ -13,7 +13,7 @@ use crate::{
     evaluation::UpdateEvaluations,
     gc::CollectGarbage,
     id::{EvaluationId, Index, Text, TimeMs},
-    job::{DeregisterJob, EvaluateJob, RegisterJob},
+    job::{DeregisterJob, EvaluateJob, MarkJobVersion, RegisterJob},
     node::{
         AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, NodeLiveness, NodeReadiness,
         NodeShortage, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
@@ -95,6 +95,7 @@ pub enum Command {
     ExpireRequirements(ExpireRequirements),
     DecideCapacity(DecideCapacity),
     MoveMembers(MoveMembers),
+    MarkJobVersion(MarkJobVersion),
 }
 
 macro_rules! from_structs {
@@ -151,6 +152,7 @@ from_structs! {
     ExpireRequirements,
     DecideCapacity,
     MoveMembers,
+    MarkJobVersion,
 }
 
 /// Why a command changed nothing. The same on every replica.

@@ -2,6 +2,8 @@
 
 /// Versions of a job that are kept without being referenced (Nomad's `job_tracked_versions`).
 pub const JOB_VERSIONS_MAX: usize = 6;
+/// Tagged versions of a job, which are kept beyond [`JOB_VERSIONS_MAX`].
+pub const JOB_TAGS_MAX: usize = 64;
 /// Instances of all groups of a job (Nomad's `job_max_count`).
 pub const JOB_COUNT_MAX: u64 = 50_000;
 /// Highest priority a job may ask for (Nomad's `job_max_priority`).

@@ -187,7 +187,8 @@ async fn a_stopped_job_shows_the_index_that_compare_and_set_asks_for() {
     let again = json!({ "Job": web_job("web"), "EnforceIndex": true, "JobModifyIndex": stopped });
     server.put("/v1/jobs", &again).await.ok();
     let versions = server.get("/v1/job/web/versions").await.ok();
-    assert_eq!(versions["Versions"][1]["JobModifyIndex"], registered["JobModifyIndex"]);
+    assert_eq!(versions["Versions"][1]["JobModifyIndex"], stopped, "the stop is a version");
+    assert_eq!(versions["Versions"][2]["JobModifyIndex"], registered["JobModifyIndex"]);
     server.stop().await;
 }
 

@@ -75,8 +75,26 @@ pub(crate) fn evaluation_stub(evaluation: &Evaluation) -> Value {
     })
 }
 
+/// What a plan does to a group (Nomad's `DesiredUpdates`).
+pub(crate) fn desired(counts: &scheduler::GroupAnnotation) -> Value {
+    json!({
+        "Ignore": counts.ignore,
+        "Place": counts.place,
+        "Migrate": counts.migrate,
+        "Stop": counts.stop,
+        "InPlaceUpdate": counts.in_place_update,
+        "DestructiveUpdate": counts.destructive_update,
+        "Canary": 0,
+        "Preemptions": counts.preemptions,
+        "Reconnect": 0,
+        "Disconnect": 0,
+        "RescheduleNow": 0,
+        "RescheduleLater": 0,
+    })
+}
+
 /// What a scheduling pass saw for a group, which may be gone.
-pub(super) fn placement_metrics(metrics: &Metrics, group: Option<&TaskGroup>) -> Value {
+pub(crate) fn placement_metrics(metrics: &Metrics, group: Option<&TaskGroup>) -> Value {
     let scores: Vec<Value> = metrics
         .scores
         .iter()

@@ -18,7 +18,7 @@ pub(crate) fn current_version<'a>(state: &'a State, job: &Job) -> Option<&'a Arc
     state.job_versions().get(&(job.key.clone(), job.create_index, job.version))
 }
 
-/// A version of a job as it was; status and stop are those of the job today.
+/// A version of a job as it was; its status is that of the job today.
 pub(crate) fn job_version(job: &Job, version: &JobVersion) -> Value {
     jobs_bridge::job_json(job, version)
 }

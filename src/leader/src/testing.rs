@@ -163,6 +163,8 @@ pub(crate) fn job(state: &mut State, name: &str, kind: JobKind, count: u32, max_
         queued: BTreeMap::new(),
     };
     let version = JobVersion {
+        stop: false,
+        tag: None,
         spec: Arc::new(spec),
         version: 0,
         stable: false,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use fsm::{
-    Allocation, AllocationId, JobSpec, Node, NodeId, State, TaskGroup, Text,
+    Allocation, AllocationId, JobSpec, Node, NodeId, State, TaskGroup, Text, Trigger,
     digest::Digest,
     node::glob,
     resources::{Dimension, NodeUsage, PortHolder, Resources},
@@ -169,17 +169,34 @@ pub(crate) struct Candidates<'a> {
     pub(crate) nodes_available: &'a BTreeMap<Text, u32>,
 }
 
+/// What the order of the nodes comes from. Evaluations differ in it, so that workers seldom plan for the same nodes at once. That of a registration
+/// comes from the job's version alone: `job plan`, whose evaluation nobody will run, sees the order that `job run` then sees.
+fn order_seed(pass: &Pass<'_>) -> u64 {
+    let evaluation = pass.evaluation;
+    let mut seed = [0; 8];
+    if evaluation.trigger != Trigger::JobRegister {
+        seed.copy_from_slice(&evaluation.id.0[8..]);
+        return u64::from_be_bytes(seed) ^ pass.state.index();
+    }
+    let version = pass.state.jobs().get(&evaluation.job).map_or(0, |job| job.version);
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(evaluation.job.namespace.as_bytes());
+    hasher.update(&[0]);
+    hasher.update(evaluation.job.id.as_bytes());
+    hasher.update(&version.to_be_bytes());
+    hasher.update(&pass.attempt.to_be_bytes());
+    seed.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    u64::from_be_bytes(seed)
+}
+
 impl<'a> Candidates<'a> {
     pub(crate) fn new(pass: &Pass<'a>, spec: &JobSpec, memory: &'a mut Memory) -> Self {
         let found = memory.find(pass.state, spec);
-        let mut tail = [0; 8];
-        tail.copy_from_slice(&pass.evaluation.id.0[8..]);
-        let seed = u64::from_be_bytes(tail) ^ pass.state.index();
         let length = found.nodes.len();
         let ring = if pass.state.instance_pools().contains(&spec.node_pool) {
             Ring::fixed(fullest_first(pass.state, &found.nodes))
         } else {
-            Ring::new(length, seed)
+            Ring::new(length, order_seed(pass))
         };
         Self {
             state: pass.state,

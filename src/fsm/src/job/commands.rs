@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::JobSpec;
-use crate::id::{EvaluationId, Index, JobKey};
+use crate::id::{EvaluationId, Index, JobKey, Text};
 
 /// Registers a job and creates its evaluation in the same entry.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -33,4 +33,22 @@ pub struct DeregisterJob {
 pub struct EvaluateJob {
     pub job: JobKey,
     pub evaluation: EvaluationId,
+}
+
+/// Marks a version of a job, which stays the same version.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MarkJobVersion {
+    pub job: JobKey,
+    pub mark: VersionMark,
+}
+
+/// What a version is marked with.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum VersionMark {
+    /// It is known to work, or no longer.
+    Stable { version: u64, stable: bool },
+    /// It gets a name, or the description of its name changes; none: the current version.
+    Tag { version: Option<u64>, name: Text, description: Text },
+    /// Its name is taken off.
+    Untag { name: Text },
 }

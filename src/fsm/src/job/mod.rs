@@ -8,10 +8,11 @@ mod transitions;
 mod tests;
 
 pub use self::{
-    commands::{DeregisterJob, EvaluateJob, RegisterJob},
+    commands::{DeregisterJob, EvaluateJob, MarkJobVersion, RegisterJob, VersionMark},
     row::{
         Affinity, Constraint, DelayFunction, GroupSummary, Job, JobKind, JobSpec, JobStatus,
         JobVersion, LogConfig, MigrateStrategy, Network, Parameterized, PortAsk, ReschedulePolicy,
         RestartPolicy, Spread, SpreadTarget, Task, TaskGroup, TaskResources, UpdateStrategy,
+        VersionTag,
     },
 };

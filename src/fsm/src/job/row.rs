@@ -383,14 +383,27 @@ impl Row for Job {
 pub struct JobVersion {
     pub spec: Arc<JobSpec>,
     pub version: u64,
+    /// A user stopped the job with this version.
+    pub stop: bool,
     /// Whether this version is known to work.
     pub stable: bool,
+    /// A tagged version is kept until the tag is taken off, or the job is purged.
+    pub tag: Option<VersionTag>,
     /// Index of the job's first registration.
     pub create_index: Index,
     /// Index of this version's registration.
     pub job_modify_index: Index,
     /// Log time of this version's registration.
     pub submitted_at: TimeMs,
+}
+
+/// A name that a user gave a version. No two versions of a job have the same.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VersionTag {
+    pub name: Text,
+    pub description: Text,
+    /// Log time at which it was given or changed.
+    pub tagged_at: TimeMs,
 }
 
 impl Row for JobVersion {

@@ -10,7 +10,10 @@ use crate::{
     command::{Command, Rejection, Reply},
     evaluation::{EvaluationStatus, EvaluationUpdate, Trigger, UpdateEvaluations},
     id::{EvaluationId, Index},
-    job::{DeregisterJob, EvaluateJob, JobKind, JobSpec, JobStatus, Parameterized, RegisterJob},
+    job::{
+        DeregisterJob, EvaluateJob, JobKind, JobSpec, JobStatus, MarkJobVersion, Parameterized,
+        RegisterJob, VersionMark,
+    },
     limits,
     settings::{
         DeleteNamespace, DeleteNodePool, SchedulerConfiguration, SetSchedulerConfiguration,
@@ -147,7 +150,7 @@ fn a_stopped_job_that_is_registered_again_gets_a_version() {
         assert!(driver.job_row("t").stop);
         driver.register_job(job("t", JobKind::Service, 1));
         let row = driver.job_row("t");
-        assert_eq!((row.stop, row.version, row.create_index), (false, 1, created));
+        assert_eq!((row.stop, row.version, row.create_index), (false, 2, created));
         assert_eq!(row.status, JobStatus::Pending);
     });
 }
@@ -500,4 +503,93 @@ fn the_last_stable_version_is_the_newest_one_that_is_marked() {
     assert_eq!(stable(&driver), Some(0));
     assert!(!mark(&mut driver, 9, true), "there is no such version");
     assert_eq!(driver.state.last_stable_version(&job_key("t"), created + 1), None);
+}
+
+/// The versions kept, newest first, with whether each is a stop.
+fn history(driver: &Driver, name: &str) -> Vec<(u64, bool)> {
+    let created = driver.job_row(name).create_index;
+    let rows = driver.state.versions_of(&job_key(name), created);
+    rows.iter().map(|row| (row.version, row.stop)).collect()
+}
+
+#[test]
+fn a_stop_is_a_version_of_its_own() {
+    with_leader_changes(|driver| {
+        driver.register_job(job("t", JobKind::Service, 1));
+        driver.deregister_job("t", false);
+        assert!(driver.job_row("t").stop);
+        assert_eq!(history(driver, "t"), [(1, true), (0, false)]);
+        driver.deregister_job("t", false);
+        assert_eq!(history(driver, "t"), [(1, true), (0, false)], "it was stopped already");
+        driver.register_job(job("t", JobKind::Service, 1));
+        assert!(!driver.job_row("t").stop);
+        assert_eq!(history(driver, "t"), [(2, false), (1, true), (0, false)]);
+    });
+}
+
+fn mark(mark: VersionMark) -> Command {
+    Command::MarkJobVersion(MarkJobVersion { job: job_key("t"), mark })
+}
+
+fn tag(version: Option<u64>, name: &str) -> Command {
+    mark(VersionMark::Tag { version, name: name.into(), description: "works".into() })
+}
+
+#[test]
+fn a_tagged_version_is_kept_until_the_tag_is_taken_off() {
+    with_leader_changes(|driver| {
+        for count in 1..=3 {
+            driver.register_job(job("t", JobKind::Service, count));
+        }
+        driver.accept(tag(Some(0), "first"));
+        driver.accept(tag(None, "third"));
+        for count in 4..=10 {
+            driver.register_job(job("t", JobKind::Service, count));
+        }
+        let versions = |driver: &Driver| -> Vec<u64> {
+            history(driver, "t").into_iter().map(|(version, _)| version).collect()
+        };
+        assert_eq!(versions(driver), [9, 8, 7, 6, 5, 4, 2, 0]);
+        // The same name on another version is refused; on its own version its description changes.
+        let taken = driver.reject(tag(Some(9), "first"));
+        assert!(taken.to_string().contains("already exists on version 0"), "{taken}");
+        driver.accept(mark(VersionMark::Tag {
+            version: Some(0),
+            name: "first".into(),
+            description: "worked".into(),
+        }));
+        let created = driver.job_row("t").create_index;
+        let row = driver.state.job_versions().get(&(job_key("t"), created, 0)).unwrap().clone();
+        assert_eq!(row.tag.as_ref().map(|tag| &*tag.description), Some("worked"));
+        driver.accept(mark(VersionMark::Untag { name: "first".into() }));
+        assert_eq!(versions(driver), [9, 8, 7, 6, 5, 4, 2], "nothing keeps version 0 any more");
+        driver.accept(mark(VersionMark::Stable { version: 2, stable: true }));
+        let stable = driver.state.last_stable_version(&job_key("t"), created).unwrap();
+        assert_eq!(stable.version, 2);
+        assert!(stable.tag.is_some(), "a mark leaves the tag");
+        for (command, text) in [
+            (tag(Some(1), "gone"), "has no version 1"),
+            (tag(Some(9), ""), "no name"),
+            (mark(VersionMark::Untag { name: "first".into() }), "not found"),
+            (mark(VersionMark::Stable { version: 1, stable: true }), "has no version 1"),
+        ] {
+            let rejection = driver.reject(command).to_string();
+            assert!(rejection.contains(text), "{rejection}");
+        }
+    });
+}
+
+#[test]
+fn tags_of_a_job_have_a_bound() {
+    let mut driver = Driver::default();
+    for count in 0..=limits::JOB_TAGS_MAX {
+        driver.register_job(job("t", JobKind::Service, 1 + u32::try_from(count).unwrap()));
+        let tag = tag(None, &format!("tag-{count}"));
+        if count < limits::JOB_TAGS_MAX {
+            driver.accept(tag);
+        } else {
+            let rejection = driver.reject(tag).to_string();
+            assert!(rejection.contains("tagged versions"), "{rejection}");
+        }
+    }
 }

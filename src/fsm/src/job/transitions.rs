@@ -3,11 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, JobStatus, JobVersion, RegisterJob,
+    DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, JobStatus, JobVersion, MarkJobVersion,
+    RegisterJob, VersionMark, VersionTag,
 };
 use crate::{
     apply::{Outcome, Turn, not_found},
-    bounds::refused,
+    bounds::{check_room, check_tag, refused},
     command::{IndexConflict, Rejection, Reply},
     effect::Effect,
     evaluation::{Evaluation, EvaluationStatus, Trigger},
@@ -133,28 +134,93 @@ impl Turn<'_> {
             job.stop = false;
             job.priority = spec.priority;
             job.parameterized = spec.parameterized.is_some();
-            job.job_modify_index = self.index;
             job.submitted_at = self.at;
-            let version = JobVersion {
-                spec: Arc::clone(spec),
-                version: job.version,
-                stable: false,
-                create_index: job.create_index,
-                job_modify_index: self.index,
-                submitted_at: self.at,
-            };
-            self.state.job_versions.put(version, self.changes);
-            self.drop_old_versions(&job);
+            self.store_version(&mut job, spec);
         }
         self.put_job(job.clone());
         job
     }
 
+    /// Stores the version that a job is at from now on.
+    fn store_version(&mut self, job: &mut Job, spec: &Arc<JobSpec>) {
+        job.job_modify_index = self.index;
+        let version = JobVersion {
+            spec: Arc::clone(spec),
+            version: job.version,
+            stop: job.stop,
+            stable: false,
+            tag: None,
+            create_index: job.create_index,
+            job_modify_index: self.index,
+            submitted_at: self.at,
+        };
+        self.state.job_versions.put(version, self.changes);
+        self.drop_old_versions(job);
+    }
+
+    pub(crate) fn mark_job_version(&mut self, command: &MarkJobVersion) -> Outcome {
+        let MarkJobVersion { job: ref key, ref mark } = *command;
+        let job = self.state.jobs.get(key).cloned().ok_or_else(|| not_found("job"))?;
+        let versions = self.state.versions_of(key, job.create_index);
+        let find = |wanted: u64| {
+            let found = versions.iter().find(|version| version.version == wanted);
+            found.ok_or_else(|| {
+                let text = format!("job \"{}\" has no version {wanted}", key.id);
+                Rejection::Invalid(text.into())
+            })
+        };
+        let tagged = |name: &str| {
+            versions
+                .iter()
+                .find(|version| version.tag.as_ref().is_some_and(|tag| &*tag.name == name))
+        };
+        match mark {
+            VersionMark::Stable { version, stable } => {
+                find(*version)?;
+                self.set_version_stable(key, job.create_index, *version, *stable);
+            }
+            VersionMark::Tag { version, name, description } => {
+                let version = find(version.unwrap_or(job.version))?;
+                check_tag(name, description)?;
+                if let Some(other) = tagged(name).filter(|other| other.version != version.version) {
+                    let text = format!(
+                        "tag \"{name}\" already exists on version {} of job \"{}\"",
+                        other.version, key.id
+                    );
+                    return Err(Rejection::Invalid(text.into()));
+                }
+                if version.tag.is_none() {
+                    let tags = versions.iter().filter(|version| version.tag.is_some()).count();
+                    check_room("tagged versions of the job", tags, limits::JOB_TAGS_MAX)?;
+                }
+                let tag = VersionTag {
+                    name: name.clone(),
+                    description: description.clone(),
+                    tagged_at: self.at,
+                };
+                self.put_tag(&job, version, Some(tag));
+            }
+            VersionMark::Untag { name } => {
+                let Some(version) = tagged(name) else {
+                    let text = format!("tag \"{name}\" not found on job \"{}\"", key.id);
+                    return Err(Rejection::Invalid(text.into()));
+                };
+                self.put_tag(&job, version, None);
+                self.drop_old_versions(&job);
+            }
+        }
+        let mut job = (*job).clone();
+        job.modify_index = self.index;
+        self.put_job(job);
+        Ok(Reply::Done)
+    }
+
+    fn put_tag(&mut self, job: &Job, version: &JobVersion, tag: Option<VersionTag>) {
+        self.state.job_versions.put(JobVersion { tag, ..version.clone() }, self.changes);
+        self.effects.insert(Effect::Job(job.key.clone()));
+    }
+
     /// Marks a stored version as stable, or takes the mark back. Returns whether the version exists.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "deployments, which come next, mark versions")
-    )]
     pub(crate) fn set_version_stable(
         &mut self,
         job: &JobKey,
@@ -171,11 +237,12 @@ impl Turn<'_> {
         true
     }
 
-    /// Drops old versions, except the newest ones and those that an allocation runs.
+    /// Drops old versions, except the newest ones, tagged ones, and those that an allocation runs.
     pub(crate) fn drop_old_versions(&mut self, job: &Job) {
         let versions = self.state.versions_of(&job.key, job.create_index);
         let index = self.state.job_index(&job.key).cloned();
-        for version in versions.iter().skip(limits::JOB_VERSIONS_MAX) {
+        let untagged = versions.iter().filter(|version| version.tag.is_none());
+        for version in untagged.skip(limits::JOB_VERSIONS_MAX) {
             let id = (job.create_index, version.version);
             if index.as_ref().is_some_and(|index| index.versions.contains_key(&id)) {
                 continue;
@@ -229,10 +296,15 @@ impl Turn<'_> {
             self.purge_job(&old);
         } else {
             let mut job = (*old).clone();
-            job.stop = true;
             job.modify_index = self.index;
             job.job_modify_index = self.index;
             job.queued.clear();
+            // A stop is a version of its own, so that the history says when the job did not run.
+            if let (false, Some(spec)) = (old.stop, self.state.current_spec(&old).cloned()) {
+                job.stop = true;
+                job.version = job.version.saturating_add(1);
+                self.store_version(&mut job, &spec);
+            }
             self.put_job(job);
         }
         self.jobs.insert(key.clone());

@@ -31,8 +31,8 @@ use crate::{
     id::{AllocationId, ClassId, EvaluationId, InstanceId, NodeId, RequestId},
     job::{
         Affinity, Constraint, DelayFunction, DeregisterJob, EvaluateJob, Job, JobKind, JobSpec,
-        JobStatus, JobVersion, Parameterized, RegisterJob, ReschedulePolicy, Spread, SpreadTarget,
-        UpdateStrategy,
+        JobStatus, JobVersion, MarkJobVersion, Parameterized, RegisterJob, ReschedulePolicy,
+        Spread, SpreadTarget, UpdateStrategy, VersionMark, VersionTag,
     },
     node::{
         AdvanceDrains, CapacityGain, CheckResult, Drain, Driver, Eligibility, EndMassLoss,
@@ -500,6 +500,14 @@ pub(super) fn commands() -> Vec<Command> {
     ]);
     commands.extend(pools::commands());
     commands.extend(capacity::commands());
+    commands.push(Command::MarkJobVersion(MarkJobVersion {
+        job: job_key("t"),
+        mark: VersionMark::Tag {
+            version: Some(3),
+            name: "golden".into(),
+            description: "the one that works".into(),
+        },
+    }));
     commands
 }
 
@@ -509,6 +517,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::RegisterJob(_) => "register-job",
         Command::DeregisterJob(_) => "deregister-job",
         Command::EvaluateJob(_) => "evaluate-job",
+        Command::MarkJobVersion(_) => "mark-job-version",
         Command::RegisterNode(_) => "register-node",
         Command::NodeReadiness(_) => "node-readiness",
         Command::NodeShortage(_) => "node-shortage",
@@ -626,6 +635,12 @@ fn golden() -> Golden {
     let mut golden = Golden::default();
     golden.pin("job", &job_row());
     let version = JobVersion {
+        stop: false,
+        tag: Some(VersionTag {
+            name: "golden".into(),
+            description: "the one that works".into(),
+            tagged_at: 1_700_000_000_000,
+        }),
         spec: Arc::new(spec()),
         version: 1,
         stable: true,

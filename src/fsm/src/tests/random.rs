@@ -36,7 +36,10 @@ use crate::{
     gc::{CollectGarbage, Cutoffs},
     id::{AllocationId, EvaluationId, NodeId, RequestId, Text},
     invariant,
-    job::{DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, Parameterized, RegisterJob},
+    job::{
+        DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, MarkJobVersion, Parameterized,
+        RegisterJob, VersionMark,
+    },
     node::{
         AdvanceDrains, Drain, EndMassLoss, EndSuspensions, EvaluateNode, Liveness, LivenessChange,
         NodeLiveness, NodeReadiness, NodeShortage, Readiness, ReapNode, RegisterNode, SetDrain,
@@ -219,7 +222,21 @@ impl Maker<'_> {
                 evaluation,
                 evaluation_priority: None,
             }),
-            1..8 => Command::EvaluateJob(EvaluateJob { job, evaluation }),
+            1..7 => Command::EvaluateJob(EvaluateJob { job, evaluation }),
+            7 => {
+                let version = self.dice.below(9);
+                let name = ["a", "b", ""][self.dice.index(3)].into();
+                let mark = match self.dice.below(4) {
+                    0 => VersionMark::Stable { version, stable: self.dice.one_in(2) },
+                    1 => VersionMark::Untag { name },
+                    _ => VersionMark::Tag {
+                        version: self.dice.one_in(2).then_some(version),
+                        name,
+                        description: "".into(),
+                    },
+                };
+                Command::MarkJobVersion(MarkJobVersion { job, mark })
+            }
             _ => {
                 let enforce_index = self.dice.one_in(6).then(|| self.dice.below(9));
                 Command::RegisterJob(RegisterJob {

@@ -186,6 +186,8 @@ impl Cluster {
         fsm::testing::put(
             &mut self.state,
             &JobVersion {
+                stop: false,
+                tag: None,
                 spec: Arc::new(spec.clone()),
                 version,
                 stable: false,

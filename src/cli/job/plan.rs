@@ -1,0 +1,103 @@
+//! `quorate job plan`: what running a job file would change. Must never write.
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{
+    JobFile,
+    diff::{self, DiffStyle},
+    print_warnings,
+};
+use crate::cli::context::{Context, Exit, Outcome};
+use crate::cli::placement;
+use crate::cli::view::Fields;
+use crate::percent::encode;
+
+pub(super) const EXAMPLES: &str = "Examples:
+  quorate job plan web.hcl              what would change, and what would be placed
+  quorate job plan -diff=false web.hcl  only the dry run of the scheduler
+  quorate job plan -json web.json       the file is JSON
+
+Exit status: 0 no allocation is created or ends, 1 some are or do, 255 error.";
+
+/// Flags of `job plan`.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// The job file; - reads standard input
+    file: String,
+    /// Show what differs from the running version
+    #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    diff: bool,
+    /// The file is JSON, whatever its name
+    #[arg(long)]
+    json: bool,
+    /// Also show what does not change
+    #[arg(long)]
+    verbose: bool,
+    /// Print the API's JSON
+    #[arg(long)]
+    output_json: bool,
+}
+
+/// An error ends with 255, since 1 is an answer.
+pub(super) fn run(context: &Context, arguments: &PlanArgs) -> Outcome {
+    plan(context, arguments).or_else(|error| {
+        context.output.advice(format!("Error: {error:#}"));
+        Ok(Exit::PlanError)
+    })
+}
+
+fn plan(context: &Context, arguments: &PlanArgs) -> Outcome {
+    let file = JobFile::read(&arguments.file, arguments.json)?;
+    let path = format!("/v1/job/{}/plan", encode(file.id()));
+    let request = json!({ "Job": file.job, "Diff": arguments.diff });
+    let answer = context.client.put(&path, &file.query(), &request)?;
+    if arguments.output_json {
+        context.output.json(&answer)?;
+        return Ok(exit(&answer));
+    }
+    if answer.present("Diff").is_some() {
+        let style = DiffStyle { colour: context.output.is_terminal(), verbose: arguments.verbose };
+        context.line(format!("{}\n", diff::lines(&answer["Diff"], style)))?;
+    }
+    context.line(format!("Scheduler dry-run:\n{}", dry_run(&answer)))?;
+    print_warnings(context, &answer)?;
+    let index = answer.number("JobModifyIndex");
+    context.line(format!(
+        "Job Modify Index: {index}
+To submit the job with version verification run:
+
+quorate job run -check-index {index} {}
+
+When running the job with the check-index flag, the job will only be run if the
+job modify index given matches the server-side version. If the index has
+changed, another user has modified the job and the plan's results are
+potentially invalid.",
+        arguments.file
+    ))?;
+    Ok(exit(&answer))
+}
+
+fn exit(answer: &Value) -> Exit {
+    let groups = answer["Annotations"].entries("DesiredTGUpdates");
+    let changes = ["Place", "Stop", "Migrate", "DestructiveUpdate", "Canary"];
+    let any = groups.iter().any(|(_, counts)| changes.iter().any(|name| counts.number(name) > 0));
+    if any { Exit::Failure } else { Exit::Success }
+}
+
+fn dry_run(answer: &Value) -> String {
+    let mut lines = Vec::new();
+    if answer.entries("FailedTGAllocs").is_empty() {
+        lines.push("- All tasks successfully allocated.".to_owned());
+    } else {
+        lines.push("- WARNING: Failed to place all allocations.".to_owned());
+    }
+    lines.extend(placement::failures(answer, "  "));
+    let preempted = answer["Annotations"].items("PreemptedAllocs").len();
+    if preempted > 0 {
+        lines.push(format!("- Preempts {preempted} allocation(s) of lower priority."));
+    }
+    let mut text = lines.join("\n");
+    text.push('\n');
+    text
+}

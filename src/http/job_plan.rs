@@ -1,0 +1,211 @@
+//! `PUT /v1/job/ID/plan`: what registering a job would do. The real scheduler on a snapshot of the server that is asked; nothing is written.
+//!
+//! ```text
+//!  snapshot ─► clone ─► RegisterJob as `apply` does it ─► the scheduler's pass ─► counts, failures, preemptions
+//!                                                           ▲        │ the plan is full
+//!                                                           └────────┘
+//! ```
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use fsm::{
+    Command, EvaluationId, Index, Job, JobVersion, Metrics, Plan, Proposal, Reply, State, Text,
+    job::{JobSpec, RegisterJob},
+    table::ChangeSet,
+};
+use scheduler::{Annotations, Memory, Pass};
+use serde_json::{Map, Value, json};
+
+use super::{
+    answer::{Answer, Meta},
+    body::Fields,
+    call::Call,
+    error::Error,
+    job::job_of,
+    jobs_bridge, view,
+};
+use crate::jobspec;
+
+/// Passes of one prediction: each places up to `fsm::limits::PLAN_PLACEMENTS_MAX` instances.
+const PASSES_MAX: u32 = 64;
+/// Rows for which a prediction counts, so that it has a thread and a turn of its own.
+const ROWS: usize = usize::MAX;
+
+/// What a registration would do.
+struct Prediction {
+    annotations: Annotations,
+    failed: BTreeMap<Text, Metrics>,
+    diff: Value,
+    /// The job's index before.
+    job_modify_index: Index,
+}
+
+pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    let with_diff = fields.flag("Diff")?;
+    fields.flag("PolicyOverride")?;
+    let job = job_of(call, &fields)?;
+    if Fields::of(&job)?.text("ID")?.unwrap_or("") != id {
+        return Err(Error::bad("Job ID does not match"));
+    }
+    let converted = jobs_bridge::convert(&job).map_err(|errors| Error::bad(errors.join("\n")))?;
+    let spec = Arc::new(converted.spec);
+    let evaluation = EvaluationId(call.api.new_id());
+    let snapshot = call.read().await?;
+    let meta = Meta::of(&snapshot, snapshot.state.index());
+    let state = snapshot.state;
+    let groups = Arc::clone(&spec);
+    let prediction = call.in_turn(ROWS, move || predict(&state, spec, evaluation)).await?;
+    let failed: Map<_, _> = prediction
+        .failed
+        .iter()
+        .map(|(name, metrics)| {
+            (name.to_string(), view::placement_metrics(metrics, groups.group(name)))
+        })
+        .collect();
+    let counts = &prediction.annotations.groups;
+    let desired: Map<_, _> =
+        counts.iter().map(|(name, counts)| (name.to_string(), view::desired(counts))).collect();
+    let preempted = &prediction.annotations.preempted;
+    let answer = json!({
+        "Annotations": {
+            "DesiredTGUpdates": desired,
+            "PreemptedAllocs": preempted.iter().map(|id| json!({ "ID": id.to_string() })).collect::<Vec<_>>(),
+        },
+        "CreatedEvals": [],
+        "Diff": if with_diff { annotated(prediction.diff, &prediction.annotations) } else { Value::Null },
+        "FailedTGAllocs": if failed.is_empty() { Value::Null } else { failed.into() },
+        "JobModifyIndex": prediction.job_modify_index,
+        "NextPeriodicLaunch": Value::Null,
+        "Warnings": converted.warnings,
+    });
+    call.answer(&answer, Some(meta))
+}
+
+fn predict(
+    state: &State,
+    spec: Arc<JobSpec>,
+    evaluation: EvaluationId,
+) -> Result<Prediction, Error> {
+    let key = spec.key.clone();
+    let before = current(state, &spec.key);
+    let job_modify_index = before.as_ref().map_or(0, |(job, _)| job.job_modify_index);
+    let mut trial = state.clone();
+    let command = Command::RegisterJob(RegisterJob {
+        spec,
+        enforce_index: None,
+        evaluation,
+        evaluation_priority: None,
+    });
+    let proposal = Proposal { at: state.at(), epoch: None, request: None, command };
+    let index = state.index().saturating_add(1);
+    let applied = trial.apply(index, state.term(), &proposal, &mut ChangeSet::trial());
+    if let Reply::Rejected(rejection) = applied.reply {
+        return Err(rejection.into());
+    }
+    let after = current(&trial, &key);
+    let json = |found: &Option<(Arc<Job>, Arc<JobVersion>)>| {
+        found.as_ref().map(|(job, version)| jobs_bridge::job_json(job, version))
+    };
+    // A job that was stopped is compared with what it ran.
+    let diff = jobspec::job_diff(json(&before).as_ref(), json(&after).as_ref());
+    let mut prediction = Prediction {
+        annotations: Annotations::default(),
+        failed: BTreeMap::new(),
+        diff,
+        job_modify_index,
+    };
+    let spec = after.map(|(_, version)| Arc::clone(&version.spec));
+    let mut memory = Memory::default();
+    for attempt in 0..PASSES_MAX {
+        // A template has no evaluation.
+        let Some(row) = trial.evaluations().get(&evaluation).cloned() else { break };
+        let pass = Pass { state: &trial, evaluation: &row, now: trial.at(), attempt };
+        let plan = scheduler::schedule_with(&pass, &mut memory)
+            .map_err(|error| Error::internal(error.to_string()))?;
+        let made = scheduler::annotate(&trial, &plan, spec.as_deref());
+        prediction.add(made, attempt == 0);
+        if let Some(outcome) = plan.outcome {
+            prediction.failed = outcome.failed_groups;
+            break;
+        }
+        if !goes_on(&mut trial, &plan) {
+            break;
+        }
+    }
+    Ok(prediction)
+}
+
+/// Takes a plan that was full; whether there is another.
+fn goes_on(trial: &mut State, plan: &Plan) -> bool {
+    let tried = trial.try_plan(plan, &|_, _, _| Ok(Vec::new()));
+    tried.is_ok_and(|tried| tried.dropped.is_empty() && !tried.plan.is_no_op())
+}
+
+fn current(state: &State, key: &fsm::JobKey) -> Option<(Arc<Job>, Arc<JobVersion>)> {
+    let job = state.jobs().get(key)?;
+    Some((Arc::clone(job), Arc::clone(view::current_version(state, job)?)))
+}
+
+impl Prediction {
+    /// Adds what a pass does; what stays as it is was counted by the first one.
+    fn add(&mut self, made: Annotations, is_first: bool) {
+        for (name, counts) in made.groups {
+            let sum = self.annotations.groups.entry(name).or_default();
+            sum.place += counts.place;
+            sum.stop += counts.stop;
+            sum.migrate += counts.migrate;
+            sum.in_place_update += counts.in_place_update;
+            sum.destructive_update += counts.destructive_update;
+            sum.preemptions += counts.preemptions;
+            if is_first {
+                sum.ignore = counts.ignore;
+            }
+        }
+        self.annotations.preempted.extend(made.preempted);
+    }
+}
+
+/// Writes into the diff what each group and task comes to.
+fn annotated(mut diff: Value, annotations: &Annotations) -> Value {
+    for group in diff["TaskGroups"].as_array_mut().into_iter().flatten() {
+        let name: Text = group["Name"].as_str().unwrap_or_default().into();
+        let Some(counts) = annotations.groups.get(&name) else { continue };
+        let updates: Map<_, _> = [
+            ("create", counts.place),
+            ("destroy", counts.stop),
+            ("migrate", counts.migrate),
+            ("in-place update", counts.in_place_update),
+            ("create/destroy update", counts.destructive_update),
+            ("ignore", counts.ignore),
+        ]
+        .into_iter()
+        .filter(|(_, count)| *count > 0)
+        .map(|(name, count)| (name.to_owned(), count.into()))
+        .collect();
+        group["Updates"] = updates.into();
+        for field in group["Fields"].as_array_mut().into_iter().flatten() {
+            let number =
+                |field: &Value, name| field[name].as_str().unwrap_or("").parse().unwrap_or(0);
+            let (old, new): (u64, u64) = (number(field, "Old"), number(field, "New"));
+            if field["Name"] == "Count" && old != new {
+                let forces = if new > old { "forces create" } else { "forces destroy" };
+                field["Annotations"] = json!([forces]);
+            }
+        }
+        let of_group = group["Type"].clone();
+        for task in group["Tasks"].as_array_mut().into_iter().flatten() {
+            let forces = match (of_group.as_str(), task["Type"].as_str()) {
+                (Some("Added"), _) => "forces create",
+                (Some("Deleted"), _) => "forces destroy",
+                (_, Some("None")) => continue,
+                _ if counts.destructive_update > 0 => "forces create/destroy update",
+                _ if counts.in_place_update > 0 => "forces in-place update",
+                _ => continue,
+            };
+            task["Annotations"] = json!([forces]);
+        }
+    }
+    diff
+}

@@ -1,0 +1,175 @@
+//! Versions of a job: their list with what differs between them, going back to one, marking one as stable or with a tag.
+
+use std::sync::Arc;
+
+use fsm::{
+    Command, Index, JobKey, JobVersion, State,
+    job::{MarkJobVersion, RegisterJob, VersionMark},
+    table::TableId,
+};
+use serde_json::{Value, json};
+
+use super::{
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    job::{Target, job_reply},
+    view,
+};
+use crate::{api::Written, jobspec};
+
+const TABLES: &[TableId] = &[TableId::Jobs, TableId::JobVersions];
+
+/// What each version is compared with.
+enum Against {
+    /// The one before it.
+    Previous,
+    Version(u64),
+    Tag(String),
+}
+
+/// Versions kept, newest first. With `diffs`, how each differs from the one before it, or all from `diff_version` or `diff_tag`.
+pub(super) async fn list(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+    let tag = call.parameter("diff_tag").filter(|tag| !tag.is_empty());
+    let against = match (tag, call.number("diff_version")?) {
+        (Some(_), Some(_)) => {
+            return Err(Error::bad("diff_tag and diff_version exclude each other"));
+        }
+        (Some(tag), None) => Against::Tag(tag.to_owned()),
+        (None, Some(version)) => Against::Version(version),
+        (None, None) => Against::Previous,
+    };
+    let with_diffs = call.flag("diffs")? || !matches!(against, Against::Previous);
+    let snapshot_of = |state: &State| {
+        let job = state.jobs().get(key)?;
+        let rows = state.versions_of(key, job.create_index);
+        let shown: Vec<Value> =
+            rows.iter().map(|version| view::job_version(job, version)).collect();
+        let diffs = if with_diffs { diffs(&rows, &shown, &against) } else { Ok(Vec::new()) };
+        Some(diffs.map(|diffs| json!({ "Versions": shown, "Diffs": diffs })))
+    };
+    let index = |state: &State| state.jobs().get(key).map(|job| job.modify_index);
+    let body = |state: &State| {
+        snapshot_of(state).transpose()?.map(|value| call.body_of(&value)).transpose()
+    };
+    call.item_body("job versions", TABLES, index, body).await
+}
+
+fn diffs(
+    rows: &[Arc<JobVersion>],
+    shown: &[Value],
+    against: &Against,
+) -> Result<Vec<Value>, Error> {
+    let other = match against {
+        Against::Previous => {
+            let pairs = shown.iter().zip(shown.iter().skip(1));
+            return Ok(pairs.map(|(new, old)| jobspec::job_diff(Some(old), Some(new))).collect());
+        }
+        Against::Version(version) => rows.iter().position(|row| row.version == *version),
+        Against::Tag(tag) => rows.iter().position(|row| is_tagged(row, tag)),
+    };
+    let other = other.and_then(|position| shown.get(position)).ok_or_else(|| match against {
+        Against::Tag(tag) => Error::not_found(&format!("version with tag \"{tag}\"")),
+        Against::Version(version) => Error::not_found(&format!("version {version}")),
+        Against::Previous => Error::not_found("version"),
+    })?;
+    Ok(shown.iter().map(|new| jobspec::job_diff(Some(other), Some(new))).collect())
+}
+
+fn is_tagged(row: &JobVersion, name: &str) -> bool {
+    row.tag.as_ref().is_some_and(|tag| &*tag.name == name)
+}
+
+/// Registers what a version ran as a new version, if nobody has changed the job meanwhile.
+pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error> {
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    if fields.text("JobID")?.is_some_and(|id| !id.is_empty() && id != target.id) {
+        return Err(Error::bad("JobID not same as job in request path"));
+    }
+    let version = fields.number("JobVersion")?.unwrap_or(0);
+    let enforced = fields.number("EnforcePriorVersion")?;
+    let key = target.key(call)?;
+    let snapshot = call.read().await?;
+    let (row, index) = version_to_run(&snapshot.state, &key, version, enforced)?;
+    let command = Command::RegisterJob(RegisterJob {
+        spec: row.spec.clone(),
+        enforce_index: Some(index),
+        evaluation: call.evaluation_id(),
+        evaluation_priority: None,
+    });
+    let written = call.write(command).await?;
+    let mut answer = job_reply(&written);
+    answer["Warnings"] = "".into();
+    call.answer_write(&written, answer)
+}
+
+/// The version to go back to, and the index at which the job is not changed.
+fn version_to_run(
+    state: &State,
+    key: &JobKey,
+    version: u64,
+    enforced: Option<u64>,
+) -> Result<(Arc<JobVersion>, Index), Error> {
+    let job = state.jobs().get(key).ok_or_else(|| Error::not_found("job"))?;
+    if version == job.version {
+        return Err(Error::bad("can't revert to current version"));
+    }
+    if let Some(enforced) = enforced.filter(|enforced| *enforced != job.version) {
+        let text = format!("Current job has version {}; enforcing version {enforced}", job.version);
+        return Err(Error::bad(text));
+    }
+    let rows = state.versions_of(key, job.create_index);
+    let Some(row) = rows.into_iter().find(|row| row.version == version) else {
+        let what =
+            format!("job \"{}\" in namespace \"{}\" at version {version}", key.id, key.namespace);
+        return Err(Error::not_found(&what));
+    };
+    if row.stop {
+        let text = format!(
+            "version {version} is the stop of the job: stop it, or revert to a version that ran"
+        );
+        return Err(Error::bad(text));
+    }
+    Ok((row, job.job_modify_index))
+}
+
+/// Marks a version as one that works, or takes the mark back.
+pub(super) async fn stable(call: &Call, target: &Target) -> Result<Answer, Error> {
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    if fields.text("JobID")?.is_some_and(|id| !id.is_empty() && id != target.id) {
+        return Err(Error::bad("JobID not same as job in request path"));
+    }
+    let version = fields.number("JobVersion")?.unwrap_or(0);
+    let mark = VersionMark::Stable { version, stable: fields.flag("Stable")? };
+    let written = mark_version(call, target, mark).await?;
+    call.answer_write(&written, json!({ "JobModifyIndex": written.index }))
+}
+
+/// Gives a version a name.
+pub(super) async fn tag(call: &Call, target: &Target) -> Result<Answer, Error> {
+    let body = call.json()?;
+    let fields = Fields::of(&body)?;
+    let mark = VersionMark::Tag {
+        version: fields.number("Version")?,
+        name: target.tag.as_str().into(),
+        description: fields.text("Description")?.unwrap_or("").into(),
+    };
+    tagged(call, target, mark).await
+}
+
+/// Takes a name off its version.
+pub(super) async fn untag(call: &Call, target: &Target) -> Result<Answer, Error> {
+    tagged(call, target, VersionMark::Untag { name: target.tag.as_str().into() }).await
+}
+
+async fn tagged(call: &Call, target: &Target, mark: VersionMark) -> Result<Answer, Error> {
+    let written = mark_version(call, target, mark).await?;
+    call.answer_write(&written, json!({ "Name": target.tag }))
+}
+
+async fn mark_version(call: &Call, target: &Target, mark: VersionMark) -> Result<Written, Error> {
+    call.write(Command::MarkJobVersion(MarkJobVersion { job: target.key(call)?, mark })).await
+}

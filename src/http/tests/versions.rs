@@ -1,0 +1,285 @@
+//! Versions of a job over the API: their differences, going back, tags; and plans, which write nothing.
+
+use std::sync::Arc;
+
+use chance::Dice;
+use fsm::{
+    Command, EvaluationId, EvaluationStatus, JobKey, NodeId,
+    plan::ApplyPlans,
+    settings::{SchedulerConfiguration, SetSchedulerConfiguration},
+};
+use scheduler::Pass;
+use serde_json::{Value, json};
+
+use super::{
+    cluster::{TestCluster, web_job},
+    socket::TestServer,
+};
+
+const NODE: NodeId = NodeId([0x11; 16]);
+
+async fn with_versions(counts: &[u64]) -> (TestServer, Arc<TestCluster>) {
+    let cluster = TestCluster::new();
+    cluster.add_node(NODE, "10.0.0.7:4646");
+    let server = TestServer::start(cluster.clone()).await;
+    for count in counts {
+        server.put("/v1/jobs", &json!({ "Job": with_count(*count) })).await.ok();
+    }
+    (server, cluster)
+}
+
+fn with_count(count: u64) -> Value {
+    let mut job = web_job("web");
+    job["TaskGroups"][0]["Count"] = count.into();
+    job
+}
+
+async fn versions(server: &TestServer, query: &str) -> Value {
+    server.get(&format!("/v1/job/web/versions{query}")).await.ok()
+}
+
+#[tokio::test]
+async fn versions_are_listed_with_what_differs() {
+    let (server, _) = with_versions(&[1, 2, 5]).await;
+    let plain = versions(&server, "").await;
+    assert_eq!(plain["Versions"].as_array().unwrap().len(), 3);
+    assert_eq!(plain["Diffs"], json!([]));
+    let count_of = |diff: &Value| {
+        let field = &diff["TaskGroups"][0]["Fields"][0];
+        (field["Name"].clone(), field["Old"].clone(), field["New"].clone())
+    };
+    let with = versions(&server, "?diffs=true").await;
+    let diffs = with["Diffs"].as_array().unwrap();
+    assert_eq!(diffs.len(), 2, "the first version differs from nothing");
+    assert_eq!(count_of(&diffs[0]), ("Count".into(), "2".into(), "5".into()));
+    assert_eq!(count_of(&diffs[1]), ("Count".into(), "1".into(), "2".into()));
+    let against = versions(&server, "?diffs=true&diff_version=0").await;
+    assert_eq!(count_of(&against["Diffs"][0]), ("Count".into(), "1".into(), "5".into()));
+    assert_eq!(against["Diffs"][2]["Type"], "None");
+    let missing = server.get("/v1/job/web/versions?diff_tag=none").await;
+    assert_eq!(missing.status, 404, "{}", missing.text);
+    // A stop is a version of its own, and the one before keeps what it was.
+    server.send("DELETE", "/v1/job/web", &[], b"").await.ok();
+    let stopped = versions(&server, "?diffs=true").await;
+    assert_eq!(
+        (&stopped["Versions"][0]["Version"], &stopped["Versions"][0]["Stop"]),
+        (&json!(3), &json!(true))
+    );
+    assert_eq!(stopped["Versions"][1]["Stop"], false);
+    assert_eq!(stopped["Diffs"][0]["Fields"][0]["Name"], "Stop");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_revert_runs_an_earlier_version_as_a_new_one() {
+    let (server, _) = with_versions(&[1, 2, 5]).await;
+    let revert = async |body: Value| server.put("/v1/job/web/revert", &body).await;
+    for (body, status, text) in [
+        (json!({ "JobVersion": 2 }), 400, "can't revert to current version"),
+        (json!({ "JobVersion": 9 }), 404, "at version 9 not found"),
+        (
+            json!({ "JobVersion": 0, "EnforcePriorVersion": 1 }),
+            400,
+            "Current job has version 2; enforcing version 1",
+        ),
+        (json!({ "JobVersion": 0, "JobID": "db" }), 400, "JobID not same"),
+    ] {
+        let refused = revert(body).await;
+        assert_eq!(refused.status, status, "{}", refused.text);
+        assert!(refused.text.contains(text), "{}", refused.text);
+    }
+    assert_eq!(versions(&server, "").await["Versions"].as_array().unwrap().len(), 3);
+    let done =
+        revert(json!({ "JobID": "web", "JobVersion": 0, "EnforcePriorVersion": 2 })).await.ok();
+    assert!(done["EvalID"].as_str().unwrap().len() == 36, "{done}");
+    let job = server.get("/v1/job/web").await.ok();
+    assert_eq!((&job["Version"], &job["TaskGroups"][0]["Count"]), (&json!(3), &json!(1)));
+    // What a stop stopped can be run again, the stop itself cannot.
+    server.send("DELETE", "/v1/job/web", &[], b"").await.ok();
+    server.put("/v1/jobs", &json!({ "Job": with_count(7) })).await.ok();
+    let stop = revert(json!({ "JobVersion": 4 })).await;
+    assert!(stop.status == 400 && stop.text.contains("is the stop"), "{}", stop.text);
+    revert(json!({ "JobVersion": 3 })).await.ok();
+    assert_eq!(server.get("/v1/job/web").await.ok()["Version"], 6);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn versions_are_tagged_and_marked_as_stable() {
+    let (server, _) = with_versions(&[1, 2]).await;
+    let path = "/v1/job/web/versions/good/tag";
+    server.put(path, &json!({ "Version": 0, "Description": "it works" })).await.ok();
+    let tag = versions(&server, "").await["Versions"][1]["VersionTag"].clone();
+    assert_eq!((&tag["Name"], &tag["Description"]), (&json!("good"), &json!("it works")));
+    assert!(tag["TaggedTime"].as_u64().unwrap() > 0);
+    let against = versions(&server, "?diff_tag=good").await;
+    assert_eq!(against["Diffs"][0]["TaskGroups"][0]["Fields"][0]["New"], "2");
+    let taken = server.put(path, &json!({ "Version": 1 })).await;
+    assert!(taken.status == 400 && taken.text.contains("already exists"), "{}", taken.text);
+    server.send("DELETE", path, &[], b"").await.ok();
+    assert_eq!(versions(&server, "").await["Versions"][1]["VersionTag"], Value::Null);
+    let gone = server.send("DELETE", path, &[], b"").await;
+    assert!(gone.status == 400 && gone.text.contains("not found"), "{}", gone.text);
+    let stable = json!({ "JobID": "web", "JobVersion": 1, "Stable": true });
+    server.put("/v1/job/web/stable", &stable).await.ok();
+    assert_eq!(versions(&server, "").await["Versions"][0]["Stable"], true);
+    assert_eq!(server.get("/v1/job/web").await.ok()["Stable"], true);
+    let mut wrong = stable;
+    wrong["JobVersion"] = 7.into();
+    assert_eq!(server.put("/v1/job/web/stable", &wrong).await.status, 400);
+    // Another job's tags are its own, and a job that is named like a verb is a job.
+    assert_eq!(server.put("/v1/job/db/versions/good/tag", &json!({})).await.status, 404);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_plan_says_what_a_registration_would_do_and_writes_nothing() {
+    let (server, cluster) = with_versions(&[2]).await;
+    let evaluation: EvaluationId = {
+        let rows = server.get("/v1/evaluations").await.ok();
+        rows[0]["ID"].as_str().unwrap().parse().unwrap()
+    };
+    cluster.place(&JobKey::new("default", "web"), evaluation, NODE);
+    let before = cluster.state().digest();
+    let plan = async |job: Value, diff: bool| {
+        server.put("/v1/job/web/plan", &json!({ "Job": job, "Diff": diff })).await
+    };
+    let more = plan(with_count(3), true).await.ok();
+    let counts = &more["Annotations"]["DesiredTGUpdates"]["web"];
+    assert_eq!((&counts["Place"], &counts["InPlaceUpdate"]), (&json!(2), &json!(1)), "{more}");
+    let group = &more["Diff"]["TaskGroups"][0];
+    assert_eq!(group["Updates"], json!({ "create": 2, "in-place update": 1 }));
+    assert_eq!(group["Fields"][0]["Annotations"], json!(["forces create"]));
+    let mut job = with_count(1);
+    job["TaskGroups"][0]["Tasks"][0]["Env"] = json!({ "A": "b" });
+    let answer = plan(job, true).await.ok();
+    let counts = &answer["Annotations"]["DesiredTGUpdates"]["web"];
+    assert_eq!(
+        (&counts["Place"], &counts["DestructiveUpdate"]),
+        (&json!(0), &json!(1)),
+        "{answer}"
+    );
+    assert_eq!(
+        answer["Diff"]["TaskGroups"][0]["Tasks"][0]["Annotations"],
+        json!(["forces create/destroy update"])
+    );
+    assert_eq!(answer["FailedTGAllocs"], Value::Null);
+    let current = server.get("/v1/job/web").await.ok();
+    assert_eq!(answer["JobModifyIndex"], current["JobModifyIndex"]);
+    // What does not fit is said with its reasons.
+    let mut large = with_count(3);
+    large["TaskGroups"][0]["Tasks"][0]["Resources"] = json!({ "CPU": 900_000, "MemoryMB": 64 });
+    let failed = plan(large, false).await.ok();
+    assert_eq!(failed["Diff"], Value::Null);
+    assert_eq!(failed["FailedTGAllocs"]["web"]["DimensionExhausted"]["cpu"], 1, "{failed}");
+    // A job that does not exist is all new; one that may not be registered has no plan.
+    let mut new = web_job("db");
+    let added = server.put("/v1/job/db/plan", &json!({ "Job": new, "Diff": true })).await.ok();
+    assert_eq!((&added["JobModifyIndex"], &added["Diff"]["Type"]), (&json!(0), &json!("Added")));
+    new["NodePool"] = "gone".into();
+    let refused = server.put("/v1/job/db/plan", &json!({ "Job": new })).await;
+    assert!(refused.status == 400 && refused.text.contains("node pool"), "{}", refused.text);
+    let other = server.put("/v1/job/web/plan", &json!({ "Job": web_job("db") })).await;
+    assert_eq!(other.status, 400, "{}", other.text);
+    assert_eq!(cluster.state().digest(), before, "a plan writes nothing");
+    server.stop().await;
+}
+
+/// Runs an evaluation as a worker and the applier would, reports what it placed as running, and says what the plan did.
+fn process(cluster: &TestCluster, id: EvaluationId, sequence: &mut u64) -> (Value, Vec<String>) {
+    let state = cluster.state();
+    let evaluation = state.evaluations().get(&id).unwrap().clone();
+    let pass = Pass { state: &state, evaluation: &evaluation, now: state.at(), attempt: 0 };
+    let plan = scheduler::schedule(&pass).unwrap();
+    let spec = state.jobs().get(&evaluation.job).and_then(|job| state.current_spec(job).cloned());
+    let done = scheduler::annotate(&state, &plan, spec.as_deref());
+    let counts = done
+        .groups
+        .iter()
+        .map(|(name, counts)| (name.to_string(), crate::http::view::desired(counts)));
+    let counts: serde_json::Map<_, _> = counts.collect();
+    let outcome = plan.outcome.clone().unwrap();
+    let failed = outcome.failed_groups.keys().map(ToString::to_string).collect();
+    let placed: Vec<_> = plan.placements.iter().map(|placed| (placed.id, placed.node)).collect();
+    cluster.must(Command::ApplyPlans(ApplyPlans { plans: vec![Arc::new(plan)] }));
+    for (id, node) in placed {
+        *sequence += 1;
+        cluster.report(id, node, *sequence);
+    }
+    (counts.into(), failed)
+}
+
+fn pending(cluster: &TestCluster) -> Vec<EvaluationId> {
+    let state = cluster.state();
+    let open = state.evaluations().iter().filter(|row| row.status == EvaluationStatus::Pending);
+    open.filter(|row| row.wait_until <= state.at()).map(|row| row.id).collect()
+}
+
+/// 200 random changes of random jobs on a fleet that is too small: a plan says the counts of each group, the evictions and the groups that fail, as the
+/// registration behind it then has them.
+#[tokio::test]
+async fn plans_predict_what_registrations_do() {
+    let cluster = TestCluster::new();
+    for number in 1..=6 {
+        cluster.add_node(NodeId([number; 16]), "10.0.0.7:4646");
+    }
+    let mut configuration = SchedulerConfiguration::default();
+    configuration.preemption.service = true;
+    cluster.must(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+        configuration,
+        keep_node_life: true,
+        enforce_index: None,
+    }));
+    let server = TestServer::start(cluster.clone()).await;
+    let mut dice = Dice::new(7);
+    let mut sequence = 0;
+    let mut jobs: Vec<Value> = (0..8).map(|number| web_job(&format!("job-{number}"))).collect();
+    for job in &mut jobs {
+        job["Priority"] = [20, 50, 90][dice.index(3)].into();
+    }
+    let mut seen = std::collections::BTreeMap::<&str, u64>::new();
+    for step in 0..200 {
+        let job = &mut jobs[dice.index(8)];
+        let group = &mut job["TaskGroups"][0];
+        match dice.below(5) {
+            0 => group["Count"] = dice.below(16).into(),
+            1 => group["Tasks"][0]["Resources"]["CPU"] = (200 + 200 * dice.below(10)).into(),
+            2 => group["Tasks"][0]["Env"] = json!({ "STEP": step.to_string() }),
+            3 => group["Update"] = json!({ "MaxParallel": dice.below(4) }),
+            _ => {
+                let rack = if dice.one_in(3) { "r2" } else { "r1" };
+                job["Constraints"] =
+                    json!([{ "LTarget": "${meta.rack}", "RTarget": rack, "Operand": "=" }]);
+            }
+        }
+        let id = job["ID"].as_str().unwrap();
+        let body = json!({ "Job": job });
+        let planned = server.put(&format!("/v1/job/{id}/plan"), &body).await.ok();
+        let registered = server.put("/v1/jobs", &body).await.ok();
+        let evaluation = registered["EvalID"].as_str().unwrap().parse().unwrap();
+        let (counts, failed) = process(&cluster, evaluation, &mut sequence);
+        assert_eq!(planned["Annotations"]["DesiredTGUpdates"], counts, "step {step}: {body}");
+        let predicted = planned["FailedTGAllocs"].as_object();
+        let predicted: Vec<&String> =
+            predicted.into_iter().flat_map(|groups| groups.keys()).collect();
+        assert_eq!(predicted, failed.iter().collect::<Vec<_>>(), "step {step}: {body}");
+        for name in ["Place", "Stop", "InPlaceUpdate", "DestructiveUpdate", "Preemptions", "Ignore"]
+        {
+            *seen.entry(name).or_default() += counts["web"][name].as_u64().unwrap();
+        }
+        *seen.entry("failed").or_default() += failed.len() as u64;
+        // The rest of the cluster settles, and what was placed becomes healthy.
+        for _ in 0..4 {
+            for id in pending(&cluster) {
+                if pending(&cluster).contains(&id) {
+                    process(&cluster, id, &mut sequence);
+                }
+            }
+        }
+        for _ in 0..15 {
+            cluster.must(Command::Tick);
+        }
+    }
+    assert!(seen.values().all(|count| *count > 5), "each kind of change has to come up: {seen:?}");
+    server.stop().await;
+}
