@@ -13,7 +13,9 @@ use super::{
 /// What a program run on the host itself gets from the agent's environment.
 const HOST_VARIABLES: [&str; 7] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ"];
 
-/// The names for a task: its whole environment and the node's properties.
+/// The names for a task: its whole environment, other spellings of it, and the node's properties.
+///
+/// Meta may refer to what stands before it and to the node, a task's own variables to meta as well, neither to its own kind.
 pub(crate) fn names(
     spec: &AllocationSpec,
     task: &TaskSpec,
@@ -30,18 +32,52 @@ pub(crate) fn names(
     set("NOMAD_TASK_DIR", own.join("local").display().to_string());
     set("NOMAD_SECRETS_DIR", own.join("secrets").display().to_string());
     set("TMPDIR", own.join("tmp").display().to_string());
-    ports(spec, &mut env);
-    for (key, value) in &task.meta {
-        let key = clean(key);
-        env.insert(format!("NOMAD_META_{}", key.to_uppercase()), value.clone());
-        env.insert(format!("NOMAD_META_{key}"), value.clone());
-    }
-    let mut names = Names { env, node: Arc::clone(node) };
-    // The task's own variables may refer to all of the above, not to each other.
-    let own: Vec<_> =
-        task.env.iter().map(|(key, value)| (names.expand(key), names.expand(value))).collect();
-    names.env.extend(own);
+    let mut names = Names { env, spellings: BTreeMap::new(), node: Arc::clone(node) };
+    publish(ports(spec), &mut names);
+    let expanded = |map: &BTreeMap<String, String>, names: &Names| -> BTreeMap<_, _> {
+        map.iter().map(|(key, value)| (names.expand(key), names.expand(value))).collect()
+    };
+    let meta = meta_variables(&expanded(&task.meta, &names));
+    publish(meta, &mut names);
+    let mut own = Names::default();
+    publish(expanded(&task.env, &names), &mut own);
+    names.env.extend(own.env);
+    names.spellings.extend(own.spellings);
     names
+}
+
+/// Gives variables to the environment under names that it can have. A name that is taken stays: another one that would become the same is
+/// kept as the job spells it. `NOMAD_META_a.b` is there with the dot, as in Nomad, and where that is free also in a form for shells.
+fn publish(variables: BTreeMap<String, String>, names: &mut Names) {
+    let mut env = BTreeMap::new();
+    let (fitting, others): (Vec<_>, Vec<_>) =
+        variables.iter().partition(|(key, _)| clean(key, true) == **key);
+    for (key, value) in fitting {
+        env.insert(key.clone(), value.clone());
+    }
+    for (key, value) in others {
+        let cleaned = clean(key, true);
+        match env.get(&cleaned) {
+            None => drop(env.insert(cleaned, value.clone())),
+            Some(other) if other != value && !key.contains('=') => {
+                env.insert(key.clone(), value.clone());
+            }
+            Some(_) => {}
+        }
+    }
+    for (key, value) in &variables {
+        env.entry(clean(key, false)).or_insert_with(|| value.clone());
+    }
+    names.env.extend(env);
+    names.spellings.extend(variables);
+}
+
+/// Each key as it is written and in capitals; as written wins.
+fn meta_variables(meta: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let named = |(key, value): (String, &String)| (format!("NOMAD_META_{key}"), value.clone());
+    let capitals = meta.iter().map(|(key, value)| (key.to_uppercase(), value));
+    let written = meta.iter().map(|(key, value)| (key.clone(), value));
+    capitals.chain(written).map(named).collect()
 }
 
 fn host_variables() -> BTreeMap<String, String> {
@@ -86,22 +122,30 @@ fn identity(
     }
 }
 
-fn ports(spec: &AllocationSpec, env: &mut BTreeMap<String, String>) {
+fn ports(spec: &AllocationSpec) -> BTreeMap<String, String> {
+    let mut out = BTreeMap::new();
     for port in &spec.ports {
-        let label = clean(&port.label);
-        env.insert(format!("NOMAD_PORT_{label}"), port.to.to_string());
-        env.insert(format!("NOMAD_HOST_PORT_{label}"), port.value.to_string());
-        env.insert(format!("NOMAD_IP_{label}"), spec.address.clone());
-        env.insert(format!("NOMAD_HOST_IP_{label}"), spec.address.clone());
+        let label = &port.label;
+        let mut set =
+            |kind: &str, value: String| out.insert(format!("NOMAD_{kind}_{label}"), value);
+        set("PORT", port.to.to_string());
+        set("HOST_PORT", port.value.to_string());
+        set("IP", spec.address.clone());
+        set("HOST_IP", spec.address.clone());
         let address = with_port(&spec.address, port.value);
-        env.insert(format!("NOMAD_ADDR_{label}"), address.clone());
-        env.insert(format!("NOMAD_HOST_ADDR_{label}"), address);
+        set("ADDR", address.clone());
+        set("HOST_ADDR", address);
     }
+    out
 }
 
 /// What cannot be in a variable's name becomes `_`.
-fn clean(key: &str) -> String {
-    key.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect()
+fn clean(key: &str, with_dots: bool) -> String {
+    let fits = |place: usize, c: char| {
+        let letter = c.is_ascii_alphabetic() || c == '_' || (with_dots && c == '.');
+        letter || (place > 0 && c.is_ascii_digit())
+    };
+    key.chars().enumerate().map(|(place, c)| if fits(place, c) { c } else { '_' }).collect()
 }
 
 #[cfg(test)]
@@ -159,8 +203,7 @@ mod tests {
         message.address = "fd00::1".to_owned();
         message.ports.push(proto::v1::Port { label: "http".to_owned(), value: 8080, to: 0 });
         let spec = AllocationSpec::parse(message).expect("a valid message");
-        let mut env = BTreeMap::new();
-        ports(&spec, &mut env);
+        let env = ports(&spec);
         for (key, value) in [
             ("NOMAD_IP_http", "fd00::1"),
             ("NOMAD_ADDR_http", "[fd00::1]:8080"),
@@ -168,5 +211,60 @@ mod tests {
         ] {
             assert_eq!(env.get(key).map(String::as_str), Some(value), "{key}");
         }
+    }
+
+    /// Two keys never share a variable unless they are equal but for case; each reference finds its own.
+    #[test]
+    fn meta_keys_that_differ_stay_different() {
+        let meta = |keys: &[&str]| -> BTreeMap<String, String> {
+            keys.iter().map(|key| ((*key).to_owned(), format!("of {key}"))).collect()
+        };
+        for (keys, expected) in [
+            (&["a.b", "A-B"][..], &[("a.b", "a.b"), ("A.B", "a.b"), ("A_B", "A-B")][..]),
+            (&["a-b", "a_b"], &[("a_b", "a_b"), ("A_B", "a_b"), ("a-b", "a-b"), ("A-B", "a-b")]),
+            (&["a", "A"], &[("a", "a"), ("A", "A")]),
+            (&["a.b"], &[("a.b", "a.b"), ("a_b", "a.b"), ("A.B", "a.b"), ("A_B", "a.b")]),
+            (&["x-1"], &[("x_1", "x-1"), ("X_1", "x-1")]),
+        ] {
+            let mut names = Names::default();
+            publish(meta_variables(&meta(keys)), &mut names);
+            for (key, of) in expected {
+                let found = names.env.get(&format!("NOMAD_META_{key}"));
+                assert_eq!(found, Some(&format!("of {of}")), "{keys:?}: {key} in {names:?}");
+            }
+            for key in keys {
+                let text = format!("${{NOMAD_META_{key}}}");
+                assert_eq!(names.expand(&text), format!("of {key}"), "{keys:?}");
+            }
+        }
+    }
+
+    /// `job validate` warns of names that no task has: its lists are these.
+    #[test]
+    fn every_variable_is_known_where_jobs_are_judged() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let (state, _) =
+            crate::agent::state::StateDirectory::open(directory.path()).expect("a state directory");
+        let mut message = testing::message([3; 16], "web", &["server"]);
+        "web".clone_into(&mut message.job_parent_id);
+        "dc1".clone_into(&mut message.datacenter);
+        "global".clone_into(&mut message.region);
+        message.ports.push(proto::v1::Port { label: "a-b".to_owned(), value: 8080, to: 80 });
+        message.tasks[0].memory_max_mb = 7;
+        message.tasks[0].meta.insert("x-y.z".to_owned(), "1".to_owned());
+        let spec = AllocationSpec::parse(message).expect("a valid message");
+        let names = names(&spec, &spec.tasks[0], &state.allocation(spec.id), &Arc::default());
+        let all: Vec<_> = names.env.keys().chain(names.spellings.keys()).collect();
+        assert!(all.len() > 35, "{all:?}");
+        let args: Vec<_> = all.iter().map(|name| format!("${{{name}}}")).collect();
+        let job = serde_json::json!({"ID": "j", "TaskGroups": [{
+            "Name": "g",
+            "Networks": [{"DynamicPorts": [{"Label": "a-b"}]}],
+            "Tasks": [{
+                "Name": "t", "Driver": "raw_exec", "Meta": {"x-y.z": "1"}, "Config": {"args": args},
+            }],
+        }]});
+        let warnings = crate::jobspec::to_spec(&job).expect("a valid job").warnings;
+        assert_eq!(warnings, Vec::<String>::new());
     }
 }

@@ -35,7 +35,7 @@ pub struct JobFields {
 
 /// The job as `GET /v1/job/ID` answers it.
 pub fn job_json(spec: &JobSpec, fields: &JobFields) -> Value {
-    let parent = spec.key.id.split_once("/dispatch-").map_or("", |(parent, _)| parent);
+    let parent = spec.key.parent().unwrap_or("");
     json!({
         "Affinities": affinities(&spec.affinities),
         "AllAtOnce": spec.all_at_once,
@@ -45,7 +45,7 @@ pub fn job_json(spec: &JobSpec, fields: &JobFields) -> Value {
         "CreateIndex": fields.create_index,
         "Datacenters": spec.datacenters,
         "DispatchIdempotencyToken": "",
-        "Dispatched": !parent.is_empty(),
+        "Dispatched": spec.key.id.rsplit_once('/').is_some_and(|(_, own)| own.starts_with("dispatch-")),
         "ID": spec.key.id,
         "JobModifyIndex": fields.job_modify_index,
         "Meta": map_or_null(&spec.meta),

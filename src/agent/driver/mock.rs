@@ -192,7 +192,7 @@ pub(crate) struct MockRun {
 }
 
 pub(super) async fn start(context: &TaskContext) -> Result<MockRun, StartError> {
-    let script = Script::parse(&context.task.config_json)?;
+    let script = Script::parse(&context.config_json())?;
     sleep(Duration::from_millis(script.start_block_for_ms)).await;
     if let Some(error) = script.start_failure() {
         return Err(error);
@@ -215,7 +215,7 @@ pub(super) fn recover(
         None => (run_started_at_ms > 0).then_some(seen),
     };
     let Some(found) = found else { return Ok(Recovered::Never) };
-    let run = MockRun::new(context, Script::parse(&context.task.config_json)?, found.began_at_ms);
+    let run = MockRun::new(context, Script::parse(&context.config_json())?, found.began_at_ms);
     if found.killed {
         run.kill(0);
     }

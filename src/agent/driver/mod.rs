@@ -4,7 +4,7 @@
 pub(crate) mod mock;
 pub(crate) mod raw_exec;
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use fsm::AllocationId;
 
@@ -79,6 +79,20 @@ pub(crate) struct TaskContext {
     pub(crate) attempt: u32,
     pub(crate) executor_binary: Arc<std::path::Path>,
     pub(crate) drivers: Drivers,
+}
+
+impl TaskContext {
+    /// The driver's configuration with its references replaced.
+    fn config_json(&self) -> Cow<'_, str> {
+        let written = self.task.config_json.as_str();
+        match serde_json::from_str(written) {
+            Ok(mut config) if written.contains("${") => {
+                self.names.expand_all(&mut config);
+                config.to_string().into()
+            }
+            Ok(_) | Err(_) => written.into(),
+        }
+    }
 }
 
 /// A run that was started.

@@ -90,13 +90,12 @@ fn run(context: &TaskContext) -> RawExecRun {
 
 fn run_spec(context: &TaskContext) -> Result<RunSpec, StartError> {
     let task = &context.task;
-    let config: Config = serde_json::from_str(&task.config_json).map_err(|error| {
+    let config: Config = serde_json::from_str(&context.config_json()).map_err(|error| {
         StartError::impossible(format!("bad config of driver raw_exec: {error}"))
     })?;
     if !task.kill_signal.is_empty() && parse_signal(&task.kill_signal).is_none() {
         return Err(StartError::impossible(format!("unknown kill_signal `{}`", task.kill_signal)));
     }
-    let expand = |text: &str| context.names.expand(text);
     let own = context.directory.task(&task.name);
     let env = context.names.env.clone();
     for (key, value) in &env {
@@ -104,9 +103,8 @@ fn run_spec(context: &TaskContext) -> Result<RunSpec, StartError> {
             return Err(StartError::impossible(format!("`{key}` cannot be in an environment")));
         }
     }
-    let command = expand(&config.command);
-    let args: Vec<String> =
-        config.args.into_iter().map(|argument| expand(&argument.into_text())).collect();
+    let command = config.command;
+    let args: Vec<String> = config.args.into_iter().map(Argument::into_text).collect();
     if command.is_empty() {
         return Err(StartError::impossible("driver raw_exec needs a command"));
     }
@@ -116,9 +114,9 @@ fn run_spec(context: &TaskContext) -> Result<RunSpec, StartError> {
     Ok(RunSpec {
         command,
         args,
-        directory: config.work_dir.map_or_else(|| own.clone(), |path| own.join(expand(&path))),
+        directory: config.work_dir.map_or_else(|| own.clone(), |path| own.join(path)),
         env,
-        user: task.user.clone(),
+        user: context.names.expand(&task.user),
         logs_directory: context.directory.logs(),
         log_name: task.name.clone(),
         log_files_max: task.log_files_max,
@@ -175,6 +173,144 @@ mod tests {
         for key in ["QUORATE_ADDR", "NOMAD_ADDR", "PORT"] {
             let spec = run_spec_of(r#"{"command":"x"}"#, (key, "http://10.0.0.1:4646")).unwrap();
             assert_eq!(spec.env.get(key).map(String::as_str), Some("http://10.0.0.1:4646"));
+        }
+    }
+
+    /// What a field of a task comes to, if it says `text`.
+    fn run_of(field: &str, text: &str) -> String {
+        let root = tempfile::tempdir().unwrap();
+        let (state, _) = StateDirectory::open(root.path()).unwrap();
+        let mut message = testing::message([3; 16], "team/job", &["a task"]);
+        message.namespace = "space".to_owned();
+        message.job_parent_id = "team".to_owned();
+        message.datacenter = "dc7".to_owned();
+        message.address = "10.0.0.1".to_owned();
+        message.ports.push(proto::v1::Port { label: "a-b".to_owned(), value: 8080, to: 80 });
+        let pair = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+        message.meta = [("of.both", "both"), ("OF-BOTH", "other")].map(pair).into();
+        let task = &mut message.tasks[0];
+        (task.cpu_mhz, task.memory_mb, task.memory_max_mb) = (500, 64, 128);
+        task.meta = [("of-task", "task")].map(pair).into();
+        task.env = [("MINE", "mine")].map(pair).into();
+        let mut config = serde_json::json!({"command": "x"});
+        let text = text.to_owned();
+        match field {
+            "job or group meta" => drop(message.meta.insert("seen".to_owned(), text)),
+            "task meta" => drop(task.meta.insert("seen".to_owned(), text)),
+            "env" => drop(task.env.insert("SEEN".to_owned(), text)),
+            "name of a variable" => drop(task.env.insert(format!("SEEN{text}"), "1".to_owned())),
+            "user" => task.user = text,
+            "args" => config["args"] = serde_json::json!([text]),
+            other => config[other] = text.into(),
+        }
+        task.config_json = config.to_string();
+        let spec = AllocationSpec::parse(message).unwrap();
+        let (task, directory) = (spec.tasks[0].clone(), state.allocation(spec.id));
+        let node = [
+            ("node.class", "small"),
+            ("node.unique.name", "n1"),
+            ("node.region", "eu"),
+            ("attr.cpu.arch", "amd64"),
+            ("meta.rack", "r1"),
+        ];
+        let run = run_spec(&TaskContext {
+            allocation: spec.id,
+            names: environment::names(&spec, &task, &directory, &Arc::new(node.map(pair).into())),
+            task,
+            directory,
+            attempt: 1,
+            executor_binary: Path::new("no executor is needed").into(),
+            drivers: Drivers::default(),
+        })
+        .unwrap();
+        let root = root.path().display().to_string();
+        let seen = match field {
+            "job or group meta" | "task meta" => run.env["NOMAD_META_seen"].clone(),
+            "env" => run.env["SEEN"].clone(),
+            "name of a variable" => {
+                run.env.keys().find_map(|key| key.strip_prefix("SEEN")).unwrap().to_owned()
+            }
+            "user" => run.user,
+            "args" => run.args[0].clone(),
+            "command" => run.command,
+            "work_dir" => run.directory.display().to_string(),
+            other => panic!("no field {other}"),
+        };
+        let seen = seen.replace(&root, "ROOT");
+        let own = "ROOT/allocs/03030303-0303-0303-0303-030303030303/a task/";
+        if field == "work_dir" { seen.replacen(own, "", 1) } else { seen }
+    }
+
+    /// Field × kind of name.
+    #[test]
+    fn every_field_knows_every_kind_of_name() {
+        const ALLOCATION: &str = "03030303-0303-0303-0303-030303030303";
+        let everywhere = [
+            ("${NOMAD_DC}-${node.class}", "dc7-small"),
+            ("${NOMAD_ALLOC_ID}", ALLOCATION),
+            ("${NOMAD_SHORT_ALLOC_ID}", "03030303"),
+            ("${NOMAD_ALLOC_NAME}", "team/job.group[0]"),
+            ("${NOMAD_ALLOC_INDEX}", "0"),
+            ("${NOMAD_JOB_ID}", "team/job"),
+            ("${NOMAD_JOB_NAME}", "team/job"),
+            ("${NOMAD_JOB_PARENT_ID}", "team"),
+            ("${NOMAD_GROUP_NAME}", "group"),
+            ("${NOMAD_TASK_NAME}", "a task"),
+            ("${NOMAD_NAMESPACE}", "space"),
+            ("${NOMAD_REGION}", "eu"),
+            ("${NOMAD_CPU_LIMIT}", "500"),
+            ("${NOMAD_MEMORY_LIMIT}", "64"),
+            ("${NOMAD_MEMORY_MAX_LIMIT}", "128"),
+            ("${node.unique.name}", "n1"),
+            ("${attr.cpu.arch}", "amd64"),
+            ("${meta.rack}", "r1"),
+            ("${NOMAD_PORT_a-b}", "80"),
+            ("${NOMAD_PORT_a_b}", "80"),
+            ("${NOMAD_HOST_PORT_a-b}", "8080"),
+            ("${NOMAD_IP_a_b}", "10.0.0.1"),
+            ("${NOMAD_HOST_IP_a-b}", "10.0.0.1"),
+            ("${NOMAD_ADDR_a_b}", "10.0.0.1:8080"),
+            ("${NOMAD_HOST_ADDR_a-b}", "10.0.0.1:8080"),
+            ("${env[\"NOMAD_DC\"]}", "dc7"),
+            ("${unknown.name}", "${unknown.name}"),
+            ("${NOMAD_UNKNOWN}", "${NOMAD_UNKNOWN}"),
+            ("${X:-1} $X", "${X:-1} $X"),
+        ];
+        let of_meta = [
+            ("${NOMAD_META_of.both}", "both"),
+            ("${NOMAD_META_OF.BOTH}", "both"),
+            ("${NOMAD_META_OF-BOTH}", "other"),
+            ("${NOMAD_META_OF_BOTH}", "other"),
+            ("${NOMAD_META_of-task}", "task"),
+            ("${NOMAD_META_OF_TASK}", "task"),
+        ];
+        let own = [("${MINE}", "mine"), ("${env[\"MINE\"]}", "mine")];
+        for (field, sees_meta, sees_own) in [
+            ("job or group meta", false, false),
+            ("task meta", false, false),
+            ("env", true, false),
+            ("name of a variable", true, false),
+            ("user", true, true),
+            ("command", true, true),
+            ("args", true, true),
+            ("work_dir", true, true),
+        ] {
+            let check = |text: &str, expected: &str| {
+                let expected = if field == "name of a variable" {
+                    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.');
+                    expected.chars().map(|c| if fits(c) { c } else { '_' }).collect()
+                } else {
+                    expected.to_owned()
+                };
+                assert_eq!(run_of(field, text), expected, "{field} = {text}");
+            };
+            everywhere.iter().for_each(|(text, expected)| check(text, expected));
+            for (text, value) in of_meta {
+                check(text, if sees_meta { value } else { text });
+            }
+            for (text, value) in own {
+                check(text, if sees_own { value } else { text });
+            }
         }
     }
 }

@@ -125,6 +125,14 @@ impl JobKey {
     pub fn new(namespace: impl Into<Text>, id: impl Into<Text>) -> Self {
         Self { namespace: namespace.into(), id: id.into() }
     }
+
+    /// The id of the job that this one is a child of: of `<id>/dispatch-…` and `<id>/periodic-…`.
+    /// No other job may have an id of that form.
+    pub fn parent(&self) -> Option<&str> {
+        let (parent, own) = self.id.rsplit_once('/')?;
+        let is_child = own.starts_with("dispatch-") || own.starts_with("periodic-");
+        (is_child && !parent.is_empty()).then_some(parent)
+    }
 }
 
 impl fmt::Display for JobKey {
@@ -136,6 +144,20 @@ impl fmt::Display for JobKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_forms_of_children_have_a_parent() {
+        for (id, parent) in [
+            ("a/dispatch-1-x", Some("a")),
+            ("a/b/periodic-1", Some("a/b")),
+            ("a/b", None),
+            ("dispatch-1", None),
+            ("/dispatch-1", None),
+            ("a/dispatch-1/b", None),
+        ] {
+            assert_eq!(JobKey::new("default", id).parent(), parent, "{id}");
+        }
+    }
 
     #[test]
     fn an_id_prints_and_parses_as_a_uuid() {

@@ -266,7 +266,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
         shutdown_delay_ms: group.map_or(0, |group| group.shutdown_delay_ms),
         region: spec.region.to_string(),
         datacenter: node.description.datacenter.to_string(),
-        job_parent_id: String::new(),
+        job_parent_id: row.job.parent().unwrap_or_default().to_owned(),
         preempted_ids: row.preempted.iter().map(|id| id.0.to_vec().into()).collect(),
         previous_id: row.previous.map(|id| id.0.to_vec()).unwrap_or_default().into(),
         eval_id: row.evaluation.0.to_vec().into(),

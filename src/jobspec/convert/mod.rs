@@ -6,6 +6,7 @@ mod fields;
 mod group;
 mod network;
 mod policy;
+mod references;
 mod service;
 mod task;
 
@@ -125,7 +126,7 @@ fn job_spec(job: &Value, report: &mut Report) -> Option<JobSpec> {
     let groups = groups(&mut fields, &id, &inherited, report);
     fields.finish(report);
 
-    Some(JobSpec {
+    let spec = JobSpec {
         key: JobKey { namespace, id: Text::from(id) },
         name,
         region,
@@ -140,7 +141,9 @@ fn job_spec(job: &Value, report: &mut Report) -> Option<JobSpec> {
         groups,
         meta,
         parameterized,
-    })
+    };
+    references::check(&spec, report);
+    Some(spec)
 }
 
 fn refuse_unsupported(fields: &mut Fields<'_>, report: &mut Report) {
