@@ -225,6 +225,24 @@ impl AllocationRunner {
         restarted.count()
     }
 
+    /// Runs all tasks anew, those that have ended too. False: the allocation has ended, or is to end, so that its resources are given to others.
+    pub(crate) fn restart_all(
+        &mut self,
+        policy: &GroupPolicy,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        if self.is_terminal() || self.is_stopping() {
+            return false;
+        }
+        self.changed = true;
+        let mut restarted = false;
+        for (position, task) in self.tasks.iter_mut().enumerate() {
+            restarted |= task.restart_ended(position, &policy.tasks[position], now, out);
+        }
+        restarted
+    }
+
     /// Notes a signal that is sent to a task. False: it does not run.
     pub(crate) fn signaled(&mut self, task: usize, signal: &str, now: Moment) -> bool {
         self.changed = true;
@@ -491,6 +509,57 @@ mod tests {
         let report = bench.runner.status(&bench.policy, [5; 16]);
         assert_eq!(report.tasks["a"].restarts, 1);
         assert!(!report.tasks["b"].failed);
+    }
+
+    #[test]
+    fn a_restart_of_all_tasks_starts_those_that_have_ended() {
+        let mut bench = Bench::running(&["a", "b", "c"], |_| {});
+        bench.exited(0, &OK);
+        assert_eq!(bench.exited(1, &BAD), []); // It waits for its restart.
+        let ran = bench.runner.restart(&bench.policy, &[0, 1], bench.now, &mut bench.actions);
+        assert_eq!(ran, 0, "a plain restart is for what runs");
+        assert!(bench.runner.restart_all(&bench.policy, bench.now, &mut bench.actions));
+        assert_eq!(std::mem::take(&mut bench.actions), [Action::Kill { task: 2 }]);
+        let starts = [0, 1].map(|task| Action::Start { task, attempt: 2 });
+        assert_eq!(bench.after(0), starts);
+        bench.exited(2, &BAD);
+        assert_eq!(bench.after(0), [Action::Start { task: 2, attempt: 2 }], "no failure");
+        for task in 0..3 {
+            bench.runner.started(&bench.policy, task, bench.now, &mut bench.actions);
+        }
+        assert_eq!(bench.status(), "running");
+        let report = bench.runner.status(&bench.policy, [5; 16]);
+        let first = &report.tasks["a"];
+        assert_eq!((first.restarts, first.finished_at_ms, first.failed), (1, 0, false));
+        assert!(first.events.iter().any(|event| event.kind == "Restart Signaled"));
+    }
+
+    #[test]
+    fn what_a_failure_took_along_runs_anew_with_it() {
+        let mut bench = Bench::running(&["a", "b"], |message| {
+            message.tasks[0].restart = Some(v1::RestartPolicy {
+                fail: true,
+                interval_ms: 1,
+                ..v1::RestartPolicy::default()
+            });
+        });
+        assert_eq!(bench.exited(0, &BAD), [Action::Kill { task: 1 }]);
+        assert!(bench.runner.restart_all(&bench.policy, bench.now, &mut bench.actions));
+        assert_eq!(bench.after(0), [Action::Start { task: 0, attempt: 2 }], "none is killed twice");
+        bench.exited(1, &BAD);
+        assert_eq!(bench.after(0), [Action::Start { task: 1, attempt: 2 }]);
+    }
+
+    #[test]
+    fn what_has_ended_as_a_whole_or_is_to_end_is_not_restarted() {
+        let mut ended = Bench::running(&["a"], |_| {});
+        ended.exited(0, &OK);
+        assert!(!ended.runner.restart_all(&ended.policy, ended.now, &mut ended.actions));
+        let mut stopped = Bench::running(&["a", "b"], |_| {});
+        stopped.exited(0, &OK);
+        stopped.stop();
+        assert!(!stopped.runner.restart_all(&stopped.policy, stopped.now, &mut stopped.actions));
+        assert_eq!((ended.after(9), stopped.after(9)), (vec![], vec![]));
     }
 
     #[test]

@@ -74,6 +74,8 @@ pub(crate) enum Order {
         /// Which; all that run when `None`.
         task: Option<String>,
     },
+    /// Run all tasks anew, those that have ended too.
+    RestartAll,
     /// Send a signal.
     Signal {
         /// To which; to all that run when `None`.
@@ -81,6 +83,16 @@ pub(crate) enum Order {
         /// Name or number.
         signal: String,
     },
+}
+
+impl Order {
+    /// The one task that it is for.
+    pub(crate) fn task(&self) -> Option<&str> {
+        match self {
+            Self::Restart { task } | Self::Signal { task, .. } => task.as_deref(),
+            Self::RestartAll => None,
+        }
+    }
 }
 
 /// An order, and where to say what came of it.
@@ -372,13 +384,13 @@ impl Shell {
     /// The answer to a restart comes when the tasks have been asked to end, that to a signal when it was delivered.
     fn carry_out(&mut self, order: &Order, answer: oneshot::Sender<Result<(), String>>) {
         let now = self.shared.clock.now();
-        let (Order::Restart { task: name } | Order::Signal { task: name, .. }) = order;
+        let name = order.task();
         let chosen: Vec<usize> = self
             .spec
             .tasks
             .iter()
             .enumerate()
-            .filter(|(_, task)| name.as_ref().is_none_or(|name| *name == task.name))
+            .filter(|(_, task)| name.is_none_or(|name| name == task.name))
             .map(|(position, _)| position)
             .collect();
         let refused = || Err("Task not running".to_owned());
@@ -388,6 +400,10 @@ impl Shell {
                     self.runner.restart(&self.spec.policy, &chosen, now, &mut self.actions);
                 // Who asked may have gone; that goes for all answers.
                 drop(answer.send(if restarted == 0 { refused() } else { Ok(()) }));
+            }
+            Order::RestartAll => {
+                let restarted = self.runner.restart_all(&self.spec.policy, now, &mut self.actions);
+                drop(answer.send(if restarted { Ok(()) } else { refused() }));
             }
             Order::Signal { signal, .. } => {
                 let runs: Vec<Run> = chosen

@@ -508,6 +508,40 @@ impl TaskRunner {
         true
     }
 
+    /// Somebody wants all tasks of the group to run anew, those that have ended too. False: there is nothing to do for this one.
+    pub(crate) fn restart_ended(
+        &mut self,
+        task: usize,
+        policy: &TaskPolicy,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let starts_anyway = matches!(self.phase, Phase::Pending | Phase::Starting);
+        if starts_anyway && self.kill.is_none() {
+            return false;
+        }
+        self.event(now, EventKind::RestartSignaled, "User requested all tasks to restart");
+        // It was to end with its leader or a sibling, which runs anew as well.
+        self.kill = None;
+        match self.phase {
+            Phase::Pending | Phase::Starting => {}
+            Phase::Running | Phase::ShutdownDelay { .. } => {
+                self.restart_wanted = true;
+                self.send_kill(task, policy, now, out);
+            }
+            Phase::Killing => self.restart_wanted = true,
+            Phase::Waiting { .. } => self.phase = Phase::Waiting { until_ms: now.since_boot_ms },
+            Phase::Dead => {
+                self.failed = false;
+                self.finished_at_ms = 0;
+                self.node_failure = None;
+                self.tracker.reset();
+                self.phase = Phase::Waiting { until_ms: now.since_boot_ms };
+            }
+        }
+        true
+    }
+
     /// A signal is on its way to it. False: it does not run.
     pub(crate) fn signaled(&mut self, signal: &str, now: Moment) -> bool {
         let runs = self.phase == Phase::Running;

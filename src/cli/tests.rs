@@ -492,6 +492,38 @@ fn nomads_short_forms_work_and_what_is_not_built_is_named() {
     assert!(!server.run("job plam web.hcl").err.contains("Nomad's"));
 }
 
+#[test]
+fn alloc_restart_asks_for_one_task_those_that_run_or_all() {
+    let route = format!("PUT /v1/client/allocation/{ALLOCATION}/restart");
+    let start = || {
+        Canned::default()
+            .on("GET /v1/allocations", &json!([allocation("running")]))
+            .on(&route, &json!({}))
+            .start()
+    };
+    for (line, task, all) in [
+        ("alloc restart aaaa", json!(null), false),
+        ("alloc restart aaaa server", json!("server"), false),
+        ("alloc restart -task server aaaa", json!("server"), false),
+        ("alloc restart -all-tasks aaaa", json!(null), true),
+    ] {
+        let server = start();
+        let ran = server.run(line);
+        assert_eq!(ran.code, 0, "{line}: {}", ran.err);
+        let seen = server.seen.lock().unwrap().last().cloned().unwrap();
+        let body: Value = serde_json::from_str(&seen.body).unwrap();
+        assert_eq!(body, json!({"TaskName": task, "AllTasks": all}), "{line}");
+    }
+    let both = start().run("alloc restart -all-tasks aaaa server");
+    assert!(both.code != 0 && both.err.contains("cannot be used with"), "{}", both.err);
+    let server = Canned::default()
+        .on("GET /v1/allocations", &json!([allocation("complete")]))
+        .fail(&route, 400, "Task not running")
+        .start();
+    let ran = server.run("alloc restart aaaa");
+    assert!(ran.code == 1 && ran.err.contains("Task not running"), "{}", ran.err);
+}
+
 /// Nothing is asked of a server when a command line asks for what no server does.
 #[test]
 fn flags_that_are_not_built_are_named() {

@@ -370,7 +370,7 @@ async fn deregister(call: Call) -> Result<Answer, Error> {
 async fn parse(call: Call) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
-    fields.flag("Canonicalize")?;
+    let with_defaults = fields.flag("Canonicalize")?;
     if fields.text("Variables")?.is_some_and(|variables| !variables.trim().is_empty()) {
         return Err(Error::bad("Variables are not supported by this server's parser"));
     }
@@ -378,7 +378,7 @@ async fn parse(call: Call) -> Result<Answer, Error> {
     if source.trim().is_empty() {
         return Err(Error::bad("Job spec is empty"));
     }
-    call.answer(&jobs_bridge::parse(source)?, None)
+    call.answer(&jobs_bridge::parse(source, with_defaults)?, None)
 }
 
 async fn validate(call: Call) -> Result<Answer, Error> {

@@ -24,10 +24,14 @@ pub(crate) fn convert(job: &Value) -> Result<Converted, Vec<String>> {
     }
 }
 
-/// Parses a job file into the API's JSON.
-pub(crate) fn parse(source: &str) -> Result<Value, Error> {
-    jobspec::parse("job.nomad.hcl", source)
-        .map_err(|diagnostics| Error::bad(diagnostics.to_string()))
+/// Parses a job file into the API's JSON, with Nomad's defaults if they are asked for.
+pub(crate) fn parse(source: &str, with_defaults: bool) -> Result<Value, Error> {
+    let mut job = jobspec::parse("job.nomad.hcl", source)
+        .map_err(|diagnostics| Error::bad(diagnostics.to_string()))?;
+    if with_defaults {
+        jobspec::canonicalize(&mut job);
+    }
+    Ok(job)
 }
 
 /// A version of a job. The current one shows the job's own index, which a stop raises too: it is the one that `EnforceIndex` asks for.

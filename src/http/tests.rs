@@ -7,6 +7,7 @@ mod blocking;
 mod capacity;
 mod cluster;
 mod mutate;
+mod names;
 mod node_life;
 mod pools;
 mod proxy;

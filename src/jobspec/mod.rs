@@ -9,6 +9,7 @@
 //! It never reads files, never talks to a server, and never panics on input: whatever comes in, the answer is a job or messages
 //! that say what to change. Nothing a user wrote is dropped in silence: what is not built yet is refused by its name.
 
+mod canonical;
 mod coerce;
 mod convert;
 mod diagnostic;
@@ -22,10 +23,13 @@ pub(crate) mod suggest;
 mod view;
 
 #[cfg(test)]
+mod judged;
+#[cfg(test)]
 mod tests;
 
 use serde_json::Value;
 
+pub use canonical::canonicalize;
 #[cfg(test)]
 pub(crate) use convert::SIGNALS;
 pub use convert::{Conversion, FieldError, to_spec};

@@ -304,7 +304,9 @@ mod tests {
                 };
                 assert_eq!(run_of(field, text), expected, "{field} = {text}");
             };
-            everywhere.iter().for_each(|(text, expected)| check(text, expected));
+            for (text, expected) in everywhere {
+                check(text, expected);
+            }
             for (text, value) in of_meta {
                 check(text, if sees_meta { value } else { text });
             }

@@ -65,7 +65,8 @@ pub(super) async fn restart(
             "a task and all tasks cannot both be restarted".to_owned(),
         ));
     }
-    let order = Order::Restart { task };
+    let order =
+        if body.all_tasks == Some(true) { Order::RestartAll } else { Order::Restart { task } };
     carry_out(&files, &allocation, order).await
 }
 
@@ -81,9 +82,8 @@ async fn carry_out(
     files.directory(allocation)?;
     let id: AllocationId =
         allocation.parse().map_err(|_| HttpError::NotFound(allocation.to_owned()))?;
-    let (Order::Restart { task } | Order::Signal { task, .. }) = &order;
     let view = files.node.view(id);
-    if let Some(task) = task
+    if let Some(task) = order.task()
         && !view.is_some_and(|view| view.status.tasks.contains_key(task))
     {
         return Err(HttpError::NotFound(format!("unknown task name \"{task}\"")));

@@ -103,6 +103,27 @@ async fn what_was_never_started_is_told_as_ended_when_it_is_stopped() {
     }
 }
 
+/// One task has ended, the other runs.
+#[tokio::test]
+async fn an_order_to_restart_all_tasks_starts_the_ended_one_and_is_refused_at_the_end() {
+    let (mut shell, _root) = shell_of(testing::message([7; 16], "job", &["a", "b"]));
+    let (now, policy) = (shell.shared.clock.now(), shell.spec.policy.clone());
+    shell.runner.started(&policy, 1, now, &mut Vec::new());
+    let ended = ExitResult::default();
+    shell.runner.exited(&policy, 0, &ended, now, &mut Vec::new());
+    let (answer, answered) = oneshot::channel();
+    shell.carry_out(&Order::RestartAll, answer);
+    assert_eq!(answered.await.unwrap(), Ok(()));
+    assert_eq!(shell.actions, [Action::Kill { task: 1 }]);
+    shell.actions.clear();
+    shell.runner.tick(&policy, shell.shared.clock.now(), &mut shell.actions);
+    assert_eq!(shell.actions, [Action::Start { task: 0, attempt: 2 }]);
+    shell.runner.stop(&policy, now, &mut Vec::new());
+    let (answer, answered) = oneshot::channel();
+    shell.carry_out(&Order::RestartAll, answer);
+    assert_eq!(answered.await.unwrap(), Err("Task not running".to_owned()));
+}
+
 #[tokio::test]
 async fn an_update_in_place_leaves_each_run_its_task() {
     let message = testing::message([7; 16], "job", &["a", "b"]);

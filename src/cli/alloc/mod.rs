@@ -33,6 +33,32 @@ pub(crate) enum AllocCommand {
         after_help = "Examples:\n  quorate alloc stop 5b98a6ea\n  quorate alloc stop -detach 5b98a6ea\n  quorate alloc stop -reschedule 5b98a6ea"
     )]
     Stop(StopArgs),
+    /// Run tasks of an allocation anew: those that run, one of them, or with -all-tasks also those that have ended
+    #[command(
+        after_help = "Examples:\n  quorate alloc restart 5b98a6ea\n  quorate alloc restart 5b98a6ea server\n  quorate alloc restart -all-tasks 5b98a6ea"
+    )]
+    Restart(RestartArgs),
+}
+
+/// Flags of `alloc restart`.
+#[derive(Debug, Args)]
+pub(crate) struct RestartArgs {
+    /// The allocation's id or the beginning of it
+    allocation: String,
+    /// The one task to restart
+    #[arg(conflicts_with = "all_tasks")]
+    task: Option<String>,
+    /// The same
+    #[arg(long = "task", value_name = "TASK", conflicts_with_all = ["task", "all_tasks"])]
+    task_flag: Option<String>,
+    /// Also tasks that have ended
+    #[arg(long)]
+    all_tasks: bool,
+    /// Nomad's; refused
+    #[arg(long, hide = true)]
+    no_shutdown_delay: bool,
+    #[command(flatten)]
+    style: Style,
 }
 
 /// Flags of `alloc status`.
@@ -80,6 +106,7 @@ pub(crate) fn run(context: &Context, command: &AllocCommand) -> Outcome {
         },
         AllocCommand::Logs(arguments) => logs::run(context, arguments),
         AllocCommand::Stop(arguments) => stop(context, arguments),
+        AllocCommand::Restart(arguments) => restart(context, arguments),
     }
 }
 
@@ -272,6 +299,28 @@ fn scores(metric: &Value) -> String {
         text.push_str(&table(&["Node", "Score", "Parts"], &lines));
     }
     text
+}
+
+fn restart(context: &Context, arguments: &RestartArgs) -> Outcome {
+    if arguments.no_shutdown_delay {
+        bail!("-no-shutdown-delay is a flag of Nomad's that is not built here yet");
+    }
+    let id = resolve::id(context, resolve::ALLOCATION, &arguments.allocation)?;
+    let task = arguments.task.as_ref().or(arguments.task_flag.as_ref());
+    let body = json!({ "TaskName": task, "AllTasks": arguments.all_tasks });
+    let path = format!("/v1/client/allocation/{id}/restart");
+    let answer = monitor::or_missing(context.client.put(&path, &[], &body), "allocation", &id)?;
+    if arguments.style.json {
+        context.output.json(&answer)?;
+    } else {
+        let what = match task {
+            Some(task) => format!("task \"{task}\""),
+            None if arguments.all_tasks => "all its tasks".to_owned(),
+            None => "its running tasks".to_owned(),
+        };
+        context.line(format!("Allocation {}: {what} run anew", arguments.style.id(&id)))?;
+    }
+    Ok(Exit::Success)
 }
 
 fn stop(context: &Context, arguments: &StopArgs) -> Outcome {

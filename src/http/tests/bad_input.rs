@@ -44,7 +44,7 @@ fn bodies() -> Vec<Case> {
         case("PUT", "/v1/jobs", job_with(|job| job["ID"] = "".into()), 400, "ID"),
         case("PUT", "/v1/jobs", job_with(|job| group(job, "Count", json!(-1))), 400, "Count"),
         case("PUT", "/v1/jobs", job_with(|job| group(job, "Count", json!("2x"))), 400, "Count"),
-        case("PUT", "/v1/jobs", job_with(|job| group(job, "Name", json!("a/b"))), 400, "Name"),
+        case("PUT", "/v1/jobs", job_with(|job| group(job, "Name", json!("a\tb"))), 400, "Name"),
         case(
             "PUT",
             "/v1/jobs",

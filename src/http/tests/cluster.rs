@@ -134,7 +134,7 @@ impl TestCluster {
         }));
     }
 
-    /// Places one instance of the job's group `web` for its evaluation, and reports it as running.
+    /// Places one instance of the job's first group for its evaluation, and reports it as running.
     pub(super) fn place(
         &self,
         key: &JobKey,
@@ -142,7 +142,9 @@ impl TestCluster {
         node: NodeId,
     ) -> AllocationId {
         let id = AllocationId(self.new_id());
-        let job = self.state().jobs().get(key).unwrap().clone();
+        let state = self.state();
+        let job = state.jobs().get(key).unwrap().clone();
+        let group = state.current_spec(&job).unwrap().groups[0].name.clone();
         let metrics = Metrics {
             nodes_evaluated: 1,
             nodes_in_pool: 1,
@@ -163,8 +165,8 @@ impl TestCluster {
         let outcome = Outcome {
             status: EvaluationStatus::Complete,
             description: "".into(),
-            queued: BTreeMap::from([("web".into(), 1)]),
-            failed_groups: BTreeMap::from([("web".into(), failed)]),
+            queued: BTreeMap::from([(group.clone(), 1)]),
+            failed_groups: BTreeMap::from([(group.clone(), failed)]),
             class_eligibility: BTreeMap::new(),
             escaped: false,
             evaluations: Vec::new(),
@@ -182,7 +184,7 @@ impl TestCluster {
             follow_ups: Vec::new(),
             placements: vec![Placement {
                 id,
-                group: "web".into(),
+                group,
                 name_index: 0,
                 node,
                 ports: Vec::new(),

@@ -46,13 +46,18 @@ pub(super) struct Conditions {
     pub(super) affinities: Vec<Affinity>,
 }
 
-/// The `Constraints` and `Affinities` of a job, group or task.
-pub(super) fn read(fields: &mut Fields<'_>, kind: JobKind, report: &mut Report) -> Conditions {
+/// The `Constraints` and `Affinities` of a job, group or task. What must be `distinct` concerns whole instances and so no task.
+pub(super) fn read(
+    fields: &mut Fields<'_>,
+    kind: JobKind,
+    distinct: bool,
+    report: &mut Report,
+) -> Conditions {
     let mut out = Conditions::default();
     let list = fields.list("Constraints", report);
     for (path, item) in bounded(list, &fields.at("Constraints"), report) {
         let Some(mut fields) = Fields::new(item, path, report) else { continue };
-        out.constraints.push(constraint(&mut fields, true, report));
+        out.constraints.push(constraint(&mut fields, distinct, report));
         fields.finish(report);
     }
     let list = fields.list("Affinities", report);
@@ -74,12 +79,19 @@ pub(super) fn read(fields: &mut Fields<'_>, kind: JobKind, report: &mut Report) 
 }
 
 fn refuse_per_node(present: bool, path: String, what: &str, kind: JobKind, report: &mut Report) {
-    if present && kind.is_per_node() {
-        let message = format!(
-            "{} jobs run on every feasible node and cannot have {what}: remove them or use constraints",
-            kind.name()
-        );
-        report.error(path, message);
+    match kind {
+        JobKind::System if present => {
+            let message = format!(
+                "system jobs run on every feasible node and cannot have {what}: remove them or use constraints"
+            );
+            report.error(path, message);
+        }
+        JobKind::Sysbatch if present => {
+            report.warning(format!(
+                "{path}: sysbatch jobs run on every feasible node, {what} have no effect"
+            ));
+        }
+        JobKind::System | JobKind::Sysbatch | JobKind::Service | JobKind::Batch => {}
     }
 }
 
@@ -100,6 +112,11 @@ fn check_operand(
     report: &mut Report,
 ) {
     if report.is_full() {
+        return;
+    }
+    if !distinct && operand.starts_with("distinct_") && OPERANDS.contains(&operand) {
+        let message = format!("{operand} concerns whole instances: use it in a job or group");
+        report.error(fields.at("Operand"), message);
         return;
     }
     let known = OPERANDS.into_iter().filter(|name| distinct || !name.starts_with("distinct_"));
@@ -138,7 +155,10 @@ fn check_operand(
         _ if scheduler::is_target(right) => None,
         "regexp" => regex_problem(right, report),
         "version" | "semver" => scheduler::pattern_problem(operand, right),
-        _ if right.is_empty() && !matches!(operand, "=" | "==" | "is" | "!=" | "not") => {
+        "=" | "==" | "is" | "!=" | "not" if right.is_empty() => {
+            Some(format!("is missing: {operand} needs a value, is_set and is_not_set need none"))
+        }
+        _ if right.is_empty() => {
             Some(format!("is missing: {operand} needs a value to compare with"))
         }
         _ => target_problem(right),

@@ -23,18 +23,18 @@ const DISK_MB_MIN: i64 = 10;
 pub(super) fn read(
     value: &Value,
     path: String,
-    job_id: &str,
+    job_name: &str,
     inherited: &Inherited,
     report: &mut Report,
 ) -> Option<TaskGroup> {
     let mut fields = Fields::new(value, path, report)?;
     let name = name(&mut fields, report);
     refuse_unsupported(&mut fields, &name, report);
-    let conditions = condition::read(&mut fields, inherited.kind, report);
+    let conditions = condition::read(&mut fields, inherited.kind, true, report);
     let spreads = condition::spreads(&mut fields, inherited.kind, report);
     let restart = policy::restart(&mut fields, policy::restart_default(inherited.kind), report);
     let network = network::read(&mut fields, report);
-    let mut services = service::Services::new(job_id, &name, network.as_ref());
+    let mut services = service::Services::new(job_name, &name, network.as_ref());
     services.read(&mut fields, None, report);
     let disk_mb = disk_mb(&mut fields, report);
     let group = TaskGroup {
@@ -62,17 +62,8 @@ pub(super) fn read(
 fn name(fields: &mut Fields<'_>, report: &mut Report) -> Text {
     let path = fields.at("Name");
     let name = fields.text("Name", report).unwrap_or_default();
-    check_directory_name(name, path, report);
+    check_name(name, path, report);
     Text::from(name)
-}
-
-/// Names that become directories.
-pub(super) fn check_directory_name(name: &str, path: String, report: &mut Report) {
-    check_name(name, path.clone(), report);
-    if name.contains(['/', '\\']) || name == "." || name == ".." {
-        let message = format!("{} names a directory on the node: use no slashes", quoted(name));
-        report.error(path, message);
-    }
 }
 
 fn refuse_unsupported(fields: &mut Fields<'_>, name: &str, report: &mut Report) {

@@ -109,21 +109,18 @@ fn job_spec(job: &Value, report: &mut Report) -> Option<JobSpec> {
     let id = job_id(&mut fields, report);
     let name = display_name(&mut fields, &id, report);
     let kind = job_kind(&mut fields, report);
-    let priority = fields
-        .integer_in("Priority", 1..=i64::from(JOB_PRIORITY_MAX), report)
-        .and_then(|priority| u16::try_from(priority).ok())
-        .unwrap_or(PRIORITY_DEFAULT);
+    let priority = priority(&mut fields, report);
     let namespace = word(&mut fields, "Namespace", "default", report);
     let region = word(&mut fields, "Region", "global", report);
     let node_pool = word(&mut fields, "NodePool", "default", report);
     let all_at_once = fields.boolean("AllAtOnce", report).unwrap_or(false);
     let datacenters = datacenters(&mut fields, report);
-    let conditions = condition::read(&mut fields, kind, report);
+    let conditions = condition::read(&mut fields, kind, true, report);
     let spreads = condition::spreads(&mut fields, kind, report);
     let meta = fields.text_map("Meta", report);
     let parameterized = parameterized(&mut fields, kind, report);
     let inherited = Inherited::read(&mut fields, kind, report);
-    let groups = groups(&mut fields, &id, &inherited, report);
+    let groups = groups(&mut fields, &name, &inherited, report);
     fields.finish(report);
 
     let spec = JobSpec {
@@ -165,12 +162,23 @@ fn job_id(fields: &mut Fields<'_>, report: &mut Report) -> String {
         report.error(path, "a job needs an ID: add it");
         return String::new();
     };
-    check_name(id, path.clone(), report);
-    if id.contains('/') {
-        let message = "must not contain \"/\": such names belong to dispatched and periodic jobs";
+    check_word(id, path.clone(), report);
+    if JobKey::new("", id).parent().is_some() {
+        let message = "ends in the form of a dispatched or periodic job: call it something else";
         report.error(path, message);
     }
     id.to_owned()
+}
+
+/// Clients that fill in defaults send 0 for "the servers' default".
+fn priority(fields: &mut Fields<'_>, report: &mut Report) -> u16 {
+    if fields.integer("Priority", &mut Report::default()) == Some(0) {
+        return PRIORITY_DEFAULT;
+    }
+    fields
+        .integer_in("Priority", 1..=i64::from(JOB_PRIORITY_MAX), report)
+        .and_then(|priority| u16::try_from(priority).ok())
+        .unwrap_or(PRIORITY_DEFAULT)
 }
 
 fn display_name(fields: &mut Fields<'_>, id: &str, report: &mut Report) -> Text {
@@ -199,11 +207,20 @@ fn job_kind(fields: &mut Fields<'_>, report: &mut Report) -> JobKind {
 fn word(fields: &mut Fields<'_>, field: &'static str, default: &str, report: &mut Report) -> Text {
     let path = fields.at(field);
     let text = fields.text_filled(field, report).unwrap_or(default);
-    check_name(text, path, report);
+    check_word(text, path, report);
     Text::from(text)
 }
 
-/// Names are printable, without blanks, and short.
+/// A name without blanks.
+fn check_word(name: &str, path: String, report: &mut Report) {
+    if name.contains(' ') {
+        report.error(path, format!("{} contains a blank: write it without", quoted(name)));
+    } else {
+        check_name(name, path, report);
+    }
+}
+
+/// Names are printable and short. They may have blanks, no other white space.
 fn check_name(name: &str, path: String, report: &mut Report) {
     if name.is_empty() {
         report.error(path, "must not be empty");
@@ -215,20 +232,20 @@ fn check_name(name: &str, path: String, report: &mut Report) {
         report.error(
             path,
             format!(
-                "{} contains the character '{bad}': names have no blanks and no invisible characters",
+                "{} contains the character '{bad}': names have no invisible characters",
                 quoted(name)
             ),
         );
     }
 }
 
-/// Whether a character shows and is not blank.
+/// Whether a character shows, or is a plain blank.
 fn is_printable(c: char) -> bool {
     let invisible = matches!(
         c,
         '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
     );
-    !(invisible || c.is_whitespace() || c.is_control())
+    c == ' ' || !(invisible || c.is_whitespace() || c.is_control())
 }
 
 fn datacenters(fields: &mut Fields<'_>, report: &mut Report) -> Vec<Text> {
@@ -284,7 +301,7 @@ fn parameterized(
 
 fn groups(
     fields: &mut Fields<'_>,
-    job_id: &str,
+    job_name: &str,
     inherited: &Inherited,
     report: &mut Report,
 ) -> Vec<TaskGroup> {
@@ -295,7 +312,7 @@ fn groups(
     }
     let mut groups: Vec<TaskGroup> = Vec::new();
     for (path, item) in bounded(list, &path, report) {
-        if let Some(group) = group::read(item, path.clone(), job_id, inherited, report) {
+        if let Some(group) = group::read(item, path.clone(), job_name, inherited, report) {
             if groups.iter().any(|other| other.name == group.name) {
                 let message =
                     format!("another group is called {}: rename one", quoted(&group.name));

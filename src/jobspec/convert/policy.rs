@@ -16,8 +16,12 @@ use crate::jobspec::duration::show_ms;
 const SECOND_MS: u64 = 1_000;
 const MINUTE_MS: u64 = 60 * SECOND_MS;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
-/// Shortest interval and delay of restart and reschedule policies (Nomad's `RestartPolicyMinInterval`, `ReschedulePolicyMinDelay`).
+/// Shortest interval of a restart policy, and shortest delay of a reschedule policy (Nomad's `RestartPolicyMinInterval`,
+/// `ReschedulePolicyMinDelay`).
 const INTERVAL_MS_MIN: u64 = 5 * SECOND_MS;
+
+/// Shortest interval of a reschedule policy (Nomad's `ReschedulePolicyMinInterval`).
+const RESCHEDULE_INTERVAL_MS_MIN: u64 = 15 * SECOND_MS;
 
 /// What groups get unless they say otherwise.
 pub(super) struct Inherited {
@@ -149,20 +153,51 @@ pub(super) fn reschedule(
     let base = inherited.reschedule?;
     let Some(mut block) = fields.object(name, report) else { return Some(base) };
     let asked = block.count::<u32>("Attempts", 0, report);
-    let attempts = asked.unwrap_or(base.attempts);
+    let unlimited = block
+        .boolean("Unlimited", report)
+        .unwrap_or(base.unlimited && asked.is_none_or(|attempts| attempts == 0));
+    let attempts = asked.unwrap_or(if unlimited { 0 } else { base.attempts });
     let policy = ReschedulePolicy {
         attempts,
         interval_ms: block.duration_ms("Interval", report).unwrap_or(base.interval_ms),
         delay_ms: block.duration_ms("Delay", report).unwrap_or(base.delay_ms),
         delay_function: delay_function(&mut block, report).unwrap_or(base.delay_function),
         delay_ms_max: block.duration_ms("MaxDelay", report).unwrap_or(base.delay_ms_max),
-        unlimited: block
-            .boolean("Unlimited", report)
-            .unwrap_or(base.unlimited && asked.is_none_or(|attempts| attempts == 0)),
+        unlimited,
     };
     check_reschedule(&block, policy, report);
     block.finish(report);
     Some(policy)
+}
+
+/// Whether all attempts come within the interval, by the series of delays as Nomad counts it: an exponential series by its last
+/// delay, and what is over the longest delay adds up.
+fn fits_interval(policy: ReschedulePolicy) -> bool {
+    let ReschedulePolicy { attempts, delay_ms, delay_ms_max, interval_ms, .. } = policy;
+    match policy.delay_function {
+        DelayFunction::Constant => delay_ms.saturating_mul(u64::from(attempts)) <= interval_ms,
+        DelayFunction::Exponential => {
+            let mut end = 0_u64;
+            (0..attempts).all(|attempt| {
+                let next =
+                    2_u64.checked_pow(attempt).map_or(u64::MAX, |n| delay_ms.saturating_mul(n));
+                end = if next > delay_ms_max { end.saturating_add(delay_ms_max) } else { next };
+                end < interval_ms
+            })
+        }
+        DelayFunction::Fibonacci => {
+            let (mut before, mut last) = (delay_ms, delay_ms);
+            let mut is_longest = false;
+            (0..attempts).all(|attempt| {
+                if attempt >= 2 {
+                    let more = if is_longest { delay_ms_max } else { before };
+                    (before, last) = (last, last.saturating_add(more));
+                    is_longest |= last > delay_ms_max;
+                }
+                last <= interval_ms
+            })
+        }
+    }
 }
 
 fn delay_function(block: &mut Fields<'_>, report: &mut Report) -> Option<DelayFunction> {
@@ -183,14 +218,33 @@ fn check_reschedule(block: &Fields<'_>, policy: ReschedulePolicy, report: &mut R
     if policy.attempts == 0 && !policy.unlimited {
         return; // rescheduling is off
     }
-    let mut check_min = |name: &str, ms: u64| {
-        if ms < INTERVAL_MS_MIN {
-            report.error(block.at(name), format!("must be at least 5s, is {}", show_ms(ms)));
+    let mut check_min = |name: &str, ms: u64, min: u64| {
+        if ms < min {
+            let message = format!("must be at least {}, is {}", show_ms(min), show_ms(ms));
+            report.error(block.at(name), message);
         }
     };
-    check_min("Delay", policy.delay_ms);
+    check_min("Delay", policy.delay_ms, INTERVAL_MS_MIN);
     if !policy.unlimited {
-        check_min("Interval", policy.interval_ms);
+        check_min("Interval", policy.interval_ms, RESCHEDULE_INTERVAL_MS_MIN);
+    }
+    if policy.unlimited && policy.attempts > 0 {
+        let message = format!(
+            "unlimited and {} attempts contradict each other: remove one of them",
+            policy.attempts
+        );
+        report.error(block.at("Unlimited"), message);
+    } else if !policy.unlimited
+        && policy.interval_ms >= RESCHEDULE_INTERVAL_MS_MIN
+        && !fits_interval(policy)
+    {
+        let message = format!(
+            "{} attempts with a delay of {} do not fit an interval of {}: shorten the delay or lengthen the interval",
+            policy.attempts,
+            show_ms(policy.delay_ms),
+            show_ms(policy.interval_ms)
+        );
+        report.error(block.at("Attempts"), message);
     }
     if policy.delay_function != DelayFunction::Constant && policy.delay_ms_max < policy.delay_ms {
         let message = format!(

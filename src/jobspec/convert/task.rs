@@ -7,9 +7,8 @@ use fsm::{
 use serde_json::Value;
 
 use super::{
-    condition,
+    check_name, condition,
     fields::{Fields, Report, is_empty, quoted},
-    group::check_directory_name,
     policy,
     policy::Inherited,
     service::{Services, canonical},
@@ -90,7 +89,7 @@ pub(super) fn read(
         report.error(path, "a task needs a driver: add it, for example \"raw_exec\"");
     }
     services.read(&mut fields, Some(name), report);
-    let conditions = condition::read(&mut fields, inherited.kind, report);
+    let conditions = condition::read(&mut fields, inherited.kind, false, report);
     let task = Task {
         name: Text::from(name),
         driver: Text::from(driver),
@@ -128,7 +127,11 @@ fn check_task_name(name: &str, path: String, report: &mut Report) {
         );
         report.error(path, message);
     } else {
-        check_directory_name(name, path, report);
+        check_name(name, path.clone(), report);
+        if name.contains(['/', '\\']) || name == "." || name == ".." {
+            let message = format!("{} names a directory on the node: use no slashes", quoted(name));
+            report.error(path, message);
+        }
     }
 }
 
@@ -261,11 +264,14 @@ fn resources(fields: &mut Fields<'_>, name: &str, report: &mut Report) -> TaskRe
 
 fn kill_signal(fields: &mut Fields<'_>, report: &mut Report) -> Text {
     let path = fields.at("KillSignal");
-    let signal = fields.text_filled("KillSignal", report).unwrap_or(KILL_SIGNAL_DEFAULT);
-    if !SIGNALS.contains(&signal) && !report.is_full() {
+    let written = fields.text_filled("KillSignal", report).unwrap_or(KILL_SIGNAL_DEFAULT);
+    // `HUP`, `hup` and `SIGHUP` are one signal.
+    let capitals = written.to_ascii_uppercase();
+    let signal = if capitals.starts_with("SIG") { capitals } else { format!("SIG{capitals}") };
+    if !SIGNALS.contains(&signal.as_str()) && !report.is_full() {
         let hint =
-            did_you_mean(signal, SIGNALS).unwrap_or_else(|| "use for example SIGTERM".to_owned());
-        report.error(path, format!("{} is not a signal: {hint}", quoted(signal)));
+            did_you_mean(&signal, SIGNALS).unwrap_or_else(|| "use for example SIGTERM".to_owned());
+        report.error(path, format!("{} is not a signal: {hint}", quoted(written)));
     }
     Text::from(signal)
 }

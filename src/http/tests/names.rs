@@ -1,0 +1,90 @@
+//! Names with slashes and blanks in paths, lists and bodies, and what a job file's defaults and warnings look like to clients.
+
+use fsm::{EvaluationId, JobKey, NodeId};
+use serde_json::{Value, json};
+
+use super::{
+    cluster::{TestCluster, web_job},
+    socket::TestServer,
+};
+
+const NODE: NodeId = NodeId([0x11; 16]);
+
+/// A job that is called like its team's things.
+fn named(id: &str) -> Value {
+    let mut job = web_job(id);
+    job["Name"] = "My web app".into();
+    job["TaskGroups"][0]["Name"] = "front end".into();
+    job["TaskGroups"][0]["Tasks"][0]["Name"] = "web server".into();
+    job
+}
+
+#[tokio::test]
+async fn ids_with_slashes_are_found_by_either_spelling() {
+    let cluster = TestCluster::new();
+    cluster.add_node(NODE, "10.0.0.7:4646");
+    let server = TestServer::start(cluster.clone()).await;
+    // The last one ends like a verb.
+    for (id, encoded) in [("team/web", "team%2Fweb"), ("team/a/summary", "team%2Fa%2Fsummary")] {
+        let made = server.put(&format!("/v1/job/{encoded}"), &json!({ "Job": named(id) })).await;
+        let evaluation: EvaluationId = made.ok()["EvalID"].as_str().unwrap().parse().unwrap();
+        let key = JobKey::new("default", id);
+        let allocation = cluster.place(&key, evaluation, NODE).to_string();
+        let job = server.get(&format!("/v1/job/{encoded}")).await.ok();
+        assert_eq!((&job["ID"], &job["Name"]), (&json!(id), &json!("My web app")));
+        assert_eq!(job["ParentID"], json!(""));
+        let summary = server.get(&format!("/v1/job/{encoded}/summary")).await.ok();
+        assert_eq!(summary["Summary"]["front end"]["Running"], json!(1), "{summary}");
+        let list = server.get(&format!("/v1/job/{encoded}/allocations")).await.ok();
+        assert_eq!(list[0]["Name"], json!(format!("{id}.front end[0]")));
+        assert_eq!(list[0]["ID"], json!(allocation));
+        let row = server.get(&format!("/v1/allocation/{allocation}")).await.ok();
+        assert_eq!(row["Job"]["TaskGroups"][0]["Tasks"][0]["Name"], json!("web server"));
+    }
+    let plain = server.get("/v1/job/team/web/summary").await.ok();
+    assert_eq!(plain["JobID"], json!("team/web"));
+    assert_eq!(server.get("/v1/job/team/web").await.ok()["ID"], json!("team/web"));
+    for prefix in ["team/", "team%2F"] {
+        let list = server.get(&format!("/v1/jobs?prefix={prefix}")).await.ok();
+        assert_eq!(list.as_array().unwrap().len(), 2, "{prefix}: {list}");
+    }
+    assert_ne!(server.delete("/v1/job/team%2Fweb?purge=true").await.ok()["EvalID"], json!(""));
+    assert_eq!(server.get("/v1/job/team/web").await.status, 404);
+    for id in ["web/dispatch-1", "a b"] {
+        let refused = server.put("/v1/jobs", &json!({ "Job": named(id) })).await;
+        assert_eq!(refused.status, 400, "{id}: {}", refused.text);
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_parsed_job_has_defaults_if_they_are_asked_for() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let source = r#"job "a" { group "g" { task "t" { driver = "mock" } } }"#.replace("{ ", "{\n");
+    let source = source.replace(" }", "\n}");
+    let mut body = json!({ "JobHCL": source });
+    let plain = server.put("/v1/jobs/parse", &body).await.ok();
+    assert_eq!(plain["Region"], Value::Null);
+    body["Canonicalize"] = true.into();
+    let whole = server.put("/v1/jobs/parse", &body).await.ok();
+    assert_eq!((&whole["Region"], &whole["Type"]), (&json!("global"), &json!("service")));
+    assert_eq!(whole["TaskGroups"][0]["Tasks"][0]["Resources"]["CPU"], json!(100));
+    server.put("/v1/jobs", &json!({ "Job": whole })).await.ok();
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_job_is_validated_with_what_nothing_resolves() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let mut job = web_job("web");
+    job["TaskGroups"][0]["Tasks"][0]["Env"] =
+        json!({"A": "${NOMAD_DC} ${node.clazz}", "B": "${attr.x}"});
+    for path in ["/v1/validate/job", "/v1/jobs"] {
+        let answer = server.put(path, &json!({ "Job": job })).await.ok();
+        let said = answer["Warnings"].as_str().unwrap();
+        let place = "Job.TaskGroups[0].Tasks[0].Env[\"A\"]: \"${node.clazz}\" is not known";
+        assert!(said.contains(place) && said.contains("${node.class}?"), "{said}");
+        assert!(!said.contains("NOMAD_DC") && !said.contains("attr.x"), "{said}");
+    }
+    server.stop().await;
+}

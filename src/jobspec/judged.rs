@@ -1,0 +1,376 @@
+//! A table of jobs, each taken or refused as Nomad does; where that is not so, the row says why.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use serde_json::{Value, json};
+
+use super::to_spec;
+
+/// What becomes of a job.
+enum Verdict {
+    /// Both take it.
+    Taken,
+    /// Both refuse it; here with these words.
+    Refused(&'static str),
+    /// Nomad takes it. Here it is refused with these words, for this reason.
+    RefusedHere(&'static str, &'static str),
+    /// Nomad refuses it. Here it is taken, for this reason.
+    TakenHere(&'static str),
+}
+use Verdict::{Refused, RefusedHere, Taken, TakenHere};
+
+const NOT_BUILT: &str = "not built yet";
+const SLIP: &str = "it is a slip, and the job would wait for ever or fail at its end";
+
+/// A job of that type whose value at each of these places is replaced. `~` stands for the task, `^` for the group.
+fn judge(kind: &str, changes: &[(&str, Value)]) -> Result<(), String> {
+    let mut job = json!({"ID": "j", "Type": kind, "TaskGroups": [{
+        "Name": "g",
+        "Networks": [{"DynamicPorts": [{"Label": "http"}]}],
+        "Tasks": [{"Name": "t", "Driver": "raw_exec", "Config": {"command": "x"}}],
+    }]});
+    for (at, value) in changes {
+        let at = at.replacen('~', "^/Tasks/0", 1).replacen('^', "/TaskGroups/0", 1);
+        let (owner, name) = at.rsplit_once('/').unwrap();
+        job.pointer_mut(owner).unwrap()[name] = value.clone();
+    }
+    match to_spec(&job) {
+        Ok(_) => Ok(()),
+        Err(errors) => {
+            let lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
+            Err(lines.join("\n"))
+        }
+    }
+}
+
+/// Checks rows of one place each.
+fn check(kind: &str, rows: &[(&str, Value, Verdict)]) -> usize {
+    let mut wrong = Vec::new();
+    for (at, value, verdict) in rows {
+        let found = judge(kind, &[(*at, value.clone())]);
+        let is_right = match (verdict, &found) {
+            (Taken, Ok(())) => true,
+            (TakenHere(reason), Ok(())) => !reason.is_empty(),
+            (Refused(words), Err(said)) => said.contains(words),
+            (RefusedHere(words, reason), Err(said)) => said.contains(words) && !reason.is_empty(),
+            _ => false,
+        };
+        if !is_right {
+            wrong.push(format!("{kind} {at} = {value}: {found:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    rows.len()
+}
+
+fn jobs() -> Vec<(&'static str, Value, Verdict)> {
+    let task = json!({"Name": "t", "Driver": "mock"});
+    let group = json!({"Name": "g", "Tasks": [task]});
+    vec![
+        ("/ID", json!(""), Refused("needs an ID")),
+        ("/ID", json!("a b"), Refused("contains a blank")),
+        ("/ID", json!("a\u{0}b"), Refused("Job.ID")),
+        ("/ID", json!("a\tb"), RefusedHere("invisible", SLIP)),
+        ("/ID", json!("team/web"), Taken),
+        ("/ID", json!("/a//b/"), Taken),
+        ("/ID", json!("käse.1_x"), Taken),
+        ("/ID", json!("a/dispatch-1-2"), RefusedHere("dispatched", "children are called so")),
+        ("/ID", json!("a/periodic-1"), RefusedHere("dispatched", "children are called so")),
+        ("/ID", json!("dispatch-1"), Taken),
+        ("/ID", json!("x".repeat(300)), RefusedHere("at most 256", "names have a bound")),
+        ("/ID", json!(7), Refused("expected a text")),
+        ("/Name", json!(""), Taken),
+        ("/Name", json!("My web app"), Taken),
+        ("/Name", json!("a\u{0}"), Refused("Job.Name")),
+        ("/Type", json!(""), Taken),
+        ("/Type", json!("Service"), Refused("is not a job type")),
+        ("/Type", json!("cron"), Refused("is not a job type")),
+        ("/Type", json!("_core"), Refused("is not a job type")),
+        ("/Priority", json!(0), Taken),
+        ("/Priority", json!(1), Taken),
+        ("/Priority", json!(100), Taken),
+        ("/Priority", json!(101), Refused("between")),
+        ("/Priority", json!(-1), Refused("between")),
+        ("/Priority", json!("50"), Refused("whole number")),
+        ("/Datacenters", json!([]), Taken),
+        ("/Datacenters", json!(["dc*", "b c"]), Taken),
+        ("/Datacenters", json!(["a", ""]), Refused("must not be empty")),
+        ("/Datacenters", json!("dc1"), Refused("expected a list")),
+        ("/Namespace", json!(""), Taken),
+        ("/NodePool", json!(""), Taken),
+        ("/NodePool", json!("a b"), Refused("blank")),
+        ("/Region", json!(""), Taken),
+        ("/AllAtOnce", json!(true), Taken),
+        ("/AllAtOnce", json!("yes"), Refused("true or false")),
+        ("/TaskGroups", json!([]), Refused("at least one task group")),
+        ("/TaskGroups", json!(null), Refused("at least one task group")),
+        ("/TaskGroups", json!([group, group]), Refused("another group is called")),
+        ("/Meta", json!({"a b": "c", "": "x"}), RefusedHere("key is empty", SLIP)),
+        ("/Meta", json!({"a b": "c"}), Taken),
+        ("/Meta", json!({"a": 1}), Refused("expected a text")),
+        ("/Periodic", json!({"Spec": "* * * * *"}), RefusedHere("not supported yet", NOT_BUILT)),
+        ("/Unknown", json!(1), Taken),
+        ("/ParameterizedJob", json!({}), Refused("only batch and sysbatch")),
+        ("/Stop", json!(true), Taken),
+        ("/Update", json!({"MaxParallel": -1}), Refused("at least 0")),
+        ("/Update", json!({"MaxParallel": 0}), Taken),
+        ("/Update", json!({"HealthCheck": "x"}), Refused("is neither")),
+        ("/Update", json!({"HealthCheck": "task_states"}), Taken),
+        ("/Update", json!({"MinHealthyTime": "6m"}), Refused("must be shorter")),
+        ("/Update", json!({"HealthyDeadline": "11m"}), Refused("must be shorter")),
+        ("/Update", json!({"HealthyDeadline": "11m", "ProgressDeadline": 0}), Taken),
+        ("/Update", json!({"Stagger": "-1s"}), Refused("negative")),
+        ("/Migrate", json!({"MinHealthyTime": "6m"}), Refused("must be shorter")),
+        ("/Migrate", json!({"MaxParallel": -1}), Refused("at least 0")),
+        ("/Migrate", json!({"HealthCheck": "x"}), Refused("is neither")),
+    ]
+}
+
+fn groups() -> Vec<(&'static str, Value, Verdict)> {
+    let task = json!({"Name": "t", "Driver": "mock"});
+    let leader = |name: &str| json!({"Name": name, "Driver": "mock", "Leader": true});
+    let limited = |attempts: u32, interval: &str, function: &str| {
+        json!({
+            "Attempts": attempts, "Interval": interval, "Unlimited": false, "Delay": "30s",
+            "DelayFunction": function, "MaxDelay": "1h",
+        })
+    };
+    vec![
+        ("^/Name", json!(""), Refused("must not be empty")),
+        ("^/Name", json!("front end"), Taken),
+        ("^/Name", json!("a/b"), Taken),
+        ("^/Count", json!(0), Taken),
+        ("^/Count", json!(-1), Refused("at least 0")),
+        ("^/Count", json!(2.0), Taken),
+        ("^/Count", json!(1.5), Refused("whole number")),
+        ("^/Count", json!(50_001), Refused("at most 50000")),
+        ("^/Tasks", json!([]), Refused("at least one task")),
+        ("^/Tasks", json!([task, task]), Refused("another task is called")),
+        ("^/Tasks", json!([leader("a"), leader("b")]), Refused("only one task")),
+        ("^/ShutdownDelay", json!("-1s"), Refused("negative")),
+        ("^/EphemeralDisk", json!({"SizeMB": 9}), Refused("at least 10")),
+        ("^/EphemeralDisk", json!({"SizeMB": 100}), Refused("do not fit the group's disk")),
+        ("^/EphemeralDisk", json!({"Sticky": true}), Taken),
+        ("^/RestartPolicy", json!({"Mode": "x"}), Refused("neither fail nor delay")),
+        ("^/RestartPolicy", json!({"Attempts": 0, "Mode": "delay"}), Refused("ambiguous")),
+        ("^/RestartPolicy", json!({"Attempts": 0, "Mode": "fail"}), Taken),
+        ("^/RestartPolicy", json!({"Interval": "4s"}), Refused("at least 5s")),
+        ("^/RestartPolicy", json!({"Attempts": 10, "Delay": "1h"}), Refused("do not fit")),
+        ("^/RestartPolicy", json!({"Attempts": -1}), Refused("at least 0")),
+        ("^/ReschedulePolicy", json!({"Attempts": 3, "Unlimited": true}), Refused("contradict")),
+        ("^/ReschedulePolicy", json!({"Attempts": 3}), Refused("Interval: must be at least 15s")),
+        (
+            "^/ReschedulePolicy",
+            json!({"Attempts": 3, "Interval": "1h"}),
+            TakenHere("attempts without `unlimited` mean a limit"),
+        ),
+        ("^/ReschedulePolicy", json!({"Attempts": 0, "Unlimited": false}), Taken),
+        ("^/ReschedulePolicy", json!({"Delay": "4s"}), Refused("at least 5s")),
+        ("^/ReschedulePolicy", json!({"MaxDelay": "10s"}), Refused("at least Delay")),
+        ("^/ReschedulePolicy", json!({"DelayFunction": "linear"}), Refused("none of constant")),
+        ("^/ReschedulePolicy", limited(4, "2m", "constant"), Taken),
+        ("^/ReschedulePolicy", limited(5, "2m", "constant"), Refused("do not fit")),
+        ("^/ReschedulePolicy", limited(3, "121s", "exponential"), Taken),
+        ("^/ReschedulePolicy", limited(3, "120s", "exponential"), Refused("do not fit")),
+        ("^/ReschedulePolicy", limited(4, "89s", "fibonacci"), Refused("do not fit")),
+        ("^/ReschedulePolicy", limited(4, "90s", "fibonacci"), Taken),
+        ("^/ReschedulePolicy", limited(1, "14s", "constant"), Refused("at least 15s")),
+        ("^/Migrate", json!({"HealthyDeadline": "1s"}), Refused("must be shorter")),
+        ("^/Volumes", json!({"v": {"Type": "host"}}), RefusedHere("not supported", NOT_BUILT)),
+        ("^/Scaling", json!({"Max": 2}), RefusedHere("not supported", NOT_BUILT)),
+        ("^/Networks", json!([{"Mode": "bridge"}]), RefusedHere("not supported", NOT_BUILT)),
+        (
+            "^/Networks",
+            json!([{"ReservedPorts": [{"Label": "a", "Value": 80}, {"Label": "b", "Value": 80}]}]),
+            Refused("reserved twice"),
+        ),
+        (
+            "^/Networks",
+            json!([{"DynamicPorts": [{"Label": "a"}, {"Label": "a"}]}]),
+            Refused("another port is called"),
+        ),
+        (
+            "^/Networks",
+            json!([{"ReservedPorts": [{"Label": "a", "Value": 65_536}]}]),
+            Refused("between 1 and 65535"),
+        ),
+        ("^/Networks", json!([{"DynamicPorts": [{"Label": "a-b", "To": -1}]}]), Taken),
+        (
+            "^/Networks",
+            json!([{"DynamicPorts": [{"Label": "a", "To": 70_000}]}]),
+            Refused("between -1 and 65535"),
+        ),
+        (
+            "^/Networks",
+            json!([{"DynamicPorts": [{"Label": "a b"}]}]),
+            RefusedHere("is not a port label", "labels become names of variables"),
+        ),
+    ]
+}
+
+fn tasks() -> Vec<(&'static str, Value, Verdict)> {
+    let distinct = |operand: &str| json!([{"LTarget": "${node.class}", "Operand": operand}]);
+    vec![
+        ("~/Name", json!(""), Refused("must not be empty")),
+        ("~/Name", json!("web server"), Taken),
+        ("~/Name", json!("a/b"), Refused("no slashes")),
+        ("~/Name", json!("a\\b"), Refused("no slashes")),
+        ("~/Name", json!("alloc"), RefusedHere("every allocation has", "it names a folder")),
+        ("~/Driver", json!(""), Refused("needs a driver")),
+        ("~/Driver", json!("no-such"), Taken),
+        ("~/User", json!("nobody"), Taken),
+        ("~/KillSignal", json!("SIGTERM"), Taken),
+        ("~/KillSignal", json!("HUP"), Taken),
+        ("~/KillSignal", json!("sigusr1"), Taken),
+        ("~/KillSignal", json!("SIGHUB"), RefusedHere("did you mean \"SIGHUP\"", SLIP)),
+        ("~/KillTimeout", json!("-1s"), Refused("negative")),
+        ("~/KillTimeout", json!("soon"), Refused("duration")),
+        ("~/KillTimeout", json!(0), Taken),
+        ("~/ShutdownDelay", json!("-1s"), Refused("negative")),
+        ("~/Resources", json!({"CPU": 0}), Refused("at least 1")),
+        ("~/Resources", json!({"MemoryMB": 9}), Refused("at least 10")),
+        ("~/Resources", json!({"MemoryMB": 64, "MemoryMaxMB": 32}), Refused("at least MemoryMB")),
+        ("~/Resources", json!({"MemoryMB": 64, "MemoryMaxMB": 0}), Taken),
+        ("~/Resources", json!({"Cores": 1}), RefusedHere("not supported", NOT_BUILT)),
+        ("~/LogConfig", json!({"MaxFiles": 0}), Refused("at least 1")),
+        ("~/LogConfig", json!({"MaxFileSizeMB": 0}), Refused("at least 1")),
+        ("~/LogConfig", json!({"MaxFiles": 30}), Refused("do not fit the group's disk")),
+        ("~/LogConfig", json!({"Disabled": true, "MaxFiles": 30}), Taken),
+        ("~/Config", json!([1]), Refused("expected an object")),
+        ("~/Env", json!({"A=B": "1"}), RefusedHere("cannot contain", SLIP)),
+        ("~/Env", json!({"a-b": "1", "c.d": "2"}), Taken),
+        ("~/Constraints", distinct("distinct_hosts"), Refused("whole instances")),
+        ("~/Constraints", distinct("distinct_property"), Refused("whole instances")),
+        ("~/Constraints", distinct("is_set"), Taken),
+        ("~/RestartPolicy", json!({"Interval": "1s"}), Refused("at least 5s")),
+        ("~/Lifecycle", json!({"Hook": "prestart"}), RefusedHere("not supported", NOT_BUILT)),
+        ("~/Templates", json!([{"EmbeddedTmpl": "x"}]), RefusedHere("not supported", NOT_BUILT)),
+    ]
+}
+
+fn conditions() -> Vec<(&'static str, Value, Verdict)> {
+    let at = |left: &str, operand: &str, right: &str| json!([{"LTarget": left, "Operand": operand, "RTarget": right}]);
+    let weighted = |weight: i64| json!([{"LTarget": "${node.class}", "Operand": "=", "RTarget": "x", "Weight": weight}]);
+    let spread = |weight: i64, targets: Value| json!([{"Attribute": "${node.datacenter}", "Weight": weight, "SpreadTarget": targets}]);
+    let share = |value: &str, percent: i64| json!({"Value": value, "Percent": percent});
+    let twice = [spread(1, json!([]))[0].clone(), spread(2, json!([]))[0].clone()];
+    vec![
+        ("/Constraints", at("${node.class}", "=", "a"), Taken),
+        ("/Constraints", at("${node.class}", "", "a"), TakenHere("job files leave it out too")),
+        ("/Constraints", at("${node.class}", "=", ""), Refused("needs a value")),
+        ("/Constraints", at("${node.class}", "!=", ""), Refused("needs a value")),
+        ("/Constraints", at("${node.class}", "~", "a"), Refused("is not an operator")),
+        ("/Constraints", at("", "=", "a"), Refused("name what is compared")),
+        ("/Constraints", at("${meta.a}", "is_set", ""), Taken),
+        ("/Constraints", at("${meta.a}", "is_set", "x"), Refused("must be empty")),
+        ("/Constraints", at("${meta.a}", "regexp", "["), Refused("not a regular expression")),
+        ("/Constraints", at("${attr.v}", "version", "x"), Refused("not a version condition")),
+        ("/Constraints", at("${attr.v}", "semver", ">= 1.7"), Taken),
+        ("/Constraints", at("${meta.a}", "set_contains", ""), Refused("needs a value")),
+        ("/Constraints", at("", "distinct_hosts", ""), Taken),
+        ("/Constraints", at("", "distinct_hosts", "maybe"), RefusedHere("true", SLIP)),
+        ("/Constraints", at("${meta.a}", "distinct_property", "0"), Refused("at least 1")),
+        ("/Constraints", at("${meta.a}", "distinct_property", "two"), Refused("whole number")),
+        ("/Constraints", at("${meta.a}", "distinct_property", "2"), Taken),
+        ("/Constraints", at("$meta.a", "=", "x"), RefusedHere("did you mean", SLIP)),
+        ("/Constraints", at("${node.region}", "=", "x"), RefusedHere("no value of a node", SLIP)),
+        ("/Affinities", weighted(0), Refused("weight of 0")),
+        ("/Affinities", weighted(-100), Taken),
+        ("/Affinities", weighted(101), Refused("between")),
+        ("/Affinities", at("", "distinct_hosts", "true"), Refused("concerns whole instances")),
+        ("^/Affinities", weighted(50), Taken),
+        ("/Spreads", json!([{"Weight": 50}]), Refused("is missing")),
+        ("/Spreads", spread(101, json!([])), Refused("between")),
+        ("/Spreads", spread(0, json!([])), Refused("between")),
+        ("/Spreads", spread(50, json!([share("a", 60), share("b", 50)])), Refused("add up")),
+        ("/Spreads", spread(50, json!([share("a", 10), share("a", 10)])), Refused("merge them")),
+        ("/Spreads", spread(50, json!([share("a", 60), share("b", 40)])), Taken),
+        ("/Spreads", json!(twice), RefusedHere("merge them", "the second would hide the first")),
+        ("/Spreads", json!([{"Attribute": "dc1"}]), RefusedHere("same on all nodes", SLIP)),
+    ]
+}
+
+fn services() -> Vec<(&'static str, Value, Verdict)> {
+    let check = |check: Value| json!([{"Name": "s", "PortLabel": "http", "Checks": [check]}]);
+    let tcp = json!({"Type": "tcp", "Interval": "10s", "Timeout": "2s"});
+    let with = |name: &str, value: Value| {
+        let mut one = tcp.clone();
+        one[name] = value;
+        check(one)
+    };
+    let named = |name: &str| json!([{"Name": name}]);
+    vec![
+        ("~/Services", check(tcp.clone()), Taken),
+        ("~/Services", with("Type", json!("ping")), Refused("is none of http")),
+        ("~/Services", with("Type", json!("")), Refused("is missing")),
+        ("~/Services", with("Type", json!("http")), Refused("Path: is missing")),
+        ("~/Services", with("Type", json!("script")), Refused("Command: is missing")),
+        ("~/Services", with("Interval", json!(0)), Refused("at least 1s")),
+        ("~/Services", with("Timeout", json!("500ms")), Refused("at least 1s")),
+        ("~/Services", with("Advertise", json!("")), Taken),
+        ("~/Services", json!([{"Name": "s", "Checks": [tcp]}]), Refused("has a port")),
+        ("^/Services", named("web"), Taken),
+        ("^/Services", named("web.app"), Refused("is not a service's name")),
+        ("^/Services", named("web app"), Refused("is not a service's name")),
+        ("^/Services", named("-web"), Refused("is not a service's name")),
+        ("^/Services", named("${JOB}-${TASKGROUP}"), Taken),
+        ("^/Services", named("web-${NOMAD_DC}"), Taken),
+        ("^/Services", json!([{"Name": "a"}, {"Name": "a"}]), Refused("is there twice")),
+        ("^/Services", json!([{"Name": "a", "PortLabel": "no"}]), Refused("has no port")),
+        ("^/Services", json!([{"Name": "a", "Provider": "eureka"}]), Refused("is none of consul")),
+        ("^/Services", json!([{"Name": "a", "Provider": "nomad"}]), Taken),
+        ("^/Services", json!([{"Name": "a", "AddressMode": "x"}]), Refused("is none of auto")),
+        ("^/Services", json!([{"Name": "a", "OnUpdate": "x"}]), Refused("is none of")),
+        ("^/Services", json!([{"Connect": {"Native": true}}]), RefusedHere("not supp", NOT_BUILT)),
+    ]
+}
+
+/// Rows of other kinds of jobs.
+fn others() -> Vec<(&'static str, &'static str, Value, Verdict)> {
+    let condition = json!([{"LTarget": "${node.class}", "Operand": "=", "RTarget": "x"}]);
+    let spread = json!([{"Attribute": "${node.datacenter}"}]);
+    let update = json!({"MaxParallel": 2});
+    vec![
+        ("batch", "/Update", update.clone(), Refused("no update strategy")),
+        ("sysbatch", "/Update", update.clone(), Refused("no update strategy")),
+        ("system", "/Update", update.clone(), Taken),
+        ("batch", "/Migrate", update.clone(), Refused("only service jobs migrate")),
+        ("system", "^/Migrate", update, Refused("only service jobs migrate")),
+        ("system", "^/Count", json!(2), Refused("0 or 1")),
+        ("sysbatch", "^/Count", json!(2), Refused("0 or 1")),
+        ("system", "^/Count", json!(0), Taken),
+        ("system", "/Affinities", condition.clone(), Refused("cannot have affinities")),
+        ("system", "~/Affinities", condition.clone(), Refused("cannot have affinities")),
+        ("sysbatch", "/Affinities", condition, Taken),
+        ("system", "^/Spreads", spread.clone(), Refused("cannot have spreads")),
+        ("sysbatch", "^/Spreads", spread, Taken),
+        ("system", "^/ReschedulePolicy", json!({"Attempts": 1}), Refused("cannot have")),
+        ("sysbatch", "^/ReschedulePolicy", json!({"Attempts": 1}), Taken),
+        (
+            "batch",
+            "^/ReschedulePolicy",
+            json!({"Unlimited": true}),
+            TakenHere("the default of one attempt is not what was written"),
+        ),
+        ("batch", "/ParameterizedJob", json!({"Payload": "required"}), Taken),
+        ("batch", "/ParameterizedJob", json!({"Payload": "maybe"}), Refused("is none of")),
+        (
+            "batch",
+            "/ParameterizedJob",
+            json!({"MetaRequired": ["a"], "MetaOptional": ["a"]}),
+            Refused("is required as well"),
+        ),
+        ("system", "/ParameterizedJob", json!({}), Refused("only batch and sysbatch")),
+    ]
+}
+
+#[test]
+fn jobs_are_taken_and_refused_as_nomad_does() {
+    let mut rows = 0;
+    for list in [jobs(), groups(), tasks(), conditions(), services()] {
+        rows += check("service", &list);
+    }
+    for (kind, at, value, verdict) in others() {
+        rows += check(kind, &[(at, value, verdict)]);
+    }
+    assert!(rows >= 200, "{rows} rows");
+}
