@@ -171,6 +171,7 @@ impl<'a> Work<'a> {
     /// A sysbatch instance that ended by itself, or by a drain or a user, is done until the job changes.
     fn has_finished(&self, allocation: &Allocation) -> bool {
         let has_ended = !allocation.is_server_terminal()
+            && !allocation.transition.reschedule
             && matches!(allocation.client, ClientStatus::Complete | ClientStatus::Failed);
         self.kind == JobKind::Sysbatch
             && self.is_current(allocation)

@@ -186,7 +186,7 @@ impl Step<'_> {
         was_seen(self.new, row, other.modify_index)
     }
 
-    /// I47: what a batch job has finished is not run again.
+    /// I47: what a batch job has finished, or somebody ended, is not run again.
     fn finished_before(&self, row: &Allocation, kind: JobKind, out: &mut Vec<Broken>) {
         if !matches!(kind, JobKind::Batch | JobKind::Sysbatch) {
             return;
@@ -198,16 +198,17 @@ impl Step<'_> {
                 && other.desired == DesiredStatus::Run
                 && !other.transition.reschedule
         };
-        let done = |status: ClientStatus| match status {
+        let done = |other: &Allocation| match other.client {
             ClientStatus::Complete => true,
-            ClientStatus::Failed => kind == JobKind::Sysbatch,
+            // It was to end, and failed before its stop was planned.
+            ClientStatus::Failed => kind == JobKind::Sysbatch || other.transition.migrate,
             ClientStatus::Lost
             | ClientStatus::Pending
             | ClientStatus::Running
             | ClientStatus::Unknown => false,
         };
         let mut others = self.old.allocations().iter().filter(|other| other.job == row.job);
-        if let Some(other) = others.find(|other| same(other) && done(other.client)) {
+        if let Some(other) = others.find(|other| same(other) && done(other)) {
             let detail = format!("{} runs again as {}, {} is done", row.name(), row.id, other.id);
             out.push(Broken("I47", detail));
         }

@@ -454,6 +454,22 @@ fn i47_a_finished_batch_instance_that_runs_again_is_found() {
 }
 
 #[test]
+fn i47_one_that_failed_while_it_was_to_end_and_runs_again_is_found() {
+    for reschedule in [false, true] {
+        let mut driver = Driver::default();
+        let node = ready(&mut driver, "n1");
+        driver.register_job(testing::job("sum", JobKind::Batch, 1));
+        let id = driver.run("sum", 0, node);
+        let evaluation = driver.evaluation_id();
+        let stop = fsm::allocation::StopAllocation { id, reschedule, evaluation };
+        driver.accept(fsm::Command::StopAllocation(stop));
+        driver.report(id, ClientStatus::Failed);
+        let again = placing(&driver, id, |_| ());
+        assert_eq!(numbers_of_step(&driver.state, &again).contains("I47"), !reschedule);
+    }
+}
+
+#[test]
 fn i46_an_update_of_too_many_and_one_in_place_of_other_work_are_found() {
     let mut driver = Driver::default();
     let node = ready(&mut driver, "n1");

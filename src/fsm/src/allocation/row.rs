@@ -220,9 +220,11 @@ impl Allocation {
     }
 
     /// A drain or a user ended it, and nobody asked for another: an instance of a batch or sysbatch
-    /// job that is not run again until the job changes.
+    /// job that is not run again until the job changes. One that failed after it was to end, before
+    /// its stop was planned, is the same.
     pub fn is_ended_by_request(&self) -> bool {
-        self.is_server_terminal() && self.transition.migrate && !self.transition.reschedule
+        let is_over = self.is_server_terminal() || self.client == ClientStatus::Failed;
+        is_over && self.transition.migrate && !self.transition.reschedule
     }
 
     /// Wanted, and not ended: it holds resources and its name.

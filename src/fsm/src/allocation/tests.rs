@@ -142,6 +142,26 @@ fn a_users_stop_marks_the_allocation_and_makes_an_evaluation() {
     });
 }
 
+#[test]
+fn what_fails_before_its_stop_has_ended_by_request() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", JobKind::Batch, 1));
+    let id = driver.run("t", 0, node);
+    let stop = |driver: &mut Driver, reschedule| {
+        let evaluation = driver.evaluation_id();
+        let command = StopAllocation { id, reschedule, evaluation };
+        driver.accept(Command::StopAllocation(command));
+    };
+    stop(&mut driver, false);
+    driver.report(id, ClientStatus::Failed);
+    let row = driver.allocation(id);
+    assert!(row.is_ended_by_request() && !row.is_server_terminal());
+    stop(&mut driver, true);
+    let row = driver.allocation(id);
+    assert!(row.transition.reschedule && !row.is_ended_by_request(), "it may be run again");
+}
+
 /// What is lost before it was stopped did not end by request: it is made up for.
 #[test]
 fn what_is_lost_before_its_stop_has_not_ended_by_request() {

@@ -353,7 +353,7 @@ fn is_over(state: &State, row: &Allocation, spec: &JobSpec, plan: &Plan) -> bool
         && row.job_version == plan.job_version
         && is_asked
         && row.next.is_none_or(|next| !state.allocations().contains(&next))
-        && (ends || row.desired != DesiredStatus::Run)
+        && (ends || row.desired != DesiredStatus::Run || row.client == ClientStatus::Failed)
 }
 
 fn check_places(after: &After<'_>, plan: &Plan) {

@@ -472,6 +472,27 @@ fn a_batch_instance_that_was_stopped_is_not_run_again() {
     check(&plan, 3, 2, 0);
 }
 
+/// One that was to end and fails before its stop is planned has ended by request all the same.
+#[test]
+fn a_batch_instance_that_fails_while_it_is_to_stop_is_not_run_again() {
+    for kind in [JobKind::Batch, JobKind::Service] {
+        let mut cluster = Cluster::with_nodes(2);
+        let mut spec = job(kind);
+        spec.groups[0].count = 1;
+        cluster.register(&spec);
+        let id = cluster.allocation(&spec, 0, 1);
+        cluster.change(id, |row| {
+            row.transition.migrate = true;
+            row.client = ClientStatus::Failed;
+        });
+        let plan = cluster.plan(&spec, Trigger::RetryFailedAlloc);
+        assert_eq!(plan.is_no_op(), kind == JobKind::Batch, "{kind:?}");
+        cluster.change(id, |row| row.transition.reschedule = true);
+        let plan = cluster.plan(&spec, Trigger::AllocStop);
+        assert_eq!(plan.placements.len(), 1, "{kind:?}");
+    }
+}
+
 type Edit = fn(&mut JobSpec);
 
 /// 2.8.1: what of a job's changes needs new instances, field by field.
