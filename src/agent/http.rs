@@ -1,6 +1,7 @@
 //! The agent's HTTP service: logs and files of its allocations, signals and restarts of their tasks, and how it fares. It never
 //! leaves an allocation's directory, and never shows secrets. It trusts whoever can reach it, as the servers do that pass requests on.
 
+mod describe;
 mod files;
 mod logs;
 mod orders;

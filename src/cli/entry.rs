@@ -116,6 +116,9 @@ enum Command {
     /// As `alloc logs`
     #[command(hide = true)]
     Logs(alloc::LogsArgs),
+    /// As `alloc fs`
+    #[command(hide = true)]
+    Fs(alloc::FsArgs),
     /// Print the version
     Version,
     /// Run one task for an agent
@@ -148,7 +151,8 @@ impl Command {
             | Self::Status(_)
             | Self::Inspect(_)
             | Self::Validate(_)
-            | Self::Logs(_) => true,
+            | Self::Logs(_)
+            | Self::Fs(_) => true,
             Self::Server(arguments) => arguments.command.is_some(),
             Self::Up(_)
             | Self::Agent(_)
@@ -229,7 +233,7 @@ fn parse(arguments: Vec<OsString>, output: &Output) -> anyhow::Result<Option<Com
 }
 
 /// Nomad's commands that do not exist here.
-const UNBUILT: [&str; 40] = [
+const UNBUILT: [&str; 39] = [
     "acl",
     "action",
     "allocs",
@@ -245,7 +249,6 @@ const UNBUILT: [&str; 40] = [
     "exec",
     "fmt",
     "force",
-    "fs",
     "get-config",
     "init",
     "keyring",
@@ -307,6 +310,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Inspect(arguments) => job::run(context, &JobCommand::Inspect(arguments)),
         Command::Validate(arguments) => job::run(context, &JobCommand::Validate(arguments)),
         Command::Logs(arguments) => alloc::run(context, &AllocCommand::Logs(arguments)),
+        Command::Fs(arguments) => alloc::run(context, &AllocCommand::Fs(arguments)),
         Command::Version => {
             context.line(format!("Quorate v{}", crate::version::QUORATE))?;
             Ok(Exit::Success)

@@ -815,9 +815,53 @@ fn alloc_logs_prints_bytes_and_tails() {
         )
     );
     assert_eq!(server.run("alloc logs -tail -n 2 aaaa").out, "two\nthree\n");
+    server.run("alloc logs -f -tail -n 1 aaaa");
+    let followed = "follow=true&plain=true&origin=end&offset=6";
+    assert!(server.lines().last().unwrap().ends_with(followed), "{:?}", server.lines());
+    // No bytes before the end would be the beginning of the newest file.
+    server.run("alloc logs -f -tail -n 0 aaaa");
+    let nothing_old = "follow=true&plain=true&origin=start&offset=18446744073709551615";
+    assert!(server.lines().last().unwrap().ends_with(nothing_old), "{:?}", server.lines());
     assert!(server.run("alloc logs -task x aaaa").err.contains("its tasks are: server"));
     let ran = server.run("alloc status aaaa");
     assert!(ran.out.contains("Task \"server\" is \"running\""), "{}", ran.out);
+}
+
+#[test]
+fn alloc_fs_lists_describes_and_prints() {
+    let file = json!({"Name": "trace", "IsDir": false, "Size": 14, "FileMode": "-rw-r--r--",
+        "ModTime": "2026-01-02T03:04:05.678Z", "ContentType": "text/plain; charset=utf-8"});
+    let folder = json!({"Name": "local", "IsDir": true, "Size": 4096, "FileMode": "drwxr-xr-x",
+        "ModTime": "2026-01-02T03:04:05Z", "ContentType": "application/octet-stream"});
+    let stat = format!("GET /v1/client/fs/stat/{ALLOCATION}");
+    let server = Canned::default()
+        .on("GET /v1/allocations", &json!([allocation("running")]))
+        .on(&format!("GET /v1/allocation/{ALLOCATION}"), &allocation("running"))
+        .on(&stat, &folder)
+        .on(&stat, &file)
+        .on(&format!("GET /v1/client/fs/ls/{ALLOCATION}"), &json!([file, folder]))
+        .fail(&format!("GET /v1/client/fs/stream/{ALLOCATION}"), 200, "one\ntwo\nthree\n")
+        .start();
+    let listed = server.run("alloc fs aaaa web/local").out;
+    let row = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let rows: Vec<String> = listed.lines().map(row).collect();
+    assert_eq!(
+        rows,
+        [
+            "Mode Size Modified Time Name",
+            "-rw-r--r-- 14 B 2026-01-02T03:04:05Z trace",
+            "drwxr-xr-x 4.0 KiB 2026-01-02T03:04:05Z local/"
+        ]
+    );
+    let described = server.run("alloc fs -stat -H aaaa trace").out;
+    assert!(row(&described).ends_with("14 2026-01-02T03:04:05Z trace text/plain; charset=utf-8"));
+    assert_eq!(server.run("alloc fs aaaa trace").out, "one\ntwo\nthree\n");
+    assert_eq!(server.run("alloc fs -tail -n 1 aaaa trace").out, "three\n");
+    server.run("fs -f -c 4 aaaa trace");
+    let asked = format!(
+        "GET /v1/client/fs/stream/{ALLOCATION}?path=trace&follow=true&plain=true&origin=end&offset=4"
+    );
+    assert_eq!(server.lines().last().unwrap(), &asked);
 }
 
 #[test]

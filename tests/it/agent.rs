@@ -650,11 +650,52 @@ async fn a_followed_log_ends_with_its_task() {
     };
     assert_eq!(by_path("cat", "").await.unwrap(), "one\ntwo\n");
     assert_eq!(by_path("readat", "&offset=4&limit=2").await.unwrap(), "tw");
+    assert_eq!(by_path("readat", "&offset=4&limit=-1").await.unwrap(), "two\n");
     assert_eq!(by_path("readat", "&offset=18446744073709551615").await.unwrap(), "");
     assert_eq!(by_path("stream", "&offset=4&plain=true").await.unwrap(), "two\n");
     let framed: serde_json::Value =
         serde_json::from_str(&by_path("stream", "&follow=false").await.unwrap()).unwrap();
     assert_eq!(framed, expected);
+    let described: serde_json::Value =
+        serde_json::from_str(&by_path("stat", "").await.unwrap()).unwrap();
+    assert_eq!(described["ContentType"], "text/plain; charset=utf-8");
+    let log = cluster.allocation_directory(1).join("alloc/logs/main.stdout.0");
+    let modified = std::fs::metadata(log).unwrap().modified().unwrap();
+    let seconds = modified.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let expected = calendar::DateTime::from_unix(seconds.try_into().unwrap()).rfc3339();
+    let shown = described["ModTime"].as_str().unwrap();
+    assert!(shown.starts_with(expected.trim_end_matches('Z')) && shown.ends_with('Z'), "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_is_followed_over_its_rotation() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    // Three files of at most 1 MiB.
+    let script = "echo first; while ! test -e ../go; do sleep 0.02; done; \
+        i=0; while test $i -lt 40; do head -c 65535 /dev/zero | tr '\\0' x; echo; i=$((i+1)); done";
+    let task = v1::Task { log_files_max: 5, log_file_mb_max: 1, ..shell_task("main", script) };
+    cluster.want(vec![allocation(1, "batch", vec![task])]);
+    cluster.until_status(1, "running").await;
+    let base = format!(
+        "http://{}/v1/client/fs/logs/{}?task=main&type=stdout&plain=true",
+        agent.http_address(),
+        quorate_id(1)
+    );
+    let read = |url: String| {
+        tokio::task::spawn_blocking(move || {
+            let body = ureq::get(&url).call().unwrap().into_body();
+            let limited = body.into_with_config().limit(16 << 20);
+            limited.read_to_string().unwrap()
+        })
+    };
+    let followed = read(format!("{base}&follow=true"));
+    std::fs::write(cluster.allocation_directory(1).join("go"), "").unwrap();
+    let followed = followed.await.unwrap();
+    assert_eq!(followed.len(), 6 + 40 * 65_536);
+    let newest =
+        std::fs::read_to_string(cluster.allocation_directory(1).join("alloc/logs/main.stdout.2"));
+    assert_eq!(read(format!("{base}&origin=end&offset=0")).await.unwrap(), newest.unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -670,7 +711,15 @@ async fn what_the_agent_does_not_have_is_refused_by_name() {
         ("GET", format!("allocation/{id}/stats"), "", 501, "is not supported by this agent"),
         ("GET", "metadata".to_owned(), "", 501, "is not supported by this agent"),
         ("PUT", format!("fs/cat/{id}?path=x"), "", 405, "method PUT is not allowed"),
-        ("GET", format!("fs/logs/{id}"), "", 400, "task is required"),
+        ("GET", format!("fs/logs/{id}"), "", 400, "must provide task name"),
+        ("GET", format!("fs/logs/{id}?task=x"), "", 400, "unknown task name \"x\""),
+        ("GET", format!("fs/logs/{id}?task=main&type=x"), "", 400, "must provide log type"),
+        ("GET", format!("fs/ls/{id}?path=no"), "", 404, "open no: no such file or directory"),
+        ("GET", format!("fs/stat/{id}?path=no"), "", 404, "stat no: no such file or directory"),
+        ("GET", format!("fs/stat/{id}"), "", 400, "must provide a file name"),
+        ("GET", format!("fs/cat/{id}?path=no"), "", 400, "stat no: no such file or directory"),
+        ("GET", format!("fs/readat/{id}?path=main"), "", 400, "file \"main\" is a directory"),
+        ("GET", format!("fs/stream/{id}?path=no"), "", 400, "stat no: no such file or directory"),
         ("GET", format!("fs/logs/{id}?task=main&follow=yes"), "", 400, "follow: expected true"),
         ("GET", format!("fs/logs/{id}?task=main&offset=-1"), "", 400, "offset: expected a whole"),
         ("PUT", format!("allocation/{id}/signal"), "", 400, "Signal is required"),

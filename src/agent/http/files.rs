@@ -10,7 +10,6 @@ use std::{
     },
     path::{Component, Path, PathBuf},
     sync::Arc,
-    time::UNIX_EPOCH,
 };
 
 use axum::{
@@ -20,10 +19,14 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use rustix::fs::{Mode, OFlags};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{FileWork, Files, HttpError, query::Parameters};
+use super::{
+    FileWork, Files, HttpError,
+    describe::{self, SNIFFED_BYTES},
+    query::Parameters,
+};
 
 /// Bytes of a file that are read at a time.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -38,12 +41,12 @@ pub(super) async fn list(
     let directory = files.directory(&allocation)?;
     let (root, asked) = (directory.root().to_owned(), query.text("path").to_owned());
     let entries = files.work.run(move || {
-        let found = resolve(&root, &asked)?;
+        let found = resolve(&root, &asked).map_err(|error| missing(error, "open", &asked))?;
         let mut entries = Vec::new();
         for entry in fs::read_dir(found.link())?.take(ENTRIES_MAX) {
             let entry = entry?;
             if !is_hidden(&root, &found.path.join(entry.file_name())) {
-                entries.extend(describe_entry(&entry)?);
+                entries.extend(describe_entry(&found, &entry)?);
             }
         }
         entries.sort_by_key(|entry| entry["Name"].as_str().map(str::to_owned));
@@ -58,11 +61,13 @@ pub(super) async fn stat(
     query: Parameters,
 ) -> Result<Json<Value>, HttpError> {
     let root = files.directory(&allocation)?.root().to_owned();
-    let asked = query.text("path").to_owned();
+    let asked = asked_file(&query)?;
     let described = files.work.run(move || {
-        let found = resolve(&root, &asked)?;
+        let found = resolve(&root, &asked).map_err(|error| missing(error, "stat", &asked))?;
         let name = found.path.file_name().map(|name| name.to_string_lossy().into_owned());
-        Ok(describe(&name.unwrap_or_default(), &found.metadata()?))
+        let metadata = found.metadata()?;
+        let start = if metadata.is_file() { beginning(fs::File::open(found.link())) } else { None };
+        Ok(describe::file(&name.unwrap_or_default(), &metadata, start.as_deref()))
     });
     Ok(Json(described.await?))
 }
@@ -76,7 +81,7 @@ pub(super) async fn cat(
     copy(files.work, found, 0, u64::MAX).await
 }
 
-/// `limit` bytes from `offset`; all that follows without a limit.
+/// `limit` bytes from `offset`; all that follows without a limit, or with one that is not above 0.
 pub(super) async fn read_at(
     State(files): State<Files>,
     UrlPath(allocation): UrlPath<String>,
@@ -84,24 +89,50 @@ pub(super) async fn read_at(
 ) -> Result<Response, HttpError> {
     let found = file(&files, &allocation, &query).await?;
     let offset = query.number("offset")?.unwrap_or(0);
-    let limit = query.number("limit")?.filter(|limit| *limit > 0);
+    let limit = query.limit("limit")?;
     copy(files.work, found, offset, limit.unwrap_or(u64::MAX)).await
 }
 
-/// The file that `path` asks for.
+/// The path of a file, which must be there.
+fn asked_file(query: &Parameters) -> Result<String, HttpError> {
+    match query.text("path") {
+        "" => Err(HttpError::BadRequest("must provide a file name".to_owned())),
+        path => Ok(path.to_owned()),
+    }
+}
+
+/// Nomad's words for a path that leads to nothing; what is not shown is as good as not there.
+fn missing(error: HttpError, verb: &str, asked: &str) -> HttpError {
+    match error {
+        HttpError::NotFound(_) => {
+            HttpError::NotFound(format!("{verb} {asked}: no such file or directory"))
+        }
+        other => other,
+    }
+}
+
+/// The file that `path` asks for. A missing one is a bad request to what reads files, as in Nomad.
 pub(super) async fn file(
     files: &Files,
     allocation: &str,
     query: &Parameters,
 ) -> Result<Found, HttpError> {
     let root = files.directory(allocation)?.root().to_owned();
-    let asked = query.text("path").to_owned();
+    let asked = asked_file(query)?;
     let held = files.work.run(move || {
-        let found = resolve(&root, &asked)?;
-        if found.metadata()?.is_file() {
+        let found =
+            resolve(&root, &asked).map_err(|error| match missing(error, "stat", &asked) {
+                HttpError::NotFound(text) => HttpError::BadRequest(text),
+                other => other,
+            })?;
+        let metadata = found.metadata()?;
+        if metadata.is_dir() {
+            return Err(HttpError::BadRequest(format!("file {asked:?} is a directory")));
+        }
+        if metadata.is_file() {
             return Ok(found);
         }
-        Err(HttpError::BadRequest(format!("`{asked}` is not a file")))
+        Err(HttpError::BadRequest(format!("{asked:?} is not a file")))
     });
     held.await
 }
@@ -185,38 +216,31 @@ async fn copy(
 }
 
 /// An entry of a directory; nothing when it is gone since it was listed.
-fn describe_entry(entry: &fs::DirEntry) -> io::Result<Option<Value>> {
-    match entry.metadata() {
-        Ok(metadata) => Ok(Some(describe(&entry.file_name().to_string_lossy(), &metadata))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
+fn describe_entry(folder: &Found, entry: &fs::DirEntry) -> io::Result<Option<Value>> {
+    let metadata = match entry.metadata() {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let name = entry.file_name();
+    let start = if metadata.is_file() {
+        // The task may have put a link or a pipe in its place since.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&folder.held, &name, flags, Mode::empty());
+        beginning(opened.map(fs::File::from).map_err(io::Error::from))
+    } else {
+        None
+    };
+    Ok(Some(describe::file(&name.to_string_lossy(), &metadata, start.as_deref())))
 }
 
-fn describe(name: &str, metadata: &fs::Metadata) -> Value {
-    let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    json!({
-        "Name": name,
-        "IsDir": metadata.is_dir(),
-        "Size": metadata.len(),
-        "FileMode": mode_text(metadata),
-        "ModTimeUnix": modified.map_or(0, |time| time.as_secs()),
-        "ContentType": "",
-    })
-}
-
-fn mode_text(metadata: &fs::Metadata) -> String {
-    use std::os::unix::fs::MetadataExt;
-    let mode = metadata.mode();
-    let kind = if metadata.is_dir() { 'd' } else { '-' };
-    let bits = "rwxrwxrwx".chars().enumerate();
-    std::iter::once(kind)
-        .chain(
-            bits.map(
-                |(position, letter)| if mode >> (8 - position) & 1 == 1 { letter } else { '-' },
-            ),
-        )
-        .collect()
+/// The first bytes of a regular file. Nothing if it cannot be read: what it is a file of is only a guess anyway.
+fn beginning(opened: io::Result<fs::File>) -> Option<Vec<u8>> {
+    let file = opened.ok().filter(|file| file.metadata().is_ok_and(|found| found.is_file()))?;
+    let mut start = vec![0; SNIFFED_BYTES];
+    let have = file.read_at(&mut start, 0).ok()?;
+    start.truncate(have);
+    Some(start)
 }
 
 /// What is at a path: inside the allocation's directory and not hidden.
@@ -309,8 +333,9 @@ mod tests {
         let entries: Vec<_> =
             fs::read_dir(directory.path()).unwrap().collect::<io::Result<_>>().unwrap();
         fs::remove_file(directory.path().join("gone")).unwrap();
+        let folder = resolve(directory.path(), "").unwrap();
         let described: Vec<_> =
-            entries.iter().filter_map(|entry| describe_entry(entry).unwrap()).collect();
+            entries.iter().filter_map(|entry| describe_entry(&folder, entry).unwrap()).collect();
         assert_eq!(described.len(), 1);
         assert_eq!(described[0]["Name"], "there");
     }

@@ -29,8 +29,8 @@ const CHUNK_BYTES: usize = 32 * 1024;
 const FILES_MAX: usize = 1_000;
 /// Between two looks at a log that is followed.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
-/// Looks without news after which a frame says that the stream lives.
-const QUIET_LOOKS_MAX: u32 = 50;
+/// Looks without news after which a frame says that the stream lives: each second, as in Nomad.
+const QUIET_LOOKS_MAX: u32 = 5;
 
 pub(super) async fn logs(
     State(files): State<Files>,
@@ -43,17 +43,22 @@ pub(super) async fn logs(
         "stderr" => "stderr",
         other => {
             return Err(HttpError::BadRequest(format!(
-                "log type must be stdout or stderr, not `{other}`"
+                "must provide log type (stdout/stderr), not `{other}`"
             )));
         }
     };
     let id = id(&allocation)?;
     let task = query.text("task");
     if task.is_empty() {
-        return Err(HttpError::BadRequest("task is required: the name of a task".to_owned()));
+        return Err(HttpError::BadRequest("must provide task name".to_owned()));
     }
-    if files.node.view(id).is_none_or(|view| !view.status.tasks.contains_key(task)) {
-        return Err(HttpError::NotFound(format!("unknown task name \"{task}\"")));
+    let view = files.node.view(id);
+    let Some(state) = view.as_ref().and_then(|view| view.status.tasks.get(task)) else {
+        return Err(HttpError::BadRequest(format!("unknown task name \"{task}\"")));
+    };
+    if state.started_at_ms == 0 {
+        let text = format!("task \"{task}\" not started yet. No logs available");
+        return Err(HttpError::NotFound(text));
     }
     let source = Source::Logs { directory: directory.logs(), name: format!("{task}.{kind}") };
     let follow = query.flag("follow", false)?;
@@ -162,7 +167,8 @@ impl Source {
         }
     }
 
-    /// The place `offset` bytes after the start, or before the end.
+    /// The place `offset` bytes after the start, or before the end. No bytes before the end of a log mean the beginning of its newest file, as in
+    /// Nomad: its clients look at the end of a log this way.
     fn position(&self, from_end: bool, offset: u64) -> io::Result<Position> {
         let mut sizes = Vec::new();
         for index in self.indexes()? {
@@ -170,6 +176,11 @@ impl Source {
             if let Some(file) = self.open(index)? {
                 sizes.push((index, file.metadata()?.len()));
             }
+        }
+        if let (Self::Logs { .. }, true, 0, Some((newest, _))) =
+            (self, from_end, offset, sizes.last())
+        {
+            return Ok(Position { index: *newest, offset: 0 });
         }
         // A file can say that it is as long as the type allows.
         let total = sizes.iter().fold(0_u64, |sum, (_, size)| sum.saturating_add(*size));
@@ -344,7 +355,8 @@ mod tests {
             (false, 0, (3, 0)),
             (false, 5, (4, 1)),
             (false, 99, (4, 2)),
-            (true, 0, (4, 2)),
+            (true, 0, (4, 0)),
+            (true, 1, (4, 1)),
             (true, 3, (3, 3)),
             (true, 99, (3, 0)),
         ] {

@@ -41,6 +41,20 @@ impl Parameters {
         }
     }
 
+    /// How many at most; none when absent, empty, 0 or negative, which all mean "all there is".
+    pub(super) fn limit(&self, name: &str) -> Result<Option<u64>, HttpError> {
+        match self.text(name) {
+            "" => Ok(None),
+            text => match text.parse::<i128>() {
+                Ok(limit) if limit <= 0 => Ok(None),
+                Ok(limit) => Ok(Some(u64::try_from(limit).unwrap_or(u64::MAX))),
+                Err(_) => Err(HttpError::BadRequest(format!(
+                    "{name}: expected a whole number, not `{text}`"
+                ))),
+            },
+        }
+    }
+
     /// A number that is not negative; none when absent or empty.
     pub(super) fn number(&self, name: &str) -> Result<Option<u64>, HttpError> {
         match self.text(name) {
@@ -76,5 +90,9 @@ mod tests {
         for bad in ["-1", "1.5", "x", "99999999999999999999999"] {
             assert!(query("offset", bad).number("offset").is_err(), "{bad}");
         }
+        for (text, expected) in [("", None), ("0", None), ("-1", None), ("7", Some(7))] {
+            assert_eq!(query("limit", text).limit("limit").unwrap(), expected, "{text}");
+        }
+        assert!(query("limit", "1.5").limit("limit").is_err());
     }
 }

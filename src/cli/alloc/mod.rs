@@ -1,6 +1,8 @@
-//! `quorate alloc …`: status and stop; logs are in `logs.rs`.
+//! `quorate alloc …`: status and stop; logs are in `logs.rs`, files in `fs.rs`.
 
+mod fs;
 mod logs;
+mod tail;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
@@ -12,6 +14,7 @@ use super::output::{Style, pairs, table};
 use super::view::{Fields, rows};
 use super::{placement, resolve, time};
 
+pub(crate) use fs::FsArgs;
 pub(crate) use logs::LogsArgs;
 
 /// Events of a task shown without `-verbose`.
@@ -28,6 +31,9 @@ pub(crate) enum AllocCommand {
     /// Print what a task wrote
     #[command(after_help = logs::EXAMPLES)]
     Logs(LogsArgs),
+    /// List the folders of an allocation, print its files
+    #[command(after_help = fs::EXAMPLES)]
+    Fs(FsArgs),
     /// Stop an allocation; the scheduler replaces it if the job still wants it. One of a batch or sysbatch job is replaced with -reschedule only
     #[command(
         after_help = "Examples:\n  quorate alloc stop 5b98a6ea\n  quorate alloc stop -detach 5b98a6ea\n  quorate alloc stop -reschedule 5b98a6ea"
@@ -105,6 +111,7 @@ pub(crate) fn run(context: &Context, command: &AllocCommand) -> Outcome {
             Some(typed) => one(context, arguments, typed),
         },
         AllocCommand::Logs(arguments) => logs::run(context, arguments),
+        AllocCommand::Fs(arguments) => fs::run(context, arguments),
         AllocCommand::Stop(arguments) => stop(context, arguments),
         AllocCommand::Restart(arguments) => restart(context, arguments),
     }
