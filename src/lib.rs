@@ -9,6 +9,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod disk;
+mod forward;
 pub mod grpc;
 pub mod http;
 pub mod jobspec;

@@ -40,6 +40,8 @@ pub(crate) struct Servers {
     configured: Vec<String>,
     /// Invariant: not empty, at most [`SERVERS_MAX`].
     addresses: Mutex<Arc<[String]>>,
+    /// Where the servers answer HTTP, as they have said last; at most [`SERVERS_MAX`].
+    http: Mutex<Arc<[String]>>,
     rpc_timeout: Duration,
     /// Taken while registering, so that thousands of simulated nodes do not all do it at once.
     registering: Semaphore,
@@ -62,7 +64,8 @@ impl Servers {
         let configured: Vec<_> = configured.into_iter().take(SERVERS_MAX).collect();
         let addresses = Mutex::new(configured.clone().into());
         let registering = Semaphore::new(REGISTERING_MAX);
-        Ok(Arc::new(Self { transport, configured, addresses, rpc_timeout, registering }))
+        let http = Mutex::default();
+        Ok(Arc::new(Self { transport, configured, addresses, http, rpc_timeout, registering }))
     }
 
     /// Takes over the list that a server has sent; the configured ones stay known.
@@ -82,6 +85,25 @@ impl Servers {
             self.transport.keep_only(&addresses);
             *known = addresses.into();
         }
+    }
+
+    /// Takes over where the servers answer HTTP.
+    pub(crate) fn learn_http(&self, sent: &[String]) {
+        let sent: Vec<_> =
+            sent.iter().filter_map(|sent| host_and_port(sent)).take(SERVERS_MAX).collect();
+        if !sent.is_empty() {
+            *self.http.lock().unwrap_or_else(PoisonError::into_inner) = sent.into();
+        }
+    }
+
+    /// Where the servers answer HTTP; nothing before the first registration.
+    pub(crate) fn http(&self) -> Arc<[String]> {
+        Arc::clone(&self.http.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The servers known, by the addresses that agents call.
+    pub(crate) fn known(&self) -> Arc<[String]> {
+        Arc::clone(&self.addresses.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A turn to register.

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use super::{driver::Driver, settings::AgentSettings};
+use super::{driver::Driver, machine, settings::AgentSettings};
 
 /// What was found.
 #[derive(Clone, Debug, Default)]
@@ -65,7 +65,10 @@ pub(crate) fn fingerprint(
     set("memory.totalbytes", memory_bytes.to_string());
     set("unique.storage.bytestotal", disk_total.to_string());
     set("unique.storage.bytesfree", disk_free.to_string());
-    set("unique.storage.volume", data_dir.display().to_string());
+    let mounts = machine::mounts();
+    if let Some(mount) = machine::mount_of(&mounts, data_dir) {
+        set("unique.storage.volume", mount.source.clone());
+    }
     set("unique.hostname", host_name.clone());
     set("unique.network.ip-address", address.clone());
     let (os_name, os_version) =

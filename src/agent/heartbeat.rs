@@ -22,6 +22,7 @@ use tonic::{Code, Status};
 
 use super::{
     connection::{Backoff, Connection, is_about_server},
+    meta::NodeMeta,
     readiness::{AfterTask, CheckTimer, Checked, Checks},
     shortage::Shortages,
     status::{Ends, Outbox},
@@ -59,6 +60,8 @@ pub(crate) trait Node: Send + Sync + 'static {
 pub(crate) struct Standing<N> {
     pub(crate) node: Arc<N>,
     pub(crate) registration: v1::RegisterRequest,
+    /// Goes over what the registration says.
+    pub(crate) meta: Arc<NodeMeta>,
     pub(crate) connection: Arc<Connection>,
     pub(crate) outbox: Arc<Outbox>,
     /// `None` while the node is not registered.
@@ -117,9 +120,13 @@ impl<N: Node> Standing<N> {
     /// Keeps the node registered, for ever.
     pub(crate) async fn keep(self: Arc<Self>) {
         let mut backoff = Backoff::new(REGISTER_RETRY_MAX, self.seed());
+        let mut meta = self.meta.subscribe();
         loop {
+            // Whatever is set from now on is not in the registration.
+            meta.mark_unchanged();
             let reply = self.register().await;
             self.connection.servers().learn(&reply.servers);
+            self.connection.servers().learn_http(&reply.http_servers);
             let registered = Registered { incarnation: reply.incarnation, index: reply.index };
             self.registered.send_replace(Some(registered));
             tracing::info!(
@@ -129,7 +136,13 @@ impl<N: Node> Standing<N> {
                 "registered"
             );
             let begun = Instant::now();
-            self.heartbeats(reply.incarnation, reply.heartbeat_ttl_ms).await;
+            let over = self.heartbeats(reply.incarnation, reply.heartbeat_ttl_ms);
+            rt::select! {
+                biased;
+                // The sender is this node's own.
+                _ = meta.changed() => tracing::info!("the node's metadata was changed"),
+                () = over => {}
+            }
             self.registered.send_replace(None);
             if begun.elapsed() > STANDING_MIN {
                 backoff.reset();
@@ -204,7 +217,9 @@ impl<N: Node> Standing<N> {
         let mut tries = 0_u32;
         loop {
             let turn = self.connection.servers().register_turn().await;
-            let answer = self.connection.call(&method::REGISTER, &self.registration).await;
+            let meta = self.meta.effective().into_iter().collect();
+            let request = v1::RegisterRequest { meta, ..self.registration.clone() };
+            let answer = self.connection.call(&method::REGISTER, &request).await;
             drop(turn);
             match answer {
                 Ok(reply) => return reply,
@@ -269,6 +284,7 @@ impl<N: Node> Standing<N> {
                 Ok(reply) => {
                     backoff.reset();
                     self.connection.servers().learn(&reply.servers);
+                    self.connection.servers().learn_http(&reply.http_servers);
                     ttl_ms = reply.heartbeat_ttl_ms;
                     let leader_changed =
                         epoch.replace(reply.epoch).is_some_and(|old| old != reply.epoch);

@@ -1,11 +1,15 @@
-//! The agent's HTTP service: logs and files of its allocations, signals and restarts of their tasks, and how it fares. It never
+//! The agent's HTTP service: logs and files of its allocations, signals and restarts of their tasks, how it fares, and whatever else
+//! Nomad's clients answer by asking a server. It never
 //! leaves an allocation's directory, and never shows secrets. It trusts whoever can reach it, as the servers do that pass requests on.
 
 mod describe;
 mod files;
+mod forward;
 mod logs;
 mod orders;
+mod own;
 mod query;
+mod statistics;
 mod work;
 
 use std::sync::Arc;
@@ -14,12 +18,14 @@ use axum::{
     Json, Router,
     extract::DefaultBodyLimit,
     http::{Method, StatusCode, Uri},
+    middleware::from_fn_with_state,
     response::{IntoResponse, Response},
     routing::{get, put},
 };
 use fsm::AllocationId;
 use serde_json::json;
 
+pub(crate) use own::Own;
 use query::Parameters;
 pub(crate) use work::{FileWork, Readers};
 
@@ -41,6 +47,7 @@ pub(crate) fn connections_max(open_files_max: u64) -> usize {
 pub(crate) struct Files {
     pub(crate) node: Arc<LocalNode>,
     pub(crate) shared: Arc<Shared>,
+    pub(crate) own: Arc<Own>,
     pub(crate) work: FileWork,
     pub(crate) readers: Readers,
 }
@@ -106,37 +113,54 @@ fn health(start: Option<[u8; 16]>, rival: &str) -> serde_json::Value {
 
 /// Serves for ever. `start` is the nonce of this start of the agent.
 pub(crate) async fn serve(door: Door, start: Option<[u8; 16]>, files: Option<Files>) {
-    let stats = files.clone();
-    let mut router = Router::new()
-        .route(
-            "/v1/agent/health",
-            get(move |query: Parameters| async move { Json(health(start, query.text("rival"))) }),
-        )
-        .route("/v1/client/stats", get(move || async move { Json(statistics(stats.as_ref())) }));
-    if let Some(files) = files {
-        let readers = files.readers.clone();
-        let of_files = Router::new()
-            .route("/v1/client/fs/logs/{allocation}", get(logs::logs))
-            .route("/v1/client/fs/ls/{allocation}", get(files::list))
-            .route("/v1/client/fs/stat/{allocation}", get(files::stat))
-            .route("/v1/client/fs/cat/{allocation}", get(files::cat))
-            .route("/v1/client/fs/readat/{allocation}", get(files::read_at))
-            .route("/v1/client/fs/stream/{allocation}", get(logs::stream))
-            .layer(axum::middleware::from_fn_with_state(readers, work::take_place));
-        let orders = Router::new()
-            .route(
-                "/v1/client/allocation/{allocation}/signal",
-                put(orders::signal).post(orders::signal),
-            )
-            .route(
-                "/v1/client/allocation/{allocation}/restart",
-                put(orders::restart).post(orders::restart),
-            )
-            .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX));
-        router = router.merge(of_files.merge(orders).with_state(files));
-    }
-    let router = router.fallback(unsupported).method_not_allowed_fallback(wrong_method);
+    let health =
+        get(move |query: Parameters| async move { Json(health(start, query.text("rival"))) });
+    let router = Router::new().route("/v1/agent/health", health);
+    let router = match files {
+        Some(files) => router.merge(routes(files)),
+        None => router.fallback(unsupported),
+    };
+    let router = router.method_not_allowed_fallback(wrong_method);
     serve::serve(door, router, std::future::pending()).await;
+}
+
+fn routes(files: Files) -> Router {
+    let of_files = Router::new()
+        .route("/v1/client/fs/logs/{allocation}", get(logs::logs))
+        .route("/v1/client/fs/ls/{allocation}", get(files::list))
+        .route("/v1/client/fs/stat/{allocation}", get(files::stat))
+        .route("/v1/client/fs/cat/{allocation}", get(files::cat))
+        .route("/v1/client/fs/readat/{allocation}", get(files::read_at))
+        .route("/v1/client/fs/stream/{allocation}", get(logs::stream))
+        .route("/v1/client/allocation/{allocation}/stats", get(statistics::of_allocation))
+        .layer(from_fn_with_state(files.readers.clone(), work::take_place));
+    let of_allocations = Router::new()
+        .route(
+            "/v1/client/allocation/{allocation}/signal",
+            put(orders::signal).post(orders::signal),
+        )
+        .route(
+            "/v1/client/allocation/{allocation}/restart",
+            put(orders::restart).post(orders::restart),
+        )
+        // No checks are run.
+        .route("/v1/client/allocation/{allocation}/checks", get(async || Json(json!({}))))
+        .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
+        .merge(of_files)
+        .layer(from_fn_with_state(files.clone(), forward::if_elsewhere));
+    let of_node = Router::new()
+        .route("/v1/client/stats", get(statistics::of_machine))
+        .layer(from_fn_with_state(files.clone(), forward::if_other_node));
+    Router::new()
+        .route("/v1/agent/self", get(own::this))
+        .route(
+            "/v1/client/metadata",
+            get(own::metadata).put(own::set_metadata).post(own::set_metadata),
+        )
+        .merge(of_allocations)
+        .merge(of_node)
+        .fallback(forward::everything_else)
+        .with_state(files)
 }
 
 async fn unsupported(uri: Uri) -> Response {
@@ -147,30 +171,6 @@ async fn unsupported(uri: Uri) -> Response {
 async fn wrong_method(method: Method, uri: Uri) -> Response {
     let text = format!("method {method} is not allowed on \"{}\"", uri.path());
     (StatusCode::METHOD_NOT_ALLOWED, text).into_response()
-}
-
-fn statistics(files: Option<&Files>) -> serde_json::Value {
-    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = |key: &str| {
-        let line = memory.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
-            * 1024
-    };
-    let shortage = files.map(|files| files.shared.shortages.reason()).unwrap_or_default();
-    let (live, all) = files.map_or((0, 0), |files| files.node.counts());
-    let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
-    let uptime: u64 =
-        uptime.split('.').next().and_then(|seconds| seconds.parse().ok()).unwrap_or(0);
-    json!({
-        "Memory": {
-            "Total": kib("MemTotal"), "Available": kib("MemAvailable"), "Free": kib("MemFree"),
-            "Used": kib("MemTotal").saturating_sub(kib("MemAvailable")),
-        },
-        "Uptime": uptime,
-        "Timestamp": super::time::wall_ms().saturating_mul(1_000_000),
-        "Allocations": {"Live": live, "Known": all},
-        "Shortage": shortage,
-    })
 }
 
 #[cfg(test)]

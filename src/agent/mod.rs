@@ -23,6 +23,8 @@ mod fingerprint;
 mod heartbeat;
 mod http;
 mod interpolate;
+mod machine;
+mod meta;
 mod node;
 mod readiness;
 mod restart;
@@ -40,7 +42,7 @@ mod time;
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::AtomicUsize},
     time::Duration,
 };
 
@@ -57,6 +59,7 @@ use self::{
     driver::{Driver, Drivers},
     fingerprint::Fingerprint,
     heartbeat::Standing,
+    meta::NodeMeta,
     node::LocalNode,
     readiness::{CheckTimer, Checks},
     shell::{Order, Shared},
@@ -78,6 +81,8 @@ use crate::{
     serve::Door,
 };
 
+/// In the state directory: what was set of the node's metadata.
+const META_FILE: &str = "meta.json";
 /// How long a thread for file work stays idle.
 const THREAD_KEEP_ALIVE: Duration = Duration::from_hours(24);
 
@@ -136,7 +141,7 @@ impl std::fmt::Debug for LocalHandle {
 
 impl Agent {
     /// Starts an agent (or a simulation) in the present runtime. Returns when it serves HTTP; it may not be registered yet.
-    pub async fn start(settings: AgentSettings) -> anyhow::Result<Self> {
+    pub async fn start(mut settings: AgentSettings) -> anyhow::Result<Self> {
         settings.validate()?;
         let transport = Arc::new(GrpcTransport::from_agents());
         let servers = Servers::new(&settings.servers, transport, settings.rpc_timeout)?;
@@ -165,11 +170,16 @@ impl Agent {
         let offered: Arc<[Driver]> =
             settings.drivers.iter().filter_map(|name| Driver::parse(name)).collect();
         let start = rt::random_id();
+        let found = fingerprint::fingerprint(&settings, state.root(), &offered);
+        if settings.name.is_empty() {
+            settings.name.clone_from(&found.host_name);
+        }
+        let core_mhz = found.cpu_mhz / u64::from(found.cores.max(1));
         let ground = Ground {
             start: Some(start),
-            servers,
+            servers: Arc::clone(&servers),
             clock: Clock::new(),
-            found: fingerprint::fingerprint(&settings, state.root(), &offered),
+            found,
             drivers: Drivers::new(offered),
             checks: settings.readiness.as_ref().map_or_else(Checks::none, |readiness| Checks {
                 probe: Some(Arc::new(executor::CommandProbe::new(readiness))),
@@ -182,9 +192,20 @@ impl Agent {
             start_node(&settings, ground, &identity, state, http_address, &mut work)?;
         let watch = shared.shortages.watch(allocations, settings.free_bytes_min);
         let watch = watch.context(open_files::NO_THREADS)?;
+        let own = http::Own {
+            node: fsm::NodeId(identity.node_id),
+            name: settings.name.clone(),
+            region: settings.region.clone(),
+            datacenter: settings.datacenter.clone(),
+            core_mhz,
+            servers,
+            server: AtomicUsize::default(),
+            meta: Arc::clone(&shared.meta),
+        };
         let files = http::Files {
             node: Arc::clone(&node),
             shared,
+            own: Arc::new(own),
             work: http::FileWork::default(),
             readers: http::Readers::default(),
         };
@@ -293,6 +314,8 @@ fn start_node(
         None => executor::own_binary().context("cannot find this process's binary")?,
     };
     let outbox = Arc::new(Outbox::default());
+    let meta = NodeMeta::open(settings.meta.clone(), state.root().join(META_FILE));
+    let meta = Arc::new(meta.context("cannot read the node's metadata")?);
     let shared = Arc::new(Shared {
         clock,
         state,
@@ -300,6 +323,7 @@ fn start_node(
         node_names: Arc::new(node_names(&registration, &settings.region)),
         executor_binary: binary.into(),
         drivers,
+        meta: Arc::clone(&meta),
         shortages: Arc::default(),
         ended: Notify::new(),
     });
@@ -309,7 +333,7 @@ fn start_node(
     let seed = u64::from_le_bytes(std::array::from_fn(|i| identity.node_id[i]));
     let connection = Arc::new(Connection::new(servers, 0, seed));
     let shortages = Arc::clone(&shared.shortages);
-    let parts = NodeParts { registration, connection, outbox, clock, checks, shortages };
+    let parts = NodeParts { registration, connection, outbox, clock, checks, shortages, meta };
     stand(Arc::clone(&node), parts, work);
     Ok((node, shared))
 }
@@ -322,15 +346,17 @@ struct NodeParts {
     clock: Clock,
     checks: Checks,
     shortages: Arc<Shortages>,
+    meta: Arc<NodeMeta>,
 }
 
 /// Spawns what keeps a node in touch with the servers.
 fn stand<N: heartbeat::Node>(node: Arc<N>, parts: NodeParts, work: &mut JoinSet<()>) {
-    let NodeParts { registration, connection, outbox, clock, checks, shortages } = parts;
+    let NodeParts { registration, connection, outbox, clock, checks, shortages, meta } = parts;
     let node_id = std::array::from_fn(|i| registration.node_id[i]);
     let standing = Arc::new(Standing {
         node,
         registration,
+        meta,
         connection: Arc::clone(&connection),
         outbox: Arc::clone(&outbox),
         registered: watch::Sender::new(None),

@@ -433,6 +433,7 @@ mod tests {
             state,
             outbox: Arc::default(),
             node_names: Arc::default(),
+            meta: Arc::default(),
             executor_binary: Path::new("no executor is needed").into(),
             drivers: Drivers::new([Driver::Mock]),
             shortages: Arc::default(),

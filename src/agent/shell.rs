@@ -22,6 +22,7 @@ use super::{
         Outcome,
         process::{kill_leftovers, kill_run},
     },
+    meta::NodeMeta,
     shortage::Shortages,
     spec::AllocationSpec,
     state::{AllocationDirectory, StateDirectory, StoredAllocation},
@@ -44,11 +45,32 @@ pub(crate) struct Shared {
     pub(crate) outbox: Arc<Outbox>,
     /// `node.…`, `attr.…`, `meta.…` for interpolation.
     pub(crate) node_names: Arc<BTreeMap<String, String>>,
+    /// Goes over the `meta.…` among them.
+    pub(crate) meta: Arc<NodeMeta>,
     pub(crate) executor_binary: Arc<Path>,
     pub(crate) drivers: Drivers,
     pub(crate) shortages: Arc<Shortages>,
     /// Told when an allocation has ended.
     pub(crate) ended: Notify,
+}
+
+impl Shared {
+    /// The node's properties as they are now.
+    fn names(&self) -> Arc<BTreeMap<String, String>> {
+        let changes = self.meta.changes();
+        if changes.is_empty() {
+            return Arc::clone(&self.node_names);
+        }
+        let mut names = BTreeMap::clone(&self.node_names);
+        for (key, value) in changes {
+            let key = format!("meta.{key}");
+            match value {
+                Some(value) => drop(names.insert(key, value)),
+                None => drop(names.remove(&key)),
+            }
+        }
+        Arc::new(names)
+    }
 }
 
 /// What is wanted of an allocation. The newest wish counts, so nothing queues.
@@ -581,7 +603,7 @@ impl Shell {
         TaskContext {
             allocation: self.spec.id,
             task: spec.clone(),
-            names: environment::names(&self.spec, spec, &self.directory, &self.shared.node_names),
+            names: environment::names(&self.spec, spec, &self.directory, &self.shared.names()),
             directory: self.directory.clone(),
             attempt,
             executor_binary: Arc::clone(&self.shared.executor_binary),

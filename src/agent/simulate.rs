@@ -19,6 +19,7 @@ use super::{
     connection::{Connection, Servers},
     driver::{Driver, StartError, mock::Script},
     heartbeat::Node,
+    meta::NodeMeta,
     readiness::{Checks, ReadinessProbe, ScriptedProbe},
     settings::AgentSettings,
     spec::{group_policy, present},
@@ -53,6 +54,7 @@ pub(crate) fn spawn(
 ) {
     let clock = Clock::new();
     let groups = Arc::new(Groups::default());
+    let meta = Arc::new(NodeMeta::fixed(settings.meta.clone()));
     for number in 1..=nodes {
         let identity = identity.derive(number);
         let mut registration = super::registration(settings, &identity, boot_id, &[Driver::Mock]);
@@ -84,6 +86,7 @@ pub(crate) fn spawn(
                 clock,
                 checks,
                 shortages: Arc::default(),
+                meta: Arc::clone(&meta),
             },
             work,
         );

@@ -233,7 +233,7 @@ fn parse(arguments: Vec<OsString>, output: &Output) -> anyhow::Result<Option<Com
 }
 
 /// Nomad's commands that do not exist here.
-const UNBUILT: [&str; 39] = [
+const UNBUILT: [&str; 38] = [
     "acl",
     "action",
     "allocs",
@@ -253,7 +253,6 @@ const UNBUILT: [&str; 39] = [
     "init",
     "keyring",
     "license",
-    "meta",
     "metrics",
     "monitor",
     "namespace",

@@ -30,6 +30,7 @@ mod provider;
 mod resolve;
 mod server;
 mod signal;
+mod stats;
 mod status;
 mod system;
 mod time;

@@ -8,6 +8,8 @@ use std::sync::Mutex;
 
 use serde_json::Value;
 
+const KIB: f64 = 1024.0;
+const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 /// Shown for an empty cell.
 const EMPTY_CELL: &str = "<none>";
 /// Digits of an id shown without `-verbose`.
@@ -176,11 +178,24 @@ pub(crate) fn pairs(pairs: &[(&str, String)]) -> String {
         .join("\n")
 }
 
+/// `12 KiB`; one digit behind the point below ten.
+#[expect(clippy::cast_precision_loss, reason = "sizes are shown to two digits")]
+pub(crate) fn readable_bytes(bytes: i64) -> String {
+    let mut size = bytes as f64;
+    let mut unit = 0;
+    while size >= KIB && unit + 1 < UNITS.len() {
+        size /= KIB;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && size < 10.0);
+    format!("{size:.digits$} {}", UNITS[unit])
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
-    use super::{Output, pairs, table};
+    use super::{Output, pairs, readable_bytes, table};
 
     #[test]
     fn tables_are_aligned() {
@@ -210,5 +225,14 @@ mod tests {
             output.printed().0,
             "\x1b[?7la\nb\n\x1b[?7h\x1b[2A\x1b[J\x1b[?7lc\n\x1b[?7h\x1b[1A\x1b[Jevent\n"
         );
+    }
+
+    #[test]
+    fn sizes_have_two_digits() {
+        for (bytes, text) in
+            [(0, "0 B"), (9, "9 B"), (1_023, "1023 B"), (1_536, "1.5 KiB"), (20 << 20, "20 MiB")]
+        {
+            assert_eq!(readable_bytes(bytes), text);
+        }
     }
 }

@@ -750,6 +750,60 @@ fn operators_take_nodes_out_of_service() {
 }
 
 #[test]
+fn node_meta_and_self_ask_the_agent() {
+    let meta =
+        json!({"Meta": {"rack": "r2"}, "Dynamic": {"rack": "r2", "gone": null}, "Static": {}});
+    let server = two_nodes()
+        .on("GET /v1/agent/self", &json!({"stats": {"client": {"node_id": NODE_B}}}))
+        .on("GET /v1/client/metadata", &meta)
+        .on("PUT /v1/client/metadata", &meta)
+        .start();
+    let ran = server.run("node meta read");
+    assert!(ran.out.contains("rack") && ran.out.contains("(unset)"), "{}{}", ran.out, ran.err);
+    assert!(server.lines().last().unwrap().ends_with(&format!("?node_id={NODE_B}")));
+    let ran = server.run("node meta apply -node-id agent-2 -unset role,x rack=r2=3");
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let sent: Value = serde_json::from_str(&server.request("PUT").body).unwrap();
+    let expected = json!({"NodeID": NODE_B, "Meta": {"rack": "r2=3", "role": null, "x": null}});
+    assert_eq!(sent, expected);
+    for bad in ["node meta apply -node-id agent-2", "node meta apply -node-id agent-2 rack"] {
+        assert_eq!(server.run(bad).code, 1, "{bad}");
+    }
+    server.run("node status -self -json");
+    assert_eq!(server.lines().last().unwrap(), &format!("GET /v1/node/{NODE_B}"));
+    let alone = Canned::default().on("GET /v1/agent/self", &json!({"stats": {}})).start();
+    assert!(alone.run("node status -self").err.contains("is a server, which is no node"));
+}
+
+#[test]
+fn what_machines_and_tasks_use_is_shown_when_asked_for() {
+    let used = json!({"Tasks": {"server": {"ResourceUsage": {
+        "CpuStats": {"Percent": 12.5, "TotalTicks": 250.4},
+        "MemoryStats": {"RSS": 3 << 20, "Swap": 0}}}}});
+    let host = json!({"CPUTicksConsumed": 120.6, "Memory": {"Used": 1 << 30, "Total": 4_u64 << 30},
+        "AllocDirStats": {"Used": 10, "Size": 20}, "DiskStats": [],
+        "CPU": [{"CPU": "cpu0", "User": 1.0, "System": 2.0, "Idle": 97.0}]});
+    let node = json!({"ID": NODE_B, "Name": "agent-2"});
+    let server = two_nodes()
+        .on("GET /v1/allocations", &json!([allocation("running")]))
+        .on(&format!("GET /v1/allocation/{ALLOCATION}"), &allocation("running"))
+        .on(&format!("GET /v1/client/allocation/{ALLOCATION}/stats"), &used)
+        .on(&format!("GET /v1/node/{NODE_B}"), &node)
+        .on(&format!("GET /v1/node/{NODE_B}/allocations"), &json!([]))
+        .on("GET /v1/client/stats", &host)
+        .start();
+    let row = |out: &str, starts: &str| {
+        let line = out.lines().find(|line| line.starts_with(starts)).unwrap_or_default();
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let out = server.run("alloc status -stats aaaa").out;
+    assert_eq!(row(&out, "server "), "server 250 MHz 12.5 % 3.0 MiB 0 B", "{out}");
+    let out = server.run("node status -stats agent-2").out;
+    assert_eq!(row(&out, "121 MHz"), "121 MHz 1.0 GiB/4.0 GiB 10 B/20 B", "{out}");
+    assert_eq!(row(&out, "cpu0"), "cpu0 1.0 % 2.0 % 97.0 %", "{out}");
+}
+
+#[test]
 fn node_eligibility_and_drain() {
     let path = format!("/v1/node/{NODE_B}");
     let draining = json!({"ID": NODE_B, "Drain": true, "DrainStrategy": {}});

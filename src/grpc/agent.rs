@@ -199,10 +199,6 @@ impl AgentService {
             Err(error) => tracing::debug!(%node, %error, "a shortage is not noted yet"),
         }
     }
-
-    fn servers(&self) -> Vec<String> {
-        self.api.members().into_iter().map(|member| member.rpc_address).collect()
-    }
 }
 
 #[tonic::async_trait]
@@ -236,10 +232,12 @@ impl pb::agent_server::Agent for AgentService {
         };
         // The exact TTL comes with the heartbeat that follows, once the leader knows the node.
         let heartbeat_ttl_ms = self.api.heartbeat_ttl_ms_min();
+        let members = self.api.members();
         Ok(Response::new(pb::RegisterReply {
             incarnation,
             heartbeat_ttl_ms,
-            servers: self.servers(),
+            servers: members.iter().map(|member| member.rpc_address.clone()).collect(),
+            http_servers: members.into_iter().map(|member| member.http_address).collect(),
             index,
         }))
     }

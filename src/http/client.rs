@@ -5,8 +5,6 @@
 //! ```
 //! Must never hold a body: neither side's pace is the other's, and logs may be followed for hours.
 
-use std::time::Duration;
-
 use axum::{
     Router,
     body::Body,
@@ -15,17 +13,13 @@ use axum::{
     routing::any,
 };
 use fsm::{AllocationId, Liveness, Node, NodeId, State};
-use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, time::timeout};
 
 use super::{
     Context,
     call::{Call, PROXIED_HEADER},
     error::Error,
 };
-
-/// How long an agent may take to accept a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::forward::{ForwardError, connect};
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -78,12 +72,10 @@ fn agent_address(call: &Call, state: &State) -> Result<String, Error> {
         ("fs", _) => node_of_allocation(state, call.id(3)?)?,
         ("allocation", _) => node_of_allocation(state, call.id(2)?)?,
         _ => {
-            let id: NodeId = call
-                .parameter("node_id")
-                .ok_or_else(|| Error::bad("node_id is required: this server runs no client"))?
-                .parse()
-                .map_err(|error| Error::bad(format!("node_id: {error}")))?;
-            state.nodes().get(&id).ok_or_else(|| Error::not_found("node"))?
+            let typed = named_node(call)?;
+            let id: NodeId =
+                typed.parse().map_err(|error| Error::bad(format!("node_id: {error}")))?;
+            state.nodes().get(&id).ok_or_else(|| Error::unknown("node", &typed))?
         }
     };
     let name = &node.description.name;
@@ -101,8 +93,19 @@ fn agent_address(call: &Call, state: &State) -> Result<String, Error> {
     }
 }
 
+/// The node that the query or the body names.
+fn named_node(call: &Call) -> Result<String, Error> {
+    let in_body = || Some(call.json().ok()?.get("NodeID")?.as_str()?.to_owned());
+    let named = call.parameter("node_id").map(str::to_owned).filter(|id| !id.is_empty());
+    named
+        .or_else(in_body)
+        .filter(|id| !id.is_empty())
+        .ok_or_else(|| Error::bad("No local Node and node_id not provided"))
+}
+
 fn node_of_allocation(state: &State, id: AllocationId) -> Result<&Node, Error> {
-    let allocation = state.allocations().get(&id).ok_or_else(|| Error::not_found("alloc"))?;
+    let found = state.allocations().get(&id);
+    let allocation = found.ok_or_else(|| Error::unknown("allocation", &id.to_string()))?;
     state
         .nodes()
         .get(&allocation.node)
@@ -111,42 +114,15 @@ fn node_of_allocation(state: &State, id: AllocationId) -> Result<&Node, Error> {
 }
 
 async fn send(call: &Call, address: &str, request: Request<Body>) -> Result<Response, Error> {
-    let unreachable = |what: String| {
-        Error::agent_unreachable(format!("the agent at {address} does not answer: {what}"))
+    let unreachable = |error: ForwardError| {
+        Error::agent_unreachable(format!("the agent at {address} does not answer: {error}"))
     };
-    let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(address))
-        .await
-        .map_err(|_| unreachable("connecting took too long".to_owned()))?
-        .map_err(|error| unreachable(error.to_string()))?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| unreachable(error.to_string()))?;
-    let closing = call.closing.clone();
-    // Ends with the response's body, or with the server.
-    tokio::spawn(async move {
-        let result = match closing {
-            Some(closing) => tokio::select! {
-                result = connection => result,
-                () = closing.closed() => Ok(()),
-            },
-            None => connection.await,
-        };
-        if let Err(error) = result {
-            tracing::debug!(%error, "a connection to an agent broke off");
-        }
-    });
-    let response = timeout(call.options.timeout, sender.send_request(request))
-        .await
-        .map_err(|_| unreachable("no answer in time".to_owned()))?
-        .map_err(|error| unreachable(error.to_string()))?;
-    let (parts, body) = response.into_parts();
-    let mut answer = Response::new(Body::new(body));
-    *answer.status_mut() = parts.status;
-    let content_type = parts
-        .headers
-        .get(header::CONTENT_TYPE)
-        .cloned()
-        .unwrap_or_else(|| HeaderValue::from_static("text/plain"));
-    answer.headers_mut().insert(header::CONTENT_TYPE, content_type);
+    let link = connect(address, call.closing.clone()).await.map_err(unreachable)?;
+    let answered = link.send(request, Some(call.options.timeout)).await;
+    let mut answer = answered.map_err(unreachable)?;
+    answer
+        .headers_mut()
+        .entry(header::CONTENT_TYPE)
+        .or_insert_with(|| HeaderValue::from_static("text/plain"));
     Ok(answer)
 }

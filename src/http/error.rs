@@ -41,6 +41,11 @@ impl Error {
         Self::new(StatusCode::NOT_FOUND, format!("{what} not found"))
     }
 
+    /// Nomad's words for something that an agent would have to know.
+    pub(crate) fn unknown(what: &str, id: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, format!("Unknown {what} \"{id}\""))
+    }
+
     /// The same, with the headers of the read that found nothing: a client can wait on its index.
     pub(crate) fn with_meta(self, meta: Meta) -> Self {
         Self { meta: Some(meta), ..self }

@@ -359,10 +359,11 @@ impl Core {
         let state = self.cell.load();
         let row = state.nodes().get(&node).ok_or_else(|| Status::not_found("node not found"))?;
         let liveness = words::liveness_to_pb(row.liveness);
-        let members = self.contact.member_infos().into_iter();
+        let members = self.contact.member_infos();
         Ok(pb::HeartbeatReply {
             heartbeat_ttl_ms: heard.ttl_ms,
-            servers: members.map(|member| member.rpc_address).collect(),
+            http_servers: members.iter().map(|member| member.http_address.clone()).collect(),
+            servers: members.into_iter().map(|member| member.rpc_address).collect(),
             liveness: liveness.into(),
             epoch: services.epoch,
             check_readiness: row.wants_check(),

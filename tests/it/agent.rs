@@ -708,8 +708,11 @@ async fn what_the_agent_does_not_have_is_refused_by_name() {
     let base = format!("http://{}/v1/client", agent.http_address());
     let id = quorate_id(1);
     let cases = [
-        ("GET", format!("allocation/{id}/stats"), "", 501, "is not supported by this agent"),
-        ("GET", "metadata".to_owned(), "", 501, "is not supported by this agent"),
+        ("GET", format!("allocation/{id}/exec"), "", 501, "is not supported by this agent"),
+        ("GET", "gc".to_owned(), "", 501, "is not supported by this agent"),
+        ("PUT", "metadata".to_owned(), "{}", 400, "missing required Meta object"),
+        ("PUT", "metadata".to_owned(), "{\"Meta\": {\"a\": 7}}", 400, "a text or null by key"),
+        ("GET", format!("allocation/{id}/stats?task=x"), "", 404, "has no task \"x\""),
         ("PUT", format!("fs/cat/{id}?path=x"), "", 405, "method PUT is not allowed"),
         ("GET", format!("fs/logs/{id}"), "", 400, "must provide task name"),
         ("GET", format!("fs/logs/{id}?task=x"), "", 400, "unknown task name \"x\""),
@@ -744,6 +747,77 @@ async fn what_the_agent_does_not_have_is_refused_by_name() {
     // What would only now be started nobody would end.
     let starts = cluster.allocation_directory(1).join("starts");
     cluster.until("the restart", |_| (lines(&starts) == 2).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_machine_and_its_tasks_use_is_told() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    let script = "echo start >> ../starts; while :; do :; done";
+    cluster.want(vec![allocation(1, "service", vec![shell_task("main", script)])]);
+    cluster.until_status(1, "running").await;
+    let starts = cluster.allocation_directory(1).join("starts");
+    cluster.until("the task runs", |_| (lines(&starts) == 1).then_some(())).await;
+    let address = agent.http_address();
+    let get = |path: String| {
+        tokio::task::spawn_blocking(move || {
+            let body = ureq::get(format!("http://{address}/v1/client/{path}")).call().unwrap();
+            body.into_body().read_json::<serde_json::Value>().unwrap()
+        })
+    };
+    let used = get(format!("allocation/{}/stats", quorate_id(1))).await.unwrap();
+    let task = &used["Tasks"]["main"];
+    let cpu = &task["ResourceUsage"]["CpuStats"];
+    // A task that does nothing but count; the machine may have much else to do.
+    assert!(cpu["Percent"].as_f64().unwrap() > 0.0, "{used:#}");
+    assert!(cpu["TotalTicks"].as_f64().unwrap() > 0.0, "{used:#}");
+    assert!(task["ResourceUsage"]["MemoryStats"]["RSS"].as_u64().unwrap() > 0, "{used:#}");
+    assert_eq!(task["Pids"].as_object().unwrap().len(), 1, "the executor is not the task");
+    assert_eq!(used["ResourceUsage"]["CpuStats"]["Percent"], cpu["Percent"]);
+
+    let host = get("stats".to_owned()).await.unwrap();
+    let cores = host["CPU"].as_array().unwrap();
+    assert!(!cores.is_empty() && host["CPUTicksConsumed"].as_f64().unwrap() > 0.0, "{host:#}");
+    for core in cores {
+        let [idle, used] = ["Idle", "TotalPercent"].map(|field| core[field].as_f64().unwrap());
+        assert!((99.0..=101.0).contains(&(idle + used)), "{core}");
+    }
+    assert!(host["Memory"]["Total"].as_u64() > host["Memory"]["Used"].as_u64(), "{host:#}");
+    assert!(host["AllocDirStats"]["Size"].as_u64().unwrap() > 0, "{host:#}");
+    assert!(host["Uptime"].as_u64().unwrap() > 0 && host["Timestamp"].as_u64().unwrap() > 0);
+    let known = cluster.server.known.lock().unwrap();
+    let volume = &known.registrations[0].attributes["unique.storage.volume"];
+    assert_eq!(Some(volume.as_str()), host["AllocDirStats"]["Device"].as_str());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_is_set_while_the_agent_runs_and_kept() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    let url = format!("http://{}/v1/client/metadata", agent.http_address());
+    let body = serde_json::json!({"NodeID": agent.node_id().to_string(), "Meta": {"rack": "r2"}});
+    let sent = tokio::task::spawn_blocking(move || {
+        let answer = ureq::put(&url).send_json(body).unwrap();
+        answer.into_body().read_json::<serde_json::Value>().unwrap()
+    });
+    assert_eq!(sent.await.unwrap()["Dynamic"], serde_json::json!({"rack": "r2"}));
+    let told = |cluster: &Cluster| {
+        let known = cluster.server.known.lock().unwrap();
+        let last = known.registrations.last().unwrap();
+        (last.meta.get("rack").map(String::as_str) == Some("r2")).then_some(())
+    };
+    cluster.until("the servers know it", told).await;
+    drop(agent);
+    cluster.server.known.lock().unwrap().registrations.truncate(1);
+    let agent = cluster.agent().await;
+    cluster.until("the next agent says it too", told).await;
+    // The environment of what starts from now on has it.
+    let script = "test \"$RACK\" = r2";
+    let mut task = shell_task("main", script);
+    task.env.insert("RACK".to_owned(), "${meta.rack}".to_owned());
+    cluster.want(vec![allocation(1, "batch", vec![task])]);
+    cluster.until_status(1, "complete").await;
+    drop(agent);
 }
 
 #[tokio::test(flavor = "multi_thread")]

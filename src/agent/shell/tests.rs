@@ -34,6 +34,7 @@ fn shell_of(message: proto::v1::Allocation) -> (Shell, tempfile::TempDir) {
         state,
         outbox: Arc::default(),
         node_names: Arc::default(),
+        meta: Arc::default(),
         executor_binary: Path::new("/bin/false").into(),
         drivers: Drivers::default(),
         shortages: Arc::default(),

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::tail::{EndFlags, RemoteText};
 use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::output::table;
+use crate::cli::output::{readable_bytes, table};
 use crate::cli::view::{Fields, rows};
 
 pub(super) const EXAMPLES: &str = "Examples:
@@ -15,9 +15,6 @@ pub(super) const EXAMPLES: &str = "Examples:
   quorate alloc fs 5b98a6ea alloc/logs/web.stdout.0      a file
   quorate alloc fs -tail -n 20 5b98a6ea web/local/trace  its last 20 lines
   quorate alloc fs -stat 5b98a6ea web/local/trace        its size, time and content type";
-
-const KIB: f64 = 1024.0;
-const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 /// Flags of `alloc fs`.
 #[derive(Debug, Args)]
@@ -73,37 +70,10 @@ fn describe(file: &Value, machine: bool) -> Vec<String> {
     let slash = if file.flag("IsDir") { "/" } else { "" };
     vec![
         file.shown("FileMode"),
-        if machine { size.to_string() } else { readable(size) },
+        if machine { size.to_string() } else { readable_bytes(size) },
         // Without the fraction of a second.
         file.text("ModTime").split('.').next().unwrap_or_default().trim_end_matches('Z').to_owned()
             + "Z",
         format!("{}{slash}", file.text("Name")),
     ]
-}
-
-/// `12 KiB`; one digit behind the point below ten.
-#[expect(clippy::cast_precision_loss, reason = "sizes are shown to two digits")]
-fn readable(bytes: i64) -> String {
-    let mut size = bytes as f64;
-    let mut unit = 0;
-    while size >= KIB && unit + 1 < UNITS.len() {
-        size /= KIB;
-        unit += 1;
-    }
-    let digits = usize::from(unit > 0 && size < 10.0);
-    format!("{size:.digits$} {}", UNITS[unit])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::readable;
-
-    #[test]
-    fn sizes_have_two_digits() {
-        for (bytes, text) in
-            [(0, "0 B"), (9, "9 B"), (1_023, "1023 B"), (1_536, "1.5 KiB"), (20 << 20, "20 MiB")]
-        {
-            assert_eq!(readable(bytes), text);
-        }
-    }
 }

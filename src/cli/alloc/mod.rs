@@ -12,7 +12,7 @@ use super::context::{Context, Exit, Outcome};
 use super::monitor::{self, event_text};
 use super::output::{Style, pairs, table};
 use super::view::{Fields, rows};
-use super::{placement, resolve, time};
+use super::{placement, resolve, stats, time};
 
 pub(crate) use fs::FsArgs;
 pub(crate) use logs::LogsArgs;
@@ -75,6 +75,9 @@ pub(crate) struct StatusArgs {
     /// Only the summary, no events
     #[arg(long)]
     short: bool,
+    /// What the tasks use just now
+    #[arg(long)]
+    stats: bool,
     #[command(flatten)]
     style: Style,
 }
@@ -162,6 +165,9 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     sections.extend(ports(&allocation));
     for (task, state) in allocation.entries("TaskStates") {
         sections.push(task_section(task, state, arguments));
+    }
+    if arguments.stats {
+        sections.push(stats::of_allocation(context, &allocation));
     }
     let metric = allocation.present("Metrics").filter(|_| style.verbose);
     if let Some(metric) = metric {

@@ -1,6 +1,7 @@
-//! `quorate node …`: status; draining is in `drain.rs`, what operators say in `service.rs`.
+//! `quorate node …`: status; draining is in `drain.rs`, metadata in `meta.rs`, what operators say in `service.rs`.
 
 mod drain;
+mod meta;
 mod service;
 
 pub(super) use service::actor;
@@ -14,7 +15,7 @@ use super::context::{Context, Exit, Outcome};
 use super::monitor;
 use super::output::{Style, pairs, table};
 use super::view::{Fields, rows};
-use super::{resolve, time};
+use super::{resolve, stats, time};
 
 /// Inspect nodes, take them out of and into service
 #[derive(Debug, Subcommand)]
@@ -49,6 +50,9 @@ pub(crate) enum NodeCommand {
     Events(service::EventsArgs),
     /// Say that the nodes of a mass loss are lost for good
     ConfirmLoss,
+    /// Read and set a node's metadata while it runs
+    #[command(subcommand)]
+    Meta(meta::MetaCommand),
     /// Move what runs on a node elsewhere
     #[command(after_help = drain::EXAMPLES)]
     Drain(drain::DrainArgs),
@@ -62,6 +66,12 @@ pub(crate) struct StatusArgs {
     /// List the ineligible nodes that are not registered
     #[arg(long, conflicts_with = "node")]
     offline: bool,
+    /// The node of the agent that is asked
+    #[arg(long = "self", conflicts_with_all = ["node", "offline"])]
+    own: bool,
+    /// What the machine uses just now
+    #[arg(long)]
+    stats: bool,
     #[command(flatten)]
     style: Style,
 }
@@ -77,8 +87,9 @@ pub(crate) fn run(context: &Context, command: &NodeCommand) -> Outcome {
     match command {
         NodeCommand::Status(arguments) => match &arguments.node {
             None if arguments.offline => offline(context, arguments.style),
+            None if arguments.own => one(context, arguments, &meta::own_node(context)?),
             None => list(context, arguments.style),
-            Some(typed) => one(context, arguments.style, typed),
+            Some(typed) => one(context, arguments, typed),
         },
         NodeCommand::Eligibility(arguments) => service::eligibility(context, arguments),
         NodeCommand::Offline(arguments) => service::set_eligibility(context, arguments, false),
@@ -87,6 +98,7 @@ pub(crate) fn run(context: &Context, command: &NodeCommand) -> Outcome {
         NodeCommand::Unsuspend(arguments) => service::unsuspend(context, arguments),
         NodeCommand::Purge(arguments) => service::purge(context, arguments),
         NodeCommand::Events(arguments) => service::events(context, arguments),
+        NodeCommand::Meta(command) => meta::run(context, command),
         NodeCommand::ConfirmLoss => service::confirm_loss(context),
         NodeCommand::Drain(arguments) => drain::run(context, arguments),
     }
@@ -203,7 +215,8 @@ fn offline(context: &Context, style: Style) -> Outcome {
     Ok(Exit::Success)
 }
 
-fn one(context: &Context, style: Style, typed: &str) -> Outcome {
+fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
+    let style = arguments.style;
     let id = resolve::id(context, resolve::NODE, typed)?;
     let path = format!("/v1/node/{id}");
     let node = monitor::or_missing(context.client.get(&path, &[]), "node", &id)?;
@@ -213,6 +226,9 @@ fn one(context: &Context, style: Style, typed: &str) -> Outcome {
     }
     let allocations = context.client.get(&format!("{path}/allocations"), &[])?;
     let mut sections = vec![overview(&node, style), service::conditions(&node), resources(&node)];
+    if arguments.stats {
+        sections.push(stats::of_node(context, &node));
+    }
     if style.verbose {
         let attributes: Vec<(&str, String)> = ["Attributes", "Meta"]
             .into_iter()

@@ -84,7 +84,17 @@ async fn an_agent_that_cannot_be_asked_is_named() {
     assert!(down.text.contains("is down"), "{down:?}");
 
     let unknown = "/v1/client/fs/logs/00000000-0000-0000-0000-000000000000";
-    assert_eq!(server.get(unknown).await.status, 404);
-    assert_eq!(server.get("/v1/client/stats").await.status, 400);
+    let refused = server.get(unknown).await;
+    let text = "Unknown allocation \"00000000-0000-0000-0000-000000000000\"";
+    assert_eq!((refused.status, refused.text.as_str()), (404, text));
+    let refused = server.get("/v1/client/stats").await;
+    assert_eq!((refused.status, &*refused.text), (400, "No local Node and node_id not provided"));
+    let path = "/v1/client/stats?node_id=00000000-0000-0000-0000-000000000000";
+    let text = "Unknown node \"00000000-0000-0000-0000-000000000000\"";
+    assert_eq!(server.get(path).await.text, text);
+    // The id in the body counts as well.
+    let set = json!({ "NodeID": NODE.to_string(), "Meta": { "a": "b" } });
+    let down = server.put("/v1/client/metadata", &set).await;
+    assert!(down.text.contains("is down"), "{down:?}");
     server.stop().await;
 }

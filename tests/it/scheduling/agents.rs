@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{SECOND, Stage, group, ids, job, run_script, task};
 use crate::{
-    harness::{Options, PATIENCE, wait_for, wait_until},
+    harness::{Client, Options, PATIENCE, wait_for, wait_until},
     recompute::text,
 };
 
@@ -160,6 +160,69 @@ fn logs_come_through_every_server() {
     let answer = logs(0, "stdout");
     assert_eq!(answer.status, 502);
     assert!(answer.text.contains("is down: its agent cannot be asked"), "{}", answer.text);
+    stage.finish();
+}
+
+/// Nomad's clients may be asked anything.
+#[test]
+fn an_agent_passes_on_what_servers_and_other_agents_answer() {
+    let mut stage = Stage::start(3);
+    let _agents = [stage.node("one", &[]), stage.node("two", &[])];
+    stage.await_ready_nodes(2);
+    let address = |name: &str| {
+        let node = stage.client.get(&format!("/v1/node/{}", stage.node_id(name))).ok();
+        text(&node, "HTTPAddr").parse().unwrap()
+    };
+    let one = Client::new(address("one"), PATIENCE);
+    let this = one.get("/v1/agent/self").ok();
+    assert_eq!(this["stats"]["client"]["node_id"], stage.node_id("one"));
+
+    // Writes, reads, errors, waits.
+    let mut speak = job("service", "speak", 2);
+    run_script(&mut speak, "echo $NOMAD_ALLOC_ID; exec sleep 600");
+    speak["Constraints"] = json!([{ "Operand": "distinct_hosts", "RTarget": "true" }]);
+    task(&mut speak)["KillTimeout"] = SECOND.into();
+    let registered = one.put("/v1/jobs", &json!({ "Job": speak })).ok();
+    stage.await_evaluation(text(&registered, "EvalID"));
+    let running = stage.await_running("speak", 2);
+    let missing = one.get("/v1/job/none");
+    assert_eq!((missing.status, missing.text.as_str()), (404, "job not found"));
+    assert_eq!(one.put("/v1/jobs", &json!({ "Job": {} })).status, 400);
+    let index = running.iter().map(|one| one["ModifyIndex"].as_u64().unwrap()).max().unwrap();
+    let begun = std::time::Instant::now();
+    let path = format!("/v1/job/speak/allocations?index={index}&wait=1s");
+    assert_eq!(one.get(&path).ok().as_array().unwrap().len(), 2);
+    assert!(begun.elapsed().as_millis() >= 900, "a blocking query waits");
+
+    // Of allocations and nodes that are elsewhere.
+    for allocation in &running {
+        let id = text(allocation, "ID");
+        let path = format!("/v1/client/fs/logs/{id}?task=task&type=stdout&plain=true");
+        wait_until("the log is read", PATIENCE, || one.get(&path).text == format!("{id}\n"));
+        let stats = one.get(&format!("/v1/client/allocation/{id}/stats")).ok();
+        assert!(stats["Tasks"]["task"].is_object(), "{stats}");
+    }
+    let other = stage.node_id("two");
+    assert!(one.get(&format!("/v1/client/stats?node_id={other}")).ok()["Memory"].is_object());
+    let set = json!({ "NodeID": other, "Meta": { "rack": "r7" } });
+    assert_eq!(one.put("/v1/client/metadata", &set).ok()["Meta"]["rack"], "r7");
+    wait_until("the servers know the metadata", PATIENCE, || {
+        stage.client.get(&format!("/v1/node/{other}")).ok()["Meta"]["rack"] == "r7"
+    });
+    let unknown = "/v1/client/fs/ls/00000000-0000-0000-0000-000000000001";
+    let refused = one.get(unknown);
+    assert_eq!(refused.status, 404, "{refused:?}");
+    assert!(refused.text.starts_with("Unknown allocation"), "{refused:?}");
+
+    // Another server is asked when one is gone.
+    let killed = stage.cluster.leader();
+    stage.cluster.kill(killed);
+    for _ in 0..3 {
+        assert_eq!(one.get("/v1/jobs?stale").status, 200);
+    }
+    stage.cluster.restart(killed);
+    stage.stop("speak", false);
+    stage.await_ended("speak");
     stage.finish();
 }
 

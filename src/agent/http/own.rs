@@ -1,0 +1,136 @@
+//! What an agent says of itself: who it is, and the node's metadata.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use super::{Files, HttpError, REQUEST_BYTES_MAX, forward, query::Parameters};
+use crate::agent::{
+    connection::Servers,
+    meta::{Changes, MetaError, NodeMeta},
+};
+
+/// Who this agent is.
+pub(crate) struct Own {
+    pub(crate) node: fsm::NodeId,
+    pub(crate) name: String,
+    pub(crate) region: String,
+    pub(crate) datacenter: String,
+    /// MHz of one processor.
+    pub(crate) core_mhz: u64,
+    pub(crate) servers: Arc<Servers>,
+    /// The server that forwarded requests go to, until it cannot be reached.
+    pub(crate) server: AtomicUsize,
+    pub(crate) meta: Arc<NodeMeta>,
+}
+
+impl Own {
+    /// The next one of so many servers is asked from now on.
+    pub(super) fn move_on(&self, from: usize, count: usize) {
+        let next = (from + 1) % count.max(1);
+        let moved = self.server.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
+        if moved.is_ok() {
+            tracing::debug!(from, to = next, "requests are passed on to another server");
+        }
+    }
+}
+
+/// `/v1/agent/self`.
+pub(super) async fn this(State(files): State<Files>) -> Json<Value> {
+    let own = &files.own;
+    let (live, _) = files.node.counts();
+    Json(json!({
+        "config": {
+            "Region": own.region,
+            "Datacenter": own.datacenter,
+            "NodeName": own.name,
+            "Version": { "Version": crate::version::QUORATE },
+            "Server": { "Enabled": false },
+            "Client": { "Enabled": true },
+            "ACL": { "Enabled": false },
+        },
+        // That of a server, which this is not.
+        "member": { "Name": "", "Addr": "", "Port": 0, "Tags": {}, "Status": "none" },
+        "stats": {
+            "client": {
+                "node_id": own.node.to_string(),
+                "known_servers": own.servers.known().join(","),
+                "num_allocations": live.to_string(),
+            },
+        },
+    }))
+}
+
+/// `GET /v1/client/metadata`.
+pub(super) async fn metadata(
+    State(files): State<Files>,
+    query: Parameters,
+    request: Request,
+) -> Response {
+    if files.is_for_other(&request, query.text("node_id")) {
+        return forward::pass_on(&files.own, request).await;
+    }
+    shown(&files.own.meta).into_response()
+}
+
+/// `PUT /v1/client/metadata`.
+pub(super) async fn set_metadata(
+    State(files): State<Files>,
+    query: Parameters,
+    request: Request,
+) -> Response {
+    match change(&files, &query, request).await {
+        Ok(answer) => answer,
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn change(
+    files: &Files,
+    query: &Parameters,
+    request: Request,
+) -> Result<Response, HttpError> {
+    let (head, body) = request.into_parts();
+    let body = axum::body::to_bytes(body, REQUEST_BYTES_MAX)
+        .await
+        .map_err(|error| HttpError::BadRequest(format!("the request body: {error}")))?;
+    let parsed: Value = serde_json::from_slice(&body)
+        .map_err(|error| HttpError::BadRequest(format!("the request body: {error}")))?;
+    let named = match query.text("node_id") {
+        "" => parsed["NodeID"].as_str().unwrap_or_default(),
+        named => named,
+    };
+    let request = Request::from_parts(head, Body::from(body));
+    if files.is_for_other(&request, named) {
+        return Ok(forward::pass_on(&files.own, request).await);
+    }
+    let changes: Option<Changes> = serde_json::from_value(parsed["Meta"].clone())
+        .map_err(|error| HttpError::BadRequest(format!("Meta: a text or null by key: {error}")))?;
+    let changes = changes
+        .filter(|changes| !changes.is_empty())
+        .ok_or_else(|| HttpError::BadRequest("missing required Meta object".to_owned()))?;
+    let meta = Arc::clone(&files.own.meta);
+    let stored = move || {
+        meta.apply(changes).map_err(|error| match error {
+            MetaError::Invalid(text) => HttpError::BadRequest(text),
+            MetaError::Io(error) => HttpError::Io(error),
+        })
+    };
+    files.work.run(stored).await?;
+    Ok(shown(&files.own.meta).into_response())
+}
+
+fn shown(meta: &NodeMeta) -> Json<Value> {
+    Json(json!({
+        "Meta": meta.effective(), "Dynamic": meta.changes(), "Static": meta.configured(),
+    }))
+}
