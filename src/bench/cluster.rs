@@ -132,15 +132,15 @@ impl Cluster {
         Ok(asked)
     }
 
-    /// Every server's gauges.
+    /// Every server's gauges and counters.
     pub(super) async fn gauges(&self) -> anyhow::Result<Vec<Gauges>> {
         let mut all = Vec::new();
         for server in &self.servers {
             let mut connection = Connection::open(&server.http).await?;
             let answer: MetricsAnswer = connection.get_json("/v1/metrics").await?;
-            all.push(Gauges(
-                answer.gauges.into_iter().map(|gauge| (gauge.name, gauge.value)).collect(),
-            ));
+            let gauges = answer.gauges.into_iter().map(|gauge| (gauge.name, gauge.value));
+            let counters = answer.counters.into_iter().map(|counter| (counter.name, counter.sum));
+            all.push(Gauges(gauges.chain(counters).collect()));
         }
         Ok(all)
     }
@@ -191,6 +191,14 @@ impl Gauges {
 #[serde(rename_all = "PascalCase")]
 struct MetricsAnswer {
     gauges: Vec<Gauge>,
+    counters: Vec<Counter>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Counter {
+    name: String,
+    sum: f64,
 }
 
 #[derive(Deserialize)]

@@ -78,6 +78,12 @@ pub(crate) struct GlobalFlags {
         help_heading = "Connection"
     )]
     pub(crate) region: Option<String>,
+    /// Nothing is ever coloured
+    #[arg(long, global = true, hide = true)]
+    no_color: bool,
+    /// Nothing is ever coloured
+    #[arg(long, global = true, hide = true)]
+    force_color: bool,
 }
 
 impl GlobalFlags {

@@ -8,10 +8,7 @@ use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::{
-    CommandFactory, FromArgMatches, Parser, Subcommand,
-    error::{ContextKind, ContextValue},
-};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::alloc::AllocCommand;
 use super::capacity::CapacityCommand;
@@ -20,6 +17,7 @@ use super::demo_web::DemoWebArgs;
 use super::eval::EvalCommand;
 use super::instance::InstanceCommand;
 use super::job::JobCommand;
+use super::namespace::NamespaceCommand;
 use super::node::NodeCommand;
 use super::operator::OperatorCommand;
 use super::output::Output;
@@ -28,8 +26,8 @@ use super::provider::ProviderCommand;
 use super::system::SystemCommand;
 use super::up::UpArgs;
 use super::{
-    agent, alloc, argv, bench, capacity, demo_web, eval, instance, job, node, operator, pool,
-    process, provider, server, status, system, up,
+    agent, alloc, argv, bench, capacity, demo_web, eval, instance, job, namespace, node, operator,
+    pool, process, provider, server, status, system, unbuilt, up,
 };
 use crate::bench::BenchCommand;
 
@@ -45,7 +43,7 @@ Long flags may be written with one dash, as in Nomad: -json is --json.";
 /// A replicated cluster scheduler that speaks Nomad's HTTP API.
 #[derive(Debug, Parser)]
 #[command(name = "quorate", version, after_help = EXAMPLES, disable_help_subcommand = true)]
-struct CommandLine {
+pub(super) struct CommandLine {
     #[command(flatten)]
     global: GlobalFlags,
     #[command(subcommand)]
@@ -87,6 +85,9 @@ enum Command {
     /// Inspect evaluations
     #[command(subcommand)]
     Eval(EvalCommand),
+    /// Namespaces of jobs
+    #[command(subcommand)]
+    Namespace(NamespaceCommand),
     /// Look after the cluster
     #[command(subcommand)]
     Operator(OperatorCommand),
@@ -143,6 +144,7 @@ impl Command {
             | Self::Instance(_)
             | Self::Alloc(_)
             | Self::Eval(_)
+            | Self::Namespace(_)
             | Self::Operator(_)
             | Self::System(_)
             | Self::Run(_)
@@ -209,9 +211,17 @@ pub(crate) fn run(
 }
 
 /// Nothing, if help or the version was asked for and printed.
-fn parse(arguments: Vec<OsString>, output: &Output) -> anyhow::Result<Option<CommandLine>> {
+pub(super) fn parse(
+    arguments: Vec<OsString>,
+    output: &Output,
+) -> anyhow::Result<Option<CommandLine>> {
     let command = CommandLine::command();
-    let arguments = argv::normalise(arguments, &argv::known_flags(&command));
+    let known = argv::known_flags(&command);
+    // Before the parser, which takes the letters of an unknown flag for flags of their own.
+    if let Some(text) = unbuilt::refusal(&arguments, &known) {
+        anyhow::bail!("{text}");
+    }
+    let arguments = argv::normalise(arguments, &known);
     let parsed = command
         .try_get_matches_from(arguments)
         .and_then(|matches| CommandLine::from_arg_matches(&matches));
@@ -224,61 +234,8 @@ fn parse(arguments: Vec<OsString>, output: &Output) -> anyhow::Result<Option<Com
         Err(error) => {
             let text = error.to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);
-            let hint = unbuilt(&error).map_or_else(String::new, |name| {
-                format!("\n\n  note: `{name}` is a command of Nomad's that is not built here yet")
-            });
-            anyhow::bail!("{}{hint}", text.trim_end())
+            anyhow::bail!("{}", text.trim_end())
         }
-    }
-}
-
-/// Nomad's commands that do not exist here.
-const UNBUILT: [&str; 38] = [
-    "acl",
-    "action",
-    "allocs",
-    "api",
-    "autopilot",
-    "client",
-    "config",
-    "debug",
-    "delete",
-    "deployment",
-    "deployments",
-    "dispatch",
-    "exec",
-    "fmt",
-    "force",
-    "get-config",
-    "init",
-    "keyring",
-    "license",
-    "metrics",
-    "monitor",
-    "namespace",
-    "periodic",
-    "plugin",
-    "pool",
-    "promote",
-    "purge",
-    "quota",
-    "recommendation",
-    "restart",
-    "scale",
-    "scaling",
-    "secrets",
-    "service",
-    "signal",
-    "snapshot",
-    "ui",
-    "var",
-];
-
-/// The word of a command line that is a command of Nomad's, if that is what is wrong with it.
-fn unbuilt(error: &clap::Error) -> Option<&str> {
-    match error.get(ContextKind::InvalidSubcommand) {
-        Some(ContextValue::String(word)) => UNBUILT.contains(&word.as_str()).then_some(word),
-        Some(_) | None => None,
     }
 }
 
@@ -299,6 +256,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Provider(command) => provider::run(context, command),
         Command::Alloc(command) => alloc::run(context, &command),
         Command::Eval(command) => eval::run(context, &command),
+        Command::Namespace(command) => namespace::run(context, &command),
         Command::Operator(command) => operator::run(context, &command),
         Command::System(command) => system::run(context, &command),
         Command::Bench(command) => bench::run(context, &command),

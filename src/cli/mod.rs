@@ -20,6 +20,7 @@ mod eval;
 mod instance;
 mod job;
 mod monitor;
+mod namespace;
 mod node;
 mod operator;
 mod output;
@@ -34,6 +35,7 @@ mod stats;
 mod status;
 mod system;
 mod time;
+mod unbuilt;
 mod up;
 mod view;
 

@@ -1,5 +1,7 @@
 //! `quorate operator …`: the cluster itself.
 
+use std::io::Read;
+
 use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -19,6 +21,42 @@ pub(crate) enum OperatorCommand {
     /// Scheduling: settings of the whole cluster and of nodes' life, workers of a server
     #[command(subcommand)]
     Scheduler(SchedulerCommand),
+    /// Print the numbers of the server that is asked
+    #[command(
+        after_help = "Examples:\n  quorate operator metrics -pretty\n  quorate operator metrics -format prometheus"
+    )]
+    Metrics(MetricsArgs),
+}
+
+/// Flags of `operator metrics`.
+#[derive(Debug, Args)]
+pub(crate) struct MetricsArgs {
+    /// json or prometheus
+    #[arg(long, value_name = "FORMAT", default_value = "json")]
+    format: String,
+    /// Indent JSON
+    #[arg(long)]
+    pretty: bool,
+    /// Accepted as in Nomad: JSON is the default
+    #[arg(long, hide = true, conflicts_with = "format")]
+    json: bool,
+}
+
+fn metrics(context: &Context, arguments: &MetricsArgs) -> Outcome {
+    let mut query = Vec::new();
+    if arguments.format != "json" {
+        query.push(("format", arguments.format.as_str()));
+    }
+    if arguments.pretty {
+        query.push(("pretty", "true"));
+    }
+    let mut bytes = Vec::new();
+    context.client.stream("/v1/metrics", &query)?.read_to_end(&mut bytes)?;
+    context.output.bytes(&bytes)?;
+    if !bytes.ends_with(b"\n") {
+        context.output.bytes(b"\n")?;
+    }
+    Ok(Exit::Success)
 }
 
 /// Settings of the whole cluster, and the workers of one server.
@@ -137,6 +175,7 @@ pub(crate) fn run(context: &Context, command: &OperatorCommand) -> Outcome {
         OperatorCommand::Raft(RaftCommand::TransferLeadership(arguments)) => {
             transfer(context, arguments)
         }
+        OperatorCommand::Metrics(arguments) => metrics(context, arguments),
         OperatorCommand::Scheduler(SchedulerCommand::GetConfig) => get_config(context),
         OperatorCommand::Scheduler(SchedulerCommand::SetConfig(arguments)) => {
             set_config(context, arguments)

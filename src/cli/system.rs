@@ -11,6 +11,16 @@ pub(crate) enum SystemCommand {
     /// Forget ended evaluations and allocations and dead jobs now, without waiting for their thresholds
     #[command(after_help = "Examples:\n  quorate system gc")]
     Gc(GcArgs),
+    /// Count anew what is derived from other things
+    #[command(subcommand)]
+    Reconcile(ReconcileCommand),
+}
+
+/// What is counted anew.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ReconcileCommand {
+    /// The summaries of jobs; they are always right here, so that nothing changes
+    Summaries,
 }
 
 /// Flags of `system gc`.
@@ -18,7 +28,10 @@ pub(crate) enum SystemCommand {
 pub(crate) struct GcArgs {}
 
 pub(crate) fn run(context: &Context, command: &SystemCommand) -> Outcome {
-    let SystemCommand::Gc(GcArgs {}) = command;
-    context.client.put("/v1/system/gc", &[], &json!({}))?;
+    let path = match command {
+        SystemCommand::Gc(GcArgs {}) => "/v1/system/gc",
+        SystemCommand::Reconcile(ReconcileCommand::Summaries) => "/v1/system/reconcile/summaries",
+    };
+    context.client.put(path, &[], &json!({}))?;
     Ok(Exit::Success)
 }

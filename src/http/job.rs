@@ -41,8 +41,8 @@ const VERBS: [(&str, &str); 12] = [
     ("submission", "read"),
 ];
 /// Nomad's other verbs.
-const VERBS_UNSUPPORTED: [&str; 6] =
-    ["dispatch", "scale", "services", "actions", "action", "force"];
+const VERBS_UNSUPPORTED: [&str; 7] =
+    ["dispatch", "payload", "scale", "services", "actions", "action", "force"];
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -75,7 +75,10 @@ impl Target {
                 "tag" if before.len() > 2 && before[before.len() - 2] == "versions" => {
                     &before[..before.len() - 2]
                 }
-                "force" | "tag" => path,
+                "payload" if before.last().is_some_and(|part| part == "dispatch") => {
+                    &before[..before.len() - 1]
+                }
+                "force" | "payload" | "tag" => path,
                 _ => before,
             };
             let verb = if before.len() == path.len() { "" } else { verb };

@@ -17,9 +17,10 @@ use std::{
 };
 
 use axum::{Router, http::StatusCode, routing::get};
+use calendar::DateTime;
 use serde_json::{Value, json};
 
-use super::{Context, answer::Answer, call::Call, error::Error, time};
+use super::{Context, answer::Answer, call::Call, error::Error};
 use crate::{api::Sample, telemetry};
 
 pub(crate) fn routes() -> Router<Context> {
@@ -39,22 +40,41 @@ async fn metrics(call: Call) -> Result<Answer, Error> {
             body: exposition(&gauges, &samples).into(),
             meta: None,
         }),
-        "" => {
-            let gauges = gauges.iter().map(|(key, value)| {
-                let (name, labels) = split(key);
-                json!({ "Name": name, "Value": value, "Labels": labels })
-            });
-            let answer = json!({
-                "Timestamp": time::rfc3339(wall_clock_ms()),
-                "Gauges": gauges.collect::<Vec<_>>(),
-                "Points": [],
-                "Counters": [],
-                "Samples": samples.iter().map(sample_ms).collect::<Vec<_>>(),
-            });
-            call.answer(&answer, None)
-        }
+        "" => call.answer(&summary(&gauges, &samples, wall_clock_ms()), None),
         other => Err(Error::bad(format!("format must be prometheus or absent, not `{other}`"))),
     }
+}
+
+/// All metrics in the form of go-metrics' summary. Counters count from the start on, so they have no rate.
+fn summary(
+    metrics: &BTreeMap<String, f64>,
+    samples: &BTreeMap<String, Sample>,
+    now_ms: u64,
+) -> Value {
+    let (mut gauges, mut counters) = (Vec::new(), Vec::new());
+    for (key, value) in metrics {
+        let (name, labels) = split(key);
+        match described(name).0 {
+            Gauge => gauges.push(json!({ "Name": name, "Value": value, "Labels": labels })),
+            Counter => {
+                let each = if *value > 0.0 { 1.0 } else { 0.0 };
+                counters.push(json!({
+                    "Name": name, "Labels": labels, "Count": value, "Sum": value, "Rate": 0.0,
+                    "Min": each, "Max": each, "Mean": each, "Stddev": 0.0,
+                }));
+            }
+        }
+    }
+    let seconds = i64::try_from(now_ms / 1_000).unwrap_or(i64::MAX);
+    let now = DateTime::from_unix(seconds).rfc3339();
+    json!({
+        // As Go prints a time.
+        "Timestamp": format!("{} +0000 UTC", now.trim_end_matches('Z').replace('T', " ")),
+        "Gauges": gauges,
+        "Points": [],
+        "Counters": counters,
+        "Samples": samples.iter().map(sample_ms).collect::<Vec<_>>(),
+    })
 }
 
 /// Only shown, never decided on.
@@ -90,6 +110,23 @@ fn mean_ms(sample: &Sample) -> f64 {
     ms(sample.sum_us) / sample.count().max(1) as f64
 }
 
+/// The lower bound of the first bucket that has something: durations are not kept one by one.
+fn min_ms(sample: &Sample) -> f64 {
+    let filled = sample.buckets.iter().position(|(_, count)| *count > 0);
+    let below = filled.and_then(|place| sample.buckets.get(place.checked_sub(1)?));
+    ms(below.map_or(0, |(bound, _)| *bound))
+}
+
+/// As if every duration were the upper bound of its bucket.
+fn stddev_ms(sample: &Sample) -> f64 {
+    let mean = mean_ms(sample);
+    let squares = sample.buckets.iter().map(|(bound, count)| {
+        let off = ms((*bound).min(sample.max_us)) - mean;
+        off * off * number(*count)
+    });
+    (squares.sum::<f64>() / number(sample.count().max(1))).sqrt()
+}
+
 /// A sample in milliseconds, as Nomad's are, with quantiles beside the mean.
 fn sample_ms((key, sample): (&String, &Sample)) -> Value {
     let ((name, labels), count) = (split(key), sample.count());
@@ -98,8 +135,11 @@ fn sample_ms((key, sample): (&String, &Sample)) -> Value {
         "Labels": labels,
         "Count": count,
         "Sum": ms(sample.sum_us),
+        "Rate": 0.0,
         "Mean": mean_ms(sample),
+        "Min": min_ms(sample),
         "Max": ms(sample.max_us),
+        "Stddev": stddev_ms(sample),
         "P50": ms(sample.quantile_us(50)),
         "P99": ms(sample.quantile_us(99)),
     })
@@ -325,6 +365,33 @@ mod tests {
             "nomad_worker_leases 1\n".to_owned(),
         ];
         assert_eq!(text, expected.concat());
+    }
+
+    #[test]
+    fn json_has_counters_and_samples_beside_gauges_as_go_metrics_has() {
+        let metrics =
+            [("nomad.worker.leases", 2.0), ("nomad.worker.acknowledged{kind=batch}", 7.0)];
+        let metrics = metrics.map(|(name, value)| (name.to_owned(), value)).into();
+        let buckets = vec![(1_000, 0), (2_000, 3), (u64::MAX, 1)];
+        let sample = Sample { buckets, sum_us: 10_000, max_us: 4_000 };
+        let samples = [("nomad.worker.submit_plan".to_owned(), sample)].into();
+        let shown = summary(&metrics, &samples, 951_782_400_999);
+        assert_eq!(shown["Timestamp"], "2000-02-29 00:00:00 +0000 UTC");
+        let gauge = json!([{ "Name": "nomad.worker.leases", "Value": 2.0, "Labels": {} }]);
+        assert_eq!(shown["Gauges"], gauge);
+        let counter = &shown["Counters"][0];
+        assert_eq!(counter["Name"], "nomad.worker.acknowledged");
+        assert_eq!((&counter["Count"], &counter["Labels"]["kind"]), (&json!(7.0), &json!("batch")));
+        let sample = &shown["Samples"][0];
+        assert_eq!((&sample["Mean"], &sample["Min"]), (&json!(2.5), &json!(1.0)));
+        assert_eq!((&sample["Max"], &sample["Count"]), (&json!(4.0), &json!(4)));
+        for summed in [counter, sample] {
+            for field in ["Name", "Labels", "Count", "Rate", "Sum", "Min", "Max", "Mean", "Stddev"]
+            {
+                assert!(!summed[field].is_null(), "{field}: {summed}");
+            }
+        }
+        assert!((sample["Stddev"].as_f64().unwrap_or(0.0) - 0.9).abs() < 0.1, "{sample}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod node_life;
 mod pools;
 mod proxy;
 mod random;
+mod routes;
 mod schedulers;
 mod search;
 mod shapes;

@@ -1,10 +1,11 @@
 //! Nomad's endpoints that this server does not have: lists of things that cannot exist are empty (and never change, for who waits on
-//! them), the rest is refused by name with 501, so that a client can tell "not built" from a wrong path.
+//! them), the rest is refused by name with 501, so that a client can tell "not built" from a wrong path. Each has a row here, and one
+//! in `tests/routes.rs`: what is built loses its row.
 
 use axum::{
     Router,
     http::Uri,
-    routing::{any, get},
+    routing::{MethodFilter, MethodRouter, get, on},
 };
 use serde_json::json;
 
@@ -20,68 +21,122 @@ const EMPTY: [&str; 6] = [
     "/v1/vars",
 ];
 
-/// Paths that are refused by name.
-const REFUSED: [&str; 27] = [
-    "/v1/acl/{*rest}",
-    "/v1/agent/force-leave",
-    "/v1/agent/host",
-    "/v1/agent/join",
-    "/v1/agent/keyring/{*rest}",
-    "/v1/agent/monitor",
-    "/v1/agent/pprof/{*rest}",
-    "/v1/allocation/{id}/checks",
-    "/v1/deployment/fail/{id}",
-    "/v1/deployment/pause/{id}",
-    "/v1/deployment/promote/{id}",
-    "/v1/deployment/unblock/{id}",
-    "/v1/deployment/allocation-health/{id}",
-    "/v1/event/stream",
-    "/v1/jobs/statuses",
-    "/v1/operator/autopilot/configuration",
-    "/v1/operator/autopilot/health",
-    "/v1/operator/keyring/{*rest}",
-    "/v1/operator/raft/peer",
-    "/v1/operator/snapshot",
-    "/v1/plugin/{*rest}",
-    "/v1/scaling/policy/{id}",
-    "/v1/service/{*rest}",
-    "/v1/var/{*rest}",
-    "/v1/volume/{*rest}",
-    "/v1/volumes/{*rest}",
-    "/.well-known/{*rest}",
+const READ: MethodFilter = MethodFilter::GET;
+/// Nomad takes both for a write.
+const WRITE: MethodFilter = MethodFilter::PUT.or(MethodFilter::POST);
+const DELETE: MethodFilter = MethodFilter::DELETE;
+const READ_WRITE: MethodFilter = READ.or(WRITE);
+const ALL: MethodFilter = READ_WRITE.or(DELETE);
+
+/// Paths that are refused by name, with the methods that Nomad takes there.
+const REFUSED: [(&str, MethodFilter); 64] = [
+    ("/.well-known/jwks.json", READ),
+    ("/.well-known/openid-configuration", READ),
+    ("/v1/acl/auth-method", WRITE),
+    ("/v1/acl/auth-method/{name}", ALL),
+    ("/v1/acl/auth-methods", READ),
+    ("/v1/acl/binding-rule", WRITE),
+    ("/v1/acl/binding-rule/{id}", ALL),
+    ("/v1/acl/binding-rules", READ),
+    ("/v1/acl/bootstrap", WRITE),
+    ("/v1/acl/identity/client-introduction-token", WRITE),
+    ("/v1/acl/login", WRITE),
+    ("/v1/acl/oidc/auth-url", WRITE),
+    ("/v1/acl/oidc/complete-auth", WRITE),
+    ("/v1/acl/policies", READ),
+    ("/v1/acl/policy/{name}", ALL),
+    ("/v1/acl/role", WRITE),
+    ("/v1/acl/role/name/{name}", READ),
+    ("/v1/acl/role/{id}", ALL),
+    ("/v1/acl/roles", READ),
+    ("/v1/acl/token", WRITE),
+    ("/v1/acl/token/onetime", WRITE),
+    ("/v1/acl/token/onetime/exchange", WRITE),
+    ("/v1/acl/token/{id}", ALL),
+    ("/v1/acl/tokens", READ),
+    ("/v1/agent/force-leave", WRITE),
+    ("/v1/agent/host", READ),
+    ("/v1/agent/join", WRITE),
+    ("/v1/agent/keyring/{operation}", ALL),
+    ("/v1/agent/monitor", READ),
+    ("/v1/agent/monitor/export", READ),
+    ("/v1/agent/pprof/{*profile}", READ),
+    ("/v1/agent/reload", WRITE),
+    ("/v1/agent/servers", WRITE),
+    ("/v1/client/allocations/prometheus-sd", READ),
+    ("/v1/client/identity", READ),
+    ("/v1/client/identity/renew", WRITE),
+    ("/v1/deployment/allocation-health/{id}", WRITE),
+    ("/v1/deployment/fail/{id}", WRITE),
+    ("/v1/deployment/pause/{id}", WRITE),
+    ("/v1/deployment/promote/{id}", WRITE),
+    ("/v1/deployment/unblock/{id}", WRITE),
+    ("/v1/event/stream", READ),
+    ("/v1/jobs/statuses", READ_WRITE),
+    ("/v1/operator/autopilot/configuration", READ_WRITE),
+    ("/v1/operator/autopilot/health", READ),
+    ("/v1/operator/keyring/key/{id}", DELETE),
+    ("/v1/operator/keyring/keys", READ),
+    ("/v1/operator/keyring/rotate", WRITE),
+    ("/v1/operator/raft/peer", DELETE),
+    ("/v1/operator/snapshot", READ_WRITE),
+    ("/v1/operator/upgrade-check/{*check}", READ),
+    ("/v1/plugin/csi/{id}", READ),
+    ("/v1/scaling/policy/{id}", READ),
+    ("/v1/service/{name}", READ),
+    ("/v1/service/{name}/{id}", DELETE),
+    ("/v1/var/{*path}", ALL),
+    ("/v1/volume/csi/{id}", ALL),
+    ("/v1/volume/csi/{id}/{action}", ALL),
+    ("/v1/volume/host/{id}", ALL),
+    ("/v1/volume/host/{id}/{action}", ALL),
+    ("/v1/volumes/claim/{id}", DELETE),
+    ("/v1/volumes/claims", READ),
+    ("/v1/volumes/external", READ),
+    ("/v1/volumes/snapshot", ALL),
 ];
 
 /// What only Nomad Enterprise has, refused in its words, which clients know.
-const ENTERPRISE: [&str; 9] = [
-    "/v1/operator/license",
-    "/v1/operator/upgrade-check/{*rest}",
-    "/v1/operator/utilization",
-    "/v1/quota-usages",
-    "/v1/quota/{*rest}",
-    "/v1/quotas",
-    "/v1/recommendation/{*rest}",
-    "/v1/recommendations",
-    "/v1/sentinel/{*rest}",
+const ENTERPRISE: [(&str, MethodFilter); 12] = [
+    ("/v1/operator/license", READ_WRITE),
+    ("/v1/operator/utilization", READ_WRITE),
+    ("/v1/quota", WRITE),
+    ("/v1/quota-usages", READ),
+    ("/v1/quota/{*rest}", ALL),
+    ("/v1/quotas", READ),
+    ("/v1/recommendation", WRITE),
+    ("/v1/recommendation/{*rest}", ALL),
+    ("/v1/recommendations", READ),
+    ("/v1/recommendations/apply", WRITE),
+    ("/v1/sentinel/policies", READ),
+    ("/v1/sentinel/policy/{*rest}", ALL),
 ];
 
 pub(crate) fn routes() -> Router<Context> {
     let mut router = Router::new()
         .route("/v1/deployment/{id}", get(deployment))
-        .route("/v1/deployment/allocations/{id}", get(deployment));
+        .route("/v1/deployment/allocations/{id}", get(deployment))
+        .route("/v1/allocation/{id}/checks", get(checks));
     for path in EMPTY {
         router = router.route(path, get(empty));
     }
-    for path in REFUSED {
-        router = router.route(path, any(refused));
+    for (path, methods) in REFUSED {
+        let refuse: MethodRouter<Context> = on(methods, refused);
+        router = router.route(path, refuse);
     }
-    for path in ENTERPRISE {
-        router = router.route(path, any(enterprise));
+    for (path, methods) in ENTERPRISE {
+        router = router.route(path, on(methods, enterprise));
     }
     router
 }
 
 async fn empty(call: Call) -> Result<Answer, Error> {
     call.document(&[], |_| Ok(json!([]))).await
+}
+
+/// No checks of services are run.
+async fn checks(call: Call) -> Result<Answer, Error> {
+    call.document(&[], |_| Ok(json!({}))).await
 }
 
 async fn deployment() -> Error {

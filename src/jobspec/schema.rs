@@ -521,3 +521,21 @@ static POOL_CAPACITY: Block = Block {
 static HEADROOM: Block = plain(&[required(integer("percent", "Percent"))]);
 
 static PEAK: Block = plain(&[required(milliseconds("window", "WindowMs"))]);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever tries this program finds there what a file may not say yet.
+    #[test]
+    fn the_readme_names_all_that_is_refused() {
+        let readme = include_str!("../../README.md");
+        let (_, behind) = readme.split_once("| works | not yet |").unwrap_or_default();
+        let (table, _) = behind.split_once("\n\n").unwrap_or_default();
+        for block in [&JOB, &GROUP, &TASK, &NETWORK, &RESOURCES, &SERVICE] {
+            for name in block.unsupported {
+                assert!(table.contains(&format!("`{name}`")), "{name}");
+            }
+        }
+    }
+}

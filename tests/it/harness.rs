@@ -637,6 +637,19 @@ impl Client {
         self.try_get(path).unwrap_or_else(|error| panic!("GET {}{path}: {error}", self.base))
     }
 
+    /// A gauge or counter of the asked server, without `nomad.`.
+    #[track_caller]
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let metrics = self.get("/v1/metrics").ok();
+        let of = |list: &str, field: &str| {
+            let all = metrics[list].as_array().unwrap().iter();
+            let mut named = all.filter(|one| one["Name"] == format!("nomad.{name}"));
+            named.next().map(|one| one[field].as_f64().unwrap())
+        };
+        let found = of("Gauges", "Value").or_else(|| of("Counters", "Sum"));
+        found.unwrap_or_else(|| panic!("no metric {name}"))
+    }
+
     /// PUT that must be answered.
     #[track_caller]
     pub(crate) fn put(&self, path: &str, body: &Value) -> Answer {

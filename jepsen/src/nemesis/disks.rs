@@ -250,7 +250,9 @@ fn skew_seconds(http: SocketAddr) -> Option<i64> {
     let client = HttpClient::new(http, METRICS_TIMEOUT);
     let Reply::Answer { status: 200, body, .. } = client.get("/v1/metrics") else { return None };
     let metrics: serde_json::Value = serde_json::from_str(&body).ok()?;
-    let theirs = calendar::parse_rfc3339(metrics["Timestamp"].as_str()?)?;
+    // As Go prints a time: `2026-01-02 03:04:05 +0000 UTC`.
+    let theirs = metrics["Timestamp"].as_str()?.strip_suffix(" +0000 UTC")?.replace(' ', "T") + "Z";
+    let theirs = calendar::parse_rfc3339(&theirs)?;
     let ours = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
     Some(theirs - i64::try_from(ours).ok()?)
 }

@@ -1,10 +1,10 @@
-//! `quorate alloc …`: status and stop; logs are in `logs.rs`, files in `fs.rs`.
+//! `quorate alloc …`: status and stop; logs are in `logs.rs`, files in `fs.rs`, restarts and signals in `orders.rs`.
 
 mod fs;
 mod logs;
+mod orders;
 mod tail;
 
-use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -31,6 +31,14 @@ pub(crate) enum AllocCommand {
     /// Print what a task wrote
     #[command(after_help = logs::EXAMPLES)]
     Logs(LogsArgs),
+    /// Run tasks anew, on the same node
+    #[command(after_help = orders::EXAMPLES)]
+    Restart(orders::RestartArgs),
+    /// Send a signal to tasks
+    #[command(
+        after_help = "Examples:\n  quorate alloc signal -s SIGHUP 5b98a6ea\n  quorate alloc signal -s SIGUSR1 5b98a6ea web"
+    )]
+    Signal(orders::SignalArgs),
     /// List the folders of an allocation, print its files
     #[command(after_help = fs::EXAMPLES)]
     Fs(FsArgs),
@@ -39,32 +47,6 @@ pub(crate) enum AllocCommand {
         after_help = "Examples:\n  quorate alloc stop 5b98a6ea\n  quorate alloc stop -detach 5b98a6ea\n  quorate alloc stop -reschedule 5b98a6ea"
     )]
     Stop(StopArgs),
-    /// Run tasks of an allocation anew: those that run, one of them, or with -all-tasks also those that have ended
-    #[command(
-        after_help = "Examples:\n  quorate alloc restart 5b98a6ea\n  quorate alloc restart 5b98a6ea server\n  quorate alloc restart -all-tasks 5b98a6ea"
-    )]
-    Restart(RestartArgs),
-}
-
-/// Flags of `alloc restart`.
-#[derive(Debug, Args)]
-pub(crate) struct RestartArgs {
-    /// The allocation's id or the beginning of it
-    allocation: String,
-    /// The one task to restart
-    #[arg(conflicts_with = "all_tasks")]
-    task: Option<String>,
-    /// The same
-    #[arg(long = "task", value_name = "TASK", conflicts_with_all = ["task", "all_tasks"])]
-    task_flag: Option<String>,
-    /// Also tasks that have ended
-    #[arg(long)]
-    all_tasks: bool,
-    /// Nomad's; refused
-    #[arg(long, hide = true)]
-    no_shutdown_delay: bool,
-    #[command(flatten)]
-    style: Style,
 }
 
 /// Flags of `alloc status`.
@@ -85,7 +67,7 @@ pub(crate) struct StatusArgs {
 impl StatusArgs {
     /// The status of one allocation.
     pub(crate) fn of(id: String, style: Style) -> Self {
-        Self { allocation: Some(id), short: false, style }
+        Self { allocation: Some(id), short: false, stats: false, style }
     }
 }
 
@@ -100,9 +82,6 @@ pub(crate) struct StopArgs {
     /// Run an instance of a batch or sysbatch job again, also when it has been stopped already
     #[arg(long)]
     reschedule: bool,
-    /// Nomad's; refused
-    #[arg(long, hide = true)]
-    no_shutdown_delay: bool,
     #[command(flatten)]
     style: Style,
 }
@@ -114,9 +93,10 @@ pub(crate) fn run(context: &Context, command: &AllocCommand) -> Outcome {
             Some(typed) => one(context, arguments, typed),
         },
         AllocCommand::Logs(arguments) => logs::run(context, arguments),
+        AllocCommand::Restart(arguments) => orders::restart(context, arguments),
+        AllocCommand::Signal(arguments) => orders::signal(context, arguments),
         AllocCommand::Fs(arguments) => fs::run(context, arguments),
         AllocCommand::Stop(arguments) => stop(context, arguments),
-        AllocCommand::Restart(arguments) => restart(context, arguments),
     }
 }
 
@@ -314,32 +294,7 @@ fn scores(metric: &Value) -> String {
     text
 }
 
-fn restart(context: &Context, arguments: &RestartArgs) -> Outcome {
-    if arguments.no_shutdown_delay {
-        bail!("-no-shutdown-delay is a flag of Nomad's that is not built here yet");
-    }
-    let id = resolve::id(context, resolve::ALLOCATION, &arguments.allocation)?;
-    let task = arguments.task.as_ref().or(arguments.task_flag.as_ref());
-    let body = json!({ "TaskName": task, "AllTasks": arguments.all_tasks });
-    let path = format!("/v1/client/allocation/{id}/restart");
-    let answer = monitor::or_missing(context.client.put(&path, &[], &body), "allocation", &id)?;
-    if arguments.style.json {
-        context.output.json(&answer)?;
-    } else {
-        let what = match task {
-            Some(task) => format!("task \"{task}\""),
-            None if arguments.all_tasks => "all its tasks".to_owned(),
-            None => "its running tasks".to_owned(),
-        };
-        context.line(format!("Allocation {}: {what} run anew", arguments.style.id(&id)))?;
-    }
-    Ok(Exit::Success)
-}
-
 fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
-    if arguments.no_shutdown_delay {
-        bail!("-no-shutdown-delay is a flag of Nomad's that is not built here yet");
-    }
     let id = resolve::id(context, resolve::ALLOCATION, &arguments.allocation)?;
     let query = [("reschedule", if arguments.reschedule { "true" } else { "false" })];
     let answer = context.client.put(&format!("/v1/allocation/{id}/stop"), &query, &json!({}));

@@ -32,6 +32,9 @@ pub(crate) struct EndFlags {
     /// Only the last bytes
     #[arg(short = 'c', value_name = "BYTES", conflicts_with_all = ["lines"])]
     bytes: Option<u64>,
+    /// Accepted as in Nomad: no ids are shown
+    #[arg(long, hide = true)]
+    verbose: bool,
 }
 
 /// A text behind a path of the API that takes `origin`, `offset`, `follow` and `plain`.

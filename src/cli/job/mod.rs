@@ -89,9 +89,6 @@ pub(crate) struct StopArgs {
     /// Accept a prefix of the id
     #[arg(long)]
     yes: bool,
-    /// Nomad's; refused
-    #[arg(long, hide = true)]
-    no_shutdown_delay: bool,
     /// Priority of the evaluation, 1 to 100
     #[arg(long, value_name = "N")]
     eval_priority: Option<u32>,
@@ -211,9 +208,6 @@ impl JobFile {
 }
 
 fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
-    if arguments.no_shutdown_delay {
-        bail!("-no-shutdown-delay is a flag of Nomad's that is not built here yet");
-    }
     let job = resolve::job(context, &arguments.job)?;
     if !job.exact && !arguments.yes {
         bail!(

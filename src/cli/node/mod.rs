@@ -2,6 +2,7 @@
 
 mod drain;
 mod meta;
+mod pool;
 mod service;
 
 pub(super) use service::actor;
@@ -53,6 +54,9 @@ pub(crate) enum NodeCommand {
     /// Read and set a node's metadata while it runs
     #[command(subcommand)]
     Meta(meta::MetaCommand),
+    /// Names for sets of nodes, which jobs ask for
+    #[command(subcommand)]
+    Pool(pool::NodePoolCommand),
     /// Move what runs on a node elsewhere
     #[command(after_help = drain::EXAMPLES)]
     Drain(drain::DrainArgs),
@@ -79,7 +83,7 @@ pub(crate) struct StatusArgs {
 impl StatusArgs {
     /// The status of one node.
     pub(crate) fn of(id: String, style: Style) -> Self {
-        Self { node: Some(id), offline: false, style }
+        Self { node: Some(id), own: false, stats: false, offline: false, style }
     }
 }
 
@@ -99,6 +103,7 @@ pub(crate) fn run(context: &Context, command: &NodeCommand) -> Outcome {
         NodeCommand::Purge(arguments) => service::purge(context, arguments),
         NodeCommand::Events(arguments) => service::events(context, arguments),
         NodeCommand::Meta(command) => meta::run(context, command),
+        NodeCommand::Pool(command) => pool::run(context, command),
         NodeCommand::ConfirmLoss => service::confirm_loss(context),
         NodeCommand::Drain(arguments) => drain::run(context, arguments),
     }

@@ -225,6 +225,4 @@ fn help_of_pools_has_examples() {
     }
     let ran = run("pool apply --help", &|_| None);
     assert!(ran.out.contains("type \"small\" {"), "{}", ran.out);
-    let ran = run("node pool list", &|_| None);
-    assert!(ran.err.contains("`pool` is a command of Nomad's"), "{}", ran.err);
 }

@@ -147,7 +147,7 @@ fn check_what_is_shown(leader: &crate::harness::Client) {
         let all = json[list].as_array().unwrap().iter();
         all.map(|one| one["Name"].as_str().unwrap().to_owned()).collect()
     };
-    let (gauges, samples) = (named("Gauges"), named("Samples"));
+    let (gauges, counters, samples) = (named("Gauges"), named("Counters"), named("Samples"));
     let histograms = [
         "worker.dequeue_eval",
         "worker.wait_for_index",
@@ -182,7 +182,8 @@ fn check_what_is_shown(leader: &crate::harness::Client) {
     for (name, suffix) in numbers {
         let family = format!("nomad_{}{suffix}", name.replace('.', "_"));
         assert!(families.contains_key(&*family), "{family}");
-        assert!(gauges.contains(&format!("nomad.{name}")), "{name}");
+        let list = if suffix.is_empty() { &gauges } else { &counters };
+        assert!(list.contains(&format!("nomad.{name}")), "{name}");
     }
     for kind in ["service", "batch", "system", "sysbatch"] {
         assert!(families.contains_key(&*format!("nomad_broker_{kind}_oldest_ready_seconds")));

@@ -24,13 +24,6 @@ fn nodes(client: &Client) -> Vec<Value> {
     list_of(client.get("/v1/nodes").ok())
 }
 
-/// A gauge of the asked server.
-fn gauge(client: &Client, name: &str) -> Value {
-    let gauges = list_of(client.get("/v1/metrics").ok()["Gauges"].clone());
-    let found = gauges.iter().find(|gauge| gauge["Name"] == format!("nomad.{name}"));
-    found.expect("the gauge is there")["Value"].clone()
-}
-
 /// A node that an operator takes out of service during a drain stays out: over the death of the
 /// leader, a restart of its agent, the end of the drain, reaping and its return. Every server shows
 /// why (SC-17: only an operator takes that back).
@@ -116,7 +109,7 @@ fn a_mass_loss_forgets_nobody() {
     let down: Vec<Value> = nodes(&stage.client).into_iter().filter(is_down).collect();
     assert_eq!(down.len(), 10);
     for name in ["nodes.down", "nodes.ready", "nodes.mass_loss", "nodes.busy"] {
-        assert_eq!(gauge(&stage.client, name), 10.0, "{name}");
+        assert_eq!(json!(stage.client.metric(name)), 10.0, "{name}");
     }
     wait_until("the leader's metrics have the steps of its machines", PATIENCE, || {
         let leader = stage.cluster.client(stage.cluster.leader());

@@ -23,10 +23,7 @@ fn jobs() -> usize {
 }
 
 fn acknowledged(client: &Client) -> f64 {
-    let metrics = client.get("/v1/metrics").ok();
-    let gauges = metrics["Gauges"].as_array().expect("gauges");
-    let gauge = gauges.iter().find(|gauge| gauge["Name"] == "nomad.worker.acknowledged");
-    gauge.expect("the gauge is there")["Value"].as_f64().unwrap()
+    client.metric("worker.acknowledged")
 }
 
 fn crowd_job(number: usize) -> Value {

@@ -63,17 +63,14 @@ impl Servers {
         sample["Count"].as_u64().unwrap()
     }
 
-    fn gauge(&self, number: usize, name: &str) -> Value {
-        let metrics = self.client(number).get("/v1/metrics").ok();
-        let gauges = metrics["Gauges"].as_array().unwrap();
-        let gauge = gauges.iter().find(|gauge| gauge["Name"] == name);
-        gauge.unwrap_or_else(|| panic!("no gauge {name}"))["Value"].clone()
+    fn metric(&self, number: usize, name: &str) -> Value {
+        self.client(number).metric(name).into()
     }
 
     /// No worker gave a lease back, but for lag.
     fn check_nothing_was_nacked(&self) {
         for number in self.running.keys() {
-            assert_eq!(self.gauge(*number, "nomad.worker.nacked"), json!(0.0), "server {number}");
+            assert_eq!(self.metric(*number, "worker.nacked"), json!(0.0), "server {number}");
         }
     }
 }
@@ -179,7 +176,7 @@ fn a_full_plan_queue_fails_no_evaluation() {
     }
     // Two entries are under way, one plan waits, and the others find the queue full.
     wait_until("a worker found the queue full", PATIENCE, || {
-        servers.gauge(leader, "nomad.plan.queue_full").as_f64() >= Some(3.0)
+        servers.metric(leader, "plan.queue_full").as_f64() >= Some(3.0)
     });
     core.hold_apply(false);
     servers.await_complete(500);
@@ -226,7 +223,7 @@ fn a_server_that_stops_with_a_plan_under_way_gives_its_lease_back() {
     let status = servers.workers(stopping)[0]["workload_status"].clone();
     assert_eq!(status, "submitting");
     servers.stop_one(stopping);
-    let unacked = servers.gauge(leader, "nomad.broker.total_unacked");
+    let unacked = servers.metric(leader, "broker.total_unacked");
     assert_eq!(unacked, json!(0.0), "it came back with the stop, and not by a timer");
     servers.core(leader).hold_apply(false);
     servers.set_workers(other, 1);
@@ -265,7 +262,7 @@ fn evaluations_of_one_job_come_one_after_the_other() {
     };
     servers.runtime.block_on(workers.ack(acknowledge)).unwrap();
     for place in ["ready", "unacked", "pending", "waiting"] {
-        let left = servers.gauge(leader, &format!("nomad.broker.total_{place}"));
+        let left = servers.metric(leader, &format!("broker.total_{place}"));
         assert_eq!(left, json!(0.0), "{place}");
     }
 }

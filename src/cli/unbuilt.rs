@@ -1,0 +1,266 @@
+//! Nomad's commands and flags that are not built here: each is named, with what to do instead, and the exit status is 1. What is built
+//! loses its row.
+
+use std::ffi::OsString;
+
+use super::argv::KnownFlags;
+
+/// Commands, or the first words of several, and what to do instead.
+const COMMANDS: [(&str, &str); 67] = [
+    (
+        "acl",
+        "there is no access control: let only those reach the API who may use it (SECURITY.md)",
+    ),
+    ("action", "run the command in a batch job"),
+    ("agent-info", "ask GET /v1/agent/self"),
+    ("alloc checks", "checks of services are not run: ask the service itself"),
+    (
+        "alloc exec",
+        "use a shell on the node: `alloc status` names it and `alloc fs` shows its folders",
+    ),
+    ("alloc pause", "stop it with `alloc stop`; `job run` starts it again"),
+    ("alloc-status", "write `alloc status`"),
+    ("check", "ask GET /v1/agent/health"),
+    ("client-config", "name the servers in the agent's file (`servers`)"),
+    ("config", "`server` and `agent` check their files when they start"),
+    ("debug", "collect the logs of the servers, GET /v1/agent/self and GET /v1/metrics"),
+    ("deployment", "`job status` shows how far a rolling update is"),
+    ("eval delete", "`system gc` forgets what has ended"),
+    ("eval-status", "write `eval status`"),
+    ("exec", "use a shell on the node: `alloc status` names it and `alloc fs` shows its folders"),
+    ("fmt", "any formatter for HCL will do"),
+    ("init", "begin with a file of examples/"),
+    ("job action", "run the command in a batch job"),
+    ("job allocs", "`job status` lists them"),
+    ("job deployments", "`job status` shows how far a rolling update is"),
+    ("job dispatch", "run a batch job for each piece of work"),
+    ("job init", "begin with a file of examples/"),
+    ("job periodic", "run the job from cron with `job run`"),
+    ("job promote", "a rolling update has no canaries: it goes on by itself"),
+    ("job restart", "restart its allocations with `alloc restart`"),
+    ("job scale", "change `count` in the file, and `job run` it"),
+    ("job scaling-events", "`job history` shows the versions"),
+    ("job start", "register it again with `job run`"),
+    ("license", "there is none to look at"),
+    (
+        "login",
+        "there is no access control: let only those reach the API who may use it (SECURITY.md)",
+    ),
+    (
+        "monitor",
+        "servers and agents log to standard error; PUT /v1/agent/log-level sets the level of a server",
+    ),
+    ("node config", "name the servers in the agent's file (`servers`)"),
+    ("node identity", "a node is known by its data folder"),
+    ("node intro", "a node is known by its data folder"),
+    ("node pool init", "`node pool apply NAME` makes a pool"),
+    ("node-drain", "write `node drain`"),
+    ("node-status", "write `node status`"),
+    ("operator api", "use curl"),
+    (
+        "operator autopilot",
+        "a server that was replaced is taken out when the new one joins (docs/operations.md)",
+    ),
+    ("operator client-state", "look into the agent's data folder (docs/operations.md)"),
+    ("operator debug", "collect the logs of the servers, GET /v1/agent/self and GET /v1/metrics"),
+    ("operator gossip", "servers do not gossip: they know each other by the configuration"),
+    ("operator raft info", "`operator raft list-peers` and GET /v1/agent/self show it"),
+    ("operator raft logs", "GET /v1/agent/self shows how long the log is"),
+    (
+        "operator raft remove-peer",
+        "start a server in its place: it takes the place of the old one (docs/operations.md)",
+    ),
+    ("operator raft state", "GET /v1/agent/self shows it"),
+    ("operator root", "nothing is encrypted here"),
+    ("operator snapshot", "keep copies of the servers' data folders (docs/operations.md)"),
+    ("operator utilization", "GET /v1/metrics counts what is used"),
+    ("plugin", "there are no volumes: use folders of the host"),
+    ("quota", "limit a node pool, or a job's `count`"),
+    ("recommendation", "`alloc status -stats` shows what a task uses"),
+    (
+        "scaling",
+        "change `count` in the file, and `job run` it; pools of machines grow by themselves (docs/pools.md)",
+    ),
+    ("sentinel", "check files before `job run`, for example with `job validate`"),
+    ("server force-leave", "a dead server is replaced by one that joins (docs/operations.md)"),
+    (
+        "server join",
+        "name the servers in the new one's file: it joins when it starts (docs/operations.md)",
+    ),
+    ("server-force-leave", "a dead server is replaced by one that joins (docs/operations.md)"),
+    (
+        "server-join",
+        "name the servers in the new one's file: it joins when it starts (docs/operations.md)",
+    ),
+    ("server-members", "write `server members`"),
+    ("service", "there is no service discovery: `alloc status` shows addresses and ports"),
+    ("setup", "there is no Consul and no Vault"),
+    ("start", "register it again with `job run`"),
+    ("tls", "there is no TLS: put a proxy in front"),
+    ("ui", "there is no web interface: `job status` and `node status` show what there is"),
+    ("var", "give a task its secrets by `env`, or by files of the host"),
+    ("volume", "there are no volumes: use folders of the host"),
+    ("windows", "agents run on Linux"),
+];
+
+const TLS: &str = "there is no TLS: put a proxy in front";
+const JSON: &str = "print JSON with -json, and choose from it, for example with jq";
+const TEMPLATE: &str = "print JSON with -json, and take from it what you want, for example with jq";
+const VARIABLES: &str = "write the values into the file, or make the file from a template";
+
+/// A command (any, if it is empty), a flag of it, and what to do instead.
+const FLAGS: [(&str, &str, &str); 58] = [
+    ("", "ca-cert", TLS),
+    ("", "ca-path", TLS),
+    ("", "client-cert", TLS),
+    ("", "client-key", TLS),
+    ("", "t", TEMPLATE),
+    ("", "tls-server-name", TLS),
+    ("", "tls-skip-verify", TLS),
+    ("", "ui", "there is no web interface"),
+    ("alloc fs", "group", "name the allocation: `job status` lists them"),
+    ("alloc fs", "job", "name the allocation: `job status` lists them"),
+    ("alloc logs", "group", "name the allocation: `job status` lists them"),
+    ("alloc logs", "job", "name the allocation: `job status` lists them"),
+    (
+        "alloc stop",
+        "no-shutdown-delay",
+        "set `shutdown_delay` of the group to 0s with `job run` first",
+    ),
+    ("eval list", "monitor", "follow one with `eval status -monitor ID`"),
+    ("fs", "group", "name the allocation: `job status` lists them"),
+    ("fs", "job", "name the allocation: `job status` lists them"),
+    ("job eval", "force-reschedule", "`alloc stop -reschedule` has one instance run again at once"),
+    ("job history", "full", "`job inspect -version N` prints a whole version"),
+    ("job inspect", "hcl", "the file is not kept: it prints JSON, which `job run -json` takes"),
+    (
+        "job inspect",
+        "with-vars",
+        "the file is not kept: it prints JSON, which `job run -json` takes",
+    ),
+    ("job run", "consul-namespace", "there is no Consul"),
+    ("job run", "hcl2-strict", "what a file may not say is an error in any case"),
+    ("job run", "policy-override", "there are no policies"),
+    ("job run", "preserve-resources", "write the resources into the file"),
+    ("job run", "var", VARIABLES),
+    ("job run", "var-file", VARIABLES),
+    ("job run", "vault-namespace", "there is no Vault"),
+    ("job status", "evals", "`eval list -job JOB` lists them"),
+    ("job stop", "global", "there is one region"),
+    (
+        "job stop",
+        "no-shutdown-delay",
+        "set `shutdown_delay` of the group to 0s with `job run` first",
+    ),
+    ("job validate", "hcl2-strict", "what a file may not say is an error in any case"),
+    ("job validate", "var", VARIABLES),
+    ("job validate", "var-file", VARIABLES),
+    ("job validate", "vault-namespace", "there is no Vault"),
+    ("namespace apply", "json", "name the namespace, and give -description and -meta"),
+    ("namespace apply", "quota", "there are no quotas"),
+    ("node drain", "meta", "write the reason as a message"),
+    ("node drain", "self", "`node status -self` shows the node of an agent"),
+    ("node eligibility", "self", "`node status -self` shows the node of an agent"),
+    ("node pool apply", "json", "name the pool, and give -description and -meta"),
+    ("node pool jobs", "filter", JSON),
+    ("node pool jobs", "page-token", "all are listed"),
+    ("node pool jobs", "per-page", "all are listed"),
+    ("node pool list", "filter", JSON),
+    ("node pool list", "page-token", "all are listed"),
+    ("node pool list", "per-page", "all are listed"),
+    ("node pool nodes", "filter", JSON),
+    ("node pool nodes", "page-token", "all are listed"),
+    ("node pool nodes", "per-page", "all are listed"),
+    ("node status", "allocs", "`node status NODE` lists the allocations of a node"),
+    ("node status", "filter", JSON),
+    ("node status", "os", "`node status -verbose NODE` shows it among the attributes"),
+    ("node status", "page-token", "all nodes are listed"),
+    ("node status", "per-page", "all nodes are listed"),
+    (
+        "node status",
+        "quiet",
+        "print JSON with -json, and take the ids from it, for example with jq",
+    ),
+    ("node status", "short", "`node status` without a node is short"),
+    ("operator scheduler get-config", "json", "it prints JSON in any case"),
+    ("server members", "detailed", "`server members -json` has all tags"),
+];
+
+/// What a command line asks for that is Nomad's and not built here.
+pub(super) fn refusal(arguments: &[OsString], known: &KnownFlags) -> Option<String> {
+    let (words, flags) = take_apart(arguments, known);
+    let starts_with = |words: &[&str], command: &str| {
+        let mut typed = words.iter();
+        command.split(' ').all(|word| typed.next() == Some(&word))
+    };
+    let mut rows = COMMANDS.iter().filter(|(command, _)| starts_with(&words, command));
+    if let Some((command, instead)) = rows.next() {
+        return Some(format!(
+            "not built yet: `{command}`, a command of Nomad's. Instead: {instead}"
+        ));
+    }
+    let short = [("run", "job run"), ("status", "job status"), ("stop", "job stop")];
+    let long = [("inspect", "job inspect"), ("validate", "job validate"), ("logs", "alloc logs")];
+    let first = words.first().copied().unwrap_or_default();
+    let alias = short.into_iter().chain(long).find(|(alias, _)| *alias == first);
+    let is_of = |command: &str| match alias {
+        Some((_, whole)) => whole == command,
+        None => starts_with(&words, command),
+    };
+    FLAGS.iter().find_map(|(command, flag, instead)| {
+        let is_typed = flags.contains(flag) && (command.is_empty() || is_of(command));
+        is_typed.then(|| format!("not built yet: -{flag}, a flag of Nomad's. Instead: {instead}"))
+    })
+}
+
+/// The words of a command line, and the names of its flags; values of known flags are neither.
+fn take_apart<'a>(arguments: &'a [OsString], known: &KnownFlags) -> (Vec<&'a str>, Vec<&'a str>) {
+    let (mut words, mut flags) = (Vec::new(), Vec::new());
+    let mut rest = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
+    while let Some(argument) = rest.next() {
+        let Some(flag) = argument.strip_prefix('-').filter(|flag| !flag.is_empty()) else {
+            words.push(argument);
+            continue;
+        };
+        if flag == "-" {
+            break;
+        }
+        let flag = flag.trim_start_matches('-');
+        let (name, value) = flag.split_once('=').map_or((flag, None), |(n, v)| (n, Some(v)));
+        flags.push(name);
+        if value.is_none() && known.get(name) == Some(&true) {
+            rest.next();
+        }
+    }
+    (words, flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(line: &str, expected: Option<&str>) {
+        let known = KnownFlags::from([("address".to_owned(), true), ("json".to_owned(), false)]);
+        let arguments: Vec<OsString> = line.split(' ').map(Into::into).collect();
+        let found = refusal(&arguments, &known);
+        match expected {
+            None => assert_eq!(found, None, "{line}"),
+            Some(text) => assert!(found.as_ref().is_some_and(|f| f.contains(text)), "{found:?}"),
+        }
+    }
+
+    #[test]
+    fn commands_and_flags_are_found_between_values() {
+        check("quorate -address http://a:1 acl policy list", Some("`acl`"));
+        check("quorate job start -detach web", Some("`job start`"));
+        check("quorate -json job -address=x start", Some("`job start`"));
+        check("quorate job status start", None);
+        check("quorate job status -evals web", Some("-evals"));
+        check("quorate status -evals=true web", Some("-evals"));
+        check("quorate node status -evals", None);
+        check("quorate node status -t x", Some("-t, a flag"));
+        check("quorate job status -- -evals", None);
+        check("quorate job inspect -address var x", None);
+    }
+}
