@@ -205,6 +205,7 @@ impl Shared {
             | Reply::Node { .. }
             | Reply::Evaluations(_)
             | Reply::Plans(_)
+            | Reply::Deployment { .. }
             | Reply::Collected(_)
             | Reply::Requirements(_)) => Err(format!("write {value} was answered {other:?}")),
         };

@@ -150,6 +150,10 @@ impl More {
                 healthy_ms_min: 500,
                 healthy_deadline_ms: 60_000,
                 progress_deadline_ms: 120_000,
+                health_check: fsm::job::HealthCheck::TaskStates,
+                canaries: 0,
+                auto_promote: false,
+                auto_revert: false,
             });
             for task in &mut group.tasks {
                 task.resources.memory_mb = self.memory_mb;
@@ -438,6 +442,7 @@ impl Operator {
                 | Reply::Node { .. }
                 | Reply::Evaluations(_)
                 | Reply::Plans(_)
+                | Reply::Deployment { .. }
                 | Reply::Collected(_)
                 | Reply::Requirements(_)) => {
                     verdict::fail(format!("an operation on service-{service} got {other:?}"));

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     driver::StartError,
+    health::{HealthPolicy, HealthWatch},
     task_runner::{Action, ExitResult, Fault, KillReason, Phase, TaskPolicy, TaskRunner},
     time::Moment,
 };
@@ -21,6 +22,8 @@ pub(crate) struct GroupPolicy {
     pub(crate) tasks: Vec<TaskPolicy>,
     /// Pause before any task is stopped, ms.
     pub(crate) shutdown_delay_ms: u64,
+    /// None: nobody is told whether it is healthy.
+    pub(crate) health: Option<HealthPolicy>,
 }
 
 /// What the agent reports of an allocation.
@@ -84,6 +87,7 @@ pub(crate) struct AllocationRunner {
     stopping: Stopping,
     /// The jitter of restarts depends on it.
     seed: u64,
+    health: HealthWatch,
     /// Something changed since the last [`Self::take_changed`].
     #[serde(skip)]
     changed: bool,
@@ -99,6 +103,7 @@ impl AllocationRunner {
             tasks: policy.tasks.iter().map(|_| TaskRunner::new(now)).collect(),
             sequence,
             stopping: Stopping::No,
+            health: HealthWatch::new(policy.health, now),
             seed: part(high) ^ part(low).rotate_left(17),
             changed: true,
         }
@@ -125,7 +130,8 @@ impl AllocationRunner {
             Stopping::Delay(until_ms) => Some(until_ms),
             Stopping::No | Stopping::Now => None,
         };
-        self.tasks.iter().filter_map(TaskRunner::next_deadline).chain(stop).min()
+        let health = self.health.next_deadline().filter(|_| !self.is_stopping());
+        self.tasks.iter().filter_map(TaskRunner::next_deadline).chain(stop).chain(health).min()
     }
 
     /// Starts all tasks that have not started.
@@ -138,6 +144,20 @@ impl AllocationRunner {
             task.start(position, now, out);
         }
         self.changed |= out.len() > before;
+    }
+
+    /// The job has another version, which the allocation is of as it runs.
+    pub(crate) fn revise(&mut self, policy: &GroupPolicy, now: Moment) {
+        if self.health.revise(policy.health, now) {
+            self.watch_health(now);
+            self.changed = true;
+        }
+    }
+
+    fn watch_health(&mut self, now: Moment) {
+        if !self.is_stopping() {
+            self.health.look(&self.tasks, now);
+        }
     }
 
     /// A task has started.
@@ -179,6 +199,7 @@ impl AllocationRunner {
         for task in self.tasks.iter_mut().filter(|task| !task.is_dead()) {
             task.setup_failed(error, fault, now);
         }
+        self.watch_health(now);
         self.changed = true;
     }
 
@@ -273,6 +294,9 @@ impl AllocationRunner {
         for task in &mut self.tasks {
             task.rewind(booted, now);
         }
+        if booted {
+            self.health.begin_again(now);
+        }
         if self.is_stopping() {
             self.stopping = Stopping::Now;
         }
@@ -355,6 +379,8 @@ impl AllocationRunner {
             client_status: status.word().into(),
             description: status.description().to_owned(),
             node_failure: self.node_failure().unwrap_or_default(),
+            deployment_id: self.health.deployment().into(),
+            healthy: self.health.verdict(),
             tasks,
         }
     }
@@ -384,6 +410,7 @@ impl AllocationRunner {
         } else if leader_dead {
             self.kill_all(policy, KillReason::LeaderDead, None, now, out);
         }
+        self.watch_health(now);
     }
 
     fn kill_all(
@@ -705,5 +732,110 @@ mod tests {
         assert_eq!(report.tasks["a"].events.len(), 10);
         assert_eq!(report.tasks["a"].restarts, 0);
         assert_eq!(report.tasks["b"].phase(), v1::TaskPhase::Dead);
+    }
+
+    fn watched(tasks: &[&str], deployment: u8) -> Bench {
+        Bench::running(tasks, |message| watch(message, deployment))
+    }
+
+    fn watch(message: &mut v1::Allocation, deployment: u8) {
+        message.deployment_id = vec![deployment; 16].into();
+        (message.healthy_ms_min, message.healthy_deadline_ms) = (1_000, 5_000);
+        let restart =
+            v1::RestartPolicy { attempts: 1, interval_ms: 60_000, delay_ms: 10, fail: true };
+        message.restart = Some(restart);
+    }
+
+    impl Bench {
+        /// The deployment, and what is said of it.
+        fn health(&self) -> (u8, Option<bool>) {
+            let status = self.runner.status(&self.policy, [5; 16]);
+            (status.deployment_id.first().copied().unwrap_or(0), status.healthy)
+        }
+
+        /// The agent ends and comes back after `ms`; its tasks run on.
+        fn restart_agent(&mut self, ms: u64) {
+            let stored = serde_json::to_string(&self.runner).expect("it is stored");
+            self.runner = serde_json::from_str(&stored).expect("it is read");
+            self.now.since_boot_ms += ms;
+            self.runner.resume(&self.policy, 0, self.now, &mut self.actions);
+        }
+    }
+
+    /// It is asked for the time at which it looks, and says the same ever after.
+    #[test]
+    fn an_allocation_is_healthy_once_all_tasks_ran_for_long_enough() {
+        let mut bench = watched(&["a", "b"], 1);
+        assert_eq!(bench.runner.next_deadline(), Some(2_000));
+        bench.after(999);
+        assert_eq!(bench.health(), (1, None));
+        bench.after(1);
+        assert_eq!(bench.health(), (1, Some(true)));
+        assert_eq!(bench.runner.next_deadline(), None);
+        bench.exited(0, &BAD);
+        bench.after(20_000);
+        bench.restart_agent(1);
+        assert_eq!(bench.health(), (1, Some(true)));
+    }
+
+    /// A restart of a task begins the time anew, one of the agent does not.
+    #[test]
+    fn only_a_restart_of_a_task_begins_anew() {
+        let mut bench = watched(&["a"], 1);
+        bench.restart_agent(900);
+        assert_eq!(bench.health(), (1, None));
+        bench.exited(0, &BAD);
+        bench.after(13);
+        bench.runner.started(&bench.policy, 0, bench.now, &mut bench.actions);
+        bench.after(999);
+        assert_eq!(bench.health(), (1, None));
+        bench.after(1);
+        assert_eq!(bench.health(), (1, Some(true)));
+    }
+
+    #[test]
+    fn an_allocation_is_unhealthy_when_a_task_ends_or_its_time_is_over() {
+        let mut bench = watched(&["a"], 1);
+        for _ in 0..2 {
+            bench.exited(0, &BAD);
+            bench.after(13);
+            bench.runner.started(&bench.policy, 0, bench.now, &mut bench.actions);
+        }
+        assert_eq!((bench.status(), bench.health()), ("failed", (1, Some(false))));
+        let mut bench = watched(&["a"], 1);
+        bench.exited(0, &BAD);
+        bench.restart_agent(4_999);
+        assert_eq!(bench.health(), (1, None));
+        bench.after(1);
+        assert_eq!(bench.health(), (1, Some(false)), "it has had its time");
+    }
+
+    /// What runs on as an instance of another version is looked at again, and is healthy at once.
+    #[test]
+    fn another_deployment_asks_again() {
+        let mut bench = watched(&["a"], 1);
+        bench.after(1_000);
+        let mut message = testing::message([5; 16], "job", &["a"]);
+        watch(&mut message, 2);
+        bench.policy = group_policy(&message).expect("a valid message");
+        bench.runner.take_changed();
+        bench.runner.revise(&bench.policy, bench.now);
+        assert!(bench.runner.take_changed());
+        assert_eq!(bench.health(), (2, Some(true)));
+        bench.stop();
+        assert_eq!(bench.health(), (2, Some(true)));
+    }
+
+    /// After a boot nothing of the old clock counts.
+    #[test]
+    fn a_boot_begins_the_watch_anew() {
+        let mut bench = watched(&["a"], 1);
+        bench.now.since_boot_ms = 5;
+        bench.rewind(true);
+        assert_eq!(bench.runner.next_deadline(), Some(5_005));
+        bench.runner.start(bench.now, &mut bench.actions);
+        bench.runner.started(&bench.policy, 0, bench.now, &mut bench.actions);
+        bench.after(1_000);
+        assert_eq!(bench.health(), (1, Some(true)));
     }
 }

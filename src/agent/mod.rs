@@ -20,6 +20,7 @@ mod environment;
 pub mod executor;
 mod files;
 mod fingerprint;
+mod health;
 mod heartbeat;
 mod http;
 mod interpolate;

@@ -390,6 +390,7 @@ impl Shell {
         {
             if let Some(spec) = AllocationSpec::clone(&spec).in_order_of(&self.spec) {
                 self.spec = spec;
+                self.runner.revise(&self.spec.policy, now);
             }
             self.taken = Some(spec);
         }

@@ -261,7 +261,16 @@ impl SimulatedNode {
         let over = known.is_terminal();
         let held = message.run && !message.task_starts_allowed;
         let allocation = match inner.allocations.entry(id) {
-            Entry::Occupied(known) => known.into_mut(),
+            Entry::Occupied(known) => {
+                let known = known.into_mut();
+                if let Ok(group) = self.groups.of(message)
+                    && group.policy.tasks.len() == known.group.policy.tasks.len()
+                {
+                    known.group = group;
+                }
+                known.runner.revise(&known.group.policy, now);
+                known
+            }
             Entry::Vacant(_) if over || held => return,
             Entry::Vacant(place) => match self.groups.of(message) {
                 Ok(group) => {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     allocation_runner::GroupPolicy,
+    health::HealthPolicy,
     restart::{RestartMode, RestartPolicy},
     task_runner::TaskPolicy,
 };
@@ -175,7 +176,8 @@ pub(crate) fn group_policy(message: &v1::Allocation) -> Result<GroupPolicy, Spec
             leader: task.leader,
         })
         .collect();
-    Ok(GroupPolicy { tasks, shutdown_delay_ms: message.shutdown_delay_ms })
+    let health = HealthPolicy::of(message);
+    Ok(GroupPolicy { tasks, shutdown_delay_ms: message.shutdown_delay_ms, health })
 }
 
 fn check_task_name(name: &str) -> Result<(), SpecError> {

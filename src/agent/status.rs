@@ -165,6 +165,8 @@ pub(crate) fn not_running(
         client_status: status.into(),
         description: description.to_owned(),
         node_failure: String::new(),
+        deployment_id: message.deployment_id.clone(),
+        healthy: (!message.deployment_id.is_empty()).then_some(false),
         tasks,
     }
 }

@@ -72,6 +72,11 @@ fn row(command: &Command) -> (&'static str, Senders) {
         Command::ExpireRequirements(_) => ("ExpireRequirements", Leader),
         Command::DecideCapacity(_) => ("DecideCapacity", Leader),
         Command::MoveMembers(_) => ("MoveMembers", Leader),
+        Command::PromoteDeployment(_) => ("PromoteDeployment", Clients),
+        Command::FailDeployment(_) => ("FailDeployment", Clients),
+        Command::PauseDeployment(_) => ("PauseDeployment", Clients),
+        Command::SetAllocationHealth(_) => ("SetAllocationHealth", Clients),
+        Command::ExpireDeployments(_) => ("ExpireDeployments", Leader),
     }
 }
 

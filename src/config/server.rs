@@ -50,6 +50,7 @@ pub(super) const SCHEMA: Schema = &[
     ("gc.evaluation_ms", Kind::Number),
     ("gc.batch_evaluation_ms", Kind::Number),
     ("gc.job_ms", Kind::Number),
+    ("gc.deployment_ms", Kind::Number),
     ("limits.request_bytes_max", Kind::Number),
     ("limits.pending_evaluations_max", Kind::Number),
     ("limits.plans_max", Kind::Number),
@@ -204,6 +205,8 @@ pub struct GcConfig {
     pub batch_evaluation_ms: u64,
     /// Dead jobs.
     pub job_ms: u64,
+    /// Deployments that are over.
+    pub deployment_ms: u64,
 }
 
 /// `[elastic]`: instance pools.
@@ -499,6 +502,7 @@ impl GcConfig {
             evaluation_ms: threshold("gc.evaluation_ms", 60 * MINUTE_MS)?,
             batch_evaluation_ms: threshold("gc.batch_evaluation_ms", 24 * 60 * MINUTE_MS)?,
             job_ms: threshold("gc.job_ms", 4 * 60 * MINUTE_MS)?,
+            deployment_ms: threshold("gc.deployment_ms", 60 * MINUTE_MS)?,
         })
     }
 }

@@ -6,7 +6,8 @@ mod stream;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fsm::{
-    AllocationId, Command, Index, InstanceId, NodeId, Reply, State, TaskEvent, TaskState, Text,
+    AllocationId, Command, DeploymentId, Index, InstanceId, NodeId, Reply, State, TaskEvent,
+    TaskState, Text,
     allocation::{ClientUpdate, NodeReport},
     limits,
     node::{
@@ -345,7 +346,9 @@ fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
         };
         tasks.insert(text(&name, "task")?, state);
     }
+    let deployment = DeploymentId::from_slice(&status.deployment_id);
     Ok(ClientUpdate {
+        health: deployment.zip(status.healthy),
         id,
         sequence: status.sequence,
         status: client,

@@ -62,6 +62,7 @@ impl CapacityService {
                 | Reply::Node { .. }
                 | Reply::Evaluations(_)
                 | Reply::Plans(_)
+                | Reply::Deployment { .. }
                 | Reply::Collected(_)
                 | Reply::Requirements(_) => heard(pb::Outcome::Taken),
             },

@@ -60,6 +60,7 @@ async fn stop(call: Call) -> Result<Answer, Error> {
         | Reply::Rejected(_)
         | Reply::Node { .. }
         | Reply::Plans(_)
+        | Reply::Deployment { .. }
         | Reply::Collected(_)
         | Reply::Requirements(_) => None,
     };

@@ -264,6 +264,7 @@ fn rows_of(state: &State, table: TableId) -> usize {
         TableId::Instances => state.instances().len(),
         TableId::CapacitySources => state.capacity_sources().len(),
         TableId::CapacityTargets => state.capacity_targets().len(),
+        TableId::Deployments => state.deployments().len(),
         TableId::SchedulerConfiguration
         | TableId::ProviderLimits
         | TableId::ProviderLists

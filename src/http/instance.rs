@@ -79,6 +79,7 @@ fn made(reply: &fsm::Reply) -> Vec<Value> {
         | fsm::Reply::Job { .. }
         | fsm::Reply::Node { .. }
         | fsm::Reply::Plans(_)
+        | fsm::Reply::Deployment { .. }
         | fsm::Reply::Collected(_)
         | fsm::Reply::Requirements(_) => Vec::new(),
     }

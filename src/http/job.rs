@@ -15,6 +15,7 @@ use super::{
     answer::Answer,
     body::Fields,
     call::{Call, Namespaces},
+    deployment,
     error::Error,
     job_plan, job_versions, jobs_bridge, view, writes,
 };
@@ -152,8 +153,8 @@ async fn read(call: Call) -> Result<Answer, Error> {
         "evaluations" => evaluations(&call, key).await,
         "summary" => summary(&call, &key).await,
         "versions" => job_versions::list(&call, &key).await,
-        "deployments" => call.document(&[], |_| Ok(json!([]))).await,
-        "deployment" => call.document(&[], |_| Ok(Value::Null)).await,
+        "deployments" => deployment::of_job(&call, &key).await,
+        "deployment" => deployment::latest_of_job(&call, &key).await,
         "submission" => Err(Error::not_found("job source")),
         other => Err(Error::unsupported(&format!("job {other}"))),
     }
@@ -317,6 +318,7 @@ pub(super) fn job_reply(written: &Written) -> Value {
         | Reply::Rejected(_)
         | Reply::Node { .. }
         | Reply::Plans(_)
+        | Reply::Deployment { .. }
         | Reply::Collected(_)
         | Reply::Requirements(_) => (None, written.index),
     };

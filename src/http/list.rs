@@ -3,7 +3,7 @@
 //! A page token is the key of the first row of the next page, so pages stay right while rows come and go.
 
 use bytes::Bytes;
-use fsm::{AllocationId, EvaluationId, Index, InstanceId, JobKey, NodeId, Text};
+use fsm::{AllocationId, DeploymentId, EvaluationId, Index, InstanceId, JobKey, NodeId, Text};
 use serde_json::Value;
 
 use super::{call::Call, error::Error, filter::Filter};
@@ -78,7 +78,7 @@ macro_rules! created {
         }
     })*};
 }
-created!(AllocationId, EvaluationId);
+created!(AllocationId, EvaluationId, DeploymentId);
 
 /// The body of a list under construction.
 pub(crate) struct List {

@@ -19,6 +19,7 @@ mod body;
 mod call;
 mod capacity;
 mod client;
+mod deployment;
 mod error;
 mod evaluation;
 mod filter;
@@ -130,6 +131,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         .merge(job::routes())
         .merge(allocation::routes())
         .merge(evaluation::routes())
+        .merge(deployment::routes())
         .merge(node::routes())
         .merge(search::routes())
         .merge(node_pool::routes())

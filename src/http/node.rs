@@ -107,6 +107,7 @@ fn node_answer(written: &Written) -> Value {
         | Reply::Rejected(_)
         | Reply::Job { .. }
         | Reply::Plans(_)
+        | Reply::Deployment { .. }
         | Reply::Collected(_)
         | Reply::Requirements(_) => (written.index, &[]),
     };
@@ -174,6 +175,7 @@ fn is_unregistered(reply: &Reply) -> bool {
         | Reply::Job { .. }
         | Reply::Evaluations(_)
         | Reply::Plans(_)
+        | Reply::Deployment { .. }
         | Reply::Collected(_)
         | Reply::Requirements(_) => false,
     }

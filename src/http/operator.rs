@@ -153,6 +153,7 @@ async fn set(
         | Reply::Node { .. }
         | Reply::Evaluations(_)
         | Reply::Plans(_)
+        | Reply::Deployment { .. }
         | Reply::Collected(_)
         | Reply::Requirements(_) => true,
     };

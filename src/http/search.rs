@@ -31,6 +31,7 @@ const TABLES: &[TableId] = &[
     TableId::Jobs,
     TableId::Evaluations,
     TableId::Allocations,
+    TableId::Deployments,
     TableId::Nodes,
     TableId::NodePools,
     TableId::Namespaces,
@@ -38,19 +39,20 @@ const TABLES: &[TableId] = &[
     TableId::InstancePools,
 ];
 /// Nomad's contexts of things that cannot exist here: nothing matches.
-const EMPTY: [&str; 8] = [
-    "deployment",
-    "plugins",
-    "volumes",
-    "host_volumes",
-    "vars",
-    "scaling_policy",
-    "quotas",
-    "recommendations",
-];
+const EMPTY: [&str; 7] =
+    ["plugins", "volumes", "host_volumes", "vars", "scaling_policy", "quotas", "recommendations"];
 /// Contexts of a prefix search. Those of instances are ours and not part of `all`, since Nomad's clients do not know them.
-const PREFIX: [&str; 8] =
-    ["jobs", "evals", "allocs", "nodes", "node_pools", "namespaces", "instances", "instance_pools"];
+const PREFIX: [&str; 9] = [
+    "jobs",
+    "evals",
+    "allocs",
+    "deployment",
+    "nodes",
+    "node_pools",
+    "namespaces",
+    "instances",
+    "instance_pools",
+];
 /// Contexts that only a fuzzy search has.
 const FUZZY: [&str; 6] = ["groups", "tasks", "services", "images", "commands", "classes"];
 
@@ -196,6 +198,9 @@ fn ids(state: &State, context: &str, query: &Query) -> Vec<String> {
         }
         "allocs" => {
             by_id!(allocations, fsm::AllocationId, |row| namespaces.contains(&row.job.namespace))
+        }
+        "deployment" => {
+            by_id!(deployments, fsm::DeploymentId, |row| namespaces.contains(&row.job.namespace))
         }
         "nodes" => by_id!(nodes, fsm::NodeId, |_| true),
         "instances" => by_id!(instances, fsm::InstanceId, |_| true),

@@ -12,14 +12,8 @@ use serde_json::json;
 use super::{Context, answer::Answer, call::Call, error::Error};
 
 /// Lists of things that cannot exist here.
-const EMPTY: [&str; 6] = [
-    "/v1/deployments",
-    "/v1/volumes",
-    "/v1/plugins",
-    "/v1/services",
-    "/v1/scaling/policies",
-    "/v1/vars",
-];
+const EMPTY: [&str; 5] =
+    ["/v1/volumes", "/v1/plugins", "/v1/services", "/v1/scaling/policies", "/v1/vars"];
 
 const READ: MethodFilter = MethodFilter::GET;
 /// Nomad takes both for a write.
@@ -29,7 +23,7 @@ const READ_WRITE: MethodFilter = READ.or(WRITE);
 const ALL: MethodFilter = READ_WRITE.or(DELETE);
 
 /// Paths that are refused by name, with the methods that Nomad takes there.
-const REFUSED: [(&str, MethodFilter); 64] = [
+const REFUSED: [(&str, MethodFilter); 59] = [
     ("/.well-known/jwks.json", READ),
     ("/.well-known/openid-configuration", READ),
     ("/v1/acl/auth-method", WRITE),
@@ -66,11 +60,6 @@ const REFUSED: [(&str, MethodFilter); 64] = [
     ("/v1/client/allocations/prometheus-sd", READ),
     ("/v1/client/identity", READ),
     ("/v1/client/identity/renew", WRITE),
-    ("/v1/deployment/allocation-health/{id}", WRITE),
-    ("/v1/deployment/fail/{id}", WRITE),
-    ("/v1/deployment/pause/{id}", WRITE),
-    ("/v1/deployment/promote/{id}", WRITE),
-    ("/v1/deployment/unblock/{id}", WRITE),
     ("/v1/event/stream", READ),
     ("/v1/jobs/statuses", READ_WRITE),
     ("/v1/operator/autopilot/configuration", READ_WRITE),
@@ -113,10 +102,7 @@ const ENTERPRISE: [(&str, MethodFilter); 12] = [
 ];
 
 pub(crate) fn routes() -> Router<Context> {
-    let mut router = Router::new()
-        .route("/v1/deployment/{id}", get(deployment))
-        .route("/v1/deployment/allocations/{id}", get(deployment))
-        .route("/v1/allocation/{id}/checks", get(checks));
+    let mut router = Router::new().route("/v1/allocation/{id}/checks", get(checks));
     for path in EMPTY {
         router = router.route(path, get(empty));
     }
@@ -137,10 +123,6 @@ async fn empty(call: Call) -> Result<Answer, Error> {
 /// No checks of services are run.
 async fn checks(call: Call) -> Result<Answer, Error> {
     call.document(&[], |_| Ok(json!({}))).await
-}
-
-async fn deployment() -> Error {
-    Error::not_found("deployment")
 }
 
 async fn enterprise() -> Error {

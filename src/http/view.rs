@@ -4,6 +4,7 @@
 
 mod allocation;
 mod capacity;
+mod deployment;
 mod evaluation;
 mod job;
 mod member;
@@ -14,6 +15,7 @@ mod settings;
 
 pub(crate) use allocation::{allocation, allocation_stub};
 pub(crate) use capacity::{capacity_group, capacity_groups, capacity_members, is_capacity_group};
+pub(crate) use deployment::deployment;
 pub(crate) use evaluation::{desired, evaluation_in, evaluation_stub, placement_metrics};
 pub(crate) use job::{current_version, job, job_stub, job_summary, job_version};
 pub(crate) use member::{member, raft_server};

@@ -113,7 +113,7 @@ fn jobs() -> Vec<(&'static str, Value, Verdict)> {
         ("/Stop", json!(true), Taken),
         ("/Update", json!({"MaxParallel": -1}), Refused("at least 0")),
         ("/Update", json!({"MaxParallel": 0}), Taken),
-        ("/Update", json!({"HealthCheck": "x"}), Refused("is neither")),
+        ("/Update", json!({"HealthCheck": "x"}), Refused("is none of")),
         ("/Update", json!({"HealthCheck": "task_states"}), Taken),
         ("/Update", json!({"MinHealthyTime": "6m"}), Refused("must be shorter")),
         ("/Update", json!({"HealthyDeadline": "11m"}), Refused("must be shorter")),
@@ -121,7 +121,7 @@ fn jobs() -> Vec<(&'static str, Value, Verdict)> {
         ("/Update", json!({"Stagger": "-1s"}), Refused("negative")),
         ("/Migrate", json!({"MinHealthyTime": "6m"}), Refused("must be shorter")),
         ("/Migrate", json!({"MaxParallel": -1}), Refused("at least 0")),
-        ("/Migrate", json!({"HealthCheck": "x"}), Refused("is neither")),
+        ("/Migrate", json!({"HealthCheck": "x"}), Refused("is none of")),
     ]
 }
 

@@ -284,10 +284,10 @@ fn reschedule(policy: ReschedulePolicy) -> Value {
 
 fn update(strategy: UpdateStrategy) -> Value {
     json!({
-        "AutoPromote": false,
-        "AutoRevert": false,
-        "Canary": 0,
-        "HealthCheck": "checks",
+        "AutoPromote": strategy.auto_promote,
+        "AutoRevert": strategy.auto_revert,
+        "Canary": strategy.canaries,
+        "HealthCheck": strategy.health_check.name(),
         "HealthyDeadline": nanoseconds(strategy.healthy_deadline_ms),
         "MaxParallel": strategy.max_parallel,
         "MinHealthyTime": nanoseconds(strategy.healthy_ms_min),

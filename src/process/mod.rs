@@ -95,6 +95,7 @@ fn services(config: &ServerConfig) -> ServicesConfig {
             evaluation_ms: config.gc.evaluation_ms,
             batch_evaluation_ms: config.gc.batch_evaluation_ms,
             job_ms: config.gc.job_ms,
+            deployment_ms: config.gc.deployment_ms,
         },
         fleet: FleetConfig {
             list_interval_ms: config.elastic.list_interval_ms,

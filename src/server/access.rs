@@ -12,6 +12,7 @@ use fsm::{
     allocation::StopAllocation,
     capacity::MoveMembers,
     codec,
+    deployment::{FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth},
     job::{DeregisterJob, EvaluateJob, RegisterJob},
     node::{
         AdvanceDrains, EvaluateNode, NodeLiveness, NodeReadiness, NodeShortage, ReapNode,
@@ -327,6 +328,10 @@ fn without_fresh_ids(mut command: Command) -> Command {
         Command::RegisterJob(RegisterJob { evaluation, .. })
         | Command::DeregisterJob(DeregisterJob { evaluation, .. })
         | Command::EvaluateJob(EvaluateJob { evaluation, .. })
+        | Command::PromoteDeployment(PromoteDeployment { evaluation, .. })
+        | Command::FailDeployment(FailDeployment { evaluation, .. })
+        | Command::PauseDeployment(PauseDeployment { evaluation, .. })
+        | Command::SetAllocationHealth(SetAllocationHealth { evaluation, .. })
         | Command::StopAllocation(StopAllocation { evaluation, .. }) => {
             *evaluation = fsm::EvaluationId::default();
         }
@@ -379,7 +384,8 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::SetRequirements(_)
         | Command::ExpireRequirements(_)
         | Command::DecideCapacity(_)
-        | Command::MarkJobVersion(_) => {}
+        | Command::MarkJobVersion(_)
+        | Command::ExpireDeployments(_) => {}
     }
     command
 }

@@ -38,6 +38,7 @@ impl MemberTimes {
             | Effect::Capacity { .. }
             | Effect::NodeChange { .. }
             | Effect::MassLoss
+            | Effect::Deployment(_)
             | Effect::NodeAllocations(_)
             | Effect::Job(_)
             | Effect::SchedulerConfiguration

@@ -190,6 +190,7 @@ fn outcome_of(result: &Result<Written, ApiError>, position: usize) -> Outcome {
         | Reply::Node { .. }
         | Reply::Evaluations(_)
         | Reply::Plans(_)
+        | Reply::Deployment { .. }
         | Reply::Collected(_) => Err(ApiError::Unknown),
     }
 }

@@ -383,7 +383,10 @@ impl World {
                 Some(ClientStatus::Running) if !row.is_live() => {
                     changed |= self.stop_task(number, row.id);
                 }
-                Some(ClientStatus::Running) => changed |= self.go_on(number, row.id),
+                Some(ClientStatus::Running) => {
+                    changed |= self.watch_health(number, row);
+                    changed |= self.go_on(number, row.id);
+                }
                 None | Some(_) => {}
             }
         }
@@ -507,6 +510,7 @@ impl World {
                 description: "".into(),
                 tasks: one.tasks(),
                 node_failure: one.node_failure.clone(),
+                health: one.health(),
             })
             .collect();
         let row = self.log.state_at(self.agents[number].seen).nodes().get(&node);

@@ -262,10 +262,12 @@ impl World {
                 evaluations: at.saturating_sub(gc.evaluation_ms),
                 batch_evaluations: at.saturating_sub(gc.batch_evaluation_ms),
                 jobs: at.saturating_sub(gc.job_ms),
+                deployments: at.saturating_sub(gc.deployment_ms),
             },
             jobs: truth.jobs().iter().map(|row| row.key.clone()).collect(),
             allocations: truth.allocations().iter().map(|row| row.id).collect(),
             evaluations: truth.evaluations().iter().map(|row| row.id).collect(),
+            deployments: truth.deployments().iter().map(|row| row.id).collect(),
             classes: truth.nodes().iter().map(|row| row.class).collect(),
         })
     }
@@ -349,6 +351,10 @@ fn draw_spec(name: &str, dice: &mut Dice) -> JobSpec {
             healthy_ms_min: 1_000,
             healthy_deadline_ms: 60_000,
             progress_deadline_ms: 120_000,
+            health_check: fsm::job::HealthCheck::TaskStates,
+            canaries: 0,
+            auto_promote: false,
+            auto_revert: false,
         });
     }
     group.migrate.max_parallel = 1;

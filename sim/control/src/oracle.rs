@@ -585,7 +585,12 @@ fn note_command(
         | Command::SetRequirements(_)
         | Command::ExpireRequirements(_)
         | Command::DecideCapacity(_)
-        | Command::MoveMembers(_) => {}
+        | Command::MoveMembers(_)
+        | Command::PromoteDeployment(_)
+        | Command::FailDeployment(_)
+        | Command::PauseDeployment(_)
+        | Command::SetAllocationHealth(_)
+        | Command::ExpireDeployments(_) => {}
     }
 }
 

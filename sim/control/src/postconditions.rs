@@ -138,7 +138,12 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         | Command::SetRequirements(_)
         | Command::ExpireRequirements(_)
         | Command::DecideCapacity(_)
-        | Command::MoveMembers(_) => {}
+        | Command::MoveMembers(_)
+        | Command::PromoteDeployment(_)
+        | Command::FailDeployment(_)
+        | Command::PauseDeployment(_)
+        | Command::SetAllocationHealth(_)
+        | Command::ExpireDeployments(_) => {}
     }
 }
 

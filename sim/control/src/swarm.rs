@@ -69,6 +69,7 @@ impl Swarm {
             evaluation_ms: threshold_ms,
             batch_evaluation_ms: threshold_ms,
             job_ms: threshold_ms,
+            deployment_ms: threshold_ms,
         };
         Self {
             gc,

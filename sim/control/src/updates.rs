@@ -2,7 +2,7 @@
 //! somebody has the job evaluated again and again.
 
 use fsm::{
-    Command, EvaluationId, JobKind, JobSpec, Trigger,
+    Command, EvaluationId, JobKind, JobSpec,
     job::{EvaluateJob, RegisterJob, UpdateStrategy},
 };
 
@@ -44,8 +44,9 @@ impl World {
         if self.operations.iter().any(|operation| operation.is_about(&key)) {
             return;
         }
+        let rolls = truth.active_deployment(&key).is_some();
         match open.as_slice() {
-            [] => {
+            [] if !rolls => {
                 let job = truth.jobs().get(&key);
                 let spec = job.and_then(|job| truth.current_spec(job)).map(|spec| (**spec).clone());
                 let Some(mut spec) = spec.filter(ends) else { return };
@@ -59,14 +60,14 @@ impl World {
                     evaluation_priority,
                 }));
             }
-            [step] if step.trigger == Trigger::RollingUpdate => {
+            [] => {
                 self.coverage.count(Event::UpdateHurried);
                 for _ in 0..dice.between(1, 3) {
                     let evaluation = EvaluationId(self.ids.next());
                     self.ask(Command::EvaluateJob(EvaluateJob { job: key.clone(), evaluation }));
                 }
             }
-            _ => {}
+            [_, ..] => {}
         }
     }
 
@@ -82,6 +83,10 @@ impl World {
                 healthy_ms_min: 1_000,
                 healthy_deadline_ms: 60_000,
                 progress_deadline_ms: 120_000,
+                health_check: fsm::job::HealthCheck::TaskStates,
+                canaries: 0,
+                auto_promote: false,
+                auto_revert: false,
             });
             for task in &mut group.tasks {
                 task.resources.cpu_mhz = 100;

@@ -99,7 +99,10 @@ pub(crate) fn of(command: &Command) -> String {
                     let updates: Vec<_> = report
                         .updates
                         .iter()
-                        .map(|one| format!("{} {}", short(one.id), one.status.name()))
+                        .map(|one| {
+                            let healthy = one.health.map(|(_, healthy)| healthy);
+                            format!("{} {} {healthy:?}", short(one.id), one.status.name())
+                        })
                         .collect();
                     format!("{} {updates:?}", node(report.node))
                 })
@@ -120,12 +123,18 @@ pub(crate) fn of(command: &Command) -> String {
             plans.iter().map(|one| plan(one)).collect::<Vec<_>>().join("; ")
         }
         Command::CollectGarbage(CollectGarbage {
-            jobs, allocations, evaluations, classes, ..
+            jobs,
+            allocations,
+            evaluations,
+            deployments,
+            classes,
+            ..
         }) => format!(
-            "CollectGarbage {} jobs {} allocations {} evaluations {} classes",
+            "CollectGarbage {} jobs {} allocations {} evaluations {} deployments {} classes",
             jobs.len(),
             allocations.len(),
             evaluations.len(),
+            deployments.len(),
             classes.len()
         ),
         Command::SuspendNode(_)
@@ -158,7 +167,12 @@ pub(crate) fn of(command: &Command) -> String {
         | Command::SetRequirements(_)
         | Command::ExpireRequirements(_)
         | Command::DecideCapacity(_)
-        | Command::MoveMembers(_) => format!("{command:?}"),
+        | Command::MoveMembers(_)
+        | Command::PromoteDeployment(_)
+        | Command::FailDeployment(_)
+        | Command::PauseDeployment(_)
+        | Command::SetAllocationHealth(_)
+        | Command::ExpireDeployments(_) => format!("{command:?}"),
     }
 }
 
@@ -168,7 +182,10 @@ pub(crate) fn plan(plan: &Plan) -> String {
     let placements: Vec<_> = plan
         .placements
         .iter()
-        .map(|one| format!("{}[{}] on {}", short(one.id), one.name_index, node(one.node)))
+        .map(|one| {
+            let canary = if one.canary { " canary" } else { "" };
+            format!("{}[{}]{canary} on {}", short(one.id), one.name_index, node(one.node))
+        })
         .collect();
     let outcome = plan.outcome.as_ref().map(|one| {
         let made: Vec<_> = one
@@ -187,11 +204,12 @@ pub(crate) fn plan(plan: &Plan) -> String {
         format!("{} {:?} makes {made:?}", one.status.name(), one.description)
     });
     format!(
-        "plan of {} for {} at {}: stops {stops:?} in place {} places {placements:?} outcome {outcome:?}",
+        "plan of {} for {} at {}: stops {stops:?} in place {} places {placements:?} outcome {outcome:?} deployment {:?}",
         short(plan.evaluation),
         plan.job.id,
         plan.snapshot_index,
-        plan.in_place.len()
+        plan.in_place.len(),
+        plan.deployment.as_ref().map(|new| &new.goals)
     )
 }
 
@@ -217,6 +235,7 @@ pub(crate) fn reply(reply: &Reply, state: &State) -> String {
         Reply::Rejected(rejection) => format!("rejected: {rejection}"),
         Reply::Collected(count) => format!("{count} collected"),
         Reply::Requirements(verdicts) => format!("{verdicts:?}"),
+        Reply::Deployment { reverted_to, .. } => format!("reverted to {reverted_to:?}"),
         Reply::Done | Reply::Job { .. } | Reply::Node { .. } | Reply::Evaluations(_) => {
             String::new()
         }

@@ -271,6 +271,7 @@ impl Fleet {
             Effect::Capacity { .. }
             | Effect::NodeChange { .. }
             | Effect::SchedulerConfiguration
+            | Effect::Deployment(_)
             | Effect::CapacityExpired { .. }
             | Effect::DigestMark => {}
         }

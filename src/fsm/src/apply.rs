@@ -5,13 +5,14 @@
 //! and the state. A bad command is answered with a [`Rejection`] and changes nothing; it never
 //! panics, because a panic here would be a crash loop on every replica.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     command::{Command, Proposal, Rejection, Reply},
+    deployment::Touched,
     digest::Digest,
     effect::Effect,
-    id::{Index, JobKey, NodeId, TimeMs},
+    id::{DeploymentId, Index, JobKey, NodeId, TimeMs},
     plant::{Plant, is_planted, whim},
     session::Session,
     settings::{Namespace, NodePool},
@@ -111,6 +112,8 @@ pub(crate) struct Turn<'a> {
     pub(crate) jobs: BTreeSet<JobKey>,
     /// Nodes that gained room.
     pub(crate) gains: BTreeSet<NodeId>,
+    /// Deployments whose allocations changed.
+    pub(crate) deployments: BTreeMap<DeploymentId, Touched>,
     /// Evaluation ids made up when a command brought too few.
     pub(crate) derived_ids: u64,
     /// The entry itself, not a trial of it.
@@ -130,6 +133,7 @@ impl<'a> Turn<'a> {
             at,
             jobs: BTreeSet::new(),
             gains: BTreeSet::new(),
+            deployments: BTreeMap::new(),
             derived_ids: 0,
             is_final: true,
         }
@@ -186,11 +190,17 @@ impl<'a> Turn<'a> {
             Command::ExpireRequirements(command) => Ok(self.expire_requirements(command)),
             Command::DecideCapacity(command) => self.decide_capacity(command),
             Command::MoveMembers(command) => self.move_members(command),
+            Command::PromoteDeployment(command) => self.promote_deployment(command),
+            Command::FailDeployment(command) => self.fail_deployment(command),
+            Command::PauseDeployment(command) => self.pause_deployment(command),
+            Command::SetAllocationHealth(command) => self.set_allocation_health(command),
+            Command::ExpireDeployments(command) => Ok(self.expire_deployments(command)),
         }
     }
 
     /// Derives what depends on several rows, and hands out the effects.
     pub(crate) fn finish(mut self) -> Vec<Effect> {
+        self.settle_deployments();
         for key in std::mem::take(&mut self.jobs) {
             self.derive_job_status(&key);
         }

@@ -157,6 +157,7 @@ impl TaskGroup {
             ],
         )?;
         if let Some(update) = &self.update {
+            at_most("update canary", u64::from(update.canaries), limits::JOB_COUNT_MAX)?;
             check_times(
                 "update",
                 &[

@@ -187,6 +187,7 @@ frames! {
     20 => crate::pool::Unhelped;
     21 => crate::capacity::CapacitySource;
     22 => crate::capacity::CapacityTarget;
+    23 => crate::deployment::Deployment;
     32 => crate::command::Proposal;
     33 => crate::command::Reply;
     34 => crate::plan::Plan;

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     allocation::{StopAllocation, UpdateAllocations},
     capacity::{DecideCapacity, ExpireRequirements, MoveMembers, SetRequirements},
+    deployment::{
+        ExpireDeployments, FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth,
+    },
     digest::DigestVerdict,
     evaluation::UpdateEvaluations,
     gc::CollectGarbage,
@@ -96,6 +99,11 @@ pub enum Command {
     DecideCapacity(DecideCapacity),
     MoveMembers(MoveMembers),
     MarkJobVersion(MarkJobVersion),
+    PromoteDeployment(PromoteDeployment),
+    FailDeployment(FailDeployment),
+    PauseDeployment(PauseDeployment),
+    SetAllocationHealth(SetAllocationHealth),
+    ExpireDeployments(ExpireDeployments),
 }
 
 macro_rules! from_structs {
@@ -153,6 +161,11 @@ from_structs! {
     DecideCapacity,
     MoveMembers,
     MarkJobVersion,
+    PromoteDeployment,
+    FailDeployment,
+    PauseDeployment,
+    SetAllocationHealth,
+    ExpireDeployments,
 }
 
 /// Why a command changed nothing. The same on every replica.
@@ -260,4 +273,11 @@ pub enum Reply {
     Collected(u64),
     /// The words of several sources, in order; none: taken.
     Requirements(Vec<Option<Rejection>>),
+    /// A deployment was changed.
+    Deployment {
+        /// Its job's evaluation, if one was made.
+        evaluation: Option<EvaluationId>,
+        /// The version that the job goes back to.
+        reverted_to: Option<u64>,
+    },
 }

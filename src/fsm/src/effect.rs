@@ -3,7 +3,7 @@
 //! never correctness.
 
 use crate::{
-    id::{ClassId, EvaluationId, InstanceId, JobKey, NodeId, Text},
+    id::{ClassId, DeploymentId, EvaluationId, InstanceId, JobKey, NodeId, Text},
     node::NodeChange,
 };
 
@@ -22,6 +22,8 @@ pub enum Effect {
     MassLoss,
     /// Allocations of a node changed.
     NodeAllocations(NodeId),
+    /// A deployment is new, changed or went.
+    Deployment(DeploymentId),
     /// A job row changed or went.
     Job(JobKey),
     /// The scheduler configuration changed.

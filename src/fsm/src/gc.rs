@@ -17,7 +17,7 @@ use crate::{
     command::Reply,
     effect::Effect,
     evaluation::Evaluation,
-    id::{AllocationId, ClassId, EvaluationId, JobKey, TimeMs},
+    id::{AllocationId, ClassId, DeploymentId, EvaluationId, JobKey, TimeMs},
     job::{Job, JobKind, JobStatus},
     node::GainKey,
     state::State,
@@ -35,6 +35,8 @@ pub struct CollectGarbage {
     pub allocations: Vec<AllocationId>,
     /// Final evaluations; an evaluation that still has an allocation stays.
     pub evaluations: Vec<EvaluationId>,
+    /// Deployments that are over.
+    pub deployments: Vec<DeploymentId>,
     /// Node classes without nodes, whose records of capacity gains are deleted.
     pub classes: Vec<ClassId>,
 }
@@ -47,6 +49,7 @@ pub struct Cutoffs {
     /// Evaluations and allocations of batch and sysbatch jobs.
     pub batch_evaluations: TimeMs,
     pub jobs: TimeMs,
+    pub deployments: TimeMs,
 }
 
 impl Cutoffs {
@@ -143,7 +146,8 @@ impl State {
 
 impl Turn<'_> {
     pub(crate) fn collect_garbage(&mut self, command: &CollectGarbage) -> Reply {
-        let CollectGarbage { cutoffs, jobs, allocations, evaluations, classes } = command;
+        let CollectGarbage { cutoffs, jobs, allocations, evaluations, deployments, classes } =
+            command;
         let mut collected = 0u64;
         let mut count = |gone: bool| collected = collected.saturating_add(u64::from(gone));
         for key in jobs {
@@ -154,6 +158,12 @@ impl Turn<'_> {
         }
         for id in evaluations {
             count(self.collect_evaluation(*id, cutoffs));
+        }
+        for id in deployments {
+            let row = self.state.deployments.get(id).cloned();
+            let is_over = row
+                .is_some_and(|row| self.state.is_deployment_collectable(&row, cutoffs.deployments));
+            count(is_over && self.drop_deployment(*id));
         }
         if !classes.is_empty() {
             let empty: BTreeSet<_> = self.state.classes_without_nodes().into_iter().collect();

@@ -99,6 +99,10 @@ id!(
     EvaluationId
 );
 id!(
+    /// A deployment: the rollout of one version of a job.
+    DeploymentId
+);
+id!(
     /// An instance: a machine of a pool, from its intent to its end.
     InstanceId
 );

@@ -12,9 +12,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use imbl::{OrdMap, OrdSet};
 
 use crate::{
-    allocation::{Allocation, ClientStatus},
+    allocation::{Allocation, ClientStatus, LiveName},
+    deployment::Deployment,
     evaluation::Evaluation,
-    id::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text},
+    id::{AllocationId, DeploymentId, EvaluationId, Index, JobKey, Text},
     job::{GroupSummary, Job},
     node::{Census, Node, Occupancy},
     pool::{Instance, InstancePool},
@@ -23,9 +24,6 @@ use crate::{
     state::State,
     table::ChangeSet,
 };
-
-/// A name in use: group, number, and the node for per-node jobs (the zero id for others).
-pub type LiveName = (Text, u32, NodeId);
 
 /// The derived data of one job. A purged job keeps its entry while it has allocations or
 /// evaluations.
@@ -43,12 +41,14 @@ pub struct JobIndex {
     pub summary: BTreeMap<(Index, Text), GroupSummary>,
     /// Evaluations that are pending or blocked.
     pub open_evaluations: OrdSet<EvaluationId>,
+    /// Its deployments, of all incarnations.
+    pub deployments: OrdSet<DeploymentId>,
 }
 
 impl JobIndex {
-    /// Whether the job has no allocations and no evaluations.
+    /// Whether the job has no allocations, no evaluations and no deployments.
     pub fn is_empty(&self) -> bool {
-        self.allocations.is_empty() && self.evaluations.is_empty()
+        self.allocations.is_empty() && self.evaluations.is_empty() && self.deployments.is_empty()
     }
 
     /// Counts by group of the incarnation of this create index.
@@ -113,6 +113,30 @@ impl State {
         let evaluations: Vec<_> = self.evaluations.iter().cloned().collect();
         for evaluation in evaluations {
             self.index_evaluation(None, &evaluation);
+        }
+        let deployments: Vec<_> = self.deployments.iter().cloned().collect();
+        for deployment in deployments {
+            self.index_deployment(&deployment, true);
+        }
+    }
+
+    /// Indexes a deployment row that is new or changed. The entry of the job is written in both
+    /// cases: readers that wait for a change of the job watch it.
+    pub(crate) fn index_deployment(&mut self, row: &Deployment, is_new: bool) {
+        let entry = Arc::make_mut(self.by_job.entry(row.job.clone()).or_default());
+        if entry.deployments.insert(row.id).is_none() != is_new {
+            broken("deployments-by-job", format_args!("{} is new: {is_new}", row.id));
+        }
+    }
+
+    /// Removes a deleted deployment row from the indexes.
+    pub(crate) fn unindex_deployment(&mut self, row: &Deployment) {
+        let index = job_index(&mut self.by_job, &row.job, "deployments-by-job");
+        if index.deployments.remove(&row.id).is_none() {
+            broken("deployments-by-job", format_args!("job {} lacks {}", row.job, row.id));
+        }
+        if index.is_empty() {
+            self.by_job.remove(&row.job);
         }
     }
 

@@ -25,6 +25,8 @@ const CHECKS: &[Check] = &[
     ("references", references),
     ("indexes-ordered", indexes_ordered),
     ("blocked-once", blocked_once),
+    ("deployment-once", deployment_once),
+    ("deployment-counts", deployment_counts),
     ("instance-binding", instance_binding),
     ("instance-life", instance_life),
     ("capacity-sums", capacity_sums),
@@ -178,6 +180,9 @@ fn indexes_ordered(state: &State, out: &mut Vec<String>) {
     for row in state.allocations.iter() {
         check("allocation", row.create_index, row.modify_index);
     }
+    for row in state.deployments.iter() {
+        check("deployment", row.create_index, row.modify_index);
+    }
     for row in state.instance_pools.iter() {
         check("instance pool", row.create_index, row.modify_index);
     }
@@ -197,6 +202,43 @@ fn blocked_once(state: &State, out: &mut Vec<String>) {
         let blocked = row.status == crate::evaluation::EvaluationStatus::Blocked;
         if blocked && !seen.insert((row.job.clone(), row.node)) {
             out.push(format!("job {} has two blocked evaluations", row.job));
+        }
+    }
+}
+
+/// I46: at most one deployment of a job goes on, and it is of the job's current version.
+fn deployment_once(state: &State, out: &mut Vec<String>) {
+    let mut seen = std::collections::BTreeSet::new();
+    for row in state.deployments.iter().filter(|row| row.is_active()) {
+        if !seen.insert(row.job.clone()) {
+            out.push(format!("job {} has two deployments that go on", row.job));
+        }
+        let job = state.jobs.get(&row.job).filter(|job| !job.stop);
+        if job.is_none_or(|job| !row.is_of((job.create_index, job.version))) {
+            out.push(format!("deployment {} goes on, its job does not", row.id));
+        }
+    }
+}
+
+/// The counts of a deployment that goes on are those of a recount.
+fn deployment_counts(state: &State, out: &mut Vec<String>) {
+    for row in state.deployments.iter().filter(|row| row.is_active()) {
+        for (name, group) in &row.groups {
+            let own = || {
+                let rows = state.allocations_of_deployment(row);
+                rows.filter(|one| one.group == *name).filter_map(|one| Some((one, one.deployment?)))
+            };
+            let healthy =
+                || own().filter(|(one, part)| one.is_live() && part.is_healthy() == Some(true));
+            let canaries = healthy().filter(|(_, part)| part.canary);
+            let found = (healthy().count(), canaries.count());
+            let said = (group.healthy as usize, group.healthy_canaries as usize);
+            if found != said {
+                out.push(format!(
+                    "deployment {}: {name} has {found:?} healthy, says {said:?}",
+                    row.id
+                ));
+            }
         }
     }
 }

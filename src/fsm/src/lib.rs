@@ -21,6 +21,7 @@ pub mod bounds;
 pub mod capacity;
 pub mod codec;
 pub mod command;
+pub mod deployment;
 pub mod digest;
 pub mod effect;
 pub mod evaluation;
@@ -50,12 +51,14 @@ pub use allocation::{Allocation, ClientStatus, DesiredStatus, TaskEvent, TaskSta
 pub use apply::Applied;
 pub use capacity::{CapacityGroup, CapacitySource, CapacityTarget};
 pub use command::{Command, Proposal, Rejection, Reply};
+pub use deployment::{Deployment, DeploymentStatus};
 pub use effect::Effect;
 pub use evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger};
 pub use extent::Extent;
 pub use generation::GENERATION;
 pub use id::{
-    AllocationId, ClassId, EvaluationId, Index, InstanceId, JobKey, NodeId, RequestId, Text, TimeMs,
+    AllocationId, ClassId, DeploymentId, EvaluationId, Index, InstanceId, JobKey, NodeId,
+    RequestId, Text, TimeMs,
 };
 pub use job::{Job, JobKind, JobSpec, JobStatus, JobVersion, TaskGroup};
 pub use node::{Liveness, Node};

@@ -4,6 +4,10 @@
 pub const JOB_VERSIONS_MAX: usize = 6;
 /// Tagged versions of a job, which are kept beyond [`JOB_VERSIONS_MAX`].
 pub const JOB_TAGS_MAX: usize = 64;
+/// Deployments of a job that are kept (an older one that is over goes first).
+pub const DEPLOYMENTS_PER_JOB_MAX: usize = 32;
+/// Allocations whose health one command may say.
+pub const HEALTH_WORDS_MAX: usize = 1_000;
 /// Instances of all groups of a job (Nomad's `job_max_count`).
 pub const JOB_COUNT_MAX: u64 = 50_000;
 /// Highest priority a job may ask for (Nomad's `job_max_priority`).

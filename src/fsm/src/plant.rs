@@ -105,11 +105,21 @@ pub enum Plant {
     VictimWithoutEvaluation,
     /// A wait for an index ends by its wake-up alone.
     NoSecondLook,
+    /// An allocation counts as healthy again with each of its changes.
+    HealthCountedTwice,
+    /// Canaries that are promoted by themselves are not followed by an evaluation.
+    PromotionForgotten,
+    /// Canaries are promoted that are not healthy.
+    UnhealthyPromoted,
+    /// A failed version is reverted to a version that does the same.
+    RevertLoop,
+    /// A progress deadline is counted anew by each leader.
+    DeadlineAnew,
 }
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 47] = [
+pub const TABLE: [(Plant, &str, &str); 52] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -157,12 +167,17 @@ pub const TABLE: [(Plant, &str, &str); 47] = [
     (Plant::EqualPriority, "equal-priority", "preempt-an-equal"),
     (Plant::VictimWithoutEvaluation, "victim-without-evaluation", "victims-forgotten"),
     (Plant::NoSecondLook, "no-second-look", "wake-up-alone"),
+    (Plant::HealthCountedTwice, "health-counted-twice", "healthy-with-each-change"),
+    (Plant::PromotionForgotten, "promotion-forgotten", "promotion-without-evaluation"),
+    (Plant::UnhealthyPromoted, "unhealthy-promoted", "any-canary-is-healthy"),
+    (Plant::RevertLoop, "revert-loop", "revert-to-the-same"),
+    (Plant::DeadlineAnew, "deadline-anew", "progress-deadline-moves"),
 ];
 
 #[cfg(feature = "plant")]
 impl Plant {
     /// Those of the pure packages: `fsm`, `leader`, `elastic` and `scheduler`.
-    pub const PURE: [Self; 31] = [
+    pub const PURE: [Self; 36] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
@@ -194,6 +209,11 @@ impl Plant {
         Self::EqualPriority,
         Self::VictimWithoutEvaluation,
         Self::NoSecondLook,
+        Self::HealthCountedTwice,
+        Self::PromotionForgotten,
+        Self::UnhealthyPromoted,
+        Self::RevertLoop,
+        Self::DeadlineAnew,
     ];
 
     /// The name it is asked for by.

@@ -62,7 +62,11 @@ fn abbreviate(reply: &Reply) -> Reply {
         // Plans are proposed by the leader, and requirements of several sources by a server, never
         // by a client with a request id.
         Reply::Plans(_) | Reply::Requirements(_) => Reply::Done,
-        Reply::Done | Reply::Rejected(_) | Reply::Job { .. } | Reply::Collected(_) => reply.clone(),
+        Reply::Done
+        | Reply::Rejected(_)
+        | Reply::Job { .. }
+        | Reply::Collected(_)
+        | Reply::Deployment { .. } => reply.clone(),
     }
 }
 

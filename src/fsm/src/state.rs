@@ -14,9 +14,10 @@ use imbl::{OrdMap, OrdSet};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    allocation::Allocation,
+    allocation::{Allocation, LiveName},
     capacity::{CapacitySource, CapacityTarget},
     codec::{self, DecodeError},
+    deployment::Deployment,
     digest::{Digest, DigestMark},
     evaluation::Evaluation,
     id::{AllocationId, EvaluationId, Index, InstanceId, JobKey, NodeId, RequestId, Text, TimeMs},
@@ -78,6 +79,7 @@ pub struct State {
     pub(crate) unhelped: Table<Unhelped>,
     pub(crate) capacity_sources: Table<CapacitySource>,
     pub(crate) capacity_targets: Table<CapacityTarget>,
+    pub(crate) deployments: Table<Deployment>,
 
     pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
     pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
@@ -146,6 +148,11 @@ impl State {
     /// Jobs.
     pub fn jobs(&self) -> &Table<Job> {
         &self.jobs
+    }
+
+    /// Deployments.
+    pub fn deployments(&self) -> &Table<Deployment> {
+        &self.deployments
     }
 
     /// Versions of jobs.
@@ -450,17 +457,16 @@ impl State {
         usage
     }
 
-    /// The allocation that holds a name, if one does. `node` is given for jobs that run once per
-    /// node.
-    pub fn live_name(
-        &self,
-        job: &JobKey,
-        group: &Text,
-        name_index: u32,
-        node: Option<NodeId>,
-    ) -> Option<AllocationId> {
-        let name = (group.clone(), name_index, node.unwrap_or_default());
-        self.by_job.get(job)?.live_names.get(&name).copied()
+    /// The allocation that holds a name, if one does.
+    pub fn live_name(&self, job: &JobKey, name: &LiveName) -> Option<AllocationId> {
+        self.by_job.get(job)?.live_names.get(name).copied()
+    }
+
+    /// Whether a failed allocation may have a successor by the policy of the version that it runs.
+    pub fn may_reschedule(&self, allocation: &Allocation) -> bool {
+        let spec = self.allocation_spec(allocation);
+        let policy = spec.and_then(|spec| spec.group(&allocation.group)?.reschedule);
+        policy.is_some_and(|policy| allocation.may_retry(&policy))
     }
 
     /// Last index that changed a table; at least 1, as Nomad's clients expect.
@@ -491,6 +497,7 @@ impl State {
             TableId::Unhelped => self.unhelped.changed(),
             TableId::CapacitySources => self.capacity_sources.changed(),
             TableId::CapacityTargets => self.capacity_targets.changed(),
+            TableId::Deployments => self.deployments.changed(),
         }
     }
 
@@ -519,6 +526,7 @@ impl State {
             self.unhelped.digest(),
             self.capacity_sources.digest(),
             self.capacity_targets.digest(),
+            self.deployments.digest(),
         ] {
             sum.add(digest.0);
         }
@@ -555,6 +563,7 @@ impl State {
             .chain(self.unhelped.stored_rows())
             .chain(self.capacity_sources.stored_rows())
             .chain(self.capacity_targets.stored_rows())
+            .chain(self.deployments.stored_rows())
     }
 
     /// Takes one row as it stands on disk. Rows may come in any order; call [`Self::load_done`]
@@ -589,6 +598,7 @@ impl State {
             TableId::Unhelped => load!(unhelped),
             TableId::CapacitySources => load!(capacity_sources),
             TableId::CapacityTargets => load!(capacity_targets),
+            TableId::Deployments => load!(deployments),
         }
         .map_err(|source| LoadError::Row { table, source })
     }
@@ -617,6 +627,7 @@ impl State {
         self.unhelped.set_changed(changed(TableId::Unhelped));
         self.capacity_sources.set_changed(changed(TableId::CapacitySources));
         self.capacity_targets.set_changed(changed(TableId::CapacityTargets));
+        self.deployments.set_changed(changed(TableId::Deployments));
         (self.index, self.term) = (head.index, head.term);
         (self.at, self.session_floor) = (head.at, head.session_floor);
         self.rebuild_derived();

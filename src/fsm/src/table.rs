@@ -8,7 +8,10 @@ use imbl::OrdMap;
 use crate::{
     codec::{self, DecodeError, Frame},
     digest::{Digest, joined_hash, row_hash},
-    id::{AllocationId, ClassId, EvaluationId, Index, InstanceId, JobKey, NodeId, RequestId, Text},
+    id::{
+        AllocationId, ClassId, DeploymentId, EvaluationId, Index, InstanceId, JobKey, NodeId,
+        RequestId, Text,
+    },
 };
 
 /// Number of a table: first byte of its keys on disk.
@@ -36,11 +39,12 @@ pub enum TableId {
     Unhelped = 20,
     CapacitySources = 21,
     CapacityTargets = 22,
+    Deployments = 23,
 }
 
 impl TableId {
     /// All tables, in the order of their numbers.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Jobs,
         Self::JobVersions,
         Self::Nodes,
@@ -62,6 +66,7 @@ impl TableId {
         Self::Unhelped,
         Self::CapacitySources,
         Self::CapacityTargets,
+        Self::Deployments,
     ];
 
     /// The byte on disk.
@@ -88,7 +93,7 @@ macro_rules! id_key {
         }
     })*};
 }
-id_key!(NodeId, AllocationId, EvaluationId, RequestId, ClassId, InstanceId);
+id_key!(NodeId, AllocationId, DeploymentId, EvaluationId, RequestId, ClassId, InstanceId);
 
 impl Key for Text {
     fn write(&self, out: &mut Vec<u8>) {

@@ -29,8 +29,9 @@ use crate::{
     id::{AllocationId, EvaluationId, InstanceId, JobKey, NodeId, RequestId, Text, TimeMs},
     invariant,
     job::{
-        DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, LogConfig, MigrateStrategy, Network,
-        PortAsk, RegisterJob, RestartPolicy, Task, TaskGroup, TaskResources,
+        DeregisterJob, EvaluateJob, HealthCheck, Job, JobKind, JobSpec, LogConfig, MigrateStrategy,
+        Network, PortAsk, RegisterJob, RestartPolicy, Task, TaskGroup, TaskResources,
+        UpdateStrategy,
     },
     node::{
         self, Drain, EndSuspensions, InstanceProof, Liveness, LivenessChange, Node,
@@ -525,6 +526,7 @@ impl Driver {
             in_place: Vec::new(),
             follow_ups: Vec::new(),
             placements: Vec::new(),
+            deployment: None,
             outcome: Some(outcome(EvaluationStatus::Complete)),
         }
     }
@@ -535,6 +537,8 @@ impl Driver {
             id: AllocationId(self.id()),
             group: group.into(),
             name_index,
+            canary: false,
+            version: None,
             node,
             ports: Vec::new(),
             previous: None,
@@ -590,12 +594,27 @@ impl Driver {
             description: "".into(),
             tasks: BTreeMap::new(),
             node_failure: None,
+            health: None,
         }
     }
 
     /// Reports a status as the allocation's node would; answers with the evaluations made.
     pub fn report(&mut self, id: AllocationId, status: ClientStatus) -> Vec<EvaluationId> {
         let update = self.update(id, status);
+        self.report_update(update)
+    }
+
+    /// Reports that an allocation runs, or has failed, and whether it is healthy in its deployment;
+    /// answers with the evaluations made.
+    pub fn report_health(
+        &mut self,
+        id: AllocationId,
+        status: ClientStatus,
+        healthy: bool,
+    ) -> Vec<EvaluationId> {
+        let mut update = self.update(id, status);
+        let own = self.allocation(id).deployment.expect("it belongs to a deployment");
+        update.health = Some((own.id, healthy));
         self.report_update(update)
     }
 
@@ -868,6 +887,28 @@ pub fn group(name: &str, count: u32) -> TaskGroup {
         shutdown_delay_ms: 0,
         services_json: "".into(),
     }
+}
+
+/// A service of one group that is updated one instance at a time, by a deployment without canaries
+/// and deadlines unless `change` says otherwise.
+pub fn rolling_job(name: &str, count: u32, change: impl FnOnce(&mut UpdateStrategy)) -> JobSpec {
+    let mut spec = job(name, JobKind::Service, count);
+    let mut update = UpdateStrategy {
+        stagger_ms: 0,
+        max_parallel: 1,
+        healthy_ms_min: 10_000,
+        healthy_deadline_ms: 300_000,
+        progress_deadline_ms: 0,
+        health_check: HealthCheck::TaskStates,
+        canaries: 0,
+        auto_promote: false,
+        auto_revert: false,
+    };
+    change(&mut update);
+    for group in &mut spec.groups {
+        group.update = Some(update);
+    }
+    spec
 }
 
 /// The command that registers a job.

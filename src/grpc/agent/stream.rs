@@ -11,7 +11,7 @@ use std::{
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, Index, JobSpec, Liveness, NodeId, State, Text,
-    job::RestartPolicy,
+    job::{HealthCheck, RestartPolicy},
 };
 use prost::Message;
 use proto::v1 as pb;
@@ -216,6 +216,10 @@ fn strings(maps: &[&BTreeMap<Text, Text>]) -> BTreeMap<String, String> {
 fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocation {
     let group = spec.group(&row.group);
     let tasks = group.map(|group| group.tasks.as_slice()).unwrap_or_default();
+    let update = group.and_then(|group| group.update);
+    // A person says it of the others.
+    let is_watched = update.is_some_and(|update| update.health_check != HealthCheck::Manual);
+    let watched = row.deployment.filter(|_| is_watched);
     pb::Allocation {
         id: row.id.0.to_vec().into(),
         namespace: row.job.namespace.to_string(),
@@ -274,6 +278,9 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
         client_status: words::client_status_to_pb(row.client).into(),
         client_sequence: row.client_sequence,
         task_starts_allowed: may_start(node),
+        deployment_id: watched.map(|own| own.id.0.to_vec()).unwrap_or_default().into(),
+        healthy_ms_min: update.map_or(0, |update| update.healthy_ms_min),
+        healthy_deadline_ms: update.map_or(0, |update| update.healthy_deadline_ms),
     }
 }
 

@@ -182,10 +182,13 @@ impl TestCluster {
             stops: Vec::new(),
             in_place: Vec::new(),
             follow_ups: Vec::new(),
+            deployment: None,
             placements: vec![Placement {
                 id,
                 group,
                 name_index: 0,
+                canary: false,
+                version: None,
                 node,
                 ports: Vec::new(),
                 previous: None,
@@ -223,6 +226,7 @@ impl TestCluster {
             description: "Tasks are running".into(),
             tasks: BTreeMap::from([("server".into(), task)]),
             node_failure: None,
+            health: None,
         };
         let report =
             NodeReport { node, incarnation: 1, updates: vec![update], evaluation_ids: Vec::new() };

@@ -66,11 +66,11 @@ GET /evaluation/ID/allocations Built
 GET /deployments Built
 GET /deployment/ID Built
 GET /deployment/allocations/ID Built
-PUT /deployment/fail/ID Refused
-PUT /deployment/pause/ID Refused
-PUT /deployment/promote/ID Refused
-PUT /deployment/allocation-health/ID Refused
-PUT /deployment/unblock/ID Refused
+PUT /deployment/fail/ID Built
+PUT /deployment/pause/ID Built
+PUT /deployment/promote/ID Built
+PUT /deployment/allocation-health/ID Built
+PUT /deployment/unblock/ID Enterprise
 GET /nodes Built
 GET /node/ID Built
 PUT /node/ID/evaluate Built

@@ -70,7 +70,7 @@ pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
                     "NoShutdownDelay": Value::Null,
                 }),
             ),
-            ("DeploymentID", "".into()),
+            ("DeploymentID", id_or_empty(allocation.deployment.map(|own| own.id))),
             ("PreviousAllocation", id_or_empty(allocation.previous)),
             // Tasks have the network of their host.
             (
@@ -106,7 +106,7 @@ fn common(state: &State, allocation: &Allocation) -> Value {
         "DesiredDescription": text(&allocation.desired_description),
         "ClientStatus": allocation.client.name(),
         "ClientDescription": text(&allocation.client_description),
-        "DeploymentStatus": Value::Null,
+        "DeploymentStatus": deployment_status(allocation),
         "FollowupEvalID": id_or_empty(allocation.follow_up),
         "NextAllocation": id_or_empty(allocation.next),
         "RescheduleTracker": reschedule_tracker(allocation),
@@ -117,6 +117,19 @@ fn common(state: &State, allocation: &Allocation) -> Value {
         "ModifyIndex": allocation.modify_index,
         "CreateTime": time::nanoseconds(allocation.created_at),
         "ModifyTime": time::nanoseconds(allocation.modified_at),
+    })
+}
+
+/// Nomad has none while nothing was said of the health of one that is no canary.
+fn deployment_status(allocation: &Allocation) -> Value {
+    let Some(own) = allocation.deployment.filter(|own| own.canary || own.health.is_some()) else {
+        return Value::Null;
+    };
+    json!({
+        "Healthy": own.is_healthy(),
+        "Timestamp": time::rfc3339(own.health.map_or(0, |health| health.at)),
+        "Canary": own.canary,
+        "ModifyIndex": own.health.map_or(0, |health| health.index),
     })
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn evaluation_stub(evaluation: &Evaluation) -> Value {
         "JobModifyIndex": evaluation.job_modify_index,
         "NodeID": id_or_empty(evaluation.node),
         "NodeModifyIndex": evaluation.node_modify_index,
-        "DeploymentID": "",
+        "DeploymentID": id_or_empty(evaluation.deployment),
         "Status": evaluation.status.name(),
         "StatusDescription": text(&evaluation.status_description),
         "WaitUntil": time::rfc3339(evaluation.wait_until),

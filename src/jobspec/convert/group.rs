@@ -37,12 +37,14 @@ pub(super) fn read(
     let mut services = service::Services::new(job_name, &name, network.as_ref());
     services.read(&mut fields, None, report);
     let disk_mb = disk_mb(&mut fields, report);
+    let tasks = tasks(&mut fields, inherited, restart, &mut services, report);
+    let has_checks = services.has_checks();
     let group = TaskGroup {
         count: count(&mut fields, inherited, report),
         constraints: conditions.constraints,
         affinities: conditions.affinities,
         spreads,
-        tasks: tasks(&mut fields, inherited, restart, &mut services, report),
+        tasks,
         meta: fields.text_map("Meta", report),
         restart,
         reschedule: policy::reschedule(&mut fields, "ReschedulePolicy", inherited, report),
@@ -54,6 +56,7 @@ pub(super) fn read(
         services_json: services.into_text(),
         name,
     };
+    policy::check_health(&mut fields, group.update, has_checks, report);
     check_logs(&fields, &group, report);
     fields.finish(report);
     Some(group)

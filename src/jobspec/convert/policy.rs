@@ -3,7 +3,10 @@
 
 use fsm::{
     JobKind,
-    job::{DelayFunction, MigrateStrategy, ReschedulePolicy, RestartPolicy, UpdateStrategy},
+    job::{
+        DelayFunction, HealthCheck, MigrateStrategy, ReschedulePolicy, RestartPolicy,
+        UpdateStrategy,
+    },
 };
 use serde_json::Value;
 
@@ -72,6 +75,10 @@ pub(super) const fn update_default(kind: JobKind) -> Option<UpdateStrategy> {
             healthy_ms_min: 10 * SECOND_MS,
             healthy_deadline_ms: 5 * MINUTE_MS,
             progress_deadline_ms: 10 * MINUTE_MS,
+            health_check: HealthCheck::Checks,
+            canaries: 0,
+            auto_promote: false,
+            auto_revert: false,
         }),
         JobKind::Batch | JobKind::Sysbatch => None,
     }
@@ -288,21 +295,13 @@ pub(super) fn update(
             block.duration_ms("ProgressDeadline", report),
             base.progress_deadline_ms,
         ),
+        health_check: health_check(&mut block, report).unwrap_or(base.health_check),
+        canaries: block.count("Canary", 0, report).unwrap_or(base.canaries),
+        auto_promote: block.boolean("AutoPromote", report).unwrap_or(base.auto_promote),
+        auto_revert: block.boolean("AutoRevert", report).unwrap_or(base.auto_revert),
     };
-    health_check(&mut block, report);
-    if block.boolean("AutoRevert", report) == Some(true) {
-        let message = format!(
-            "{}: automatic reverts are not supported yet, AutoRevert is ignored",
-            block.path
-        );
-        report.warning(message);
-    }
-    if block.count::<u32>("Canary", 0, report).is_some_and(|canaries| canaries > 0) {
-        let message = "canaries are not supported yet: set Canary to 0 or run this job elsewhere";
-        report.error(block.at("Canary"), message);
-    }
-    block.boolean("AutoPromote", report);
     check_update(&block, strategy, report);
+    check_rollout(&block, inherited.kind, strategy, report);
     block.finish(report);
     Some(strategy)
 }
@@ -340,18 +339,72 @@ fn check_update(block: &Fields<'_>, strategy: UpdateStrategy, report: &mut Repor
     }
 }
 
-fn health_check(block: &mut Fields<'_>, report: &mut Report) {
-    let path = block.at("HealthCheck");
-    match block.text_filled("HealthCheck", report) {
-        None | Some("checks" | "task_states") => {}
-        Some("manual") => {
-            let message = "manual health checks are not supported yet: use \"task_states\" or run this job elsewhere";
-            report.error(path, message);
+/// What a rollout by a deployment needs, and what of it has no effect.
+fn check_rollout(block: &Fields<'_>, kind: JobKind, strategy: UpdateStrategy, report: &mut Report) {
+    if kind == JobKind::System {
+        if strategy.canaries > 0 {
+            let message = "canaries of system jobs are not supported yet: set Canary to 0 or run this job elsewhere";
+            report.error(block.at("Canary"), message);
         }
-        Some(other) => {
-            report.error(path, format!("{} is neither checks nor task_states", quoted(other)));
+        for (name, is_set) in
+            [("AutoRevert", strategy.auto_revert), ("AutoPromote", strategy.auto_promote)]
+        {
+            if is_set {
+                let path = block.at(name);
+                report.warning(format!(
+                    "{path}: deployments of system jobs are not supported yet, it is ignored"
+                ));
+            }
         }
+        return;
     }
+    if strategy.auto_promote && strategy.canaries == 0 {
+        report.error(block.at("AutoPromote"), "requires a Canary count greater than zero");
+    }
+    if strategy.max_parallel == 0 && strategy.canaries > 0 {
+        let message =
+            "has no effect with MaxParallel 0, which updates all at once: set MaxParallel";
+        report.error(block.at("Canary"), message);
+    }
+}
+
+/// Says what `checks` means until checks run. A strategy with all fields was made by a program, which writes the default too.
+pub(super) fn check_health(
+    fields: &mut Fields<'_>,
+    update: Option<UpdateStrategy>,
+    has_checks: bool,
+    report: &mut Report,
+) {
+    let Some(update) = update.filter(|update| update.health_check == HealthCheck::Checks) else {
+        return;
+    };
+    let path = format!("{}.HealthCheck", fields.at("Update"));
+    if has_checks && update.has_steps() {
+        report.warning(format!(
+            "{path}: checks are not run yet, \"checks\" counts the states of tasks until they are"
+        ));
+    } else if !has_checks && fields.value("Update").is_some_and(is_written) {
+        report.warning(format!(
+            "{path}: the group has no checks, \"checks\" counts the states of tasks"
+        ));
+    }
+}
+
+/// Whether a person wrote `checks` into this strategy.
+fn is_written(value: &Value) -> bool {
+    let has = |name: &str| value.get(name).is_some();
+    has("HealthCheck") && !["AutoPromote", "Canary", "Stagger"].into_iter().all(has)
+}
+
+/// What a block says of health checks.
+fn health_check(block: &mut Fields<'_>, report: &mut Report) -> Option<HealthCheck> {
+    let path = block.at("HealthCheck");
+    let word = block.text_filled("HealthCheck", report)?;
+    let found = HealthCheck::parse(word);
+    if found.is_none() {
+        report.error(path, format!("{} is none of checks, task_states, manual", quoted(word)));
+    }
+    found
 }
 
 /// The migrate strategy of a job or group over what it inherits.
@@ -379,7 +432,10 @@ pub(super) fn migrate(
             .duration_ms("HealthyDeadline", report)
             .unwrap_or(base.healthy_deadline_ms),
     };
-    health_check(&mut block, report);
+    let at_check = block.at("HealthCheck");
+    if health_check(&mut block, report) == Some(HealthCheck::Manual) {
+        report.error(at_check, "a migration has no person to ask: use \"task_states\"");
+    }
     if strategy.healthy_ms_min >= strategy.healthy_deadline_ms {
         let message = format!(
             "must be shorter than HealthyDeadline ({}), is {}",

@@ -192,6 +192,12 @@ impl<'g> Services<'g> {
         }
     }
 
+    /// Whether any service has checks.
+    pub(super) fn has_checks(&self) -> bool {
+        let checks = self.list.iter().filter_map(|service| service.get("Checks")?.as_array());
+        checks.into_iter().any(|checks| !checks.is_empty())
+    }
+
     /// The services as a JSON array in canonical form; empty when there are none.
     pub(super) fn into_text(self) -> Text {
         if self.list.is_empty() {

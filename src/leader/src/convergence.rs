@@ -13,10 +13,10 @@
 use std::sync::Arc;
 
 use fsm::{
-    AllocationId, ClientStatus, Command, EvaluationStatus, JobKind, JobSpec, Liveness, Node,
-    NodeId, Plan, Reply, State,
-    allocation::{NodeReport, UpdateAllocations},
-    job::{DelayFunction, DeregisterJob, ReschedulePolicy, UpdateStrategy},
+    AllocationId, ClientStatus, Command, DeploymentStatus, EvaluationStatus, JobKind, JobSpec,
+    Liveness, Node, NodeId, Plan, Reply, State,
+    allocation::{ClientUpdate, NodeReport, UpdateAllocations},
+    job::{DelayFunction, DeregisterJob, HealthCheck, ReschedulePolicy, UpdateStrategy},
     node::{
         Drain, Driver as TaskDriver, LivenessChange, NodeLiveness, NodeReadiness, Readiness,
         RegisterNode, SetDrain, SetEligibility,
@@ -133,6 +133,10 @@ fn spec(number: usize, count: u32, version: u8) -> JobSpec {
             healthy_ms_min: 5_000,
             healthy_deadline_ms: 300_000,
             progress_deadline_ms: 600_000,
+            health_check: HealthCheck::TaskStates,
+            canaries: if number == 1 { u32::from(version % 3) } else { 0 },
+            auto_promote: true,
+            auto_revert: version.is_multiple_of(2),
         });
     }
     spec
@@ -289,7 +293,12 @@ impl World {
     /// What an agent says of allocations.
     fn report(&mut self, node: NodeId, statuses: Vec<(AllocationId, ClientStatus)>) {
         let incarnation = self.driver.state.nodes().get(&node).unwrap().incarnation;
-        let update = |(id, status): (AllocationId, ClientStatus)| self.driver.update(id, status);
+        let update = |(id, status): (AllocationId, ClientStatus)| {
+            let own = self.driver.allocation(id).deployment;
+            // Who runs is healthy at once.
+            let health = own.map(|own| (own.id, status == ClientStatus::Running));
+            ClientUpdate { health, ..self.driver.update(id, status) }
+        };
         let updates = statuses.into_iter().map(update).collect();
         let report = NodeReport { node, incarnation, updates, evaluation_ids: Vec::new() };
         self.commit(Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }));
@@ -308,7 +317,11 @@ impl World {
                 .filter_map(|row| match (row.is_server_terminal(), row.client) {
                     (true, _) => Some((row.id, ClientStatus::Complete)),
                     (false, ClientStatus::Pending) => Some((row.id, ClientStatus::Running)),
-                    (false, _) => None,
+                    (false, client) => {
+                        // It runs on as an instance of another version.
+                        let unsaid = row.deployment.is_some_and(|own| own.health.is_none());
+                        unsaid.then_some((row.id, client))
+                    }
                 })
                 .collect();
             if !changed.is_empty() {
@@ -459,6 +472,13 @@ impl World {
                 continue;
             };
             let spec = state.current_spec(row).unwrap();
+            let deployment = state.current_deployment(row);
+            if deployment.is_some_and(|row| row.status == DeploymentStatus::Failed) {
+                // It waits for a person.
+                let most = 2 * spec.groups[0].count as usize;
+                assert!(live.len() <= most, "{name}: {} live", live.len());
+                continue;
+            }
             let blocked: Vec<_> = state
                 .evaluations_of_job(&key)
                 .filter(|row| row.status == EvaluationStatus::Blocked)

@@ -1,3 +1,4 @@
 //! Machines that look at jobs and what they leave behind.
 
+pub(crate) mod deployments;
 pub mod gc;

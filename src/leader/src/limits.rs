@@ -42,6 +42,8 @@ pub const NODE_LINES_MAX: u32 = 20;
 pub const MASS_LOSS_LOOK_MS: u64 = 1_000;
 /// A command that is due is offered again after this time if the state still asks for it.
 pub const DUE_RETRY_MS: u64 = 30_000;
+/// Deployments whose deadline is over, in one command.
+pub const DEPLOYMENTS_BATCH_MAX: usize = 256;
 /// Allocations marked for migration in one poll.
 pub const MIGRATIONS_BATCH_MAX: usize = 1_024;
 /// Changes that may concern drains are looked at together when they come within this time (Nomad
@@ -57,6 +59,8 @@ pub const GC_INTERVAL_MS: u64 = 5 * 60_000;
 pub const GC_EVALUATION_MS: u64 = 60 * 60_000;
 /// The same of batch jobs that are alive (Nomad's `BatchEvalGCThreshold`).
 pub const GC_BATCH_EVALUATION_MS: u64 = 24 * 60 * 60_000;
+/// Deployments that are over are kept this long (Nomad's `DeploymentGCThreshold`).
+pub const GC_DEPLOYMENT_MS: u64 = 60 * 60_000;
 /// Dead jobs are kept this long after their submission (Nomad's `JobGCThreshold`).
 pub const GC_JOB_MS: u64 = 4 * 60 * 60_000;
 /// Rows looked at in one slice of a walk.

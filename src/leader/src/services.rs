@@ -25,6 +25,7 @@ use crate::{
     broker::BrokerConfig,
     commands::CommandQueue,
     heartbeat::{Heard, HeartbeatConfig, HeartbeatError},
+    jobs::deployments::DeploymentWatch,
     limits,
     log_time::LogTime,
     machine::{Machine, Stepped},
@@ -73,6 +74,7 @@ impl Services {
             others: vec![
                 Box::new(MassLossWatch::default()),
                 Box::new(NodeChanges::default()),
+                Box::new(DeploymentWatch::default()),
                 Box::new(GarbageCollector::new(config.gc)),
                 Box::new(LogTime::default()),
             ],

@@ -204,6 +204,8 @@ pub(crate) fn allocation(name: &str, job: &str, node: &str) -> Allocation {
         preempted_by: None,
         follow_up: None,
         reschedules: Vec::new(),
+        deployment: None,
+        canary_of: None,
         metrics: None,
         create_index: 1,
         modify_index: 1,

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    Allocation, AllocationId, JobKind, JobSpec, Liveness, Node, NodeId, Plan, State, TaskGroup,
-    Text, job::Constraint,
+    Allocation, AllocationId, JobKind, JobSpec, Liveness, Node, NodeId, Placement, Plan, State,
+    TaskGroup, Text, job::Constraint,
 };
 
 /// A rule that a plan breaks.
@@ -86,7 +86,8 @@ fn check_changes(state: &State, plan: &Plan, found: &mut Vec<Violation>) {
 
 fn check_placements(state: &State, plan: &Plan, spec: &JobSpec, found: &mut Vec<Violation>) {
     for placement in &plan.placements {
-        let Some(group) = spec.group(&placement.group) else {
+        let placed = placed_spec(state, plan, placement).unwrap_or(spec);
+        let Some(group) = placed.group(&placement.group) else {
             found.push(Violation::UnknownGroup(placement.group.clone()));
             continue;
         };
@@ -111,6 +112,12 @@ fn check_placements(state: &State, plan: &Plan, spec: &JobSpec, found: &mut Vec<
         }
         check_feasible(spec, group, node, found);
     }
+}
+
+/// The spec that a placement runs, if that is of an older version.
+fn placed_spec<'s>(state: &'s State, plan: &Plan, placement: &Placement) -> Option<&'s JobSpec> {
+    let version = placement.version?;
+    state.job_spec(&plan.job, plan.job_create_index, version).map(|spec| &**spec)
 }
 
 /// What is evicted runs on the placement's node, for another job whose priority is lower by ten,
@@ -187,23 +194,28 @@ fn check_names(
     found: &mut Vec<Violation>,
 ) {
     let per_node = spec.kind.is_per_node();
-    let mut live: BTreeSet<(Text, u32, Option<NodeId>)> = BTreeSet::new();
-    let mut counts: BTreeMap<Text, u32> = BTreeMap::new();
+    // Canaries are beside the others: they have names of their own, and a number of their own.
+    let mut live: BTreeSet<(Text, u32, Option<NodeId>, bool)> = BTreeSet::new();
+    let mut counts: BTreeMap<(Text, bool), u32> = BTreeMap::new();
     for row in state.allocations().iter() {
         if row.job == plan.job && runs(row) && !ended.contains(&row.id) {
-            live.insert((row.group.clone(), row.name_index, per_node.then_some(row.node)));
-            *counts.entry(row.group.clone()).or_default() += 1;
+            let canary = row.is_canary();
+            live.insert((row.group.clone(), row.name_index, per_node.then_some(row.node), canary));
+            *counts.entry((row.group.clone(), canary)).or_default() += 1;
         }
     }
     for placement in &plan.placements {
-        let name =
-            (placement.group.clone(), placement.name_index, per_node.then_some(placement.node));
-        if !live.insert(name) {
-            found.push(Violation::NameTwice(placement.group.clone(), placement.name_index));
+        let (group, canary) = (&placement.group, placement.canary);
+        let node = per_node.then_some(placement.node);
+        if !live.insert((group.clone(), placement.name_index, node, canary)) {
+            found.push(Violation::NameTwice(group.clone(), placement.name_index));
         }
-        let count = counts.entry(placement.group.clone()).or_default();
+        let count = counts.entry((group.clone(), canary)).or_default();
         *count += 1;
-        let wanted = spec.group(&placement.group).map_or(0, |group| group.count);
+        let wanted = spec.group(group).map_or(0, |group| {
+            let canaries = group.update.map_or(0, |update| update.canaries);
+            if canary { canaries } else { group.count }
+        });
         if !per_node && *count > wanted {
             found.push(Violation::TooMany(placement.group.clone()));
         }
@@ -225,7 +237,8 @@ fn check_room(
             load.existing(row, ended.contains(&row.id));
         }
         for placement in plan.placements.iter().filter(|placement| placement.node == id) {
-            if let Some(group) = spec.group(&placement.group) {
+            let placed = placed_spec(state, plan, placement).unwrap_or(spec);
+            if let Some(group) = placed.group(&placement.group) {
                 load.placed(group);
             }
         }

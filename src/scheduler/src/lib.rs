@@ -33,6 +33,7 @@ mod rank;
 mod reconcile;
 mod regexp;
 mod reschedule;
+mod rollout;
 mod service;
 mod shuffle;
 mod spread;
@@ -57,7 +58,7 @@ pub use regexp::compile as compile_pattern;
 use fsm::{Evaluation, Index, JobKey, JobKind, Plan, State, TimeMs};
 
 /// Version of the scheduling rules. Servers that disagree on it must not schedule for each other.
-pub const SCHEDULER_VERSION: u32 = 3;
+pub const SCHEDULER_VERSION: u32 = 4;
 
 /// What one pass looks at.
 #[derive(Clone, Copy)]

@@ -5,8 +5,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use fsm::{
-    Allocation, AllocationId, ClientStatus, Evaluation, EvaluationId, EvaluationStatus, Index, Job,
-    JobKind, JobSpec, Metrics, Placement, Plan, Stop, Text,
+    Allocation, AllocationId, ClientStatus, DeploymentId, Evaluation, EvaluationId,
+    EvaluationStatus, Index, Job, JobKind, JobSpec, Metrics, Placement, Plan, Stop, Text,
+    deployment::{DeploymentGoal, NewDeployment},
     limits::PLAN_PLACEMENTS_MAX,
     plan::{FollowUp, InPlace, Outcome},
 };
@@ -104,6 +105,7 @@ impl<'a> Draft<'a> {
                 in_place: Vec::new(),
                 follow_ups: Vec::new(),
                 placements: Vec::new(),
+                deployment: None,
                 outcome: None,
             },
             bytes: 0,
@@ -129,6 +131,14 @@ impl<'a> Draft<'a> {
 
     pub(crate) fn next_evaluation_id(&mut self) -> EvaluationId {
         EvaluationId(self.next_id())
+    }
+
+    /// Begins a deployment of the job's version with these goals, if there are any.
+    pub(crate) fn begin_deployment(&mut self, goals: BTreeMap<Text, DeploymentGoal>) {
+        if !goals.is_empty() {
+            let id = DeploymentId(self.next_id());
+            self.plan.deployment = Some(NewDeployment { id, goals });
+        }
     }
 
     /// Writes down a stop; false when the plan is full, and then nothing that depends on the stop may follow.

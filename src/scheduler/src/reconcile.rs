@@ -13,14 +13,11 @@ use fsm::{
 use crate::{
     Pass,
     reschedule::{self, When},
+    rollout::Rollout,
 };
 
 /// Shortest pause between two steps of a rolling update, so that a job without a health time does not spin.
 pub(crate) const LOOK_MS_MIN: u64 = 1_000;
-/// Longest pause before an instance that does not come up is looked at again, if its health time is no longer.
-const LOOK_MS_MAX: u64 = 60_000;
-/// An instance is looked at again after this part of its age.
-const LOOKS_PER_AGE: u64 = 8;
 
 /// Why an allocation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,11 +60,36 @@ pub(crate) struct StopWish<'a> {
 /// An instance that is wanted.
 pub(crate) struct PlaceWish<'a> {
     pub(crate) name_index: u32,
+    /// It tries the version before the others get it.
+    pub(crate) canary: bool,
+    /// An older version of the job that it runs; none: the current one.
+    pub(crate) version: Option<u64>,
     /// The allocation whose place it takes.
     pub(crate) previous: Option<&'a Allocation>,
     /// The previous one failed: it is stopped if this one is placed, and its nodes are avoided.
     pub(crate) rescheduled: bool,
     pub(crate) history: Vec<RescheduleEvent>,
+}
+
+impl PlaceWish<'_> {
+    /// An instance that takes nobody's place.
+    pub(crate) fn new(name_index: u32, canary: bool) -> Self {
+        Self {
+            name_index,
+            canary,
+            version: None,
+            previous: None,
+            rescheduled: false,
+            history: Vec::new(),
+        }
+    }
+
+    /// The version of the allocation whose place it takes, if that is an older one of the same job.
+    pub(crate) fn older_version(&self, (created, version): (u64, u64)) -> Option<u64> {
+        let previous = self.previous.filter(|_| !self.canary)?;
+        let is_older = previous.job_create_index == created && previous.job_version != version;
+        is_older.then_some(previous.job_version)
+    }
 }
 
 /// What a group needs.
@@ -79,10 +101,28 @@ pub(crate) struct Changes<'a> {
     pub(crate) outdated: Vec<&'a Allocation>,
     /// Failed allocations to be replaced later.
     pub(crate) later: Vec<(TimeMs, AllocationId)>,
-    /// Allocations of the current version that are not healthy (yet).
+    /// Kept allocations of the deployment that are not healthy yet, or not any more.
     pub(crate) unhealthy: u32,
-    /// When the first of those is to be looked at again; none when all have failed: whoever tries them again makes an evaluation.
-    pub(crate) look_again_at: Option<TimeMs>,
+    /// One of them was said to be unhealthy: nothing else is replaced.
+    pub(crate) is_stuck: bool,
+    /// The deployment holds back what is new.
+    pub(crate) is_held: bool,
+    /// An instance of the current version is or was there.
+    pub(crate) has_run: bool,
+    /// Names of kept allocations of the current version: those of older ones need others.
+    pub(crate) current_names: BTreeSet<u32>,
+    pub(crate) names: Names,
+}
+
+impl Changes<'_> {
+    /// Leaves of the placements those that take the place of another, in the version of that one, and canaries if the deployment takes some.
+    pub(crate) fn hold(&mut self, version: (u64, u64), takes_canaries: bool) {
+        self.is_held = true;
+        self.placements.retain(|wish| wish.previous.is_some() || (wish.canary && takes_canaries));
+        for wish in &mut self.placements {
+            wish.version = wish.older_version(version);
+        }
+    }
 }
 
 /// How existing allocations of a group stand.
@@ -104,12 +144,16 @@ struct Sorted<'a> {
 /// Reconciles `allocations` of one group with what the group wants.
 pub(crate) fn group<'a>(
     pass: &Pass<'a>,
+    rollout: &Rollout<'a>,
     kind: JobKind,
     version: (u64, u64),
     group: &TaskGroup,
     allocations: &[&'a Allocation],
 ) -> Changes<'a> {
-    let mut sorted = sort(pass, kind, version, group, allocations);
+    let (canaries, allocations): (Vec<&Allocation>, Vec<&Allocation>) =
+        allocations.iter().partition(|allocation| allocation.is_canary());
+    let of = Of { pass, rollout, kind, version, group };
+    let mut sorted = of.sort(&allocations);
     let names: BTreeSet<u32> = [&sorted.kept, &sorted.migrating, &sorted.lost, &sorted.failed_now]
         .into_iter()
         .flatten()
@@ -130,24 +174,49 @@ pub(crate) fn group<'a>(
         changes.stops.push(StopWish { allocation, reason });
     }
     let wanted = group.count as usize;
-    drop_excess(&mut sorted, wanted, &mut changes);
-    place(pass, group, &sorted, names, &mut changes);
+    drop_excess(&mut sorted, wanted, version, &mut changes);
+    changes.names = Names {
+        taken: sorted.kept.iter().map(|allocation| allocation.name_index).collect(),
+        reserved: names,
+        free_from: 0,
+    };
+    of.place(&sorted, wanted, false, &mut changes);
+    of.keep_canaries(&canaries, &mut changes);
+    changes.has_run = allocations
+        .iter()
+        .chain(&canaries)
+        .any(|allocation| (allocation.job_create_index, allocation.job_version) == version);
 
-    let healthy_ms_min = group.update.map_or(0, |update| update.healthy_ms_min);
     for allocation in sorted.kept {
         if kind == JobKind::Batch && is_over(allocation) {
             continue; // No update waits for it.
         }
         if (allocation.job_create_index, allocation.job_version) != version {
             changes.outdated.push(allocation);
-        } else if !is_healthy(allocation, healthy_ms_min, pass.now) {
-            changes.unhealthy += 1;
-            let look = look_again_at(allocation, healthy_ms_min, pass.now);
-            changes.look_again_at = changes.look_again_at.into_iter().chain(look).min();
+            continue;
+        }
+        changes.current_names.insert(allocation.name_index);
+        if rollout.owns(allocation) {
+            let healthy = allocation.deployment.and_then(|own| own.is_healthy());
+            changes.is_stuck |= healthy == Some(false);
+            let is_well = healthy == Some(true) && allocation.client == ClientStatus::Running;
+            changes.unhealthy += u32::from(!is_well);
         }
     }
-    changes.outdated.sort_by_key(|allocation| (allocation.name_index, allocation.id));
+    // Those that serve nobody are replaced first.
+    changes.outdated.sort_by_key(|allocation| {
+        (allocation.client == ClientStatus::Running, allocation.name_index, allocation.id)
+    });
     changes
+}
+
+/// What a group is reconciled for.
+struct Of<'a, 'p> {
+    pass: &'p Pass<'a>,
+    rollout: &'p Rollout<'a>,
+    kind: JobKind,
+    version: (u64, u64),
+    group: &'p TaskGroup,
 }
 
 /// Runs for long enough, with all of its tasks, or has ended well.
@@ -162,18 +231,6 @@ pub(crate) fn is_healthy(allocation: &Allocation, healthy_ms_min: u64, now: Time
         | ClientStatus::Lost
         | ClientStatus::Unknown => false,
     }
-}
-
-/// When an allocation that is not healthy may be, and is worth another look: never before it has run for `healthy_ms_min`, and the less often the longer it
-/// has not come up, since each look is an evaluation in the log. None: it has failed for good, or its next attempt is an evaluation already.
-fn look_again_at(allocation: &Allocation, healthy_ms_min: u64, now: TimeMs) -> Option<TimeMs> {
-    if allocation.client.is_terminal() {
-        return None;
-    }
-    let healthy_at = allocation.all_running_since().unwrap_or(now).saturating_add(healthy_ms_min);
-    let age_ms = now.saturating_sub(allocation.created_at);
-    let pause_ms = (age_ms / LOOKS_PER_AGE).clamp(LOOK_MS_MIN, LOOK_MS_MAX);
-    Some(healthy_at.max(now.saturating_add(pause_ms)))
 }
 
 /// Whether the allocation's node is gone for good.
@@ -192,84 +249,161 @@ pub(crate) fn is_to_stop(allocation: &Allocation) -> bool {
     allocation.is_live() || has_failed
 }
 
-fn sort<'a>(
-    pass: &Pass<'a>,
-    kind: JobKind,
-    version: (u64, u64),
-    group: &TaskGroup,
-    allocations: &[&'a Allocation],
-) -> Sorted<'a> {
-    let mut sorted = Sorted::default();
-    for allocation in allocations {
-        let superseded =
-            allocation.next.is_some_and(|next| pass.state.allocations().contains(&next));
-        let current = (allocation.job_create_index, allocation.job_version) == version;
-        let is_run_once = kind == JobKind::Batch && current;
-        if is_run_once && !superseded && allocation.is_ended_by_request() {
-            sorted.kept.push(allocation);
-            continue;
-        }
-        if allocation.is_server_terminal() || (superseded && allocation.client.is_terminal()) {
-            continue;
-        }
-        if allocation.per_node {
-            if allocation.is_live() {
-                sorted.foreign.push(allocation);
+impl<'a> Of<'a, '_> {
+    /// Whether the allocation is of a deployment that has failed: it is not tried again.
+    fn is_given_up(&self, allocation: &Allocation) -> bool {
+        self.rollout.has_failed() && self.rollout.owns(allocation)
+    }
+
+    fn sort(&self, allocations: &[&'a Allocation]) -> Sorted<'a> {
+        let Self { pass, kind, version, group, .. } = *self;
+        let mut sorted = Sorted::default();
+        for allocation in allocations {
+            let superseded =
+                allocation.next.is_some_and(|next| pass.state.allocations().contains(&next));
+            let current = (allocation.job_create_index, allocation.job_version) == version;
+            let is_run_once = kind == JobKind::Batch && current;
+            if is_run_once && !superseded && allocation.is_ended_by_request() {
+                sorted.kept.push(allocation);
+                continue;
             }
-            continue;
-        }
-        match allocation.client {
-            ClientStatus::Lost => {}
-            ClientStatus::Complete => {
-                if is_run_once {
-                    if allocation.transition.reschedule {
-                        sorted.failed_now.push(allocation);
+            if allocation.is_server_terminal() || (superseded && allocation.client.is_terminal()) {
+                continue;
+            }
+            if allocation.per_node {
+                if allocation.is_live() {
+                    sorted.foreign.push(allocation);
+                }
+                continue;
+            }
+            match allocation.client {
+                ClientStatus::Lost => {}
+                ClientStatus::Complete => {
+                    if is_run_once {
+                        if allocation.transition.reschedule {
+                            sorted.failed_now.push(allocation);
+                        } else {
+                            sorted.kept.push(allocation);
+                        }
+                    }
+                }
+                ClientStatus::Failed => {
+                    // That of a job that was purged is not an instance of the one that took its name.
+                    let is_ours = allocation.job_create_index == version.0;
+                    if !is_ours || (kind == JobKind::Batch && !current) {
+                        continue;
+                    }
+                    let policy =
+                        group.reschedule.as_ref().filter(|_| !self.is_given_up(allocation));
+                    match reschedule::when(policy, allocation, pass) {
+                        When::Now => sorted.failed_now.push(allocation),
+                        When::At(due) => {
+                            sorted.later.push((due, allocation.id));
+                            sorted.kept.push(allocation);
+                        }
+                        When::Awaited | When::Never => sorted.kept.push(allocation),
+                    }
+                }
+                ClientStatus::Pending | ClientStatus::Running | ClientStatus::Unknown => {
+                    let list = if superseded {
+                        &mut sorted.superseded
+                    } else if is_lost(pass, allocation) {
+                        &mut sorted.lost
+                    } else if is_run_once && is_over(allocation) {
+                        sorted.ending.push(allocation);
+                        &mut sorted.kept
+                    } else if allocation.transition.migrate || allocation.transition.reschedule {
+                        &mut sorted.migrating
                     } else {
-                        sorted.kept.push(allocation);
-                    }
+                        &mut sorted.kept
+                    };
+                    list.push(allocation);
                 }
-            }
-            ClientStatus::Failed => {
-                // That of a job that was purged is not an instance of the one that took its name.
-                let is_ours = allocation.job_create_index == version.0;
-                if !is_ours || (kind == JobKind::Batch && !current) {
-                    continue;
-                }
-                match reschedule::when(group.reschedule.as_ref(), allocation, pass) {
-                    When::Now => sorted.failed_now.push(allocation),
-                    When::At(due) => {
-                        sorted.later.push((due, allocation.id));
-                        sorted.kept.push(allocation);
-                    }
-                    When::Awaited | When::Never => sorted.kept.push(allocation),
-                }
-            }
-            ClientStatus::Pending | ClientStatus::Running | ClientStatus::Unknown => {
-                let list = if superseded {
-                    &mut sorted.superseded
-                } else if is_lost(pass, allocation) {
-                    &mut sorted.lost
-                } else if is_run_once && is_over(allocation) {
-                    sorted.ending.push(allocation);
-                    &mut sorted.kept
-                } else if allocation.transition.migrate || allocation.transition.reschedule {
-                    &mut sorted.migrating
-                } else {
-                    &mut sorted.kept
-                };
-                list.push(allocation);
             }
         }
+        for list in
+            [&mut sorted.kept, &mut sorted.migrating, &mut sorted.lost, &mut sorted.failed_now]
+        {
+            list.sort_by_key(|allocation| (allocation.name_index, allocation.id));
+        }
+        sorted
     }
-    for list in [&mut sorted.kept, &mut sorted.migrating, &mut sorted.lost, &mut sorted.failed_now]
-    {
-        list.sort_by_key(|allocation| (allocation.name_index, allocation.id));
+
+    /// Brings the canaries to their number. What is left of another deployment, or of one that has failed, ends.
+    fn keep_canaries(&self, canaries: &[&'a Allocation], changes: &mut Changes<'a>) {
+        let waits = |allocation: &&&'a Allocation| self.rollout.is_waiting_canary(allocation);
+        for allocation in canaries.iter().filter(|allocation| !waits(allocation)) {
+            if is_to_stop(allocation) {
+                let lost = allocation.is_live() && is_lost(self.pass, allocation);
+                let reason = if lost { Reason::Lost } else { Reason::NotNeeded };
+                changes.stops.push(StopWish { allocation, reason });
+            }
+        }
+        let Some(wanted) = self.rollout.canaries(self.group) else { return };
+        let own: Vec<&Allocation> = canaries.iter().filter(waits).copied().collect();
+        let mut sorted = self.sort(&own);
+        changes.later.append(&mut sorted.later);
+        for (list, reason) in
+            [(&sorted.superseded, Reason::Superseded), (&sorted.lost, Reason::Lost)]
+        {
+            changes.stops.extend(list.iter().map(|allocation| StopWish { allocation, reason }));
+        }
+        // Beside those of the same names: a canary may take the place of one of them later.
+        let beside = std::mem::take(&mut changes.names);
+        changes.names.taken = sorted.kept.iter().map(|allocation| allocation.name_index).collect();
+        self.place(&sorted, wanted as usize, true, changes);
+        changes.names = beside;
     }
-    sorted
+
+    /// Wishes for what is missing: migrated, rescheduled and lost ones keep their names; the rest take the lowest free ones.
+    fn place(&self, sorted: &Sorted<'a>, wanted: usize, canary: bool, changes: &mut Changes<'a>) {
+        let mut missing = wanted.saturating_sub(sorted.kept.len() + sorted.migrating.len());
+        let Changes { names, placements, stops, .. } = changes;
+        let mut replace = |allocation: &'a Allocation, history, rescheduled| PlaceWish {
+            name_index: names.claim(allocation.name_index),
+            canary,
+            version: None,
+            previous: Some(allocation),
+            rescheduled,
+            history,
+        };
+        for allocation in &sorted.migrating {
+            stops.push(StopWish { allocation, reason: Reason::Migrating });
+            placements.push(replace(allocation, allocation.reschedules.clone(), false));
+        }
+        for allocation in sorted.failed_now.iter().take(missing) {
+            let policy = self.group.reschedule.as_ref();
+            let history = reschedule::history(policy, allocation, self.pass.now);
+            placements.push(replace(allocation, history, true));
+        }
+        missing = missing.saturating_sub(sorted.failed_now.len());
+        for allocation in sorted.lost.iter().take(missing) {
+            placements.push(replace(allocation, allocation.reschedules.clone(), false));
+        }
+        missing = missing.saturating_sub(sorted.lost.len());
+        for _ in 0..missing {
+            placements.push(PlaceWish::new(names.next(), canary));
+        }
+    }
 }
 
-/// Stops what is more than `wanted`: migrating ones first, then the highest names.
-fn drop_excess<'a>(sorted: &mut Sorted<'a>, wanted: usize, changes: &mut Changes<'a>) {
+/// Stops what is more than `wanted`: migrating ones first, then those of older versions, first those whose names promoted canaries have, then the
+/// highest names.
+fn drop_excess<'a>(
+    sorted: &mut Sorted<'a>,
+    wanted: usize,
+    version: (u64, u64),
+    changes: &mut Changes<'a>,
+) {
+    let is_current =
+        |allocation: &Allocation| (allocation.job_create_index, allocation.job_version) == version;
+    let current = sorted.kept.iter().filter(|allocation| is_current(allocation));
+    let names: BTreeSet<u32> = current.map(|allocation| allocation.name_index).collect();
+    sorted.kept.sort_by_key(|allocation| {
+        let outdated = !is_current(allocation);
+        let has_successor = outdated && names.contains(&allocation.name_index);
+        (outdated, has_successor, allocation.name_index, allocation.id)
+    });
     let mut excess = (sorted.kept.len() + sorted.migrating.len()).saturating_sub(wanted);
     for list in [&mut sorted.migrating, &mut sorted.kept] {
         while excess > 0
@@ -286,52 +420,9 @@ fn drop_excess<'a>(sorted: &mut Sorted<'a>, wanted: usize, changes: &mut Changes
     }
 }
 
-/// Wishes for what is missing: migrated, rescheduled and lost ones keep their names; the rest take the lowest free ones.
-fn place<'a>(
-    pass: &Pass<'a>,
-    group: &TaskGroup,
-    sorted: &Sorted<'a>,
-    reserved: BTreeSet<u32>,
-    changes: &mut Changes<'a>,
-) {
-    let mut missing =
-        (group.count as usize).saturating_sub(sorted.kept.len() + sorted.migrating.len());
-    let mut names = Names {
-        taken: sorted.kept.iter().map(|allocation| allocation.name_index).collect(),
-        reserved,
-        free_from: 0,
-    };
-    let mut replace = |allocation: &'a Allocation, history, rescheduled| PlaceWish {
-        name_index: names.claim(allocation.name_index),
-        previous: Some(allocation),
-        rescheduled,
-        history,
-    };
-    for allocation in &sorted.migrating {
-        changes.stops.push(StopWish { allocation, reason: Reason::Migrating });
-        changes.placements.push(replace(allocation, allocation.reschedules.clone(), false));
-    }
-    for allocation in sorted.failed_now.iter().take(missing) {
-        let history = reschedule::history(group.reschedule.as_ref(), allocation, pass.now);
-        changes.placements.push(replace(allocation, history, true));
-    }
-    missing = missing.saturating_sub(sorted.failed_now.len());
-    for allocation in sorted.lost.iter().take(missing) {
-        changes.placements.push(replace(allocation, allocation.reschedules.clone(), false));
-    }
-    missing = missing.saturating_sub(sorted.lost.len());
-    for _ in 0..missing {
-        changes.placements.push(PlaceWish {
-            name_index: names.next(),
-            previous: None,
-            rescheduled: false,
-            history: Vec::new(),
-        });
-    }
-}
-
 /// Numbers of names. Two predecessors of one name (which older versions of the rules could leave behind) get two names.
-struct Names {
+#[derive(Default)]
+pub(crate) struct Names {
     /// Of kept allocations, and given out.
     taken: BTreeSet<u32>,
     /// Of predecessors, which their successors keep.
@@ -344,7 +435,7 @@ impl Names {
         if self.taken.insert(name_index) { name_index } else { self.next() }
     }
 
-    fn next(&mut self) -> u32 {
+    pub(crate) fn next(&mut self) -> u32 {
         while self.reserved.contains(&self.free_from) || !self.taken.insert(self.free_from) {
             self.free_from += 1;
         }

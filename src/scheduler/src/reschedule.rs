@@ -34,7 +34,7 @@ pub(crate) fn when(
         return When::Now;
     }
     let Some(policy) = policy else { return When::Never };
-    if !may_retry(policy, allocation) {
+    if !allocation.may_retry(policy) {
         return When::Never;
     }
     if allocation.follow_up == Some(pass.evaluation.id) {
@@ -48,22 +48,6 @@ pub(crate) fn when(
         pass.state.evaluations().get(&id).is_some_and(|waiting| !waiting.status.is_terminal())
     };
     if allocation.follow_up.is_some_and(awaited) { When::Awaited } else { When::At(due) }
-}
-
-fn may_retry(policy: &ReschedulePolicy, allocation: &Allocation) -> bool {
-    if policy.unlimited {
-        return true;
-    }
-    // Only so many events are kept, so that more attempts could not be counted.
-    let attempts =
-        usize::try_from(policy.attempts).unwrap_or(usize::MAX).min(RESCHEDULE_EVENTS_COUNTED_MAX);
-    let recent = allocation.reschedules.iter().filter(|event| counts(policy, allocation, event));
-    recent.count() < attempts
-}
-
-/// Whether a past reschedule is within the interval before the allocation's end.
-fn counts(policy: &ReschedulePolicy, allocation: &Allocation, event: &RescheduleEvent) -> bool {
-    allocation.client_at.saturating_sub(event.at) < policy.interval_ms
 }
 
 /// The wait before the next attempt. At the cap, a calm time longer than the cap starts over.
@@ -110,7 +94,7 @@ pub(crate) fn history(
     });
     let max = match policy.filter(|policy| !policy.unlimited) {
         Some(policy) => {
-            events.retain(|event| counts(policy, allocation, event));
+            events.retain(|event| allocation.counts(policy, event));
             RESCHEDULE_EVENTS_COUNTED_MAX
         }
         None => RESCHEDULE_EVENTS_MAX,

@@ -5,9 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fsm::{
-    Allocation, AllocationId, JobKind, JobSpec, Metrics, Placement, Plan, TaskGroup, Text, Trigger,
-};
+use fsm::{Allocation, AllocationId, JobSpec, Metrics, Placement, Plan, TaskGroup, Text, Trigger};
 
 use crate::{
     candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
@@ -15,6 +13,7 @@ use crate::{
     plan::Draft,
     reconcile::{self, Changes, PlaceWish, Reason},
     reschedule,
+    rollout::Rollout,
     stack::Stack,
     update::Differences,
 };
@@ -55,29 +54,76 @@ pub(crate) fn schedule<'a>(
     }
     let version = draft.target.version();
     let kind = draft.target.kind(draft.pass.evaluation);
+    let rollout = Rollout::of(&draft.pass, &draft.target);
     let mut changes: Vec<Changes<'_>> = Vec::with_capacity(spec.groups.len());
     for group in &spec.groups {
         draft.queued.insert(group.name.clone(), 0);
         let own = by_group.remove(&*group.name).unwrap_or_default();
-        changes.push(reconcile::group(&draft.pass, kind, version, group, &own));
+        changes.push(reconcile::group(&draft.pass, &rollout, kind, version, group, &own));
     }
     let removed: Vec<_> = by_group.into_values().flatten().collect();
     let quiet = changes.iter().all(|own| own.placements.is_empty() && own.outdated.is_empty());
-    let stack = (!quiet).then(|| Stack::new(&draft.pass, spec, &allocations, memory));
+    let older = older_versions(&rollout, version, spec, &changes);
+    let extended = extended(&draft, spec, &older);
+    let offered = extended.as_ref().unwrap_or(spec);
+    let stack = (!quiet).then(|| Stack::new(&draft.pass, offered, &allocations, memory));
     let mut work = Work {
         draft,
         spec,
+        rollout,
+        older,
         stack,
         failed: BTreeSet::new(),
-        placed: BTreeSet::new(),
-        rolling: Vec::new(),
+        failed_in_stack: BTreeSet::new(),
+        in_place: BTreeSet::new(),
         replaced: BTreeSet::new(),
     };
     if work.stop(&removed, &changes) {
-        work.update_and_place(kind, &mut changes);
+        work.update_and_place(&mut changes);
         work.follow_up(&changes);
     }
     work.finish()
+}
+
+/// Groups of the stack beyond those of the job: of a group of the job by its number, in an older version.
+type Older = Vec<(usize, u64)>;
+
+/// The older versions that instances may be placed of, because what they take the place of ran them.
+fn older_versions(
+    rollout: &Rollout<'_>,
+    version: (u64, u64),
+    spec: &JobSpec,
+    changes: &[Changes<'_>],
+) -> Older {
+    let mut older = Older::new();
+    for (number, (group, own)) in spec.groups.iter().zip(changes).enumerate() {
+        if rollout.strategy(group).is_none() {
+            continue;
+        }
+        let versions = own.placements.iter().filter_map(|wish| wish.older_version(version));
+        older.extend(versions.map(|version| (number, version)));
+    }
+    older.sort_unstable();
+    older.dedup();
+    older
+}
+
+/// The job with the groups of older versions behind its own, under names that no group has; none: there are none. What the job as a whole asks for is
+/// that of its current version.
+fn extended(draft: &Draft<'_>, spec: &JobSpec, older: &Older) -> Option<JobSpec> {
+    if older.is_empty() {
+        return None;
+    }
+    let job = draft.target.job?;
+    let mut extended = spec.clone();
+    for (number, version) in older {
+        let current = &spec.groups[*number];
+        let old = draft.pass.state.job_spec(&job.key, job.create_index, *version);
+        let old = old.and_then(|old| old.group(&current.name)).unwrap_or(current);
+        let name = format!("{}\u{0}{version}", current.name).into();
+        extended.groups.push(TaskGroup { name, ..old.clone() });
+    }
+    Some(extended)
 }
 
 fn allocations<'a>(draft: &Draft<'a>) -> Vec<&'a Allocation> {
@@ -88,14 +134,16 @@ fn allocations<'a>(draft: &Draft<'a>) -> Vec<&'a Allocation> {
 struct Work<'a> {
     draft: Draft<'a>,
     spec: &'a JobSpec,
+    rollout: Rollout<'a>,
+    older: Older,
     /// None: nothing is placed or updated in this pass.
     stack: Option<Stack<'a>>,
     /// Groups of which an instance could not be placed.
     failed: BTreeSet<usize>,
-    /// Groups of which an instance was placed.
-    placed: BTreeSet<usize>,
-    /// Groups of which older versions are left for a later step.
-    rolling: Vec<usize>,
+    /// The same, as groups of the stack.
+    failed_in_stack: BTreeSet<usize>,
+    /// Groups of which an instance takes the new version as it runs.
+    in_place: BTreeSet<usize>,
     /// Allocations that a placement of this plan replaces.
     replaced: BTreeSet<AllocationId>,
 }
@@ -124,7 +172,7 @@ impl<'a> Work<'a> {
         true
     }
 
-    fn update_and_place(&mut self, kind: JobKind, changes: &mut [Changes<'a>]) {
+    fn update_and_place(&mut self, changes: &mut [Changes<'a>]) {
         let spec = self.spec;
         let mut destructive = Vec::with_capacity(changes.len());
         let mut released = Vec::new();
@@ -136,9 +184,10 @@ impl<'a> Work<'a> {
                 stack.restore(allocation);
             }
         }
+        self.begin(changes, &destructive);
         for (number, (group, outdated)) in spec.groups.iter().zip(destructive).enumerate() {
-            let limit = update_limit(kind, group, &changes[number]);
-            if !self.replace(number, group, &outdated, limit) {
+            let limit = update_limit(&self.rollout, group, &changes[number]);
+            if !self.replace(number, group, &outdated, limit, &mut changes[number]) {
                 return;
             }
         }
@@ -150,8 +199,38 @@ impl<'a> Work<'a> {
                 }
             }
         }
-        for number in std::mem::take(&mut self.rolling) {
-            self.roll_on(number, &spec.groups[number], &changes[number]);
+    }
+
+    /// Begins a deployment if this version needs one, and holds back what has to wait for it.
+    fn begin(&mut self, changes: &mut [Changes<'a>], destructive: &[Vec<&'a Allocation>]) {
+        let spec = self.spec;
+        let begins_with_canaries = |number: usize| {
+            let strategy = self.rollout.strategy(&spec.groups[number]);
+            self.rollout.may_begin_with_canaries()
+                && strategy.is_some_and(|update| update.canaries > 0)
+                && !destructive[number].is_empty()
+        };
+        let is_needed = spec.groups.iter().enumerate().any(|(number, group)| {
+            let changed = !destructive[number].is_empty() || self.in_place.contains(&number);
+            self.rollout.strategy(group).is_some()
+                && group.count > 0
+                && (changed || !changes[number].has_run)
+        });
+        let version = self.draft.target.version();
+        for (number, (group, own)) in spec.groups.iter().zip(changes.iter_mut()).enumerate() {
+            let begins = begins_with_canaries(number);
+            if self.rollout.is_open(group, begins) {
+                continue;
+            }
+            own.hold(version, self.rollout.takes_canaries());
+            if let Some(update) = self.rollout.strategy(group).filter(|_| begins) {
+                let canaries = (0..update.canaries).map(|name| PlaceWish::new(name, true));
+                own.placements.extend(canaries);
+            }
+        }
+        if is_needed && !self.rollout.is_begun() {
+            let goals = self.rollout.goals(spec, begins_with_canaries);
+            self.draft.begin_deployment(goals);
         }
     }
 
@@ -177,6 +256,8 @@ impl<'a> Work<'a> {
                     released.push(*allocation);
                 } else if !self.draft.update_in_place(allocation) {
                     break;
+                } else {
+                    self.in_place.insert(number);
                 }
             }
         }
@@ -209,6 +290,7 @@ impl<'a> Work<'a> {
         group: &TaskGroup,
         outdated: &[&'a Allocation],
         limit: usize,
+        own: &mut Changes<'a>,
     ) -> bool {
         let mut done = 0;
         let mut failures = Vec::new();
@@ -216,12 +298,11 @@ impl<'a> Work<'a> {
             if done == limit || failures.len() == REPLACEMENT_FAILURES_MAX {
                 break;
             }
-            let wish = PlaceWish {
-                name_index: allocation.name_index,
-                previous: Some(allocation),
-                rescheduled: false,
-                history: Vec::new(),
-            };
+            // A promoted canary may have its name already.
+            let is_taken = own.current_names.contains(&allocation.name_index);
+            let name_index = if is_taken { own.names.next() } else { allocation.name_index };
+            let wish =
+                PlaceWish { previous: Some(allocation), ..PlaceWish::new(name_index, false) };
             match self.try_place(number, group, &wish, Some(Reason::Updating)) {
                 Tried::Placed => done += 1,
                 Tried::PlanFull => return false,
@@ -235,10 +316,7 @@ impl<'a> Work<'a> {
             let left = u32::try_from(left).unwrap_or(u32::MAX);
             self.draft.fail(&group.name, left, *metrics);
             self.failed.insert(number);
-        }
-        // When nothing could be done, room has to come first, which the blocked evaluation waits for.
-        if outdated.len() > limit && (done > 0 || left == 0) {
-            self.rolling.push(number);
+            self.failed_in_stack.insert(number);
         }
         true
     }
@@ -260,10 +338,18 @@ impl<'a> Work<'a> {
             Tried::PlanFull => false,
             Tried::NoRoom(metrics) => {
                 self.failed.insert(number);
+                self.failed_in_stack.insert(self.number_in_stack(number, wish));
                 self.draft.fail(&group.name, 1, *metrics);
                 true
             }
         }
+    }
+
+    /// The group of the stack that a wish is for.
+    fn number_in_stack(&self, number: usize, wish: &PlaceWish<'_>) -> usize {
+        let is_it = |version| self.older.iter().position(|one| *one == (number, version));
+        let extra = wish.version.and_then(is_it);
+        extra.map_or(number, |extra| self.spec.groups.len() + extra)
     }
 
     fn try_place(
@@ -276,6 +362,7 @@ impl<'a> Work<'a> {
         if !self.draft.has_room() {
             return Tried::PlanFull;
         }
+        let number = self.number_in_stack(number, wish);
         let stack = self.stack.as_mut().expect("there is a stack when something is placed");
         let stopped = wish.previous.zip(reason);
         if let Some((previous, reason)) = stopped {
@@ -293,6 +380,8 @@ impl<'a> Work<'a> {
                     id: self.draft.next_allocation_id(),
                     group: group.name.clone(),
                     name_index: wish.name_index,
+                    canary: wish.canary,
+                    version: wish.version,
                     node: choice.node,
                     ports: Vec::new(),
                     previous: wish.previous.map(|previous| previous.id),
@@ -301,7 +390,6 @@ impl<'a> Work<'a> {
                     metrics: Some(choice.metrics),
                 };
                 self.draft.place(placement);
-                self.placed.insert(number);
                 self.replaced.extend(wish.previous.map(|previous| previous.id));
                 Tried::Placed
             }
@@ -322,19 +410,6 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Takes the next step of a rolling update when something of the new version may have become healthy. If nothing may, something else comes first,
-    /// with an evaluation of its own: room, which the blocked evaluation waits for, another attempt of what failed, or whoever mends the job.
-    fn roll_on(&mut self, number: usize, group: &TaskGroup, changes: &Changes<'_>) {
-        let healthy_ms_min = group.update.map_or(0, |update| update.healthy_ms_min);
-        let placed = self.placed.contains(&number).then(|| {
-            let pause = healthy_ms_min.max(reconcile::LOOK_MS_MIN);
-            self.draft.pass.now.saturating_add(pause)
-        });
-        if let Some(wait_until) = placed.into_iter().chain(changes.look_again_at).min() {
-            evaluate::follow_up_rolling(&mut self.draft, wait_until);
-        }
-    }
-
     /// Makes evaluations for failed allocations that are to be replaced later.
     fn follow_up(&mut self, changes: &[Changes<'_>]) {
         let later = changes
@@ -352,21 +427,21 @@ impl<'a> Work<'a> {
     }
 
     fn finish(self) -> Plan {
-        let failed: Vec<_> = self.failed.into_iter().collect();
+        let failed: Vec<_> = self.failed_in_stack.into_iter().collect();
         let classes = self.stack.map(|stack| stack.summary(&failed)).unwrap_or_default();
         evaluate::finish(self.draft, classes)
     }
 }
 
-/// How many destructive updates this pass may do: `max_parallel` less what is not healthy yet, less what this pass places besides.
-fn update_limit(kind: JobKind, group: &TaskGroup, changes: &Changes<'_>) -> usize {
-    match (kind, group.update) {
-        (JobKind::Service, Some(update)) if update.max_parallel > 0 => {
-            let busy = (changes.unhealthy as usize).saturating_add(changes.placements.len());
-            (update.max_parallel as usize).saturating_sub(busy)
-        }
-        (JobKind::Service | JobKind::Batch | JobKind::System | JobKind::Sysbatch, _) => usize::MAX,
+/// How many destructive updates this pass may do: `max_parallel` less what is not healthy yet, less what this pass places besides; none while the
+/// deployment holds them back.
+fn update_limit(rollout: &Rollout<'_>, group: &TaskGroup, own: &Changes<'_>) -> usize {
+    let Some(update) = rollout.strategy(group) else { return usize::MAX };
+    if own.is_held || own.is_stuck {
+        return 0;
     }
+    let busy = (own.unhealthy as usize).saturating_add(own.placements.len());
+    (update.max_parallel as usize).saturating_sub(busy)
 }
 
 /// Descriptions, shared among the stops of a plan.

@@ -314,6 +314,8 @@ impl<'a> Work<'a> {
                     id: self.draft.next_allocation_id(),
                     group: group.name.clone(),
                     name_index: 0,
+                    canary: false,
+                    version: None,
                     node: choice.node,
                     ports: Vec::new(),
                     previous: previous.map(|previous| previous.id),

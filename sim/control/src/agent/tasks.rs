@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use fsm::{Allocation, AllocationId, ClientStatus, JobKey, NodeId, Text, allocation::TaskState};
+use fsm::{
+    Allocation, AllocationId, ClientStatus, DeploymentId, JobKey, Text,
+    allocation::{LiveName, TaskState},
+};
 
 use super::Agent;
 use crate::{coverage::Event, world::World};
@@ -13,6 +16,9 @@ const RESTARTS_MS: (u64, u64) = (100, 12_000);
 /// It waits for so long until it starts again, ms.
 const RESTART_DELAY_MS: (u64, u64) = (50, 4_000);
 
+/// What runs for so long without a break is healthy, ms.
+const HEALTHY_MS: u64 = 1_000;
+
 /// Why a node fails at what it is given.
 const NODE_FAILURE: &str = "no executor";
 
@@ -22,7 +28,7 @@ const FAILS_MS: u64 = 1_000;
 /// What runs here, or ran and is not forgotten.
 pub(super) struct Local {
     pub(super) job: JobKey,
-    pub(super) name: (Text, u32, NodeId),
+    pub(super) name: LiveName,
     pub(super) status: ClientStatus,
     pub(super) sequence: u64,
     pub(super) reported: u64,
@@ -42,6 +48,11 @@ pub(super) struct Local {
     pub(super) fails_at: Option<u64>,
     /// That is its node's fault.
     fails_by_node: bool,
+    /// The deployment in which its health is said.
+    deployment: Option<DeploymentId>,
+    health: Option<bool>,
+    /// It is healthy then, if it runs on.
+    healthy_at: Option<u64>,
     /// By the name of each task; the node's clock.
     tasks: BTreeMap<Text, TaskState>,
 }
@@ -64,13 +75,23 @@ impl Local {
             again_at: None,
             fails_at: None,
             fails_by_node: false,
+            deployment: row.deployment.map(|own| own.id),
+            health: row.deployment.and_then(|own| own.is_healthy()),
+            healthy_at: None,
             tasks: tasks.into_iter().map(|name| (name, TaskState::default())).collect(),
         }
     }
 
     /// When something happens to it by itself.
     pub(super) fn next_look_ms(&self) -> Option<u64> {
-        let times = [self.starts_at, self.stops_at, self.restarts_at, self.again_at, self.fails_at];
+        let times = [
+            self.starts_at,
+            self.stops_at,
+            self.restarts_at,
+            self.again_at,
+            self.fails_at,
+            self.healthy_at,
+        ];
         times.into_iter().flatten().min()
     }
 
@@ -88,7 +109,18 @@ impl Local {
         self.status = status;
         self.sequence += 1;
         (self.stops_at, self.restarts_at) = (None, None);
-        (self.again_at, self.fails_at) = (None, None);
+        (self.again_at, self.fails_at, self.healthy_at) = (None, None, None);
+        self.health = self.health.or(Some(false));
+    }
+
+    /// Whether its health is still to be said.
+    fn watched(&self) -> bool {
+        self.deployment.is_some() && self.health.is_none()
+    }
+
+    /// What its agent reports of its health.
+    pub(super) fn health(&self) -> Option<(DeploymentId, bool)> {
+        self.deployment.zip(self.health)
     }
 
     /// What its agent reports of its tasks.
@@ -211,6 +243,7 @@ impl World {
         let Agent { local, node, broken_until, .. } = &mut self.agents[number];
         if let Some(one) = local.get_mut(&row.id) {
             one.start(wall_ms, restarts_at);
+            one.healthy_at = one.watched().then_some(now + HEALTHY_MS);
             if *broken_until > now {
                 (one.fails_at, one.fails_by_node) = (Some(now + FAILS_MS), true);
                 self.failed_on.insert(*node);
@@ -232,19 +265,36 @@ impl World {
             return true;
         }
         if is_due(one.restarts_at) {
-            one.restarts_at = None;
+            (one.restarts_at, one.healthy_at) = (None, None);
             one.again_at = Some(now + self.chance.between(low, high));
         } else if is_due(one.again_at) {
             one.again_at = None;
+            one.healthy_at = one.watched().then_some(now + HEALTHY_MS);
             if let Some(task) = one.tasks.values_mut().next() {
                 task.restarts += 1;
                 task.last_restart_ms = wall_ms(number, now);
             }
             self.coverage.count(Event::TaskRestarted);
+        } else if is_due(one.healthy_at) {
+            (one.healthy_at, one.health) = (None, Some(true));
         } else {
             return false;
         }
         one.sequence += 1;
+        true
+    }
+
+    /// What runs on as an instance of another version is watched in the deployment of that one.
+    pub(super) fn watch_health(&mut self, number: usize, row: &Allocation) -> bool {
+        let now = self.clock_ms;
+        let Some(one) = self.agents[number].local.get_mut(&row.id) else { return false };
+        let deployment = row.deployment.map(|own| own.id);
+        if one.deployment == deployment {
+            return false;
+        }
+        one.deployment = deployment;
+        one.health = None;
+        one.healthy_at = (one.watched() && one.again_at.is_none()).then_some(now + HEALTHY_MS);
         true
     }
 

@@ -482,6 +482,10 @@ fn i46_an_update_of_too_many_and_one_in_place_of_other_work_are_found() {
             healthy_ms_min: 0,
             healthy_deadline_ms: 0,
             progress_deadline_ms: 0,
+            health_check: fsm::job::HealthCheck::TaskStates,
+            canaries: 0,
+            auto_promote: false,
+            auto_revert: false,
         });
         spec
     };
@@ -691,6 +695,10 @@ fn an_update_whose_instances_failed_for_good_is_held_up() {
             healthy_ms_min: 1_000,
             healthy_deadline_ms: 60_000,
             progress_deadline_ms: 120_000,
+            health_check: fsm::job::HealthCheck::TaskStates,
+            canaries: 0,
+            auto_promote: false,
+            auto_revert: false,
         });
         driver.register_job(spec);
         let mut state = idle(driver.state.clone());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{ClientStatus, TaskState};
-use crate::id::{AllocationId, EvaluationId, NodeId, Text};
+use crate::id::{AllocationId, DeploymentId, EvaluationId, NodeId, Text};
 
 /// A change of one allocation as its agent reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -19,6 +19,8 @@ pub struct ClientUpdate {
     pub tasks: BTreeMap<Text, TaskState>,
     /// It failed and that is the node's fault (driver, executor, directories): why.
     pub node_failure: Option<Text>,
+    /// Whether it is healthy in the deployment that it belongs to, once that is known.
+    pub health: Option<(DeploymentId, bool)>,
 }
 
 /// Allocation reports of one node.

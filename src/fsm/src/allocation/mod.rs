@@ -10,7 +10,7 @@ mod tests;
 pub use self::{
     commands::{ClientUpdate, NodeReport, StopAllocation, UpdateAllocations},
     row::{
-        Allocation, ClientStatus, DesiredStatus, DesiredTransition, ENDED_BY_REQUEST,
-        RescheduleEvent, TaskEvent, TaskState,
+        Allocation, ClientStatus, DesiredStatus, DesiredTransition, ENDED_BY_REQUEST, LiveName,
+        NameScope, RescheduleEvent, TaskEvent, TaskState,
     },
 };

@@ -5,8 +5,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    deployment::AllocationDeployment,
     evaluation::Metrics,
-    id::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text, TimeMs},
+    id::{AllocationId, DeploymentId, EvaluationId, Index, JobKey, NodeId, Text, TimeMs},
+    job::ReschedulePolicy,
+    limits,
     resources::{Port, Resources},
     table::{Row, TableId},
 };
@@ -177,6 +180,10 @@ pub struct Allocation {
     pub follow_up: Option<EvaluationId>,
     /// Past reschedules, newest last.
     pub reschedules: Vec<RescheduleEvent>,
+    /// The deployment of its version, if it belongs to one.
+    pub deployment: Option<AllocationDeployment>,
+    /// It was placed as a canary of this deployment, beside the instance of the same name.
+    pub canary_of: Option<DeploymentId>,
     /// How the placement was decided.
     pub metrics: Option<Arc<Metrics>>,
     /// Index of the placement.
@@ -189,6 +196,27 @@ pub struct Allocation {
     /// Log time of the last change.
     pub modified_at: TimeMs,
 }
+
+/// Where the number of a name is unique.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum NameScope {
+    /// In the job's group.
+    Group,
+    /// In the group on one node.
+    Node(NodeId),
+    /// Among the canaries of one deployment.
+    Canary(DeploymentId),
+}
+
+impl NameScope {
+    /// The scope of an instance of a job that runs once per node, of a canary, or of any other.
+    pub fn of(node: Option<NodeId>, canary_of: Option<DeploymentId>) -> Self {
+        node.map(Self::Node).or(canary_of.map(Self::Canary)).unwrap_or(Self::Group)
+    }
+}
+
+/// A name in use: group, number, and where that is unique.
+pub type LiveName = (Text, u32, NameScope);
 
 impl Row for Allocation {
     type Key = AllocationId;
@@ -206,9 +234,31 @@ impl Allocation {
     }
 
     /// The part of the name that must be unique among live allocations of the job.
-    pub fn live_name(&self) -> (Text, u32, NodeId) {
-        let node = if self.per_node { self.node } else { NodeId::default() };
-        (self.group.clone(), self.name_index, node)
+    pub fn live_name(&self) -> LiveName {
+        let within = NameScope::of(self.per_node.then_some(self.node), self.canary_of);
+        (self.group.clone(), self.name_index, within)
+    }
+
+    /// Whether it is a canary that was not promoted.
+    pub fn is_canary(&self) -> bool {
+        self.deployment.is_some_and(|own| own.canary)
+    }
+
+    /// Whether a policy allows another attempt after this one has failed.
+    pub fn may_retry(&self, policy: &ReschedulePolicy) -> bool {
+        if policy.unlimited {
+            return true;
+        }
+        // Only so many events are kept, so that more attempts could not be counted.
+        let attempts = usize::try_from(policy.attempts)
+            .unwrap_or(usize::MAX)
+            .min(limits::RESCHEDULE_EVENTS_COUNTED_MAX);
+        self.reschedules.iter().filter(|event| self.counts(policy, event)).count() < attempts
+    }
+
+    /// Whether a past reschedule is within the policy's interval before the allocation's end.
+    pub fn counts(&self, policy: &ReschedulePolicy, event: &RescheduleEvent) -> bool {
+        self.client_at.saturating_sub(event.at) < policy.interval_ms
     }
 
     /// Whether the servers want the allocation to end.

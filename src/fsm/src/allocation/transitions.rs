@@ -10,6 +10,7 @@ use crate::{
     apply::{Outcome, Turn, not_found},
     bounds::cut,
     command::{Rejection, Reply},
+    deployment::AllocationHealth,
     effect::Effect,
     evaluation::{Evaluation, Trigger},
     id::{JobKey, NodeId, Text},
@@ -35,6 +36,7 @@ impl Turn<'_> {
         self.state.index_allocation(&row);
         self.state.count_allocation(old.as_deref(), Some(&row));
         self.instance_used(old.as_deref(), &row);
+        self.count_in_deployment(old.as_deref(), &row);
     }
 
     pub(crate) fn update_allocations(&mut self, command: &UpdateAllocations) -> Reply {
@@ -76,6 +78,7 @@ impl Turn<'_> {
             row.client_at = self.at;
         }
         row.client = update.status;
+        self.take_health(&mut row, update);
         row.client_description = cut(&update.description, limits::REPORT_TEXT_BYTES_MAX);
         row.tasks = self.kept_tasks(&row, &update.tasks);
         // A short task may have ended before its start was reported.
@@ -105,6 +108,18 @@ impl Turn<'_> {
             JobKind::System | JobKind::Sysbatch => false,
         };
         (ended && wanted && replace).then_some(key)
+    }
+
+    /// Takes what an agent says of an allocation's health: once, and of the deployment that it
+    /// belongs to now.
+    fn take_health(&self, row: &mut Allocation, update: &ClientUpdate) {
+        if let Some((id, healthy)) = update.health
+            && let Some(own) = &mut row.deployment
+            && own.id == id
+            && own.health.is_none()
+        {
+            own.health = Some(AllocationHealth { healthy, at: self.at, index: self.index });
+        }
     }
 
     /// What a row keeps of the states that an agent reports: those of the tasks of its group, with

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    id::{AllocationId, ClassId, EvaluationId, Index, JobKey, NodeId, Text, TimeMs},
+    id::{AllocationId, ClassId, DeploymentId, EvaluationId, Index, JobKey, NodeId, Text, TimeMs},
     job::JobKind,
     table::{Row, TableId},
 };
@@ -167,6 +167,8 @@ pub struct Evaluation {
     pub queued: BTreeMap<Text, u32>,
     /// Index of the snapshot on which the evaluation was last processed.
     pub snapshot_index: Index,
+    /// The deployment that went on when the evaluation was processed.
+    pub deployment: Option<DeploymentId>,
     /// Failed allocations that this evaluation will reschedule.
     pub reschedules: Vec<AllocationId>,
     pub create_index: Index,
@@ -215,6 +217,7 @@ impl Evaluation {
             escaped: false,
             queued: BTreeMap::new(),
             snapshot_index: 0,
+            deployment: None,
             reschedules: Vec::new(),
             create_index: 0,
             modify_index: 0,

@@ -22,12 +22,18 @@ fn collect(
     allocations: &[AllocationId],
     evaluations: &[EvaluationId],
 ) -> u64 {
-    let cutoffs = Cutoffs { evaluations: before, batch_evaluations: before, jobs: before };
+    let cutoffs = Cutoffs {
+        evaluations: before,
+        batch_evaluations: before,
+        jobs: before,
+        deployments: before,
+    };
     let reply = driver.accept(Command::CollectGarbage(CollectGarbage {
         cutoffs,
         jobs: jobs.iter().map(|name| job_key(name)).collect(),
         allocations: allocations.to_vec(),
         evaluations: evaluations.to_vec(),
+        deployments: Vec::new(),
         classes: Vec::new(),
     }));
     let Reply::Collected(count) = reply else { panic!("unexpected reply {reply:?}") };
@@ -313,12 +319,13 @@ fn gains_of_empty_classes_go() {
     let reap = driver.reap("a", true);
     driver.accept(reap);
     assert_eq!(driver.state.classes_without_nodes(), [class]);
-    let cutoffs = Cutoffs { evaluations: 0, batch_evaluations: 0, jobs: 0 };
+    let cutoffs = Cutoffs { evaluations: 0, batch_evaluations: 0, jobs: 0, deployments: 0 };
     let command = Command::CollectGarbage(CollectGarbage {
         cutoffs,
         jobs: Vec::new(),
         allocations: Vec::new(),
         evaluations: Vec::new(),
+        deployments: Vec::new(),
         classes: vec![class],
     });
     assert_eq!(driver.accept(command), Reply::Collected(1));

@@ -10,9 +10,9 @@ mod tests;
 pub use self::{
     commands::{DeregisterJob, EvaluateJob, MarkJobVersion, RegisterJob, VersionMark},
     row::{
-        Affinity, Constraint, DelayFunction, GroupSummary, Job, JobKind, JobSpec, JobStatus,
-        JobVersion, LogConfig, MigrateStrategy, Network, Parameterized, PortAsk, ReschedulePolicy,
-        RestartPolicy, Spread, SpreadTarget, Task, TaskGroup, TaskResources, UpdateStrategy,
-        VersionTag,
+        Affinity, Constraint, DelayFunction, GroupSummary, HealthCheck, Job, JobKind, JobSpec,
+        JobStatus, JobVersion, LogConfig, MigrateStrategy, Network, Parameterized, PortAsk,
+        ReschedulePolicy, RestartPolicy, Spread, SpreadTarget, Task, TaskGroup, TaskResources,
+        UpdateStrategy, VersionTag,
     },
 };

@@ -137,6 +137,36 @@ pub struct ReschedulePolicy {
     pub unlimited: bool,
 }
 
+/// What says whether an instance is healthy.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum HealthCheck {
+    /// The checks of its services; until they run, its tasks.
+    Checks,
+    /// Its tasks.
+    TaskStates,
+    /// A person.
+    Manual,
+}
+
+impl HealthCheck {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Checks, Self::TaskStates, Self::Manual];
+
+    /// The name used in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Checks => "checks",
+            Self::TaskStates => "task_states",
+            Self::Manual => "manual",
+        }
+    }
+
+    /// The one with that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name)
+    }
+}
+
 /// How a change of the job is rolled out.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct UpdateStrategy {
@@ -148,8 +178,23 @@ pub struct UpdateStrategy {
     pub healthy_ms_min: u64,
     /// How long an instance may take to become healthy, ms.
     pub healthy_deadline_ms: u64,
-    /// How long a rollout may go without progress, ms.
+    /// How long a rollout may go without progress, ms; 0: the first unhealthy instance ends it.
     pub progress_deadline_ms: u64,
+    pub health_check: HealthCheck,
+    /// Instances of the new version that are tried before any older one is replaced; of a system
+    /// job, percent of the nodes.
+    pub canaries: u32,
+    /// Go on without a person once all canaries are healthy.
+    pub auto_promote: bool,
+    /// Go back to the last stable version when the rollout fails.
+    pub auto_revert: bool,
+}
+
+impl UpdateStrategy {
+    /// Whether changes are rolled out in steps, by a deployment.
+    pub const fn has_steps(&self) -> bool {
+        self.max_parallel > 0
+    }
 }
 
 /// How allocations leave a draining node.

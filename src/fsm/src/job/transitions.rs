@@ -10,6 +10,7 @@ use crate::{
     apply::{Outcome, Turn, not_found},
     bounds::{check_room, check_tag, refused},
     command::{IndexConflict, Rejection, Reply},
+    deployment::text,
     effect::Effect,
     evaluation::{Evaluation, EvaluationStatus, Trigger},
     id::{EvaluationId, Index, JobKey},
@@ -30,7 +31,8 @@ impl Turn<'_> {
     pub(crate) fn derive_job_status(&mut self, key: &JobKey) {
         let Some(job) = self.state.jobs.get(key).cloned() else { return };
         let index = self.state.job_index(key).cloned();
-        let has_live = index.as_ref().is_some_and(|index| !index.live_names.is_empty());
+        let has_live = index.as_ref().is_some_and(|index| !index.live_names.is_empty())
+            || self.state.active_deployment(key).is_some();
         let has_open = index.as_ref().is_some_and(|index| !index.open_evaluations.is_empty());
         let is_new = index.as_ref().is_none_or(|index| index.is_empty());
         let lasting = job.parameterized || job.kind == JobKind::System;
@@ -105,7 +107,7 @@ impl Turn<'_> {
         })
     }
 
-    fn store_job(&mut self, spec: &Arc<JobSpec>, old: Option<&Job>) -> Job {
+    pub(crate) fn store_job(&mut self, spec: &Arc<JobSpec>, old: Option<&Job>) -> Job {
         let unchanged = old.is_some_and(|old| {
             !old.stop && self.state.current_spec(old).is_some_and(|current| current == spec)
         });
@@ -136,6 +138,7 @@ impl Turn<'_> {
             job.parameterized = spec.parameterized.is_some();
             job.submitted_at = self.at;
             self.store_version(&mut job, spec);
+            self.cancel_deployments(&job.key, text::NEWER_JOB);
         }
         self.put_job(job.clone());
         job
@@ -292,6 +295,7 @@ impl Turn<'_> {
             self.put_evaluation(row);
             Some(evaluation)
         };
+        self.cancel_deployments(key, text::JOB_STOPPED);
         if purge {
             self.purge_job(&old);
         } else {
@@ -337,7 +341,7 @@ impl Turn<'_> {
         Ok(Reply::Job { evaluation: made, job_modify_index: job.job_modify_index, found: true })
     }
 
-    fn check_evaluation_id(&self, id: EvaluationId) -> Result<(), Rejection> {
+    pub(crate) fn check_evaluation_id(&self, id: EvaluationId) -> Result<(), Rejection> {
         if self.state.evaluations.contains(&id) {
             return Err(Rejection::Invalid("evaluation id exists already".into()));
         }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     allocation::{ClientStatus, RescheduleEvent},
+    deployment::NewDeployment,
     evaluation::{Evaluation, EvaluationStatus, Metrics},
     id::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text},
     resources::{Dimension, Port},
@@ -19,6 +20,10 @@ pub struct Placement {
     pub group: Text,
     /// Number in the name.
     pub name_index: u32,
+    /// It is a canary of the deployment of the plan's version.
+    pub canary: bool,
+    /// The version that it runs when that is not the plan's: of the allocation it replaces.
+    pub version: Option<u64>,
     pub node: NodeId,
     /// Ports; empty from the worker, filled in by the applier.
     pub ports: Vec<Port>,
@@ -98,17 +103,21 @@ pub struct Plan {
     pub follow_ups: Vec<FollowUp>,
     /// New allocations.
     pub placements: Vec<Placement>,
+    /// The deployment that begins with this plan. It is taken also when a part of the plan is
+    /// dropped.
+    pub deployment: Option<NewDeployment>,
     /// Taken if nothing of the plan was dropped. `None` once the applier has dropped a part.
     pub outcome: Option<Outcome>,
 }
 
 impl Plan {
-    /// Whether the plan changes no allocation.
+    /// Whether the plan changes no allocation and begins no deployment.
     pub fn is_no_op(&self) -> bool {
         self.stops.is_empty()
             && self.in_place.is_empty()
             && self.follow_ups.is_empty()
             && self.placements.is_empty()
+            && self.deployment.is_none()
     }
 }
 
@@ -144,6 +153,9 @@ pub enum DropReason {
     /// The allocation to be changed is not there any more or is final.
     #[error("the allocation to change is gone")]
     AllocationGone,
+    /// The deployment no longer takes canaries.
+    #[error("the deployment takes no canaries any more")]
+    NoCanaries,
     /// Another part of an all-at-once plan was dropped.
     #[error("part of an all-at-once plan was dropped")]
     AllAtOnce,

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use super::{DropReason, Placement, Plan};
 use crate::{
-    allocation::Allocation,
-    id::{AllocationId, JobKey, NodeId},
+    allocation::{Allocation, NameScope},
+    id::{DeploymentId, JobKey},
     job::{Job, JobSpec},
     limits,
     node::Node,
@@ -53,8 +53,10 @@ pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
     let Some(job) = state.jobs.get(&plan.job) else {
         // Without a job row an older plan cannot be told from a newer one, so only idempotent
         // changes may be taken.
-        let stops_only =
-            plan.placements.is_empty() && plan.in_place.is_empty() && plan.follow_ups.is_empty();
+        let stops_only = plan.placements.is_empty()
+            && plan.in_place.is_empty()
+            && plan.follow_ups.is_empty()
+            && plan.deployment.is_none();
         return if stops_only { Ok(()) } else { Err(DropReason::JobChanged) };
     };
     if job.last_plan_index > plan.snapshot_index && !is_planted(Plant::StalePlansTaken) {
@@ -82,10 +84,12 @@ pub fn check_placement(
     if !node.is_schedulable() {
         return Err(DropReason::NodeUnschedulable);
     }
-    let per_node: Option<NodeId> = spec.kind.is_per_node().then_some(placement.node);
-    let holder: Option<AllocationId> =
-        state.live_name(&job.key, &placement.group, placement.name_index, per_node);
-    if holder.is_some() {
+    let per_node = spec.kind.is_per_node().then_some(placement.node);
+    let canary_of =
+        placement.canary.then(|| canary_deployment(state, placement, job)).transpose()?;
+    let within = NameScope::of(per_node, canary_of);
+    let name = (placement.group.clone(), placement.name_index, within);
+    if state.live_name(&job.key, &name).is_some() {
         return Err(DropReason::NameTaken);
     }
     check_preempted(state, placement, job)?;
@@ -98,6 +102,18 @@ pub fn check_placement(
             ask.label == port.label && (ask.value == 0 || ask.value == port.value)
         });
     if as_asked { Ok(()) } else { Err(DropReason::NodeFull(Dimension::Ports)) }
+}
+
+/// The deployment that a canary belongs to.
+pub(super) fn canary_deployment(
+    state: &State,
+    placement: &Placement,
+    job: &Job,
+) -> Result<DeploymentId, DropReason> {
+    let row = state.current_deployment(job).filter(|row| row.is_active());
+    let row = row
+        .filter(|row| row.groups.get(&placement.group).is_some_and(|group| group.is_canarying()));
+    row.map(|row| row.id).ok_or(DropReason::NoCanaries)
 }
 
 /// Whether what a placement evicts may be evicted for it: live allocations of its node, of other

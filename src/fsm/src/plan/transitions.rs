@@ -14,9 +14,10 @@ use crate::{
     allocation::{Allocation, ClientStatus, DesiredStatus, DesiredTransition},
     apply::Turn,
     command::Reply,
+    deployment::Touched,
     effect::Effect,
     evaluation::{Blocked, EvaluationStatus, Trigger},
-    id::{AllocationId, JobKey, NodeId},
+    id::{AllocationId, DeploymentId, JobKey, NodeId},
     job::{Job, JobSpec},
     limits,
     node::Liveness,
@@ -32,6 +33,7 @@ struct Saved {
     effects: BTreeSet<Effect>,
     jobs: BTreeSet<JobKey>,
     gains: BTreeSet<NodeId>,
+    deployments: BTreeMap<DeploymentId, Touched>,
 }
 
 /// Whether a successor of an ended allocation was placed.
@@ -100,6 +102,7 @@ impl Turn<'_> {
             effects: self.effects.clone(),
             jobs: self.jobs.clone(),
             gains: self.gains.clone(),
+            deployments: self.deployments.clone(),
         }
     }
 
@@ -109,6 +112,7 @@ impl Turn<'_> {
         self.effects = saved.effects;
         self.jobs = saved.jobs;
         self.gains = saved.gains;
+        self.deployments = saved.deployments;
     }
 
     fn apply_parts(&mut self, plan: &Plan, verdict: &mut PlanVerdict) {
@@ -116,8 +120,9 @@ impl Turn<'_> {
         if let Some(job) = self.state.jobs.get(&plan.job).cloned()
             && let Some(spec) = self.state.current_spec(&job).cloned()
         {
+            self.create_deployment(plan, &job, &spec);
             for update in &plan.in_place {
-                if let Err(reason) = self.update_in_place(plan, update, &spec) {
+                if let Err(reason) = self.update_in_place(plan, update, &job, &spec) {
                     verdict.dropped.push((update.id, reason));
                 }
             }
@@ -223,6 +228,7 @@ impl Turn<'_> {
         &mut self,
         plan: &Plan,
         update: &InPlace,
+        job: &Job,
         spec: &Arc<JobSpec>,
     ) -> Result<(), DropReason> {
         let old = self.state.allocations.get(&update.id).cloned();
@@ -236,6 +242,8 @@ impl Turn<'_> {
         row.job_create_index = plan.job_create_index;
         row.evaluation = plan.evaluation;
         row.resources = Resources::of_group(group);
+        // What was said of its health was said of the version before.
+        row.deployment = self.membership(job, &group.name, false);
         row.server_modify_index = self.index;
         let node = self.state.nodes.get(&row.node).ok_or(DropReason::NodeMissing)?;
         if matches!(node.liveness, Liveness::Down | Liveness::Disconnected) {
@@ -263,10 +271,14 @@ impl Turn<'_> {
         job: &Job,
         spec: &Arc<JobSpec>,
     ) -> Result<(), DropReason> {
+        let spec = &self.placed_spec(placement, job, spec)?;
         if !(self.is_final && is_planted(Plant::NoRecheck)) {
             check_placement(self.state, placement, job, spec)?;
         }
         let group = spec.group(&placement.group).ok_or(DropReason::JobChanged)?;
+        let is_current = placement.version.is_none_or(|version| version == job.version);
+        let deployment =
+            is_current.then(|| self.membership(job, &group.name, placement.canary)).flatten();
         let mut reschedules = placement.reschedules.clone();
         let excess = reschedules.len().saturating_sub(limits::RESCHEDULE_EVENTS_COUNTED_MAX);
         reschedules.drain(..excess);
@@ -274,7 +286,7 @@ impl Turn<'_> {
             id: placement.id,
             job: job.key.clone(),
             job_create_index: job.create_index,
-            job_version: job.version,
+            job_version: placement.version.unwrap_or(job.version),
             group: group.name.clone(),
             name_index: placement.name_index,
             per_node: spec.kind.is_per_node(),
@@ -296,6 +308,10 @@ impl Turn<'_> {
             preempted_by: None,
             follow_up: None,
             reschedules,
+            deployment,
+            canary_of: deployment
+                .filter(|own| own.canary && !spec.kind.is_per_node())
+                .map(|own| own.id),
             metrics: placement.metrics.clone(),
             create_index: self.index,
             modify_index: self.index,
@@ -310,6 +326,20 @@ impl Turn<'_> {
         self.put_allocation(row);
         self.link_previous(placement, &job.key);
         Ok(())
+    }
+
+    /// The spec that a placement runs: the current one, or that of an older version.
+    pub(super) fn placed_spec(
+        &self,
+        placement: &Placement,
+        job: &Job,
+        spec: &Arc<JobSpec>,
+    ) -> Result<Arc<JobSpec>, DropReason> {
+        let Some(version) = placement.version.filter(|version| *version != job.version) else {
+            return Ok(Arc::clone(spec));
+        };
+        let older = self.state.job_spec(&job.key, job.create_index, version);
+        older.cloned().ok_or(DropReason::JobChanged)
     }
 
     fn evict(&mut self, victim: AllocationId, by: AllocationId) {
@@ -350,6 +380,9 @@ impl Turn<'_> {
         row.queued = outcome.queued.clone();
         row.failed_groups = outcome.failed_groups.clone();
         row.snapshot_index = plan.snapshot_index;
+        let job = self.state.jobs.get(&plan.job);
+        let deployment = job.and_then(|job| self.state.current_deployment(job));
+        row.deployment = deployment.filter(|row| row.is_active()).map(|row| row.id);
         if outcome.status == EvaluationStatus::Blocked {
             row.class_eligibility = outcome.class_eligibility.clone();
             row.escaped = outcome.escaped;

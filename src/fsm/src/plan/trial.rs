@@ -55,6 +55,7 @@ impl State {
             trial.plan.in_place.clear();
             trial.plan.stops.clear();
             trial.plan.follow_ups.clear();
+            trial.plan.deployment = None;
         }
         Ok(trial)
     }
@@ -69,18 +70,19 @@ impl Turn<'_> {
         if let Some(job) = self.state.jobs.get(&plan.job).cloned()
             && let Some(spec) = self.state.current_spec(&job).cloned()
         {
+            self.create_deployment(plan, &job, &spec);
             for update in &plan.in_place {
-                match self.update_in_place(plan, update, &spec) {
+                match self.update_in_place(plan, update, &job, &spec) {
                     Ok(()) => left.in_place.push(update.clone()),
                     Err(reason) => dropped.push((update.id, reason)),
                 }
             }
             for placement in &plan.placements {
                 let mut placement = placement.clone();
-                let placed = spec
-                    .group(&placement.group)
-                    .ok_or(DropReason::JobChanged)
-                    .and_then(|group| {
+                let placed = self
+                    .placed_spec(&placement, &job, &spec)
+                    .and_then(|spec| {
+                        let group = spec.group(&placement.group).ok_or(DropReason::JobChanged)?;
                         pick(self.state, &placement, group).map_err(DropReason::NodeFull)
                     })
                     .and_then(|ports| {

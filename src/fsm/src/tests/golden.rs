@@ -8,6 +8,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests read what is pinned")]
 
 mod capacity;
+mod deployments;
 mod pools;
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
@@ -21,6 +22,9 @@ use crate::{
     },
     codec::{self, DecodeError, Frame, HEADER_BYTES, KINDS},
     command::{Command, IndexConflict, Proposal, Rejection, Reply},
+    deployment::{
+        AllocationDeployment, AllocationHealth, Deployment, DeploymentGoal, NewDeployment,
+    },
     digest::{Digest, DigestMark, DigestVerdict},
     evaluation::{
         Evaluation, EvaluationStatus, EvaluationUpdate, Metrics, NodeScore, Trigger,
@@ -28,11 +32,11 @@ use crate::{
     },
     gc::{CollectGarbage, Cutoffs},
     generation::GENERATION,
-    id::{AllocationId, ClassId, EvaluationId, InstanceId, NodeId, RequestId},
+    id::{AllocationId, ClassId, DeploymentId, EvaluationId, InstanceId, NodeId, RequestId},
     job::{
-        Affinity, Constraint, DelayFunction, DeregisterJob, EvaluateJob, Job, JobKind, JobSpec,
-        JobStatus, JobVersion, MarkJobVersion, Parameterized, RegisterJob, ReschedulePolicy,
-        Spread, SpreadTarget, UpdateStrategy, VersionMark, VersionTag,
+        Affinity, Constraint, DelayFunction, DeregisterJob, EvaluateJob, HealthCheck, Job, JobKind,
+        JobSpec, JobStatus, JobVersion, MarkJobVersion, Parameterized, RegisterJob,
+        ReschedulePolicy, Spread, SpreadTarget, UpdateStrategy, VersionMark, VersionTag,
     },
     node::{
         AdvanceDrains, CapacityGain, CheckResult, Drain, Driver, Eligibility, EndMassLoss,
@@ -90,6 +94,10 @@ fn spec() -> JobSpec {
         healthy_ms_min: 3,
         healthy_deadline_ms: 4,
         progress_deadline_ms: 5,
+        health_check: HealthCheck::Manual,
+        canaries: 6,
+        auto_promote: true,
+        auto_revert: true,
     });
     spec
 }
@@ -229,6 +237,7 @@ fn evaluation() -> Evaluation {
     row.next = Some(EvaluationId([4; 16]));
     row.failed_groups.insert("web".into(), metrics());
     row.class_eligibility.insert(ClassId([5; 16]), true);
+    row.deployment = Some(DeploymentId([8; 16]));
     row.reschedules.push(AllocationId([6; 16]));
     row.create_index = 7;
     row
@@ -285,6 +294,12 @@ fn allocation() -> Allocation {
         preempted_by: Some(AllocationId([12; 16])),
         follow_up: Some(EvaluationId([10; 16])),
         reschedules: vec![reschedule()],
+        deployment: Some(AllocationDeployment {
+            id: DeploymentId([13; 16]),
+            canary: true,
+            health: Some(AllocationHealth { healthy: true, at: 14, index: 15 }),
+        }),
+        canary_of: Some(DeploymentId([13; 16])),
         metrics: Some(Arc::new(metrics())),
         create_index: 11,
         modify_index: 12,
@@ -347,6 +362,8 @@ fn plan() -> Plan {
             id: AllocationId([10; 16]),
             group: "web".into(),
             name_index: 11,
+            canary: true,
+            version: Some(15),
             node: NodeId([12; 16]),
             ports: vec![port("http", 8080)],
             previous: Some(AllocationId([13; 16])),
@@ -354,6 +371,10 @@ fn plan() -> Plan {
             reschedules: vec![reschedule()],
             metrics: None,
         }],
+        deployment: Some(NewDeployment {
+            id: DeploymentId([16; 16]),
+            goals: BTreeMap::from([("web".into(), DeploymentGoal { canaries: 1, total: 2 })]),
+        }),
         outcome: Some(outcome),
     }
 }
@@ -370,6 +391,7 @@ fn node_report(node: NodeId, evaluation_ids: Vec<EvaluationId>) -> NodeReport {
         description: "exit 1".into(),
         tasks: tasks(),
         node_failure: Some("no executor".into()),
+        health: Some((DeploymentId([6; 16]), true)),
     };
     NodeReport { node, incarnation: 5, updates: vec![update], evaluation_ids }
 }
@@ -508,6 +530,7 @@ pub(super) fn commands() -> Vec<Command> {
             description: "the one that works".into(),
         },
     }));
+    commands.extend(deployments::commands());
     commands
 }
 
@@ -561,15 +584,21 @@ fn command_name(command: &Command) -> &'static str {
         Command::ExpireRequirements(_) => "expire-requirements",
         Command::DecideCapacity(_) => "decide-capacity",
         Command::MoveMembers(_) => "move-members",
+        Command::PromoteDeployment(_) => "promote-deployment",
+        Command::FailDeployment(_) => "fail-deployment",
+        Command::PauseDeployment(_) => "pause-deployment",
+        Command::SetAllocationHealth(_) => "set-allocation-health",
+        Command::ExpireDeployments(_) => "expire-deployments",
     }
 }
 
 fn collection() -> Command {
     Command::CollectGarbage(CollectGarbage {
-        cutoffs: Cutoffs { evaluations: 20, batch_evaluations: 21, jobs: 22 },
+        cutoffs: Cutoffs { evaluations: 20, batch_evaluations: 21, jobs: 22, deployments: 26 },
         jobs: vec![job_key("t")],
         allocations: vec![AllocationId([23; 16])],
         evaluations: vec![EvaluationId([24; 16])],
+        deployments: vec![DeploymentId([27; 16])],
         classes: vec![ClassId([25; 16])],
     })
 }
@@ -605,6 +634,7 @@ fn replies() -> Vec<Reply> {
     ];
     replies.extend(rejections().into_iter().map(Reply::Rejected));
     replies.push(Reply::Collected(26));
+    replies.push(Reply::Deployment { evaluation: Some(evaluation), reverted_to: Some(2) });
     replies.push(Reply::Requirements(vec![None, Some(Rejection::SessionExpired)]));
     replies
 }
@@ -672,6 +702,7 @@ fn golden() -> Golden {
     let (create_index, modify_index) = (7, 8);
     let loss = MassLoss { since: 5, nodes: vec![node], end, create_index, modify_index };
     golden.pin("mass-loss", &loss);
+    golden.pin("deployment", &deployments::row());
     pools::pin(&mut golden);
     capacity::pin(&mut golden);
     let class = ClassId([2; 16]);
@@ -763,6 +794,7 @@ fn survives_as_everything(payload: &[u8]) {
     survives::<Node>(payload);
     survives::<Evaluation>(payload);
     survives::<Allocation>(payload);
+    survives::<Deployment>(payload);
     survives::<NodePool>(payload);
     survives::<SchedulerConfiguration>(payload);
     survives::<OfflineNode>(payload);

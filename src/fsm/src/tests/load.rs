@@ -1,13 +1,15 @@
 //! Saving and loading: a loaded state is the same to its digest and goes on the same; damage and
 //! unknown tables are refused. Digest marks.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     allocation::ClientStatus,
     codec::DecodeError,
     command::{Command, Rejection},
+    deployment::{DeploymentGoal, NewDeployment},
     digest::{Digest, DigestVerdict},
+    id::DeploymentId,
     invariant,
     job::JobKind,
     limits,
@@ -18,7 +20,7 @@ use crate::{
     settings::SetSchedulerConfiguration,
     state::{LoadError, State},
     table::TableId,
-    testing::{Driver, capacity_group, job, job_with_ports, port, reload, rows},
+    testing::{Driver, capacity_group, job, job_with_ports, port, reload, rolling_job, rows},
 };
 
 fn busy_cluster() -> Driver {
@@ -53,6 +55,13 @@ fn busy_cluster() -> Driver {
         driver.liveness(name, Liveness::Down);
     }
     grow(&mut driver);
+    let evaluation = driver.register_job(rolling_job("rolling", 1, |_| {}));
+    let mut plan = driver.plan(evaluation);
+    let goal = DeploymentGoal { canaries: 0, total: 1 };
+    let goals = BTreeMap::from([(crate::testing::GROUP.into(), goal)]);
+    plan.deployment = Some(NewDeployment { id: DeploymentId([1; 16]), goals });
+    driver.commit_plan(plan);
+    driver.place("rolling", 0, a);
     driver.commit_request(1, driver.now, Command::Tick);
     driver.accept(Command::MarkDigest);
     driver

@@ -13,6 +13,7 @@
 )]
 
 mod capacity;
+mod deployments;
 mod pools;
 
 use std::{
@@ -143,6 +144,7 @@ impl Maker<'_> {
             4 => spec.groups[0].tasks[0].resources.cpu_mhz = self.dice.choose(&[0, 900, u64::MAX]),
             5 => spec.groups[0].name = "renamed".into(),
             6 => spec.parameterized = Some(Parameterized::default()),
+            7 | 8 => self.update_strategy(&mut spec),
             _ => spec.priority = 10 * u16::try_from(self.dice.below(3)).unwrap(),
         }
         spec
@@ -196,8 +198,9 @@ impl Maker<'_> {
     }
 
     fn command(&mut self) -> Command {
-        match self.dice.below(42) {
-            38.. => self.capacity_command(),
+        match self.dice.below(45) {
+            42.. => self.deployment_command(),
+            38..42 => self.capacity_command(),
             30..38 => self.instance_command(),
             0..6 => self.job_command(),
             6..12 => self.node_command(),
@@ -380,6 +383,7 @@ impl Maker<'_> {
                 description: "".into(),
                 tasks: BTreeMap::new(),
                 node_failure: self.dice.one_in(9).then(|| "no room".into()),
+                health: self.health(id),
             };
             let updates = if self.dice.one_in(5) { Vec::new() } else { vec![update] };
             let incarnation = self.incarnation(node);
@@ -463,10 +467,16 @@ impl Maker<'_> {
         let mut allocations: Vec<_> = self.state.allocations.iter().map(|row| row.id).collect();
         allocations.retain(|_| !self.dice.one_in(4));
         Command::CollectGarbage(CollectGarbage {
-            cutoffs: Cutoffs { evaluations: before, batch_evaluations: before, jobs: before },
+            cutoffs: Cutoffs {
+                evaluations: before,
+                batch_evaluations: before,
+                jobs: before,
+                deployments: before,
+            },
             jobs: self.state.jobs.iter().map(|row| row.key.clone()).collect(),
             allocations,
             evaluations,
+            deployments: self.state.deployments.iter().map(|row| row.id).collect(),
             classes: self.state.classes_without_nodes(),
         })
     }
@@ -492,6 +502,7 @@ impl Maker<'_> {
             in_place: Vec::new(),
             follow_ups: Vec::new(),
             placements: Vec::new(),
+            deployment: self.new_deployment(&key),
             outcome: self.dice.one_in(3).then(|| self.outcome(&key)),
         };
         if self.dice.one_in(20) {
@@ -547,6 +558,8 @@ impl Maker<'_> {
             id,
             group,
             name_index: u32::try_from(self.dice.below(9)).unwrap(),
+            canary: self.dice.one_in(6),
+            version: self.dice.one_in(9).then(|| self.dice.below(4)),
             node,
             ports,
             previous: self.dice.pick(of_job),

@@ -239,6 +239,7 @@ impl Machine for Dispatch {
             Effect::Node(_)
             | Effect::NodeChange { .. }
             | Effect::MassLoss
+            | Effect::Deployment(_)
             | Effect::Instance(_)
             | Effect::InstancePool(_)
             | Effect::NodeAllocations(_)

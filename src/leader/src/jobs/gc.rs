@@ -7,7 +7,7 @@
 //! ([`GarbageCollector::forced`]) needs no leader: anyone may propose it.
 
 use fsm::{
-    AllocationId, Command, Effect, EvaluationId, Index, JobKey, State,
+    AllocationId, Command, DeploymentId, Effect, EvaluationId, Index, JobKey, State,
     gc::{CollectGarbage, Cutoffs},
     id::ClassId,
 };
@@ -27,6 +27,7 @@ pub struct GcConfig {
     pub batch_evaluation_ms: u64,
     /// Dead jobs, after their submission.
     pub job_ms: u64,
+    pub deployment_ms: u64,
 }
 
 impl Default for GcConfig {
@@ -36,6 +37,7 @@ impl Default for GcConfig {
             evaluation_ms: limits::GC_EVALUATION_MS,
             batch_evaluation_ms: limits::GC_BATCH_EVALUATION_MS,
             job_ms: limits::GC_JOB_MS,
+            deployment_ms: limits::GC_DEPLOYMENT_MS,
         }
     }
 }
@@ -46,6 +48,7 @@ impl GcConfig {
             evaluations: now.saturating_sub(self.evaluation_ms),
             batch_evaluations: now.saturating_sub(self.batch_evaluation_ms),
             jobs: now.saturating_sub(self.job_ms),
+            deployments: now.saturating_sub(self.deployment_ms),
         }
     }
 }
@@ -55,6 +58,7 @@ impl GcConfig {
 enum Place {
     Jobs(JobKey),
     Evaluations(EvaluationId),
+    Deployments(DeploymentId),
     End,
 }
 
@@ -77,22 +81,28 @@ struct Batch {
     jobs: Vec<JobKey>,
     allocations: Vec<AllocationId>,
     evaluations: Vec<EvaluationId>,
+    deployments: Vec<DeploymentId>,
     classes: Vec<ClassId>,
 }
 
 impl Batch {
     fn len(&self) -> usize {
-        self.jobs.len() + self.allocations.len() + self.evaluations.len() + self.classes.len()
+        self.jobs.len()
+            + self.allocations.len()
+            + self.evaluations.len()
+            + self.deployments.len()
+            + self.classes.len()
     }
 
     fn command(self, cutoffs: Cutoffs) -> Option<Command> {
         let found = self.len() > 0;
-        let Self { jobs, allocations, evaluations, classes } = self;
+        let Self { jobs, allocations, evaluations, deployments, classes } = self;
         found.then_some(Command::CollectGarbage(CollectGarbage {
             cutoffs,
             jobs,
             allocations,
             evaluations,
+            deployments,
             classes,
         }))
     }
@@ -134,7 +144,12 @@ impl GarbageCollector {
     /// What the jobs among them leave behind is found by another call, on the state after that.
     pub fn forced(now: u64, state: &State) -> Vec<Command> {
         let before = now.saturating_add(1);
-        let cutoffs = Cutoffs { evaluations: before, batch_evaluations: before, jobs: before };
+        let cutoffs = Cutoffs {
+            evaluations: before,
+            batch_evaluations: before,
+            jobs: before,
+            deployments: before,
+        };
         let mut walk = Walk::new(cutoffs);
         let mut commands = Vec::new();
         while let Some(batch) = step(&mut walk, state) {
@@ -174,7 +189,9 @@ fn step(walk: &mut Walk, state: &State) -> Option<Batch> {
             }
         },
         Place::Evaluations(from) => evaluations(*from, &walk.cutoffs, state, &mut batch)
-            .map_or(Place::End, Place::Evaluations),
+            .map_or(Place::Deployments(DeploymentId::default()), Place::Evaluations),
+        Place::Deployments(from) => deployments(*from, &walk.cutoffs, state, &mut batch)
+            .map_or(Place::End, Place::Deployments),
         Place::End => return None,
     };
     Some(batch)
@@ -214,6 +231,24 @@ fn evaluations(
         }
         if !kept && state.is_evaluation_old(row, cutoffs) {
             batch.evaluations.push(row.id);
+        }
+    }
+    None
+}
+
+/// Answers with the deployment to go on with.
+fn deployments(
+    from: DeploymentId,
+    cutoffs: &Cutoffs,
+    state: &State,
+    batch: &mut Batch,
+) -> Option<DeploymentId> {
+    for (seen, row) in state.deployments().iter_from(&from).enumerate() {
+        if seen >= limits::GC_SLICE_MAX || batch.len() >= limits::GC_BATCH_MAX {
+            return Some(row.id);
+        }
+        if state.is_deployment_collectable(row, cutoffs.deployments) {
+            batch.deployments.push(row.id);
         }
     }
     None
@@ -325,6 +360,33 @@ mod tests {
             at = collector.next_deadline().expect("always");
         }
         assert_eq!(named.len(), count);
+    }
+
+    /// A deployment goes an hour after its end, or with the version that it is of.
+    #[test]
+    fn deployments_go_after_their_threshold() {
+        let mut driver = Driver::default();
+        let begin = |driver: &mut Driver, number: u8| {
+            let spec = fsm::testing::rolling_job("t", u32::from(number), |_| {});
+            let evaluation = driver.register_job(spec);
+            let goal = fsm::deployment::DeploymentGoal { canaries: 0, total: 1 };
+            let goals = [(fsm::testing::GROUP.into(), goal)].into();
+            let id = DeploymentId([number; 16]);
+            let mut plan = driver.plan(evaluation);
+            plan.deployment = Some(fsm::deployment::NewDeployment { id, goals });
+            driver.commit_plan(plan);
+        };
+        begin(&mut driver, 1);
+        begin(&mut driver, 2);
+        let start = driver.now;
+        let mut collector = begun_at(start);
+        run(&mut collector, &mut driver, start + HOUR_MS);
+        assert_eq!(driver.state.deployments().len(), 2);
+        run(&mut collector, &mut driver, start + 2 * HOUR_MS);
+        assert_eq!(driver.state.deployments().len(), 1, "the cancelled one");
+        driver.deregister_job("t", false);
+        run(&mut collector, &mut driver, start + 4 * HOUR_MS);
+        assert!(driver.state.deployments().is_empty());
     }
 
     /// A living batch job keeps what it finished, however old.

@@ -90,6 +90,7 @@ impl Machine for NodeWatch {
             | Effect::Capacity { .. }
             | Effect::NodeChange { .. }
             | Effect::MassLoss
+            | Effect::Deployment(_)
             | Effect::Instance(_)
             | Effect::InstancePool(_)
             | Effect::CapacityGroup(_)

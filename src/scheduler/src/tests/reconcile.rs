@@ -1,10 +1,9 @@
 //! The reconciler's numbers (R1–R4, R7): what is placed, stopped, updated for a job of ten.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use fsm::{
-    AllocationId, ClientStatus, EvaluationStatus, JobKind, JobSpec, Liveness, Plan, TaskState,
-    Trigger,
+    AllocationId, ClientStatus, EvaluationStatus, JobKind, JobSpec, Liveness, Plan, Trigger,
 };
 
 use super::{
@@ -146,8 +145,9 @@ fn r3_max_parallel_zero_replaces_all_at_once() {
     check(&cluster.plan(&changed, Trigger::JobRegister), 10, 10, 0);
 }
 
+/// A step is followed by the next one as its instances become healthy, and by none while one of them is unhealthy. No evaluation waits for that.
 #[test]
-fn r3_max_parallel_limits_a_step_and_one_follow_up_goes_on() {
+fn r3_max_parallel_limits_a_step_and_health_brings_the_next() {
     let (mut cluster, spec, _) = existing(10);
     let mut changed = destructive(&spec);
     changed.groups[0].update = Some(update(4));
@@ -155,109 +155,45 @@ fn r3_max_parallel_limits_a_step_and_one_follow_up_goes_on() {
     let plan = cluster.plan(&changed, Trigger::JobRegister);
     check(&plan, 4, 4, 0);
     assert_eq!(plan.names(), [0, 1, 2, 3]);
-    let follow_up = plan.waiting()[0].clone();
-    assert_eq!(follow_up.trigger, Trigger::RollingUpdate);
-    assert_eq!(follow_up.wait_until, cluster.now + 10_000);
-    cluster.apply(&plan);
-    for placement in &plan.placements {
-        let now = cluster.now;
-        cluster.change(placement.id, |allocation| allocation.client_at = now);
-    }
-
-    // Nothing is healthy yet, and the follow-up is known.
+    assert!(plan.waiting().is_empty());
+    assert!(plan.deployment.is_some());
+    cluster.begin(&plan);
     let early = cluster.plan(&changed, Trigger::NodeUpdate);
-    assert!(early.is_no_op());
-    assert!(early.waiting().is_empty());
-
-    // Three of four healthy: three more.
-    cluster.now += 10_000;
-    cluster.change(plan.placements[0].id, |allocation| allocation.client = ClientStatus::Pending);
-    let plan = cluster.pass(&follow_up);
-    check(&plan, 3, 3, 0);
-    assert_eq!(plan.waiting().len(), 1);
-}
-
-/// R18: an allocation runs on while a task of it has ended and is started again, and is not healthy before that one has run for long enough.
-#[test]
-fn an_instance_whose_tasks_are_restarted_is_not_healthy() {
-    let (mut cluster, spec, _) = existing(10);
-    let mut changed = destructive(&spec);
-    changed.groups[0].update = Some(update(1));
-    cluster.register(&changed);
-    let plan = cluster.plan(&changed, Trigger::JobRegister);
-    check(&plan, 1, 1, 0);
-    cluster.apply(&plan);
-    let since = cluster.now;
-    // The node's clock says 5 s when the task is started first.
-    for (state, last_restart_ms, after_ms, step) in [
-        ("running", 0, 9_999, 0),
-        ("running", 0, 10_000, 1),
-        ("pending", 0, 10_000, 0),
-        ("running", 21_000, 25_999, 0),
-        ("running", 21_000, 26_000, 1),
-        ("pending", 21_000, 60_000, 0),
-        // It went forward by an hour.
-        ("running", 3_621_000, 26_000, 1),
-    ] {
-        let task = TaskState {
-            state: state.into(),
-            started_at_ms: 5_000,
-            last_restart_ms,
-            ..TaskState::default()
-        };
-        cluster.change(plan.placements[0].id, |row| {
-            row.client_at = since;
-            row.modified_at = since + 16_000;
-            row.tasks = BTreeMap::from([("web".into(), task)]);
-        });
-        cluster.now = since + after_ms;
-        check(&cluster.plan(&changed, Trigger::NodeUpdate), step, step, 0);
+    assert!(early.is_no_op() && early.waiting().is_empty(), "nothing is healthy yet");
+    for placement in &plan.placements[..3] {
+        cluster.set_health(placement.id, true);
     }
+    check(&cluster.plan(&changed, Trigger::DeploymentWatcher), 3, 3, 0);
+    cluster.set_health(plan.placements[3].id, false);
+    assert!(cluster.plan(&changed, Trigger::DeploymentWatcher).is_no_op(), "one is unhealthy");
 }
 
-/// A step of an update waits for its instance: until it may be healthy, the less often the longer it does not come up, and not at all once it has failed
-/// for good. Each look is an evaluation in the log.
+/// One that was healthy and serves nobody now counts against the step.
 #[test]
-fn an_update_looks_again_when_its_instance_may_be_healthy() {
+fn an_instance_that_was_healthy_and_failed_counts_against_the_step() {
     let (mut cluster, spec, _) = existing(10);
     let mut changed = destructive(&spec);
     changed.groups[0].update = Some(update(1));
-    changed.groups[0].reschedule = None;
     cluster.register(&changed);
     let plan = cluster.plan(&changed, Trigger::JobRegister);
-    check(&plan, 1, 1, 0);
-    let mut plan = plan;
-    plan.outcome.as_mut().expect("there is one").evaluations.clear();
-    cluster.apply(&plan);
+    cluster.begin(&plan);
     let id = plan.placements[0].id;
-    let placed = cluster.now;
-    cluster.change(id, |row| (row.created_at, row.modified_at) = (placed, placed));
-    let up = Some(placed + 8_000);
-    // Milliseconds after the placement, since when it runs, and how long the next look waits.
-    for (after_ms, since, wait_ms) in [
-        (10_000, up, Some(8_000)),
-        (17_500, up, Some(2_187)),
-        (10_000, None, Some(10_000)),
-        (80_000, None, Some(10_000)),
-        (160_000, None, Some(20_000)),
-        (86_400_000, None, Some(60_000)),
-        // Its task is restarted again and again.
-        (160_000, Some(placed + 159_000), Some(20_000)),
-    ] {
-        cluster.now = placed + after_ms;
-        cluster.change(id, |row| {
-            row.client = since.map_or(ClientStatus::Pending, |_| ClientStatus::Running);
-            row.client_at = since.unwrap_or(0);
-            row.modified_at = placed + after_ms;
-        });
-        let looks = cluster.plan(&changed, Trigger::NodeUpdate);
-        let waits = looks.waiting().first().map(|next| next.wait_until - cluster.now);
-        assert_eq!(waits, wait_ms, "{after_ms} ms after, running since {since:?}");
-    }
-    cluster.change(id, |row| row.client = ClientStatus::Failed);
-    let plan = cluster.plan(&changed, Trigger::NodeUpdate);
-    check(&plan, 0, 0, 0);
-    assert!(plan.waiting().is_empty(), "it has failed for good: somebody has to mend the job");
+    cluster.set_health(id, true);
+    check(&cluster.plan(&changed, Trigger::DeploymentWatcher), 1, 1, 0);
+    cluster.end(id, ClientStatus::Failed);
+    check(&cluster.plan(&changed, Trigger::NodeUpdate), 0, 0, 0);
+}
+
+/// Instances of an older version that serve nobody are replaced first.
+#[test]
+fn an_update_begins_with_those_that_serve_nobody() {
+    let (mut cluster, spec, ids) = existing(10);
+    cluster.change(ids[7], |row| row.client = ClientStatus::Pending);
+    let mut changed = destructive(&spec);
+    changed.groups[0].update = Some(update(2));
+    cluster.register(&changed);
+    let plan = cluster.plan(&changed, Trigger::JobRegister);
+    assert_eq!(plan.names(), [0, 7]);
 }
 
 /// R21: what is missing goes first and counts against the step.
@@ -281,7 +217,7 @@ fn an_update_without_room_waits_for_room_only() {
     }
     cluster.register(&next);
     let plan = cluster.plan(&next, Trigger::JobRegister);
-    assert!(plan.is_no_op());
+    assert_eq!(plan.counts(), (0, 0, 0));
     let made = &plan.outcome.as_ref().unwrap().evaluations;
     assert_eq!(made.len(), 1, "{made:?}");
     assert_eq!(made[0].status, EvaluationStatus::Blocked);

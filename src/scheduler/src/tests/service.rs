@@ -254,8 +254,7 @@ fn an_instance_without_room_does_not_hold_up_an_update() {
     spec.groups[0].tasks[0].resources.cpu_mhz = 3_800;
     let plan = cluster.run(&spec);
     assert_eq!((plan.counts(), plan.names(), plan.queued()), ((1, 1, 0), vec![1], 0));
-    assert_eq!(plan.waiting().len(), 1, "the next step");
-    let plan = cluster.plan(&spec, Trigger::RollingUpdate);
+    let plan = cluster.plan(&spec, Trigger::DeploymentWatcher);
     assert_eq!((plan.counts(), plan.queued()), ((0, 0, 0), 1));
     assert_eq!(plan.blocked().len(), 1);
     assert!(plan.waiting().is_empty(), "room has to come first");
@@ -276,45 +275,31 @@ fn an_update_on_a_full_cluster_does_not_tick() {
     assert_eq!((plan.blocked().len(), plan.waiting().len()), (1, 0));
 }
 
-/// Several groups that are updated in steps have one follow-up, at the time of the first that is due.
+/// Several groups are updated in steps by one deployment. A new version has one of its own, and does not wait for the steps of the one before.
 #[test]
-fn groups_share_the_next_step_of_an_update() {
+fn groups_share_a_deployment_and_versions_do_not() {
     let mut cluster = Cluster::with_nodes(10);
     let mut spec = job(JobKind::Service);
     spec.groups[0].count = 3;
     spec.groups[0].update = Some(super::cluster::update(1));
     let mut other = spec.groups[0].clone();
     other.name = "api".into();
-    other.update =
-        Some(fsm::job::UpdateStrategy { healthy_ms_min: 4_000, ..super::cluster::update(1) });
+    other.count = 2;
     spec.groups.push(other);
     cluster.run(&spec);
-    for group in &mut spec.groups {
-        group.tasks[0].user = "other".into();
+    for user in ["slow", "quick"] {
+        for group in &mut spec.groups {
+            group.tasks[0].user = user.into();
+        }
+        cluster.register(&spec);
+        let plan = cluster.plan(&spec, Trigger::JobRegister);
+        assert_eq!(plan.counts(), (2, 2, 0), "{user}");
+        let goals = &plan.deployment.as_ref().unwrap().goals;
+        let totals: Vec<_> = goals.values().map(|goal| (goal.canaries, goal.total)).collect();
+        assert_eq!(totals, [(0, 2), (0, 3)]);
+        cluster.begin(&plan);
+        assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
     }
-    let plan = cluster.run(&spec);
-    assert_eq!(plan.counts(), (2, 2, 0));
-    let waits: Vec<_> = plan.waiting().iter().map(|waiting| waiting.wait_until).collect();
-    assert_eq!(waits, [cluster.now + 4_000]);
-}
-
-/// A new version does not wait for the step of the one before, which may be hours away.
-#[test]
-fn the_next_step_of_an_update_is_not_that_of_the_version_before() {
-    let mut cluster = Cluster::with_nodes(10);
-    let mut spec = job(JobKind::Service);
-    spec.groups[0].count = 4;
-    spec.groups[0].update = Some(super::cluster::update(1));
-    cluster.run(&spec);
-    for (user, healthy_ms_min) in [("slow", 3_600_000), ("quick", 4_000)] {
-        spec.groups[0].tasks[0].user = user.into();
-        spec.groups[0].update.as_mut().unwrap().healthy_ms_min = healthy_ms_min;
-        let plan = cluster.run(&spec);
-        let waits: Vec<_> = plan.waiting().iter().map(|waiting| waiting.wait_until).collect();
-        assert_eq!(waits, [cluster.now + healthy_ms_min], "{user}");
-    }
-    let again = cluster.plan(&spec, Trigger::NodeUpdate);
-    assert!(again.waiting().is_empty(), "one that is soon enough will do");
 }
 
 /// S13 and 2.1.

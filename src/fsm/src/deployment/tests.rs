@@ -1,0 +1,454 @@
+//! Deployments: who counts, what follows from it in the same entry, and what is refused (I46, facts
+//! 1.8 of Nomad).
+
+use std::collections::BTreeMap;
+
+use super::{
+    Deployment, DeploymentGoal, DeploymentStatus, ExpireDeployments, FailDeployment, NewDeployment,
+    PauseDeployment, PromoteDeployment, SetAllocationHealth,
+};
+use crate::{
+    allocation::ClientStatus,
+    command::{Command, Reply},
+    evaluation::Trigger,
+    gc::{CollectGarbage, Cutoffs},
+    id::{AllocationId, DeploymentId, EvaluationId},
+    job::{JobSpec, ReschedulePolicy, UpdateStrategy},
+    limits,
+    plan::Plan,
+    testing::{Driver, GROUP, START_MS, job_key, rolling_job},
+    tests::with_leader_changes,
+};
+
+use ClientStatus::{Failed, Running};
+
+/// A deployment of the job "t".
+struct Rollout {
+    driver: Driver,
+    node: crate::NodeId,
+    made: u8,
+}
+
+impl Default for Rollout {
+    fn default() -> Self {
+        let mut driver = Driver::default();
+        let node = driver.node("a");
+        Self { driver, node, made: 0 }
+    }
+}
+
+impl Rollout {
+    /// Registers a version and begins its deployment, with `canaries`.
+    fn begin(&mut self, spec: JobSpec, canaries: u32) -> DeploymentId {
+        let total = spec.groups[0].count;
+        let evaluation = self.driver.register_job(spec);
+        self.made += 1;
+        let id = DeploymentId([self.made; 16]);
+        let goals = BTreeMap::from([(GROUP.into(), DeploymentGoal { canaries, total })]);
+        let mut plan = self.driver.plan(evaluation);
+        plan.deployment = Some(NewDeployment { id, goals });
+        assert!(self.driver.commit_plan(plan).outcome_taken);
+        id
+    }
+
+    fn plan(&mut self) -> Plan {
+        let evaluation = self.driver.evaluate_job("t");
+        self.driver.plan(evaluation)
+    }
+
+    fn place(&mut self, name_index: u32, canary: bool) -> AllocationId {
+        let mut placement = self.driver.placement(GROUP, name_index, self.node);
+        placement.canary = canary;
+        let id = placement.id;
+        let plan = self.plan().with(placement);
+        assert!(self.driver.commit_plan(plan).outcome_taken);
+        id
+    }
+
+    /// A first version of `count` instances that is stable.
+    fn stable(&mut self, spec: &JobSpec) -> Vec<AllocationId> {
+        self.begin(spec.clone(), 0);
+        let ids: Vec<_> =
+            (0..spec.groups[0].count).map(|number| self.place(number, false)).collect();
+        for id in &ids {
+            self.driver.report_health(*id, Running, true);
+        }
+        ids
+    }
+
+    fn row(&self, id: DeploymentId) -> &Deployment {
+        self.driver.state.deployments().get(&id).expect("the deployment exists")
+    }
+
+    fn status(&self, id: DeploymentId) -> (DeploymentStatus, &str) {
+        (self.row(id).status, &self.row(id).description)
+    }
+
+    /// Placed, healthy, unhealthy.
+    fn counts(&self, id: DeploymentId) -> (u32, u32, u32) {
+        let group = &self.row(id).groups[GROUP];
+        (group.placed, group.healthy, group.unhealthy)
+    }
+
+    /// In ms after the start.
+    fn deadline(&self, id: DeploymentId) -> Option<u64> {
+        self.row(id).progress_deadline().map(|at| at - START_MS)
+    }
+
+    fn triggers(&self, ids: &[EvaluationId]) -> Vec<Trigger> {
+        ids.iter().map(|id| self.driver.evaluation(*id).trigger).collect()
+    }
+
+    /// Open evaluations that deployments made.
+    fn steps(&self) -> usize {
+        let open = self.driver.open_evaluations("t");
+        self.triggers(&open).iter().filter(|one| **one == Trigger::DeploymentWatcher).count()
+    }
+
+    fn reject(&mut self, command: impl Into<Command>) -> String {
+        self.driver.reject(command.into()).to_string()
+    }
+}
+
+fn version(user: &str, count: u32, change: impl FnOnce(&mut UpdateStrategy)) -> JobSpec {
+    let mut spec = rolling_job("t", count, change);
+    spec.groups[0].tasks[0].user = user.into();
+    spec
+}
+
+fn promote(id: DeploymentId, driver: &mut Driver) -> PromoteDeployment {
+    PromoteDeployment { id, groups: None, evaluation: driver.evaluation_id() }
+}
+
+/// The first version has a deployment too. Its end marks the version as stable.
+#[test]
+fn a_version_whose_instances_are_healthy_is_stable() {
+    let mut rollout = Rollout::default();
+    let id = rollout.begin(version("one", 2, |_| {}), 0);
+    assert_eq!(rollout.status(id), (DeploymentStatus::Running, "Deployment is running"));
+    let (a, b) = (rollout.place(0, false), rollout.place(1, false));
+    assert_eq!(rollout.counts(id), (2, 0, 0));
+    rollout.driver.report(a, Running);
+    assert_eq!(rollout.counts(id), (2, 0, 0), "running is not healthy yet");
+    for _ in 0..3 {
+        rollout.driver.report_health(a, Running, true);
+    }
+    assert_eq!(rollout.counts(id), (2, 1, 0), "once for each allocation");
+    rollout.driver.report_health(b, Running, true);
+    let done = (DeploymentStatus::Successful, "Deployment completed successfully");
+    assert_eq!(rollout.status(id), done);
+    let created = rollout.driver.job_row("t").create_index;
+    let stable = rollout.driver.state.last_stable_version(&job_key("t"), created);
+    assert_eq!(stable.map(|row| row.version), Some(0));
+    assert_eq!(rollout.steps(), 0, "there is nothing to replace");
+}
+
+/// A report of another deployment changes nothing, nor does a second one of the same.
+#[test]
+fn health_is_said_once_and_of_the_deployment_of_now() {
+    let mut rollout = Rollout::default();
+    let id = rollout.begin(version("one", 2, |_| {}), 0);
+    let a = rollout.place(0, false);
+    let mut late = rollout.driver.update(a, Running);
+    late.health = Some((DeploymentId([9; 16]), true));
+    rollout.driver.report_update(late);
+    assert_eq!(rollout.counts(id), (1, 0, 0));
+    rollout.driver.report_health(a, Running, true);
+    rollout.driver.report_health(a, Failed, false);
+    assert_eq!(rollout.status(id).0, DeploymentStatus::Running, "it was healthy");
+    assert_eq!(rollout.counts(id), (1, 0, 0), "and lives no more");
+}
+
+/// Each instance that has become healthy lets the next step be looked at, in the entry of the
+/// report.
+#[test]
+fn the_next_step_follows_from_health_while_older_versions_run() {
+    let mut rollout = Rollout::default();
+    let old = rollout.stable(&version("one", 2, |_| {}));
+    let id = rollout.begin(version("two", 2, |_| {}), 0);
+    let placement = rollout.driver.placement(GROUP, 0, rollout.node);
+    let new = placement.id;
+    let plan = rollout.plan().stopping(old[0], None).with(placement);
+    rollout.driver.commit_plan(plan);
+    assert_eq!(rollout.steps(), 0);
+    rollout.driver.report_health(new, Running, true);
+    assert_eq!(rollout.steps(), 1);
+    assert_eq!(rollout.status(id).0, DeploymentStatus::Running);
+}
+
+/// D3: canaries wait for a person, who may promote them only when all are healthy, and once.
+#[test]
+fn healthy_canaries_are_promoted_by_hand_once() {
+    let mut rollout = Rollout::default();
+    rollout.stable(&version("one", 2, |_| {}));
+    let id = rollout.begin(version("two", 2, |update| update.canaries = 2), 2);
+    let waits = "Deployment is running but requires manual promotion";
+    assert_eq!(rollout.status(id), (DeploymentStatus::Running, waits));
+    // Beside those of the same names.
+    let canaries = [rollout.place(0, true), rollout.place(1, true)];
+    rollout.driver.report_health(canaries[0], Running, true);
+    let early = promote(id, &mut rollout.driver);
+    let why = format!("Task group \"{GROUP}\" has 1/2 healthy allocations");
+    assert_eq!(rollout.reject(early), why);
+    let mut other = promote(id, &mut rollout.driver);
+    other.groups = Some(vec!["other".into()]);
+    assert_eq!(rollout.reject(other), "deployment has no task group \"other\"");
+    rollout.driver.report_health(canaries[1], Running, true);
+    assert_eq!(rollout.status(id), (DeploymentStatus::Running, waits), "it goes on waiting");
+    let command = promote(id, &mut rollout.driver);
+    let evaluation = command.evaluation;
+    let reply = rollout.driver.accept(command.into());
+    assert_eq!(reply, Reply::Deployment { evaluation: Some(evaluation), reverted_to: None });
+    assert!(rollout.row(id).groups[GROUP].promoted);
+    assert!(canaries.iter().all(|id| !rollout.driver.allocation(*id).is_canary()));
+    assert_eq!(rollout.status(id).0, DeploymentStatus::Successful, "two are wanted and healthy");
+    assert_eq!(rollout.steps(), 2, "the older ones are to go");
+    let again = promote(id, &mut rollout.driver);
+    assert_eq!(rollout.reject(again), "can't promote terminal deployment");
+}
+
+#[test]
+fn canaries_are_promoted_by_themselves_when_all_are_healthy() {
+    let mut rollout = Rollout::default();
+    rollout.stable(&version("one", 3, |_| {}));
+    let new = version("two", 3, |update| (update.canaries, update.auto_promote) = (2, true));
+    let id = rollout.begin(new, 2);
+    assert_eq!(rollout.status(id).1, "Deployment is running pending automatic promotion");
+    let canaries = [rollout.place(0, true), rollout.place(1, true)];
+    rollout.driver.report_health(canaries[0], Running, true);
+    assert!(!rollout.row(id).groups[GROUP].promoted);
+    rollout.driver.report_health(canaries[1], Running, true);
+    assert!(rollout.row(id).groups[GROUP].promoted);
+    assert_eq!(rollout.status(id), (DeploymentStatus::Running, "Deployment is running"));
+    assert!(rollout.steps() > 0);
+    let again = promote(id, &mut rollout.driver);
+    assert_eq!(rollout.reject(again), "no canaries to promote");
+}
+
+/// Without a deadline the first unhealthy instance fails the deployment; with one, only when its
+/// policy allows no other attempt.
+#[test]
+fn an_unhealthy_instance_fails_a_deployment_when_nothing_makes_up_for_it() {
+    let policy = |unlimited| ReschedulePolicy {
+        attempts: 0,
+        interval_ms: 0,
+        delay_ms: 5_000,
+        delay_function: crate::job::DelayFunction::Constant,
+        delay_ms_max: 0,
+        unlimited,
+    };
+    for (deadline, reschedule, fails) in [
+        (0, Some(policy(true)), true),
+        (600_000, Some(policy(true)), false),
+        (600_000, Some(policy(false)), true),
+        (600_000, None, true),
+    ] {
+        let mut rollout = Rollout::default();
+        let mut spec = version("one", 1, |update| update.progress_deadline_ms = deadline);
+        spec.groups[0].reschedule = reschedule;
+        let id = rollout.begin(spec, 0);
+        let a = rollout.place(0, false);
+        rollout.driver.report_health(a, Failed, false);
+        assert_eq!(rollout.counts(id), (1, 0, 1));
+        let failed = rollout.status(id).0 == DeploymentStatus::Failed;
+        assert_eq!(failed, fails, "{deadline} {reschedule:?}");
+    }
+}
+
+/// A failed version goes back to the last stable one, as a new version. One that does the same as
+/// the failed one is no way back: there is no loop.
+#[test]
+fn a_failed_version_is_reverted_once() {
+    let mut rollout = Rollout::default();
+    let reverts = |update: &mut UpdateStrategy| update.auto_revert = true;
+    rollout.stable(&version("good", 1, reverts));
+    let id = rollout.begin(version("bad", 1, reverts), 0);
+    let bad = rollout.place(1, false);
+    rollout.driver.report_health(bad, Failed, false);
+    let why = "Failed due to unhealthy allocations - rolling back to job version 0";
+    assert_eq!(rollout.status(id), (DeploymentStatus::Failed, why));
+    let job = rollout.driver.job_row("t").clone();
+    assert_eq!(job.version, 2);
+    let spec = rollout.driver.state.current_spec(&job).expect("it has a spec");
+    assert_eq!(&*spec.groups[0].tasks[0].user, "good");
+    assert_eq!(rollout.steps(), 1);
+    // The version that it went back to fails as well.
+    let id = rollout.begin(version("good", 1, reverts), 0);
+    assert_eq!(rollout.driver.job_row("t").version, 2, "it is the same");
+    let worse = rollout.place(2, false);
+    rollout.driver.report_health(worse, Failed, false);
+    let why = "Failed due to unhealthy allocations - not rolling back to stable job version 0 \
+               as current job has same specification";
+    assert_eq!(rollout.status(id), (DeploymentStatus::Failed, why));
+    assert_eq!(rollout.driver.job_row("t").version, 2);
+}
+
+#[test]
+fn without_a_stable_version_there_is_no_way_back() {
+    let mut rollout = Rollout::default();
+    let id = rollout.begin(version("one", 1, |update| update.auto_revert = true), 0);
+    let evaluation = rollout.driver.evaluation_id();
+    let reply = rollout.driver.accept(FailDeployment { id, evaluation }.into());
+    assert_eq!(reply, Reply::Deployment { evaluation: Some(evaluation), reverted_to: None });
+    let why = "Deployment marked as failed - no stable job version to auto revert to";
+    assert_eq!(rollout.status(id), (DeploymentStatus::Failed, why));
+    assert_eq!(rollout.reject(FailDeployment { id, evaluation }), "can't fail terminal deployment");
+    let unknown = FailDeployment { id: DeploymentId([99; 16]), evaluation };
+    assert_eq!(rollout.reject(unknown), "deployment not found");
+}
+
+/// The deadline counts from the first placement, moves with each healthy instance, and not while
+/// the deployment is paused. A command that comes early changes nothing.
+#[test]
+fn a_deployment_without_progress_fails_at_its_deadline() {
+    let mut rollout = Rollout::default();
+    rollout.driver.at_seconds(1_000);
+    let spec = version("one", 3, |update| update.progress_deadline_ms = 60_000);
+    let id = rollout.begin(spec, 0);
+    assert_eq!(rollout.row(id).progress_deadline(), None, "it waits for room");
+    rollout.driver.at_seconds(1_010);
+    let a = rollout.place(0, false);
+    let b = rollout.place(1, false);
+    assert_eq!(rollout.deadline(id), Some(1_070_000));
+    rollout.driver.at_seconds(1_050);
+    rollout.driver.report_health(a, Running, true);
+    assert_eq!(rollout.deadline(id), Some(1_110_000));
+    let pause = |rollout: &mut Rollout, pause| {
+        let evaluation = rollout.driver.evaluation_id();
+        rollout.driver.accept(PauseDeployment { id, pause, evaluation }.into())
+    };
+    let expire = |rollout: &mut Rollout, seconds| {
+        rollout.driver.at_seconds(seconds);
+        rollout.driver.accept(ExpireDeployments { ids: vec![id] }.into());
+        rollout.row(id).status
+    };
+    assert_eq!(expire(&mut rollout, 1_109), DeploymentStatus::Running);
+    pause(&mut rollout, true);
+    assert_eq!(rollout.status(id).1, "Deployment is paused");
+    assert_eq!(expire(&mut rollout, 1_200), DeploymentStatus::Paused);
+    pause(&mut rollout, false);
+    assert_eq!(rollout.deadline(id), Some(1_260_000));
+    assert_eq!(expire(&mut rollout, 1_259), DeploymentStatus::Running);
+    assert_eq!(expire(&mut rollout, 1_260), DeploymentStatus::Failed);
+    assert_eq!(rollout.status(id).1, "Failed due to progress deadline");
+    rollout.driver.report_health(b, Running, true);
+    assert_eq!(rollout.counts(id), (2, 1, 0), "it is over");
+}
+
+/// Healthy canaries that wait for a person are no lack of progress.
+#[test]
+fn nothing_expires_while_canaries_wait_for_their_promotion() {
+    let mut rollout = Rollout::default();
+    rollout.stable(&version("one", 2, |_| {}));
+    let new = version("two", 2, |update| {
+        (update.canaries, update.progress_deadline_ms) = (1, 60_000);
+    });
+    let id = rollout.begin(new, 1);
+    let canary = rollout.place(0, true);
+    assert!(rollout.row(id).progress_deadline().is_some());
+    rollout.driver.report_health(canary, Running, true);
+    assert_eq!(rollout.row(id).progress_deadline(), None);
+    let command = promote(id, &mut rollout.driver);
+    let now = rollout.driver.state.at();
+    rollout.driver.accept(command.into());
+    assert_eq!(rollout.row(id).progress_deadline(), Some(now + 60_000));
+}
+
+/// A job that is changed, stopped or purged ends its deployment, and says why.
+#[test]
+fn a_deployment_ends_with_the_version_that_it_rolls_out() {
+    let mut rollout = Rollout::default();
+    let first = rollout.begin(version("one", 1, |_| {}), 0);
+    let second = rollout.begin(version("two", 1, |_| {}), 0);
+    let newer = (DeploymentStatus::Cancelled, "Cancelled due to newer version of job");
+    assert_eq!(rollout.status(first), newer);
+    rollout.driver.deregister_job("t", true);
+    let stopped = (DeploymentStatus::Cancelled, "Cancelled because job is stopped");
+    assert_eq!(rollout.status(second), stopped);
+}
+
+#[test]
+fn a_canary_is_placed_only_while_its_deployment_takes_some() {
+    let mut rollout = Rollout::default();
+    rollout.stable(&version("one", 1, |_| {}));
+    let mut canary = rollout.driver.placement(GROUP, 0, rollout.node);
+    canary.canary = true;
+    let plan = rollout.plan().with(canary);
+    let verdict = rollout.driver.commit_plan(plan);
+    assert_eq!(verdict.dropped.len(), 1, "there is no deployment");
+    rollout.begin(version("two", 1, |update| update.canaries = 1), 1);
+    let id = rollout.place(0, true);
+    let row = rollout.driver.allocation(id);
+    assert!(row.is_canary() && row.canary_of.is_some());
+}
+
+/// Health by hand counts as a report does, and only of the allocations of the deployment.
+#[test]
+fn a_person_may_say_who_is_healthy() {
+    let mut rollout = Rollout::default();
+    let id = rollout.begin(version("one", 2, |_| {}), 0);
+    let (a, b) = (rollout.place(0, false), rollout.place(1, false));
+    let evaluation = rollout.driver.evaluation_id();
+    let mut command =
+        SetAllocationHealth { id, healthy: vec![a, b], unhealthy: Vec::new(), evaluation };
+    command.unhealthy = vec![AllocationId([200; 16])];
+    assert!(rollout.reject(command.clone()).contains("is not part of deployment"));
+    command.unhealthy = vec![a; limits::HEALTH_WORDS_MAX];
+    assert!(rollout.reject(command.clone()).contains("at most 1000"));
+    command.unhealthy.clear();
+    rollout.driver.report(a, Running);
+    rollout.driver.accept(command.into());
+    assert_eq!(rollout.status(id).0, DeploymentStatus::Successful);
+}
+
+/// The oldest go when there are too many, and those that are over for long; that of the current
+/// version stays.
+#[test]
+fn deployments_of_a_job_are_bounded() {
+    let mut rollout = Rollout::default();
+    let ids: Vec<_> =
+        (0..40).map(|n| rollout.begin(version(&format!("{n}"), 1, |_| {}), 0)).collect();
+    let known = |rollout: &Rollout| {
+        ids.iter().filter(|id| rollout.driver.state.deployments().contains(id)).count()
+    };
+    assert_eq!(known(&rollout), limits::DEPLOYMENTS_PER_JOB_MAX);
+    let evaluation = rollout.driver.evaluation_id();
+    let last = *ids.last().expect("there are some");
+    rollout.driver.accept(FailDeployment { id: last, evaluation }.into());
+    let collect = |rollout: &mut Rollout, before| {
+        let cutoffs =
+            Cutoffs { evaluations: 0, batch_evaluations: 0, jobs: 0, deployments: before };
+        rollout.driver.accept(Command::CollectGarbage(CollectGarbage {
+            cutoffs,
+            jobs: Vec::new(),
+            allocations: Vec::new(),
+            evaluations: Vec::new(),
+            deployments: ids.clone(),
+            classes: Vec::new(),
+        }));
+    };
+    let now = rollout.driver.state.at();
+    collect(&mut rollout, 0);
+    assert_eq!(known(&rollout), limits::DEPLOYMENTS_PER_JOB_MAX, "none is old");
+    collect(&mut rollout, now + 1);
+    assert_eq!(known(&rollout), 1);
+    assert_eq!(rollout.status(last).0, DeploymentStatus::Failed);
+}
+
+/// A promotion and what it brings survive a change of leaders at any place.
+#[test]
+fn a_rollout_ends_the_same_with_changes_of_leaders() {
+    with_leader_changes(|driver| {
+        let node = driver.node("a");
+        let spec = version("one", 1, |update| update.progress_deadline_ms = 60_000);
+        let evaluation = driver.register_job(spec);
+        let goals = BTreeMap::from([(GROUP.into(), DeploymentGoal { canaries: 0, total: 1 })]);
+        let mut plan = driver.plan(evaluation);
+        plan.deployment = Some(NewDeployment { id: DeploymentId([1; 16]), goals });
+        driver.commit_plan(plan);
+        let id = driver.place("t", 0, node);
+        driver.report_health(id, Running, true);
+        let row = driver.state.deployments().iter().next().expect("it is kept");
+        assert_eq!(row.status, DeploymentStatus::Successful);
+    });
+}

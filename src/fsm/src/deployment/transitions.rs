@@ -1,0 +1,434 @@
+//! Deployments: creation by a plan, what follows from health, and what people and deadlines ask for.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{
+    AllocationDeployment, AllocationHealth, Deployment, DeploymentGroup, DeploymentStatus,
+    ExpireDeployments, FailDeployment, NewDeployment, PauseDeployment, PromoteDeployment,
+    SetAllocationHealth, Touched, text,
+};
+use crate::{
+    allocation::Allocation,
+    apply::{Outcome, Turn, not_found},
+    command::{Rejection, Reply},
+    effect::Effect,
+    evaluation::{Evaluation, Trigger},
+    id::{AllocationId, DeploymentId, EvaluationId, Index, JobKey, Text},
+    job::{Job, JobSpec},
+    limits,
+    plan::Plan,
+    plant::{Plant, is_planted},
+    state::State,
+};
+
+impl State {
+    /// Deployments of a job, of all its incarnations, newest first.
+    pub fn deployments_of_job(&self, job: &JobKey) -> Vec<Arc<Deployment>> {
+        let ids = self.job_index(job).into_iter().flat_map(|index| index.deployments.iter());
+        let mut rows: Vec<_> =
+            ids.filter_map(|id| self.deployments.get(id)).map(Arc::clone).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse((row.create_index, row.id)));
+        rows
+    }
+
+    /// The deployment of a job that goes on, if there is one.
+    pub fn active_deployment(&self, job: &JobKey) -> Option<&Arc<Deployment>> {
+        let ids = self.job_index(job).into_iter().flat_map(|index| index.deployments.iter());
+        ids.filter_map(|id| self.deployments.get(id)).find(|row| row.is_active())
+    }
+
+    /// The newest deployment of a job's current version.
+    pub fn current_deployment(&self, job: &Job) -> Option<&Arc<Deployment>> {
+        let ids = self.job_index(&job.key).into_iter().flat_map(|index| index.deployments.iter());
+        ids.filter_map(|id| self.deployments.get(id))
+            .filter(|row| row.is_of((job.create_index, job.version)))
+            .max_by_key(|row| (row.create_index, row.id))
+    }
+
+    /// Allocations that belong to a deployment, by id.
+    pub fn allocations_of_deployment<'a>(
+        &'a self,
+        deployment: &'a Deployment,
+    ) -> impl Iterator<Item = &'a Arc<Allocation>> {
+        self.allocations_of_job(&deployment.job)
+            .filter(|row| row.deployment.is_some_and(|own| own.id == deployment.id))
+    }
+
+    /// What an allocation that runs the job's current version has to say of the deployment.
+    fn membership(&self, job: &Job, group: &str, canary: bool) -> Option<AllocationDeployment> {
+        let row = self.current_deployment(job).filter(|row| row.is_active())?;
+        let group = row.groups.get(group)?;
+        let canary = canary && group.is_canarying();
+        Some(AllocationDeployment { id: row.id, canary, health: None })
+    }
+
+    /// Whether the deployment may be deleted: it is over since before `before`, and says nothing
+    /// about the version that its job runs.
+    pub fn is_deployment_collectable(&self, row: &Deployment, before: u64) -> bool {
+        let is_current = self
+            .jobs
+            .get(&row.job)
+            .is_some_and(|job| !job.stop && row.is_of((job.create_index, job.version)));
+        !row.is_active() && !is_current && row.modified_at < before
+    }
+}
+
+impl Turn<'_> {
+    pub(crate) fn put_deployment(&mut self, mut row: Deployment) {
+        row.modify_index = self.index;
+        row.modified_at = self.at;
+        self.jobs.insert(row.job.clone());
+        self.effects.insert(Effect::Deployment(row.id));
+        let is_new = !self.state.deployments.contains(&row.id);
+        let row = self.state.deployments.put(row, self.changes);
+        self.state.index_deployment(&row, is_new);
+    }
+
+    pub(crate) fn drop_deployment(&mut self, id: DeploymentId) -> bool {
+        let Some(row) = self.state.deployments.remove(&id, self.changes) else { return false };
+        self.state.unindex_deployment(&row);
+        self.effects.insert(Effect::Deployment(id));
+        true
+    }
+
+    /// Begins the deployment of a plan, unless the job's version has one that goes on or failed.
+    pub(crate) fn create_deployment(&mut self, plan: &Plan, job: &Job, spec: &JobSpec) {
+        let Some(NewDeployment { id, goals }) = &plan.deployment else { return };
+        let known = self.state.current_deployment(job);
+        let is_open =
+            known.is_some_and(|row| row.is_active() || row.status == DeploymentStatus::Failed);
+        if job.stop || is_open || self.state.deployments.contains(id) {
+            return;
+        }
+        let groups: BTreeMap<Text, DeploymentGroup> = goals
+            .iter()
+            .filter_map(|(name, goal)| {
+                let update = spec.group(name)?.update.as_ref()?;
+                Some((name.clone(), DeploymentGroup::new(update, *goal)))
+            })
+            .collect();
+        if groups.is_empty() {
+            return;
+        }
+        let mut row = Deployment {
+            id: *id,
+            job: job.key.clone(),
+            job_create_index: job.create_index,
+            job_version: job.version,
+            job_modify_index: job.job_modify_index,
+            priority: job.priority,
+            status: DeploymentStatus::Running,
+            description: "".into(),
+            groups,
+            create_index: self.index,
+            modify_index: self.index,
+            created_at: self.at,
+            modified_at: self.at,
+        };
+        row.description = row.running_text().into();
+        self.put_deployment(row);
+        self.drop_old_deployments(&job.key);
+    }
+
+    /// Keeps the number of a job's deployments within its bound: the oldest ones that are over go.
+    fn drop_old_deployments(&mut self, job: &JobKey) {
+        let rows = self.state.deployments_of_job(job);
+        for row in rows.iter().skip(limits::DEPLOYMENTS_PER_JOB_MAX) {
+            if !row.is_active() {
+                self.drop_deployment(row.id);
+            }
+        }
+    }
+
+    /// The deployment of an allocation of the job's current version that is placed or updated now.
+    pub(crate) fn membership(
+        &self,
+        job: &Job,
+        group: &str,
+        canary: bool,
+    ) -> Option<AllocationDeployment> {
+        self.state.membership(job, group, canary)
+    }
+
+    /// Ends the deployment of a job that is stopped or changed.
+    pub(crate) fn cancel_deployments(&mut self, job: &JobKey, why: &str) {
+        while let Some(row) = self.state.active_deployment(job).map(|row| (**row).clone()) {
+            self.end(row, DeploymentStatus::Cancelled, why.into());
+        }
+    }
+
+    fn end(&mut self, mut row: Deployment, status: DeploymentStatus, why: Text) {
+        row.status = status;
+        row.description = why;
+        self.put_deployment(row);
+    }
+
+    /// Draws the conclusions from what the entry changed for deployments.
+    pub(crate) fn settle_deployments(&mut self) {
+        while let Some((id, touched)) = self.deployments.pop_first() {
+            if let Some(row) = self.active(id) {
+                self.settle(row, touched);
+            }
+        }
+    }
+
+    fn active(&self, id: DeploymentId) -> Option<Deployment> {
+        let row = self.state.deployments.get(&id)?;
+        row.is_active().then(|| (**row).clone())
+    }
+
+    fn settle(&mut self, row: Deployment, touched: Touched) {
+        let job = row.job.clone();
+        if touched.fails {
+            self.fail(row, text::UNHEALTHY);
+            self.evaluate_deployment(&job);
+        } else if row.status == DeploymentStatus::Paused {
+            // Whoever lets it go on has it looked at.
+        } else if row.is_complete() {
+            self.succeed(row);
+            if self.has_older(&job) {
+                self.evaluate_deployment(&job);
+            }
+        } else if row.may_promote_itself() {
+            self.promote(row, None);
+            if !is_planted(Plant::PromotionForgotten) {
+                self.evaluate_deployment(&job);
+            }
+        } else if touched.steps && self.has_older(&job) {
+            self.evaluate_deployment(&job);
+        }
+    }
+
+    fn evaluate_deployment(&mut self, job: &JobKey) {
+        let jobs = BTreeMap::from([(job.clone(), Trigger::DeploymentWatcher)]);
+        self.evaluate(&jobs, None, &[]);
+    }
+
+    /// Whether an allocation of another version than the current one lives.
+    fn has_older(&self, key: &JobKey) -> bool {
+        let Some(job) = self.state.jobs.get(key) else { return false };
+        let current = (job.create_index, job.version);
+        let Some(index) = self.state.job_index(key) else { return false };
+        index.versions.keys().any(|version| *version != current)
+            && index
+                .live_names
+                .values()
+                .filter_map(|id| self.state.allocations.get(id))
+                .any(|row| (row.job_create_index, row.job_version) != current)
+    }
+
+    fn succeed(&mut self, row: Deployment) {
+        let (job, created, version) = (row.job.clone(), row.job_create_index, row.job_version);
+        self.end(row, DeploymentStatus::Successful, text::SUCCESSFUL.into());
+        self.set_version_stable(&job, created, version, true);
+    }
+
+    /// Promotes the canaries of `groups`, or of all.
+    fn promote(&mut self, mut row: Deployment, groups: Option<&[Text]>) {
+        let is_asked =
+            |name: &Text| groups.is_none_or(|groups| groups.iter().any(|group| group == name));
+        for (name, group) in &mut row.groups {
+            if group.is_canarying() && is_asked(name) {
+                group.promoted = true;
+                group.extend(self.at);
+            }
+        }
+        row.description = row.running_text().into();
+        let canaries: Vec<_> = self
+            .state
+            .allocations_of_deployment(&row)
+            .filter(|one| one.deployment.is_some_and(|own| own.canary) && is_asked(&one.group))
+            .map(|one| (**one).clone())
+            .collect();
+        self.put_deployment(row);
+        for mut one in canaries {
+            if let Some(own) = &mut one.deployment {
+                own.canary = false;
+            }
+            one.server_modify_index = self.index;
+            self.put_allocation(one);
+        }
+    }
+
+    /// Ends a deployment that did not work, and goes back to the last stable version if a group
+    /// asks for it. Returns that version.
+    fn fail(&mut self, row: Deployment, why: &str) -> Option<Index> {
+        let asks = row.groups.values().any(|group| group.auto_revert);
+        let current = self.state.jobs.get(&row.job).cloned();
+        let current = current.filter(|job| row.is_of((job.create_index, job.version)));
+        let (Some(job), true) = (current, asks) else {
+            self.end(row, DeploymentStatus::Failed, why.into());
+            return None;
+        };
+        let stable = self.state.last_stable_version(&job.key, job.create_index);
+        let is_same = |spec: &Arc<JobSpec>| {
+            !is_planted(Plant::RevertLoop) && self.state.current_spec(&job) == Some(spec)
+        };
+        let (said, target) = match stable {
+            None => (format!("{why} - no stable job version to auto revert to"), None),
+            Some(stable) if is_same(&stable.spec) => (
+                format!(
+                    "{why} - not rolling back to stable job version {} as current job has same specification",
+                    stable.version
+                ),
+                None,
+            ),
+            Some(stable) => {
+                (format!("{why} - rolling back to job version {}", stable.version), Some(stable))
+            }
+        };
+        self.end(row, DeploymentStatus::Failed, said.into());
+        let target = target?;
+        self.store_job(&target.spec, Some(&job));
+        self.jobs.insert(job.key.clone());
+        Some(target.version)
+    }
+
+    fn of_active(&self, id: DeploymentId, refusal: &str) -> Result<Deployment, Rejection> {
+        let row = self.state.deployments.get(&id).ok_or_else(|| not_found("deployment"))?;
+        if row.is_active() { Ok((**row).clone()) } else { Err(Rejection::Invalid(refusal.into())) }
+    }
+
+    /// Makes the evaluation that a command about a deployment brings.
+    fn answer(
+        &mut self,
+        job: &JobKey,
+        evaluation: Option<EvaluationId>,
+        reverted_to: Option<u64>,
+    ) -> Reply {
+        let made = evaluation.filter(|_| self.state.to_evaluate(job).is_some());
+        if let Some(id) = made
+            && let Some((kind, priority, job_modify_index)) = self.state.to_evaluate(job)
+        {
+            let mut row =
+                Evaluation::new(id, job.clone(), kind, priority, Trigger::DeploymentWatcher);
+            row.job_modify_index = job_modify_index;
+            self.put_evaluation(row);
+        }
+        Reply::Deployment { evaluation: made, reverted_to }
+    }
+
+    pub(crate) fn promote_deployment(&mut self, command: &PromoteDeployment) -> Outcome {
+        let PromoteDeployment { id, ref groups, evaluation } = *command;
+        let row = self.of_active(id, "can't promote terminal deployment")?;
+        self.check_evaluation_id(evaluation)?;
+        let groups = groups.as_deref();
+        for name in groups.into_iter().flatten() {
+            if !row.groups.contains_key(name) {
+                let message = format!("deployment has no task group \"{name}\"");
+                return Err(Rejection::Invalid(message.into()));
+            }
+        }
+        let mut asked = 0u32;
+        for (name, group) in &row.groups {
+            if !group.is_canarying() || groups.is_some_and(|groups| !groups.contains(name)) {
+                continue;
+            }
+            asked = asked.saturating_add(1);
+            if !group.has_healthy_canaries() {
+                let (healthy, wanted) = (group.healthy_canaries, group.goal.canaries);
+                let message =
+                    format!("Task group \"{name}\" has {healthy}/{wanted} healthy allocations");
+                return Err(Rejection::Invalid(message.into()));
+            }
+        }
+        if asked == 0 {
+            return Err(Rejection::Invalid("no canaries to promote".into()));
+        }
+        let job = row.job.clone();
+        self.promote(row, groups);
+        self.deployments.entry(id).or_default();
+        Ok(self.answer(&job, Some(evaluation), None))
+    }
+
+    pub(crate) fn fail_deployment(&mut self, command: &FailDeployment) -> Outcome {
+        let FailDeployment { id, evaluation } = *command;
+        let row = self.of_active(id, "can't fail terminal deployment")?;
+        self.check_evaluation_id(evaluation)?;
+        let job = row.job.clone();
+        let reverted_to = self.fail(row, text::BY_USER);
+        Ok(self.answer(&job, Some(evaluation), reverted_to))
+    }
+
+    pub(crate) fn pause_deployment(&mut self, command: &PauseDeployment) -> Outcome {
+        let PauseDeployment { id, pause, evaluation } = *command;
+        let refusal = if pause {
+            "can't pause terminal deployment"
+        } else {
+            "can't resume terminal deployment"
+        };
+        let mut row = self.of_active(id, refusal)?;
+        self.check_evaluation_id(evaluation)?;
+        let job = row.job.clone();
+        let was_paused = row.status == DeploymentStatus::Paused;
+        if pause {
+            row.status = DeploymentStatus::Paused;
+            row.description = text::PAUSED.into();
+            self.put_deployment(row);
+            return Ok(self.answer(&job, None, None));
+        }
+        row.status = DeploymentStatus::Running;
+        row.description = row.running_text().into();
+        if was_paused {
+            // What was done before the pause is no reason to fail after it.
+            for group in row.groups.values_mut() {
+                if group.require_progress_by.is_some() {
+                    group.extend(self.at);
+                }
+            }
+        }
+        self.put_deployment(row);
+        self.deployments.entry(id).or_default();
+        Ok(self.answer(&job, Some(evaluation), None))
+    }
+
+    pub(crate) fn set_allocation_health(&mut self, command: &SetAllocationHealth) -> Outcome {
+        let SetAllocationHealth { id, healthy, unhealthy, evaluation } = command;
+        let refusal = "can't set health of allocations for a terminal deployment";
+        let row = self.of_active(*id, refusal)?;
+        self.check_evaluation_id(*evaluation)?;
+        let max = limits::HEALTH_WORDS_MAX;
+        if healthy.len().saturating_add(unhealthy.len()) > max {
+            let message = format!("the health of at most {max} allocations can be set at a time");
+            return Err(Rejection::Invalid(message.into()));
+        }
+        let asked = healthy.iter().chain(unhealthy);
+        for allocation in asked {
+            let known = self.state.allocations.get(allocation);
+            if known.and_then(|row| row.deployment).is_none_or(|own| own.id != *id) {
+                let message = format!("allocation {allocation} is not part of deployment {id}");
+                return Err(Rejection::Invalid(message.into()));
+            }
+        }
+        for (ids, is_healthy) in [(healthy, true), (unhealthy, false)] {
+            for allocation in ids {
+                self.set_health(*allocation, is_healthy);
+            }
+        }
+        Ok(self.answer(&row.job, Some(*evaluation), None))
+    }
+
+    fn set_health(&mut self, id: AllocationId, healthy: bool) {
+        let Some(row) = self.state.allocations.get(&id) else { return };
+        let mut row = (**row).clone();
+        if let Some(own) = &mut row.deployment {
+            own.health = Some(AllocationHealth { healthy, at: self.at, index: self.index });
+        }
+        row.server_modify_index = self.index;
+        self.put_allocation(row);
+    }
+
+    pub(crate) fn expire_deployments(&mut self, command: &ExpireDeployments) -> Reply {
+        for id in &command.ids {
+            let due = self
+                .active(*id)
+                .filter(|row| row.progress_deadline().is_some_and(|deadline| deadline <= self.at));
+            if let Some(row) = due {
+                let job = row.job.clone();
+                self.fail(row, text::NO_PROGRESS);
+                self.evaluate_deployment(&job);
+            }
+        }
+        Reply::Done
+    }
+}

@@ -1,0 +1,182 @@
+//! Deployments: `/v1/deployments`, `/v1/deployment/ID…` and those of a job.
+
+use axum::{Router, routing::get};
+use fsm::{
+    AllocationId, Command, Deployment, DeploymentId, Extent, Index, JobKey, Reply, State,
+    deployment::{FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth},
+    table::TableId,
+};
+use serde_json::{Value, json};
+
+use super::{
+    Context, answer::Answer, body::Fields, call::Call, error::Error, list::IdPrefix, view, writes,
+};
+use crate::api::Written;
+
+const TABLES: &[TableId] = &[TableId::Deployments];
+
+pub(crate) fn routes() -> Router<Context> {
+    Router::new()
+        .route("/v1/deployments", get(list))
+        .route("/v1/deployment/{id}", get(read))
+        .route("/v1/deployment/allocations/{id}", get(allocations))
+        .route("/v1/deployment/promote/{id}", writes(promote))
+        .route("/v1/deployment/fail/{id}", writes(fail))
+        .route("/v1/deployment/pause/{id}", writes(pause))
+        .route("/v1/deployment/allocation-health/{id}", writes(allocation_health))
+        .route("/v1/deployment/unblock/{id}", writes(unblock))
+}
+
+async fn list(call: Call) -> Result<Answer, Error> {
+    let namespaces = call.namespaces();
+    let prefix = IdPrefix::of(&call)?;
+    call.list(TABLES, move |state, list| {
+        let rows: Vec<_> = state
+            .deployments()
+            .iter()
+            .filter(|row| namespaces.contains(&row.job.namespace) && prefix.matches(&row.id.0))
+            .collect();
+        list.fill(rows, |row| (row.create_index, row.id), |row| view::deployment(state, row))
+    })
+    .await
+}
+
+async fn read(call: Call) -> Result<Answer, Error> {
+    let id: DeploymentId = call.id(1)?;
+    let index = |state: &State| state.deployments().get(&id).map(|row| row.modify_index);
+    let view = |state: &State| Some(view::deployment(state, state.deployments().get(&id)?));
+    call.item("deployment", TABLES, index, view).await
+}
+
+async fn allocations(call: Call) -> Result<Answer, Error> {
+    let id: DeploymentId = call.id(2)?;
+    let known = call.read().await?.state.deployments().get(&id).cloned();
+    let row = known.ok_or_else(|| Error::not_found("deployment"))?;
+    let job = row.job.clone();
+    let extent = move |state: &State| Extent::allocations_of_job(state, &job);
+    call.list_within(&[TableId::Allocations], extent, move |state, list| {
+        let rows: Vec<_> = state.allocations_of_deployment(&row).collect();
+        list.fill(
+            rows,
+            |one| (one.create_index, one.id),
+            |one| view::allocation_stub(state, one, false, true),
+        )
+    })
+    .await
+}
+
+/// Deployments of a job's current incarnation, newest first; with `all` those of older ones too.
+pub(super) async fn of_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+    let all = call.flag("all")?;
+    call.document(TABLES, |state| {
+        let rows = of_incarnation(state, key, all);
+        Ok(rows.map(|row| view::deployment(state, &row)).collect())
+    })
+    .await
+}
+
+/// The newest deployment of a job, or null.
+pub(super) async fn latest_of_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+    let view = |state: &State| {
+        let latest = of_incarnation(state, key, false).next();
+        Ok(latest.map_or(Value::Null, |row| view::deployment(state, &row)))
+    };
+    call.document(TABLES, view).await
+}
+
+fn of_incarnation(
+    state: &State,
+    key: &JobKey,
+    all: bool,
+) -> impl Iterator<Item = std::sync::Arc<Deployment>> {
+    let current: Option<Index> = state.jobs().get(key).map(|job| job.create_index);
+    let rows = state.deployments_of_job(key).into_iter();
+    rows.filter(move |row| all || current.is_none_or(|current| row.job_create_index == current))
+}
+
+/// The deployment in the path, which the body may name too.
+fn target(call: &Call, fields: &Fields<'_>) -> Result<DeploymentId, Error> {
+    let id: DeploymentId = call.id(2)?;
+    let named = fields.text("DeploymentID")?.filter(|named| !named.is_empty());
+    if named.is_some_and(|named| named.parse() != Ok(id)) {
+        return Err(Error::bad("DeploymentID does not match the one in the request path"));
+    }
+    Ok(id)
+}
+
+async fn promote(call: Call) -> Result<Answer, Error> {
+    let body = call.json()?;
+    let fields = Fields::of(&body)?;
+    let id = target(&call, &fields)?;
+    let named = fields.texts("Groups")?.unwrap_or_default();
+    let all = fields.flag("All")?;
+    if all != named.is_empty() {
+        return Err(Error::bad("either All or Groups must be given"));
+    }
+    let groups = (!all).then(|| named.into_iter().map(Into::into).collect());
+    let evaluation = call.evaluation_id();
+    write(&call, PromoteDeployment { id, groups, evaluation }).await
+}
+
+async fn fail(call: Call) -> Result<Answer, Error> {
+    let body = call.json()?;
+    let id = target(&call, &Fields::of(&body)?)?;
+    let evaluation = call.evaluation_id();
+    write(&call, FailDeployment { id, evaluation }).await
+}
+
+async fn pause(call: Call) -> Result<Answer, Error> {
+    let body = call.json()?;
+    let fields = Fields::of(&body)?;
+    let id = target(&call, &fields)?;
+    let evaluation = call.evaluation_id();
+    write(&call, PauseDeployment { id, pause: fields.flag("Pause")?, evaluation }).await
+}
+
+async fn allocation_health(call: Call) -> Result<Answer, Error> {
+    let body = call.json()?;
+    let fields = Fields::of(&body)?;
+    let id = target(&call, &fields)?;
+    let ids = |name: &str| -> Result<Vec<AllocationId>, Error> {
+        let given = fields.texts(name)?.unwrap_or_default();
+        given
+            .into_iter()
+            .map(|id| id.parse().map_err(|error| Error::bad(format!("{name}: {error}"))))
+            .collect()
+    };
+    let (healthy, unhealthy) = (ids("HealthyAllocationIDs")?, ids("UnhealthyAllocationIDs")?);
+    if healthy.is_empty() && unhealthy.is_empty() {
+        return Err(Error::bad("must specify at least one healthy/unhealthy allocation ID"));
+    }
+    let evaluation = call.evaluation_id();
+    write(&call, SetAllocationHealth { id, healthy, unhealthy, evaluation }).await
+}
+
+async fn unblock() -> Error {
+    Error::enterprise_only()
+}
+
+async fn write(call: &Call, command: impl Into<Command>) -> Result<Answer, Error> {
+    let written = call.write(command.into()).await?;
+    call.answer_write(&written, reply(&written))
+}
+
+fn reply(written: &Written) -> Value {
+    let (evaluation, reverted_to) = match &written.reply {
+        Reply::Deployment { evaluation, reverted_to } => (*evaluation, *reverted_to),
+        Reply::Done
+        | Reply::Rejected(_)
+        | Reply::Job { .. }
+        | Reply::Node { .. }
+        | Reply::Evaluations(_)
+        | Reply::Plans(_)
+        | Reply::Collected(_)
+        | Reply::Requirements(_) => (None, None),
+    };
+    json!({
+        "EvalID": evaluation.map_or_else(String::new, |id| id.to_string()),
+        "EvalCreateIndex": if evaluation.is_some() { written.index } else { 0 },
+        "DeploymentModifyIndex": written.index,
+        "RevertedJobVersion": reverted_to,
+    })
+}

@@ -1,0 +1,104 @@
+//! What the deployment of a job's version means for a pass: canaries first, then `max_parallel` at a time by health, nothing while it is paused or
+//! has failed.
+//!
+//! Reads the deployment only; what an allocation's health brings is decided in `fsm` when it is reported. Invariant: a deployment that has failed places
+//! nothing of its version but what takes the place of its own lost instances.
+
+use std::collections::BTreeMap;
+
+use fsm::{
+    Allocation, Deployment, DeploymentStatus, JobKind, JobSpec, TaskGroup, Text,
+    deployment::{DeploymentGoal, DeploymentGroup},
+    job::UpdateStrategy,
+};
+
+use crate::{Pass, plan::Target};
+
+/// The deployment that a pass goes by.
+#[derive(Clone, Copy)]
+pub(crate) struct Rollout<'a> {
+    /// Of the job's version, if one goes on or has failed.
+    deployment: Option<&'a Deployment>,
+    /// A deployment of the version was successful.
+    is_proven: bool,
+    /// Jobs of this kind are rolled out by deployments.
+    has_steps: bool,
+}
+
+impl<'a> Rollout<'a> {
+    pub(crate) fn of(pass: &Pass<'a>, target: &Target<'a>) -> Self {
+        let has_steps = target.job.is_some_and(|job| job.kind == JobKind::Service);
+        let deployment = target.job.and_then(|job| pass.state.current_deployment(job));
+        let is_proven = deployment.is_some_and(|row| row.status == DeploymentStatus::Successful);
+        let counts = |row: &&Deployment| row.is_active() || row.status == DeploymentStatus::Failed;
+        Self { deployment: deployment.map(|row| &**row).filter(counts), is_proven, has_steps }
+    }
+
+    /// The group's strategy, if it is rolled out in steps.
+    pub(crate) fn strategy(&self, group: &TaskGroup) -> Option<UpdateStrategy> {
+        group.update.filter(|update| self.has_steps && update.has_steps())
+    }
+
+    fn group(&self, group: &TaskGroup) -> Option<&'a DeploymentGroup> {
+        self.deployment.and_then(|row| row.groups.get(&group.name))
+    }
+
+    pub(crate) fn is_begun(&self) -> bool {
+        self.deployment.is_some()
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.deployment.is_some_and(|row| row.status == DeploymentStatus::Failed)
+    }
+
+    /// Whether the deployment of this version may begin with canaries: not after one that was successful.
+    pub(crate) fn may_begin_with_canaries(&self) -> bool {
+        !self.is_begun() && !self.is_proven
+    }
+
+    pub(crate) fn takes_canaries(&self) -> bool {
+        !self.has_failed() && !self.is_paused()
+    }
+
+    fn is_paused(&self) -> bool {
+        self.deployment.is_some_and(|row| row.status == DeploymentStatus::Paused)
+    }
+
+    /// Whether the allocation belongs to this deployment.
+    pub(crate) fn owns(&self, allocation: &Allocation) -> bool {
+        let id = self.deployment.map(|row| row.id);
+        id.is_some() && allocation.deployment.map(|own| own.id) == id
+    }
+
+    /// Whether the allocation is a canary that still waits for its promotion. Any other that is marked as a canary is left of a deployment that is over.
+    pub(crate) fn is_waiting_canary(&self, allocation: &Allocation) -> bool {
+        self.owns(allocation) && !self.has_failed()
+    }
+
+    /// Canaries that the group's deployment wants now; none: it wants none, or no more.
+    pub(crate) fn canaries(&self, group: &TaskGroup) -> Option<u32> {
+        let own = self.group(group).filter(|own| own.is_canarying())?;
+        (!self.has_failed()).then_some(own.goal.canaries)
+    }
+
+    /// Whether new instances may be placed and older ones replaced. `begins_with_canaries`: the deployment begins with this pass, by canaries.
+    pub(crate) fn is_open(&self, group: &TaskGroup, begins_with_canaries: bool) -> bool {
+        let waits = self.group(group).is_some_and(DeploymentGroup::is_canarying);
+        !(self.has_failed() || self.is_paused() || waits || begins_with_canaries)
+    }
+
+    /// What a deployment of this spec is to reach, by group. `canaries`: whether the group begins with them.
+    pub(crate) fn goals(
+        &self,
+        spec: &JobSpec,
+        canaries: impl Fn(usize) -> bool,
+    ) -> BTreeMap<Text, DeploymentGoal> {
+        let groups = spec.groups.iter().enumerate().filter(|(_, group)| group.count > 0);
+        let goals = groups.filter_map(|(number, group)| {
+            let update = self.strategy(group)?;
+            let canaries = if canaries(number) { update.canaries } else { 0 };
+            Some((group.name.clone(), DeploymentGoal { canaries, total: group.count }))
+        });
+        goals.collect()
+    }
+}
