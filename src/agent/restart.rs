@@ -105,7 +105,7 @@ impl RestartTracker {
         let exceeded = format!(
             "Exceeded allowed attempts {} in interval {}",
             policy.attempts,
-            format_duration(policy.interval_ms)
+            calendar::go_duration(policy.interval_ms)
         );
         match policy.mode {
             RestartMode::Fail => {
@@ -123,29 +123,6 @@ impl RestartTracker {
     /// Forgets the window: the machine booted anew, so that its times mean nothing any more.
     pub(crate) fn reset(&mut self) {
         *self = Self::default();
-    }
-}
-
-/// A duration as Nomad prints it: `15s`, `1m30s`, `24h0m0s`, `250ms`.
-pub(crate) fn format_duration(ms: u64) -> String {
-    if ms == 0 {
-        return "0s".to_owned();
-    }
-    if ms < 1000 {
-        return format!("{ms}ms");
-    }
-    let (seconds, rest_ms) = (ms / 1000, ms % 1000);
-    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    let seconds = if rest_ms == 0 {
-        seconds.to_string()
-    } else {
-        let fraction = format!("{rest_ms:03}");
-        format!("{seconds}.{}", fraction.trim_end_matches('0'))
-    };
-    match (hours, minutes) {
-        (0, 0) => format!("{seconds}s"),
-        (0, minutes) => format!("{minutes}m{seconds}s"),
-        (hours, minutes) => format!("{hours}h{minutes}m{seconds}s"),
     }
 }
 
@@ -237,19 +214,5 @@ mod tests {
             assert_eq!(value, jitter(seed, 1, 15_000));
         }
         assert_eq!(jitter(3, 1, 0), 0);
-    }
-
-    #[test]
-    fn durations_print_as_in_nomad() {
-        for (ms, text) in [
-            (0, "0s"),
-            (250, "250ms"),
-            (15_000, "15s"),
-            (16_300, "16.3s"),
-            (90_000, "1m30s"),
-            (86_400_000, "24h0m0s"),
-        ] {
-            assert_eq!(format_duration(ms), text);
-        }
     }
 }

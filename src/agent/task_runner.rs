@@ -9,12 +9,13 @@
 
 use std::io;
 
+use calendar::go_duration;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::{
     driver::StartError,
-    restart::{Decision, Ending, RestartPolicy, RestartTracker, format_duration},
+    restart::{Decision, Ending, RestartPolicy, RestartTracker},
     time::Moment,
 };
 
@@ -383,7 +384,7 @@ impl TaskRunner {
             let doubled = SHORTAGE_DELAY_MS.checked_shl(self.shortages.min(10));
             let delay_ms = doubled.unwrap_or(u64::MAX).min(SHORTAGE_DELAY_MS_MAX);
             self.shortages = self.shortages.saturating_add(1);
-            let delay = format_duration(delay_ms);
+            let delay = go_duration(delay_ms);
             let message = format!("{why}, task restarting in {delay}");
             self.event(now, EventKind::Restarting, &message);
             self.phase = Phase::Waiting { until_ms: now.since_boot_ms.saturating_add(delay_ms) };
@@ -478,7 +479,7 @@ impl TaskRunner {
                 self.die(now, false);
             }
             Phase::Running if policy.shutdown_delay_ms > 0 => {
-                let delay = format_duration(policy.shutdown_delay_ms);
+                let delay = go_duration(policy.shutdown_delay_ms);
                 let message =
                     format!("Waiting for shutdown_delay of {delay} before killing the task.");
                 self.event(now, EventKind::WaitingForShutdownDelay, &message);
@@ -619,7 +620,7 @@ impl TaskRunner {
                 self.die(now, true);
             }
             Decision::Restart { delay_ms, reason } => {
-                let message = format!("{reason}, task restarting in {}", format_duration(delay_ms));
+                let message = format!("{reason}, task restarting in {}", go_duration(delay_ms));
                 self.event(now, EventKind::Restarting, &message);
                 self.phase =
                     Phase::Waiting { until_ms: now.since_boot_ms.saturating_add(delay_ms) };
@@ -634,7 +635,7 @@ impl TaskRunner {
     }
 
     fn send_kill(&mut self, task: usize, policy: &TaskPolicy, now: Moment, out: &mut Vec<Action>) {
-        let timeout = format_duration(policy.kill_timeout_ms);
+        let timeout = go_duration(policy.kill_timeout_ms);
         let message = format!("Sent interrupt. Waiting {timeout} before force killing");
         self.event(now, EventKind::Killing, &message);
         self.phase = Phase::Killing;

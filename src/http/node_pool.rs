@@ -57,12 +57,20 @@ async fn upsert(call: Call) -> Result<Answer, Error> {
             name: name_of(&call, &fields, 2)?,
             description: fields.text("Description")?.unwrap_or("").into(),
             meta: meta_of(&fields)?,
+            identity_ttl_ms: identity_ttl_ms(&fields)?,
             create_index: 0,
             modify_index: 0,
         },
     });
     let written = call.write(command).await?;
     call.answer_write(&written, json!({}))
+}
+
+fn identity_ttl_ms(fields: &Fields<'_>) -> Result<u64, Error> {
+    let nanoseconds = fields.nanoseconds("NodeIdentityTTL")?.unwrap_or(0);
+    let ttl = u64::try_from(nanoseconds)
+        .map_err(|_| Error::bad("NodeIdentityTTL must not be negative"))?;
+    Ok(ttl.div_ceil(1_000_000))
 }
 
 async fn delete(call: Call) -> Result<Answer, Error> {

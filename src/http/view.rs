@@ -12,6 +12,7 @@ mod node;
 mod node_state;
 mod pool;
 mod settings;
+mod task_event;
 
 pub(crate) use allocation::{allocation, allocation_stub};
 pub(crate) use capacity::{capacity_group, capacity_groups, capacity_members, is_capacity_group};

@@ -244,7 +244,7 @@ fn network_json(network: &Network) -> Value {
         "Hostname": "",
         "IP": "",
         "MBits": 0,
-        "Mode": "host",
+        "Mode": network.mode(),
         "ReservedPorts": ports(true),
     })
 }

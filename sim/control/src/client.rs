@@ -382,7 +382,7 @@ fn draw_network(dice: &mut Dice) -> Network {
     if dice.percent(30) {
         ports.push(ask("more", 0));
     }
-    Network { ports }
+    Network { ports, names_mode: false }
 }
 
 /// An index that a user believes the job to be of: right, near, or made up.

@@ -75,7 +75,7 @@ fn change(group: &mut TaskGroup, dice: &mut Dice) {
         0 => group.network = None,
         1 => {
             let ports = vec![PortAsk { label: "static".into(), value: 8_081, to: 0 }];
-            group.network = Some(Network { ports });
+            group.network = Some(Network { ports, names_mode: false });
         }
         _ => {}
     }

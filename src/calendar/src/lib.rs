@@ -126,6 +126,25 @@ fn days_of(year: i64, month: i64, day: i64) -> i64 {
     era * ERA_DAYS + day_of_era - EPOCH_DAYS
 }
 
+/// A duration as Go prints it: `24h0m0s`, `1m30s`, `1.5s`, `250ms`.
+pub fn go_duration(ms: u64) -> String {
+    if ms < 1_000 {
+        return if ms == 0 { "0s".to_owned() } else { format!("{ms}ms") };
+    }
+    let (seconds, rest) = (ms / 1_000, ms % 1_000);
+    let (hours, minutes) = (seconds / 3_600, seconds / 60 % 60);
+    let fraction = match rest {
+        0 => String::new(),
+        rest => format!(".{rest:03}").trim_end_matches('0').to_owned(),
+    };
+    let seconds = format!("{}{fraction}s", seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => seconds,
+        (0, minutes) => format!("{minutes}m{seconds}"),
+        (hours, minutes) => format!("{hours}h{minutes}m{seconds}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,5 +207,19 @@ mod tests {
             assert_eq!(parse_rfc3339(bad), None, "{bad}");
         }
         assert_eq!(parse_rfc3339("2000-02-29T00:00:01.25Z"), Some(951_782_401));
+    }
+
+    #[test]
+    fn durations_print_as_in_go() {
+        for (ms, text) in [
+            (0, "0s"),
+            (250, "250ms"),
+            (1_500, "1.5s"),
+            (90_000, "1m30s"),
+            (86_400_000, "24h0m0s"),
+            (3_600_050, "1h0m0.05s"),
+        ] {
+            assert_eq!(go_duration(ms), text);
+        }
     }
 }

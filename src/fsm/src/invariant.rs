@@ -3,6 +3,7 @@
 
 use crate::{
     id::Index,
+    node::DrainStatus,
     pool::{Behavior, InstanceState, ShutdownCause},
     resources::{NodeUsage, PortHolder},
     state::State,
@@ -31,6 +32,7 @@ const CHECKS: &[Check] = &[
     ("instance-life", instance_life),
     ("capacity-sums", capacity_sums),
     ("capacity-members", capacity_members),
+    ("last-drain", last_drain),
     ("digest", digest),
 ];
 
@@ -94,6 +96,16 @@ fn derived_indexes(state: &State, out: &mut Vec<String>) {
     }
     if fresh.sessions_by_time != state.sessions_by_time {
         out.push("sessions by time differ from a recomputation".into());
+    }
+}
+
+/// What is kept of a node's last drain says whether it lasts.
+fn last_drain(state: &State, out: &mut Vec<String>) {
+    for node in state.nodes.iter() {
+        let status = node.last_drain.as_ref().map(|last| last.status);
+        if node.drain.is_some() != (status == Some(DrainStatus::Draining)) {
+            out.push(format!("node {}: its last drain is {status:?}", node.id));
+        }
     }
 }
 

@@ -833,7 +833,7 @@ pub fn job_with_ports(name: &str, ports: &[(&str, u16)]) -> JobSpec {
         .map(|(label, value)| PortAsk { label: (*label).into(), value: *value, to: 0 })
         .collect();
     for group in &mut spec.groups {
-        group.network = Some(Network { ports: Vec::clone(&ports) });
+        group.network = Some(Network { ports: Vec::clone(&ports), names_mode: false });
     }
     spec
 }

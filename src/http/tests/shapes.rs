@@ -267,3 +267,43 @@ async fn a_large_list_is_complete() {
     assert!(cluster.state().evaluations().len() > 2_000);
     server.stop().await;
 }
+
+#[tokio::test]
+async fn small_values_are_kept_or_empty_as_in_nomad() {
+    let (server, ..) = populated().await;
+    for (ttl, shown) in [(json!("720h"), "720h0m0s"), (json!(90_000_000_000_u64), "1m30s")] {
+        let pool = json!({ "Name": "gpu", "NodeIdentityTTL": ttl });
+        server.put("/v1/node/pools", &pool).await.ok();
+        let kept = server.get("/v1/node/pool/gpu").await.ok();
+        assert_eq!(kept["NodeIdentityTTL"], shown);
+    }
+    assert_eq!(server.get("/v1/node/pool/default").await.ok()["NodeIdentityTTL"], "24h0m0s");
+    let refused =
+        server.put("/v1/node/pools", &json!({ "Name": "a", "NodeIdentityTTL": -1 })).await;
+    assert_eq!(refused.status, 400);
+    let refused = server.put("/v1/namespace", &json!({ "Name": "*" })).await;
+    assert!(refused.text.contains("invalid name \"*\"."), "{refused:?}");
+
+    for (mode, shown) in [(None, ""), (Some("host"), "host")] {
+        let mut job = web_job("modes");
+        let network = json!({ "Mode": mode, "DynamicPorts": [{ "Label": "http" }] });
+        job["TaskGroups"][0]["Networks"] = json!([network]);
+        server.put("/v1/jobs", &json!({ "Job": job })).await.ok();
+        let kept = server.get("/v1/job/modes").await.ok();
+        assert_eq!(kept["TaskGroups"][0]["Networks"][0]["Mode"], shown);
+    }
+
+    let path = format!("/v1/node/{NODE}");
+    assert_eq!(server.get(&path).await.ok()["LastDrain"], Value::Null);
+    let drain = json!({ "DrainSpec": { "Deadline": 1_000_000_000 } });
+    server.put(&format!("{path}/drain"), &drain).await.ok();
+    let last = server.get(&path).await.ok()["LastDrain"].clone();
+    assert_eq!((&last["Status"], &last["AccessorID"]), (&json!("draining"), &json!("")));
+    server.put(&format!("{path}/drain"), &json!({ "DrainSpec": null })).await.ok();
+    let node = server.get(&path).await.ok();
+    assert_eq!(node["LastDrain"]["Status"], "canceled");
+    assert_eq!(node["LastDrain"]["StartedAt"], last["StartedAt"]);
+    let nobody = "/v1/node/00000000-0000-0000-0000-000000000009/allocations";
+    assert_eq!(server.get(nobody).await.ok(), json!([]));
+    server.stop().await;
+}

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use fsm::{Allocation, State, TaskEvent, TaskState, Text, job::JobSpec};
+use fsm::{Allocation, State, TaskState, Text, job::JobSpec};
 use serde_json::{Map, Value, json};
 
-use super::{evaluation::placement_metrics, id_or_empty, text};
+use super::{evaluation::placement_metrics, id_or_empty, task_event::task_event, text};
 use crate::http::{jobs_bridge, time};
 
 /// An allocation in a list.
@@ -231,11 +231,22 @@ fn networks(allocation: &Allocation, group: Option<&fsm::TaskGroup>, address: &T
     };
     let (reserved, dynamic): (Vec<_>, Vec<_>) =
         allocation.ports.iter().partition(|port| is_static(&port.label));
+    let list = |ports: Vec<&fsm::resources::Port>| {
+        let ports: Vec<Value> = ports.into_iter().map(port).collect();
+        if ports.is_empty() { Value::Null } else { ports.into() }
+    };
+    let mode = group.and_then(|group| group.network.as_ref()).map_or("", fsm::job::Network::mode);
     vec![json!({
-        "Mode": "host",
+        "Mode": mode,
+        "Device": "",
+        "CIDR": "",
         "IP": text(address),
-        "ReservedPorts": reserved.into_iter().map(port).collect::<Vec<_>>(),
-        "DynamicPorts": dynamic.into_iter().map(port).collect::<Vec<_>>(),
+        "Hostname": "",
+        "MBits": 0,
+        "DNS": Value::Null,
+        "CNI": Value::Null,
+        "ReservedPorts": list(reserved),
+        "DynamicPorts": list(dynamic),
     })]
 }
 
@@ -256,23 +267,4 @@ fn task_states(tasks: &BTreeMap<Text, TaskState>) -> Value {
         })
         .collect::<Map<_, _>>()
         .into()
-}
-
-fn task_event(event: &TaskEvent) -> Value {
-    let mut details = Map::new();
-    if let Some(code) = event.exit_code {
-        details.insert("exit_code".to_owned(), code.to_string().into());
-    }
-    if let Some(signal) = event.signal {
-        details.insert("signal".to_owned(), signal.to_string().into());
-    }
-    json!({
-        "Type": text(&event.kind),
-        "Time": time::nanoseconds(event.at_ms),
-        "DisplayMessage": text(&event.message),
-        "Message": text(&event.message),
-        "Details": details,
-        "ExitCode": event.exit_code.unwrap_or(0),
-        "Signal": event.signal.unwrap_or(0),
-    })
 }

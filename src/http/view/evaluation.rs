@@ -22,12 +22,15 @@ fn evaluation(state: &State, evaluation: &Evaluation, related: Option<Vec<Value>
         .iter()
         .map(|(class, eligible)| (class.to_string(), (*eligible).into()))
         .collect();
+    let queued = count_map(&evaluation.queued);
     let mut value = evaluation_stub(evaluation);
     if let Value::Object(object) = &mut value {
-        object.insert("FailedTGAllocs".to_owned(), failed.into());
-        object.insert("ClassEligibility".to_owned(), classes.into());
+        object.insert("FailedTGAllocs".to_owned(), or_null(failed));
+        object.insert("ClassEligibility".to_owned(), or_null(classes));
         object.insert("EscapedComputedClass".to_owned(), evaluation.escaped.into());
-        object.insert("QueuedAllocations".to_owned(), count_map(&evaluation.queued));
+        let queued = if evaluation.queued.is_empty() { Value::Null } else { queued };
+        object.insert("QueuedAllocations".to_owned(), queued);
+        object.insert("PlanAnnotations".to_owned(), Value::Null);
         object.insert("SnapshotIndex".to_owned(), evaluation.snapshot_index.into());
         object.insert("QuotaLimitReached".to_owned(), "".into());
         object.insert("AnnotatePlan".to_owned(), false.into());
@@ -37,6 +40,11 @@ fn evaluation(state: &State, evaluation: &Evaluation, related: Option<Vec<Value>
         }
     }
     value
+}
+
+/// Nomad's maps are null when nothing is in them.
+fn or_null(map: Map<String, Value>) -> Value {
+    if map.is_empty() { Value::Null } else { map.into() }
 }
 
 /// An evaluation, and what it waits for in an instance pool.

@@ -2,7 +2,7 @@
 
 use fsm::{
     Node, Text,
-    node::{Drain, Driver, NodeEvent, NodeInstance, NodeResources},
+    node::{Drain, Driver, LastDrain, NodeEvent, NodeInstance, NodeResources},
     resources::Resources,
 };
 use serde_json::{Map, Value, json};
@@ -96,12 +96,23 @@ fn common(node: &Node) -> Value {
         "Status": node.liveness.name(),
         "StatusDescription": status_description(node),
         "Drivers": drivers,
-        "LastDrain": Value::Null,
+        "LastDrain": node.last_drain.as_ref().map_or(Value::Null, last_drain),
         "Health": health_stub(node),
         "Readiness": readiness(node),
         "Shortage": shortage(node),
         "CreateIndex": node.create_index,
         "ModifyIndex": node.modify_index,
+    })
+}
+
+/// Without access control nobody has an accessor.
+fn last_drain(drain: &LastDrain) -> Value {
+    json!({
+        "StartedAt": time::rfc3339(drain.started_at),
+        "UpdatedAt": time::rfc3339(drain.updated_at),
+        "Status": drain.status.name(),
+        "AccessorID": "",
+        "Meta": Value::Null,
     })
 }
 

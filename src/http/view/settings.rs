@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 use super::{text, text_map};
 use crate::http::node_life;
 
+/// Nomad's.
+const IDENTITY_TTL_MS_DEFAULT: u64 = 86_400_000;
+
 /// A namespace.
 pub(crate) fn namespace(namespace: &Namespace) -> Value {
     json!({
@@ -26,6 +29,10 @@ pub(crate) fn node_pool(pool: &NodePool) -> Value {
         "Name": text(&pool.name),
         "Description": text(&pool.description),
         "Meta": text_map(&pool.meta),
+        "NodeIdentityTTL": calendar::go_duration(match pool.identity_ttl_ms {
+            0 => IDENTITY_TTL_MS_DEFAULT,
+            ttl => ttl,
+        }),
         "SchedulerConfiguration": Value::Null,
         "CreateIndex": pool.create_index,
         "ModifyIndex": pool.modify_index,

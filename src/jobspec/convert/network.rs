@@ -24,7 +24,8 @@ pub(super) fn read(fields: &mut Fields<'_>, report: &mut Report) -> Option<Netwo
     let (path, item) = list.into_iter().next()?;
     let mut fields = Fields::new(item, path, report)?;
     let path = fields.at("Mode");
-    match fields.text_filled("Mode", report) {
+    let mode = fields.text_filled("Mode", report);
+    match mode {
         None | Some("host") => {}
         Some(mode) => {
             let message = format!(
@@ -45,7 +46,7 @@ pub(super) fn read(fields: &mut Fields<'_>, report: &mut Report) -> Option<Netwo
     read_ports(&mut fields, "DynamicPorts", &mut ports, report);
     let ports = bounded(ports, &fields.path, report);
     fields.finish(report);
-    (!ports.is_empty()).then_some(Network { ports })
+    (!ports.is_empty()).then_some(Network { ports, names_mode: mode.is_some() })
 }
 
 fn read_ports(

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use fsm::{Allocation, Index, JobSpec, State, TaskGroup, Text, job::Task};
+use fsm::{
+    Allocation, Index, JobSpec, State, TaskGroup, Text,
+    job::{PortAsk, Task},
+};
 
 /// Compares versions of one group with the current one; each version once.
 #[derive(Default)]
@@ -34,7 +37,7 @@ fn differ(old: &JobSpec, old_group: &TaskGroup, new: &JobSpec, group: &TaskGroup
     old.kind != new.kind
         || old_group.tasks.len() != group.tasks.len()
         || old_group.disk_mb != group.disk_mb
-        || old_group.network != group.network
+        || ports(old_group) != ports(group)
         || group.tasks.iter().any(|task| {
             old_group.tasks.iter().find(|old_task| old_task.name == task.name).is_none_or(
                 |old_task| {
@@ -43,6 +46,11 @@ fn differ(old: &JobSpec, old_group: &TaskGroup, new: &JobSpec, group: &TaskGroup
                 },
             )
         })
+}
+
+/// The mode is only shown.
+fn ports(group: &TaskGroup) -> Option<&[PortAsk]> {
+    group.network.as_ref().map(|network| &network.ports[..])
 }
 
 fn tasks_differ(old: &Task, new: &Task) -> bool {

@@ -224,6 +224,15 @@ pub struct PortAsk {
 pub struct Network {
     /// Ports, static and dynamic, in declaration order.
     pub ports: Vec<PortAsk>,
+    /// The mode was named, and not left to the default: shown only.
+    pub names_mode: bool,
+}
+
+impl Network {
+    /// The mode as the job has it.
+    pub fn mode(&self) -> &'static str {
+        if self.names_mode { "host" } else { "" }
+    }
 }
 
 /// Resources of one task.

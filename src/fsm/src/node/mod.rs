@@ -25,10 +25,10 @@ pub use self::{
     },
     occupancy::Occupancy,
     row::{
-        AgentStart, CapacityGain, CheckResult, Drain, Driver, Eligibility, GainKey, Health,
-        Liveness, MassLoss, MassLossEnd, Node, NodeDescription, NodeEvent, NodeFailure,
-        NodeInstance, NodeResources, OfflineNode, Readiness, Shortage, SuspendReason, Suspension,
-        Tombstone, glob,
+        AgentStart, CapacityGain, CheckResult, Drain, DrainStatus, Driver, Eligibility, GainKey,
+        Health, LastDrain, Liveness, MassLoss, MassLossEnd, Node, NodeDescription, NodeEvent,
+        NodeFailure, NodeInstance, NodeResources, OfflineNode, Readiness, Shortage, SuspendReason,
+        Suspension, Tombstone, glob,
     },
     rules::computed_class,
 };

@@ -234,6 +234,37 @@ pub struct Drain {
     pub cancelable: bool,
 }
 
+/// How far a drain came.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum DrainStatus {
+    Draining,
+    /// Nothing was left to move.
+    Complete,
+    /// An operator ended it before.
+    Canceled,
+}
+
+impl DrainStatus {
+    /// The name used in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Draining => "draining",
+            Self::Complete => "complete",
+            Self::Canceled => "canceled",
+        }
+    }
+}
+
+/// The last drain of a node, kept over its end.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct LastDrain {
+    pub started_at: TimeMs,
+    /// When it was changed last, or ended.
+    pub updated_at: TimeMs,
+    /// Invariant: `Draining` exactly while the node has a drain.
+    pub status: DrainStatus,
+}
+
 /// Resources and ports of a node.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct NodeResources {
@@ -365,6 +396,8 @@ pub struct Node {
     pub strike_at: TimeMs,
     pub eligibility: Eligibility,
     pub drain: Option<Drain>,
+    /// None: the node was never drained.
+    pub last_drain: Option<LastDrain>,
     /// The instance that this node is.
     pub instance: Option<NodeInstance>,
     /// Affinity key of the last allocation started here; empty: none.
@@ -412,6 +445,7 @@ impl Node {
             strike_at: 0,
             eligibility: Eligibility::default(),
             drain: None,
+            last_drain: None,
             instance: None,
             affinity_key: "".into(),
             create_index: 0,

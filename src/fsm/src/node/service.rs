@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    AdvanceDrains, Eligibility, NodeChange, OfflineNode, SetDrain, SetEligibility, health::clip,
+    AdvanceDrains, Drain, DrainStatus, Eligibility, LastDrain, Node, NodeChange, OfflineNode,
+    SetDrain, SetEligibility, health::clip,
 };
 use crate::{
     apply::{Outcome, Turn},
@@ -111,10 +112,10 @@ impl Turn<'_> {
                     index: self.index,
                 };
             }
-            node.drain = Some(drain);
+            self.begin_drain(&mut node, drain);
             self.record(&mut node, NodeChange::DrainBegan, "Node drain strategy set");
         } else {
-            if node.drain.take().is_some() {
+            if self.end_drain(&mut node, DrainStatus::Canceled) {
                 self.record(&mut node, NodeChange::DrainEnded, "Node drain disabled");
             }
             // The end of a drain gives back what the drain took, not what an operator took.
@@ -130,6 +131,24 @@ impl Turn<'_> {
         let jobs = self.jobs_of_node(&node, Trigger::NodeDrain);
         let made = self.evaluate(&jobs, Some(&node), evaluation_ids);
         self.node(id).map(|node| Self::node_reply(node, made))
+    }
+
+    /// Starts a drain, or changes it.
+    pub(crate) fn begin_drain(&self, node: &mut Node, drain: Drain) {
+        node.last_drain = Some(LastDrain {
+            started_at: drain.started_at,
+            updated_at: self.at,
+            status: DrainStatus::Draining,
+        });
+        node.drain = Some(drain);
+    }
+
+    /// Ends a drain; whether there was one.
+    pub(crate) fn end_drain(&self, node: &mut Node, status: DrainStatus) -> bool {
+        let Some(drain) = node.drain.take() else { return false };
+        let started_at = drain.started_at;
+        node.last_drain = Some(LastDrain { started_at, updated_at: self.at, status });
+        true
     }
 
     pub(crate) fn advance_drains(&mut self, command: &AdvanceDrains) -> Reply {
@@ -150,8 +169,9 @@ impl Turn<'_> {
             let Ok(mut node) = self.node(*id) else { continue };
             // The drain that the drainer saw may have been replaced by one that is about more.
             let left = |drain| self.state.left_to_drain(*id, drain).next().is_some();
-            if node.drain.as_ref().is_some_and(|drain| !left(drain)) {
-                node.drain = None;
+            if node.drain.as_ref().is_some_and(|drain| !left(drain))
+                && self.end_drain(&mut node, DrainStatus::Complete)
+            {
                 self.record(&mut node, NodeChange::DrainEnded, "Node drain complete");
                 self.put_node(node);
             }

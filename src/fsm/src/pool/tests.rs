@@ -120,7 +120,7 @@ fn a_pool_that_cannot_be_is_refused() {
     let mut driver = Driver::default();
     let cases: [(&str, Change); 14] = [
         ("pool \"all\" stands for all nodes", |pool| pool.name = "all".into()),
-        ("pool name must be 1 to 128", |pool| pool.name = "a b".into()),
+        ("invalid name \"a b\". A pool name must be 1 to 128", |pool| pool.name = "a b".into()),
         ("a pool needs a provider", |pool| pool.provider = "".into()),
         ("max is 10001, at most 10000", |pool| pool.max = 10_001),
         ("min (4) is above max (3)", |pool| pool.min = 4),

@@ -23,7 +23,7 @@ use crate::{
     evaluation::Trigger,
     id::{EvaluationId, InstanceId, NodeId, Text},
     limits,
-    node::{Drain, InstanceProof, Node, NodeChange, NodeInstance, clip},
+    node::{Drain, DrainStatus, InstanceProof, Node, NodeChange, NodeInstance, clip},
     plant::{Plant, is_planted},
     settings::{NodePool, check_name},
 };
@@ -467,16 +467,19 @@ impl Turn<'_> {
         let is_ours = node.drain.as_ref().is_some_and(|drain| &*drain.owner == DRAIN_OWNER);
         match wanted {
             Some(deadline_at) if node.drain.is_none() => {
-                node.drain = Some(Drain {
+                let drain = Drain {
                     started_at: self.at,
                     deadline_at,
                     force: false,
                     ignore_system: false,
                     owner: DRAIN_OWNER.into(),
                     cancelable: true,
-                });
+                };
+                self.begin_drain(&mut node, drain);
             }
-            None if is_ours => node.drain = None,
+            None if is_ours => {
+                self.end_drain(&mut node, DrainStatus::Canceled);
+            }
             Some(_) | None => {}
         }
         self.event(&mut node, event);

@@ -141,7 +141,9 @@ pub(crate) fn check_name(what: &str, name: &str) -> Result<(), Rejection> {
     if ok {
         return Ok(());
     }
-    let message =
-        format!("{what} name must be 1 to 128 letters, digits, '-' or '_', not \"{name}\"");
+    // The beginning is what clients of Nomad look for.
+    let message = format!(
+        "invalid name {name:?}. A {what} name must be 1 to 128 letters, digits, '-' or '_'"
+    );
     Err(Rejection::Invalid(message.into()))
 }

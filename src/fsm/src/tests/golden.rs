@@ -39,12 +39,12 @@ use crate::{
         ReschedulePolicy, Spread, SpreadTarget, UpdateStrategy, VersionMark, VersionTag,
     },
     node::{
-        AdvanceDrains, CapacityGain, CheckResult, Drain, Driver, Eligibility, EndMassLoss,
-        EndSuspensions, EvaluateNode, GainKey, Health, InstanceProof, Liveness, LivenessChange,
-        MassLoss, MassLossEnd, Node, NodeDescription, NodeEvent, NodeFailure, NodeInstance,
-        NodeLiveness, NodeReadiness, NodeShortage, OfflineNode, Readiness, ReapNode, RegisterNode,
-        SetDrain, SetEligibility, Shortage, SuspendLateNodes, SuspendNode, SuspendReason,
-        Suspension, Tombstone, UnsuspendNode,
+        AdvanceDrains, CapacityGain, CheckResult, Drain, DrainStatus, Driver, Eligibility,
+        EndMassLoss, EndSuspensions, EvaluateNode, GainKey, Health, InstanceProof, LastDrain,
+        Liveness, LivenessChange, MassLoss, MassLossEnd, Node, NodeDescription, NodeEvent,
+        NodeFailure, NodeInstance, NodeLiveness, NodeReadiness, NodeShortage, OfflineNode,
+        Readiness, ReapNode, RegisterNode, SetDrain, SetEligibility, Shortage, SuspendLateNodes,
+        SuspendNode, SuspendReason, Suspension, Tombstone, UnsuspendNode,
     },
     plan::{
         ApplyPlans, DropReason, FollowUp, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop,
@@ -200,6 +200,11 @@ fn node() -> Node {
         eligibility: eligibility(),
         drain: Some(drain()),
         instance: Some(NodeInstance { id: InstanceId([21; 16]), open: true }),
+        last_drain: Some(LastDrain {
+            started_at: 40,
+            updated_at: 41,
+            status: DrainStatus::Draining,
+        }),
         affinity_key: "snapA".into(),
         create_index: 15,
         modify_index: 16,
@@ -320,7 +325,7 @@ fn namespace() -> Namespace {
 }
 
 fn node_pool() -> NodePool {
-    NodePool { name: "gpu".into(), create_index: 1, ..NodePool::default() }
+    NodePool { name: "gpu".into(), identity_ttl_ms: 2, create_index: 1, ..NodePool::default() }
 }
 
 fn configuration() -> SchedulerConfiguration {

@@ -623,7 +623,10 @@ fn spec_of(shape: &JobShape) -> JobSpec {
             value: *value,
             to: 0,
         };
-        group.network = Some(Network { ports: shape.ports.iter().enumerate().map(ask).collect() });
+        group.network = Some(Network {
+            ports: shape.ports.iter().enumerate().map(ask).collect(),
+            names_mode: false,
+        });
     }
     if matches!(shape.kind, JobKind::Service | JobKind::System) {
         group.update = Some(update(shape.max_parallel));

@@ -168,7 +168,7 @@ fn the_holder_of_a_port_goes() {
     cluster.change(ids[1], |row| row.ports = vec![port]);
     let mut spec = urgent(JobKind::System, 100, 100);
     let ask = PortAsk { label: "http".into(), value: 8_080, to: 0 };
-    spec.groups[0].network = Some(Network { ports: vec![ask] });
+    spec.groups[0].network = Some(Network { ports: vec![ask], names_mode: false });
     assert_eq!(victims(&mut cluster, &spec), [ids[1]].into());
 }
 

@@ -128,6 +128,7 @@ proptest! {
         if ports {
             spec.groups[0].network = Some(Network {
                 ports: vec![PortAsk { label: "http".into(), value: 8080, to: 0 }],
+                names_mode: false,
             });
         }
         if preferences {

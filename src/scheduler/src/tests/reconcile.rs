@@ -457,7 +457,7 @@ fn changes_are_destructive_or_in_place() {
         ("disk", |spec| spec.groups[0].disk_mb -= 1),
         ("network", |spec| {
             let ports = vec![PortAsk { label: "http".into(), value: 0, to: 0 }];
-            spec.groups[0].network = Some(Network { ports });
+            spec.groups[0].network = Some(Network { ports, names_mode: false });
         }),
         ("a task more", |spec| {
             let mut task = spec.groups[0].tasks[0].clone();

@@ -509,7 +509,7 @@ fn ports(values: &[u16]) -> Network {
         .enumerate()
         .map(|(number, value)| PortAsk { label: format!("p{number}").into(), value: *value, to: 0 })
         .collect();
-    Network { ports }
+    Network { ports, names_mode: false }
 }
 
 /// 2.10: a static port is given once per node; its holder may hand it to its successor.

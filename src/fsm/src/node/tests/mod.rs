@@ -18,8 +18,8 @@ use crate::{
     job::JobKind,
     limits,
     node::{
-        AdvanceDrains, AgentStart, Liveness, NodeDescription, NodeReadiness, Readiness,
-        RegisterNode, SetDrain, SetEligibility, SuspendReason,
+        AdvanceDrains, AgentStart, DrainStatus, Liveness, NodeDescription, NodeReadiness,
+        Readiness, RegisterNode, SetDrain, SetEligibility, SuspendReason,
     },
     plan::DropReason,
     testing::{
@@ -676,7 +676,19 @@ fn a_drain_makes_ineligible_and_stays_so() {
         driver.report(t, ClientStatus::Complete);
         driver.accept(complete);
         assert_eq!(driver.node_row("a").drain, None);
+        let last = driver.node_row("a").last_drain.clone().unwrap();
+        assert_eq!(last.status, DrainStatus::Complete);
+        assert!(last.updated_at >= last.started_at && last.started_at > 0);
         assert!(driver.node_row("a").eligibility.ineligible, "until an operator says otherwise");
+        driver.drain("a", true);
+        let again = driver.node_row("a").last_drain.clone().unwrap();
+        assert_eq!(again.status, DrainStatus::Draining);
+        driver.drain("a", false);
+        let canceled = driver.node_row("a").last_drain.clone().unwrap();
+        let expected = (again.started_at, DrainStatus::Canceled);
+        assert_eq!((canceled.started_at, canceled.status), expected);
+        driver.drain("a", false);
+        assert_eq!(driver.node_row("a").last_drain.as_ref(), Some(&canceled), "nothing to end");
     });
 }
 
