@@ -99,6 +99,7 @@ impl Shared {
             enforce_index: Some(expected),
             evaluation: EvaluationId(evaluation),
             evaluation_priority: None,
+            submission: None,
         })
     }
 

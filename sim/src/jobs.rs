@@ -327,6 +327,7 @@ impl Operator {
             enforce_index: None,
             evaluation: EvaluationId(rt::random_id()),
             evaluation_priority: None,
+            submission: None,
         });
         drop(self.ask("register a job of another kind", command).await);
     }
@@ -401,6 +402,7 @@ impl Operator {
             enforce_index: None,
             evaluation: EvaluationId(rt::random_id()),
             evaluation_priority: None,
+            submission: None,
         });
         let what = format!("{operation}: service-{service} as {wish:?}");
         let answer = self.ask(&what, command).await;

@@ -433,6 +433,7 @@ async fn register(world: World, spec: JobSpec) {
         enforce_index: Some(0),
         evaluation: EvaluationId(rt::random_id()),
         evaluation_priority: None,
+        submission: None,
     });
     insist(&world, &id, command, |reply| {
         matches!(

@@ -85,5 +85,6 @@ fn registration(name: &Text) -> anyhow::Result<Command> {
         enforce_index: None,
         evaluation: EvaluationId(fresh_id()),
         evaluation_priority: None,
+        submission: None,
     }))
 }

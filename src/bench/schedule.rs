@@ -159,6 +159,7 @@ async fn follow(
             enforce_index: Some(0),
             evaluation: EvaluationId(fresh_id()),
             evaluation_priority: None,
+            submission: None,
         }));
     }
     let lanes = writes::lanes(&[&cluster.leader().rpc], 2, REGISTER_IN_FLIGHT, false).await?;

@@ -128,6 +128,7 @@ impl Registrations {
             enforce_index: Some(index),
             evaluation: EvaluationId(fresh_id()),
             evaluation_priority: None,
+            submission: None,
         })
     }
 }

@@ -489,6 +489,32 @@ fn nomads_short_forms_work_and_what_is_not_built_is_named() {
     assert!(!server.run("job plam web.hcl").err.contains("Nomad's"));
 }
 
+#[test]
+fn job_inspect_prints_the_file_as_it_was_registered() {
+    let jobs = json!([{"ID": "web", "Namespace": "default"}]);
+    let source = "job \"web\" {\n}\n";
+    let server = Canned::default()
+        .on("GET /v1/jobs", &jobs)
+        .on("GET /v1/job/web/submission", &json!({"Source": source, "Format": "hcl2"}))
+        .start();
+    assert_eq!(server.run("job inspect -hcl web").out, source);
+    assert_eq!(server.run("job inspect -hcl -version 3 web").out, source);
+    let lines = server.lines();
+    assert!(lines.iter().any(|line| line.ends_with("&version=3")), "{lines:?}");
+    let json = Canned::default()
+        .on("GET /v1/jobs", &jobs)
+        .on("GET /v1/job/web/submission", &json!({"Source": "{}", "Format": "json"}))
+        .start()
+        .run("job inspect -hcl web");
+    assert!(json.code == 1 && json.err.contains("registered from JSON"), "{}", json.err);
+    let none = Canned::default()
+        .on("GET /v1/jobs", &jobs)
+        .fail("GET /v1/job/web/submission", 404, "job source not found")
+        .start()
+        .run("job inspect -hcl web");
+    assert!(none.code == 1 && none.err.contains("no source is kept"), "{}", none.err);
+}
+
 /// Nothing is asked of a server when a command line asks for what no server does.
 #[test]
 fn flags_that_are_not_built_are_named() {

@@ -2,10 +2,13 @@
 //!
 //! A job id may hold slashes, encoded or not, so the verb is what stands behind the last slash of the path as received, if it is one.
 
+use std::sync::Arc;
+
 use axum::{Router, routing::get};
 use fsm::{
-    Command, EvaluationId, Extent, JobKey, Reply, State,
-    job::{DeregisterJob, EvaluateJob, RegisterJob},
+    Command, EvaluationId, Extent, JobKey, Reply, State, Text,
+    job::{DeregisterJob, EvaluateJob, RegisterJob, Submission},
+    limits::{LIST_MAX, SUBMISSION_BYTES_MAX},
     table::TableId,
 };
 use serde_json::{Value, json};
@@ -155,7 +158,7 @@ async fn read(call: Call) -> Result<Answer, Error> {
         "versions" => job_versions::list(&call, &key).await,
         "deployments" => deployment::of_job(&call, &key).await,
         "deployment" => deployment::latest_of_job(&call, &key).await,
-        "submission" => Err(Error::not_found("job source")),
+        "submission" => submission(&call, &key).await,
         other => Err(Error::unsupported(&format!("job {other}"))),
     }
 }
@@ -179,6 +182,19 @@ async fn summary(call: &Call, key: &JobKey) -> Result<Answer, Error> {
     let view = |state: &State| view::job_summary(state, state.jobs().get(key)?);
     let extent = |state: &State| Extent::job(state, key);
     call.derived("job", JOB_AND_ALLOCATION_TABLES, extent, view).await
+}
+
+/// What a version was made of; the current one unless the query names another.
+async fn submission(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+    let asked = call.number("version")?;
+    let find = move |state: &State| {
+        let job = state.jobs().get(key)?;
+        let version = (key.clone(), job.create_index, asked.unwrap_or(job.version));
+        state.job_versions().get(&version).cloned()
+    };
+    let view = |state: &State| view::submission(&*find(state)?);
+    let index = |state: &State| Some(state.jobs().get(key)?.modify_index);
+    call.item("job source", job_versions::TABLES, index, view).await
 }
 
 /// Allocations of the current incarnation; with `all` those of older ones too.
@@ -258,16 +274,41 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
         return Err(Error::bad("Job ID does not match name in request path"));
     }
     let converted = jobs_bridge::convert(&job).map_err(|errors| Error::bad(errors.join("\n")))?;
+    let (submission, dropped) = submission_of(&fields)?;
+    let warnings: Vec<_> =
+        [converted.warnings].into_iter().filter(|text| !text.is_empty()).chain(dropped).collect();
     let command = Command::RegisterJob(RegisterJob {
         spec: converted.spec.into(),
         enforce_index,
         evaluation: call.evaluation_id(),
         evaluation_priority,
+        submission: submission.map(Arc::new),
     });
     let written = call.write(command).await?;
     let mut answer = job_reply(&written);
-    answer["Warnings"] = converted.warnings.into();
+    answer["Warnings"] = warnings.join("\n").into();
     call.answer_write(&written, answer)
+}
+
+/// What a job was made of, as the client sends it; or why it is not kept.
+fn submission_of(fields: &Fields<'_>) -> Result<(Option<Submission>, Option<String>), Error> {
+    let Some(block) = fields.object("Submission")? else { return Ok((None, None)) };
+    let text = |name| block.text(name).map(|text| Text::from(text.unwrap_or_default()));
+    let flags = block.text_map("VariableFlags")?;
+    let submission = Submission {
+        source: text("Source")?,
+        format: text("Format")?,
+        variable_flags: flags.into_iter().map(|(key, value)| (key.into(), value.into())).collect(),
+        variables: text("Variables")?,
+    };
+    let (bytes, max) = (submission.bytes(), SUBMISSION_BYTES_MAX);
+    if bytes > max || submission.variable_flags.len() > LIST_MAX {
+        let why = format!(
+            "job source size of {bytes} bytes exceeds maximum of {max} bytes and will be discarded"
+        );
+        return Ok((None, Some(why)));
+    }
+    Ok(((!submission.source.is_empty()).then_some(submission), None))
 }
 
 /// The job of a request's body, in the namespace of the query unless it names one. A job of another region is none of this server's.

@@ -95,6 +95,7 @@ mod tests {
             enforce_index: None,
             evaluation,
             evaluation_priority: None,
+            submission: None,
         });
         let proposal = Proposal { at: 1, epoch: None, request: None, command };
         state.apply(1, 1, &proposal, &mut changes);

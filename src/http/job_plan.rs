@@ -94,6 +94,7 @@ fn predict(
     let mut trial = state.clone();
     let command = Command::RegisterJob(RegisterJob {
         spec,
+        submission: None,
         enforce_index: None,
         evaluation,
         evaluation_priority: None,

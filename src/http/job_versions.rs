@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{api::Written, jobspec};
 
-const TABLES: &[TableId] = &[TableId::Jobs, TableId::JobVersions];
+pub(super) const TABLES: &[TableId] = &[TableId::Jobs, TableId::JobVersions];
 
 /// What each version is compared with.
 enum Against {
@@ -95,6 +95,7 @@ pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error
     let (row, index) = version_to_run(&snapshot.state, &key, version, enforced)?;
     let command = Command::RegisterJob(RegisterJob {
         spec: row.spec.clone(),
+        submission: row.submission.clone(),
         enforce_index: Some(index),
         evaluation: call.evaluation_id(),
         evaluation_priority: None,

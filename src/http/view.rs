@@ -18,7 +18,7 @@ pub(crate) use allocation::{allocation, allocation_stub};
 pub(crate) use capacity::{capacity_group, capacity_groups, capacity_members, is_capacity_group};
 pub(crate) use deployment::deployment;
 pub(crate) use evaluation::{desired, evaluation_in, evaluation_stub, placement_metrics};
-pub(crate) use job::{current_version, job, job_stub, job_summary, job_version};
+pub(crate) use job::{current_version, job, job_stub, job_summary, job_version, submission};
 pub(crate) use member::{member, raft_server};
 pub(crate) use node::{node, node_stub};
 pub(crate) use node_state::{mass_loss, offline_node};

@@ -199,6 +199,7 @@ impl World {
                     enforce_index,
                     evaluation,
                     evaluation_priority: None,
+                    submission: None,
                 })
             }
             9 | 10 => {

@@ -81,6 +81,7 @@ impl World {
                 enforce_index,
                 evaluation,
                 evaluation_priority,
+                submission: None,
             }));
         }
         for _ in 0..dice.between(1, 3) {

@@ -294,6 +294,7 @@ impl World {
                     enforce_index,
                     evaluation,
                     evaluation_priority,
+                    submission: None,
                 })
             }
             6..9 => {

@@ -86,6 +86,7 @@ impl World {
             enforce_index,
             evaluation,
             evaluation_priority,
+            submission: None,
         }));
     }
 

@@ -88,6 +88,7 @@ impl World {
                     enforce_index,
                     evaluation,
                     evaluation_priority,
+                    submission: None,
                 })
             }
             5 | 6 => Command::EvaluateJob(EvaluateJob { job: key, evaluation }),

@@ -58,6 +58,7 @@ impl World {
                     enforce_index,
                     evaluation,
                     evaluation_priority,
+                    submission: None,
                 }));
             }
             [] => {

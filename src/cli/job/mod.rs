@@ -104,6 +104,12 @@ pub(crate) struct InspectArgs {
     /// Only this version
     #[arg(long, value_name = "N")]
     version: Option<i64>,
+    /// Print the job file as it was registered
+    #[arg(long, conflicts_with = "json")]
+    hcl: bool,
+    /// Nomad's; refused
+    #[arg(long, hide = true)]
+    with_vars: bool,
     /// Accepted for scripts: the output is JSON in any case
     #[arg(long, hide = true)]
     json: bool,
@@ -237,6 +243,12 @@ fn inspect(context: &Context, arguments: &InspectArgs) -> Outcome {
     let found = resolve::job(context, &arguments.job)?;
     let namespace = [("namespace", found.namespace.as_str())];
     let path = format!("/v1/job/{}", encode(&found.id));
+    if arguments.with_vars {
+        bail!("-with-vars is a flag of Nomad's that is not built here yet");
+    }
+    if arguments.hcl {
+        return source(context, arguments, &found, &path);
+    }
     let job = match arguments.version {
         None => context.client.get(&path, &namespace)?,
         Some(wanted) => {
@@ -249,6 +261,34 @@ fn inspect(context: &Context, arguments: &InspectArgs) -> Outcome {
         }
     };
     context.output.json(&json!({ "Job": job }))?;
+    Ok(Exit::Success)
+}
+
+/// Prints what a version of the job was made of.
+fn source(
+    context: &Context,
+    arguments: &InspectArgs,
+    found: &resolve::FoundJob,
+    path: &str,
+) -> Outcome {
+    let version = arguments.version.map(|version| version.to_string());
+    let mut query = vec![("namespace", found.namespace.as_str())];
+    query.extend(version.as_deref().map(|version| ("version", version)));
+    let answer = context.client.get(&format!("{path}/submission"), &query);
+    let id = &found.id;
+    let answer = answer.map_err(|error| {
+        if error.is_not_found() {
+            anyhow::anyhow!(
+                "no source is kept of job \"{id}\": it was registered without, or has no such version"
+            )
+        } else {
+            error.into()
+        }
+    })?;
+    if answer.text("Format") == "json" {
+        bail!("job \"{id}\" was registered from JSON: leave -hcl out");
+    }
+    context.output.bytes(answer.text("Source").as_bytes())?;
     Ok(Exit::Success)
 }
 

@@ -11,9 +11,6 @@ use crate::cli::monitor::{self, Monitor};
 use crate::cli::output::Style;
 use crate::cli::view::Fields;
 
-/// Largest source kept with the job by the server.
-const SUBMISSION_BYTES_MAX: usize = 1_000_000;
-
 pub(super) const EXAMPLES: &str = "Examples:
   quorate job run web.hcl                        register and follow until it runs
   quorate job run -detach web.hcl                register only, print the evaluation
@@ -103,11 +100,8 @@ fn report_json(context: &Context, arguments: &RunArgs, answer: &Value) -> Outcom
 }
 
 fn registration(file: &JobFile) -> Value {
-    let mut request = json!({"Job": file.job});
-    if file.source.len() <= SUBMISSION_BYTES_MAX {
-        request["Submission"] = json!({"Source": file.source, "Format": file.format});
-    }
-    request
+    let submission = json!({"Source": file.source, "Format": file.format});
+    json!({"Job": file.job, "Submission": submission})
 }
 
 /// Registers the job of a file; the answer holds `EvalID`.

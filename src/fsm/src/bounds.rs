@@ -10,7 +10,7 @@ use crate::{
     codec,
     command::Rejection,
     id::Text,
-    job::{Affinity, JobSpec, Spread, Task, TaskGroup},
+    job::{Affinity, JobSpec, Spread, Submission, Task, TaskGroup},
     limits,
     node::NodeDescription,
     pool::InstancePool,
@@ -58,9 +58,12 @@ fn few(what: &str, has: usize, max: usize) -> Checked {
     if has <= max { Ok(()) } else { Err(format!("{has} {what}, at most {max} may be")) }
 }
 
-fn short(what: &str, text: &str, max: usize) -> Checked {
-    let has = text.len();
+fn at_most_bytes(what: &str, has: usize, max: usize) -> Checked {
     if has <= max { Ok(()) } else { Err(format!("{what} has {has} bytes, at most {max} may be")) }
+}
+
+fn short(what: &str, text: &str, max: usize) -> Checked {
+    at_most_bytes(what, text.len(), max)
 }
 
 fn named(what: &str, name: &str) -> Checked {
@@ -129,12 +132,15 @@ impl JobSpec {
             }
             group.check().map_err(|why| format!("group \"{}\": {why}", group.name))?;
         }
-        let bytes = codec::encoded_len(self);
-        if bytes > limits::JOB_BYTES_MAX {
-            let max = limits::JOB_BYTES_MAX;
-            return Err(format!("the job has {bytes} bytes, at most {max} may be"));
-        }
-        Ok(())
+        at_most_bytes("the job", codec::encoded_len(self), limits::JOB_BYTES_MAX)
+    }
+}
+
+impl Submission {
+    /// Why a submission cannot be like this.
+    pub(crate) fn check(&self) -> Checked {
+        few("variables of the submission", self.variable_flags.len(), limits::LIST_MAX)?;
+        at_most_bytes("the submission", self.bytes(), limits::SUBMISSION_BYTES_MAX)
     }
 }
 

@@ -14,6 +14,9 @@ pub const JOB_COUNT_MAX: u64 = 50_000;
 pub const JOB_PRIORITY_MAX: u16 = 100;
 /// Encoded size of a job, bytes.
 pub const JOB_BYTES_MAX: usize = 1 << 20;
+/// Source and variables of a job that are kept with a version, bytes (Nomad's
+/// `job_max_source_size`).
+pub const SUBMISSION_BYTES_MAX: usize = 1_000_000;
 /// Groups of a job, tasks and ports of a group, entries of a map of a node, namespace or pool.
 pub const LIST_MAX: usize = 1_000;
 /// Largest amount of cpu, memory or disk of a task, a group or a node: sums do not overflow.

@@ -918,6 +918,7 @@ pub fn register(spec: JobSpec, evaluation: EvaluationId) -> Command {
         enforce_index: None,
         evaluation,
         evaluation_priority: None,
+        submission: None,
     })
 }
 

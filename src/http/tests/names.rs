@@ -74,6 +74,47 @@ async fn a_parsed_job_has_defaults_if_they_are_asked_for() {
 }
 
 #[tokio::test]
+async fn what_a_job_was_made_of_is_kept_with_its_version() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let register = async |count: u32, submission: Value| {
+        let mut job = web_job("a/b");
+        job["TaskGroups"][0]["Count"] = count.into();
+        server.put("/v1/jobs", &json!({ "Job": job, "Submission": submission })).await.ok()
+    };
+    let first = json!({
+        "Source": "job \"a/b\" {}\n", "Format": "hcl2",
+        "VariableFlags": {"size": "2"}, "Variables": "size = 1",
+    });
+    assert_eq!(register(1, first.clone()).await["Warnings"], json!(""));
+    let path = "/v1/job/a%2Fb/submission";
+    let mut shown = server.get(path).await.ok();
+    for (name, value) in [("Namespace", json!("default")), ("JobID", json!("a/b"))] {
+        assert_eq!(shown.as_object_mut().unwrap().remove(name), Some(value));
+    }
+    assert_eq!(shown.as_object_mut().unwrap().remove("Version"), Some(json!(0)));
+    assert!(shown.as_object_mut().unwrap().remove("JobModifyIndex").is_some());
+    assert_eq!(shown, first);
+    // The same job with another text is the same version.
+    register(1, json!({"Source": "# new", "Format": "hcl2"})).await;
+    let shown = server.get(&format!("{path}?version=0")).await.ok();
+    assert_eq!((&shown["Source"], &shown["VariableFlags"]), (&json!("# new"), &Value::Null));
+    register(2, Value::Null).await;
+    assert_eq!(server.get(path).await.status, 404, "the new version came without");
+    assert_eq!(server.get(&format!("{path}?version=0")).await.ok()["Source"], json!("# new"));
+    let missing = server.get(&format!("{path}?version=7")).await;
+    assert_eq!((missing.status, missing.text.trim()), (404, "job source not found"));
+    let large = json!({"Source": "x".repeat(1_000_000), "Format": "hcl2"});
+    let answer = register(3, large).await;
+    let warnings = answer["Warnings"].as_str().unwrap();
+    assert!(warnings.contains("1000004 bytes exceeds maximum of 1000000 bytes"), "{warnings}");
+    assert_eq!(server.get(path).await.status, 404);
+    assert_eq!(server.get("/v1/job/a%2Fb").await.ok()["Version"], json!(2), "it is registered");
+    server.delete("/v1/job/a%2Fb?purge=true").await.ok();
+    assert_eq!(server.get(&format!("{path}?version=0")).await.status, 404);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_job_is_validated_with_what_nothing_resolves() {
     let server = TestServer::start(TestCluster::new()).await;
     let mut job = web_job("web");

@@ -23,6 +23,22 @@ pub(crate) fn job_version(job: &Job, version: &JobVersion) -> Value {
     jobs_bridge::job_json(job, version)
 }
 
+/// What a version was made of, if its client said.
+pub(crate) fn submission(version: &JobVersion) -> Option<Value> {
+    let submission = version.submission.as_ref()?;
+    let flags = &submission.variable_flags;
+    Some(json!({
+        "Source": text(&submission.source),
+        "Format": text(&submission.format),
+        "VariableFlags": if flags.is_empty() { Value::Null } else { text_map(flags) },
+        "Variables": text(&submission.variables),
+        "Namespace": text(&version.spec.key.namespace),
+        "JobID": text(&version.spec.key.id),
+        "Version": version.version,
+        "JobModifyIndex": version.job_modify_index,
+    }))
+}
+
 /// A job in a list.
 pub(crate) fn job_stub(state: &State, job: &Job, with_meta: bool) -> Option<Value> {
     let spec = state.current_spec(job)?;

@@ -171,6 +171,7 @@ pub(crate) fn job(state: &mut State, name: &str, kind: JobKind, count: u32, max_
         create_index: 1,
         job_modify_index: 1,
         submitted_at: 0,
+        submission: None,
     };
     fsm::testing::put(state, &job);
     fsm::testing::put(state, &version);

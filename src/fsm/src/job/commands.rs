@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::JobSpec;
+use super::{JobSpec, Submission};
 use crate::id::{EvaluationId, Index, JobKey, Text};
 
 /// Registers a job and creates its evaluation in the same entry.
@@ -16,6 +16,8 @@ pub struct RegisterJob {
     pub evaluation: EvaluationId,
     /// Priority of the evaluation; the job's unless given.
     pub evaluation_priority: Option<u16>,
+    /// What the spec was made of, kept with the version.
+    pub submission: Option<Arc<Submission>>,
 }
 
 /// Stops a job; with `purge`, also deletes it.

@@ -12,7 +12,7 @@ pub use self::{
     row::{
         Affinity, Constraint, DelayFunction, GroupSummary, HealthCheck, Job, JobKind, JobSpec,
         JobStatus, JobVersion, LogConfig, MigrateStrategy, Network, Parameterized, PortAsk,
-        ReschedulePolicy, RestartPolicy, Spread, SpreadTarget, Task, TaskGroup, TaskResources,
-        UpdateStrategy, VersionTag,
+        ReschedulePolicy, RestartPolicy, Spread, SpreadTarget, Submission, Task, TaskGroup,
+        TaskResources, UpdateStrategy, VersionTag,
     },
 };

@@ -432,6 +432,30 @@ impl Row for Job {
     }
 }
 
+/// What a client made a job of: its file, and what was put into it. Kept for people to read, never
+/// read by anything.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Submission {
+    /// The job file.
+    pub source: Text,
+    /// `hcl2`, `hcl1` or `json`, as the client says.
+    pub format: Text,
+    /// Variables of the command line.
+    pub variable_flags: BTreeMap<Text, Text>,
+    /// The text of variable files.
+    pub variables: Text,
+}
+
+impl Submission {
+    /// Its size, bytes, of which [`crate::limits::SUBMISSION_BYTES_MAX`] may be.
+    pub fn bytes(&self) -> usize {
+        let flags = self.variable_flags.iter();
+        let texts = flags.flat_map(|(key, value)| [key, value]);
+        let texts = texts.chain([&self.source, &self.format, &self.variables]);
+        texts.fold(0, |sum, text| sum.saturating_add(text.len()))
+    }
+}
+
 /// One version of a job.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct JobVersion {
@@ -449,6 +473,8 @@ pub struct JobVersion {
     pub job_modify_index: Index,
     /// Log time of this version's registration.
     pub submitted_at: TimeMs,
+    /// What the spec was made of, if the client said.
+    pub submission: Option<Arc<Submission>>,
 }
 
 /// A name that a user gave a version. No two versions of a job have the same.

@@ -12,7 +12,7 @@ use crate::{
     id::{EvaluationId, Index},
     job::{
         DeregisterJob, EvaluateJob, JobKind, JobSpec, JobStatus, MarkJobVersion, Parameterized,
-        RegisterJob, VersionMark,
+        RegisterJob, Submission, VersionMark,
     },
     limits,
     settings::{
@@ -31,6 +31,7 @@ fn enforced(driver: &mut Driver, name: &str, count: u32, index: Index) -> Reply 
             enforce_index: Some(index),
             evaluation,
             evaluation_priority: None,
+            submission: None,
         }))
         .reply
 }
@@ -42,6 +43,43 @@ fn complete(driver: &mut Driver, evaluation: EvaluationId) {
 
 fn template(name: &str) -> JobSpec {
     JobSpec { parameterized: Some(Parameterized::default()), ..job(name, JobKind::Batch, 1) }
+}
+
+/// A job's text goes with its version, and one that is too long comes in by no way.
+#[test]
+fn a_submission_is_kept_with_its_version_and_bounded() {
+    let mut driver = Driver::default();
+    let text = |source: &str| Submission { source: source.into(), ..Submission::default() };
+    let register = |driver: &mut Driver, count: u32, submission: Option<Submission>| {
+        let evaluation = driver.evaluation_id();
+        driver
+            .commit(Command::RegisterJob(RegisterJob {
+                spec: Arc::new(job("t", JobKind::Batch, count)),
+                enforce_index: None,
+                evaluation,
+                evaluation_priority: None,
+                submission: submission.map(Arc::new),
+            }))
+            .reply
+    };
+    let kept = |driver: &Driver| -> Vec<Option<String>> {
+        let rows = driver.state.job_versions().iter();
+        rows.map(|row| Some(row.submission.as_ref()?.source.to_string())).collect()
+    };
+    let some = |text: &str| Some(text.to_owned());
+    register(&mut driver, 1, Some(text("one")));
+    register(&mut driver, 1, None);
+    assert_eq!(kept(&driver), [some("one")], "nobody said otherwise");
+    register(&mut driver, 1, Some(text("two")));
+    register(&mut driver, 2, Some(text("three")));
+    assert_eq!(kept(&driver), [some("two"), some("three")]);
+    let long = text(&"x".repeat(limits::SUBMISSION_BYTES_MAX + 1));
+    let refused = register(&mut driver, 3, Some(long));
+    assert!(matches!(refused, Reply::Rejected(Rejection::Invalid(_))), "{refused:?}");
+    for count in 3..20 {
+        register(&mut driver, count, Some(text("more")));
+    }
+    assert_eq!(kept(&driver).len(), limits::JOB_VERSIONS_MAX);
 }
 
 /// D6: the error texts are exactly Nomad's.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, JobStatus, JobVersion, MarkJobVersion,
-    RegisterJob, VersionMark, VersionTag,
+    RegisterJob, Submission, VersionMark, VersionTag,
 };
 use crate::{
     apply::{Outcome, Turn, not_found},
@@ -53,11 +53,18 @@ impl Turn<'_> {
     }
 
     pub(crate) fn register_job(&mut self, command: &RegisterJob) -> Outcome {
-        let RegisterJob { ref spec, enforce_index, evaluation, evaluation_priority } = *command;
+        let RegisterJob {
+            ref spec,
+            enforce_index,
+            evaluation,
+            evaluation_priority,
+            ref submission,
+        } = *command;
         if self.state.scheduler_configuration().reject_job_registration {
             return Err(Rejection::RegistrationDisabled);
         }
         spec.check().map_err(refused)?;
+        submission.as_deref().map_or(Ok(()), Submission::check).map_err(refused)?;
         check_priority(evaluation_priority)?;
         let old = self.state.jobs.get(&spec.key).cloned();
         check_enforced(enforce_index, old.as_deref())?;
@@ -97,7 +104,7 @@ impl Turn<'_> {
             return Err(Rejection::Invalid(message.into()));
         }
         self.check_evaluation_id(evaluation)?;
-        let job = self.store_job(spec, old.as_deref());
+        let job = self.store_job(spec, submission.as_ref(), old.as_deref());
         let made = self.first_evaluation(&job, evaluation, evaluation_priority);
         self.jobs.insert(job.key.clone());
         Ok(Reply::Job {
@@ -107,7 +114,12 @@ impl Turn<'_> {
         })
     }
 
-    pub(crate) fn store_job(&mut self, spec: &Arc<JobSpec>, old: Option<&Job>) -> Job {
+    pub(crate) fn store_job(
+        &mut self,
+        spec: &Arc<JobSpec>,
+        submission: Option<&Arc<Submission>>,
+        old: Option<&Job>,
+    ) -> Job {
         let unchanged = old.is_some_and(|old| {
             !old.stop && self.state.current_spec(old).is_some_and(|current| current == spec)
         });
@@ -137,15 +149,23 @@ impl Turn<'_> {
             job.priority = spec.priority;
             job.parameterized = spec.parameterized.is_some();
             job.submitted_at = self.at;
-            self.store_version(&mut job, spec);
+            let submission = submission.cloned();
+            self.store_version(&mut job, spec, submission);
             self.cancel_deployments(&job.key, text::NEWER_JOB);
+        } else if let Some(submission) = submission {
+            self.replace_submission(&job, submission);
         }
         self.put_job(job.clone());
         job
     }
 
     /// Stores the version that a job is at from now on.
-    fn store_version(&mut self, job: &mut Job, spec: &Arc<JobSpec>) {
+    fn store_version(
+        &mut self,
+        job: &mut Job,
+        spec: &Arc<JobSpec>,
+        submission: Option<Arc<Submission>>,
+    ) {
         job.job_modify_index = self.index;
         let version = JobVersion {
             spec: Arc::clone(spec),
@@ -156,6 +176,7 @@ impl Turn<'_> {
             create_index: job.create_index,
             job_modify_index: self.index,
             submitted_at: self.at,
+            submission,
         };
         self.state.job_versions.put(version, self.changes);
         self.drop_old_versions(job);
@@ -240,6 +261,17 @@ impl Turn<'_> {
         true
     }
 
+    /// Another text of the same job.
+    fn replace_submission(&mut self, job: &Job, submission: &Arc<Submission>) {
+        let key = (job.key.clone(), job.create_index, job.version);
+        let Some(version) = self.state.job_versions.get(&key) else { return };
+        if version.submission.as_ref() != Some(submission) {
+            let mut version = (**version).clone();
+            version.submission = Some(Arc::clone(submission));
+            self.state.job_versions.put(version, self.changes);
+        }
+    }
+
     /// Drops old versions, except the newest ones, tagged ones, and those that an allocation runs.
     pub(crate) fn drop_old_versions(&mut self, job: &Job) {
         let versions = self.state.versions_of(&job.key, job.create_index);
@@ -304,10 +336,11 @@ impl Turn<'_> {
             job.job_modify_index = self.index;
             job.queued.clear();
             // A stop is a version of its own, so that the history says when the job did not run.
-            if let (false, Some(spec)) = (old.stop, self.state.current_spec(&old).cloned()) {
+            let key = (key.clone(), old.create_index, old.version);
+            if let (false, Some(ran)) = (old.stop, self.state.job_versions.get(&key).cloned()) {
                 job.stop = true;
                 job.version = job.version.saturating_add(1);
-                self.store_version(&mut job, &spec);
+                self.store_version(&mut job, &ran.spec, ran.submission.clone());
             }
             self.put_job(job);
         }

@@ -36,7 +36,8 @@ use crate::{
     job::{
         Affinity, Constraint, DelayFunction, DeregisterJob, EvaluateJob, HealthCheck, Job, JobKind,
         JobSpec, JobStatus, JobVersion, MarkJobVersion, Parameterized, RegisterJob,
-        ReschedulePolicy, Spread, SpreadTarget, UpdateStrategy, VersionMark, VersionTag,
+        ReschedulePolicy, Spread, SpreadTarget, Submission, UpdateStrategy, VersionMark,
+        VersionTag,
     },
     node::{
         AdvanceDrains, CapacityGain, CheckResult, Drain, DrainStatus, Driver, Eligibility,
@@ -445,6 +446,7 @@ pub(super) fn commands() -> Vec<Command> {
             enforce_index: Some(9),
             evaluation,
             evaluation_priority: Some(60),
+            submission: Some(submission()),
         }),
         Command::DeregisterJob(DeregisterJob {
             job: job_key("t"),
@@ -666,6 +668,15 @@ impl Golden {
     }
 }
 
+fn submission() -> Arc<Submission> {
+    Arc::new(Submission {
+        source: "job \"web\" {}".into(),
+        format: "hcl2".into(),
+        variable_flags: [("size".into(), "2".into())].into(),
+        variables: "size = 1".into(),
+    })
+}
+
 fn golden() -> Golden {
     let mut golden = Golden::default();
     golden.pin("job", &job_row());
@@ -682,6 +693,7 @@ fn golden() -> Golden {
         create_index: 2,
         job_modify_index: 3,
         submitted_at: 4,
+        submission: Some(submission()),
     };
     golden.pin("job-version", &version);
     golden.pin("node", &node());

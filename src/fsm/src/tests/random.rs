@@ -39,7 +39,7 @@ use crate::{
     invariant,
     job::{
         DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, MarkJobVersion, Parameterized,
-        RegisterJob, VersionMark,
+        RegisterJob, Submission, VersionMark,
     },
     node::{
         AdvanceDrains, Drain, EndMassLoss, EndSuspensions, EvaluateNode, Liveness, LivenessChange,
@@ -247,9 +247,17 @@ impl Maker<'_> {
                     enforce_index,
                     evaluation,
                     evaluation_priority: self.dice.one_in(9).then_some(u16::MAX),
+                    submission: self.dice.one_in(3).then(|| self.submission()),
                 })
             }
         }
+    }
+
+    /// One of a few texts.
+    fn submission(&mut self) -> Arc<Submission> {
+        let source = self.dice.choose(&["one".into(), "two".into()]);
+        let variables = self.dice.choose(&["".into(), "a = 1".into()]);
+        Arc::new(Submission { source, variables, ..Submission::default() })
     }
 
     fn node_command(&mut self) -> Command {

@@ -201,6 +201,7 @@ impl Cluster {
                 create_index,
                 job_modify_index: index,
                 submitted_at: self.now,
+                submission: None,
             },
         );
         let row = Job {
