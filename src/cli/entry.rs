@@ -14,6 +14,7 @@ use super::alloc::AllocCommand;
 use super::capacity::CapacityCommand;
 use super::context::{Context, Exit, GlobalFlags, Outcome};
 use super::demo_web::DemoWebArgs;
+use super::deployment::DeploymentCommand;
 use super::eval::EvalCommand;
 use super::instance::InstanceCommand;
 use super::job::JobCommand;
@@ -26,8 +27,8 @@ use super::provider::ProviderCommand;
 use super::system::SystemCommand;
 use super::up::UpArgs;
 use super::{
-    agent, alloc, argv, bench, capacity, demo_web, eval, instance, job, namespace, node, operator,
-    pool, process, provider, server, status, system, unbuilt, up,
+    agent, alloc, argv, bench, capacity, demo_web, deployment, eval, instance, job, namespace,
+    node, operator, pool, process, provider, server, status, system, unbuilt, up,
 };
 use crate::bench::BenchCommand;
 
@@ -82,6 +83,9 @@ enum Command {
     /// Inspect and stop allocations, read their logs
     #[command(subcommand)]
     Alloc(AllocCommand),
+    /// Inspect and steer how versions of jobs are rolled out
+    #[command(subcommand)]
+    Deployment(DeploymentCommand),
     /// Inspect evaluations
     #[command(subcommand)]
     Eval(EvalCommand),
@@ -145,6 +149,7 @@ impl Command {
             | Self::Alloc(_)
             | Self::Eval(_)
             | Self::Namespace(_)
+            | Self::Deployment(_)
             | Self::Operator(_)
             | Self::System(_)
             | Self::Run(_)
@@ -257,6 +262,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Alloc(command) => alloc::run(context, &command),
         Command::Eval(command) => eval::run(context, &command),
         Command::Namespace(command) => namespace::run(context, &command),
+        Command::Deployment(command) => deployment::run(context, &command),
         Command::Operator(command) => operator::run(context, &command),
         Command::System(command) => system::run(context, &command),
         Command::Bench(command) => bench::run(context, &command),

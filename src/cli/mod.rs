@@ -15,6 +15,7 @@ mod capacity;
 mod client;
 mod context;
 mod demo_web;
+mod deployment;
 pub mod entry;
 mod eval;
 mod instance;

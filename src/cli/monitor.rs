@@ -6,6 +6,7 @@
 //!        │                 └─ some not placed: NotPlaced
 //!        ├─► canceled: follow the one that supersedes it, if there is one
 //!        └─► failed | canceled: EvaluationFailed
+//! one that is part of a deployment ─► the deployment: Placed | DeploymentFailed
 //! ```
 //! Must never write. Reads that fail for a while (a leader election) are waited out.
 
@@ -18,7 +19,7 @@ use super::client::ClientError;
 use super::context::{Context, Exit};
 use super::output::Style;
 use super::view::{Fields, into_rows};
-use super::{placement, time};
+use super::{deployment, placement, time};
 use crate::percent::encode;
 
 /// How long an evaluation that was just created may be unknown to the server that is asked.
@@ -35,6 +36,8 @@ pub(crate) enum Verdict {
     AllocationFailed,
     /// The evaluation failed or was canceled.
     EvaluationFailed,
+    /// The deployment of the job's version failed or was cancelled.
+    DeploymentFailed,
 }
 
 impl Verdict {
@@ -42,7 +45,9 @@ impl Verdict {
         match self {
             Self::Placed => Exit::Success,
             Self::NotPlaced => Exit::NotPlaced,
-            Self::AllocationFailed | Self::EvaluationFailed => Exit::Failure,
+            Self::AllocationFailed | Self::EvaluationFailed | Self::DeploymentFailed => {
+                Exit::Failure
+            }
         }
     }
 }
@@ -53,12 +58,18 @@ pub(crate) struct Report {
     pub(crate) verdict: Verdict,
     pub(crate) evaluation: Value,
     pub(crate) allocations: Vec<Value>,
+    /// Null: the evaluation was part of none.
+    pub(crate) deployment: Value,
 }
 
 impl Report {
     /// The report as JSON, for `-output json`.
     pub(crate) fn json(&self) -> Value {
-        json!({"Evaluation": self.evaluation, "Allocations": self.allocations})
+        json!({
+            "Evaluation": self.evaluation,
+            "Allocations": self.allocations,
+            "Deployment": self.deployment,
+        })
     }
 }
 
@@ -132,8 +143,17 @@ impl<'a> Monitor<'a> {
                 id = newer;
                 continue;
             }
-            let mut report = Report { verdict: Verdict::Placed, evaluation, allocations };
+            let deployment = Value::Null;
+            let mut report =
+                Report { verdict: Verdict::Placed, evaluation, allocations, deployment };
             self.judge(&id, &mut report)?;
+            if report.verdict == Verdict::Placed && !self.deployment.is_empty() {
+                let id = self.deployment.clone();
+                report.deployment = deployment::follow(self.context, &id, self.style, self.silent)?;
+                if deployment::exit(&report.deployment) != Exit::Success {
+                    report.verdict = Verdict::DeploymentFailed;
+                }
+            }
             return Ok(report);
         }
     }
@@ -266,7 +286,8 @@ impl<'a> Monitor<'a> {
         let evaluation = &report.evaluation;
         let status = evaluation.text("Status").to_owned();
         let failures = placement::failures(evaluation, "    ");
-        if status == "complete" && failures.is_empty() {
+        let in_deployment = !self.deployment.is_empty();
+        if status == "complete" && failures.is_empty() && !in_deployment {
             report.allocations = self.follow_allocations(id)?;
         }
         let failed = |allocation: &Value| {
@@ -276,7 +297,7 @@ impl<'a> Monitor<'a> {
             Verdict::EvaluationFailed
         } else if !failures.is_empty() || status == "blocked" {
             Verdict::NotPlaced
-        } else if report.allocations.iter().any(failed) {
+        } else if !in_deployment && report.allocations.iter().any(failed) {
             Verdict::AllocationFailed
         } else {
             Verdict::Placed

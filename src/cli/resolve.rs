@@ -52,6 +52,13 @@ pub(crate) const ALLOCATION: Noun = Noun {
     columns: &[("ID", "ID"), ("Name", "Name"), ("Status", "ClientStatus")],
     by_name: false,
 };
+/// Deployments.
+pub(crate) const DEPLOYMENT: Noun = Noun {
+    name: "deployment",
+    list_paths: &["/v1/deployments"],
+    columns: &[("ID", "ID"), ("Job", "JobID"), ("Version", "JobVersion"), ("Status", "Status")],
+    by_name: false,
+};
 /// Evaluations.
 pub(crate) const EVALUATION: Noun = Noun {
     name: "evaluation",

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::alloc::{self, AllocCommand};
 use super::context::{Context, Outcome};
+use super::deployment::{self, DeploymentCommand};
 use super::eval::{self, EvalCommand};
 use super::job::{self, JobCommand};
 use super::node::{self, NodeCommand};
@@ -11,8 +12,13 @@ use super::output::table;
 use super::view::{Fields, texts};
 
 /// Contexts of a search whose things have a status, and what one is called.
-const CONTEXTS: [(&str, &str); 4] =
-    [("jobs", "job"), ("allocs", "allocation"), ("nodes", "node"), ("evals", "evaluation")];
+const CONTEXTS: [(&str, &str); 5] = [
+    ("jobs", "job"),
+    ("allocs", "allocation"),
+    ("nodes", "node"),
+    ("evals", "evaluation"),
+    ("deployment", "deployment"),
+];
 
 /// Finds what the id names and shows it; without an id the jobs are listed.
 pub(crate) fn run(context: &Context, arguments: job::StatusArgs) -> Outcome {
@@ -29,6 +35,10 @@ pub(crate) fn run(context: &Context, arguments: job::StatusArgs) -> Outcome {
         }
         "node" => node::run(context, &NodeCommand::Status(node::StatusArgs::of(id, style))),
         "evaluation" => eval::run(context, &EvalCommand::Status(eval::StatusArgs::of(id, style))),
+        "deployment" => {
+            let status = deployment::StatusArgs::of(id, style);
+            deployment::run(context, &DeploymentCommand::Status(status))
+        }
         // A job, or nothing, which the job command explains.
         _ => job::run(context, &JobCommand::Status(arguments)),
     }

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use super::argv::KnownFlags;
 
 /// Commands, or the first words of several, and what to do instead.
-const COMMANDS: [(&str, &str); 67] = [
+const COMMANDS: [(&str, &str); 64] = [
     (
         "acl",
         "there is no access control: let only those reach the API who may use it (SECURITY.md)",
@@ -24,7 +24,6 @@ const COMMANDS: [(&str, &str); 67] = [
     ("client-config", "name the servers in the agent's file (`servers`)"),
     ("config", "`server` and `agent` check their files when they start"),
     ("debug", "collect the logs of the servers, GET /v1/agent/self and GET /v1/metrics"),
-    ("deployment", "`job status` shows how far a rolling update is"),
     ("eval delete", "`system gc` forgets what has ended"),
     ("eval-status", "write `eval status`"),
     ("exec", "use a shell on the node: `alloc status` names it and `alloc fs` shows its folders"),
@@ -32,11 +31,9 @@ const COMMANDS: [(&str, &str); 67] = [
     ("init", "begin with a file of examples/"),
     ("job action", "run the command in a batch job"),
     ("job allocs", "`job status` lists them"),
-    ("job deployments", "`job status` shows how far a rolling update is"),
     ("job dispatch", "run a batch job for each piece of work"),
     ("job init", "begin with a file of examples/"),
     ("job periodic", "run the job from cron with `job run`"),
-    ("job promote", "a rolling update has no canaries: it goes on by itself"),
     ("job restart", "restart its allocations with `alloc restart`"),
     ("job scale", "change `count` in the file, and `job run` it"),
     ("job scaling-events", "`job history` shows the versions"),

@@ -656,3 +656,35 @@ fn many_blocks_are_read() {
     let diagnostics = parse("a.hcl", both).expect_err("one name twice").to_string();
     assert!(diagnostics.contains("both an attribute and a block"), "{diagnostics}");
 }
+
+/// What of an update block has no effect is refused or said, with its place.
+#[test]
+fn what_of_an_update_has_no_effect_is_said() {
+    let rolls = |block: Value| job(|job| job["TaskGroups"][0]["Update"] = block);
+    let at = "Job.TaskGroups[0].Update";
+    for (block, place, why) in [
+        (json!({"AutoPromote": true}), "AutoPromote", "requires a Canary count"),
+        (
+            json!({"HealthyDeadline": "11m"}),
+            "HealthyDeadline",
+            "must be shorter than ProgressDeadline",
+        ),
+        (json!({"HealthCheck": "sometimes"}), "HealthCheck", "none of checks, task_states, manual"),
+        (json!({"Canary": 1, "MaxParallel": 0}), "Canary", "has no effect with MaxParallel 0"),
+    ] {
+        let change = |job: &mut Value| job["TaskGroups"][0]["Update"] = block.clone();
+        refused(change, &format!("{at}.{place}"), why);
+    }
+    let written = rolls(json!({"HealthCheck": "checks"})).unwrap().warnings.join("\n");
+    assert!(written.contains(&format!("{at}.HealthCheck: the group has no checks")), "{written}");
+    let all = json!({
+        "Canary": 2, "AutoPromote": true, "AutoRevert": true, "HealthCheck": "manual", "Stagger": "30s",
+        "ProgressDeadline": 0,
+    });
+    let rolled = rolls(all).unwrap();
+    assert_eq!(rolled.warnings, [""; 0]);
+    let update = rolled.spec.groups[0].update.unwrap();
+    assert_eq!((update.canaries, update.auto_promote, update.auto_revert), (2, true, true));
+    assert_eq!(update.health_check, fsm::job::HealthCheck::Manual);
+    assert_eq!(update.progress_deadline_ms, 0);
+}

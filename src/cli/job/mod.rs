@@ -16,6 +16,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::context::{Context, Exit, Outcome};
+use super::deployment::{self, OfJobArgs, PromoteJobArgs};
 use super::monitor;
 use super::output::Style;
 use super::resolve;
@@ -61,6 +62,16 @@ pub(crate) enum JobCommand {
     /// Name versions of a job; a named one is kept
     #[command(subcommand)]
     Tag(versions::TagCommand),
+    /// List the deployments of a job
+    #[command(
+        after_help = "Examples:\n  quorate job deployments web\n  quorate job deployments -latest web"
+    )]
+    Deployments(OfJobArgs),
+    /// Promote the canaries of a job's newest deployment
+    #[command(
+        after_help = "Examples:\n  quorate job promote web\n  quorate job promote -group api web"
+    )]
+    Promote(PromoteJobArgs),
     /// Print a job as the API has it
     #[command(after_help = "Examples:\n  quorate job inspect web > web.json")]
     Inspect(InspectArgs),
@@ -149,6 +160,8 @@ pub(crate) fn run(context: &Context, command: &JobCommand) -> Outcome {
         JobCommand::Inspect(arguments) => inspect(context, arguments),
         JobCommand::Eval(arguments) => evaluate(context, arguments),
         JobCommand::Validate(arguments) => validate(context, arguments),
+        JobCommand::Deployments(arguments) => deployment::of_job(context, arguments),
+        JobCommand::Promote(arguments) => deployment::promote_job(context, arguments),
     }
 }
 

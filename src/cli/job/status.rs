@@ -4,6 +4,7 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::cli::context::{Context, Exit, Outcome};
+use crate::cli::deployment::groups;
 use crate::cli::output::{Style, pairs, table};
 use crate::cli::view::{Fields, into_rows, rows, texts};
 use crate::cli::{placement, resolve, time};
@@ -253,16 +254,7 @@ fn deployment(deployment: &Value, style: Style) -> Option<String> {
         ("Status", deployment.shown("Status")),
         ("Description", deployment.shown("StatusDescription")),
     ]);
-    let lines: Vec<Vec<String>> = deployment
-        .entries("TaskGroups")
-        .into_iter()
-        .map(|(group, state)| {
-            let numbers = ["DesiredTotal", "PlacedAllocs", "HealthyAllocs", "UnhealthyAllocs"];
-            let counts = numbers.iter().map(|field| state.number(field).to_string());
-            std::iter::once(group.to_owned()).chain(counts).collect()
-        })
-        .collect();
-    let groups = table(&["Task Group", "Desired", "Placed", "Healthy", "Unhealthy"], &lines);
+    let groups = groups(deployment);
     Some(format!("Latest Deployment\n{head}\n\nDeployed\n{groups}"))
 }
 

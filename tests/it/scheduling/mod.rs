@@ -7,6 +7,7 @@
 mod agents;
 mod bad_input;
 mod blocked;
+mod deployments;
 mod garbage;
 mod groups;
 mod jobs;

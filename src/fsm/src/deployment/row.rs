@@ -93,6 +93,8 @@ pub struct DeploymentGroup {
     pub unhealthy: u32,
     /// Canaries among the healthy ones, before the promotion.
     pub healthy_canaries: u32,
+    /// Instances wait for room: that is no lack of progress.
+    pub waits_for_room: bool,
 }
 
 impl DeploymentGroup {
@@ -199,7 +201,7 @@ impl Deployment {
         }
         let open = self.groups.values().filter(|group| {
             let waits = group.is_canarying() && group.has_healthy_canaries();
-            !waits && !group.is_complete()
+            !waits && !group.waits_for_room && !group.is_complete()
         });
         open.filter_map(|group| group.require_progress_by).min()
     }

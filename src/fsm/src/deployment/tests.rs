@@ -354,6 +354,28 @@ fn nothing_expires_while_canaries_wait_for_their_promotion() {
     assert_eq!(rollout.row(id).progress_deadline(), Some(now + 60_000));
 }
 
+/// Instances that find no room are no lack of progress; the time counts from when they have found it.
+#[test]
+fn nothing_expires_while_instances_wait_for_room() {
+    let mut rollout = Rollout::default();
+    rollout.driver.at_seconds(1_000);
+    let id = rollout.begin(version("one", 3, |update| update.progress_deadline_ms = 60_000), 0);
+    rollout.place(0, false);
+    let queued = |rollout: &mut Rollout, count: u32| {
+        let mut plan = rollout.plan();
+        let outcome = plan.outcome.as_mut().expect("it has one");
+        outcome.queued = BTreeMap::from([(GROUP.into(), count)]);
+        rollout.driver.commit_plan(plan);
+    };
+    queued(&mut rollout, 2);
+    assert_eq!(rollout.deadline(id), None);
+    rollout.driver.at_seconds(2_000);
+    queued(&mut rollout, 1);
+    assert_eq!(rollout.deadline(id), None);
+    queued(&mut rollout, 0);
+    assert_eq!(rollout.deadline(id), Some(2_060_000));
+}
+
 /// A job that is changed, stopped or purged ends its deployment, and says why.
 #[test]
 fn a_deployment_ends_with_the_version_that_it_rolls_out() {

@@ -163,6 +163,27 @@ impl Turn<'_> {
         self.put_deployment(row);
     }
 
+    /// Notes for which groups instances wait for room. The time without progress counts from when none does.
+    pub(crate) fn note_queued(&mut self, job: &Job) {
+        let row = self.state.current_deployment(job).filter(|row| row.is_active());
+        let Some(mut row) = row.map(|row| (**row).clone()) else { return };
+        let mut changed = false;
+        for (name, group) in &mut row.groups {
+            let waits = job.queued.get(name).is_some_and(|queued| *queued > 0);
+            if group.waits_for_room == waits {
+                continue;
+            }
+            group.waits_for_room = waits;
+            changed = true;
+            if !waits && group.require_progress_by.is_some() {
+                group.extend(self.at);
+            }
+        }
+        if changed {
+            self.put_deployment(row);
+        }
+    }
+
     /// Draws the conclusions from what the entry changed for deployments.
     pub(crate) fn settle_deployments(&mut self) {
         while let Some((id, touched)) = self.deployments.pop_first() {

@@ -414,6 +414,7 @@ impl Turn<'_> {
             let mut job = (**job).clone();
             job.queued = outcome.queued.clone();
             job.modify_index = self.index;
+            self.note_queued(&job);
             self.put_job(job);
         }
     }

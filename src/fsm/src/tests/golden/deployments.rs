@@ -24,6 +24,7 @@ pub(super) fn row() -> Deployment {
         healthy: 6,
         unhealthy: 7,
         healthy_canaries: 8,
+        waits_for_room: true,
     };
     Deployment {
         id: DeploymentId([9; 16]),

@@ -1,0 +1,463 @@
+//! `quorate deployment …`, `job deployments` and `job promote`, and following a deployment until it ends.
+//!
+//! A deployment that failed and went back to an older version is followed by that of the version it went back to.
+
+use anyhow::bail;
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::context::{Context, Exit, Outcome};
+use super::monitor;
+use super::output::{Style, pairs, table};
+use super::view::{Fields, rows};
+use super::{resolve, time};
+use crate::percent::encode;
+
+/// Inspect and steer how versions of jobs are rolled out
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeploymentCommand {
+    /// List deployments
+    #[command(after_help = "Examples:\n  quorate deployment list\n  quorate deployment list -json")]
+    List(ListArgs),
+    /// Show a deployment and its allocations
+    #[command(
+        after_help = "Examples:\n  quorate deployment status 8f9c5b52\n  quorate deployment status -monitor 8f9c5b52\n\nExit status with -monitor: 0 successful, 1 failed or cancelled."
+    )]
+    Status(StatusArgs),
+    /// Promote the canaries of a deployment, of all groups or of some
+    #[command(
+        after_help = "Examples:\n  quorate deployment promote 8f9c5b52\n  quorate deployment promote -group web -group api 8f9c5b52"
+    )]
+    Promote(PromoteArgs),
+    /// Mark a deployment as failed
+    #[command(after_help = "Examples:\n  quorate deployment fail 8f9c5b52")]
+    Fail(ChangeArgs),
+    /// Replace nothing more until the deployment is resumed
+    #[command(after_help = "Examples:\n  quorate deployment pause 8f9c5b52")]
+    Pause(PauseArgs),
+    /// Let a paused deployment go on
+    #[command(after_help = "Examples:\n  quorate deployment resume 8f9c5b52")]
+    Resume(ChangeArgs),
+    /// Nomad Enterprise's; refused
+    #[command(hide = true)]
+    Unblock(ChangeArgs),
+}
+
+/// Flags of `deployment list`.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    style: Style,
+}
+
+/// Flags of `deployment status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// The deployment's id or the beginning of it; without: list all
+    deployment: Option<String>,
+    /// Follow it until it ends
+    #[arg(long)]
+    monitor: bool,
+    #[command(flatten)]
+    style: Style,
+}
+
+impl StatusArgs {
+    /// The status of one deployment.
+    pub(crate) fn of(id: String, style: Style) -> Self {
+        Self { deployment: Some(id), monitor: false, style }
+    }
+}
+
+/// Flags of `deployment promote`.
+#[derive(Debug, Args)]
+pub(crate) struct PromoteArgs {
+    /// The deployment's id or the beginning of it
+    deployment: String,
+    /// Only the canaries of this group; may be repeated
+    #[arg(long, value_name = "NAME")]
+    group: Vec<String>,
+    /// Do not follow the deployment
+    #[arg(long)]
+    detach: bool,
+    #[command(flatten)]
+    style: Style,
+}
+
+/// Flags of `deployment fail`, `resume` and `unblock`.
+#[derive(Debug, Args)]
+pub(crate) struct ChangeArgs {
+    /// The deployment's id or the beginning of it
+    deployment: String,
+    /// Do not follow the deployment
+    #[arg(long)]
+    detach: bool,
+    #[command(flatten)]
+    style: Style,
+}
+
+/// Flags of `deployment pause`.
+#[derive(Debug, Args)]
+pub(crate) struct PauseArgs {
+    /// The deployment's id or the beginning of it
+    deployment: String,
+    #[command(flatten)]
+    style: Style,
+}
+
+/// Flags of `job promote`.
+#[derive(Debug, Args)]
+pub(crate) struct PromoteJobArgs {
+    /// The job's id
+    job: String,
+    /// Only the canaries of this group; may be repeated
+    #[arg(long, value_name = "NAME")]
+    group: Vec<String>,
+    /// Do not follow the deployment
+    #[arg(long)]
+    detach: bool,
+    #[command(flatten)]
+    style: Style,
+}
+
+/// Flags of `job deployments`.
+#[derive(Debug, Args)]
+pub(crate) struct OfJobArgs {
+    /// The job's id
+    job: String,
+    /// Only the newest
+    #[arg(long)]
+    latest: bool,
+    /// Also those of jobs that had this id before
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    style: Style,
+}
+
+pub(crate) fn run(context: &Context, command: &DeploymentCommand) -> Outcome {
+    match command {
+        DeploymentCommand::List(arguments) => list(context, arguments.style),
+        DeploymentCommand::Status(arguments) => match &arguments.deployment {
+            None => list(context, arguments.style),
+            Some(typed) => status(context, arguments, typed),
+        },
+        DeploymentCommand::Promote(arguments) => {
+            let id = resolve::id(context, resolve::DEPLOYMENT, &arguments.deployment)?;
+            promote(context, &id, &arguments.group, arguments.detach, arguments.style)
+        }
+        DeploymentCommand::Fail(arguments) => change(context, arguments, "fail", json!({})),
+        DeploymentCommand::Pause(PauseArgs { deployment, style }) => {
+            let arguments =
+                ChangeArgs { deployment: deployment.clone(), detach: true, style: *style };
+            change(context, &arguments, "pause", json!({ "Pause": true }))
+        }
+        DeploymentCommand::Resume(arguments) => {
+            change(context, arguments, "pause", json!({ "Pause": false }))
+        }
+        DeploymentCommand::Unblock(arguments) => change(context, arguments, "unblock", json!({})),
+    }
+}
+
+fn list(context: &Context, style: Style) -> Outcome {
+    let answer = context.client.get("/v1/deployments", &[])?;
+    show_list(context, &answer, style)
+}
+
+fn show_list(context: &Context, answer: &Value, style: Style) -> Outcome {
+    if style.json {
+        context.output.json(answer)?;
+    } else if rows(answer).is_empty() {
+        context.line("No deployments")?;
+    } else {
+        let lines: Vec<Vec<String>> = rows(answer)
+            .iter()
+            .map(|row| {
+                vec![
+                    style.id(row.text("ID")),
+                    row.shown("JobID"),
+                    row.shown("JobVersion"),
+                    row.shown("Status"),
+                    row.shown("StatusDescription"),
+                ]
+            })
+            .collect();
+        context.line(table(&["ID", "Job ID", "Job Version", "Status", "Description"], &lines))?;
+    }
+    Ok(Exit::Success)
+}
+
+/// `job deployments`.
+pub(super) fn of_job(context: &Context, arguments: &OfJobArgs) -> Outcome {
+    let job = resolve::job(context, &arguments.job)?;
+    let namespace = ("namespace", job.namespace.as_str());
+    let path = format!("/v1/job/{}", encode(&job.id));
+    if arguments.latest {
+        let answer = context.client.get(&format!("{path}/deployment"), &[namespace])?;
+        if arguments.style.json {
+            context.output.json(&answer)?;
+        } else if answer.text("ID").is_empty() {
+            context.line("No deployment")?;
+        } else {
+            context.line(summary(&answer, arguments.style))?;
+        }
+        return Ok(Exit::Success);
+    }
+    let all = if arguments.all { "true" } else { "false" };
+    let answer = context.client.get(&format!("{path}/deployments"), &[namespace, ("all", all)])?;
+    show_list(context, &answer, arguments.style)
+}
+
+fn status(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
+    let style = arguments.style;
+    let id = resolve::id(context, resolve::DEPLOYMENT, typed)?;
+    if arguments.monitor {
+        return Ok(exit(&follow(context, &id, style, false)?));
+    }
+    let path = format!("/v1/deployment/{id}");
+    let row = monitor::or_missing(context.client.get(&path, &[]), "deployment", &id)?;
+    if style.json {
+        context.output.json(&row)?;
+        return Ok(Exit::Success);
+    }
+    let mut sections = vec![summary(&row, style)];
+    let allocations = context.client.get(&format!("/v1/deployment/allocations/{id}"), &[])?;
+    if style.verbose && !rows(&allocations).is_empty() {
+        let now = context.now_nanoseconds();
+        let lines: Vec<Vec<String>> = rows(&allocations)
+            .iter()
+            .map(|one| {
+                let healthy = one.get("DeploymentStatus").and_then(|own| own.get("Healthy"));
+                let healthy = healthy.and_then(Value::as_bool);
+                vec![
+                    style.id(one.text("ID")),
+                    style.id(one.text("NodeID")),
+                    one.shown("TaskGroup"),
+                    one.shown("JobVersion"),
+                    one.shown("DesiredStatus"),
+                    one.shown("ClientStatus"),
+                    healthy.map_or_else(|| "unset".to_owned(), |healthy| healthy.to_string()),
+                    time::ago(now, one.number("CreateTime")),
+                ]
+            })
+            .collect();
+        let headers =
+            ["ID", "Node ID", "Task Group", "Version", "Desired", "Status", "Healthy", "Created"];
+        sections.push(format!("Allocations\n{}", table(&headers, &lines)));
+    }
+    context.line(sections.join("\n\n"))?;
+    Ok(Exit::Success)
+}
+
+/// What a deployment is, and how its groups stand.
+pub(super) fn summary(row: &Value, style: Style) -> String {
+    let head = pairs(&[
+        ("ID", style.id(row.text("ID"))),
+        ("Job ID", row.shown("JobID")),
+        ("Job Version", row.shown("JobVersion")),
+        ("Status", row.shown("Status")),
+        ("Description", row.shown("StatusDescription")),
+    ]);
+    format!("{head}\n\nDeployed\n{}", groups(row))
+}
+
+/// How the groups of a deployment stand. Columns that no group uses are left out.
+pub(super) fn groups(row: &Value) -> String {
+    let states = row.entries("TaskGroups");
+    let any = |test: &dyn Fn(&Value) -> bool| states.iter().any(|(_, state)| test(state));
+    let reverts = any(&|state| state.flag("AutoRevert"));
+    let canaries = any(&|state| state.number("DesiredCanaries") > 0);
+    let deadlines = any(&|state| state.number("ProgressDeadline") > 0);
+    let mut headers = vec!["Task Group"];
+    headers.extend(reverts.then_some("Auto Revert"));
+    headers.extend(canaries.then_some("Promoted"));
+    headers.push("Desired");
+    headers.extend(canaries.then_some("Canaries"));
+    headers.extend(["Placed", "Healthy", "Unhealthy"]);
+    headers.extend(deadlines.then_some("Progress Deadline"));
+    let lines: Vec<Vec<String>> = states
+        .iter()
+        .map(|(name, state)| {
+            let mut line = vec![(*name).to_owned()];
+            line.extend(reverts.then(|| state.flag("AutoRevert").to_string()));
+            line.extend(canaries.then(|| match state.number("DesiredCanaries") {
+                0 => "N/A".to_owned(),
+                _ => state.flag("Promoted").to_string(),
+            }));
+            line.push(state.shown("DesiredTotal"));
+            line.extend(canaries.then(|| state.shown("DesiredCanaries")));
+            let counts = ["PlacedAllocs", "HealthyAllocs", "UnhealthyAllocs"];
+            line.extend(counts.map(|field| state.shown(field)));
+            line.extend(deadlines.then(|| deadline(state)));
+            line
+        })
+        .collect();
+    table(&headers, &lines)
+}
+
+fn deadline(state: &Value) -> String {
+    let by = state.text("RequireProgressBy");
+    // Nothing was placed yet, or nothing is waited for.
+    if by.starts_with("0001") { "N/A".to_owned() } else { by.to_owned() }
+}
+
+/// Promotes the newest deployment of a job.
+pub(super) fn promote_job(context: &Context, arguments: &PromoteJobArgs) -> Outcome {
+    let job = resolve::job(context, &arguments.job)?;
+    let path = format!("/v1/job/{}/deployment", encode(&job.id));
+    let row = context.client.get(&path, &[("namespace", job.namespace.as_str())])?;
+    if row.text("ID").is_empty() {
+        bail!("job \"{}\" has no deployment to promote", job.id);
+    }
+    promote(context, row.text("ID"), &arguments.group, arguments.detach, arguments.style)
+}
+
+fn promote(context: &Context, id: &str, groups: &[String], detach: bool, style: Style) -> Outcome {
+    let body = if groups.is_empty() { json!({ "All": true }) } else { json!({ "Groups": groups }) };
+    write(context, ("promote", id), body, detach, style)
+}
+
+fn change(context: &Context, arguments: &ChangeArgs, verb: &str, body: Value) -> Outcome {
+    let id = resolve::id(context, resolve::DEPLOYMENT, &arguments.deployment)?;
+    write(context, (verb, &id), body, arguments.detach, arguments.style)
+}
+
+fn write(
+    context: &Context,
+    (verb, id): (&str, &str),
+    mut body: Value,
+    detach: bool,
+    style: Style,
+) -> Outcome {
+    body["DeploymentID"] = id.into();
+    let answer = context.client.put(&format!("/v1/deployment/{verb}/{id}"), &[], &body)?;
+    if style.json {
+        context.output.json(&answer)?;
+        return Ok(Exit::Success);
+    }
+    if let Some(version) = answer.present("RevertedJobVersion") {
+        context.line(format!("The job goes back to version {version}"))?;
+    }
+    if detach {
+        match answer.text("EvalID") {
+            "" => context.line(format!("Deployment \"{}\" paused", style.id(id)))?,
+            evaluation => context.line(format!("Evaluation ID: {evaluation}"))?,
+        }
+        return Ok(Exit::Success);
+    }
+    let row = follow(context, id, style, false)?;
+    // That it fails was asked for.
+    Ok(if verb == "fail" { Exit::Success } else { exit(&row) })
+}
+
+/// Exit status of a deployment that was followed to its end.
+pub(super) fn exit(row: &Value) -> Exit {
+    if row.text("Status") == "successful" { Exit::Success } else { Exit::Failure }
+}
+
+/// Follows a deployment until it ends, and after a failure the one of the version that the job goes back to. Answers with the first as it ended.
+pub(super) fn follow(
+    context: &Context,
+    id: &str,
+    style: Style,
+    silent: bool,
+) -> anyhow::Result<Value> {
+    let ended = Follower { context, style, silent, shown: String::new() }.follow(id)?;
+    let reverts = ended.entries("TaskGroups").iter().any(|(_, state)| state.flag("AutoRevert"));
+    if ended.text("Status") == "failed" && reverts {
+        let path = format!("/v1/job/{}/deployment", encode(ended.text("JobID")));
+        let namespace = [("namespace", ended.text("Namespace"))];
+        let rolls_back = ended.text("StatusDescription").contains("rolling back to job version")
+            && !ended.text("StatusDescription").contains("not rolling back");
+        while rolls_back {
+            let latest = context.get_patiently(&path, &namespace)?;
+            if latest.number("CreateIndex") > ended.number("CreateIndex") {
+                let mut back = Follower { context, style, silent, shown: String::new() };
+                back.follow(latest.text("ID"))?;
+                break;
+            }
+            let job = context.get_patiently(path.trim_end_matches("/deployment"), &namespace)?;
+            if job.number("Version") > ended.number("JobVersion") + 1 || job.flag("Stop") {
+                break;
+            }
+            context.pause();
+        }
+    }
+    Ok(ended)
+}
+
+struct Follower<'a> {
+    context: &'a Context,
+    style: Style,
+    silent: bool,
+    /// What was printed last.
+    shown: String,
+}
+
+impl Follower<'_> {
+    fn follow(&mut self, id: &str) -> anyhow::Result<Value> {
+        self.heading(&format!("Monitoring deployment \"{}\"", self.style.id(id)))?;
+        loop {
+            let answer = self.context.get_patiently(&format!("/v1/deployment/{id}"), &[]);
+            let row = monitor::or_missing(answer, "deployment", id)?;
+            let status = row.text("Status").to_owned();
+            let over = !matches!(status.as_str(), "running" | "paused");
+            self.show(&row, over)?;
+            if over {
+                let shown = self.style.id(id);
+                let why = row.text("StatusDescription");
+                self.heading(&format!("Deployment \"{shown}\" {status}: {why}"))?;
+                return Ok(row);
+            }
+            self.context.pause();
+        }
+    }
+
+    /// A table that changes in place on a terminal, lines for what has changed elsewhere.
+    fn show(&mut self, row: &Value, is_last: bool) -> anyhow::Result<()> {
+        let text = summary(row, self.style);
+        if self.silent || text == self.shown {
+            return Ok(());
+        }
+        let output = &self.context.output;
+        if output.is_terminal() {
+            let lines: Vec<String> = text.lines().map(|line| format!("    {line}")).collect();
+            if is_last {
+                output.clear_block()?;
+                self.context.line(lines.join("\n"))?;
+            } else {
+                output.block(&lines)?;
+            }
+        } else {
+            if self.shown.is_empty() || !self.shown.contains(row.text("StatusDescription")) {
+                self.detail(row.text("StatusDescription"))?;
+            }
+            for (name, state) in row.entries("TaskGroups") {
+                let counts = ["PlacedAllocs", "HealthyAllocs", "UnhealthyAllocs"];
+                let [placed, healthy, unhealthy] = counts.map(|field| state.shown(field));
+                let desired = state.shown("DesiredTotal");
+                self.detail(&format!(
+                    "Task group \"{name}\": desired {desired}, placed {placed}, healthy {healthy}, unhealthy {unhealthy}"
+                ))?;
+            }
+        }
+        self.shown = text;
+        Ok(())
+    }
+
+    fn heading(&self, text: &str) -> anyhow::Result<()> {
+        self.print("==>", text)
+    }
+
+    fn detail(&self, text: &str) -> anyhow::Result<()> {
+        self.print("   ", text)
+    }
+
+    fn print(&self, mark: &str, text: &str) -> anyhow::Result<()> {
+        if self.silent {
+            return Ok(());
+        }
+        let at = time::timestamp(self.context.now_nanoseconds());
+        self.context.line(format!("{mark} {at}: {text}"))
+    }
+}
