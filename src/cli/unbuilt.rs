@@ -106,7 +106,7 @@ const TEMPLATE: &str = "print JSON with -json, and take from it what you want, f
 const VARIABLES: &str = "write the values into the file, or make the file from a template";
 
 /// A command (any, if it is empty), a flag of it, and what to do instead.
-const FLAGS: [(&str, &str, &str); 58] = [
+const FLAGS: [(&str, &str, &str); 57] = [
     ("", "ca-cert", TLS),
     ("", "ca-path", TLS),
     ("", "client-cert", TLS),
@@ -129,7 +129,6 @@ const FLAGS: [(&str, &str, &str); 58] = [
     ("fs", "job", "name the allocation: `job status` lists them"),
     ("job eval", "force-reschedule", "`alloc stop -reschedule` has one instance run again at once"),
     ("job history", "full", "`job inspect -version N` prints a whole version"),
-    ("job inspect", "hcl", "the file is not kept: it prints JSON, which `job run -json` takes"),
     (
         "job inspect",
         "with-vars",
