@@ -155,6 +155,7 @@ impl Prediction {
         for (name, counts) in made.groups {
             let sum = self.annotations.groups.entry(name).or_default();
             sum.place += counts.place;
+            sum.canary += counts.canary;
             sum.stop += counts.stop;
             sum.migrate += counts.migrate;
             sum.in_place_update += counts.in_place_update;
@@ -175,6 +176,7 @@ fn annotated(mut diff: Value, annotations: &Annotations) -> Value {
         let Some(counts) = annotations.groups.get(&name) else { continue };
         let updates: Map<_, _> = [
             ("create", counts.place),
+            ("canary", counts.canary),
             ("destroy", counts.stop),
             ("migrate", counts.migrate),
             ("in-place update", counts.in_place_update),

@@ -1,4 +1,5 @@
-//! A job's diff as text: fields and objects of the job, its groups and their tasks, with `+` for what is added, `-` deleted, `+/-` edited.
+//! A job's diff as text: fields and objects of the job, its groups and their tasks, with `+` for what is added, `-` deleted, `+/-` edited. What is added
+//! or deleted as a whole is a line, unless all is asked for.
 
 use serde_json::Value;
 
@@ -22,13 +23,10 @@ pub(super) struct DiffStyle {
 /// The lines of a `JobDiff`.
 pub(super) fn lines(diff: &Value, style: DiffStyle) -> String {
     let mut text = Text { style, lines: Vec::new() };
-    let edited = diff.text("Type") != "None";
     text.line(0, diff.text("Type"), &format!("Job: \"{}\"", diff.text("ID")), &[]);
-    if edited || style.verbose {
-        text.parts(0, diff);
-        for group in diff.items("TaskGroups") {
-            text.group(group);
-        }
+    text.details(0, diff);
+    for group in diff.items("TaskGroups") {
+        text.group(group);
     }
     text.lines.join("\n")
 }
@@ -73,14 +71,18 @@ impl Text {
         let updates: Vec<&str> = updates.iter().map(String::as_str).collect();
         let what = format!("Task Group: \"{}\"", group.text("Name"));
         self.line(0, group.text("Type"), &what, &updates);
-        self.parts(2, group);
+        self.details(2, group);
         for task in group.items("Tasks") {
             let what = format!("Task: \"{}\"", task.text("Name"));
             let annotations = texts(task.items("Annotations"));
             self.line(2, task.text("Type"), &what, &annotations);
-            if task.text("Type") != "None" || self.style.verbose {
-                self.parts(4, task);
-            }
+            self.details(4, task);
+        }
+    }
+
+    fn details(&mut self, indent: usize, of: &Value) {
+        if of.text("Type") == "Edited" || self.style.verbose {
+            self.parts(indent, of);
         }
     }
 
@@ -112,6 +114,7 @@ impl Text {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
     use serde_json::json;
 
     use super::*;
@@ -159,6 +162,19 @@ mod tests {
         );
         let verbose = lines(&diff(), DiffStyle { colour: false, verbose: true });
         assert!(verbose.contains("        Attempts: \"2\""), "{verbose}");
+    }
+
+    #[test]
+    fn a_new_job_is_a_line_for_each_of_its_parts() {
+        let mut new = diff();
+        for path in ["", "/TaskGroups/0", "/TaskGroups/0/Tasks/0"] {
+            new.pointer_mut(path).unwrap()["Type"] = "Added".into();
+        }
+        let text = lines(&new, DiffStyle { colour: false, verbose: false });
+        assert_eq!(
+            text,
+            "+   Job: \"web\"\n+   Task Group: \"web\" (1 create, 2 ignore)\n  +   Task: \"server\""
+        );
     }
 
     #[test]

@@ -245,7 +245,11 @@ async fn plans_predict_what_registrations_do() {
             0 => group["Count"] = dice.below(16).into(),
             1 => group["Tasks"][0]["Resources"]["CPU"] = (200 + 200 * dice.below(10)).into(),
             2 => group["Tasks"][0]["Env"] = json!({ "STEP": step.to_string() }),
-            3 => group["Update"] = json!({ "MaxParallel": dice.below(4) }),
+            3 => {
+                let parallel = dice.below(4);
+                let canaries = if parallel > 0 { dice.below(3) } else { 0 };
+                group["Update"] = json!({ "MaxParallel": parallel, "Canary": canaries });
+            }
             _ => {
                 let rack = if dice.one_in(3) { "r2" } else { "r1" };
                 job["Constraints"] =
@@ -263,8 +267,15 @@ async fn plans_predict_what_registrations_do() {
         let predicted: Vec<&String> =
             predicted.into_iter().flat_map(|groups| groups.keys()).collect();
         assert_eq!(predicted, failed.iter().collect::<Vec<_>>(), "step {step}: {body}");
-        for name in ["Place", "Stop", "InPlaceUpdate", "DestructiveUpdate", "Preemptions", "Ignore"]
-        {
+        for name in [
+            "Place",
+            "Canary",
+            "Stop",
+            "InPlaceUpdate",
+            "DestructiveUpdate",
+            "Preemptions",
+            "Ignore",
+        ] {
             *seen.entry(name).or_default() += counts["web"][name].as_u64().unwrap();
         }
         *seen.entry("failed").or_default() += failed.len() as u64;

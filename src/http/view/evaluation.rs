@@ -92,7 +92,7 @@ pub(crate) fn desired(counts: &scheduler::GroupAnnotation) -> Value {
         "Stop": counts.stop,
         "InPlaceUpdate": counts.in_place_update,
         "DestructiveUpdate": counts.destructive_update,
-        "Canary": 0,
+        "Canary": counts.canary,
         "Preemptions": counts.preemptions,
         "Reconnect": 0,
         "Disconnect": 0,

@@ -13,6 +13,8 @@ pub struct GroupAnnotation {
     /// New instances that replace nothing which runs. A node that a constraint filters is not among
     /// them.
     pub place: u32,
+    /// New instances of a version that is not promoted yet, beside those that run.
+    pub canary: u32,
     /// Instances that end without a successor in the plan.
     pub stop: u32,
     /// Instances that move to another node.
@@ -74,7 +76,9 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
     for placement in &plan.placements {
         let why = placement.previous.and_then(|previous| stopped.get(&previous));
         let group = made.group(&placement.group);
-        if why.is_none_or(|why| *why != updating && *why != migrating) {
+        if placement.canary {
+            group.canary += 1;
+        } else if why.is_none_or(|why| *why != updating && *why != migrating) {
             group.place += 1;
         }
         group.preemptions += u32::try_from(placement.preempts.len()).unwrap_or(u32::MAX);

@@ -1,6 +1,6 @@
 //! What a plan would do, told by group.
 
-use fsm::{JobKind, JobSpec, Trigger};
+use fsm::{JobKind, JobSpec, Trigger, job::UpdateStrategy};
 
 use super::{Cluster, cluster::update, job};
 use crate::{GroupAnnotation, annotate};
@@ -14,6 +14,7 @@ fn told(cluster: &mut Cluster, spec: &JobSpec, trigger: Trigger) -> GroupAnnotat
 
 const NOTHING: GroupAnnotation = GroupAnnotation {
     place: 0,
+    canary: 0,
     stop: 0,
     migrate: 0,
     in_place_update: 0,
@@ -51,6 +52,20 @@ fn each_change_of_a_service_is_counted_once() {
     cluster.change_job(&spec.key.clone(), |job| job.stop = true);
     let ended = cluster.plan(&spec, Trigger::JobDeregister);
     assert_eq!(annotate(&cluster.state, &ended, None).groups["web"].stop, 10);
+}
+
+#[test]
+fn a_canary_is_not_placed() {
+    let mut cluster = Cluster::with_nodes(5);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].update = Some(UpdateStrategy { canaries: 2, ..update(3) });
+    cluster.register(&spec);
+    let first = told(&mut cluster, &spec, Trigger::JobRegister);
+    assert_eq!(first, GroupAnnotation { place: 10, ..NOTHING }, "there is nothing to protect yet");
+    spec.groups[0].tasks[0].config_json = "{\"v\":2}".into();
+    cluster.register(&spec);
+    let changed = told(&mut cluster, &spec, Trigger::JobRegister);
+    assert_eq!(changed, GroupAnnotation { canary: 2, ignore: 10, ..NOTHING });
 }
 
 #[test]
