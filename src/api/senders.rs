@@ -77,6 +77,7 @@ fn row(command: &Command) -> (&'static str, Senders) {
         Command::PauseDeployment(_) => ("PauseDeployment", Clients),
         Command::SetAllocationHealth(_) => ("SetAllocationHealth", Clients),
         Command::ExpireDeployments(_) => ("ExpireDeployments", Leader),
+        Command::DeleteEvaluations(_) => ("DeleteEvaluations", Clients),
     }
 }
 

@@ -176,6 +176,11 @@ impl Client {
         self.request(Method::Delete, path, query, None)
     }
 
+    /// Deletes what a body names.
+    pub(crate) fn delete_these(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
+        self.request(Method::Delete, path, &[], Some(body))
+    }
+
     /// Reads bytes as they come, without a limit of time once the answer has begun.
     pub(crate) fn stream(
         &self,

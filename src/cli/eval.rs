@@ -1,7 +1,7 @@
 //! `quorate eval …`.
 
 use clap::{Args, Subcommand};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::context::{Context, Exit, Outcome};
 use super::monitor::{self, Monitor};
@@ -22,6 +22,25 @@ pub(crate) enum EvalCommand {
         after_help = "Examples:\n  quorate eval status 8f9c5b52\n  quorate eval status -monitor 8f9c5b52"
     )]
     Status(StatusArgs),
+    /// Delete evaluations; the broker must be paused
+    #[command(
+        after_help = "Examples:\n  quorate operator scheduler set-config -pause-eval-broker=true\n  quorate eval delete 8f9c5b52 e0a1b2c3"
+    )]
+    Delete(DeleteArgs),
+}
+
+/// Flags of `eval delete`.
+#[derive(Debug, Args)]
+pub(crate) struct DeleteArgs {
+    /// Ids of evaluations or the beginnings of them
+    #[arg(required_unless_present = "filter", conflicts_with = "filter")]
+    evaluations: Vec<String>,
+    /// Delete what this expression matches
+    #[arg(long, value_name = "EXPRESSION")]
+    filter: Option<String>,
+    /// Accepted as in Nomad; nothing is asked
+    #[arg(long, hide = true)]
+    yes: bool,
 }
 
 /// Flags of `eval list`.
@@ -69,6 +88,7 @@ pub(crate) fn run(context: &Context, command: &EvalCommand) -> Outcome {
     match command {
         EvalCommand::List(arguments) => list(context, arguments),
         EvalCommand::Status(arguments) => status(context, arguments),
+        EvalCommand::Delete(arguments) => delete(context, arguments),
     }
 }
 
@@ -96,6 +116,22 @@ fn list(context: &Context, arguments: &ListArgs) -> Outcome {
         let advice = format!("\nThere are more: repeat the command with -page-token={token}");
         context.output.advice(advice);
     }
+    Ok(Exit::Success)
+}
+
+fn delete(context: &Context, arguments: &DeleteArgs) -> Outcome {
+    let body = match &arguments.filter {
+        Some(filter) => json!({ "Filter": filter }),
+        None => {
+            let ids = arguments.evaluations.iter();
+            let ids = ids.map(|typed| resolve::id(context, resolve::EVALUATION, typed));
+            json!({ "EvalIDs": ids.collect::<Result<Vec<_>, _>>()? })
+        }
+    };
+    let answer = context.client.delete_these("/v1/evaluations", &body)?;
+    let count = answer.number("Count");
+    let what = if count == 1 { "evaluation" } else { "evaluations" };
+    context.line(format!("Successfully deleted {count} {what}"))?;
     Ok(Exit::Success)
 }
 

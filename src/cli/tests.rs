@@ -515,6 +515,31 @@ fn job_inspect_prints_the_file_as_it_was_registered() {
     assert!(none.code == 1 && none.err.contains("no source is kept"), "{}", none.err);
 }
 
+#[test]
+fn eval_delete_names_what_it_deletes() {
+    let server = Canned::default()
+        .on("GET /v1/evaluations", &json!([{"ID": EVALUATION}]))
+        .on("DELETE /v1/evaluations", &json!({"Count": 1}))
+        .start();
+    let ran = server.run("eval delete -yes eeee");
+    assert_eq!((ran.code, ran.out.trim()), (0, "Successfully deleted 1 evaluation"), "{}", ran.err);
+    let sent = |server: &Server| -> Value {
+        let seen = server.seen.lock().unwrap();
+        serde_json::from_str(&seen.last().unwrap().body).unwrap()
+    };
+    assert_eq!(sent(&server), json!({"EvalIDs": [EVALUATION]}));
+    server.run("eval delete -filter x");
+    assert_eq!(sent(&server), json!({"Filter": "x"}));
+    assert!(server.run("eval delete").code != 0);
+    let paused = "eval broker is enabled; eval broker must be paused to delete evals";
+    let refused = Canned::default()
+        .on("GET /v1/evaluations", &json!([{"ID": EVALUATION}]))
+        .fail("DELETE /v1/evaluations", 400, paused)
+        .start()
+        .run("eval delete eeee");
+    assert!(refused.code == 1 && refused.err.contains(paused), "{}", refused.err);
+}
+
 /// Nothing is asked of a server when a command line asks for what no server does.
 #[test]
 fn flags_that_are_not_built_are_named() {

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use super::argv::KnownFlags;
 
 /// Commands, or the first words of several, and what to do instead.
-const COMMANDS: [(&str, &str); 64] = [
+const COMMANDS: [(&str, &str); 63] = [
     (
         "acl",
         "there is no access control: let only those reach the API who may use it (SECURITY.md)",
@@ -24,7 +24,6 @@ const COMMANDS: [(&str, &str); 64] = [
     ("client-config", "name the servers in the agent's file (`servers`)"),
     ("config", "`server` and `agent` check their files when they start"),
     ("debug", "collect the logs of the servers, GET /v1/agent/self and GET /v1/metrics"),
-    ("eval delete", "`system gc` forgets what has ended"),
     ("eval-status", "write `eval status`"),
     ("exec", "use a shell on the node: `alloc status` names it and `alloc fs` shows its folders"),
     ("fmt", "any formatter for HCL will do"),

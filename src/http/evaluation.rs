@@ -3,10 +3,17 @@
 use std::collections::BTreeSet;
 
 use axum::{Router, routing::get};
-use fsm::{Evaluation, EvaluationId, Extent, State, table::TableId};
+use fsm::{
+    Command, Evaluation, EvaluationId, Extent, Reply, State, evaluation::DeleteEvaluations,
+    limits::EVALUATIONS_DELETED_MAX, table::TableId,
+};
 use serde_json::{Value, json};
 
-use super::{Context, answer::Answer, call::Call, error::Error, list::IdPrefix, view};
+use super::{
+    Context, answer::Answer, body::Fields, call::Call, error::Error, filter::Filter,
+    list::IdPrefix, view,
+};
+use crate::api::Written;
 
 const TABLES: &[TableId] = &[TableId::Evaluations];
 /// Evaluations shown as related to one.
@@ -45,8 +52,78 @@ async fn count(call: Call) -> Result<Answer, Error> {
     call.document(TABLES, count).await
 }
 
-async fn delete() -> Error {
-    Error::unsupported("deleting evaluations")
+/// By ids; an expression is for lists so far.
+async fn delete(call: Call) -> Result<Answer, Error> {
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    let named = fields.texts("EvalIDs")?.unwrap_or_default();
+    let filter = fields.text("Filter")?.unwrap_or_default();
+    let ids = match (named.len(), filter.is_empty()) {
+        (1.., false) => return Err(Error::bad("evals cannot be deleted by both ID and filter")),
+        (0, true) => return Err(Error::bad("evals must be deleted by either ID or filter")),
+        (0, false) => selected_ids(&call, Filter::parse(filter)?).await?,
+        (count, true) if count > EVALUATIONS_DELETED_MAX => {
+            let text = format!(
+                "request includes {count} evaluation IDs, must be {EVALUATIONS_DELETED_MAX} or fewer"
+            );
+            return Err(Error::bad(text));
+        }
+        (1.., true) => {
+            let parse = |id: &str| {
+                let wrong = |error| Error::bad(format!("invalid evaluation ID {id}: {error}"));
+                id.parse().map_err(wrong)
+            };
+            named.into_iter().map(parse).collect::<Result<Vec<EvaluationId>, Error>>()?
+        }
+    };
+    if call.request_id().is_some() && ids.len() > EVALUATIONS_DELETED_MAX {
+        let text = format!(
+            "the filter selects {} evaluations: more than {EVALUATIONS_DELETED_MAX} are deleted in steps, which an Idempotency-Key cannot cover",
+            ids.len()
+        );
+        return Err(Error::bad(text));
+    }
+    // Nothing is selected: the refusals of the command are told all the same.
+    let mut steps = ids.chunks(EVALUATIONS_DELETED_MAX).map(<[_]>::to_vec);
+    let (mut written, mut count) = delete_some(&call, steps.next().unwrap_or_default()).await?;
+    for ids in steps {
+        let (next, deleted) = delete_some(&call, ids).await?;
+        (written, count) = (next, count + deleted);
+    }
+    call.answer_write(&written, json!({ "Count": count }))
+}
+
+async fn delete_some(call: &Call, ids: Vec<EvaluationId>) -> Result<(Written, u64), Error> {
+    let written = call.write(Command::DeleteEvaluations(DeleteEvaluations { ids })).await?;
+    let count = match written.reply {
+        Reply::Collected(count) => count,
+        Reply::Done
+        | Reply::Rejected(_)
+        | Reply::Job { .. }
+        | Reply::Node { .. }
+        | Reply::Evaluations(_)
+        | Reply::Plans(_)
+        | Reply::Deployment { .. }
+        | Reply::Requirements(_) => 0,
+    };
+    Ok((written, count))
+}
+
+/// Evaluations of the request's namespaces that a filter selects.
+async fn selected_ids(call: &Call, filter: Filter) -> Result<Vec<EvaluationId>, Error> {
+    let state = call.read().await?.state;
+    let namespaces = call.namespaces();
+    call.in_turn(state.evaluations().len(), move || {
+        let mut ids = Vec::new();
+        for row in state.evaluations().iter() {
+            let is_asked = namespaces.contains(&row.job.namespace);
+            if is_asked && filter.selects(&view::evaluation_in(&state, row, None), None)? {
+                ids.push(row.id);
+            }
+        }
+        Ok(ids)
+    })
+    .await
 }
 
 /// What `namespace`, `prefix`, `status` and `job` select.

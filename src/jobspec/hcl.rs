@@ -369,6 +369,7 @@ fn finish(
             }
             finish_network(&mut out);
         }
+        Finish::Task => finish_task(&mut out),
         Finish::Job => finish_job(&mut out),
     }
     out
@@ -413,6 +414,24 @@ fn finish_network(out: &mut Map<String, Value>) {
         if !ports.is_empty() {
             out.insert(field.to_owned(), Value::Array(ports));
         }
+    }
+}
+
+fn finish_task(out: &mut Map<String, Value>) {
+    let Some(Value::Array(identities)) = out.remove("~Identities") else { return };
+    let is_own = |identity: &Value| {
+        let name = identity.get("Name").and_then(Value::as_str).unwrap_or_default();
+        name.is_empty() || name == "default"
+    };
+    let (own, others): (Vec<_>, Vec<_>) = identities.into_iter().partition(is_own);
+    // A second one is refused where names are judged.
+    let mut own = own.into_iter();
+    if let Some(first) = own.next() {
+        out.insert("Identity".to_owned(), first);
+    }
+    let others: Vec<_> = own.chain(others).collect();
+    if !others.is_empty() {
+        out.insert("Identities".to_owned(), Value::Array(others));
     }
 }
 

@@ -242,6 +242,9 @@ fn tasks() -> Vec<(&'static str, Value, Verdict)> {
         ("~/Constraints", distinct("distinct_property"), Refused("whole instances")),
         ("~/Constraints", distinct("is_set"), Taken),
         ("~/RestartPolicy", json!({"Interval": "1s"}), Refused("at least 5s")),
+        ("~/Identity", json!({"Env": true, "File": true}), Taken),
+        ("~/Identity", json!({"ChangeMode": "maybe"}), Refused("is none of noop")),
+        ("~/Identities", json!([{"Name": "a"}, {"Name": "a"}]), Refused("another identity")),
         ("~/Lifecycle", json!({"Hook": "prestart"}), RefusedHere("not supported", NOT_BUILT)),
         ("~/Templates", json!([{"EmbeddedTmpl": "x"}]), RefusedHere("not supported", NOT_BUILT)),
     ]

@@ -66,6 +66,8 @@ pub(super) enum Finish {
     Condition,
     /// Ports are sorted into reserved and dynamic ones.
     Network,
+    /// The identity without a name is the task's own.
+    Task,
     /// Tasks outside a group get a group each, the label is the id and the default name.
     Job,
 }
@@ -221,6 +223,7 @@ static TASK: Block = Block {
         one("resources", "Resources", &RESOURCES),
         one("restart", "RestartPolicy", &RESTART),
         one("logs", "LogConfig", &LOGS),
+        many("identity", "~Identities", &IDENTITY),
     ],
     unsupported: &[
         "template",
@@ -231,15 +234,26 @@ static TASK: Block = Block {
         "csi_plugin",
         "dispatch_payload",
         "lifecycle",
-        "identity",
         "scaling",
         "action",
         "secret",
         "schedule",
         "kind",
     ],
-    finish: Finish::None,
+    finish: Finish::Task,
 };
+
+static IDENTITY: Block = plain(&[
+    text("name", "Name"),
+    texts("aud", "Audience"),
+    boolean("env", "Env"),
+    boolean("file", "File"),
+    text("filepath", "Filepath"),
+    text("change_mode", "ChangeMode"),
+    text("change_signal", "ChangeSignal"),
+    text("service_name", "ServiceName"),
+    duration("ttl", "TTL"),
+]);
 
 /// Short forms of a condition: `regexp = "…"` is `operator = "regexp"`, `value = "…"`.
 pub(super) const CONDITION_SHORT_FORMS: [&str; 5] =

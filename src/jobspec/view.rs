@@ -115,6 +115,7 @@ fn group_json(group: &TaskGroup, kind: JobKind) -> Value {
 
 fn task_json(task: &Task) -> Value {
     let config = serde_json::from_str(&task.config_json).unwrap_or_else(|_| json!({}));
+    let identity: Value = serde_json::from_str(&task.identity_json).unwrap_or_default();
     json!({
         "Actions": Value::Null,
         "Affinities": affinities(&task.affinities),
@@ -126,8 +127,8 @@ fn task_json(task: &Task) -> Value {
         "DispatchPayload": Value::Null,
         "Driver": task.driver,
         "Env": map_or_null(&task.env),
-        "Identities": Value::Null,
-        "Identity": Value::Null,
+        "Identities": identity["Identities"],
+        "Identity": identity["Identity"],
         "KillSignal": task.kill_signal,
         "KillTimeout": nanoseconds(task.kill_timeout_ms),
         "Kind": "",

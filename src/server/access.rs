@@ -385,7 +385,8 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::ExpireRequirements(_)
         | Command::DecideCapacity(_)
         | Command::MarkJobVersion(_)
-        | Command::ExpireDeployments(_) => {}
+        | Command::ExpireDeployments(_)
+        | Command::DeleteEvaluations(_) => {}
     }
     command
 }

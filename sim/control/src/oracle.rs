@@ -590,7 +590,8 @@ fn note_command(
         | Command::FailDeployment(_)
         | Command::PauseDeployment(_)
         | Command::SetAllocationHealth(_)
-        | Command::ExpireDeployments(_) => {}
+        | Command::ExpireDeployments(_)
+        | Command::DeleteEvaluations(_) => {}
     }
 }
 

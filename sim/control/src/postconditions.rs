@@ -18,7 +18,7 @@ use fsm::{
         RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
     },
     plan::ApplyPlans,
-    settings::{DeleteNamespace, DeleteNodePool, UpsertNamespace, UpsertNodePool},
+    settings::{UpsertNamespace, UpsertNodePool},
     table::TableId,
 };
 
@@ -46,12 +46,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
     if let Command::RegisterJob(RegisterJob { spec, enforce_index, .. }) = command {
         entry.enforced(&spec.key, *enforce_index, found);
     }
-    if let Command::DeleteNamespace(DeleteNamespace { name }) = command {
-        entry.namespace_deleted(name, found);
-    }
-    if let Command::DeleteNodePool(DeleteNodePool { name }) = command {
-        entry.node_pool_deleted(name, found);
-    }
+    entry.place_deleted(command, found);
     if matches!(entry.reply, Reply::Rejected(_)) {
         entry.nothing_changed(found);
         return;
@@ -143,7 +138,8 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         | Command::FailDeployment(_)
         | Command::PauseDeployment(_)
         | Command::SetAllocationHealth(_)
-        | Command::ExpireDeployments(_) => {}
+        | Command::ExpireDeployments(_)
+        | Command::DeleteEvaluations(_) => {}
     }
 }
 

@@ -172,7 +172,8 @@ pub(crate) fn of(command: &Command) -> String {
         | Command::FailDeployment(_)
         | Command::PauseDeployment(_)
         | Command::SetAllocationHealth(_)
-        | Command::ExpireDeployments(_) => format!("{command:?}"),
+        | Command::ExpireDeployments(_)
+        | Command::DeleteEvaluations(_) => format!("{command:?}"),
     }
 }
 

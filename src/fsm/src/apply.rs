@@ -195,6 +195,7 @@ impl<'a> Turn<'a> {
             Command::PauseDeployment(command) => self.pause_deployment(command),
             Command::SetAllocationHealth(command) => self.set_allocation_health(command),
             Command::ExpireDeployments(command) => Ok(self.expire_deployments(command)),
+            Command::DeleteEvaluations(command) => self.delete_evaluations(command),
         }
     }
 

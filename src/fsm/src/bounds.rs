@@ -54,7 +54,7 @@ fn at_most(what: &str, has: u64, max: u64) -> Checked {
     if has <= max { Ok(()) } else { Err(format!("{what} is {has}, at most {max} may be")) }
 }
 
-fn few(what: &str, has: usize, max: usize) -> Checked {
+pub(crate) fn few(what: &str, has: usize, max: usize) -> Checked {
     if has <= max { Ok(()) } else { Err(format!("{has} {what}, at most {max} may be")) }
 }
 

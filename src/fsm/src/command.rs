@@ -13,7 +13,7 @@ use crate::{
         ExpireDeployments, FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth,
     },
     digest::DigestVerdict,
-    evaluation::UpdateEvaluations,
+    evaluation::{DeleteEvaluations, UpdateEvaluations},
     gc::CollectGarbage,
     id::{EvaluationId, Index, Text, TimeMs},
     job::{DeregisterJob, EvaluateJob, MarkJobVersion, RegisterJob},
@@ -104,6 +104,7 @@ pub enum Command {
     PauseDeployment(PauseDeployment),
     SetAllocationHealth(SetAllocationHealth),
     ExpireDeployments(ExpireDeployments),
+    DeleteEvaluations(DeleteEvaluations),
 }
 
 macro_rules! from_structs {
@@ -166,6 +167,7 @@ from_structs! {
     PauseDeployment,
     SetAllocationHealth,
     ExpireDeployments,
+    DeleteEvaluations,
 }
 
 /// Why a command changed nothing. The same on every replica.

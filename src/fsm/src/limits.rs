@@ -124,6 +124,8 @@ pub const CAPACITY_MOVES_MAX: usize = 1_000;
 pub const OFFLINE_NODES_MAX: usize = 10_000;
 /// Scheduling workers of one server.
 pub const WORKERS_MAX: usize = 256;
+/// Evaluations that one request deletes (Nomad's `MaxUUIDsPerWriteRequest`).
+pub const EVALUATIONS_DELETED_MAX: usize = 7_281;
 /// Allocations that one placement may evict.
 pub const PREEMPTED_MAX: usize = 64;
 /// By how much the priority of a job must be above that of one whose allocations it evicts

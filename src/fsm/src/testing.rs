@@ -868,6 +868,7 @@ pub fn group(name: &str, count: u32) -> TaskGroup {
             },
             kill_timeout_ms: 5000,
             kill_signal: "SIGINT".into(),
+            identity_json: "".into(),
             leader: false,
             shutdown_delay_ms: 0,
             restart,

@@ -230,7 +230,25 @@ fn routes() -> Vec<Case> {
         case("GET", "/v1/operator/snapshot", "", 501, "snapshot"),
         case("DELETE", "/v1/operator/raft/peer?id=1", "", 501, "raft/peer"),
         case("GET", "/v1/event/stream", "", 501, "event/stream"),
-        case("DELETE", "/v1/evaluations", "{}", 501, "evaluations"),
+        case("DELETE", "/v1/evaluations", "", 400, "body is required"),
+        case("DELETE", "/v1/evaluations", "{}", 400, "deleted by either ID or filter"),
+        case(
+            "DELETE",
+            "/v1/evaluations",
+            format!(r#"{{"EvalIDs": ["{UNKNOWN}"], "Filter": "x"}}"#),
+            400,
+            "by both ID and filter",
+        ),
+        case("DELETE", "/v1/evaluations", r#"{"Filter": "Status = x"}"#, 400, "filter: column 8"),
+        case("DELETE", "/v1/evaluations", r#"{"Filter": "Status == x"}"#, 400, "must be paused"),
+        case("DELETE", "/v1/evaluations", r#"{"EvalIDs": ["x"]}"#, 400, "not a UUID"),
+        case(
+            "DELETE",
+            "/v1/evaluations",
+            format!(r#"{{"EvalIDs": ["{UNKNOWN}"]}}"#),
+            400,
+            "eval broker must be paused",
+        ),
     ]
 }
 

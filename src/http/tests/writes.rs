@@ -89,6 +89,23 @@ async fn a_purged_job_is_another_job() {
 }
 
 #[tokio::test]
+async fn evaluations_are_deleted_while_the_broker_is_paused() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let made = server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    let delete = json!({ "EvalIDs": [made["EvalID"]] });
+    let ask =
+        async || server.send("DELETE", "/v1/evaluations", &[], delete.to_string().as_bytes()).await;
+    assert_eq!(ask().await.status, 400);
+    let path = "/v1/operator/scheduler/configuration";
+    server.put(path, &json!({ "PauseEvalBroker": true })).await.ok();
+    assert_eq!(ask().await.ok()["Count"], json!(1));
+    assert_eq!(server.get("/v1/evaluations").await.ok(), json!([]));
+    let again = ask().await;
+    assert_eq!((again.status, again.text.trim()), (404, "eval not found"));
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn what_clients_read_is_never_null_or_zero_where_nomad_has_a_value() {
     let cluster = TestCluster::new();
     cluster.add_node(NODE, "10.0.0.7:4646");

@@ -256,7 +256,7 @@ fn check_check(check: &mut Fields<'_>, has_port: bool, report: &mut Report) {
     }
 }
 
-fn without_nulls(value: &Value) -> Value {
+pub(super) fn without_nulls(value: &Value) -> Value {
     let Value::Object(map) = value else { return value.clone() };
     let kept = map.iter().filter(|(_, value)| !value.is_null());
     Value::Object(kept.map(|(key, value)| (key.clone(), without_nulls(value))).collect())

@@ -1,5 +1,7 @@
 //! Tasks. Owns what a task needs (name, driver, resources within reason, a signal that exists) and what of it is not built yet.
 
+use std::collections::BTreeSet;
+
 use fsm::{
     Text,
     job::{LogConfig, RestartPolicy, Task, TaskResources},
@@ -7,11 +9,11 @@ use fsm::{
 use serde_json::Value;
 
 use super::{
-    check_name, condition,
+    bounded, check_name, condition,
     fields::{Fields, Report, is_empty, quoted},
     policy,
     policy::Inherited,
-    service::{Services, canonical},
+    service::{Services, canonical, without_nulls},
 };
 use crate::jobspec::suggest::did_you_mean;
 
@@ -108,6 +110,7 @@ pub(super) fn read(
         shutdown_delay_ms: fields.duration_ms("ShutdownDelay", report).unwrap_or(0),
         restart: policy::restart(&mut fields, restart, report),
         logs: logs(&mut fields, report),
+        identity_json: identities(&mut fields, name, report),
     };
     fields.finish(report);
     Some(task)
@@ -145,7 +148,6 @@ fn refuse_unsupported(fields: &mut Fields<'_>, name: &str, report: &mut Report) 
         ("CSIPluginConfig", "csi_plugin blocks are"),
         ("DispatchPayload", "dispatch_payload blocks are"),
         ("Lifecycle", "lifecycle blocks are"),
-        ("Identities", "identity blocks are"),
         ("ScalingPolicies", "scaling blocks are"),
         ("Secrets", "secret blocks are"),
         ("Actions", "action blocks are"),
@@ -155,13 +157,66 @@ fn refuse_unsupported(fields: &mut Fields<'_>, name: &str, report: &mut Report) 
         fields.refuse(field, &owner, what, report);
     }
     refuse_consul(fields, &owner, report);
-    let set = fields.value("Identity").is_some_and(|identity| !is_default_identity(identity));
-    if set {
-        let message = format!(
-            "{owner}: identity blocks are not supported yet: remove it or run this job elsewhere"
-        );
-        report.error(fields.at("Identity"), message);
+}
+
+/// The identity blocks of a task, checked and kept.
+fn identities(fields: &mut Fields<'_>, name: &str, report: &mut Report) -> Text {
+    let mut kept = serde_json::Map::new();
+    let mut names = BTreeSet::new();
+    let own = fields.value("Identity").filter(|own| !is_default_identity(own));
+    if let Some(own) = own
+        && check_identity(own, fields.at("Identity"), &mut names, report)
+    {
+        kept.insert("Identity".to_owned(), without_nulls(own));
     }
+    let list = fields.list("Identities", report);
+    let list = bounded(list, &fields.at("Identities"), report);
+    let others = list.into_iter().filter_map(|(path, item)| {
+        check_identity(item, path, &mut names, report).then(|| without_nulls(item))
+    });
+    let others: Vec<_> = others.collect();
+    if !others.is_empty() {
+        kept.insert("Identities".to_owned(), others.into());
+    }
+    if kept.is_empty() {
+        return Text::from("");
+    }
+    report.warning(format!(
+        "task {}: identity blocks are stored, but there are no identities yet: the task gets no token",
+        quoted(name)
+    ));
+    Text::from(canonical(&kept.into()).to_string())
+}
+
+fn check_identity(
+    value: &Value,
+    path: String,
+    names: &mut BTreeSet<String>,
+    report: &mut Report,
+) -> bool {
+    let Some(mut fields) = Fields::new(value, path, report) else { return false };
+    let name = fields.text_filled("Name", report).unwrap_or("default").to_owned();
+    if !names.insert(name.clone()) {
+        let message = format!("another identity is called {}: rename one", quoted(&name));
+        report.error(fields.at("Name"), message);
+    }
+    drop(fields.texts("Audience", report));
+    for flag in ["Env", "File"] {
+        fields.boolean(flag, report);
+    }
+    for text in ["Filepath", "ChangeSignal", "ServiceName"] {
+        fields.text(text, report);
+    }
+    fields.duration_ms("TTL", report);
+    if let Some(mode) = fields.text_filled("ChangeMode", report)
+        && !matches!(mode, "noop" | "signal" | "restart")
+    {
+        let message = format!("{} is none of noop, signal, restart", quoted(mode));
+        report.error(fields.at("ChangeMode"), message);
+    }
+    fields.ignore(&["Aud"]);
+    fields.finish(report);
+    true
 }
 
 /// Refuses a Consul block that is not the one servers fill in.
@@ -187,7 +242,7 @@ fn is_default_identity(identity: &Value) -> bool {
         is_empty(value)
             || match key.as_str() {
                 "Name" => value == "default",
-                "Aud" => value
+                "Aud" | "Audience" => value
                     .as_array()
                     .is_some_and(|list| list.iter().all(|aud| aud == "nomadproject.io")),
                 _ => false,

@@ -1,16 +1,26 @@
 //! Namespaces and node pools: what is in use stays, and a job comes only where both of its own are.
 
 use fsm::{
-    Rejection, Reply, Text,
-    settings::{Namespace, NodePool},
+    Command, Rejection, Reply, Text,
+    settings::{DeleteNamespace, DeleteNodePool, Namespace, NodePool},
 };
 
 use super::{Entry, Found};
 use crate::invariants::needs::goes_on;
 
 impl Entry<'_> {
+    /// I45: a namespace or node pool that was to go.
+    pub(super) fn place_deleted(&self, command: &Command, found: &mut Found) {
+        if let Command::DeleteNamespace(DeleteNamespace { name }) = command {
+            self.namespace_deleted(name, found);
+        }
+        if let Command::DeleteNodePool(DeleteNodePool { name }) = command {
+            self.node_pool_deleted(name, found);
+        }
+    }
+
     /// I45: a namespace goes when none of its jobs goes on.
-    pub(super) fn namespace_deleted(&self, name: &Text, found: &mut Found) {
+    fn namespace_deleted(&self, name: &Text, found: &mut Found) {
         let state = self.before;
         let jobs = || state.jobs().iter().filter(|job| job.key.namespace == *name);
         if !self.is_refused() && jobs().any(|job| goes_on(state, job)) {
@@ -24,7 +34,7 @@ impl Entry<'_> {
     }
 
     /// I45: a node pool goes when no node is in it, and no job that was not stopped wants it.
-    pub(super) fn node_pool_deleted(&self, name: &Text, found: &mut Found) {
+    fn node_pool_deleted(&self, name: &Text, found: &mut Found) {
         let state = self.before;
         let specs = state.jobs().iter().filter(|job| !job.stop);
         let mut specs = specs.filter_map(|job| state.current_spec(job));

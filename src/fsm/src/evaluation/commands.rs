@@ -1,4 +1,4 @@
-//! The command that updates evaluations.
+//! Commands about evaluations.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,4 +19,10 @@ pub struct EvaluationUpdate {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct UpdateEvaluations {
     pub updates: Vec<EvaluationUpdate>,
+}
+
+/// Deletes evaluations, all or none: an operator clears a flood of them while the broker is paused.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeleteEvaluations {
+    pub ids: Vec<EvaluationId>,
 }

@@ -4,8 +4,11 @@ mod commands;
 mod row;
 mod transitions;
 
+#[cfg(test)]
+mod tests;
+
 pub(crate) use self::transitions::Blocked;
 pub use self::{
-    commands::{EvaluationUpdate, UpdateEvaluations},
+    commands::{DeleteEvaluations, EvaluationUpdate, UpdateEvaluations},
     row::{Evaluation, EvaluationStatus, Metrics, NodeScore, Trigger},
 };

@@ -2,12 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Evaluation, EvaluationStatus, Trigger, UpdateEvaluations};
+use super::{DeleteEvaluations, Evaluation, EvaluationStatus, Trigger, UpdateEvaluations};
 use crate::{
-    apply::Turn,
-    command::Reply,
+    allocation::ClientStatus,
+    apply::{Outcome, Turn, not_found},
+    bounds::{few, refused},
+    command::{Rejection, Reply},
     effect::Effect,
     id::{EvaluationId, JobKey, NodeId},
+    job::JobStatus,
+    limits,
     node::Node,
     plant::{Plant, is_planted, whim},
     state::State,
@@ -114,6 +118,33 @@ impl Turn<'_> {
         Reply::Evaluations(changed)
     }
 
+    /// Takes rows that only an operator wants gone: open ones too, whose jobs then wait for another
+    /// evaluation.
+    pub(crate) fn delete_evaluations(&mut self, command: &DeleteEvaluations) -> Outcome {
+        let ids: BTreeSet<_> = command.ids.iter().collect();
+        few("evaluations to delete", command.ids.len(), limits::EVALUATIONS_DELETED_MAX)
+            .map_err(refused)?;
+        if !self.state.scheduler_configuration().pause_eval_broker {
+            let why = "eval broker is enabled; eval broker must be paused to delete evals";
+            return Err(Rejection::Invalid(why.into()));
+        }
+        let mut rows = Vec::with_capacity(ids.len());
+        for id in ids {
+            let row = self.state.evaluations.get(id).cloned().ok_or_else(|| not_found("eval"))?;
+            if !self.state.is_evaluation_deletable(&row) {
+                return Err(refused(format!("eval {id} is not safe to delete")));
+            }
+            rows.push(row);
+        }
+        for row in &rows {
+            self.state.unindex_evaluation(row);
+            self.state.evaluations.remove(&row.id, self.changes);
+            self.jobs.insert(row.job.clone());
+            self.effects.insert(Effect::Evaluation(row.id));
+        }
+        Ok(Reply::Collected(rows.len() as u64))
+    }
+
     /// Stores an evaluation that a plan created, and cancels the blocked evaluation that it
     /// replaces.
     pub(crate) fn create_from_plan(&mut self, mut evaluation: Evaluation, blocked: &mut Blocked) {
@@ -144,6 +175,20 @@ impl Turn<'_> {
             self.put_evaluation(row);
         }
         known.insert((newer.node, newer.id));
+    }
+}
+
+impl State {
+    /// Whether nothing that runs, or may run again, was placed by an evaluation.
+    fn is_evaluation_deletable(&self, row: &Evaluation) -> bool {
+        let job = self.jobs.get(&row.job);
+        let is_alive = job.is_some_and(|job| !job.stop && job.status != JobStatus::Dead);
+        self.allocations_of_evaluation(row.id).all(|allocation| {
+            let is_replaced = allocation.next.is_some_and(|next| self.allocations.contains(&next));
+            let may_run_again =
+                is_alive && allocation.client == ClientStatus::Failed && !is_replaced;
+            allocation.client.is_terminal() && !may_run_again
+        })
     }
 }
 

@@ -283,6 +283,9 @@ pub struct Task {
     pub shutdown_delay_ms: u64,
     pub restart: RestartPolicy,
     pub logs: LogConfig,
+    /// Identity blocks as given (a JSON object of `Identity` and `Identities`), stored and shown;
+    /// no identity is made yet. Empty: none.
+    pub identity_json: Text,
 }
 
 /// Tasks that are placed together on one node.

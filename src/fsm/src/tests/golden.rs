@@ -27,8 +27,8 @@ use crate::{
     },
     digest::{Digest, DigestMark, DigestVerdict},
     evaluation::{
-        Evaluation, EvaluationStatus, EvaluationUpdate, Metrics, NodeScore, Trigger,
-        UpdateEvaluations,
+        DeleteEvaluations, Evaluation, EvaluationStatus, EvaluationUpdate, Metrics, NodeScore,
+        Trigger, UpdateEvaluations,
     },
     gc::{CollectGarbage, Cutoffs},
     generation::GENERATION,
@@ -441,13 +441,7 @@ pub(super) fn commands() -> Vec<Command> {
         follow_up: Some((EvaluationId([7; 16]), 8)),
     };
     let mut commands = vec![
-        Command::RegisterJob(RegisterJob {
-            spec: Arc::new(spec()),
-            enforce_index: Some(9),
-            evaluation,
-            evaluation_priority: Some(60),
-            submission: Some(submission()),
-        }),
+        registration(evaluation),
         Command::DeregisterJob(DeregisterJob {
             job: job_key("t"),
             purge: true,
@@ -538,6 +532,7 @@ pub(super) fn commands() -> Vec<Command> {
         },
     }));
     commands.extend(deployments::commands());
+    commands.push(Command::DeleteEvaluations(DeleteEvaluations { ids: vec![evaluation] }));
     commands
 }
 
@@ -596,6 +591,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::PauseDeployment(_) => "pause-deployment",
         Command::SetAllocationHealth(_) => "set-allocation-health",
         Command::ExpireDeployments(_) => "expire-deployments",
+        Command::DeleteEvaluations(_) => "delete-evaluations",
     }
 }
 
@@ -666,6 +662,16 @@ impl Golden {
         self.kinds.push(T::KIND);
         self.frames.push(bytes.to_vec());
     }
+}
+
+fn registration(evaluation: EvaluationId) -> Command {
+    Command::RegisterJob(RegisterJob {
+        spec: Arc::new(spec()),
+        enforce_index: Some(9),
+        evaluation,
+        evaluation_priority: Some(60),
+        submission: Some(submission()),
+    })
 }
 
 fn submission() -> Arc<Submission> {

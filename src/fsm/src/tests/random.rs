@@ -32,7 +32,8 @@ use crate::{
     command::{Command, Proposal, Reply},
     digest::{Digest, DigestVerdict},
     evaluation::{
-        Evaluation, EvaluationStatus, EvaluationUpdate, Metrics, Trigger, UpdateEvaluations,
+        DeleteEvaluations, Evaluation, EvaluationStatus, EvaluationUpdate, Metrics, Trigger,
+        UpdateEvaluations,
     },
     gc::{CollectGarbage, Cutoffs},
     id::{AllocationId, EvaluationId, NodeId, RequestId, Text},
@@ -408,6 +409,10 @@ impl Maker<'_> {
             let id = self.allocation();
             return Command::StopAllocation(StopAllocation { id, reschedule, evaluation });
         }
+        if self.dice.one_in(4) {
+            let ids = (0..self.dice.below(3)).map(|_| self.evaluation()).collect();
+            return Command::DeleteEvaluations(DeleteEvaluations { ids });
+        }
         let updates = (0..self.dice.below(3))
             .map(|_| EvaluationUpdate {
                 id: self.evaluation(),
@@ -425,6 +430,7 @@ impl Maker<'_> {
             0 => {
                 let configuration = SchedulerConfiguration {
                     reject_job_registration: self.dice.one_in(9),
+                    pause_eval_broker: self.dice.one_in(2),
                     preemption: Preemption {
                         system: self.dice.one_in(2),
                         sysbatch: self.dice.one_in(2),

@@ -70,6 +70,7 @@ pub(crate) fn job(kind: JobKind) -> JobSpec {
         resources: TaskResources { cpu_mhz: 500, memory_mb: 256, memory_mb_max: 0 },
         kill_timeout_ms: 5_000,
         kill_signal: "SIGINT".into(),
+        identity_json: "".into(),
         leader: false,
         shutdown_delay_ms: 0,
         restart,
