@@ -20,7 +20,8 @@ async fn workers(call: Call) -> Result<Answer, Error> {
 }
 
 fn worker(worker: &WorkerInfo) -> Value {
-    let kinds: Vec<_> = worker.kinds.iter().map(|kind| kind.name()).collect();
+    // Nomad's `_core` is its garbage collection, which every worker does there.
+    let kinds: Vec<_> = worker.kinds.iter().map(|kind| kind.name()).chain(["_core"]).collect();
     json!({
         "id": worker.id.to_string(),
         "enabled_schedulers": kinds,
@@ -40,6 +41,10 @@ async fn set(call: Call) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
     fields.known(&["server_id", "num_schedulers", "enabled_schedulers"])?;
+    if fields.value("num_schedulers").and_then(Value::as_i64).is_some_and(|number| number < 0) {
+        // Nomad's only word for it.
+        return Err(Error::bad("Invalid request"));
+    }
     let number = fields.number("num_schedulers")?.map(|number| {
         let number = usize::try_from(number).unwrap_or(usize::MAX);
         let text = || format!("num_schedulers is {number}: it must be 0 to {WORKERS_MAX}");

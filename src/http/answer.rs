@@ -21,7 +21,7 @@ const BODY_BYTES_UNCOUNTED: usize = 64 << 10;
 /// What the headers say of the state an answer was read from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Meta {
-    /// Index to wait on; at least 1.
+    /// Index to wait on; at least 1, but for lists of tables that were never written.
     pub(crate) index: Index,
     /// Age of the last contact with a leader.
     pub(crate) last_contact: Duration,
@@ -116,8 +116,7 @@ impl Meta {
     /// Adds the headers.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
         let last_contact_ms = u64::try_from(self.last_contact.as_millis()).unwrap_or(u64::MAX);
-        // A client takes 0 for "not set" and would not wait for it.
-        headers.insert(HeaderName::from_static("x-nomad-index"), self.index.max(1).into());
+        headers.insert(HeaderName::from_static("x-nomad-index"), self.index.into());
         headers.insert(HeaderName::from_static("x-nomad-lastcontact"), last_contact_ms.into());
         headers.insert(
             HeaderName::from_static("x-nomad-knownleader"),

@@ -32,6 +32,8 @@ use crate::{
 
 /// Longest and default wait (Nomad's `MaxBlockingRPCQueryTime`).
 const WAIT_MAX: Duration = Duration::from_mins(5);
+/// Tables of Nomad whose lists have the index 0 until they are written; who asks with 0 does not wait.
+const ZERO_FIRST: [TableId; 3] = [TableId::Jobs, TableId::Evaluations, TableId::Allocations];
 /// Rows of the largest table of a list from which its body is built on a thread of its own.
 const ROWS_INLINE_MAX: usize = 2_000;
 
@@ -117,6 +119,11 @@ impl Call {
         let index = |state: &State| tables_index(state, tables);
         let snapshot = self.snapshot(tables, &index, &extent).await?;
         let mut meta = Meta::of(&snapshot, index(&snapshot.state));
+        let is_unwritten =
+            |table: &TableId| ZERO_FIRST.contains(table) && !snapshot.state.was_written(*table);
+        if !tables.is_empty() && tables.iter().all(is_unwritten) {
+            meta.index = 0;
+        }
         let mut list = List::new(paging, filter, self.options.response_bytes_max);
         let state = snapshot.state;
         let rows = tables.iter().map(|table| rows_of(&state, *table)).max().unwrap_or(0);

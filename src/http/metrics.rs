@@ -59,7 +59,7 @@ fn summary(
             Counter => {
                 let each = if *value > 0.0 { 1.0 } else { 0.0 };
                 counters.push(json!({
-                    "Name": name, "Labels": labels, "Count": value, "Sum": value, "Rate": 0.0,
+                    "Name": name, "Labels": labels, "Count": whole(*value), "Sum": value, "Rate": 0.0,
                     "Min": each, "Max": each, "Mean": each, "Stddev": 0.0,
                 }));
             }
@@ -75,6 +75,12 @@ fn summary(
         "Counters": counters,
         "Samples": samples.iter().map(sample_ms).collect::<Vec<_>>(),
     })
+}
+
+/// Clients read a count as a whole number.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counters are whole")]
+fn whole(count: f64) -> u64 {
+    count as u64
 }
 
 /// Only shown, never decided on.
@@ -381,7 +387,7 @@ mod tests {
         assert_eq!(shown["Gauges"], gauge);
         let counter = &shown["Counters"][0];
         assert_eq!(counter["Name"], "nomad.worker.acknowledged");
-        assert_eq!((&counter["Count"], &counter["Labels"]["kind"]), (&json!(7.0), &json!("batch")));
+        assert_eq!((&counter["Count"], &counter["Labels"]["kind"]), (&json!(7), &json!("batch")));
         let sample = &shown["Samples"][0];
         assert_eq!((&sample["Mean"], &sample["Min"]), (&json!(2.5), &json!(1.0)));
         assert_eq!((&sample["Max"], &sample["Count"]), (&json!(4.0), &json!(4)));

@@ -67,6 +67,10 @@ async fn upsert(call: Call) -> Result<Answer, Error> {
 }
 
 fn identity_ttl_ms(fields: &Fields<'_>) -> Result<u64, Error> {
+    // Nomad's clients send an empty text for none.
+    if fields.value("NodeIdentityTTL").is_some_and(|ttl| ttl.as_str() == Some("")) {
+        return Ok(0);
+    }
     let nanoseconds = fields.nanoseconds("NodeIdentityTTL")?.unwrap_or(0);
     let ttl = u64::try_from(nanoseconds)
         .map_err(|_| Error::bad("NodeIdentityTTL must not be negative"))?;

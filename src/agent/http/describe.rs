@@ -3,6 +3,7 @@
 use std::{
     fs::Metadata,
     os::unix::fs::{FileTypeExt, MetadataExt},
+    path::Path,
 };
 
 use calendar::DateTime;
@@ -76,7 +77,7 @@ fn mode(metadata: &Metadata) -> String {
 }
 
 fn content_type(name: &str, start: Option<&[u8]>) -> &'static str {
-    if name.ends_with(".json") {
+    if Path::new(name).extension().is_some_and(|extension| extension == "json") {
         return "application/json";
     }
     let Some(start) = start else { return UNKNOWN };

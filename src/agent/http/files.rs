@@ -103,12 +103,10 @@ fn asked_file(query: &Parameters) -> Result<String, HttpError> {
 
 /// Nomad's words for a path that leads to nothing; what is not shown is as good as not there.
 fn missing(error: HttpError, verb: &str, asked: &str) -> HttpError {
-    match error {
-        HttpError::NotFound(_) => {
-            HttpError::NotFound(format!("{verb} {asked}: no such file or directory"))
-        }
-        other => other,
+    if let HttpError::NotFound(_) = error {
+        return HttpError::NotFound(format!("{verb} {asked}: no such file or directory"));
     }
+    error
 }
 
 /// The file that `path` asks for. A missing one is a bad request to what reads files, as in Nomad.
@@ -120,11 +118,10 @@ pub(super) async fn file(
     let root = files.directory(allocation)?.root().to_owned();
     let asked = asked_file(query)?;
     let held = files.work.run(move || {
-        let found =
-            resolve(&root, &asked).map_err(|error| match missing(error, "stat", &asked) {
-                HttpError::NotFound(text) => HttpError::BadRequest(text),
-                other => other,
-            })?;
+        let found = resolve(&root, &asked).map_err(|error| {
+            let error = missing(error, "stat", &asked);
+            if let HttpError::NotFound(text) = error { HttpError::BadRequest(text) } else { error }
+        })?;
         let metadata = found.metadata()?;
         if metadata.is_dir() {
             return Err(HttpError::BadRequest(format!("file {asked:?} is a directory")));

@@ -87,7 +87,6 @@ pub(crate) enum JobCommand {
 
 /// Flags of `job stop`.
 #[derive(Debug, Args)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of Nomad's command")]
 pub(crate) struct StopArgs {
     /// The job's id
     job: String,

@@ -469,7 +469,12 @@ impl State {
         policy.is_some_and(|policy| allocation.may_retry(&policy))
     }
 
-    /// Last index that changed a table; at least 1, as Nomad's clients expect.
+    /// Whether a table was ever changed.
+    pub fn was_written(&self, table: TableId) -> bool {
+        self.changed(table) > 0
+    }
+
+    /// Last index that changed a table; at least 1, so that it can be waited for.
     pub fn table_index(&self, table: TableId) -> Index {
         self.changed(table).max(1)
     }

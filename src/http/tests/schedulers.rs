@@ -28,7 +28,7 @@ async fn workers_are_shown_and_set_and_what_is_left_out_stays() {
         "server_id": "1",
         "schedulers": [{
             "id": "0",
-            "enabled_schedulers": ["batch", "sysbatch"],
+            "enabled_schedulers": ["batch", "sysbatch", "_core"],
             "started": "2023-11-14T22:13:20Z",
             "status": "started",
             "workload_status": "waiting to dequeue",
@@ -37,9 +37,9 @@ async fn workers_are_shown_and_set_and_what_is_left_out_stays() {
     assert_eq!(workers, expected);
     for (wrong, reason) in [
         (json!({ "num_schedulers": 257 }), "num_schedulers is 257: it must be 0 to 256"),
-        (json!({ "num_schedulers": -1 }), "num_schedulers: expected a whole number"),
         (json!({ "num_schedulers": 1.5 }), "num_schedulers: expected a whole number"),
         (json!({ "enabled_schedulers": ["services"] }), "\"services\" is not service, batch"),
+        (json!({ "num_schedulers": -1 }), "Invalid request"),
         (json!({ "enabled_schedulers": [] }), "enabled_schedulers must name a kind"),
         (json!({ "enabled_schedulers": "batch" }), "enabled_schedulers: expected a list of texts"),
         (json!({ "num_scheduler": 1 }), "num_scheduler: unknown key"),

@@ -305,5 +305,20 @@ async fn small_values_are_kept_or_empty_as_in_nomad() {
     assert_eq!(node["LastDrain"]["StartedAt"], last["StartedAt"]);
     let nobody = "/v1/node/00000000-0000-0000-0000-000000000009/allocations";
     assert_eq!(server.get(nobody).await.ok(), json!([]));
+    assert_eq!(server.get("/v1/node/nope/allocations").await.ok(), json!([]));
+    let unset = json!({ "Name": "gpu", "NodeIdentityTTL": "" });
+    server.put("/v1/node/pools", &unset).await.ok();
+    assert_eq!(server.get("/v1/node/pool/gpu").await.ok()["NodeIdentityTTL"], "24h0m0s");
+    server.stop().await;
+}
+
+/// Nomad's clients look for it.
+#[tokio::test]
+async fn a_table_that_was_never_written_has_the_index_0() {
+    let server = TestServer::start(TestCluster::new()).await;
+    for path in ["/v1/jobs", "/v1/allocations", "/v1/evaluations"] {
+        let answer = server.get(path).await;
+        assert_eq!((answer.status, answer.index()), (200, 0), "{path}");
+    }
     server.stop().await;
 }
